@@ -1,0 +1,58 @@
+# Every target sets itself up: it makes .venv when there is none, and installs into it again only
+# when pyproject.toml or constraints.txt has changed. Nothing but Python 3.10+, pip and make is needed.
+
+PYTHON ?= python3
+DEMO_ARGS ?=
+TEST_ARGS ?=
+BENCH_ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+PY := $(BIN)/python
+PIP_INSTALL := $(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint format bench clean
+# One pip at a time works on .venv.
+.NOTPARALLEL:
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.demo  ## train a small network on real data and calibrate it
+	$(BIN)/latedrop demo $(DEMO_ARGS)
+
+test: $(VENV)/.dev  ## run the tests and the docstring examples
+	$(PY) -m pytest $(TEST_ARGS)
+
+lint: $(VENV)/.dev  ## check style, formatting and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.dev  ## fix what can be fixed by itself
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.dev  ## run the benchmarks
+	$(PY) -m benchmarks $(BENCH_ARGS)
+
+clean:  ## remove .venv, caches and build products
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find src tests examples benchmarks -type d -name __pycache__ -prune -exec rm -rf {} +
+
+# torch goes in first and alone, at its pinned version: any other one may bring gigabytes of CUDA
+# libraries along.
+$(VENV)/.torch: constraints.txt
+	test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	$(PIP_INSTALL) torch
+	touch $@
+
+# Both installs are editable, so that neither hides the working tree from the other.
+$(VENV)/.demo: $(VENV)/.torch pyproject.toml
+	$(PIP_INSTALL) -e ".[demo]"
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.torch pyproject.toml
+	$(PIP_INSTALL) -e ".[all,demo,dev]"
+	touch $(VENV)/.demo $@

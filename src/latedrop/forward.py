@@ -1,0 +1,217 @@
+"""One clean forward pass: what goes into a model, how it is called, what comes out.
+
+The first axis of every input and of the output counts the examples. A tuple or list is several
+positional inputs; a mapping is keyword inputs where `forward` has parameters of those names, and
+a single dict argument where it has not.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from latedrop.errors import DataError, OutputError
+
+__all__ = ["Readout", "call", "evaluating", "map_rows", "output_of", "place", "read", "row_count", "take_rows", "tensors", "undisturbed"]
+
+Readout: TypeAlias = "Callable[[Any], Tensor] | str | int | None"
+
+
+def tensors(value: Any) -> Iterator[Tensor]:
+    """Every tensor inside nested tuples, lists, mappings and dataclasses, in order."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from tensors(item)
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from tensors(item)
+    elif is_dataclass(value) and not isinstance(value, type):
+        for field in fields(value):
+            yield from tensors(getattr(value, field.name))
+
+
+def row_count(x: Any) -> int:
+    """Number of examples in `x`: the length of the first tensor that has an axis.
+
+    >>> row_count({"a": torch.zeros(5, 2)})
+    5
+    """
+    for tensor in tensors(x):
+        if tensor.dim() > 0:
+            return tensor.shape[0]
+    raise DataError(
+        "expected inputs with at least one tensor whose first axis counts the examples; "
+        f"found {type(x).__name__}. Pass a tensor, a tuple of tensors or a dict of tensors."
+    )
+
+
+def map_rows(x: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """Apply `change` to every input in `x` that has as many rows as the first one."""
+    count = row_count(x)
+    return _map(x, lambda t: change(t) if t.dim() > 0 and t.shape[0] == count else t)
+
+
+def take_rows(x: Any, index: slice) -> Any:
+    """The rows `index` of every input in `x` that has as many rows as the first one."""
+    return map_rows(x, lambda t: t[index])
+
+
+def place(x: Any, model: nn.Module) -> Any:
+    """Move inputs to the model's device; numpy arrays also take the model's floating dtype.
+
+    Raises `DataError` where a floating input has NaN or inf.
+    """
+    parameter = next((p for p in model.parameters() if p.is_floating_point()), None)
+    device = parameter.device if parameter is not None else torch.device("cpu")
+
+    def move(value: Tensor | np.ndarray) -> Tensor:
+        if isinstance(value, np.ndarray):
+            if value.dtype.kind not in "fiub":
+                raise DataError(
+                    f"expected numeric inputs; found a numpy array of dtype {value.dtype}. "
+                    "Encode text and categories as numbers first."
+                )
+            value = torch.from_numpy(np.ascontiguousarray(value))
+            if value.is_floating_point() and parameter is not None:
+                value = value.to(parameter.dtype)
+        value = value.to(device)
+        if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+            bad = int((~torch.isfinite(value)).sum())
+            raise DataError(
+                f"expected finite inputs; found {bad} NaN or inf among {value.numel()} input values. "
+                "Drop or impute those rows."
+            )
+        return value
+
+    return _map(x, move)
+
+
+def call(model: nn.Module, x: Any) -> Any:
+    """Run `model` on `x`, spreading tuples and matching mappings over its arguments."""
+    if isinstance(x, Mapping):
+        return model(**x) if _takes_keywords(model, x) else model(x)
+    return model(*x) if isinstance(x, (tuple, list)) else model(x)
+
+
+def read(output: Any, readout: Readout, rows: int) -> Tensor:
+    """The quantity of interest, `(rows, ...)`, from the raw output of a model.
+
+    `readout` is a callable, the name or index of one part of the output, or None where the output
+    holds a single floating tensor.
+    """
+    if callable(readout):
+        value = readout(output)
+    elif readout is not None:
+        value = _part(output, readout)
+    else:
+        value = _only_tensor(output)
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        found = value.dtype if isinstance(value, Tensor) else type(value).__name__
+        raise OutputError(
+            f"expected the readout to give a floating tensor; found {found}. "
+            "Pass a readout that returns the tensor of interest."
+        )
+    if value.dim() == 0 or value.shape[0] != rows:
+        raise OutputError(
+            f"expected an output whose first axis counts the {rows} examples; found shape "
+            f"{tuple(value.shape)}. Pass a readout that keeps one entry per example."
+        )
+    return value
+
+
+def output_of(model: nn.Module, x: Any, readout: Readout) -> Tensor:
+    """The model's own output on `x`, read out."""
+    return read(call(model, x), readout, row_count(x))
+
+
+@contextmanager
+def evaluating(model: nn.Module, *, layers: bool = True) -> Iterator[None]:
+    """The model in eval mode; every module's own flag comes back after.
+
+    With `layers` the fused attention paths, which call no submodule, are switched off, so that
+    every layer is seen by its hooks.
+    """
+    flags = [(module, module.training) for module in model.modules()]
+    fastpath = torch.backends.mha.get_fastpath_enabled()
+    try:
+        for module, _ in flags:
+            module.training = False
+        if layers:
+            torch.backends.mha.set_fastpath_enabled(False)
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fastpath)
+        for module, flag in flags:
+            module.training = flag
+
+
+@contextmanager
+def undisturbed(model: nn.Module, *, layers: bool = True) -> Iterator[None]:
+    """`evaluating`, without gradients, and with the global random state restored after."""
+    parameter = next(model.parameters(), None)
+    cuda = [parameter.device] if parameter is not None and parameter.is_cuda else []
+    with evaluating(model, layers=layers), torch.random.fork_rng(devices=cuda), torch.no_grad():
+        yield
+
+
+def _map(x: Any, change: Callable[[Any], Tensor]) -> Any:
+    if isinstance(x, (Tensor, np.ndarray)):
+        return change(x)
+    if isinstance(x, Mapping):
+        return {key: _map(value, change) for key, value in x.items()}
+    if isinstance(x, tuple) and hasattr(x, "_fields"):
+        return type(x)(*(_map(value, change) for value in x))
+    if isinstance(x, (tuple, list)):
+        return type(x)(_map(value, change) for value in x)
+    return x
+
+
+def _takes_keywords(model: nn.Module, x: Mapping[str, Any]) -> bool:
+    parameters = inspect.signature(model.forward).parameters.values()
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return True
+    return set(x) <= {p.name for p in parameters if p.kind is not p.POSITIONAL_ONLY}
+
+
+def _parts(output: Any) -> dict[str | int, Any]:
+    if isinstance(output, Mapping):
+        return dict(output)
+    if is_dataclass(output):
+        return {field.name: getattr(output, field.name) for field in fields(output)}
+    if isinstance(output, (tuple, list)):
+        return dict(enumerate(output))
+    return {}
+
+
+def _part(output: Any, name: str | int) -> Any:
+    parts = _parts(output)
+    if name in parts:
+        return parts[name]
+    if isinstance(name, str) and hasattr(output, name):
+        return getattr(output, name)
+    raise OutputError(
+        f"expected an output with a part {name!r}; found {type(output).__name__} with parts "
+        f"{list(parts)}. Name one of these as the readout."
+    )
+
+
+def _only_tensor(output: Any) -> Any:
+    if isinstance(output, Tensor):
+        return output
+    found = [part for part in tensors(output) if part.is_floating_point()]
+    if len(found) == 1:
+        return found[0]
+    raise OutputError(
+        f"expected one floating tensor as the model's output; found {len(found)} in "
+        f"{type(output).__name__} with parts {list(_parts(output))}. Pass readout=: a part's name or "
+        "index, or a function of the output that returns one tensor."
+    )

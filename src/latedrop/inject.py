@@ -1,0 +1,192 @@
+"""Dropout on, dropout off: forward pre-hooks that multiply the input of each site by a mask.
+
+With `h` the input of a layer and `m` an inverted dropout mask, the layer sees `h · m`. The modules, their
+parameters and their flags stay the user's; only our own hooks come and go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+
+from latedrop.errors import ArgumentError, SiteError
+from latedrop.forward import evaluating, row_count
+from latedrop.masks import masks, uniforms
+from latedrop.sites import Rate, Site, channel_axis, layer_inputs, rates_by_site
+
+__all__ = ["Injection", "MaskSource", "checked_seed", "hooked", "inject"]
+
+MaskSource: TypeAlias = Callable[[Site, int, "tuple[int, ...]", Tensor], Tensor]
+"""`(site, call, shape, like)` -> the mask of that shape, for a tensor with the dtype and device of `like`."""
+
+
+class Injection:
+    """What `inject` yields: which thinned network runs next.
+
+    Attributes:
+        draw: the draw of the next forward pass. It moves on by one with each pass, unless it was fixed.
+    """
+
+    def __init__(self, rates: Mapping[str, float], seed: int, draw: int | None) -> None:
+        self.rates = rates
+        self.seed = seed
+        self.draw = draw or 0
+        self._fixed = draw is not None
+
+    def mask(self, site: Site, call: int, shape: tuple[int, ...], like: Tensor) -> Tensor:
+        """The mask of the current draw."""
+        numbers = uniforms(self.seed, [self.draw], site.name, call, shape, like.device)
+        return masks(numbers[0], self.rates[site.name], like.dtype)
+
+    def _finished(self, module: nn.Module, args: Any, output: Any) -> None:
+        self.draw += not self._fixed
+
+
+@contextmanager
+def inject(
+    model: nn.Module, sites: Sequence[Site], rate: Rate, seed: int = 0, *, draw: int | None = None
+) -> Iterator[Injection]:
+    """Run `model` as one thinned network per forward pass while the context lasts.
+
+    Args:
+        model: it stays in eval mode inside, and everything about it is restored after.
+        sites: from `find_sites`.
+        rate: probability that a unit is dropped; a float, or a mapping from name patterns to floats.
+        seed: with the draw and the site it fixes every mask.
+        draw: the one draw to use for every pass; None runs draw 0, 1, 2, ... one per pass.
+
+    >>> net = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1))
+    >>> from latedrop.sites import find_sites
+    >>> x = torch.ones(1, 2)
+    >>> with inject(net, find_sites(net, x), rate=0.5, draw=7):
+    ...     same = torch.equal(net(x), net(x))
+    >>> same
+    True
+    """
+    rates = rates_by_site(sites, rate)
+    active = [site for site in sites if rates[site.name] > 0]
+    injection = Injection(rates, checked_seed(seed), draw)
+    with evaluating(model, layers=bool(active)), hooked(model, active, injection.mask):
+        handle = model.register_forward_hook(injection._finished)
+        try:
+            yield injection
+        finally:
+            handle.remove()
+
+
+def checked_seed(seed: Any) -> int:
+    """The seed as an int, or `ArgumentError`."""
+    if isinstance(seed, bool) or not hasattr(seed, "__index__"):
+        raise ArgumentError(f"expected an integer seed; found {seed!r}.")
+    return int(seed)
+
+
+@contextmanager
+def hooked(model: nn.Module, sites: Sequence[Site], source: MaskSource, *, shared: bool = True) -> Iterator[None]:
+    """Multiply the input of every site by what `source` gives, while the context lasts.
+
+    With `shared` a mask has the shape of one example and serves all; without, each example has its own.
+    Every site must fire in every forward pass.
+    """
+    modules = dict(model.named_modules())
+    missing = [site.name for site in sites if site.name not in modules]
+    if missing:
+        raise SiteError(
+            f"expected the model to have the sites' layers; {missing} are not among its modules. "
+            "Find the sites again with find_sites(model, inputs)."
+        )
+    fired = dict.fromkeys((site.name for site in sites), 0)
+    batch: list[int] = []
+
+    def begin(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        fired.update(dict.fromkeys(fired, 0))
+        batch[:] = [row_count((args, kwargs))]
+
+    def end(_: nn.Module, args: Any, output: Any) -> None:
+        silent = [name for name, count in fired.items() if count == 0]
+        if silent:
+            raise SiteError(
+                f"expected every site to fire in the forward pass; {silent} did not: the model used these layers' "
+                "weights without calling them, or took another branch. Leave them out with select=."
+            )
+
+    def before(site: Site, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        masked: dict[int, Any] = {}  # by identity: query, key and value are often one tensor and stay one
+        inputs = layer_inputs(module, args, kwargs)
+        for value in inputs.values():
+            if id(value) not in masked:
+                call = 0 if site.kind == "channel" else fired[site.name]
+                number = call * 3 + len(masked)
+                masked[id(value)] = _masked(site, module, value, partial(source, site, number), batch, shared)
+        fired[site.name] += 1
+        changed = {key: masked[id(value)] for key, value in inputs.items()}
+        args = tuple(changed.get(i, value) for i, value in enumerate(args))
+        return args, {key: changed.get(key, value) for key, value in kwargs.items()}
+
+    handles = []
+    try:
+        if sites:
+            handles.append(model.register_forward_pre_hook(begin, prepend=True, with_kwargs=True))
+            handles.append(model.register_forward_hook(end))
+        for site in sites:
+            hook = partial(before, site)
+            handles.append(modules[site.name].register_forward_pre_hook(hook, with_kwargs=True))
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+_Shaped: TypeAlias = Callable[["tuple[int, ...]", Tensor], Tensor]
+
+
+def _masked(site: Site, module: nn.Module, value: Any, mask: _Shaped, batch: list[int], shared: bool) -> Any:
+    if isinstance(value, PackedSequence):
+        return _masked_packed(site, value, mask, shared)
+    axis = site.batch_axis
+    shape = list(value.shape)
+    if site.kind == "channel":
+        channel = channel_axis(module) % value.dim()
+        shape = [size if i == channel else 1 for i, size in enumerate(shape)]
+    if axis is None:
+        return value * mask(tuple(shape), value)
+    rows = batch[0] if batch else value.shape[axis]
+    inner, rest = divmod(value.shape[axis], rows)
+    if rest:
+        raise SiteError(
+            f"expected the input of site {site.name!r} to have a multiple of {rows} entries along axis {axis}, the "
+            f"number of examples; found shape {tuple(value.shape)}. Use kind='channel', or leave it out with select=."
+        )
+    if inner == 1:
+        shape[axis] = 1 if shared else rows
+        return value * mask(tuple(shape), value)
+    # Folded examples: split the axis in two, so that a mask of one example broadcasts over the other part.
+    split = (inner, rows) if site.interleaved else (rows, inner)
+    examples = axis + 1 if site.interleaved else axis
+    full = [*shape[:axis], *split, *shape[axis + 1 :]]
+    if shared:
+        full[examples] = 1
+    if site.kind == "channel":
+        full[axis if site.interleaved else axis + 1] = 1
+    return (value.unflatten(axis, split) * mask(tuple(full), value)).flatten(axis, axis + 1)
+
+
+def _masked_packed(site: Site, value: PackedSequence, mask: _Shaped, shared: bool) -> PackedSequence:
+    if not shared:
+        raise SiteError(
+            f"expected padded tensors where every example has its own mask (shared=False); site {site.name!r} gets a "
+            "packed sequence. Use shared=True."
+        )
+    features = value.data.shape[-1]
+    if site.kind == "channel":
+        data = value.data * mask((1, features), value.data)
+    else:
+        steps = torch.arange(len(value.batch_sizes)).repeat_interleave(value.batch_sizes).to(value.data.device)
+        data = value.data * mask((len(value.batch_sizes), features), value.data)[steps]
+    return PackedSequence(data, value.batch_sizes, value.sorted_indices, value.unsorted_indices)

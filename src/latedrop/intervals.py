@@ -1,0 +1,161 @@
+"""From a mean and a standard deviation to quantiles: Gaussian, isotonic, split-conformal.
+
+Each kind is a standardised quantile function `z(q)`; the quantile of a prediction is `mean + z(q) · std`, and the
+central interval at a level `a` runs from `q = (1 - a)/2` to `q = (1 + a)/2`.
+
+- Gaussian: `z(q) = Phi^{-1}(q)`.
+- Isotonic (Kuleshov, Fenner, Ermon 2018): `z(q) = Phi^{-1}(R^{-1}(q))`, where `R(p)` is the observed frequency of
+  targets below the predicted p-quantile, fitted by isotonic regression.
+- Split-conformal: `z((1 ± a)/2) = ± s`, where `s` is the `ceil((n + 1) a)`-th smallest of the n scores
+  `|target - mean| / std` on data used for nothing else. A new exchangeable example then lies in its interval
+  with probability at least `a` (Vovk, Gammerman, Shafer 2005; Lei et al. 2018).
+
+Isotonic and conformal intervals belong to the scale and floor that they were fitted with, and keep them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from latedrop.errors import ArgumentError, DataError, LatedropError
+
+__all__ = ["Conformal", "IntervalKind", "Intervals", "Isotonic", "checked_level", "intervals_from_dict", "normal_quantile"]
+
+IntervalKind: TypeAlias = Literal["gaussian", "isotonic", "conformal"]
+
+_KNOTS = 200
+
+
+@dataclass(frozen=True)
+class Isotonic:
+    """Isotonic recalibration.
+
+    Attributes:
+        nominal: for each output, increasing probabilities `p`.
+        observed: for each output, the frequency `R(p)` of targets below the predicted p-quantile.
+        scale: the scale of the variance that it was fitted with, one per output or one for all.
+        floor: its floor.
+    """
+
+    nominal: tuple[tuple[float, ...], ...]
+    observed: tuple[tuple[float, ...], ...]
+    scale: tuple[float, ...]
+    floor: tuple[float, ...]
+    kind: str = "isotonic"
+
+    @classmethod
+    def fit(cls, residuals: list[Tensor], scale: tuple[float, ...], floor: tuple[float, ...]) -> Isotonic:
+        """Fit on standardised residuals `(target - mean) / std`, one flat tensor per output."""
+        try:
+            from sklearn.isotonic import IsotonicRegression
+        except ImportError as error:
+            raise LatedropError(
+                "expected scikit-learn for isotonic intervals; it is not installed. "
+                "Run: pip install 'latedrop[isotonic]'"
+            ) from error
+        curves = []
+        for z in residuals:
+            p = torch.special.ndtr(z.double()).sort().values
+            rank = torch.arange(1, len(p) + 1, dtype=torch.float64) / (len(p) + 1)
+            model = IsotonicRegression(y_min=0, y_max=1, out_of_bounds="clip").fit(p.cpu().numpy(), rank.numpy())
+            inner = torch.linspace(0, 1, _KNOTS + 2, dtype=torch.float64)[1:-1]
+            knots = torch.quantile(p[:: max(1, len(p) // 10**6)], inner).unique()
+            fitted = torch.from_numpy(model.predict(knots.cpu().numpy()))
+            curves.append(([0.0, *knots.tolist(), 1.0], [0.0, *fitted.tolist(), 1.0]))
+        return cls(tuple(tuple(c[0]) for c in curves), tuple(tuple(c[1]) for c in curves), scale, floor)
+
+    def z(self, q: float) -> Tensor:
+        """Standardised quantile of each output, `(K,)`."""
+        values = []
+        for nominal, observed in zip(self.nominal, self.observed, strict=True):
+            p = _interpolated(q, observed, nominal)
+            # Beyond the outermost residual the data say nothing: the Gaussian tail is kept there.
+            values.append(normal_quantile(min(max(p, min(q, nominal[1])), max(q, nominal[-2]))))
+        return torch.tensor(values, dtype=torch.float64)
+
+
+@dataclass(frozen=True)
+class Conformal:
+    """Split-conformal intervals.
+
+    Attributes:
+        scores: for each output, the sorted scores `|target - mean| / std`.
+        scale: the scale of the variance that they were computed with, one per output or one for all.
+        floor: its floor.
+    """
+
+    scores: tuple[tuple[float, ...], ...]
+    scale: tuple[float, ...]
+    floor: tuple[float, ...]
+    kind: str = "conformal"
+
+    @classmethod
+    def fit(cls, residuals: list[Tensor], scale: tuple[float, ...], floor: tuple[float, ...]) -> Conformal:
+        """Keep the scores of standardised residuals, one flat tensor per output."""
+        return cls(tuple(tuple(z.double().abs().sort().values.tolist()) for z in residuals), scale, floor)
+
+    def z(self, q: float) -> Tensor:
+        """Standardised quantile of each output, `(K,)`."""
+        level = abs(2 * q - 1)
+        values = [self._score(scores, level) for scores in self.scores]
+        return math.copysign(1.0, q - 0.5) * torch.tensor(values, dtype=torch.float64)
+
+    def _score(self, scores: tuple[float, ...], level: float) -> float:
+        rank = math.ceil((len(scores) + 1) * level - 1e-9)
+        if rank > len(scores):
+            needed = math.ceil(level / (1 - level) - 1e-9)
+            raise ArgumentError(
+                f"expected at least {needed} conformal rows for an interval at level {level:g}; found {len(scores)}. "
+                "Calibrate with more conformal_data, or ask for a lower level."
+            )
+        return scores[rank - 1] if rank > 0 else 0.0
+
+
+Intervals: TypeAlias = "Isotonic | Conformal | None"
+"""None is Gaussian."""
+
+
+def normal_quantile(q: float) -> float:
+    """`Phi^{-1}(q)`."""
+    return float(torch.special.ndtri(torch.tensor(q, dtype=torch.float64)))
+
+
+def checked_level(level: Any) -> float:
+    """A level or a quantile as a float inside (0, 1), or `ArgumentError`."""
+    if isinstance(level, bool) or not 0 < float(level) < 1:
+        raise ArgumentError(f"expected a probability inside (0, 1); found {level!r}. A 90 % interval is level 0.9.")
+    return float(level)
+
+
+def intervals_from_dict(record: dict[str, Any] | None) -> Intervals:
+    """The inverse of `dataclasses.asdict` on an interval record."""
+    if record is None:
+        return None
+    kinds: dict[str, type[Isotonic] | type[Conformal]] = {"isotonic": Isotonic, "conformal": Conformal}
+    if record.get("kind") not in kinds:
+        raise DataError(f"expected interval kind 'isotonic' or 'conformal'; found {record.get('kind')!r}.")
+    curves = {
+        key: tuple(tuple(row) if isinstance(row, list) else row for row in value)
+        for key, value in record.items()
+        if key != "kind"
+    }
+    return kinds[record["kind"]](**curves)
+
+
+def intervals_to_dict(intervals: Intervals) -> dict[str, Any] | None:
+    """Plain data for JSON."""
+    return None if intervals is None else asdict(intervals)
+
+
+def _interpolated(x: float, xs: tuple[float, ...], ys: tuple[float, ...]) -> float:
+    """Piecewise linear, in the middle of the flat stretches of `xs`."""
+    below = max(i for i, value in enumerate(xs) if value <= x)
+    above = min(i for i, value in enumerate(xs) if value >= x)
+    if xs[above] <= xs[below]:
+        return (ys[below] + ys[above]) / 2
+    return ys[below] + (ys[above] - ys[below]) * (x - xs[below]) / (xs[above] - xs[below])

@@ -1,0 +1,313 @@
+"""The calibrated model: `calibrate` makes it, `load` brings it back, `predict` uses it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+from warnings import warn
+
+import torch
+from torch import Tensor, nn
+
+from latedrop.batches import Unpack, batches, row_batches
+from latedrop.calibrate import PAPER_RATES, Calibration, Choice, checked_choice, fingerprint, residuals, search
+from latedrop.errors import ArgumentError, DataError, FileError, LatedropError, LatedropWarning
+from latedrop.forward import Readout, place
+from latedrop.intervals import Conformal, IntervalKind, checked_level, normal_quantile
+from latedrop.metrics import align_target
+from latedrop.sample import plain_output, sample
+from latedrop.sites import Kind, Rate, Select, Site
+
+if TYPE_CHECKING:
+    import pandas
+
+__all__ = ["Prediction", "Predictor", "calibrate", "load"]
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Predictions with their uncertainty.
+
+    Attributes:
+        mean: `(N, ...)`.
+        raw_variance: `(N, ...)`, the variance over draws, before any scale.
+        calibration: what turns it into the predicted variance.
+    """
+
+    mean: Tensor
+    raw_variance: Tensor
+    calibration: Calibration
+
+    @property
+    def variance(self) -> Tensor:
+        """The calibrated variance, `(N, ...)`."""
+        return self.calibration.variance(self.raw_variance)
+
+    @property
+    def std(self) -> Tensor:
+        """The calibrated standard deviation, `(N, ...)`."""
+        return self.variance.sqrt()
+
+    def interval(self, level: float = 0.9) -> tuple[Tensor, Tensor]:
+        """Lower and upper ends, `(N, ...)` each, of the central interval that holds the target with that probability."""
+        level = checked_level(level)
+        return self._at((1 - level) / 2), self._at((1 + level) / 2)
+
+    def quantile(self, q: float | Sequence[float]) -> Tensor:
+        """The predicted quantile, `(N, ...)`, or `(Q, N, ...)` for a sequence of Q probabilities."""
+        if isinstance(q, Iterable):
+            return torch.stack([self._at(checked_level(item)) for item in q])
+        return self._at(checked_level(q))
+
+    def scaled(self, choice: Choice) -> Prediction:
+        """The same prediction with another scale; nothing is run again."""
+        return replace(self, calibration=self.calibration.with_choice(choice))
+
+    def to_dict(self, level: float = 0.9) -> dict[str, Tensor]:
+        """Named results: `mean`, `std`, `low`, `high`."""
+        low, high = self.interval(level)
+        return {"mean": self.mean, "std": self.std, "low": low, "high": high}
+
+    def to_pandas(self, level: float = 0.9) -> pandas.DataFrame:
+        """One row per example; columns `mean`, `std`, `low`, `high`, numbered where there are several outputs."""
+        try:
+            import pandas
+        except ImportError as error:
+            raise LatedropError("expected pandas; it is not installed. Run: pip install pandas") from error
+        columns = {}
+        for name, value in self.to_dict(level).items():
+            flat = value.reshape(len(value), -1).cpu().numpy()
+            for k in range(flat.shape[1]):
+                columns[name if flat.shape[1] == 1 else f"{name}_{k}"] = flat[:, k]
+        return pandas.DataFrame(columns)
+
+    def __len__(self) -> int:
+        return len(self.mean)
+
+    def _at(self, q: float) -> Tensor:
+        fitted = self.calibration.intervals
+        if fitted is None:
+            return self.mean + normal_quantile(q) * self.std
+        std = self.calibration.scaled(self.raw_variance, fitted.scale, fitted.floor).sqrt()
+        z = fitted.z(q).to(self.mean)
+        return self.mean + (z.reshape(1, -1, *[1] * (std.dim() - 2)) if len(z) > 1 else z) * std
+
+
+class Predictor:
+    """A model with its calibration: call it on inputs, get `Prediction`s. The model itself is untouched."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        calibration: Calibration,
+        readout: Readout = None,
+        *,
+        batch_size: int = 256,
+        chunk: int | None = None,
+    ) -> None:
+        self.model = model
+        self.calibration = calibration
+        self.readout = calibration.readout if readout is None else readout
+        self.batch_size = batch_size
+        self.chunk = chunk
+
+    def __call__(self, x: Any) -> Prediction:
+        """Same as `predict`."""
+        return self.predict(x)
+
+    def predict(self, x: Any) -> Prediction:
+        """Predict N examples, in batches that fit memory; the batch size does not change the result."""
+        x = place(x, self.model)
+        parts = [self._moments(part) for part in row_batches(x, self.batch_size)]
+        if not parts:
+            raise DataError("expected at least one row to predict; found none.")
+        mean, variance = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
+        return Prediction(mean, variance, self.calibration)
+
+    def predict_batches(
+        self, loader: Iterable[Any], unpack: Callable[[Any], Any] | None = None
+    ) -> Iterator[Prediction]:
+        """Yield one `Prediction` per batch; `unpack` takes the inputs out of a batch, as `lambda b: b[0]` does."""
+        for batch in loader:
+            yield self.predict(batch if unpack is None else unpack(batch))
+
+    def scaled(self, choice: Choice) -> Predictor:
+        """The same predictor with scale `"optimal"`, `"relaxed"` or a number; nothing is run again."""
+        calibration = self.calibration.with_choice(choice)
+        return Predictor(self.model, calibration, self.readout, batch_size=self.batch_size, chunk=self.chunk)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the calibration as JSON; the model's weights are not in it."""
+        path = Path(path)
+        aside = path.with_name(path.name + ".part")
+        try:
+            aside.write_text(self.calibration.to_json(), encoding="utf-8")
+            aside.replace(path)
+        except OSError as error:
+            raise FileError(f"expected to write {path}; the system says: {error}.") from error
+
+    def __repr__(self) -> str:
+        return f"Predictor of {type(self.model).__name__}: {self.calibration}"
+
+    def _moments(self, x: Any) -> tuple[Tensor, Tensor]:
+        c = self.calibration
+        moments = sample(self.model, x, c.rate, c.draws, c.seed, c.sites, self.readout, self.chunk, c.shared)
+        mean = moments.mean if c.mean == "draws" else plain_output(self.model, x, self.readout)
+        if tuple(mean.shape[1:]) != c.output_shape and mean.dim() != len(c.output_shape) + 1:
+            raise DataError(
+                f"expected outputs of shape (N, {', '.join(map(str, c.output_shape))}), as in the calibration; found "
+                f"{tuple(mean.shape)}. Use the readout that the calibration was made with."
+            )
+        return mean, moments.variance
+
+
+def calibrate(
+    model: nn.Module,
+    data: Any,
+    rates: Sequence[Rate] = PAPER_RATES,
+    draws: int = 100,
+    criterion: Literal["scaled", "unscaled"] = "scaled",
+    *,
+    mean: Literal["draws", "model"] = "draws",
+    floor: bool = False,
+    per_output: bool = True,
+    scale: Choice = "optimal",
+    intervals: IntervalKind | None = None,
+    conformal_data: Any = None,
+    sites: Sequence[Site] | None = None,
+    select: Select = None,
+    kind: Kind = "element",
+    readout: Readout = None,
+    seed: int = 0,
+    shared: bool = True,
+    batch_size: int = 256,
+    chunk: int | None = None,
+    unpack: Unpack | None = None,
+    progress: bool = True,
+) -> Predictor:
+    """Choose the dropout rate and the scale of the variance on validation data.
+
+    Args:
+        model: a trained module; it is left as it was.
+        data: validation data that the model was not fitted to: a pair `(x, y)` of tensors or arrays, or an iterable
+            of such pairs (a `DataLoader`), read once.
+        rates: the rates to try; each a float or a mapping from name patterns to floats.
+        draws: thinned networks per rate.
+        criterion: `"scaled"` picks the rate by the NLL of the scaled variance, `"unscaled"` of the raw one.
+        mean: `"draws"`: predict the mean over draws; `"model"`: keep the model's own prediction, and take only
+            the variance from the draws.
+        floor: also fit a constant, `scale · variance + floor`.
+        per_output: each index of axis 1 has its own scale and floor; False: one for all.
+        scale: which scale predictions use: `"optimal"`, `"relaxed"` or a number. It can be changed later.
+        intervals: `"gaussian"`, `"isotonic"` or `"conformal"`; the last where `conformal_data` is given.
+        conformal_data: held-out data, in the form of `data`, for split-conformal intervals.
+        sites: from `find_sites`; found on the first batch where None.
+        select: narrows the sites, see `find_sites`.
+        kind: `"element"` or `"channel"` masks, see `find_sites`.
+        readout: from the raw output to the quantity that `y` holds: a function, or the name or index of a part.
+        seed: fixes all masks.
+        shared: False gives every example its own masks.
+        batch_size: rows that run at once, for a pair of arrays.
+        chunk: draws that run at once; chosen to fit memory where None.
+        unpack: from a batch of the iterable to `(inputs, targets)`.
+        progress: show a bar on work longer than two seconds.
+
+    >>> x = torch.linspace(-1, 1, 64)[:, None]
+    >>> net = nn.Sequential(nn.Linear(1, 20), nn.Tanh(), nn.Linear(20, 1))
+    >>> uq = calibrate(net, (x, x**2), rates=[0.1, 0.3], draws=20)
+    >>> low, high = uq.predict(x).interval(0.9)
+    >>> low.shape
+    torch.Size([64, 1])
+    """
+    if intervals is None:
+        intervals = "gaussian" if conformal_data is None else "conformal"
+    if intervals not in ("gaussian", "isotonic", "conformal"):
+        raise ArgumentError(f"expected intervals 'gaussian', 'isotonic' or 'conformal'; found {intervals!r}.")
+    if (intervals == "conformal") != (conformal_data is not None):
+        raise ArgumentError(
+            "expected conformal_data with intervals='conformal', and only then: coverage is guaranteed by data that "
+            f"served for nothing else; found intervals={intervals!r} and conformal_data "
+            f"{'missing' if conformal_data is None else 'given'}."
+        )
+    calibration = search(
+        model,
+        data,
+        rates=rates,
+        draws=draws,
+        criterion=criterion,
+        mean=mean,
+        floor=floor,
+        per_output=per_output,
+        scale=checked_choice(scale),
+        isotonic=intervals == "isotonic",
+        sites=sites,
+        select=select,
+        kind=kind,
+        readout=readout,
+        seed=seed,
+        shared=shared,
+        batch_size=batch_size,
+        chunk=chunk,
+        unpack=unpack,
+        progress=progress,
+    )
+    predictor = Predictor(model, calibration, readout, batch_size=batch_size, chunk=chunk)
+    if intervals == "conformal":
+        predictor.calibration = _conformalised(predictor, conformal_data, unpack)
+    return predictor
+
+
+def load(path: str | os.PathLike[str], model: nn.Module, readout: Readout = None) -> Predictor:
+    """Bring a saved calibration back to its model.
+
+    Raises `FileError` where the file is missing, truncated or edited, or where the model lacks its sites or the
+    readout that it was made with; warns where the weights are not the ones that were calibrated.
+    """
+    try:
+        calibration = Calibration.from_json(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise FileError(f"expected a calibration file at {path}; the system says: {error}.") from error
+    except (DataError, TypeError, UnicodeDecodeError) as error:
+        raise FileError(f"{path}: {error}") from error
+    modules = dict(model.named_modules())
+    wrong = [s.name for s in calibration.sites if type(modules.get(s.name)).__name__ != s.layer]
+    if wrong:
+        raise FileError(
+            f"expected a model with the sites of {path}; its layers {wrong} are missing or of another type. "
+            "Load the model that was calibrated, or calibrate this one."
+        )
+    if calibration.custom_readout is not None and readout is None:
+        raise FileError(
+            f"expected readout=, as {path} was made with the function {calibration.custom_readout!r}, which a file cannot "
+            "hold. Pass the same function to load()."
+        )
+    if fingerprint(model) != calibration.fingerprint:
+        warn(
+            f"the model's weights are not those that {path} was made with: its intervals may not hold. "
+            "Calibrate again after training.",
+            LatedropWarning,
+            stacklevel=2,
+        )
+    return Predictor(model, calibration, readout)
+
+
+def _conformalised(predictor: Predictor, data: Any, unpack: Unpack | None) -> Calibration:
+    calibration = predictor.calibration
+    if len(calibration.output_shape) > 1:
+        raise ArgumentError(
+            f"expected one value or a vector per example for conformal intervals; found outputs of shape "
+            f"{calibration.output_shape}, whose entries are not exchangeable. Pass a readout, such as a map's sum."
+        )
+    columns: list[list[Tensor]] = []
+    for x, y in batches(data, predictor.model, batch_size=predictor.batch_size, unpack=unpack):
+        part = predictor.predict(x)
+        target = align_target(part.mean, y)
+        columns.append(residuals(part.mean, part.variance, target, per_output=part.mean.dim() > 1))
+    if not columns:
+        raise DataError("expected conformal_data with at least one row; found none.")
+    scales, floors = calibration.chosen()
+    joined = [torch.cat(column) for column in zip(*columns, strict=True)]
+    return replace(calibration, intervals=Conformal.fit(joined, scales, floors))

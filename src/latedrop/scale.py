@@ -1,0 +1,187 @@
+"""What to multiply a variance by, and what to add to it, so that it fits the errors.
+
+With `e2 = (target - mean)^2`, `v` the variance over draws and `n` rows:
+
+- the optimal scale minimises the NLL of `scale · v`: `scale = mean(e2 / v)` (Laves et al. 2020);
+- the relaxed scale makes the calibration curve lie as much above as below the bisector: the root of
+  `balance(c) = mean over levels of (pi_c(a) - a)`, which never falls as `c` grows;
+- with a floor, `scale · v + floor` is fitted by NLL. Writing it as `s · w` with `w = t · v / mean(v) + 1 - t`, the
+  best `s` for a given `t` is again `mean(e2 / w)`, and a search over `t` in [0, 1] is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from latedrop.errors import ArgumentError, DataError
+from latedrop.metrics import align_target, miscalibration_area, nll
+
+__all__ = ["TradeoffPoint", "apply_scale", "fit_floor", "optimal_scale", "relaxed_scale", "tradeoff"]
+
+
+@dataclass(frozen=True)
+class TradeoffPoint:
+    """One step between the optimal and the relaxed scale: the scales and floors, with what they give."""
+
+    scale: tuple[float, ...]
+    floor: tuple[float, ...]
+    nll: float
+    ma: float
+
+
+def optimal_scale(mean: Tensor, variance: Tensor, target: Tensor, *, per_output: bool = False) -> Tensor:
+    """The scale of least NLL, `mean(e2 / variance)`, shape `(1,)`, or `(K,)` with `per_output`.
+
+    >>> optimal_scale(torch.zeros(2), torch.ones(2), torch.tensor([1.0, 3.0]))
+    tensor([5.], dtype=torch.float64)
+    """
+    return torch.stack([(e2 / v).mean() for e2, v in _columns(mean, variance, target, per_output)])
+
+
+def relaxed_scale(
+    mean: Tensor, variance: Tensor, target: Tensor, *, per_output: bool = False, levels: int = 99, tol: float = 1e-4
+) -> Tensor:
+    """The scale at which the calibration curve is balanced around the bisector, `(1,)` or `(K,)`.
+
+    Bisection from an interval around the optimal scale, widened until it holds the root, down to
+    `|balance| < tol`. The balance is a step function of the scale: where it jumps over 0, the side of the
+    jump with the smaller balance is returned.
+    """
+    if levels < 1:
+        raise ArgumentError(f"expected at least one level; found {levels}.")
+    grid = torch.arange(1, levels + 1, dtype=torch.float64) / (levels + 1)
+    columns = _columns(mean, variance, target, per_output)
+    return torch.stack([_balanced(e2 / v, grid.to(v.device), tol) for e2, v in columns])
+
+
+def fit_floor(mean: Tensor, variance: Tensor, target: Tensor, *, per_output: bool = False) -> tuple[Tensor, Tensor]:
+    """Scale and floor, both `>= 0` and `(1,)` or `(K,)`, of least NLL for `scale · variance + floor`.
+
+    `floor = 0` with the optimal scale is among the candidates, so the fit is never worse than without a floor.
+    """
+    fits = [_floor_of(e2, v) for e2, v in _columns(mean, variance, target, per_output, positive=False)]
+    scales, floors = zip(*fits, strict=True)
+    return torch.stack(scales), torch.stack(floors)
+
+
+def apply_scale(variance: Tensor, scale: Tensor, floor: Tensor) -> Tensor:
+    """`scale · variance + floor`, where one value serves all outputs or each index of axis 1 has its own."""
+    scale, floor = scale.to(variance), floor.to(variance)
+    if len(scale) > 1:
+        shape = (1, -1, *[1] * (variance.dim() - 2))
+        scale, floor = scale.reshape(shape), floor.reshape(shape)
+    return variance * scale + floor
+
+
+def tradeoff(
+    mean: Tensor,
+    variance: Tensor,
+    target: Tensor,
+    start: tuple[Tensor, Tensor],
+    end: tuple[Tensor, Tensor],
+    *,
+    steps: int = 21,
+) -> tuple[TradeoffPoint, ...]:
+    """The path of geometric steps from one (scale, floor) to another, with NLL and miscalibration area."""
+    points = []
+    for t in torch.linspace(0, 1, steps, dtype=torch.float64):
+        scale, floor = (_geometric(a.double(), b.double(), t) for a, b in zip(start, end, strict=True))
+        fitted = apply_scale(variance, scale, floor)
+        points.append(
+            TradeoffPoint(
+                tuple(scale.tolist()),
+                tuple(floor.tolist()),
+                float(nll(mean, fitted, target)),
+                float(miscalibration_area(mean, fitted, target)),
+            )
+        )
+    return tuple(points)
+
+
+def _columns(
+    mean: Tensor, variance: Tensor, target: Tensor, per_output: bool, *, positive: bool = True
+) -> list[tuple[Tensor, Tensor]]:
+    """Squared error and variance, flat and in float64: one pair, or one for each index of axis 1."""
+    target = align_target(mean, target)
+    e2 = (target.double() - mean.double()).square()
+    v = variance.double()
+    if not bool(torch.isfinite(e2).all() and torch.isfinite(v).all()):
+        raise DataError("expected finite means, variances and targets; found NaN or inf. Remove these rows.")
+    if bool((v < 0).any()) or (positive and bool((v == 0).any())):
+        bad = int((v <= 0).sum())
+        raise DataError(
+            f"expected positive variances; found {bad} of {v.numel()} that are not. Add a floor, or more draws."
+        )
+    columns = list(zip(e2.unbind(1), v.unbind(1), strict=True)) if per_output and e2.dim() > 1 else [(e2, v)]
+    for error, _ in columns:
+        if error.numel() == 0 or not bool(error.any()):
+            raise DataError(
+                "expected errors to fit a scale to; found every prediction equal to its target, or no rows. "
+                "Pass held-out data, not what the model was fitted to."
+            )
+    return [(a.flatten(), b.flatten()) for a, b in columns]
+
+
+def _balanced(ratio2: Tensor, levels: Tensor, tol: float) -> Tensor:
+    """The relaxed scale of one output, from `ratio2 = e2 / variance`."""
+    ordered = ratio2.sqrt().sort().values
+    z = torch.special.ndtri((1 + levels) / 2)
+
+    def balance(c: Tensor) -> float:
+        return float((torch.searchsorted(ordered, z * c.sqrt(), right=True) / len(ordered) - levels).mean())
+
+    scale = ratio2.mean()
+    low, high = _widened(balance, scale / 2, 0.5, lambda b: b <= 0), _widened(balance, scale * 2, 2.0, lambda b: b >= 0)
+    while bool(high > low * (1 + 1e-9)):
+        middle = (low * high).sqrt()
+        value = balance(middle)
+        if abs(value) < tol:
+            return middle
+        low, high = (middle, high) if value < 0 else (low, middle)
+    return low if abs(balance(low)) < abs(balance(high)) else high
+
+
+def _widened(
+    balance: Callable[[Tensor], float], start: Tensor, factor: float, done: Callable[[float], bool]
+) -> Tensor:
+    for _ in range(200):  # errors of exactly 0 can keep the balance above 0 at any scale
+        if done(balance(start)):
+            break
+        start = start * factor
+    return start
+
+
+def _floor_of(e2: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    if not bool(v.any()):
+        return v.new_zeros(()), e2.mean()
+    size = v.mean()
+    unit = v / size
+
+    def cost(t: Tensor) -> Tensor:
+        w = t * unit + (1 - t)
+        value = (e2 / w).mean().log() + w.log().mean()
+        return torch.where(torch.isfinite(value), value, torch.inf)
+
+    # The cost can have several dips: a fine grid, denser towards both ends, then golden section around its best.
+    inner = torch.logspace(-4, 0, 60, dtype=v.dtype, device=v.device) / 2
+    grid = torch.cat([v.new_zeros(1), inner, (1 - inner[:-1]).flip(0), v.new_ones(1)])
+    costs = torch.stack([cost(t) for t in grid])
+    best = int(costs.argmin())
+    low, high = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
+    golden = (5**0.5 - 1) / 2
+    for _ in range(60):
+        a, b = high - golden * (high - low), low + golden * (high - low)
+        low, high = (low, b) if bool(cost(a) < cost(b)) else (a, high)
+    t = min((grid[best], (low + high) / 2), key=lambda t: float(cost(t)))
+    s = (e2 / (t * unit + (1 - t))).mean()
+    return s * t / size, s * (1 - t)
+
+
+def _geometric(start: Tensor, end: Tensor, t: Tensor) -> Tensor:
+    both = (start > 0) & (end > 0)
+    safe = torch.where(both, start, 1.0)
+    return torch.where(both, safe * (torch.where(both, end, 1.0) / safe) ** t, (1 - t) * start + t * end)

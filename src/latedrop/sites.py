@@ -1,0 +1,401 @@
+"""Where dropout goes: before every weight layer that has another weight layer upstream.
+
+*Upstream* is judged by data flow. Two probe passes (two and three examples) run the model with each
+tensor that came out of a weight layer marked, and all that is computed from it; a layer whose input
+carries the mark is a site. The first layer of every branch stays clean, however many branches there
+are. Comparing the two passes also tells which axis of a layer's input counts the examples, so that
+one mask can serve them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from fnmatch import fnmatchcase
+from functools import partial
+from math import prod
+from numbers import Real
+from typing import Any, Literal, TypeAlias
+from warnings import warn
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from latedrop.errors import ArgumentError, DataError, LatedropError, LatedropWarning, SiteError
+from latedrop.forward import call, map_rows, row_count, tensors, undisturbed
+
+__all__ = ["Kind", "Rate", "Select", "Site", "Sites", "channel_axis", "find_sites", "layer_inputs", "rates_by_site"]
+
+Kind: TypeAlias = Literal["element", "channel"]
+Rate: TypeAlias = "float | Mapping[str, float]"
+Select: TypeAlias = (
+    "str | type[nn.Module] | Callable[[str, nn.Module], bool] | "
+    "Sequence[str | type[nn.Module] | Callable[[str, nn.Module], bool]] | None"
+)
+
+_CONVOLUTIONS = {
+    nn.Conv1d: 1,
+    nn.ConvTranspose1d: 1,
+    nn.Conv2d: 2,
+    nn.ConvTranspose2d: 2,
+    nn.Conv3d: 3,
+    nn.ConvTranspose3d: 3,
+}
+_LAYERS = (
+    nn.Linear,
+    nn.Bilinear,
+    nn.RNNBase,
+    nn.RNNCellBase,
+    nn.MultiheadAttention,
+    *_CONVOLUTIONS,
+)
+_SOURCES = (*_LAYERS, nn.Embedding, nn.EmbeddingBag)
+
+
+@dataclass(frozen=True)
+class Site:
+    """A place where dropout goes: the input of one weight layer.
+
+    Attributes:
+        name: the layer's name in `model.named_modules()`.
+        kind: `"element"` masks every unit by itself, `"channel"` whole channels (features).
+        layer: the layer's type.
+        units: shape of the mask for one example, at the probe's input size.
+        calls: how often the layer runs in one forward pass.
+        batch_axis: the axis of the layer's input that counts the examples; None where none does.
+        interleaved: True where examples that were folded into another axis alternate in it.
+    """
+
+    name: str
+    kind: Kind
+    layer: str
+    units: tuple[int, ...]
+    calls: int = 1
+    batch_axis: int | None = 0
+    interleaved: bool = False
+
+    @property
+    def count(self) -> int:
+        """Number of units that one mask covers."""
+        return prod(self.units)
+
+
+class Sites(tuple[Site, ...]):
+    """Sites in execution order; prints as a table."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        rows = [("site", "layer", "masks", "units", "calls")]
+        rows += [
+            (s.name, s.layer, s.kind, f"{s.count} = " + " x ".join(map(str, s.units)), str(s.calls)) for s in self
+        ]
+        widths = [max(len(row[i]) for row in rows) for i in range(5)]
+        return "\n".join("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows)
+
+    __repr__ = __str__
+
+    def to_list(self) -> list[dict[str, Any]]:
+        """Plain data for JSON."""
+        return [asdict(site) for site in self]
+
+    @classmethod
+    def from_list(cls, rows: list[dict[str, Any]]) -> Sites:
+        """The inverse of `to_list`."""
+        return cls(Site(**{**row, "units": tuple(row["units"])}) for row in rows)
+
+
+def find_sites(model: nn.Module, *example_inputs: Any, select: Select = None, kind: Kind = "element") -> Sites:
+    """Find the sites of `model`, in the order in which they run.
+
+    Args:
+        model: any module; it is read, never changed.
+        example_inputs: what `model` is called with; a few rows are enough and only three are used.
+        select: narrows the sites: a name pattern (`"encoder.*"`), a module type, a predicate
+            `(name, module) -> bool`, or a sequence of these of which one must hold.
+        kind: `"element"` or `"channel"`.
+
+    Raises:
+        SiteError: no site is left; the message lists the layers that were seen.
+
+    >>> net = nn.Sequential(nn.Linear(3, 50), nn.ReLU(), nn.Linear(50, 1))
+    >>> print(find_sites(net, torch.zeros(8, 3)))
+    site  layer   masks    units    calls
+    2     Linear  element  50 = 50  1
+    """
+    if kind not in ("element", "channel"):
+        raise ArgumentError(f"expected kind 'element' or 'channel'; found {kind!r}.")
+    if not example_inputs:
+        raise ArgumentError("expected example inputs after the model; found none. Pass one batch of its inputs.")
+    x = example_inputs[0] if len(example_inputs) == 1 else tuple(example_inputs)
+    small, large = _probe_twice(model, x)
+    modules = dict(model.named_modules())
+    downstream = [name for name, runs in small.items() if any(run.downstream for run in runs)]
+    chosen = [name for name in downstream if _selected(select, name, modules[name])]
+    if not chosen:
+        raise SiteError(_no_site_message(select, downstream, [name for name in small if name not in downstream]))
+    return Sites(_site(name, modules[name], kind, small[name], large.get(name, [])) for name in chosen)
+
+
+def rates_by_site(sites: Sequence[Site], rate: Rate) -> dict[str, float]:
+    """The rate of each site, by name.
+
+    In a mapping an exact name wins over patterns, and an earlier pattern over a later one; a site that
+    nothing matches keeps rate 0.
+
+    >>> sites = [Site("a.fc", "element", "Linear", (4,)), Site("b.fc", "element", "Linear", (4,))]
+    >>> rates_by_site(sites, {"a.*": 0.1})
+    {'a.fc': 0.1, 'b.fc': 0.0}
+    """
+    names = [site.name for site in sites]
+    if not isinstance(rate, Mapping):
+        return dict.fromkeys(names, _checked_rate(rate))
+    for pattern, value in rate.items():
+        _checked_rate(value)
+        if not any(name == pattern or fnmatchcase(name, pattern) for name in names):
+            raise ArgumentError(
+                f"expected every pattern of the rate mapping to match a site; {pattern!r} matches none of {names}."
+            )
+    return {name: rate[name] if name in rate else _by_pattern(name, rate) for name in names}
+
+
+def layer_inputs(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[int | str, Any]:
+    """The arguments of a weight layer that dropout acts on, by position or keyword."""
+    if isinstance(module, nn.MultiheadAttention):
+        names: tuple[str, ...] = ("query", "key", "value")
+    elif isinstance(module, nn.Bilinear):
+        names = ("input1", "input2")
+    else:
+        names = ("input",)
+    found: dict[int | str, Any] = dict(enumerate(args[: len(names)]))
+    found.update({name: kwargs[name] for name in names if name in kwargs})
+    return {key: value for key, value in found.items() if _maskable(value)}
+
+
+def channel_axis(module: nn.Module) -> int:
+    """The axis of a layer's input, from the end, along which its features lie."""
+    return next((-1 - spatial for layer, spatial in _CONVOLUTIONS.items() if isinstance(module, layer)), -1)
+
+
+@dataclass
+class _Run:
+    """One call of one weight layer in a probe pass."""
+
+    downstream: bool
+    value: Tensor
+    packed_steps: int | None
+    rows: int
+
+
+class _Marks(TorchDispatchMode):
+    """Follows what is computed from the outputs of weight layers, storage by storage."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._kept: dict[int, Any] = {}  # holding a storage keeps its address from being used again
+
+    def add(self, value: Any) -> None:
+        for tensor in tensors(value):
+            storage = tensor.untyped_storage()
+            self._kept[storage._cdata] = storage
+
+    def on(self, value: Any) -> bool:
+        return any(tensor.untyped_storage()._cdata in self._kept for tensor in tensors(value))
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if self.on(args) or self.on(kwargs):
+            self.add(result)
+            if func._schema.is_mutable:
+                self.add(args[:1])
+        return result
+
+
+def _probe_twice(model: nn.Module, x: Any) -> tuple[dict[str, list[_Run]], dict[str, list[_Run]]]:
+    rows = row_count(x)
+    if rows == 0:
+        raise DataError("expected example inputs with at least one row; found none. Pass a few rows.")
+    try:
+        return _probe(model, _distinct_rows(x, 2)), _probe(model, _distinct_rows(x, 3))
+    except LatedropError:
+        raise
+    except Exception:  # the model may insist on its batch size: then the first axis is taken as the batch's
+        try:
+            return _probe(model, x), {}
+        except LatedropError:
+            raise
+        except Exception as error:
+            raise DataError(
+                f"expected the model to run on the example inputs; it raised {type(error).__name__}: {error}. "
+                "Pass inputs of the shapes and dtypes that the model takes."
+            ) from error
+
+
+def _distinct_rows(x: Any, count: int) -> Any:
+    """`count` rows of `x`; where it has fewer, they repeat at half the size to be told apart."""
+    rows = row_count(x)
+    index = [i % rows for i in range(count)]
+    halvings = torch.tensor([0.5 ** (i // rows) for i in range(count)])
+
+    def take(tensor: Tensor) -> Tensor:
+        taken = tensor[index]
+        if not tensor.is_floating_point() or rows >= count:
+            return taken
+        return taken * halvings.to(taken).reshape(-1, *[1] * (taken.dim() - 1))
+
+    return map_rows(x, take)
+
+
+def _probe(model: nn.Module, x: Any) -> dict[str, list[_Run]]:
+    runs: dict[str, list[_Run]] = {}
+    marks = _Marks()
+    rows = row_count(x)
+
+    def before(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        inputs = list(layer_inputs(module, args, kwargs).values())
+        if isinstance(module, _LAYERS) and inputs:
+            packed = inputs[0] if isinstance(inputs[0], PackedSequence) else None
+            value = packed.data if packed is not None else inputs[0]
+            steps = len(packed.batch_sizes) if packed is not None else None
+            downstream = any(marks.on(item) for item in inputs)
+            runs.setdefault(name, []).append(_Run(downstream, value.detach().clone(), steps, rows))
+
+    def after(module: nn.Module, args: Any, output: Any) -> None:
+        marks.add(output)
+
+    handles = []
+    try:
+        for name, module in model.named_modules():
+            if isinstance(module, _SOURCES):
+                handles.append(module.register_forward_pre_hook(_named(before, name), with_kwargs=True))
+                handles.append(module.register_forward_hook(after))
+        with undisturbed(model):
+            state = torch.random.get_rng_state()
+            with marks:
+                call(model, x)
+            random = not torch.equal(state, torch.random.get_rng_state())
+    finally:
+        for handle in handles:
+            handle.remove()
+    if random:
+        warn(
+            "the model draws random numbers by itself in eval mode (functional dropout left on, perhaps): "
+            "its output varies without injection, and that variance is counted too.",
+            LatedropWarning,
+            stacklevel=4,
+        )
+    return runs
+
+
+def _named(hook: Callable[..., None], name: str) -> Callable[..., None]:
+    return partial(hook, name)
+
+
+def _site(name: str, module: nn.Module, kind: Kind, small: list[_Run], large: list[_Run]) -> Site:
+    first = small[0]
+    if first.packed_steps is not None:
+        features = first.value.shape[-1]
+        units = (features,) if kind == "channel" else (first.packed_steps, features)
+        return Site(name, kind, type(module).__name__, units, len(small), 0)
+    try:
+        axis, interleaved = _common_layout(name, small, large)
+    except SiteError:
+        if kind == "element":
+            raise
+        axis, interleaved = None, False  # a channel mask is the same for every example and position
+    shape = list(first.value.shape)
+    if kind == "channel":
+        units = (shape[channel_axis(module)],)
+    else:
+        if axis is not None:
+            shape[axis] //= first.rows
+        units = tuple(size for i, size in enumerate(shape) if i != axis or size > 1)
+    return Site(name, kind, type(module).__name__, units, len(small), axis, interleaved)
+
+
+def _common_layout(name: str, small: list[_Run], large: list[_Run]) -> tuple[int | None, bool]:
+    if not large:
+        return 0, False
+    if len(large) != len(small):
+        raise SiteError(
+            f"expected layer {name!r} to run equally often for every batch size; it ran {len(small)} times for two "
+            f"examples and {len(large)} times for three. Leave it out with select=."
+        )
+    layouts = {_layout(name, a, b) for a, b in zip(small, large, strict=True)}
+    if len(layouts) > 1:
+        raise SiteError(
+            f"expected the examples along one axis in every call of layer {name!r}; found axes "
+            f"{sorted(str(axis) for axis, _ in layouts)}. Use kind='channel', or leave it out with select=."
+        )
+    return layouts.pop()
+
+
+def _layout(name: str, small: _Run, large: _Run) -> tuple[int | None, bool]:
+    """The batch axis, and whether folded examples alternate along it."""
+    a, b = small.value, large.value
+    axes = [i for i, (m, n) in enumerate(zip(a.shape, b.shape, strict=True)) if m != n]
+    if not axes:
+        return None, False
+    axis = axes[0]
+    if len(axes) > 1 or a.shape[axis] * large.rows != b.shape[axis] * small.rows:
+        raise SiteError(
+            f"expected the input of layer {name!r} to grow along one axis with the number of examples; found shape "
+            f"{tuple(a.shape)} for two examples and {tuple(b.shape)} for three. Leave the layer out with select=."
+        )
+    inner = a.shape[axis] // small.rows
+    if inner == 1:
+        return axis, False
+    a, b = a.movedim(axis, 0).float(), b.movedim(axis, 0).float()
+    close = partial(torch.allclose, rtol=1e-2, atol=1e-3 * float(a.abs().max()) + 1e-12)
+    if close(a, b[: len(a)]):
+        return axis, False
+    if close(a.unflatten(0, (inner, small.rows)), b.unflatten(0, (inner, large.rows))[:, : small.rows]):
+        return axis, True
+    raise SiteError(
+        f"expected the examples to be folded in order into axis {axis} of the input of layer {name!r}, of shape "
+        f"{tuple(small.value.shape)}; found another order. Use kind='channel', or leave it out with select=."
+    )
+
+
+def _selected(select: Select, name: str, module: nn.Module) -> bool:
+    if select is None:
+        return True
+    if isinstance(select, str):
+        return name == select or fnmatchcase(name, select)
+    if isinstance(select, type):
+        return isinstance(module, select)
+    if callable(select):
+        return bool(select(name, module))
+    return any(_selected(item, name, module) for item in select)
+
+
+def _no_site_message(select: Select, downstream: list[str], first: list[str]) -> str:
+    if not downstream:
+        return (
+            "expected at least one weight layer with another one upstream; found only first layers "
+            f"{first}. A model of one layer has no hidden units to drop."
+        )
+    return (
+        f"expected select={select!r} to match at least one site; found none. Sites: {downstream}; "
+        f"first layers, which are never sites: {first}."
+    )
+
+
+def _maskable(value: Any) -> bool:
+    if isinstance(value, PackedSequence):
+        return True
+    return isinstance(value, Tensor) and value.is_floating_point()
+
+
+def _checked_rate(rate: Any) -> float:
+    if isinstance(rate, bool) or not isinstance(rate, Real) or not 0 <= float(rate) < 1:
+        raise ArgumentError(f"expected a rate in [0, 1); found {rate!r}. A rate is the probability that a unit drops.")
+    return float(rate)
+
+
+def _by_pattern(name: str, rate: Mapping[str, float]) -> float:
+    return next((float(value) for pattern, value in rate.items() if fnmatchcase(name, pattern)), 0.0)
+
+

@@ -1,0 +1,536 @@
+"""Each metric against an independent reference, then the options and the errors all of them share."""
+
+import inspect
+import math
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+import uncertainty_toolbox as uct
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import integrate, stats
+
+from latedrop import metrics
+from latedrop.errors import ArgumentError, DataError, LatedropWarning
+
+METRICS = {
+    "rmse": metrics.rmse,
+    "mae": metrics.mae,
+    "nll": metrics.nll,
+    "ideal_nll": metrics.ideal_nll,
+    "miscalibration_area": metrics.miscalibration_area,
+    "balance": metrics.balance,
+    "coverage": metrics.coverage,
+    "interval_width": metrics.interval_width,
+    "crps": metrics.crps,
+    "interval_score": metrics.interval_score,
+    "ence": partial(metrics.ence, bins=3),
+}
+NO_VARIANCE = {"rmse", "mae", "ideal_nll"}
+every_metric = pytest.mark.parametrize("metric", METRICS.values(), ids=METRICS)
+variance_metric = pytest.mark.parametrize(
+    "metric", [metric for name, metric in METRICS.items() if name not in NO_VARIANCE]
+)
+
+
+@pytest.fixture
+def data() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Mean, variance and target `(200,)`; the variance is too small, the mean off by 0.3."""
+    return make_data((200,))
+
+
+def make_data(shape, seed=0):
+    rng = np.random.default_rng(seed)
+    mean = rng.normal(size=shape)
+    std = rng.uniform(0.2, 2.0, size=shape)
+    return mean, std**2, mean + 0.3 + 1.5 * std * rng.normal(size=shape)
+
+
+def close(value, expected):
+    np.testing.assert_allclose(np.asarray(value), expected, rtol=1e-10)
+
+
+def test_every_public_metric_is_in_the_table_with_the_shared_signature():
+    public = set(metrics.__all__) - {"align_target"}
+    assert public == set(METRICS) | {"calibration_curve"}
+    for name in public:
+        parameters = list(inspect.signature(getattr(metrics, name)).parameters.values())
+        assert [p.name for p in parameters[:5]] == ["mean", "variance", "target", "mask", "per_output"]
+        assert all(p.kind is p.KEYWORD_ONLY for p in parameters[3:])
+
+
+def test_rmse_and_mae(data):
+    mean, variance, target = data
+    close(metrics.rmse(mean, None, target), np.sqrt(np.mean((mean - target) ** 2)))
+    close(metrics.mae(mean, None, target), np.mean(np.abs(mean - target)))
+    close(metrics.rmse(mean, variance, target), metrics.rmse(mean, "ignored", target))
+
+
+def test_nll_is_scipys(data):
+    mean, variance, target = data
+    expected = -stats.norm.logpdf(target, mean, np.sqrt(variance)).mean()
+    close(metrics.nll(mean, variance, target), expected)
+    close(metrics.nll(mean, variance, target, constant=False), expected - math.log(2 * math.pi) / 2)
+    close(metrics.nll(mean, variance, target), uct.metrics.nll_gaussian(mean, np.sqrt(variance), target))
+
+
+def test_ideal_nll_is_the_nll_of_the_squared_errors(data):
+    mean, variance, target = data
+    squared = (target - mean) ** 2
+    for constant in (True, False):
+        ideal = metrics.ideal_nll(mean, None, target, constant=constant)
+        close(ideal, metrics.nll(mean, squared, target, constant=constant))
+        assert ideal < metrics.nll(mean, variance, target, constant=constant)
+
+
+def test_ideal_nll_of_a_tiny_error_does_not_underflow():
+    value = metrics.ideal_nll([0.0], None, [1e-30], constant=False)
+    assert value == pytest.approx(0.5 + math.log(1e-30), rel=1e-6)
+
+
+def test_ideal_nll_floors_zero_errors_and_says_how_many():
+    with pytest.warns(LatedropWarning, match="2 of 4 errors are exactly 0"):
+        value = metrics.ideal_nll([0.0, 1.0, 0.0, 0.0], None, [0.0, 1.0, 0.1, 2.0], constant=False)
+    assert value == pytest.approx(0.5 + np.log([0.1, 0.1, 0.1, 2.0]).mean(), rel=1e-6)
+
+
+def test_ideal_nll_floors_each_output_by_its_own_errors():
+    target = torch.tensor([[0.0, 1.0], [3.0, 0.0]])
+    with pytest.warns(LatedropWarning, match="2 of 4 errors"):
+        value = metrics.ideal_nll(torch.zeros(2, 2), None, target, per_output=True, constant=False)
+    torch.testing.assert_close(value, 0.5 + torch.tensor([3.0, 1.0]).log())
+
+
+def test_ideal_nll_refuses_errors_that_are_all_zero():
+    with pytest.raises(DataError, match=r"every error 0.*check that the target"):
+        metrics.ideal_nll([1.0, 2.0], None, [1.0, 2.0])
+
+
+def test_calibration_curve_is_counting(data):
+    mean, variance, target = data
+    levels, observed = metrics.calibration_curve(mean, variance, target, levels=49)
+    close(levels, np.arange(1, 50) / 50)
+    for level, frequency in zip(levels.tolist(), observed.tolist(), strict=True):
+        low, high = stats.norm.interval(level, mean, np.sqrt(variance))
+        assert frequency == pytest.approx(np.mean((low <= target) & (target <= high)), rel=1e-12)
+
+
+def test_calibration_curve_is_that_of_uncertainty_toolbox(data):
+    mean, variance, target = data
+    expected, observed = uct.metrics_calibration.get_proportion_lists_vectorized(
+        mean, np.sqrt(variance), target, num_bins=101
+    )
+    levels, ours = metrics.calibration_curve(mean, variance, target)
+    close(levels, expected[1:-1])
+    close(ours, observed[1:-1])
+
+
+@pytest.mark.parametrize("container", [list, tuple, np.array, torch.tensor])
+def test_levels_may_be_given_in_any_order(data, container):
+    levels, observed = metrics.calibration_curve(*data, levels=container([0.9, 0.5]))
+    assert levels.tolist() == pytest.approx([0.9, 0.5], rel=1e-6)
+    close(observed, [metrics.coverage(*data, level=0.9), metrics.coverage(*data, level=0.5)])
+
+
+def test_a_calibrated_measure_lies_on_the_bisector():
+    rng = np.random.default_rng(0)
+    n = 100_000
+    std = rng.uniform(0.1, 3, n)
+    levels, observed = metrics.calibration_curve(np.zeros(n), std**2, std * rng.normal(size=n))
+    # Five standard errors of a frequency at its widest, 0.5 / sqrt(n).
+    assert (observed - levels).abs().max() < 5 * 0.5 / math.sqrt(n)
+
+
+def test_an_interval_of_no_width_holds_only_an_error_of_zero():
+    assert metrics.coverage([0.0, 0.0], [0.0, 0.0], [0.0, 1.0]) == 0.5
+
+
+def test_miscalibration_area_is_that_of_uncertainty_toolbox(data):
+    mean, variance, target = data
+    # Theirs averages over 101 levels, 0 and 1 among them, where both curves agree by definition.
+    expected = uct.mean_absolute_calibration_error(mean, np.sqrt(variance), target, num_bins=101)
+    close(metrics.miscalibration_area(mean, variance, target), expected * 101 / 99)
+
+
+def test_miscalibration_area_and_balance_at_the_extremes(data):
+    mean, variance, target = data
+    assert metrics.miscalibration_area(mean, variance * 1e-12, target) == pytest.approx(0.5)
+    assert metrics.balance(mean, variance * 1e-12, target) == pytest.approx(-0.5)
+    assert metrics.balance(mean, variance * 1e12, target) == pytest.approx(0.5)
+
+
+def test_balance_is_the_signed_mean(data):
+    levels, observed = metrics.calibration_curve(*data, levels=[0.2, 0.4, 0.95])
+    close(metrics.balance(*data, levels=[0.2, 0.4, 0.95]), (observed - levels).mean())
+    assert metrics.balance(*data) < 0
+
+
+def test_interval_width_is_scipys(data):
+    mean, variance, target = data
+    low, high = stats.norm.interval(0.8, mean, np.sqrt(variance))
+    close(metrics.interval_width(mean, variance, target, level=0.8), np.mean(high - low))
+
+
+def test_crps_is_its_integral():
+    for mean, variance, target in [(0.0, 1.0, 0.3), (1.0, 4.0, -2.0), (-1.0, 0.01, 0.5)]:
+        cdf = stats.norm(mean, math.sqrt(variance)).cdf
+        below, _ = integrate.quad(lambda t, cdf=cdf: cdf(t) ** 2, -40, target, points=[mean], limit=200)
+        above, _ = integrate.quad(lambda t, cdf=cdf: (1 - cdf(t)) ** 2, target, 40, points=[mean], limit=200)
+        assert metrics.crps(mean, variance, target) == pytest.approx(below + above, rel=1e-5)
+
+
+def test_crps_is_that_of_uncertainty_toolbox(data):
+    mean, variance, target = data
+    expected = uct.crps_gaussian(mean, np.sqrt(variance), target)
+    close(metrics.crps(mean, variance, target), expected)
+
+
+def test_crps_of_a_point_forecast_is_the_absolute_error():
+    mean, variance = torch.zeros(2, requires_grad=True), torch.tensor([0.0, 1e-20], requires_grad=True)
+    value = metrics.crps(mean, variance, [3.0, -4.0])
+    assert value.item() == 3.5
+    value.backward()
+    assert mean.grad.tolist() == [-0.5, 0.5]
+    assert variance.grad.isfinite().all()
+
+
+def test_interval_score_is_its_definition(data):
+    mean, variance, target = data
+    low, high = stats.norm.interval(0.7, mean, np.sqrt(variance))
+    fine = np.maximum(low - target, 0) + np.maximum(target - high, 0)
+    expected = np.mean(high - low + 2 / 0.3 * fine)
+    close(metrics.interval_score(mean, variance, target, level=0.7), expected)
+
+
+def test_interval_score_averaged_over_levels_is_that_of_uncertainty_toolbox(data):
+    mean, variance, target = data
+    levels = np.linspace(0.01, 0.99, 99)
+    ours = np.mean([metrics.interval_score(mean, variance, target, level=level).item() for level in levels])
+    assert ours == pytest.approx(uct.interval_score(mean, np.sqrt(variance), target), rel=1e-9)
+
+
+@pytest.mark.parametrize("bins", [1, 7, 200])
+def test_ence_is_its_definition(data, bins):
+    mean, variance, target = data
+    order = np.argsort(variance)
+    gaps = []
+    for part in np.array_split(order, bins):
+        rmv = np.sqrt(np.mean(variance[part]))
+        gaps.append(abs(rmv - np.sqrt(np.mean((target - mean)[part] ** 2))) / rmv)
+    close(metrics.ence(mean, variance, target, bins=bins), np.mean(gaps))
+
+
+def test_ence_agrees_with_a_value_computed_by_netcal():
+    # netcal 1.4.0 cuts the range of std into equal widths: with these, also into equal sizes.
+    std = np.array([1.0, 1.1, 1.2, 1.3, 2.6, 2.7, 2.9, 3.0])
+    target = std * np.array([1, -1, 2, 1, -1, 0.5, 1, -2])
+    assert metrics.ence(np.zeros(8), std**2, target, bins=2) == pytest.approx(0.32142326077543243, rel=1e-12)
+
+
+def test_ence_refuses_more_bins_than_entries():
+    with pytest.raises(
+        ArgumentError, match="between 1 and the number of entries, 4, found 10; take fewer bins"
+    ):
+        metrics.ence(np.zeros(4), np.ones(4), np.ones(4))
+    with pytest.raises(ArgumentError, match="found 0"):
+        metrics.ence(np.zeros(4), np.ones(4), np.ones(4), bins=0)
+
+
+@every_metric
+@pytest.mark.parametrize("shape", [(30, 3), (15, 3, 2, 2)])
+def test_per_output_is_each_output_by_itself(metric, shape):
+    mean, variance, target = make_data(shape)
+    together = metric(mean, variance, target, per_output=True)
+    apart = [metric(mean[:, k], variance[:, k], target[:, k]) for k in range(3)]
+    assert together.shape == (3,)
+    close(together, apart)
+
+
+@every_metric
+def test_without_per_output_all_entries_are_one_pool(metric):
+    arrays = make_data((20, 3, 2))
+    value = metric(*arrays)
+    assert value.shape == ()
+    close(value, metric(*(array.reshape(-1) for array in arrays)))
+
+
+@every_metric
+def test_per_output_of_a_vector_has_one_output(metric, data):
+    value = metric(*data, per_output=True)
+    assert value.shape == (1,)
+    close(value[0], metric(*data))
+
+
+def test_per_output_calibration_curve():
+    mean, variance, target = make_data((30, 3))
+    levels, observed = metrics.calibration_curve(mean, variance, target, per_output=True, levels=5)
+    assert levels.shape == (5,)
+    assert observed.shape == (3, 5)
+    _, second = metrics.calibration_curve(mean[:, 1], variance[:, 1], target[:, 1], levels=5)
+    close(observed[1], second)
+
+
+@every_metric
+def test_a_mask_leaves_entries_out_even_if_they_are_nan(metric, data):
+    mean, variance, target = data
+    mask = np.random.default_rng(1).random(200) < 0.6
+    holed = [np.where(mask, array, hole) for array, hole in zip(data, [np.nan, -1, np.inf], strict=True)]
+    close(metric(*holed, mask=mask), metric(mean[mask], variance[mask], target[mask]))
+
+
+@every_metric
+def test_a_mask_may_differ_between_outputs(metric):
+    mean, variance, target = make_data((30, 3))
+    mask = np.random.default_rng(1).random((30, 3)) < 0.6
+    apart = [metric(mean[:, k], variance[:, k], target[:, k], mask=mask[:, k]) for k in range(3)]
+    close(metric(mean, variance, target, mask=mask, per_output=True), apart)
+
+
+def test_a_mask_broadcasts_to_the_target():
+    mean, variance, target = make_data((30, 3))
+    rows = np.arange(30) < 10
+    expected = metrics.nll(mean[:10], variance[:10], target[:10])
+    close(metrics.nll(mean, variance, target, mask=rows[:, None]), expected)
+    outputs = metrics.nll(mean[:, :2], variance[:, :2], target[:, :2])
+    close(metrics.nll(mean, variance, target, mask=[True, True, False]), outputs)
+    close(metrics.nll(mean, variance, target, mask=True), metrics.nll(mean, variance, target))
+
+
+def test_a_mask_per_example_goes_with_one_output():
+    mean, variance, target = make_data((30, 1))
+    rows = np.arange(30) < 10
+    expected = metrics.nll(mean[:10], variance[:10], target[:10])
+    close(metrics.nll(mean, variance, target[:, 0], mask=rows), expected)
+
+
+@every_metric
+def test_a_flat_target_goes_with_a_column_of_predictions(metric):
+    mean, variance, target = make_data((30, 1))
+    close(metric(mean, variance, target[:, 0]), metric(mean, variance, target))
+
+
+@every_metric
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_computed_in_float32(metric, data, dtype):
+    mean, variance, target = (torch.tensor(array).to(dtype) for array in data)
+    apart = mean != target  # rounding makes a few equal, of which ideal_nll warns
+    low = mean[apart], variance[apart], target[apart]
+    value = metric(*low)
+    assert value.dtype == torch.float32
+    assert torch.equal(value, metric(*(tensor.float() for tensor in low)))
+
+
+@every_metric
+def test_float64_stays(metric, data):
+    mean, variance, target = data
+    assert metric(mean, variance, target).dtype == torch.float64
+    assert metric(mean.astype("f4"), variance.astype("f4"), target).dtype == torch.float64
+    assert metric(mean.astype("f4"), variance.astype("f4"), target.astype("f4")).dtype == torch.float32
+
+
+@every_metric
+def test_integers_count_as_float32(metric):
+    value = metric(torch.arange(5), torch.ones(5), torch.tensor([1, 3, 1, 0, 9]))
+    assert value.dtype == torch.float32
+
+
+@pytest.mark.parametrize("metric", [metrics.rmse, metrics.nll, metrics.crps, metrics.coverage])
+def test_plain_numbers(metric):
+    assert metric(0.0, 1.0, 0.5).shape == ()
+    assert metric(0.0, 1.0, 0.5, per_output=True).shape == (1,)
+
+
+def test_read_only_and_reversed_arrays(data):
+    mean, variance, target = data
+    mean = mean.copy()
+    mean.flags.writeable = False
+    close(metrics.rmse(mean, variance, target[::-1]), metrics.rmse(mean, variance, target[::-1].copy()))
+
+
+@pytest.mark.parametrize("name", ["nll", "crps", "rmse", "interval_score", "interval_width", "mae", "ence"])
+@pytest.mark.parametrize("per_output", [False, True])
+def test_gradients(name, per_output):
+    mean, variance, target = (torch.tensor(array) for array in make_data((6, 2)))
+    mask = torch.rand(6, 2, generator=torch.Generator().manual_seed(0)) < 0.8
+    inputs = (mean.requires_grad_(), variance.requires_grad_())
+    score = partial(METRICS[name], target=target, mask=mask, per_output=per_output)
+    # What a metric does not depend on gets no gradient; gradcheck wants it left out.
+    if name in ("rmse", "mae"):
+        assert torch.autograd.gradcheck(lambda mean: score(mean, None), inputs[:1])
+    elif name == "interval_width":
+        assert torch.autograd.gradcheck(lambda variance: score(mean.detach(), variance), inputs[1:])
+    else:
+        assert torch.autograd.gradcheck(score, inputs)
+
+
+def test_masked_nan_gives_no_nan_gradient():
+    mean = torch.tensor([0.0, math.nan], requires_grad=True)
+    metrics.nll(mean, torch.ones(2), torch.tensor([1.0, 0.0]), mask=torch.tensor([True, False])).backward()
+    assert mean.grad.tolist() == [-1.0, 0.0]
+
+
+def test_curves_take_tensors_that_require_grad(data):
+    tensors = [torch.tensor(array, requires_grad=True) for array in data]
+    assert not metrics.miscalibration_area(*tensors).requires_grad
+
+
+floats = st.floats(0.01, 100)
+
+
+@given(st.lists(st.tuples(floats, floats), min_size=1, max_size=20), floats, st.floats(1, 100))
+@settings(max_examples=50, deadline=None)
+def test_balance_never_falls_as_the_variance_grows(pairs, scale, growth):
+    variance, target = np.array(pairs).T
+    mean = np.zeros_like(target)
+    low = metrics.balance(mean, scale * variance, target)
+    assert low <= metrics.balance(mean, scale * growth * variance, target)
+
+
+@given(st.lists(st.tuples(floats, floats), min_size=1, max_size=20), st.floats(0.1, 10))
+@settings(max_examples=50, deadline=None)
+def test_the_best_global_scale_is_the_mean_of_squared_error_over_variance(pairs, factor):
+    variance, target = np.array(pairs).T
+    mean = np.zeros_like(target)
+    scale = np.mean(target**2 / variance)
+    best = metrics.nll(mean, scale * variance, target)
+    assert best <= metrics.nll(mean, factor * scale * variance, target) + 1e-9
+
+
+@given(st.lists(st.tuples(floats, floats), min_size=2, max_size=20))
+@settings(max_examples=50, deadline=None)
+def test_bounds_that_hold_for_any_data(pairs):
+    variance, target = np.array(pairs).T
+    mean = np.zeros_like(target)
+    assert metrics.ideal_nll(mean, None, target) <= metrics.nll(mean, variance, target) + 1e-9
+    assert (
+        0 < metrics.crps(mean, variance, target) <= metrics.mae(mean, None, target) + np.sqrt(variance).mean()
+    )
+    assert metrics.balance(mean, variance, target).abs() <= metrics.miscalibration_area(
+        mean, variance, target
+    )
+    assert metrics.interval_width(mean, variance, target) <= metrics.interval_score(mean, variance, target)
+    assert metrics.mae(mean, None, target) <= metrics.rmse(mean, None, target) + 1e-9
+
+
+@given(st.lists(st.tuples(floats, floats), min_size=3, max_size=20), st.randoms())
+@settings(max_examples=30, deadline=None)
+def test_the_order_of_entries_does_not_matter(pairs, random):
+    shuffled = random.sample(pairs, len(pairs))
+    for name, metric in METRICS.items():
+        if name == "ence":  # entries of equal variance are cut into bins in the order they come
+            continue
+        values = []
+        for rows in (pairs, shuffled):
+            variance, target = np.array(rows).T
+            values.append(metric(np.zeros_like(target), variance, target).item())
+        assert values[0] == pytest.approx(values[1], rel=1e-9, abs=1e-12)
+
+
+def test_align_target():
+    target = torch.arange(3.0)
+    assert metrics.align_target(torch.zeros(3, 1), target).shape == (3, 1)
+    assert metrics.align_target(torch.zeros(3), target) is target
+    assert metrics.align_target(np.zeros((3, 2)), np.zeros((3, 2), dtype=int)).dtype == torch.int64
+
+
+@pytest.mark.parametrize(
+    ("mean", "target"),
+    [((3, 2), (3,)), ((3,), (3, 1)), ((3, 2), (3, 1)), ((3, 1), (3, 1, 1)), ((3,), ()), ((3, 1), (1,))],
+)
+def test_shapes_that_would_broadcast_are_refused(mean, target):
+    pattern = f"target of the mean's shape {mean}, found {target}; nothing is broadcast: reshape"
+    pattern = pattern.replace("(", r"\(").replace(")", r"\)")
+    with pytest.raises(DataError, match=pattern):
+        metrics.align_target(torch.zeros(mean), torch.zeros(target))
+    with pytest.raises(DataError, match=pattern):
+        metrics.nll(torch.zeros(mean), torch.ones(mean), torch.zeros(target))
+
+
+@variance_metric
+def test_a_variance_of_another_shape_is_refused(metric):
+    with pytest.raises(DataError, match=r"variance of the mean's shape \(4,\), found \(\)"):
+        metric(torch.zeros(4), 1.0, torch.ones(4))
+
+
+@every_metric
+@pytest.mark.parametrize("hole", [math.nan, math.inf, -math.inf])
+def test_values_that_are_not_finite_are_refused(metric, hole):
+    arrays = [torch.zeros(5, 2), torch.ones(5, 2), torch.ones(5, 2)]
+    for place, name in [(0, "mean"), (2, "target")]:
+        holed = [array.clone() for array in arrays]
+        holed[place][3:, 1] = hole
+        with pytest.raises(
+            DataError,
+            match=rf"{name} is NaN or infinite in 2 of 10 entries, the first at index \(3, 1\); remove",
+        ):
+            metric(*holed)
+
+
+@variance_metric
+def test_bad_variances_are_refused(metric):
+    mean, target = torch.zeros(3), torch.ones(3)
+    with pytest.raises(
+        DataError, match=r"variance is NaN or infinite in 1 of 3 entries, the first at index \(1,\)"
+    ):
+        metric(mean, torch.tensor([1.0, math.nan, 1.0]), target)
+    with pytest.raises(
+        DataError, match=r"variance is below 0 in 2 of 3 entries, the first at index \(0,\); pass"
+    ):
+        metric(mean, torch.tensor([-1.0, -2.0, 1.0]), target)
+
+
+@pytest.mark.parametrize("name", ["nll", "ence"])
+def test_a_variance_of_zero_is_refused_where_it_has_no_score(name):
+    with pytest.raises(
+        DataError, match=r"variance is 0.* in 2 of 3 entries, the first at index \(1,\); add a floor"
+    ):
+        METRICS[name](torch.zeros(3), torch.tensor([1.0, 0.0, 0.0]), torch.ones(3))
+
+
+@every_metric
+def test_nothing_to_score_is_refused(metric):
+    with pytest.raises(DataError, match=r"at least one entry, found shape \(0, 2\)"):
+        metric(torch.zeros(0, 2), torch.ones(0, 2), torch.zeros(0, 2))
+    with pytest.raises(DataError, match="keeps something, found all 3 entries masked; True means use"):
+        metric(torch.zeros(3), torch.ones(3), torch.ones(3), mask=torch.zeros(3, dtype=torch.bool))
+    mask = torch.tensor([False, True, False])
+    with pytest.raises(DataError, match=r"part of every output, found nothing kept of \[0, 2\]"):
+        metric(torch.zeros(4, 3), torch.ones(4, 3), torch.ones(4, 3), mask=mask, per_output=True)
+
+
+def test_masks_that_mean_something_else_are_refused():
+    three = torch.zeros(3), torch.ones(3), torch.ones(3)
+    square = torch.zeros(3, 3), torch.ones(3, 3), torch.ones(3, 3)
+    with pytest.raises(DataError, match=r"bool mask.*found torch.int64; compare it"):
+        metrics.nll(*three, mask=[1, 0, 1])
+    with pytest.raises(DataError, match=r"broadcasts to \(3,\), found \(2,\); give it as many axes"):
+        metrics.nll(*three, mask=[True, False])
+    with pytest.raises(DataError, match=r"broadcasts to \(3, 3\), found \(3,\).*mask\[:, None\]"):
+        metrics.nll(*square, mask=[True, False, True])
+
+
+def test_things_that_are_no_numbers_are_refused():
+    with pytest.raises(DataError, match="mean as a tensor, array or number, found str"):
+        metrics.rmse("two", None, 1.0)
+    with pytest.raises(DataError, match=r"target to be real, found torch\.complex64"):
+        metrics.rmse(torch.zeros(2), None, torch.zeros(2, dtype=torch.complex64))
+
+
+@pytest.mark.parametrize("metric", [metrics.coverage, metrics.interval_width, metrics.interval_score])
+@pytest.mark.parametrize("level", [0, 1, -0.1, 90, math.nan])
+def test_levels_outside_0_and_1_are_refused(metric, level):
+    with pytest.raises(
+        ArgumentError, match=rf"level inside \(0, 1\), found {level}; a 90 % interval is level 0.9"
+    ):
+        metric([0.0], [1.0], [1.0], level=level)
+
+
+@pytest.mark.parametrize("metric", [metrics.calibration_curve, metrics.miscalibration_area, metrics.balance])
+@pytest.mark.parametrize("levels", [0, -3, 0.9, [], [0.5, 1.0], [0.0], [math.nan], [[0.5]], "many"])
+def test_bad_grids_of_levels_are_refused(metric, levels):
+    with pytest.raises(
+        ArgumentError, match=r"levels as a positive int, or as numbers inside \(0, 1\), found"
+    ):
+        metric([0.0], [1.0], [1.0], levels=levels)
