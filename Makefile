@@ -39,7 +39,7 @@ bench: $(VENV)/.dev  ## run the benchmarks
 
 clean:  ## remove .venv, caches and build products
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	find src tests examples benchmarks -type d -name __pycache__ -prune -exec rm -rf {} +
+	find . -type d -name __pycache__ -prune -exec rm -rf {} +
 
 # torch goes in first and alone, at its pinned version: any other one may bring gigabytes of CUDA
 # libraries along.

@@ -230,9 +230,7 @@ def test_ence_agrees_with_a_value_computed_by_netcal():
 
 
 def test_ence_refuses_more_bins_than_entries():
-    with pytest.raises(
-        ArgumentError, match="between 1 and the number of entries, 4, found 10; take fewer bins"
-    ):
+    with pytest.raises(ArgumentError, match="between 1 and the number of entries, 4, found 10; take fewer"):
         metrics.ence(np.zeros(4), np.ones(4), np.ones(4))
     with pytest.raises(ArgumentError, match="found 0"):
         metrics.ence(np.zeros(4), np.ones(4), np.ones(4), bins=0)
@@ -404,14 +402,11 @@ def test_bounds_that_hold_for_any_data(pairs):
     variance, target = np.array(pairs).T
     mean = np.zeros_like(target)
     assert metrics.ideal_nll(mean, None, target) <= metrics.nll(mean, variance, target) + 1e-9
-    assert (
-        0 < metrics.crps(mean, variance, target) <= metrics.mae(mean, None, target) + np.sqrt(variance).mean()
-    )
-    assert metrics.balance(mean, variance, target).abs() <= metrics.miscalibration_area(
-        mean, variance, target
-    )
+    mae, area = metrics.mae(mean, None, target), metrics.miscalibration_area(mean, variance, target)
+    assert 0 < metrics.crps(mean, variance, target) <= mae + np.sqrt(variance).mean()
+    assert metrics.balance(mean, variance, target).abs() <= area + 1e-9
     assert metrics.interval_width(mean, variance, target) <= metrics.interval_score(mean, variance, target)
-    assert metrics.mae(mean, None, target) <= metrics.rmse(mean, None, target) + 1e-9
+    assert mae <= metrics.rmse(mean, None, target) + 1e-9
 
 
 @given(st.lists(st.tuples(floats, floats), min_size=3, max_size=20), st.randoms())
@@ -471,21 +466,15 @@ def test_values_that_are_not_finite_are_refused(metric, hole):
 @variance_metric
 def test_bad_variances_are_refused(metric):
     mean, target = torch.zeros(3), torch.ones(3)
-    with pytest.raises(
-        DataError, match=r"variance is NaN or infinite in 1 of 3 entries, the first at index \(1,\)"
-    ):
+    with pytest.raises(DataError, match=r"variance is NaN or infinite in 1 of 3 entries, .* index \(1,\)"):
         metric(mean, torch.tensor([1.0, math.nan, 1.0]), target)
-    with pytest.raises(
-        DataError, match=r"variance is below 0 in 2 of 3 entries, the first at index \(0,\); pass"
-    ):
+    with pytest.raises(DataError, match=r"variance is below 0 in 2 of 3 entries, .* index \(0,\); pass"):
         metric(mean, torch.tensor([-1.0, -2.0, 1.0]), target)
 
 
 @pytest.mark.parametrize("name", ["nll", "ence"])
 def test_a_variance_of_zero_is_refused_where_it_has_no_score(name):
-    with pytest.raises(
-        DataError, match=r"variance is 0.* in 2 of 3 entries, the first at index \(1,\); add a floor"
-    ):
+    with pytest.raises(DataError, match=r"variance is 0.* in 2 of 3 entries, .* index \(1,\); add a floor"):
         METRICS[name](torch.zeros(3), torch.tensor([1.0, 0.0, 0.0]), torch.ones(3))
 
 
@@ -496,14 +485,14 @@ def test_nothing_to_score_is_refused(metric):
     with pytest.raises(DataError, match="keeps something, found all 3 entries masked; True means use"):
         metric(torch.zeros(3), torch.ones(3), torch.ones(3), mask=torch.zeros(3, dtype=torch.bool))
     mask = torch.tensor([False, True, False])
-    with pytest.raises(DataError, match=r"part of every output, found nothing kept of \[0, 2\]"):
+    with pytest.raises(DataError, match=r"part of every output, found none of \[0, 2\]"):
         metric(torch.zeros(4, 3), torch.ones(4, 3), torch.ones(4, 3), mask=mask, per_output=True)
 
 
 def test_masks_that_mean_something_else_are_refused():
     three = torch.zeros(3), torch.ones(3), torch.ones(3)
     square = torch.zeros(3, 3), torch.ones(3, 3), torch.ones(3, 3)
-    with pytest.raises(DataError, match=r"bool mask.*found torch.int64; compare it"):
+    with pytest.raises(DataError, match=r"mask of bool.*found torch.int64; compare it"):
         metrics.nll(*three, mask=[1, 0, 1])
     with pytest.raises(DataError, match=r"broadcasts to \(3,\), found \(2,\); give it as many axes"):
         metrics.nll(*three, mask=[True, False])
@@ -521,16 +510,12 @@ def test_things_that_are_no_numbers_are_refused():
 @pytest.mark.parametrize("metric", [metrics.coverage, metrics.interval_width, metrics.interval_score])
 @pytest.mark.parametrize("level", [0, 1, -0.1, 90, math.nan])
 def test_levels_outside_0_and_1_are_refused(metric, level):
-    with pytest.raises(
-        ArgumentError, match=rf"level inside \(0, 1\), found {level}; a 90 % interval is level 0.9"
-    ):
+    with pytest.raises(ArgumentError, match=rf"level inside \(0, 1\), found {level}; a 90 % interval is"):
         metric([0.0], [1.0], [1.0], level=level)
 
 
 @pytest.mark.parametrize("metric", [metrics.calibration_curve, metrics.miscalibration_area, metrics.balance])
 @pytest.mark.parametrize("levels", [0, -3, 0.9, [], [0.5, 1.0], [0.0], [math.nan], [[0.5]], "many"])
 def test_bad_grids_of_levels_are_refused(metric, levels):
-    with pytest.raises(
-        ArgumentError, match=r"levels as a positive int, or as numbers inside \(0, 1\), found"
-    ):
+    with pytest.raises(ArgumentError, match=r"positive int, or as numbers inside \(0, 1\), found"):
         metric([0.0], [1.0], [1.0], levels=levels)

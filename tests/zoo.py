@@ -208,7 +208,12 @@ class DictModel(nn.Module):
 
 def volume_cnn() -> nn.Module:
     return nn.Sequential(
-        nn.Conv3d(1, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.SiLU(), nn.Conv3d(4, 2, 2, stride=2), nn.Flatten(), nn.Linear(16, 1)
+        nn.Conv3d(1, 4, 3, padding=1),
+        nn.GroupNorm(2, 4),
+        nn.SiLU(),
+        nn.Conv3d(4, 2, 2, stride=2),
+        nn.Flatten(),
+        nn.Linear(16, 1),
     )
 
 

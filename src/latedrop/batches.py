@@ -79,7 +79,9 @@ def _unpacked(batch: Any, unpack: Unpack | None) -> tuple[Any, Any]:
 
 def _target(y: Any) -> Tensor:
     if not isinstance(y, (Tensor, np.ndarray)):
-        raise DataError(f"expected targets as a tensor or array; found {type(y).__name__}. Pass unpack= to make them so.")
+        raise DataError(
+            f"expected targets as a tensor or array; found {type(y).__name__}. Pass unpack= to make them so."
+        )
     if isinstance(y, np.ndarray):
         if y.dtype.kind not in "fiub":
             raise DataError(f"expected numeric targets; found a numpy array of dtype {y.dtype}.")

@@ -399,9 +399,7 @@ def _joined(targets: list[Tensor]) -> Tensor:
     if rows < 2:
         raise DataError(f"expected at least 2 validation rows, and better a hundred; found {rows}.")
     if rows < _FEW_ROWS:
-        warn(
-            f"only {rows} validation rows: the scale and the intervals will be rough.", LatedropWarning, stacklevel=4
-        )
+        warn(f"only {rows} validation rows: the scale and the intervals will be rough.", LatedropWarning, stacklevel=4)
     return torch.cat(targets)
 
 

@@ -19,7 +19,20 @@ from torch import Tensor, nn
 
 from latedrop.errors import DataError, OutputError
 
-__all__ = ["Readout", "call", "evaluating", "map_rows", "output_of", "place", "read", "row_count", "take_rows", "tensors", "undisturbed"]
+__all__ = [
+    "Readout",
+    "call",
+    "evaluating",
+    "frozen",
+    "map_rows",
+    "output_of",
+    "place",
+    "read",
+    "row_count",
+    "take_rows",
+    "tensors",
+    "undisturbed",
+]
 
 Readout: TypeAlias = "Callable[[Any], Tensor] | str | int | None"
 
@@ -152,6 +165,19 @@ def evaluating(model: nn.Module, *, layers: bool = True) -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fastpath)
         for module, flag in flags:
             module.training = flag
+
+
+@contextmanager
+def frozen(model: nn.Module) -> Iterator[None]:
+    """No parameter asks for a gradient, so that no graph is built for them; the flags come back after."""
+    flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+    try:
+        for parameter, _ in flags:
+            parameter.requires_grad = False
+        yield
+    finally:
+        for parameter, flag in flags:
+            parameter.requires_grad = flag
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from latedrop.forward import evaluating, row_count
 from latedrop.masks import masks, uniforms
 from latedrop.sites import Rate, Site, channel_axis, layer_inputs, rates_by_site
 
-__all__ = ["Injection", "MaskSource", "checked_seed", "hooked", "inject"]
+__all__ = ["Injection", "MaskSource", "checked_seed", "example_axis", "hooked", "inject"]
 
 MaskSource: TypeAlias = Callable[[Site, int, "tuple[int, ...]", Tensor], Tensor]
 """`(site, call, shape, like)` -> the mask of that shape, for a tensor with the dtype and device of `like`."""
@@ -143,6 +143,14 @@ def hooked(model: nn.Module, sites: Sequence[Site], source: MaskSource, *, share
             handle.remove()
 
 
+def example_axis(site: Site, shape: tuple[int, ...], like: Tensor) -> int | None:
+    """The axis of an unshared mask that counts the examples."""
+    if site.batch_axis is None:
+        return None
+    folded = len(shape) > like.dim()
+    return site.batch_axis + (folded and site.interleaved)
+
+
 _Shaped: TypeAlias = Callable[["tuple[int, ...]", Tensor], Tensor]
 
 
@@ -178,15 +186,15 @@ def _masked(site: Site, module: nn.Module, value: Any, mask: _Shaped, batch: lis
 
 
 def _masked_packed(site: Site, value: PackedSequence, mask: _Shaped, shared: bool) -> PackedSequence:
-    if not shared:
-        raise SiteError(
-            f"expected padded tensors where every example has its own mask (shared=False); site {site.name!r} gets a "
-            "packed sequence. Use shared=True."
-        )
-    features = value.data.shape[-1]
-    if site.kind == "channel":
-        data = value.data * mask((1, features), value.data)
-    else:
-        steps = torch.arange(len(value.batch_sizes)).repeat_interleave(value.batch_sizes).to(value.data.device)
-        data = value.data * mask((len(value.batch_sizes), features), value.data)[steps]
-    return PackedSequence(data, value.batch_sizes, value.sorted_indices, value.unsorted_indices)
+    """Mask packed steps as their padded `(example, step, feature)` layout would be."""
+    sizes = value.batch_sizes
+    steps, features = len(sizes), value.data.shape[-1]
+    examples = 1 if shared else int(sizes[0])
+    shape = (examples, 1 if site.kind == "channel" else steps, features)
+    full = mask(shape, value.data).expand(examples, steps, features)
+    step = torch.arange(steps).repeat_interleave(sizes).to(value.data.device)
+    place = torch.cat([torch.arange(int(size)) for size in sizes]).to(value.data.device)
+    if value.sorted_indices is not None:
+        place = value.sorted_indices[place]
+    data = value.data * full[torch.zeros_like(place) if shared else place, step]
+    return PackedSequence(data, sizes, value.sorted_indices, value.unsorted_indices)

@@ -24,7 +24,15 @@ from torch import Tensor
 
 from latedrop.errors import ArgumentError, DataError, LatedropError
 
-__all__ = ["Conformal", "IntervalKind", "Intervals", "Isotonic", "checked_level", "intervals_from_dict", "normal_quantile"]
+__all__ = [
+    "Conformal",
+    "IntervalKind",
+    "Intervals",
+    "Isotonic",
+    "checked_level",
+    "intervals_from_dict",
+    "normal_quantile",
+]
 
 IntervalKind: TypeAlias = Literal["gaussian", "isotonic", "conformal"]
 

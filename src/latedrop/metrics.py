@@ -238,10 +238,8 @@ def miscalibration_area(
         >>> miscalibration_area([0.0] * 4, [1.0] * 4, [0.1, -0.5, 1.0, 3.0], levels=[0.5, 0.9])
         tensor(0.0750)
     """
-    grid, observed = calibration_curve(
-        mean, variance, target, mask=mask, per_output=per_output, levels=levels
-    )
-    return (observed - grid).abs().mean(-1)
+    grid, pi = calibration_curve(mean, variance, target, mask=mask, per_output=per_output, levels=levels)
+    return (pi - grid).abs().mean(-1)
 
 
 def balance(
@@ -273,10 +271,8 @@ def balance(
         >>> balance([0.0] * 4, [1.0] * 4, [0.1, -0.5, 1.0, 3.0], levels=[0.5, 0.9])
         tensor(-0.0750)
     """
-    grid, observed = calibration_curve(
-        mean, variance, target, mask=mask, per_output=per_output, levels=levels
-    )
-    return (observed - grid).mean(-1)
+    grid, pi = calibration_curve(mean, variance, target, mask=mask, per_output=per_output, levels=levels)
+    return (pi - grid).mean(-1)
 
 
 def coverage(
@@ -342,7 +338,12 @@ def interval_width(
 
 
 def crps(
-    mean: Array, variance: Array, target: Array, *, mask: Array | None = None, per_output: bool = False
+    mean: Array,
+    variance: Array,
+    target: Array,
+    *,
+    mask: Array | None = None,
+    per_output: bool = False,
 ) -> Tensor:
     """Continuous ranked probability score: the integral of `(F(t) - [t >= target])^2`, `F` the Gaussian CDF.
 
@@ -503,9 +504,7 @@ def _columns(
     outputs = list(zip(error.unbind(1), var.unbind(1), keep.unbind(1), strict=True))
     empty = [k for k, (_, _, kept) in enumerate(outputs) if not kept.any()]
     if empty:
-        raise DataError(
-            f"expected a mask that keeps part of every output, found nothing kept of {empty}; widen it"
-        )
+        raise DataError(f"expected a mask that keeps part of every output, found none of {empty}; widen it")
     return [(e.masked_select(kept), v.masked_select(kept)) for e, v, kept in outputs]
 
 
@@ -585,9 +584,7 @@ def _tensor(name: str, value: Array) -> Tensor:
             f"expected {name} as a tensor, array or number, found {type(value).__name__}: {reason}"
         ) from None
     if tensor.is_complex():
-        raise DataError(
-            f"expected {name} to be real, found {tensor.dtype}; take its real part or its absolute value"
-        )
+        raise DataError(f"expected {name} to be real, found {tensor.dtype}; take its real part")
     return tensor
 
 
@@ -605,9 +602,7 @@ def _keep(mask: Array | None, mean: Tensor) -> Tensor:
         return torch.ones_like(mean, dtype=torch.bool)
     keep = _tensor("mask", mask).to(mean.device)
     if keep.dtype != torch.bool:
-        raise DataError(
-            f"expected a bool mask, True where an entry counts, found {keep.dtype}; compare it: mask > 0"
-        )
+        raise DataError(f"expected a mask of bool, True to use, found {keep.dtype}; compare it: mask > 0")
     if keep.ndim == 1 and mean.shape == (len(keep), 1):
         keep = keep.unsqueeze(1)
     # A mask of one value per example lines up with the last axis, which may happen to have the same length.

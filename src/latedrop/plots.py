@@ -1,13 +1,14 @@
 """Pictures of what the metrics say: arrays in, a matplotlib `Axes` out.
 
-Nothing is scored here: the calibration curve `pi(a)`, the metrics and the shares come in ready made, from `metrics`,
-`scale` and `linear`. Every function draws on `ax`, or on a new figure if it is None, and returns the `Axes` for the
-caller to change, save or show. Series are told apart by marker and line style as well as by colour.
+Nothing is scored here: the calibration curve `pi(a)`, the metrics and the shares come in ready made, from
+`metrics`, `scale` and `linear`. Every function draws on `ax`, or on a new figure if it is None, and returns
+the `Axes` for the caller to change, save or show. Series differ in marker and line as well as in colour.
 
-matplotlib is an extra (`pip install latedrop[plots]`) and is only imported when a new figure is needed.
+matplotlib is an extra (`pip install latedrop[plots]`), imported only when a new figure is needed.
 
-References: the calibration and trade-off plots are those of Ledda et al., "Dropout Injection at Test Time for Post Hoc
-Uncertainty Quantification in Neural Networks"; the colours are those of Okabe & Ito, "Color Universal Design" (2008).
+References: Ledda et al., "Dropout Injection at Test Time for Post Hoc Uncertainty Quantification in Neural
+Networks", for the calibration and trade-off plots. Okabe & Ito, "Color Universal Design" (2008), for the
+colours.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,16 +23,30 @@ from latedrop.errors import ArgumentError, DataError, LatedropError
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["calibration_curves", "error_against_std", "intervals", "metric_by_rate", "site_shares", "tradeoff"]
+__all__ = [
+    "calibration_curves",
+    "error_against_std",
+    "intervals",
+    "metric_by_rate",
+    "site_shares",
+    "tradeoff",
+]
 
 Array = Tensor | npt.ArrayLike
 Floats = npt.NDArray[np.float64]
 
 # Okabe and Ito's, without the yellow, which white paper swallows.
 _COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]
+_SKY = np.array([0x56, 0xB4, 0xE9]) / 255
 _MARKERS = ["o", "s", "^", "D", "v", "P", "X"]
 _LINES = ["-", "--", "-.", ":"]
 _GREY = "0.45"
+# Of a trade-off path: which points, their marker, its size, what they are called.
+_PATH: list[tuple[slice, str, int, str | None]] = [
+    (slice(1, -1), "o", 16, None),
+    (slice(0, 1), "o", 50, "scale"),
+    (slice(-1, None), "s", 50, "relaxed scale"),
+]
 
 
 def calibration_curves(curves: Mapping[str, tuple[Array, Array]], ax: "Axes | None" = None) -> "Axes":
@@ -58,11 +73,18 @@ def calibration_curves(curves: Mapping[str, tuple[Array, Array]], ax: "Axes | No
     ax.plot([0, 1], [0, 1], color=_GREY, linewidth=1, label="calibrated", zorder=1)
     for index, (label, (levels, observed)) in enumerate(series.items()):
         ax.plot(levels, observed, label=label, markevery=max(1, len(levels) // 10), **_style(index))
-    region: dict[str, Any] = {"color": _GREY, "style": "italic", "size": "small", "transform": ax.transAxes}
+    region: dict[str, Any] = {
+        "color": _GREY,
+        "style": "italic",
+        "size": "small",
+        "transform": ax.transAxes,
+        "bbox": {"facecolor": "white", "alpha": 0.7, "linewidth": 0, "pad": 1},
+    }
     ax.text(0.03, 0.97, "underconfident", ha="left", va="top", **region)
     ax.text(0.97, 0.03, "overconfident", ha="right", va="bottom", **region)
     ax.set(xlim=(0, 1), ylim=(0, 1), aspect="equal", xlabel="interval level", ylabel="observed frequency")
-    ax.legend()
+    # The square leaves room beside it, and curves may run anywhere inside it.
+    ax.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize="small", handlelength=1.8)
     return ax
 
 
@@ -79,8 +101,8 @@ def metric_by_rate(
 
     Args:
         rates: Dropout rates `(R,)`.
-        values: For each label the metric `(R,)`, or `(R, S)` for S repeats: then the line is their mean and the
-            band one standard deviation to either side.
+        values: For each label the metric `(R,)`, or `(R, S)` for S repeats: then the line is their mean and
+            the band one standard deviation to either side.
         ax: Where to draw.
         ylabel: Name of the metric, and its unit if it has one.
         xlabel: Name of the rate.
@@ -110,7 +132,7 @@ def metric_by_rate(
         style = _style(index)
         ax.plot(at[order], mean, label=label, **style)
         if value.ndim == 2:
-            ax.fill_between(at[order], mean - std, mean + std, color=style["color"], alpha=0.2, linewidth=0)
+            _band(ax, at[order], mean - std, mean + std, color=style["color"], alpha=0.2)
     ax.set(xlabel=xlabel, ylabel=ylabel, xscale="log" if log else "linear")
     ax.legend()
     return ax
@@ -132,8 +154,8 @@ def tradeoff(
         nll: NLL at each point of the path, `(P,)`; or `(R, P)` for R paths, one for each rate say.
         ma: Miscalibration area, shaped as `nll`.
         ax: Where to draw.
-        scale: The scale at each point, shaped as `nll`; the ends of a single path are labelled with it.
-        rmse: RMSE at each point, shaped as `nll` (or `(R, 1)`); it is shown by colour.
+        scale: The scale at each point, shaped as `nll`; written beside the ends of a single path.
+        rmse: RMSE at each point, shaped as `nll` or `(R, 1)`; shown by colour.
         xlabel: Name of the first metric.
         ylabel: Name of the second metric.
 
@@ -145,28 +167,28 @@ def tradeoff(
         >>> [text.get_text() for text in ax.texts]
         ['scale 2', 'relaxed scale 4.5']
     """
-    x, y = np.atleast_2d(_array(nll)), np.atleast_2d(_array(ma))
-    _same_shape("ma", y, x)
-    shade = None if rmse is None else _fill("rmse", rmse, x)
-    ends = None if scale is None else _fill("scale", scale, x)
+    x = np.atleast_2d(_array(nll))
+    if x.ndim != 2 or not x.size:
+        raise DataError(f"expected nll of shape (P,) or (R, P), found {x.shape}; pass the points of a path")
+    y = _like("ma", ma, x)
+    shade = None if rmse is None else _like("rmse", rmse, x)
+    ends = None if scale is None else _like("scale", scale, x)[0]
     ax = _axes(ax)
-    ax.plot(x.T, y.T, color=_GREY if shade is not None else _COLOURS[0], linewidth=1, zorder=1)
-    limits = {} if shade is None else {"vmin": shade.min(), "vmax": shade.max(), "cmap": "cividis"}
-    for place, label, marker, size in [
-        (slice(1, -1), None, ".", 20),
-        (0, "scale", "o", 50),
-        (-1, "relaxed scale", "s", 50),
-    ]:
-        colour = _COLOURS[0] if shade is None else shade[:, place]
-        points = ax.scatter(x[:, place], y[:, place], size, colour, marker, label=label, zorder=2, **limits)
+    ax.plot(x.T, y.T, color=_GREY, linewidth=1, zorder=1)
+    for place, marker, size, label in _PATH:
+        look: dict[str, Any] = {"c": _COLOURS[0]}
+        if shade is not None:
+            look = {"c": shade[:, place], "cmap": "cividis", "vmin": shade.min(), "vmax": shade.max()}
+        look |= {"edgecolors": _GREY, "linewidths": 0.5, "zorder": 2}
+        points = ax.scatter(x[:, place], y[:, place], s=size, marker=marker, label=label, **look)
     if shade is not None:
-        ax.get_figure(root=True).colorbar(points, ax=ax, label="RMSE")  # type: ignore[union-attr]
-    if ends is not None and len(x) == 1:
-        _label_point(ax, x[0, 0], y[0, 0], f"scale {ends[0, 0]:.3g}", x[0].mean())
-        _label_point(ax, x[0, -1], y[0, -1], f"relaxed scale {ends[0, -1]:.3g}", x[0].mean())
+        ax.figure.colorbar(points, ax=ax, label="RMSE")
+    if len(x) > 1:
+        ax.legend()
+    else:
+        _label_ends(ax, x[0], y[0], ends)
     ax.set(xlabel=xlabel, ylabel=ylabel)
-    ax.margins(0.1)
-    ax.legend()
+    ax.margins(x=0.1, y=0.2)
     return ax
 
 
@@ -184,7 +206,7 @@ def intervals(
     """Predictions of one variable with their intervals, along the one input they depend on.
 
     Args:
-        x: Inputs `(N,)`, in any order.
+        x: Inputs `(N,)`, in any order; `(N, 1)` will do, here and below.
         mean: Predictions `(N,)`.
         low: Lower ends `(N,)`; or, for several bands, the lower and the upper ends by level.
         high: Upper ends `(N,)`; None if `low` has them.
@@ -208,7 +230,8 @@ def intervals(
         )
     if isinstance(low, Mapping):
         # Wide bands first, so that narrow ones are drawn over them.
-        bands = {f"{100 * level:.4g} % interval": low[level] for level in sorted(_not_empty(low, "band"), reverse=True)}
+        levels = sorted(_not_empty(low, "band"), reverse=True)
+        bands = {f"{100 * level:.4g} % interval": low[level] for level in levels}
     else:
         bands = {"interval": (low, high)}  # type: ignore[dict-item]
     columns = {"x": x, "mean": mean} | ({} if target is None else {"target": target})
@@ -221,11 +244,12 @@ def intervals(
     ax = _axes(ax)
     for index, label in enumerate(bands):
         ends = arrays[f"low end of the {label}"], arrays[f"high end of the {label}"]
-        alpha = 0.15 + 0.25 * (index + 1) / len(bands)
-        ax.fill_between(arrays["x"], *ends, color=_COLOURS[5], alpha=alpha, linewidth=0, label=label)
+        # Opaque tints, not layers of alpha: those would add up to darker colours than the legend shows.
+        tint = 1 - np.linspace(0.35, 0.85, len(bands))[index] * (1 - _SKY)
+        _band(ax, arrays["x"], *ends, color=tuple(tint), label=label)
     ax.plot(arrays["x"], arrays["mean"], color=_COLOURS[0], label="mean")
     if target is not None:
-        ax.scatter(arrays["x"], arrays["target"], 10, "black", "o", linewidths=0, label="target", zorder=3)
+        ax.scatter(arrays["x"], arrays["target"], s=10, c="black", linewidths=0, label="target", zorder=3)
     ax.set(xlabel=xlabel, ylabel=ylabel)
     ax.legend()
     return ax
@@ -236,14 +260,14 @@ def error_against_std(
 ) -> "Axes":
     """Size of each error against its predicted standard deviation, with lines at one and two of these.
 
-    If the uncertainty is Gaussian and calibrated, 68 % of the points lie below the first line, 95 % below the second.
+    Of a Gaussian, calibrated uncertainty 68 % of the points lie below the first line, 95 % below the second.
 
     Args:
         std: Predicted standard deviations `(N,)`.
         error: Errors `(N,)`, with or without sign.
         ax: Where to draw.
         unit: Unit of both.
-        log: Logarithmic axes; points with an error of 0 are not shown.
+        log: Logarithmic axes; points with an error or a deviation of 0 are not shown.
 
     Returns:
         The axes drawn on.
@@ -256,16 +280,19 @@ def error_against_std(
     spread, size = _same_length({"std": std, "error": error})
     size = np.abs(size)
     ax = _axes(ax)
-    ax.scatter(spread, size, 12, _COLOURS[0], "o", alpha=0.4, linewidths=0, label="example", zorder=2)
+    ax.scatter(spread, size, s=12, color=_COLOURS[0], alpha=0.4, linewidths=0, label="example", zorder=2)
+    start = spread[spread > 0].min(initial=spread.max()) if log else 0.0
+    for times, line in [(1, "--"), (2, ":")]:
+        ends = np.array([start, spread.max()])
+        ax.plot(ends, times * ends, color=_COLOURS[1], linestyle=line, label=f"{times} std", zorder=3)
     if log:
         ax.set(xscale="log", yscale="log")
-    ends = np.array([spread.min(), spread.max()] if log else [0, spread.max()])
-    for times, line in [(1, "--"), (2, ":")]:
-        label = "1 std" if times == 1 else f"{times} std"
-        ax.plot(ends, times * ends, color=_COLOURS[1], linestyle=line, label=label, zorder=3)
+    else:
+        ax.set(xlim=(0, None), ylim=(0, None))
     tail = f" [{unit}]" if unit else ""
     ax.set(xlabel=f"predicted standard deviation{tail}", ylabel=f"|error|{tail}")
-    ax.legend()
+    # Looking for the best place goes over every point, which takes long when they are many.
+    ax.legend(loc="best" if len(size) <= 10_000 else "upper left")
     return ax
 
 
@@ -287,18 +314,21 @@ def site_shares(names: Sequence[str], shares: Array, ax: "Axes | None" = None) -
     """
     (fractions,) = _same_length({"shares": shares})
     if len(names) != len(fractions):
-        raise DataError(f"expected one share for each of {len(names)} names, found {len(fractions)}; pass as many")
-    ax = _axes(ax)
+        raise DataError(
+            f"expected {len(names)} shares, as many as names, found {len(fractions)}; pass one each"
+        )
+    ax = _axes(ax, height=1.2 + 0.4 * len(names))
     bars = ax.barh(range(len(names)), 100 * fractions, color=_COLOURS[0])
     ax.bar_label(bars, fmt="%.1f %%", padding=3)
     ax.set_yticks(range(len(names)), names)
     ax.invert_yaxis()
-    ax.margins(x=0.15)
+    ax.margins(x=0.25)
     ax.set(xlabel="share of variance [%]", ylabel="site")
     return ax
 
 
-def _axes(ax: "Axes | None") -> "Axes":
+def _axes(ax: "Axes | None", height: float = 4.8) -> "Axes":
+    """The axes given, or those of a new figure of this height in inches."""
     if ax is not None:
         return ax
     try:
@@ -307,11 +337,17 @@ def _axes(ax: "Axes | None") -> "Axes":
         raise LatedropError(
             f"expected matplotlib, found none ({reason}); install it with: pip install latedrop[plots]"
         ) from None
-    return plt.figure(layout="constrained").add_subplot()
+    return plt.figure(figsize=(6.4, height), layout="constrained").add_subplot()
+
+
+def _band(ax: "Axes", x: Floats, low: Floats, high: Floats, **look: Any) -> None:
+    """Fill between two lines, and draw them: legends make room for lines, not for what is filled."""
+    ax.fill_between(x, low, high, linewidth=0, zorder=1, **look)
+    ax.plot(x, low, x, high, linewidth=0.5, zorder=1, **(look | {"label": None}))
 
 
 def _style(index: int) -> dict[str, Any]:
-    """Colour, marker and line of the series at `index`; the three run out of step, so that few pairs look alike."""
+    """Look of the series at `index`: colour and marker come back after 7, the line after 4, all after 28."""
     return {
         "color": _COLOURS[index % len(_COLOURS)],
         "marker": _MARKERS[index % len(_MARKERS)],
@@ -320,12 +356,18 @@ def _style(index: int) -> dict[str, Any]:
     }
 
 
-def _label_point(ax: "Axes", x: float, y: float, text: str, middle: float) -> None:
-    """Write beside a point, on the side away from the `middle` of its path."""
-    right = x >= middle
-    ax.annotate(
-        text, (x, y), xytext=(8 if right else -8, 4), textcoords="offset points", ha="left" if right else "right"
-    )
+def _label_ends(ax: "Axes", x: Floats, y: Floats, scale: Floats | None) -> None:
+    """Name the ends of a path that starts at its smallest x and falls: beside its top, below its foot."""
+    first, last = ("", "") if scale is None else (f" {scale[0]:.3g}", f" {scale[-1]:.3g}")
+    near: dict[str, Any] = {"textcoords": "offset points"}
+    ax.annotate(f"scale{first}", (x[0], y[0]), (8, 0), ha="left", va="center", **near)
+    ax.annotate(f"relaxed scale{last}", (x[-1], y[-1]), (0, -8), ha="right", va="top", **near)
+
+
+def _not_empty(series: Mapping[Any, Any], noun: str) -> Mapping[Any, Any]:
+    if not series:
+        raise ArgumentError(f"expected at least one {noun}, found none; pass a mapping from label to values")
+    return series
 
 
 def _array(values: Array) -> Floats:
@@ -334,14 +376,27 @@ def _array(values: Array) -> Floats:
     return np.asarray(values, dtype=np.float64)
 
 
+def _like(name: str, values: Array, path: Floats) -> Floats:
+    """The values, one for each point of the `(R, P)` path or paths."""
+    array = _array(values)
+    try:
+        return np.broadcast_to(array, path.shape)
+    except ValueError:
+        raise DataError(
+            f"expected {name} for each point of the path, shape {path.shape}, found {array.shape}; "
+            "pass one value per point"
+        ) from None
+
+
 def _same_length(columns: Mapping[str, Array]) -> list[Floats]:
-    """The columns as arrays, all `(N,)`."""
+    """The columns as arrays, all `(N,)`; what a network with one output gives, `(N, 1)`, is flattened."""
     arrays = {name: _array(values) for name, values in columns.items()}
+    arrays = {name: a[:, 0] if a.ndim == 2 and a.shape[1] == 1 else a for name, a in arrays.items()}
     first = next(iter(arrays))
     for name, array in arrays.items():
         if array.ndim != 1 or not len(array) or len(array) != len(arrays[first]):
             raise DataError(
-                f"expected one axis and as many values, at least one, in {' and '.join(arrays)}, "
-                f"found {name} of shape {array.shape} with {first} of shape {arrays[first].shape}; flatten or trim it"
+                f"expected one axis of one length, not empty, for {', '.join(arrays)}; "
+                f"found {name} of shape {array.shape}, {first} of shape {arrays[first].shape}; trim it"
             )
     return list(arrays.values())

@@ -22,7 +22,7 @@ from latedrop.inject import checked_seed, hooked
 from latedrop.masks import masks, uniforms
 from latedrop.sites import Rate, Site, find_sites, rates_by_site
 
-__all__ = ["Engine", "Moments", "checked_draws", "plain_output", "sample"]
+__all__ = ["Engine", "Moments", "check_finite", "checked_draws", "out_of_memory", "plain_output", "sample", "widened"]
 
 Engine: TypeAlias = Literal["auto", "vmap", "loop"]
 
@@ -96,11 +96,11 @@ def sample(
     stream, kept_draws = _Stream(), []
     with undisturbed(model):
         for outputs in _Draws(model, x, active, rates, seed, readout, shared).chunks(draws, chunk, engine):
-            outputs = _widened(outputs)
+            outputs = widened(outputs)
             stream.add(outputs)
             if keep_draws:
                 kept_draws.append(outputs)
-    _check_finite(stream.mean, f"at rate {rate}")
+    check_finite(stream.mean, f"at rate {rate}")
     return Moments(stream.mean, stream.variance, draws, torch.cat(kept_draws) if keep_draws else None)
 
 
@@ -108,8 +108,8 @@ def plain_output(model: nn.Module, x: Any, readout: Readout = None) -> Tensor:
     """The model's own output on `x`, read out, `(N, ...)` in float32 or better; nothing is injected."""
     x = place(x, model)
     with undisturbed(model, layers=False):
-        output = _widened(output_of(model, x, readout))
-    _check_finite(output, "without dropout")
+        output = widened(output_of(model, x, readout))
+    check_finite(output, "without dropout")
     return output
 
 
@@ -151,10 +151,10 @@ class _Draws:
                 except LatedropError:
                     raise
                 except Exception as error:
-                    if _out_of_memory(error) and chunk > 1:
+                    if out_of_memory(error) and chunk > 1:
                         chunk = chunk // 2
                         torch.cuda.empty_cache()
-                    elif vectorise and engine == "auto" and not _out_of_memory(error):
+                    elif vectorise and engine == "auto" and not out_of_memory(error):
                         vectorise = False  # some operator of this model has no batching rule
                     else:
                         raise
@@ -220,11 +220,11 @@ class _Stream:
         return self._squares / (self.count - 1)
 
 
-def _widened(output: Tensor) -> Tensor:
+def widened(output: Tensor) -> Tensor:
     return output if output.dtype == torch.float64 else output.float()
 
 
-def _check_finite(output: Tensor, when: str) -> None:
+def check_finite(output: Tensor, when: str) -> None:
     if not bool(torch.isfinite(output).all()):
         rows = int((~torch.isfinite(output)).reshape(len(output), -1).any(1).sum())
         raise OutputError(
@@ -233,5 +233,5 @@ def _check_finite(output: Tensor, when: str) -> None:
         )
 
 
-def _out_of_memory(error: Exception) -> bool:
+def out_of_memory(error: Exception) -> bool:
     return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "allocate memory" in str(error)

@@ -145,9 +145,7 @@ def _balanced(ratio2: Tensor, levels: Tensor, tol: float) -> Tensor:
     return low if abs(balance(low)) < abs(balance(high)) else high
 
 
-def _widened(
-    balance: Callable[[Tensor], float], start: Tensor, factor: float, done: Callable[[float], bool]
-) -> Tensor:
+def _widened(balance: Callable[[Tensor], float], start: Tensor, factor: float, done: Callable[[float], bool]) -> Tensor:
     for _ in range(200):  # errors of exactly 0 can keep the balance above 0 at any scale
         if done(balance(start)):
             break

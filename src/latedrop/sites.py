@@ -89,9 +89,7 @@ class Sites(tuple[Site, ...]):
 
     def __str__(self) -> str:
         rows = [("site", "layer", "masks", "units", "calls")]
-        rows += [
-            (s.name, s.layer, s.kind, f"{s.count} = " + " x ".join(map(str, s.units)), str(s.calls)) for s in self
-        ]
+        rows += [(s.name, s.layer, s.kind, f"{s.count} = " + " x ".join(map(str, s.units)), str(s.calls)) for s in self]
         widths = [max(len(row[i]) for row in rows) for i in range(5)]
         return "\n".join("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows)
 
@@ -397,5 +395,3 @@ def _checked_rate(rate: Any) -> float:
 
 def _by_pattern(name: str, rate: Mapping[str, float]) -> float:
     return next((float(value) for pattern, value in rate.items() if fnmatchcase(name, pattern)), 0.0)
-
-

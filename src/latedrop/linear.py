@@ -1,0 +1,208 @@
+"""The variance without drawing: exact to first order in the masks, for all rates at once.
+
+Write a mask as `m = 1 + d`, with `E d = 0` and `Var d = rate / (1 - rate)`, independent for every unit. To first order
+the output is `y + sum_i d_i · h_i · dy/dh_i`, so that
+
+    Var y = sum over sites s of  rate_s / (1 - rate_s) · v_s,     v_s = sum over the units i of s of (h_i · dy/dh_i)^2.
+
+`h_i · dy/dh_i` is the gradient of the output with respect to the mask at 1: one forward and one backward pass per
+scalar output give every `v_s`. Where the output is affine in the masks (one site before the last layer) nothing is
+left out; elsewhere it is the limit of small rates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from latedrop.errors import ArgumentError, OutputError
+from latedrop.forward import Readout, evaluating, frozen, map_rows, output_of, place, row_count, take_rows
+from latedrop.inject import example_axis, hooked
+from latedrop.sample import check_finite, out_of_memory, widened
+from latedrop.sites import Site, Sites, find_sites
+
+__all__ = ["Linearization", "linearize", "unit_variances"]
+
+_MOST_OUTPUTS = 1024
+_OUTPUTS_AT_ONCE = 16
+
+
+@dataclass(frozen=True)
+class Linearization:
+    """The model's own output, and what each site adds to its variance.
+
+    Attributes:
+        mean: `(N, ...)`, the output of the model as it is.
+        variance_by_site: `(N, outputs, sites)`, per unit of `rate / (1 - rate)`; `outputs` counts the entries of one
+            example's output.
+        sites: in the order of the last axis.
+    """
+
+    mean: Tensor
+    variance_by_site: Tensor
+    sites: Sites
+
+    def variance(self, odds: Tensor) -> Tensor:
+        """`sum_s odds_s · v_s`, in the shape of `mean`; `odds` `(sites,)` holds `rate / (1 - rate)`."""
+        return (self.variance_by_site @ odds.to(self.variance_by_site)).reshape(self.mean.shape)
+
+
+def linearize(
+    model: nn.Module, x: Any, sites: Sequence[Site] | None = None, readout: Readout = None, *, chunk: int | None = None
+) -> Linearization:
+    """First-order variance of `model` on `x`, site by site, without any draw.
+
+    Args:
+        model: any trained module that autograd can differentiate; it is left as it was.
+        x: inputs with N rows, as for `sample`.
+        sites: from `find_sites`; found by a probe pass where None.
+        readout: what of the output to take. A readout that sums a map to a count costs one backward pass.
+        chunk: rows that run at once; all where None, halved when memory runs out.
+
+    >>> net = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1))
+    >>> result = linearize(net, torch.ones(5, 2))
+    >>> result.mean.shape, result.variance_by_site.shape
+    (torch.Size([5, 1]), torch.Size([5, 1, 1]))
+    """
+    x = place(x, model)
+    found = Sites(find_sites(model, x) if sites is None else sites)
+
+    def summed(squares: Tensor) -> Tensor:
+        return squares.flatten(1).sum(1)
+
+    means, variances = [], []
+    for mean, columns in _by_rows(model, x, found, readout, chunk, summed):
+        means.append(mean)
+        variances.append(torch.stack([torch.stack([c[s.name] for s in found], -1) for c in columns], 1))
+    return Linearization(torch.cat(means), torch.cat(variances), found)
+
+
+def unit_variances(
+    model: nn.Module, x: Any, sites: Sequence[Site], readout: Readout = None
+) -> tuple[Tensor, list[dict[str, Tensor]]]:
+    """The model's output on one example, and for each of its entries the variance of every unit of every site."""
+    x = place(x, model)
+    if row_count(x) != 1:
+        raise ArgumentError(f"expected one example; found {row_count(x)}. Pass a batch of one row, such as x[:1].")
+    mean, columns = next(_by_rows(model, x, Sites(sites), readout, None, lambda squares: squares.flatten()))
+    return mean, columns
+
+
+_Reduce = Callable[[Tensor], Tensor]
+
+
+def _by_rows(
+    model: nn.Module, x: Any, sites: Sites, readout: Readout, chunk: int | None, reduce: _Reduce
+) -> Iterator[tuple[Tensor, list[dict[str, Tensor]]]]:
+    rows = row_count(x)
+    if chunk is not None and chunk < 1:
+        raise ArgumentError(f"expected chunk to be at least 1 row; found {chunk}.")
+    # A site whose input has no axis for the examples shares its units among them: one example at a time.
+    chunk = 1 if any(site.batch_axis is None for site in sites) else min(chunk or rows, rows)
+    done = 0
+    while done < rows:
+        part = take_rows(x, slice(done, done + chunk))
+        try:
+            result = _first_order(model, part, sites, readout, reduce)
+        except Exception as error:
+            if not out_of_memory(error) or chunk == 1:
+                raise
+            chunk = chunk // 2
+            torch.cuda.empty_cache()
+        else:
+            yield result
+            done += len(result[0])
+
+
+def _first_order(
+    model: nn.Module, x: Any, sites: Sites, readout: Readout, reduce: _Reduce
+) -> tuple[Tensor, list[dict[str, Tensor]]]:
+    """Output of some rows, and for each entry of it the squared mask gradients of every site, reduced."""
+    masks = _UnitMasks()
+    x = map_rows(x, lambda t: t.clone() if t.is_inference() else t)
+    with _differentiable(model), hooked(model, sites, masks.mask, shared=False):
+        output = output_of(model, x, readout)
+        check_finite(output.detach(), "without dropout")
+        flat = output.reshape(len(output), -1)
+        if flat.shape[1] > _MOST_OUTPUTS:
+            raise ArgumentError(
+                f"expected at most {_MOST_OUTPUTS} outputs per example, each costs a backward pass; found "
+                f"{flat.shape[1]}. Use a readout such as a map's sum, or method='propagate' or 'sample' for maps."
+            )
+        if not flat.requires_grad:
+            raise OutputError(
+                "expected an output that autograd can differentiate with respect to the sites; found one without a "
+                "graph: the model or the readout detaches it or runs without gradients. Use method='sample'."
+            )
+        columns: list[dict[str, Tensor]] = []
+        for start in range(0, flat.shape[1], _OUTPUTS_AT_ONCE):
+            part = flat[:, start : start + _OUTPUTS_AT_ONCE]
+            last = start + part.shape[1] == flat.shape[1]
+            columns += [masks.squares(sites, gradients, reduce) for gradients in masks.gradients(part, last)]
+    return widened(output.detach()), columns
+
+
+class _UnitMasks:
+    """Masks of ones whose gradients are asked for, one per site and call."""
+
+    def __init__(self) -> None:
+        self._leaves: dict[tuple[str, int], Tensor] = {}
+        self._axes: dict[tuple[str, int], int | None] = {}
+
+    def mask(self, site: Site, call: int, shape: tuple[int, ...], like: Tensor) -> Tensor:
+        key = (site.name, call)
+        if key not in self._leaves:
+            self._leaves[key] = torch.ones(shape, dtype=like.dtype, device=like.device, requires_grad=True)
+            self._axes[key] = example_axis(site, shape, like)
+        return self._leaves[key]
+
+    def gradients(self, outputs: Tensor, last: bool) -> Iterator[list[Tensor | None]]:
+        """For each of `outputs` `(n, k)`, the gradients of its rows with respect to every mask."""
+        leaves, k = list(self._leaves.values()), outputs.shape[1]
+        keep = {"retain_graph": not last, "allow_unused": True}
+        if k > 1:
+            each = torch.eye(k, dtype=outputs.dtype, device=outputs.device)[:, None].expand(k, *outputs.shape)
+            try:
+                found = torch.autograd.grad(
+                    outputs, leaves, each, is_grads_batched=True, retain_graph=True, allow_unused=True
+                )
+                yield from ([None if g is None else g[i] for g in found] for i in range(k))
+                return
+            except RuntimeError as error:  # some operator has no batching rule for its backward
+                if out_of_memory(error):
+                    raise
+        for i in range(k):
+            keep["retain_graph"] = not last or i + 1 < k
+            yield list(torch.autograd.grad(outputs[:, i].sum(), leaves, **keep))
+
+    def squares(self, sites: Sites, gradients: Sequence[Tensor | None], reduce: _Reduce) -> dict[str, Tensor]:
+        """`(h · dy/dh)^2` of every site, examples first, reduced; the calls of one layer are added or joined."""
+        parts: dict[str, list[Tensor]] = {site.name: [] for site in sites}
+        for (name, call), gradient in zip(self._leaves, gradients, strict=True):
+            square = (torch.zeros_like(self._leaves[name, call]) if gradient is None else gradient).detach()
+            axis = self._axes[name, call]
+            square = widened(square).square()
+            parts[name].append((square.movedim(axis, 0) if axis is not None else square[None]).flatten(1))
+        return {name: reduce(torch.cat(squares, 1)) for name, squares in parts.items()}
+
+
+@contextmanager
+def _differentiable(model: nn.Module) -> Iterator[None]:
+    parameter = next(model.parameters(), None)
+    cuda = [parameter.device] if parameter is not None and parameter.is_cuda else []
+    # cuDNN's recurrent kernels have no backward pass in eval mode.
+    recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
+    with (
+        torch.random.fork_rng(devices=cuda),
+        torch.backends.cudnn.flags(enabled=torch.backends.cudnn.enabled and not recurrent),
+        evaluating(model),
+        frozen(model),
+        torch.inference_mode(False),
+        torch.enable_grad(),
+    ):
+        yield

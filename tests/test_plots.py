@@ -1,0 +1,274 @@
+"""Every plot draws what it is given, on the axes it is given, and leaves the rest of matplotlib alone."""
+
+import subprocess
+import sys
+
+import matplotlib
+import numpy as np
+import pytest
+import torch
+
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt
+
+from latedrop import plots
+from latedrop.errors import ArgumentError, DataError, LatedropError
+
+LEVELS = np.array([0.25, 0.5, 0.75])
+PATH = {"nll": np.array([1.0, 1.1, 1.4]), "ma": np.array([0.3, 0.1, 0.02])}
+X = np.array([2.0, 0.0, 1.0])
+
+DRAW = {
+    "calibration_curves": lambda ax=None: plots.calibration_curves({"raw": (LEVELS, LEVELS**2)}, ax),
+    "metric_by_rate": lambda ax=None: plots.metric_by_rate(LEVELS, {"a": LEVELS}, ax, ylabel="NLL [nats]"),
+    "tradeoff": lambda ax=None: plots.tradeoff(**PATH, ax=ax, scale=[1, 2, 3], rmse=[3.0, 3.0, 3.1]),
+    "intervals": lambda ax=None: plots.intervals(X, X, X - 1, X + 1, ax, target=X),
+    "error_against_std": lambda ax=None: plots.error_against_std(LEVELS, X, ax),
+    "site_shares": lambda ax=None: plots.site_shares(["a", "b", "c"], LEVELS, ax),
+}
+every_plot = pytest.mark.parametrize("draw", DRAW.values(), ids=DRAW)
+
+
+@pytest.fixture(autouse=True)
+def _close_figures():
+    yield
+    plt.close("all")
+
+
+@pytest.fixture
+def ax():
+    return plt.figure(layout="constrained").add_subplot()
+
+
+def legend(ax):
+    return [text.get_text() for text in ax.get_legend().get_texts()]
+
+
+def texts(ax):
+    return [text.get_text() for text in ax.texts]
+
+
+def test_every_public_plot_is_in_the_table():
+    assert set(plots.__all__) == set(DRAW)
+
+
+@every_plot
+def test_the_axes_given_are_drawn_on_and_returned(draw, ax):
+    figures = plt.get_fignums()
+    assert draw(ax) is ax
+    assert ax.has_data()
+    assert plt.get_fignums() == figures
+
+
+@every_plot
+def test_without_axes_a_new_figure_is_made(draw, ax):
+    new = draw()
+    assert new.figure is not ax.figure
+    assert not ax.has_data()
+
+
+@every_plot
+def test_axes_are_labelled_and_nothing_is_cut_off(draw):
+    ax = draw()
+    assert ax.get_xlabel()
+    assert ax.get_ylabel()
+    ax.figure.canvas.draw()
+    page, drawn = ax.figure.bbox, ax.figure.get_tightbbox().transformed(ax.figure.dpi_scale_trans)
+    assert page.x0 <= drawn.x0
+    assert page.y0 <= drawn.y0
+    assert drawn.x1 <= page.x1
+    assert drawn.y1 <= page.y1
+
+
+@every_plot
+def test_global_settings_are_left_alone(draw, monkeypatch):
+    monkeypatch.setattr(plt, "show", lambda *_, **__: pytest.fail("plots must not show themselves"))
+    before = dict(matplotlib.rcParams)
+    draw()
+    assert dict(matplotlib.rcParams) == before
+
+
+@every_plot
+def test_a_missing_matplotlib_says_what_to_install(draw, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
+    with pytest.raises(LatedropError, match=r"expected matplotlib.*pip install latedrop\[plots\]"):
+        draw()
+
+
+def test_importing_plots_does_not_import_matplotlib():
+    code = "import sys, latedrop.plots; sys.exit('matplotlib' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_calibration_curves_draw_the_curves_the_bisector_and_the_regions(ax):
+    plots.calibration_curves({"raw": (LEVELS, LEVELS**2), "scaled": (torch.tensor(LEVELS), LEVELS)}, ax)
+    assert legend(ax) == ["calibrated", "raw", "scaled"]
+    assert sorted(texts(ax)) == ["overconfident", "underconfident"]
+    bisector, raw, scaled = ax.lines
+    assert bisector.get_xydata().tolist() == [[0, 0], [1, 1]]
+    np.testing.assert_array_equal(raw.get_ydata(), LEVELS**2)
+    assert raw.get_color() != scaled.get_color()
+    assert raw.get_marker() != scaled.get_marker()
+    assert raw.get_linestyle() != scaled.get_linestyle()
+    over = next(text for text in ax.texts if text.get_text() == "overconfident")
+    assert over.get_position()[1] < over.get_position()[0]
+
+
+def test_twenty_eight_series_look_different(ax):
+    plots.metric_by_rate([0.1, 0.2], {str(k): [k, k] for k in range(28)}, ax, ylabel="NLL")
+    looks = {(line.get_color(), line.get_marker(), line.get_linestyle()) for line in ax.lines}
+    assert len(looks) == 28
+
+
+def test_metric_by_rate_draws_lines_in_order_of_rate(ax):
+    plots.metric_by_rate([0.5, 0.1], {"scaled": [2.0, 1.0]}, ax, ylabel="NLL [nats]", log=True)
+    assert ax.lines[0].get_xydata().tolist() == [[0.1, 1.0], [0.5, 2.0]]
+    assert ax.get_ylabel() == "NLL [nats]"
+    assert ax.get_xlabel() == "dropout rate"
+    assert ax.get_xscale() == "log"
+    assert legend(ax) == ["scaled"]
+    assert not ax.collections
+
+
+def test_metric_by_rate_draws_mean_and_standard_deviation_of_repeats(ax):
+    plots.metric_by_rate([0.1, 0.2], {"injected": [[1.0, 3.0], [2.0, 2.0]]}, ax, ylabel="RMSE [kW]")
+    assert ax.lines[0].get_ydata().tolist() == [2.0, 2.0]
+    (band,) = ax.collections
+    corners = band.get_paths()[0].vertices
+    assert (corners[:, 1].min(), corners[:, 1].max()) == (1.0, 3.0)
+    assert ax.get_xscale() == "linear"
+    assert legend(ax) == ["injected"]
+
+
+def test_tradeoff_labels_the_ends_of_one_path(ax):
+    plots.tradeoff(**PATH, ax=ax, scale=[2.0, 3.0, 4.567])
+    assert texts(ax) == ["scale 2", "relaxed scale 4.57"]
+    assert [text.xy for text in ax.texts] == [(1.0, 0.3), (1.4, 0.02)]
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("NLL", "miscalibration area")
+
+
+def test_tradeoff_without_scales_still_names_the_ends(ax):
+    assert texts(plots.tradeoff([1.0, 2.0], [0.3, 0.1], ax)) == ["scale", "relaxed scale"]
+
+
+def test_tradeoff_shows_the_rmse_by_colour(ax):
+    plots.tradeoff(**PATH, ax=ax, rmse=[3.0, 3.5, 4.0])
+    shades = np.concatenate([np.asarray(points.get_array()).ravel() for points in ax.collections])
+    assert sorted(shades) == [3.0, 3.5, 4.0]
+    assert {points.get_clim() for points in ax.collections} == {(3.0, 4.0)}
+    assert [other.get_ylabel() for other in ax.figure.axes if other is not ax] == ["RMSE"]
+
+
+def test_tradeoff_of_several_paths_has_a_legend(ax):
+    nll, ma = (np.stack([values, values + 0.1]) for values in PATH.values())
+    plots.tradeoff(nll, ma, ax, rmse=[[3.0], [4.0]])
+    assert len(ax.lines) == 2
+    assert legend(ax) == ["scale", "relaxed scale"]
+    assert not ax.texts
+
+
+def test_intervals_are_sorted_by_x(ax):
+    plots.intervals(X, 10 * X, 10 * X - 1, 10 * X + 1, ax, target=torch.tensor(X), xlabel="temperature [K]")
+    mean = next(line for line in ax.lines if line.get_label() == "mean")
+    assert mean.get_xydata().tolist() == [[0, 0], [1, 10], [2, 20]]
+    assert ax.collections[-1].get_offsets().tolist() == [[0, 0], [1, 1], [2, 2]]
+    assert legend(ax) == ["interval", "mean", "target"]
+    assert ax.get_xlabel() == "temperature [K]"
+
+
+def test_intervals_draw_wide_bands_under_narrow_ones(ax):
+    plots.intervals(X, X, {0.5: (X - 1, X + 1), 0.995: (X - 3, X + 3), 0.9: (X - 2, X + 2)}, ax=ax)
+    assert legend(ax) == ["99.5 % interval", "90 % interval", "50 % interval", "mean"]
+    lightness = [band.get_facecolor()[0, :3].sum() for band in ax.collections]
+    assert lightness == sorted(lightness, reverse=True)
+
+
+def test_intervals_take_the_column_a_network_gives(ax):
+    column = torch.tensor(X)[:, None].requires_grad_()
+    plots.intervals(column, column, column - 1, column + 1, ax)
+    assert ax.has_data()
+
+
+def test_error_against_std_draws_sizes_and_two_lines(ax):
+    plots.error_against_std([0.5, 2.0], [-1.0, 3.0], ax, unit="kW")
+    assert ax.collections[0].get_offsets().tolist() == [[0.5, 1.0], [2.0, 3.0]]
+    one, two = ax.lines
+    assert one.get_xydata().tolist() == [[0, 0], [2, 2]]
+    assert two.get_xydata().tolist() == [[0, 0], [2, 4]]
+    assert legend(ax) == ["example", "1 std", "2 std"]
+    assert ax.get_xlabel() == "predicted standard deviation [kW]"
+
+
+def test_error_against_std_on_logarithmic_axes(ax):
+    plots.error_against_std([0.0, 0.5, 2.0], [1.0, 0.0, 3.0], ax, log=True)
+    assert (ax.get_xscale(), ax.get_yscale()) == ("log", "log")
+    assert ax.lines[1].get_xydata().tolist() == [[0.5, 1.0], [2, 4]]
+    ax.figure.canvas.draw()
+
+
+def test_error_against_std_of_many_points_places_its_legend_without_a_search(ax):
+    many = np.ones(20_000)
+    assert plots.error_against_std(many, many, ax).get_legend()._loc == 2
+
+
+def test_site_shares_are_bars_from_the_top_down(ax):
+    plots.site_shares(["first", "second"], torch.tensor([0.25, 0.75]), ax)
+    assert [bar.get_width() for bar in ax.patches] == [25, 75]
+    assert [tick.get_text() for tick in ax.get_yticklabels()] == ["first", "second"]
+    assert texts(ax) == ["25.0 %", "75.0 %"]
+    assert ax.yaxis_inverted()
+
+
+def test_site_shares_of_many_sites_get_a_taller_figure():
+    few = plots.site_shares(["a"], [1.0]).figure.get_figheight()
+    many = plots.site_shares([str(k) for k in range(50)], np.ones(50) / 50).figure.get_figheight()
+    assert many > 20 > few
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_tensors_of_any_float_dtype_are_drawn(ax, dtype):
+    plots.error_against_std(torch.ones(3, dtype=dtype, requires_grad=True), torch.ones(3, dtype=dtype), ax)
+    assert ax.has_data()
+
+
+@pytest.mark.parametrize(
+    ("draw", "error", "match"),
+    [
+        (lambda: plots.calibration_curves({}), ArgumentError, "at least one curve, found none; pass"),
+        (lambda: plots.calibration_curves({"raw": (LEVELS, [0.1])}), DataError, r"levels of 'raw'.*\(1,\)"),
+        (lambda: plots.metric_by_rate([0.1], {}, ylabel="NLL"), ArgumentError, "at least one line"),
+        (
+            lambda: plots.metric_by_rate([0.1, 0.2], {"a": np.ones((3, 2))}, ylabel="NLL"),
+            DataError,
+            r"expected 'a' of shape \(2,\) or \(2, S\).*found \(3, 2\); transpose",
+        ),
+        (
+            lambda: plots.tradeoff([1.0, 2.0], [1.0, 2.0, 3.0]),
+            DataError,
+            r"expected ma .*\(1, 2\), found \(3,\)",
+        ),
+        (lambda: plots.tradeoff([1.0, 2.0], [1.0, 2.0], rmse=[1.0] * 3), DataError, "expected rmse"),
+        (lambda: plots.tradeoff([1.0, 2.0], [1.0, 2.0], scale=[1.0] * 3), DataError, "expected scale"),
+        (lambda: plots.tradeoff([], []), DataError, r"nll of shape \(P,\) or \(R, P\), found \(1, 0\)"),
+        (lambda: plots.intervals(X, X, X), ArgumentError, "low as ndarray and high as NoneType"),
+        (lambda: plots.intervals(X, X, {0.9: (X, X)}, X), ArgumentError, "low as dict and high as ndarray"),
+        (lambda: plots.intervals(X, X, {}), ArgumentError, "at least one band"),
+        (
+            lambda: plots.intervals(X, X[:2], X, X),
+            DataError,
+            r"found mean of shape \(2,\), x of shape \(3,\)",
+        ),
+        (lambda: plots.error_against_std([], []), DataError, r"not empty.*found std of shape \(0,\)"),
+        (lambda: plots.error_against_std(np.ones((2, 2)), np.ones((2, 2))), DataError, r"one axis.*\(2, 2\)"),
+        (
+            lambda: plots.site_shares(["a"], [0.5, 0.5]),
+            DataError,
+            "expected 1 shares, as many as names, found 2; pass one",
+        ),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused_before_a_figure_is_made(draw, error, match):
+    with pytest.raises(error, match=match):
+        draw()
+    assert not plt.get_fignums()
