@@ -405,7 +405,8 @@ def test_bounds_that_hold_for_any_data(pairs):
     mae, area = metrics.mae(mean, None, target), metrics.miscalibration_area(mean, variance, target)
     assert 0 < metrics.crps(mean, variance, target) <= mae + np.sqrt(variance).mean()
     assert metrics.balance(mean, variance, target).abs() <= area + 1e-9
-    assert metrics.interval_width(mean, variance, target) <= metrics.interval_score(mean, variance, target)
+    width, score = (f(mean, variance, target) for f in (metrics.interval_width, metrics.interval_score))
+    assert width <= score + 1e-9
     assert mae <= metrics.rmse(mean, None, target) + 1e-9
 
 

@@ -264,7 +264,7 @@ def test_tensors_of_any_float_dtype_are_drawn(ax, dtype):
         (
             lambda: plots.site_shares(["a"], [0.5, 0.5]),
             DataError,
-            "expected 1 shares, as many as names, found 2; pass one",
+            "expected 1 shares, one per name, found 2; pass",
         ),
     ],
 )

@@ -1,18 +1,22 @@
 """Calibrated uncertainty for any trained PyTorch network, by dropout injected at test time."""
 
 from latedrop import metrics
-from latedrop.calibrate import Calibration
 from latedrop.errors import LatedropError, LatedropWarning
 from latedrop.inject import inject
-from latedrop.predict import Prediction, Predictor, calibrate, load
+from latedrop.linear import Linearization, linearize
+from latedrop.predict import Explanation, Prediction, Predictor, calibrate, load
+from latedrop.propagate import propagate
+from latedrop.record import Calibration
 from latedrop.sample import Moments, sample
 from latedrop.scale import optimal_scale, relaxed_scale
 from latedrop.sites import Site, Sites, find_sites
 
 __all__ = [
     "Calibration",
+    "Explanation",
     "LatedropError",
     "LatedropWarning",
+    "Linearization",
     "Moments",
     "Prediction",
     "Predictor",
@@ -21,9 +25,11 @@ __all__ = [
     "calibrate",
     "find_sites",
     "inject",
+    "linearize",
     "load",
     "metrics",
     "optimal_scale",
+    "propagate",
     "relaxed_scale",
     "sample",
 ]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from latedrop.errors import ArgumentError, DataError
-from latedrop.forward import place, row_count, take_rows
+from latedrop.forward import from_array, place, row_count, take_rows
 
 __all__ = ["Unpack", "batch_count", "batches", "row_batches"]
 
@@ -46,24 +46,28 @@ def batches(
 
 def row_batches(x: Any, batch_size: int) -> Iterator[Any]:
     """Cut inputs with N rows into parts of at most `batch_size` rows."""
-    if batch_size < 1:
-        raise ArgumentError(f"expected a batch size of at least 1; found {batch_size}.")
+    _check_batch_size(batch_size)
     for start in range(0, row_count(x), batch_size):
         yield take_rows(x, slice(start, start + batch_size))
 
 
 def batch_count(data: Any, batch_size: int) -> int | None:
     """How many batches `batches` will yield, or None where that is not known beforehand."""
-    if _is_pair(data):
-        return -(-len(data[1]) // batch_size)
+    _check_batch_size(batch_size)
     try:
-        return len(data)
+        return -(-len(data[1]) // batch_size) if _is_pair(data) else len(data)
     except TypeError:
         return None
 
 
 def _is_pair(data: Any) -> bool:
-    return isinstance(data, (tuple, list)) and len(data) == 2 and isinstance(data[1], (Tensor, np.ndarray))
+    """Whether `data` is one pair (x, y), and not two batches; y may still be a list or a table, to be refused later."""
+    return isinstance(data, (tuple, list)) and len(data) == 2 and any(hasattr(part, "__array__") for part in data)
+
+
+def _check_batch_size(batch_size: Any) -> None:
+    if isinstance(batch_size, bool) or not hasattr(batch_size, "__index__") or batch_size < 1:
+        raise ArgumentError(f"expected a batch size of at least 1; found {batch_size!r}.")
 
 
 def _unpacked(batch: Any, unpack: Unpack | None) -> tuple[Any, Any]:
@@ -80,12 +84,10 @@ def _unpacked(batch: Any, unpack: Unpack | None) -> tuple[Any, Any]:
 def _target(y: Any) -> Tensor:
     if not isinstance(y, (Tensor, np.ndarray)):
         raise DataError(
-            f"expected targets as a tensor or array; found {type(y).__name__}. Pass unpack= to make them so."
+            f"expected targets as a tensor or array; found {type(y).__name__}. Convert them, or pass unpack= to do it."
         )
     if isinstance(y, np.ndarray):
-        if y.dtype.kind not in "fiub":
-            raise DataError(f"expected numeric targets; found a numpy array of dtype {y.dtype}.")
-        y = torch.from_numpy(np.ascontiguousarray(y))
+        y = from_array(y, "targets")
     if y.is_complex():
         raise DataError(f"expected real targets; found {y.dtype}.")
     if not bool(torch.isfinite(y).all()):
@@ -93,7 +95,8 @@ def _target(y: Any) -> Tensor:
             f"expected finite targets; found {int((~torch.isfinite(y)).sum())} NaN or inf among {y.numel()}. "
             "Drop or impute these rows."
         )
-    return y
+    target: Tensor = y.detach()
+    return target
 
 
 def _check_rows(x: Any, y: Tensor) -> None:

@@ -23,6 +23,7 @@ __all__ = [
     "Readout",
     "call",
     "evaluating",
+    "from_array",
     "frozen",
     "map_rows",
     "output_of",
@@ -88,12 +89,7 @@ def place(x: Any, model: nn.Module) -> Any:
 
     def move(value: Tensor | np.ndarray) -> Tensor:
         if isinstance(value, np.ndarray):
-            if value.dtype.kind not in "fiub":
-                raise DataError(
-                    f"expected numeric inputs; found a numpy array of dtype {value.dtype}. "
-                    "Encode text and categories as numbers first."
-                )
-            value = torch.from_numpy(np.ascontiguousarray(value))
+            value = from_array(value, "inputs")
             if value.is_floating_point() and parameter is not None:
                 value = value.to(parameter.dtype)
         value = value.to(device)
@@ -106,6 +102,18 @@ def place(x: Any, model: nn.Module) -> Any:
         return value
 
     return _map(x, move)
+
+
+def from_array(array: np.ndarray, what: str) -> Tensor:
+    """A numpy array of numbers as a tensor; `what` names it in the error where it holds something else."""
+    if array.dtype.kind not in "fiub":
+        raise DataError(
+            f"expected numeric {what}; found a numpy array of dtype {array.dtype}. "
+            "Encode text and categories as numbers first."
+        )
+    # torch refuses foreign byte orders and wide floats, and warns of read-only arrays: these are copied.
+    dtype = np.float64 if array.dtype.itemsize > 8 else array.dtype.newbyteorder("=")
+    return torch.from_numpy(np.require(array, dtype, requirements=["C", "W"]))
 
 
 def call(model: nn.Module, x: Any) -> Any:

@@ -19,6 +19,7 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -44,13 +45,13 @@ class Isotonic:
     """Isotonic recalibration.
 
     Attributes:
-        nominal: for each output, increasing probabilities `p`.
+        knots: for each output, increasing standardised residuals `z = Phi^{-1}(p)`.
         observed: for each output, the frequency `R(p)` of targets below the predicted p-quantile.
         scale: the scale of the variance that it was fitted with, one per output or one for all.
         floor: its floor.
     """
 
-    nominal: tuple[tuple[float, ...], ...]
+    knots: tuple[tuple[float, ...], ...]
     observed: tuple[tuple[float, ...], ...]
     scale: tuple[float, ...]
     floor: tuple[float, ...]
@@ -66,24 +67,25 @@ class Isotonic:
                 "expected scikit-learn for isotonic intervals; it is not installed. "
                 "Run: pip install 'latedrop[isotonic]'"
             ) from error
-        curves = []
-        for z in residuals:
-            p = torch.special.ndtr(z.double()).sort().values
-            rank = torch.arange(1, len(p) + 1, dtype=torch.float64) / (len(p) + 1)
-            model = IsotonicRegression(y_min=0, y_max=1, out_of_bounds="clip").fit(p.cpu().numpy(), rank.numpy())
-            inner = torch.linspace(0, 1, _KNOTS + 2, dtype=torch.float64)[1:-1]
-            knots = torch.quantile(p[:: max(1, len(p) // 10**6)], inner).unique()
-            fitted = torch.from_numpy(model.predict(knots.cpu().numpy()))
-            curves.append(([0.0, *knots.tolist(), 1.0], [0.0, *fitted.tolist(), 1.0]))
-        return cls(tuple(tuple(c[0]) for c in curves), tuple(tuple(c[1]) for c in curves), scale, floor)
+        all_knots, all_observed = [], []
+        for residual in _finite(residuals):
+            z = np.sort(residual.double().cpu().numpy())
+            rank = np.arange(1, len(z) + 1) / (len(z) + 1)
+            # In z and not in p, where doubles cannot tell two residuals beyond 8 standard deviations apart.
+            model = IsotonicRegression(y_min=0, y_max=1, out_of_bounds="clip").fit(z, rank)
+            knots = np.unique(np.quantile(z, np.linspace(0, 1, _KNOTS + 2)[1:-1]))
+            all_knots.append(tuple(knots.tolist()))
+            all_observed.append(tuple(model.predict(knots).tolist()))
+        return cls(tuple(all_knots), tuple(all_observed), scale, floor)
 
     def z(self, q: float) -> Tensor:
         """Standardised quantile of each output, `(K,)`."""
         values = []
-        for nominal, observed in zip(self.nominal, self.observed, strict=True):
-            p = _interpolated(q, observed, nominal)
-            # Beyond the outermost residual the data say nothing: the Gaussian tail is kept there.
-            values.append(normal_quantile(min(max(p, min(q, nominal[1])), max(q, nominal[-2]))))
+        for knots, observed in zip(self.knots, self.observed, strict=True):
+            inside = min(max(q, observed[0]), observed[-1])
+            # Beyond the outermost knot the data say nothing: a Gaussian tail goes on from there.
+            tail = normal_quantile(q) - normal_quantile(inside)
+            values.append(_interpolated(inside, observed, knots) + tail)
         return torch.tensor(values, dtype=torch.float64)
 
 
@@ -105,7 +107,7 @@ class Conformal:
     @classmethod
     def fit(cls, residuals: list[Tensor], scale: tuple[float, ...], floor: tuple[float, ...]) -> Conformal:
         """Keep the scores of standardised residuals, one flat tensor per output."""
-        return cls(tuple(tuple(z.double().abs().sort().values.tolist()) for z in residuals), scale, floor)
+        return cls(tuple(tuple(z.double().abs().sort().values.tolist()) for z in _finite(residuals)), scale, floor)
 
     def z(self, q: float) -> Tensor:
         """Standardised quantile of each output, `(K,)`."""
@@ -135,9 +137,13 @@ def normal_quantile(q: float) -> float:
 
 def checked_level(level: Any) -> float:
     """A level or a quantile as a float inside (0, 1), or `ArgumentError`."""
-    if isinstance(level, bool) or not 0 < float(level) < 1:
+    try:
+        value = math.nan if isinstance(level, (bool, str)) else float(level)
+    except (TypeError, ValueError, RuntimeError):
+        value = math.nan
+    if not 0 < value < 1:
         raise ArgumentError(f"expected a probability inside (0, 1); found {level!r}. A 90 % interval is level 0.9.")
-    return float(level)
+    return value
 
 
 def intervals_from_dict(record: dict[str, Any] | None) -> Intervals:
@@ -147,7 +153,7 @@ def intervals_from_dict(record: dict[str, Any] | None) -> Intervals:
     kinds: dict[str, type[Isotonic] | type[Conformal]] = {"isotonic": Isotonic, "conformal": Conformal}
     if record.get("kind") not in kinds:
         raise DataError(f"expected interval kind 'isotonic' or 'conformal'; found {record.get('kind')!r}.")
-    curves = {
+    curves: dict[str, Any] = {
         key: tuple(tuple(row) if isinstance(row, list) else row for row in value)
         for key, value in record.items()
         if key != "kind"
@@ -158,6 +164,16 @@ def intervals_from_dict(record: dict[str, Any] | None) -> Intervals:
 def intervals_to_dict(intervals: Intervals) -> dict[str, Any] | None:
     """Plain data for JSON."""
     return None if intervals is None else asdict(intervals)
+
+
+def _finite(residuals: list[Tensor]) -> list[Tensor]:
+    bad = sum(int((~torch.isfinite(z)).sum()) for z in residuals)
+    if bad:
+        raise DataError(
+            f"expected finite standardised residuals; found {bad} NaN or inf, where the predicted variance is 0. "
+            "More draws or floor=True avoid it."
+        )
+    return residuals
 
 
 def _interpolated(x: float, xs: tuple[float, ...], ys: tuple[float, ...]) -> float:

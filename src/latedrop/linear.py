@@ -161,32 +161,29 @@ class _UnitMasks:
             self._axes[key] = example_axis(site, shape, like)
         return self._leaves[key]
 
-    def gradients(self, outputs: Tensor, last: bool) -> Iterator[list[Tensor | None]]:
+    def gradients(self, outputs: Tensor, last: bool) -> Iterator[Sequence[Tensor]]:
         """For each of `outputs` `(n, k)`, the gradients of its rows with respect to every mask."""
         leaves, k = list(self._leaves.values()), outputs.shape[1]
-        keep = {"retain_graph": not last, "allow_unused": True}
         if k > 1:
             each = torch.eye(k, dtype=outputs.dtype, device=outputs.device)[:, None].expand(k, *outputs.shape)
             try:
                 found = torch.autograd.grad(
-                    outputs, leaves, each, is_grads_batched=True, retain_graph=True, allow_unused=True
+                    outputs, leaves, each, is_grads_batched=True, retain_graph=True, materialize_grads=True
                 )
-                yield from ([None if g is None else g[i] for g in found] for i in range(k))
+                yield from ([g[i] for g in found] for i in range(k))
                 return
             except RuntimeError as error:  # some operator has no batching rule for its backward
                 if out_of_memory(error):
                     raise
         for i in range(k):
-            keep["retain_graph"] = not last or i + 1 < k
-            yield list(torch.autograd.grad(outputs[:, i].sum(), leaves, **keep))
+            more = not last or i + 1 < k
+            yield torch.autograd.grad(outputs[:, i].sum(), leaves, retain_graph=more, materialize_grads=True)
 
-    def squares(self, sites: Sites, gradients: Sequence[Tensor | None], reduce: _Reduce) -> dict[str, Tensor]:
-        """`(h · dy/dh)^2` of every site, examples first, reduced; the calls of one layer are added or joined."""
+    def squares(self, sites: Sites, gradients: Sequence[Tensor], reduce: _Reduce) -> dict[str, Tensor]:
+        """`(h · dy/dh)^2` of every site, examples first, reduced; the calls of one layer are joined."""
         parts: dict[str, list[Tensor]] = {site.name: [] for site in sites}
-        for (name, call), gradient in zip(self._leaves, gradients, strict=True):
-            square = (torch.zeros_like(self._leaves[name, call]) if gradient is None else gradient).detach()
-            axis = self._axes[name, call]
-            square = widened(square).square()
+        for ((name, _), axis), gradient in zip(self._axes.items(), gradients, strict=True):
+            square = widened(gradient.detach()).square()
             parts[name].append((square.movedim(axis, 0) if axis is not None else square[None]).flatten(1))
         return {name: reduce(torch.cat(squares, 1)) for name, squares in parts.items()}
 

@@ -314,9 +314,7 @@ def site_shares(names: Sequence[str], shares: Array, ax: "Axes | None" = None) -
     """
     (fractions,) = _same_length({"shares": shares})
     if len(names) != len(fractions):
-        raise DataError(
-            f"expected {len(names)} shares, as many as names, found {len(fractions)}; pass one each"
-        )
+        raise DataError(f"expected {len(names)} shares, one per name, found {len(fractions)}; pass them all")
     ax = _axes(ax, height=1.2 + 0.4 * len(names))
     bars = ax.barh(range(len(names)), 100 * fractions, color=_COLOURS[0])
     ax.bar_label(bars, fmt="%.1f %%", padding=3)

@@ -13,18 +13,21 @@ import torch
 from torch import Tensor, nn
 
 from latedrop.batches import Unpack, batches, row_batches
-from latedrop.calibrate import PAPER_RATES, Calibration, Choice, checked_choice, fingerprint, residuals, search
-from latedrop.errors import ArgumentError, DataError, FileError, LatedropError, LatedropWarning
+from latedrop.calibrate import PAPER_RATES, Setup, fingerprint, moments, residuals, search
+from latedrop.errors import ArgumentError, DataError, FileError, LatedropError, LatedropWarning, OutputError
+from latedrop.fit import Loss
 from latedrop.forward import Readout, place
 from latedrop.intervals import Conformal, IntervalKind, checked_level, normal_quantile
+from latedrop.linear import unit_variances
 from latedrop.metrics import align_target
-from latedrop.sample import plain_output, sample
+from latedrop.record import Calibration, Choice, Method
+from latedrop.sample import plain_output
 from latedrop.sites import Kind, Rate, Select, Site
 
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["Prediction", "Predictor", "calibrate", "load"]
+__all__ = ["Explanation", "Prediction", "Predictor", "calibrate", "load"]
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,7 @@ class Prediction:
         return self.variance.sqrt()
 
     def interval(self, level: float = 0.9) -> tuple[Tensor, Tensor]:
-        """Lower and upper ends, `(N, ...)` each, of the central interval that holds the target with that probability."""
+        """Both ends, `(N, ...)` each, of the central interval that holds the target with that probability."""
         level = checked_level(level)
         return self._at((1 - level) / 2), self._at((1 + level) / 2)
 
@@ -94,6 +97,28 @@ class Prediction:
         std = self.calibration.scaled(self.raw_variance, fitted.scale, fitted.floor).sqrt()
         z = fitted.z(q).to(self.mean)
         return self.mean + (z.reshape(1, -1, *[1] * (std.dim() - 2)) if len(z) > 1 else z) * std
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Where the variance of one prediction comes from.
+
+    Attributes:
+        mean: the model's own prediction.
+        sites: each site's share of the variance; they sum to 1.
+        units: the units with the largest shares, as (site, position in the layer's input, share).
+    """
+
+    mean: float
+    sites: dict[str, float]
+    units: tuple[tuple[str, tuple[int, ...], float], ...]
+
+    def __str__(self) -> str:
+        lines = [f"prediction {self.mean:.6g}; share of its variance by site"]
+        lines += [f"  {share:6.1%}  {name}" for name, share in self.sites.items()]
+        lines += ["and by unit"]
+        lines += [f"  {share:6.1%}  {name}[{', '.join(map(str, place))}]" for name, place, share in self.units]
+        return "\n".join(lines)
 
 
 class Predictor:
@@ -139,6 +164,37 @@ class Predictor:
         calibration = self.calibration.with_choice(choice)
         return Predictor(self.model, calibration, self.readout, batch_size=self.batch_size, chunk=self.chunk)
 
+    def explain(self, x: Any, *, output: int = 0, most: int = 10) -> Explanation:
+        """Where the doubt about one prediction comes from, to first order: the share of each site and its main units.
+
+        Args:
+            x: inputs of one row.
+            output: which entry of the example's output, counted flat.
+            most: how many units to list.
+        """
+        calibration = self.calibration
+        mean, columns = unit_variances(self.model, x, calibration.sites, self.readout)
+        if not 0 <= output < len(columns):
+            raise ArgumentError(f"expected an output between 0 and {len(columns) - 1}; found {output}.")
+        odds = calibration.odds().tolist()
+        parts = {s.name: columns[output][s.name].double() * o for s, o in zip(calibration.sites, odds, strict=True)}
+        total = sum(float(part.sum()) for part in parts.values())
+        if total == 0:
+            raise OutputError(
+                "expected a prediction that dropout can move; no unit of any site contributes to it: the variance that "
+                "is predicted here is the floor alone."
+            )
+        units = []
+        for site in calibration.sites:
+            values, places = parts[site.name].topk(min(most, parts[site.name].numel()))
+            units += [
+                (site.name, site.place(place), value / total)
+                for value, place in zip(values.tolist(), places.tolist(), strict=True)
+            ]
+        units.sort(key=lambda unit: -unit[2])
+        shares = {name: float(part.sum()) / total for name, part in parts.items()}
+        return Explanation(float(mean.flatten()[output]), shares, tuple(units[:most]))
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the calibration as JSON; the model's weights are not in it."""
         path = Path(path)
@@ -154,14 +210,27 @@ class Predictor:
 
     def _moments(self, x: Any) -> tuple[Tensor, Tensor]:
         c = self.calibration
-        moments = sample(self.model, x, c.rate, c.draws, c.seed, c.sites, self.readout, self.chunk, c.shared)
-        mean = moments.mean if c.mean == "draws" else plain_output(self.model, x, self.readout)
-        if tuple(mean.shape[1:]) != c.output_shape and mean.dim() != len(c.output_shape) + 1:
+        found = moments(
+            self.model,
+            x,
+            c.rate,
+            c.sites,
+            method=c.method,
+            readout=self.readout,
+            draws=c.draws,
+            seed=c.seed,
+            shared=c.shared,
+            chunk=self.chunk,
+            odds=c.odds(),
+        )
+        own = c.mean == "model" and c.method != "linear"  # which gives the model's own output anyway
+        mean = plain_output(self.model, x, self.readout) if own else found.mean
+        if mean.dim() != len(c.output_shape) + 1 or (c.per_output and mean.shape[1] != c.output_shape[0]):
             raise DataError(
                 f"expected outputs of shape (N, {', '.join(map(str, c.output_shape))}), as in the calibration; found "
                 f"{tuple(mean.shape)}. Use the readout that the calibration was made with."
             )
-        return mean, moments.variance
+        return mean, found.variance
 
 
 def calibrate(
@@ -171,8 +240,11 @@ def calibrate(
     draws: int = 100,
     criterion: Literal["scaled", "unscaled"] = "scaled",
     *,
-    mean: Literal["draws", "model"] = "draws",
+    method: Method = "sample",
+    mean: Literal["draws", "model"] | None = None,
     floor: bool = False,
+    per_site: bool = False,
+    loss: Loss = "nll",
     per_output: bool = True,
     scale: Choice = "optimal",
     intervals: IntervalKind | None = None,
@@ -197,9 +269,13 @@ def calibrate(
         rates: the rates to try; each a float or a mapping from name patterns to floats.
         draws: thinned networks per rate.
         criterion: `"scaled"` picks the rate by the NLL of the scaled variance, `"unscaled"` of the raw one.
+        method: `"sample"` draws thinned networks; `"linear"` takes the first-order variance, for all rates at once and
+            without draws; `"propagate"` carries mean and variance through the layers, for dense outputs.
         mean: `"draws"`: predict the mean over draws; `"model"`: keep the model's own prediction, and take only
-            the variance from the draws.
+            the variance from the draws. By default `"draws"`, and `"model"` with `method="linear"`.
         floor: also fit a constant, `scale · variance + floor`.
+        per_site: fit a rate for each site, with `method="linear"`.
+        loss: what that fit minimises: `"nll"`, or `"crps"`, which outliers move less.
         per_output: each index of axis 1 has its own scale and floor; False: one for all.
         scale: which scale predictions use: `"optimal"`, `"relaxed"` or a number. It can be changed later.
         intervals: `"gaussian"`, `"isotonic"` or `"conformal"`; the last where `conformal_data` is given.
@@ -232,16 +308,17 @@ def calibrate(
             f"served for nothing else; found intervals={intervals!r} and conformal_data "
             f"{'missing' if conformal_data is None else 'given'}."
         )
-    calibration = search(
-        model,
-        data,
+    setup = Setup(
+        method=method,
         rates=rates,
         draws=draws,
         criterion=criterion,
         mean=mean,
         floor=floor,
+        per_site=per_site,
+        loss=loss,
         per_output=per_output,
-        scale=checked_choice(scale),
+        scale=scale,
         isotonic=intervals == "isotonic",
         sites=sites,
         select=select,
@@ -254,6 +331,7 @@ def calibrate(
         unpack=unpack,
         progress=progress,
     )
+    calibration = search(model, data, setup)
     predictor = Predictor(model, calibration, readout, batch_size=batch_size, chunk=chunk)
     if intervals == "conformal":
         predictor.calibration = _conformalised(predictor, conformal_data, unpack)
@@ -281,8 +359,8 @@ def load(path: str | os.PathLike[str], model: nn.Module, readout: Readout = None
         )
     if calibration.custom_readout is not None and readout is None:
         raise FileError(
-            f"expected readout=, as {path} was made with the function {calibration.custom_readout!r}, which a file cannot "
-            "hold. Pass the same function to load()."
+            f"expected readout=, as {path} was made with the function {calibration.custom_readout!r}, which a file "
+            "cannot hold. Pass the same function to load()."
         )
     if fingerprint(model) != calibration.fingerprint:
         warn(

@@ -221,10 +221,12 @@ class _Stream:
 
 
 def widened(output: Tensor) -> Tensor:
+    """The tensor in float32, or in float64 where it is."""
     return output if output.dtype == torch.float64 else output.float()
 
 
 def check_finite(output: Tensor, when: str) -> None:
+    """Raise `OutputError` where an output has NaN or inf."""
     if not bool(torch.isfinite(output).all()):
         rows = int((~torch.isfinite(output)).reshape(len(output), -1).any(1).sum())
         raise OutputError(
@@ -234,4 +236,5 @@ def check_finite(output: Tensor, when: str) -> None:
 
 
 def out_of_memory(error: Exception) -> bool:
+    """Whether an error says that memory ran out, on any device."""
     return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "allocate memory" in str(error)

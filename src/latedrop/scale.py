@@ -11,7 +11,6 @@ With `e2 = (target - mean)^2`, `v` the variance over draws and `n` rows:
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -72,6 +71,11 @@ def apply_scale(variance: Tensor, scale: Tensor, floor: Tensor) -> Tensor:
     """`scale · variance + floor`, where one value serves all outputs or each index of axis 1 has its own."""
     scale, floor = scale.to(variance), floor.to(variance)
     if len(scale) > 1:
+        if variance.dim() < 2 or variance.shape[1] != len(scale):
+            raise DataError(
+                f"expected {len(scale)} outputs along axis 1, as there are that many scales; found variances of shape "
+                f"{tuple(variance.shape)}."
+            )
         shape = (1, -1, *[1] * (variance.dim() - 2))
         scale, floor = scale.reshape(shape), floor.reshape(shape)
     return variance * scale + floor
@@ -109,6 +113,11 @@ def _columns(
     target = align_target(mean, target)
     e2 = (target.double() - mean.double()).square()
     v = variance.double()
+    if v.shape != e2.shape:
+        raise DataError(
+            f"expected variances of the mean's shape {tuple(e2.shape)}; found {tuple(v.shape)}. Nothing is broadcast: "
+            "reshape or expand them."
+        )
     if not bool(torch.isfinite(e2).all() and torch.isfinite(v).all()):
         raise DataError("expected finite means, variances and targets; found NaN or inf. Remove these rows.")
     if bool((v < 0).any()) or (positive and bool((v == 0).any())):
@@ -132,10 +141,17 @@ def _balanced(ratio2: Tensor, levels: Tensor, tol: float) -> Tensor:
     z = torch.special.ndtri((1 + levels) / 2)
 
     def balance(c: Tensor) -> float:
-        return float((torch.searchsorted(ordered, z * c.sqrt(), right=True) / len(ordered) - levels).mean())
+        return float((torch.searchsorted(ordered, z * c.sqrt(), right=True).double() / len(ordered) - levels).mean())
 
+    least = (ordered[ordered > 0][0] / z[-1]).square() * (1 - 1e-9)  # only errors of exactly 0 are inside, at any level
+    if balance(least) >= 0:
+        return least
     scale = ratio2.mean()
-    low, high = _widened(balance, scale / 2, 0.5, lambda b: b <= 0), _widened(balance, scale * 2, 2.0, lambda b: b >= 0)
+    low, high = scale / 2, scale * 2
+    while balance(low) > 0:
+        low = low / 2
+    while balance(high) < 0:
+        high = high * 2
     while bool(high > low * (1 + 1e-9)):
         middle = (low * high).sqrt()
         value = balance(middle)
@@ -143,14 +159,6 @@ def _balanced(ratio2: Tensor, levels: Tensor, tol: float) -> Tensor:
             return middle
         low, high = (middle, high) if value < 0 else (low, middle)
     return low if abs(balance(low)) < abs(balance(high)) else high
-
-
-def _widened(balance: Callable[[Tensor], float], start: Tensor, factor: float, done: Callable[[float], bool]) -> Tensor:
-    for _ in range(200):  # errors of exactly 0 can keep the balance above 0 at any scale
-        if done(balance(start)):
-            break
-        start = start * factor
-    return start
 
 
 def _floor_of(e2: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

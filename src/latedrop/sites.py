@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.hooks import RemovableHandle
 
 from latedrop.errors import ArgumentError, DataError, LatedropError, LatedropWarning, SiteError
 from latedrop.forward import call, map_rows, row_count, tensors, undisturbed
@@ -35,7 +36,7 @@ Select: TypeAlias = (
     "Sequence[str | type[nn.Module] | Callable[[str, nn.Module], bool]] | None"
 )
 
-_CONVOLUTIONS = {
+_CONVOLUTIONS: dict[type[nn.Module], int] = {
     nn.Conv1d: 1,
     nn.ConvTranspose1d: 1,
     nn.Conv2d: 2,
@@ -43,7 +44,7 @@ _CONVOLUTIONS = {
     nn.Conv3d: 3,
     nn.ConvTranspose3d: 3,
 }
-_LAYERS = (
+_LAYERS: tuple[type[nn.Module], ...] = (
     nn.Linear,
     nn.Bilinear,
     nn.RNNBase,
@@ -51,7 +52,7 @@ _LAYERS = (
     nn.MultiheadAttention,
     *_CONVOLUTIONS,
 )
-_SOURCES = (*_LAYERS, nn.Embedding, nn.EmbeddingBag)
+_SOURCES: tuple[type[nn.Module], ...] = (*_LAYERS, nn.Embedding, nn.EmbeddingBag)
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,15 @@ class Site:
     def count(self) -> int:
         """Number of units that one mask covers."""
         return prod(self.units)
+
+    def place(self, unit: int) -> tuple[int, ...]:
+        """The position of a unit, counted flat, in the mask; led by the call where the layer runs several times."""
+        call, unit = divmod(unit, self.count)
+        places: list[int] = []
+        for size in reversed(self.units):
+            unit, index = divmod(unit, size)
+            places.insert(0, index)
+        return (call, *places) if self.calls > 1 and self.kind == "element" else tuple(places)
 
 
 class Sites(tuple[Site, ...]):
@@ -263,7 +273,7 @@ def _probe(model: nn.Module, x: Any) -> dict[str, list[_Run]]:
     def after(module: nn.Module, args: Any, output: Any) -> None:
         marks.add(output)
 
-    handles = []
+    handles: list[RemovableHandle] = []
     try:
         for name, module in model.named_modules():
             if isinstance(module, _SOURCES):
@@ -295,7 +305,7 @@ def _site(name: str, module: nn.Module, kind: Kind, small: list[_Run], large: li
     first = small[0]
     if first.packed_steps is not None:
         features = first.value.shape[-1]
-        units = (features,) if kind == "channel" else (first.packed_steps, features)
+        units: tuple[int, ...] = (features,) if kind == "channel" else (first.packed_steps, features)
         return Site(name, kind, type(module).__name__, units, len(small), 0)
     try:
         axis, interleaved = _common_layout(name, small, large)

