@@ -19,8 +19,8 @@ from latedrop.calibrate import PAPER_RATES
 from latedrop.scale import apply_scale, fit_floor, optimal_scale, relaxed_scale
 from zoo import ZOO
 
-RATES = (0.05, 0.1, 0.3)
-DRAWS = 30
+RATES = (0.05, 0.3)
+DRAWS = 20
 quietly = partial(calibrate, rates=RATES, draws=DRAWS, progress=False)
 
 
@@ -422,7 +422,7 @@ def test_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
 def test_the_record_prints_as_a_table_with_the_choice_marked() -> None:
     model = deep(2)
     lines = str(quietly(model, data_for(model)).calibration).splitlines()
-    assert "scaled criterion, 120 rows, 30 draws" in lines[0]
+    assert f"scaled criterion, 120 rows, {DRAWS} draws" in lines[0]
     assert lines[1].split()[:2] == ["rate", "rmse"]
     assert sum(line.startswith("*") for line in lines[2:]) == 1
 

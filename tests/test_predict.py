@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from latedrop import LatedropWarning, Prediction, Predictor, calibrate, load, metrics, sample
 from latedrop.intervals import Conformal
 
-DRAWS = 30
+DRAWS = 20
 quietly = partial(calibrate, rates=(0.1, 0.2), draws=DRAWS, progress=False)
 
 
@@ -123,7 +123,7 @@ def test_linear_predictions_are_the_closed_form_of_one_site() -> None:
     assert torch.equal(predictor.predict(x).mean, model(x).detach())
 
 
-@pytest.mark.parametrize("choice", ["optimal", "relaxed", 2.5, 3])
+@pytest.mark.parametrize("choice", ["optimal", "relaxed", 3])
 def test_the_choice_of_scale_can_be_made_at_any_stage(choice: Any) -> None:
     model = mlp(2)
     x, y = data_for(model)

@@ -18,7 +18,7 @@ from latedrop.scale import TradeoffPoint, apply_scale, fit_floor, optimal_scale,
 LEVELS = np.arange(1, 100) / 100
 Z = stats.norm.ppf((1 + LEVELS) / 2)
 TOL = 1e-4  # the default of `relaxed_scale`
-quick = settings(max_examples=40, deadline=None, derandomize=True)
+quick = settings(max_examples=25, deadline=None, derandomize=True)
 
 
 def make(*shape: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
