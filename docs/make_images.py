@@ -1,11 +1,12 @@
 """Make the picture and the numbers of the README again: `python docs/make_images.py`, from the repository's root.
 
-The demo runs on several seeds. The first one gives docs/images/demo.png and docs/results/demo.json; the mean and the
-standard deviation over all of them go to docs/results/demo_seeds.json. Both tables are printed as Markdown.
+The demo runs on several seeds. The first one gives docs/images/demo.png and docs/results/demo.json; the metrics of
+all of them go to docs/results/demo_seeds.json. Both of the README's tables are printed, as Markdown.
 """
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean, stdev
 
@@ -13,53 +14,60 @@ from latedrop.demo import UNIT, Demo, picture, run
 from latedrop.report import png, table, write_aside
 
 DOCS = Path(__file__).parent
-METRICS = {"rmse": f"RMSE [{UNIT}]", "nll": "NLL", "ma": "MA", "coverage": "coverage at 90 %", "width": "width at 90 %"}
+METRICS = ("rmse", "nll", "ma", "coverage", "width")
+
+BySeed = dict[str, dict[str, list[float | None]]]
 
 
-def over_seeds(results: list[Demo]) -> dict[str, dict[str, list[float] | None]]:
-    """By label and metric, the mean and the standard deviation over the seeds."""
-    found: dict[str, dict[str, list[float] | None]] = {}
-    for rows in zip(*(result.evaluations for result in results), strict=True):
-        found[rows[0].label] = {}
-        for name in METRICS:
-            values = [getattr(row, name) for row in rows]
-            found[rows[0].label][name] = None if None in values else [round(f(values), 4) for f in (mean, stdev)]
-    return found
+def by_seed(results: Sequence[Demo]) -> BySeed:
+    """By label and metric, the values of the seeds."""
+    rows = zip(*(result.evaluations for result in results), strict=True)
+    return {row[0].label: {name: [getattr(one, name) for one in row] for name in METRICS} for row in rows}
 
 
-def seeds_table(found: dict[str, dict[str, list[float] | None]]) -> list[list[str]]:
-    """The same as text, header first."""
-    lines = [["", *METRICS.values()]]
-    for label, by_name in found.items():
-        cells = []
-        for name, pair in by_name.items():
-            if pair is None:
-                cells.append("-")
-            elif name == "coverage":
-                cells.append(f"{100 * pair[0]:.1f} ± {100 * pair[1]:.1f} %")
-            else:
-                cells.append(f"{pair[0]:.2f} ± {pair[1]:.2f}")
-        lines.append([label, *cells])
+def seeds_table(found: BySeed) -> list[list[str]]:
+    """Mean and standard deviation over the seeds as text, header first; NLL also against the constant, seed by seed."""
+    lines = [["", f"RMSE [{UNIT}]", "NLL", "NLL - constant's", "MA", "coverage at 90 %", f"width at 90 % [{UNIT}]"]]
+    for label, values in found.items():
+        gap = [
+            None if own is None or other is None else own - other
+            for own, other in zip(values["nll"], found["constant"]["nll"], strict=True)
+        ]
+        percent = [None if share is None else 100 * share for share in values["coverage"]]
+        scores = [_spread(column, digits=3) for column in (values["nll"], gap, values["ma"])]
+        lines.append(
+            [label, _spread(values["rmse"]), *scores, f"{_spread(percent, digits=1)} %", _spread(values["width"])]
+        )
     return lines
 
 
 def markdown(lines: list[list[str]]) -> str:
-    """A Markdown table; the first column is left-aligned."""
+    """A Markdown table; numbers are right-aligned."""
     rule = ["---", *["---:"] * (len(lines[0]) - 1)]
     return "\n".join(f"| {' | '.join(line)} |" for line in [lines[0], rule, *lines[1:]])
 
 
 def main() -> None:
-    """Run, write, print."""
+    """Run, write, print; or only draw and print what is written."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=10, help="how many, from 0 on; at least 2")
-    results = [run(seed=seed) for seed in range(parser.parse_args().seeds)]
-    found = over_seeds(results)
-    seeds = {"seeds": len(results), "rows": found}
-    write_aside(DOCS / "images" / "demo.png", png(picture(results[0])))
-    write_aside(DOCS / "results" / "demo.json", results[0].to_json().encode())
-    write_aside(DOCS / "results" / "demo_seeds.json", json.dumps(seeds, indent=1).encode())
-    print(markdown(table(results[0].evaluations, UNIT)), markdown(seeds_table(found)), sep="\n\n")
+    parser.add_argument("--redraw", action="store_true", help="from the JSON files; nothing is computed again")
+    arguments = parser.parse_args()
+    single, several = DOCS / "results" / "demo.json", DOCS / "results" / "demo_seeds.json"
+    if not arguments.redraw:
+        results = [run(seed=seed) for seed in range(arguments.seeds)]
+        record = {"seeds": len(results), "versions": results[0].versions, "rows": by_seed(results)}
+        write_aside(single, results[0].to_json().encode())
+        write_aside(several, json.dumps(record, indent=1).encode())
+    first = Demo.from_json(single.read_text(encoding="utf-8"))
+    write_aside(DOCS / "images" / "demo.png", png(picture(first)))
+    print(markdown(table(first.evaluations, UNIT)), end="\n\n")
+    print(markdown(seeds_table(json.loads(several.read_text(encoding="utf-8"))["rows"])))
+
+
+def _spread(values: Sequence[float | None], digits: int = 2) -> str:
+    numbers = [value for value in values if value is not None]
+    return f"{mean(numbers):.{digits}f} ± {stdev(numbers):.{digits}f}" if numbers else "-"
 
 
 if __name__ == "__main__":

@@ -40,8 +40,7 @@ class Forecaster(nn.Module):
 
 net, (x_train, y_train) = Forecaster(), windows(1024)
 optimiser = torch.optim.Adam(net.parameters(), lr=5e-3)
-for step in range(160):
-    rows = slice(128 * (step % 8), 128 * (step % 8) + 128)
+for rows in 20 * torch.arange(1024).split(128):
     optimiser.zero_grad()
     nn.functional.mse_loss(net(x_train[rows]), y_train[rows]).backward()
     optimiser.step()

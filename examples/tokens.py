@@ -38,14 +38,13 @@ class Encoder(nn.Module):
 
 net, (x_train, y_train) = Encoder(), sequences(2048)
 optimiser = torch.optim.Adam(net.parameters(), lr=2e-3)
-for step in range(160):
-    rows = slice(128 * (step % 16), 128 * (step % 16) + 128)
+for rows in 10 * torch.arange(2048).split(128):
     optimiser.zero_grad()
     batch = {name: value[rows] for name, value in x_train.items()}
     nn.functional.mse_loss(net(**batch), y_train[rows]).backward()
     optimiser.step()
 
-uq = latedrop.calibrate(net, sequences(200), rates=[0.005, 0.02, 0.05], draws=30, progress=False)
+uq = latedrop.calibrate(net, sequences(200), rates=[0.01, 0.05], draws=30, progress=False)
 print(uq.calibration.sites)
 x, y = sequences(500)
 p = uq.predict(x)

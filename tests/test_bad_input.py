@@ -149,7 +149,6 @@ class TestSites:
         with pytest.raises(ArgumentError, match="expected kind 'element' or 'channel'; found 'pixel'"):
             quietly(mlp(), (X, Y), kind="pixel")
 
-    @pytest.mark.xfail(strict=True, reason="select is silently ignored where sites are given")
     def test_select_and_sites_contradict(self) -> None:
         with pytest.raises(ArgumentError):
             quietly(mlp(), (X, Y), sites=find_sites(mlp(), X), select="nothing")
@@ -162,17 +161,14 @@ class TestOutputs:
             quietly(mlp(), (X, Y), readout=readout)
 
     @pytest.mark.parametrize("value", [1.1, 0.1, -3.3])
-    @pytest.mark.xfail(strict=True, reason="the mean of equal draws is off by its rounding: no variance is exactly 0")
     def test_a_constant_that_binary_numbers_do_not_hold(self, value: float) -> None:
         with pytest.raises(OutputError, match="expected an output that varies under dropout"):
             quietly(mlp(), (X, Y), readout=lambda out: out * 0 + value)
 
-    @pytest.mark.xfail(strict=True, reason="the mean of equal draws is off by its rounding: no variance is exactly 0")
     def test_a_rate_so_small_that_no_draw_drops_anything(self) -> None:
         with pytest.raises(OutputError, match="expected an output that varies under dropout"):
             quietly(mlp(), (X, Y), rates=(1e-9,))
 
-    @pytest.mark.xfail(strict=True, reason="rounding noise is taken for a variance, with a scale of 1e15")
     def test_a_rate_at_which_no_draw_drops_anything_is_left_out(self) -> None:
         with pytest.warns(LatedropWarning, match="all 40 at 1 rates, which are left out"):
             found = quietly(mlp(hidden=50), (X, Y), rates=(0.001, 0.1), draws=30, seed=3).calibration
@@ -200,7 +196,6 @@ class TestOutputs:
             found = quietly(mlp(), (X, Y), readout=coarse, rates=(1e-7, 0.5)).calibration
         assert [row.rate for row in found.table] == [0.5]
 
-    @pytest.mark.xfail(strict=True, reason="the message says that nothing varies, and not which output does not")
     def test_one_output_of_several_that_does_not_vary(self) -> None:
         def readout(out: Tensor) -> Tensor:
             return torch.cat([out, 0 * out], 1)
@@ -306,7 +301,6 @@ class TestData:
         with pytest.raises(DataError, match="expected at least 2 validation rows, and better a hundred; found 0"):
             quietly(mlp(), data)
 
-    @pytest.mark.xfail(strict=True, reason="a batch without rows ends in a ZeroDivisionError")
     def test_an_empty_batch_among_others(self) -> None:
         assert quietly(mlp(), [(X, Y), (X[:0], Y[:0]), (X, Y)]).calibration.rows == 80
 
@@ -325,7 +319,6 @@ class TestData:
                 quietly(mlp(), (x, Y))
 
     @pytest.mark.parametrize("x", [X.double(), torch.ones(40, 4), (X, X)], ids=["dtype", "width", "two inputs"])
-    @pytest.mark.xfail(strict=True, reason="predict lets torch's own error through, where calibrate explains it")
     def test_inputs_to_predict_that_the_model_does_not_take(self, x: Any) -> None:
         with pytest.raises(LatedropError):
             quietly(mlp(), (X, Y)).predict(x)
@@ -338,12 +331,10 @@ class TestData:
             with pytest.raises(DataError, match="expected inputs with at least one tensor whose first axis counts"):
                 predictor.predict(x)
 
-    @pytest.mark.xfail(strict=True, reason="the targets are passed to the model as a second input, which torch refuses")
     def test_batches_of_pairs_to_predict(self) -> None:
         with pytest.raises(LatedropError, match="unpack"):
             list(quietly(mlp(), (X, Y)).predict_batches(DataLoader(TensorDataset(X, Y))))
 
-    @pytest.mark.xfail(strict=True, reason="maps of different sizes end in torch's own error from torch.cat")
     def test_maps_of_different_sizes(self) -> None:
         maps = [torch.ones(10, 1, size, size) for size in (6, 8)]
         with warnings.catch_warnings():
@@ -358,11 +349,10 @@ class TestArguments:
         [1.0, 1.5, -0.1, 0, math.nan, math.inf, True, False, "0.1", [], [0.1, 1.0], [0.1, True], [[0.1]], [None]],
     )
     def test_rates(self, rates: Any) -> None:
-        with pytest.raises(ArgumentError, match=r"expected (rates inside|at least one rate)"):
+        with pytest.raises(ArgumentError, match=r"expected (rates inside|at least one rate|a sequence of rates)"):
             quietly(mlp(), (X, Y), rates=rates)
 
     @pytest.mark.parametrize("rates", [None, np.float32(1.5), object()])
-    @pytest.mark.xfail(strict=True, reason="TypeError: object is not iterable")
     def test_what_is_no_list_of_rates(self, rates: Any) -> None:
         with pytest.raises(ArgumentError, match="expected"):
             quietly(mlp(), (X, Y), rates=rates)
@@ -451,7 +441,6 @@ class TestArguments:
             with pytest.raises(ArgumentError, match=r"expected a probability inside \(0, 1\)"):
                 function(level)
 
-    @pytest.mark.xfail(strict=True, reason="an empty list of quantiles ends in torch's own error from torch.stack")
     def test_no_quantiles(self) -> None:
         with pytest.raises(LatedropError):
             quietly(mlp(), (X, Y)).predict(X).quantile([])
@@ -481,8 +470,10 @@ class TestConformal:
 
     def test_rows_of_no_variance(self) -> None:
         held = -X.abs()  # none of these is touched, all of those are
-        with pytest.raises(DataError, match="expected finite standardised residuals; found 40 NaN or inf"):
-            quietly(Halved(), (X.abs(), Y), conformal_data=(held, Y))
+        found = quietly(Halved(), (X.abs(), Y), conformal_data=(held, Y))
+        low, high = found.predict(held).interval(0.5)
+        assert bool(torch.isfinite(low).all())
+        assert bool((low < high).all())
 
 
 @pytest.fixture
@@ -596,7 +587,6 @@ class TestFiles:
         with pytest.raises(FileError, match="expected to write"):
             predictor.save(tmp_path / "folder")
 
-    @pytest.mark.xfail(strict=True, reason="save leaves its .part file behind where the target is a folder")
     def test_a_failed_save_leaves_nothing_behind(self, tmp_path: Path) -> None:
         (tmp_path / "folder").mkdir()
         with pytest.raises(FileError, match="expected to write"):

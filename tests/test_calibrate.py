@@ -319,7 +319,6 @@ def test_one_rate_needs_no_list() -> None:
 
 
 @pytest.mark.parametrize("rates", [np.array([0.1, 0.2], dtype=np.float32), (r / 10 for r in (1, 2))])
-@pytest.mark.xfail(strict=True, reason="checked_rates refuses numpy.float32, and reads an iterator twice")
 def test_any_iterable_of_numbers_is_rates(rates: Any) -> None:
     model = deep()
     found = quietly(model, data_for(model), rates=rates).calibration
@@ -392,7 +391,6 @@ def test_double_precision_stays_double() -> None:
     torch.testing.assert_close(predicted.variance, expected, rtol=1e-6, atol=0)
 
 
-@pytest.mark.xfail(strict=True, reason="Calibration.scaled rounds scales and floors to float32")
 def test_double_precision_scales_are_not_rounded() -> None:
     model = deep().double()
     x, y = data_for(deep())

@@ -28,7 +28,10 @@ def test_exact_where_the_output_is_affine_in_the_masks() -> None:
 
 
 def test_exact_for_a_convolution_summed_to_a_count() -> None:
-    model, x = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 1, 3)).double(), torch.randn(5, 1, 9, 9).double()
+    model, x = (
+        nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 1, 3)).double(),
+        torch.randn(5, 1, 9, 9).double(),
+    )
     result = linearize(model, x, readout=lambda y: y.sum((1, 2, 3)))
     with torch.no_grad():
         hidden = model[1](model[0](x))
@@ -161,9 +164,9 @@ def test_errors() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.net(x)
 
-    with pytest.raises(OutputError, match="one without a graph.*method='sample'"):
+    with pytest.raises(OutputError, match=r"one without a graph.*method='sample'"):
         linearize(NoGraph(), torch.randn(3, 5))
-    with pytest.raises(ArgumentError, match="at most 1024 outputs.*found 4096.*propagate"):
+    with pytest.raises(ArgumentError, match=r"at most 1024 outputs.*found 4096.*propagate"):
         linearize(nn.Sequential(nn.Conv2d(1, 2, 1), nn.Conv2d(2, 1, 1)), torch.randn(2, 1, 64, 64))
     with pytest.raises(OutputError, match="NaN or inf in 3 of 3 rows"):
         linearize(mlp(), torch.randn(3, 5), readout=lambda y: y / 0)

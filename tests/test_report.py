@@ -253,7 +253,7 @@ def test_no_half_written_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_folder_that_is_not_there(tmp_path: Path) -> None:
     prediction, _ = predicted()
-    with pytest.raises(FileError, match="expected to write .*Pass another path"):
+    with pytest.raises(FileError, match=r"expected to write .*Pass another path"):
         write_report(tmp_path / "no" / "report.html", title="t", calibration=prediction.calibration)
 
 

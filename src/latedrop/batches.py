@@ -25,7 +25,7 @@ def batches(
     `data` is a pair `(x, y)` with y a tensor or array, or an iterable of batches, each a pair or what `unpack`
     turns into one.
     """
-    if _is_pair(data):
+    if unpack is None and _is_pair(data):
         x, y = place(data[0], model), _target(data[1])
         _check_rows(x, y)
         start = 0
@@ -41,7 +41,8 @@ def batches(
         x, y = _unpacked(batch, unpack)
         x, y = place(x, model), _target(y)
         _check_rows(x, y)
-        yield x, y
+        if len(y):
+            yield x, y
 
 
 def row_batches(x: Any, batch_size: int) -> Iterator[Any]:

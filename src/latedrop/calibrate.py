@@ -10,8 +10,10 @@ is searched is how much each site counts.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, Literal
 from warnings import warn
 
@@ -27,7 +29,7 @@ from latedrop.intervals import Isotonic
 from latedrop.linear import linearize
 from latedrop.propagate import propagate
 from latedrop.record import Calibration, Choice, Method, RateRow, checked_choice, lifted
-from latedrop.sample import Moments, checked_draws, plain_output, sample
+from latedrop.sample import Moments, plain_output, sample
 from latedrop.scale import TradeoffPoint, apply_scale, fit_floor, optimal_scale, relaxed_scale, tradeoff
 from latedrop.sites import Kind, Rate, Select, Site, Sites, find_sites
 
@@ -49,7 +51,7 @@ class Setup:
     floor: bool = False
     per_site: bool = False
     loss: Loss = "nll"
-    per_output: bool = True
+    per_output: bool | None = None
     scale: Choice = "optimal"
     isotonic: bool = False
     sites: Sequence[Site] | None = None
@@ -70,8 +72,8 @@ class Setup:
         _one_of("mean", self.mean, ("draws", "model", None))
         _one_of("loss", self.loss, ("nll", "crps"))
         checked_choice(self.scale)
-        checked_rates(self.rates)
-        checked_draws(self.draws)
+        if self.sites is not None and self.select is not None:
+            raise ArgumentError("expected sites= or select=, found both. Select when you call find_sites.")
         if self.method != "linear" and (self.per_site or self.loss != "nll"):
             raise ArgumentError(
                 f"expected method='linear' with per_site=True or loss='crps'; found method={self.method!r}. "
@@ -82,6 +84,11 @@ class Setup:
                 "expected mean='model' with method='linear', which draws nothing; found mean='draws'. Leave it out."
             )
         return self
+
+    def by_output(self, target: Tensor) -> bool:
+        """Whether each index of axis 1 of outputs like `target` has its own scale."""
+        wanted = target.dim() != 3 if self.per_output is None else self.per_output
+        return wanted and target.dim() > 1 and target.shape[1] > 1
 
     @property
     def center(self) -> str:
@@ -95,12 +102,13 @@ def search(model: nn.Module, data: Any, setup: Setup) -> Calibration:
     measured = (_first_order if setup.method == "linear" else _by_rate)(model, data, setup)
     fits, target, shares = measured.fits, measured.target, measured.shares
     if not fits:
+        which = f"; outputs {list(measured.constant)} do not" if measured.constant else ""
         raise OutputError(
-            "expected an output that varies under dropout; it is the same in all draws at every rate. Check with "
-            "find_sites that the sites reach the output, and that the readout does not round it."
+            f"expected an output that varies under dropout at some rate{which}: it is the same in all draws. Check "
+            "with find_sites that the sites reach the output, and that the readout does not round it."
         )
     table = [fit.row(rate) for rate, fit in fits]
-    tried = 1 if setup.method == "linear" else len(checked_rates(setup.rates))
+    tried = 1 if setup.method == "linear" else len(setup.rates)
     _warn_of_zeros(table, tried, target.numel())
     best = min(range(len(table)), key=lambda i: float(getattr(table[i], f"nll_{setup.criterion}")))
     row, fit, readout = table[best], fits[best][1], setup.readout
@@ -172,22 +180,25 @@ def fingerprint(model: nn.Module) -> str:
         if isinstance(value, Tensor):
             digest.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
             flat = value.detach().reshape(-1)
-            values = flat[:: max(1, flat.numel() // 1024)].cpu()
+            values = flat[:: max(1, -(-flat.numel() // 1024))].cpu()
             digest.update(values.to(torch.float64).numpy().tobytes())
     return digest.hexdigest()
 
 
 def checked_rates(rates: Any) -> list[Rate]:
     """The rates as a list, or `ArgumentError`."""
-    rates = [rates] if isinstance(rates, (float, int, Mapping)) else list(rates)
-    if not rates:
-        raise ArgumentError("expected at least one rate; found none.")
+    if isinstance(rates, (Real, Mapping)):
+        rates = [rates]
+    if isinstance(rates, str) or not isinstance(rates, Iterable):
+        raise ArgumentError(f"expected a sequence of rates; found {rates!r}.")
+    found: list[Rate] = []
     for rate in rates:
         values = list(rate.values()) if isinstance(rate, Mapping) else [rate]
-        numbers = all(isinstance(v, (int, float)) and not isinstance(v, bool) and 0 <= v < 1 for v in values)
-        if not numbers or not any(v > 0 for v in values):
+        if not all(_is_rate(value) for value in values) or not any(value > 0 for value in values):
             raise ArgumentError(f"expected rates inside (0, 1); found {rate!r}.")
-    found: list[Rate] = rates
+        found.append({name: float(v) for name, v in rate.items()} if isinstance(rate, Mapping) else float(rate))
+    if not found:
+        raise ArgumentError("expected at least one rate; found none.")
     return found
 
 
@@ -197,70 +208,74 @@ class _Measured:
     target: Tensor
     fits: list[tuple[Rate, _Fit]]
     shares: dict[str, float] | None = None
+    constant: tuple[int, ...] = ()
 
 
 def _by_rate(model: nn.Module, data: Any, setup: Setup) -> _Measured:
     """One pass over the data, every rate on every batch; a fit for each rate whose output varies."""
-    rates = checked_rates(setup.rates)
+    rates = setup.rates
     sites = Sites(setup.sites) if setup.sites is not None else None
     means: list[list[Tensor]] = [[] for _ in rates]
     variances: list[list[Tensor]] = [[] for _ in rates]
     targets: list[Tensor] = []
-    for x, y, tick in _batches(model, data, setup, per_batch=len(rates)):
-        if sites is None:
-            sites = find_sites(model, x, select=setup.select, kind=setup.kind)
-        own = plain_output(model, x, setup.readout) if setup.center == "model" else None
-        for i, rate in enumerate(rates):
-            found = moments(
-                model,
-                x,
-                rate,
-                sites,
-                method=setup.method,
-                readout=setup.readout,
-                draws=setup.draws,
-                seed=setup.seed,
-                shared=setup.shared,
-                chunk=setup.chunk,
-            )
-            center = found.mean if own is None else own
-            if i == 0:
-                targets.append(metrics.align_target(center, y).to(center.dtype).cpu())
-            means[i].append(center.cpu())
-            variances[i].append(found.variance.cpu())
-            tick()
+    with closing(_batches(model, data, setup, per_batch=len(rates))) as stream:
+        for x, y, tick in stream:
+            if sites is None:
+                sites = find_sites(model, x, select=setup.select, kind=setup.kind)
+            own = plain_output(model, x, setup.readout) if setup.center == "model" else None
+            for i, rate in enumerate(rates):
+                found = moments(
+                    model,
+                    x,
+                    rate,
+                    sites,
+                    method=setup.method,
+                    readout=setup.readout,
+                    draws=setup.draws,
+                    seed=setup.seed,
+                    shared=setup.shared,
+                    chunk=setup.chunk,
+                )
+                center = found.mean if own is None else own
+                if i == 0:
+                    targets.append(metrics.align_target(center, y).to(center.dtype).cpu())
+                means[i].append(center.cpu())
+                variances[i].append(found.variance.cpu())
+                tick()
     target = _joined(targets)
     assert sites is not None
     fits = []
     for rate, mean_parts, variance_parts in zip(rates, means, variances, strict=True):
         fit = _Fit.of(torch.cat(mean_parts), torch.cat(variance_parts), target, setup)
         fits += [(rate, fit)] if fit is not None else []
+        constant = () if fit is not None else _constant_outputs(torch.cat(variance_parts), setup.by_output(target))
         mean_parts.clear()
         variance_parts.clear()
-    return _Measured(sites, target, fits)
+    return _Measured(sites, target, fits, constant=constant)
 
 
 def _first_order(model: nn.Module, data: Any, setup: Setup) -> _Measured:
     """One pass over the data, then a fit of the sites' odds."""
     sites = Sites(setup.sites) if setup.sites is not None else None
     means, by_site, targets = [], [], []
-    for x, y, tick in _batches(model, data, setup, per_batch=1):
-        if sites is None:
-            sites = find_sites(model, x, select=setup.select, kind=setup.kind)
-        result = linearize(model, x, sites, setup.readout)
-        targets.append(metrics.align_target(result.mean, y).to(result.mean.dtype).cpu())
-        means.append(result.mean.cpu())
-        by_site.append(result.variance_by_site.cpu())
-        tick()
+    with closing(_batches(model, data, setup, per_batch=1)) as stream:
+        for x, y, tick in stream:
+            if sites is None:
+                sites = find_sites(model, x, select=setup.select, kind=setup.kind)
+            result = linearize(model, x, sites, setup.readout)
+            targets.append(metrics.align_target(result.mean, y).to(result.mean.dtype).cpu())
+            means.append(result.mean.cpu())
+            by_site.append(result.variance_by_site.cpu())
+            tick()
     target = _joined(targets)
     assert sites is not None
     mean, variances = torch.cat(means), torch.cat(by_site)
-    per_output = setup.per_output and target.dim() > 1
+    per_output = setup.by_output(target)
     columns = _outputs_last((target - mean).double(), per_output)
     parts = [_outputs_last(v.reshape(target.shape), per_output) for v in variances.double().unbind(-1)]
     stacked = torch.stack(parts, -1)
     if not bool(stacked.sum(2).gt(0).any(0).all()):
-        return _Measured(sites, target, [])
+        return _Measured(sites, target, [], constant=_constant_outputs(stacked.sum(2), per_output))
     if not bool(columns.any(0).all()):
         raise DataError(
             "expected errors to fit a variance to; found every prediction equal to its target. "
@@ -300,14 +315,12 @@ class _Fit:
         optimal: tuple[Tensor, Tensor] | None = None,
     ) -> _Fit | None:
         """None where some output does not vary at all."""
-        per_output = setup.per_output and target.dim() > 1 and target.shape[1] > 1
+        per_output = setup.by_output(target)
         columns = variance.unbind(1) if per_output else (variance,)
         if not all(bool(column.any()) for column in columns):
             return None
         zeros = int((variance == 0).sum())
-        least = torch.zeros(len(columns), dtype=variance.dtype)
-        if zeros:
-            least = torch.stack([column[column > 0].min() for column in columns])
+        least = torch.stack([column[column > 0].min() for column in columns])
         variance = lifted(variance, least)
         if optimal is None and setup.floor:
             optimal = fit_floor(mean, variance, target, per_output=per_output)
@@ -363,7 +376,9 @@ class _Fit:
         return Isotonic.fit(z, tuple(scale.tolist()), tuple(floor.tolist()))
 
 
-def _batches(model: nn.Module, data: Any, setup: Setup, per_batch: int) -> Any:
+def _batches(
+    model: nn.Module, data: Any, setup: Setup, per_batch: int
+) -> Generator[tuple[Any, Tensor, Callable[[], Any]], None, None]:
     """Inputs, targets, and a function to call for every finished step of the progress bar."""
     from tqdm import tqdm
 
@@ -373,6 +388,12 @@ def _batches(model: nn.Module, data: Any, setup: Setup, per_batch: int) -> Any:
         tick: Callable[[], Any] = bar.update
         for x, y in batches(data, model, batch_size=setup.batch_size, unpack=setup.unpack):
             yield x, y, tick
+
+
+def _constant_outputs(variance: Tensor, per_output: bool) -> tuple[int, ...]:
+    """Which of several outputs have no variance at all; none where that is true of every one."""
+    still = [i for i, column in enumerate(variance.unbind(1)) if not bool(column.any())] if per_output else []
+    return tuple(still) if len(still) < variance.shape[1] else ()
 
 
 def _outputs_last(values: Tensor, per_output: bool) -> Tensor:
@@ -386,6 +407,12 @@ def _joined(targets: list[Tensor]) -> Tensor:
         raise DataError(f"expected at least 2 validation rows, and better a hundred; found {rows}.")
     if rows < _FEW_ROWS:
         warn(f"only {rows} validation rows: the scale and the intervals will be rough.", LatedropWarning, stacklevel=5)
+    shapes = sorted({tuple(part.shape[1:]) for part in targets})
+    if len(shapes) > 1:
+        raise DataError(
+            f"expected outputs of one shape in all batches; found {shapes}. Pass a readout that gives one shape, such "
+            "as a map's sum, or calibrate on inputs of one size."
+        )
     return torch.cat(targets)
 
 
@@ -396,10 +423,17 @@ def _warn_of_zeros(table: list[RateRow], tried: int, values: int) -> None:
     if found:
         warn(
             f"of {values} validation values, some have zero variance, as no draw touched them: {'; '.join(found)}. "
-            "They are lifted to the smallest positive variance; more draws, larger rates or floor=True avoid it.",
+            "They are lifted to the smallest positive variance; more draws or larger rates avoid it.",
             LatedropWarning,
             stacklevel=4,
         )
+
+
+def _is_rate(value: Any) -> bool:
+    try:
+        return not isinstance(value, (bool, str)) and 0 <= float(value) < 1
+    except (TypeError, ValueError):
+        return False
 
 
 def _one_of(name: str, value: Any, allowed: tuple[str | None, ...]) -> None:

@@ -106,10 +106,11 @@ def _print_table(lines: Sequence[Sequence[str]]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    grid = Table(box=box.SIMPLE, pad_edge=False)
+    grid = Table(box=box.SIMPLE, padding=(0, 1, 0, 0))
     for index, name in enumerate(lines[0]):
-        # As Text: in a plain string rich would read the unit's brackets as a style.
-        grid.add_column(Text(name), justify="right" if index else "left", no_wrap=not index)
+        # Broken up, so that 80 columns are enough. As Text: of a plain string rich takes [dB] for a style.
+        head = Text(name.replace(" at ", "\nat ").replace(" [", "\n["))
+        grid.add_column(head, justify="right" if index else "left", no_wrap=True)
     for line in lines[1:]:
         grid.add_row(*(Text(cell) for cell in line))
     Console().print(grid)

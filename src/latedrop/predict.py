@@ -13,15 +13,16 @@ import torch
 from torch import Tensor, nn
 
 from latedrop.batches import Unpack, batches, row_batches
-from latedrop.calibrate import PAPER_RATES, Setup, fingerprint, moments, residuals, search
+from latedrop.calibrate import PAPER_RATES, Setup, checked_rates, fingerprint, moments, residuals, search
 from latedrop.errors import ArgumentError, DataError, FileError, LatedropError, LatedropWarning, OutputError
 from latedrop.fit import Loss
 from latedrop.forward import Readout, place
+from latedrop.inject import checked_seed
 from latedrop.intervals import Conformal, IntervalKind, checked_level, normal_quantile
 from latedrop.linear import unit_variances
 from latedrop.metrics import align_target
 from latedrop.record import Calibration, Choice, Method
-from latedrop.sample import plain_output
+from latedrop.sample import checked_draws, out_of_memory, plain_output
 from latedrop.sites import Kind, Rate, Select, Site
 
 if TYPE_CHECKING:
@@ -61,9 +62,12 @@ class Prediction:
 
     def quantile(self, q: float | Sequence[float]) -> Tensor:
         """The predicted quantile, `(N, ...)`, or `(Q, N, ...)` for a sequence of Q probabilities."""
-        if isinstance(q, Iterable):
-            return torch.stack([self._at(checked_level(item)) for item in q])
-        return self._at(checked_level(q))
+        if getattr(q, "ndim", 0) == 0 and not isinstance(q, Sequence):
+            return self._at(checked_level(q))
+        values = [self._at(checked_level(item)) for item in q]  # type: ignore[union-attr]
+        if not values:
+            raise ArgumentError("expected at least one probability; found none.")
+        return torch.stack(values)
 
     def scaled(self, choice: Choice) -> Prediction:
         """The same prediction with another scale; nothing is run again."""
@@ -144,9 +148,22 @@ class Predictor:
         return self.predict(x)
 
     def predict(self, x: Any) -> Prediction:
-        """Predict N examples, in batches that fit memory; the batch size does not change the result."""
+        """Predict N examples, in batches that fit memory.
+
+        The batch size does not change the result, unless every example has its own masks (`shared=False`).
+        """
         x = place(x, self.model)
-        parts = [self._moments(part) for part in row_batches(x, self.batch_size)]
+        try:
+            parts = [self._moments(part) for part in row_batches(x, self.batch_size)]
+        except LatedropError:
+            raise
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            if out_of_memory(error):
+                raise
+            raise DataError(
+                f"expected inputs that the model takes; it raised {type(error).__name__}: {error}. Pass inputs of the "
+                "shapes and dtypes that it was calibrated with; where a batch holds targets too, pass unpack=."
+            ) from error
         if not parts:
             raise DataError("expected at least one row to predict; found none.")
         mean, variance = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
@@ -203,6 +220,7 @@ class Predictor:
             aside.write_text(self.calibration.to_json(), encoding="utf-8")
             aside.replace(path)
         except OSError as error:
+            aside.unlink(missing_ok=True)
             raise FileError(f"expected to write {path}; the system says: {error}.") from error
 
     def __repr__(self) -> str:
@@ -245,7 +263,7 @@ def calibrate(
     floor: bool = False,
     per_site: bool = False,
     loss: Loss = "nll",
-    per_output: bool = True,
+    per_output: bool | None = None,
     scale: Choice = "optimal",
     intervals: IntervalKind | None = None,
     conformal_data: Any = None,
@@ -276,7 +294,8 @@ def calibrate(
         floor: also fit a constant, `scale · variance + floor`.
         per_site: fit a rate for each site, with `method="linear"`.
         loss: what that fit minimises: `"nll"`, or `"crps"`, which outliers move less.
-        per_output: each index of axis 1 has its own scale and floor; False: one for all.
+        per_output: True: each index of axis 1 has its own scale and floor; False: one for all. By default True for
+            outputs `(N, K)` and `(N, C, H, W)`, False for `(N, H, W)`.
         scale: which scale predictions use: `"optimal"`, `"relaxed"` or a number. It can be changed later.
         intervals: `"gaussian"`, `"isotonic"` or `"conformal"`; the last where `conformal_data` is given.
         conformal_data: held-out data, in the form of `data`, for split-conformal intervals.
@@ -310,8 +329,8 @@ def calibrate(
         )
     setup = Setup(
         method=method,
-        rates=rates,
-        draws=draws,
+        rates=checked_rates(rates),
+        draws=checked_draws(draws),
         criterion=criterion,
         mean=mean,
         floor=floor,
@@ -324,8 +343,8 @@ def calibrate(
         select=select,
         kind=kind,
         readout=readout,
-        seed=seed,
-        shared=shared,
+        seed=checked_seed(seed),
+        shared=bool(shared),
         batch_size=batch_size,
         chunk=chunk,
         unpack=unpack,

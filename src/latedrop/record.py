@@ -57,7 +57,8 @@ class Calibration:
         table: one `RateRow` per rate.
         path: steps from the optimal to the relaxed scale.
         curves: calibration curves at the chosen rate: `levels`, `unscaled`, `scaled`, `relaxed`.
-        least_variance: per output; smaller variances over draws are lifted to it, as no draw touched them.
+        least_variance: the smallest positive raw variance of each output on the validation data; it stands in for a
+            variance of 0, where no draw touched a row.
         shares: each site's share of the raw variance, on average over the validation rows; None where the method
             does not tell the sites apart.
         intervals: fitted isotonic or conformal intervals; None is Gaussian.
@@ -125,7 +126,8 @@ class Calibration:
 
     def scaled(self, raw: Tensor, scales: Sequence[float], floors: Sequence[float]) -> Tensor:
         """`scale · variance + floor` with given scales and floors."""
-        return apply_scale(lifted(raw, torch.tensor(self.least_variance)), torch.tensor(scales), torch.tensor(floors))
+        least, scale, floor = (torch.tensor(v, dtype=torch.float64) for v in (self.least_variance, scales, floors))
+        return apply_scale(lifted(raw, least), scale, floor)
 
     def with_choice(self, choice: Choice) -> Calibration:
         """The same calibration with another scale in use."""
@@ -207,11 +209,11 @@ def checked_choice(choice: Any) -> Choice:
 
 
 def lifted(variance: Tensor, least: Tensor) -> Tensor:
-    """The variance, at least `least`, which holds one value for all or one for each index of axis 1."""
+    """The variance with `least`, one value for all or one for each index of axis 1, in the place of zeros."""
     least = least.to(variance)
     if len(least) > 1:
         least = least.reshape(1, -1, *[1] * (variance.dim() - 2))
-    return torch.maximum(variance, least)
+    return torch.where(variance > 0, variance, least)
 
 
 def _checksum(record: dict[str, Any]) -> str:

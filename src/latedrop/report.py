@@ -51,7 +51,7 @@ _BARS, _POINTS = 40, 2000
 _RAW, _SCALED = "#0072B2", "#D55E00"
 _KINDS = {"raw": "unscaled", "scaled": "scaled", "relaxed": "relaxed"}
 _NOTES = {
-    "raw": "the variance over draws as it is, at the chosen rate.",
+    "raw": "the variance under dropout as it is, at the chosen rate.",
     "scaled": "the same, times the scale of least NLL on the validation rows.",
     "relaxed": "the same, times the scale that balances the calibration curve of the validation rows.",
     "isotonic": "intervals bent to the observed frequencies of the validation rows.",
@@ -358,7 +358,7 @@ def _test_pictures(
 
     yield _picture(
         "All test rows",
-        f"{covered}. The band is wide where the thinned networks disagree.",
+        f"{covered}. The band is wide where dropout moves the prediction most.",
         f"Predictions in rising order with their intervals and targets. {covered}.",
         all_rows,
     )
@@ -387,7 +387,7 @@ def _validation_pictures(c: Calibration, unit: str) -> Iterator[Picture]:
     scale = [point.scale[0] for point in c.path] if len(first.scale) == 1 else None
     yield _picture(
         "Likelihood against calibration",
-        f"{said} Any scale in between can be had with uq.scaled(number); nothing is run again.",
+        said + (" uq.scaled(number) takes any scale in between; nothing is run again." if scale else ""),
         f"Path from the optimal to the relaxed scale in the plane of NLL and miscalibration area. {said}",
         lambda ax: plots.tradeoff(nll, ma, ax, scale=scale),
     )
@@ -481,7 +481,9 @@ def _draw_bars(ax: Axes, prediction: Prediction, target: Tensor, unit: str, leve
     ax.scatter(x[~missed], truth[~missed], s=12, color="black", zorder=3, label="target")
     ax.scatter(x[missed], truth[missed], s=32, color="black", marker="x", zorder=3, label=f"target, missed by {name}")
     ax.set(xlabel="test rows, in order of their prediction", ylabel=_with_unit("target", unit), xticks=[])
-    ax.legend(loc="upper left", fontsize="small")
+    bottom, top = ax.get_ylim()
+    ax.set_ylim(top=top + 0.16 * (top - bottom))
+    ax.legend(loc="upper left", fontsize="small", ncols=2)
 
 
 def _in_use(calibration: Calibration) -> str:
@@ -628,7 +630,7 @@ figure { margin: 0; } img { width: 100%; height: auto; } figcaption { color: #33
 dt { font-weight: 600; float: left; clear: left; margin-right: .6rem; } dd { margin: 0 0 .2rem; }
 @media (max-width: 32rem) { table { font-size: .75rem; } th, td { padding: .2rem .3rem; } }
 @media print { body { max-width: none; font-size: 11px; padding: 0; } table { font-size: 9px; }
-  .figures { grid-template-columns: 1fr 1fr; } figure, tr { break-inside: avoid; }
+  .figures { grid-template-columns: 1fr 1fr; } figure, .wide { break-inside: avoid; }
   h2 { break-after: avoid; } .wide { overflow: visible; } }
 """
 _PAGE = """<!doctype html>

@@ -193,10 +193,15 @@ class _Stream:
 
     def __init__(self) -> None:
         self.count = 0
+        self._origin: Tensor | None = None
         self._mean: Tensor | None = None
         self._squares: Tensor | None = None
 
     def add(self, outputs: Tensor) -> None:
+        if self._origin is None:
+            self._origin = outputs[0].clone()
+        # Relative to the first draw: draws that are all equal then have a variance of exactly 0.
+        outputs = outputs - self._origin
         count = len(outputs)
         mean = outputs.mean(0)
         squares = (outputs - mean).square_().sum(0)
@@ -211,8 +216,9 @@ class _Stream:
 
     @property
     def mean(self) -> Tensor:
+        assert self._origin is not None
         assert self._mean is not None
-        return self._mean
+        return self._origin + self._mean
 
     @property
     def variance(self) -> Tensor:

@@ -110,6 +110,7 @@ def _columns(
     mean: Tensor, variance: Tensor, target: Tensor, per_output: bool, *, positive: bool = True
 ) -> list[tuple[Tensor, Tensor]]:
     """Squared error and variance, flat and in float64: one pair, or one for each index of axis 1."""
+    mean, variance = torch.as_tensor(mean), torch.as_tensor(variance)
     target = align_target(mean, target)
     e2 = (target.double() - mean.double()).square()
     v = variance.double()
@@ -143,7 +144,8 @@ def _balanced(ratio2: Tensor, levels: Tensor, tol: float) -> Tensor:
     def balance(c: Tensor) -> float:
         return float((torch.searchsorted(ordered, z * c.sqrt(), right=True).double() / len(ordered) - levels).mean())
 
-    least = (ordered[ordered > 0][0] / z[-1]).square() * (1 - 1e-9)  # only errors of exactly 0 are inside, at any level
+    # Below this scale only errors of exactly 0 are inside, at any level; half of them keep the balance above 0.
+    least: Tensor = (ordered[ordered > 0][0] / z[-1]).square() * (1 - 1e-9)
     if balance(least) >= 0:
         return least
     scale = ratio2.mean()

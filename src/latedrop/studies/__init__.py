@@ -1,0 +1,1 @@
+"""The paper's experiments: a configuration in, JSON out, figures from the JSON alone."""
