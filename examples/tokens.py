@@ -38,7 +38,7 @@ class Encoder(nn.Module):
 
 net, (x_train, y_train) = Encoder(), sequences(2048)
 optimiser = torch.optim.Adam(net.parameters(), lr=2e-3)
-for rows in 10 * torch.arange(2048).split(128):
+for rows in 7 * torch.arange(2048).split(128):
     optimiser.zero_grad()
     batch = {name: value[rows] for name, value in x_train.items()}
     nn.functional.mse_loss(net(**batch), y_train[rows]).backward()

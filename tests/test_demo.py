@@ -162,6 +162,8 @@ def test_write(result: demo.Demo, tmp_path: Path) -> None:
     [
         ({"draws": 1}, "expected at least 2 draws"),
         ({"seed": 0.5}, "expected an integer seed"),
+        ({"seed": -1}, "expected a seed from 0"),
+        ({"seed": 2**63}, "expected a seed from 0"),
         ({"epochs": 0}, "expected at least 1 epoch"),
         ({"rates": []}, "expected at least one rate"),
     ],

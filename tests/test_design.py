@@ -11,7 +11,7 @@ import latedrop
 
 SOURCE = Path(latedrop.__file__).parent
 ORDER = [
-    {"errors"},
+    {"errors", "gaussian"},
     {"forward", "masks", "metrics"},
     {"sites", "scale", "batches", "plots"},
     {"inject", "intervals", "fit"},
@@ -20,6 +20,7 @@ ORDER = [
     {"propagate"},
     {"calibrate"},
     {"predict"},
+    {"evaluate"},
     {"report"},
     {"demo"},
     {"cli"},

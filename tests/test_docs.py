@@ -88,9 +88,9 @@ def test_every_message_is_listed() -> None:
     matchers = {text: re.compile(".*".join(map(re.escape, text.split("…"))), re.DOTALL) for text in patterns}
     messages = list(_messages())
     missing = [m for m in messages if not any(pattern.match(m) for pattern in matchers.values())]
-    assert missing == [], "list these in docs/errors.md"
+    assert not missing, "list these in docs/errors.md:\n" + "\n".join(missing)
     stale = [text for text, pattern in matchers.items() if not any(pattern.match(m) for m in messages)]
-    assert stale == [], "no error says this any more: change or remove it in docs/errors.md"
+    assert not stale, "no error says this any more; change or remove in docs/errors.md:\n" + "\n".join(stale)
 
 
 def test_every_error_class_is_listed() -> None:

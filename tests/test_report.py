@@ -15,17 +15,8 @@ from torch import nn
 import latedrop
 from latedrop import metrics
 from latedrop.errors import ArgumentError, FileError, LatedropError
-from latedrop.report import (
-    Picture,
-    compare,
-    evaluate,
-    evaluate_intervals,
-    overview,
-    png,
-    table,
-    write_aside,
-    write_report,
-)
+from latedrop.evaluate import compare, evaluate, evaluate_intervals
+from latedrop.report import Picture, overview, png, table, write_aside, write_report
 
 VOID = {"meta", "img", "br"}
 

@@ -23,19 +23,11 @@ from torch import Tensor, nn
 
 from latedrop.calibrate import PAPER_RATES
 from latedrop.errors import ArgumentError, DataError, LatedropError
+from latedrop.evaluate import Evaluation, compare, evaluate, evaluate_intervals
 from latedrop.inject import checked_seed
 from latedrop.predict import Prediction, calibrate
 from latedrop.record import Calibration
-from latedrop.report import (
-    Evaluation,
-    compare,
-    evaluate,
-    evaluate_intervals,
-    overview,
-    png,
-    write_aside,
-    write_report,
-)
+from latedrop.report import overview, png, write_aside, write_report
 from latedrop.sample import checked_draws, plain_output
 
 if TYPE_CHECKING:
@@ -162,6 +154,8 @@ def run(
         progress: show bars on work longer than a second or two.
     """
     draws, seed = checked_draws(draws), checked_seed(seed)
+    if not 0 <= seed < 2**63:
+        raise ArgumentError(f"expected a seed from 0 to 2**63 - 1; found {seed}.")
     if epochs < 1:
         raise ArgumentError(f"expected at least 1 epoch of training; found {epochs}.")
     start = time.perf_counter()

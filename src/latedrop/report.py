@@ -1,7 +1,6 @@
-"""Test rows into an `Evaluation`, and everything about a calibration into one HTML file.
+"""Everything about a calibration in one HTML file.
 
-An `Evaluation` is a row of the headline table: the metrics of one variance, with the calibration curve `pi(a)`
-that belongs to it. `write_report` puts the evaluations, the search over rates, the trade-off between NLL and
+`write_report` puts the evaluations of test rows, the search over rates, the trade-off between NLL and
 miscalibration area, and pictures of the test rows on a page that needs nothing beside itself: no script, no
 network, no other file. matplotlib draws the figures (`pip install "latedrop[plots]"`).
 """
@@ -19,26 +18,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from latedrop import metrics, plots
 from latedrop.errors import ArgumentError, FileError, LatedropError
-from latedrop.intervals import Conformal
+from latedrop.evaluate import Evaluation, compare, inside, unscaled
 from latedrop.predict import Prediction
 from latedrop.record import Calibration
-from latedrop.sites import Rate
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 __all__ = [
-    "Evaluation",
     "Picture",
-    "compare",
-    "evaluate",
-    "evaluate_intervals",
     "overview",
     "png",
     "table",
@@ -46,7 +39,6 @@ __all__ = [
     "write_report",
 ]
 
-_LEVELS = [k / 100 for k in range(1, 100)]
 _BARS, _POINTS = 40, 2000
 _RAW, _SCALED = "#0072B2", "#D55E00"
 _KINDS = {"raw": "unscaled", "scaled": "scaled", "relaxed": "relaxed"}
@@ -60,39 +52,6 @@ _NOTES = {
 
 
 @dataclass(frozen=True)
-class Evaluation:
-    """What one measure of uncertainty is worth on test rows.
-
-    Attributes:
-        label: its name in tables and legends.
-        rows: how many test rows.
-        rate: the dropout rate; None where there is no dropout.
-        scale: what the variance was multiplied by, one per output or one for all; None where there is no dropout.
-        rmse: in the target's unit.
-        nll: with its constant; None for intervals that are no Gaussian's.
-        ma: miscalibration area.
-        level: of the interval that `coverage` and `width` are about.
-        coverage: fraction of targets inside it.
-        width: its mean width, in the target's unit.
-        levels: of the calibration curve, `(L,)`.
-        observed: the calibration curve, `(L,)`.
-    """
-
-    label: str
-    rows: int
-    rate: Rate | None
-    scale: tuple[float, ...] | None
-    rmse: float
-    nll: float | None
-    ma: float
-    level: float
-    coverage: float
-    width: float
-    levels: tuple[float, ...]
-    observed: tuple[float, ...]
-
-
-@dataclass(frozen=True)
 class Picture:
     """A figure of the report: heading, what to see in it, the same for those who cannot see it, and the PNG."""
 
@@ -100,103 +59,6 @@ class Picture:
     caption: str
     alt: str
     png: bytes
-
-
-def evaluate(
-    mean: Tensor,
-    variance: Tensor,
-    target: Tensor,
-    *,
-    label: str,
-    rate: Rate | None = None,
-    scale: Sequence[float] | None = None,
-    level: float = 0.9,
-    interval: Callable[[float], tuple[Tensor, Tensor]] | None = None,
-    levels: Sequence[float] = _LEVELS,
-) -> Evaluation:
-    """Score `(mean, variance)` against the target, all `(N, ...)`.
-
-    With `interval`, a function from a level to lower and upper ends, the curve, the coverage and the width are
-    those of its intervals, and there is no NLL: intervals alone are no density.
-
-    >>> row = evaluate(torch.zeros(4), torch.ones(4), torch.tensor([0.1, -0.5, 1.0, 3.0]), label="raw")
-    >>> row.coverage, round(row.nll, 3)
-    (0.75, 2.201)
-    """
-    target = metrics.align_target(mean, target).to(mean.dtype)
-    nll = None
-    if interval is None:
-        nll = float(metrics.nll(mean, variance, target))
-        observed = metrics.calibration_curve(mean, variance, target, levels=levels)[1]
-        coverage = float(metrics.coverage(mean, variance, target, level=level))
-        width = float(metrics.interval_width(mean, variance, target, level=level))
-    else:
-        observed = torch.tensor([_inside(*interval(a), target) for a in levels])
-        low, high = interval(level)
-        coverage, width = _inside(low, high, target), float((high - low).mean())
-    return Evaluation(
-        label=label,
-        rows=len(mean),
-        rate=rate,
-        scale=None if scale is None else tuple(scale),
-        rmse=float(metrics.rmse(mean, None, target)),
-        nll=nll,
-        ma=float((observed - torch.tensor(levels).to(observed)).abs().mean()),
-        level=level,
-        coverage=coverage,
-        width=width,
-        levels=tuple(levels),
-        observed=tuple(observed.tolist()),
-    )
-
-
-def evaluate_intervals(prediction: Prediction, target: Tensor, *, level: float = 0.9) -> Evaluation:
-    """Evaluate the isotonic or conformal intervals that a calibration was fitted with."""
-    fitted = prediction.calibration.intervals
-    if fitted is None:
-        raise ArgumentError(
-            "expected isotonic or conformal intervals; found Gaussian ones. Use compare(), or calibrate(intervals=...)."
-        )
-    # n conformal scores reach levels up to n / (n + 1).
-    reach = min(len(s) / (len(s) + 1) for s in fitted.scores) if isinstance(fitted, Conformal) else 1.0
-    return evaluate(
-        prediction.mean,
-        prediction.variance,
-        target,
-        label=fitted.kind,
-        rate=prediction.calibration.rate,
-        scale=fitted.scale,
-        level=level,
-        interval=prediction.interval,
-        levels=[a for a in _LEVELS if a <= reach],
-    )
-
-
-def compare(prediction: Prediction, target: Tensor, *, level: float = 0.9) -> tuple[Evaluation, ...]:
-    """Evaluate the raw, scaled and relaxed variance of one prediction, and its fitted intervals if it has any."""
-    record = replace(prediction.calibration, intervals=None)
-    variants = {
-        "raw": _unscaled(record),
-        "scaled": record.with_choice("optimal"),
-        "relaxed": record.with_choice("relaxed"),
-    }
-    if isinstance(record.choice, float):
-        variants[f"scale {record.choice:g}"] = record
-    rows = [
-        evaluate(
-            prediction.mean,
-            variant.variance(prediction.raw_variance),
-            target,
-            label=label,
-            rate=record.rate,
-            scale=variant.chosen()[0],
-            level=level,
-        )
-        for label, variant in variants.items()
-    ]
-    if prediction.calibration.intervals is not None:
-        rows.append(evaluate_intervals(prediction, target, level=level))
-    return tuple(rows)
 
 
 def table(evaluations: Sequence[Evaluation], unit: str = "") -> list[list[str]]:
@@ -307,15 +169,6 @@ def write_aside(path: str | os.PathLike[str], content: bytes) -> None:
         raise FileError(f"expected to write {path}; the system says: {error}. Pass another path.") from error
 
 
-def _unscaled(record: Calibration) -> Calibration:
-    ones, zeros = (1.0,) * len(record.scales), (0.0,) * len(record.floors)
-    return replace(record, scales=ones, floors=zeros, choice="optimal", intervals=None)
-
-
-def _inside(low: Tensor, high: Tensor, target: Tensor) -> float:
-    return float(((low <= target) & (target <= high)).double().mean())
-
-
 def _new_figure(width: float, height: float) -> Figure:
     try:
         from matplotlib.figure import Figure
@@ -334,7 +187,7 @@ def _test_pictures(
     mean, low, high, std, truth = (
         _flat(value) for value in (prediction.mean, *prediction.interval(level), prediction.std, target)
     )
-    coverage = _inside(*prediction.interval(level), target)
+    coverage = inside(*prediction.interval(level), target)
     covered = f"{100 * coverage:.1f} % of the targets lie in their {percent} interval"
     areas = "; ".join(f"{row.label} {row.ma:.3f}" for row in evaluations)
     yield _picture(
@@ -468,7 +321,7 @@ def _draw_curves(ax: Axes, evaluations: Sequence[Evaluation]) -> None:
 
 def _draw_bars(ax: Axes, prediction: Prediction, target: Tensor, unit: str, level: float) -> None:
     """Raw intervals over the calibrated ones, for a few test rows evenly spaced by prediction."""
-    raw = replace(prediction, calibration=_unscaled(prediction.calibration))
+    raw = replace(prediction, calibration=unscaled(prediction.calibration))
     some = np.argsort(_flat(prediction.mean), kind="stable")[_spread(prediction.mean.numel(), _BARS)]
     ends = (*raw.interval(level), *prediction.interval(level))
     raw_low, raw_high, low, high, truth = (_flat(value)[some] for value in (*ends, target))

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from latedrop.errors import OutputError
 
-__all__ = ["Layer", "Plan", "Stack", "initial", "key", "train"]
+__all__ = ["Layer", "Plan", "Stack", "Training", "initial", "key", "train"]
 
 _GROUP_FLOATS = 400_000
 _LARGE = 1e30
@@ -122,7 +122,7 @@ def train(
     """
     splits, rows, _ = x.shape
     if x.is_cuda:
-        layers = _Training(x, y, plan, seeds, tick).run()
+        layers = Training(x, y, plan, seeds, tick).run()
     else:
         size = max(1, _GROUP_FLOATS // (len(plan.rates) * min(plan.batch, rows) * max(plan.hidden)))
         threads = torch.get_num_threads()
@@ -132,7 +132,7 @@ def train(
         stop = Event()
 
         def work(group: slice) -> list[Layer]:
-            return _Training(x[group], y[group], plan, seeds[group], _until(stop, tick)).run()
+            return Training(x[group], y[group], plan, seeds[group], _until(stop, tick)).run()
 
         with _single_threaded():
             found = _in_threads(work, groups, threads, stop)
@@ -145,10 +145,19 @@ def train(
     return Stack(tuple(layers), splits, plan.rates)
 
 
-class _Training:
-    """One stack in training: its parameters, buffers and generators."""
+class Training:
+    """One stack in training: its parameters, buffers and generators. `run` it once."""
 
-    def __init__(self, x: Tensor, y: Tensor, plan: Plan, seeds: Sequence[int], tick: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        x: Tensor,
+        y: Tensor,
+        plan: Plan,
+        seeds: Sequence[int],
+        tick: Callable[[int], None],
+        *,
+        masked: bool | None = None,
+    ) -> None:
         self.plan, self.tick, device = plan, tick, x.device
         self.splits, self.rows, inputs = x.shape
         self.members = self.splits * len(plan.rates)
@@ -163,7 +172,7 @@ class _Training:
         rates = torch.tensor(plan.rates, device=device)
         self.rates = rates.view(1, -1, 1, 1)
         self.inverse = (1 / (1 - rates)).repeat(self.splits).view(-1, 1, 1)
-        self.masked = any(plan.rates)
+        self.masked = any(plan.rates) if masked is None else masked
         self.orders = [torch.Generator(device).manual_seed(key(seed, "order")) for seed in seeds]
         self.masks = [torch.Generator(device).manual_seed(key(seed, "masks")) for seed in seeds]
         self.order = torch.empty(self.splits, self.rows, device=device)

@@ -13,6 +13,7 @@ target's own unit; NLLs leave out `log(2 pi) / 2`, as the paper does; areas are 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -20,11 +21,10 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from latedrop import metrics
+from latedrop.intervals import normal_quantile
 from latedrop.masks import masks, uniforms
-from latedrop.scale import optimal_scale, relaxed_scale
 
-__all__ = ["LEVEL", "Predicted", "first_order", "hidden_units", "rate_measures", "sampled", "scores"]
+__all__ = ["LEVEL", "Member", "Predicted", "first_order", "hidden_units", "rate_measures", "sampled", "scores"]
 
 Member: TypeAlias = Sequence[tuple[Tensor, Tensor]]
 LEVEL = 0.9
@@ -34,15 +34,11 @@ _CHUNK_FLOATS = 8_000_000
 
 @dataclass(frozen=True)
 class Predicted:
-    """Mean, variance and target of some rows, `(n,)` each, in the target's unit."""
+    """Mean, variance and target of n rows of K networks or rates, `(K, n)`, in the target's unit."""
 
     mean: Tensor
     variance: Tensor
     target: Tensor
-
-    def times(self, scale: Tensor) -> Predicted:
-        """The same with every variance multiplied."""
-        return Predicted(self.mean, self.variance * scale, self.target)
 
 
 def hidden_units(member: Member, x: Tensor) -> list[Tensor]:
@@ -96,45 +92,92 @@ def sampled(member: Member, x: Tensor, rate: float, draws: int, seed: int) -> tu
     return plain + total / draws, (squares - total.square() / draws) / (draws - 1)
 
 
-def scores(predicted: Predicted) -> dict[str, float]:
-    """The measures of one predictive Gaussian."""
-    row = (predicted.mean, predicted.variance, predicted.target)
+def scores(predicted: Predicted, scale: Tensor | None = None) -> dict[str, Tensor]:
+    """The measures of `(K, n)` predictive Gaussians with variances `scale · variance`, each `(K,)`.
+
+    They are those of `latedrop.metrics`, for K sets of rows in one go.
+    """
+    e = predicted.target - predicted.mean
+    variance = predicted.variance if scale is None else predicted.variance * scale[:, None]
+    std = variance.sqrt()
+    w = e / std
+    ordered = w.abs().sort(1).values
+    density = torch.exp(-w.square() / 2) / math.sqrt(2 * math.pi)
+    crps = e * torch.erf(w / math.sqrt(2)) + std * (2 * density - 1 / math.sqrt(math.pi))
+    z = normal_quantile((1 + LEVEL) / 2)
+    levels, quantiles = _levels(e)
+    one = torch.full_like(ordered[:, :1], z)
     return {
-        "rmse": float(metrics.rmse(*row)),
-        "nll": float(metrics.nll(*row, constant=False)),
-        "ma": float(metrics.miscalibration_area(*row)),
-        "crps": float(metrics.crps(*row)),
-        "coverage": float(metrics.coverage(*row, level=LEVEL)),
-        "width": float(metrics.interval_width(*row, level=LEVEL)),
+        "rmse": e.square().mean(1).sqrt(),
+        "nll": (w.square() + variance.log()).mean(1) / 2,
+        "ma": (_inside(ordered, quantiles.expand(len(e), -1)) - levels).abs().mean(1),
+        "crps": crps.mean(1),
+        "coverage": _inside(ordered, one)[:, 0],
+        "width": 2 * z * std.mean(1),
     }
 
 
-def rate_measures(parts: Mapping[str, Predicted]) -> dict[str, dict[str, float]]:
-    """Every measure of one rate, by part: unscaled, scaled and relaxed, with the scales of the validation rows.
+def rate_measures(parts: Mapping[str, Predicted]) -> dict[str, dict[str, Tensor]]:
+    """Every measure of K rates and splits, by part: unscaled, scaled and relaxed by what the validation rows say.
 
-    A variance of 0, where every unit is off, is lifted to the smallest one of its part that is not.
+    A variance of 0, where every unit is off, is lifted to the smallest one of its rows that is not.
     """
     parts = {name: Predicted(part.mean, _lifted(part.variance), part.target) for name, part in parts.items()}
     held = parts["validation"]
-    scale = optimal_scale(held.mean, held.variance, held.target)
-    relaxed = relaxed_scale(held.mean, held.variance, held.target)
+    ratio2 = (held.target - held.mean).square() / held.variance
+    scale, relaxed = ratio2.mean(1), _balanced(ratio2)
     found = {}
     for name, part in parts.items():
-        row = {
-            "nll_ideal": float(metrics.ideal_nll(part.mean, None, part.target, constant=False)),
-            "scale": float(scale),
-            "relaxed_scale": float(relaxed),
-        }
-        for kind, factor in (("unscaled", torch.ones_like(scale)), ("scaled", scale), ("relaxed", relaxed)):
-            measured = scores(part.times(factor))
+        row = {"nll_ideal": _ideal(part), "scale": scale, "relaxed_scale": relaxed}
+        for kind, factor in (("unscaled", None), ("scaled", scale), ("relaxed", relaxed)):
+            measured = scores(part, factor)
             row["rmse"] = measured.pop("rmse")
             row |= {f"{measure}_{kind}": value for measure, value in measured.items()}
         found[name] = row
     return found
 
 
+def _ideal(part: Predicted) -> Tensor:
+    """`mean(1 + log(e^2)) / 2`; an error of exactly 0 counts as the smallest that is not."""
+    size = (part.target - part.mean).abs()
+    least = torch.where(size > 0, size, torch.inf).amin(1, keepdim=True)
+    return torch.maximum(size, least).log().mean(1) + 0.5
+
+
+def _levels(like: Tensor) -> tuple[Tensor, Tensor]:
+    """99 levels and their normal quantiles, `(99,)`."""
+    levels = torch.arange(1, 100, dtype=torch.float64) / 100
+    return levels.to(like), torch.special.ndtri((1 + levels) / 2).to(like)
+
+
+def _inside(ordered: Tensor, bounds: Tensor) -> Tensor:
+    """Fraction of each row's sorted `(K, n)` ratios that are at most its `(K, L)` bounds."""
+    return torch.searchsorted(ordered, bounds.contiguous(), right=True).to(ordered) / ordered.shape[1]
+
+
+def _balanced(ratio2: Tensor, tol: float = 1e-4) -> Tensor:
+    """`latedrop.scale.relaxed_scale` of K rows of `e^2 / variance` at once: bisection for a balance of 0."""
+    ordered = ratio2.sqrt().sort(1).values
+    levels, quantiles = _levels(ratio2)
+
+    def balance(c: Tensor) -> Tensor:
+        return (_inside(ordered, quantiles * c.sqrt()[:, None]) - levels).mean(1)
+
+    low, high = ratio2.mean(1) / 2, ratio2.mean(1) * 2
+    while bool((outside := balance(low) > 0).any()):
+        low = torch.where(outside, low / 2, low)
+    while bool((outside := balance(high) < 0).any()):
+        high = torch.where(outside, high * 2, high)
+    found = torch.full_like(low, torch.nan)
+    while bool((found.isnan() & (high > low * (1 + 1e-9))).any()):
+        middle = (low * high).sqrt()
+        value = balance(middle)
+        found = torch.where(found.isnan() & (value.abs() < tol), middle, found)
+        low, high = torch.where(value < 0, middle, low), torch.where(value < 0, high, middle)
+    nearer = torch.where(balance(low).abs() < balance(high).abs(), low, high)
+    return torch.where(found.isnan(), nearer, found)
+
+
 def _lifted(variance: Tensor) -> Tensor:
-    positive = variance > 0
-    if bool(positive.all()) or not bool(positive.any()):
-        return variance
-    return torch.where(positive, variance, variance[positive].min())
+    least = torch.where(variance > 0, variance, torch.inf).amin(1, keepdim=True)
+    return torch.where((variance > 0) | least.isinf(), variance, least)
