@@ -72,8 +72,8 @@ def linearize(
     x = place(x, model)
     found = Sites(find_sites(model, x) if sites is None else sites)
 
-    def summed(squares: Tensor) -> Tensor:
-        return squares.flatten(1).sum(1)
+    def summed(gradients: Tensor) -> Tensor:
+        return torch.linalg.vector_norm(gradients, dim=1).square()
 
     means, variances = [], []
     for mean, columns in _by_rows(model, x, found, readout, chunk, summed):
@@ -89,7 +89,7 @@ def unit_variances(
     x = place(x, model)
     if row_count(x) != 1:
         raise ArgumentError(f"expected one example; found {row_count(x)}. Pass a batch of one row, such as x[:1].")
-    mean, columns = next(_by_rows(model, x, Sites(sites), readout, None, lambda squares: squares.flatten()))
+    mean, columns = next(_by_rows(model, x, Sites(sites), readout, None, lambda g: g.square().flatten()))
     return mean, columns
 
 
@@ -267,12 +267,12 @@ class _Passing(torch.autograd.Function):
 def _squares(
     axes: dict[_Key, int | None], gradients: Sequence[Tensor], sites: Sites, reduce: _Reduce
 ) -> dict[str, Tensor]:
-    """`(h · dy/dh)^2` of every site, examples first, reduced; the calls of one layer are joined."""
+    """`h · dy/dh` of every site, examples first, squared and reduced; the calls of one layer are joined."""
     parts: dict[str, list[Tensor]] = {site.name: [] for site in sites}
     for ((name, _), axis), gradient in zip(axes.items(), gradients, strict=True):
-        square = widened(gradient.detach()).square()
-        parts[name].append((square.movedim(axis, 0) if axis is not None else square[None]).flatten(1))
-    return {name: reduce(torch.cat(squares, 1) if len(squares) > 1 else squares[0]) for name, squares in parts.items()}
+        gradient = widened(gradient.detach())
+        parts[name].append((gradient.movedim(axis, 0) if axis is not None else gradient[None]).flatten(1))
+    return {name: reduce(torch.cat(units, 1) if len(units) > 1 else units[0]) for name, units in parts.items()}
 
 
 @contextmanager

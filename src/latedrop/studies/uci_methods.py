@@ -24,7 +24,7 @@ from torch import Tensor
 from latedrop.fit import fit_sites
 from latedrop.studies.uci_measures import LEVEL, Member, Predicted, first_order, hidden_units, scores
 
-__all__ = ["Network", "conformal_scores", "constant", "laplace", "linear", "network", "posterior_variance", "table_of"]
+__all__ = ["Network", "conformal_scores", "constant", "laplace", "learned", "linear", "network", "posterior_variance", "table_of"]
 
 Scores: TypeAlias = dict[str, float]
 
@@ -78,13 +78,26 @@ def linear(net: Network, *, per_site: bool) -> Tensor:
     return test @ fit.odds.to(test) * fit.scales.to(test) + fit.floors.to(test)
 
 
-def laplace(net: Network) -> Tensor:
-    """Variance of the test rows from a Gaussian posterior over the last layer's weights."""
+def laplace(net: Network, *, scaled: bool = False) -> Tensor:
+    """Variance of the test rows from a Gaussian posterior over the last layer's weights; `scaled` on validation rows."""
     features = _with_ones(hidden_units(net.member, net.x["train"])[-1])
     weight = torch.cat([net.member[-1][0].flatten(), net.member[-1][1]])
     alpha, noise, values, vectors = _evidence(features, weight, net.error("train"))
-    test = _with_ones(hidden_units(net.member, net.x["test"])[-1])
-    return posterior_variance(test, alpha, noise, values, vectors) + noise
+
+    def variance(part: str) -> Tensor:
+        rows = _with_ones(hidden_units(net.member, net.x[part])[-1])
+        return posterior_variance(rows, alpha, noise, values, vectors) + noise
+
+    return variance("test") * (_scale(net, variance("validation")) if scaled else 1.0)
+
+
+def learned(net: Network, rate: float, noise: float, *, scaled: bool = False) -> Tensor:
+    """Variance of the test rows of a network that learned its rate and its noise; `scaled` on validation rows."""
+
+    def variance(part: str) -> Tensor:
+        return rate / (1 - rate) * net.by_site[part].sum(1) + noise
+
+    return variance("test") * (_scale(net, variance("validation")) if scaled else 1.0)
 
 
 def posterior_variance(features: Tensor, alpha: Tensor, noise: Tensor, values: Tensor, vectors: Tensor) -> Tensor:
@@ -131,6 +144,11 @@ def _evidence(features: Tensor, weight: Tensor, error: Tensor) -> tuple[Tensor, 
         gamma = (values / (values + noise * alpha)).sum().clamp(1e-6, n - 1)
         alpha, noise = gamma / square, sum_of_squares / (n - gamma)
     return alpha, noise, values, vectors
+
+
+def _scale(net: Network, variance: Tensor) -> Tensor:
+    """The scale of least NLL on the validation rows."""
+    return (net.error("validation").square() / variance).mean()
 
 
 def _with_ones(features: Tensor) -> Tensor:
