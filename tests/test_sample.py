@@ -174,3 +174,22 @@ def test_a_readout_before_the_moments_is_not_one_after() -> None:
     count = sample(model, x, 0.2, 50, readout=lambda y: y.sum((1, 2, 3)))
     torch.testing.assert_close(count.mean, maps.mean.sum((1, 2, 3)))
     assert not torch.allclose(count.variance, maps.variance.sum((1, 2, 3)), rtol=0.05)
+
+
+def test_noise_of_the_models_own_is_counted_in_every_draw() -> None:
+    class Noisy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(3, 8), nn.Linear(8, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.second(nn.functional.dropout(self.first(x), 0.5))
+
+    model, x = Noisy(), torch.randn(6, 3)
+    with pytest.warns(UserWarning, match="random numbers by itself") as caught:
+        sites = find_sites(model, x)
+    assert len(caught) == 1
+    state = torch.random.get_rng_state()
+    moments = sample(model, x, 1e-6, 50, sites=sites)
+    assert bool((moments.variance > 1e-4).all())
+    assert torch.equal(state, torch.random.get_rng_state())

@@ -32,7 +32,9 @@ def test_constant_is_the_validation_error(net: Network) -> None:
 def test_linear_is_the_floor_fit_for_one_site(net: Network) -> None:
     part = net.mean["validation"], net.by_site["validation"][:, 0], net.target["validation"]
     scale, floor = fit_floor(*part)
-    torch.testing.assert_close(linear(net, per_site=False), net.by_site["test"][:, 0] * scale + floor, rtol=1e-4, atol=0)
+    torch.testing.assert_close(
+        linear(net, per_site=False), net.by_site["test"][:, 0] * scale + floor, rtol=1e-4, atol=0
+    )
 
 
 def test_laplace_is_the_posterior_at_the_largest_evidence(net: Network) -> None:
@@ -43,7 +45,9 @@ def test_laplace_is_the_posterior_at_the_largest_evidence(net: Network) -> None:
     def evidence(alpha: float, noise: float) -> float:
         precision = features.T @ features / noise + alpha * torch.eye(9, dtype=torch.float64)
         fit = -len(error) / 2 * math.log(noise) - float(error.square().sum()) / (2 * noise)
-        return fit - alpha / 2 * float(weight.square().sum()) - float(torch.logdet(precision)) / 2 + 4.5 * math.log(alpha)
+        return (
+            fit - alpha / 2 * float(weight.square().sum()) - float(torch.logdet(precision)) / 2 + 4.5 * math.log(alpha)
+        )
 
     alpha, noise = (float(value) for value in uci_methods._evidence(features, weight, error)[:2])
     best = evidence(alpha, noise)

@@ -37,6 +37,7 @@ __all__ = ["PAPER_RATES", "Setup", "fingerprint", "moments", "residuals", "searc
 
 PAPER_RATES = (0.001, 0.002, 0.005, 0.008, 0.01, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5)
 _FEW_ROWS = 10
+_MOST_UNTOUCHED = 0.1  # a rate that leaves more rows without any variance has not measured it
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,9 @@ def search(model: nn.Module, data: Any, setup: Setup) -> Calibration:
     table = [fit.row(rate) for rate, fit in fits]
     tried = 1 if setup.method == "linear" else len(setup.rates)
     _warn_of_zeros(table, tried, target.numel())
-    best = min(range(len(table)), key=lambda i: float(getattr(table[i], f"nll_{setup.criterion}")))
+    touched = [row.zero_variances <= _MOST_UNTOUCHED * target.numel() for row in table]
+    able = [i for i, enough in enumerate(touched) if enough or not any(touched)]
+    best = min(able, key=lambda i: float(getattr(table[i], f"nll_{setup.criterion}")))
     row, fit, readout = table[best], fits[best][1], setup.readout
     choice = checked_choice(setup.scale)
     return Calibration(
@@ -423,7 +426,8 @@ def _warn_of_zeros(table: list[RateRow], tried: int, values: int) -> None:
     if found:
         warn(
             f"of {values} validation values, some have zero variance, as no draw touched them: {'; '.join(found)}. "
-            "They are lifted to the smallest positive variance; more draws or larger rates avoid it.",
+            "They are lifted to the smallest positive variance, and a rate with more than a tenth of them is not "
+            "chosen where another is there; more draws or larger rates avoid it.",
             LatedropWarning,
             stacklevel=4,
         )

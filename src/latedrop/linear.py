@@ -73,7 +73,8 @@ def linearize(
     found = Sites(find_sites(model, x) if sites is None else sites)
 
     def summed(gradients: Tensor) -> Tensor:
-        return torch.linalg.vector_norm(gradients, dim=1).square()
+        norms: Tensor = torch.linalg.vector_norm(gradients, dim=1)
+        return norms.square()
 
     means, variances = [], []
     for mean, columns in _by_rows(model, x, found, readout, chunk, summed):

@@ -94,6 +94,14 @@ class Prediction:
     def __len__(self) -> int:
         return len(self.mean)
 
+    def __repr__(self) -> str:
+        std, c = self.std, self.calibration
+        kind = "gaussian" if c.intervals is None else c.intervals.kind
+        return (
+            f"Prediction of {len(self)} rows, mean {tuple(self.mean.shape)}, std {float(std.min()):.4g} to "
+            f"{float(std.max()):.4g} (scale {c.choice}, {kind} intervals)"
+        )
+
     def _at(self, q: float) -> Tensor:
         fitted = self.calibration.intervals
         if fitted is None:
@@ -317,6 +325,11 @@ def calibrate(
     >>> low.shape
     torch.Size([64, 1])
     """
+    if isinstance(data, Tensor) or hasattr(data, "__array__"):
+        raise DataError(
+            f"expected a pair (x, y) or an iterable of batches; found a {type(data).__name__} alone. "
+            "Pass inputs and targets together: calibrate(model, (x, y))."
+        )
     if intervals is None:
         intervals = "gaussian" if conformal_data is None else "conformal"
     if intervals not in ("gaussian", "isotonic", "conformal"):

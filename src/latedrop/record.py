@@ -7,11 +7,12 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, TypeAlias
+from warnings import warn
 
 import torch
 from torch import Tensor
 
-from latedrop.errors import ArgumentError, DataError
+from latedrop.errors import ArgumentError, DataError, LatedropWarning
 from latedrop.intervals import Intervals, intervals_from_dict, intervals_to_dict
 from latedrop.scale import TradeoffPoint, apply_scale
 from latedrop.sites import Rate, Sites, rates_by_site
@@ -131,6 +132,13 @@ class Calibration:
 
     def with_choice(self, choice: Choice) -> Calibration:
         """The same calibration with another scale in use."""
+        if self.intervals is not None:
+            warn(
+                f"{self.intervals.kind} intervals keep the scale that they were fitted with; the new one changes only "
+                "the variance.",
+                LatedropWarning,
+                stacklevel=3,
+            )
         return replace(self, choice=checked_choice(choice))
 
     def to_json(self) -> str:
@@ -179,6 +187,8 @@ class Calibration:
             f"rate {rate}, scale {_short(self.scale)}, relaxed scale {_short(self.relaxed_scale)}, floor "
             f"{_short(self.floor)} ({self.method}, {self.criterion} criterion, {self.rows} rows{draws})"
         ]
+        if 0 in self.scales:
+            lines.append("scale 0: the floor alone gives the variance, the same for every input")
         names = ["rate", "rmse", "nll_unscaled", "nll_scaled", "nll_relaxed", "nll_ideal"]
         names += ["ma_unscaled", "ma_scaled", "ma_relaxed", "scale", "relaxed_scale"]
         cells = [["", *(name.replace("_", " ") for name in names)]]

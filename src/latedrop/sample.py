@@ -146,6 +146,7 @@ class _Draws:
         with hooked(self.model, self.sites, self._mask, shared=self.shared):
             while done < draws:
                 self._current = range(done, min(done + chunk, draws))
+                before = self._random_states() if done == 0 else []
                 try:
                     outputs = self._vectorised() if vectorise else self._one_by_one()
                 except LatedropError:
@@ -159,8 +160,19 @@ class _Draws:
                     else:
                         raise
                 else:
+                    if vectorise and done == 0 and engine == "auto" and self._drew_by_itself(before):
+                        vectorise = False  # vmap would give all draws of a chunk the model's own noise of one
+                        continue
                     yield outputs
                     done += len(outputs)
+
+    def _random_states(self) -> list[Tensor]:
+        device = next(self.model.parameters()).device
+        own = [torch.cuda.get_rng_state(device)] if device.type == "cuda" else []
+        return [torch.random.get_rng_state(), *own]
+
+    def _drew_by_itself(self, before: list[Tensor]) -> bool:
+        return not all(torch.equal(a, b) for a, b in zip(before, self._random_states(), strict=True))
 
     def _vectorised(self) -> Tensor:
         def one(index: Tensor) -> Tensor:

@@ -226,7 +226,8 @@ def _probe_twice(model: nn.Module, x: Any) -> tuple[dict[str, list[_Run]], dict[
     if rows == 0:
         raise DataError("expected example inputs with at least one row; found none. Pass a few rows.")
     try:
-        return _probe(model, _distinct_rows(x, 2)), _probe(model, _distinct_rows(x, 3))
+        large = _probe(model, _distinct_rows(x, 3), warns=False)
+        return _probe(model, _distinct_rows(x, 2)), large
     except LatedropError:
         raise
     except Exception:  # the model may insist on its batch size: then the first axis is taken as the batch's
@@ -256,7 +257,7 @@ def _distinct_rows(x: Any, count: int) -> Any:
     return map_rows(x, take)
 
 
-def _probe(model: nn.Module, x: Any) -> dict[str, list[_Run]]:
+def _probe(model: nn.Module, x: Any, *, warns: bool = True) -> dict[str, list[_Run]]:
     runs: dict[str, list[_Run]] = {}
     marks = _Marks()
     rows = row_count(x)
@@ -287,7 +288,7 @@ def _probe(model: nn.Module, x: Any) -> dict[str, list[_Run]]:
     finally:
         for handle in handles:
             handle.remove()
-    if random:
+    if random and warns:
         warn(
             "the model draws random numbers by itself in eval mode (functional dropout left on, perhaps): "
             "its output varies without injection, and that variance is counted too.",

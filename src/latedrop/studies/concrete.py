@@ -58,9 +58,7 @@ def train_concrete(
 class _ConcreteTraining(Training):
     """As the other stacks, with two more parameters for each member: `logit p` and `log s2`."""
 
-    def __init__(
-        self, x: Tensor, y: Tensor, plan: Plan, seeds: Sequence[int], tick: Callable[[int], None]
-    ) -> None:
+    def __init__(self, x: Tensor, y: Tensor, plan: Plan, seeds: Sequence[int], tick: Callable[[int], None]) -> None:
         plan = Plan(plan.hidden, (0.0,), plan.learning_rate, plan.batch, plan.epochs)
         super().__init__(x, y, plan, seeds, tick, masked=True)
         start = torch.tensor([math.log(_FIRST_RATE / (1 - _FIRST_RATE)), 0.0], device=x.device)

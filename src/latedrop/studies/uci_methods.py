@@ -24,7 +24,17 @@ from torch import Tensor
 from latedrop.fit import fit_sites
 from latedrop.studies.uci_measures import LEVEL, Member, Predicted, first_order, hidden_units, scores
 
-__all__ = ["Network", "conformal_scores", "constant", "laplace", "learned", "linear", "network", "posterior_variance", "table_of"]
+__all__ = [
+    "Network",
+    "conformal_scores",
+    "constant",
+    "laplace",
+    "learned",
+    "linear",
+    "network",
+    "posterior_variance",
+    "table_of",
+]
 
 Scores: TypeAlias = dict[str, float]
 

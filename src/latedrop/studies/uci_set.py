@@ -103,9 +103,7 @@ def measure(
 
     plan = settings.plan(item, (item.hidden,), (0.0, *RATES))
     stack: Stack = timed("train_stack", lambda: train(x, y, plan, seeds, tick=counting("stack")))
-    concrete: Concrete = timed(
-        "train_concrete", lambda: train_concrete(x, y, plan, seeds, tick=counting("concrete"))
-    )
+    concrete: Concrete = timed("train_concrete", lambda: train_concrete(x, y, plan, seeds, tick=counting("concrete")))
     deep_plan = settings.plan(item, _DEEP, (0.0,))
     deep: Stack = timed("train_deep", lambda: train(x, y, deep_plan, seeds, tick=counting("deep")))
     data = _Data(cut, device, seeds, settings)
@@ -171,9 +169,7 @@ def _by_rate(data: _Data, stack: Stack) -> dict[str, Measures]:
                         mean, by_site = first_order(member, data.x[part][split])
                     moments = mean, rate / (1 - rate) * by_site[:, 0]
                     if data.settings.draws is not None:
-                        moments = sampled(
-                            member, data.x[part][split], rate, data.settings.draws, data.seeds[split]
-                        )
+                        moments = sampled(member, data.x[part][split], rate, data.settings.draws, data.seeds[split])
                     means.append(moments[0])
                     variances.append(moments[1])
             predicted[part] = data.predicted(part, means, variances)
@@ -253,7 +249,9 @@ def _chosen(measures: Measures, split: int, rates: int) -> dict[str, Scores]:
 
 def _columns(found: Mapping[str, list[Scores]]) -> dict[str, dict[str, list[float]]]:
     return {
-        name: {measure: _rounded(torch.tensor(values, dtype=torch.float64)) for measure, values in table_of(rows).items()}
+        name: {
+            measure: _rounded(torch.tensor(values, dtype=torch.float64)) for measure, values in table_of(rows).items()
+        }
         for name, rows in found.items()
     }
 
