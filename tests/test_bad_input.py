@@ -397,7 +397,7 @@ class TestArguments:
 
     @pytest.mark.parametrize("scale", ["best", 0, -1, math.nan, math.inf, True, None, [1.0], np.ones(2), torch.ones(2)])
     def test_scale(self, scale: Any) -> None:
-        match = "expected scale 'optimal', 'relaxed' or a positive number; found"
+        match = r"expected scale 'optimal', 'relaxed', a positive number or a step of tradeoff\(\); found"
         with pytest.raises(ArgumentError, match=match):
             quietly(mlp(), (X, Y), scale=scale)
         predictor = quietly(mlp(), (X, Y))

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from latedrop import LatedropWarning, Prediction, Predictor, calibrate, load, metrics, sample
+from latedrop.errors import ArgumentError
 from latedrop.intervals import Conformal
 
 DRAWS = 20
@@ -411,3 +412,28 @@ def test_a_map_with_a_channel_axis_takes_any_size() -> None:
     x = torch.randn(12, 1, 6, 7, generator=generator)
     predictor = quietly(model, (x, model(x).detach() + 0.1))
     assert predictor.predict(torch.randn(2, 1, 8, 9, generator=generator)).std.shape == (2, 2, 8, 9)
+
+
+def test_a_step_of_the_tradeoff_can_be_chosen_and_saved(tmp_path: Path) -> None:
+    model = mlp(2)
+    data = data_for(model)
+    predictor = quietly(model, data, floor=True)
+    step = predictor.calibration.tradeoff()[10]
+    chosen = predictor.scaled(step)
+    expected = predictor.calibration.scaled(chosen.predict(data[0]).raw_variance, step.scale, step.floor)
+    torch.testing.assert_close(chosen.predict(data[0]).variance, expected)
+    assert float(metrics.nll(chosen.predict(data[0]).mean, chosen.predict(data[0]).variance, data[1])) == pytest.approx(
+        step.nll, rel=1e-5
+    )
+    chosen.save(tmp_path / "step.json")
+    assert load(tmp_path / "step.json", model).calibration == chosen.calibration
+    with pytest.raises(ArgumentError, match="with 1 scales; found one with 2"):
+        quietly(mlp(), data_for(mlp())).scaled(step)
+
+
+def test_conformal_intervals_can_be_added_later() -> None:
+    model = mlp()
+    data, held = data_for(model), data_for(model, rows=40, seed=2)
+    at_once = quietly(model, data, conformal_data=held)
+    later = quietly(model, data).conformal(held)
+    assert later.calibration == at_once.calibration

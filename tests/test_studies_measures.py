@@ -1,6 +1,7 @@
 """The study's measures: the library's own, for many rows at once; exact variance against draws and `linearize`."""
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ def network(hidden: tuple[int, ...], seed: int) -> tuple[nn.Sequential, list[tup
     torch.manual_seed(seed)
     sizes = [4, *hidden, 1]
     layers: list[nn.Module] = []
-    for a, b in zip(sizes[:-1], sizes[1:], strict=True):
+    for a, b in pairwise(sizes):
         layers += [nn.Linear(a, b), nn.ReLU()]
     net = nn.Sequential(*layers[:-1]).double()
     return net, [(m.weight.detach().T, m.bias.detach()) for m in net if isinstance(m, nn.Linear)]

@@ -1,6 +1,7 @@
 """The stack against one network at a time, and against itself in other company."""
 
 import threading
+from itertools import pairwise
 
 import pytest
 import torch
@@ -23,7 +24,7 @@ def data() -> tuple[Tensor, Tensor]:
 def plain(x: Tensor, y: Tensor, plan: Plan, rate: float, seed: int, units: int) -> nn.Sequential:
     """A network of `torch.nn` trained with `torch.optim.Adam`, masks cut from the numbers that the stack draws."""
     sizes = [x.shape[1], *plan.hidden, 1]
-    linears = [nn.Linear(a, b) for a, b in zip(sizes[:-1], sizes[1:], strict=True)]
+    linears = [nn.Linear(a, b) for a, b in pairwise(sizes)]
     with torch.no_grad():
         for layer, (weight, bias) in zip(linears, initial(sizes, seed), strict=True):
             layer.weight.copy_(weight.T)

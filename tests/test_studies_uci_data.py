@@ -70,7 +70,7 @@ def test_swapped_rows_and_missing_rows_are_refused(tmp_path: Path) -> None:
 
 
 def test_wrong_folder_file_or_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(FileError, match="not there. Check --data"):
+    with pytest.raises(FileError, match=r"not there\. Check --data"):
         load(SETS["yacht"], tmp_path / "nowhere")
     with pytest.raises(FileError, match=r"expected yacht.txt in"):
         load(SETS["yacht"], tmp_path)

@@ -25,7 +25,7 @@ except ImportError:
 if TYPE_CHECKING:
     from latedrop.demo import Demo
 
-__all__ = ["demo", "main"]
+__all__ = ["demo", "main", "study_uci"]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -43,6 +43,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     app.callback()(_common)
     for command in (demo,):
         app.command()(command)
+    study = typer.Typer(help="The paper's experiments, run again: JSON, pages and figures.", no_args_is_help=True)
+    study.command("uci")(study_uci)
+    app.add_typer(study, name="study")
     app(arguments, prog_name="latedrop")
 
 
@@ -83,6 +86,32 @@ def demo(
             print(json.dumps({**result.summary(), "files": [str(path) for path in files]}, indent=1))
         else:
             _print_demo(result, files)
+
+
+def study_uci(
+    out: Annotated[Path, _option("Folder of the results; finished sets in it are kept.")] = Path("uci-study"),
+    data: Annotated[Path | None, _option("Folder of the eight text files; without it, installed packages.")] = None,
+    sets: Annotated[str | None, _option("Names with commas between; all by default.")] = None,
+    splits: Annotated[int | None, _option("At most so many of each set.")] = None,
+    draws: Annotated[int | None, _option("Sample the variance with so many masks; exact by default.")] = None,
+    seed: Annotated[int, _option("Of weights, order and masks.")] = 0,
+    device: Annotated[str, _option("auto, cpu or cuda.")] = "auto",
+    quick: Annotated[bool, _option("Two small sets, three splits, few epochs.", "--quick")] = False,
+    fresh: Annotated[bool, _option("Compute again what is there.", "--fresh")] = False,
+    figures: Annotated[bool, _option("Only draw, from the JSON files in --out.", "--figures")] = False,
+    debug: Annotated[bool, _option("Show the traceback of an error.", "--debug")] = False,
+) -> None:
+    """Injected against embedded dropout on eight UCI sets, and other methods on the same networks."""
+    with _one_line(debug):
+        from latedrop.studies.uci import STOPPED, Request, study
+
+        request = Request(out, data, sets, splits, draws, seed, device, quick, fresh, sys.stderr.isatty())
+        try:
+            files = study(request, figures_only=figures)
+        except KeyboardInterrupt:
+            typer.echo(STOPPED, err=True)
+            raise typer.Exit(130) from None
+        print(f"written: {', '.join(str(path) for path in files)}")
 
 
 def _print_demo(result: "Demo", files: Sequence[Path]) -> None:

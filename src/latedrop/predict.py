@@ -185,8 +185,16 @@ class Predictor:
             yield self.predict(batch if unpack is None else unpack(batch))
 
     def scaled(self, choice: Choice) -> Predictor:
-        """The same predictor with scale `"optimal"`, `"relaxed"` or a number; nothing is run again."""
+        """The same predictor with another scale; nothing is run again.
+
+        `choice` is `"optimal"`, `"relaxed"`, a number, or a step of `predictor.calibration.tradeoff()`.
+        """
         calibration = self.calibration.with_choice(choice)
+        return Predictor(self.model, calibration, self.readout, batch_size=self.batch_size, chunk=self.chunk)
+
+    def conformal(self, data: Any, unpack: Unpack | None = None) -> Predictor:
+        """The same predictor with split-conformal intervals from `data`, which must have served for nothing else."""
+        calibration = _conformalised(self, data, unpack)
         return Predictor(self.model, calibration, self.readout, batch_size=self.batch_size, chunk=self.chunk)
 
     def explain(self, x: Any, *, output: int = 0, most: int = 10) -> Explanation:
@@ -366,7 +374,7 @@ def calibrate(
     calibration = search(model, data, setup)
     predictor = Predictor(model, calibration, readout, batch_size=batch_size, chunk=chunk)
     if intervals == "conformal":
-        predictor.calibration = _conformalised(predictor, conformal_data, unpack)
+        predictor = predictor.conformal(conformal_data, unpack)
     return predictor
 
 

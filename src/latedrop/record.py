@@ -19,7 +19,8 @@ from latedrop.sites import Rate, Sites, rates_by_site
 
 __all__ = ["Calibration", "Choice", "Method", "RateRow", "checked_choice", "lifted"]
 
-Choice: TypeAlias = "Literal['optimal', 'relaxed'] | float"
+Choice: TypeAlias = "Literal['optimal', 'relaxed'] | float | TradeoffPoint"
+"""Which scale is in use: that of least NLL, the balanced one, a number, or a step between them from `tradeoff()`."""
 Method: TypeAlias = Literal["sample", "linear", "propagate"]
 
 _FORMAT = 1
@@ -54,7 +55,7 @@ class Calibration:
 
     Attributes:
         rate: the chosen rate; a mapping from site names where every site has its own.
-        choice: which scale predictions use: `"optimal"`, `"relaxed"`, or a number.
+        choice: which scale predictions use: `"optimal"`, `"relaxed"`, a number, or a step of `tradeoff()`.
         table: one `RateRow` per rate.
         path: steps from the optimal to the relaxed scale.
         curves: calibration curves at the chosen rate: `levels`, `unscaled`, `scaled`, `relaxed`.
@@ -118,6 +119,8 @@ class Calibration:
             return self.scales, self.floors
         if choice == "relaxed":
             return self.relaxed_scales, self.relaxed_floors
+        if isinstance(choice, TradeoffPoint):
+            return choice.scale, choice.floor
         return (float(choice),) * len(self.scales), self.floors
 
     def variance(self, raw: Tensor, choice: Choice | None = None) -> Tensor:
@@ -139,11 +142,18 @@ class Calibration:
                 LatedropWarning,
                 stacklevel=3,
             )
+        if isinstance(choice, TradeoffPoint) and len(choice.scale) != len(self.scales):
+            raise ArgumentError(
+                f"expected a step of this calibration's tradeoff(), with {len(self.scales)} scales; found one with "
+                f"{len(choice.scale)}."
+            )
         return replace(self, choice=checked_choice(choice))
 
     def to_json(self) -> str:
         """Readable JSON, with a checksum over its content."""
         record = {field.name: getattr(self, field.name) for field in fields(self)}
+        if isinstance(self.choice, TradeoffPoint):
+            record["choice"] = asdict(self.choice)
         record["sites"] = self.sites.to_list()
         record["table"] = [asdict(row) for row in self.table]
         record["path"] = [asdict(point) for point in self.path]
@@ -168,6 +178,8 @@ class Calibration:
                 "expected the content that was saved; the checksum does not match: the file was edited or damaged. "
                 "Calibrate again; to use another scale, load the original and call predictor.scaled(...)."
             )
+        if isinstance(record["choice"], dict):
+            record["choice"] = TradeoffPoint(**_tuples(record["choice"]))
         record["sites"] = Sites.from_list(record["sites"])
         record["table"] = tuple(RateRow(**_tuples(row)) for row in record["table"])
         record["path"] = tuple(TradeoffPoint(**_tuples(point)) for point in record["path"])
@@ -211,11 +223,15 @@ class Calibration:
 
 def checked_choice(choice: Any) -> Choice:
     """The choice of scale, or `ArgumentError`."""
+    if isinstance(choice, TradeoffPoint):
+        return choice
     if isinstance(choice, str) and choice in ("optimal", "relaxed"):
         return choice  # type: ignore[return-value]
     if isinstance(choice, (int, float)) and not isinstance(choice, bool) and 0 < choice < float("inf"):
         return float(choice)
-    raise ArgumentError(f"expected scale 'optimal', 'relaxed' or a positive number; found {choice!r}.")
+    raise ArgumentError(
+        f"expected scale 'optimal', 'relaxed', a positive number or a step of tradeoff(); found {choice!r}."
+    )
 
 
 def lifted(variance: Tensor, least: Tensor) -> Tensor:

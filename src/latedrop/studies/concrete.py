@@ -30,7 +30,7 @@ _FIRST_RATE = 0.1
 
 @dataclass(frozen=True)
 class Concrete:
-    """Networks with the rate `(splits,)` and the noise variance `(splits,)`, of the standardised target, they learned."""
+    """Networks, and the rate and the noise variance (of the standardised target) that each learned, `(splits,)`."""
 
     stack: Stack
     rate: Tensor
@@ -57,6 +57,8 @@ def train_concrete(
 
 class _ConcreteTraining(Training):
     """As the other stacks, with two more parameters for each member: `logit p` and `log s2`."""
+
+    unit = 1.0
 
     def __init__(self, x: Tensor, y: Tensor, plan: Plan, seeds: Sequence[int], tick: Callable[[int], None]) -> None:
         plan = Plan(plan.hidden, (0.0,), plan.learning_rate, plan.batch, plan.epochs)

@@ -25,6 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import pairwise
 from threading import Event
 
 import torch
@@ -35,7 +36,7 @@ from latedrop.errors import OutputError
 __all__ = ["Layer", "Plan", "Stack", "Training", "initial", "key", "train"]
 
 _GROUP_FLOATS = 400_000
-_LARGE = 1e30
+_LARGE = 2.0**100
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ def initial(sizes: Sequence[int], seed: int) -> list[tuple[Tensor, Tensor]]:
     """Weight `(inputs, outputs)` and bias `(outputs,)` of each layer, uniform in `± 1 / sqrt(inputs)`."""
     generator = torch.Generator().manual_seed(key(seed, "initial"))
     layers = []
-    for inputs, outputs in zip(sizes[:-1], sizes[1:], strict=True):
+    for inputs, outputs in pairwise(sizes):
         both = torch.rand(inputs + 1, outputs, generator=generator).mul_(2).sub_(1) / math.sqrt(inputs)
         layers.append((both[:-1], both[-1]))
     return layers
@@ -148,6 +149,8 @@ def train(
 class Training:
     """One stack in training: its parameters, buffers and generators. `run` it once."""
 
+    unit = _LARGE  # of the numbers that masks are cut from
+
     def __init__(
         self,
         x: Tensor,
@@ -170,7 +173,7 @@ class Training:
         self.flat.grad = self.gradient
         self.optimiser = torch.optim.Adam([self.flat], lr=plan.learning_rate, fused=True, capturable=x.is_cuda)
         rates = torch.tensor(plan.rates, device=device)
-        self.rates = rates.view(1, -1, 1, 1)
+        self.thresholds = rates.view(1, -1, 1, 1) * _LARGE
         self.inverse = (1 / (1 - rates)).repeat(self.splits).view(-1, 1, 1)
         self.masked = any(plan.rates) if masked is None else masked
         self.orders = [torch.Generator(device).manual_seed(key(seed, "order")) for seed in seeds]
@@ -217,7 +220,7 @@ class Training:
     def _views(self, flat: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Weights and biases as parts of the flat tensor; the first layer's bias is in its weight."""
         views, at = [], 0
-        for index, (inputs, outputs) in enumerate(zip(self.sizes[:-1], self.sizes[1:], strict=True)):
+        for index, (inputs, outputs) in enumerate(pairwise(self.sizes)):
             pair = []
             for rows in (inputs, 1) if index else (inputs + 1, 0):
                 count = self.members * rows * outputs
@@ -234,6 +237,7 @@ class Training:
             for block, generator in zip(self.numbers, self.masks, strict=True):
                 block.uniform_(generator=generator)
             self.numbers.neg_().add_(1)
+            self.numbers.mul_(self.unit)
         order = self.order.argsort(1)
         torch.gather(self.x, 1, order[..., None].expand_as(self.x), out=self.xs)
         torch.gather(self.y, 1, order, out=self.ys)
@@ -269,9 +273,9 @@ class Training:
             else:
                 torch.bmm(x, weights[0], out=a)
             if self.masked:
-                # Where a unit is dropped the number is far below 0, and relu does the rest: no slow bool mask.
+                # Where a unit is dropped the difference is far below 0, and relu does the rest: no slow bool mask.
                 numbers = self.numbers[:, None, rows, at : at + width]
-                torch.sub(numbers, self.rates, out=spare.view(self.splits, rates, batch, width)).mul_(_LARGE)
+                torch.sub(numbers, self.thresholds, out=spare.view(self.splits, rates, batch, width))
                 torch.minimum(a, spare, out=a)
                 at += width
             activations.append(a.relu_())

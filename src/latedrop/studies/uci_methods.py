@@ -89,7 +89,7 @@ def linear(net: Network, *, per_site: bool) -> Tensor:
 
 
 def laplace(net: Network, *, scaled: bool = False) -> Tensor:
-    """Variance of the test rows from a Gaussian posterior over the last layer's weights; `scaled` on validation rows."""
+    """Variance of the test rows from a Gaussian posterior over the last layer; `scaled` on validation rows."""
     features = _with_ones(hidden_units(net.member, net.x["train"])[-1])
     weight = torch.cat([net.member[-1][0].flatten(), net.member[-1][1]])
     alpha, noise, values, vectors = _evidence(features, weight, net.error("train"))

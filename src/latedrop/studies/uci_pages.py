@@ -32,12 +32,13 @@ def index(results: Results) -> str:
     first = next(iter(results.values()))
     variance = f"{draws} draws" if (draws := first["settings"]["draws"]) else "exact, without draws"
     seconds = sum(record["seconds"]["total"] for record in results.values())
+    torch = first["versions"]["torch"]
     machines = sorted({record["machine"]["device"] for record in results.values()})
     lines = [
         "# The UCI study",
         "",
         f"{len(results)} sets, networks without dropout and with dropout embedded at {len(first['rates'])} rates, "
-        f"trained in {seconds / 60:.1f} minutes in all on {' and '.join(machines)} (torch {first['versions']['torch']}). "
+        f"trained in {seconds / 60:.1f} minutes in all on {' and '.join(machines)} (torch {torch}). "
         f"The variance of one hidden layer is {variance}. Every number is of the test rows, in the target's own unit. "
         "[What the paper claims, and what we found](claims.md) decides its claims.",
         "",

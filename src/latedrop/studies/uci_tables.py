@@ -66,8 +66,8 @@ def verdicts(results: Results) -> list[str]:
         cells = _cells(results, "nll", deep=deep)
         ranks = mean_ranks(cells)
         order = sorted(ranks, key=lambda method: ranks[method])
-        lines.append(f"- {network}: by mean rank of the NLL, {', '.join(order[:3])} come first, {order[-1]} last.")
-        best = [f"{SHORT.get(name, name)}: {method}" for name, method in winners(cells).items()]
+        lines.append(f"- {network}: by mean rank of the NLL, {_quoted(order[:3])} come first, `{order[-1]}` last.")
+        best = [f"{SHORT.get(name, name)}: `{method}`" for name, method in winners(cells).items()]
         lines.append(f"  Lowest NLL by set: {'; '.join(best)}.")
         for method in ours:
             for rival in (other for other in order if other not in ours):
@@ -89,6 +89,10 @@ def _cells(results: Results, measure: str, *, deep: bool) -> Cells:
             if measure in measures:
                 cells.setdefault(method, {})[name] = measures[measure]
     return cells
+
+
+def _quoted(names: Sequence[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
 
 
 def _cell(values: Sequence[float], best: bool) -> str:
