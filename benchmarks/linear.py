@@ -35,6 +35,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--draws", type=int, nargs="+", default=list(DRAWS), help="draws to time")
     parser.add_argument("--only-cost", action="store_true", help="leave out the agreement, which is slow on a CPU")
+    parser.add_argument("--nets", nargs="+", help="measure only these and keep what the JSON has of the others")
     options = parser.parse_args()
     if options.figures:
         figures()
@@ -42,7 +43,12 @@ def main() -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     kind = "gpu" if device.type == "cuda" else "cpu"
     record: dict[str, Any] = {"machine": machine(device), "rate": RATE, "reference_draws": REFERENCE, "nets": {}}
+    path = RESULTS / f"linear_{kind}.json"
+    if options.nets and path.exists():
+        record["nets"] = json.loads(path.read_text(encoding="utf-8"))["nets"]
     for large, small in zip(nets(kind), nets("small"), strict=True):
+        if options.nets and large.name not in options.nets:
+            continue
         found = cost(large, device, options.draws, options.repeats)
         if not options.only_cost:
             found |= agreement(small, device)

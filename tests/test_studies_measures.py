@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from latedrop import linear, metrics
 from latedrop.scale import optimal_scale, relaxed_scale
-from latedrop.studies.uci_measures import LEVEL, Predicted, first_order, rate_measures, sampled, scores
+from latedrop.studies.uci_measures import LEVEL, Predicted, first_order, mask_numbers, rate_measures, sampled, scores
 
 
 def rows(seed: int, k: int = 3, n: int = 57) -> Predicted:
@@ -82,7 +82,7 @@ def test_exact_variance_agrees_with_draws_within_the_standard_error(rate: float)
     x, draws = torch.randn(40, 4, dtype=torch.float64), 1000
     mean, by_site = first_order(member, x)
     exact = rate / (1 - rate) * by_site[:, 0]
-    drawn_mean, drawn = sampled(member, x, rate, draws, seed=0)
+    drawn_mean, drawn = sampled(member, x, rate, mask_numbers(member, draws, 0))
     assert float(((drawn_mean - mean).abs() / (exact / draws).sqrt()).max()) < 4.5
     # At a small rate few units are ever dropped, and the kurtosis of a mask widens the error of the variance.
     kurtosis = max(0.0, 1 / (rate * (1 - rate)) - 6)
@@ -96,13 +96,13 @@ def test_deep_draws_meet_the_first_order_at_small_rates() -> None:
     x = torch.randn(30, 4, dtype=torch.float64)
     rate, draws = 0.002, 20_000
     exact = rate / (1 - rate) * first_order(member, x)[1].sum(1)
-    _, drawn = sampled(member, x, rate, draws, seed=1)
+    _, drawn = sampled(member, x, rate, mask_numbers(member, draws, 1))
     assert float((drawn.sum() / exact.sum()).log().abs()) < 0.15
 
 
 def test_draws_are_nested_and_reproducible() -> None:
     _, member = network((6, 5), 7)
     x = torch.randn(3, 4, dtype=torch.float64)
-    first, again = (sampled(member, x, 0.2, 50, seed=3) for _ in range(2))
+    first, again = (sampled(member, x, 0.2, mask_numbers(member, 50, 3)) for _ in range(2))
     assert torch.equal(first[1], again[1])
-    assert not torch.equal(first[1], sampled(member, x, 0.2, 50, seed=4)[1])
+    assert not torch.equal(first[1], sampled(member, x, 0.2, mask_numbers(member, 50, 4))[1])

@@ -110,11 +110,12 @@ def search(model: nn.Module, data: Any, setup: Setup) -> Calibration:
         )
     table = [fit.row(rate) for rate, fit in fits]
     tried = 1 if setup.method == "linear" else len(setup.rates)
-    _warn_of_zeros(table, tried, target.numel())
     touched = [row.zero_variances <= _MOST_UNTOUCHED * target.numel() for row in table]
     able = [i for i, enough in enumerate(touched) if enough or not any(touched)]
     best = min(able, key=lambda i: float(getattr(table[i], f"nll_{setup.criterion}")))
     row, fit, readout = table[best], fits[best][1], setup.readout
+    if row.zero_variances or len(table) < tried:
+        _warn_of_zeros(table, tried, target.numel())
     choice = checked_choice(setup.scale)
     return Calibration(
         rate=row.rate,

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from latedrop.studies.stacked import Plan, Stack, Training
+from latedrop.studies.stacked import Layer, Plan, Stack, Training, in_groups, joined
 
 __all__ = ["Concrete", "train_concrete"]
 
@@ -49,10 +49,15 @@ def train_concrete(
         seeds: one for each split.
         tick: told the rows times splits that have been trained on.
     """
-    training = _ConcreteTraining(x, y, plan, seeds, tick)
-    layers = training.run()
-    theta, log_noise = training.own.detach().unbind()
-    return Concrete(Stack(tuple(layers), len(x), (0.0,)), theta.sigmoid(), log_noise.exp())
+
+    def work(group: slice, told: Callable[[int], None]) -> tuple[list[Layer], Tensor]:
+        training = _ConcreteTraining(x[group], y[group], plan, seeds[group], told)
+        return training.run(), training.own.detach()
+
+    found = in_groups(work, x, plan.batch * plan.hidden[0], tick)
+    theta, log_noise = torch.cat([own for _, own in found], 1)
+    stack = Stack(tuple(joined([layers for layers, _ in found])), len(x), (0.0,))
+    return Concrete(stack, theta.sigmoid(), log_noise.exp())
 
 
 class _ConcreteTraining(Training):

@@ -27,13 +27,16 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import pairwise
 from threading import Event
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from latedrop.errors import OutputError
 
-__all__ = ["Layer", "Plan", "Stack", "Training", "initial", "key", "train"]
+__all__ = ["Layer", "Plan", "Stack", "Training", "in_groups", "initial", "joined", "key", "train"]
+
+T = TypeVar("T")
 
 _GROUP_FLOATS = 400_000
 _LARGE = 2.0**100
@@ -121,29 +124,16 @@ def train(
     Raises:
         OutputError: a member diverged.
     """
-    splits, rows, _ = x.shape
-    if x.is_cuda:
-        layers = Training(x, y, plan, seeds, tick).run()
-    else:
-        size = max(1, _GROUP_FLOATS // (len(plan.rates) * min(plan.batch, rows) * max(plan.hidden)))
-        threads = torch.get_num_threads()
-        size = min(size, math.ceil(splits / threads))
-        groups = [slice(start, start + size) for start in range(0, splits, size)]
+    width = len(plan.rates) * min(plan.batch, x.shape[1]) * max(plan.hidden)
 
-        stop = Event()
+    def work(group: slice, told: Callable[[int], None]) -> list[Layer]:
+        return Training(x[group], y[group], plan, seeds[group], told).run()
 
-        def work(group: slice) -> list[Layer]:
-            return Training(x[group], y[group], plan, seeds[group], _until(stop, tick)).run()
-
-        with _single_threaded():
-            found = _in_threads(work, groups, threads, stop)
-        layers = [
-            Layer(torch.cat([layer.weight for layer in same]), torch.cat([layer.bias for layer in same]))
-            for same in zip(*found, strict=True)
-        ]
+    found = in_groups(work, x, width, tick)
+    layers = joined(found)
     if not all(bool(torch.isfinite(layer.weight).all()) for layer in layers):
         raise OutputError("expected finite weights after training; found NaN or inf. Lower the learning rate.")
-    return Stack(tuple(layers), splits, plan.rates)
+    return Stack(tuple(layers), len(x), plan.rates)
 
 
 class Training:
@@ -314,13 +304,27 @@ class Training:
         return found
 
 
-def _in_threads(
-    work: Callable[[slice], list[Layer]], groups: Sequence[slice], threads: int, stop: Event
-) -> list[list[Layer]]:
-    if threads == 1 or len(groups) == 1:
-        return [work(group) for group in groups]
-    with ThreadPoolExecutor(threads) as pool:
-        futures = [pool.submit(work, group) for group in groups]
+def in_groups(
+    work: Callable[[slice, Callable[[int], None]], T], x: Tensor, width: int, tick: Callable[[int], None]
+) -> list[T]:
+    """`work` on slices of the splits: all at once on CUDA; on the CPU as many as fit the cache, a thread for each.
+
+    Args:
+        work: is told which splits, and whom to tell of progress.
+        x: `(splits, n, inputs)`.
+        width: floats that a step needs for each split.
+        tick: see `train`.
+    """
+    splits, threads = len(x), torch.get_num_threads()
+    if x.is_cuda:
+        return [work(slice(0, splits), tick)]
+    count = math.ceil(splits / max(1, _GROUP_FLOATS // width))
+    count = min(splits, math.ceil(count / threads) * threads)
+    edges = [splits * index // count for index in range(count + 1)]
+    stop = Event()
+    told = _until(stop, tick)
+    with _single_threaded(), ThreadPoolExecutor(threads) as pool:
+        futures = [pool.submit(work, slice(start, end), told) for start, end in pairwise(edges)]
         try:
             return [future.result() for future in futures]
         except BaseException:
@@ -328,6 +332,14 @@ def _in_threads(
             stop.set()
             pool.shutdown(wait=True, cancel_futures=True)
             raise
+
+
+def joined(groups: Sequence[Sequence[Layer]]) -> list[Layer]:
+    """The layers of several groups of splits as those of one."""
+    return [
+        Layer(torch.cat([layer.weight for layer in same]), torch.cat([layer.bias for layer in same]))
+        for same in zip(*groups, strict=True)
+    ]
 
 
 def _until(stop: Event, tick: Callable[[int], None]) -> Callable[[int], None]:

@@ -1,8 +1,8 @@
 """The eight UCI sets: where they come from, that they are the published ones, and how they are split.
 
 The protocol is Hernandez-Lobato & Adams (2015): for each of 20 splits (5 for protein) a permutation of the rows from
-one `numpy` generator seeded with 1, of which the first `round(0.9 n)` rows are train and the rest test. The last fifth of
-the train rows is kept for validation. Inputs and target are standardised with the rows that a network is trained on.
+one `numpy` generator seeded with 1, of which the first `round(0.9 n)` rows are train and the rest test. The last fifth
+of the train rows is kept for validation. Inputs and target are standardised with the rows that a network is trained on.
 
 The splits are row numbers, so the order of the rows matters. Each set is known by the mean of its target and by two
 sums with weights `sin(i^2)` over the rows `i`, which any swap of two rows moves.
@@ -11,6 +11,7 @@ sums with weights `sin(i^2)` over the rows `i`, which any swap of two rows moves
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.resources import files
@@ -249,7 +250,10 @@ def _openml(number: int, inputs: int) -> Callable[[], Table]:
     def fetch() -> Table:
         from sklearn.datasets import fetch_openml
 
-        bunch = fetch_openml(data_id=number, as_frame=False, target_column=None)
+        with warnings.catch_warnings():
+            # It warns before each new try; that it failed in the end is an error of its own.
+            warnings.simplefilter("ignore")
+            bunch = fetch_openml(data_id=number, as_frame=False, target_column=None, n_retries=1)
         return np.asarray(bunch.data, dtype=np.float64)[:, : inputs + 1]
 
     return fetch

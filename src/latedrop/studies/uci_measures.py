@@ -24,7 +24,17 @@ from torch import Tensor
 from latedrop.intervals import normal_quantile
 from latedrop.masks import masks, uniforms
 
-__all__ = ["LEVEL", "Member", "Predicted", "first_order", "hidden_units", "rate_measures", "sampled", "scores"]
+__all__ = [
+    "LEVEL",
+    "Member",
+    "Predicted",
+    "first_order",
+    "hidden_units",
+    "mask_numbers",
+    "rate_measures",
+    "sampled",
+    "scores",
+]
 
 Member: TypeAlias = Sequence[tuple[Tensor, Tensor]]
 LEVEL = 0.9
@@ -68,21 +78,28 @@ def first_order(member: Member, x: Tensor) -> tuple[Tensor, Tensor]:
     return mean[:, 0], torch.stack(variances[::-1], 1)
 
 
-def sampled(member: Member, x: Tensor, rate: float, draws: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Mean and variance `(n,)` over thinned networks; masks are those of `latedrop.masks`, nested in the rate."""
+def mask_numbers(member: Member, draws: int, seed: int) -> list[Tensor]:
+    """Uniform numbers of each site, `(draws, units)`, those of `latedrop.masks`: they serve every rate and part."""
+    cpu = torch.device("cpu")
+    return [
+        uniforms(seed, range(draws), str(site), 0, weight.shape[:1], cpu).to(weight.device)
+        for site, (weight, _) in enumerate(member[1:])
+    ]
+
+
+def sampled(member: Member, x: Tensor, rate: float, numbers: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Mean and variance `(n,)` over thinned networks, whose masks are cut from `numbers` at the rate."""
     first = hidden_units(member, x)[0]
     plain = first_order(member, x)[0]
-    widest = max(weight.shape[1] for weight, _ in member[1:])
+    draws, widest = len(numbers[0]), max(weight.shape[1] for weight, _ in member[1:])
     chunk = max(1, _CHUNK_FLOATS // (len(x) * widest))
     total, squares = torch.zeros_like(plain), torch.zeros_like(plain)
     for start in range(0, draws, chunk):
-        some = range(start, min(start + chunk, draws))
-        a: Tensor = first
-        for site, (weight, bias) in enumerate(member[1:]):
-            numbers = uniforms(seed, some, str(site), 0, weight.shape[:1], torch.device("cpu"))
-            thinned = masks(numbers, rate, weight.dtype).to(weight.device)[:, :, None] * weight
+        a = first
+        for (weight, bias), site in zip(member[1:], numbers, strict=True):
+            thinned = masks(site[start : start + chunk], rate, weight.dtype)[:, :, None] * weight
             if a.dim() == 2:
-                z = (a @ thinned.transpose(0, 1).flatten(1)).view(len(a), len(some), -1).transpose(0, 1) + bias
+                z = (a @ thinned.transpose(0, 1).flatten(1)).view(len(a), len(thinned), -1).transpose(0, 1) + bias
             else:
                 z = torch.baddbmm(bias, a, thinned)
             a = torch.relu(z)

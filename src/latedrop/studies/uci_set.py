@@ -19,7 +19,7 @@ from torch import Tensor
 from latedrop.studies.concrete import Concrete, train_concrete
 from latedrop.studies.stacked import Plan, Stack, key, train
 from latedrop.studies.uci_data import Parts, UciSet, parts
-from latedrop.studies.uci_measures import Predicted, first_order, rate_measures, sampled
+from latedrop.studies.uci_measures import Member, Predicted, first_order, mask_numbers, rate_measures, sampled
 from latedrop.studies.uci_methods import (
     Network,
     Scores,
@@ -145,6 +145,10 @@ class _Data:
             member, {part: x[split] for part, x in self.x.items()}, {part: y[split] for part, y in self.y.items()}
         )
 
+    def numbers(self, member: Member, split: int, draws: int | None) -> list[Tensor] | None:
+        """What masks are cut from; None where nothing is drawn."""
+        return None if draws is None else mask_numbers(member, draws, self.seeds[split])
+
     def predicted(self, part: str, means: list[Tensor], variances: list[Tensor]) -> Predicted:
         """Of lists with an entry for each (split, rate), in the target's own unit."""
         each = len(means) // len(self.units)
@@ -157,23 +161,22 @@ def _by_rate(data: _Data, stack: Stack) -> dict[str, Measures]:
     """All measures of injected and embedded dropout, split by split and rate by rate."""
     found: dict[str, Measures] = {}
     for kind in ("injected", "embedded"):
-        predicted = {}
-        for part in PARTS:
-            means: list[Tensor] = []
-            variances: list[Tensor] = []
-            for split in data.splits:
-                for index, rate in enumerate(RATES):
-                    if kind == "embedded" or index == 0:
-                        layers = stack.member(split, index + 1 if kind == "embedded" else 0)
-                        member = [(weight.double(), bias.double()) for weight, bias in layers]
-                        mean, by_site = first_order(member, data.x[part][split])
+        means: dict[str, list[Tensor]] = {part: [] for part in PARTS}
+        variances: dict[str, list[Tensor]] = {part: [] for part in PARTS}
+        for split in data.splits:
+            members = [stack.member(split, index + 1 if kind == "embedded" else 0) for index in range(len(RATES))]
+            numbers = data.numbers(members[0], split, data.settings.draws)
+            for index, rate in enumerate(RATES):
+                if kind == "embedded" or index == 0:
+                    member = [(weight.double(), bias.double()) for weight, bias in members[index]]
+                    exact = {part: first_order(member, data.x[part][split]) for part in PARTS}
+                for part, (mean, by_site) in exact.items():
                     moments = mean, rate / (1 - rate) * by_site[:, 0]
-                    if data.settings.draws is not None:
-                        moments = sampled(member, data.x[part][split], rate, data.settings.draws, data.seeds[split])
-                    means.append(moments[0])
-                    variances.append(moments[1])
-            predicted[part] = data.predicted(part, means, variances)
-        found[kind] = rate_measures(predicted)
+                    if numbers is not None:
+                        moments = sampled(member, data.x[part][split], rate, numbers)
+                    means[part].append(moments[0])
+                    variances[part].append(moments[1])
+        found[kind] = rate_measures({part: data.predicted(part, means[part], variances[part]) for part in PARTS})
     return found
 
 
@@ -209,10 +212,12 @@ def _deep_methods(data: _Data, stack: Stack) -> dict[str, Any]:
     for split in data.splits:
         unit, net = float(data.units[split]), data.network(stack, split, 0)
         member = stack.member(split, 0)
+        numbers = data.numbers(member, split, data.settings.deep_draws)
+        assert numbers is not None
         for part in means:
             x = data.x[part][split].float()
             for rate in _DEEP_RATES:
-                mean, variance = sampled(member, x, rate, data.settings.deep_draws, data.seeds[split])
+                mean, variance = sampled(member, x, rate, numbers)
                 means[part].append(mean.double())
                 variances[part].append(variance.double())
         rows = {
