@@ -118,6 +118,29 @@ def table(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def markdown() -> str:
+    """The table of docs/linear.md, from the committed results."""
+    lines = [
+        "| network | on | linear | 10 draws | 100 draws | 1000 draws | 100 draws / linear |",
+        "| --- " * 2 + "| ---: " * 5 + "|",
+    ]
+    for kind, name in (("cpu", "CPU"), ("gpu", "GPU")):
+        record = json.loads((RESULTS / f"linear_{kind}.json").read_text(encoding="utf-8"))
+        for net, row in record["nets"].items():
+            times = row["multiples"]
+            cells = [f"{times[key]:.1f}" for key in ("linear", "sample_10")]
+            cells += [f"{times[key]:.0f}" for key in ("sample_100", "sample_1000")]
+            cells.append(f"{times['sample_100'] / times['linear']:.0f}")
+            lines.append(f"| {net.replace('_', ' ')} | {name} | {' | '.join(cells)} |")
+    record = json.loads((RESULTS / "linear_gpu.json").read_text(encoding="utf-8"))
+    lines += ["", "| network | linear | 10 draws | 100 draws | 1000 draws |", "| --- | ---: | ---: | ---: | ---: |"]
+    for net, row in record["nets"].items():
+        lines.append(
+            f"| {net.replace('_', ' ')} | {' | '.join(f'{v:.3f}' for v in row['rank_correlation'].values())} |"
+        )
+    return "\n".join(lines)
+
+
 def figures() -> None:
     """Sampled variance over first-order variance, against the rate."""
     import matplotlib.pyplot as plt
@@ -141,6 +164,7 @@ def figures() -> None:
     IMAGES.mkdir(parents=True, exist_ok=True)
     figure.savefig(IMAGES / "linear_by_rate.png", dpi=150)
     print(IMAGES / "linear_by_rate.png")
+    print(markdown())
 
 
 if __name__ == "__main__":
