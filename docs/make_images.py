@@ -11,7 +11,8 @@ from pathlib import Path
 from statistics import mean, stdev
 
 from latedrop.demo import UNIT, Demo, picture, run
-from latedrop.report import png, table, write_aside
+from latedrop.files import write_aside
+from latedrop.report import png, table
 
 DOCS = Path(__file__).parent
 METRICS = ("rmse", "nll", "ma", "coverage", "width")

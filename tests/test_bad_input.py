@@ -3,7 +3,7 @@
 import json
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,15 +19,6 @@ from latedrop import LatedropError, LatedropWarning, Predictor, Site, calibrate,
 from latedrop.errors import ArgumentError, DataError, FileError, OutputError, SiteError
 
 quietly = partial(calibrate, rates=(0.1, 0.2), draws=10, progress=False)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    """These models are so small that a second thread only gets in the way."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def seeded(build: Callable[[], nn.Module], seed: int = 0) -> nn.Module:

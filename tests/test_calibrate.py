@@ -24,15 +24,6 @@ DRAWS = 20
 quietly = partial(calibrate, rates=RATES, draws=DRAWS, progress=False)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    """These models are so small that a second thread only gets in the way."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def seeded(build: Callable[[], Any], seed: int = 0) -> Any:
     """What `build` makes from a fixed seed, with the global random state left alone."""
     with torch.random.fork_rng(devices=[]):

@@ -12,7 +12,7 @@ import latedrop
 SOURCE = Path(latedrop.__file__).parent
 ORDER = [
     {"errors", "gaussian"},
-    {"forward", "masks", "metrics"},
+    {"files", "forward", "masks", "metrics"},
     {"sites", "scale", "batches", "plots"},
     {"inject", "intervals", "fit"},
     {"sample", "record"},

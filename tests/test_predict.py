@@ -1,7 +1,7 @@
 """Predictions, their intervals, and the way through a file."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,15 +19,6 @@ from latedrop.intervals import Conformal
 
 DRAWS = 20
 quietly = partial(calibrate, rates=(0.1, 0.2), draws=DRAWS, progress=False)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    """These models are so small that a second thread only gets in the way."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def mlp(outputs: int = 1, seed: int = 0) -> nn.Module:

@@ -16,7 +16,8 @@ import latedrop
 from latedrop import metrics
 from latedrop.errors import ArgumentError, FileError, LatedropError
 from latedrop.evaluate import compare, evaluate, evaluate_intervals
-from latedrop.report import Picture, overview, png, table, write_aside, write_report
+from latedrop.files import write_aside
+from latedrop.report import Picture, overview, png, table, write_report
 
 VOID = {"meta", "img", "br"}
 
@@ -251,7 +252,7 @@ def test_folder_that_is_not_there(tmp_path: Path) -> None:
 def test_missing_matplotlib_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prediction, target = predicted()
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(LatedropError, match=r'expected matplotlib.*pip install "latedrop\[plots\]"'):
+    with pytest.raises(LatedropError, match=r"expected matplotlib.*pip install 'latedrop\[plots\]'"):
         page_of(tmp_path / "report.html", prediction, target)
     assert not list(tmp_path.iterdir())
 

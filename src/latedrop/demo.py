@@ -11,7 +11,6 @@ import json
 import platform
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,10 +23,12 @@ from torch import Tensor, nn
 from latedrop.calibrate import PAPER_RATES
 from latedrop.errors import ArgumentError, DataError, LatedropError
 from latedrop.evaluate import Evaluation, compare, evaluate, evaluate_intervals
+from latedrop.files import write_aside
+from latedrop.forward import one_thread
 from latedrop.inject import checked_seed
 from latedrop.predict import Prediction, calibrate
 from latedrop.record import Calibration
-from latedrop.report import overview, png, write_aside, write_report
+from latedrop.report import overview, png, write_report
 from latedrop.sample import checked_draws, plain_output
 
 if TYPE_CHECKING:
@@ -159,7 +160,7 @@ def run(
     if epochs < 1:
         raise ArgumentError(f"expected at least 1 epoch of training; found {epochs}.")
     start = time.perf_counter()
-    with _one_thread():
+    with one_thread():
         train, validation, test = _parts(seed)
         model = network(*train, seed=seed, epochs=epochs, progress=progress)
         predictor = calibrate(model, validation, rates, draws, seed=seed, progress=progress)
@@ -233,7 +234,7 @@ def network(x: Tensor, y: Tensor, *, seed: int, epochs: int, progress: bool = Tr
     """Two hidden layers of 100 ReLU units, no dropout, fitted to `(N, 5)` and `(N, 1)`; takes and gives raw units."""
     # In double precision all through, what machines round differently does not reach the digits that are printed.
     x, y = x.double(), y.double()
-    with _one_thread(), torch.random.fork_rng(devices=[]):
+    with one_thread(), torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         model = nn.Sequential(
             _Affine(1 / x.std(0), -x.mean(0) / x.std(0)),
@@ -301,17 +302,6 @@ class _Affine(nn.Module):
 def _evaluation(record: dict[str, Any]) -> Evaluation:
     fields: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in record.items()}
     return Evaluation(**fields)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """So small a network is no faster on more threads, and its sums come out alike on any number of cores."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _bar(epochs: int, show: bool) -> Iterator[int]:

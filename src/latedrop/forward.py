@@ -26,6 +26,7 @@ __all__ = [
     "from_array",
     "frozen",
     "map_rows",
+    "one_thread",
     "output_of",
     "place",
     "read",
@@ -173,6 +174,17 @@ def evaluating(model: nn.Module, *, layers: bool = True) -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fastpath)
         for module, flag in flags:
             module.training = flag
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """One thread inside: small tensors are no faster on more, and sums come out alike on any number of cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @contextmanager

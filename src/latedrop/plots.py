@@ -12,6 +12,7 @@ colours.
 """
 
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,12 +23,14 @@ from latedrop.errors import ArgumentError, DataError, LatedropError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 __all__ = [
     "calibration_curves",
     "error_against_std",
     "intervals",
     "metric_by_rate",
+    "new_figure",
     "site_shares",
     "tradeoff",
 ]
@@ -325,17 +328,27 @@ def site_shares(names: Sequence[str], shares: Array, ax: "Axes | None" = None) -
     return ax
 
 
+def new_figure(width: float, height: float) -> "Figure":
+    """A figure of this size in inches that pyplot does not know of: no window opens, and there is nothing to close."""
+    figure: Figure = _matplotlib("figure").Figure(figsize=(width, height), layout="constrained")
+    return figure
+
+
+def _matplotlib(part: str) -> Any:
+    try:
+        return import_module(f"matplotlib.{part}")
+    except ImportError as reason:
+        raise LatedropError(
+            f"expected matplotlib, found none ({reason}); install it with: pip install 'latedrop[plots]'"
+        ) from None
+
+
 def _axes(ax: "Axes | None", height: float = 4.8) -> "Axes":
     """The axes given, or those of a new figure of this height in inches."""
     if ax is not None:
         return ax
-    try:
-        import matplotlib.pyplot as plt
-    except ImportError as reason:
-        raise LatedropError(
-            f"expected matplotlib, found none ({reason}); install it with: pip install latedrop[plots]"
-        ) from None
-    return plt.figure(figsize=(6.4, height), layout="constrained").add_subplot()
+    axes: Axes = _matplotlib("pyplot").figure(figsize=(6.4, height), layout="constrained").add_subplot()
+    return axes
 
 
 def _band(ax: "Axes", x: Floats, low: Floats, high: Floats, **look: Any) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from latedrop.batches import Unpack, batches, row_batches
 from latedrop.calibrate import PAPER_RATES, Setup, checked_rates, fingerprint, moments, residuals, search
 from latedrop.errors import ArgumentError, DataError, FileError, LatedropError, LatedropWarning, OutputError
+from latedrop.files import write_aside
 from latedrop.fit import Loss
 from latedrop.forward import Readout, place
 from latedrop.inject import checked_seed
@@ -230,14 +231,7 @@ class Predictor:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the calibration as JSON; the model's weights are not in it."""
-        path = Path(path)
-        aside = path.with_name(path.name + ".part")
-        try:
-            aside.write_text(self.calibration.to_json(), encoding="utf-8")
-            aside.replace(path)
-        except OSError as error:
-            aside.unlink(missing_ok=True)
-            raise FileError(f"expected to write {path}; the system says: {error}.") from error
+        write_aside(path, self.calibration.to_json().encode())
 
     def __repr__(self) -> str:
         return f"Predictor of {type(self.model).__name__}: {self.calibration}"

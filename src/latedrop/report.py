@@ -11,18 +11,17 @@ import base64
 import io
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from html import escape
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import Tensor
 
 from latedrop import metrics, plots
-from latedrop.errors import ArgumentError, FileError, LatedropError
+from latedrop.errors import ArgumentError
 from latedrop.evaluate import Evaluation, compare, inside, unscaled
+from latedrop.files import write_aside
 from latedrop.predict import Prediction
 from latedrop.record import Calibration
 
@@ -35,7 +34,6 @@ __all__ = [
     "overview",
     "png",
     "table",
-    "write_aside",
     "write_report",
 ]
 
@@ -142,7 +140,7 @@ def overview(
     prediction: Prediction, target: Tensor, evaluations: Sequence[Evaluation], *, unit: str = "", level: float = 0.9
 ) -> Figure:
     """Two panels: the calibration curves, and some test rows with their raw and their calibrated intervals."""
-    figure = _new_figure(11, 4.5)
+    figure = plots.new_figure(11, 4.5)
     curves, bars = figure.subplots(1, 2, width_ratios=[1.2, 1])
     _draw_curves(curves, evaluations)
     _draw_bars(bars, prediction, metrics.align_target(prediction.mean, target), unit, level)
@@ -154,30 +152,6 @@ def png(figure: Figure) -> bytes:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=150)
     return buffer.getvalue()
-
-
-def write_aside(path: str | os.PathLike[str], content: bytes) -> None:
-    """Write a file under another name, then rename it, so that nobody finds half of it."""
-    path = Path(path)
-    aside = path.with_name(path.name + ".part")
-    try:
-        aside.write_bytes(content)
-        aside.replace(path)
-    except OSError as error:
-        with suppress(OSError):
-            aside.unlink()
-        raise FileError(f"expected to write {path}; the system says: {error}. Pass another path.") from error
-
-
-def _new_figure(width: float, height: float) -> Figure:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise LatedropError(
-            f'expected matplotlib, found none ({error}); install it with: pip install "latedrop[plots]"'
-        ) from None
-    # Not pyplot's: nothing is registered, no window opens, and there is nothing to close.
-    return Figure(figsize=(width, height), layout="constrained")
 
 
 def _test_pictures(
@@ -308,7 +282,7 @@ def _rate_pictures(c: Calibration, unit: str) -> Iterator[Picture]:
 
 
 def _picture(title: str, caption: str, alt: str, draw: Callable[[Axes], object]) -> Picture:
-    figure = _new_figure(5.2, 4)
+    figure = plots.new_figure(5.2, 4)
     draw(figure.subplots())
     return Picture(title, caption, alt, png(figure))
 

@@ -20,9 +20,8 @@ The numbers drawn depend on the kind of device.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import pairwise
@@ -33,6 +32,7 @@ import torch
 from torch import Tensor
 
 from latedrop.errors import OutputError
+from latedrop.forward import one_thread
 
 __all__ = ["Layer", "Plan", "Stack", "Training", "in_groups", "initial", "joined", "key", "train"]
 
@@ -323,7 +323,7 @@ def in_groups(
     edges = [splits * index // count for index in range(count + 1)]
     stop = Event()
     told = _until(stop, tick)
-    with _single_threaded(), ThreadPoolExecutor(threads) as pool:
+    with one_thread(), ThreadPoolExecutor(threads) as pool:
         futures = [pool.submit(work, slice(start, end), told) for start, end in pairwise(edges)]
         try:
             return [future.result() for future in futures]
@@ -349,13 +349,3 @@ def _until(stop: Event, tick: Callable[[int], None]) -> Callable[[int], None]:
         tick(steps)
 
     return told
-
-
-@contextmanager
-def _single_threaded() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 import latedrop
 from latedrop.errors import ArgumentError, FileError, LatedropError
-from latedrop.report import write_aside
+from latedrop.files import write_aside
 from latedrop.studies import uci_data
 from latedrop.studies.uci_data import UciSet, chosen_sets
 from latedrop.studies.uci_set import Settings, measure, work

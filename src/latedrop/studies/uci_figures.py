@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from latedrop import plots
-from latedrop.errors import LatedropError
 from latedrop.studies.uci_tables import SHORT, Results
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ def figures(results: Results) -> dict[str, Figure]:
 
 
 def _first(results: Results) -> Figure:
-    figure = _figure(11, 2.4 * len(results))
+    figure = plots.new_figure(11, 2.4 * len(results))
     grid = figure.subplots(len(results), 3, squeeze=False)
     for row, (name, record) in zip(grid, results.items(), strict=True):
         rates, title = record["rates"], SHORT.get(name, name)
@@ -72,7 +71,7 @@ def _third(results: Results) -> Figure:
 
 def _grid(results: Results, curves: Any, label: str) -> Figure:
     high = -(-len(results) // _WIDE)
-    figure = _figure(3.6 * min(_WIDE, len(results)), 3.2 * high)
+    figure = plots.new_figure(3.6 * min(_WIDE, len(results)), 3.2 * high)
     grid = figure.subplots(high, min(_WIDE, len(results)), squeeze=False).flatten()
     for ax, (name, record) in zip(grid, results.items(), strict=False):
         plots.metric_by_rate(record["rates"], curves(record), ax, ylabel=label, log=True)
@@ -96,13 +95,3 @@ def _one_legend(figure: Figure) -> None:
         if legend is not None:
             legend.remove()
     figure.legend(lines, labels, loc="outside upper center", ncols=len(labels))
-
-
-def _figure(width: float, height: float) -> Figure:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise LatedropError(
-            f'expected matplotlib, found none ({error}); install it with: pip install "latedrop[plots]"'
-        ) from None
-    return Figure(figsize=(width, height), layout="constrained")

@@ -6,7 +6,8 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-from latedrop.report import png, write_aside
+from latedrop.files import write_aside
+from latedrop.report import png
 from latedrop.studies import uci_claims
 from latedrop.studies.uci_figures import CAPTIONS, figures
 from latedrop.studies.uci_tables import SHORT, Results, method_tables, verdicts
