@@ -591,7 +591,7 @@ class TestFiles:
             raise OSError(28, "No space left on device")
 
         predictor = load(saved, mlp())
-        monkeypatch.setattr(Path, "write_text", full)
+        monkeypatch.setattr(Path, "write_bytes", full)
         with pytest.raises(FileError, match="No space left on device"):
             predictor.save(saved)
         monkeypatch.undo()
