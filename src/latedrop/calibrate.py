@@ -31,7 +31,7 @@ from latedrop.propagate import propagate
 from latedrop.record import Calibration, Choice, Method, RateRow, checked_choice, lifted
 from latedrop.sample import Moments, plain_output, sample
 from latedrop.scale import TradeoffPoint, apply_scale, fit_floor, optimal_scale, relaxed_scale, tradeoff
-from latedrop.sites import Kind, Rate, Select, Site, Sites, find_sites
+from latedrop.sites import Kind, Rate, Select, Site, Sites, find_sites, odds_by_site
 
 __all__ = ["PAPER_RATES", "Setup", "fingerprint", "moments", "residuals", "search"]
 
@@ -159,7 +159,6 @@ def moments(
     seed: int,
     shared: bool,
     chunk: int | None,
-    odds: Tensor | None = None,
 ) -> Moments:
     """Mean and raw variance of `x` by one of the three methods."""
     if method == "sample":
@@ -167,8 +166,7 @@ def moments(
     if method == "propagate":
         return propagate(model, x, rate, sites, readout)
     result = linearize(model, x, sites, readout)
-    assert odds is not None
-    return Moments(result.mean, result.variance(odds), 0)
+    return Moments(result.mean, result.variance(odds_by_site(sites, rate)), 0)
 
 
 def residuals(mean: Tensor, variance: Tensor, target: Tensor, per_output: bool) -> list[Tensor]:
@@ -248,11 +246,15 @@ def _by_rate(model: nn.Module, data: Any, setup: Setup) -> _Measured:
                 tick()
     target = _joined(targets)
     assert sites is not None
-    fits = []
+    fits: list[tuple[Rate, _Fit]] = []
+    constant: tuple[int, ...] = ()
     for rate, mean_parts, variance_parts in zip(rates, means, variances, strict=True):
-        fit = _Fit.of(torch.cat(mean_parts), torch.cat(variance_parts), target, setup)
-        fits += [(rate, fit)] if fit is not None else []
-        constant = () if fit is not None else _constant_outputs(torch.cat(variance_parts), setup.by_output(target))
+        variance = torch.cat(variance_parts)
+        fit = _Fit.of(torch.cat(mean_parts), variance, target, setup)
+        if fit is not None:
+            fits.append((rate, fit))
+        else:
+            constant = _constant_outputs(variance, setup.by_output(target))
         mean_parts.clear()
         variance_parts.clear()
     return _Measured(sites, target, fits, constant=constant)

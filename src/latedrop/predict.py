@@ -24,7 +24,7 @@ from latedrop.linear import unit_variances
 from latedrop.metrics import align_target
 from latedrop.record import Calibration, Choice, Method
 from latedrop.sample import checked_draws, out_of_memory, plain_output
-from latedrop.sites import Kind, Rate, Select, Site
+from latedrop.sites import Kind, Rate, Select, Site, odds_by_site
 
 if TYPE_CHECKING:
     import pandas
@@ -190,13 +190,11 @@ class Predictor:
 
         `choice` is `"optimal"`, `"relaxed"`, a number, or a step of `predictor.calibration.tradeoff()`.
         """
-        calibration = self.calibration.with_choice(choice)
-        return Predictor(self.model, calibration, self.readout, batch_size=self.batch_size, chunk=self.chunk)
+        return self._with(self.calibration.with_choice(choice))
 
     def conformal(self, data: Any, unpack: Unpack | None = None) -> Predictor:
         """The same predictor with split-conformal intervals from `data`, which must have served for nothing else."""
-        calibration = _conformalised(self, data, unpack)
-        return Predictor(self.model, calibration, self.readout, batch_size=self.batch_size, chunk=self.chunk)
+        return self._with(_conformalised(self, data, unpack))
 
     def explain(self, x: Any, *, output: int = 0, most: int = 10) -> Explanation:
         """Where the doubt about one prediction comes from, to first order: the share of each site and its main units.
@@ -210,7 +208,7 @@ class Predictor:
         mean, columns = unit_variances(self.model, x, calibration.sites, self.readout)
         if not 0 <= output < len(columns):
             raise ArgumentError(f"expected an output between 0 and {len(columns) - 1}; found {output}.")
-        odds = calibration.odds().tolist()
+        odds = odds_by_site(calibration.sites, calibration.rate).tolist()
         parts = {s.name: columns[output][s.name].double() * o for s, o in zip(calibration.sites, odds, strict=True)}
         total = sum(float(part.sum()) for part in parts.values())
         if total == 0:
@@ -236,6 +234,9 @@ class Predictor:
     def __repr__(self) -> str:
         return f"Predictor of {type(self.model).__name__}: {self.calibration}"
 
+    def _with(self, calibration: Calibration) -> Predictor:
+        return Predictor(self.model, calibration, self.readout, batch_size=self.batch_size, chunk=self.chunk)
+
     def _moments(self, x: Any) -> tuple[Tensor, Tensor]:
         c = self.calibration
         found = moments(
@@ -249,7 +250,6 @@ class Predictor:
             seed=c.seed,
             shared=c.shared,
             chunk=self.chunk,
-            odds=c.odds(),
         )
         own = c.mean == "model" and c.method != "linear"  # which gives the model's own output anyway
         mean = plain_output(self.model, x, self.readout) if own else found.mean

@@ -187,11 +187,6 @@ class Calibration:
         record["intervals"] = intervals_from_dict(record["intervals"])
         return cls(**_tuples(record))
 
-    def odds(self) -> Tensor:
-        """`rate / (1 - rate)` of every site, `(sites,)`."""
-        rates = rates_by_site(self.sites, self.rate)
-        return torch.tensor([rates[s.name] / (1 - rates[s.name]) for s in self.sites], dtype=torch.float64)
-
     def __str__(self) -> str:
         rate = "per site" if isinstance(self.rate, Mapping) else _short(self.rate)
         draws = f", {self.draws} draws" if self.draws else ""

@@ -169,6 +169,12 @@ def rates_by_site(sites: Sequence[Site], rate: Rate) -> dict[str, float]:
     return {name: rate[name] if name in rate else _by_pattern(name, rate) for name in names}
 
 
+def odds_by_site(sites: Sequence[Site], rate: Rate) -> Tensor:
+    """`rate / (1 - rate)` of every site, `(sites,)` in float64: the variance of a mask of mean 1."""
+    rates = rates_by_site(sites, rate).values()
+    return torch.tensor([value / (1 - value) for value in rates], dtype=torch.float64)
+
+
 def layer_inputs(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[int | str, Any]:
     """The arguments of a weight layer that dropout acts on, by position or keyword."""
     if isinstance(module, nn.MultiheadAttention):
@@ -278,7 +284,7 @@ def _probe(model: nn.Module, x: Any, *, warns: bool = True) -> dict[str, list[_R
     try:
         for name, module in model.named_modules():
             if isinstance(module, _SOURCES):
-                handles.append(module.register_forward_pre_hook(_named(before, name), with_kwargs=True))
+                handles.append(module.register_forward_pre_hook(partial(before, name), with_kwargs=True))
                 handles.append(module.register_forward_hook(after))
         with undisturbed(model):
             state = torch.random.get_rng_state()
@@ -296,10 +302,6 @@ def _probe(model: nn.Module, x: Any, *, warns: bool = True) -> dict[str, list[_R
             stacklevel=4,
         )
     return runs
-
-
-def _named(hook: Callable[..., None], name: str) -> Callable[..., None]:
-    return partial(hook, name)
 
 
 def _site(name: str, module: nn.Module, kind: Kind, small: list[_Run], large: list[_Run]) -> Site:
