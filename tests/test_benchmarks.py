@@ -1,10 +1,12 @@
 """What the pages say of the benchmarks is what the committed results hold."""
 
+import json
 from pathlib import Path
 
 from benchmarks.linear import markdown
 
 ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
 
 
 def test_table_of_the_first_order_variance() -> None:
@@ -21,3 +23,18 @@ def test_aims_of_the_first_order_variance() -> None:
         assert float(ratio) >= 15
     for row in ranks:
         assert float(row.split("|")[2]) >= 0.95
+
+
+def test_speed_of_the_uci_study() -> None:
+    page = (ROOT / "docs" / "uci.md").read_text(encoding="utf-8")
+    training = json.loads((RESULTS / "uci_cpu.json").read_text(encoding="utf-8"))["sets"]
+    for name, label in (("boston-housing", "Boston"), ("yacht", "yacht")):
+        seconds, times = training[name]["seconds_for_all"], training[name]["times_faster"]
+        cells = [label, *(f"{seconds[key]:.0f} s" for key in ("loader", "loop", "stacked"))]
+        assert f"| {' | '.join(cells)} | {times['loader']:.0f} and {times['loop']:.0f} |" in page
+        assert times["loader"] > 50, "the aim, against one network at a time as most code trains it"
+    study = json.loads((RESULTS / "uci_study_cpu.json").read_text(encoding="utf-8"))
+    assert len(study["seconds"]) == 8
+    assert study["total_seconds"] < 30 * 60
+    protein = study["seconds"]["protein-tertiary-structure"]["total"]
+    assert f"took {study['total_seconds'] / 60:.1f} minutes, {protein / 60:.1f} of them for protein" in page
