@@ -117,7 +117,7 @@ class TestSites:
 
     def test_a_site_whose_weights_are_used_directly(self) -> None:
         model = Bypassed()
-        assert [site.name for site in find_sites(model, X)] == ["third"]
+        assert [site.name for site in find_sites(model, X)] == ["second.weight", "third"]
         sites = [Site("second", "element", "Linear", (20,))]
         with pytest.raises(SiteError, match=r"\['second'\] did not: the model used these layers' weights"):
             quietly(model, (X, Y), sites=sites)
@@ -322,9 +322,14 @@ class TestData:
             with pytest.raises(DataError, match="expected inputs with at least one tensor whose first axis counts"):
                 predictor.predict(x)
 
-    def test_batches_of_pairs_to_predict(self) -> None:
+    def test_batches_of_three_to_predict(self) -> None:
         with pytest.raises(LatedropError, match="unpack"):
-            list(quietly(mlp(), (X, Y)).predict_batches(DataLoader(TensorDataset(X, Y))))
+            list(quietly(mlp(), (X, Y)).predict_batches(DataLoader(TensorDataset(X, Y, Y))))
+
+    def test_batches_of_pairs_to_predict(self) -> None:
+        predictor = quietly(mlp(), (X, Y))
+        parts = list(predictor.predict_batches(DataLoader(TensorDataset(X, Y), batch_size=len(X))))
+        assert torch.equal(torch.cat([part.std for part in parts]), predictor.predict(X).std)
 
     def test_maps_of_different_sizes(self) -> None:
         maps = [torch.ones(10, 1, size, size) for size in (6, 8)]

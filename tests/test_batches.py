@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from latedrop.batches import batch_count, batches, row_batches
+from latedrop.batches import batch_count, batches, inputs_of, row_batches
 from latedrop.errors import ArgumentError, DataError
 
 MODEL = nn.Linear(2, 1, device="meta").to_empty(device="cpu")  # only its device and dtype are looked at
@@ -35,6 +35,10 @@ def locked(array: np.ndarray) -> np.ndarray:
     return array
 
 
+def table(**columns: Any) -> pandas.DataFrame:
+    return pandas.DataFrame({"a": X[:, 0].numpy(), **columns})
+
+
 @pytest.fixture
 def _every_warning() -> Iterator[None]:
     """torch gives some warnings once per process; here each time."""
@@ -48,6 +52,10 @@ FORMS = {
     "list": [X, Y],
     "arrays": (X.numpy(), Y.numpy()),
     "mixed": (X, Y.numpy()),
+    "tables": (table(b=X[:, 1].numpy()), pandas.DataFrame({"y": Y[:, 0].numpy()})),
+    "nullable columns": (table(b=pandas.array(X[:, 1].tolist(), "Float64")), Y),
+    "integer columns": (table(b=X[:, 1].int().numpy()), Y),
+    "batches of tables": [(table(b=X[:, 1].numpy()).iloc[:4], Y[:4]), (table(b=X[:, 1].numpy()).iloc[4:], Y[4:])],
     "loader": DataLoader(TensorDataset(X, Y), batch_size=3),
     "stream": DataLoader(Stream(), batch_size=3),
     "two batches": [(X[:4], Y[:4]), (X[4:], Y[4:])],
@@ -163,6 +171,58 @@ def test_unpack_makes_pairs() -> None:
     assert torch.equal(collected(triples, unpack=lambda batch: batch[:2])[1], X)
 
 
+def test_a_series_is_targets_and_tables_nest() -> None:
+    y = pandas.Series(np.arange(7), index=list("gfedcba"), name="y")
+    ((x, target),) = batches(({"left": table(), "right": (y, X)}, y), MODEL)
+    assert torch.equal(target, torch.arange(7.0).double())
+    assert torch.equal(x["left"], X[:, :1])
+    assert x["right"][0].dtype == torch.float32
+    assert torch.equal(x["right"][0], torch.arange(7.0))
+
+
+def test_tables_of_polars() -> None:
+    polars = pytest.importorskip("polars")
+    x, y = polars.DataFrame({"a": X[:, 0].tolist(), "b": X[:, 1].int().tolist()}), polars.Series("y", Y[:, 0].tolist())
+    _, inputs, targets = collected((x, y))
+    assert torch.equal(inputs, X)
+    assert torch.equal(targets, Y[:, 0].double())
+    with pytest.raises(DataError, match=r"found column 'b' of type String\. Encode"):
+        list(batches((polars.DataFrame({"a": [1.0], "b": ["x"]}), Y[:1]), MODEL))
+
+
+class One(nn.Module):
+    def forward(self, x: Tensor, *, flag: bool = False) -> Tensor:
+        return x
+
+
+class Two(nn.Module):
+    def forward(self, x: Tensor, z: Tensor) -> Tensor:
+        return x + z
+
+
+class Perhaps(nn.Module):
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        return x
+
+
+class Any_(nn.Module):  # noqa: N801
+    def forward(self, *inputs: Tensor) -> Tensor:
+        return inputs[0]
+
+
+def test_a_pair_that_cannot_be_inputs_is_inputs_and_targets() -> None:
+    for model in (One(), nn.Sequential(nn.Linear(2, 1)), nn.DataParallel(One())):
+        assert inputs_of([X, Y], model) is X
+    for model in (Two(), Any_()):
+        assert inputs_of((X, Y), model) == (X, Y)
+    for batch in (X, [X], (X, Y, Y), {"x": X, "mask": Y}):
+        assert inputs_of(batch, Perhaps()) is batch
+    with pytest.raises(
+        DataError, match=r"found a pair, and the model's second input, 'mask', may be left out.*unpack="
+    ):
+        inputs_of([X, Y], Perhaps())
+
+
 def test_row_batches_cut_dicts_too() -> None:
     assert [len(part["a"]) for part in row_batches({"a": X}, 4)] == [4, 3]
     assert list(row_batches(X[:0], 4)) == []
@@ -187,7 +247,6 @@ class Rows(Dataset):
         return 7
 
 
-SERIES = pandas.Series(np.arange(7.0))
 REFUSED = {
     "none": (None, r"expected a pair \(x, y\) or an iterable of batches.*found NoneType"),
     "data set": (Rows(), r"iterable of batches such as a DataLoader; found Rows"),
@@ -196,10 +255,17 @@ REFUSED = {
     "triple": ((X, Y, Y), r"expected every batch to be a pair.*found Tensor of 7"),
     "batches of three": ([(X, Y, Y)], r"expected every batch to be a pair.*found tuple of 3\. Pass unpack="),
     "batches of numbers": ([1.0, 2.0, 3.0], r"expected every batch to be a pair.*found float\. Pass unpack="),
-    "list of targets": ((X, Y.flatten().tolist()), r"expected targets as a tensor or array; found list\. Convert"),
-    "series": ((X.numpy(), SERIES), r"expected targets as a tensor or array; found Series\. Convert"),
-    "table": ((pandas.DataFrame(X.numpy()), SERIES), r"expected targets as a tensor or array; found Series"),
-    "targets in batches": ([(X, [1.0] * 7)], r"expected targets as a tensor or array; found list"),
+    "list of targets": (
+        (X, Y.flatten().tolist()),
+        r"expected targets as a tensor, array or table; found list\. Convert",
+    ),
+    "text column": ((table(b=["x"] * 7), Y), r"expected numeric inputs; found column 'b' of type \w+\. Encode text"),
+    "categories": ((table(b=pandas.Categorical(["x"] * 7)), Y), r"found column 'b' of type category\. Encode"),
+    "column of dates": ((table(b=pandas.to_datetime(["2026-01-01"] * 7)), Y), r"column 'b' of type datetime64"),
+    "text series": ((X, pandas.Series(["x"] * 7, name="t")), r"expected numeric targets; found column 't' of type"),
+    "missing in a column": ((table(b=pandas.array([1] * 6 + [None], "Int64")), Y), r"found 1 NaN or inf among 14"),
+    "table without columns": ((pandas.DataFrame(index=range(7)), pandas.Series(["x"] * 7)), "column None of type"),
+    "targets in batches": ([(X, [1.0] * 7)], r"expected targets as a tensor, array or table; found list"),
     "no inputs": ((["a"] * 7, Y), r"expected inputs with at least one tensor.*found list"),
     "scalar target": ((X, torch.tensor(1.0)), r"one target for each of the 7 input rows; found targets of shape \(\)"),
     "too few targets": ((X, Y[:6]), r"one target for each of the 7 input rows; found targets of shape \(6, 1\)"),

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from latedrop import Calibration, calibrate, find_sites, metrics, sample
 from latedrop.calibrate import PAPER_RATES
+from latedrop.errors import OutputError
 from latedrop.scale import apply_scale, fit_floor, optimal_scale, relaxed_scale
 from zoo import ZOO
 
@@ -576,3 +577,9 @@ def test_the_fingerprint_sees_any_change_of_a_small_model() -> None:
         model[4].bias += 1e-6
     assert fingerprint(model) != before
     assert fingerprint(deep().double()) != before
+
+
+def test_a_single_value_per_row_that_no_dropout_moves_is_said_so() -> None:
+    net, x = mlp(), torch.randn(20, 3, generator=torch.Generator().manual_seed(0))
+    with pytest.raises(OutputError, match="expected an output that varies under dropout at some rate: it is the same"):
+        quietly(net, (x, x[:, 0]), readout=lambda output: output.sum(1) * 0)

@@ -97,6 +97,17 @@ def test_sites_and_rows_without_variance(per_site: bool, floor: bool) -> None:
     assert bool((fit.odds >= 0).all())
 
 
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_where_the_floor_explains_all_the_sites_keep_a_rate(outputs: int) -> None:
+    for seed in range(20):  # whether the common or the own rates win such a tie is a matter of rounding
+        _, by_site, _ = data(200, 3, outputs, seed=seed)
+        error = 1 / (1 + 3 * by_site.sum(2))  # the larger the variance, the smaller the error
+        fit = fit_sites(error, by_site, per_site=True, floor=True)
+        assert bool((fit.odds > 0).all())
+        assert fit.scales.tolist() == [0.0] * outputs
+        torch.testing.assert_close(fit.floors, error.square().mean(0))
+
+
 def test_more_sites_than_rows_stays_near_the_common_rate() -> None:
     error, by_site, _ = data(12, 60)
     common = fit_sites(error, by_site, per_site=False, floor=False)

@@ -116,6 +116,24 @@ def test_without_batching_rules_outputs_go_one_by_one(monkeypatch: pytest.Monkey
     torch.testing.assert_close(batched.variance_by_site, looped.variance_by_site)
 
 
+def test_a_site_that_the_readout_leaves_out_has_no_variance() -> None:
+    class Branches(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.left, self.right = nn.Linear(4, 8), nn.Linear(8, 3), nn.Linear(8, 3)
+
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            hidden = self.body(x).relu()
+            return {"left": self.left(hidden), "right": self.right(hidden)}
+
+    model, x = Branches(), torch.randn(6, 4)
+    result = linearize(model, x, readout="left")
+    assert [site.name for site in result.sites] == ["left", "right"]
+    assert bool((result.variance_by_site[..., 0] > 0).all())
+    assert not result.variance_by_site[..., 1].any()
+    assert result.variance_by_site.shape == (6, 3, 2)
+
+
 def test_out_of_memory_halves_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = mlp(), torch.randn(10, 5)
     sites = find_sites(model, x)

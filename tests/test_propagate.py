@@ -189,6 +189,10 @@ LINEAR = {
     "adaptive_avg_pool1d": (nn.AdaptiveAvgPool1d(3), (2, 2, 7)),
     "adaptive_avg_pool2d": (nn.AdaptiveAvgPool2d((3, 2)), (1, 2, 5, 7)),
     "global_avg_pool": (nn.AdaptiveAvgPool2d(1), (2, 2, 3, 4)),
+    "global_avg_pool_channels_last": (
+        lambda x: F.adaptive_avg_pool2d(x.to(memory_format=torch.channels_last), 1),
+        (2, 2, 3, 4),
+    ),
     "adaptive_avg_pool3d": (nn.AdaptiveAvgPool3d(2), (1, 1, 3, 4, 5)),
     "nearest": (nn.Upsample(scale_factor=2), (1, 2, 3, 3)),
     "nearest_exact": (nn.Upsample(size=(5, 4), mode="nearest-exact"), (1, 2, 3, 3)),
@@ -213,6 +217,13 @@ LINEAR = {
     "mean_of_all": (lambda x: x.mean()[None], (2, 3)),
     "sum": (lambda x: x.sum(1, keepdim=True), (2, 3)),
     "cumsum": (lambda x: x.cumsum(1), (2, 4)),
+    "index_add": (lambda x: x.new_zeros(2, 3).index_add(1, torch.tensor([2, 0, 2, 1]), x), (2, 4)),
+    "index_add_in_place": (lambda x: x.clone().index_add_(0, torch.tensor([1]), x[:1]), (2, 4)),
+    "index_add_to_constant": (
+        lambda x: torch.ones(2, 3, dtype=DOUBLE).index_add(1, torch.tensor([2, 0, 2, 1]), x),
+        (2, 4),
+    ),
+    "scatter_add": (lambda x: x.new_zeros(2, 3).scatter_add(1, torch.tensor([[2, 0, 2], [1, 1, 1]]), x), (2, 3)),
     "cat_with_constant": (lambda x: torch.cat([x, torch.ones(2, 1, dtype=DOUBLE), x[:, :1]], 1), (2, 3)),
     "stack": (lambda x: torch.stack([x[0], -x[1]], 1), (2, 3)),
     "reshape_after_permute": (lambda x: x.permute(0, 2, 1).reshape(2, -1), (2, 3, 4)),
@@ -787,3 +798,12 @@ def main(seeds: int = 3, steps: int = 1000) -> None:
 
 if __name__ == "__main__":
     main()
+
+
+def test_callers_in_inference_mode_get_the_same() -> None:
+    net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 1, 3))
+    x = torch.randn(2, 1, 8, 8)
+    expected = propagate(net, x, rate=0.1)
+    with torch.inference_mode():
+        for inputs in (x, x.clone()):
+            assert torch.equal(propagate(net, inputs, rate=0.1).variance, expected.variance)

@@ -108,6 +108,23 @@ def test_compare_has_raw_scaled_and_relaxed() -> None:
     assert rows[0].nll == pytest.approx(float(metrics.nll(prediction.mean, prediction.raw_variance, target)))
 
 
+@pytest.mark.parametrize("per_output", [True, False])
+def test_compare_of_one_output(per_output: bool) -> None:
+    p, target = predicted(outputs=2, per_output=per_output, conformal_data=data(80, 2))
+    rows = [compare(p, target, output=k) for k in (0, 1)]
+    ends = p.interval(0.9)
+    for k, found in enumerate(rows):
+        for row, choice in zip(found[1:3], ("optimal", "relaxed"), strict=True):
+            scales = p.calibration.chosen(choice)[0]
+            variance = p.calibration.variance(p.raw_variance, choice)[:, k]
+            assert row.scale == (scales[k if per_output else 0],)
+            assert row.nll == pytest.approx(float(metrics.nll(p.mean[:, k], variance, target[:, k])))
+        assert found[3].label == "conformal"
+        assert found[3].width == pytest.approx(float((ends[1] - ends[0])[:, k].mean()))
+    together = compare(p, target)
+    assert together[0].nll == pytest.approx((rows[0][0].nll + rows[1][0].nll) / 2, rel=1e-5)
+
+
 def test_raw_has_no_floor() -> None:
     prediction, target = predicted(floor=True)
     assert prediction.calibration.floors[0] > 0

@@ -192,3 +192,55 @@ def test_place_of_a_unit() -> None:
     assert site.place(0) == (0, 0, 0)
     assert site.place(59) == (2, 3, 4)
     assert Site("fc", "element", "Linear", (4,), calls=3).place(9) == (2, 1)
+
+
+class Centred(nn.Module):
+    """Takes the mean of the batch off, which no row has by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 8), nn.Linear(8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.body(x).relu()
+        return self.head(hidden - hidden.mean(0))
+
+
+class Neighbours(Centred):
+    """Rows are the nodes of one graph; `edges` has two rows, however many nodes there are."""
+
+    def forward(self, x: Tensor, edges: Tensor) -> Tensor:
+        hidden = self.body(x).relu()
+        return self.head(hidden.new_zeros(len(x), 8).index_add(0, edges[1], hidden[edges[0]]))
+
+
+def test_rows_that_depend_on_each_other_are_warned_about() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(7, 4)
+    with pytest.warns(LatedropWarning, match=r"examples that do not depend on each other.*method='linear' is wrong"):
+        assert names(find_sites(Centred(), x)) == ["head"]
+    with pytest.warns(LatedropWarning, match="do not depend on each other"):
+        assert names(find_sites(Neighbours(), x, torch.randint(7, (2, 20)))) == ["head"]
+
+
+def test_outputs_that_are_not_one_per_row_tell_nothing() -> None:
+    class Scaled(Centred):
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            hidden = self.body(x).relu()
+            return {"y": self.head(hidden), "norm": hidden.norm(), "steps": torch.arange(4.0), "mean": hidden.mean(0)}
+
+    assert names(find_sites(Scaled(), torch.randn(7, 4))) == ["head"]
+
+
+def test_numbers_that_are_drawn_for_nothing_are_no_noise() -> None:
+    class Idle(Centred):
+        noise = 0.0
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.body(x).relu()) + self.noise * torch.rand([])
+
+    model, x = Idle(), torch.randn(7, 4)
+    assert names(find_sites(model, x)) == ["head"]
+    model.noise = 1.0
+    with pytest.warns(LatedropWarning, match="draws random numbers by itself"):
+        find_sites(model, x)

@@ -5,6 +5,7 @@ from latedrop.errors import LatedropError, LatedropWarning
 from latedrop.inject import inject
 from latedrop.linear import Linearization, linearize
 from latedrop.predict import Explanation, Prediction, Predictor, calibrate, load
+from latedrop.programs import load_program
 from latedrop.propagate import propagate
 from latedrop.record import Calibration
 from latedrop.sample import Moments, sample
@@ -27,6 +28,7 @@ __all__ = [
     "inject",
     "linearize",
     "load",
+    "load_program",
     "metrics",
     "optimal_scale",
     "propagate",

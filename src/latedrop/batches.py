@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -10,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from latedrop.errors import ArgumentError, DataError
-from latedrop.forward import from_array, place, row_count, take_rows
+from latedrop.forward import bare, from_array, from_table, is_table, place, row_count, take_rows
 
-__all__ = ["Unpack", "batch_count", "batches", "row_batches"]
+__all__ = ["Unpack", "batch_count", "batches", "inputs_of", "row_batches"]
 
 Unpack = Callable[[Any], "tuple[Any, Any]"]
 
@@ -22,7 +23,7 @@ def batches(
 ) -> Iterator[tuple[Any, Tensor]]:
     """Yield `(inputs, targets)` with the inputs on the model's device.
 
-    `data` is a pair `(x, y)` with y a tensor or array, or an iterable of batches, each a pair or what `unpack`
+    `data` is a pair `(x, y)` with y a tensor, array or table, or an iterable of batches, each a pair or what `unpack`
     turns into one.
     """
     if unpack is None and _is_pair(data):
@@ -50,6 +51,27 @@ def row_batches(x: Any, batch_size: int) -> Iterator[Any]:
     _check_batch_size(batch_size)
     for start in range(0, row_count(x), batch_size):
         yield take_rows(x, slice(start, start + batch_size))
+
+
+def inputs_of(batch: Any, model: nn.Module) -> Any:
+    """The inputs in a batch: all of it, or the first part where it can only be a pair (inputs, targets).
+
+    A pair is two inputs where `forward` needs two, and inputs with targets where it takes but one. In between, which is
+    meant cannot be seen, and guessing wrong would go unnoticed.
+    """
+    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+        return batch
+    parameters = inspect.signature(bare(model).forward).parameters.values()
+    taken = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    if any(p.kind is p.VAR_POSITIONAL for p in parameters) or sum(p.default is p.empty for p in taken) > 1:
+        return batch
+    if len(taken) < 2:
+        return batch[0]
+    raise DataError(
+        f"expected batches of inputs; found a pair, and the model's second input, {taken[1].name!r}, may be left out: "
+        "the second part could be an input or a target. Pass unpack=lambda batch: batch[0] if it is a target, "
+        "unpack=lambda batch: batch if it is an input."
+    )
 
 
 def batch_count(data: Any, batch_size: int) -> int | None:
@@ -83,12 +105,13 @@ def _unpacked(batch: Any, unpack: Unpack | None) -> tuple[Any, Any]:
 
 
 def _target(y: Any) -> Tensor:
-    if not isinstance(y, (Tensor, np.ndarray)):
+    if not isinstance(y, (Tensor, np.ndarray)) and not is_table(y):
         raise DataError(
-            f"expected targets as a tensor or array; found {type(y).__name__}. Convert them, or pass unpack= to do it."
+            f"expected targets as a tensor, array or table; found {type(y).__name__}. Convert them, or pass unpack= to "
+            "do it."
         )
-    if isinstance(y, np.ndarray):
-        y = from_array(y, "targets")
+    if not isinstance(y, Tensor):
+        y = from_table(y, "targets") if is_table(y) else from_array(y, "targets")
     if y.is_complex():
         raise DataError(f"expected real targets; found {y.dtype}.")
     if not bool(torch.isfinite(y).all()):

@@ -24,7 +24,7 @@ from latedrop import metrics
 from latedrop.batches import Unpack, batch_count, batches
 from latedrop.errors import ArgumentError, DataError, LatedropWarning, OutputError
 from latedrop.fit import Loss, fit_sites
-from latedrop.forward import Readout
+from latedrop.forward import Readout, plain_names
 from latedrop.intervals import Isotonic
 from latedrop.linear import linearize
 from latedrop.propagate import propagate
@@ -177,10 +177,10 @@ def residuals(mean: Tensor, variance: Tensor, target: Tensor, per_output: bool) 
 
 def fingerprint(model: nn.Module) -> str:
     """A digest of the model's parameters and buffers: names, shapes, dtypes, and up to 1024 values of each."""
-    digest = hashlib.sha256()
+    digest, plain = hashlib.sha256(), plain_names(model)
     for name, value in model.state_dict().items():
         if isinstance(value, Tensor):
-            digest.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
+            digest.update(f"{plain(name)} {tuple(value.shape)} {value.dtype}".encode())
             flat = value.detach().reshape(-1)
             values = flat[:: max(1, -(-flat.numel() // 1024))].cpu()
             digest.update(values.to(torch.float64).numpy().tobytes())
@@ -398,7 +398,9 @@ def _batches(
 
 def _constant_outputs(variance: Tensor, per_output: bool) -> tuple[int, ...]:
     """Which of several outputs have no variance at all; none where that is true of every one."""
-    still = [i for i, column in enumerate(variance.unbind(1)) if not bool(column.any())] if per_output else []
+    if not per_output:
+        return ()
+    still = [i for i, column in enumerate(variance.unbind(1)) if not bool(column.any())]
     return tuple(still) if len(still) < variance.shape[1] else ()
 
 

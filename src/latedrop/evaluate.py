@@ -105,7 +105,9 @@ def evaluate(
     )
 
 
-def evaluate_intervals(prediction: Prediction, target: Tensor, *, level: float = 0.9) -> Evaluation:
+def evaluate_intervals(
+    prediction: Prediction, target: Tensor, *, level: float = 0.9, output: int | None = None
+) -> Evaluation:
     """Evaluate the isotonic or conformal intervals that a calibration was fitted with."""
     fitted = prediction.calibration.intervals
     if fitted is None:
@@ -114,21 +116,31 @@ def evaluate_intervals(prediction: Prediction, target: Tensor, *, level: float =
         )
     # n conformal scores reach levels up to n / (n + 1).
     reach = min(len(s) / (len(s) + 1) for s in fitted.scores) if isinstance(fitted, Conformal) else 1.0
+
+    def interval(level: float) -> tuple[Tensor, Tensor]:
+        low, high = prediction.interval(level)
+        return _of(low, output), _of(high, output)
+
     return evaluate(
-        prediction.mean,
-        prediction.variance,
-        target,
+        _of(prediction.mean, output),
+        _of(prediction.variance, output),
+        _of(metrics.align_target(prediction.mean, target), output),
         label=fitted.kind,
         rate=prediction.calibration.rate,
-        scale=fitted.scale,
+        scale=_scale_of(fitted.scale, output),
         level=level,
-        interval=prediction.interval,
+        interval=interval,
         levels=[a for a in _LEVELS if a <= reach],
     )
 
 
-def compare(prediction: Prediction, target: Tensor, *, level: float = 0.9) -> tuple[Evaluation, ...]:
-    """Evaluate the raw, scaled and relaxed variance of one prediction, and its fitted intervals if it has any."""
+def compare(
+    prediction: Prediction, target: Tensor, *, level: float = 0.9, output: int | None = None
+) -> tuple[Evaluation, ...]:
+    """Evaluate the raw, scaled and relaxed variance of one prediction, and its fitted intervals if it has any.
+
+    `output` is one index of axis 1; all outputs together where None.
+    """
     record = replace(prediction.calibration, intervals=None)
     variants = {
         "raw": unscaled(record),
@@ -137,20 +149,21 @@ def compare(prediction: Prediction, target: Tensor, *, level: float = 0.9) -> tu
     }
     if isinstance(record.choice, float):
         variants[f"scale {record.choice:g}"] = record
+    target = metrics.align_target(prediction.mean, target)
     rows = [
         evaluate(
-            prediction.mean,
-            variant.variance(prediction.raw_variance),
-            target,
+            _of(prediction.mean, output),
+            _of(variant.variance(prediction.raw_variance), output),
+            _of(target, output),
             label=label,
             rate=record.rate,
-            scale=variant.chosen()[0],
+            scale=_scale_of(variant.chosen()[0], output),
             level=level,
         )
         for label, variant in variants.items()
     ]
     if prediction.calibration.intervals is not None:
-        rows.append(evaluate_intervals(prediction, target, level=level))
+        rows.append(evaluate_intervals(prediction, target, level=level, output=output))
     return tuple(rows)
 
 
@@ -163,3 +176,11 @@ def unscaled(record: Calibration) -> Calibration:
 def inside(low: Tensor, high: Tensor, target: Tensor) -> float:
     """Fraction of targets between two ends, both included."""
     return float(((low <= target) & (target <= high)).double().mean())
+
+
+def _of(values: Tensor, output: int | None) -> Tensor:
+    return values if output is None else values[:, output]
+
+
+def _scale_of(scales: tuple[float, ...], output: int | None) -> tuple[float, ...]:
+    return scales if output is None or len(scales) == 1 else (scales[output],)

@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from latedrop.errors import FileError
 
-__all__ = ["write_aside"]
+__all__ = ["aside", "write_aside"]
+
+
+@contextmanager
+def aside(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Another name to write under; it becomes `path` at the end, and goes where anything comes in between."""
+    path = Path(path)
+    part = path.with_name(path.name + ".part")
+    try:
+        yield part
+        part.replace(path)
+    except OSError as error:
+        raise FileError(f"expected to write {path}; the system says: {error}. Pass another path.") from error
+    finally:
+        with suppress(OSError):
+            part.unlink()
 
 
 def write_aside(path: str | os.PathLike[str], content: bytes) -> None:
     """Write a file under another name, then rename it, so that nobody finds half of it."""
-    path = Path(path)
-    aside = path.with_name(path.name + ".part")
-    try:
-        aside.write_bytes(content)
-        aside.replace(path)
-    except OSError as error:
-        with suppress(OSError):
-            aside.unlink()
-        raise FileError(f"expected to write {path}; the system says: {error}. Pass another path.") from error
+    with aside(path) as part:
+        part.write_bytes(content)

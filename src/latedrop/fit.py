@@ -80,6 +80,8 @@ def fit_sites(error: Tensor, by_site: Tensor, *, per_site: bool, floor: bool, lo
 
 
 def _fit(scales: Tensor, floors: Tensor, odds: Tensor) -> SiteFit:
+    if not bool(odds.any()):  # the floor explains all: a scale of 0 says so, and rates above 0 leave a raw variance
+        odds, scales = torch.ones_like(odds), torch.zeros_like(scales)
     size = scales[scales > 0].log().mean().exp() if bool(scales.any()) else scales.new_tensor(_NOMINAL_ODDS)
     return SiteFit(odds * size, scales / size, floors)
 

@@ -8,8 +8,9 @@ a single dict argument where it has not.
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import fields, is_dataclass
 from typing import Any, TypeAlias
 
@@ -20,21 +21,33 @@ from torch import Tensor, nn
 from latedrop.errors import DataError, OutputError
 
 __all__ = [
+    "ROWS",
     "Readout",
+    "bare",
     "call",
     "evaluating",
+    "filled_up",
+    "fitting_batches",
     "from_array",
+    "from_table",
     "frozen",
+    "is_table",
     "map_rows",
+    "named_layers",
     "one_thread",
     "output_of",
     "place",
+    "plain_names",
     "read",
     "row_count",
+    "row_limits",
     "take_rows",
     "tensors",
     "undisturbed",
 ]
+
+ROWS = "latedrop_rows"
+"""Where a program's `meta` says how many rows it takes."""
 
 Readout: TypeAlias = "Callable[[Any], Tensor] | str | int | None"
 
@@ -81,26 +94,26 @@ def take_rows(x: Any, index: slice) -> Any:
 
 
 def place(x: Any, model: nn.Module) -> Any:
-    """Move inputs to the model's device; numpy arrays also take the model's floating dtype.
+    """Move inputs to the model's device; numpy arrays and tables also take the model's floating dtype.
 
     Raises `DataError` where a floating input has NaN or inf.
     """
     parameter = next((p for p in model.parameters() if p.is_floating_point()), None)
     device = parameter.device if parameter is not None else torch.device("cpu")
 
-    def move(value: Tensor | np.ndarray) -> Tensor:
-        if isinstance(value, np.ndarray):
-            value = from_array(value, "inputs")
+    def move(value: Any) -> Tensor:
+        if not isinstance(value, Tensor):
+            value = from_table(value, "inputs") if is_table(value) else from_array(value, "inputs")
             if value.is_floating_point() and parameter is not None:
                 value = value.to(parameter.dtype)
-        value = value.to(device)
-        if value.is_floating_point() and not bool(torch.isfinite(value).all()):
-            bad = int((~torch.isfinite(value)).sum())
+        moved: Tensor = value.to(device)
+        if moved.is_floating_point() and not bool(torch.isfinite(moved).all()):
+            bad = int((~torch.isfinite(moved)).sum())
             raise DataError(
-                f"expected finite inputs; found {bad} NaN or inf among {value.numel()} input values. "
+                f"expected finite inputs; found {bad} NaN or inf among {moved.numel()} input values. "
                 "Drop or impute those rows."
             )
-        return value
+        return moved
 
     return _map(x, move)
 
@@ -115,6 +128,27 @@ def from_array(array: np.ndarray, what: str) -> Tensor:
     # torch refuses foreign byte orders and wide floats, and warns of read-only arrays: these are copied.
     dtype = np.float64 if array.dtype.itemsize > 8 else array.dtype.newbyteorder("=")
     return torch.from_numpy(np.require(array, dtype, requirements=["C", "W"]))
+
+
+def is_table(value: Any) -> bool:
+    """Whether `value` is a data frame or a series, of pandas, polars or alike."""
+    return hasattr(value, "to_numpy") and not isinstance(value, (Tensor, np.ndarray, type))
+
+
+def from_table(table: Any, what: str) -> Tensor:
+    """A data frame `(N, D)` or a series `(N,)` of numbers as a float64 tensor; missing values are NaN.
+
+    >>> import pandas
+    >>> from_table(pandas.DataFrame({"a": [1, 2], "b": [True, False]}), "inputs")
+    tensor([[1., 1.],
+            [2., 0.]], dtype=torch.float64)
+    """
+    if not hasattr(table, "columns"):
+        return from_array(_numbers(getattr(table, "name", None), table, what), what)
+    # pandas names its columns by `items`, polars by `iter_columns`.
+    named = table.items() if hasattr(table, "items") else ((column.name, column) for column in table.iter_columns())
+    columns = [_numbers(name, column, what) for name, column in named]
+    return from_array(np.stack(columns, 1) if columns else np.zeros((len(table), 0)), what)
 
 
 def call(model: nn.Module, x: Any) -> Any:
@@ -155,11 +189,42 @@ def output_of(model: nn.Module, x: Any, readout: Readout) -> Tensor:
     return read(call(model, x), readout, row_count(x))
 
 
+def bare(model: nn.Module) -> nn.Module:
+    """The module inside wrappers that only call it: those of `torch.compile`, `DataParallel` and DDP."""
+    while (attribute := _wrapped(model)) is not None:
+        model = getattr(model, attribute)
+    return model
+
+
+def plain_names(model: nn.Module) -> Callable[[str], str]:
+    """What turns a name of `model.named_modules()` or `state_dict()` into that without any wrapper.
+
+    >>> plain_names(nn.Sequential(nn.DataParallel(nn.Linear(2, 2))))("0.module.weight")
+    '0.weight'
+    """
+    outer = [(f"{name}." if name else "", _wrapped(module)) for name, module in model.named_modules()]
+    wrappers = [(start, f"{start}{attribute}.") for start, attribute in outer if attribute]
+
+    def plain(name: str) -> str:
+        name += "."
+        for start, added in reversed(wrappers):  # the innermost first
+            name = start + name.removeprefix(added) if name.startswith(added) else name
+        return name[:-1]
+
+    return plain
+
+
+def named_layers(model: nn.Module) -> dict[str, nn.Module]:
+    """`model.named_modules()`, without wrappers and what they add to names."""
+    plain = plain_names(model)
+    return {plain(name): module for name, module in model.named_modules() if not _wrapped(module)}
+
+
 @contextmanager
 def evaluating(model: nn.Module, *, layers: bool = True) -> Iterator[None]:
     """The model in eval mode; every module's own flag comes back after.
 
-    With `layers` the fused attention paths, which call no submodule, are switched off, so that
+    With `layers` the fused attention paths, which call no submodule, and compiled code are switched off, so that
     every layer is seen by its hooks.
     """
     flags = [(module, module.training) for module in model.modules()]
@@ -169,7 +234,8 @@ def evaluating(model: nn.Module, *, layers: bool = True) -> Iterator[None]:
             module.training = False
         if layers:
             torch.backends.mha.set_fastpath_enabled(False)
-        yield
+        with _eager() if layers else nullcontext():
+            yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fastpath)
         for module, flag in flags:
@@ -209,8 +275,56 @@ def undisturbed(model: nn.Module, *, layers: bool = True) -> Iterator[None]:
         yield
 
 
+def row_limits(model: nn.Module) -> tuple[int, int | None]:
+    """The least and the largest number of rows that `model` takes: (1, None), but for some exported programs."""
+    meta = getattr(bare(model), "meta", None)
+    limits: tuple[int, int | None] = meta.get(ROWS, (1, None)) if isinstance(meta, dict) else (1, None)
+    return limits
+
+
+def fitting_batches(model: nn.Module, x: Any) -> list[tuple[Any, int]] | None:
+    """`x` in parts that `model` takes, each with how many of its rows count; None where `x` fits as it is."""
+    rows, (least, most) = row_count(x), row_limits(model)
+    if rows == 0 or (least <= rows and (most is None or rows <= most)):
+        return None
+    parts = [take_rows(x, slice(start, start + (most or rows))) for start in range(0, rows, most or rows)]
+    return [(filled_up(part, least), row_count(part)) for part in parts]
+
+
+def filled_up(x: Any, least: int) -> Any:
+    """`x` with at least so many rows; where it is short of them, the first one is repeated."""
+    missing = least - row_count(x)
+    if missing <= 0:
+        return x
+    return map_rows(x, lambda t: torch.cat([t, t[:1].expand(missing, *t.shape[1:])]))
+
+
+def _wrapped(module: nn.Module) -> str | None:
+    """The attribute that holds what a wrapper wraps; None where a module is none."""
+    if isinstance(module, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+        return "module"
+    return "_orig_mod" if type(module).__name__ == "OptimizedModule" else None
+
+
+def _eager() -> AbstractContextManager[Any]:
+    """No compiled code inside; nothing was compiled where the compiler was never imported."""
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+
+
+def _numbers(name: Any, column: Any, what: str) -> np.ndarray:
+    """One column of a table as float64."""
+    nullable = not isinstance(column.dtype, np.dtype) and getattr(column.dtype, "kind", None) in (*"fiub",)  # pandas
+    values = np.asarray(column.to_numpy(dtype=np.float64, na_value=np.nan) if nullable else column.to_numpy())
+    if values.dtype.kind not in "fiub":
+        raise DataError(
+            f"expected numeric {what}; found column {name!r} of type {column.dtype}. Encode text, categories and dates "
+            "as numbers, or leave the column out."
+        )
+    return values.astype(np.float64)
+
+
 def _map(x: Any, change: Callable[[Any], Tensor]) -> Any:
-    if isinstance(x, (Tensor, np.ndarray)):
+    if isinstance(x, (Tensor, np.ndarray)) or is_table(x):
         return change(x)
     if isinstance(x, Mapping):
         return {key: _map(value, change) for key, value in x.items()}

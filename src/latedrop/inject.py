@@ -1,13 +1,14 @@
 """Dropout on, dropout off: forward pre-hooks that multiply the input of each site by a mask.
 
 With `h` the input of a layer and `m` an inverted dropout mask, the layer sees `h · m`. The modules, their
-parameters and their flags stay the user's; only our own hooks come and go.
+parameters and their flags stay the user's; only our own hooks come and go. A weight that has no module is reached
+where a torch function takes it, by a mode that is on while the context lasts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -16,9 +17,10 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from latedrop.errors import ArgumentError, SiteError
-from latedrop.forward import evaluating, row_count
+from latedrop.forward import bare, evaluating, named_layers, row_count
+from latedrop.functional import Place, WeightCall, WeightCalls
 from latedrop.masks import masks, uniforms
-from latedrop.sites import Rate, Site, channel_axis, layer_inputs, rates_by_site
+from latedrop.sites import Rate, Site, apart, channel_axis, layer_inputs, missing_sites, rates_by_site
 
 __all__ = ["Injection", "MaskSource", "checked_seed", "example_axis", "hooked", "inject"]
 
@@ -69,6 +71,12 @@ def inject(
     >>> same
     True
     """
+    if isinstance(model, nn.DataParallel) and len(model.device_ids) > 1:
+        raise SiteError(
+            f"expected a model that runs in one place; found DataParallel on {len(model.device_ids)} devices, which "
+            "runs copies at the same time. Pass its module: inject(model.module, ...)."
+        )
+    model = bare(model)
     rates = rates_by_site(sites, rate)
     active = [site for site in sites if rates[site.name] > 0]
     injection = Injection(rates, checked_seed(seed), draw)
@@ -94,13 +102,14 @@ def hooked(model: nn.Module, sites: Sequence[Site], source: MaskSource, *, share
     With `shared` a mask has the shape of one example and serves all; without, each example has its own.
     Every site must fire in every forward pass.
     """
-    modules = dict(model.named_modules())
-    missing = [site.name for site in sites if site.name not in modules]
+    missing = missing_sites(model, sites)
     if missing:
         raise SiteError(
             f"expected the model to have the sites' layers; {missing} are not among its modules. "
             "Find the sites again with find_sites(model, inputs)."
         )
+    modules = named_layers(model)
+    functional = {site.name: site for site in sites if site.weight is not None}
     fired = dict.fromkeys((site.name for site in sites), 0)
     batch: list[int] = []
 
@@ -113,31 +122,50 @@ def hooked(model: nn.Module, sites: Sequence[Site], source: MaskSource, *, share
         if silent:
             raise SiteError(
                 f"expected every site to fire in the forward pass; {silent} did not: the model used these layers' "
-                "weights without calling them, or took another branch. Leave them out with select=."
+                "weights in another way than when the sites were found, or took another branch. Leave them out with "
+                "select=, or find the sites again."
             )
 
-    def before(site: Site, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        masked: dict[int, Any] = {}  # by identity: query, key and value are often one tensor and stay one
-        inputs = layer_inputs(module, args, kwargs)
-        for value in inputs.values():
+    def dropped(site: Site, values: Iterable[Any], channels: tuple[int, ...]) -> dict[int, Any]:
+        """By identity: query, key and value are often one tensor and stay one."""
+        masked: dict[int, Any] = {}
+        for value in values:
             if id(value) not in masked:
                 call = 0 if site.kind == "channel" else fired[site.name]
                 number = call * 3 + len(masked)
-                masked[id(value)] = _masked(site, module, value, partial(source, site, number), batch, shared)
+                masked[id(value)] = _masked(site, channels, value, partial(source, site, number), batch, shared)
         fired[site.name] += 1
+        return masked
+
+    def before(site: Site, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        inputs = layer_inputs(module, args, kwargs)
+        masked = dropped(site, inputs.values(), (channel_axis(module),))
         changed = {key: masked[id(value)] for key, value in inputs.items()}
         args = tuple(changed.get(i, value) for i, value in enumerate(args))
         return args, {key: changed.get(key, value) for key, value in kwargs.items()}
 
+    def meet(call: WeightCall) -> dict[Place, Any]:
+        if call.name not in functional:
+            return {}
+        masked = dropped(functional[call.name], call.inputs.values(), call.channels)
+        return {place: masked[id(value)] for place, value in call.inputs.items()}
+
+    calls = WeightCalls(model, meet) if functional else None
     handles = []
     try:
         if sites:
             handles.append(model.register_forward_pre_hook(begin, prepend=True, with_kwargs=True))
             handles.append(model.register_forward_hook(end))
         for site in sites:
-            hook = partial(before, site)
-            handles.append(modules[site.name].register_forward_pre_hook(hook, with_kwargs=True))
-        yield
+            if site.weight is None:
+                hook = partial(before, site)
+                handles.append(modules[site.name].register_forward_pre_hook(hook, with_kwargs=True))
+        if calls is not None:
+            handles += apart(model, calls)
+            handles.append(model.register_forward_pre_hook(lambda *_: calls.begin(), prepend=True))
+            handles.append(model.register_forward_hook(lambda *_: calls.end(), always_call=True))
+        with calls if calls is not None else nullcontext():
+            yield
     finally:
         for handle in handles:
             handle.remove()
@@ -154,14 +182,14 @@ def example_axis(site: Site, shape: tuple[int, ...], like: Tensor) -> int | None
 _Shaped: TypeAlias = Callable[["tuple[int, ...]", Tensor], Tensor]
 
 
-def _masked(site: Site, module: nn.Module, value: Any, mask: _Shaped, batch: list[int], shared: bool) -> Any:
+def _masked(site: Site, channels: tuple[int, ...], value: Any, mask: _Shaped, batch: list[int], shared: bool) -> Any:
     if isinstance(value, PackedSequence):
         return _masked_packed(site, value, mask, shared)
     axis = site.batch_axis
     shape = list(value.shape)
     if site.kind == "channel":
-        channel = channel_axis(module) % value.dim()
-        shape = [size if i == channel else 1 for i, size in enumerate(shape)]
+        kept = [channel % value.dim() for channel in channels]
+        shape = [size if i in kept else 1 for i, size in enumerate(shape)]
     if axis is None:
         return value * mask(tuple(shape), value)
     rows = batch[0] if batch else value.shape[axis]

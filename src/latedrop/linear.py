@@ -20,8 +20,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from latedrop.errors import ArgumentError, OutputError
-from latedrop.forward import Readout, evaluating, frozen, map_rows, output_of, place, row_count, take_rows
+from latedrop.errors import ArgumentError, OutputError, SiteError
+from latedrop.forward import (
+    Readout,
+    bare,
+    evaluating,
+    filled_up,
+    frozen,
+    map_rows,
+    output_of,
+    place,
+    row_count,
+    row_limits,
+    take_rows,
+)
+from latedrop.functional import RECURRENT
 from latedrop.inject import example_axis, hooked
 from latedrop.sample import check_finite, out_of_memory, widened
 from latedrop.sites import Site, Sites, find_sites
@@ -103,13 +116,22 @@ def _by_rows(
     rows = row_count(x)
     if chunk is not None and chunk < 1:
         raise ArgumentError(f"expected chunk to be at least 1 row; found {chunk}.")
-    # A site whose input has no axis for the examples shares its units among them: one example at a time.
-    chunk = 1 if any(site.batch_axis is None for site in sites) else min(chunk or rows, rows)
+    model, (least, most) = bare(model), row_limits(model)
+    chunk = min(chunk or rows, rows, most or rows)
+    apart = [site.name for site in sites if site.batch_axis is None]
+    if apart:  # a site whose input has no axis for the examples shares its units among them: one example at a time
+        chunk = 1
+        if least > 1:
+            raise SiteError(
+                f"expected a model that takes one row at a time, as the inputs of sites {apart} have no axis for the "
+                f"examples; this program takes no fewer than {least}. Export it with a dynamic batch dimension, or "
+                "use method='sample'."
+            )
     done = 0
     while done < rows:
         part = take_rows(x, slice(done, done + chunk))
         try:
-            result = _first_order(model, part, sites, readout, reduce)
+            result = _first_order(model, filled_up(part, least), sites, readout, reduce, row_count(part))
         except Exception as error:
             if not out_of_memory(error) or chunk == 1:
                 raise
@@ -121,19 +143,25 @@ def _by_rows(
 
 
 def _first_order(
-    model: nn.Module, x: Any, sites: Sites, readout: Readout, reduce: _Reduce
+    model: nn.Module, x: Any, sites: Sites, readout: Readout, reduce: _Reduce, rows: int
 ) -> tuple[Tensor, list[dict[str, Tensor]]]:
-    """Output of some rows, and for each entry of it the squared mask gradients of every site, reduced."""
+    """Output of the first rows, and for each entry of it the squared mask gradients of every site, reduced."""
     x = map_rows(x, lambda t: t.clone() if t.is_inference() else t)
-    with _differentiable(model):
+    with _differentiable(model, sites):
         try:
-            return _pass(model, x, sites, readout, reduce, _Probes())
+            return _pass(model, x, sites, readout, reduce, rows, _Probes())
         except _NeedMasksError:
-            return _pass(model, x, sites, readout, reduce, _UnitMasks())
+            return _pass(model, x, sites, readout, reduce, rows, _UnitMasks())
 
 
 def _pass(
-    model: nn.Module, x: Any, sites: Sites, readout: Readout, reduce: _Reduce, masks: _Probes | _UnitMasks
+    model: nn.Module,
+    x: Any,
+    sites: Sites,
+    readout: Readout,
+    reduce: _Reduce,
+    rows: int,
+    masks: _Probes | _UnitMasks,
 ) -> tuple[Tensor, list[dict[str, Tensor]]]:
     with hooked(model, sites, masks.mask, shared=False):
         output = output_of(model, x, readout)
@@ -149,12 +177,17 @@ def _pass(
             "expected an output that autograd can differentiate with respect to the sites; found one without a "
             "graph: the model or the readout detaches it or runs without gradients. Use method='sample'."
         )
+    if masks.flat:
+        raise OutputError(
+            f"expected gradients at every site; the model runs {sorted(masks.flat)} without: in torch.no_grad(), or in "
+            "a function with a backward pass of its own. Use method='sample', or leave these out with select=."
+        )
     columns: list[dict[str, Tensor]] = []
     for start in range(0, flat.shape[1], _OUTPUTS_AT_ONCE):
         part = flat[:, start : start + _OUTPUTS_AT_ONCE]
         last = start + part.shape[1] == flat.shape[1]
-        columns += [_squares(masks.axes, gradients, sites, reduce) for gradients in masks.gradients(part, last)]
-    return widened(output.detach()), columns
+        columns += [_squares(masks.axes, gradients, sites, reduce, rows) for gradients in masks.gradients(part, last)]
+    return widened(output.detach())[:rows], columns
 
 
 _Key = tuple[str, int]
@@ -169,10 +202,12 @@ class _UnitMasks:
 
     def __init__(self) -> None:
         self.axes: dict[_Key, int | None] = {}
+        self.flat: set[str] = set()  # sites that run without gradients
         self._leaves: dict[_Key, Tensor] = {}
 
     def mask(self, site: Site, call: int, shape: tuple[int, ...], like: Tensor) -> Tensor:
         key = (site.name, call)
+        self.flat |= set() if torch.is_grad_enabled() else {site.name}
         if key not in self._leaves:
             self._leaves[key] = torch.ones(shape, dtype=like.dtype, device=like.device, requires_grad=True)
             self.axes[key] = example_axis(site, shape, like)
@@ -185,9 +220,11 @@ class _UnitMasks:
             each = torch.eye(k, dtype=outputs.dtype, device=outputs.device)[:, None].expand(k, *outputs.shape)
             try:
                 found = torch.autograd.grad(
-                    outputs, leaves, each, is_grads_batched=True, retain_graph=True, materialize_grads=True
+                    outputs, leaves, each, is_grads_batched=True, retain_graph=True, allow_unused=True
                 )
-                yield from ([g[i] for g in found] for i in range(k))
+                # None where the outputs do not depend on a mask, as where a readout leaves a branch out.
+                both = list(zip(leaves, found, strict=True))
+                yield from ([torch.zeros_like(leaf) if g is None else g[i] for leaf, g in both] for i in range(k))
                 return
             except RuntimeError as error:  # some operator has no batching rule for its backward
                 if out_of_memory(error):
@@ -202,11 +239,13 @@ class _Probes:
 
     def __init__(self) -> None:
         self.axes: dict[_Key, int | None] = {}
+        self.flat: set[str] = set()  # sites that run without gradients
         self._probes: dict[_Key, _Probe] = {}
         self._anchor: Tensor | None = None
 
     def mask(self, site: Site, call: int, shape: tuple[int, ...], like: Tensor) -> Any:
         key = (site.name, call)
+        self.flat |= set() if torch.is_grad_enabled() else {site.name}
         if self._anchor is None:
             self._anchor = torch.zeros((), device=like.device, requires_grad=True)
         if key not in self._probes:
@@ -266,23 +305,23 @@ class _Passing(torch.autograd.Function):
 
 
 def _squares(
-    axes: dict[_Key, int | None], gradients: Sequence[Tensor], sites: Sites, reduce: _Reduce
+    axes: dict[_Key, int | None], gradients: Sequence[Tensor], sites: Sites, reduce: _Reduce, rows: int
 ) -> dict[str, Tensor]:
-    """`h · dy/dh` of every site, examples first, squared and reduced; the calls of one layer are joined."""
+    """`h · dy/dh` of every site, the first examples first, squared and reduced; the calls of one layer are joined."""
     parts: dict[str, list[Tensor]] = {site.name: [] for site in sites}
     for ((name, _), axis), gradient in zip(axes.items(), gradients, strict=True):
         gradient = widened(gradient.detach())
-        parts[name].append((gradient.movedim(axis, 0) if axis is not None else gradient[None]).flatten(1))
+        parts[name].append((gradient.movedim(axis, 0)[:rows] if axis is not None else gradient[None]).flatten(1))
     return {name: reduce(torch.cat(units, 1) if len(units) > 1 else units[0]) for name, units in parts.items()}
 
 
 @contextmanager
-def _differentiable(model: nn.Module) -> Iterator[None]:
+def _differentiable(model: nn.Module, sites: Sites) -> Iterator[None]:
     parameter = next(model.parameters(), None)
     cuda = [parameter.device] if parameter is not None and parameter.is_cuda else []
     with (
         torch.random.fork_rng(devices=cuda),
-        _recurrent_backward(model),
+        _recurrent_backward(model, sites),
         evaluating(model),
         frozen(model),
         torch.inference_mode(False),
@@ -292,11 +331,12 @@ def _differentiable(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _recurrent_backward(model: nn.Module) -> Iterator[None]:
+def _recurrent_backward(model: nn.Module, sites: Sites) -> Iterator[None]:
     """No cuDNN where there is a recurrent layer: those kernels have no backward pass in eval mode."""
     before = torch.backends.cudnn.enabled
     try:
-        if any(isinstance(module, nn.RNNBase) for module in model.modules()):
+        called = any(site.layer in RECURRENT for site in sites)
+        if called or any(isinstance(module, nn.RNNBase) for module in model.modules()):
             torch.backends.cudnn.enabled = False
         yield
     finally:

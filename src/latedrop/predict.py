@@ -12,7 +12,7 @@ from warnings import warn
 import torch
 from torch import Tensor, nn
 
-from latedrop.batches import Unpack, batches, row_batches
+from latedrop.batches import Unpack, batches, inputs_of, row_batches
 from latedrop.calibrate import PAPER_RATES, Setup, checked_rates, fingerprint, moments, residuals, search
 from latedrop.errors import ArgumentError, DataError, FileError, LatedropError, LatedropWarning, OutputError
 from latedrop.files import write_aside
@@ -24,7 +24,7 @@ from latedrop.linear import unit_variances
 from latedrop.metrics import align_target
 from latedrop.record import Calibration, Choice, Method
 from latedrop.sample import checked_draws, out_of_memory, plain_output
-from latedrop.sites import Kind, Rate, Select, Site, odds_by_site
+from latedrop.sites import Kind, Rate, Select, Site, missing_sites, odds_by_site
 
 if TYPE_CHECKING:
     import pandas
@@ -166,7 +166,7 @@ class Predictor:
             parts = [self._moments(part) for part in row_batches(x, self.batch_size)]
         except LatedropError:
             raise
-        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        except (RuntimeError, TypeError, ValueError, IndexError, AssertionError) as error:
             if out_of_memory(error):
                 raise
             raise DataError(
@@ -181,9 +181,12 @@ class Predictor:
     def predict_batches(
         self, loader: Iterable[Any], unpack: Callable[[Any], Any] | None = None
     ) -> Iterator[Prediction]:
-        """Yield one `Prediction` per batch; `unpack` takes the inputs out of a batch, as `lambda b: b[0]` does."""
+        """Yield one `Prediction` per batch; `unpack` takes the inputs out of a batch, as `lambda b: b[0]` does.
+
+        Without it a batch is inputs alone, or a pair (inputs, targets) where the model takes one input only.
+        """
         for batch in loader:
-            yield self.predict(batch if unpack is None else unpack(batch))
+            yield self.predict(inputs_of(batch, self.model) if unpack is None else unpack(batch))
 
     def scaled(self, choice: Choice) -> Predictor:
         """The same predictor with another scale; nothing is run again.
@@ -292,8 +295,8 @@ def calibrate(
 
     Args:
         model: a trained module; it is left as it was.
-        data: validation data that the model was not fitted to: a pair `(x, y)` of tensors or arrays, or an iterable
-            of such pairs (a `DataLoader`), read once.
+        data: validation data that the model was not fitted to: a pair `(x, y)` of tensors, arrays or tables, or an
+            iterable of such pairs (a `DataLoader`), read once.
         rates: the rates to try; each a float or a mapping from name patterns to floats.
         draws: thinned networks per rate.
         criterion: `"scaled"` picks the rate by the NLL of the scaled variance, `"unscaled"` of the raw one.
@@ -384,8 +387,7 @@ def load(path: str | os.PathLike[str], model: nn.Module, readout: Readout = None
         raise FileError(f"expected a calibration file at {path}; the system says: {error}.") from error
     except (DataError, TypeError, UnicodeDecodeError) as error:
         raise FileError(f"{path}: {error}") from error
-    modules = dict(model.named_modules())
-    wrong = [s.name for s in calibration.sites if type(modules.get(s.name)).__name__ != s.layer]
+    wrong = missing_sites(model, calibration.sites, same_type=True)
     if wrong:
         raise FileError(
             f"expected a model with the sites of {path}; its layers {wrong} are missing or of another type. "

@@ -19,10 +19,23 @@ from warnings import warn
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from latedrop.errors import LatedropWarning, SiteError
-from latedrop.forward import Readout, call, place, read, row_count, tensors, undisturbed
+from latedrop.forward import (
+    Readout,
+    bare,
+    call,
+    fitting_batches,
+    named_layers,
+    place,
+    read,
+    row_count,
+    tensors,
+    undisturbed,
+)
+from latedrop.functional import RECURRENT, operator_name
 from latedrop.inject import hooked
 from latedrop.propagate_rules import NoRule, Pair
 from latedrop.sample import Moments, check_finite, plain_output, widened
@@ -31,6 +44,7 @@ from latedrop.sites import Rate, Site, find_sites, rates_by_site
 __all__ = ["propagate"]
 
 _REFUSED = (nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)
+_REFUSED_CALLS = (*RECURRENT, *(f"{name}_cell" for name in RECURRENT), "multi_head_attention_forward")
 _REDUCTIONS = ("sum", "mean", "_adaptive_avg_pool2d", "_adaptive_avg_pool3d")
 _LOCAL_REDUCTIONS = ("avg_pool2d", "avg_pool3d")
 
@@ -69,15 +83,19 @@ def propagate(
     x = place(x, model)
     sites = find_sites(model, x) if sites is None else sites
     rates = rates_by_site(sites, rate)
+    parts = fitting_batches(model, x)
+    if parts is not None:
+        return Moments.joined([propagate(model, part, rate, sites, readout).first(rows) for part, rows in parts])
     active = [site for site in sites if rates[site.name] > 0]
     if not active:
         mean = plain_output(model, x, readout)
         return Moments(mean, torch.zeros_like(mean), 0)
-    names = {module: name for name, module in model.named_modules()}
+    model = bare(model)
+    names = {module: name for name, module in named_layers(model).items()}
     inside, after = _Reductions(names, _REDUCTIONS), _Reductions({}, _REDUCTIONS + _LOCAL_REDUCTIONS)
-    with undisturbed(model):
+    with torch.inference_mode(False), undisturbed(model):  # in inference mode torch does not break up its operators
         try:
-            with hooked(model, active, partial(_noise, rates)), _refusing(model, active), inside:
+            with _refusing(model, active), hooked(model, active, partial(_noise, rates)), inside:
                 output = call(model, x)
             with after:
                 output = read(output, readout, row_count(x))
@@ -132,14 +150,25 @@ def _refusing(model: nn.Module, sites: Sequence[Site]) -> Iterator[None]:
 
     handles = []
     try:
-        for name, module in model.named_modules():
+        for name, module in named_layers(model).items():
             if isinstance(module, _REFUSED):
                 hook = partial(before, name)
                 handles.append(module.register_forward_pre_hook(hook, prepend=True, with_kwargs=True))
-        yield
+        with _RefusedCalls():
+            yield
     finally:
         for handle in handles:
             handle.remove()
+
+
+class _RefusedCalls(TorchFunctionMode):
+    """Stops pairs before such layers where they are called as functions."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = operator_name(func)
+        if name in _REFUSED_CALLS and any(isinstance(tensor, Pair) for tensor in tensors((args, kwargs))):
+            raise NoRule(f"a layer of type {name}")
+        return func(*args, **(kwargs or {}))
 
 
 class _Reductions(TorchDispatchMode):

@@ -73,6 +73,8 @@ class Pair(Tensor):
         dtype = _common_dtype(args, kwargs)
         args, kwargs = tree_map_only(Tensor, _widened, (args, kwargs or {}))
         name = func._schema.name.removeprefix("aten::")
+        if name == "as_strided_":
+            return _laid_out(func, *args)
         if func._schema.is_mutable:
             return _in_place(func, name, args, kwargs)
         result = _rule_of(func, name)(func, *args, **kwargs)
@@ -114,6 +116,14 @@ def _in_place(func: Any, name: str, args: Any, kwargs: Any) -> Pair:
     if plain not in _ELEMENTWISE or any(isinstance(value, Pair) for value in args[1:]):
         target.units = object()
     return target
+
+
+def _laid_out(func: Any, x: Any, size: Sequence[int], stride: Sequence[int], offset: int | None = None) -> Pair:
+    """Other strides along axes of one entry, which a pooling to one pixel sets for channels-last inputs: no change."""
+    same = isinstance(x, Pair) and x.shape == tuple(size) and offset is None
+    if not same or any(n > 1 and new != old for n, new, old in zip(size, stride, x.m.stride(), strict=True)):
+        raise NoRule(f"the operator {func}")
+    return x  # type: ignore[no-any-return]
 
 
 def _rule(*names: str, elementwise: bool = False) -> Callable[[Rule], Rule]:
@@ -185,6 +195,14 @@ def _filled(op: Any, x: Pair, *args: Any) -> Pair:
     if isinstance(value, Pair):
         raise NoRule(f"the operator {op} with a random value to fill in")
     return Pair(op(x.m, *where, value), op(x.v, *where, _v(value) if isinstance(value, Tensor) else 0.0))
+
+
+@_rule("index_add", "scatter_add")
+def _added_at(op: Any, x: Any, axis: int, index: Tensor, source: Any, *, alpha: float = 1) -> Pair:
+    """Messages that arrive at a node are summed."""
+    if alpha != 1:
+        raise NoRule(f"the operator {op} with a factor")
+    return Pair(op(_m(x), axis, index, _m(source)), op(_v(x), axis, index, _v(source)))
 
 
 @_rule("add", elementwise=True)

@@ -64,6 +64,7 @@ class Calibration:
         shares: each site's share of the raw variance, on average over the validation rows; None where the method
             does not tell the sites apart.
         intervals: fitted isotonic or conformal intervals; None is Gaussian.
+        columns: the names of the inputs and targets in the file of validation data; None where there was none.
     """
 
     rate: Rate
@@ -92,6 +93,7 @@ class Calibration:
     intervals: Intervals
     fingerprint: str
     versions: dict[str, str]
+    columns: dict[str, tuple[str, ...]] | None = None
 
     @property
     def scale(self) -> float | tuple[float, ...]:
@@ -185,6 +187,8 @@ class Calibration:
         record["path"] = tuple(TradeoffPoint(**_tuples(point)) for point in record["path"])
         record["curves"] = _tuples(record["curves"])
         record["intervals"] = intervals_from_dict(record["intervals"])
+        if record.get("columns") is not None:
+            record["columns"] = _tuples(record["columns"])
         return cls(**_tuples(record))
 
     def __str__(self) -> str:

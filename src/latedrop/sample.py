@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, TypeAlias
 from warnings import catch_warnings, filterwarnings
 
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from latedrop.errors import ArgumentError, LatedropError, OutputError
-from latedrop.forward import Readout, output_of, place, row_count, undisturbed
+from latedrop.forward import Readout, bare, fitting_batches, output_of, place, row_count, undisturbed
 from latedrop.inject import checked_seed, hooked
 from latedrop.masks import masks, uniforms
 from latedrop.sites import Rate, Site, find_sites, rates_by_site
@@ -44,6 +45,19 @@ class Moments:
     variance: Tensor
     draws: int
     outputs: Tensor | None = None
+
+    def first(self, rows: int) -> Moments:
+        """Those of the first rows."""
+        outputs = self.outputs[:, :rows] if self.outputs is not None else None
+        return Moments(self.mean[:rows], self.variance[:rows], self.draws, outputs)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Moments]) -> Moments:
+        """One batch after the other."""
+        kept = [part.outputs for part in parts if part.outputs is not None]
+        outputs = torch.cat(kept, 1) if kept else None
+        mean, variance = torch.cat([part.mean for part in parts]), torch.cat([part.variance for part in parts])
+        return cls(mean, variance, parts[0].draws, outputs)
 
 
 def sample(
@@ -88,11 +102,17 @@ def sample(
     x = place(x, model)
     sites = find_sites(model, x) if sites is None else sites
     rates = rates_by_site(sites, rate)
+    parts = fitting_batches(model, x)
+    if parts is not None:
+        run = partial(sample, keep_draws=keep_draws, engine=engine)
+        options = (rate, draws, seed, sites, readout, chunk, shared)
+        return Moments.joined([run(model, part, *options).first(rows) for part, rows in parts])
     active = [site for site in sites if rates[site.name] > 0]
     if not active:
         mean = plain_output(model, x, readout)
         kept = mean.expand(draws, *mean.shape).clone() if keep_draws else None
         return Moments(mean, torch.zeros_like(mean), draws, kept)
+    model = bare(model)
     stream, kept_draws = _Stream(), []
     with undisturbed(model):
         for outputs in _Draws(model, x, active, rates, seed, readout, shared).chunks(draws, chunk, engine):
@@ -107,6 +127,9 @@ def sample(
 def plain_output(model: nn.Module, x: Any, readout: Readout = None) -> Tensor:
     """The model's own output on `x`, read out, `(N, ...)` in float32 or better; nothing is injected."""
     x = place(x, model)
+    parts = fitting_batches(model, x)
+    if parts is not None:
+        return torch.cat([plain_output(model, part, readout)[:rows] for part, rows in parts])
     with undisturbed(model, layers=False):
         output = widened(output_of(model, x, readout))
     check_finite(output, "without dropout")
