@@ -1,0 +1,5 @@
+"""Thin adapters: a predictor where another library expects its own kind of object.
+
+One module per library, imported only by who uses it: `latedrop.adapters.sklearn`, `latedrop.adapters.lightning`,
+`latedrop.adapters.huggingface`.
+"""

@@ -1,0 +1,108 @@
+"""Predictions with uncertainty beside a Hugging Face `Trainer`: its data loader and collator, our predictor.
+
+`predict_with` gives what `Trainer.predict` gives, and after it std, low and high; `labels_apart` hands collated batches
+to `calibrate`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from latedrop import metrics
+from latedrop.errors import ArgumentError, DataError
+from latedrop.forward import bare
+from latedrop.predict import Prediction, Predictor
+
+__all__ = ["UncertainOutput", "labels_apart", "predict_with"]
+
+Array = npt.NDArray[Any]
+
+
+class UncertainOutput(NamedTuple):
+    """The fields of transformers' `PredictionOutput`, then the uncertainty; arrays `(N, ...)`."""
+
+    predictions: Array
+    label_ids: Array | None
+    metrics: dict[str, float]
+    std: Array
+    low: Array
+    high: Array
+
+
+def labels_apart(names: Sequence[str] = ("labels",)) -> Callable[[Mapping[str, Any]], tuple[dict[str, Any], Any]]:
+    """An `unpack` for `calibrate`: from a collated batch to inputs and targets.
+
+    >>> unpack = labels_apart()
+    >>> unpack({"input_ids": 1, "attention_mask": 2, "labels": 3})
+    ({'input_ids': 1, 'attention_mask': 2}, 3)
+    """
+
+    def unpack(batch: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
+        found = [batch[name] for name in names if batch.get(name) is not None]
+        if len(found) > 1:
+            raise DataError(
+                f"expected one array of labels in a batch; found {len(found)} of {list(names)}. Pass one name."
+            )
+        inputs = {name: value for name, value in batch.items() if name not in names}
+        return inputs, found[0] if found else None
+
+    return unpack
+
+
+def predict_with(
+    trainer: Any, dataset: Any, predictor: Predictor, *, level: float = 0.9, metric_key_prefix: str = "test"
+) -> UncertainOutput:
+    """Predict a data set with the trainer's collator and batch size, and the predictor's uncertainty.
+
+    Where the data set has labels, `metrics` holds what the trainer's `compute_metrics` makes of the means, and the NLL
+    and the coverage of the intervals.
+
+    Args:
+        trainer: a `transformers.Trainer`; it does not have to be trained with.
+        dataset: as for `Trainer.predict`.
+        predictor: of the trainer's model, from `calibrate` or `load`.
+        level: of the interval from `low` to `high`.
+        metric_key_prefix: goes before the names of all metrics.
+    """
+    if bare(trainer.model) is not bare(predictor.model):
+        raise ArgumentError(
+            "expected a predictor of the trainer's model; found one of another "
+            f"{type(bare(predictor.model)).__name__}. Calibrate trainer.model."
+        )
+    if trainer.args.world_size > 1:
+        raise ArgumentError(
+            f"expected a trainer that runs in one process; found {trainer.args.world_size}, each with its own part of "
+            "the data. Predict in one."
+        )
+    unpack = labels_apart(trainer.label_names)
+    parts, targets = [], []
+    for inputs, target in map(unpack, trainer.get_test_dataloader(dataset)):
+        parts.append(predictor.predict(inputs))
+        targets.append(target)
+    if not parts:
+        raise DataError("expected at least one row to predict; found none.")
+    joined = [torch.cat([getattr(part, name) for part in parts]).cpu() for name in ("mean", "raw_variance")]
+    found = Prediction(joined[0], joined[1], predictor.calibration)
+    labels = None if any(target is None for target in targets) else torch.cat(targets).cpu()
+    mean, std, low, high = (value.numpy() for value in found.to_dict(level).values())
+    measured = {} if labels is None else _measured(trainer, found, labels, level)
+    prefixed = {f"{metric_key_prefix}_{name}": value for name, value in measured.items()}
+    return UncertainOutput(mean, None if labels is None else labels.numpy(), prefixed, std, low, high)
+
+
+def _measured(trainer: Any, found: Prediction, labels: Tensor, level: float) -> dict[str, float]:
+    theirs = {}
+    if trainer.compute_metrics is not None:
+        both = import_module("transformers.trainer_utils").EvalPrediction
+        theirs = trainer.compute_metrics(both(predictions=found.mean.numpy(), label_ids=labels.numpy()))
+    target = metrics.align_target(found.mean, labels)
+    low, high = found.interval(level)
+    inside = (low <= target) & (target <= high)
+    nll = metrics.nll(found.mean, found.variance, target)
+    return {**theirs, "nll": float(nll), "coverage": float(inside.float().mean())}

@@ -1,0 +1,101 @@
+"""A Lightning callback: `Trainer.predict` gives means, standard deviations and intervals.
+
+Dropout is injected while a batch is predicted, not left on in the module, so that Lightning, which puts the module in
+eval mode, has nothing to switch off. The module is not written to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+from torch import Tensor, nn
+
+from latedrop.batches import inputs_of
+from latedrop.errors import ArgumentError, LatedropError
+from latedrop.forward import bare
+from latedrop.intervals import checked_level
+from latedrop.predict import Prediction, Predictor
+
+__all__ = ["predict_callback"]
+
+
+def predict_callback(
+    predictor: Predictor,
+    *,
+    level: float = 0.9,
+    unpack: Callable[[Any], Any] | None = None,
+    as_dict: bool = True,
+) -> Any:
+    """A callback with which `Trainer.predict` gives a dict for each batch: `mean`, `std`, `low`, `high`, on the CPU.
+
+    The module's own `predict_step` runs too, once per batch, and its result gives way to ours. What it does after the
+    network belongs in the predictor's readout. With `return_predictions=False` nothing is computed.
+
+    Args:
+        predictor: from `calibrate` or `load`, of the LightningModule or of a network inside it.
+        level: of the interval from `low` to `high`.
+        unpack: from a batch to the inputs; by default the batch, or the first part where it can only be a pair of
+            inputs and targets.
+        as_dict: False gives `Prediction`s instead of dicts.
+
+    Returns:
+        A `Callback` of lightning, or of pytorch-lightning where only that is installed.
+    """
+    settings = {"level": checked_level(level), "unpack": unpack, "as_dict": as_dict}
+    return type("PredictCallback", (_Hooks, _callback_class()), {})(predictor, settings)
+
+
+class _Hooks:
+    """What the callback does; its other base is the library's own class."""
+
+    def __init__(self, predictor: Predictor, settings: dict[str, Any]) -> None:
+        self.predictor, self.settings = predictor, settings
+        self._found: list[list[Any]] = []
+
+    def __reduce__(self) -> Any:
+        return partial(predict_callback, **self.settings), (self.predictor,)
+
+    def on_predict_start(self, trainer: Any, pl_module: nn.Module) -> None:
+        """Check that the predictor belongs to the module."""
+        if not any(module is bare(self.predictor.model) for module in pl_module.modules()):
+            raise ArgumentError(
+                f"expected a predictor of {type(pl_module).__name__} or of a network inside it; found one of another "
+                f"{type(bare(self.predictor.model)).__name__}. Calibrate the module that the trainer predicts with."
+            )
+        self._found = []
+
+    def on_predict_batch_end(
+        self, trainer: Any, pl_module: nn.Module, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        """Predict the batch again, with uncertainty."""
+        if not trainer.predict_loop.return_predictions:
+            return
+        unpack = self.settings["unpack"]
+        inputs = inputs_of(batch, self.predictor.model) if unpack is None else unpack(batch)
+        self._found += [[] for _ in range(dataloader_idx + 1 - len(self._found))]
+        self._found[dataloader_idx].append(self._kept(self.predictor.predict(inputs)))
+
+    def on_predict_epoch_end(self, trainer: Any, pl_module: nn.Module) -> None:
+        """Put our results where the trainer has the module's own."""
+        if not self._found:
+            return
+        kept = trainer.predict_loop.predictions
+        for theirs, ours in zip([kept] if len(self._found) == 1 else kept, self._found, strict=True):
+            theirs[:] = ours
+        self._found = []
+
+    def _kept(self, found: Prediction) -> Prediction | dict[str, Tensor]:
+        found = replace(found, mean=found.mean.cpu(), raw_variance=found.raw_variance.cpu())
+        return found.to_dict(self.settings["level"]) if self.settings["as_dict"] else found
+
+
+def _callback_class() -> Any:
+    for name in ("lightning.pytorch", "pytorch_lightning"):
+        if find_spec(name.partition(".")[0]) is not None:
+            return import_module(f"{name}.callbacks").Callback
+    raise LatedropError("expected lightning; it is not installed. Run: pip install lightning")
