@@ -1,7 +1,8 @@
 """Make the picture and the numbers of the README again: `python docs/make_images.py`, from the repository's root.
 
 The demo runs on several seeds. The first one gives docs/images/demo.png and docs/results/demo.json; the metrics of
-all of them go to docs/results/demo_seeds.json. Both of the README's tables are printed, as Markdown.
+all of them go to docs/results/demo_seeds.json. Both of the README's tables are printed, as Markdown. A made scene,
+counted with the shipped network, gives docs/images/crowd_panel.png; `--crowd` makes only that.
 """
 
 import argparse
@@ -10,6 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean, stdev
 
+from latedrop.crowd.calibration import load_calibration
+from latedrop.crowd.counting import count_people
+from latedrop.crowd.mcnn import load_weights, shipped
+from latedrop.crowd.panels import write_panel
+from latedrop.crowd.scenes import make_scenes
 from latedrop.demo import UNIT, Demo, picture, run
 from latedrop.files import write_aside
 from latedrop.report import png, table
@@ -48,12 +54,25 @@ def markdown(lines: list[list[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in [lines[0], rule, *lines[1:]])
 
 
+def crowd_panel() -> None:
+    """One test scene, counted."""
+    trained, scenes = load_weights(shipped("scenes")), make_scenes(train=0, validation=0)
+    calibration = load_calibration(shipped("scenes", ".calibration.json"), trained)
+    frame = scenes.frames[scenes.test[3]]
+    (row,) = count_people(trained, calibration, [(frame.name, scenes.image(scenes.test[3]))])
+    write_panel(DOCS / "images" / "crowd_panel.png", row, heads=frame.points)
+
+
 def main() -> None:
     """Run, write, print; or only draw and print what is written."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=10, help="how many, from 0 on; at least 2")
     parser.add_argument("--redraw", action="store_true", help="from the JSON files; nothing is computed again")
+    parser.add_argument("--crowd", action="store_true", help="only the made scene")
     arguments = parser.parse_args()
+    crowd_panel()
+    if arguments.crowd:
+        return
     single, several = DOCS / "results" / "demo.json", DOCS / "results" / "demo_seeds.json"
     if not arguments.redraw:
         results = [run(seed=seed) for seed in range(arguments.seeds)]

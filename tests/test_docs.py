@@ -12,19 +12,24 @@ import pytest
 import torch
 
 import latedrop
+from architectures import missing
 from latedrop.errors import LatedropWarning
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.glob("*.md"))  # the README has tests of its own
 
-# A block may be preceded by <!-- warns: pattern -->: then it must warn, and the warning must match.
-BLOCK = re.compile(r"(?:^<!-- warns: (?P<warns>.+?) -->\n+)?^```python\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
+# A block may be preceded by <!-- warns: pattern -->: then it must warn, and the warning must match. Before that,
+# <!-- needs: timm, ... --> names libraries without which it does not run.
+BLOCK = re.compile(
+    r"(?:^<!-- needs: (?P<needs>.+?) -->\n+)?(?:^<!-- warns: (?P<warns>.+?) -->\n+)?^```python\n(?P<code>.*?)^```$",
+    re.MULTILINE | re.DOTALL,
+)
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)")
 PATTERN = re.compile(r"^\| `(\S+ .+?)` \|", re.MULTILINE)
 # Programs print their errors themselves, and rules of propagation speak through `propagate`.
-UNLISTED = {"cli", "demo", "propagate_rules"}
+UNLISTED = {"cli", "cli_model", "crowd_cli", "demo", "propagate_rules", "terminal"}
 
 
 @pytest.fixture
@@ -47,16 +52,23 @@ def undisturbed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.filterwarnings("ignore:.*does not have many workers", "ignore:.*LeafSpec")  # Lightning's own
 @pytest.mark.usefixtures("undisturbed")
 def test_python_blocks_run(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     namespace = {"__name__": page.stem}
+    absent: set[str] = set()
     for block in BLOCK.finditer(text):
+        if block["needs"] and (lacking := needed(block["needs"])):
+            absent |= lacking
+            continue
         lines_before = text[: block.start("code")].count("\n")
         code = compile("\n" * lines_before + block["code"], str(page), "exec")
         expected = pytest.warns(LatedropWarning, match=block["warns"]) if block["warns"] else contextlib.nullcontext()
         with expected:
             exec(code, namespace)
+    if absent:
+        pytest.skip(f"the other blocks ran; not installed: {', '.join(sorted(absent))}")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -96,6 +108,12 @@ def test_every_message_is_listed() -> None:
 def test_every_error_class_is_listed() -> None:
     page = (DOCS / "errors.md").read_text(encoding="utf-8")
     assert [name for name in latedrop.errors.__all__ if f"`{name}`" not in page] == []
+
+
+def needed(names: str) -> set[str]:
+    """Those of the libraries, with commas between, that are not installed."""
+    wanted = set(names.split(", "))
+    return wanted & set(missing("torchvision", *wanted))  # which some of them import
 
 
 def _links(page: Path) -> set[str]:

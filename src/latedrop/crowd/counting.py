@@ -1,0 +1,282 @@
+"""Count people frame by frame, with intervals: a stream in, a stream out, and a file that keeps what is finished.
+
+For each frame the count `c`, its standard deviation, and the interval `[low, high]` that holds the true count with
+probability `level`; and, where a calibration has a policy, the count without the regions that it rejects. Memory does
+not grow with the number of frames.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch.nn.functional as F
+from torch import Tensor
+
+from latedrop.crowd.calibration import CrowdCalibration
+from latedrop.crowd.frames import check_size
+from latedrop.crowd.mcnn import STRIDE, Trained
+from latedrop.crowd.regions import Policy, Regions, find_regions, usual_threshold
+from latedrop.errors import DataError, FileError, LatedropError, OutputError
+from latedrop.intervals import checked_level
+from latedrop.predict import Prediction
+
+__all__ = ["COLUMNS", "CountFile", "CountedFrame", "count_people", "finished_frames", "write_counts"]
+
+COLUMNS = ("frame", "count", "std", "low", "high", "count_kept", "regions_rejected")
+"""Of a file of counts."""
+_Frame = tuple[str, Tensor]
+
+
+@dataclass(frozen=True)
+class CountedFrame:
+    """One frame, counted. People are never fewer than none: `count`, `low`, `high` and `count_kept` start at 0.
+
+    Attributes:
+        name: of the frame.
+        count: people inside the region of interest.
+        std: its standard deviation.
+        low: lower end of the interval.
+        high: upper end.
+        level: probability content of the interval.
+        count_kept: the count without rejected regions.
+        density: `(h, w)`, people per cell.
+        std_map: its standard deviation, `(h, w)`.
+        kept: the density without rejected regions, `(h, w)`.
+        regions: R connected regions of the density.
+        rejected: which of them are rejected, bool `(R,)`.
+        doubt: which of them are in doubt, bool `(R,)`.
+        prediction: the count as the core gives it, one row: other levels, quantiles, another scale.
+        image: the frame, `(C, H, W)` in [0, 1], as it came in.
+    """
+
+    name: str
+    count: float
+    std: float
+    low: float
+    high: float
+    level: float
+    count_kept: float
+    density: npt.NDArray[np.float64] = field(repr=False)
+    std_map: npt.NDArray[np.float64] = field(repr=False)
+    kept: npt.NDArray[np.float64] = field(repr=False)
+    regions: Regions = field(repr=False)
+    rejected: npt.NDArray[np.bool_] = field(repr=False)
+    doubt: npt.NDArray[np.bool_] = field(repr=False)
+    prediction: Prediction = field(repr=False)
+    image: Tensor = field(repr=False)
+
+    def row(self) -> dict[str, Any]:
+        """What a file of counts says about it, by `COLUMNS`."""
+        numbers = (self.count, self.std, self.low, self.high, self.count_kept)
+        return dict(zip(COLUMNS, (self.name, *(round(n, 4) for n in numbers), int(self.rejected.sum())), strict=True))
+
+    def __str__(self) -> str:
+        return f"{self.count:.1f} people, {100 * self.level:.4g} % interval {self.low:.1f} to {self.high:.1f}"
+
+
+def count_people(
+    trained: Trained,
+    calibration: CrowdCalibration,
+    frames: Iterable[_Frame],
+    level: float = 0.9,
+    *,
+    skip: Collection[str] = (),
+    on_bad: Callable[[LatedropError], object] | None = None,
+) -> Iterator[CountedFrame]:
+    """Count the people of each frame.
+
+    Args:
+        trained: the network, on any device.
+        calibration: made for it.
+        frames: pairs of a name and an image `(C, H, W)` in [0, 1], such as `open_frames` gives.
+        level: of the intervals.
+        skip: names of frames to pass over.
+        on_bad: called with the error of a frame that cannot be counted, which is then left out; without it, the error
+            is raised.
+
+    Raises:
+        DataError: a frame is smaller than the receptive field, of other channels, or not of the size of the region of
+            interest; the message names the frame.
+    """
+    level = checked_level(level)
+    device = next(trained.model.parameters()).device
+    for name, image in frames:
+        if name in skip:
+            continue
+        try:
+            counted = _counted(trained, calibration, name, image, _prepared(trained, name, image).to(device), level)
+        except (DataError, OutputError) as error:
+            named = error if name in str(error) else type(error)(f"{name}: {error}")
+            if on_bad is None:
+                raise named from error
+            on_bad(named)
+        else:
+            yield counted
+
+
+def write_counts(rows: Iterable[CountedFrame], path: str | os.PathLike[str], *, resume: bool = False) -> int:
+    """Write counts as they come, each at once, so that a crash keeps what is finished; how many were written.
+
+    Args:
+        rows: from `count_people`.
+        path: JSON lines where the name ends in `.jsonl`, else CSV.
+        resume: add to the file; pass its `finished_frames` to `count_people` as `skip`.
+    """
+    number = 0
+    with CountFile(path, resume=resume) as file:
+        for row in rows:
+            file.add(row)
+            number += 1
+    return number
+
+
+def finished_frames(path: str | os.PathLike[str]) -> set[str]:
+    """Names of the frames that a file of counts has; none where there is no file.
+
+    Raises:
+        FileError: the file is not one of counts.
+    """
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    except OSError as error:
+        raise FileError(f"expected to read {path}; the system says: {error}. Pass another file.") from error
+    lines = text[: text.rfind("\n") + 1].splitlines()
+    if not lines:
+        return set()
+    try:
+        if _is_jsonl(path):
+            return {str(json.loads(line)["frame"]) for line in lines}
+        reader = csv.DictReader(lines)
+        if tuple(reader.fieldnames or ()) == COLUMNS:
+            return {row["frame"] for row in reader}
+    except (ValueError, KeyError, TypeError):
+        pass
+    raise FileError(
+        f"expected a file of counts in {path}, with {', '.join(COLUMNS)}; found something else. Pass another file."
+    )
+
+
+class CountFile:
+    """A file of counts that grows by whole lines; a context manager."""
+
+    def __init__(self, path: str | os.PathLike[str], *, resume: bool = False) -> None:
+        self.path, self.resume = Path(path), resume
+        self._file: IO[str] | None = None
+        self._empty = True
+
+    def __enter__(self) -> CountFile:
+        there = self.path.exists() and self.path.stat().st_size > 0
+        if there and not self.resume:
+            raise FileError(
+                f"expected no counts in {self.path} yet; found some. Resume to add to them, delete the file, or pass "
+                "another one."
+            )
+        try:
+            if there:
+                self._empty = False
+                _drop_half_a_line(self.path)
+            self._file = self.path.open("a", encoding="utf-8", newline="")
+            if not _is_jsonl(self.path) and self.path.stat().st_size == 0:
+                self._line(COLUMNS)
+        except OSError as error:
+            raise FileError(f"expected to write {self.path}; the system says: {error}. Pass another file.") from error
+        return self
+
+    def add(self, frame: CountedFrame) -> None:
+        """Write one frame, and see that it is on its way to the disk."""
+        row = frame.row()
+        try:
+            self._line(row if _is_jsonl(self.path) else list(row.values()))
+            self._empty = False
+        except OSError as error:
+            raise FileError(
+                f"expected to write {self.path}; the system says: {error}. Frames before {frame.name} are in it."
+            ) from error
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._file is not None:
+            self._file.close()
+            if self._empty:  # a header alone would be in the way of the next run
+                self.path.unlink(missing_ok=True)
+
+    def _line(self, values: Any) -> None:
+        assert self._file is not None
+        if isinstance(values, dict):
+            self._file.write(json.dumps(values) + "\n")
+        else:
+            csv.writer(self._file, lineterminator="\n").writerow(values)
+        self._file.flush()
+
+
+def _counted(
+    trained: Trained, calibration: CrowdCalibration, name: str, image: Tensor, ready: Tensor, level: float
+) -> CountedFrame:
+    reading = calibration.read(trained, ready)
+    low, high = (float(end) for end in reading.count.interval(level))
+    count = float(reading.count.mean)
+    policy = calibration.policy or Policy(usual_threshold(reading.density[None]))
+    regions = find_regions(reading.density, reading.std, threshold=policy.threshold)
+    rejected = policy.rejects(regions)
+    gone = regions.mask(rejected)
+    return CountedFrame(
+        name=name,
+        count=max(0.0, count),
+        std=float(reading.count.std),
+        low=max(0.0, low),
+        high=max(0.0, high),
+        level=level,
+        count_kept=max(0.0, count - float(reading.density[gone].sum())),
+        density=reading.density,
+        std_map=reading.std,
+        kept=np.where(gone, 0.0, reading.density),
+        regions=regions,
+        rejected=rejected,
+        doubt=policy.doubts(regions),
+        prediction=reading.count,
+        image=image,
+    )
+
+
+def _prepared(trained: Trained, name: str, image: Tensor) -> Tensor:
+    """The frame as the network takes it, enlarged as in training; `DataError` where it does not fit."""
+    channels = trained.model.channels
+    if image.dim() != 3 or len(image) != channels:
+        raise DataError(
+            f"expected frames ({channels}, H, W), as the network takes; found {tuple(image.shape)} in {name}. Read "
+            f"them with {channels} channel{'s' if channels > 1 else ''}."
+        )
+    enlarge = int(trained.about.get("enlarge", 1))
+    if enlarge > 1:
+        image = F.interpolate(image[None], scale_factor=enlarge, mode="bilinear", align_corners=False)[0]
+    check_size(image.shape, name)
+    cells = (image.shape[1] // STRIDE, image.shape[2] // STRIDE)
+    if trained.roi is not None and cells != tuple(trained.roi.shape):
+        h, w = (side * STRIDE // enlarge for side in trained.roi.shape)
+        raise DataError(
+            f"expected frames of about {h} x {w} pixels, the size of the weights' region of interest; found "
+            f"{image.shape[1] // enlarge} x {image.shape[2] // enlarge} in {name}. Use the camera that the weights "
+            "were trained for, or resize its frames."
+        )
+    return image
+
+
+def _drop_half_a_line(path: Path) -> None:
+    """Cut off a last line that a crash left unfinished."""
+    content = path.read_bytes()
+    whole = content.rfind(b"\n") + 1
+    if whole < len(content):
+        os.truncate(path, whole)
+
+
+def _is_jsonl(path: Path) -> bool:
+    return path.suffix.lower() in (".jsonl", ".ndjson")

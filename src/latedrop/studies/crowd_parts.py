@@ -1,0 +1,107 @@
+"""Finished stages of a set on disk, so that a run that was stopped goes on where it was."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from latedrop.errors import FileError
+from latedrop.files import write_aside
+
+__all__ = ["SCHEMA", "Parts", "dumped", "parsed"]
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The folder of one set's stages.
+
+    Attributes:
+        folder: made with the first stage, removed with `clear`.
+        key: what every stage depends on; a stage with another key is refused.
+        fresh: do as if nothing were there.
+        seconds: of each stage, now or when it was made.
+    """
+
+    folder: Path
+    key: Mapping[str, Any]
+    fresh: bool = False
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def find(self, name: str, **more: Any) -> dict[str, Any] | None:
+        """A finished stage, or None.
+
+        Raises:
+            FileError: it is damaged, or made with other settings or weights.
+        """
+        path = self._path(name)
+        if self.fresh or not path.exists():
+            return None
+        record = parsed(path)
+        if record.get("key") != {**self.key, **more}:
+            raise FileError(
+                f"expected a stage made with {json.dumps({**self.key, **more})} in {path}; found "
+                f"{json.dumps(record.get('key'))}. Pass another --out, or --fresh to compute it again."
+            )
+        self.seconds[name] = record["seconds"]
+        stage: dict[str, Any] = record["stage"]
+        return stage
+
+    def keep(self, name: str, run: Callable[[], tuple[dict[str, Any], float]], **more: Any) -> dict[str, Any]:
+        """A finished stage, or what `run` gives, a stage and its seconds, written at once."""
+        found = self.find(name, **more)
+        if found is not None:
+            return found
+        stage, seconds = run()
+        record = {"schema": SCHEMA, "key": {**self.key, **more}, "seconds": seconds, "stage": stage}
+        _make(self.folder)
+        write_aside(self._path(name), dumped(record))
+        self.seconds[name] = seconds
+        # As it would be read: a run that goes on and one that was never stopped give the same bytes.
+        again: dict[str, Any] = json.loads(json.dumps(stage))
+        return again
+
+    def clear(self) -> None:
+        """Remove the stages, and the folders that are then empty."""
+        for path in self.folder.glob("*.json"):
+            path.unlink()
+        with suppress(OSError):
+            self.folder.rmdir()
+            self.folder.parent.rmdir()
+
+    def _path(self, name: str) -> Path:
+        return self.folder / f"{name}.json"
+
+
+def parsed(path: Path) -> dict[str, Any]:
+    """The JSON of a result or a stage.
+
+    Raises:
+        FileError: it is damaged, or something else.
+    """
+    try:
+        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise FileError(f"expected a result of this study in {path}; {error}. Delete it.") from error
+    if not isinstance(record, dict) or record.get("schema") != SCHEMA:
+        raise FileError(f"expected a result of this study, schema {SCHEMA}, in {path}; found another. Delete it.")
+    return record
+
+
+def dumped(record: Mapping[str, Any]) -> bytes:
+    """Compact JSON; NaN and inf are refused."""
+    return (json.dumps(record, separators=(",", ":"), allow_nan=False) + "\n").encode()
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FileError(
+            f"expected to make the folder {folder}; the system says: {error}. Pass another --out."
+        ) from error

@@ -1,0 +1,399 @@
+"""A calibrated people counter: its records, its counts with intervals, and files that keep what is finished."""
+
+import csv
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+pytest.importorskip("scipy")
+pytest.importorskip("safetensors")
+
+import latedrop
+from latedrop.crowd.calibration import CrowdCalibration, calibrate_counter, load_calibration, read_maps
+from latedrop.crowd.counting import COLUMNS, CountFile, count_people, finished_frames, write_counts
+from latedrop.crowd.layouts import CrowdSet
+from latedrop.crowd.mcnn import MCNN, Trained, load_weights, shipped
+from latedrop.crowd.panels import draw_panel, write_panel
+from latedrop.crowd.regions import Policy
+from latedrop.crowd.scenes import make_scenes
+from latedrop.errors import ArgumentError, DataError, FileError
+
+WEIGHTS = Path(latedrop.__file__).parent / "crowd" / "weights"
+SHAPE = (72, 96)
+GRID = (18, 24)
+
+
+def network(seed: int = 0) -> MCNN:
+    """Untrained, but every channel is on, so that all cells vary, and counts are a few people."""
+    model = MCNN()
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        for module in model.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.uniform_(module.weight, -0.05, 0.1)
+                nn.init.uniform_(module.bias, 0.1, 0.2)
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def scenes() -> CrowdSet:
+    return make_scenes(0, 12, 4, shape=SHAPE)
+
+
+@pytest.fixture(scope="module")
+def trained() -> Trained:
+    return Trained(network(), None, {"set": "scenes"})
+
+
+@pytest.fixture(scope="module")
+def half() -> Trained:
+    roi = torch.zeros(GRID, dtype=torch.bool)
+    roi[4:, :12] = True
+    return Trained(network(), roi, {"set": "scenes"})
+
+
+@pytest.fixture(scope="module")
+def free(trained: Trained, scenes: CrowdSet) -> CrowdCalibration:
+    return calibrate_counter(trained, scenes, progress=False)
+
+
+@pytest.fixture(scope="module")
+def sampled(trained: Trained, scenes: CrowdSet) -> CrowdCalibration:
+    return calibrate_counter(trained, scenes, "sample", rates=[0.01, 0.05], draws=3, policy=False, progress=False)
+
+
+def images(scenes: CrowdSet) -> Iterator[tuple[str, Tensor]]:
+    return ((scenes.frames[i].name, scenes.image(i)) for i in scenes.test)
+
+
+def cut(crowd_set: CrowdSet, roi: Tensor) -> CrowdSet:
+    """The same scenes with a region of interest in pixels."""
+    return replace(crowd_set, roi=roi.repeat_interleave(4, 0).repeat_interleave(4, 1).numpy())
+
+
+def test_sampling_free_and_sampled_say_what_the_core_says(
+    trained: Trained, scenes: CrowdSet, free: CrowdCalibration, sampled: CrowdCalibration
+) -> None:
+    x = scenes.image(scenes.test[0])
+    reading = free.read(trained, x)
+    own = trained.model(x[None]).detach()[0, 0].double()
+    assert reading.density.shape == reading.std.shape == GRID
+    np.testing.assert_allclose(reading.density, own, rtol=1e-5)
+    assert float(reading.count.mean) == pytest.approx(float(own.sum()), rel=1e-5)
+    first_order = latedrop.linearize(trained.model, x[None], free.count.sites, trained.count_of)
+    odds = free.count.rate / (1 - free.count.rate)  # type: ignore[operator]
+    expected = free.count.variance(first_order.variance(torch.full((10,), odds)))
+    torch.testing.assert_close(reading.count.variance, expected)
+    moments = latedrop.sample(trained.model, x[None], sampled.count.rate, 3, 0, sampled.count.sites, trained.both)
+    drawn = sampled.read(trained, x)
+    torch.testing.assert_close(drawn.count.raw_variance, moments.variance[:, -1])
+    np.testing.assert_allclose(drawn.density.ravel(), moments.mean[0, :-1], rtol=1e-5)
+    np.testing.assert_allclose(
+        drawn.std.ravel(), sampled.pixels.variance(moments.variance[:, :-1]).sqrt()[0], rtol=1e-5
+    )
+    assert sampled.count.rate == sampled.pixels.rate in (0.01, 0.05)
+
+
+def test_only_cells_of_the_region_of_interest_are_calibrated(half: Trained, scenes: CrowdSet) -> None:
+    assert half.roi is not None
+    inside = cut(scenes, half.roi)
+    for method in ("sampling-free", "sample"):
+        found = calibrate_counter(half, inside, method, rates=[0.02], draws=3, policy=False, progress=False)  # type: ignore[arg-type]
+        assert found.pixels.output_shape == (int(half.roi.sum()),)
+        assert found.pixels.table[0].zero_variances == 0
+        reading = found.read(half, inside.image(inside.test[0]))
+        assert not reading.density[~half.roi].any()
+        assert not reading.std[~half.roi].any()
+        assert reading.std[half.roi].min() > 0
+        assert float(reading.count.mean) == pytest.approx(reading.density.sum(), rel=1e-4)
+    maps = read_maps(half, found, inside, inside.test, progress=False)
+    assert maps.true.tolist() == [inside.count(i) for i in inside.test]
+    np.testing.assert_array_equal(maps.roi, half.roi)
+
+
+@pytest.mark.parametrize("method", ["free", "sampled"])
+def test_saved_and_loaded(
+    method: str, trained: Trained, scenes: CrowdSet, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    calibration: CrowdCalibration = request.getfixturevalue(method)
+    path = tmp_path / "c.json"
+    calibration.save(path)
+    again = load_calibration(path, trained)
+    assert again == calibration
+    x = scenes.image(scenes.test[0])
+    assert torch.equal(again.read(trained, x).count.std, calibration.read(trained, x).count.std)
+    assert f"{calibration.method}, 12 validation frames of scenes" in str(again)
+
+
+def test_files_that_are_refused(
+    trained: Trained, half: Trained, free: CrowdCalibration, scenes: CrowdSet, tmp_path: Path
+) -> None:
+    path = tmp_path / "c.json"
+
+    def refused(match: str, network: Trained = trained) -> None:
+        with pytest.raises(FileError, match=match):
+            load_calibration(path, network)
+
+    refused("expected a crowd calibration at .*; the system says")
+    path.write_text("{")
+    refused("expected the JSON of a crowd calibration; .* Run `crowd calibrate` again")
+    path.write_text("[1]")
+    refused("expected a crowd calibration, format 1; found something else")
+    path.write_bytes(b"\xff\xfe")
+    refused("c.json: ")
+    path.write_text(free.count.to_json())
+    refused("expected the calibration of a people counter.*found that of a single readout")
+    path.write_text(free.to_json().replace('"sampling-free"', '"sample"'))
+    refused("the checksum does not match")
+    free.save(path)
+    refused("expected the calibration of these weights in .*; it was made for others", Trained(network(1)))
+    refused(r"region of interest \(18 x 24 cells\); .* was made for another \(none cells\)", half)
+    replace(free, count=replace(free.count, custom_readout="mean_of")).save(path)
+    refused("expected the count of .* to be calibrated for Trained.count_of; it was made for the readout 'mean_of'")
+
+
+def test_sets_that_do_not_fit(trained: Trained, half: Trained, scenes: CrowdSet) -> None:
+    def refused(match: str, network: Trained, crowd_set: CrowdSet, **settings: object) -> None:
+        with pytest.raises((DataError, ArgumentError), match=match):
+            calibrate_counter(network, crowd_set, progress=False, **settings)  # type: ignore[arg-type]
+
+    refused(
+        r"expected the network's region of interest \(18 x 24 cells\); found another in scenes \(none\)", half, scenes
+    )
+    enlarged = replace(trained, about={"enlarge": 2})
+    refused("expected frames enlarged 2 times, as the network was trained with; found 1", enlarged, scenes)
+    refused("expected at least 2 validation frames in scenes", trained, replace(scenes, validation=(0,)))
+    refused("expected method 'sampling-free' or 'sample'; found 'guess'", trained, scenes, method="guess")
+    refused("expected every to be at least 1 frame; found 0", trained, scenes, every=0)
+
+
+def test_counts_with_intervals(trained: Trained, scenes: CrowdSet, free: CrowdCalibration) -> None:
+    rows = list(count_people(trained, free, images(scenes), 0.9))
+    assert [row.name for row in rows] == [scenes.frames[i].name for i in scenes.test]
+    narrow = list(count_people(trained, free, images(scenes), 0.5))
+    for row, other in zip(rows, narrow, strict=True):
+        assert row.low <= other.low <= row.count <= other.high <= row.high
+        assert row.count == other.count == pytest.approx(row.density.sum(), rel=1e-4)
+        assert row.high - row.count == pytest.approx(1.6448536 * row.std, rel=1e-5)
+        assert row.count_kept == pytest.approx(row.kept.sum(), rel=1e-4)
+        assert str(row) == f"{row.count:.1f} people, 90 % interval {row.low:.1f} to {row.high:.1f}"
+        assert tuple(row.row()) == COLUMNS
+        torch.testing.assert_close(
+            torch.stack(row.prediction.interval(0.5))[:, 0].clamp_min(0), torch.tensor([other.low, other.high])
+        )
+
+
+def test_nobody_counts_below_zero(scenes: CrowdSet, trained: Trained, free: CrowdCalibration) -> None:
+    model = network()
+    with torch.no_grad():
+        model.fuse.weight.neg_()
+        model.fuse.bias.fill_(-1)
+    (row, *_) = count_people(Trained(model), free, images(scenes))
+    assert (row.count, row.low, row.count_kept) == (0, 0, 0)
+    assert row.density.sum() < 0 < row.high
+
+
+def test_rejected_regions_leave_the_count(trained: Trained, scenes: CrowdSet, free: CrowdCalibration) -> None:
+    rejecting = replace(free, policy=Policy(threshold=1e-6, greatest_mass=1e9))
+    (row, *_) = count_people(trained, rejecting, images(scenes))
+    assert row.rejected.all()
+    assert row.row()["regions_rejected"] == len(row.regions) > 0
+    assert row.count_kept == pytest.approx(0, abs=1e-4)
+    assert not row.doubt.any()
+    (plain, *_) = count_people(trained, replace(free, policy=None), images(scenes))
+    assert plain.count_kept == plain.count == row.count
+    doubting = replace(free, policy=Policy(threshold=1e-6, doubt=0.0))
+    (doubtful, *_) = count_people(trained, doubting, images(scenes))
+    assert doubtful.doubt.all()
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_gpu_counts_the_same(half: Trained, scenes: CrowdSet) -> None:
+    assert half.roi is not None
+    moved = replace(half, model=network().to("cuda"), roi=half.roi.to("cuda"))
+    inside = cut(scenes, half.roi)
+    for method in ("sampling-free", "sample"):
+        found = calibrate_counter(moved, inside, method, rates=[0.02], draws=4, progress=False)
+        there, here = (next(count_people(one, found, images(inside))) for one in (moved, half))
+        assert there.count == pytest.approx(here.count, rel=1e-3)
+        assert there.std == pytest.approx(here.std, rel=1e-2)
+        np.testing.assert_allclose(there.std_map, here.std_map, rtol=2e-2, atol=1e-6)
+
+
+@pytest.mark.parametrize("path", sorted(WEIGHTS.glob("*.calibration.json")), ids=lambda path: path.name)
+def test_shipped_calibrations_fit_their_weights(path: Path) -> None:
+    name = path.name.removesuffix(".calibration.json")
+    assert load_calibration(path, load_weights(shipped(name))).about["set"] == name
+
+
+def test_frames_are_read_one_at_a_time(trained: Trained, scenes: CrowdSet, free: CrowdCalibration) -> None:
+    pulled = []
+
+    def stream() -> Iterator[tuple[str, Tensor]]:
+        for name, image in images(scenes):
+            pulled.append(name)
+            yield name, image
+
+    rows = count_people(trained, free, stream(), skip={scenes.frames[scenes.test[0]].name})
+    assert next(rows).name == pulled[-1]
+    assert len(pulled) == 2
+
+
+BAD: list[tuple[Callable[[], Tensor], str]] = [
+    (lambda: torch.rand(1, 71, 96), "expected 72 pixels or more on each side.*found 71 x 96 in cam7"),
+    (lambda: torch.rand(3, 72, 96), r"expected frames \(1, H, W\).*found \(3, 72, 96\) in cam7"),
+    (lambda: torch.full((1, 72, 96), torch.nan), "cam7: expected finite inputs"),
+]
+
+
+@pytest.mark.parametrize(("bad", "match"), BAD)
+def test_bad_frames_are_named(
+    bad: Callable[[], Tensor], match: str, trained: Trained, scenes: CrowdSet, free: CrowdCalibration
+) -> None:
+    good = next(images(scenes))
+    with pytest.raises(DataError, match=match):
+        list(count_people(trained, free, [("cam7", bad()), good]))
+    errors: list[Exception] = []
+    rows = list(count_people(trained, free, [good, ("cam7", bad()), good], on_bad=errors.append))
+    assert len(rows) == 2
+    assert [type(error) for error in errors] == [DataError]
+
+
+def test_frames_of_another_size_than_the_region_of_interest(half: Trained, free: CrowdCalibration) -> None:
+    with pytest.raises(DataError, match=r"frames of about 72 x 96 pixels.*found 80 x 96 in cam7"):
+        next(count_people(half, free, [("cam7", torch.rand(1, 80, 96))]))
+
+
+def test_enlarged_as_in_training(trained: Trained, free: CrowdCalibration) -> None:
+    small = torch.rand(1, 40, 48)
+    (row,) = count_people(replace(trained, about={"enlarge": 2}), free, [("cam7", small)])
+    assert row.density.shape == (20, 24)
+    assert row.image is small
+
+
+def test_wrong_level(trained: Trained, free: CrowdCalibration) -> None:
+    with pytest.raises(ArgumentError, match=r"1\.5"):
+        next(count_people(trained, free, [], 1.5))
+
+
+@pytest.mark.parametrize("name", ["counts.csv", "counts.jsonl"])
+def test_each_frame_is_in_the_file_at_once(
+    name: str, trained: Trained, scenes: CrowdSet, free: CrowdCalibration, tmp_path: Path
+) -> None:
+    path, seen = tmp_path / name, []
+
+    def watched() -> Iterator[object]:
+        for row in count_people(trained, free, images(scenes)):
+            seen.append(finished_frames(path))
+            yield row
+        raise RuntimeError("the power went off")
+
+    with pytest.raises(RuntimeError, match="the power went off"):
+        write_counts(watched(), path)  # type: ignore[arg-type]
+    names = [scenes.frames[i].name for i in scenes.test]
+    assert seen == [set(names[:k]) for k in range(len(names))]
+    assert finished_frames(path) == set(names)
+
+
+def test_csv_and_json_lines_say_the_same(
+    trained: Trained, scenes: CrowdSet, free: CrowdCalibration, tmp_path: Path
+) -> None:
+    rows = list(count_people(trained, free, images(scenes)))
+    table, lines = tmp_path / "counts.csv", tmp_path / "counts.jsonl"
+    assert write_counts(rows, table) == write_counts(rows, lines) == len(rows)
+    with table.open(encoding="utf-8", newline="") as file:
+        read = list(csv.DictReader(file))
+    assert tuple(read[0]) == COLUMNS
+    records = [json.loads(line) for line in lines.read_text(encoding="utf-8").splitlines()]
+    assert records == [row.row() for row in rows]
+    assert [float(row["high"]) for row in read] == [record["high"] for record in records]
+
+
+@pytest.mark.parametrize("name", ["counts.csv", "counts.jsonl"])
+def test_resume_after_half_a_line(
+    name: str, trained: Trained, scenes: CrowdSet, free: CrowdCalibration, tmp_path: Path
+) -> None:
+    path, whole = tmp_path / name, tmp_path / f"whole_{name}"
+    rows = list(count_people(trained, free, images(scenes)))
+    write_counts(rows, whole)
+    write_counts(rows[:2], path)
+    with path.open("a") as file:
+        file.write('{"frame": "sce' if name.endswith("jsonl") else "scene_0014,1.2")
+    done = finished_frames(path)
+    assert done == {rows[0].name, rows[1].name}
+    assert write_counts(count_people(trained, free, images(scenes), skip=done), path, resume=True) == 2
+    assert path.read_bytes() == whole.read_bytes()
+
+
+def test_files_that_cannot_be_written(tmp_path: Path) -> None:
+    path = tmp_path / "counts.csv"
+    path.write_text("frame,count\n")
+    with pytest.raises(FileError, match=r"expected no counts in .*counts.csv yet; found some. Resume to add"):
+        write_counts([], path)
+    with pytest.raises(FileError, match=r"expected a file of counts in .*; found something else"):
+        finished_frames(path)
+    other = tmp_path / "counts.jsonl"
+    other.write_text("hello\n")
+    with pytest.raises(FileError, match="expected a file of counts"):
+        finished_frames(other)
+    with (
+        pytest.raises(FileError, match=r"expected to write .*; the system says"),
+        CountFile(tmp_path / "nowhere" / "counts.csv"),
+    ):
+        pass
+    assert finished_frames(tmp_path / "new.csv") == set()
+
+
+def test_full_disk_says_where_it_stopped(
+    trained: Trained, scenes: CrowdSet, free: CrowdCalibration, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = list(count_people(trained, free, images(scenes)))
+    path = tmp_path / "counts.csv"
+
+    def full(values: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with CountFile(path) as file:
+        file.add(rows[0])
+        monkeypatch.setattr(file, "_line", full)
+        with pytest.raises(FileError, match=f"No space left.* Frames before {rows[1].name} are in it"):
+            file.add(rows[1])
+    assert finished_frames(path) == {rows[0].name}
+
+
+def test_panel(trained: Trained, scenes: CrowdSet, free: CrowdCalibration, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    (row, *_) = count_people(trained, replace(free, policy=Policy(1e-6, greatest_mass=1e9)), images(scenes))
+    roi = torch.ones(GRID, dtype=torch.bool)
+    roi[:, 5:] = False
+    figure = draw_panel(row, roi=roi, heads=np.array([[3.0, 4.0]]), enlarge=2)
+    assert figure.get_suptitle().startswith(f"{row}; {row.count_kept:.1f} without {len(row.regions)} rejected region")
+    assert figure.get_suptitle().endswith("truly 1")
+    titles = [ax.get_title() for ax in figure.axes[:4]]
+    assert titles == [
+        f"frame {row.name}",
+        "density",
+        "standard deviation of the density",
+        f"{len(row.regions)} region{'s' if len(row.regions) != 1 else ''} of density",
+    ]
+    assert [ax.get_ylabel() for ax in figure.axes[4:]] == ["people per 2 x 2 pixels"] * 2
+    write_panel(tmp_path / "p.png", row)
+    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_panel_outlines_cells(trained: Trained) -> None:
+    from latedrop.crowd.panels import _edges
+
+    mask = np.zeros((4, 5), dtype=bool)
+    mask[1, 1:3] = True
+    edges = _edges(mask)
+    assert len(edges) == 6  # around two cells side by side
+    assert edges.reshape(-1, 2).min(0).tolist() == [1, 1]
+    assert edges.reshape(-1, 2).max(0).tolist() == [3, 2]

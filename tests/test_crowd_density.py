@@ -1,0 +1,212 @@
+"""Density maps: a head is a mass of 1, wherever it is, whatever is cut off."""
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.ndimage import gaussian_filter
+from scipy.spatial.distance import cdist
+
+from latedrop.crowd.density import adaptive_sigma, density_map, heads_inside, roi_cells
+from latedrop.errors import ArgumentError, DataError
+
+SHAPES = st.tuples(st.integers(4, 41), st.integers(4, 41))
+COORDINATES = st.floats(-30.0, 60.0, allow_nan=False)
+POINTS = st.lists(st.tuples(COORDINATES, COORDINATES), max_size=12)
+SIGMAS = st.one_of(st.floats(1e-3, 1e3), st.just("adaptive"))
+
+
+def region(shape: tuple[int, int], seed: int) -> npt.NDArray[np.bool_]:
+    return np.random.default_rng(seed).random(shape) < 0.6
+
+
+@settings(max_examples=150, deadline=None)
+@given(POINTS, SHAPES, SIGMAS, st.one_of(st.none(), st.integers(0, 99)), st.sampled_from([1, 2, 3, 4]))
+def test_sum_is_the_number_of_heads_inside(points, shape, sigma, seed, stride) -> None:
+    roi = None if seed is None else region(shape, seed)
+    density = density_map(points, shape, sigma, roi, stride=stride)
+    nearest = [(math.floor(x + 0.5), math.floor(y + 0.5)) for x, y in points]
+    inside = [0 <= c < shape[1] and 0 <= r < shape[0] and (roi is None or bool(roi[r, c])) for c, r in nearest]
+    assert heads_inside(points, shape, roi).tolist() == inside
+    assert density.dtype == np.float32
+    assert density.shape == (shape[0] // stride, shape[1] // stride)
+    assert density.min() >= 0
+    assert float(density.sum(dtype=np.float64)) == pytest.approx(sum(inside), abs=1e-5)
+    if roi is not None:
+        assert not density[~roi_cells(roi, stride)].any()
+
+
+@settings(max_examples=50, deadline=None)
+@given(POINTS, SHAPES, st.one_of(st.none(), st.integers(0, 99)))
+def test_a_map_is_the_sum_over_its_heads(points, shape, seed) -> None:
+    roi = None if seed is None else region(shape, seed)
+    each = [density_map([point], shape, 2.5, roi, stride=2) for point in points]
+    expected = np.sum(each, axis=0) if each else np.zeros((shape[0] // 2, shape[1] // 2))
+    np.testing.assert_allclose(density_map(points, shape, 2.5, roi, stride=2), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("sigma", [1.5, 4.0])
+def test_interior_agrees_with_scipy(sigma: float) -> None:
+    heads = np.array([(60, 40), (64, 43), (64, 43), (90, 55)])
+    impulses = np.zeros((100, 140))
+    np.add.at(impulses, (heads[:, 1], heads[:, 0]), 1.0)
+    expected = gaussian_filter(impulses, sigma, truncate=9.0)
+    np.testing.assert_allclose(density_map(heads, (100, 140), sigma), expected, atol=1e-7)
+
+
+def test_between_pixels_agrees_with_the_formula() -> None:
+    rows, columns = np.mgrid[:30, :40]
+    kernel = np.exp(-((columns - 0.3) ** 2 + (rows - 20.4) ** 2) / (2 * 3.0**2))
+    roi = columns + rows > 15
+    np.testing.assert_allclose(density_map([(0.3, 20.4)], (30, 40), 3.0), kernel / kernel.sum(), atol=1e-7)
+    expected = np.where(roi, kernel, 0) / kernel[roi].sum()
+    np.testing.assert_allclose(density_map([(0.3, 20.4)], (30, 40), 3.0, roi), expected, atol=1e-7)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(-12, 12), st.integers(-12, 12), st.floats(0.5, 2.0))
+def test_a_moved_head_is_a_moved_map(right: int, down: int, sigma: float) -> None:
+    here = density_map([(30.2, 28.7)], (60, 64), sigma)
+    moved = density_map([(30.2 + right, 28.7 + down)], (60, 64), sigma)
+    np.testing.assert_allclose(np.roll(here, (down, right), (0, 1)), moved, atol=1e-7)
+
+
+def test_x_is_the_column_and_y_the_row() -> None:
+    density = density_map([(50, 10)], (40, 80), 2.0)
+    assert np.unravel_index(density.argmax(), density.shape) == (10, 50)
+
+
+def test_a_kernel_far_narrower_than_a_pixel_is_one_pixel() -> None:
+    density = density_map([(7.4, 3.6)], (9, 12), 1e-3)
+    assert density[4, 7] == 1
+    assert density.sum() == 1
+
+
+def test_a_kernel_far_wider_than_the_frame_is_flat() -> None:
+    np.testing.assert_allclose(density_map([(0, 0)], (8, 10), 1e6), 1 / 80, rtol=1e-4)
+
+
+def test_left_over_rows_and_columns_belong_to_the_last_cells() -> None:
+    full = density_map([(20, 12)], (15, 23), 3.0)
+    grid = density_map([(20, 12)], (15, 23), 3.0, stride=4)
+    assert grid.shape == (3, 5)
+    assert grid[0, 0] == pytest.approx(full[:4, :4].sum())
+    assert grid[2, 4] == pytest.approx(full[8:, 16:].sum())
+    ones = np.zeros((15, 23), dtype=bool)
+    ones[14, 22] = True
+    assert np.argwhere(roi_cells(ones)).tolist() == [[2, 4]]
+
+
+@settings(max_examples=50, deadline=None)
+@given(SHAPES, st.integers(0, 99), st.sampled_from([2, 3, 4]))
+def test_roi_cells_have_a_pixel_of_the_region(shape, seed, stride) -> None:
+    roi = np.random.default_rng(seed).random(shape) < 0.05
+    cells = np.zeros((shape[0] // stride, shape[1] // stride), dtype=bool)
+    for row, column in np.argwhere(roi):
+        cells[min(row // stride, cells.shape[0] - 1), min(column // stride, cells.shape[1] - 1)] = True
+    assert np.array_equal(roi_cells(roi, stride), cells)
+
+
+def test_lists_arrays_and_tensors_are_the_same() -> None:
+    points, roi = [(3.0, 4.0), (10.0, 8.0)], region((16, 20), 3) | True
+    expected = density_map(points, (16, 20), 2.0, roi)
+    for made in (np.array(points, dtype=np.float32), torch.tensor(points, requires_grad=True), np.array(points)):
+        assert np.array_equal(
+            density_map(made, torch.Size([16, 20]), torch.tensor(2.0), torch.from_numpy(roi)), expected
+        )
+    assert np.array_equal(density_map(points, (16, 20), 2, roi.astype(np.uint8)), expected)
+
+
+@pytest.mark.parametrize("empty", [[], np.zeros((0, 2)), torch.zeros(0, 2), np.array([])])
+@pytest.mark.parametrize("sigma", [4.0, "adaptive", np.full((9, 13), 2.0)])
+def test_no_people(empty, sigma) -> None:
+    density = density_map(empty, (9, 13), sigma, stride=4)
+    assert density.shape == (2, 3)
+    assert not density.any()
+    assert len(heads_inside(empty, (9, 13))) == 0
+
+
+def test_one_sigma_for_each_point_and_for_each_pixel() -> None:
+    points = [(10, 10), (200, 10), (30, 20)]  # the second is outside
+    wide = density_map([points[0]], (40, 60), 5.0)
+    narrow = density_map([points[2]], (40, 60), 1.0)
+    np.testing.assert_allclose(density_map(points, (40, 60), [5.0, 3.0, 1.0]), wide + narrow, atol=1e-7)
+    pixels = np.full((40, 60), 5.0)
+    pixels[:, 20:] = 1.0
+    np.testing.assert_allclose(density_map(points, (40, 60), pixels), wide + narrow, atol=1e-7)
+
+
+def test_adaptive_widths_follow_the_three_nearest() -> None:
+    points = np.random.default_rng(0).uniform(0, 60, (25, 2))
+    distances = np.sort(cdist(points, points), axis=1)[:, 1:4]
+    np.testing.assert_allclose(adaptive_sigma(points), np.clip(0.3 * distances.mean(1), 1, 15))
+    inside = heads_inside(points, (40, 50))
+    expected = density_map(points[inside], (40, 50), adaptive_sigma(points[inside]))
+    assert np.array_equal(density_map(points, (40, 50), "adaptive"), expected)
+
+
+def test_adaptive_widths_of_few_heads_and_of_heads_on_one_spot() -> None:
+    assert adaptive_sigma([]).tolist() == []
+    assert adaptive_sigma([(3, 4)]).tolist() == [15.0]
+    assert adaptive_sigma([(0, 0), (20, 0)]).tolist() == pytest.approx([6.0, 6.0])
+    assert adaptive_sigma([(0, 0), (10, 0), (30, 0)]).tolist() == pytest.approx([6.0, 4.5, 7.5])
+    assert adaptive_sigma([(5, 5)] * 6).tolist() == [1.0] * 6
+    assert adaptive_sigma([(0, 0), (900, 0)]).tolist() == [15.0, 15.0]
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_points_that_are_not_finite_are_refused(bad: float) -> None:
+    with pytest.raises(DataError, match="expected finite points; found NaN or inf in 1 of 2"):
+        density_map([(1, 2), (bad, 3)], (8, 8))
+
+
+@pytest.mark.parametrize("points", [[(1, 2, 3)], [1, 2], np.zeros((0, 3)), np.zeros((1, 2, 2))])
+def test_points_of_another_shape_are_refused(points) -> None:
+    with pytest.raises(DataError, match=r"expected points \(P, 2\)"):
+        density_map(points, (8, 8))
+
+
+@pytest.mark.parametrize("points", [[(1, 2), (3,)], [("a", "b")]])
+def test_points_that_are_no_numbers_are_refused(points) -> None:
+    with pytest.raises(DataError, match="expected points as numbers"):
+        density_map(points, (8, 8))
+
+
+@pytest.mark.parametrize("sigma", [0.0, -1.0, float("nan"), float("inf"), [2.0, 0.0], np.zeros((8, 9))])
+def test_sigma_must_be_above_zero(sigma) -> None:
+    with pytest.raises(ArgumentError, match="expected sigma above 0 pixels"):
+        density_map([(1, 2), (4, 4)], (8, 9), sigma)
+
+
+def test_sigma_of_another_shape_or_name_is_refused() -> None:
+    with pytest.raises(
+        ArgumentError, match=r"one for each of the 1 points or one for each of the 8 x 9 pixels; .*\(3,\)"
+    ):
+        density_map([(1, 2)], (8, 9), [1.0, 2.0, 3.0])
+    with pytest.raises(ArgumentError, match="found 'geometric'"):
+        density_map([(1, 2)], (8, 9), "geometric")
+
+
+def test_a_region_of_another_size_is_refused() -> None:
+    with pytest.raises(
+        DataError, match=r"expected a region of interest of the frame's 8 x 9 pixels; found shape \(9, 8\)"
+    ):
+        density_map([(1, 2)], (8, 9), 2.0, np.ones((9, 8), dtype=bool))
+    with pytest.raises(DataError, match=r"expected a region of interest \(H, W\)"):
+        roi_cells(np.ones(8))
+
+
+@pytest.mark.parametrize("shape", [(8,), (8, 0), (8.5, 9), (1, 8, 9)])
+def test_shapes_that_are_no_frame_are_refused(shape) -> None:
+    with pytest.raises(ArgumentError, match=r"expected the frame's shape as \(H, W\)"):
+        density_map([(1, 2)], shape)
+
+
+@pytest.mark.parametrize("stride", [0, 9, 1.5])
+def test_strides_that_do_not_fit_are_refused(stride) -> None:
+    with pytest.raises(ArgumentError, match="expected a stride between 1 and the frame's shorter side, 8 pixels"):
+        density_map([(1, 2)], (8, 9), stride=stride)

@@ -1,0 +1,274 @@
+"""Regions of density maps, their features, and the measured worth of rejecting some of them."""
+
+import json
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("scipy")
+
+from latedrop.crowd.regions import (
+    Maps,
+    Policy,
+    apply_policy,
+    find_regions,
+    fit_policy,
+    measure_rejection,
+    to_cells,
+    usual_threshold,
+)
+from latedrop.errors import ArgumentError, DataError
+
+Array = npt.NDArray[np.float64]
+SHAPE = (30, 40)
+
+
+def bump(x: float, y: float, mass: float = 1.0, sigma: float = 1.2) -> Array:
+    rows, columns = np.indices(SHAPE)
+    found: Array = np.exp(-((columns - x) ** 2 + (rows - y) ** 2) / (2 * sigma**2))
+    return mass * found / found.sum()
+
+
+def made(frames: int, seed: int, false: Callable[[np.random.Generator], tuple[float, float]], rate: float = 2) -> Maps:
+    """People on a loose grid, and false bumps between them; `false` draws their mass and ratio."""
+    rng = np.random.default_rng(seed)
+    mean, std, heads = np.zeros((frames, *SHAPE)), np.zeros((frames, *SHAPE)), []
+    places = [(x, y) for x in range(5, 40, 10) for y in range(5, 30, 10)]
+    for i in range(frames):
+        order = rng.permutation(len(places))
+        people, clutter = order[:6], order[6 : 6 + rng.poisson(rate)]
+        for k in people:
+            mass = rng.uniform(0.7, 1.3)
+            mean[i] += bump(*places[k], mass)
+            std[i] += bump(*places[k], rng.uniform(0.1, 0.3) * mass)
+        for k in clutter:
+            mass, ratio = false(rng)
+            mean[i] += bump(*places[k], mass)
+            std[i] += bump(*places[k], ratio * mass)
+        heads.append(np.array([places[k] for k in people], dtype=float))
+    return Maps(mean, std, heads)
+
+
+def as_heavy_as_people(rng: np.random.Generator) -> tuple[float, float]:
+    return rng.uniform(0.6, 0.95), rng.uniform(0.6, 0.9)
+
+
+def light(rng: np.random.Generator) -> tuple[float, float]:
+    return rng.uniform(0.15, 0.4), rng.uniform(0.1, 0.3)
+
+
+def test_features_of_two_regions() -> None:
+    density, std = np.zeros((8, 10)), np.zeros((8, 10))
+    density[1, 1], density[2, 2] = 0.3, 0.1  # touch at a corner: one region
+    density[6, 8] = 0.2
+    std[1, 1], std[2, 2], std[6, 8], std[0, 9] = 0.1, 0.1, 0.3, 5.0
+    regions = find_regions(density, std, threshold=0.05)
+    assert len(regions) == 2
+    np.testing.assert_allclose(regions.mass, [0.4, 0.2])
+    np.testing.assert_allclose(regions.peak, [0.3, 0.2])
+    assert regions.area.tolist() == [2, 1]
+    np.testing.assert_allclose(regions.centroid, [[1.25, 1.25], [8, 6]])
+    np.testing.assert_allclose(regions.ratio, [0.5, 1.5])
+    np.testing.assert_allclose(regions.isolation, np.hypot(6, 4))
+    assert regions.mask(np.array([False, True])).sum() == 1
+
+
+def test_no_region_and_one_region() -> None:
+    empty = find_regions(np.zeros(SHAPE), threshold=0.01)
+    assert len(empty) == 0
+    assert empty.near(np.array([[3.0, 3.0]])).shape == (0,)
+    assert empty.mask(np.zeros(0, dtype=bool)).sum() == 0
+    alone = find_regions(bump(10, 10), threshold=0.01)
+    assert alone.isolation.tolist() == [pytest.approx(np.hypot(*SHAPE))]
+    assert alone.ratio.tolist() == [0]
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 10_000), share=st.floats(0.02, 0.6))
+def test_isolation_is_the_least_distance_of_cells(seed: int, share: float) -> None:
+    mask = np.random.default_rng(seed).random((14, 11)) < share
+    regions = find_regions(mask.astype(float), threshold=0.5)
+    cells = [np.argwhere(regions.labels == k + 1) for k in range(len(regions))]
+    for k, own in enumerate(cells):
+        others = [other for j, other in enumerate(cells) if j != k]
+        gaps = [np.linalg.norm(own[:, None] - other[None], axis=2).min() for other in others]
+        assert regions.isolation[k] == pytest.approx(min([*gaps, np.hypot(14, 11)]))
+
+
+def test_near_reaches_two_cells_and_no_more() -> None:
+    density = np.zeros(SHAPE)
+    density[10, 10] = density[10, 30] = 0.5
+    regions = find_regions(density, threshold=0.1)
+    near = [regions.near(np.array([[10 + d, 10.0]])).tolist() for d in (0, 0.5, 2, 2.1, 5)]
+    assert near == [[True, False], [True, False], [True, False], [False, False], [False, False]]
+    assert regions.near(np.zeros((0, 2))).tolist() == [False, False]
+    # A head in a corner, outside the grid by less than a cell, belongs to its last cell.
+    density[29, 39] = 0.5
+    assert find_regions(density, threshold=0.1).near(np.array([[39.4, 29.4]])).tolist() == [False, False, True]
+
+
+def test_points_to_cells() -> None:
+    np.testing.assert_allclose(to_cells([[1.5, 1.5], [3.0, 4.0]]), [[0, 0], [0.375, 0.625]])
+    assert to_cells([]).shape == (0, 2)
+
+
+def test_policy_takes_regions_out_of_the_map() -> None:
+    density = bump(8, 8) + bump(30, 20, 0.3)
+    std = 0.2 * bump(8, 8) + 0.3 * bump(30, 20)
+    policy = Policy(threshold=0.005, greatest_mass=0.5, least_ratio=0.5, least_isolation=3)
+    kept, rejected, regions = apply_policy(density, std, policy)
+    assert rejected.tolist() == [False, True]
+    assert kept.sum() == pytest.approx(density.sum() - regions.mass[1])
+    assert kept[20, 30] == 0
+    assert kept[8, 8] == density[8, 8]
+    for change in ({"greatest_mass": 0.2}, {"least_ratio": 2.0}, {"least_isolation": 90.0}):
+        other = Policy(**{**policy.to_dict(), "doubt": 1.0, **change})
+        assert not apply_policy(density, std, other)[1].any()
+    assert Policy(0.005).rejects_nothing
+    assert not apply_policy(density, std, Policy(0.005))[1].any()
+
+
+def test_doubt_is_for_regions_that_matter() -> None:
+    density = bump(8, 8) + bump(30, 20, 0.05) + bump(8, 22)
+    std = 0.6 * bump(8, 8) + 0.6 * bump(30, 20, 0.05) + 0.1 * bump(8, 22)
+    regions = find_regions(density, std, threshold=0.002)
+    assert sorted(regions.mass.round(2).tolist()) == pytest.approx([0.05, 1, 1], abs=0.04)
+    doubts = Policy(0.002, doubt=0.5).doubts(regions)
+    assert doubts.tolist() == [True, False, False]
+    assert not Policy(0.002, greatest_mass=2.0, doubt=0.5).doubts(regions).any()  # rejected is no longer in doubt
+    maps = made(40, 13, light)
+    policy = fit_policy(maps)
+    found = [find_regions(*maps.frame(i), threshold=policy.threshold) for i in range(len(maps))]
+    asked = sum(int((one.mass >= 0.1).sum()) for one in found)
+    unsure = sum(int(((one.ratio >= policy.doubt) & (one.mass >= 0.1)).sum()) for one in found)
+    assert unsure / asked == pytest.approx(0.1, abs=0.02)
+
+
+def test_policy_survives_json() -> None:
+    for policy in (Policy(0.1, 0.5, 0.2, 3.0, 0.7, "regions"), Policy(0.1)):
+        assert Policy.from_dict(json.loads(json.dumps(policy.to_dict()))) == policy
+    with pytest.raises(DataError, match="expected a rejection policy with threshold"):
+        Policy.from_dict({"threshold": 0.1})
+    assert "rejects nothing" in str(Policy(0.1))
+    assert "at most 0.5 people" in str(Policy(0.1, 0.5))
+
+
+def test_policy_finds_what_only_uncertainty_tells() -> None:
+    policy = fit_policy(made(60, 0, as_heavy_as_people))
+    assert 0.25 < policy.least_ratio < 0.75  # people are below 0.3, clutter is above 0.6
+    assert policy.objective == "count"
+    fewer = fit_policy(made(60, 0, as_heavy_as_people), objective="regions")
+    assert 0.25 < fewer.least_ratio < 0.75
+
+
+def test_nothing_is_rejected_where_nothing_helps() -> None:
+    maps = made(40, 1, light, rate=0)
+    policy = fit_policy(maps)
+    assert policy.rejects_nothing
+    assert np.isfinite(policy.doubt)
+    nobody = Maps(np.zeros((3, *SHAPE)), np.zeros((3, *SHAPE)), [np.zeros((0, 2))] * 3)
+    assert fit_policy(nobody).rejects_nothing
+
+
+def test_people_are_not_rejected_to_make_up_for_others() -> None:
+    """Every bump is a person and all are too heavy: rejecting some would mend the count, and must not be done."""
+    maps = made(40, 2, light, rate=0)
+    heavy = Maps(1.3 * maps.mean, maps.std, maps.heads)
+    assert fit_policy(heavy).rejects_nothing
+
+
+def test_helps_where_uncertainty_tells() -> None:
+    result = measure_rejection(made(60, 3, as_heavy_as_people), made(120, 4, as_heavy_as_people))
+    before, after, controls = result["before"], result["after"], result["controls"]
+    assert result["verdict"] == "helps"
+    assert after["mae"] < 0.7 * before["mae"]
+    assert after["mae"] < controls["low_density"]["mae"]
+    assert after["mae"] < controls["random"]["mae"]["mean"] - 3 * controls["random"]["mae"]["std"]
+    assert before["false_kept"] == result["regions"]["false"] > 150
+    assert after["false_kept"] < 0.2 * before["false_kept"]
+    assert after["true_rejected"] <= 5
+    assert after["rejected"] == before["false_kept"] - after["false_kept"] + after["true_rejected"]
+    assert controls["lowest_mass"]["rejected"] == controls["random"]["rejected"]["mean"] == after["rejected"]
+    assert result["separation"]["ratio"] > 0.99
+    assert result["separation"]["low_mass"] < 0.9
+    assert result["separation"]["all"] > 0.99
+    assert result["separation"]["without_ratio"] < 0.9
+    assert json.loads(json.dumps(result)) == result
+
+
+def test_low_density_gets_the_credit_where_it_tells_as_much() -> None:
+    result = measure_rejection(made(60, 5, light, rate=4), made(120, 6, light, rate=4))
+    assert result["verdict"] == "helps without uncertainty"
+    assert result["differences"]["after_minus_before"]["high"] < 0
+    assert result["separation"]["low_mass"] > 0.99
+
+
+def test_verdict_where_nothing_is_rejected() -> None:
+    result = measure_rejection(made(40, 7, light, rate=0), made(40, 8, light, rate=0))
+    assert result["verdict"] == "nothing rejected"
+    assert result["before"] == result["after"]
+    assert set(result["separation"].values()) == {None}
+
+
+def test_hurts_where_test_frames_are_unlike_validation() -> None:
+    """On the validation frames uncertain regions are clutter, on the test frames they are people."""
+    validation, test = made(60, 9, as_heavy_as_people), made(60, 10, as_heavy_as_people)
+    heads = [find_regions(m, threshold=0.02).centroid for m in test.mean]
+    result = measure_rejection(validation, Maps(test.mean, test.std, heads))
+    assert result["verdict"] == "hurts"
+
+
+def test_the_same_seed_gives_the_same_numbers() -> None:
+    validation, test = made(20, 11, as_heavy_as_people), made(20, 12, as_heavy_as_people)
+    first, second = (measure_rejection(validation, test, 5, repeats=10, resamples=50) for _ in range(2))
+    assert first == second
+    other = measure_rejection(validation, test, 6, repeats=10, resamples=50)
+    assert other["controls"]["random"] != first["controls"]["random"]
+    assert other["after"] == first["after"]
+
+
+def test_separation_is_the_area_under_the_roc_curve() -> None:
+    from scipy.stats import mannwhitneyu
+
+    from latedrop.crowd.regions import _auc
+
+    rng = np.random.default_rng(0)
+    score, positive = rng.integers(0, 9, 200).astype(float), rng.random(200) < 0.3
+    statistic = mannwhitneyu(score[positive], score[~positive]).statistic
+    assert _auc(score, positive) == pytest.approx(statistic / (positive.sum() * (~positive).sum()))
+
+
+def test_region_of_interest() -> None:
+    roi = np.zeros(SHAPE, dtype=bool)
+    roi[:, :20] = True
+    maps = Maps((bump(8, 8) + bump(30, 8))[None], np.ones((1, *SHAPE)), [np.array([[8.0, 8.0]])], roi)
+    assert maps.predicted.tolist() == [pytest.approx(1, abs=1e-6)]
+    assert maps.true.tolist() == [1]
+    assert len(find_regions(*maps.frame(0), threshold=0.01)) == 1
+
+
+def test_usual_threshold_is_a_tenth_of_the_peak() -> None:
+    maps = np.stack([k * bump(8, 8) for k in (1, 2, 5)])
+    assert usual_threshold(maps) == pytest.approx(0.2 * bump(8, 8).max())
+    assert usual_threshold(np.zeros((1, *SHAPE))) > 0
+
+
+def test_wrong_arguments() -> None:
+    with pytest.raises(
+        DataError, match=r"expected one map \(h, w\), and deviations of the same shape; found \(2, 3, 4\)"
+    ):
+        find_regions(np.zeros((2, 3, 4)))
+    with pytest.raises(DataError, match="deviations of the same shape"):
+        find_regions(np.zeros(SHAPE), np.zeros((3, 3)))
+    with pytest.raises(ArgumentError, match="expected a positive threshold"):
+        find_regions(np.zeros(SHAPE), threshold=0)
+    with pytest.raises(DataError, match=r"found .* and 2\."):
+        Maps(np.zeros((1, *SHAPE)), np.zeros((1, *SHAPE)), [np.zeros((0, 2))] * 2)
+    with pytest.raises(DataError, match="expected a region of interest of"):
+        Maps(np.zeros((1, *SHAPE)), np.zeros((1, *SHAPE)), [np.zeros((0, 2))], np.ones((2, 2), dtype=bool))
+    with pytest.raises(ArgumentError, match="expected objective 'count' or 'regions'; found 'people'"):
+        fit_policy(made(2, 0, light), objective="people")  # type: ignore[arg-type]

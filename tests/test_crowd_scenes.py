@@ -1,0 +1,137 @@
+"""Synthetic scenes: the same arguments give the same pixels, and heads are where the points say."""
+
+import numpy as np
+import pytest
+import torch
+
+from latedrop.crowd import scenes
+from latedrop.crowd.layouts import CrowdSet
+from latedrop.crowd.scenes import make_scenes
+from latedrop.errors import ArgumentError
+
+
+@pytest.fixture(scope="module")
+def some() -> CrowdSet:
+    return make_scenes(12, 4, 6)
+
+
+def test_parts_follow_each_other(some: CrowdSet) -> None:
+    assert some.name == "scenes"
+    assert [len(part) for part in (some.train, some.validation, some.test)] == [12, 4, 6]
+    assert (*some.train, *some.validation, *some.test) == tuple(range(22))
+    assert len({frame.name for frame in some.frames}) == 22
+
+
+def test_seeded(some: CrowdSet) -> None:
+    again, other = make_scenes(12, 4, 6), make_scenes(12, 4, 6, seed=1)
+    for i in range(22):
+        assert torch.equal(some.image(i), again.image(i))
+        np.testing.assert_array_equal(some.frames[i].points, again.frames[i].points)
+    assert not any(torch.equal(some.image(i), other.image(i)) for i in range(22))
+
+
+def test_the_global_random_state_is_left_alone() -> None:
+    before = torch.random.get_rng_state(), np.random.get_state()[1].tolist()
+    make_scenes(1, 1, 1)
+    assert torch.equal(before[0], torch.random.get_rng_state())
+    assert before[1] == np.random.get_state()[1].tolist()
+
+
+def test_a_smaller_set_is_the_beginning_of_a_larger_one(some: CrowdSet) -> None:
+    few = make_scenes(2, 1, 2)
+    for part in ("train", "validation", "test"):
+        for mine, theirs in zip(getattr(few, part), getattr(some, part), strict=False):
+            assert torch.equal(few.image(mine), some.image(theirs))
+
+
+def test_images_and_maps(some: CrowdSet) -> None:
+    image = some.image(3)
+    assert image.shape == (1, 144, 192)
+    assert image.dtype == torch.float32
+    assert 0 <= image.min() < 0.3 < 0.7 < image.max() <= 1
+    assert torch.equal(some.image(3, channels=3), image.expand(3, -1, -1))
+    for i in range(22):
+        assert some.count(i) == len(some.frames[i].points)
+        assert some.density(i).shape == (1, 36, 48)
+        np.testing.assert_allclose(some.density(i).sum(), some.count(i), rtol=1e-5)
+
+
+def test_counts_vary_from_empty_to_crowded() -> None:
+    counts = [len(frame.points) for frame in make_scenes(60, 0, 0).frames]
+    assert min(counts) <= 5
+    assert max(counts) >= 40
+    assert 15 < np.mean(counts) < 30
+
+
+def test_people_are_where_the_points_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same scene without its people differs around the points, and hardly elsewhere."""
+    full = make_scenes(8, 0, 0)
+    people = scenes._people
+
+    def drawn_but_left_out(rng: np.random.Generator, shape: tuple[int, int]) -> list[scenes._Figure]:
+        people(rng, shape)
+        return []
+
+    monkeypatch.setattr(scenes, "_people", drawn_but_left_out)
+    empty = make_scenes(8, 0, 0)
+    for i in range(8):
+        assert len(empty.frames[i].points) == 0
+        changed = ((full.image(i) - empty.image(i)).abs() > 0.05)[0].numpy()
+        for x, y in full.frames[i].points:
+            assert changed[max(0, round(y) - 2) : round(y) + 3, max(0, round(x) - 2) : round(x) + 3].any()
+        near = np.zeros_like(changed)
+        for x, y in full.frames[i].points:
+            height = scenes._height(y, 144) * 1.4
+            near[max(0, int(y - height)) : int(y + 2 * height), max(0, int(x - height)) : int(x + height)] = True
+        # Left over: the bodies of people whose head is outside the frame or hidden, and loud pixels.
+        assert changed[~near].mean() < 0.03
+
+
+def test_heads_hidden_behind_others_do_not_count() -> None:
+    behind = scenes._person(np.random.default_rng(0), 60, 100, 20)
+    before = scenes._person(np.random.default_rng(0), 60, 101, 20)
+    beside = before._replace(x=80.0)
+    for other, left in ((before, 0), (beside, 1)):
+        canvas, owner = np.zeros((144, 192), np.float32), np.zeros((144, 192), np.int32)
+        areas = [scenes._paint(canvas, owner, one, number, 0.0) for number, one in enumerate((behind, other))]
+        seen = np.bincount(owner.ravel(), minlength=3)[1:]
+        assert (seen[0] >= 0.5 * areas[0]) == left
+        assert seen[1] >= 0.5 * areas[1]
+
+
+def test_people_grow_towards_the_camera(some: CrowdSet) -> None:
+    assert some.perspective is not None
+    assert some.perspective.shape == (144, 192)
+    assert some.perspective[0, 0] == 10
+    assert some.perspective[-1, 0] == 32
+
+
+def test_validation_and_test_have_clutter_that_training_never_showed(monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds: dict[int, list[str]] = {0: [], 1: [], 2: []}
+    thing = scenes._thing
+    part = 0
+
+    def noted(rng: np.random.Generator, kind: str, *place: float) -> scenes._Figure:
+        kinds[part].append(kind)
+        return thing(rng, kind, *place)
+
+    monkeypatch.setattr(scenes, "_thing", noted)
+    for part in range(3):
+        make_scenes(*(20 * (number == part) for number in range(3)))
+    assert set(kinds[0]) == {"post", "bin", "shadow"}
+    for later in (1, 2):
+        assert set(kinds[later]) == {"post", "bin", "shadow", "bush", "torso", "lamp"}
+        assert len(kinds[later]) > 1.5 * len(kinds[0])
+
+
+def test_other_shapes() -> None:
+    odd = make_scenes(1, 1, 1, shape=(101, 131))
+    assert odd.image(2).shape == (1, 101, 131)
+    assert odd.density(2).shape == (1, 25, 32)
+
+
+def test_wrong_arguments() -> None:
+    with pytest.raises(ArgumentError, match=r"expected numbers of frames, not all 0; found \(0, 0, 0\)"):
+        make_scenes(0, 0, 0)
+    with pytest.raises(ArgumentError, match=r"expected frames of at least 64 x 64 pixels; found \(32, 192\)"):
+        make_scenes(1, 0, 0, shape=(32, 192))
