@@ -3,6 +3,7 @@
 import random
 import runpy
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -23,11 +24,13 @@ HEADLINES = {
     "density_map": "over draws the count has std",
     "exported_program": "of 500 fresh rows",
     "forecast": "of 6000 fresh values",
+    "magnet_core_loss": "the 90 % interval holds",
     "my_model": "written: net.pt, val.csv, test.csv, new.csv",
     "hf_trainer": "of 500 fresh reviews",
     "images": "weights and BatchNorm statistics unchanged: True",
     "lightning_predict": "20 batches with mean, std, low, high",
     "no_sampling": "share of its variance by site",
+    "pitch_of_tones": "90 % interval holds  other notes",
     "save_load": "same predictions after loading: True",
     "sklearn_pipeline": "of 111 test rows",
     "tabular": "of 110 test rows",
@@ -36,8 +39,9 @@ HEADLINES = {
     "units": "with one scale for all:",
 }
 NEEDS = {"hf_trainer": ("transformers", "accelerate"), "lightning_predict": ("lightning",), "timm_images": ("timm",)}
+FOUND = {"magnet_core_loss": ("magnet", "h5py"), "pitch_of_tones": ("torchcrepe",)}  # torchcrepe does not import whole
 SEEDS_ALL = {"hf_trainer"}  # a Trainer of transformers seeds every generator when it is made
-DRAWN = {"band", "conformal", "density_map", "forecast", "images", "no_sampling"}
+DRAWN = {"band", "conformal", "density_map", "forecast", "images", "no_sampling", *FOUND}
 
 
 def test_every_example_has_a_headline() -> None:
@@ -52,6 +56,7 @@ def test_example_runs(
 ) -> None:
     wanted = NEEDS.get(name, ())
     absent = [library for library in missing("torchvision", *wanted) if library in wanted] if wanted else []
+    absent += [library for library in FOUND.get(name, ()) if find_spec(library) is None]
     if absent:
         pytest.skip(f"not installed: {', '.join(absent)}")
     monkeypatch.setenv("MPLBACKEND", "Agg")

@@ -554,10 +554,10 @@ class Applied(nn.Module):
     ("f", "match"),
     [
         (lambda x: x.softmax(1), r"aten\._softmax"),
-        (lambda x: F.scaled_dot_product_attention(x, x, x), "softmax|attention"),
+        (lambda x: F.scaled_dot_product_attention(*3 * [x[:, None]]), "softmax|attention"),
         (lambda x: x * torch.sigmoid(x), r"aten\.mul.*same units.*nn\.SiLU"),
         (lambda x: x * F.relu6(x + 3) / 6, "same units"),
-        (lambda x: x / x.norm(), "norm"),
+        (lambda x: x / x.norm(dim=1, keepdim=True), "norm"),
         (lambda x: 1 / x, "reciprocal"),
         (lambda x: x * (x > 0), r"aten\.gt"),
         (lambda x: x if x.sum() > 0 else -x, r"aten\.gt"),
