@@ -162,7 +162,7 @@ class TestOutputs:
 
     def test_a_rate_at_which_no_draw_drops_anything_is_left_out(self) -> None:
         with pytest.warns(LatedropWarning, match="all 40 at 1 rates, which are left out"):
-            found = quietly(mlp(hidden=50), (X, Y), rates=(0.001, 0.1), draws=30, seed=3).calibration
+            found = quietly(mlp(hidden=50), (X, Y), rates=(0.001, 0.1), draws=30, seed=6).calibration
         assert [row.rate for row in found.table] == [0.1]
 
     def test_rows_that_no_draw_touches(self) -> None:
@@ -409,7 +409,7 @@ class TestArguments:
             quietly(mlp(), (X, Y), **{name: value})
 
     def test_engine(self) -> None:
-        with pytest.raises(ArgumentError, match="expected engine 'auto', 'vmap' or 'loop'; found 'cuda'"):
+        with pytest.raises(ArgumentError, match=r"expected engine to be one of \('auto', .*'compiled'\); found 'cuda'"):
             sample(mlp(), X, 0.1, engine="cuda")
 
     def test_intervals(self) -> None:

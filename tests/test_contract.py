@@ -134,13 +134,9 @@ def test_vectorised_equals_loop_and_inject(case: Case, kind: str) -> None:
     model, x = case.make()
     sites = find_sites(model, x, kind=kind)
     loop = sample(model, x, RATE, DRAWS, sites=sites, readout=case.readout, engine="loop", keep_draws=True)
-    if case.vectorises:
-        fast = sample(model, x, RATE, DRAWS, sites=sites, readout=case.readout, engine="vmap", keep_draws=True)
-        torch.testing.assert_close(fast.outputs, loop.outputs)
-        torch.testing.assert_close(fast.variance, loop.variance)
-    else:
-        with pytest.raises(RuntimeError, match="Batching rule"):
-            sample(model, x, RATE, DRAWS, sites=sites, readout=case.readout, engine="vmap")
+    fast = sample(model, x, RATE, DRAWS, sites=sites, readout=case.readout, engine="vmap", keep_draws=True)
+    torch.testing.assert_close(fast.outputs, loop.outputs)
+    torch.testing.assert_close(fast.variance, loop.variance)
     with inject(model, sites, RATE) as injection, torch.no_grad():
         for draw in range(DRAWS):
             assert injection.draw == draw

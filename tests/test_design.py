@@ -11,11 +11,12 @@ import latedrop
 
 SOURCE = Path(latedrop.__file__).parent
 ORDER = [
-    {"errors", "gaussian"},
-    {"files", "forward", "masks", "metrics", "tables", "terminal"},
+    {"errors", "gaussian", "masks_cuda"},
+    {"files", "forward", "masks", "metrics", "recurrent", "tables", "terminal"},
     {"functional", "programs", "scale", "batches", "plots", "writing"},
     {"sites", "intervals", "fit", "models"},
-    {"inject", "record"},
+    {"inject", "prefix", "record"},
+    {"compiled"},
     {"sample"},
     {"linear", "propagate_rules"},
     {"propagate"},

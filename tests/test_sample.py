@@ -88,20 +88,6 @@ def test_half_precision_is_accumulated_in_float32(dtype: torch.dtype) -> None:
     torch.testing.assert_close(moments.variance.double(), exact.var(0), rtol=1e-4, atol=1e-7)
 
 
-def test_what_precedes_the_first_site_runs_once_per_chunk() -> None:
-    model, x = Columns(), torch.randn(2, 1, 8, 8)
-    sites = find_sites(model, x)
-    calls = {"first": 0, "last": 0}
-    model.columns[0][0].register_forward_hook(lambda *_: calls.update(first=calls["first"] + 1))
-    shapes = []
-    model.columns[0][0].register_forward_hook(lambda _, args, output: shapes.append(tuple(output.shape)))
-    sample(model, x, 0.1, 50, sites=sites, chunk=50, engine="vmap")
-    assert calls["first"] == 1
-    assert shapes == [(2, 4, 8, 8)]
-    sample(model, x, 0.1, 50, sites=sites, chunk=20, engine="vmap")
-    assert calls["first"] == 4
-
-
 def test_out_of_memory_halves_the_chunk_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = mlp(), torch.randn(8, 5)
     expected = sample(model, x, 0.2, 30)

@@ -2,7 +2,9 @@
 
 import errno
 import json
+import re
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -274,6 +276,111 @@ def test_other_settings_or_weights_are_never_mixed(quick: Path, weights: Path, t
         run(tiny(quick, tmp_path))
 
 
+def copied(quick: Path, folder: Path) -> Path:
+    """Finished results of one's own, to change."""
+    for name in ("scenes.json", "scenes.npz"):
+        (folder / name).write_bytes((quick / name).read_bytes())
+    return folder / "scenes.json"
+
+
+def changed(path: Path, **changes: Any) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+@pytest.mark.parametrize("damaged", [False, True], ids=["kept", "repaired"])
+def test_the_rejection_measured_again_is_that_of_the_study(
+    tmp_path: Path, quick: Path, weights: Path, monkeypatch: pytest.MonkeyPatch, damaged: bool
+) -> None:
+    path = copied(quick, tmp_path)
+    if damaged:
+        changed(path, rejection={"verdict": "of an earlier rule"})
+        path.with_suffix(".npz").write_bytes(b"of an earlier rule")
+    monkeypatch.setattr(crowd, "measure", lambda *_: pytest.fail("the rates were computed again"))
+    monkeypatch.setattr(crowd_pages, "find_spec", lambda name: None)
+    options = ["--quick", "--weights", str(weights), "--out", str(tmp_path), "--no-progress", "--device", "cpu"]
+    assert main([*options, "--rejection"]) == 0
+    again, first = (read(folder)["scenes"] for folder in (tmp_path, quick))
+    assert again["rejection"] == first["rejection"]
+    seconds = [record.pop("seconds") for record in (again, first)]
+    assert again == first
+    assert {**seconds[0], "rejection": 0.0} == {**seconds[1], "rejection": 0.0}
+    maps, expected = (np.load(folder / "scenes.npz") for folder in (tmp_path, quick))
+    for name in expected:
+        np.testing.assert_array_equal(maps[name], expected[name])
+
+
+def test_a_rejection_that_was_measured_elsewhere_says_so(tmp_path: Path, quick: Path, weights: Path) -> None:
+    path = copied(quick, tmp_path)
+    assert "measured_on" not in read(tmp_path)["scenes"]["rejection"]
+    there = read(tmp_path)["scenes"]["machine"]
+    changed(path, machine={**there, "device": "another device"})
+    run(tiny(tmp_path, weights, rejection=True))
+    record = read(tmp_path)["scenes"]
+    assert record["rejection"]["measured_on"] == {
+        "machine": there,
+        "versions": record["versions"],
+        "same_draws": True,
+    }
+    page = crowd_pages.index({"scenes": record}, [])
+    assert f"in all on {there['device']} and another device" in page
+    assert f"The rejection was measured on {there['device']} (torch {torch.__version__})." in page
+    count = record["injected"]["count"]
+    for column in (count["test"]["mae"], count["test"]["rmse"]):
+        column[:] = [1.01 * error for error in column]
+    changed(path, machine=there, injected=record["injected"])
+    run(tiny(tmp_path, weights, rejection=True))
+    record = read(tmp_path)["scenes"]
+    assert not record["rejection"]["measured_on"]["same_draws"]
+    assert ", with other draws than the tables above." in crowd_pages.index({"scenes": record}, [])
+
+
+def test_what_has_no_rejection_to_measure_again(tmp_path: Path, quick: Path, weights: Path) -> None:
+    missing = rf"expected finished results in {re.escape(str(tmp_path))}.*; found none of scenes\. Run the study first"
+    with pytest.raises(FileError, match=missing):
+        run(tiny(tmp_path, weights, rejection=True))
+    path = copied(quick, tmp_path)
+    with pytest.raises(FileError, match="found none of mall"):
+        run(tiny(tmp_path, weights, rejection=True, sets="mall,scenes"))
+    with pytest.raises(FileError, match="expected results with settings"):
+        run(tiny(tmp_path, weights, rejection=True, seed=3))
+    with pytest.raises(ArgumentError, match="expected one of --fresh and --rejection; found both"):
+        run(tiny(tmp_path, weights, rejection=True, fresh=True))
+    with pytest.raises(ArgumentError, match="expected one of --figures and --rejection; found both"):
+        crowd.study(tiny(tmp_path, weights, rejection=True), figures_only=True)
+    series = read(tmp_path)["scenes"]["series"]
+    changed(path, series={**series, "truth": [count + 1 for count in series["truth"]]})
+    with pytest.raises(DataError, match=r"expected the frames of scenes that its result is of.*Check --data"):
+        run(tiny(tmp_path, weights, rejection=True))
+
+
+@pytest.mark.parametrize(("sigma", "cells"), [(3.0, 2.0), (6.0, 3.0), (8.0, 4.0)])
+def test_a_region_is_false_two_kernel_widths_from_a_head(sigma: float, cells: float) -> None:
+    item = replace(make_scenes(0, 2, 2, shape=(64, 72)), sigma=sigma)
+    settings = Settings(draws=2, rates=(0.01,))
+    study = load(item, Trained(MCNN().eval()), settings, batch=2)
+    fit = {"least": [1e-9], "relaxed_scale": [1.0]}
+    record = {"chosen": {"pixel": {"scaled": 0}}, "rates": [0.01], "injected": {"pixel": {"fit": fit}}}
+    found, _, _ = crowd_record.reject(
+        study, record, lambda rate: sampled(study, study.trained, rate, settings, lambda passes: None)
+    )
+    assert found["near_cells"] == cells
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_gpu_finds_the_same(tmp_path: Path, quick: Path, weights: Path) -> None:
+    run(tiny(tmp_path, weights, device="cuda"))
+    found, expected = (read(folder)["scenes"] for folder in (tmp_path, quick))
+    for part in ("validation", "test"):
+        here, there = (record["injected"]["count"][part]["rmse"] for record in (expected, found))
+        assert there == pytest.approx(here, rel=1e-2)
+    run(tiny(tmp_path, weights, device="cuda", rejection=True))
+    again = read(tmp_path)["scenes"]["rejection"]
+    assert "measured_on" not in again
+    assert again["before"]["mae"] == pytest.approx(found["rejection"]["before"]["mae"], rel=1e-3)
+    assert again["before"]["mae"] == pytest.approx(expected["rejection"]["before"]["mae"], rel=1e-2)
+
+
 def test_a_stage_of_other_settings_or_a_damaged_one(tmp_path: Path, weights: Path) -> None:
     folder = tmp_path / "parts" / "scenes"
     folder.mkdir(parents=True)
@@ -371,6 +478,19 @@ def test_pages_without_matplotlib(
     assert "![" not in (tmp_path / "index.md").read_text(encoding="utf-8")
 
 
+def test_pages_show_the_areas_that_the_results_have(quick: Path) -> None:
+    record = read(quick)["scenes"]
+    areas = {"low_mass": 0.9, "ratio": 0.8, "isolation": None, "without_ratio": 0.912, "all": 0.934}
+    record["rejection"]["separation"] = areas
+    page = crowd_pages.index({"scenes": record}, [])
+    assert "low mass 0.90, uncertainty/density ratio 0.80, isolation not defined. A linear score" in page
+    assert "fitted to the validation regions: mass and isolation 0.91, these and the ratio 0.93." in page
+    record["rejection"]["separation"] = {name: areas[name] for name in ("low_mass", "ratio", "isolation")}
+    page = crowd_pages.index({"scenes": record}, [])
+    assert "isolation not defined." in page
+    assert "linear score" not in page
+
+
 def test_a_claim_is_decided_by_its_whole_interval() -> None:
     record: dict[str, Any] = {}
 
@@ -405,6 +525,11 @@ def test_claims_follow_the_numbers(quick: Path) -> None:
     helps = by_text["Rejecting uncertain regions lowers the error of the count"]
     record["rejection"]["differences"]["after_minus_before"] = {"mae": -0.2, "low": -0.3, "high": -0.1}
     assert decide(helps, record)[0] == "holds"
+    removes = by_text["Rejection removes a good part of the false regions"]
+    record["rejection"]["before"]["false_kept"], record["rejection"]["after"]["false_kept"] = 10, 8
+    assert decide(removes, record)[0] == "holds"
+    record["rejection"]["before"]["false_kept"] = record["rejection"]["after"]["false_kept"] = 0
+    assert decide(removes, record) == ("", None)
     assert decide(by_text["Counts: scaled injection is not worse than scaled embedded dropout"], record)[1] is not None
     record["embedded"] = {}
     assert decide(by_text["Counts: scaled injection is not worse than scaled embedded dropout"], record)[1] is None

@@ -19,7 +19,6 @@ class Case:
     inputs: Callable[[], Any]
     sites: tuple[str, ...]
     readout: Any = None
-    vectorises: bool = True
 
     def make(self) -> tuple[nn.Module, Any]:
         """The model in eval mode and its inputs, from a fixed seed, leaving the global random state alone."""
@@ -228,8 +227,8 @@ ZOO = [
         lambda: torch.randn(6, 1, 8, 8),
         ("columns.0.3", "columns.1.3", "columns.2.3", "fuse"),
     ),
-    Case("lstm", Forecaster, lambda: torch.randn(6, 2, 7), ("lstm", "head"), vectorises=False),
-    Case("time_major_gru", TimeMajor, lambda: torch.randn(6, 7, 3), ("gru", "head"), vectorises=False),
+    Case("lstm", Forecaster, lambda: torch.randn(6, 2, 7), ("lstm", "head")),
+    Case("time_major_gru", TimeMajor, lambda: torch.randn(6, 7, 3), ("gru", "head")),
     Case(
         "transformer",
         Encoder,

@@ -29,7 +29,7 @@ from latedrop.intervals import Isotonic
 from latedrop.linear import linearize
 from latedrop.propagate import propagate
 from latedrop.record import Calibration, Choice, Method, RateRow, checked_choice, lifted
-from latedrop.sample import Moments, plain_output, sample
+from latedrop.sample import ENGINES, Engine, Moments, own_output, sample_rates
 from latedrop.scale import TradeoffPoint, apply_scale, fit_floor, optimal_scale, relaxed_scale, tradeoff
 from latedrop.sites import Kind, Rate, Select, Site, Sites, find_sites, odds_by_site
 
@@ -63,6 +63,7 @@ class Setup:
     shared: bool = True
     batch_size: int = 256
     chunk: int | None = None
+    engine: Engine = "auto"
     unpack: Unpack | None = None
     progress: bool = True
 
@@ -72,6 +73,7 @@ class Setup:
         _one_of("criterion", self.criterion, ("scaled", "unscaled"))
         _one_of("mean", self.mean, ("draws", "model", None))
         _one_of("loss", self.loss, ("nll", "crps"))
+        _one_of("engine", self.engine, ENGINES)
         checked_choice(self.scale)
         if self.sites is not None and self.select is not None:
             raise ArgumentError("expected sites= or select=, found both. Select when you call find_sites.")
@@ -150,7 +152,7 @@ def search(model: nn.Module, data: Any, setup: Setup) -> Calibration:
 def moments(
     model: nn.Module,
     x: Any,
-    rate: Rate,
+    rates: Sequence[Rate],
     sites: Sites,
     *,
     method: str,
@@ -159,14 +161,20 @@ def moments(
     seed: int,
     shared: bool,
     chunk: int | None,
-) -> Moments:
-    """Mean and raw variance of `x` by one of the three methods."""
+    engine: Engine = "auto",
+    tick: Callable[[], Any] = lambda: None,
+) -> list[Moments]:
+    """Mean and raw variance of `x`, which was placed, at each rate, by one of the three methods."""
     if method == "sample":
-        return sample(model, x, rate, draws, seed, sites, readout, chunk, shared)
-    if method == "propagate":
-        return propagate(model, x, rate, sites, readout)
-    result = linearize(model, x, sites, readout)
-    return Moments(result.mean, result.variance(odds_by_site(sites, rate)), 0)
+        return sample_rates(model, x, rates, sites, draws, seed, readout, chunk, shared, engine=engine, tick=tick)
+    if method == "linear":
+        result = linearize(model, x, sites, readout)
+        return [Moments(result.mean, result.variance(odds_by_site(sites, rate)), 0) for rate in rates]
+    found = []
+    for rate in rates:
+        found.append(propagate(model, x, rate, sites, readout))
+        tick()
+    return found
 
 
 def residuals(mean: Tensor, variance: Tensor, target: Tensor, per_output: bool) -> list[Tensor]:
@@ -224,26 +232,27 @@ def _by_rate(model: nn.Module, data: Any, setup: Setup) -> _Measured:
         for x, y, tick in stream:
             if sites is None:
                 sites = find_sites(model, x, select=setup.select, kind=setup.kind)
-            own = plain_output(model, x, setup.readout) if setup.center == "model" else None
-            for i, rate in enumerate(rates):
-                found = moments(
-                    model,
-                    x,
-                    rate,
-                    sites,
-                    method=setup.method,
-                    readout=setup.readout,
-                    draws=setup.draws,
-                    seed=setup.seed,
-                    shared=setup.shared,
-                    chunk=setup.chunk,
-                )
-                center = found.mean if own is None else own
+            own = own_output(model, x, setup.readout) if setup.center == "model" else None
+            found = moments(
+                model,
+                x,
+                rates,
+                sites,
+                method=setup.method,
+                readout=setup.readout,
+                draws=setup.draws,
+                seed=setup.seed,
+                shared=setup.shared,
+                chunk=setup.chunk,
+                engine=setup.engine,
+                tick=tick,
+            )
+            for i, moment in enumerate(found):
+                center = moment.mean if own is None else own
                 if i == 0:
                     targets.append(metrics.align_target(center, y).to(center.dtype).cpu())
                 means[i].append(center.cpu())
-                variances[i].append(found.variance.cpu())
-                tick()
+                variances[i].append(moment.variance.cpu())
     target = _joined(targets)
     assert sites is not None
     fits: list[tuple[Rate, _Fit]] = []

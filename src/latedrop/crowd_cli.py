@@ -233,6 +233,7 @@ def study_crowd(
     chunk: Annotated[int | None, option("Draws that run at once; what fits by default.")] = None,
     quick: Annotated[bool, option("Scenes only, few frames, rates and draws.", "--quick")] = False,
     fresh: Annotated[bool, option("Compute again what is there.", "--fresh")] = False,
+    rejection: Annotated[bool, option("Measure only the rejection again, of finished sets.", "--rejection")] = False,
     figures: Annotated[bool, option("Only draw, from the JSON files in --out.", "--figures")] = False,
     debug: Annotated[bool, option(_DEBUG, "--debug")] = False,
 ) -> None:
@@ -259,6 +260,7 @@ def study_crowd(
             chunk=chunk,
             quick=quick,
             fresh=fresh,
+            rejection=rejection,
             progress=sys.stderr.isatty(),
         )
         print(f"written: {', '.join(str(path) for path in study(request, figures_only=figures))}")

@@ -93,10 +93,10 @@ def take_rows(x: Any, index: slice) -> Any:
     return map_rows(x, lambda t: t[index])
 
 
-def place(x: Any, model: nn.Module) -> Any:
+def place(x: Any, model: nn.Module, *, check: bool = True) -> Any:
     """Move inputs to the model's device; numpy arrays and tables also take the model's floating dtype.
 
-    Raises `DataError` where a floating input has NaN or inf.
+    With `check`, raises `DataError` where a floating input has NaN or inf.
     """
     parameter = next((p for p in model.parameters() if p.is_floating_point()), None)
     device = parameter.device if parameter is not None else torch.device("cpu")
@@ -107,7 +107,7 @@ def place(x: Any, model: nn.Module) -> Any:
             if value.is_floating_point() and parameter is not None:
                 value = value.to(parameter.dtype)
         moved: Tensor = value.to(device)
-        if moved.is_floating_point() and not bool(torch.isfinite(moved).all()):
+        if check and moved.is_floating_point() and not bool(torch.isfinite(moved).all()):
             bad = int((~torch.isfinite(moved)).sum())
             raise DataError(
                 f"expected finite inputs; found {bad} NaN or inf among {moved.numel()} input values. "

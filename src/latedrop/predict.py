@@ -23,7 +23,7 @@ from latedrop.intervals import Conformal, IntervalKind, checked_level, normal_qu
 from latedrop.linear import unit_variances
 from latedrop.metrics import align_target
 from latedrop.record import Calibration, Choice, Method
-from latedrop.sample import checked_draws, out_of_memory, plain_output
+from latedrop.sample import Engine, checked_draws, out_of_memory, own_output
 from latedrop.sites import Kind, Rate, Select, Site, missing_sites, odds_by_site
 
 if TYPE_CHECKING:
@@ -145,12 +145,14 @@ class Predictor:
         *,
         batch_size: int = 256,
         chunk: int | None = None,
+        engine: Engine = "auto",
     ) -> None:
         self.model = model
         self.calibration = calibration
         self.readout = calibration.readout if readout is None else readout
         self.batch_size = batch_size
         self.chunk = chunk
+        self.engine: Engine = engine
 
     def __call__(self, x: Any) -> Prediction:
         """Same as `predict`."""
@@ -238,14 +240,15 @@ class Predictor:
         return f"Predictor of {type(self.model).__name__}: {self.calibration}"
 
     def _with(self, calibration: Calibration) -> Predictor:
-        return Predictor(self.model, calibration, self.readout, batch_size=self.batch_size, chunk=self.chunk)
+        options: dict[str, Any] = {"batch_size": self.batch_size, "chunk": self.chunk, "engine": self.engine}
+        return Predictor(self.model, calibration, self.readout, **options)
 
     def _moments(self, x: Any) -> tuple[Tensor, Tensor]:
         c = self.calibration
-        found = moments(
+        (found,) = moments(
             self.model,
             x,
-            c.rate,
+            [c.rate],
             c.sites,
             method=c.method,
             readout=self.readout,
@@ -253,9 +256,10 @@ class Predictor:
             seed=c.seed,
             shared=c.shared,
             chunk=self.chunk,
+            engine=self.engine,
         )
         own = c.mean == "model" and c.method != "linear"  # which gives the model's own output anyway
-        mean = plain_output(self.model, x, self.readout) if own else found.mean
+        mean = own_output(self.model, x, self.readout) if own else found.mean
         if mean.dim() != len(c.output_shape) + 1 or (c.per_output and mean.shape[1] != c.output_shape[0]):
             raise DataError(
                 f"expected outputs of shape (N, {', '.join(map(str, c.output_shape))}), as in the calibration; found "
@@ -288,6 +292,7 @@ def calibrate(
     shared: bool = True,
     batch_size: int = 256,
     chunk: int | None = None,
+    engine: Engine = "auto",
     unpack: Unpack | None = None,
     progress: bool = True,
 ) -> Predictor:
@@ -320,6 +325,7 @@ def calibrate(
         shared: False gives every example its own masks.
         batch_size: rows that run at once, for a pair of arrays.
         chunk: draws that run at once; chosen to fit memory where None.
+        engine: how draws are run, see `sample`; the predictor runs them so, too.
         unpack: from a batch of the iterable to `(inputs, targets)`.
         progress: show a bar on work longer than two seconds.
 
@@ -365,11 +371,12 @@ def calibrate(
         shared=bool(shared),
         batch_size=batch_size,
         chunk=chunk,
+        engine=engine,
         unpack=unpack,
         progress=progress,
     )
     calibration = search(model, data, setup)
-    predictor = Predictor(model, calibration, readout, batch_size=batch_size, chunk=chunk)
+    predictor = Predictor(model, calibration, readout, batch_size=batch_size, chunk=chunk, engine=engine)
     if intervals == "conformal":
         predictor = predictor.conformal(conformal_data, unpack)
     return predictor

@@ -2,30 +2,47 @@
 
 With `y_t` the output of draw `t`, the mean is `sum_t y_t / T` and the variance `sum_t (y_t - mean)^2 / (T - 1)`,
 whose relative standard error is about `sqrt(2 / (T - 1))`. Draws run in chunks, vectorised with `torch.vmap`
-over the masks: what comes before the first site is computed once per chunk. Chunks are merged as in Chan,
-Golub, LeVeque (1983), so that memory does not grow with the number of draws.
+over the masks, or one by one where that is faster; what no mask reaches is computed once for all draws and
+rates (`prefix`). Chunks are merged as in Chan, Golub, LeVeque (1983), so that memory does not grow with the
+number of draws.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 from warnings import catch_warnings, filterwarnings
 
 import torch
 from torch import Tensor, nn
 
+from latedrop.compiled import program
 from latedrop.errors import ArgumentError, LatedropError, OutputError
 from latedrop.forward import Readout, bare, fitting_batches, output_of, place, row_count, undisturbed
-from latedrop.inject import checked_seed, hooked
-from latedrop.masks import masks, uniforms
+from latedrop.inject import checked_seed, hooked, mask_for
+from latedrop.masks import draw_keys, keys_on
+from latedrop.prefix import Prefix
+from latedrop.recurrent import foldable
 from latedrop.sites import Rate, Site, find_sites, rates_by_site
 
-__all__ = ["Engine", "Moments", "check_finite", "checked_draws", "out_of_memory", "plain_output", "sample", "widened"]
+__all__ = [
+    "ENGINES",
+    "Engine",
+    "Moments",
+    "check_finite",
+    "checked_draws",
+    "out_of_memory",
+    "own_output",
+    "plain_output",
+    "sample",
+    "sample_rates",
+    "widened",
+]
 
-Engine: TypeAlias = Literal["auto", "vmap", "loop"]
+Engine: TypeAlias = Literal["auto", "vmap", "loop", "compiled"]
+ENGINES = get_args(Engine)
 
 _CHUNK_BYTES = {"cpu": 64 * 2**20, "cuda": 2 * 2**30}
 
@@ -87,7 +104,9 @@ def sample(
         chunk: draws that run at once; chosen to fit memory where None, halved when memory runs out.
         shared: True: a draw is one thinned network for all examples; False: every example has its own masks.
         keep_draws: also return every draw.
-        engine: `"vmap"`, `"loop"`, or `"auto"`: vmap where every operator of the model allows it.
+        engine: `"auto"`: many draws at once with `torch.vmap`, or one by one where that is faster or some operator
+            does not allow it; `"vmap"` and `"loop"` force one of them; `"compiled"`: see `compiled`, for many
+            predictions on inputs of one shape, as the first takes seconds to compile.
 
     >>> net = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1))
     >>> moments = sample(net, torch.ones(5, 2), rate=0.1, draws=20)
@@ -95,41 +114,44 @@ def sample(
     (torch.Size([5, 1]), torch.Size([5, 1]), 20)
     """
     draws, seed = checked_draws(draws), checked_seed(seed)
-    if chunk is not None and chunk < 1:
-        raise ArgumentError(f"expected chunk to be at least 1 draw; found {chunk}.")
-    if engine not in ("auto", "vmap", "loop"):
-        raise ArgumentError(f"expected engine 'auto', 'vmap' or 'loop'; found {engine!r}.")
-    x = place(x, model)
+    options = _Options(draws, seed, readout, chunk, shared, keep_draws, engine)
+    x = place(x, model, check=engine != "compiled")
     sites = find_sites(model, x) if sites is None else sites
-    rates = rates_by_site(sites, rate)
-    parts = fitting_batches(model, x)
-    if parts is not None:
-        run = partial(sample, keep_draws=keep_draws, engine=engine)
-        options = (rate, draws, seed, sites, readout, chunk, shared)
-        return Moments.joined([run(model, part, *options).first(rows) for part, rows in parts])
-    active = [site for site in sites if rates[site.name] > 0]
-    if not active:
-        mean = plain_output(model, x, readout)
-        kept = mean.expand(draws, *mean.shape).clone() if keep_draws else None
-        return Moments(mean, torch.zeros_like(mean), draws, kept)
-    model = bare(model)
-    stream, kept_draws = _Stream(), []
-    with undisturbed(model):
-        for outputs in _Draws(model, x, active, rates, seed, readout, shared).chunks(draws, chunk, engine):
-            outputs = widened(outputs)
-            stream.add(outputs)
-            if keep_draws:
-                kept_draws.append(outputs)
-    check_finite(stream.mean, f"at rate {rate}")
-    return Moments(stream.mean, stream.variance, draws, torch.cat(kept_draws) if keep_draws else None)
+    return _sampled(model, x, [rate], sites, options, lambda: None)[0]
+
+
+def sample_rates(
+    model: nn.Module,
+    x: Any,
+    rates: Sequence[Rate],
+    sites: Sequence[Site],
+    draws: int,
+    seed: int = 0,
+    readout: Readout = None,
+    chunk: int | None = None,
+    shared: bool = True,
+    *,
+    engine: Engine = "auto",
+    tick: Callable[[], Any] = lambda: None,
+) -> list[Moments]:
+    """`sample` at several rates, on inputs that were placed; what the rates share is computed once.
+
+    `tick` is called after each rate.
+    """
+    options = _Options(checked_draws(draws), checked_seed(seed), readout, chunk, shared, engine=engine)
+    return _sampled(model, x, rates, sites, options, tick)
 
 
 def plain_output(model: nn.Module, x: Any, readout: Readout = None) -> Tensor:
     """The model's own output on `x`, read out, `(N, ...)` in float32 or better; nothing is injected."""
-    x = place(x, model)
+    return own_output(model, place(x, model), readout)
+
+
+def own_output(model: nn.Module, x: Any, readout: Readout = None) -> Tensor:
+    """`plain_output` of inputs that were placed."""
     parts = fitting_batches(model, x)
     if parts is not None:
-        return torch.cat([plain_output(model, part, readout)[:rows] for part, rows in parts])
+        return torch.cat([own_output(model, part, readout)[:rows] for part, rows in parts])
     with undisturbed(model, layers=False):
         output = widened(output_of(model, x, readout))
     check_finite(output, "without dropout")
@@ -143,84 +165,206 @@ def checked_draws(draws: Any) -> int:
     return int(draws)
 
 
+@dataclass(frozen=True)
+class _Options:
+    """The arguments of `sample` that all rates share."""
+
+    draws: int
+    seed: int
+    readout: Readout
+    chunk: int | None
+    shared: bool
+    keep: bool = False
+    engine: Engine = "auto"
+
+    def __post_init__(self) -> None:
+        if self.chunk is not None and self.chunk < 1:
+            raise ArgumentError(f"expected chunk to be at least 1 draw; found {self.chunk}.")
+        if self.engine not in ENGINES:
+            raise ArgumentError(f"expected engine to be one of {ENGINES}; found {self.engine!r}.")
+        if self.engine == "compiled" and self.keep:
+            raise ArgumentError("expected another engine with keep_draws=True; the compiled one has moments alone.")
+
+
+def _sampled(
+    model: nn.Module, x: Any, rates: Sequence[Rate], sites: Sequence[Site], options: _Options, tick: Callable[[], Any]
+) -> list[Moments]:
+    parts = fitting_batches(model, x)
+    if parts is not None:
+        found = [[m.first(n) for m in _sampled(model, part, rates, sites, options, lambda: None)] for part, n in parts]
+        return [Moments.joined(moments) for moments in zip(*found, strict=True)]
+    by_site = [rates_by_site(sites, rate) for rate in rates]
+    active = [site for site in sites if any(found[site.name] > 0 for found in by_site)]
+    results = []
+    with ExitStack() as stack:
+        networks: _Draws | None = None
+        for rate, wanted in zip(rates, by_site, strict=True):
+            if not any(wanted.values()):
+                results.append(_unmoved(own_output(model, x, options.readout), options))
+                continue
+            if options.engine == "compiled":
+                results.append(_compiled(bare(model), x, active, wanted, options))
+                tick()
+                continue
+            if networks is None:
+                networks = _Draws(bare(model), x, active, options, passes=len(rates))
+                stack.enter_context(networks.running())
+            results.append(networks.moments(rate, wanted))
+            tick()
+    return results
+
+
+def _unmoved(mean: Tensor, options: _Options) -> Moments:
+    """At rate 0 every draw is the model itself."""
+    kept = mean.expand(options.draws, *mean.shape).clone() if options.keep else None
+    return Moments(mean, torch.zeros_like(mean), options.draws, kept)
+
+
+def _compiled(
+    model: nn.Module, x: Any, sites: Sequence[Site], rates: Mapping[str, float], options: _Options
+) -> Moments:
+    chunk = options.chunk or fitting_chunk(model, x, sites)
+    run = program(model, x, sites, options.draws, options.seed, options.readout, options.shared, chunk)
+    mean, variance, finite = run(x, rates)
+    if not bool(finite):
+        place(x, model)
+        check_finite(mean, f"at rates {dict(rates)}")
+    return Moments(mean, variance, options.draws)
+
+
 class _Draws:
-    """Outputs of thinned networks, chunk by chunk."""
+    """Thinned networks of one model on one batch, run chunk by chunk.
 
-    def __init__(
-        self,
-        model: nn.Module,
-        x: Any,
-        sites: Sequence[Site],
-        rates: dict[str, float],
-        seed: int,
-        readout: Readout,
-        shared: bool,
-    ) -> None:
-        self.model, self.x, self.sites, self.rates = model, x, sites, rates
-        self.seed, self.readout, self.shared = seed, readout, shared
+    Args:
+        passes: how often moments will be asked for.
+    """
+
+    def __init__(self, model: nn.Module, x: Any, sites: Sequence[Site], options: _Options, passes: int = 1) -> None:
+        self.model, self.x, self.sites, self.options, self.passes = model, x, sites, options, passes
+        self.device = next(model.parameters()).device
+        self._rates: Mapping[str, float] = {}
+        self._chunk = min(options.draws, options.chunk or fitting_chunk(model, x, sites))
+        self._vectorise = options.engine != "loop"
+        self._checked = False
+        self._prefix = Prefix(model, sites)
+        self._keys: dict[tuple[str, int], Any] = {}
         self._current: range = range(0)
-        self._index: Tensor | int = 0
+        self._level: int | None = None
 
-    def chunks(self, draws: int, chunk: int | None, engine: Engine) -> Iterator[Tensor]:
-        """Yield outputs `(t, N, ...)` until `draws` are done."""
-        chunk = min(draws, chunk or self._fitting_chunk())
-        vectorise = engine != "loop"
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Hooks are on, and what the draws share is kept, while the context lasts."""
+        shared = self.options.shared
+        with (
+            undisturbed(self.model),
+            foldable(self.model),
+            self._prefix.patched(),
+            hooked(self.model, self.sites, self._mask, shared=shared),
+        ):
+            yield
+
+    def moments(self, rate: Rate, by_site: Mapping[str, float]) -> Moments:
+        """Mean and variance over all draws at one rate."""
+        self._rates = by_site
+        stream, kept = _Stream(), []
+        for outputs in self.chunks():
+            outputs = widened(outputs)
+            stream.add(outputs)
+            if self.options.keep:
+                kept.append(outputs)
+        check_finite(stream.mean, f"at rate {rate}")
+        return Moments(stream.mean, stream.variance, self.options.draws, torch.cat(kept) if kept else None)
+
+    def chunks(self) -> Iterator[Tensor]:
+        """Yield outputs `(t, N, ...)` until all draws are done."""
+        draws, auto = self.options.draws, self.options.engine == "auto"
         done = 0
-        with hooked(self.model, self.sites, self._mask, shared=self.shared):
-            while done < draws:
-                self._current = range(done, min(done + chunk, draws))
-                before = self._random_states() if done == 0 else []
-                try:
-                    outputs = self._vectorised() if vectorise else self._one_by_one()
-                except LatedropError:
-                    raise
-                except Exception as error:
-                    if out_of_memory(error) and chunk > 1:
-                        chunk = chunk // 2
-                        torch.cuda.empty_cache()
-                    elif vectorise and engine == "auto" and not out_of_memory(error):
-                        vectorise = False  # some operator of this model has no batching rule
-                    else:
-                        raise
+        while done < draws:
+            self._current = range(done, min(done + self._chunk, draws))
+            try:
+                outputs = self._vectorised() if self._vectorise else self._one_by_one()
+            except LatedropError:
+                raise
+            except Exception as error:
+                if out_of_memory(error) and self._chunk > 1:
+                    self._chunk //= 2
+                    torch.cuda.empty_cache()
+                elif self._vectorise and auto and not out_of_memory(error):
+                    self._vectorise = False  # some operator of this model has no batching rule
+                    self._prefix.forget()
                 else:
-                    if vectorise and done == 0 and engine == "auto" and self._drew_by_itself(before):
-                        vectorise = False  # vmap would give all draws of a chunk the model's own noise of one
-                        continue
+                    raise
+            else:
+                if outputs is not None:
                     yield outputs
                     done += len(outputs)
 
-    def _random_states(self) -> list[Tensor]:
-        device = next(self.model.parameters()).device
-        own = [torch.cuda.get_rng_state(device)] if device.type == "cuda" else []
-        return [torch.random.get_rng_state(), *own]
+    def _vectorised(self) -> Tensor | None:
+        """The current draws at once; None where the model rolls dice of its own, which `vmap` would share."""
+        before = [] if self._checked else self._random_states()
+        several = self.passes > 1 or self._chunk < self.options.draws
+        with self._prefix.recorded() if several and not self._prefix.ready else nullcontext():
+            outputs = self._mapped()
+        if not self._checked and self.options.engine == "auto":
+            self._checked = True
+            if not all(torch.equal(a, b) for a, b in zip(before, self._random_states(), strict=True)):
+                self._vectorise = False
+                self._prefix.forget()
+                return None
+            self._vectorise = self._chunk > 1 or self.device.type != "cpu"
+        return outputs
 
-    def _drew_by_itself(self, before: list[Tensor]) -> bool:
-        return not all(torch.equal(a, b) for a, b in zip(before, self._random_states(), strict=True))
+    def _mapped(self) -> Tensor:
+        def one(_: Tensor) -> Tensor:
+            self._level = torch._C._functorch.maybe_current_level()
+            output = self._run()
+            self._prefix.returned(output)
+            return output
 
-    def _vectorised(self) -> Tensor:
-        def one(index: Tensor) -> Tensor:
-            self._index = index
-            return output_of(self.model, self.x, self.readout)
-
-        device = next(self.model.parameters()).device
         with catch_warnings():
             filterwarnings("ignore", message="There is a performance drop because we have not yet implemented")
-            result: Tensor = torch.vmap(one, randomness="same")(torch.arange(len(self._current), device=device))
+            try:
+                result: Tensor = torch.vmap(one, randomness="same")(torch.empty(len(self._current), device=self.device))
+            finally:
+                self._level = None
         return result
 
     def _one_by_one(self) -> Tensor:
-        self._index, self._current = 0, self._current[:1]
-        return output_of(self.model, self.x, self.readout)[None]
+        self._current = self._current[:1]
+        return self._run()[None]
 
-    def _mask(self, site: Site, call: int, shape: tuple[int, ...], like: Tensor) -> Tensor:
-        numbers = uniforms(self.seed, self._current, site.name, call, shape, like.device)
-        return masks(numbers, self.rates[site.name], like.dtype)[self._index]
+    def _run(self) -> Tensor:
+        self._prefix.begin()
+        return output_of(self.model, self.x, self.options.readout)
 
-    def _fitting_chunk(self) -> int:
-        parameter = next(self.model.parameters())
-        units = sum(site.count * site.calls for site in self.sites)
-        per_draw = 3 * units * (row_count(self.x) + 1) * parameter.element_size()
-        return max(1, _CHUNK_BYTES.get(parameter.device.type, 2**28) // per_draw)
+    def _random_states(self) -> list[Tensor]:
+        own = [torch.cuda.get_rng_state(self.device)] if self.device.type == "cuda" else []
+        return [torch.random.get_rng_state(), *own]
+
+    def _mask(self, site: Site, call: int, shape: tuple[int, ...], like: Tensor) -> Any:
+        rate = self._rates[site.name]
+        if rate == 0:
+            return 1.0
+        if (site.name, call) not in self._keys:
+            keys = draw_keys(self.options.seed, range(self.options.draws), site.name, call)
+            self._keys[site.name, call] = keys if like.device.type == "cpu" else keys_on(keys, like.device)
+        keys = self._keys[site.name, call][self._current.start : self._current.stop]
+        return mask_for(keys, shape, rate, like, self._picked)
+
+    def _picked(self, masks: Tensor) -> Tensor:
+        """Of the masks of the current draws the only one, or all as a batch of `vmap`."""
+        if self._level is None:
+            return masks[0]
+        batch: Tensor = torch._C._functorch._add_batch_dim(masks, 0, self._level)
+        return batch
+
+
+def fitting_chunk(model: nn.Module, x: Any, sites: Sequence[Site]) -> int:
+    """How many draws to run at once: what fits the caches of a CPU, or a part of a device's memory."""
+    parameter = next(model.parameters())
+    units = sum(site.count * site.calls for site in sites)
+    per_draw = 3 * units * (row_count(x) + 1) * parameter.element_size()
+    return max(1, _CHUNK_BYTES.get(parameter.device.type, 2**28) // per_draw)
 
 
 class _Stream:

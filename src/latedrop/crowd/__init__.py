@@ -3,13 +3,22 @@
 A head is a Gaussian of mass 1, a crowd the sum of them, and the count the sum of the map.
 """
 
-from latedrop.crowd.calibration import CrowdCalibration, calibrate_counter, load_calibration
-from latedrop.crowd.counting import CountedFrame, count_people
+from latedrop.crowd.calibration import CrowdCalibration, calibrate_counter, load_calibration, read_maps
+from latedrop.crowd.counting import CountedFrame, count_people, write_counts
 from latedrop.crowd.density import density_map
 from latedrop.crowd.frames import open_frames, read_image
 from latedrop.crowd.layouts import CrowdSet, Frame, open_set
 from latedrop.crowd.mcnn import MCNN, Trained, load_weights, save_weights, shipped
-from latedrop.crowd.regions import Policy, apply_policy, find_regions, fit_policy
+from latedrop.crowd.panels import draw_panel, write_panel
+from latedrop.crowd.regions import (
+    Maps,
+    Policy,
+    apply_policy,
+    find_regions,
+    fit_policy,
+    measure_rejection,
+    near_cells,
+)
 from latedrop.crowd.scenes import make_scenes
 
 __all__ = [
@@ -18,20 +27,27 @@ __all__ = [
     "CrowdCalibration",
     "CrowdSet",
     "Frame",
+    "Maps",
     "Policy",
     "Trained",
     "apply_policy",
     "calibrate_counter",
     "count_people",
     "density_map",
+    "draw_panel",
     "find_regions",
     "fit_policy",
     "load_calibration",
     "load_weights",
     "make_scenes",
+    "measure_rejection",
+    "near_cells",
     "open_frames",
     "open_set",
     "read_image",
+    "read_maps",
     "save_weights",
     "shipped",
+    "write_counts",
+    "write_panel",
 ]

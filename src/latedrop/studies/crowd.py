@@ -16,19 +16,18 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from tqdm import tqdm
 
-import latedrop
 from latedrop.crowd.layouts import CrowdSet, open_set
 from latedrop.crowd.mcnn import Trained, load_weights, shipped
 from latedrop.crowd.scenes import make_scenes
 from latedrop.errors import ArgumentError, DataError, FileError, LatedropError
 from latedrop.files import write_aside
 from latedrop.studies.crowd_parts import SCHEMA, Parts, dumped, parsed
-from latedrop.studies.crowd_record import measure, packed, work
-from latedrop.studies.crowd_set import RATES, Settings, load, timed
+from latedrop.studies.crowd_record import measure, packed, reject, same_draws, work
+from latedrop.studies.crowd_set import RATES, Settings, Study, load, sampled, timed, tuned
+from latedrop.studies.machine import chosen_device, device_name, made_folder, versions
 
 __all__ = ["SETS", "STOPPED", "Request", "main", "read", "run", "study"]
 
@@ -57,6 +56,7 @@ class Request:
         chunk: draws that run at once; None: what fits.
         quick: scenes only, few frames, rates and draws.
         fresh: compute again what is there.
+        rejection: measure only the rejection again, of sets that are finished.
         progress: show bars.
     """
 
@@ -73,6 +73,7 @@ class Request:
     chunk: int | None = None
     quick: bool = False
     fresh: bool = False
+    rejection: bool = False
     progress: bool = True
 
     def settings(self) -> Settings:
@@ -93,13 +94,15 @@ def run(request: Request) -> list[Path]:
     Raises:
         LatedropError: nothing to run, a wrong argument, a damaged file, a full disk. What was finished stays.
     """
-    settings, device = request.settings(), _device(request.device)
+    settings, device = request.settings(), chosen_device(request.device)
     wanted = _wanted("scenes" if request.quick and request.sets is None else request.sets)
+    if request.rejection:
+        wanted = _finished(wanted, request)
     if request.data is not None and not request.data.is_dir():
         raise FileError(f"expected the folder of the data sets at {request.data}; it is not there. Check --data.")
     if request.weights is not None and not request.weights.is_dir():
         raise FileError(f"expected the folder of the weights at {request.weights}; it is not there. Check --weights.")
-    _folder(request.out)
+    made_folder(request.out)
     finished = []
     for name in wanted:
         path = _run_set(name, request, settings, device)
@@ -125,6 +128,8 @@ def study(request: Request, *, figures_only: bool = False) -> list[Path]:
     """Run, unless only figures are wanted, and then write pages and figures; all files."""
     from latedrop.studies import crowd_pages
 
+    if figures_only and request.rejection:
+        raise ArgumentError("expected one of --figures and --rejection; found both. Leave one out.")
     finished = [] if figures_only else run(request)
     return [*finished, *crowd_pages.write(read(request.out), request.out)]
 
@@ -145,6 +150,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--chunk", type=int, help="draws that run at once; what fits by default")
     parser.add_argument("--quick", action="store_true", help="scenes only, few frames, rates and draws")
     parser.add_argument("--fresh", action="store_true", help="compute again what is there")
+    parser.add_argument("--rejection", action="store_true", help="measure only the rejection again, of finished sets")
     parser.add_argument("--figures", action="store_true", help="only draw, from the JSON files in --out")
     parser.add_argument("--no-progress", dest="progress", action="store_false", help="no bars")
     options = vars(parser.parse_args(arguments))
@@ -174,8 +180,8 @@ def _run_set(name: str, request: Request, settings: Settings, device: torch.devi
     }
     hashes = {stem: hashlib.sha256(path.read_bytes()).hexdigest() for stem, path in files.items()}
     result = request.out / f"{name}.json"
-    if not request.fresh and result.exists():
-        _check_same(result, settings, hashes)
+    before = _same(result, settings, hashes) if result.exists() and not request.fresh else None
+    if before is not None and not request.rejection:
         print(f"{name}: kept, finished before", file=sys.stderr)
         return result
     folder = SETS[name]
@@ -185,27 +191,34 @@ def _run_set(name: str, request: Request, settings: Settings, device: torch.devi
         return None
     networks = {stem: load_weights(path, device) for stem, path in files.items()}
     item = _open(name, where, networks[name], settings)
-    record, arrays, parts = _measured(item, networks, hashes, request, settings)
+    parts = Parts(request.out / "parts" / name, {"settings": _plain(settings), "weights": hashes[name]}, request.fresh)
+    start = time.perf_counter()
+    if before is None:
+        record, arrays = _measured(item, networks, hashes, parts, request, settings)
+    else:
+        record, arrays = _rejected(item, networks[name], before, request, settings)
     write_aside(result.with_suffix(".npz"), packed(arrays))
     write_aside(result, dumped(record))
     parts.clear()
-    print(f"{name}: {sum(parts.seconds.values()):.1f} s", file=sys.stderr)
+    print(f"{name}: {time.perf_counter() - start:.1f} s", file=sys.stderr)
     return result
 
 
 def _measured(
-    item: CrowdSet, networks: Mapping[str, Trained], hashes: Mapping[str, str], request: Request, settings: Settings
-) -> tuple[dict[str, Any], dict[str, Any], Parts]:
-    """The record of a set, the arrays beside it, and the stages that can go once both are written."""
+    item: CrowdSet,
+    networks: Mapping[str, Trained],
+    hashes: Mapping[str, str],
+    parts: Parts,
+    request: Request,
+    settings: Settings,
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The record of a set, and the arrays beside it; the stages in `parts` can go once both are written."""
     name, start = item.name, time.perf_counter()
     trained = networks[name]
     device = next(trained.model.parameters()).device
-    key = {"settings": _plain(settings), "weights": hashes[name]}
-    parts = Parts(request.out / "parts" / name, key, request.fresh)
     others = {stem: (network, hashes[stem]) for stem, network in networks.items() if stem != name}
     frames, decoding = timed(lambda: load(item, trained, settings, batch=request.batch, chunk=request.chunk), device)
-    form = "{desc} {percentage:3.0f}% |{bar}| {elapsed}, {remaining} left"
-    with tqdm(total=work(frames, len(others)), desc=name, disable=not request.progress, bar_format=form) as bar:
+    with _bar(name, work(frames, len(others)), request) as bar:
         record, arrays = measure(frames, others, parts, bar.update)
     about = {
         "schema": SCHEMA,
@@ -220,14 +233,31 @@ def _measured(
         "enlarge": item.enlarge,
         "seconds": {"decoding": decoding, **parts.seconds, "this_run": round(time.perf_counter() - start, 2)},
         "machine": _machine(device),
-        "versions": {
-            "latedrop": latedrop.__version__,
-            "torch": torch.__version__,
-            "numpy": np.__version__,
-            "python": platform.python_version(),
-        },
+        "versions": versions(),
     }
-    return about | record, arrays, parts
+    return about | record, arrays
+
+
+def _rejected(
+    item: CrowdSet, trained: Trained, record: Mapping[str, Any], request: Request, settings: Settings
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A finished record with the rejection measured again, and new arrays; all else in it stays."""
+    frames = load(item, trained, settings, batch=request.batch, chunk=request.chunk)
+    _check_frames(frames, record, item.name)
+    with _bar(item.name, settings.draws * frames.total, request) as bar, tuned():
+        rejection, seconds, arrays = reject(
+            frames, record, lambda rate: sampled(frames, frames.trained, rate, settings, bar.update)
+        )
+    here = {"machine": _machine(frames.inside.device), "versions": versions()}
+    alike = same_draws(rejection, record)
+    if not alike or any(record[name] != found for name, found in here.items()):
+        rejection["measured_on"] = here | {"same_draws": alike}
+    return {**record, "rejection": rejection, "seconds": record["seconds"] | {"rejection": seconds}}, arrays
+
+
+def _bar(name: str, total: int, request: Request) -> Any:
+    form = "{desc} {percentage:3.0f}% |{bar}| {elapsed}, {remaining} left"
+    return tqdm(total=total, desc=name, disable=not request.progress, bar_format=form)
 
 
 def _open(name: str, where: Path | None, trained: Trained, settings: Settings) -> CrowdSet:
@@ -255,8 +285,33 @@ def _weights(name: str, folder: Path | None) -> Path:
     return path
 
 
-def _check_same(path: Path, settings: Settings, networks: Mapping[str, str]) -> None:
-    """Raise unless a finished result was made with these settings and weights."""
+def _finished(wanted: Sequence[str], request: Request) -> list[str]:
+    """The sets whose rejection can be measured again; those that were named must all be there."""
+    if request.fresh:
+        raise ArgumentError("expected one of --fresh and --rejection; found both. Leave one out.")
+    there = [name for name in wanted if (request.out / f"{name}.json").exists()]
+    missing = [name for name in wanted if name not in there]
+    if not there or (missing and request.sets is not None):
+        raise FileError(
+            f"expected finished results in {request.out}, to measure their rejection again; found none of "
+            f"{', '.join(missing)}. Run the study first."
+        )
+    return there
+
+
+def _check_frames(study: Study, record: Mapping[str, Any], name: str) -> None:
+    """Raise unless these are the frames that a finished result is of."""
+    test = study.parts["test"]
+    found = {part: len(frames) for part, frames in study.parts.items()}, list(test.places), test.count.tolist()
+    if found != (record["frames"], record["series"]["frame"], record["series"]["truth"]):
+        raise DataError(
+            f"expected the frames of {name} that its result is of, {record['frames']}; found {found[0]}, or as many "
+            "with other people. Check --data."
+        )
+
+
+def _same(path: Path, settings: Settings, networks: Mapping[str, str]) -> dict[str, Any]:
+    """A finished result, if it was made with these settings and weights."""
     record = parsed(path)
     found = {stem: network["sha256"] for stem, network in record["networks"].items()}
     for what, expected, there in (
@@ -268,6 +323,7 @@ def _check_same(path: Path, settings: Settings, networks: Mapping[str, str]) -> 
                 f"expected results with {what} {expected} in {path}; found {there}. "
                 "Pass another --out, or --fresh to compute them again."
             )
+    return record
 
 
 def _plain(settings: Settings) -> dict[str, Any]:
@@ -296,29 +352,8 @@ def _rates(text: str) -> tuple[float, ...]:
 
 
 def _machine(device: torch.device) -> dict[str, Any]:
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, threads: {torch.get_num_threads()}"
     tf32 = device.type == "cuda" and torch.backends.cudnn.allow_tf32
-    return {"device": name, "system": platform.system(), "tf32_convolutions": tf32}
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ArgumentError(f"expected --device auto, cpu or cuda; found {name!r}.") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ArgumentError(f"expected a CUDA device for --device {name}; torch finds none. Use --device cpu.")
-    return device
-
-
-def _folder(path: Path) -> None:
-    """Make the folder, before any work."""
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise FileError(f"expected to make the folder {path}; the system says: {error}. Pass another --out.") from error
+    return {"device": device_name(device), "system": platform.system(), "tf32_convolutions": tf32}
 
 
 if __name__ == "__main__":

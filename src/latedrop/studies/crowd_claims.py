@@ -211,10 +211,10 @@ def _rejection(difference: str) -> Callable[[Record], Effect]:
     return effect
 
 
-def _false_regions(record: Record) -> Effect:
+def _false_regions(record: Record) -> Effect | None:
     found = record["rejection"]
     before = found["before"]["false_kept"]
-    return Effect.plain((before - found["after"]["false_kept"]) / before if before else 0.0)
+    return Effect.plain((before - found["after"]["false_kept"]) / before) if before else None
 
 
 def _against_random(record: Record) -> Effect:

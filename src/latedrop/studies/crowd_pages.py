@@ -39,7 +39,7 @@ def write(results: Results, folder: Path) -> list[Path]:
 def index(results: Results, shown: list[str]) -> str:
     """Markdown: how it was run, who wins, the tables and the figures."""
     first = next(iter(results.values()))
-    machines = sorted({record["machine"]["device"] for record in results.values()})
+    machines = sorted({place["machine"]["device"] for record in results.values() for place in _places(record)})
     seconds = sum(_seconds(record) for record in results.values())
     lines = [
         "# The crowd counting study",
@@ -116,8 +116,8 @@ def _rejection(found: Mapping[str, Any]) -> list[str]:
     }
     lines = [
         f"Rejection: **{found['verdict']}**; {found['why']}. Of {found['regions']['all']} regions of the test frames "
-        f"{found['regions']['false']} are false: no annotated head lies within {found['near_cells']:g} cells. How well "
-        f"one feature alone tells false from true (area under the ROC curve, 0.5 is chance): {_separation(found)}.",
+        f"{found['regions']['false']} are false: no annotated head lies within {found['near_cells']:g} cells. "
+        f"{_separation(found['separation'])}{_measured_on(found)}",
         "",
         "| rejection | count MAE | count RMSE | bias | regions rejected | false ones kept | true ones rejected |",
         "| --- |" + " ---: |" * 6,
@@ -133,9 +133,36 @@ def _rejection(found: Mapping[str, Any]) -> list[str]:
     return [*lines, f"| control: validation bias taken off | {shift} | | | |"]
 
 
-def _separation(found: Mapping[str, Any]) -> str:
-    names = {"low_mass": "low mass", "ratio": "uncertainty/density ratio", "isolation": "isolation"}
-    return ", ".join(f"{name} {found['separation'][key]:.2f}" for key, name in names.items())
+def _separation(areas: Mapping[str, float | None]) -> str:
+    """How well features tell false regions from true ones; results of before may lack the linear scores."""
+    single = {"low_mass": "low mass", "ratio": "uncertainty/density ratio", "isolation": "isolation"}
+    linear = {"without_ratio": "mass and isolation", "all": "these and the ratio"}
+    said = [
+        f"{words}: {', '.join(f'{name} {_area(areas[key])}' for key, name in names.items())}."
+        for words, names in (
+            ("How well one feature alone tells false from true (area under the ROC curve, 0.5 is chance)", single),
+            ("A linear score that was fitted to the validation regions", linear),
+        )
+        if set(names) <= set(areas)
+    ]
+    return " ".join(said)
+
+
+def _area(value: float | None) -> str:
+    return "not defined" if value is None else f"{value:.2f}"
+
+
+def _measured_on(found: Mapping[str, Any]) -> str:
+    if "measured_on" not in found:
+        return ""
+    place = found["measured_on"]
+    draws = "" if place["same_draws"] else ", with other draws than the tables above"
+    return f" The rejection was measured on {place['machine']['device']} (torch {place['versions']['torch']}){draws}."
+
+
+def _places(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Where a set was measured, and where its rejection was, if elsewhere."""
+    return [record, *([record["rejection"]["measured_on"]] if "measured_on" in record["rejection"] else [])]
 
 
 def _seconds(record: Mapping[str, Any]) -> float:

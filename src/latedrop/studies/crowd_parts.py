@@ -11,6 +11,7 @@ from typing import Any
 
 from latedrop.errors import FileError
 from latedrop.files import write_aside
+from latedrop.studies.machine import made_folder
 
 __all__ = ["SCHEMA", "Parts", "dumped", "parsed"]
 
@@ -59,7 +60,7 @@ class Parts:
             return found
         stage, seconds = run()
         record = {"schema": SCHEMA, "key": {**self.key, **more}, "seconds": seconds, "stage": stage}
-        _make(self.folder)
+        made_folder(self.folder)
         write_aside(self._path(name), dumped(record))
         self.seconds[name] = seconds
         # As it would be read: a run that goes on and one that was never stopped give the same bytes.
@@ -96,12 +97,3 @@ def parsed(path: Path) -> dict[str, Any]:
 def dumped(record: Mapping[str, Any]) -> bytes:
     """Compact JSON; NaN and inf are refused."""
     return (json.dumps(record, separators=(",", ":"), allow_nan=False) + "\n").encode()
-
-
-def _make(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise FileError(
-            f"expected to make the folder {folder}; the system says: {error}. Pass another --out."
-        ) from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from io import BytesIO
+from math import isclose
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from latedrop.crowd.mcnn import STRIDE, Trained
-from latedrop.crowd.regions import Maps, measure_rejection, to_cells
+from latedrop.crowd.regions import Maps, measure_rejection, near_cells, to_cells
 from latedrop.intervals import normal_quantile
 from latedrop.studies.crowd_measures import COVERAGES, KINDS, agreement, levels
 from latedrop.studies.crowd_parts import Parts
@@ -30,12 +31,13 @@ from latedrop.studies.crowd_set import (
     tuned,
 )
 
-__all__ = ["TARGETS", "measure", "packed", "work"]
+__all__ = ["TARGETS", "measure", "packed", "reject", "same_draws", "work"]
 
 Record: TypeAlias = dict[str, Any]
 
 TARGETS = ("pixel", "count")
 _LEVEL = 0.9
+_ROUNDING = 2e-3  # of a count error: a GPU may choose other convolutions in another run
 
 
 def work(study: Study, networks: int) -> int:
@@ -56,8 +58,7 @@ def measure(
         parts: finished stages.
         tick: told how many passes were made.
     """
-    device = study.inside.device
-    run = _Runs(study, parts, tick, device)
+    run = _Runs(study, parts, tick, study.inside.device)
     with tuned():
         free = run.stage("first_order", lambda: first_order(study, tick), FREE_COST)
         drawn = [run.rate(rate) for rate in study.settings.rates]
@@ -66,12 +67,34 @@ def measure(
             for name, (network, sha) in others.items()
         }
         record = _assembled(study, free, drawn, trained_so)
-        best = record["chosen"]["pixel"]["scaled"]
-        maps = run.maps(study.settings.rates[best])
-    fit = drawn[best]["pixel"]["fit"]
-    rejection, seconds = timed(lambda: _rejection(study, maps, fit), device)
-    parts.seconds["rejection"] = seconds
-    return record | {"rejection": rejection}, _examples(study, maps, fit)
+        rejection, parts.seconds["rejection"], arrays = reject(study, record, run.maps)
+    return record | {"rejection": rejection}, arrays
+
+
+def reject(
+    study: Study, record: Mapping[str, Any], draw: Callable[[float], Mapping[str, Drawn]]
+) -> tuple[Record, float, dict[str, npt.NDArray[Any]]]:
+    """What rejection is worth at the rate and scale that a record chose for pixels; its seconds; arrays for pictures.
+
+    Args:
+        study: frames, network and settings.
+        record: its `chosen`, `rates` and `injected` are read.
+        draw: the maps of both parts at a rate.
+    """
+    best = record["chosen"]["pixel"]["scaled"]
+    fit = {name: values[best] for name, values in record["injected"]["pixel"]["fit"].items()}
+    maps = draw(record["rates"][best])
+    rejection, seconds = timed(lambda: _rejection(study, maps, fit), study.inside.device)
+    return rejection, seconds, _examples(study, maps, fit)
+
+
+def same_draws(rejection: Mapping[str, Any], record: Mapping[str, Any]) -> bool:
+    """Whether the maps of a rejection have the count errors that the record has at their rate, up to rounding.
+
+    Masks may differ by device and version; then the scale was fitted to other draws of the same distribution.
+    """
+    best, errors = record["chosen"]["pixel"]["scaled"], record["injected"]["count"]["test"]
+    return all(isclose(rejection["before"][name], errors[name][best], rel_tol=_ROUNDING) for name in ("mae", "rmse"))
 
 
 class _Runs:
@@ -203,7 +226,8 @@ def _rejection(study: Study, maps: Mapping[str, Drawn], fit: Record) -> Record:
         heads = [to_cells(points, STRIDE) for points in study.parts[name].points]
         mean, std = _full(study, drawn.mean), _full(study, _std(drawn, fit))
         found[name] = Maps(mean, std, heads, roi)
-    return measure_rejection(found["validation"], found["test"], study.settings.seed)
+    near = near_cells(study.sigma, STRIDE)
+    return measure_rejection(found["validation"], found["test"], study.settings.seed, near=near)
 
 
 def _examples(study: Study, maps: Mapping[str, Drawn], fit: Record) -> dict[str, npt.NDArray[Any]]:

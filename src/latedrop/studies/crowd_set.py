@@ -20,13 +20,13 @@ import torch
 from torch import Tensor
 
 from latedrop.crowd.density import heads_inside, roi_cells
-from latedrop.crowd.layouts import CrowdSet
+from latedrop.crowd.layouts import CrowdSet, Sigma
 from latedrop.crowd.mcnn import STRIDE, Trained
 from latedrop.errors import DataError
 from latedrop.fit import fit_sites
 from latedrop.linear import linearize
 from latedrop.propagate import propagate
-from latedrop.sample import plain_output, sample
+from latedrop.sample import Engine, plain_output, sample
 from latedrop.sites import Sites, find_sites
 from latedrop.studies.crowd_measures import Fit, Predicted, agreement, conformal, judge, judge_both
 
@@ -56,6 +56,7 @@ PARTS = ("validation", "test")
 FREE_COST = 4
 """Of one sampling-free pass with its backward pass or its variances, in passes: for the time left."""
 _READERS = 8
+_WORTH_COMPILING = 20_000  # passes
 
 
 @dataclass(frozen=True)
@@ -113,6 +114,7 @@ class Study:
         trained: the network that was trained without dropout, with the set's region of interest.
         inside: cells that count, flat, bool `(h · w,)`.
         grid: `(h, w)`.
+        sigma: of the density kernel, in pixels of the frames as the network sees them.
         settings: what the results depend on.
         batch: frames that run at once.
         chunk: draws that run at once; None: what fits.
@@ -122,6 +124,7 @@ class Study:
     trained: Trained
     inside: Tensor
     grid: tuple[int, int]
+    sigma: Sigma
     settings: Settings
     batch: int
     chunk: int | None = None
@@ -178,7 +181,7 @@ def load(item: CrowdSet, trained: Trained, settings: Settings, *, batch: int, ch
             raise DataError(f"expected {name} frames in {item.name}; found none. Check the folder, and --every.")
         parts[name] = _frames(item, chosen, trained.model.channels, inside)
     roi = None if item.roi is None else cells.to(device)
-    return Study(parts, replace(trained, roi=roi), inside, grid, settings, batch, chunk)
+    return Study(parts, replace(trained, roi=roi), inside, grid, item.sigma, settings, batch, chunk)
 
 
 def first_order(study: Study, tick: Tick) -> Stage:
@@ -249,13 +252,15 @@ def embedded(study: Study, trained: Trained, tick: Tick) -> Stage:
 def sampled(study: Study, trained: Trained, rate: float, settings: Settings, tick: Tick) -> dict[str, Drawn]:
     """Moments over draws of every frame, by part."""
     sites = study.sites(trained)
+    # Compiling takes seconds, and then serves every batch and rate.
+    many = study.inside.is_cuda and study.total * settings.draws >= _WORTH_COMPILING
+    engine: Engine = "compiled" if many else "auto"
+    options = (settings.draws, settings.seed, sites, trained.both, study.chunk)
     found = {}
     for name, frames in study.parts.items():
         rows: list[tuple[Tensor, ...]] = []
         for images in frames.batches(study.batch):
-            moments = sample(
-                trained.model, images, rate, settings.draws, settings.seed, sites, trained.both, study.chunk
-            )
+            moments = sample(trained.model, images, rate, *options, engine=engine)
             cells = (values[:, :-1][:, study.inside] for values in (moments.mean, moments.variance))
             rows.append((*cells, moments.mean[:, -1], moments.variance[:, -1]))
             tick(settings.draws * len(images))

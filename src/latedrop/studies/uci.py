@@ -16,14 +16,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from tqdm import tqdm
 
-import latedrop
 from latedrop.errors import ArgumentError, FileError, LatedropError
 from latedrop.files import write_aside
 from latedrop.studies import uci_data
+from latedrop.studies.machine import chosen_device, device_name, made_folder, versions
 from latedrop.studies.uci_data import UciSet, chosen_sets
 from latedrop.studies.uci_set import Settings, measure, work
 
@@ -80,9 +79,9 @@ def run(request: Request) -> list[Path]:
     Raises:
         LatedropError: nothing to run, a wrong argument, a damaged file, a full disk. What was finished stays.
     """
-    settings, device = request.settings(), _device(request.device)
+    settings, device = request.settings(), chosen_device(request.device)
     wanted = chosen_sets(_QUICK_SETS if request.quick and request.sets is None else request.sets)
-    out = _folder(request.out)
+    out = made_folder(request.out)
     paths = [out / f"{item.name}.json" for item in wanted]
     done = {path for path in paths if not request.fresh and _finished(path, settings)}
     tables = _tables(wanted, request, done)
@@ -157,20 +156,14 @@ def _record(
     with tqdm(total=work(item, settings), desc=label, disable=not progress, bar_format=form) as bar:
         result = measure(item, table, settings, device, bar.update)
     result["seconds"]["total"] = round(time.perf_counter() - start, 2)
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, threads: {torch.get_num_threads()}"
     return {
         "schema": SCHEMA,
         "set": item.name,
         "settings": asdict(settings),
         "splits_sha256": uci_data.split_digest(uci_data.permutations(item, settings.splits)),
         "published_splits": uci_data.split_digest(uci_data.permutations(item)) == item.digest,
-        "machine": {"device": name, "system": platform.system()},
-        "versions": {
-            "latedrop": latedrop.__version__,
-            "torch": torch.__version__,
-            "numpy": np.__version__,
-            "python": platform.python_version(),
-        },
+        "machine": {"device": device_name(device), "system": platform.system()},
+        "versions": versions(),
         **result,
     }
 
@@ -217,27 +210,6 @@ def _parsed(path: Path) -> dict[str, Any]:
     if not isinstance(record, dict) or record.get("schema") != SCHEMA:
         raise FileError(f"expected a result of this study, schema {SCHEMA}, in {path}; found another. Delete it.")
     return record
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ArgumentError(f"expected --device auto, cpu or cuda; found {name!r}.") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ArgumentError(f"expected a CUDA device for --device {name}; torch finds none. Use --device cpu.")
-    return device
-
-
-def _folder(path: Path) -> Path:
-    """The folder, made if need be, before any work."""
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise FileError(f"expected to make the folder {path}; the system says: {error}. Pass another --out.") from error
-    return path
 
 
 if __name__ == "__main__":

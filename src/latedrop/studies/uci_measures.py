@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from latedrop.intervals import normal_quantile
-from latedrop.masks import masks, uniforms
+from latedrop.masks import kept, uniforms
 
 __all__ = [
     "LEVEL",
@@ -80,9 +80,8 @@ def first_order(member: Member, x: Tensor) -> tuple[Tensor, Tensor]:
 
 def mask_numbers(member: Member, draws: int, seed: int) -> list[Tensor]:
     """Uniform numbers of each site, `(draws, units)`, those of `latedrop.masks`: they serve every rate and part."""
-    cpu = torch.device("cpu")
     return [
-        uniforms(seed, range(draws), str(site), 0, weight.shape[:1], cpu).to(weight.device)
+        uniforms(seed, range(draws), str(site), 0, weight.shape[:1]).to(weight.device)
         for site, (weight, _) in enumerate(member[1:])
     ]
 
@@ -97,7 +96,7 @@ def sampled(member: Member, x: Tensor, rate: float, numbers: Sequence[Tensor]) -
     for start in range(0, draws, chunk):
         a = first
         for (weight, bias), site in zip(member[1:], numbers, strict=True):
-            thinned = masks(site[start : start + chunk], rate, weight.dtype)[:, :, None] * weight
+            thinned = kept(site[start : start + chunk], rate, weight.dtype)[:, :, None] * weight
             if a.dim() == 2:
                 z = (a @ thinned.transpose(0, 1).flatten(1)).view(len(a), len(thinned), -1).transpose(0, 1) + bias
             else:

@@ -1,0 +1,264 @@
+"""Thinned networks as one compiled program: for predictions that are made again and again on inputs of one shape.
+
+A chunk of draws is traced once into a graph of plain operators, with the draws' keys as inputs. What does not depend on
+the keys is cut off and runs once per prediction; the rest is compiled (`torch.compile`), so that a mask is hashed,
+compared and multiplied inside the kernel that makes the layer's input, and never written to memory. On a CUDA device
+the whole prediction, all chunks and their moments, is then captured as a CUDA graph: one launch replays it. Rates are
+inputs too, so that one program serves a whole calibration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+from typing import Any, TypeAlias
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from torch import Tensor, fx, nn
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import _pytree as pytree
+
+from latedrop.forward import Readout, output_of, undisturbed
+from latedrop.inject import hooked
+from latedrop.masks import draw_keys, hashes, threshold
+from latedrop.recurrent import foldable
+from latedrop.sites import Site
+
+__all__ = ["Program", "program"]
+
+_Place: TypeAlias = "tuple[str, int, tuple[int, ...]]"
+"""A mask: its site, the call, and its shape."""
+_PROGRAMS: WeakKeyDictionary[nn.Module, dict[Any, Program]] = WeakKeyDictionary()
+_MOST_PROGRAMS = 8  # of one model: each holds a CUDA graph's memory
+
+
+def program(
+    model: nn.Module,
+    x: Any,
+    sites: Sequence[Site],
+    draws: int,
+    seed: int,
+    readout: Readout,
+    shared: bool,
+    chunk: int,
+    compiler: Callable[[fx.GraphModule], Any] | None = None,
+) -> Program:
+    """The program of a model for inputs like `x`; compiled on the first call, and kept as long as the model is."""
+    flat, spec = pytree.tree_flatten(x)
+    shapes = tuple((tuple(v.shape), v.dtype, v.device, v.stride()) if isinstance(v, Tensor) else v for v in flat)
+    # A graph reads its weights where they were: another address is another program.
+    weights = tuple(v.data_ptr() for v in (*model.parameters(), *model.buffers()))
+    key = (shapes, str(spec), weights, tuple(sites), draws, seed, readout, shared, chunk)
+    kept = _PROGRAMS.setdefault(model, {})
+    if key not in kept:
+        if len(kept) >= _MOST_PROGRAMS:
+            kept.pop(next(iter(kept)))
+        kept[key] = Program(model, x, sites, draws, seed, readout, shared, chunk, compiler)
+    return kept[key]
+
+
+class Program:
+    """All draws of one model on inputs of one shape.
+
+    Args:
+        model: in any mode; it is left as it was.
+        x: an example of the inputs, placed.
+        sites: those with a mask.
+        draws: all draws of a prediction.
+        seed: fixes all masks.
+        readout: see `sample`.
+        shared: see `sample`.
+        chunk: draws that run at once.
+        compiler: from a graph to something that runs it; None: `torch.compile`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        x: Any,
+        sites: Sequence[Site],
+        draws: int,
+        seed: int,
+        readout: Readout,
+        shared: bool,
+        chunk: int,
+        compiler: Callable[[fx.GraphModule], Any] | None = None,
+    ) -> None:
+        self.draws, self.chunk = draws, min(chunk, draws)
+        flat, self._spec = pytree.tree_flatten(x)
+        self._inputs = [value.clone() for value in flat if isinstance(value, Tensor)]
+        self._device = self._inputs[0].device
+        self._names = [site.name for site in sites]
+        with undisturbed(model), foldable(model):
+            places = _places(model, x, sites, readout, shared)
+            self._chunks = self._keys(places, seed)
+            self._limits = torch.zeros(len(sites), dtype=torch.int32, device=self._device)
+            self._scales = torch.ones(len(sites), device=self._device)
+            graph = _traced(model, flat, self._spec, sites, readout, shared, places, self._arguments())
+        before, after = _split(graph, len(self._inputs))
+        compiler = _compile if compiler is None else compiler
+        self._before, self._after = compiler(before), compiler(after)
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._outputs: tuple[Tensor, Tensor, Tensor] | None = None
+
+    def __call__(self, x: Any, rates: Mapping[str, float]) -> tuple[Tensor, Tensor, Tensor]:
+        """Mean and variance of placed inputs, at a rate for each site, and whether all inputs and means are finite."""
+        values = [value for value in pytree.tree_leaves(x) if isinstance(value, Tensor)]
+        wanted = [rates[name] for name in self._names]
+        if wanted != getattr(self, "_wanted", None):
+            limits = np.array([threshold(rate) - 2**31 for rate in wanted], np.int32)
+            self._limits.copy_(torch.from_numpy(limits))
+            self._scales.copy_(torch.tensor([1 / (1 - rate) for rate in wanted]))
+            self._wanted = wanted
+        with torch.no_grad():
+            if self._device.type != "cuda":
+                return self._run(values)
+            for static, value in zip(self._inputs, values, strict=True):
+                static.copy_(value)
+            if self._graph is None:
+                self._capture()
+            assert self._graph is not None
+            assert self._outputs is not None
+            self._graph.replay()
+            mean, variance, finite = self._outputs
+            return mean.clone(), variance.clone(), finite
+
+    def _capture(self) -> None:
+        side = torch.cuda.Stream(self._device)
+        side.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(side):
+            for _ in range(2):  # kernels are chosen and compiled outside of the capture
+                self._run(self._inputs)
+        torch.cuda.current_stream(self._device).wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self._outputs = self._run(self._inputs)
+        self._graph = graph
+
+    def _run(self, inputs: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        ready = self._before(*inputs)
+        (keys, weights, done), *others = self._chunks
+        origin, mean, squares = self._after(*ready, weights, self._limits, self._scales, *keys)
+        for keys, weights, count in others:
+            first, part, spread = self._after(*ready, weights, self._limits, self._scales, *keys)
+            delta, total = part + (first - origin) - mean, done + count
+            mean = mean + delta * (count / total)
+            squares = squares + spread + delta.square() * (done * count / total)
+            done = total
+        mean = origin + mean
+        # A sum is NaN or inf where one of its terms is; in float64 no sum of finite numbers of less precision is.
+        sums = [value.sum(dtype=torch.float64) for value in (mean, *inputs) if value.is_floating_point()]
+        return mean, squares / (done - 1), torch.stack(sums).sum().isfinite()
+
+    def _arguments(self) -> list[Tensor]:
+        keys, weights, _ = self._chunks[0]
+        return [weights, self._limits, self._scales, *keys]
+
+    def _keys(self, places: Sequence[_Place], seed: int) -> list[tuple[list[Tensor], Tensor, int]]:
+        """For each chunk the keys `(chunk, 2)` of every mask, which of its draws count, and how many do."""
+        chunks = -(-self.draws // self.chunk)
+        found = []
+        for start in range(0, chunks * self.chunk, self.chunk):
+            span = range(start, start + self.chunk)
+            keys = [draw_keys(seed, span, site, call).view(np.int32) for site, call, _ in places]
+            count = min(self.chunk, self.draws - start)
+            weights = (torch.arange(self.chunk) < count).float()
+            found.append(([torch.from_numpy(k).to(self._device) for k in keys], weights.to(self._device), count))
+        return found
+
+
+def _places(model: nn.Module, x: Any, sites: Sequence[Site], readout: Readout, shared: bool) -> list[_Place]:
+    """The masks of one pass, in order."""
+    found: dict[_Place, None] = {}
+
+    def note(site: Site, call: int, shape: tuple[int, ...], like: Tensor) -> Any:
+        found[site.name, call, shape] = None
+        return 1.0
+
+    with hooked(model, sites, note, shared=shared):
+        output_of(model, x, readout)
+    return list(found)
+
+
+class _Thin:
+    """Stands where a mask would: `value * thin` is scaled and masked in single precision or better, then rounded."""
+
+    def __init__(self, mask: Tensor) -> None:
+        self.mask = mask
+
+    def __rmul__(self, value: Tensor) -> Tensor:
+        return (value * self.mask.to(torch.promote_types(value.dtype, torch.float32))).to(value.dtype)
+
+
+def _traced(
+    model: nn.Module,
+    flat: Sequence[Any],
+    spec: Any,
+    sites: Sequence[Site],
+    readout: Readout,
+    shared: bool,
+    places: Sequence[_Place],
+    arguments: Sequence[Tensor],
+) -> fx.GraphModule:
+    """A chunk as a graph `(*inputs, weights, limits, scales, *keys) -> first draw, mean and squares relative to it`."""
+    numbers = {site.name: i for i, site in enumerate(sites)}
+    where = [i for i, value in enumerate(flat) if isinstance(value, Tensor)]
+
+    def chunk(*values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        inputs = list(flat)
+        for i, value in zip(where, values[: len(where)], strict=True):
+            inputs[i] = value
+        weights, limits, scales, *keys = values[len(where) :]
+
+        def one(*own: Tensor) -> Tensor:
+            by_place = dict(zip(places, own, strict=True))
+
+            def mask(site: Site, call: int, shape: tuple[int, ...], like: Tensor) -> Any:
+                number = numbers[site.name]
+                keep = hashes(by_place[site.name, call, shape], prod(shape)).view(shape) >= limits[number]
+                return _Thin(torch.where(keep, scales[number], 0.0))
+
+            with hooked(model, sites, mask, shared=shared):
+                return output_of(model, pytree.tree_unflatten(inputs, spec), readout)
+
+        outputs = torch.vmap(one, randomness="same")(*keys)
+        outputs = outputs if outputs.dtype == torch.float64 else outputs.float()
+        count = weights.to(outputs).view(-1, *[1] * (outputs.dim() - 1))
+        off = outputs - outputs[0]
+        mean = (off * count).sum(0) / count.sum()
+        return outputs[0], mean, ((off - mean).square() * count).sum(0)
+
+    values = [value for value in flat if isinstance(value, Tensor)]
+    return make_fx(torch.func.functionalize(chunk))(*values, *arguments)
+
+
+def _split(graph: fx.GraphModule, inputs: int) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """What only the first `inputs` arguments determine, and the rest, which takes its results before all else."""
+    nodes = list(graph.graph.nodes)
+    arguments = [node for node in nodes if node.op == "placeholder"]
+    drawn, given = set(arguments[inputs:]), set(arguments[:inputs])
+    for node in nodes:
+        if any(source in drawn for source in node.all_input_nodes):
+            drawn.add(node)
+        elif any(source in given for source in node.all_input_nodes):
+            given.add(node)
+    crossing = [n for n in nodes if n in given and any(user in drawn for user in n.users)]
+    before, after = fx.Graph(), fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in nodes:
+        if node in arguments[:inputs] or (node not in drawn and node.op != "output"):
+            copies[node] = before.node_copy(node, lambda n: copies[n])
+    before.output(tuple(copies[node] for node in crossing))
+    copies = {node: after.placeholder(f"ready_{i}") for i, node in enumerate(crossing)}
+    for node in nodes:
+        if node not in given:
+            copies[node] = after.node_copy(node, lambda n: copies[n])
+    for part in (before, after):
+        part.eliminate_dead_code()
+    return fx.GraphModule(graph, before), fx.GraphModule(graph, after)
+
+
+def _compile(graph: fx.GraphModule) -> Any:
+    return torch.compile(graph, dynamic=False, fullgraph=True)
