@@ -1,9 +1,12 @@
 # Every target sets itself up: it makes .venv when there is none, and installs into it again only
 # when pyproject.toml or constraints.txt has changed. Nothing but Python 3.10+, pip and make is needed.
+# `make bench` has an environment of its own, .venv-bench, as it also holds the libraries it compares with.
 
 PYTHON ?= python3
 DEMO_ARGS ?=
 TEST_ARGS ?=
+# make bench BENCH=speed BENCH_ARGS="--nets uci_mlp --draws 10"
+BENCH ?= linear speed
 BENCH_ARGS ?=
 
 # Libraries whose models the tests run, and what these import. Alone, without their other requirements: some would
@@ -15,11 +18,14 @@ MODELS := timm transformers lightning pytorch-lightning segmentation-models-pyto
 VENV := .venv
 BIN := $(VENV)/bin
 PY := $(BIN)/python
-PIP_INSTALL := $(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt
+PIP_ARGS := -m pip install --quiet --disable-pip-version-check -c constraints.txt
+PIP_INSTALL := $(PY) $(PIP_ARGS)
+BENCH_VENV := .venv-bench
+BENCH_PY := $(BENCH_VENV)/bin/python
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint format bench clean
-# One pip at a time works on .venv.
+# One pip at a time works on an environment.
 .NOTPARALLEL:
 
 help:  ## list the targets
@@ -40,11 +46,11 @@ format: $(VENV)/.dev  ## fix what can be fixed by itself
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 
-bench: $(VENV)/.dev  ## run the benchmarks
-	$(PY) -m benchmarks $(BENCH_ARGS)
+bench: $(BENCH_VENV)/.peers  ## run the benchmarks, side by side with other libraries
+	set -e; for name in $(BENCH); do $(BENCH_PY) -m benchmarks.$$name $(BENCH_ARGS); done
 
-clean:  ## remove .venv, caches and build products
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+clean:  ## remove environments, caches and build products
+	rm -rf $(VENV) $(BENCH_VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -type d -name __pycache__ -prune -exec rm -rf {} +
 
 # torch goes in first and alone, at its pinned version: any other one may bring gigabytes of CUDA
@@ -65,3 +71,11 @@ $(VENV)/.dev: $(VENV)/.torch pyproject.toml
 	# Off the path: where its operators do not fit this torch, other libraries would fail to import it.
 	$(PIP_INSTALL) --no-deps --upgrade --target $(VENV)/torchvision torchvision
 	touch $(VENV)/.demo $@
+
+# Those that are compared with come last and alone: their requirements contradict each other, and bring another torch.
+$(BENCH_VENV)/.peers: constraints.txt pyproject.toml benchmarks/peers.txt
+	test -x $(BENCH_PY) || $(PYTHON) -m venv $(BENCH_VENV)
+	$(BENCH_PY) $(PIP_ARGS) torch
+	$(BENCH_PY) $(PIP_ARGS) -e ".[crowd,isotonic,pandas]"
+	$(BENCH_PY) $(PIP_ARGS) --no-deps -r benchmarks/peers.txt
+	touch $@

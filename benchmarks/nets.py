@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+
+from latedrop import Site
+from latedrop.errors import ArgumentError
+
+Task: TypeAlias = Callable[[int, torch.Generator], tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -171,3 +178,146 @@ def nets(size: str) -> list[Net]:
 def _mlp(width: int) -> nn.Module:
     layers = [nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU()]
     return nn.Sequential(*layers, nn.Linear(width, 1))
+
+
+@dataclass(frozen=True)
+class SpeedNet:
+    """A network to measure time and memory on, and the batches to do it with.
+
+    Weights are random, or those that come with the package: time does not depend on them. BatchNorm has the statistics
+    of the task, so that a library that runs it in train mode errs by no more than it would on a trained network.
+    """
+
+    name: str
+    build: Callable[[], nn.Module]
+    task: Task
+    batches: dict[str, int]
+
+    def made(self, device: torch.device, seed: int = 0) -> nn.Module:
+        """The network in eval mode, without gradients."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model = self.build().to(device)
+        model.requires_grad_(False)
+        if any(isinstance(module, nn.BatchNorm2d) for module in model.modules()):
+            generator = torch.Generator().manual_seed(seed)
+            model.train()
+            with torch.no_grad():
+                for _ in range(20):
+                    model(self.task(16, generator)[0].to(device))
+        return model.eval()
+
+    def data(self, rows: int, device: torch.device, seed: int = 0) -> tuple[Tensor, Tensor]:
+        """Inputs and targets `(rows, 1)`."""
+        x, y = self.task(rows, torch.Generator().manual_seed(seed))
+        return x.to(device), y.reshape(rows, -1)[:, :1].float().to(device)
+
+
+class ViT(nn.Module):
+    """A vision transformer of plain linear layers; the mean of the tokens goes to one output."""
+
+    def __init__(self, side: int, patch: int, width: int, depth: int, heads: int) -> None:
+        super().__init__()
+        self.embed = nn.Conv2d(3, width, patch, patch)
+        self.positions = nn.Parameter(0.02 * torch.randn(1, (side // patch) ** 2, width))
+        self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(depth)))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = self.embed(x).flatten(2).transpose(1, 2) + self.positions
+        return self.head(self.norm(self.blocks(tokens)).mean(1))
+
+
+class Block(nn.Module):
+    """Attention and a two-layer network, each with a norm before and a way past."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.fc1, self.fc2 = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(self.norm1(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+        mixed = F.scaled_dot_product_attention(q, k, v)
+        x = x + self.proj(mixed.transpose(1, 2).flatten(2))
+        return x + self.fc2(F.gelu(self.fc1(self.norm2(x))))
+
+
+class Forecaster(nn.Module):
+    """Two LSTM layers, each a module of its own, and a linear head on the last step."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first = nn.LSTM(16, width, batch_first=True)
+        self.second = nn.LSTM(width, width, batch_first=True)
+        self.head = nn.Linear(width, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        steps, _ = self.first(x)
+        steps, _ = self.second(steps)
+        return self.head(steps[:, -1])
+
+
+def uci_task(rows: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """As many inputs as the Boston set has."""
+    x = torch.randn(rows, 13, generator=generator)
+    return x, x[:, 0] * x[:, 1] + x[:, 2].sin()
+
+
+def speed_nets(kind: str) -> list[SpeedNet]:
+    """The networks of the comparison in speed, sized for a `cpu` or a `gpu`.
+
+    The large batch fills the machine. One frame of MCNN fills a CPU, so there is no larger batch there.
+    """
+    gpu = kind == "gpu"
+
+    def batches(on_gpu: int, on_cpu: int | None) -> dict[str, int]:
+        large = on_gpu if gpu else on_cpu
+        return {"small": 1} if large is None else {"small": 1, "large": large}
+
+    side, vit = (224, (224, 16, 384, 12, 6)) if gpu else (64, (64, 8, 128, 4, 4))
+    return [
+        SpeedNet("uci_mlp", lambda: _hidden(13, 50), uci_task, batches(65536, 4096)),
+        SpeedNet("wide_mlp", lambda: _mlp(2048 if gpu else 512), table_task, batches(8192, 1024)),
+        SpeedNet("residual_cnn", lambda: Residual(128 if gpu else 32, 3), image_task(32), batches(64, 8)),
+        SpeedNet("transformer", lambda: ViT(*vit), image_task(side), batches(32, 8)),
+        SpeedNet("mcnn", _counter, crowd_task(480, 640), batches(8, None)),
+        SpeedNet("lstm", lambda: Forecaster(256 if gpu else 64), token_task(96 if gpu else 48), batches(1024, 64)),
+    ]
+
+
+def twin(model: nn.Module, sites: Sequence[Site], rate: float) -> nn.Module:
+    """A copy with an `nn.Dropout` in front of every site's layer, as the other libraries need it; in eval mode."""
+    copy = duplicate(model)
+    for site in sites:
+        if site.weight is not None or site.kind != "element":
+            raise ArgumentError(
+                f"expected sites with element masks that are layers; found {site.name!r}, a {site.kind} site of "
+                f"{site.layer}. Leave it out with select=, or use kind='element'."
+            )
+        parent, _, name = site.name.rpartition(".")
+        holder = copy.get_submodule(parent)
+        setattr(holder, name, nn.Sequential(nn.Dropout(rate), holder.get_submodule(name)))
+    return copy.eval()
+
+
+def duplicate(model: nn.Module) -> nn.Module:
+    """A deep copy whose recurrent weights lie in one piece again, as cuDNN wants them."""
+    copy = deepcopy(model)
+    for module in copy.modules():
+        if isinstance(module, nn.RNNBase):
+            module.flatten_parameters()
+    return copy
+
+
+def _hidden(inputs: int, width: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(inputs, width), nn.ReLU(), nn.Linear(width, 1))
+
+
+def _counter() -> nn.Module:
+    from latedrop.crowd import load_weights, shipped
+
+    return load_weights(shipped("mall")).model

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import os
 import platform
 import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 import latedrop
+
+Result = TypeVar("Result")
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -29,6 +34,72 @@ def in_turns(candidates: dict[str, Callable[[], Any]], *, repeats: int, device: 
             if turn:
                 times[name].append(time.perf_counter() - start)
     return {name: statistics.median(values) for name, values in times.items()}
+
+
+def turns_within(
+    candidates: dict[str, Callable[[], Any]], *, repeats: int, seconds: float, device: torch.device
+) -> tuple[dict[str, float], int, dict[str, str]]:
+    """As `in_turns` without the warm-up, in as many rounds as start within `seconds`; in more where all is quick.
+
+    Returns medians, the number of rounds, and what stopped those that did not get through.
+    """
+    times: dict[str, list[float]] = {name: [] for name in candidates}
+    failed: dict[str, str] = {}
+    begin, rounds = time.perf_counter(), 0
+    while rounds == 0 or _another(rounds, time.perf_counter() - begin, repeats, seconds):
+        for name, run in candidates.items():
+            if name in failed:
+                continue
+            try:
+                times[name].append(seconds_of(run, device))
+            except Exception as error:
+                failed[name] = first_line(error)  # the error itself would keep tensors alive
+        rounds += 1
+    return {name: statistics.median(times[name]) for name in candidates if name not in failed}, rounds, failed
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of what went wrong first, and its type."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    return f"{type(error).__name__}: {text}"[:200]
+
+
+def seconds_of(run: Callable[[], Any], device: torch.device) -> float:
+    """Seconds of one call."""
+    _wait(device)
+    start = time.perf_counter()
+    run()
+    _wait(device)
+    return time.perf_counter() - start
+
+
+def peak_bytes(run: Callable[[], Result], device: torch.device) -> tuple[Result, int]:
+    """What `run` returns, and the most bytes of tensors that lived at once and were not there before.
+
+    On CUDA the allocator keeps count. On a CPU the allocator's calls are recorded by torch's profiler and added up in
+    their order. That is the same quantity, exact and the same in every run, which the resident memory of a process is
+    not: it keeps what was freed. What libraries such as oneDNN take for themselves is in neither.
+    """
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        result = run()
+        torch.cuda.synchronize(device)
+        return result, torch.cuda.max_memory_allocated(device) - before
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it writes to the terminal otherwise
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
+        result = run()
+    recorded = profiler.profiler.kineto_results.events()
+    changes = [(event.start_ns(), event.nbytes()) for event in recorded if event.name() == "[memory]"]
+    live = most = 0
+    for _, change in sorted(changes, key=lambda pair: pair[0]):
+        live += change
+        most = max(most, live)
+    return result, most
 
 
 def machine(device: torch.device) -> dict[str, Any]:
@@ -50,6 +121,11 @@ def write(name: str, record: dict[str, Any]) -> Path:
     aside.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     aside.replace(path)
     return path
+
+
+def _another(rounds: int, taken: float, repeats: int, seconds: float) -> bool:
+    quick = taken < min(1.0, seconds) and rounds < 10 * repeats
+    return quick or (rounds < repeats and taken < seconds)
 
 
 def _wait(device: torch.device) -> None:

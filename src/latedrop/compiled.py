@@ -46,11 +46,11 @@ def program(
     compiler: Callable[[fx.GraphModule], Any] | None = None,
 ) -> Program:
     """The program of a model for inputs like `x`; compiled on the first call, and kept as long as the model is."""
-    flat, spec = pytree.tree_flatten(x)
-    shapes = tuple((tuple(v.shape), v.dtype, v.device, v.stride()) if isinstance(v, Tensor) else v for v in flat)
+    flat, spec = ([x], None) if isinstance(x, Tensor) else pytree.tree_flatten(x)
+    shapes = tuple((v.shape, v.dtype, v.device, v.stride()) if isinstance(v, Tensor) else v for v in flat)
     # A graph reads its weights where they were: another address is another program.
-    weights = tuple(v.data_ptr() for v in (*model.parameters(), *model.buffers()))
-    key = (shapes, str(spec), weights, tuple(sites), draws, seed, readout, shared, chunk)
+    weights = tuple([v.data_ptr() for v in (*model.parameters(), *model.buffers())])
+    key = (shapes, spec, weights, tuple(map(id, sites)), draws, seed, readout, shared, chunk)
     kept = _PROGRAMS.setdefault(model, {})
     if key not in kept:
         if len(kept) >= _MOST_PROGRAMS:
@@ -87,10 +87,12 @@ class Program:
         compiler: Callable[[fx.GraphModule], Any] | None = None,
     ) -> None:
         self.draws, self.chunk = draws, min(chunk, draws)
+        self._sites = tuple(sites)  # kept alive: they are known by their identity
         flat, self._spec = pytree.tree_flatten(x)
         self._inputs = [value.clone() for value in flat if isinstance(value, Tensor)]
         self._device = self._inputs[0].device
         self._names = [site.name for site in sites]
+        self._wanted: list[float] = []
         with undisturbed(model), foldable(model):
             places = _places(model, x, sites, readout, shared)
             self._chunks = self._keys(places, seed)
@@ -101,20 +103,22 @@ class Program:
         compiler = _compile if compiler is None else compiler
         self._before, self._after = compiler(before), compiler(after)
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._outputs: tuple[Tensor, Tensor, Tensor] | None = None
+        self._outputs: tuple[Tensor, Tensor] | None = None
 
     def __call__(self, x: Any, rates: Mapping[str, float]) -> tuple[Tensor, Tensor, Tensor]:
         """Mean and variance of placed inputs, at a rate for each site, and whether all inputs and means are finite."""
-        values = [value for value in pytree.tree_leaves(x) if isinstance(value, Tensor)]
+        leaves = [x] if isinstance(x, Tensor) else pytree.tree_leaves(x)
+        values = [value for value in leaves if isinstance(value, Tensor)]
         wanted = [rates[name] for name in self._names]
-        if wanted != getattr(self, "_wanted", None):
+        if wanted != self._wanted:
             limits = np.array([threshold(rate) - 2**31 for rate in wanted], np.int32)
             self._limits.copy_(torch.from_numpy(limits))
             self._scales.copy_(torch.tensor([1 / (1 - rate) for rate in wanted]))
             self._wanted = wanted
         with torch.no_grad():
             if self._device.type != "cuda":
-                return self._run(values)
+                (mean, variance), finite = self._run(values)
+                return mean, variance, finite
             for static, value in zip(self._inputs, values, strict=True):
                 static.copy_(value)
             if self._graph is None:
@@ -122,8 +126,9 @@ class Program:
             assert self._graph is not None
             assert self._outputs is not None
             self._graph.replay()
-            mean, variance, finite = self._outputs
-            return mean.clone(), variance.clone(), finite
+            moments, finite = self._outputs
+            mean, variance = moments.clone()
+            return mean, variance, finite
 
     def _capture(self) -> None:
         side = torch.cuda.Stream(self._device)
@@ -137,7 +142,8 @@ class Program:
             self._outputs = self._run(self._inputs)
         self._graph = graph
 
-    def _run(self, inputs: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    def _run(self, inputs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """Mean and variance, `(2, N, ...)`, and whether all is finite."""
         ready = self._before(*inputs)
         (keys, weights, done), *others = self._chunks
         origin, mean, squares = self._after(*ready, weights, self._limits, self._scales, *keys)
@@ -150,7 +156,7 @@ class Program:
         mean = origin + mean
         # A sum is NaN or inf where one of its terms is; in float64 no sum of finite numbers of less precision is.
         sums = [value.sum(dtype=torch.float64) for value in (mean, *inputs) if value.is_floating_point()]
-        return mean, squares / (done - 1), torch.stack(sums).sum().isfinite()
+        return torch.stack([mean, squares / (done - 1)]), torch.stack(sums).sum().isfinite()
 
     def _arguments(self) -> list[Tensor]:
         keys, weights, _ = self._chunks[0]

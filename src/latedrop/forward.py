@@ -216,8 +216,11 @@ def plain_names(model: nn.Module) -> Callable[[str], str]:
 
 def named_layers(model: nn.Module) -> dict[str, nn.Module]:
     """`model.named_modules()`, without wrappers and what they add to names."""
+    named = list(model.named_modules())
+    if not any(_wrapped(module) for _, module in named):
+        return dict(named)
     plain = plain_names(model)
-    return {plain(name): module for name, module in model.named_modules() if not _wrapped(module)}
+    return {plain(name): module for name, module in named if not _wrapped(module)}
 
 
 @contextmanager
@@ -227,10 +230,10 @@ def evaluating(model: nn.Module, *, layers: bool = True) -> Iterator[None]:
     With `layers` the fused attention paths, which call no submodule, and compiled code are switched off, so that
     every layer is seen by its hooks.
     """
-    flags = [(module, module.training) for module in model.modules()]
+    training = [module for module in model.modules() if module.training]
     fastpath = torch.backends.mha.get_fastpath_enabled()
     try:
-        for module, _ in flags:
+        for module in training:
             module.training = False
         if layers:
             torch.backends.mha.set_fastpath_enabled(False)
@@ -238,8 +241,8 @@ def evaluating(model: nn.Module, *, layers: bool = True) -> Iterator[None]:
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fastpath)
-        for module, flag in flags:
-            module.training = flag
+        for module in training:
+            module.training = True
 
 
 @contextmanager

@@ -129,13 +129,13 @@ def hooked(model: nn.Module, sites: Sequence[Site], source: MaskSource, *, share
     With `shared` a mask has the shape of one example and serves all; without, each example has its own.
     Every site must fire in every forward pass.
     """
-    missing = missing_sites(model, sites)
+    modules = named_layers(model)
+    missing = missing_sites(model, sites, modules=modules)
     if missing:
         raise SiteError(
             f"expected the model to have the sites' layers; {missing} are not among its modules. "
             "Find the sites again with find_sites(model, inputs)."
         )
-    modules = named_layers(model)
     functional = {site.name: site for site in sites if site.weight is not None}
     fired = dict.fromkeys((site.name for site in sites), 0)
     batch: list[int] = []

@@ -27,22 +27,20 @@ __all__ = ["Prefix"]
 class Prefix:
     """The outputs that all draws of some inputs share.
 
+    Args:
+        model: whose modules they are.
+        sites: what has a mask; None: there will be but one pass, and nothing to share.
+
     Attributes:
-        ready: True after a recorded pass: what is kept is given out instead of computed.
+        ready: True where there is nothing to record: what is kept is given out instead of computed.
     """
 
-    def __init__(self, model: nn.Module, sites: Sequence[Site]) -> None:
-        plain = plain_names(model)
-        taken = [name for site in sites for name in (site.name, site.weight) if name is not None]
-        self._modules = [
-            module
-            for name, module in model.named_modules()
-            if name and not any(other == plain(name) or other.startswith(f"{plain(name)}.") for other in taken)
-        ]
+    def __init__(self, model: nn.Module, sites: Sequence[Site] | None) -> None:
+        self._modules = [] if sites is None else _without_sites(model, sites)
         self._kept: dict[tuple[int, int], Any] = {}
         self._calls: dict[int, int] = {}
         self._record: _Record | None = None
-        self.ready = False
+        self.ready = not self._modules
 
     @contextmanager
     def patched(self) -> Iterator[None]:
@@ -65,7 +63,7 @@ class Prefix:
 
     def forget(self) -> None:
         """Let go of all that was kept."""
-        self._kept, self._record, self.ready = {}, None, False
+        self._kept, self._record, self.ready = {}, None, not self._modules
 
     @contextmanager
     def recorded(self) -> Iterator[None]:
@@ -101,6 +99,16 @@ class Prefix:
             record.inside = None
         record.keep(place, output)
         return output
+
+
+def _without_sites(model: nn.Module, sites: Sequence[Site]) -> list[nn.Module]:
+    """Modules that no site lies in."""
+    plain = plain_names(model)
+    holds = {""}
+    for site in sites:
+        parts = (site.weight or site.name).split(".")
+        holds.update(".".join(parts[:end]) for end in range(1, len(parts) + 1))
+    return [module for name, module in model.named_modules() if plain(name) not in holds]
 
 
 _Place: TypeAlias = "tuple[int, int]"

@@ -20,7 +20,16 @@ from torch import Tensor, nn
 
 from latedrop.compiled import program
 from latedrop.errors import ArgumentError, LatedropError, OutputError
-from latedrop.forward import Readout, bare, fitting_batches, output_of, place, row_count, undisturbed
+from latedrop.forward import (
+    Readout,
+    bare,
+    fitting_batches,
+    named_layers,
+    output_of,
+    place,
+    row_count,
+    undisturbed,
+)
 from latedrop.inject import checked_seed, hooked, mask_for
 from latedrop.masks import draw_keys, keys_on
 from latedrop.prefix import Prefix
@@ -44,7 +53,9 @@ __all__ = [
 Engine: TypeAlias = Literal["auto", "vmap", "loop", "compiled"]
 ENGINES = get_args(Engine)
 
-_CHUNK_BYTES = {"cpu": 64 * 2**20, "cuda": 2 * 2**30}
+_CACHE_BYTES = {"cpu": 64 * 2**20}  # of all draws that run at once, where these are small; beyond it caches overflow
+_SMALL_BYTES = 256 * 2**20  # the same on other devices, which have no such cache to lose
+_FULL = 20  # draws that fill any other device; with more, only memory would grow
 
 
 @dataclass(frozen=True)
@@ -240,13 +251,14 @@ class _Draws:
     """
 
     def __init__(self, model: nn.Module, x: Any, sites: Sequence[Site], options: _Options, passes: int = 1) -> None:
-        self.model, self.x, self.sites, self.options, self.passes = model, x, sites, options, passes
+        self.model, self.x, self.sites, self.options = model, x, sites, options
         self.device = next(model.parameters()).device
         self._rates: Mapping[str, float] = {}
         self._chunk = min(options.draws, options.chunk or fitting_chunk(model, x, sites))
         self._vectorise = options.engine != "loop"
         self._checked = False
-        self._prefix = Prefix(model, sites)
+        several = passes > 1 or self._chunk < options.draws
+        self._prefix = Prefix(model, sites if several else None)
         self._keys: dict[tuple[str, int], Any] = {}
         self._current: range = range(0)
         self._level: int | None = None
@@ -302,8 +314,7 @@ class _Draws:
     def _vectorised(self) -> Tensor | None:
         """The current draws at once; None where the model rolls dice of its own, which `vmap` would share."""
         before = [] if self._checked else self._random_states()
-        several = self.passes > 1 or self._chunk < self.options.draws
-        with self._prefix.recorded() if several and not self._prefix.ready else nullcontext():
+        with nullcontext() if self._prefix.ready else self._prefix.recorded():
             outputs = self._mapped()
         if not self._checked and self.options.engine == "auto":
             self._checked = True
@@ -360,11 +371,29 @@ class _Draws:
 
 
 def fitting_chunk(model: nn.Module, x: Any, sites: Sequence[Site]) -> int:
-    """How many draws to run at once: what fits the caches of a CPU, or a part of a device's memory."""
+    """How many draws to run at once.
+
+    On a CPU, what fits its caches. Elsewhere as many as are small; of large ones 20, or what fits a sixteenth of the
+    device's memory.
+    """
     parameter = next(model.parameters())
     units = sum(site.count * site.calls for site in sites)
-    per_draw = 3 * units * (row_count(x) + 1) * parameter.element_size()
-    return max(1, _CHUNK_BYTES.get(parameter.device.type, 2**28) // per_draw)
+    layers = named_layers(model)
+    widest = max(site.count * _widening(layers.get(site.name)) for site in sites)
+    per_draw = int(3 * max(units, widest) * (row_count(x) + 1) * parameter.element_size())
+    device = parameter.device
+    few = _CACHE_BYTES.get(device.type, _SMALL_BYTES) // per_draw
+    if device.type != "cuda":
+        return max(1, few)
+    most = torch.cuda.get_device_properties(device).total_memory // 16 // per_draw
+    return max(1, few, min(most, _FULL))
+
+
+def _widening(layer: nn.Module | None) -> float:
+    """Outputs of a layer for each of its inputs, where it tells."""
+    if isinstance(layer, nn.Linear):
+        return layer.out_features / layer.in_features
+    return layer.out_channels / layer.in_channels if isinstance(layer, nn.Conv2d) else 1.0
 
 
 class _Stream:

@@ -1,0 +1,182 @@
+"""What `benchmarks.speed` found, as tables and figures, from its JSON alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.timing import RESULTS
+
+__all__ = ["IMAGES", "LABELS", "OTHER_TARGET", "figure", "one_table", "rows_for_readme", "tables"]
+
+IMAGES = Path(__file__).parents[1] / "docs" / "images"
+LABELS = {
+    "latedrop": "latedrop",
+    "latedrop_loop": "latedrop, engine loop",
+    "latedrop_vmap": "latedrop, engine vmap",
+    "latedrop_compiled": "latedrop, engine compiled",
+    "linearize": "latedrop, first order",
+    "loop": "plain loop",
+    "loop_stack": "plain loop, stacked",
+    "torch_uncertainty_batch": "torch-uncertainty, on_batch",
+    "torch_uncertainty_loop": "torch-uncertainty, loop",
+    "baal": "baal",
+    "baal_cached": "baal, cached",
+    "lightning_uq_box": "lightning-uq-box",
+    "laplace_last_layer": "Laplace, last layer",
+    "laplace_kron": "Laplace, Kronecker",
+    "laplace_full": "Laplace, full",
+}
+"""Every candidate: what it is called in the JSON, and on pages."""
+
+OTHER_TARGET = ("linearize", "laplace_last_layer", "laplace_kron", "laplace_full")
+"""Candidates with no draws and another variance than that of thinned networks."""
+
+_RIVALS = ("torch_uncertainty_batch", "torch_uncertainty_loop", "baal", "baal_cached", "lightning_uq_box")
+
+
+def tables(record: dict[str, Any]) -> str:
+    """Markdown from the JSON of one machine: a table for each network and batch."""
+    return "\n\n".join(
+        one_table(name, found, markdown=True)
+        for name, by_batch in record["nets"].items()
+        for found in by_batch.values()
+    )
+
+
+def rows_for_readme(results: Path = RESULTS, draws: int = 50) -> str:
+    """The short table: multiples of plain x T, and peak memory, for latedrop, the best peer and a plain loop.
+
+    The best peer is the fastest one that gives the right answer.
+    """
+    lines = [
+        "| network | on | rows | latedrop | best peer | plain loop | memory, latedrop / best peer [MiB] |",
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for kind in ("cpu", "gpu"):
+        path = results / f"speed_{kind}.json"
+        record = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"nets": {}}
+        for name, by_batch in record["nets"].items():
+            lines += [
+                _readme_row(name, kind, found, draws) for found in by_batch.values() if str(draws) in found["draws"]
+            ]
+    return "\n".join(lines)
+
+
+def figure(record: dict[str, Any], path: Path, draws: int = 50) -> Path:
+    """Time as a multiple of plain x T: a panel for each network, a row for each candidate, a mark for each batch."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    shown = {
+        net: {found["rows"]: found["draws"][str(draws)]["candidates"] for found in by_batch.values()}
+        for net, by_batch in record["nets"].items()
+        if all(str(draws) in found["draws"] for found in by_batch.values())
+    }
+    names = [name for name in LABELS if any(name in entries for rows in shown.values() for entries in rows.values())]
+    columns = min(3, max(1, len(shown)))
+    lines = -(-max(1, len(shown)) // columns)
+    size = (3 + 2.9 * columns, 0.9 + 3.4 * lines)
+    figure, axes = plt.subplots(lines, columns, figsize=size, sharex=True, sharey=True, squeeze=False)
+    for axis in axes.flat[len(shown) :]:
+        axis.set_visible(False)
+    for axis, (net, by_rows) in zip(axes.flat, shown.items(), strict=False):
+        _panel(axis, by_rows, names)
+        axis.set_title(net.replace("_", " "), fontsize=11)
+    lead = axes[0, 0]
+    labels = [LABELS[name] for name in names]
+    lead.set(xscale="log", ylim=(len(labels) - 0.4, -0.6), yticks=range(len(labels)), yticklabels=labels)
+    lead.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    figure.supxlabel(
+        f"time as a multiple of {draws} deterministic passes at their best batch size (dashed: 1). "
+        "Orange: latedrop.\nCrossed: wrong answer. No mark: could not, or skipped as too slow.",
+        fontsize=9,
+    )
+    figure.set_layout_engine("constrained")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+    return path
+
+
+def _panel(axis: Any, by_rows: dict[int, dict[str, Any]], names: Sequence[str]) -> None:
+    for (rows, entries), marker in zip(by_rows.items(), ("o", "s"), strict=False):
+        label: str | None = "1 row" if rows == 1 else f"{rows} rows"
+        for y, name in enumerate(names):
+            entry = entries.get(name, {})
+            if "ratio" in entry:
+                colour = "#D55E00" if "latedrop" in LABELS[name] else "#0072B2"
+                face = "white" if marker == "o" else colour
+                style = {"s": 36, "marker": marker, "edgecolors": colour, "facecolors": face, "linewidths": 1.4}
+                axis.scatter([entry["ratio"]], [y], label=label, zorder=4 if marker == "o" else 3, **style)
+                label = None
+                if entry.get("right") is False:
+                    axis.scatter([entry["ratio"]], [y], s=60, marker="x", color="black", linewidths=1.2, zorder=5)
+    axis.axvline(1, color="black", linewidth=1, linestyle="--", zorder=2.5)
+    axis.grid(axis="x", color="#DDDDDD", zorder=0)
+    axis.legend(fontsize=7, loc="best")
+
+
+def one_table(name: str, found: dict[str, Any], *, markdown: bool = False) -> str:
+    counts = list(found["draws"])
+    rows = "1 row" if found["rows"] == 1 else f"{found['rows']} rows"
+    sites = "1 site" if found["sites"] == 1 else f"{found['sites']} sites"
+    head = f"{name.replace('_', ' ')}, {rows}, {sites}; plain x T: "
+    head += ", ".join(f"T = {c}: {_seconds(found['draws'][c]['plain_seconds'])}" for c in counts)
+    cells = [["", *(f"T = {c}" for c in counts), *(f"MiB, T = {c}" for c in counts), "answer"]]
+    for candidate, label in LABELS.items():
+        entries = [found["draws"][c]["candidates"].get(candidate, {}) for c in counts]
+        if not any(entries):
+            continue
+        if all("seconds" not in entry for entry in entries):
+            cells.append([label, *(["-"] * (2 * len(counts))), next(e["status"] for e in entries if e)])
+            continue
+        times = [f"{_times(e['ratio'])} ({_seconds(e['seconds'])})" if "ratio" in e else "-" for e in entries]
+        sizes = [_mebibytes(e["bytes"]) if "bytes" in e else "-" for e in entries]
+        cells.append([label, *times, *sizes, _answer(candidate, entries)])
+    if markdown:
+        lines = [f"| {' | '.join(row)} |" for row in cells]
+        lines.insert(1, "| --- " + "| ---: " * (2 * len(counts)) + "| --- |")
+        return f"{head}\n\n" + "\n".join(lines)
+    widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
+    padded = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
+    return "\n".join([head, *padded, ""])
+
+
+def _answer(candidate: str, entries: Sequence[dict[str, Any]]) -> str:
+    if candidate in OTHER_TARGET:
+        return "another variance"
+    wrong = [entry for entry in entries if entry.get("right") is False]
+    if not wrong:
+        return "right"
+    return f"wrong: std off by {wrong[-1]['std_error']:+.0%}, chance {wrong[-1]['std_chance']:.0%}"
+
+
+def _readme_row(name: str, kind: str, found: dict[str, Any], draws: int) -> str:
+    entries = found["draws"][str(draws)]["candidates"]
+    ratio = {key: _times(entry["ratio"]) for key, entry in entries.items() if "ratio" in entry}
+    rivals = [key for key in _RIVALS if "ratio" in entries.get(key, {}) and entries[key]["right"]]
+    best = min(rivals, key=lambda key: entries[key]["seconds"], default=None)
+    sizes = [_mebibytes(entries[key]["bytes"]) if key in ratio else "-" for key in ("latedrop", best)]
+    cells = [name.replace("_", " "), kind.upper(), str(found["rows"]), ratio.get("latedrop", "-")]
+    cells.append("-" if best is None else f"{ratio[best]} ({LABELS[best]})")
+    return f"| {' | '.join([*cells, ratio.get('loop', '-'), ' / '.join(sizes)])} |"
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.0f}" if ratio >= 20 else f"{ratio:.1f}" if ratio >= 10 else f"{ratio:.2f}"
+
+
+def _seconds(seconds: float) -> str:
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds * 1e6:.0f} us"
+
+
+def _mebibytes(size: float) -> str:
+    return f"{size / 2**20:.3g}" if size < 1000 * 2**20 else f"{size / 2**20:.0f}"
