@@ -5,6 +5,8 @@
 PYTHON ?= python3
 DEMO_ARGS ?=
 TEST_ARGS ?=
+# Processes that share the test files; each computes on one thread.
+WORKERS ?= auto
 # make bench BENCH=speed BENCH_ARGS="--nets uci_mlp --draws 10"
 BENCH ?= linear speed
 BENCH_ARGS ?=
@@ -35,7 +37,7 @@ demo: $(VENV)/.demo  ## train a small network on real data and calibrate it
 	$(BIN)/latedrop demo $(DEMO_ARGS)
 
 test: $(VENV)/.dev  ## run the tests and the docstring examples
-	$(PY) -m pytest $(TEST_ARGS)
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n $(WORKERS) --dist loadfile $(TEST_ARGS)
 
 lint: $(VENV)/.dev  ## check style, formatting and types
 	$(BIN)/ruff check .

@@ -1,6 +1,7 @@
-"""Run every benchmark: `python -m benchmarks`."""
+"""Every benchmark that runs anywhere, one after the other: `python -m benchmarks`."""
 
-from benchmarks import linear
+import runpy
 
 if __name__ == "__main__":
-    linear.main()
+    for name in ("linear", "costs", "growth", "speed"):
+        runpy.run_module(f"benchmarks.{name}", run_name="__main__")

@@ -52,8 +52,8 @@ def rows_for_readme(results: Path = RESULTS, draws: int = 50) -> str:
     The best peer is the fastest one that gives the right answer.
     """
     lines = [
-        "| network | on | rows | latedrop | best peer | plain loop | memory, latedrop / best peer [MiB] |",
-        "| --- | --- | ---: | ---: | ---: | ---: | ---: |",
+        "| network | on | rows | latedrop | compiled | best peer | plain loop | memory, latedrop / best peer [MiB] |",
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for kind in ("cpu", "gpu"):
         path = results / f"speed_{kind}.json"
@@ -162,7 +162,12 @@ def _readme_row(name: str, kind: str, found: dict[str, Any], draws: int) -> str:
     rivals = [key for key in _RIVALS if "ratio" in entries.get(key, {}) and entries[key]["right"]]
     best = min(rivals, key=lambda key: entries[key]["seconds"], default=None)
     sizes = [_mebibytes(entries[key]["bytes"]) if key in ratio else "-" for key in ("latedrop", best)]
-    cells = [name.replace("_", " "), kind.upper(), str(found["rows"]), ratio.get("latedrop", "-")]
+    cells = [
+        name.replace("_", " "),
+        kind.upper(),
+        str(found["rows"]),
+        *(ratio.get(key, "-") for key in ("latedrop", "latedrop_compiled")),
+    ]
     cells.append("-" if best is None else f"{ratio[best]} ({LABELS[best]})")
     return f"| {' | '.join([*cells, ratio.get('loop', '-'), ' / '.join(sizes)])} |"
 

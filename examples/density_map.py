@@ -55,7 +55,7 @@ maps = latedrop.calibrate(net, scenes(40), rates=[0.02, 0.05, 0.1], draws=50)
 p = counts.predict(x)
 held = latedrop.metrics.coverage(p.mean, p.variance, count(true), level=0.9)
 print(f"the 90 % interval on the count holds {held:.1%} of {len(p)} fresh scenes; mean std {p.std.mean():.2f} objects")
-drawn = latedrop.sample(net, x[:50], 0.005, draws=50, sites=counts.calibration.sites, keep_draws=True)
+drawn = latedrop.sample(net, x[:10], 0.005, draws=1000, sites=counts.calibration.sites, keep_draws=True)
 together, apart = drawn.outputs.sum((2, 3, 4)).std(0), count(drawn.variance).sqrt()
 print(f"over draws the count has std {together.mean():.2f}; the sum of pixel variances would say {apart.mean():.2f}")
 

@@ -1,5 +1,6 @@
 """Every example runs as it stands, prints its headline, draws its figure, and warns of nothing."""
 
+import contextlib
 import random
 import runpy
 import shutil
@@ -15,6 +16,8 @@ from architectures import missing
 pytest.importorskip("matplotlib")
 pytest.importorskip("sklearn")
 pytest.importorskip("pandas")
+with contextlib.suppress(ImportError):
+    import rich.style  # noqa: F401 - scikit-learn imports it late, and it takes a random number when it is imported
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 # What each must print; the numbers themselves may differ in the last digits from machine to machine.

@@ -302,7 +302,7 @@ def test_readme_names_the_quickest_peer_with_the_right_answer(tmp_path: Path, mo
     monkeypatch.setattr("benchmarks.timing.RESULTS", tmp_path)
     write("speed_cpu", made_record())
     rows = speed_pages.rows_for_readme(tmp_path).splitlines()
-    assert rows[2:] == ["| residual cnn | CPU | 8 | 0.80 | 2.00 (torch-uncertainty, on_batch) | 3.00 | 3 / 40 |"]
+    assert rows[2:] == ["| residual cnn | CPU | 8 | 0.80 | - | 2.00 (torch-uncertainty, on_batch) | 3.00 | 3 / 40 |"]
     assert speed_pages.rows_for_readme(tmp_path, draws=200).splitlines() == rows[:2]
 
 

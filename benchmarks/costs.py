@@ -1,0 +1,118 @@
+"""What a calibration shares between its rates, and what masks cost.
+
+    python -m benchmarks.costs                # the CPU, or the GPU where there is one; JSON to benchmarks/results
+    python -m benchmarks.costs --tables       # from the JSON alone
+
+Rates: the 15 of the paper in one calibration, against one rate, and against 15 calls of `sample`; 100 draws each, fewer
+where a network is slow. Masks: the time to make all masks of all draws, as a share of sampling, and against uniform
+numbers from torch's own generator, which the masks of earlier versions were cut from.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.nets import speed_nets
+from benchmarks.timing import RESULTS, in_turns, machine, write
+from latedrop import Site, find_sites, sample
+from latedrop.calibrate import PAPER_RATES
+from latedrop.masks import masks
+from latedrop.sample import fitting_chunk, sample_rates
+
+DRAWS = {"mcnn": 4, "residual_cnn": 20, "transformer": 20}
+RATE = 0.05
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="What rates share, and what masks cost.")
+    parser.add_argument("--tables", action="store_true", help="from the JSON that is there; measure nothing")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--nets", nargs="+", help="measure only these and keep what the JSON has of the others")
+    options = parser.parse_args()
+    if options.tables:
+        for path in sorted(RESULTS.glob("costs_*.json")):
+            print(markdown(json.loads(path.read_text(encoding="utf-8"))))
+        return
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    kind = "gpu" if device.type == "cuda" else "cpu"
+    path = RESULTS / f"costs_{kind}.json"
+    record: dict[str, Any] = {"machine": machine(device), "rates": len(PAPER_RATES), "nets": {}}
+    if options.nets and path.exists():
+        record["nets"] = json.loads(path.read_text(encoding="utf-8"))["nets"]
+    for net in speed_nets(kind):
+        if options.nets and net.name not in options.nets:
+            continue
+        model = net.made(device)
+        rows = net.batches.get("large", 1)
+        x, _ = net.data(rows, device)
+        record["nets"][net.name] = measure(model, x, DRAWS.get(net.name, 100), device, options.repeats)
+        write(f"costs_{kind}", record)
+    print(markdown(record))
+
+
+def measure(model: nn.Module, x: Tensor, draws: int, device: torch.device, repeats: int) -> dict[str, Any]:
+    sites = find_sites(model, x[:3])
+    rates = list(PAPER_RATES)
+    one = partial(sample_rates, model, x, [RATE], sites, draws)
+    times = in_turns(
+        {
+            "one": one,
+            "all": partial(sample_rates, model, x, rates, sites, draws),
+            "apart": lambda: [sample(model, x, rate, draws, sites=sites) for rate in rates],
+            "masks": partial(all_masks, sites, draws, fitting_chunk(model, x, sites), x),
+            "uniforms": partial(all_uniforms, sites, draws, device),
+        },
+        repeats=repeats,
+        device=device,
+    )
+    return {
+        "rows": len(x),
+        "draws": draws,
+        "one_seconds": times["one"],
+        "all_over_one": times["all"] / times["one"],
+        "apart_over_one": times["apart"] / times["one"],
+        "mask_share": times["masks"] / times["one"],
+        "uniform_share": times["uniforms"] / times["one"],
+    }
+
+
+def all_masks(sites: Sequence[Site], draws: int, chunk: int, like: Tensor) -> None:
+    """Every mask of every draw, as sampling makes them."""
+    for start in range(0, draws, chunk):
+        for site in sites:
+            for call in range(site.calls):
+                masks(0, range(start, min(start + chunk, draws)), site.name, call, site.units, RATE, like)
+
+
+def all_uniforms(sites: Sequence[Site], draws: int, device: torch.device) -> None:
+    """As many masks from uniform numbers of a generator that is seeded for each draw and site."""
+    generator = torch.Generator(device)
+    for site in sites:
+        for call in range(site.calls * draws):
+            generator.manual_seed(call)
+            numbers = torch.empty(site.units, device=device).uniform_(generator=generator)
+            (numbers >= RATE).float() / (1 - RATE)
+
+
+def markdown(record: dict[str, Any]) -> str:
+    lines = [
+        "| network | rows | draws | 15 rates / one | 15 calls / one | masks, share | torch's numbers instead |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    lines += [
+        f"| {name.replace('_', ' ')} | {row['rows']} | {row['draws']} | {row['all_over_one']:.1f} | "
+        f"{row['apart_over_one']:.1f} | {row['mask_share']:.0%} | {row['uniform_share']:.0%} |"
+        for name, row in record["nets"].items()
+    ]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
