@@ -1,0 +1,141 @@
+"""Traced chunks give what the other engines give, and the prefix is cut off; here without the compiler itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from latedrop import calibrate, compiled, find_sites, sample
+from latedrop.compiled import Program
+from latedrop.crowd import MCNN
+from latedrop.errors import ArgumentError, DataError, OutputError
+from zoo import ZOO, Case
+
+RATES = (0.05, 0.3)
+DRAWS = 11
+
+
+@pytest.fixture
+def uncompiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Graphs run as they are."""
+    monkeypatch.setattr(compiled, "_compile", lambda graph: graph)
+    yield
+    compiled._PROGRAMS.clear()
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(5, 8), nn.ReLU(inplace=True), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("chunk", [4, 11])
+@pytest.mark.parametrize("case", ZOO, ids=lambda case: case.name)
+def test_it_equals_the_other_engines(case: Case, chunk: int) -> None:
+    model, x = case.make()
+    sites = find_sites(model, x)
+    run = Program(model, x, sites, DRAWS, 3, case.readout, True, chunk, compiler=lambda graph: graph)
+    for rate in RATES:
+        mean, variance, finite = run(x, {site.name: rate for site in sites})
+        expected = sample(model, x, rate, DRAWS, 3, sites, case.readout)
+        torch.testing.assert_close(mean, expected.mean)
+        torch.testing.assert_close(variance, expected.variance, rtol=1e-4, atol=1e-7)
+        assert bool(finite)
+
+
+def test_what_no_mask_reaches_is_in_the_first_graph() -> None:
+    model, x = MCNN(), torch.rand(1, 1, 32, 48)
+    run = Program(model, x, find_sites(model, x), 4, 0, None, True, 2, compiler=lambda graph: graph)
+    before, after = (
+        [node for node in part.graph.nodes if "convolution" in str(node.target)] for part in (run._before, run._after)
+    )
+    assert (len(before), len(after)) == (3, 10)
+    assert not any("arange" in str(node.target) for node in run._before.graph.nodes)
+
+
+def test_other_inputs_of_the_shape_use_the_same_program(uncompiled: None) -> None:
+    model = mlp()
+    sites = find_sites(model, torch.randn(3, 5))
+    for seed in range(3):
+        x = torch.randn(3, 5, generator=torch.Generator().manual_seed(seed))
+        found = sample(model, x, 0.2, 20, sites=sites, engine="compiled")
+        torch.testing.assert_close(found.mean, sample(model, x, 0.2, 20, sites=sites).mean)
+    assert len(compiled._PROGRAMS[model]) == 1
+    sample(model, torch.randn(4, 5), 0.2, 20, sites=sites, engine="compiled")
+    assert len(compiled._PROGRAMS[model]) == 2
+
+
+def test_other_weights_are_another_program(uncompiled: None) -> None:
+    model, x = mlp(), torch.randn(3, 5)
+    sites = find_sites(model, x)
+    sample(model, x, 0.2, 20, sites=sites, engine="compiled")
+    with torch.no_grad():
+        model[0].weight.mul_(2)  # in place: the program reads it
+    expected = sample(model, x, 0.2, 20, sites=sites)
+    torch.testing.assert_close(sample(model, x, 0.2, 20, sites=sites, engine="compiled").mean, expected.mean)
+    assert len(compiled._PROGRAMS[model]) == 1
+    model[0].weight = nn.Parameter(torch.randn(8, 5))
+    expected = sample(model, x, 0.2, 20, sites=sites)
+    torch.testing.assert_close(sample(model, x, 0.2, 20, sites=sites, engine="compiled").mean, expected.mean)
+    assert len(compiled._PROGRAMS[model]) == 2
+
+
+def test_few_programs_are_kept(uncompiled: None) -> None:
+    model = mlp()
+    sites = find_sites(model, torch.randn(3, 5))
+    for rows in range(1, 12):
+        sample(model, torch.randn(rows, 5), 0.2, 4, sites=sites, engine="compiled")
+    assert len(compiled._PROGRAMS[model]) == compiled._MOST_PROGRAMS
+
+
+def test_calibration_and_prediction_by_it(uncompiled: None) -> None:
+    model, x = mlp(), torch.randn(40, 5)
+    y = torch.randn(40)
+    fast, usual = (calibrate(model, (x, y), rates=[0.1, 0.2], draws=20, engine=name) for name in ("compiled", "auto"))
+    assert fast.calibration.rate == usual.calibration.rate
+    assert fast.engine == fast.scaled("relaxed").engine == "compiled"
+    torch.testing.assert_close(fast.predict(x).std, usual.predict(x).std)
+    assert len(compiled._PROGRAMS[model]) == 1  # one for both rates, and for the prediction
+
+
+def test_the_model_is_as_before(uncompiled: None) -> None:
+    model, x = mlp().train(), torch.randn(3, 5)
+    before = torch.random.get_rng_state()
+    sample(model, x, 0.2, 4, engine="compiled")
+    assert model.training
+    assert torch.equal(before, torch.random.get_rng_state())
+    assert all("forward" not in module.__dict__ and not module._forward_pre_hooks for module in model.modules())
+
+
+def test_bad_input_is_told_as_ever(uncompiled: None) -> None:
+    model, x = mlp(), torch.randn(3, 5)
+    x[1, 2] = float("nan")
+    with pytest.raises(DataError, match="found 1 NaN or inf among 15 input values"):
+        sample(model, x, 0.2, 4, engine="compiled")
+
+    def log(y: Tensor) -> Tensor:
+        return y.abs().log() / 0
+
+    with pytest.raises(OutputError, match="NaN or inf in 3 of 3 rows"):
+        sample(model, torch.randn(3, 5), 0.2, 4, readout=log, engine="compiled")
+    with pytest.raises(ArgumentError, match="expected another engine with keep_draws=True"):
+        sample(model, torch.randn(3, 5), 0.2, 4, keep_draws=True, engine="compiled")
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_on_a_gpu_it_is_a_graph_that_takes_new_inputs(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model = MCNN().to("cuda", dtype)
+    sites: Any = find_sites(model, torch.rand(2, 1, 32, 48, device="cuda", dtype=dtype))
+    for _ in range(3):
+        x = torch.rand(2, 1, 32, 48, device="cuda", dtype=dtype)
+        found = sample(model, x, 0.1, 8, sites=sites, chunk=4, engine="compiled")
+        expected = sample(model, x, 0.1, 8, sites=sites)
+        tolerance = {"rtol": 1e-3, "atol": 1e-6} if dtype == torch.float32 else {"rtol": 0.1, "atol": 1e-3}
+        torch.testing.assert_close(found.mean, expected.mean, **tolerance)
+    assert len(compiled._PROGRAMS[model]) == 1
