@@ -3,6 +3,9 @@
 import json
 from pathlib import Path
 
+import pytest
+
+from benchmarks import growth, pages
 from benchmarks.linear import markdown
 
 ROOT = Path(__file__).parents[1]
@@ -38,3 +41,31 @@ def test_speed_of_the_uci_study() -> None:
     assert study["total_seconds"] < 30 * 60
     protein = study["seconds"]["protein-tertiary-structure"]["total"]
     assert f"took {study['total_seconds'] / 60:.1f} minutes, {protein / 60:.1f} of them for protein" in page
+
+
+@pytest.mark.parametrize("page", pages.PAGES, ids=lambda path: path.name)
+def test_tables_of_pages_follow_the_results(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert "<!-- table: benchmarks.speed -->" in text
+    assert pages.filled(text) == text, "run: python -m benchmarks.pages"
+
+
+def test_frames_per_second() -> None:
+    record = json.loads((RESULTS / "video_gpu.json").read_text(encoding="utf-8"))
+    best = max(record["rows"], key=lambda row: row["frames_per_second"])
+    assert best["frames_per_second"] > 140  # as the README says
+    assert (best["precision"], best["engine"]) == ("float16", "compiled")
+    assert best["std_ratio"] == pytest.approx(1, abs=0.01)
+
+
+def test_growth_is_at_most_linear() -> None:
+    record = json.loads((RESULTS / "growth_cpu.json").read_text(encoding="utf-8"))
+    assert record["axes"].keys() == growth.LABELS.keys()
+    assert record["axes"]["draws"]["memory_slope"] < 0.5
+
+
+def test_rates_share_what_they_can() -> None:
+    record = json.loads((RESULTS / "costs_cpu.json").read_text(encoding="utf-8"))
+    for name, row in record["nets"].items():
+        assert row["all_over_one"] < 1.05 * record["rates"], name
+        assert row["mask_share"] < row["uniform_share"], name

@@ -13,6 +13,7 @@ from latedrop import calibrate, compiled, find_sites, sample
 from latedrop.compiled import Program
 from latedrop.crowd import MCNN
 from latedrop.errors import ArgumentError, DataError, OutputError
+from latedrop.sites import Site
 from zoo import ZOO, Case
 
 RATES = (0.05, 0.3)
@@ -123,6 +124,65 @@ def test_bad_input_is_told_as_ever(uncompiled: None) -> None:
         sample(model, torch.randn(3, 5), 0.2, 4, readout=log, engine="compiled")
     with pytest.raises(ArgumentError, match="expected another engine with keep_draws=True"):
         sample(model, torch.randn(3, 5), 0.2, 4, keep_draws=True, engine="compiled")
+
+
+def test_other_hooks_and_layers_are_another_program(uncompiled: None) -> None:
+    model, x = mlp(), torch.randn(3, 5)
+    for change in (lambda: None, lambda: model.register_forward_hook(lambda *a: 2 * a[2]), lambda: change_layer(model)):
+        change()
+        expected = sample(model, x, 0.2, 20)
+        torch.testing.assert_close(sample(model, x, 0.2, 20, engine="compiled").mean, expected.mean)
+    assert len(compiled._PROGRAMS[model]) == 3
+    sample(model, x, 0.2, 20, engine="compiled")  # sites that are found again are the same ones
+    assert len(compiled._PROGRAMS[model]) == 3
+
+
+def change_layer(model: nn.Module) -> None:
+    model[3] = nn.Sigmoid()
+
+
+def test_draws_that_only_fill_up_a_chunk_do_not_count(uncompiled: None) -> None:
+    torch.manual_seed(0)
+    model, x = mlp(), torch.randn(3, 5)
+    sites = find_sites(model, x)
+    for seed in range(100):
+        outputs = sample(model, x, 0.3, 12, seed, sites, keep_draws=True).outputs
+        largest = outputs[:9].amax() + 1e-4
+        if bool(outputs[9:].amax() > largest):
+            break
+    else:
+        pytest.fail("expected some seed whose last draws are the largest")
+
+    def root(y: Tensor) -> Tensor:  # NaN in these draws
+        return (largest - y).sqrt()
+
+    found = sample(model, x, 0.3, 9, seed, sites, root, chunk=6, engine="compiled")
+    torch.testing.assert_close(found.mean, sample(model, x, 0.3, 9, seed, sites, root).mean)
+
+
+class Noisy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(5, 8), nn.Linear(8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.first(x) + torch.randn(8))
+
+
+class Counts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(5, 8), nn.Linear(8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.first(x)) * len((x > 0).nonzero())
+
+
+@pytest.mark.parametrize(("make", "why"), [(Noisy, "noise of its own"), (Counts, "sizes that depend on values")])
+def test_models_that_no_program_can_stand_for(make: type[nn.Module], why: str, uncompiled: None) -> None:
+    model, x = make(), torch.randn(3, 5)
+    with pytest.raises(ArgumentError, match=f"found {why} .*Use engine='auto'"):
+        sample(model, x, 0.2, 4, sites=[Site("head", "element", "Linear", (8,))], engine="compiled")
 
 
 @pytest.mark.cuda

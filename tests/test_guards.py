@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.timing import peak_bytes
+from counting import Runs
 from latedrop import calibrate, find_sites, sample
 from latedrop.calibrate import PAPER_RATES
 from latedrop.crowd import MCNN
@@ -19,98 +16,76 @@ from latedrop.sample import fitting_chunk, sample_rates
 CPU = torch.device("cpu")
 
 
-class Counted(nn.Module):
-    """Three layers that count their own runs."""
+class Layers(nn.Module):
+    """Three layers; the second and the third are sites."""
 
     def __init__(self, width: int = 8, outputs: int = 1) -> None:
         super().__init__()
+        torch.manual_seed(0)
         self.first, self.second, self.head = nn.Linear(5, width), nn.Linear(width, width), nn.Linear(width, outputs)
-        self.runs: Counter[str] = Counter()
-        for name, module in self.named_children():
-            module.forward = self._counting(name, module.forward)
 
     def forward(self, x: Tensor) -> Tensor:
-        self.runs["forward"] += 1
         return self.head(self.second(self.first(x).relu()).relu())
-
-    def _counting(self, name: str, forward: Any) -> Any:
-        def run(*args: Any) -> Any:
-            self.runs[name] += 1
-            return forward(*args)
-
-        return run
-
-
-class Operators(TorchDispatchMode):
-    """Counts operators by name."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: Counter[str] = Counter()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.found[func._schema.name] += 1
-        return func(*args, **(kwargs or {}))
 
 
 def test_small_predictions_are_one_pass() -> None:
-    model, x = Counted(), torch.randn(16, 5)
+    model, x = Layers(), torch.randn(16, 5)
     sites = find_sites(model, x)
-    model.runs.clear()
-    sample(model, x, 0.1, 200, sites=sites)
-    assert model.runs == {"forward": 1, "first": 1, "second": 1, "head": 1}
+    with Runs(model) as runs:
+        sample(model, x, 0.1, 200, sites=sites)
+    assert runs.layers == {"first": 1, "second": 1, "head": 1}
 
 
 @pytest.mark.parametrize(("draws", "chunk", "passes"), [(10, 10, 1), (10, 4, 3), (10, 1, 10)])
 def test_passes_are_chunks_and_the_first_layer_runs_once(draws: int, chunk: int, passes: int) -> None:
-    model, x = Counted(), torch.randn(16, 5)
+    model, x = Layers(), torch.randn(16, 5)
     sites = find_sites(model, x)
-    model.runs.clear()
-    sample(model, x, 0.1, draws, sites=sites, chunk=chunk)
-    assert model.runs == {"forward": passes, "first": 1, "second": passes, "head": passes}
+    with Runs(model) as runs:
+        sample(model, x, 0.1, draws, sites=sites, chunk=chunk)
+    assert runs.layers == {"first": 1, "second": passes, "head": passes}
 
 
 def test_a_calibration_costs_its_rates_and_nothing_more() -> None:
-    model, x = Counted(), torch.randn(600, 5)
-    calibrate(model, (x, torch.randn(600)), draws=20, batch_size=200, chunk=5, sites=find_sites(model, x))
-    batches, passes = 3, len(PAPER_RATES) * 20 // 5
-    probes = {name: count - batches * passes for name, count in model.runs.items()}
-    assert probes["forward"] == probes["second"] == probes["head"] <= 5  # of find_sites
-    assert model.runs["first"] == probes["forward"] + batches
+    model, x = Layers(), torch.randn(600, 5)
+    sites = find_sites(model, x)
+    with Runs(model) as runs:
+        calibrate(model, (x, torch.randn(600)), draws=20, batch_size=200, chunk=5, sites=sites)
+    passes = 3 * len(PAPER_RATES) * 20 // 5
+    assert runs.layers == {"first": 3, "second": passes, "head": passes}
 
 
 def test_a_predictor_runs_what_it_needs() -> None:
-    model, x = Counted(), torch.randn(64, 5)
+    model, x = Layers(), torch.randn(64, 5)
     data = (x, torch.randn(64))
     for center, passes in (("draws", 1), ("model", 2)):
         uq = calibrate(model, data, rates=[0.1], draws=20, mean=center)
-        model.runs.clear()
-        uq.predict(x)
-        assert model.runs["forward"] == passes
+        with Runs(model) as runs:
+            uq.predict(x)
+        assert runs.layers["first"] == passes
 
 
 @pytest.mark.parametrize("chunk", [50, 5, 1])
 def test_waits_for_results_do_not_grow_with_draws(chunk: int) -> None:
     """A value that Python looks at is a wait for the device: one for the inputs, one for the outputs."""
-    model, x = Counted(), torch.randn(16, 5)
+    model, x = Layers(), torch.randn(16, 5)
     sites = find_sites(model, x)
-    with Operators() as operators:
+    with Runs() as runs:
         sample(model, x, 0.1, 50, sites=sites, chunk=chunk)
-    assert operators.found["aten::_local_scalar_dense"] == 2
+    assert runs.operators["_local_scalar_dense"] == 2
 
 
 def test_rates_wait_once_each() -> None:
-    model, x = Counted(), torch.randn(16, 5)
+    model, x = Layers(), torch.randn(16, 5)
     sites = find_sites(model, x)
     for draws in (10, 40):
-        with Operators() as operators:
+        with Runs() as runs:
             sample_rates(model, x, [0.1, 0.2, 0.3], sites, draws, chunk=5)
-        assert operators.found["aten::_local_scalar_dense"] == 3
+        assert runs.operators["_local_scalar_dense"] == 3
 
 
 @pytest.mark.parametrize(
     ("model", "x"),
-    [(Counted(512), torch.randn(1024, 5)), (MCNN(), torch.rand(2, 1, 64, 96))],
+    [(Layers(512), torch.randn(1024, 5)), (MCNN(), torch.rand(2, 1, 64, 96))],
     ids=["mlp", "mcnn"],
 )
 def test_memory_is_flat_in_the_draws(model: nn.Module, x: Tensor) -> None:
@@ -124,7 +99,7 @@ def test_memory_is_flat_in_the_draws(model: nn.Module, x: Tensor) -> None:
 
 def test_memory_stays_below_that_of_stacked_outputs() -> None:
     """Where outputs are large, as maps are."""
-    model, x, draws = Counted(64, outputs=2000), torch.randn(256, 5), 100
+    model, x, draws = Layers(64, outputs=2000), torch.randn(256, 5), 100
     sites = find_sites(model, x)
     _, most = peak_bytes(lambda: sample(model, x, 0.1, draws, sites=sites), CPU)
     assert most < draws * 256 * 2000 * 4

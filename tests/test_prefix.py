@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
@@ -10,27 +11,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from counting import Runs
 from latedrop import calibrate, find_sites, sample
 from latedrop.crowd import MCNN
 from latedrop.inject import hooked
 from latedrop.prefix import Prefix
-
-
-def counted(model: nn.Module) -> dict[str, int]:
-    """How often the `forward` of each leaf really runs."""
-    runs: dict[str, int] = {}
-
-    def wrap(name: str, forward: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*args: Any, **kwargs: Any) -> Any:
-            runs[name] = runs.get(name, 0) + 1
-            return forward(*args, **kwargs)
-
-        return run
-
-    for name, module in model.named_modules():
-        if not list(module.children()):
-            module.forward = wrap(name, module.forward)
-    return runs
+from latedrop.sample import sample_rates
 
 
 class Stem(nn.Module):
@@ -59,27 +45,28 @@ def equal(a: Any, b: Any) -> None:
 def test_columns_of_a_counter_run_their_first_layers_once() -> None:
     model, x = MCNN(), torch.rand(2, 1, 32, 48)
     sites = find_sites(model, x)
-    runs = counted(model)
-    sample(model, x, 0.1, 12, sites=sites, chunk=4, engine="vmap")
+    with Runs(model) as runs:
+        sample(model, x, 0.1, 12, sites=sites, chunk=4, engine="vmap")
     for column in range(3):
-        assert [runs[f"columns.{column}.{layer}"] for layer in (0, 1, 2, 3, 6, 8)] == [1, 1, 1, 3, 3, 3]
-    assert runs["fuse"] == 3
+        assert [runs.layers[f"columns.{column}.{layer}"] for layer in (0, 3, 6, 8)] == [1, 3, 3, 3]
+    assert runs.layers["fuse"] == 3
+    assert runs.operators["max_pool2d_with_indices"] == 3 + 3 * 3
 
 
 def test_loops_share_it_too() -> None:
     model, x = MCNN(), torch.rand(2, 1, 32, 48)
     sites = find_sites(model, x)
-    runs = counted(model)
-    sample(model, x, 0.1, 5, sites=sites, chunk=1)
-    assert (runs["columns.0.0"], runs["columns.0.3"], runs["fuse"]) == (1, 5, 5)
+    with Runs(model) as runs:
+        sample(model, x, 0.1, 5, sites=sites, chunk=1)
+    assert [runs.layers[name] for name in ("columns.0.0", "columns.0.3", "fuse")] == [1, 5, 5]
 
 
 def test_a_calibration_runs_it_once_for_all_rates() -> None:
     model, x = Stem(torch.sin), torch.randn(64, 5)
     sites = find_sites(model, x)
-    runs = counted(model)
-    calibrate(model, (x, torch.randn(64)), rates=(0.1, 0.2, 0.3), draws=10, sites=sites, chunk=4, batch_size=32)
-    assert runs == {"first": 2, "relu": 2, "second": 2 * 3 * 3, "head": 2 * 3 * 3}
+    with Runs(model) as runs:
+        calibrate(model, (x, torch.randn(64)), rates=(0.1, 0.2, 0.3), draws=10, sites=sites, chunk=4, batch_size=32)
+    assert runs.layers == {"first": 2, "second": 2 * 3 * 3, "head": 2 * 3 * 3}
 
 
 @pytest.mark.parametrize("after", [torch.sin, torch.clone, add_one, torch.relu_, lambda h: h[:, :8]])
@@ -97,9 +84,10 @@ def test_moments_are_those_without_it(after: Callable[[Tensor], Tensor], inplace
 def test_what_others_change_in_place_is_computed_again() -> None:
     model, x = Stem(add_one), torch.randn(6, 5)
     sites = find_sites(model, x)
-    runs = counted(model)
-    sample(model, x, 0.2, 8, sites=sites, chunk=2, engine="vmap")
-    assert (runs["first"], runs["relu"]) == (1, 4)  # the first layer's output is kept for the ReLU
+    with Runs(model) as runs:
+        sample(model, x, 0.2, 8, sites=sites, chunk=2, engine="vmap")
+    assert runs.layers["first"] == 1  # its output is kept for the ReLU,
+    assert runs.operators["relu"] == 4  # which runs again, as somebody adds to what it gives
 
 
 class ReadBefore(nn.Module):
@@ -143,9 +131,9 @@ def test_a_module_that_runs_on_both_sides_of_a_mask() -> None:
     model, x = Reused(), torch.randn(6, 5)
     sites = find_sites(model, x)
     expected = sample(model, x, 0.2, 8, sites=sites, engine="loop")
-    runs = counted(model)
-    equal(sample(model, x, 0.2, 8, sites=sites, chunk=2, engine="vmap"), expected)
-    assert (runs["first"], runs["norm"], runs["middle"]) == (1, 1 + 4, 4)
+    with Runs(model) as runs:
+        equal(sample(model, x, 0.2, 8, sites=sites, chunk=2, engine="vmap"), expected)
+    assert (runs.layers["first"], runs.layers["middle"]) == (1, 4)
 
 
 class Remembers(nn.Module):
@@ -179,12 +167,12 @@ def test_a_module_that_gets_at_a_masked_tensor_by_another_way() -> None:
 def test_the_model_is_as_before_also_after_an_error() -> None:
     model, x = Stem(torch.sin), torch.randn(6, 5)
     sites = find_sites(model, x)
-    own = model.first.forward = model.first.forward
+    own = model.second.forward = model.second.forward
     for readout in (None, lambda y: 1 / 0):
         with suppress(ZeroDivisionError):
             sample(model, x, 0.2, 8, sites=sites, chunk=2, readout=readout)
-        assert model.first.__dict__["forward"] is own
-        assert all("forward" not in module.__dict__ for module in (model.relu, model.second, model.head))
+        assert model.second.__dict__["forward"] is own
+        assert all("forward" not in module.__dict__ for module in (model.relu, model.first, model.head))
 
 
 def test_kept_memory_is_what_the_sites_read() -> None:
@@ -202,3 +190,103 @@ def test_kept_memory_is_what_the_sites_read() -> None:
         sizes = [value.untyped_storage().nbytes() for value in prefix._kept.values()]
     pooled = [16 * 16 * 24 * 4, 20 * 16 * 24 * 4, 24 * 16 * 24 * 4]
     assert sorted(size for size in sizes if size > 4) == pooled
+
+
+class Fills(nn.Module):
+    """Changes, in place, a tensor that no layer made, and lets nobody know."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.relu, self.head = nn.Linear(5, 8), nn.ReLU(inplace=True), nn.Linear(8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x) * 1.5
+        self.relu(h)
+        return self.head(h)
+
+
+class Appends(nn.Module):
+    """A module of the user's own that leaves things behind."""
+
+    class Part(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(5, 8)
+
+        def forward(self, x: Tensor, found: list[Tensor]) -> Tensor:
+            self.last = self.layer(x)
+            found.append(self.last)
+            return self.last
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part, self.second, self.head = self.Part(), nn.Linear(8, 8), nn.Linear(8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: list[Tensor] = []
+        h = self.second(self.part(x, found))
+        return self.head(h + found[0] + self.part.last)
+
+
+class SharedNorm(nn.Module):
+    """One norm inside a module that gives a dict, and outside."""
+
+    class Part(nn.Module):
+        def __init__(self, norm: nn.Module) -> None:
+            super().__init__()
+            self.layer, self.norm = nn.Linear(5, 8), norm
+
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            return {"h": self.norm(self.layer(x)) + self.norm(2 * self.layer(x).exp())}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(8)
+        self.part, self.second, self.head = self.Part(self.norm), nn.Linear(8, 8), nn.Linear(8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.part(x)["h"]
+        return self.head(self.norm(self.second(self.norm(h.sin()))))
+
+
+class Functional(nn.Module):
+    """A weight that a module makes from a parameter, and a constant times a weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.act = nn.Linear(5, 8), nn.Tanh()
+        self.w, self.v = nn.Parameter(torch.randn(8, 8)), nn.Parameter(torch.randn(8, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = nn.functional.linear(self.first(x), self.act(self.w))
+        return nn.functional.linear(h, self.act(self.w)) @ self.v
+
+
+@pytest.mark.parametrize("make", [Fills, Appends, SharedNorm, Functional])
+def test_models_that_do_more_than_layers_do(make: type[nn.Module]) -> None:
+    torch.manual_seed(0)
+    model, x = make(), torch.randn(6, 5)
+    sites = find_sites(model, x)
+    expected = sample(model, x, 0.2, 7, sites=sites, engine="loop", keep_draws=True)
+    for options in ({"engine": "vmap", "chunk": 3}, {"chunk": 3}, {"chunk": 1}):
+        found = sample(model, x, 0.2, 7, sites=sites, keep_draws=True, **options)
+        torch.testing.assert_close(found.outputs, expected.outputs)
+
+
+def test_a_site_without_a_rate_at_first_is_no_part_of_it() -> None:
+    model, x = Stem(torch.sin), torch.randn(6, 5)
+    sites = find_sites(model, x)
+    rates = [{"second": 0.0, "head": 0.3}, {"second": 0.3, "head": 0.3}, 0.0]
+    for rate, found in zip(rates, sample_rates(model, x, rates, sites, 20, chunk=5), strict=True):
+        equal(found, sample(model, x, rate, 20, sites=sites, engine="loop"))
+
+
+def test_threads_take_turns() -> None:
+    model, x = Stem(torch.sin), torch.randn(6, 5)
+    sites = find_sites(model, x)
+    expected = sample(model, x, 0.2, 9, sites=sites)
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(lambda _: sample(model, x, 0.2, 9, sites=sites, chunk=2), range(12)))
+    for moments in found:
+        equal(moments, expected)
+    assert torch.backends.mha.get_fastpath_enabled()

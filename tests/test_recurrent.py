@@ -52,3 +52,16 @@ def test_the_layer_is_called_once_for_all_draws() -> None:
     sample(model, x, 0.2, 50, sites=sites)
     assert len(calls) == 1
     assert "forward" not in model.rnn.__dict__
+
+
+def test_a_layer_with_a_forward_of_its_own_is_left_alone() -> None:
+    class Last(nn.LSTM):
+        def forward(self, x: Tensor, *, scale: float = 2.0) -> Tensor:  # type: ignore[override]
+            return scale * super().forward(x)[0][:, -1]
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 6), nn.Linear(6, 6), Last(6, 5, batch_first=True), nn.Linear(5, 1))
+    x = torch.randn(4, 7, 3)
+    sites = find_sites(model, x)
+    moments = sample(model, x, 0.2, 5, sites=sites)
+    torch.testing.assert_close(moments.variance, sample(model, x, 0.2, 5, sites=sites, engine="loop").variance)

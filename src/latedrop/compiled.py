@@ -5,6 +5,9 @@ the keys is cut off and runs once per prediction; the rest is compiled (`torch.c
 compared and multiplied inside the kernel that makes the layer's input, and never written to memory. On a CUDA device
 the whole prediction, all chunks and their moments, is then captured as a CUDA graph: one launch replays it. Rates are
 inputs too, so that one program serves a whole calibration.
+
+A program is what the model did when it was traced. New weights, hooks or submodules make a new one; a Python number
+that the model's code reads, or a branch that it takes by looking at values, is fixed.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from torch import Tensor, fx, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
+from latedrop.errors import ArgumentError
 from latedrop.forward import Readout, output_of, undisturbed
 from latedrop.inject import hooked
 from latedrop.masks import draw_keys, hashes, threshold
@@ -50,7 +54,11 @@ def program(
     shapes = tuple((v.shape, v.dtype, v.device, v.stride()) if isinstance(v, Tensor) else v for v in flat)
     # A graph reads its weights where they were: another address is another program.
     weights = tuple([v.data_ptr() for v in (*model.parameters(), *model.buffers())])
-    key = (shapes, spec, weights, tuple(map(id, sites)), draws, seed, readout, shared, chunk)
+    modules = tuple([(id(m), len(m._forward_hooks), len(m._forward_pre_hooks)) for m in model.modules()])
+    kind = next(iter(value.device.type for value in flat if isinstance(value, Tensor)))
+    cast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+    masked = tuple([(site.name, site.kind) for site in sites])
+    key = (shapes, spec, weights, modules, cast, masked, draws, seed, readout, shared, chunk)
     kept = _PROGRAMS.setdefault(model, {})
     if key not in kept:
         if len(kept) >= _MOST_PROGRAMS:
@@ -87,7 +95,6 @@ class Program:
         compiler: Callable[[fx.GraphModule], Any] | None = None,
     ) -> None:
         self.draws, self.chunk = draws, min(chunk, draws)
-        self._sites = tuple(sites)  # kept alive: they are known by their identity
         flat, self._spec = pytree.tree_flatten(x)
         self._inputs = [value.clone() for value in flat if isinstance(value, Tensor)]
         self._device = self._inputs[0].device
@@ -97,8 +104,9 @@ class Program:
             places = _places(model, x, sites, readout, shared)
             self._chunks = self._keys(places, seed)
             self._limits = torch.zeros(len(sites), dtype=torch.int32, device=self._device)
-            self._scales = torch.ones(len(sites), device=self._device)
+            self._scales = torch.ones(len(sites), dtype=torch.float64, device=self._device)
             graph = _traced(model, flat, self._spec, sites, readout, shared, places, self._arguments())
+        _check(graph)
         before, after = _split(graph, len(self._inputs))
         compiler = _compile if compiler is None else compiler
         self._before, self._after = compiler(before), compiler(after)
@@ -113,7 +121,7 @@ class Program:
         if wanted != self._wanted:
             limits = np.array([threshold(rate) - 2**31 for rate in wanted], np.int32)
             self._limits.copy_(torch.from_numpy(limits))
-            self._scales.copy_(torch.tensor([1 / (1 - rate) for rate in wanted]))
+            self._scales.copy_(torch.tensor([1 / (1 - rate) for rate in wanted], dtype=torch.float64))
             self._wanted = wanted
         with torch.no_grad():
             if self._device.type != "cuda":
@@ -224,7 +232,7 @@ def _traced(
             def mask(site: Site, call: int, shape: tuple[int, ...], like: Tensor) -> Any:
                 number = numbers[site.name]
                 keep = hashes(by_place[site.name, call, shape], prod(shape)).view(shape) >= limits[number]
-                return _Thin(torch.where(keep, scales[number], 0.0))
+                return _Thin(torch.where(keep, scales[number].to(torch.promote_types(like.dtype, torch.float32)), 0.0))
 
             with hooked(model, sites, mask, shared=shared):
                 return output_of(model, pytree.tree_unflatten(inputs, spec), readout)
@@ -232,12 +240,24 @@ def _traced(
         outputs = torch.vmap(one, randomness="same")(*keys)
         outputs = outputs if outputs.dtype == torch.float64 else outputs.float()
         count = weights.to(outputs).view(-1, *[1] * (outputs.dim() - 1))
-        off = outputs - outputs[0]
-        mean = (off * count).sum(0) / count.sum()
+        off = torch.where(count > 0, outputs - outputs[0], 0.0)  # what fills up the last chunk may even be NaN
+        mean = off.sum(0) / count.sum()
         return outputs[0], mean, ((off - mean).square() * count).sum(0)
 
     values = [value for value in flat if isinstance(value, Tensor)]
     return make_fx(torch.func.functionalize(chunk))(*values, *arguments)
+
+
+def _check(graph: fx.GraphModule) -> None:
+    """Raise where the graph would not say what the model says: for other draws, or for other inputs."""
+    for node in graph.graph.nodes:
+        tags = getattr(node.target, "tags", ())
+        noise = torch.Tag.nondeterministic_seeded in tags and "scaled_dot_product" not in str(node.target)
+        if noise or torch.Tag.dynamic_output_shape in tags:
+            why = "noise of its own" if noise else "sizes that depend on values"
+            raise ArgumentError(
+                f"expected a model that a program can stand for; found {why} ({node.target}). Use engine='auto'."
+            )
 
 
 def _split(graph: fx.GraphModule, inputs: int) -> tuple[fx.GraphModule, fx.GraphModule]:

@@ -1,9 +1,10 @@
-"""What no mask reaches is computed once: outputs of modules upstream of all sites, kept from one pass to the next.
+"""What no mask reaches is computed once: outputs of layers upstream of all sites, kept from one pass to the next.
 
-The first pass runs under `vmap`, where a tensor that depends on a draw is batched: a module whose inputs are not, and
-that holds no site, gives the same output in every draw. Later passes of the same inputs, at any rate, get that output
-without running the module. Of a chain of such modules only what somebody else reads is kept; the rest has its shape
-and no memory. Where a kept tensor is changed in place by others, it is not kept.
+The first pass runs under `vmap`, where a tensor that depends on a draw is batched: a layer of torch whose input is not,
+and that is no site, gives the same output in every draw. Later passes of the same inputs, at any rate, get that output
+without running the layer. Only torch's own layers are skipped, as they do nothing else than compute an output; what
+calls them runs every time. Of a chain of such layers only what somebody else reads is kept; the rest has its shape and
+no memory. Where a kept tensor is changed in place by others, it is not kept.
 """
 
 from __future__ import annotations
@@ -18,17 +19,20 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from latedrop.forward import plain_names, tensors
+from latedrop.forward import named_layers, tensors
 from latedrop.sites import Site
 
 __all__ = ["Prefix"]
+
+_Place: TypeAlias = "tuple[int, int]"
+"""A layer, and its call in the pass."""
 
 
 class Prefix:
     """The outputs that all draws of some inputs share.
 
     Args:
-        model: whose modules they are.
+        model: whose layers they are of.
         sites: what has a mask; None: there will be but one pass, and nothing to share.
 
     Attributes:
@@ -36,25 +40,29 @@ class Prefix:
     """
 
     def __init__(self, model: nn.Module, sites: Sequence[Site] | None) -> None:
-        self._modules = [] if sites is None else _without_sites(model, sites)
-        self._kept: dict[tuple[int, int], Any] = {}
+        # Weight calls are known by what is computed from parameters in the same pass: nothing of that may be kept.
+        none = sites is None or any(site.weight is not None for site in sites)
+        self._layers = [] if none or sites is None else _layers(model, sites)
+        self._kept: dict[_Place, Tensor] = {}
         self._calls: dict[int, int] = {}
         self._record: _Record | None = None
-        self.ready = not self._modules
+        self.ready = not self._layers
+
+    @property
+    def shares(self) -> bool:
+        """Whether something is kept."""
+        return bool(self._kept)
 
     @contextmanager
     def patched(self) -> Iterator[None]:
-        """The modules' `forward` goes through here while the context lasts."""
-        before = [(module, module.__dict__.get("forward")) for module in self._modules]
+        """The layers' `forward` goes through here while the context lasts."""
         try:
-            for number, (module, _) in enumerate(before):
-                module.forward = partial(self._forward, number, module.forward)
+            for number, layer in enumerate(self._layers):
+                layer.forward = partial(self._forward, number, layer.forward)
             yield
         finally:
-            for module, own in before:
-                module.__dict__.pop("forward", None)
-                if own is not None:
-                    module.forward = own
+            for layer in self._layers:
+                vars(layer).pop("forward", None)
             self.forget()
 
     def begin(self) -> None:
@@ -63,7 +71,7 @@ class Prefix:
 
     def forget(self) -> None:
         """Let go of all that was kept."""
-        self._kept, self._record, self.ready = {}, None, not self._modules
+        self._kept, self._record, self.ready = {}, None, not self._layers
 
     @contextmanager
     def recorded(self) -> Iterator[None]:
@@ -83,41 +91,35 @@ class Prefix:
             self._record.read(tensors(output))
 
     def _forward(self, number: int, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        record = self._record
-        if not (self.ready or record) or (record and record.inside):
-            return forward(*args, **kwargs)
         place = number, self._calls.get(number, 0)
         self._calls[number] = place[1] + 1
-        if record is None:
+        if self._record is None:
             return self._kept[place] if place in self._kept else forward(*args, **kwargs)
-        if any(map(_is_batched, tensors((args, kwargs)))):
+        inputs = list(tensors((args, kwargs)))
+        if any(map(_is_batched, inputs)):
             return forward(*args, **kwargs)
-        record.inside = place
-        try:
+        with self._record.running(place, inputs):
             output = forward(*args, **kwargs)
-        finally:
-            record.inside = None
-        record.keep(place, output)
+        self._record.keep(place, output)
         return output
 
 
-def _without_sites(model: nn.Module, sites: Sequence[Site]) -> list[nn.Module]:
-    """Modules that no site lies in."""
-    plain = plain_names(model)
-    holds = {""}
-    for site in sites:
-        parts = (site.weight or site.name).split(".")
-        holds.update(".".join(parts[:end]) for end in range(1, len(parts) + 1))
-    return [module for name, module in model.named_modules() if plain(name) not in holds]
-
-
-_Place: TypeAlias = "tuple[int, int]"
-"""A module, and its call in the pass."""
+def _layers(model: nn.Module, sites: Sequence[Site]) -> list[nn.Module]:
+    """Layers of torch itself that are no sites."""
+    masked = {site.name for site in sites}
+    return [
+        module
+        for name, module in named_layers(model).items()
+        if name not in masked
+        and type(module).__module__.startswith("torch.nn.modules.")
+        and not module._modules
+        and "forward" not in vars(module)
+    ]
 
 
 @dataclass
 class _Use:
-    """Who read and who changed a storage, and when: the module that was running, None outside of all."""
+    """Who read and who changed a storage, and when: the layer that was running, None outside of all."""
 
     reads: list[tuple[_Place | None, int]] = field(default_factory=list)
     writes: list[tuple[_Place | None, int]] = field(default_factory=list)
@@ -133,14 +135,25 @@ class _Use:
 
 
 class _Record(TorchDispatchMode):
-    """Watches who reads and who changes the outputs of modules."""
+    """Watches who reads and who changes the outputs of layers."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.inside: _Place | None = None
-        self._outputs: dict[_Place, Any] = {}
+        self._inside: _Place | None = None
+        self._given: set[int] = set()
+        self._foreign: set[_Place] = set()
+        self._outputs: dict[_Place, Tensor] = {}
         self._uses: dict[int, _Use] = {}
         self._tick = 0
+
+    @contextmanager
+    def running(self, place: _Place, inputs: Sequence[Tensor]) -> Iterator[None]:
+        """A layer runs on inputs that no mask has reached."""
+        self._inside, self._given = place, set(map(_storage, inputs))
+        try:
+            yield
+        finally:
+            self._inside, self._given = None, set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -149,50 +162,40 @@ class _Record(TorchDispatchMode):
         if func._schema.is_mutable:
             given = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | kwargs
             written = [a.name for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
-            for use in self._of(tensors([given.get(name) for name in written])):
-                use.writes.append((self.inside, self._tick))
+            for storage in map(_storage, tensors([given.get(name) for name in written])):
+                if storage in self._uses:
+                    self._uses[storage].writes.append((self._inside, self._tick))
+                elif storage in self._given and self._inside is not None:
+                    self._foreign.add(self._inside)  # changes what no layer made, and must do it every time
         return func(*args, **kwargs)
 
     def keep(self, place: _Place, output: Any) -> None:
-        """Note an output, unless it depends on a draw after all, or is no plain tensor."""
-        parts = _parts(output)
-        if all(type(part) is Tensor and not _is_batched(part) and _storage(part) for part in parts):
+        """Note an output, unless it depends on a draw after all, or is more than a plain tensor."""
+        if type(output) is Tensor and not _is_batched(output) and _storage(output) and place not in self._foreign:
             self._outputs[place] = output
-            for part in parts:
-                self._uses.setdefault(_storage(part), _Use())
+            self._uses.setdefault(_storage(output), _Use())
 
     def read(self, values: Iterator[Tensor]) -> None:
         """The running code looks at these."""
-        for use in self._of(values):
-            use.reads.append((self.inside, self._tick))
-
-    def usable(self) -> dict[_Place, Any]:
-        """The outputs that later passes can have."""
-        by_place = {place: _parts(output) for place, output in self._outputs.items()}
-        run: set[_Place | None] = {who for use in self._uses.values() for who, _ in (*use.reads, *use.writes)}
-        run = {None, *run.difference(by_place)}
-        before = 0
-        while before != len(run):  # a module that has to run reads its inputs
-            before = len(run)
-            for place, parts in by_place.items():
-                if not all(self._uses[_storage(part)].lasts(run) for part in parts):
-                    run.add(place)
-        found = {}
-        for place, parts in by_place.items():
-            if place not in run:
-                kept = [part if self._uses[_storage(part)].read_by(run) else _shell(part) for part in parts]
-                found[place] = tuple(kept) if isinstance(self._outputs[place], tuple) else kept[0]
-        return found
-
-    def _of(self, values: Iterator[Tensor]) -> Iterator[_Use]:
         for value in values:
             use = None if _is_batched(value) else self._uses.get(_storage(value))
             if use is not None:
-                yield use
+                use.reads.append((self._inside, self._tick))
 
-
-def _parts(output: Any) -> tuple[Tensor, ...]:
-    return output if isinstance(output, tuple) else (output,)
+    def usable(self) -> dict[_Place, Tensor]:
+        """The outputs that later passes can have."""
+        uses = {place: self._uses[_storage(output)] for place, output in self._outputs.items()}
+        users = {who for use in self._uses.values() for who, _ in (*use.reads, *use.writes)}
+        run: set[_Place | None] = {None, *users.difference(self._outputs)}
+        before = 0
+        while before != len(run):  # a layer that has to run reads its inputs
+            before = len(run)
+            run.update(place for place, use in uses.items() if not use.lasts(run))
+        return {
+            place: output if uses[place].read_by(run) else _shell(output)
+            for place, output in self._outputs.items()
+            if place not in run
+        }
 
 
 def _is_batched(value: Tensor) -> bool:
@@ -200,6 +203,7 @@ def _is_batched(value: Tensor) -> bool:
 
 
 def _storage(value: Tensor) -> int:
+    """The identity of a tensor's storage; 0 for those without, such as a batched tensor inside `vmap`."""
     try:
         return int(value.untyped_storage()._cdata)
     except (NotImplementedError, RuntimeError):

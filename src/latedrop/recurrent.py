@@ -22,17 +22,14 @@ _functorch = torch._C._functorch
 @contextmanager
 def foldable(model: nn.Module) -> Iterator[None]:
     """Recurrent layers of `model` take batched tensors of `torch.vmap` while the context lasts."""
-    layers = [module for module in model.modules() if isinstance(module, nn.RNNBase)]
-    before = [(layer, layer.__dict__.get("forward")) for layer in layers]
+    layers = [module for module in model.modules() if isinstance(module, nn.RNNBase) and _is_stock(module)]
     try:
         for layer in layers:
             layer.forward = partial(_forward, layer, layer.forward)
         yield
     finally:
-        for layer, own in before:
-            layer.__dict__.pop("forward", None)
-            if own is not None:
-                layer.forward = own
+        for layer in layers:
+            vars(layer).pop("forward", None)
 
 
 def _forward(layer: nn.RNNBase, forward: Callable[..., Any], input: Any, hx: Any = None) -> Any:
@@ -53,6 +50,11 @@ def _forward(layer: nn.RNNBase, forward: Callable[..., Any], input: Any, hx: Any
     unfold = partial(_unfolded, level=level, draws=draws, rows=rows)
     lasts = tuple(unfold(value, axis=1) for value in (last if isinstance(last, tuple) else (last,)))
     return unfold(output, axis=axis), lasts if isinstance(last, tuple) else lasts[0]
+
+
+def _is_stock(layer: nn.RNNBase) -> bool:
+    """Whether `forward` is torch's: one of the user's own may take and give anything."""
+    return type(layer).forward in (nn.LSTM.forward, nn.GRU.forward, nn.RNN.forward) and "forward" not in vars(layer)
 
 
 def _draws(value: Tensor) -> int:

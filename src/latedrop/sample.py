@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from threading import RLock
 from typing import Any, Literal, TypeAlias, get_args
 from warnings import catch_warnings, filterwarnings
 
@@ -55,6 +56,7 @@ ENGINES = get_args(Engine)
 
 _CACHE_BYTES = {"cpu": 64 * 2**20}  # of all draws that run at once, where these are small; beyond it caches overflow
 _SMALL_BYTES = 256 * 2**20  # the same on other devices, which have no such cache to lose
+_ONE_AT_A_TIME = RLock()  # hooks, patched layers and torch's switches are the same for all threads
 _FULL = 20  # draws that fill any other device; with more, only memory would grow
 
 
@@ -207,11 +209,13 @@ def _sampled(
     by_site = [rates_by_site(sites, rate) for rate in rates]
     active = [site for site in sites if any(found[site.name] > 0 for found in by_site)]
     results = []
-    with ExitStack() as stack:
+    plain = None if all(any(wanted.values()) for wanted in by_site) else own_output(model, x, options.readout)
+    with _ONE_AT_A_TIME, ExitStack() as stack:
         networks: _Draws | None = None
         for rate, wanted in zip(rates, by_site, strict=True):
             if not any(wanted.values()):
-                results.append(_unmoved(own_output(model, x, options.readout), options))
+                assert plain is not None
+                results.append(_unmoved(plain, options))
                 continue
             if options.engine == "compiled":
                 results.append(_compiled(bare(model), x, active, wanted, options))
@@ -283,7 +287,7 @@ class _Draws:
             outputs = widened(outputs)
             stream.add(outputs)
             if self.options.keep:
-                kept.append(outputs)
+                kept.append(outputs.clone())  # a model may write every output to one place
         check_finite(stream.mean, f"at rate {rate}")
         return Moments(stream.mean, stream.variance, self.options.draws, torch.cat(kept) if kept else None)
 
@@ -301,7 +305,7 @@ class _Draws:
                 if out_of_memory(error) and self._chunk > 1:
                     self._chunk //= 2
                     torch.cuda.empty_cache()
-                elif self._vectorise and auto and not out_of_memory(error):
+                elif (self._vectorise or self._prefix.shares) and auto and not out_of_memory(error):
                     self._vectorise = False  # some operator of this model has no batching rule
                     self._prefix.forget()
                 else:
@@ -338,6 +342,8 @@ class _Draws:
                 result: Tensor = torch.vmap(one, randomness="same")(torch.empty(len(self._current), device=self.device))
             finally:
                 self._level = None
+        if len(result) != len(self._current):
+            raise RuntimeError("the model has kept a tensor of an earlier pass")
         return result
 
     def _one_by_one(self) -> Tensor:
@@ -355,7 +361,10 @@ class _Draws:
     def _mask(self, site: Site, call: int, shape: tuple[int, ...], like: Tensor) -> Any:
         rate = self._rates[site.name]
         if rate == 0:
-            return 1.0
+            # A batch of ones, all the same: at another rate, what is behind the site differs between draws.
+            return self._picked(
+                torch.ones(len(self._current), *(1 for _ in shape), dtype=like.dtype, device=like.device)
+            )
         if (site.name, call) not in self._keys:
             keys = draw_keys(self.options.seed, range(self.options.draws), site.name, call)
             self._keys[site.name, call] = keys if like.device.type == "cpu" else keys_on(keys, like.device)
@@ -393,6 +402,8 @@ def _widening(layer: nn.Module | None) -> float:
     """Outputs of a layer for each of its inputs, where it tells."""
     if isinstance(layer, nn.Linear):
         return layer.out_features / layer.in_features
+    if isinstance(layer, nn.RNNBase):
+        return 4 * layer.hidden_size / layer.input_size  # gates
     return layer.out_channels / layer.in_channels if isinstance(layer, nn.Conv2d) else 1.0
 
 
