@@ -8,7 +8,7 @@ TEST_ARGS ?=
 # Processes that share the test files; each computes on one thread.
 WORKERS ?= auto
 # make bench BENCH=speed BENCH_ARGS="--nets uci_mlp --draws 10"
-BENCH ?= linear speed
+BENCH ?= linear costs growth speed
 BENCH_ARGS ?=
 
 # Libraries whose models the tests run, and what these import. Alone, without their other requirements: some would
@@ -37,7 +37,7 @@ demo: $(VENV)/.demo  ## train a small network on real data and calibrate it
 	$(BIN)/latedrop demo $(DEMO_ARGS)
 
 test: $(VENV)/.dev  ## run the tests and the docstring examples
-	OMP_NUM_THREADS=1 $(PY) -m pytest -n $(WORKERS) --dist loadfile $(TEST_ARGS)
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n $(WORKERS) --maxprocesses 8 --dist loadfile $(TEST_ARGS)
 
 lint: $(VENV)/.dev  ## check style, formatting and types
 	$(BIN)/ruff check .
