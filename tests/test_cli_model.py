@@ -78,6 +78,12 @@ QUICK = ("--rates", "0.3", "--draws", "10")
 Run = Callable[..., tuple[int, str, str]]
 
 
+def arrays_of(path: str | Path) -> dict[str, np.ndarray]:
+    """What is in a npz file, which is closed again."""
+    with np.load(path, allow_pickle=False) as file:
+        return dict(file)
+
+
 @pytest.fixture
 def call(capsys: pytest.CaptureFixture[str]) -> Run:
     """Run the command line in this process: exit code, stdout, stderr without what the model prints."""
@@ -178,7 +184,7 @@ class TestCalibrate:
         assert record.rows == 60
 
     def test_same_as_in_python(self, calibrated: str) -> None:
-        data = np.load("val.npz")
+        data = arrays_of("val.npz")
         net = sys.modules["user_model"].net()
         expected = latedrop.calibrate(net, (data["x"], data["y"]), rates=[0.3], draws=10).calibration
         found = latedrop.Calibration.from_json(Path(calibrated).read_text())
@@ -310,7 +316,7 @@ class TestPredict:
             [row[name] for name in ("id", "z", "c")] for row in given
         ]
         uq = latedrop.load(calibrated, sys.modules["user_model"].net())
-        expected = uq.predict(np.load("test.npz")["x"]).to_dict(0.8)
+        expected = uq.predict(arrays_of("test.npz")["x"]).to_dict(0.8)
         for name, values in expected.items():
             np.testing.assert_allclose([float(row[name]) for row in found], values[:, 0].numpy(), rtol=1e-4)
 
@@ -346,7 +352,7 @@ class TestPredict:
         np.testing.assert_allclose(table["mean"].to_numpy(), mean, rtol=1e-4)
         arguments = ("--data", "test.parquet", "-o", "out.npz", "--keep", "z")
         assert call("predict", "user_model:net", calibrated, *arguments)[0] == 0
-        arrays = np.load("out.npz", allow_pickle=False)
+        arrays = arrays_of("out.npz")
         assert {name: arrays[name].shape for name in arrays} == {
             "z": (60,),
             **dict.fromkeys(("mean", "std", "low", "high"), (60, 1)),
@@ -366,7 +372,7 @@ class TestPredict:
         code, _, err = call("predict", "user_model:maps", "c.json", "--data", "test.npz", "-o", "out.csv")
         assert (code, err.endswith("found outputs of shape (2, 2). Write npz.\n")) == (2, True)
         assert call("predict", "user_model:maps", "c.json", "--data", "test.npz", "-o", "out.npz")[0] == 0
-        assert np.load("out.npz")["low"].shape == (60, 2, 2)
+        assert arrays_of("out.npz")["low"].shape == (60, 2, 2)
 
     def test_rows_without_numbers_are_left_empty(self, call: Run, calibrated: str) -> None:
         lines = Path("test.csv").read_text().splitlines()
@@ -499,7 +505,7 @@ class TestEvaluate:
         assert (code, err) == (0, "")
         assert (found["rows"], found["dropped"], found["outputs"], found["files"]) == (60, 0, {}, [])
         uq = latedrop.load(calibrated, sys.modules["user_model"].net())
-        data = np.load("test.npz")
+        data = arrays_of("test.npz")
         expected = latedrop.evaluate.compare(uq.predict(data["x"]), torch.from_numpy(data["y"]))
         assert [row["label"] for row in found["evaluations"]] == ["raw", "scaled", "relaxed"]
         for row, other in zip(found["evaluations"], expected, strict=True):

@@ -40,6 +40,12 @@ RATES = (0.005, 0.05)
 needs_matplotlib = pytest.mark.skipif(find_spec("matplotlib") is None, reason="draws")
 
 
+def arrays_of(path: str | Path) -> dict[str, np.ndarray]:
+    """What is in a npz file, which is closed again."""
+    with np.load(path, allow_pickle=False) as file:
+        return dict(file)
+
+
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Networks that were never trained: one plain, one that says it is embedded."""
@@ -201,7 +207,7 @@ def test_every_measure_of_every_rate_and_part(quick: Path) -> None:
     assert len(record["series"]["truth"]) == 4
     assert record["networks"]["scenes-embedded-0.1"]["about"]["rate"] == 0.1
     assert {"decoding", "first_order", "rate_0.005", "scenes-embedded-0.1", "rejection"} < set(record["seconds"])
-    maps = np.load(quick / "scenes.npz")
+    maps = arrays_of(quick / "scenes.npz")
     assert maps["mean"].shape == maps["std"].shape == maps["target"].shape == (2, 16, 18)
 
 
@@ -304,7 +310,7 @@ def test_the_rejection_measured_again_is_that_of_the_study(
     seconds = [record.pop("seconds") for record in (again, first)]
     assert again == first
     assert {**seconds[0], "rejection": 0.0} == {**seconds[1], "rejection": 0.0}
-    maps, expected = (np.load(folder / "scenes.npz") for folder in (tmp_path, quick))
+    maps, expected = (arrays_of(folder / "scenes.npz") for folder in (tmp_path, quick))
     for name in expected:
         np.testing.assert_array_equal(maps[name], expected[name])
 

@@ -14,6 +14,12 @@ from latedrop.writing import check_output, write_rows
 MEAN = np.array([0.1, np.nan, 1e-20, 123456.78], dtype=np.float32)
 
 
+def arrays_of(path: str | Path) -> dict[str, np.ndarray]:
+    """What is in a npz file, which is closed again."""
+    with np.load(path, allow_pickle=False) as file:
+        return dict(file)
+
+
 def write(path: Path, columns: dict[str, Any], size: int = 2) -> None:
     count = len(next(iter(columns.values())))
     with write_rows(str(path)) as append:
@@ -65,7 +71,7 @@ def test_npz(tmp_path: Path) -> None:
     path = tmp_path / "out.npz"
     maps = np.arange(5 * 2 * 2, dtype=np.float64).reshape(5, 2, 2)
     write(path, {"mean": maps, "id": np.arange(5), "text": ["1", "2.5", "3", "4", "5"]})
-    found = np.load(path, allow_pickle=False)
+    found = arrays_of(path)
     np.testing.assert_array_equal(found["mean"], maps)
     assert found["mean"].dtype == np.float64
     assert found["id"].tolist() == [0, 1, 2, 3, 4]
