@@ -12,8 +12,8 @@ import latedrop
 SOURCE = Path(latedrop.__file__).parent
 ORDER = [
     {"errors", "gaussian", "masks_cuda"},
-    {"files", "forward", "masks", "metrics", "recurrent", "tables", "terminal"},
-    {"functional", "programs", "scale", "batches", "plots", "writing"},
+    {"devices", "files", "forward", "masks", "metrics", "tables", "terminal"},
+    {"functional", "programs", "recurrent", "scale", "batches", "plots", "writing"},
     {"sites", "intervals", "fit", "models"},
     {"inject", "prefix", "record"},
     {"compiled"},

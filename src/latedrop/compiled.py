@@ -30,7 +30,7 @@ from latedrop.masks import draw_keys, hashes, threshold
 from latedrop.recurrent import foldable
 from latedrop.sites import Site
 
-__all__ = ["Program", "program"]
+__all__ = ["Part", "Program", "merged", "program"]
 
 _Place: TypeAlias = "tuple[str, int, tuple[int, ...]]"
 """A mask: its site, the call, and its shape."""
@@ -47,7 +47,6 @@ def program(
     readout: Readout,
     shared: bool,
     chunk: int,
-    compiler: Callable[[fx.GraphModule], Any] | None = None,
 ) -> Program:
     """The program of a model for inputs like `x`; compiled on the first call, and kept as long as the model is."""
     flat, spec = ([x], None) if isinstance(x, Tensor) else pytree.tree_flatten(x)
@@ -63,7 +62,7 @@ def program(
     if key not in kept:
         if len(kept) >= _MOST_PROGRAMS:
             kept.pop(next(iter(kept)))
-        kept[key] = Program(model, x, sites, draws, seed, readout, shared, chunk, compiler)
+        kept[key] = Program(model, x, sites, draws, seed, readout, shared, chunk)
     return kept[key]
 
 
@@ -157,10 +156,7 @@ class Program:
         origin, mean, squares = self._after(*ready, weights, self._limits, self._scales, *keys)
         for keys, weights, count in others:
             first, part, spread = self._after(*ready, weights, self._limits, self._scales, *keys)
-            delta, total = part + (first - origin) - mean, done + count
-            mean = mean + delta * (count / total)
-            squares = squares + spread + delta.square() * (done * count / total)
-            done = total
+            mean, squares, done = merged((mean, squares, done), (part + (first - origin), spread, count))
         mean = origin + mean
         # A sum is NaN or inf where one of its terms is; in float64 no sum of finite numbers of less precision is.
         sums = [value.sum(dtype=torch.float64) for value in (mean, *inputs) if value.is_floating_point()]
@@ -181,6 +177,17 @@ class Program:
             weights = (torch.arange(self.chunk) < count).float()
             found.append(([torch.from_numpy(k).to(self._device) for k in keys], weights.to(self._device), count))
         return found
+
+
+Part: TypeAlias = "tuple[Tensor, Tensor, int]"
+"""Mean, sum of squared deviations from it, and number of some draws."""
+
+
+def merged(a: Part, b: Part) -> Part:
+    """Of two sets of draws together (Chan, Golub, LeVeque 1983)."""
+    (mean, squares, done), (part, spread, count) = a, b
+    delta, total = part - mean, done + count
+    return mean + delta * (count / total), squares + spread + delta.square() * (done * count / total), total
 
 
 def _places(model: nn.Module, x: Any, sites: Sequence[Site], readout: Readout, shared: bool) -> list[_Place]:

@@ -66,10 +66,11 @@ def crowd_count(
         _need_crowd(panels)
         from latedrop.crowd.counting import CountFile, count_people, finished_frames
         from latedrop.crowd.frames import open_frames
+        from latedrop.devices import chosen_device
         from latedrop.intervals import checked_level
 
         checked_level(level)
-        trained, used = _counter(weights, calibration, _device(device))
+        trained, used = _counter(weights, calibration, chosen_device(device))
         used = used if scale is None else used.with_choice(_one_of("--scale", scale, "optimal", "relaxed"))
         skipped: list[str] = []
 
@@ -124,9 +125,10 @@ def crowd_calibrate(
         _need_crowd()
         from latedrop.crowd.calibration import calibrate_counter
         from latedrop.crowd.mcnn import load_weights
+        from latedrop.devices import chosen_device
 
         path, shipped_name = _weights_path(weights)
-        trained = load_weights(path, _device(device))
+        trained = load_weights(path, chosen_device(device))
         target = output or (Path.cwd() if shipped_name else path.parent) / f"{path.stem}.calibration.json"
         folder(target.parent)
         found = calibrate_counter(
@@ -307,20 +309,6 @@ def _opened(name: str, data: Path | None, trained: "Trained", view: int) -> "Cro
         raise ArgumentError(f"expected the folder of {name}; found none. Pass --data DIR.")
     roi = trained.roi is not None if name in ("mall", "ucsd") else None
     return open_set(name, data, part="train", view=view, enlarge=int(trained.about.get("enlarge", 1)), use_roi=roi)
-
-
-def _device(name: str) -> "torch.device":
-    import torch
-
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ArgumentError(f"expected --device auto, cpu or cuda; found {name!r}.") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ArgumentError(f"expected a CUDA device for --device {name}; torch finds none. Use --device cpu.")
-    return device
 
 
 def _one_of(name: str, value: str, *allowed: str) -> Any:

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import fields, is_dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -39,6 +40,7 @@ __all__ = [
     "place",
     "plain_names",
     "read",
+    "rerouted",
     "row_count",
     "row_limits",
     "take_rows",
@@ -243,6 +245,18 @@ def evaluating(model: nn.Module, *, layers: bool = True) -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fastpath)
         for module in training:
             module.training = True
+
+
+@contextmanager
+def rerouted(routes: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]:
+    """Each layer's `forward` becomes `route(forward, ...)`; for layers whose class has it, not they themselves."""
+    try:
+        for layer, route in routes.items():
+            layer.forward = partial(route, layer.forward)
+        yield
+    finally:
+        for layer in routes:
+            vars(layer).pop("forward", None)
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 
 from latedrop.forward import plain_names, tensors
 
-__all__ = ["RECURRENT", "Place", "WeightCall", "WeightCalls", "operator_name", "weight_names"]
+__all__ = ["RECURRENT", "Place", "WeightCall", "WeightCalls", "operator_name", "storage_of", "weight_names"]
 
 Place: TypeAlias = "tuple[int | str, ...]"
 """Where an argument is: its position or keyword, then its index where it is in a list."""
@@ -116,10 +116,10 @@ class WeightCalls(TorchFunctionMode):
         return WeightCall(parts[0].name, parts[0].weight, operator, inputs, roles.channels)
 
     def _is_fixed(self, value: Tensor) -> bool:
-        return _address(value) in self._fixed
+        return storage_of(value) in self._fixed
 
     def _part(self, value: Any) -> _Part | None:
-        held = self._fixed.get(_address(value)) if isinstance(value, Tensor) else None
+        held = self._fixed.get(storage_of(value)) if isinstance(value, Tensor) else None
         return held.part(value) if held is not None else None
 
     def _follow(self, func: Any, operator: str, args: Any, kwargs: Any, result: Any) -> None:
@@ -135,14 +135,14 @@ class WeightCalls(TorchFunctionMode):
             parts = [part for part in map(self._part, sources) if part is not None]
             first = min(parts, key=lambda part: part.order, default=None)
             for tensor in (*tensors(result), *(sources[:1] if changes else ())):
-                address = _address(tensor)
+                address = storage_of(tensor)
                 held = self._fixed.get(address)
                 if address is not None and (held is None or (changes and not held.parts)):
                     whole = tensor if held is None else held.tensor
                     self._fixed[address] = _Held(whole, [_Part.of(whole, first)] if first else [])
         elif changes:
             for tensor in (*sources[:1], *tensors(kwargs.get("out"))):
-                self._fixed.pop(_address(tensor), None)
+                self._fixed.pop(storage_of(tensor), None)
 
 
 def operator_name(func: Any) -> str:
@@ -154,6 +154,14 @@ def operator_name(func: Any) -> str:
     if isinstance(func, torch._ops.OpOverload):
         return func._schema.name.partition("::")[2]
     return getattr(func, "__name__", "")
+
+
+def storage_of(tensor: Tensor) -> int | None:
+    """The address of a tensor's storage; None for those without, such as a batched tensor inside `vmap`."""
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except (NotImplementedError, RuntimeError):
+        return None
 
 
 def weight_names(model: nn.Module) -> set[str]:
@@ -213,10 +221,10 @@ def _own_tensors(model: nn.Module) -> dict[int | None, _Held]:
     for order, (name, parameter) in enumerate(_named_weights(model)):
         start = int(parameter.storage_offset())
         part = _Part(name, name, order, start, start + _extent(parameter), parameter.stride())
-        found.setdefault(_address(parameter), _Held(parameter, [])).parts.append(part)
+        found.setdefault(storage_of(parameter), _Held(parameter, [])).parts.append(part)
     plain_tensors = (value for module in model.modules() for value in vars(module).values())
     for constant in (*model.buffers(), *(value for value in plain_tensors if isinstance(value, Tensor))):
-        found.setdefault(_address(constant), _Held(constant, []))
+        found.setdefault(storage_of(constant), _Held(constant, []))
     found.pop(None, None)
     return found
 
@@ -225,14 +233,6 @@ def _level() -> int:
     """How many transforms of `torch.func` are on, one inside the other."""
     top = torch._C._functorch.peek_interpreter_stack()
     return 0 if top is None else int(top.level())
-
-
-def _address(tensor: Tensor) -> int | None:
-    """The address of a tensor's storage; None for those without, such as a batched tensor inside `vmap`."""
-    try:
-        return int(tensor.untyped_storage()._cdata)
-    except (NotImplementedError, RuntimeError):
-        return None
 
 
 def _extent(tensor: Tensor) -> int:

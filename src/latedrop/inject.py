@@ -19,7 +19,7 @@ from torch.nn.utils.rnn import PackedSequence
 from latedrop.errors import ArgumentError, SiteError
 from latedrop.forward import bare, evaluating, named_layers, row_count
 from latedrop.functional import Place, WeightCall, WeightCalls
-from latedrop.masks import draw_keys, keys_on, masks_from_keys
+from latedrop.masks import keys_for, masks_from_keys
 from latedrop.sites import Rate, Site, apart, channel_axis, layer_inputs, missing_sites, rates_by_site
 
 __all__ = ["Injection", "MaskSource", "checked_seed", "example_axis", "hooked", "inject", "mask_for"]
@@ -43,8 +43,7 @@ class Injection:
 
     def mask(self, site: Site, call: int, shape: tuple[int, ...], like: Tensor) -> Any:
         """The mask of the current draw."""
-        keys: Any = draw_keys(self.seed, [self.draw], site.name, call)
-        keys = keys if like.device.type == "cpu" else keys_on(keys, like.device)
+        keys = keys_for(self.seed, [self.draw], site.name, call, like.device)
         return mask_for(keys, shape, self.rates[site.name], like, lambda masks: masks[0])
 
     def _finished(self, module: nn.Module, args: Any, output: Any) -> None:

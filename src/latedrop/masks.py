@@ -26,6 +26,7 @@ __all__ = [
     "draw_keys",
     "hashes",
     "kept",
+    "keys_for",
     "keys_on",
     "masks",
     "masks_from_keys",
@@ -72,10 +73,7 @@ def masks(
     >>> mask.shape, torch.equal(mask, kept(uniforms(0, range(2), "fc", 0, (1000,)), 0.25, torch.float32))
     (torch.Size([2, 1000]), True)
     """
-    keys = draw_keys(seed, draws, site, call)
-    if like.device.type == "cpu":
-        return masks_from_keys(keys, shape, rate, like)
-    return masks_from_keys(keys_on(keys, like.device), shape, rate, like)
+    return masks_from_keys(keys_for(seed, draws, site, call, like.device), shape, rate, like)
 
 
 def draw_keys(seed: int, draws: Sequence[int], site: str, call: int) -> npt.NDArray[np.uint32]:
@@ -88,6 +86,12 @@ def draw_keys(seed: int, draws: Sequence[int], site: str, call: int) -> npt.NDAr
         z = (z ^ (z >> _BY[1])) * _TIMES[1]
     keys: npt.NDArray[np.uint32] = (z ^ (z >> _BY[2])).view(np.uint32).reshape(-1, 2)
     return keys
+
+
+def keys_for(seed: int, draws: Sequence[int], site: str, call: int, device: torch.device) -> Any:
+    """The keys as `masks_from_keys` takes them on that device."""
+    keys = draw_keys(seed, draws, site, call)
+    return keys if device.type == "cpu" else keys_on(keys, device)
 
 
 def keys_on(keys: npt.NDArray[np.uint32], device: torch.device) -> Tensor:

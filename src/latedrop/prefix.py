@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from latedrop.forward import named_layers, tensors
+from latedrop.forward import named_layers, rerouted, tensors
+from latedrop.functional import storage_of
 from latedrop.sites import Site
 
 __all__ = ["Prefix"]
@@ -57,12 +58,9 @@ class Prefix:
     def patched(self) -> Iterator[None]:
         """The layers' `forward` goes through here while the context lasts."""
         try:
-            for number, layer in enumerate(self._layers):
-                layer.forward = partial(self._forward, number, layer.forward)
-            yield
+            with rerouted({layer: partial(self._forward, number) for number, layer in enumerate(self._layers)}):
+                yield
         finally:
-            for layer in self._layers:
-                vars(layer).pop("forward", None)
             self.forget()
 
     def begin(self) -> None:
@@ -140,16 +138,16 @@ class _Record(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self._inside: _Place | None = None
-        self._given: set[int] = set()
+        self._given: set[int | None] = set()
         self._foreign: set[_Place] = set()
         self._outputs: dict[_Place, Tensor] = {}
-        self._uses: dict[int, _Use] = {}
+        self._uses: dict[int | None, _Use] = {}
         self._tick = 0
 
     @contextmanager
     def running(self, place: _Place, inputs: Sequence[Tensor]) -> Iterator[None]:
         """A layer runs on inputs that no mask has reached."""
-        self._inside, self._given = place, set(map(_storage, inputs))
+        self._inside, self._given = place, set(map(storage_of, inputs))
         try:
             yield
         finally:
@@ -162,7 +160,7 @@ class _Record(TorchDispatchMode):
         if func._schema.is_mutable:
             given = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | kwargs
             written = [a.name for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
-            for storage in map(_storage, tensors([given.get(name) for name in written])):
+            for storage in map(storage_of, tensors([given.get(name) for name in written])):
                 if storage in self._uses:
                     self._uses[storage].writes.append((self._inside, self._tick))
                 elif storage in self._given and self._inside is not None:
@@ -171,20 +169,20 @@ class _Record(TorchDispatchMode):
 
     def keep(self, place: _Place, output: Any) -> None:
         """Note an output, unless it depends on a draw after all, or is more than a plain tensor."""
-        if type(output) is Tensor and not _is_batched(output) and _storage(output) and place not in self._foreign:
+        if type(output) is Tensor and not _is_batched(output) and storage_of(output) and place not in self._foreign:
             self._outputs[place] = output
-            self._uses.setdefault(_storage(output), _Use())
+            self._uses.setdefault(storage_of(output), _Use())
 
     def read(self, values: Iterator[Tensor]) -> None:
         """The running code looks at these."""
         for value in values:
-            use = None if _is_batched(value) else self._uses.get(_storage(value))
+            use = None if _is_batched(value) else self._uses.get(storage_of(value))
             if use is not None:
                 use.reads.append((self._inside, self._tick))
 
     def usable(self) -> dict[_Place, Tensor]:
         """The outputs that later passes can have."""
-        uses = {place: self._uses[_storage(output)] for place, output in self._outputs.items()}
+        uses = {place: self._uses[storage_of(output)] for place, output in self._outputs.items()}
         users = {who for use in self._uses.values() for who, _ in (*use.reads, *use.writes)}
         run: set[_Place | None] = {None, *users.difference(self._outputs)}
         before = 0
@@ -200,14 +198,6 @@ class _Record(TorchDispatchMode):
 
 def _is_batched(value: Tensor) -> bool:
     return bool(torch._C._functorch.is_batchedtensor(value))
-
-
-def _storage(value: Tensor) -> int:
-    """The identity of a tensor's storage; 0 for those without, such as a batched tensor inside `vmap`."""
-    try:
-        return int(value.untyped_storage()._cdata)
-    except (NotImplementedError, RuntimeError):
-        return 0
 
 
 def _shell(value: Tensor) -> Tensor:

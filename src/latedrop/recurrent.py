@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from latedrop.forward import rerouted
+
 __all__ = ["foldable"]
 
 _functorch = torch._C._functorch
@@ -23,13 +25,8 @@ _functorch = torch._C._functorch
 def foldable(model: nn.Module) -> Iterator[None]:
     """Recurrent layers of `model` take batched tensors of `torch.vmap` while the context lasts."""
     layers = [module for module in model.modules() if isinstance(module, nn.RNNBase) and _is_stock(module)]
-    try:
-        for layer in layers:
-            layer.forward = partial(_forward, layer, layer.forward)
+    with rerouted({layer: partial(_forward, layer) for layer in layers}):
         yield
-    finally:
-        for layer in layers:
-            vars(layer).pop("forward", None)
 
 
 def _forward(layer: nn.RNNBase, forward: Callable[..., Any], input: Any, hx: Any = None) -> Any:

@@ -19,7 +19,7 @@ from warnings import catch_warnings, filterwarnings
 import torch
 from torch import Tensor, nn
 
-from latedrop.compiled import program
+from latedrop.compiled import Part, merged, program
 from latedrop.errors import ArgumentError, LatedropError, OutputError
 from latedrop.forward import (
     Readout,
@@ -32,7 +32,7 @@ from latedrop.forward import (
     undisturbed,
 )
 from latedrop.inject import checked_seed, hooked, mask_for
-from latedrop.masks import draw_keys, keys_on
+from latedrop.masks import keys_for
 from latedrop.prefix import Prefix
 from latedrop.recurrent import foldable
 from latedrop.sites import Rate, Site, find_sites, rates_by_site
@@ -366,8 +366,8 @@ class _Draws:
                 torch.ones(len(self._current), *(1 for _ in shape), dtype=like.dtype, device=like.device)
             )
         if (site.name, call) not in self._keys:
-            keys = draw_keys(self.options.seed, range(self.options.draws), site.name, call)
-            self._keys[site.name, call] = keys if like.device.type == "cpu" else keys_on(keys, like.device)
+            draws = range(self.options.draws)
+            self._keys[site.name, call] = keys_for(self.options.seed, draws, site.name, call, like.device)
         keys = self._keys[site.name, call][self._current.start : self._current.stop]
         return mask_for(keys, shape, rate, like, self._picked)
 
@@ -411,38 +411,28 @@ class _Stream:
     """Running mean and sum of squared deviations over chunks of draws."""
 
     def __init__(self) -> None:
-        self.count = 0
         self._origin: Tensor | None = None
-        self._mean: Tensor | None = None
-        self._squares: Tensor | None = None
+        self._part: Part | None = None
 
     def add(self, outputs: Tensor) -> None:
         if self._origin is None:
             self._origin = outputs[0].clone()
         # Relative to the first draw: draws that are all equal then have a variance of exactly 0.
         outputs = outputs - self._origin
-        count = len(outputs)
         mean = outputs.mean(0)
-        squares = (outputs - mean).square_().sum(0)
-        if self._mean is None or self._squares is None:
-            self._mean, self._squares = mean, squares
-        else:
-            delta = mean - self._mean
-            total = self.count + count
-            self._mean = self._mean + delta * (count / total)
-            self._squares = self._squares + squares + delta.square() * (self.count * count / total)
-        self.count += count
+        part = mean, (outputs - mean).square_().sum(0), len(outputs)
+        self._part = part if self._part is None else merged(self._part, part)
 
     @property
     def mean(self) -> Tensor:
         assert self._origin is not None
-        assert self._mean is not None
-        return self._origin + self._mean
+        assert self._part is not None
+        return self._origin + self._part[0]
 
     @property
     def variance(self) -> Tensor:
-        assert self._squares is not None
-        return self._squares / (self.count - 1)
+        assert self._part is not None
+        return self._part[1] / (self._part[2] - 1)
 
 
 def widened(output: Tensor) -> Tensor:

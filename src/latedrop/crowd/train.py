@@ -32,6 +32,7 @@ from latedrop.crowd.fitting import Checkpoint, Fit, Settings, differences, fit, 
 from latedrop.crowd.layouts import CrowdSet, open_set
 from latedrop.crowd.mcnn import MCNN, STRIDE, Trained, load_weights, save_weights
 from latedrop.crowd.scenes import make_scenes
+from latedrop.devices import chosen_device, device_name
 from latedrop.errors import ArgumentError, DataError, FileError, LatedropError, OutputError
 from latedrop.files import write_aside
 
@@ -122,7 +123,7 @@ def run(request: Request, *, command: str | None = None) -> dict[str, Any]:
     Raises:
         LatedropError: a wrong argument, missing or malformed data, a file that cannot be written, a failed training.
     """
-    device = _device(request.device)
+    device = chosen_device(request.device)
     train(
         request.open(),
         request.settings,
@@ -138,7 +139,7 @@ def run(request: Request, *, command: str | None = None) -> dict[str, Any]:
 
 def test(request: Request) -> dict[str, Any]:
     """Train nothing: the log of the weights in `out`, with their errors on the test frames added."""
-    return add_test(request.out, replace(request, part="test").open(), _device(request.device))
+    return add_test(request.out, replace(request, part="test").open(), chosen_device(request.device))
 
 
 def train(
@@ -334,7 +335,7 @@ def _request(options: argparse.Namespace) -> Request:
     given = {name: value for name, value in vars(options).items() if value is not None}
     if given.pop("resume") and given["fresh"]:
         raise ArgumentError("expected one of --resume and --fresh; found both. Leave one out.")
-    device = _device(options.device)
+    device = chosen_device(options.device)
     chosen = {one.name: given.pop(one.name) for one in fields(Settings) if one.name in given}
     chosen = {"precision": "bf16" if device.type == "cuda" else "fp32"} | chosen
     if chosen.get("crop") == 0:
@@ -417,7 +418,6 @@ def _record(
     mean = _counts(crowd_set, crowd_set.train).mean()
     parts = [part for part in ("validation", "test") if getattr(crowd_set, part)]
     indices = {part: getattr(crowd_set, part) for part in parts}
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, threads: {torch.get_num_threads()}"
     return {
         "schema": SCHEMA,
         **identity,
@@ -430,7 +430,7 @@ def _record(
             **{part: _errors(mean.expand(len(indices[part])), _counts(crowd_set, indices[part])) for part in parts},
         },
         "training_seconds": round(state.seconds, 1),
-        "machine": {"device": name, "system": platform.system()},
+        "machine": {"device": device_name(device), "system": platform.system()},
         "versions": {
             "latedrop": latedrop.__version__,
             "torch": torch.__version__,
@@ -498,18 +498,6 @@ def _read_log(path: Path) -> dict[str, Any]:
     if not isinstance(log, dict) or log.get("schema") != SCHEMA:
         raise FileError(f"expected a log of schema {SCHEMA} in {path}; found another. Train again with --fresh.")
     return log
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ArgumentError(f"expected --device auto, cpu or cuda; found {name!r}.") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ArgumentError(f"expected a CUDA device for --device {name}; torch finds none. Use --device cpu.")
-    return device
 
 
 if __name__ == "__main__":

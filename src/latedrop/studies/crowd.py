@@ -22,12 +22,13 @@ from tqdm import tqdm
 from latedrop.crowd.layouts import CrowdSet, open_set
 from latedrop.crowd.mcnn import Trained, load_weights, shipped
 from latedrop.crowd.scenes import make_scenes
+from latedrop.devices import chosen_device, device_name
 from latedrop.errors import ArgumentError, DataError, FileError, LatedropError
 from latedrop.files import write_aside
 from latedrop.studies.crowd_parts import SCHEMA, Parts, dumped, parsed
 from latedrop.studies.crowd_record import measure, packed, reject, same_draws, work
 from latedrop.studies.crowd_set import RATES, Settings, Study, load, sampled, timed, tuned
-from latedrop.studies.machine import chosen_device, device_name, made_folder, versions
+from latedrop.studies.machine import exit_code, made_folder, versions
 
 __all__ = ["SETS", "STOPPED", "Request", "main", "read", "run", "study"]
 
@@ -155,16 +156,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--no-progress", dest="progress", action="store_false", help="no bars")
     options = vars(parser.parse_args(arguments))
     figures = options.pop("figures")
-    try:
-        files = study(Request(**options), figures_only=figures)
-    except LatedropError as error:
-        print(f"latedrop: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2 if isinstance(error, ArgumentError) else 1
-    except KeyboardInterrupt:
-        print(STOPPED, file=sys.stderr)
-        return 130
-    print(f"written: {', '.join(map(str, files))}")
-    return 0
+    return exit_code(lambda: study(Request(**options), figures_only=figures), STOPPED)
 
 
 def _run_set(name: str, request: Request, settings: Settings, device: torch.device) -> Path | None:

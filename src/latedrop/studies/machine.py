@@ -1,35 +1,33 @@
-"""Where a study runs: its device, the folder of its results, and what a record says of machine and versions."""
+"""What all studies share: how a command ends, the folder of the results, the versions that they were made with."""
 
 from __future__ import annotations
 
 import platform
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 
 import latedrop
-from latedrop.errors import ArgumentError, FileError
+from latedrop.errors import ArgumentError, FileError, LatedropError
 
-__all__ = ["chosen_device", "device_name", "made_folder", "versions"]
+__all__ = ["exit_code", "made_folder", "versions"]
 
 
-def chosen_device(name: str) -> torch.device:
-    """The device of `--device`; `auto` takes a GPU where there is one."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+def exit_code(study: Callable[[], Sequence[Path]], stopped: str) -> int:
+    """Run a study as a command: say what was written, or what is wrong, in a line; `stopped` is said after Ctrl-C."""
     try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ArgumentError(f"expected --device auto, cpu or cuda; found {name!r}.") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ArgumentError(f"expected a CUDA device for --device {name}; torch finds none. Use --device cpu.")
-    return device
-
-
-def device_name(device: torch.device) -> str:
-    """Of the GPU, or the number of threads."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, threads: {torch.get_num_threads()}"
+        files = study()
+    except LatedropError as error:
+        print(f"latedrop: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2 if isinstance(error, ArgumentError) else 1
+    except KeyboardInterrupt:
+        print(stopped, file=sys.stderr)
+        return 130
+    print(f"written: {', '.join(map(str, files))}")
+    return 0
 
 
 def made_folder(path: Path) -> Path:

@@ -19,10 +19,11 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from latedrop.devices import chosen_device, device_name
 from latedrop.errors import ArgumentError, FileError, LatedropError
 from latedrop.files import write_aside
 from latedrop.studies import uci_data
-from latedrop.studies.machine import chosen_device, device_name, made_folder, versions
+from latedrop.studies.machine import exit_code, made_folder, versions
 from latedrop.studies.uci_data import UciSet, chosen_sets
 from latedrop.studies.uci_set import Settings, measure, work
 
@@ -128,16 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--no-progress", dest="progress", action="store_false", help="no bars")
     options = vars(parser.parse_args(arguments))
     figures = options.pop("figures")
-    try:
-        files = study(Request(**options), figures_only=figures)
-    except LatedropError as error:
-        print(f"latedrop: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2 if isinstance(error, ArgumentError) else 1
-    except KeyboardInterrupt:
-        print(STOPPED, file=sys.stderr)
-        return 130
-    print(f"written: {', '.join(map(str, files))}")
-    return 0
+    return exit_code(lambda: study(Request(**options), figures_only=figures), STOPPED)
 
 
 def study(request: Request, *, figures_only: bool = False) -> list[Path]:
