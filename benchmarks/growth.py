@@ -3,8 +3,9 @@
     python -m benchmarks.growth                 # the CPU, or the GPU where there is one; JSON to benchmarks/results
     python -m benchmarks.growth --figures       # draw from the JSON alone
 
-One multilayer perceptron, of which one number at a time is varied. The slope is that of the logarithms over the upper
-half of the range: 1 is linear, 0 is flat. Width is counted in parameters, as the network itself grows by them.
+One multilayer perceptron, of which one number at a time is varied; on a GPU a larger one, which fills it. The slope is
+that of the logarithms over the upper half of the range: 1 is linear, 0 is flat. Width is counted in parameters, as the
+network itself grows by them.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks.timing import RESULTS, in_turns, machine, peak_bytes, write
+from benchmarks.timing import RESULTS, machine, peak_bytes, turns_within, write
 from latedrop import find_sites, sample
 
 RATE = 0.05
@@ -52,19 +53,31 @@ class Shape:
         return nn.Sequential(*layers, nn.Linear(self.width, self.outputs)).eval().requires_grad_(False)
 
 
-RANGES: dict[str, tuple[str, Sequence[int]]] = {
-    "draws": ("draws", (10, 20, 50, 100, 200, 400, 800)),
-    "rows": ("rows", (16, 64, 256, 1024, 4096)),
-    "parameters": ("width", (64, 128, 256, 512, 1024)),
-    "sites": ("sites", (1, 2, 4, 8, 16, 32)),
-    "outputs": ("outputs", (1, 16, 64, 256, 1024, 4096)),
+SHAPES = {"cpu": Shape(), "gpu": Shape(rows=4096, width=1024)}
+RANGES: dict[str, dict[str, tuple[str, Sequence[int]]]] = {
+    "cpu": {
+        "draws": ("draws", (10, 20, 50, 100, 200, 400, 800)),
+        "rows": ("rows", (16, 64, 256, 1024, 4096)),
+        "parameters": ("width", (64, 128, 256, 512, 1024)),
+        "sites": ("sites", (1, 2, 4, 8, 16, 32)),
+        "outputs": ("outputs", (1, 16, 64, 256, 1024, 4096)),
+    },
+    "gpu": {
+        "draws": ("draws", (10, 20, 50, 100, 200, 400, 800)),
+        "rows": ("rows", (256, 1024, 4096, 16384, 65536)),
+        "parameters": ("width", (256, 512, 1024, 2048, 4096)),
+        "sites": ("sites", (1, 2, 4, 8, 16, 32)),
+        "outputs": ("outputs", (1, 16, 64, 256, 1024, 4096)),
+    },
 }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="How time and memory of sampling grow.")
     parser.add_argument("--figures", action="store_true", help="draw from the JSON that is there; measure nothing")
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=5, help="rounds of each axis, at most")
+    parser.add_argument("--device", help="cpu or cuda; the GPU where there is one")
+    parser.add_argument("--budget", type=float, help="seconds after which no round of an axis starts; 20, on a GPU 4")
     options = parser.parse_args()
     if options.figures:
         for path in sorted(RESULTS.glob("growth_*.json")):
@@ -72,17 +85,20 @@ def main() -> None:
             print(markdown(record))
             print(figure(record, IMAGES / f"{path.stem}.png"))
         return
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     kind = "gpu" if device.type == "cuda" else "cpu"
-    record: dict[str, Any] = {"machine": machine(device), "base": vars(Shape()), "axes": {}}
-    for axis, (field, values) in RANGES.items():
-        record["axes"][axis] = measure(axis, [replace(Shape(), **{field: value}) for value in values], device, options)
+    budget = (4.0 if kind == "gpu" else 20.0) if options.budget is None else options.budget
+    base = SHAPES[kind]
+    record: dict[str, Any] = {"machine": machine(device), "base": vars(base), "axes": {}}
+    for axis, (field, values) in RANGES[kind].items():
+        shapes = [replace(base, **{field: value}) for value in values]
+        record["axes"][axis] = measure(axis, shapes, device, options.repeats, budget)
         write(f"growth_{kind}", record)
     print(markdown(record))
 
 
-def measure(axis: str, shapes: Sequence[Shape], device: torch.device, options: Any) -> dict[str, Any]:
-    """Seconds, bytes and slopes along one axis; all sizes take turns."""
+def measure(axis: str, shapes: Sequence[Shape], device: torch.device, repeats: int, budget: float) -> dict[str, Any]:
+    """Seconds, bytes and slopes along one axis; all sizes take turns, after the call that memory is measured by."""
     runs, values, memory = {}, [], []
     for shape in shapes:
         torch.manual_seed(0)
@@ -97,9 +113,13 @@ def measure(axis: str, shapes: Sequence[Shape], device: torch.device, options: A
         values.append(parameters if axis == "parameters" else getattr(shape, axis))
         memory.append(peak_bytes(run, device)[1])
         runs[str(values[-1])] = run
-    seconds = list(in_turns(runs, repeats=options.repeats, device=device).values())
+    times, rounds, failed = turns_within(runs, repeats=repeats, seconds=budget, device=device)
+    if failed:
+        raise SystemExit(f"expected every size to run; failed: {failed}.")
+    seconds = list(times.values())
     return {
         "values": values,
+        "rounds": rounds,
         "seconds": seconds,
         "bytes": memory,
         "time_slope": slope(values, seconds),
@@ -139,7 +159,7 @@ def figure(record: dict[str, Any], path: Path) -> Path:
     """Time and memory along each axis, with the slopes."""
     import matplotlib.pyplot as plt
 
-    plot, axes = plt.subplots(2, len(RANGES), figsize=(13, 5.2), sharex="col", sharey="row", layout="constrained")
+    plot, axes = plt.subplots(2, len(LABELS), figsize=(13, 5.2), sharex="col", sharey="row", layout="constrained")
     for column, (axis, row) in enumerate(record["axes"].items()):
         for line, (key, label, unit, colour) in enumerate(
             (("seconds", "time", 1e-3, "#0072B2"), ("bytes", "memory", 2**20, "#D55E00"))

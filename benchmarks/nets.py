@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from latedrop import Site
+from latedrop.crowd import MCNN, load_weights, shipped
 from latedrop.errors import ArgumentError
 
 Task: TypeAlias = Callable[[int, torch.Generator], tuple[Tensor, Tensor]]
@@ -82,35 +83,6 @@ class Encoder(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.encoder(self.embed(x)).mean(1))
-
-
-class MCNN(nn.Module):
-    """Three columns of convolutions, fused to a density map at a quarter of the resolution (Zhang et al. 2016)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        columns = ((9, 7, (16, 32, 16, 8)), (7, 5, (20, 40, 20, 10)), (5, 3, (24, 48, 24, 12)))
-        self.columns = nn.ModuleList(self._column(*column) for column in columns)
-        self.fuse = nn.Conv2d(30, 1, 1)
-
-    @staticmethod
-    def _column(first: int, size: int, widths: tuple[int, int, int, int]) -> nn.Sequential:
-        a, b, c, d = widths
-        return nn.Sequential(
-            nn.Conv2d(1, a, first, padding=first // 2),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Conv2d(a, b, size, padding=size // 2),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Conv2d(b, c, size, padding=size // 2),
-            nn.ReLU(),
-            nn.Conv2d(c, d, size, padding=size // 2),
-            nn.ReLU(),
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fuse(torch.cat([column(x) for column in self.columns], 1))
 
 
 def count(output: Tensor) -> Tensor:
@@ -318,6 +290,4 @@ def _hidden(inputs: int, width: int) -> nn.Module:
 
 
 def _counter() -> nn.Module:
-    from latedrop.crowd import load_weights, shipped
-
     return load_weights(shipped("mall")).model

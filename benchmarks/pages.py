@@ -1,4 +1,4 @@
-"""Fills the tables of README.md and docs/performance.md from the committed results: `python -m benchmarks.pages`.
+"""Fills the tables of README.md and of pages in docs from the committed results: `python -m benchmarks.pages`.
 
 A table stands between `<!-- table: NAME -->` and `<!-- end of table -->`; what is between them is replaced.
 """
@@ -11,12 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import costs, growth, video
-from benchmarks.speed_pages import IMAGES, figure, rows_for_readme
+from benchmarks import costs, growth, linear, video
+from benchmarks.speed_pages import IMAGES, figure, memory_table, rows_for_readme
 from benchmarks.timing import RESULTS
 
 ROOT = Path(__file__).parents[1]
-PAGES = (ROOT / "README.md", ROOT / "docs" / "performance.md")
+PAGES = (ROOT / "README.md", ROOT / "docs" / "performance.md", ROOT / "docs" / "linear.md")
 _BLOCK = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 
 
@@ -38,8 +38,17 @@ def filled(text: str) -> str:
     return _BLOCK.sub(lambda found: f"{found[1]}{TABLES[found[2]]()}\n{found[3]}", text)
 
 
-def _one(module: Any, stem: str) -> Callable[[], str]:
-    return lambda: str(module.markdown(_read(RESULTS / f"{stem}.json")))
+def by_device(module: Any, stem: str, results: Path = RESULTS) -> str:
+    """The table of the CPU; where there is a GPU's as well, each under the name of its device."""
+    records = {
+        kind: _read(results / f"{stem}_{kind}.json")
+        for kind in ("cpu", "gpu")
+        if (results / f"{stem}_{kind}.json").exists()
+    }
+    if list(records) == ["cpu"]:
+        return str(module.markdown(records["cpu"]))
+    names = {kind: "CPU" if kind == "cpu" else record["machine"]["device"] for kind, record in records.items()}
+    return "\n\n".join(f"{names[kind]}:\n\n{module.markdown(record)}" for kind, record in records.items())
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -49,9 +58,12 @@ def _read(path: Path) -> dict[str, Any]:
 
 TABLES: dict[str, Callable[[], str]] = {
     "benchmarks.speed": rows_for_readme,
-    "benchmarks.video": _one(video, "video_gpu"),
-    "benchmarks.costs": _one(costs, "costs_cpu"),
-    "benchmarks.growth": _one(growth, "growth_cpu"),
+    "benchmarks.memory": memory_table,
+    "benchmarks.video": lambda: video.markdown(_read(RESULTS / "video_gpu.json")),
+    "benchmarks.linear.cost": lambda: linear.markdown().split("\n\n")[0],
+    "benchmarks.linear.ranks": lambda: linear.markdown().split("\n\n")[1],
+    "benchmarks.costs": lambda: by_device(costs, "costs"),
+    "benchmarks.growth": lambda: by_device(growth, "growth"),
 }
 
 

@@ -248,7 +248,8 @@ def _laplace(case: Case, subset: str, structure: str) -> Run:
         _check_size(case.model, parts[0], structure)
     library = _imported("laplace")
     fitted = library.Laplace(model, "regression", subset_of_weights=subset, hessian_structure=structure)
-    with warnings.catch_warnings():
+    # The default device, as the fit of a full matrix makes an identity that is not moved to the model's.
+    with warnings.catch_warnings(), case.x.device:
         warnings.simplefilter("ignore")
         fitted.fit(DataLoader(TensorDataset(*case.training), batch_size=32))
 

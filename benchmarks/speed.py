@@ -2,12 +2,15 @@
 
     python -m benchmarks.speed                                   # the CPU's set, or the GPU's where there is one
     python -m benchmarks.speed --nets mcnn --draws 10 50         # these only; the JSON keeps the others
+    python -m benchmarks.speed --resume                          # what a run that was cut short has not measured
     python -m benchmarks.speed --tables                          # tables and figures from the JSON alone
 
 Time is a multiple of `plain x T`: T deterministic forward passes of the same rows, run at the batch size at which the
 network takes the least time per row. Memory is the peak of what a call allocates. An answer is right where its mean
 standard deviation, and its mean, differ from those of a long reference by no more than T draws must by chance. All
-candidates take turns, round by round. `benchmarks.peers` says what each of them does.
+candidates take turns, round by round; quick ones run once before they are timed. `benchmarks.peers` says what each of
+them does. A candidate whose first call, by which memory is measured, takes longer than `--cap` gets no rounds: that
+call is its time.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ from torch import Tensor, nn
 from benchmarks.nets import SpeedNet, speed_nets, twin
 from benchmarks.peers import PEERS, Case, Run, not_installed, peer_versions
 from benchmarks.speed_pages import IMAGES, LABELS, OTHER_TARGET, figure, one_table, rows_for_readme, tables
-from benchmarks.timing import RESULTS, first_line, machine, peak_bytes, seconds_of, turns_within, write
+from benchmarks.timing import RESULTS, first_line, machine, peak_bytes, seconds_of, timed, turns_within, write
 from latedrop import Site, find_sites, linearize, sample
 from latedrop.sites import odds_by_site
 
@@ -38,8 +41,10 @@ RATE = 0.05
 REFERENCE = 5000
 ROWS = 8
 ENGINES = {"cpu": ("auto", "loop", "vmap"), "gpu": ("auto", "loop", "vmap", "compiled")}
-COMPILED = 50
+COMPILED = (50,)
 """The draws at which the compiled engine is measured: every number of draws is a program of its own."""
+COMPILES = ("latedrop_compiled",)
+"""Candidates whose first call says nothing of the others: it compiles."""
 
 
 def main() -> None:
@@ -55,7 +60,14 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5, help="rounds, at most")
     parser.add_argument("--device", help="cpu or cuda; the GPU where there is one")
     parser.add_argument("--budget", type=float, help="seconds after which no further round starts; 10, on a GPU 4")
+    parser.add_argument("--cap", type=float, help="seconds of a first call beyond which none follows; 20, on a GPU 3")
     parser.add_argument("--engines", nargs="+", help="of latedrop.sample")
+    parser.add_argument("--compiled", type=int, nargs="+", default=list(COMPILED), help="draws of the compiled engine")
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="leave out what the JSON has from the same machine, versions, rows and draws",
+    )
     parser.add_argument("--tables", action="store_true", help="tables and figures from the JSON; measure nothing")
     options = parser.parse_args()
     if options.tables:
@@ -68,14 +80,20 @@ def main() -> None:
     warnings.simplefilter("ignore")
     device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     kind = "gpu" if device.type == "cuda" else "cpu"
-    plan = Plan.of(device, options.repeats, options.budget, tuple(options.engines or ENGINES[kind]))
+    engines = tuple(options.engines or ENGINES[kind])
+    plan = Plan.of(device, options.repeats, options.budget, options.cap, engines, tuple(options.compiled))
     path = RESULTS / f"speed_{kind}.json"
     nets = {net.name: net for net in speed_nets(kind)}
-    part = options.nets is not None or len(options.batch) < 2
+    draws = sorted(set(options.draws))
+    part = options.resume or options.nets is not None or len(options.batch) < 2
     known = json.loads(path.read_text(encoding="utf-8"))["nets"] if part and path.exists() else {}
     for name in options.nets or nets:
         for batch in [batch for batch in nets[name].batches if batch in options.batch]:
-            found = measure(nets[name], nets[name].batches[batch], sorted(options.draws), device, plan)
+            rows = nets[name].batches[batch]
+            if options.resume and measured(known.get(name, {}).get(batch), rows, draws, device):
+                print(f"{name}, {batch}: measured already", flush=True)
+                continue
+            found = measure(nets[name], rows, draws, device, plan)
             known.setdefault(name, {})[batch] = found
             write(f"speed_{kind}", {"kind": kind, "rate": RATE, "nets": _in_order(known, nets)})
             print(one_table(name, found), flush=True)
@@ -83,22 +101,44 @@ def main() -> None:
 
 @dataclass(frozen=True)
 class Plan:
-    """Which engines run, and how much time and memory a measurement may take."""
+    """Which engines run, and how much time and memory a measurement may take.
+
+    `budget` seconds for all rounds, `cap` for one call of one candidate.
+    """
 
     repeats: int
     budget: float
-    seconds: float
+    cap: float
     bytes: float
     reference_seconds: float
     engines: tuple[str, ...] = ENGINES["cpu"]
+    compiled: tuple[int, ...] = COMPILED
 
     @classmethod
-    def of(cls, device: torch.device, repeats: int, budget: float | None, engines: tuple[str, ...]) -> Plan:
+    def of(
+        cls,
+        device: torch.device,
+        repeats: int,
+        budget: float | None,
+        cap: float | None,
+        engines: tuple[str, ...],
+        compiled: tuple[int, ...] = COMPILED,
+    ) -> Plan:
         if device.type == "cuda":
-            total = torch.cuda.get_device_properties(device).total_memory
-            return cls(repeats, 4 if budget is None else budget, 20, 0.8 * total, 5, engines)
-        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        return cls(repeats, 10 if budget is None else budget, 20, 0.4 * total, 10, engines)
+            size, rounds, most, reference = 0.8 * torch.cuda.get_device_properties(device).total_memory, 4, 3, 5
+        else:
+            size = 0.4 * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+            rounds, most, reference = 10, 20, 10
+        budget, cap = rounds if budget is None else budget, most if cap is None else cap
+        return cls(repeats, budget, cap, size, reference, engines, compiled)
+
+
+def measured(found: dict[str, Any] | None, rows: int, draws: Sequence[int], device: torch.device) -> bool:
+    """Whether a result is there, of this machine, these versions, as many rows and the same draws."""
+    if found is None:
+        return False
+    same = found["machine"] == _machine(device) and found["rows"] == rows
+    return same and list(found["draws"]) == [str(count) for count in draws]
 
 
 def measure(net: SpeedNet, rows: int, draws: Sequence[int], device: torch.device, plan: Plan) -> dict[str, Any]:
@@ -123,7 +163,7 @@ def measure(net: SpeedNet, rows: int, draws: Sequence[int], device: torch.device
             if "seconds" in entry or name in OTHER_TARGET:
                 last[name] = {"draws": count, **entry}
     return {
-        "machine": machine(device) | {"peers": peer_versions()},
+        "machine": _machine(device),
         "rows": rows,
         "sites": len(sites),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
@@ -151,7 +191,7 @@ def compare(
     """
     found: dict[str, dict[str, Any]] = {}
     runs: dict[str, Callable[[], Any]] = {}
-    for name, prepare in candidates(case, sites, draws, plan.engines).items():
+    for name, prepare in candidates(case, sites, draws, plan).items():
         if name in OTHER_TARGET and last[name]["draws"] > 1:
             found[name] = {key: value for key, value in last[name].items() if key != "draws"}
             continue
@@ -161,13 +201,16 @@ def compare(
             continue
         _free(device)
         try:
-            run = prepare()
-            (mean, variance), most = peak_bytes(run, device)
+            run, prepared = timed(prepare, device)
+            ((mean, variance), first), most = peak_bytes(partial(timed, run, device), device)
         except Exception as error:
             found[name] = {"status": first_line(error)}
             continue
-        runs[name] = run
-        found[name] = {"bytes": most}
+        found[name] = {"bytes": most, "prepare_seconds": _short(prepared), "first_seconds": _short(first)}
+        if first > plan.cap and name not in COMPILES:
+            found[name] |= {"seconds": first, "rounds": 1}
+        else:
+            runs[name] = run
         if name not in OTHER_TARGET:
             found[name] |= reference.judged(mean, variance, draws, shared=name.startswith("latedrop"))
     plain, share = plain_passes(case.model, case.x, multiple, draws)
@@ -184,7 +227,7 @@ def compare(
     return {"plain_seconds": _short(whole), "rounds": rounds, "candidates": found}
 
 
-def candidates(case: Case, sites: Sequence[Site], draws: int, engines: Sequence[str]) -> dict[str, Callable[[], Run]]:
+def candidates(case: Case, sites: Sequence[Site], draws: int, plan: Plan) -> dict[str, Callable[[], Run]]:
     """What prepares each run, by name."""
 
     def sampled(engine: Any) -> Run:
@@ -201,7 +244,7 @@ def candidates(case: Case, sites: Sequence[Site], draws: int, engines: Sequence[
 
         return run
 
-    engines = [engine for engine in engines if engine != "compiled" or draws == COMPILED]
+    engines = [engine for engine in plan.engines if engine != "compiled" or draws in plan.compiled]
     names = {engine: "latedrop" if engine == "auto" else f"latedrop_{engine}" for engine in engines}
     ours: dict[str, Callable[[], Run]] = {names[engine]: partial(sampled, engine) for engine in engines}
     return ours | {"linearize": first_order} | {name: partial(peer, case, draws) for name, peer in PEERS.items()}
@@ -312,7 +355,7 @@ def _too_much(last: dict[str, Any], draws: int, plan: Plan) -> str:
     """Why a candidate is left out, from what fewer draws took; empty where it is not."""
     grows = draws / last["draws"]
     seconds, size = last["seconds"] * grows, last["bytes"] * grows
-    if seconds > plan.seconds:
+    if seconds > plan.cap:
         return f"skipped: about {seconds:.0f} s a repeat"
     return f"skipped: about {size / 2**30:.0f} GiB" if size > plan.bytes else ""
 
@@ -324,6 +367,10 @@ def _in_order(known: dict[str, Any], nets: dict[str, SpeedNet]) -> dict[str, Any
         for name in nets
         if name in known
     }
+
+
+def _machine(device: torch.device) -> dict[str, Any]:
+    return machine(device) | {"peers": peer_versions()}
 
 
 def _free(device: torch.device) -> None:

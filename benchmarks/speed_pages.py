@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.timing import RESULTS
 
-__all__ = ["IMAGES", "LABELS", "OTHER_TARGET", "figure", "one_table", "rows_for_readme", "tables"]
+__all__ = ["IMAGES", "LABELS", "OTHER_TARGET", "figure", "memory_table", "one_table", "rows_for_readme", "tables"]
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 LABELS = {
@@ -34,6 +34,12 @@ LABELS = {
 OTHER_TARGET = ("linearize", "laplace_last_layer", "laplace_kron", "laplace_full")
 """Candidates with no draws and another variance than that of thinned networks."""
 
+_STACKING = {
+    "T passes, outputs kept": ("loop_stack", "torch_uncertainty_loop", "baal_cached", "lightning_uq_box"),
+    "T copies of the batch": ("torch_uncertainty_batch", "baal"),
+}
+"""The two ways to hold the outputs of all T draws, and who goes them."""
+
 _RIVALS = ("torch_uncertainty_batch", "torch_uncertainty_loop", "baal", "baal_cached", "lightning_uq_box")
 
 
@@ -55,14 +61,51 @@ def rows_for_readme(results: Path = RESULTS, draws: int = 50) -> str:
         "| network | on | rows | latedrop | compiled | best peer | plain loop | memory, latedrop / best peer [MiB] |",
         "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
+    lines += [
+        _readme_row(name, kind, found, draws) for kind, name, found in _all(results) if str(draws) in found["draws"]
+    ]
+    return "\n".join(lines)
+
+
+def memory_table(results: Path = RESULTS) -> str:
+    """Peak memory against draws, the least of others that hold T outputs, and time over that of a plain loop."""
+    measured = list(_all(results))
+    counts = sorted({int(count) for _, _, found in measured for count in found["draws"]})
+    heads = ["network", "on", "rows", *(f"MiB, T = {count}" for count in counts)]
+    heads += [f"{way} [MiB]" for way in _STACKING] + [f"time / plain loop, T = {count}" for count in counts]
+    lines = [f"| {' | '.join(heads)} |", "| --- | --- " + "| ---: " * (len(heads) - 2) + "|"]
+    return "\n".join([*lines, *(_memory_row(kind, name, found, counts) for kind, name, found in measured)])
+
+
+def _all(results: Path) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Kind of machine, network, and what was found with a batch."""
     for kind in ("cpu", "gpu"):
         path = results / f"speed_{kind}.json"
         record = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"nets": {}}
-        for name, by_batch in record["nets"].items():
-            lines += [
-                _readme_row(name, kind, found, draws) for found in by_batch.values() if str(draws) in found["draws"]
-            ]
-    return "\n".join(lines)
+        yield from ((kind, name, found) for name, by_batch in record["nets"].items() for found in by_batch.values())
+
+
+def _memory_row(kind: str, name: str, found: dict[str, Any], counts: Sequence[int]) -> str:
+    entries = {count: found["draws"].get(str(count), {"candidates": {}})["candidates"] for count in counts}
+    ours = {count: entries[count].get("latedrop", {}) for count in counts}
+    sizes = [_mebibytes(entry["bytes"]) if "bytes" in entry else "-" for entry in ours.values()]
+    least = [_least(entries, keys) for keys in _STACKING.values()]
+    times = [
+        _times(ours[count]["seconds"] / entries[count]["loop"]["seconds"])
+        if "seconds" in ours[count] and "seconds" in entries[count].get("loop", {})
+        else "-"
+        for count in counts
+    ]
+    return f"| {' | '.join([name.replace('_', ' '), kind.upper(), str(found['rows']), *sizes, *least, *times])} |"
+
+
+def _least(entries: dict[int, dict[str, Any]], keys: Sequence[str]) -> str:
+    """The least memory of these candidates, with the most draws that any of them was measured with."""
+    for count in sorted(entries, reverse=True):
+        sizes = [entries[count][key]["bytes"] for key in keys if "bytes" in entries[count].get(key, {})]
+        if sizes:
+            return f"{_mebibytes(min(sizes))} (T = {count})"
+    return "-"
 
 
 def figure(record: dict[str, Any], path: Path, draws: int = 50) -> Path:

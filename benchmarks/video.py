@@ -1,7 +1,8 @@
 """People counting on video: frames per second of MCNN at 480 x 640 with 50 draws, and where the time goes.
 
-    python -m benchmarks.video                # needs a CUDA device; JSON to benchmarks/results/video_gpu.json
-    python -m benchmarks.video --tables       # table and figure from the JSON alone
+    python -m benchmarks.video                                  # needs a CUDA device; JSON to benchmarks/results
+    python -m benchmarks.video --precisions float16 --frames 8  # these only; the JSON keeps the others
+    python -m benchmarks.video --tables                         # table and figure from the JSON alone
 
 The masks are the same on every engine and in every precision, so that what half precision changes is seen draw by
 draw. The floor of a frame is the larger of two times: its arithmetic at the rate of a large matrix product, and the
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.timing import RESULTS, in_turns, machine, write
-from latedrop import find_sites, sample
+from latedrop import Moments, find_sites, sample
 from latedrop.crowd import load_weights, shipped
 
 DRAWS, RATE, SIZE = 50, 0.01, (480, 640)
@@ -32,6 +34,9 @@ PRECISIONS: dict[str, tuple[torch.dtype, bool]] = {
     "bfloat16": (torch.bfloat16, True),
     "float16": (torch.float16, True),
 }
+ENGINES = ("auto", "compiled")
+MEASURED = ("float16", "bfloat16", "tf32", "float32")
+"""The precisions in the order in which they are measured: a run that is cut short has the quick ones."""
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 AIM = 150
 
@@ -39,7 +44,8 @@ AIM = 150
 def main() -> None:
     parser = argparse.ArgumentParser(description="Frames per second of a people counter with 50 draws.")
     parser.add_argument("--tables", action="store_true", help="table and figure from the JSON; measure nothing")
-    parser.add_argument("--frames", type=int, nargs="+", default=[1, 8], help="frames that run at once")
+    parser.add_argument("--frames", type=int, nargs="+", help="frames that run at once; 1 and 8")
+    parser.add_argument("--precisions", nargs="+", choices=list(PRECISIONS), help="all four, if not given")
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
     if options.tables:
@@ -52,16 +58,31 @@ def main() -> None:
     device = torch.device("cuda")
     torch.backends.cudnn.benchmark = True
     record: dict[str, Any] = {"machine": machine(device), "draws": DRAWS, "rate": RATE, "size": list(SIZE), "rows": []}
+    if options.frames or options.precisions:
+        record["rows"] = kept_rows(RESULTS / "video_gpu.json", record)
     record["floor"] = floor(device)
-    for frames in options.frames:
-        expected: tuple[Tensor, Tensor] | None = None
-        for precision in PRECISIONS:
-            rows, found = measure(precision, frames, device, options.repeats, expected)
-            expected = expected or found
-            record["rows"] += rows
+    for frames in options.frames or (1, 8):
+        expected = reference(frames, device)
+        for precision in [name for name in MEASURED if name in (options.precisions or PRECISIONS)]:
+            rows = measure(precision, frames, device, options.repeats, expected)
+            record["rows"] = merged(record["rows"], rows)
             write("video_gpu", record)
             print(json.dumps(rows), flush=True)
     print(markdown(record))
+
+
+def kept_rows(path: Path, record: dict[str, Any]) -> list[dict[str, Any]]:
+    """Rows of an earlier run; none where the machine, its versions or the task were others."""
+    known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    same = all(known.get(key) == record[key] for key in ("machine", "draws", "rate", "size"))
+    return list(known["rows"]) if same else []
+
+
+def merged(known: Sequence[dict[str, Any]], found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Old and new rows, the new ones instead of old ones of the same kind; by frames, then precision, then engine."""
+    rows = {(row["frames"], row["precision"], row["engine"]): row for row in (*known, *found)}
+    names = list(PRECISIONS)
+    return [rows[key] for key in sorted(rows, key=lambda k: (k[0], names.index(k[1]), ENGINES.index(k[2])))]
 
 
 def count(density: Tensor) -> Tensor:
@@ -74,35 +95,45 @@ def network(dtype: torch.dtype, device: torch.device) -> nn.Module:
     return model.to(memory_format=torch.channels_last).eval().requires_grad_(False)
 
 
-def measure(
-    precision: str, frames: int, device: torch.device, repeats: int, expected: tuple[Tensor, Tensor] | None
-) -> tuple[list[dict[str, Any]], tuple[Tensor, Tensor]]:
-    """Plain passes, and both engines; counts and deviations beside those of the first precision."""
+def drawn(precision: str, frames: int, device: torch.device) -> tuple[nn.Module, Tensor, partial[Moments]]:
+    """The network and the frames in this precision, and what samples the count."""
     dtype, fast = PRECISIONS[precision]
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = fast
     model = network(dtype, device)
     x = torch.rand(frames, 1, *SIZE, generator=torch.Generator().manual_seed(0)).to(device, dtype)
     x = x.to(memory_format=torch.channels_last)
-    sites = find_sites(model, x)
+    chunk = min(DRAWS, max(1, 8 * CHUNK // frames))
+    return model, x, partial(sample, model, x, RATE, DRAWS, sites=find_sites(model, x), readout=count, chunk=chunk)
+
+
+def reference(frames: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Means and standard deviations of the counts in float32."""
+    _, _, run = drawn("float32", frames, device)
+    moments = run()
+    return moments.mean, moments.variance.sqrt()
+
+
+def measure(
+    precision: str, frames: int, device: torch.device, repeats: int, expected: tuple[Tensor, Tensor]
+) -> list[dict[str, Any]]:
+    """Plain passes, and both engines; counts and deviations beside those that are expected."""
+    model, x, run = drawn(precision, frames, device)
     many = x.repeat(max(1, 64 // frames), 1, 1, 1)
 
     def plain() -> None:
         with torch.no_grad():
             model(many)
 
-    chunk = min(DRAWS, max(1, 8 * CHUNK // frames))
-    run = partial(sample, model, x, RATE, DRAWS, sites=sites, readout=count, chunk=chunk)
-    engines = ["auto"] if precision == "float32" else ["auto", "compiled"]
+    engines = ENGINES[:1] if precision == "float32" else ENGINES
     times = in_turns(
         {"plain": plain, **{engine: partial(run, engine=engine) for engine in engines}}, repeats=repeats, device=device
     )
     whole = times["plain"] / len(many) * frames * DRAWS
-    rows, first = [], None
+    mean, std = expected
+    rows = []
     for engine in engines:
         torch.cuda.reset_peak_memory_stats(device)
         moments = run(engine=engine)
-        first = first or (moments.mean, moments.variance.sqrt())
-        mean, std = expected or first
         rows.append(
             {
                 "precision": precision,
@@ -116,8 +147,7 @@ def measure(
                 "std_ratio": float((moments.variance.sqrt() / std).mean()),
             }
         )
-    assert first is not None
-    return rows, first
+    return rows
 
 
 def floor(device: torch.device) -> dict[str, Any]:

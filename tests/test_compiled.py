@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from latedrop import calibrate, compiled, find_sites, sample
 from latedrop.compiled import Program
@@ -44,7 +46,7 @@ def test_it_equals_the_other_engines(case: Case, chunk: int) -> None:
         expected = sample(model, x, rate, DRAWS, 3, sites, case.readout)
         torch.testing.assert_close(mean, expected.mean)
         torch.testing.assert_close(variance, expected.variance, rtol=1e-4, atol=1e-7)
-        assert bool(finite)
+        assert finite
 
 
 def test_what_no_mask_reaches_is_in_the_first_graph() -> None:
@@ -178,14 +180,63 @@ class Counts(nn.Module):
         return self.head(self.first(x)) * len((x > 0).nonzero())
 
 
-@pytest.mark.parametrize(("make", "why"), [(Noisy, "noise of its own"), (Counts, "sizes that depend on values")])
+class Packs(nn.Module):
+    """Weights by their storage, as cuDNN has those of recurrent layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(5, 8), nn.Linear(8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = torch.empty(0).set_(self.first.weight.detach().untyped_storage(), 0, (8, 5), (5, 1))
+        return self.head(x @ weight.T)
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [(Noisy, "noise of its own"), (Counts, "sizes that depend on values"), (Packs, "what cannot be traced")],
+)
 def test_models_that_no_program_can_stand_for(make: type[nn.Module], why: str, uncompiled: None) -> None:
     model, x = make(), torch.randn(3, 5)
     with pytest.raises(ArgumentError, match=f"found {why} .*Use engine='auto'"):
         sample(model, x, 0.2, 4, sites=[Site("head", "element", "Linear", (8,))], engine="compiled")
 
 
+@pytest.mark.parametrize(
+    ("layer", "filled"),
+    [
+        (nn.Conv2d(20, 12, 3, padding=1), (16, 24, 3, 3)),
+        (nn.Conv2d(16, 12, 3, bias=False), (16, 16, 3, 3)),
+        (nn.Conv1d(20, 16, 3), (16, 24, 3)),
+        (nn.Conv2d(16, 8, 3), (8, 16, 3, 3)),
+        (nn.Conv2d(20, 1, 3), (1, 20, 3, 3)),
+        (nn.Conv2d(20, 20, 3, groups=2), (20, 10, 3, 3)),
+        (nn.ConvTranspose2d(20, 12, 3), (20, 12, 3, 3)),
+    ],
+    ids=str,
+)
+def test_channels_are_filled_up_with_zeros(layer: Any, filled: tuple[int, ...]) -> None:
+    layer = layer.bfloat16().requires_grad_(False)
+    x = torch.randn(2, 20 if layer.in_channels == 20 else 16, *[9] * len(layer.kernel_size)).bfloat16()
+    graph = make_fx(lambda x: layer(x).relu())(x)
+    expected, sizes = graph(x), []
+    compiled._fill_up_channels(graph)
+    graph.graph.lint()
+    torch.testing.assert_close(graph(x), expected)
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if "convolution" in str(func):
+                sizes.append(tuple(args[1].shape))
+            return func(*args, **(kwargs or {}))
+
+    with Watch():
+        graph(x)
+    assert sizes == [filled]
+
+
 @pytest.mark.cuda
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")  # torch's own compiler calls it
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_on_a_gpu_it_is_a_graph_that_takes_new_inputs(dtype: torch.dtype) -> None:

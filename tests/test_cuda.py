@@ -1,12 +1,17 @@
 """The same contract on a GPU; skipped where there is none."""
 
+from importlib import import_module
+
 import pytest
 import torch
 from torch import nn
 
 from latedrop import calibrate, find_sites, linearize, sample
 from latedrop.forward import map_rows
+from latedrop.masks import keys_for, masks_from_keys, thinned
 from zoo import ZOO, Case
+
+room = import_module("latedrop.sample")
 
 pytestmark = [
     pytest.mark.cuda,
@@ -49,6 +54,72 @@ def test_first_order_variance_is_that_of_the_cpu(case: Case) -> None:
     model, x = on_gpu(case)
     found = linearize(model, x, readout=case.readout).variance_by_site
     torch.testing.assert_close(found.cpu(), expected, rtol=1e-3, atol=1e-8)
+
+
+def channels_last(*shape: int) -> torch.Tensor:
+    return torch.randn(shape[0] * shape[1], *shape[2:]).to(memory_format=torch.channels_last).unflatten(0, shape[:2])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("value", "shape"),
+    [
+        (torch.randn(3, 7, 50), (1, 50)),
+        (torch.randn(7, 50).expand(3, 7, 50), (1, 50)),
+        (torch.randn(3, 7, 50), (7, 50)),
+        (torch.randn(3, 5000, 2), (1, 2)),
+        (torch.randn(3, 2, 5000), (1, 5000)),
+        (torch.randn(3, 1, 1), (1, 1)),
+        (torch.randn(3, 9, 4, 11), (9, 1, 11)),
+        (torch.randn(4, 3, 5).movedim(1, 0), (1, 5)),
+        (torch.randn(3, 4, 5, 6)[..., ::2], (1, 5, 3)),
+        (torch.randn(3, 4, 1, 6).expand(3, 4, 5, 6), (1, 5, 6)),
+        (torch.randn(3, 4, 8, 6, 7), (1, 8, 6, 7)),
+        (torch.randn(3, 4, 8, 6, 7), (1, 8, 1, 1)),
+        (channels_last(3, 4, 8, 6, 7), (1, 8, 6, 7)),
+        (channels_last(3, 4, 8, 6, 7), (1, 8, 1, 1)),
+    ],
+    ids=lambda given: str(tuple(given.shape) if isinstance(given, torch.Tensor) else given),
+)
+def test_the_fused_product_is_that_with_the_masks(
+    value: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    value = value.to("cuda", dtype)
+    keys = keys_for(5, range(3), "fc", 0, value.device)
+    scaled = dtype == torch.float32
+    mask = masks_from_keys(keys, shape, 0.3, value, scaled=scaled)
+    found = thinned(value, keys, shape, 0.3)
+    assert found is not None
+    assert torch.equal(found, value * mask if scaled else value * (1 / 0.7) * mask)
+    if 0 not in value.stride() and value[0].is_contiguous():
+        assert found.is_contiguous()
+
+
+def test_axes_that_the_fused_product_leaves_to_the_masks() -> None:
+    keys = keys_for(5, range(3), "fc", 0, torch.device("cuda"))
+    assert thinned(torch.randn(3, 4, 8, 6, device="cuda", dtype=torch.float64), keys, (1, 8, 6), 0.3) is None
+    assert thinned(channels_last(3, 4, 8, 6, 7).cuda(), keys, (4, 8, 6, 7), 0.3) is None
+    assert thinned(torch.randn(3, 0, 8, device="cuda"), keys, (1, 8), 0.3) is None
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature")
+def test_no_draw_waits_for_the_device() -> None:
+    model, x = (
+        nn.Sequential(nn.Linear(5, 64), nn.ReLU(), nn.Linear(64, 64), nn.Linear(64, 1)).cuda(),
+        torch.randn(9, 5).cuda(),
+    )
+    sites = find_sites(model, x)
+    for chunk in (1, 3, 12):
+        sample(model, x, 0.2, 12, sites=sites, chunk=chunk)  # kernels are compiled
+        networks = room._Draws(model, x, sites, room._Options(12, 0, None, chunk, True))
+        with networks.running():
+            networks._rates = dict.fromkeys((site.name for site in sites), 0.2)
+            try:
+                torch.cuda.set_sync_debug_mode("error")
+                outputs = list(networks.chunks())
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+        assert sum(map(len, outputs)) == 12
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

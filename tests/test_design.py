@@ -13,7 +13,7 @@ SOURCE = Path(latedrop.__file__).parent
 ORDER = [
     {"errors", "gaussian", "masks_cuda"},
     {"devices", "files", "forward", "masks", "metrics", "tables", "terminal"},
-    {"functional", "programs", "recurrent", "scale", "batches", "plots", "writing"},
+    {"folding", "functional", "programs", "scale", "batches", "plots", "writing"},
     {"sites", "intervals", "fit", "models"},
     {"inject", "prefix", "record"},
     {"compiled"},

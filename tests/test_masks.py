@@ -1,5 +1,6 @@
 import math
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -49,10 +50,34 @@ def test_plain_operators_give_the_same_masks() -> None:
 
 
 def test_threads_give_the_same_masks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "_SMALL", {})
     expected = masks(0, range(3), "fc", 0, (1001,), 0.3, FLOAT)
     monkeypatch.setattr(room, "_PARALLEL", 100)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
     assert torch.equal(masks(0, range(3), "fc", 0, (1001,), 0.3, FLOAT), expected)
+
+
+def test_small_masks_are_remembered_and_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments: list[tuple[Any, ...]] = [
+        (seed, range(start, 6), site, call, shape, rate, torch.zeros((), dtype=dtype))
+        for seed, start, site, call, shape, rate, dtype in [
+            (0, 0, "fc", 0, (5,), 0.3, torch.float32),
+            (1, 0, "fc", 0, (5,), 0.3, torch.float32),
+            (0, 2, "fc", 0, (5,), 0.3, torch.float32),
+            (0, 0, "fd", 0, (5,), 0.3, torch.float32),
+            (0, 0, "fc", 1, (5,), 0.3, torch.float32),
+            (0, 0, "fc", 0, (5, 1), 0.3, torch.float32),
+            (0, 0, "fc", 0, (5,), 0.4, torch.float32),
+            (0, 0, "fc", 0, (5,), 0.3, torch.float64),
+        ]
+    ]
+    found = [masks(*a, scaled=scaled) for a in arguments for scaled in (True, False)]
+    assert masks(*arguments[0]) is found[0]
+    monkeypatch.setattr(room, "_SMALL", {})
+    again = [masks(*a, scaled=scaled) for a in arguments for scaled in (True, False)]
+    for one, other in zip(found, again, strict=True):
+        assert (one.shape, one.dtype) == (other.shape, other.dtype)
+        assert torch.equal(one, other)
 
 
 @pytest.mark.parametrize("rate", [0.0007, 0.01, 0.3, 0.9])

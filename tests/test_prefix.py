@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from counting import Runs
 from latedrop import calibrate, find_sites, sample
@@ -86,8 +87,25 @@ def test_what_others_change_in_place_is_computed_again() -> None:
     sites = find_sites(model, x)
     with Runs(model) as runs:
         sample(model, x, 0.2, 8, sites=sites, chunk=2, engine="vmap")
-    assert runs.layers["first"] == 1  # its output is kept for the ReLU,
-    assert runs.operators["relu"] == 4  # which runs again, as somebody adds to what it gives
+    assert runs.operators["relu"] == 4  # somebody adds to what it gives,
+    assert runs.layers["first"] == 4  # and what it reads is not held, as only a layer has read it
+
+
+def test_what_only_layers_read_is_not_held_in_the_first_pass_either() -> None:
+    model, x = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Flatten(), nn.Linear(8, 1)), torch.randn(6, 5)
+    alive: list[int] = []
+    given: list[Any] = []
+
+    def note(layer: nn.Module, args: Any, output: Tensor) -> None:
+        alive.append(sum(not ref.expired() for ref in given))
+        given.append(StorageWeakRef(output.untyped_storage()))
+
+    sites = find_sites(model, x)
+    for layer in model[:2]:
+        layer.register_forward_hook(note)
+    model[2].register_forward_pre_hook(lambda *_: alive.append(sum(not ref.expired() for ref in given)))
+    sample(model, x, 0.2, 8, sites=sites, chunk=4)
+    assert alive[:3] == [0, 1, 1]  # behind the ReLU, what the linear layer gave is gone
 
 
 class ReadBefore(nn.Module):

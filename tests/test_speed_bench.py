@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import json
 import re
 import sys
+import time
+import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,7 +28,7 @@ from latedrop.errors import ArgumentError
 
 CPU = torch.device("cpu")
 README = Path(__file__).parents[1] / "README.md"
-PLAN = speed.Plan(repeats=1, budget=0, seconds=20, bytes=2**30, reference_seconds=0.5)
+PLAN = speed.Plan(repeats=1, budget=0, cap=20, bytes=2**30, reference_seconds=0.5)
 
 
 def mlp() -> nn.Module:
@@ -99,6 +104,25 @@ def test_peers_agree_with_sampling(name: str) -> None:
         assert float(variance.sqrt().mean() / moments.variance.sqrt().mean()) == pytest.approx(1, abs=0.13)
 
 
+def test_laplace_is_fitted_with_the_device_of_the_data_as_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    devices: list[torch.device] = []
+
+    class Fitted:
+        def __init__(self, model: nn.Module, *args: Any, **options: Any) -> None:
+            pass
+
+        def fit(self, loader: Any) -> None:
+            devices.append(torch.eye(2).device)
+
+    monkeypatch.setattr(peers, "_imported", lambda name: SimpleNamespace(Laplace=Fitted))
+    meta = mlp().to("meta")
+    PEERS["laplace_last_layer"](
+        Case(meta, meta, torch.zeros(5, 4, device="meta"), (torch.zeros(8, 4), torch.zeros(8, 1))), 10
+    )
+    assert [device.type for device in devices] == ["meta"]
+    assert torch.eye(2).device == CPU
+
+
 def test_twin_refuses_what_a_dropout_layer_cannot_do() -> None:
     model = mlp()
     sites = find_sites(model, torch.randn(3, 4), kind="channel")
@@ -153,7 +177,7 @@ def test_passes_measures_powers_of_two_within_memory() -> None:
     size, seconds = speed.passes(mlp(), x, 10, CPU, PLAN)
     assert list(seconds) == [1, 2, 4, 8]
     assert size > 0
-    tight = speed.Plan(repeats=1, budget=0, seconds=20, bytes=16 * size, reference_seconds=0.5)
+    tight = speed.Plan(repeats=1, budget=0, cap=20, bytes=16 * size, reference_seconds=0.5)
     assert list(speed.passes(mlp(), x, 10, CPU, tight)[1]) == [1, 2]
 
 
@@ -248,6 +272,101 @@ def test_a_library_that_is_missing_or_fails_is_said_so(monkeypatch: pytest.Monke
     assert "right" not in found["linearize"]
 
 
+def compared(draws: int, plan: speed.Plan, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    made, sites = case("mlp", speed.RATE)
+    reference = speed.Reference.drawn(made.model, made.x, sites, 0.2, CPU)
+    last: dict[str, dict[str, Any]] = {
+        name: {"draws": 1, "seconds": 1e-6, "bytes": 1000} for name in speed_pages.LABELS
+    }
+    monkeypatch.setattr(peers, "find_spec", lambda name: None)
+    found: dict[str, Any] = speed.compare(made, sites, draws, 2, reference, last, CPU, plan)["candidates"]
+    return found
+
+
+def test_a_candidate_beyond_the_cap_is_called_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+
+    def slow(case: Case, draws: int) -> Any:
+        def run() -> tuple[Tensor, Tensor]:
+            calls.append(draws)
+            time.sleep(0.6)
+            return case.model(case.x), torch.ones(len(case.x), 1)
+
+        return run
+
+    monkeypatch.setitem(PEERS, "loop_stack", slow)
+    plan = replace(PLAN, repeats=2, budget=1, cap=0.5)
+    found = compared(10, plan, monkeypatch)
+    assert calls == [10]
+    assert found["loop_stack"]["rounds"] == 1
+    assert found["loop_stack"]["seconds"] == pytest.approx(found["loop_stack"]["first_seconds"], rel=1e-3)
+    assert found["loop_stack"]["ratio"] > 0
+    assert "rounds" not in found["loop"]
+    assert found["loop"]["prepare_seconds"] > 0
+    later = speed._too_much({"draws": 10, **found["loop_stack"]}, 50, plan)
+    assert later == "skipped: about 3 s a repeat"
+
+
+def test_what_compiles_is_not_judged_by_its_first_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speed, "COMPILES", ("loop",))
+    found = compared(10, replace(PLAN, cap=0), monkeypatch)
+    assert found["loop"]["status"].startswith("skipped"), "what fewer draws took still counts"
+    monkeypatch.setattr(speed, "_too_much", lambda last, draws, plan: "")
+    found = compared(10, replace(PLAN, cap=0), monkeypatch)
+    assert "rounds" not in found["loop"]
+    assert found["loop_stack"]["rounds"] == 1
+
+
+@pytest.mark.parametrize(("draws", "there"), [(10, False), (50, True), (200, True)])
+def test_compiled_runs_at_the_draws_that_are_asked_for(draws: int, there: bool) -> None:
+    made, sites = case("mlp")
+    plan = replace(PLAN, engines=("auto", "compiled"), compiled=(50, 200))
+    assert ("latedrop_compiled" in speed.candidates(made, sites, draws, plan)) is there
+
+
+def test_caps_of_a_plan() -> None:
+    plan = speed.Plan.of(CPU, 5, None, None, ("auto",))
+    assert (plan.budget, plan.cap, plan.compiled) == (10, 20, (50,))
+    plan = speed.Plan.of(CPU, 5, 0, 1.5, ("auto",), (10, 50))
+    assert (plan.budget, plan.cap, plan.compiled) == (0, 1.5, (10, 50))
+
+
+def ran(monkeypatch: pytest.MonkeyPatch, path: Path, *arguments: str) -> list[tuple[str, int]]:
+    """Networks and rows that a run with these arguments measures; nothing is, but the JSON is written."""
+    seen: list[tuple[str, int]] = []
+
+    def measure(net: Any, rows: int, draws: list[int], device: torch.device, plan: speed.Plan) -> dict[str, Any]:
+        seen.append((net.name, rows))
+        by_draws = {str(count): {"plain_seconds": 1.0, "candidates": {}} for count in draws}
+        return {"machine": speed._machine(device), "rows": rows, "sites": 1, "draws": by_draws}
+
+    monkeypatch.setattr(speed, "measure", measure)
+    monkeypatch.setattr(speed, "RESULTS", path)
+    monkeypatch.setattr("benchmarks.timing.RESULTS", path)
+    monkeypatch.setattr(sys, "argv", ["speed", "--device", "cpu", *arguments])
+    with warnings.catch_warnings():
+        speed.main()
+    return seen
+
+
+def test_resume_measures_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    few = ("--nets", "uci_mlp", "lstm", "--draws", "10", "50")
+    assert ran(monkeypatch, tmp_path, *few, "--batch", "small") == [("uci_mlp", 1), ("lstm", 1)]
+    assert ran(monkeypatch, tmp_path, *few, "--resume") == [("uci_mlp", 4096), ("lstm", 64)]
+    assert ran(monkeypatch, tmp_path, *few, "--resume") == []
+    assert len(ran(monkeypatch, tmp_path, *few)) == 4, "all of them without --resume"
+    assert len(ran(monkeypatch, tmp_path, "--nets", "lstm", "--draws", "10", "--resume")) == 2, "other draws"
+    rest = ran(monkeypatch, tmp_path, "--draws", "10", "50", "--resume")
+    assert len(rest) == 9
+    assert ("uci_mlp", 1) not in rest
+    path = tmp_path / "speed_cpu.json"
+    record = json.loads(path.read_text(encoding="utf-8"))
+    assert list(record["nets"]) == [net.name for net in speed_nets("cpu")]
+    record["nets"]["mcnn"]["small"]["machine"]["torch"] = "1.0"
+    path.write_text(json.dumps(record), encoding="utf-8")
+    assert ran(monkeypatch, tmp_path, "--draws", "50", "10", "--resume") == [("mcnn", 1)], "another version"
+
+
 def test_stand_ins_come_and_go() -> None:
     with peers._standing_in(["no_such_package", "json"]):
         module = importlib.import_module("no_such_package.part")
@@ -304,6 +423,28 @@ def test_readme_names_the_quickest_peer_with_the_right_answer(tmp_path: Path, mo
     rows = speed_pages.rows_for_readme(tmp_path).splitlines()
     assert rows[2:] == ["| residual cnn | CPU | 8 | 0.80 | - | 2.00 (torch-uncertainty, on_batch) | 3.00 | 3 / 40 |"]
     assert speed_pages.rows_for_readme(tmp_path, draws=200).splitlines() == rows[:2]
+
+
+def test_memory_against_draws_and_time_against_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.timing.RESULTS", tmp_path)
+    record = made_record()
+    found = record["nets"]["residual_cnn"]["large"]
+    few = {name: {"seconds": 0.06, "ratio": 1.0, "bytes": 2 * 2**20} for name in ("latedrop", "loop", "loop_stack")}
+    found["draws"] = {"10": {"plain_seconds": 0.02, "candidates": few}, **found["draws"]}
+    write("speed_cpu", record)
+    rows = [row.strip("| ").split(" | ") for row in speed_pages.memory_table(tmp_path).splitlines()]
+    assert rows[0] == [
+        *("network", "on", "rows", "MiB, T = 10", "MiB, T = 50", "T passes, outputs kept [MiB]"),
+        *("T copies of the batch [MiB]", "time / plain loop, T = 10", "time / plain loop, T = 50"),
+    ]
+    assert rows[2:] == [
+        ["residual cnn", "CPU", "8", "2", "3", "2 (T = 50)", "40 (T = 50)", "1.00", "0.27"],
+    ]
+    del found["draws"]["50"]
+    write("speed_cpu", record)
+    assert (
+        speed_pages.memory_table(tmp_path).splitlines()[2] == "| residual cnn | CPU | 8 | 2 | 2 (T = 10) | - | 1.00 |"
+    )
 
 
 def test_figure_is_drawn_from_the_json(tmp_path: Path) -> None:

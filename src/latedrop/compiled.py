@@ -13,7 +13,7 @@ that the model's code reads, or a branch that it takes by looking at values, is 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from math import prod
+from math import isfinite, prod
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
@@ -24,10 +24,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from latedrop.errors import ArgumentError
+from latedrop.folding import foldable
 from latedrop.forward import Readout, output_of, undisturbed
 from latedrop.inject import hooked
 from latedrop.masks import draw_keys, hashes, threshold
-from latedrop.recurrent import foldable
 from latedrop.sites import Site
 
 __all__ = ["Part", "Program", "merged", "program"]
@@ -46,24 +46,36 @@ def program(
     seed: int,
     readout: Readout,
     shared: bool,
-    chunk: int,
+    chunk: int | None,
+    fitting: Callable[[], int],
 ) -> Program:
-    """The program of a model for inputs like `x`; compiled on the first call, and kept as long as the model is."""
+    """The program of a model for inputs like `x`; compiled on the first call, and kept as long as the model is.
+
+    `fitting` gives the draws that run at once where `chunk` does not.
+    """
     flat, spec = ([x], None) if isinstance(x, Tensor) else pytree.tree_flatten(x)
     shapes = tuple((v.shape, v.dtype, v.device, v.stride()) if isinstance(v, Tensor) else v for v in flat)
-    # A graph reads its weights where they were: another address is another program.
-    weights = tuple([v.data_ptr() for v in (*model.parameters(), *model.buffers())])
-    modules = tuple([(id(m), len(m._forward_hooks), len(m._forward_pre_hooks)) for m in model.modules()])
     kind = next(iter(value.device.type for value in flat if isinstance(value, Tensor)))
     cast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
     masked = tuple([(site.name, site.kind) for site in sites])
-    key = (shapes, spec, weights, modules, cast, masked, draws, seed, readout, shared, chunk)
+    key = (shapes, spec, _state(model), cast, masked, draws, seed, readout, shared, chunk)
     kept = _PROGRAMS.setdefault(model, {})
     if key not in kept:
         if len(kept) >= _MOST_PROGRAMS:
             kept.pop(next(iter(kept)))
-        kept[key] = Program(model, x, sites, draws, seed, readout, shared, chunk)
+        kept[key] = Program(model, x, sites, draws, seed, readout, shared, chunk or fitting())
     return kept[key]
+
+
+def _state(model: nn.Module) -> tuple[Any, ...]:
+    """What a program takes for granted: the modules, their hooks, and where their weights lie."""
+    found: list[Any] = []
+    for module in model.modules():
+        own = module.__dict__
+        found.append((id(module), len(own["_forward_hooks"]), len(own["_forward_pre_hooks"])))
+        for weights in (own["_parameters"], own["_buffers"]):
+            found += [value.data_ptr() for value in weights.values() if value is not None]
+    return tuple(found)
 
 
 class Program:
@@ -104,15 +116,20 @@ class Program:
             self._chunks = self._keys(places, seed)
             self._limits = torch.zeros(len(sites), dtype=torch.int32, device=self._device)
             self._scales = torch.ones(len(sites), dtype=torch.float64, device=self._device)
-            graph = _traced(model, flat, self._spec, sites, readout, shared, places, self._arguments())
+            try:
+                graph = _traced(model, flat, self._spec, sites, readout, shared, places, self._arguments())
+            except NotImplementedError as error:  # the model runs; an operator of it cannot be written down
+                raise _no_program(f"what cannot be traced ({error})") from error
         _check(graph)
+        if self._device.type == "cuda":
+            _fill_up_channels(graph)
         before, after = _split(graph, len(self._inputs))
         compiler = _compile if compiler is None else compiler
         self._before, self._after = compiler(before), compiler(after)
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._outputs: tuple[Tensor, Tensor] | None = None
+        self._moments = self._total = torch.empty(0)
 
-    def __call__(self, x: Any, rates: Mapping[str, float]) -> tuple[Tensor, Tensor, Tensor]:
+    def __call__(self, x: Any, rates: Mapping[str, float]) -> tuple[Tensor, Tensor, bool]:
         """Mean and variance of placed inputs, at a rate for each site, and whether all inputs and means are finite."""
         leaves = [x] if isinstance(x, Tensor) else pytree.tree_leaves(x)
         values = [value for value in leaves if isinstance(value, Tensor)]
@@ -124,43 +141,47 @@ class Program:
             self._wanted = wanted
         with torch.no_grad():
             if self._device.type != "cuda":
-                (mean, variance), finite = self._run(values)
-                return mean, variance, finite
+                moments, total = self._run(values)
+                return moments[0], moments[1], isfinite(total.item())
             for static, value in zip(self._inputs, values, strict=True):
                 static.copy_(value)
             if self._graph is None:
-                self._capture()
-            assert self._graph is not None
-            assert self._outputs is not None
+                self._graph = self._captured()
             self._graph.replay()
-            moments, finite = self._outputs
-            mean, variance = moments.clone()
-            return mean, variance, finite
+            mean, variance = self._moments.clone()
+            torch.cuda.current_stream(self._device).synchronize()  # the one wait of a prediction
+            return mean, variance, isfinite(self._total.item())
 
-    def _capture(self) -> None:
+    def _captured(self) -> torch.cuda.CUDAGraph:
         side = torch.cuda.Stream(self._device)
         side.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(side):
             for _ in range(2):  # kernels are chosen and compiled outside of the capture
                 self._run(self._inputs)
         torch.cuda.current_stream(self._device).wait_stream(side)
+        self._total = torch.zeros((), dtype=torch.float64, pin_memory=True)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            self._outputs = self._run(self._inputs)
-        self._graph = graph
+            self._moments, total = self._run(self._inputs)
+            self._total.copy_(total, non_blocking=True)
+        return graph
 
     def _run(self, inputs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """Mean and variance, `(2, N, ...)`, and whether all is finite."""
+        """Mean and variance, `(2, N, ...)`, and a number that is finite where all inputs and means are."""
         ready = self._before(*inputs)
         (keys, weights, done), *others = self._chunks
         origin, mean, squares = self._after(*ready, weights, self._limits, self._scales, *keys)
         for keys, weights, count in others:
             first, part, spread = self._after(*ready, weights, self._limits, self._scales, *keys)
             mean, squares, done = merged((mean, squares, done), (part + (first - origin), spread, count))
-        mean = origin + mean
+        moments = mean.new_empty((2, *mean.shape))
+        torch.add(origin, mean, out=moments[0])
+        torch.div(squares, done - 1, out=moments[1])
         # A sum is NaN or inf where one of its terms is; in float64 no sum of finite numbers of less precision is.
-        sums = [value.sum(dtype=torch.float64) for value in (mean, *inputs) if value.is_floating_point()]
-        return torch.stack([mean, squares / (done - 1)]), torch.stack(sums).sum().isfinite()
+        total = moments[0].sum(dtype=torch.float64)
+        for value in inputs:
+            total = total + value.sum(dtype=torch.float64) if value.is_floating_point() else total
+        return moments, total
 
     def _arguments(self) -> list[Tensor]:
         keys, weights, _ = self._chunks[0]
@@ -262,9 +283,39 @@ def _check(graph: fx.GraphModule) -> None:
         noise = torch.Tag.nondeterministic_seeded in tags and "scaled_dot_product" not in str(node.target)
         if noise or torch.Tag.dynamic_output_shape in tags:
             why = "noise of its own" if noise else "sizes that depend on values"
-            raise ArgumentError(
-                f"expected a model that a program can stand for; found {why} ({node.target}). Use engine='auto'."
-            )
+            raise _no_program(f"{why} ({node.target})")
+
+
+def _no_program(found: str) -> ArgumentError:
+    return ArgumentError(f"expected a model that a program can stand for; found {found}. Use engine='auto'.")
+
+
+def _fill_up_channels(graph: fx.GraphModule) -> None:
+    """Convolutions in half precision get channels of zeros, up to a multiple of 8, where tensor cores want them.
+
+    The library would do it too, in passes over memory of its own; here it is part of the kernel that makes the input.
+    """
+    pad, convolution = torch.ops.aten.constant_pad_nd.default, torch.ops.aten.convolution.default
+    nodes = graph.graph
+    for node in nodes.find_nodes(op="call_function", target=convolution):
+        value, weight, bias, *options = node.args
+        if weight.op != "get_attr" or options[3] or options[-1] != 1:  # transposed, groups
+            continue
+        kernel = getattr(graph, weight.target)
+        more_out, more_in = ((-channels) % 8 for channels in kernel.shape[:2])
+        thin = min(kernel.shape[:2]) < 8  # mostly zeros: other kernels are better at these
+        if kernel.dtype not in (torch.float16, torch.bfloat16) or thin or more_out + more_in == 0:
+            continue
+        behind = [0, 0] * (kernel.dim() - 2)
+        with nodes.inserting_before(node):
+            value = nodes.call_function(pad, (value, [*behind, 0, more_in], 0.0)) if more_in else value
+            weight = nodes.call_function(pad, (weight, [*behind, 0, more_in, 0, more_out], 0.0))
+            bias = None if bias is None else nodes.call_function(pad, (bias, [0, more_out], 0.0))
+        with nodes.inserting_after(node):
+            cut = nodes.call_function(torch.ops.aten.slice.Tensor, (node, 1, 0, kernel.shape[0]))
+        node.replace_all_uses_with(cut, delete_user_cb=lambda user, cut=cut: user is not cut)
+        node.args = (value, weight, bias, *options)
+    graph.recompile()
 
 
 def _split(graph: fx.GraphModule, inputs: int) -> tuple[fx.GraphModule, fx.GraphModule]:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import fields, is_dataclass
 from functools import partial
+from math import isfinite
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -24,6 +25,7 @@ from latedrop.errors import DataError, OutputError
 __all__ = [
     "ROWS",
     "Readout",
+    "all_finite",
     "bare",
     "call",
     "evaluating",
@@ -32,6 +34,7 @@ __all__ = [
     "from_array",
     "from_table",
     "frozen",
+    "generators",
     "is_table",
     "map_rows",
     "named_layers",
@@ -75,9 +78,9 @@ def row_count(x: Any) -> int:
     >>> row_count({"a": torch.zeros(5, 2)})
     5
     """
-    for tensor in tensors(x):
+    for tensor in (x,) if isinstance(x, Tensor) else tensors(x):
         if tensor.dim() > 0:
-            return tensor.shape[0]
+            return int(tensor.shape[0])
     raise DataError(
         "expected inputs with at least one tensor whose first axis counts the examples; "
         f"found {type(x).__name__}. Pass a tensor, a tuple of tensors or a dict of tensors."
@@ -109,7 +112,7 @@ def place(x: Any, model: nn.Module, *, check: bool = True) -> Any:
             if value.is_floating_point() and parameter is not None:
                 value = value.to(parameter.dtype)
         moved: Tensor = value.to(device)
-        if check and moved.is_floating_point() and not bool(torch.isfinite(moved).all()):
+        if check and moved.is_floating_point() and not all_finite(moved):
             bad = int((~torch.isfinite(moved)).sum())
             raise DataError(
                 f"expected finite inputs; found {bad} NaN or inf among {moved.numel()} input values. "
@@ -118,6 +121,16 @@ def place(x: Any, model: nn.Module, *, check: bool = True) -> Any:
         return moved
 
     return _map(x, move)
+
+
+def all_finite(values: Tensor) -> bool:
+    """Whether no value is NaN or inf: their sum then is finite too, mostly, and takes one pass and no memory.
+
+    >>> all_finite(torch.tensor([3e38, 3e38])), all_finite(torch.tensor([1.0, torch.inf]))
+    (True, False)
+    """
+    total = values.sum() if values.dtype in (torch.float32, torch.float64) else values.sum(dtype=torch.float32)
+    return isfinite(total.item()) or bool(torch.isfinite(values).all())
 
 
 def from_array(array: np.ndarray, what: str) -> Tensor:
@@ -287,9 +300,23 @@ def frozen(model: nn.Module) -> Iterator[None]:
 def undisturbed(model: nn.Module, *, layers: bool = True) -> Iterator[None]:
     """`evaluating`, without gradients, and with the global random state restored after."""
     parameter = next(model.parameters(), None)
-    cuda = [parameter.device] if parameter is not None and parameter.is_cuda else []
-    with evaluating(model, layers=layers), torch.random.fork_rng(devices=cuda), torch.no_grad():
-        yield
+    rolled = generators(torch.device("cpu") if parameter is None else parameter.device)
+    before = [generator.get_state() for generator in rolled]
+    try:
+        with evaluating(model, layers=layers), torch.no_grad():
+            yield
+    finally:
+        for generator, state in zip(rolled, before, strict=True):
+            generator.set_state(state)
+
+
+def generators(device: torch.device) -> list[torch.Generator]:
+    """The global ones that a model on that device may draw from."""
+    if device.type != "cuda":
+        return [torch.default_generator]
+    torch.cuda.init()
+    own = device.index if device.index is not None else torch.cuda.current_device()
+    return [torch.default_generator, torch.cuda.default_generators[own]]
 
 
 def row_limits(model: nn.Module) -> tuple[int, int | None]:

@@ -19,7 +19,7 @@ from torch.nn.utils.rnn import PackedSequence
 from latedrop.errors import ArgumentError, SiteError
 from latedrop.forward import bare, evaluating, named_layers, row_count
 from latedrop.functional import Place, WeightCall, WeightCalls
-from latedrop.masks import keys_for, masks_from_keys
+from latedrop.masks import masks
 from latedrop.sites import Rate, Site, apart, channel_axis, layer_inputs, missing_sites, rates_by_site
 
 __all__ = ["Injection", "MaskSource", "checked_seed", "example_axis", "hooked", "inject", "mask_for"]
@@ -43,21 +43,22 @@ class Injection:
 
     def mask(self, site: Site, call: int, shape: tuple[int, ...], like: Tensor) -> Any:
         """The mask of the current draw."""
-        keys = keys_for(self.seed, [self.draw], site.name, call, like.device)
-        return mask_for(keys, shape, self.rates[site.name], like, lambda masks: masks[0])
+        rate, draws = self.rates[site.name], range(self.draw, self.draw + 1)
+        made = partial(masks, self.seed, draws, site.name, call, shape, rate, like)
+        return mask_for(made, rate, like, lambda found: found[0])
 
     def _finished(self, module: nn.Module, args: Any, output: Any) -> None:
         self.draw += not self._fixed
 
 
-def mask_for(keys: Any, shape: Sequence[int], rate: float, like: Tensor, pick: Callable[[Tensor], Tensor]) -> Any:
-    """The factor for `like`: what `pick` takes out of the masks of some draws.
+def mask_for(made: Callable[..., Tensor], rate: float, like: Tensor, pick: Callable[[Tensor], Tensor]) -> Any:
+    """The factor for `like`: what `pick` takes out of the masks that `made(scaled=...)` makes.
 
     In half precision the scale is not rounded into the mask, where it would be off by up to 0.4 % in every draw.
     """
     if like.dtype not in (torch.float16, torch.bfloat16):
-        return pick(masks_from_keys(keys, shape, rate, like))
-    return _Half(pick(masks_from_keys(keys, shape, rate, like, scaled=False)), 1 / (1 - rate))
+        return pick(made(scaled=True))
+    return _Half(pick(made(scaled=False)), 1 / (1 - rate))
 
 
 class _Half:

@@ -23,6 +23,7 @@ from torch import Tensor
 
 __all__ = [
     "ROUNDS",
+    "are_small",
     "draw_keys",
     "hashes",
     "kept",
@@ -31,6 +32,7 @@ __all__ = [
     "masks",
     "masks_from_keys",
     "signed",
+    "thinned",
     "threshold",
     "uniforms",
 ]
@@ -44,6 +46,7 @@ _STEP, *_TIMES = (np.uint64(n) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9,
 _BY = tuple(np.uint64(n) for n in (30, 27, 31))
 _BLOCK = 2**16  # units that are hashed at once: their work space stays in the cache of a core
 _PARALLEL = 2**19  # units from which threads are worth their start
+_SMALL = {"cpu": 2**14, "cuda": 2**17}  # units of masks that are remembered: less work than to make them again
 
 
 def uniforms(seed: int, draws: Sequence[int], site: str, call: int, shape: Sequence[int]) -> Tensor:
@@ -65,15 +68,33 @@ def kept(numbers: Tensor, rate: float, dtype: torch.dtype) -> Tensor:
 
 
 def masks(
-    seed: int, draws: Sequence[int], site: str, call: int, shape: Sequence[int], rate: float, like: Tensor
+    seed: int,
+    draws: Sequence[int],
+    site: str,
+    call: int,
+    shape: Sequence[int],
+    rate: float,
+    like: Tensor,
+    *,
+    scaled: bool = True,
 ) -> Tensor:
     """Masks of some draws of one site, `(len(draws), *shape)`, from `uniforms`; dtype and device are those of `like`.
+
+    Without `scaled`, what is kept is 1. Small masks are remembered: do not change them in place.
 
     >>> mask = masks(0, range(2), "fc", 0, (1000,), 0.25, torch.zeros(1))
     >>> mask.shape, torch.equal(mask, kept(uniforms(0, range(2), "fc", 0, (1000,)), 0.25, torch.float32))
     (torch.Size([2, 1000]), True)
     """
-    return masks_from_keys(keys_for(seed, draws, site, call, like.device), shape, rate, like)
+    if are_small(draws, shape, like.device) and isinstance(draws, range):
+        place = like.device, _stream(like.device)
+        return _small_masks(seed, draws, site, call, tuple(shape), rate, like.dtype, *place, scaled)
+    return masks_from_keys(keys_for(seed, draws, site, call, like.device), shape, rate, like, scaled=scaled)
+
+
+def are_small(draws: Sequence[int], shape: Sequence[int], device: torch.device) -> bool:
+    """Whether masks are remembered."""
+    return len(draws) * prod(shape) <= _SMALL.get(device.type, 0)
 
 
 def draw_keys(seed: int, draws: Sequence[int], site: str, call: int) -> npt.NDArray[np.uint32]:
@@ -90,8 +111,10 @@ def draw_keys(seed: int, draws: Sequence[int], site: str, call: int) -> npt.NDAr
 
 def keys_for(seed: int, draws: Sequence[int], site: str, call: int, device: torch.device) -> Any:
     """The keys as `masks_from_keys` takes them on that device."""
-    keys = draw_keys(seed, draws, site, call)
-    return keys if device.type == "cpu" else keys_on(keys, device)
+    if device.type == "cpu" or not isinstance(draws, range):
+        keys = draw_keys(seed, draws, site, call)
+        return keys if device.type == "cpu" else keys_on(keys, device)
+    return _device_keys(seed, draws, site, call, device, _stream(device))
 
 
 def keys_on(keys: npt.NDArray[np.uint32], device: torch.device) -> Tensor:
@@ -111,21 +134,22 @@ def masks_from_keys(keys: Any, shape: Sequence[int], rate: float, like: Tensor, 
     """
     units, scale = prod(shape), 1.0 / (1.0 - rate) if scaled else 1.0
     if isinstance(keys, Tensor):
-        launch = _kernel() if keys.is_cuda else None
+        kernels = _kernels() if keys.is_cuda else None
         exact = like.dtype == torch.float64  # the kernel takes single precision
-        found = launch(keys, units, threshold(rate), 1.0 if exact else scale, like.dtype, ROUNDS) if launch else None
+        least, factor = threshold(rate), 1.0 if exact else scale
+        found = kernels.launch(keys, units, least, factor, like.dtype, ROUNDS) if kernels else None
         if found is not None and exact:
             found *= scale
         if found is None:
-            found = (hashes(keys, units) >= threshold(rate) - 2**31).to(like.dtype) * scale
+            found = (hashes(keys, units) >= least - 2**31).to(like.dtype) * scale
         return found.view(len(keys), *shape)
-    least = np.uint32(threshold(rate))
+    lowest = np.uint32(threshold(rate))
     values = np.empty((len(keys), units), np.float64 if like.dtype == torch.float64 else np.float32)
-    factor = values.dtype.type(1.0) / values.dtype.type(1.0 - rate if scaled else 1.0)
+    kept_is = values.dtype.type(1.0) / values.dtype.type(1.0 - rate if scaled else 1.0)
 
     def fill(start: int, stop: int) -> None:
         for rows, part, x in _hashed(keys, start, stop):
-            np.multiply(x >= least, factor, out=values[rows, part])
+            np.multiply(x >= lowest, kept_is, out=values[rows, part])
 
     threads = min(torch.get_num_threads(), values.size // _PARALLEL)
     if threads > 1:
@@ -135,6 +159,15 @@ def masks_from_keys(keys: Any, shape: Sequence[int], rate: float, like: Tensor, 
     else:
         fill(0, units)
     return torch.from_numpy(values).to(like.dtype).view(len(keys), *shape)
+
+
+def thinned(value: Tensor, keys: Tensor, shape: Sequence[int], rate: float) -> Tensor | None:
+    """`value` `(draws, ...)` times masks `(draws, *shape)` by CUDA keys, in one kernel; None where there is none."""
+    kernels = _kernels() if value.dtype in (torch.float32, torch.float16, torch.bfloat16) else None
+    found: Tensor | None = None
+    if kernels is not None:
+        found = kernels.product(value, keys, shape, threshold(rate), 1.0 / (1.0 - rate), ROUNDS)
+    return found
 
 
 def _hashed(
@@ -188,11 +221,39 @@ def _start(seed: int, site: str, call: int) -> Any:
     return np.uint64(int.from_bytes(digest, "little"))
 
 
+def _stream(device: torch.device) -> int:
+    """What is copied to a device without waiting is there for those that come later on the same stream."""
+    return int(torch.cuda.current_stream(device).cuda_stream) if device.type == "cuda" else 0
+
+
+@lru_cache(maxsize=256)
+def _device_keys(seed: int, draws: range, site: str, call: int, device: torch.device, stream: int) -> Tensor:
+    return keys_on(draw_keys(seed, draws, site, call), device)
+
+
+@lru_cache(maxsize=64)
+def _small_masks(
+    seed: int,
+    draws: range,
+    site: str,
+    call: int,
+    shape: tuple[int, ...],
+    rate: float,
+    dtype: torch.dtype,
+    device: torch.device,
+    stream: int,
+    scaled: bool,
+) -> Tensor:
+    like = torch.empty((), dtype=dtype)
+    found = masks_from_keys(draw_keys(seed, draws, site, call), shape, rate, like, scaled=scaled)
+    return found.to(device, non_blocking=True)
+
+
 @cache
-def _kernel() -> Any:
-    """The fused kernel for CUDA; None where Triton is not installed."""
+def _kernels() -> Any:
+    """The module of kernels for CUDA; None where Triton is not installed."""
     try:
-        from latedrop.masks_cuda import launch
+        from latedrop import masks_cuda
     except ImportError:
         return None
-    return launch
+    return masks_cuda

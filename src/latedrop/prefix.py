@@ -4,7 +4,7 @@ The first pass runs under `vmap`, where a tensor that depends on a draw is batch
 and that is no site, gives the same output in every draw. Later passes of the same inputs, at any rate, get that output
 without running the layer. Only torch's own layers are skipped, as they do nothing else than compute an output; what
 calls them runs every time. Of a chain of such layers only what somebody else reads is kept; the rest has its shape and
-no memory. Where a kept tensor is changed in place by others, it is not kept.
+no memory, in the first pass too. Where a kept tensor is changed in place by others, it is not kept.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from latedrop.forward import named_layers, rerouted, tensors
@@ -83,10 +84,10 @@ class Prefix:
             self._record = None
         self._kept, self.ready = record.usable(), True
 
-    def returned(self, output: Any) -> None:
-        """What the model gave back is read by others."""
+    def read(self, value: Any) -> None:
+        """Something reads this that torch does not tell of: the user an output, a kernel of ours an input."""
         if self._record is not None:
-            self._record.read(tensors(output))
+            self._record.read(tensors(value))
 
     def _forward(self, number: int, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         place = number, self._calls.get(number, 0)
@@ -117,8 +118,14 @@ def _layers(model: nn.Module, sites: Sequence[Site]) -> list[nn.Module]:
 
 @dataclass
 class _Use:
-    """Who read and who changed a storage, and when: the layer that was running, None outside of all."""
+    """Who read and who changed a storage, and when: the layer that was running, None outside of all.
 
+    The storage is held from when something else than a layer reads it. Until then the model alone holds it, and once
+    it lets go nobody can read it any more.
+    """
+
+    weak: StorageWeakRef
+    held: torch.UntypedStorage | None = None
     reads: list[tuple[_Place | None, int]] = field(default_factory=list)
     writes: list[tuple[_Place | None, int]] = field(default_factory=list)
 
@@ -131,6 +138,31 @@ class _Use:
         last = max((when for _, when in self.writes), default=-1)
         return not any(who in run for who, _ in self.writes) and all(t > last for who, t in self.reads if who in run)
 
+    def storage(self) -> torch.UntypedStorage | None:
+        """Itself, where it is still there."""
+        found: torch.UntypedStorage | None = self.held or torch.UntypedStorage._new_with_weak_ptr(self.weak.cdata)
+        return found
+
+
+class _Output:
+    """What a layer gave: where it lies, and how."""
+
+    def __init__(self, value: Tensor, use: _Use) -> None:
+        self.use = use
+        self._kind: dict[str, Any] = {"dtype": value.dtype, "device": value.device}
+        self._layout = value.storage_offset(), value.shape, value.stride()
+
+    def usable(self, run: Container[_Place | None]) -> bool:
+        """Whether later passes can have it."""
+        return self.use.lasts(run) and (not self.use.read_by(run) or self.use.storage() is not None)
+
+    def given(self, run: Container[_Place | None]) -> Tensor:
+        """What later passes get; a tensor of the same kind and shape that takes no memory, where nobody reads it."""
+        storage = self.use.storage() if self.use.read_by(run) else None
+        if storage is None:
+            return torch.empty((), **self._kind).expand(self._layout[1])
+        return torch.empty(0, **self._kind).set_(storage, *self._layout)
+
 
 class _Record(TorchDispatchMode):
     """Watches who reads and who changes the outputs of layers."""
@@ -140,7 +172,7 @@ class _Record(TorchDispatchMode):
         self._inside: _Place | None = None
         self._given: set[int | None] = set()
         self._foreign: set[_Place] = set()
-        self._outputs: dict[_Place, Tensor] = {}
+        self._outputs: dict[_Place, _Output] = {}
         self._uses: dict[int | None, _Use] = {}
         self._tick = 0
 
@@ -170,8 +202,8 @@ class _Record(TorchDispatchMode):
     def keep(self, place: _Place, output: Any) -> None:
         """Note an output, unless it depends on a draw after all, or is more than a plain tensor."""
         if type(output) is Tensor and not _is_batched(output) and storage_of(output) and place not in self._foreign:
-            self._outputs[place] = output
-            self._uses.setdefault(storage_of(output), _Use())
+            use = self._uses.setdefault(storage_of(output), _Use(StorageWeakRef(output.untyped_storage())))
+            self._outputs[place] = _Output(output, use)
 
     def read(self, values: Iterator[Tensor]) -> None:
         """The running code looks at these."""
@@ -179,27 +211,19 @@ class _Record(TorchDispatchMode):
             use = None if _is_batched(value) else self._uses.get(storage_of(value))
             if use is not None:
                 use.reads.append((self._inside, self._tick))
+                if self._inside is None:
+                    use.held = value.untyped_storage()
 
     def usable(self) -> dict[_Place, Tensor]:
         """The outputs that later passes can have."""
-        uses = {place: self._uses[storage_of(output)] for place, output in self._outputs.items()}
         users = {who for use in self._uses.values() for who, _ in (*use.reads, *use.writes)}
         run: set[_Place | None] = {None, *users.difference(self._outputs)}
         before = 0
         while before != len(run):  # a layer that has to run reads its inputs
             before = len(run)
-            run.update(place for place, use in uses.items() if not use.lasts(run))
-        return {
-            place: output if uses[place].read_by(run) else _shell(output)
-            for place, output in self._outputs.items()
-            if place not in run
-        }
+            run.update(place for place, output in self._outputs.items() if not output.usable(run))
+        return {place: output.given(run) for place, output in self._outputs.items() if place not in run}
 
 
 def _is_batched(value: Tensor) -> bool:
     return bool(torch._C._functorch.is_batchedtensor(value))
-
-
-def _shell(value: Tensor) -> Tensor:
-    """A tensor of the same kind and shape that takes no memory."""
-    return value.new_empty(()).expand(value.shape)

@@ -12,19 +12,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from threading import RLock
 from typing import Any, Literal, TypeAlias, get_args
 from warnings import catch_warnings, filterwarnings
 
 import torch
 from torch import Tensor, nn
+from torch._functorch.vmap import lazy_load_decompositions, vmap_increment_nesting  # type: ignore[attr-defined]
 
 from latedrop.compiled import Part, merged, program
 from latedrop.errors import ArgumentError, LatedropError, OutputError
+from latedrop.folding import Fused, batched, foldable
 from latedrop.forward import (
     Readout,
+    all_finite,
     bare,
     fitting_batches,
+    generators,
     named_layers,
     output_of,
     place,
@@ -32,9 +37,8 @@ from latedrop.forward import (
     undisturbed,
 )
 from latedrop.inject import checked_seed, hooked, mask_for
-from latedrop.masks import keys_for
+from latedrop.masks import are_small, keys_for, masks, masks_from_keys
 from latedrop.prefix import Prefix
-from latedrop.recurrent import foldable
 from latedrop.sites import Rate, Site, find_sites, rates_by_site
 
 __all__ = [
@@ -54,9 +58,10 @@ __all__ = [
 Engine: TypeAlias = Literal["auto", "vmap", "loop", "compiled"]
 ENGINES = get_args(Engine)
 
-_CACHE_BYTES = {"cpu": 64 * 2**20}  # of all draws that run at once, where these are small; beyond it caches overflow
+_CACHE_BYTES = {"cpu": 32 * 2**20}  # of all draws that run at once, where these are small; beyond it caches overflow
 _SMALL_BYTES = 256 * 2**20  # the same on other devices, which have no such cache to lose
 _ONE_AT_A_TIME = RLock()  # hooks, patched layers and torch's switches are the same for all threads
+_FEW = 2**12  # outputs for which one operator is quicker than three; it takes longer for each
 _FULL = 20  # draws that fill any other device; with more, only memory would grow
 
 
@@ -213,8 +218,7 @@ def _sampled(
     with _ONE_AT_A_TIME, ExitStack() as stack:
         networks: _Draws | None = None
         for rate, wanted in zip(rates, by_site, strict=True):
-            if not any(wanted.values()):
-                assert plain is not None
+            if plain is not None and not any(wanted.values()):
                 results.append(_unmoved(plain, options))
                 continue
             if options.engine == "compiled":
@@ -238,10 +242,10 @@ def _unmoved(mean: Tensor, options: _Options) -> Moments:
 def _compiled(
     model: nn.Module, x: Any, sites: Sequence[Site], rates: Mapping[str, float], options: _Options
 ) -> Moments:
-    chunk = options.chunk or fitting_chunk(model, x, sites)
-    run = program(model, x, sites, options.draws, options.seed, options.readout, options.shared, chunk)
+    fitting = partial(fitting_chunk, model, x, sites)
+    run = program(model, x, sites, options.draws, options.seed, options.readout, options.shared, options.chunk, fitting)
     mean, variance, finite = run(x, rates)
-    if not bool(finite):
+    if not finite:
         place(x, model)
         check_finite(mean, f"at rates {dict(rates)}")
     return Moments(mean, variance, options.draws)
@@ -263,7 +267,6 @@ class _Draws:
         self._checked = False
         several = passes > 1 or self._chunk < options.draws
         self._prefix = Prefix(model, sites if several else None)
-        self._keys: dict[tuple[str, int], Any] = {}
         self._current: range = range(0)
         self._level: int | None = None
 
@@ -330,18 +333,17 @@ class _Draws:
         return outputs
 
     def _mapped(self) -> Tensor:
-        def one(_: Tensor) -> Tensor:
-            self._level = torch._C._functorch.maybe_current_level()
-            output = self._run()
-            self._prefix.returned(output)
-            return output
-
-        with catch_warnings():
+        """As `torch.vmap` does, but that the masks, not an input, have the draws; its checks of arguments cost more."""
+        lazy_load_decompositions()
+        with catch_warnings(), vmap_increment_nesting(len(self._current), "same") as level:
             filterwarnings("ignore", message="There is a performance drop because we have not yet implemented")
+            self._level = level
             try:
-                result: Tensor = torch.vmap(one, randomness="same")(torch.empty(len(self._current), device=self.device))
+                output = self._run()
+                self._prefix.read(output)
             finally:
                 self._level = None
+            result: Tensor = torch._C._functorch._remove_batch_dim(output, level, len(self._current), 0)
         if len(result) != len(self._current):
             raise RuntimeError("the model has kept a tensor of an earlier pass")
         return result
@@ -355,8 +357,7 @@ class _Draws:
         return output_of(self.model, self.x, self.options.readout)
 
     def _random_states(self) -> list[Tensor]:
-        own = [torch.cuda.get_rng_state(self.device)] if self.device.type == "cuda" else []
-        return [torch.random.get_rng_state(), *own]
+        return [generator.get_state() for generator in generators(self.device)]
 
     def _mask(self, site: Site, call: int, shape: tuple[int, ...], like: Tensor) -> Any:
         rate = self._rates[site.name]
@@ -365,18 +366,19 @@ class _Draws:
             return self._picked(
                 torch.ones(len(self._current), *(1 for _ in shape), dtype=like.dtype, device=like.device)
             )
-        if (site.name, call) not in self._keys:
-            draws = range(self.options.draws)
-            self._keys[site.name, call] = keys_for(self.options.seed, draws, site.name, call, like.device)
-        keys = self._keys[site.name, call][self._current.start : self._current.stop]
-        return mask_for(keys, shape, rate, like, self._picked)
+        options, current = self.options, self._current
+        if like.device.type == "cpu" or are_small(current, shape, like.device):
+            made = partial(masks, options.seed, current, site.name, call, shape, rate, like)
+            return mask_for(made, rate, like, self._picked)
+        keys = keys_for(options.seed, range(options.draws), site.name, call, like.device)
+        keys = keys[current.start : current.stop]
+        plain = partial(mask_for, partial(masks_from_keys, keys, shape, rate, like), rate, like, self._picked)
+        self._prefix.read(like)
+        return Fused(keys, shape, rate, self._level, plain)
 
     def _picked(self, masks: Tensor) -> Tensor:
         """Of the masks of the current draws the only one, or all as a batch of `vmap`."""
-        if self._level is None:
-            return masks[0]
-        batch: Tensor = torch._C._functorch._add_batch_dim(masks, 0, self._level)
-        return batch
+        return masks[0] if self._level is None else batched(masks, self._level)
 
 
 def fitting_chunk(model: nn.Module, x: Any, sites: Sequence[Site]) -> int:
@@ -386,10 +388,9 @@ def fitting_chunk(model: nn.Module, x: Any, sites: Sequence[Site]) -> int:
     device's memory.
     """
     parameter = next(model.parameters())
-    units = sum(site.count * site.calls for site in sites)
     layers = named_layers(model)
-    widest = max(site.count * _widening(layers.get(site.name)) for site in sites)
-    per_draw = int(3 * max(units, widest) * (row_count(x) + 1) * parameter.element_size())
+    widest = max(site.count * max(1.0, _widening(layers.get(site.name))) for site in sites)
+    per_draw = int(3 * widest * (row_count(x) + 1) * parameter.element_size())
     device = parameter.device
     few = _CACHE_BYTES.get(device.type, _SMALL_BYTES) // per_draw
     if device.type != "cuda":
@@ -419,8 +420,12 @@ class _Stream:
             self._origin = outputs[0].clone()
         # Relative to the first draw: draws that are all equal then have a variance of exactly 0.
         outputs = outputs - self._origin
-        mean = outputs.mean(0)
-        part = mean, (outputs - mean).square_().sum(0), len(outputs)
+        if outputs.numel() <= _FEW:
+            spread, mean = torch.var_mean(outputs, 0, correction=0)
+            part = mean, spread * len(outputs), len(outputs)
+        else:
+            mean = outputs.mean(0)
+            part = mean, (outputs - mean).square_().sum(0), len(outputs)
         self._part = part if self._part is None else merged(self._part, part)
 
     @property
@@ -442,7 +447,7 @@ def widened(output: Tensor) -> Tensor:
 
 def check_finite(output: Tensor, when: str) -> None:
     """Raise `OutputError` where an output has NaN or inf."""
-    if not bool(torch.isfinite(output).all()):
+    if not all_finite(output):
         rows = int((~torch.isfinite(output)).reshape(len(output), -1).any(1).sum())
         raise OutputError(
             f"expected a finite output; found NaN or inf in {rows} of {len(output)} rows {when}. "

@@ -1,0 +1,221 @@
+"""Layers over many draws at once give what they give one draw after the other."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from counting import Runs
+from latedrop import find_sites, sample
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:There is a performance drop"),  # of a vmap without a rule, which it is for
+    pytest.mark.filterwarnings("ignore:expected examples that do not depend on each other"),  # batch statistics
+]
+
+
+class Forecaster(nn.Module):
+    def __init__(self, layer: type[nn.RNNBase], batch_first: bool, state: str) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 6), nn.Linear(6, 6)
+        self.rnn = layer(6, 5, num_layers=2, bidirectional=True, batch_first=batch_first)
+        self.head, self.batch_first, self.state = nn.Linear(10, 1), batch_first, state
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.second(self.first(x if self.batch_first else x.transpose(0, 1)))
+        start = torch.zeros(4, len(x), 5)
+        if self.state == "masked":
+            start = start + h.mean((1 if self.batch_first else 0, 2))[:, None] * torch.arange(5)
+        given: Any = {"none": None, "plain": start, "masked": start}[self.state]
+        if given is not None and isinstance(self.rnn, nn.LSTM):
+            given = (given, given + 1)
+        out, last = self.rnn(h, given)
+        last = last[0] if isinstance(last, tuple) else last
+        return self.head(out[:, -1] if self.batch_first else out[-1]) + last.sum((0, 2))[:, None]
+
+
+@pytest.mark.parametrize("state", ["none", "plain", "masked"])
+@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU, nn.RNN])
+def test_vectorised_equals_loop(layer: type[nn.RNNBase], batch_first: bool, state: str) -> None:
+    model, x = Forecaster(layer, batch_first, state), torch.randn(4, 7, 3)
+    sites = find_sites(model, x)
+    assert [site.name for site in sites] == ["second", "rnn", "head"]
+    loop = sample(model, x, 0.2, 9, sites=sites, engine="loop", keep_draws=True)
+    fast = sample(model, x, 0.2, 9, sites=sites, engine="vmap", chunk=4, keep_draws=True)
+    torch.testing.assert_close(fast.outputs, loop.outputs)
+    assert float(loop.variance.min()) > 0
+
+
+def test_the_layer_is_called_once_for_all_draws() -> None:
+    model, x = Forecaster(nn.LSTM, True, "none"), torch.randn(4, 7, 3)
+    sites = find_sites(model, x)
+    calls = []
+    model.rnn.register_forward_hook(lambda *_: calls.append(1))
+    sample(model, x, 0.2, 50, sites=sites)
+    assert len(calls) == 1
+    assert "forward" not in model.rnn.__dict__
+
+
+def test_a_layer_with_a_forward_of_its_own_is_left_alone() -> None:
+    class Last(nn.LSTM):
+        def forward(self, x: Tensor, *, scale: float = 2.0) -> Tensor:  # type: ignore[override]
+            return scale * super().forward(x)[0][:, -1]
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 6), nn.Linear(6, 6), Last(6, 5, batch_first=True), nn.Linear(5, 1))
+    x = torch.randn(4, 7, 3)
+    sites = find_sites(model, x)
+    moments = sample(model, x, 0.2, 5, sites=sites)
+    torch.testing.assert_close(moments.variance, sample(model, x, 0.2, 5, sites=sites, engine="loop").variance)
+
+
+def agree(model: nn.Module, x: Tensor, **options: Any) -> None:
+    """Draws at once are draws one by one."""
+    sites = find_sites(model, x, **options)
+    loop = sample(model, x, 0.2, 7, sites=sites, engine="loop", keep_draws=True)
+    fast = sample(model, x, 0.2, 7, sites=sites, engine="vmap", chunk=4, keep_draws=True)
+    torch.testing.assert_close(fast.outputs, loop.outputs)
+    assert float(loop.variance.max()) > 0
+
+
+class Between(nn.Module):
+    """Masked values, then the layer, then one number of each example."""
+
+    def __init__(self, layer: nn.Module, width: int, *shape: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second, self.layer, self.shape = nn.Linear(5, 5), nn.Linear(5, width), layer, shape
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.second(self.first(x)).unflatten(-1, self.shape)
+        return self.layer(h).square().flatten(1).sum(1, keepdim=True)
+
+
+LAYERS: list[tuple[nn.Module, tuple[int, ...]]] = [
+    (nn.Linear(3, 2), (4, 3)),
+    (nn.LayerNorm(3), (4, 3)),
+    (nn.RMSNorm((4, 3)), (4, 3)),
+    (nn.Conv1d(4, 2, 3), (4, 6)),
+    (nn.Conv2d(4, 2, 3, padding=1, padding_mode="circular"), (4, 3, 4)),
+    (nn.Conv2d(4, 2, 3, padding="same"), (4, 3, 4)),
+    (nn.Conv3d(2, 2, 2), (2, 2, 3, 2)),
+    (nn.ConvTranspose2d(4, 2, 3), (4, 3, 4)),
+    (nn.BatchNorm1d(4), (4,)),
+    (nn.BatchNorm1d(4), (4, 3)),
+    (nn.BatchNorm2d(4, affine=False), (4, 3, 2)),
+    (nn.BatchNorm2d(4, track_running_stats=False), (4, 3, 2)),
+    (nn.BatchNorm3d(2), (2, 3, 2, 2)),
+    (nn.GroupNorm(2, 4), (4, 3)),
+    (nn.MaxPool2d(2), (4, 4, 4)),
+    (nn.AvgPool1d(2), (4, 4)),
+    (nn.AdaptiveAvgPool2d(2), (4, 4, 4)),
+]
+
+
+@pytest.mark.parametrize(("layer", "shape"), LAYERS, ids=str)
+def test_layers_agree(layer: nn.Module, shape: tuple[int, ...]) -> None:
+    if isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.running_mean is not None:
+        layer.running_mean.normal_()
+        assert layer.running_var is not None
+        layer.running_var.uniform_(0.5, 2)
+    model = Between(layer.eval(), int(torch.tensor(shape).prod()), *shape)
+    agree(model.eval(), torch.randn(3, 5))
+
+
+@pytest.mark.parametrize("layer", [nn.Conv2d(4, 2, 3), nn.MaxPool2d(2)], ids=str)
+def test_one_example_without_an_axis_for_it(layer: nn.Module) -> None:
+    class Each(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, h: Tensor) -> Tensor:
+            return torch.stack([self.layer(one) for one in h])
+
+    agree(Between(Each(), 64, 4, 4, 4), torch.randn(3, 5), select=["second"])
+
+
+def test_draws_with_weights_of_their_own_are_not_folded() -> None:
+    class Hyper(nn.Module):
+        """What precedes makes the weight of a layer."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.first, self.second, self.made = nn.Linear(5, 5), nn.Linear(5, 6), nn.Linear(2, 3, bias=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            weight = self.second(self.first(x)).mean(0).view(3, 2)
+            return torch.func.functional_call(self.made, {"weight": weight}, (self.second(x)[:, :2],))
+
+    agree(Hyper(), torch.randn(3, 5), select=["second"])
+
+
+def test_pooling_with_indices_is_left_to_torch() -> None:
+    class Unpool(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.pool = nn.MaxPool2d(2, return_indices=True)
+
+        def forward(self, h: Tensor) -> Tensor:
+            values, indices = self.pool(h)
+            return values * indices
+
+    agree(Between(Unpool(), 64, 4, 4, 4), torch.randn(3, 5))
+
+
+class Attends(nn.Module):
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.qkv, self.head = nn.Linear(5, 8), nn.Linear(8, 24), nn.Linear(8, 1)
+        self.options = options
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(self.first(x)).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4).unbind(0)
+        options = dict(self.options)
+        k, v = (k[:1], v[:1]) if options.pop("shared_keys", False) else (k, v)
+        mixed = F.scaled_dot_product_attention(q, k, v, **options)
+        return self.head(mixed.transpose(1, 2).flatten(2).mean(1))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"is_causal": True},
+        {"scale": 0.3},
+        {"attn_mask": torch.ones(7, 7).tril().bool()},
+        {"attn_mask": torch.randn(1, 2, 7, 7)},
+        {"shared_keys": True},
+    ],
+    ids=lambda options: "_".join(options) or "plain",
+)
+def test_attention_agrees(options: dict[str, Any]) -> None:
+    agree(Attends(**options), torch.randn(3, 7, 5))
+
+
+def test_attention_runs_once_for_all_draws_and_is_put_back() -> None:
+    model, x, before = Attends(), torch.randn(3, 7, 5), F.scaled_dot_product_attention
+    sites = find_sites(model, x)
+    with Runs(model) as runs:
+        sample(model, x, 0.2, 50, sites=sites)
+    assert sum(count for name, count in runs.operators.items() if "scaled_dot_product" in name) == 1
+    with suppress(ZeroDivisionError):
+        sample(model, x, 0.2, 50, sites=sites, readout=lambda y: 1 / 0)
+    assert F.scaled_dot_product_attention is before
+
+
+def test_linear_layers_are_one_operator() -> None:
+    model, x = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 8), nn.Linear(8, 1)), torch.randn(16, 5)
+    sites = find_sites(model, x)
+    with Runs(model) as runs:
+        sample(model, x, 0.2, 50, sites=sites)
+    assert runs.operators["addmm"] == 3
+    assert not any(name in runs.operators for name in ("mm", "bmm"))
