@@ -136,7 +136,7 @@ def figure(record: dict[str, Any], path: Path, draws: int = 50) -> Path:
     lead.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     figure.supxlabel(
         f"time as a multiple of {draws} deterministic passes at their best batch size (dashed: 1). "
-        "Orange: latedrop.\nCrossed: wrong answer. No mark: could not, or skipped as too slow.",
+        "Orange: latedrop.\nCrossed: wrong answer. No mark: not measured, could not, or skipped as too slow.",
         fontsize=9,
     )
     figure.set_layout_engine("constrained")

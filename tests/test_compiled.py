@@ -202,6 +202,17 @@ def test_models_that_no_program_can_stand_for(make: type[nn.Module], why: str, u
         sample(model, x, 0.2, 4, sites=[Site("head", "element", "Linear", (8,))], engine="compiled")
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace` is deprecated")
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace_method` is deprecated")
+@pytest.mark.filterwarnings("ignore:.* are TorchScript")
+def test_a_model_with_a_traced_part(uncompiled: None) -> None:
+    traced = torch.jit.trace(nn.ReLU(), torch.randn(2, 6))
+    model, x = nn.Sequential(nn.Linear(4, 6), traced, nn.Linear(6, 6), nn.Linear(6, 1)), torch.randn(3, 4)
+    sites = find_sites(model, x)
+    found = sample(model, x, 0.2, 6, sites=sites, engine="compiled")
+    torch.testing.assert_close(found.mean, sample(model, x, 0.2, 6, sites=sites).mean)
+
+
 @pytest.mark.parametrize(
     ("layer", "filled"),
     [

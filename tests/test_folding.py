@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -219,3 +220,59 @@ def test_linear_layers_are_one_operator() -> None:
         sample(model, x, 0.2, 50, sites=sites)
     assert runs.operators["addmm"] == 3
     assert not any(name in runs.operators for name in ("mm", "bmm"))
+
+
+class Second(nn.Module):
+    """A layer of which something is made from what was masked."""
+
+    def __init__(self, layer: nn.Module, use: Callable[[nn.Module, Tensor], Tensor]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second, self.layer, self.use = nn.Linear(5, 5), nn.Linear(5, 4), layer, use
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.use(self.layer, self.second(self.first(x)))
+
+
+def with_statistics(layer: nn.Module, h: Tensor) -> Tensor:
+    return torch.func.functional_call(layer, {"running_mean": h.mean(0)}, (h,))
+
+
+def with_bias(layer: nn.Module, h: Tensor) -> Tensor:
+    layer._parameters.pop("bias", None)
+    layer.__dict__["bias"] = h.mean(0)
+    return layer(h)
+
+
+def with_norm(layer: nn.Module, h: Tensor) -> Tensor:
+    return torch.func.functional_call(layer, {"parametrizations.weight.original0": h.mean(0)[:, None]}, (h,))
+
+
+class Modulated(nn.Conv1d):
+    """Its weight is scaled by what came before."""
+
+    style: Any = None
+
+    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return super()._conv_forward(input, weight * self.style[:, None, None], bias)
+
+
+def with_style(layer: nn.Module, h: Tensor) -> Tensor:
+    layer.style = h.mean(0)
+    return layer(h[:, :, None])[..., 0]
+
+
+@pytest.mark.parametrize(
+    ("layer", "use"),
+    [
+        (nn.BatchNorm1d(4), with_statistics),
+        (nn.Linear(4, 4), with_bias),
+        (torch.nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)), with_norm),
+        (Modulated(4, 4, 1), with_style),
+    ],
+    ids=["statistics", "bias", "norm", "style"],
+)
+def test_layers_that_differ_by_draw_are_left_to_torch(
+    layer: nn.Module, use: Callable[[nn.Module, Tensor], Tensor]
+) -> None:
+    agree(Second(layer, use).eval(), torch.randn(3, 5), select=["second"])

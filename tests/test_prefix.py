@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -88,7 +89,7 @@ def test_what_others_change_in_place_is_computed_again() -> None:
     with Runs(model) as runs:
         sample(model, x, 0.2, 8, sites=sites, chunk=2, engine="vmap")
     assert runs.operators["relu"] == 4  # somebody adds to what it gives,
-    assert runs.layers["first"] == 4  # and what it reads is not held, as only a layer has read it
+    assert runs.layers["first"] == 2  # and what it reads is held in the second pass
 
 
 def test_what_only_layers_read_is_not_held_in_the_first_pass_either() -> None:
@@ -205,7 +206,7 @@ def test_kept_memory_is_what_the_sites_read() -> None:
     with prefix.patched():
         with prefix.recorded(), torch.no_grad():
             torch.vmap(run)(torch.ones(2))
-        sizes = [value.untyped_storage().nbytes() for value in prefix._kept.values()]
+        sizes = [value.untyped_storage().nbytes() for value in prefix._kept.values() if type(value) is Tensor]
     pooled = [16 * 16 * 24 * 4, 20 * 16 * 24 * 4, 24 * 16 * 24 * 4]
     assert sorted(size for size in sizes if size > 4) == pooled
 
@@ -308,3 +309,75 @@ def test_threads_take_turns() -> None:
     for moments in found:
         equal(moments, expected)
     assert torch.backends.mha.get_fastpath_enabled()
+
+
+class Residual(nn.Module):
+    """Adds to what a norm gave, in place, as many residual networks do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.stem, self.conv1, self.conv2 = (nn.Conv2d(n, 4, 3, padding=1) for n in (1, 4, 4))
+        self.norm1, self.norm2, self.head = nn.BatchNorm2d(4), nn.BatchNorm2d(4), nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.stem(x)
+        out = self.norm2(self.conv2(self.norm1(self.conv1(h)).relu()))
+        out += h
+        return self.head(out.mean((2, 3)))
+
+
+@pytest.mark.parametrize("chunk", [5, 1])
+def test_what_a_layer_reads_that_must_run_again_is_held_from_the_second_pass_on(chunk: int) -> None:
+    model, x = Residual().eval(), torch.randn(3, 1, 6, 6)
+    sites = find_sites(model, x, select=["head"])
+    with Runs(model) as runs:
+        found = sample(model, x, 0.2, 20, sites=sites, chunk=chunk)
+    assert [runs.layers[name] for name in ("stem", "conv1", "conv2")] == [2, 2, 2]
+    assert runs.layers["head"] == 20 // chunk
+    equal(found, sample(model, x, 0.2, 20, sites=sites, chunk=20))
+
+
+class Branches(nn.Module):
+    """Looks at a layer's values without any operator."""
+
+    def __init__(self, look: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second, self.head, self.look = nn.Linear(4, 6), nn.Linear(6, 6), nn.Linear(6, 1), look
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        return self.head(self.second(h)) * (1 + int(max(self.look(h)[0]) > 0))
+
+
+@pytest.mark.parametrize("look", [Tensor.tolist, Tensor.numpy], ids=["tolist", "numpy"])
+@pytest.mark.parametrize("chunk", [2, 1])
+def test_values_that_are_looked_at_are_computed(look: Callable[[Tensor], Any], chunk: int) -> None:
+    model, x = Branches(look), torch.randn(3, 4)
+    sites = find_sites(model, x, select=["head"])
+    equal(sample(model, x, 0.2, 8, sites=sites, chunk=chunk), sample(model, x, 0.2, 8, sites=sites, engine="loop"))
+
+
+class Copies(nn.Module):
+    """Works on a copy of a part of itself, as meta learning does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second, self.copied = nn.Linear(4, 6), nn.Linear(6, 6), nn.Linear(6, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.made = deepcopy(self.copied)
+        return self.made(self.second(self.first(x)))
+
+
+def test_a_copy_of_a_layer_has_its_own_forward() -> None:
+    model, x = Copies(), torch.randn(3, 4)
+    sites = find_sites(model, x, select=["second"])
+    expected = sample(model, x, 0.2, 8, sites=sites, engine="loop")
+    for chunk in (8, 2, 1):
+        equal(sample(model, x, 0.2, 8, sites=sites, chunk=chunk), expected)
+        made = model.__dict__["_modules"]["made"]
+        assert made.forward.__func__ is nn.Linear.forward
+        assert made.forward.__self__ is made

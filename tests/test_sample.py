@@ -179,3 +179,9 @@ def test_noise_of_the_models_own_is_counted_in_every_draw() -> None:
     moments = sample(model, x, 1e-6, 50, sites=sites)
     assert bool((moments.variance > 1e-4).all())
     assert torch.equal(state, torch.random.get_rng_state())
+
+
+def test_outputs_without_entries() -> None:
+    model, x = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)), torch.randn(5, 3)
+    moments = sample(model, x, 0.2, 4, readout=lambda y: y[:, :0])
+    assert moments.mean.shape == moments.variance.shape == (5, 0)

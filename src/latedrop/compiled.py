@@ -71,9 +71,8 @@ def _state(model: nn.Module) -> tuple[Any, ...]:
     """What a program takes for granted: the modules, their hooks, and where their weights lie."""
     found: list[Any] = []
     for module in model.modules():
-        own = module.__dict__
-        found.append((id(module), len(own["_forward_hooks"]), len(own["_forward_pre_hooks"])))
-        for weights in (own["_parameters"], own["_buffers"]):
+        found.append((id(module), len(module._forward_hooks), len(module._forward_pre_hooks)))
+        for weights in (module._parameters, module._buffers):
             found += [value.data_ptr() for value in weights.values() if value is not None]
     return tuple(found)
 

@@ -39,6 +39,8 @@ _SPATIAL = {
 """Take `(N, C, ...)` with so many axes behind the channels; of one axis less, a single example."""
 _NORMS = {nn.BatchNorm2d.forward, nn.GroupNorm.forward}
 """Take `(N, C, ...)`; BatchNorm in eval mode, where examples do not meet."""
+_CONVOLUTIONS = {None, *(layer._conv_forward for layer in (nn.Conv1d, nn.Conv2d, nn.Conv3d))}
+"""What `forward` of a convolution calls; a subclass may have its own."""
 _RECURRENT = {nn.LSTM.forward, nn.GRU.forward, nn.RNN.forward}
 
 
@@ -54,7 +56,7 @@ def foldable(model: nn.Module) -> Iterator[None]:
             routes[layer] = partial(_recurrent, layer)
         elif forward in _POINTWISE:
             routes[layer] = partial(_folded_call, layer, None)
-        elif forward in _SPATIAL and not getattr(layer, "return_indices", False):
+        elif forward in _SPATIAL and getattr(type(layer), "_conv_forward", None) in _CONVOLUTIONS:
             routes[layer] = partial(_folded_call, layer, _SPATIAL[forward] + 2)
         elif forward in _NORMS:
             routes[layer] = partial(_folded_call, layer, 0)
@@ -75,11 +77,11 @@ def _folded_call(layer: nn.Module, axes: int | None, forward: Callable[..., Any]
     if _functorch.maybe_get_level(value) != level or not _shared(layer):
         return forward(value)
     whole = _functorch._remove_batch_dim(value, level, _draws(value), 0)
-    if axes is None or value.dim() == axes - 1:
-        output = forward(whole)
-    else:
-        output = forward(whole.flatten(0, 1)).unflatten(0, whole.shape[:2])
-    return batched(output, level)
+    fold = axes is not None and value.dim() != axes - 1
+    output = forward(whole.flatten(0, 1) if fold else whole)
+    if type(output) is not Tensor or _is_batched(output):  # with indices, or of weights that differ after all
+        return forward(value)
+    return batched(output.unflatten(0, whole.shape[:2]) if fold else output, level)
 
 
 def batched(values: Tensor, level: int) -> Tensor:
@@ -132,7 +134,9 @@ def _shared(layer: nn.Module) -> bool:
     if isinstance(layer, nn.modules.batchnorm._BatchNorm) and (layer.training or layer.running_mean is None):
         return False
     own = layer.__dict__
-    return not any(_is_batched(v) for v in own["_parameters"].values() if v is not None) and "weight" not in own
+    if own["_modules"] or "weight" in own or "bias" in own:  # parametrized, or made by a hook
+        return False
+    return not any(_is_batched(v) for kind in ("_parameters", "_buffers") for v in own[kind].values() if v is not None)
 
 
 def _recurrent(layer: Any, forward: Callable[..., Any], input: Any, hx: Any = None) -> Any:

@@ -12,8 +12,8 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import fields, is_dataclass
-from functools import partial
 from math import isfinite
+from types import MethodType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -265,11 +265,25 @@ def rerouted(routes: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]:
     """Each layer's `forward` becomes `route(forward, ...)`; for layers whose class has it, not they themselves."""
     try:
         for layer, route in routes.items():
-            layer.forward = partial(route, layer.forward)
+            layer.forward = _Route(layer, route)
         yield
     finally:
         for layer in routes:
             vars(layer).pop("forward", None)
+
+
+class _Route:
+    """Stands where a layer's `forward` would. A copy of the layer, made meanwhile, gets its own `forward`."""
+
+    def __init__(self, layer: nn.Module, route: Callable[..., Any]) -> None:
+        self._layer, self._route, self._forward = layer, route, layer.forward
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._route(self._forward, *args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        copy = memo.get(id(self._layer), self._layer)
+        return MethodType(type(copy).forward, copy)
 
 
 @contextmanager

@@ -62,7 +62,7 @@ def mask_for(made: Callable[..., Tensor], rate: float, like: Tensor, pick: Calla
 
 
 class _Half:
-    """Stands where a mask would: the value is scaled and rounded, then masked by 0 or 1."""
+    """Stands where a mask would: the value is masked by 0 or 1, then scaled and rounded."""
 
     def __init__(self, mask: Tensor, scale: float) -> None:
         self.mask, self.scale = mask, scale
@@ -74,7 +74,7 @@ class _Half:
         return _Half(self.mask[index], self.scale)
 
     def __rmul__(self, value: Tensor) -> Tensor:
-        return value * self.scale * self.mask
+        return value * self.mask * self.scale
 
 
 @contextmanager

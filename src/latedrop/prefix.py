@@ -46,6 +46,7 @@ class Prefix:
         none = sites is None or any(site.weight is not None for site in sites)
         self._layers = [] if none or sites is None else _layers(model, sites)
         self._kept: dict[_Place, Tensor] = {}
+        self._wanted: set[_Place] = set()
         self._calls: dict[int, int] = {}
         self._record: _Record | None = None
         self.ready = not self._layers
@@ -74,15 +75,20 @@ class Prefix:
 
     @contextmanager
     def recorded(self) -> Iterator[None]:
-        """Keep, of the pass inside, what later ones can use."""
+        """Keep, of the pass inside, what later ones can use.
+
+        A layer that has to run in every pass may read what nobody held: the next pass is recorded again, and holds it.
+        """
         self.forget()
-        self._record = record = _Record()
+        self._record = record = _Record(self._wanted)
         try:
             with record:
                 yield
         finally:
             self._record = None
-        self._kept, self.ready = record.usable(), True
+        self._kept, lost = record.usable()
+        self.ready = lost <= self._wanted
+        self._wanted = self._wanted | lost
 
     def read(self, value: Any) -> None:
         """Something reads this that torch does not tell of: the user an output, a kernel of ours an input."""
@@ -144,6 +150,20 @@ class _Use:
         return found
 
 
+class _Shell(Tensor):
+    """Stands for a value that nobody reads by an operator; whoever reads it otherwise is told."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _LOOKS:
+            raise RuntimeError("the model looks at a value that is shared between draws")
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+_LOOKS = {Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.data_ptr, Tensor.untyped_storage, Tensor.__dlpack__}
+"""What gives values away without an operator."""
+
+
 class _Output:
     """What a layer gave: where it lies, and how."""
 
@@ -157,18 +177,19 @@ class _Output:
         return self.use.lasts(run) and (not self.use.read_by(run) or self.use.storage() is not None)
 
     def given(self, run: Container[_Place | None]) -> Tensor:
-        """What later passes get; a tensor of the same kind and shape that takes no memory, where nobody reads it."""
+        """What later passes get; a shell of the same kind and shape that takes no memory, where nobody reads it."""
         storage = self.use.storage() if self.use.read_by(run) else None
         if storage is None:
-            return torch.empty((), **self._kind).expand(self._layout[1])
+            return torch.zeros((), **self._kind).expand(self._layout[1]).as_subclass(_Shell)
         return torch.empty(0, **self._kind).set_(storage, *self._layout)
 
 
 class _Record(TorchDispatchMode):
-    """Watches who reads and who changes the outputs of layers."""
+    """Watches who reads and who changes the outputs of layers; `wanted` are held from the start."""
 
-    def __init__(self) -> None:
+    def __init__(self, wanted: Container[_Place]) -> None:
         super().__init__()
+        self._wanted = wanted
         self._inside: _Place | None = None
         self._given: set[int | None] = set()
         self._foreign: set[_Place] = set()
@@ -204,6 +225,8 @@ class _Record(TorchDispatchMode):
         if type(output) is Tensor and not _is_batched(output) and storage_of(output) and place not in self._foreign:
             use = self._uses.setdefault(storage_of(output), _Use(StorageWeakRef(output.untyped_storage())))
             self._outputs[place] = _Output(output, use)
+            if place in self._wanted:
+                use.held = output.untyped_storage()
 
     def read(self, values: Iterator[Tensor]) -> None:
         """The running code looks at these."""
@@ -214,15 +237,16 @@ class _Record(TorchDispatchMode):
                 if self._inside is None:
                     use.held = value.untyped_storage()
 
-    def usable(self) -> dict[_Place, Tensor]:
-        """The outputs that later passes can have."""
+    def usable(self) -> tuple[dict[_Place, Tensor], set[_Place]]:
+        """The outputs that later passes can have, and those that they could if they were still there."""
         users = {who for use in self._uses.values() for who, _ in (*use.reads, *use.writes)}
         run: set[_Place | None] = {None, *users.difference(self._outputs)}
         before = 0
         while before != len(run):  # a layer that has to run reads its inputs
             before = len(run)
             run.update(place for place, output in self._outputs.items() if not output.usable(run))
-        return {place: output.given(run) for place, output in self._outputs.items() if place not in run}
+        lost = {place for place, output in self._outputs.items() if place in run and output.use.lasts(run)}
+        return {place: output.given(run) for place, output in self._outputs.items() if place not in run}, lost
 
 
 def _is_batched(value: Tensor) -> bool:

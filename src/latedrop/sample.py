@@ -320,16 +320,16 @@ class _Draws:
 
     def _vectorised(self) -> Tensor | None:
         """The current draws at once; None where the model rolls dice of its own, which `vmap` would share."""
-        before = [] if self._checked else self._random_states()
+        before = None if self._checked else self._random_states()
         with nullcontext() if self._prefix.ready else self._prefix.recorded():
             outputs = self._mapped()
-        if not self._checked and self.options.engine == "auto":
-            self._checked = True
-            if not all(torch.equal(a, b) for a, b in zip(before, self._random_states(), strict=True)):
+        if self.options.engine == "auto":
+            if before is not None and self._random_states() != before:
                 self._vectorise = False
                 self._prefix.forget()
                 return None
-            self._vectorise = self._chunk > 1 or self.device.type != "cpu"
+            self._checked = True
+            self._vectorise = self._chunk > 1 or self.device.type != "cpu" or not self._prefix.ready
         return outputs
 
     def _mapped(self) -> Tensor:
@@ -356,8 +356,8 @@ class _Draws:
         self._prefix.begin()
         return output_of(self.model, self.x, self.options.readout)
 
-    def _random_states(self) -> list[Tensor]:
-        return [generator.get_state() for generator in generators(self.device)]
+    def _random_states(self) -> list[bytes]:
+        return [generator.get_state().numpy().tobytes() for generator in generators(self.device)]
 
     def _mask(self, site: Site, call: int, shape: tuple[int, ...], like: Tensor) -> Any:
         rate = self._rates[site.name]
@@ -420,7 +420,7 @@ class _Stream:
             self._origin = outputs[0].clone()
         # Relative to the first draw: draws that are all equal then have a variance of exactly 0.
         outputs = outputs - self._origin
-        if outputs.numel() <= _FEW:
+        if 0 < outputs.numel() <= _FEW:
             spread, mean = torch.var_mean(outputs, 0, correction=0)
             part = mean, spread * len(outputs), len(outputs)
         else:
