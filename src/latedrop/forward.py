@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import fields, is_dataclass
+from functools import partial
 from math import isfinite
 from types import MethodType
 from typing import Any, TypeAlias
@@ -265,24 +266,22 @@ def rerouted(routes: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]:
     """Each layer's `forward` becomes `route(forward, ...)`; for layers whose class has it, not they themselves."""
     try:
         for layer, route in routes.items():
-            layer.forward = _Route(layer, route)
+            found = _Route(route, layer.forward)
+            found.layer = layer
+            vars(layer)["forward"] = found
         yield
     finally:
         for layer in routes:
             vars(layer).pop("forward", None)
 
 
-class _Route:
+class _Route(partial[Any]):
     """Stands where a layer's `forward` would. A copy of the layer, made meanwhile, gets its own `forward`."""
 
-    def __init__(self, layer: nn.Module, route: Callable[..., Any]) -> None:
-        self._layer, self._route, self._forward = layer, route, layer.forward
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._route(self._forward, *args, **kwargs)
+    layer: nn.Module
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        copy = memo.get(id(self._layer), self._layer)
+        copy = memo.get(id(self.layer), self.layer)
         return MethodType(type(copy).forward, copy)
 
 

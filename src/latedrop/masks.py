@@ -86,15 +86,10 @@ def masks(
     >>> mask.shape, torch.equal(mask, kept(uniforms(0, range(2), "fc", 0, (1000,)), 0.25, torch.float32))
     (torch.Size([2, 1000]), True)
     """
-    if not are_small(draws, shape, like.device) or not isinstance(draws, range):
+    if not are_small(draws, shape, like.device) or not isinstance(draws, range) or not isinstance(shape, tuple):
         return masks_from_keys(keys_for(seed, draws, site, call, like.device), shape, rate, like, scaled=scaled)
-    given = seed, draws, site, call, tuple(shape), rate, like.dtype == torch.float64, scaled
-
-    def made() -> Tensor:
-        found = torch.from_numpy(_small_masks(*given)).to(like.dtype).view(len(draws), *shape)
-        return found.to(like.device, non_blocking=True)
-
-    return made() if like.device.type == "cpu" else _remembered((*given, like.dtype), like.device, made)
+    key = seed, draws, site, call, shape, rate, like.dtype, scaled
+    return _remembered(key, like.device, _small_masks)
 
 
 def are_small(draws: Sequence[int], shape: Sequence[int], device: torch.device) -> bool:
@@ -119,7 +114,7 @@ def keys_for(seed: int, draws: Sequence[int], site: str, call: int, device: torc
     if device.type == "cpu" or not isinstance(draws, range):
         keys = draw_keys(seed, draws, site, call)
         return keys if device.type == "cpu" else keys_on(keys, device)
-    return _remembered((seed, draws, site, call), device, lambda: keys_on(draw_keys(seed, draws, site, call), device))
+    return _remembered((seed, draws, site, call), device, _device_keys)
 
 
 def keys_on(keys: npt.NDArray[np.uint32], device: torch.device) -> Tensor:
@@ -148,16 +143,8 @@ def masks_from_keys(keys: Any, shape: Sequence[int], rate: float, like: Tensor, 
         if found is None:
             found = (hashes(keys, units) >= least - 2**31).to(like.dtype) * scale
         return found.view(len(keys), *shape)
-    values = _masks(keys, units, rate, exact=like.dtype == torch.float64, scaled=scaled)
-    return torch.from_numpy(values).to(like.dtype).view(len(keys), *shape)
-
-
-def _masks(
-    keys: npt.NDArray[np.uint32], units: int, rate: float, *, exact: bool, scaled: bool
-) -> npt.NDArray[np.float32 | np.float64]:
-    """On the host, `(draws, units)`; in double precision where `exact`."""
     lowest = np.uint32(threshold(rate))
-    values = np.empty((len(keys), units), np.float64 if exact else np.float32)
+    values = np.empty((len(keys), units), np.float64 if like.dtype == torch.float64 else np.float32)
     kept_is = values.dtype.type(1.0) / values.dtype.type(1.0 - rate if scaled else 1.0)
 
     def fill(start: int, stop: int) -> None:
@@ -171,7 +158,7 @@ def _masks(
             list(pool.map(fill, ends[:-1], ends[1:]))
     else:
         fill(0, units)
-    return values
+    return torch.from_numpy(values).to(like.dtype).view(len(keys), *shape)
 
 
 def thinned(value: Tensor, keys: Tensor, shape: Sequence[int], rate: float) -> Tensor | None:
@@ -239,19 +226,19 @@ def _stream(device: torch.device) -> int:
     return int(torch.cuda.current_stream(device).cuda_stream) if device.type == "cuda" else 0
 
 
-def _remembered(key: tuple[Any, ...], device: torch.device, make: Callable[[], Tensor]) -> Tensor:
-    """What `make` gives, kept on a device; but what some mode of torch has wrapped is for that mode alone."""
-    wrapped = torch._C._len_torch_dispatch_stack() > 0
-    if wrapped or (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
-        return make()
-    key = (*key, device, _stream(device), torch.is_inference_mode_enabled())
-    found = _KEPT.get(key)
+def _remembered(key: tuple[Any, ...], device: torch.device, make: Callable[..., Tensor]) -> Tensor:
+    """`make(device, *key)`, or what it gave before; but what a mode of torch has wrapped is for that mode alone."""
+    capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    if capturing or torch._C._len_torch_dispatch_stack() > 0:
+        return make(device, *key)
+    place = key, device, _stream(device), torch.is_inference_mode_enabled()
+    found = _KEPT.get(place)
     if found is None:
-        found = make()
+        found = make(device, *key)
         if type(found) is Tensor and not torch._C._functorch.is_functorch_wrapped_tensor(found):
             if len(_KEPT) >= _MOST_KEPT:
                 _KEPT.pop(next(iter(_KEPT)), None)
-            _KEPT[key] = found
+            _KEPT[place] = found
     return found
 
 
@@ -259,11 +246,24 @@ _KEPT: dict[tuple[Any, ...], Tensor] = {}
 _MOST_KEPT = 128
 
 
-@lru_cache(maxsize=64)
+def _device_keys(device: torch.device, seed: int, draws: range, site: str, call: int) -> Tensor:
+    return keys_on(draw_keys(seed, draws, site, call), device)
+
+
 def _small_masks(
-    seed: int, draws: range, site: str, call: int, shape: tuple[int, ...], rate: float, exact: bool, scaled: bool
-) -> npt.NDArray[Any]:
-    return _masks(draw_keys(seed, draws, site, call), prod(shape), rate, exact=exact, scaled=scaled)
+    device: torch.device,
+    seed: int,
+    draws: range,
+    site: str,
+    call: int,
+    shape: Sequence[int],
+    rate: float,
+    dtype: torch.dtype,
+    scaled: bool,
+) -> Tensor:
+    like = torch.empty((), dtype=dtype)
+    found = masks_from_keys(draw_keys(seed, draws, site, call), shape, rate, like, scaled=scaled)
+    return found.to(device, non_blocking=True)
 
 
 @cache
