@@ -8,9 +8,9 @@
 Time is a multiple of `plain x T`: T deterministic forward passes of the same rows, run at the batch size at which the
 network takes the least time per row. Memory is the peak of what a call allocates. An answer is right where its mean
 standard deviation, and its mean, differ from those of a long reference by no more than T draws must by chance. All
-candidates take turns, round by round; quick ones run once before they are timed. `benchmarks.peers` says what each of
-them does. A candidate whose first call, by which memory is measured, takes longer than `--cap` gets no rounds: that
-call is its time.
+candidates take turns, in an order that changes; quick ones run once before they are timed. `benchmarks.peers` says what
+each of them does. A candidate whose first call, by which memory is measured, takes longer than `--cap` gets no rounds:
+that call is its time.
 """
 
 from __future__ import annotations

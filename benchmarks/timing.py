@@ -6,6 +6,7 @@ import gc
 import json
 import os
 import platform
+import random
 import statistics
 import time
 from collections.abc import Callable
@@ -43,15 +44,15 @@ def turns_within(
 ) -> tuple[dict[str, float], int, dict[str, str]]:
     """As `in_turns`, in as many rounds as start within `seconds`; in more where all is quick.
 
-    What is quick runs once before it is timed, each time: else it would pay for the caches that the one before it,
-    whichever that is, has filled with something else. Returns medians, the number of rounds, and what stopped those
-    that did not get through.
+    Each round has an order of its own, and what is quick runs once before it is timed: else it would pay for what the
+    one before it has left in the caches. Returns medians, the number of rounds, and what stopped those that did not get
+    through.
     """
     times: dict[str, list[float]] = {name: [] for name in candidates}
     failed: dict[str, str] = {}
     begin, rounds = time.perf_counter(), 0
     while rounds == 0 or _another(rounds, time.perf_counter() - begin, repeats, seconds):
-        for name, run in candidates.items():
+        for name, run in random.Random(rounds).sample(list(candidates.items()), len(candidates)):
             if name in failed:
                 continue
             try:

@@ -10,6 +10,7 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -215,9 +216,19 @@ def test_turns_report_failures_and_rounds() -> None:
 
     candidates = {"a": lambda: calls.append("a"), "broken": broken, "b": lambda: calls.append("b")}
     medians, rounds, failed = turns_within(candidates, repeats=3, seconds=0, device=CPU)
-    assert (rounds, calls) == (1, ["a", "b"]), "one round whatever the budget"
+    assert (rounds, sorted(calls)) == (1, ["a", "b"]), "one round whatever the budget"
     assert failed == {"broken": "ValueError: no batching rule"}
     assert list(medians) == ["a", "b"]
+
+
+def test_turns_change_their_order_and_what_is_quick_runs_before_it_is_timed() -> None:
+    calls: list[str] = []
+    candidates = {name: partial(calls.append, name) for name in "abcd"}
+    _, rounds, _ = turns_within(candidates, repeats=3, seconds=1, device=CPU)
+    first, later = calls[:4], [calls[4 + 8 * i : 12 + 8 * i] for i in range(rounds - 1)]
+    assert sorted(first) == list("abcd")
+    assert all(sorted(names) == sorted("aabbccdd") and names[::2] == names[1::2] for names in later)
+    assert len({tuple(names) for names in later}) > 1
 
 
 def test_first_line_is_of_the_cause() -> None:

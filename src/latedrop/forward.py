@@ -81,7 +81,7 @@ def row_count(x: Any) -> int:
     """
     for tensor in (x,) if isinstance(x, Tensor) else tensors(x):
         if tensor.dim() > 0:
-            return int(tensor.shape[0])
+            return tensor.shape[0]
     raise DataError(
         "expected inputs with at least one tensor whose first axis counts the examples; "
         f"found {type(x).__name__}. Pass a tensor, a tuple of tensors or a dict of tensors."
