@@ -161,7 +161,7 @@ def _panel(axis: Any, by_rows: dict[int, dict[str, Any]], names: Sequence[str]) 
                     axis.scatter([entry["ratio"]], [y], s=60, marker="x", color="black", linewidths=1.2, zorder=5)
     axis.axvline(1, color="black", linewidth=1, linestyle="--", zorder=2.5)
     axis.grid(axis="x", color="#DDDDDD", zorder=0)
-    axis.legend(fontsize=7, loc="best")
+    axis.legend(fontsize=7, loc="best", framealpha=0.5)
 
 
 def one_table(name: str, found: dict[str, Any], *, markdown: bool = False) -> str:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from math import isfinite, prod
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -118,7 +118,7 @@ class Program:
             try:
                 graph = _traced(model, flat, self._spec, sites, readout, shared, places, self._arguments())
             except NotImplementedError as error:  # the model runs; an operator of it cannot be written down
-                raise _no_program(f"what cannot be traced ({error})") from error
+                _refuse(f"what cannot be traced ({error})")
         _check(graph)
         if self._device.type == "cuda":
             _fill_up_channels(graph)
@@ -282,11 +282,11 @@ def _check(graph: fx.GraphModule) -> None:
         noise = torch.Tag.nondeterministic_seeded in tags and "scaled_dot_product" not in str(node.target)
         if noise or torch.Tag.dynamic_output_shape in tags:
             why = "noise of its own" if noise else "sizes that depend on values"
-            raise _no_program(f"{why} ({node.target})")
+            _refuse(f"{why} ({node.target})")
 
 
-def _no_program(found: str) -> ArgumentError:
-    return ArgumentError(f"expected a model that a program can stand for; found {found}. Use engine='auto'.")
+def _refuse(found: str) -> NoReturn:
+    raise ArgumentError(f"expected a model that a program can stand for; found {found}. Use engine='auto'.")
 
 
 def _fill_up_channels(graph: fx.GraphModule) -> None:
