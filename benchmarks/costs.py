@@ -24,6 +24,7 @@ from benchmarks.nets import speed_nets
 from benchmarks.timing import RESULTS, machine, seconds_of, turns_within, write
 from latedrop import Site, find_sites, sample
 from latedrop.calibrate import PAPER_RATES
+from latedrop.devices import chosen_device
 from latedrop.masks import masks
 from latedrop.sample import fitting_chunk, sample_rates
 
@@ -36,7 +37,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="What rates share, and what masks cost.")
     parser.add_argument("--tables", action="store_true", help="from the JSON that is there; measure nothing")
     parser.add_argument("--repeats", type=int, default=3, help="rounds of each network, at most")
-    parser.add_argument("--device", help="cpu or cuda; the GPU where there is one")
+    parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
     parser.add_argument("--budget", type=float, help="seconds for the rounds of a network; 120, on a GPU 4")
     parser.add_argument("--nets", nargs="+", help="measure only these and keep what the JSON has of the others")
     options = parser.parse_args()
@@ -44,7 +45,7 @@ def main() -> None:
         for path in sorted(RESULTS.glob("costs_*.json")):
             print(markdown(json.loads(path.read_text(encoding="utf-8"))))
         return
-    device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    device = chosen_device(options.device)
     kind = "gpu" if device.type == "cuda" else "cpu"
     budget = (4.0 if kind == "gpu" else 120.0) if options.budget is None else options.budget
     path = RESULTS / f"costs_{kind}.json"

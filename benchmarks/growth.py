@@ -23,6 +23,7 @@ from torch import nn
 
 from benchmarks.timing import RESULTS, machine, peak_bytes, turns_within, write
 from latedrop import find_sites, sample
+from latedrop.devices import chosen_device
 
 RATE = 0.05
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
@@ -54,29 +55,25 @@ class Shape:
 
 
 SHAPES = {"cpu": Shape(), "gpu": Shape(rows=4096, width=1024)}
-RANGES: dict[str, dict[str, tuple[str, Sequence[int]]]] = {
-    "cpu": {
-        "draws": ("draws", (10, 20, 50, 100, 200, 400, 800)),
-        "rows": ("rows", (16, 64, 256, 1024, 4096)),
-        "parameters": ("width", (64, 128, 256, 512, 1024)),
-        "sites": ("sites", (1, 2, 4, 8, 16, 32)),
-        "outputs": ("outputs", (1, 16, 64, 256, 1024, 4096)),
-    },
-    "gpu": {
-        "draws": ("draws", (10, 20, 50, 100, 200, 400, 800)),
-        "rows": ("rows", (256, 1024, 4096, 16384, 65536)),
-        "parameters": ("width", (256, 512, 1024, 2048, 4096)),
-        "sites": ("sites", (1, 2, 4, 8, 16, 32)),
-        "outputs": ("outputs", (1, 16, 64, 256, 1024, 4096)),
-    },
+_ON_CPU: dict[str, tuple[str, Sequence[int]]] = {
+    "draws": ("draws", (10, 20, 50, 100, 200, 400, 800)),
+    "rows": ("rows", (16, 64, 256, 1024, 4096)),
+    "parameters": ("width", (64, 128, 256, 512, 1024)),
+    "sites": ("sites", (1, 2, 4, 8, 16, 32)),
+    "outputs": ("outputs", (1, 16, 64, 256, 1024, 4096)),
 }
+_ON_GPU: dict[str, tuple[str, Sequence[int]]] = {
+    "rows": ("rows", (256, 1024, 4096, 16384, 65536)),
+    "parameters": ("width", (256, 512, 1024, 2048, 4096)),
+}
+RANGES = {"cpu": _ON_CPU, "gpu": _ON_CPU | _ON_GPU}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="How time and memory of sampling grow.")
     parser.add_argument("--figures", action="store_true", help="draw from the JSON that is there; measure nothing")
     parser.add_argument("--repeats", type=int, default=5, help="rounds of each axis, at most")
-    parser.add_argument("--device", help="cpu or cuda; the GPU where there is one")
+    parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
     parser.add_argument("--budget", type=float, help="seconds after which no round of an axis starts; 20, on a GPU 4")
     options = parser.parse_args()
     if options.figures:
@@ -85,7 +82,7 @@ def main() -> None:
             print(markdown(record))
             print(figure(record, IMAGES / f"{path.stem}.png"))
         return
-    device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    device = chosen_device(options.device)
     kind = "gpu" if device.type == "cuda" else "cpu"
     budget = (4.0 if kind == "gpu" else 20.0) if options.budget is None else options.budget
     base = SHAPES[kind]

@@ -21,6 +21,7 @@ from torch import Tensor
 from benchmarks.nets import Net, nets
 from benchmarks.timing import RESULTS, in_turns, machine, write
 from latedrop import find_sites, linearize, sample
+from latedrop.devices import chosen_device
 
 RATE = 0.01
 REFERENCE = 5000
@@ -40,7 +41,7 @@ def main() -> None:
     if options.figures:
         figures()
         return
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = chosen_device("auto")
     kind = "gpu" if device.type == "cuda" else "cpu"
     record: dict[str, Any] = {"machine": machine(device), "rate": RATE, "reference_draws": REFERENCE, "nets": {}}
     path = RESULTS / f"linear_{kind}.json"

@@ -35,6 +35,7 @@ from benchmarks.peers import PEERS, Case, Run, not_installed, peer_versions
 from benchmarks.speed_pages import IMAGES, LABELS, OTHER_TARGET, figure, one_table, rows_for_readme, tables
 from benchmarks.timing import RESULTS, first_line, machine, peak_bytes, seconds_of, timed, turns_within, write
 from latedrop import Site, find_sites, linearize, sample
+from latedrop.devices import chosen_device
 from latedrop.sites import odds_by_site
 
 RATE = 0.05
@@ -58,7 +59,7 @@ def main() -> None:
     parser.add_argument("--draws", type=int, nargs="+", default=[10, 50, 200])
     parser.add_argument("--batch", nargs="+", default=["small", "large"], choices=["small", "large"])
     parser.add_argument("--repeats", type=int, default=5, help="rounds, at most")
-    parser.add_argument("--device", help="cpu or cuda; the GPU where there is one")
+    parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
     parser.add_argument("--budget", type=float, help="seconds after which no further round starts; 10, on a GPU 4")
     parser.add_argument("--cap", type=float, help="seconds of a first call beyond which none follows; 20, on a GPU 3")
     parser.add_argument("--engines", nargs="+", help="of latedrop.sample")
@@ -78,7 +79,7 @@ def main() -> None:
         print(rows_for_readme())
         return
     warnings.simplefilter("ignore")
-    device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    device = chosen_device(options.device)
     kind = "gpu" if device.type == "cuda" else "cpu"
     engines = tuple(options.engines or ENGINES[kind])
     plan = Plan.of(device, options.repeats, options.budget, options.cap, engines, tuple(options.compiled))

@@ -225,9 +225,8 @@ def figure(record: dict[str, Any]) -> Path:
         rows = [row for row in record["rows"] if (row["engine"], row["frames"]) == key]
         where = [names.index(row["precision"]) + 0.2 * (place - 1.5) for row in rows]
         bars = axes.bar(where, [row["frames_per_second"] for row in rows], 0.19, color=colour, label=label)
-        labels = axes.bar_label(bars, fmt="%.0f", fontsize=8, padding=1.5, zorder=4)
-        for label in labels:
-            label.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 0.5})
+        for number in axes.bar_label(bars, fmt="%.0f", fontsize=8, padding=1.5, zorder=4):
+            number.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 0.5})
     axes.axhline(AIM, color="black", linestyle="--", linewidth=1, label=f"aim: {AIM}")
     axes.set_xticks(range(len(names)), names)
     axes.set(ylabel="frames per second", xlabel="precision of weights and activations")

@@ -27,7 +27,7 @@ from latedrop.errors import ArgumentError
 from latedrop.folding import foldable
 from latedrop.forward import Readout, output_of, undisturbed
 from latedrop.inject import hooked
-from latedrop.masks import draw_keys, hashes, threshold
+from latedrop.masks import draw_keys, hashes, keys_on, threshold
 from latedrop.sites import Site
 
 __all__ = ["Part", "Program", "merged", "program"]
@@ -192,10 +192,10 @@ class Program:
         found = []
         for start in range(0, chunks * self.chunk, self.chunk):
             span = range(start, start + self.chunk)
-            keys = [draw_keys(seed, span, site, call).view(np.int32) for site, call, _ in places]
+            keys = [keys_on(draw_keys(seed, span, site, call), self._device) for site, call, _ in places]
             count = min(self.chunk, self.draws - start)
             weights = (torch.arange(self.chunk) < count).float()
-            found.append(([torch.from_numpy(k).to(self._device) for k in keys], weights.to(self._device), count))
+            found.append((keys, weights.to(self._device), count))
         return found
 
 

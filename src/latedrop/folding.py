@@ -76,18 +76,24 @@ def _folded_call(layer: nn.Module, axes: int | None, forward: Callable[..., Any]
     value, level = args[0], _functorch.maybe_current_level() or 0
     if _functorch.maybe_get_level(value) != level or not _shared(layer):
         return forward(value)
-    whole = _functorch._remove_batch_dim(value, level, _draws(value), 0)
+    draws = _draws(value)
     fold = axes is not None and value.dim() != axes - 1
-    output = forward(whole.flatten(0, 1) if fold else whole)
+    output = forward(_folded(value, 0, level, draws) if fold else _unbatched(value, level, draws))
     if type(output) is not Tensor or _is_batched(output):  # with indices, or of weights that differ after all
         return forward(value)
-    return batched(output.unflatten(0, whole.shape[:2]) if fold else output, level)
+    return _unfolded(output, 0, level, draws, value.shape[0]) if fold else batched(output, level)
 
 
-def batched(values: Tensor, level: int) -> Tensor:
-    """Values `(draws, ...)` as a batch of `vmap`."""
-    found: Tensor = _functorch._add_batch_dim(values, 0, level)
+def batched(values: Tensor, level: int, axis: int = 0) -> Tensor:
+    """Values with draws along an axis as a batch of `vmap`."""
+    found: Tensor = _functorch._add_batch_dim(values, axis, level)
     return found
+
+
+def _unbatched(value: Tensor, level: int, draws: int, axis: int = 0) -> Tensor:
+    """The other way round."""
+    whole: Tensor = _functorch._remove_batch_dim(value, level, draws, axis)
+    return whole
 
 
 class Fused:
@@ -123,9 +129,9 @@ class Fused:
         draws = len(self._keys)
         if not _functorch.is_functorch_wrapped_tensor(value):
             return value.expand(draws, *value.shape)
-        if not _is_batched(value) or _functorch.maybe_get_level(value) != self._level:
+        if self._level is None or not _is_batched(value) or _functorch.maybe_get_level(value) != self._level:
             return None
-        whole: Tensor = _functorch._remove_batch_dim(value, self._level, draws, 0)
+        whole = _unbatched(value, self._level, draws)
         return None if _functorch.is_functorch_wrapped_tensor(whole) else whole
 
 
@@ -160,19 +166,17 @@ def _recurrent(layer: Any, forward: Callable[..., Any], input: Any, hx: Any = No
 
 
 def _attention(attend: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
-    """`(N, ..., L, E)` of draws that have all their own queries, keys and values, and no mask that differs by row."""
-    level = _functorch.maybe_current_level()
+    """`(N, H, L, E)` of draws that have all their own queries, keys and values, and neither a mask nor dropout."""
+    level = _functorch.maybe_current_level() or 0
     values, others = args[:3], args[3:]
-    if level is None or len(values) < 3 or any(value is not None for value in (*others[:1], kwargs.get("attn_mask"))):
-        return attend(*args, **kwargs)
-    if others[1:2] not in ((), (0.0,)) or kwargs.get("dropout_p", 0.0) or not all(map(_is_batched, values)):
-        return attend(*args, **kwargs)
-    if any(value.dim() != 4 or _functorch.maybe_get_level(value) != level for value in values):
+    given = dict(zip(("attn_mask", "dropout_p"), others, strict=False)) | kwargs
+    plain = len(values) < 3 or given.get("attn_mask") is not None or given.get("dropout_p")
+    if plain or not all(_is_batched(v) and v.dim() == 4 and _functorch.maybe_get_level(v) == level for v in values):
         return attend(*args, **kwargs)
     draws, rows = _draws(values[0]), values[0].shape[0]
     if any(value.shape[0] != rows for value in values):
         return attend(*args, **kwargs)
-    folded = (_functorch._remove_batch_dim(value, level, draws, 0).flatten(0, 1) for value in values)
+    folded = (_folded(value, 0, level, draws) for value in values)
     return _unfolded(attend(*folded, *others, **kwargs), 0, level, draws, rows)
 
 
@@ -183,10 +187,8 @@ def _draws(value: Tensor) -> int:
 def _folded(value: Tensor, axis: int, level: int, draws: int) -> Tensor:
     if not _is_batched(value):
         return value.unsqueeze(axis).expand(*value.shape[:axis], draws, *value.shape[axis:]).flatten(axis, axis + 1)
-    whole: Tensor = _functorch._remove_batch_dim(value, level, draws, axis)
-    return whole.flatten(axis, axis + 1)
+    return _unbatched(value, level, draws, axis).flatten(axis, axis + 1)
 
 
 def _unfolded(value: Tensor, axis: int, level: int, draws: int, rows: int) -> Tensor:
-    found: Tensor = _functorch._add_batch_dim(value.unflatten(axis, (draws, rows)), axis, level)
-    return found
+    return batched(value.unflatten(axis, (draws, rows)), level, axis)

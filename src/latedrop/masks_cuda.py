@@ -25,6 +25,7 @@ _Plan: TypeAlias = "tuple[tuple[int, ...], int, int, tuple[int, ...], tuple[int,
 _BLOCK = 1024
 _REPEATS = 4  # row blocks of one program: they share the hash
 _FAR = 2**31 - 1
+_MOST_DRAWS = 65535  # of a grid
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -59,8 +60,8 @@ def _masks(  # type: ignore[no-untyped-def]
 @triton.jit  # type: ignore[untyped-decorator]
 def _product(  # type: ignore[no-untyped-def]
     out, value, keys, least, scale, blocks, out_draw, value_draw,
-    rows, out_row, value_row,
-    n1, out1, value1, unit1, n2, out2, value2, unit2,
+    rows, value_row, out_row,
+    n1, value1, out1, unit1, n2, value2, out2, unit2,
     s0: tl.constexpr, f0: tl.constexpr, s1: tl.constexpr, f1: tl.constexpr,
     s2: tl.constexpr, f2: tl.constexpr, s3: tl.constexpr,
     two: tl.constexpr, wide: tl.constexpr, high: tl.constexpr, repeats: tl.constexpr,
@@ -88,7 +89,7 @@ def _product(  # type: ignore[no-untyped-def]
 def launch(keys: Tensor, units: int, least: int, scale: float, dtype: torch.dtype, rounds: _Rounds) -> Tensor | None:
     """Masks `(draws, units)` of draws with these keys, by the rounds of the hash; None where the grid is too large."""
     draws = len(keys)
-    if draws > 65535 or not dtype.is_floating_point:
+    if draws > _MOST_DRAWS or not dtype.is_floating_point:
         return None
     out = torch.empty((draws, units), dtype=dtype, device=keys.device)
     with torch.cuda.device(keys.device):
@@ -106,7 +107,7 @@ def product(
     are too irregular for the kernel.
     """
     plan = _planned(value.shape, value.stride(), tuple(shape))
-    if plan is None or len(keys) > 65535:
+    if plan is None or len(keys) > _MOST_DRAWS:
         return None
     strides, programs, blocks, axes, constants = plan
     out = torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device)
@@ -130,13 +131,8 @@ def _planned(sizes: Sequence[int], steps: Sequence[int], shape: Sequence[int]) -
     high = _BLOCK // wide
     blocks = -(-places // wide)
     programs = blocks * -(-rows[0] // (high * _REPEATS))
-    axes = rows[0], rows[2], rows[1], *_ordered(first), *_ordered(second)
+    axes = *rows[:3], *first, *second
     return strides, programs, blocks, axes, (first[0] > 1, wide, high, _REPEATS)
-
-
-def _ordered(axis: _Axis) -> tuple[int, ...]:
-    size, at, to, unit = axis
-    return size, to, at, unit
 
 
 def _axes(

@@ -1,10 +1,11 @@
-"""What every command shares: options, one-line errors, folders made before the work, tables.
+"""What every command shares: options, one-line errors, exit codes, folders made before the work, tables.
 
 typer and rich are extras (`pip install "latedrop[cli]"`); without them this module can still be imported.
 """
 
+import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,7 +18,7 @@ try:
 except ImportError:
     typer = None  # type: ignore[assignment]
 
-__all__ = ["argument", "folder", "need", "one_line", "option", "print_table", "say"]
+__all__ = ["argument", "exit_code", "folder", "need", "one_line", "option", "print_table", "say"]
 
 _PIP = {"PIL": "pillow"}
 
@@ -48,6 +49,20 @@ def folder(path: Path) -> Path:
     except OSError as error:
         raise FileError(f"expected to make the folder {path}; the system says: {error}. Pass another --out.") from error
     return path
+
+
+def exit_code(work: Callable[[], str], stopped: str) -> int:
+    """Of a command without extras: print what `work` says, or what is wrong, in a line; `stopped` after Ctrl-C."""
+    try:
+        said = work()
+    except LatedropError as error:
+        print(f"latedrop: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2 if isinstance(error, ArgumentError) else 1
+    except KeyboardInterrupt:
+        print(stopped, file=sys.stderr)
+        return 130
+    print(said)
+    return 0
 
 
 def say(text: str) -> None:

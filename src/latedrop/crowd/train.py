@@ -33,8 +33,9 @@ from latedrop.crowd.layouts import CrowdSet, open_set
 from latedrop.crowd.mcnn import MCNN, STRIDE, Trained, load_weights, save_weights
 from latedrop.crowd.scenes import make_scenes
 from latedrop.devices import chosen_device, device_name
-from latedrop.errors import ArgumentError, DataError, FileError, LatedropError, OutputError
+from latedrop.errors import ArgumentError, DataError, FileError, OutputError
 from latedrop.files import write_aside
+from latedrop.terminal import exit_code
 
 __all__ = [
     "RECOMMENDED",
@@ -269,19 +270,15 @@ def update_page(page: Path, logs: Mapping[str, Mapping[str, Any]]) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line without extras; the exit code."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
-    try:
+
+    def work() -> str:
         options = _parser().parse_args(arguments)
         only_test = vars(options).pop("test")
         request = _request(options)
         log = test(request) if only_test else run(request, command=_command(arguments))
-    except LatedropError as error:
-        print(f"latedrop: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2 if isinstance(error, ArgumentError) else 1
-    except KeyboardInterrupt:
-        print(STOPPED, file=sys.stderr)
-        return 130
-    print(said(request.out, log))
-    return 0
+        return said(request.out, log)
+
+    return exit_code(work, STOPPED)
 
 
 def said(out: Path, log: Mapping[str, Any]) -> str:

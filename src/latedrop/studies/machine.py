@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -11,23 +10,15 @@ import numpy as np
 import torch
 
 import latedrop
-from latedrop.errors import ArgumentError, FileError, LatedropError
+from latedrop import terminal
+from latedrop.errors import FileError
 
 __all__ = ["exit_code", "made_folder", "versions"]
 
 
 def exit_code(study: Callable[[], Sequence[Path]], stopped: str) -> int:
-    """Run a study as a command: say what was written, or what is wrong, in a line; `stopped` is said after Ctrl-C."""
-    try:
-        files = study()
-    except LatedropError as error:
-        print(f"latedrop: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2 if isinstance(error, ArgumentError) else 1
-    except KeyboardInterrupt:
-        print(stopped, file=sys.stderr)
-        return 130
-    print(f"written: {', '.join(map(str, files))}")
-    return 0
+    """Run a study as a command: say which files were written, or what is wrong; `stopped` is said after Ctrl-C."""
+    return terminal.exit_code(lambda: f"written: {', '.join(map(str, study()))}", stopped)
 
 
 def made_folder(path: Path) -> Path:
