@@ -23,10 +23,10 @@ from torch import Tensor, nn
 from benchmarks.nets import speed_nets
 from benchmarks.timing import RESULTS, machine, seconds_of, turns_within, write
 from latedrop import Site, find_sites, sample
-from latedrop.calibrate import PAPER_RATES
+from latedrop.calibration.search import PAPER_RATES
 from latedrop.devices import chosen_device
-from latedrop.masks import masks
-from latedrop.sample import fitting_chunk, sample_rates
+from latedrop.masking.masks import masks
+from latedrop.variance.sampling import fitting_chunk, sample_rates
 
 DRAWS: dict[str, dict[str, int]] = {"cpu": {"mcnn": 4, "residual_cnn": 20, "transformer": 20}, "gpu": {}}
 FEWEST = 4

@@ -36,7 +36,7 @@ from benchmarks.speed_pages import IMAGES, LABELS, OTHER_TARGET, figure, one_tab
 from benchmarks.timing import RESULTS, first_line, machine, peak_bytes, seconds_of, timed, turns_within, write
 from latedrop import Site, find_sites, linearize, sample
 from latedrop.devices import chosen_device
-from latedrop.sites import odds_by_site
+from latedrop.model.sites import odds_by_site
 
 RATE = 0.05
 REFERENCE = 5000

@@ -28,12 +28,12 @@ from benchmarks import trained_pages
 from benchmarks.linear import spearman
 from benchmarks.timing import machine
 from benchmarks.trained_nets import CAPACITIES, KINDS, MATERIALS, Rows, Task, core_loss_task, missing, pitch_task
-from latedrop.calibrate import PAPER_RATES
-from latedrop.evaluate import Evaluation, evaluate, evaluate_intervals
+from latedrop.calibration.evaluation import Evaluation, evaluate, evaluate_intervals
+from latedrop.calibration.intervals import Conformal
+from latedrop.calibration.search import PAPER_RATES
 from latedrop.files import write_aside
-from latedrop.forward import call, one_thread, take_rows
-from latedrop.intervals import Conformal
 from latedrop.metrics import nll
+from latedrop.model.forward import call, one_thread, take_rows
 
 SEED = 0
 PACKAGES = {"magnet": "mag-net", "torchcrepe": "torchcrepe"}

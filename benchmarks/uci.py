@@ -23,10 +23,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks.timing import in_turns, machine, write
-from latedrop.studies.stacked import Plan, key, train
-from latedrop.studies.uci import read
-from latedrop.studies.uci_data import SETS, UciSet, load, parts
-from latedrop.studies.uci_set import RATES
+from latedrop.studies.uci.data import SETS, UciSet, load, parts
+from latedrop.studies.uci.measured_set import RATES
+from latedrop.studies.uci.stacked import Plan, key, train
+from latedrop.studies.uci.study import read
 
 EPOCHS = {"boston-housing": 12, "yacht": 12}
 

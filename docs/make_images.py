@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean, stdev
 
+from latedrop.cli.demo import UNIT, Demo, picture, run
 from latedrop.crowd.calibration import load_calibration
 from latedrop.crowd.counting import count_people
 from latedrop.crowd.mcnn import load_weights, shipped
 from latedrop.crowd.panels import write_panel
 from latedrop.crowd.scenes import make_scenes
-from latedrop.demo import UNIT, Demo, picture, run
 from latedrop.files import write_aside
 from latedrop.report import png, table
 

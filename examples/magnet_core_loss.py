@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 import latedrop
-from latedrop.evaluate import compare, evaluate
+from latedrop.calibration.evaluation import compare, evaluate
 from latedrop.report import table, write_report
 
 with warnings.catch_warnings():

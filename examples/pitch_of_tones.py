@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import latedrop
-from latedrop.evaluate import compare, evaluate
+from latedrop.calibration.evaluation import compare, evaluate
 from latedrop.report import table
 
 generator = torch.Generator().manual_seed(0)

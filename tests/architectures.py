@@ -24,7 +24,7 @@ from torch.nn.utils import parametrizations
 
 from latedrop import find_sites, inject, linearize, propagate, sample
 from latedrop.errors import LatedropError, LatedropWarning
-from latedrop.forward import call, read, row_count
+from latedrop.model.forward import call, read, row_count
 from zoo import UNet
 
 RATE = 0.1

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from latedrop import tables
+from latedrop.cli import tables
 
 
 class Held:

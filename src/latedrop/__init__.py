@@ -1,16 +1,16 @@
 """Calibrated uncertainty for any trained PyTorch network, by dropout injected at test time."""
 
 from latedrop import metrics
+from latedrop.calibration.predictor import Explanation, Prediction, Predictor, calibrate, load
+from latedrop.calibration.record import Calibration
+from latedrop.calibration.scale import optimal_scale, relaxed_scale
 from latedrop.errors import LatedropError, LatedropWarning
-from latedrop.inject import inject
-from latedrop.linear import Linearization, linearize
-from latedrop.predict import Explanation, Prediction, Predictor, calibrate, load
-from latedrop.programs import load_program
-from latedrop.propagate import propagate
-from latedrop.record import Calibration
-from latedrop.sample import Moments, sample
-from latedrop.scale import optimal_scale, relaxed_scale
-from latedrop.sites import Site, Sites, find_sites
+from latedrop.masking.inject import inject
+from latedrop.model.programs import load_program
+from latedrop.model.sites import Site, Sites, find_sites
+from latedrop.variance.first_order import Linearization, linearize
+from latedrop.variance.propagation import propagate
+from latedrop.variance.sampling import Moments, sample
 
 __all__ = [
     "Calibration",

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from latedrop import metrics
+from latedrop.calibration.predictor import Prediction, Predictor
 from latedrop.errors import ArgumentError, DataError
-from latedrop.forward import bare
-from latedrop.predict import Prediction, Predictor
+from latedrop.model.forward import bare
 
 __all__ = ["UncertainOutput", "labels_apart", "predict_with"]
 

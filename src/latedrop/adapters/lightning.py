@@ -15,11 +15,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from latedrop.batches import inputs_of
+from latedrop.calibration.batches import inputs_of
+from latedrop.calibration.intervals import checked_level
+from latedrop.calibration.predictor import Prediction, Predictor
 from latedrop.errors import ArgumentError, LatedropError
-from latedrop.forward import bare
-from latedrop.intervals import checked_level
-from latedrop.predict import Prediction, Predictor
+from latedrop.model.forward import bare
 
 __all__ = ["predict_callback"]
 

@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 from torch import nn
 
+from latedrop.calibration.predictor import Predictor
 from latedrop.errors import LatedropError
-from latedrop.forward import bare, is_table
-from latedrop.predict import Predictor
+from latedrop.model.forward import bare, is_table
 
 try:
     from sklearn.base import BaseEstimator, RegressorMixin

@@ -21,17 +21,17 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from latedrop.calibrate import fingerprint
+from latedrop.calibration.predictor import Prediction, Predictor, calibrate
+from latedrop.calibration.record import Calibration, Choice
+from latedrop.calibration.search import fingerprint
 from latedrop.crowd.density import heads_inside, roi_cells
 from latedrop.crowd.layouts import CrowdSet
 from latedrop.crowd.mcnn import Trained
 from latedrop.crowd.regions import Maps, Policy, fit_policy, near_cells, to_cells
 from latedrop.errors import ArgumentError, DataError, FileError, LatedropWarning
 from latedrop.files import write_aside
-from latedrop.predict import Prediction, Predictor, calibrate
-from latedrop.record import Calibration, Choice
-from latedrop.sample import sample
-from latedrop.sites import Rate, find_sites
+from latedrop.model.sites import Rate, find_sites
+from latedrop.variance.sampling import sample
 
 __all__ = [
     "METHODS",

@@ -19,6 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from latedrop.calibration.evaluation import Evaluation, compare, evaluate
+from latedrop.calibration.predictor import Prediction, calibrate
 from latedrop.crowd.calibration import CrowdCalibration, calibrate_counter, counted_heads, read_maps
 from latedrop.crowd.counting import CountedFrame, count_people, write_counts
 from latedrop.crowd.layouts import CrowdSet
@@ -27,12 +29,10 @@ from latedrop.crowd.panels import draw_panel
 from latedrop.crowd.regions import Maps, fit_policy, measure_rejection, near_cells
 from latedrop.crowd.scenes import make_scenes
 from latedrop.errors import ArgumentError
-from latedrop.evaluate import Evaluation, compare, evaluate
 from latedrop.files import write_aside
-from latedrop.inject import checked_seed
-from latedrop.predict import Prediction, calibrate
+from latedrop.masking.inject import checked_seed
 from latedrop.report import Picture, overview, png, write_report
-from latedrop.sample import checked_draws
+from latedrop.variance.sampling import checked_draws
 
 __all__ = ["NOTES", "UNIT", "CrowdDemo", "rejection_table", "run", "write"]
 

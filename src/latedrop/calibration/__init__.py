@@ -1,0 +1,1 @@
+"""From measured variances to calibrated predictions."""

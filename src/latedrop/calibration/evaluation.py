@@ -1,0 +1,186 @@
+"""What a measure of uncertainty is worth on test rows.
+
+An `Evaluation` holds the metrics of one variance, with the calibration curve `pi(a)` that belongs to it; `compare`
+makes those of the raw, the scaled and the relaxed variance of a prediction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from latedrop import metrics
+from latedrop.calibration.intervals import Conformal
+from latedrop.calibration.predictor import Prediction
+from latedrop.calibration.record import Calibration
+from latedrop.errors import ArgumentError
+from latedrop.model.sites import Rate
+
+__all__ = ["Evaluation", "compare", "evaluate", "evaluate_intervals", "inside", "unscaled"]
+
+_LEVELS = [k / 100 for k in range(1, 100)]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What one measure of uncertainty is worth on test rows.
+
+    Attributes:
+        label: its name in tables and legends.
+        rows: how many test rows.
+        rate: the dropout rate; None where there is no dropout.
+        scale: what the variance was multiplied by, one per output or one for all; None where there is no dropout.
+        rmse: in the target's unit.
+        nll: with its constant; None for intervals that are no Gaussian's.
+        ma: miscalibration area.
+        level: of the interval that `coverage` and `width` are about.
+        coverage: fraction of targets inside it.
+        width: its mean width, in the target's unit.
+        levels: of the calibration curve, `(L,)`.
+        observed: the calibration curve, `(L,)`.
+    """
+
+    label: str
+    rows: int
+    rate: Rate | None
+    scale: tuple[float, ...] | None
+    rmse: float
+    nll: float | None
+    ma: float
+    level: float
+    coverage: float
+    width: float
+    levels: tuple[float, ...]
+    observed: tuple[float, ...]
+
+
+def evaluate(
+    mean: Tensor,
+    variance: Tensor,
+    target: Tensor,
+    *,
+    label: str,
+    rate: Rate | None = None,
+    scale: Sequence[float] | None = None,
+    level: float = 0.9,
+    interval: Callable[[float], tuple[Tensor, Tensor]] | None = None,
+    levels: Sequence[float] = _LEVELS,
+) -> Evaluation:
+    """Score `(mean, variance)` against the target, all `(N, ...)`.
+
+    With `interval`, a function from a level to lower and upper ends, the curve, the coverage and the width are
+    those of its intervals, and there is no NLL: intervals alone are no density.
+
+    >>> row = evaluate(torch.zeros(4), torch.ones(4), torch.tensor([0.1, -0.5, 1.0, 3.0]), label="raw")
+    >>> row.coverage, round(row.nll, 3)
+    (0.75, 2.201)
+    """
+    target = metrics.align_target(mean, target).to(mean.dtype)
+    nll = None
+    if interval is None:
+        nll = float(metrics.nll(mean, variance, target))
+        observed = metrics.calibration_curve(mean, variance, target, levels=levels)[1]
+        coverage = float(metrics.coverage(mean, variance, target, level=level))
+        width = float(metrics.interval_width(mean, variance, target, level=level))
+    else:
+        observed = torch.tensor([inside(*interval(a), target) for a in levels])
+        low, high = interval(level)
+        coverage, width = inside(low, high, target), float((high - low).mean())
+    return Evaluation(
+        label=label,
+        rows=len(mean),
+        rate=rate,
+        scale=None if scale is None else tuple(scale),
+        rmse=float(metrics.rmse(mean, None, target)),
+        nll=nll,
+        ma=float((observed - torch.tensor(levels).to(observed)).abs().mean()),
+        level=level,
+        coverage=coverage,
+        width=width,
+        levels=tuple(levels),
+        observed=tuple(observed.tolist()),
+    )
+
+
+def evaluate_intervals(
+    prediction: Prediction, target: Tensor, *, level: float = 0.9, output: int | None = None
+) -> Evaluation:
+    """Evaluate the isotonic or conformal intervals that a calibration was fitted with."""
+    fitted = prediction.calibration.intervals
+    if fitted is None:
+        raise ArgumentError(
+            "expected isotonic or conformal intervals; found Gaussian ones. Use compare(), or calibrate(intervals=...)."
+        )
+    # n conformal scores reach levels up to n / (n + 1).
+    reach = min(len(s) / (len(s) + 1) for s in fitted.scores) if isinstance(fitted, Conformal) else 1.0
+
+    def interval(level: float) -> tuple[Tensor, Tensor]:
+        low, high = prediction.interval(level)
+        return _of(low, output), _of(high, output)
+
+    return evaluate(
+        _of(prediction.mean, output),
+        _of(prediction.variance, output),
+        _of(metrics.align_target(prediction.mean, target), output),
+        label=fitted.kind,
+        rate=prediction.calibration.rate,
+        scale=_scale_of(fitted.scale, output),
+        level=level,
+        interval=interval,
+        levels=[a for a in _LEVELS if a <= reach],
+    )
+
+
+def compare(
+    prediction: Prediction, target: Tensor, *, level: float = 0.9, output: int | None = None
+) -> tuple[Evaluation, ...]:
+    """Evaluate the raw, scaled and relaxed variance of one prediction, and its fitted intervals if it has any.
+
+    `output` is one index of axis 1; all outputs together where None.
+    """
+    record = replace(prediction.calibration, intervals=None)
+    variants = {
+        "raw": unscaled(record),
+        "scaled": record.with_choice("optimal"),
+        "relaxed": record.with_choice("relaxed"),
+    }
+    if isinstance(record.choice, float):
+        variants[f"scale {record.choice:g}"] = record
+    target = metrics.align_target(prediction.mean, target)
+    rows = [
+        evaluate(
+            _of(prediction.mean, output),
+            _of(variant.variance(prediction.raw_variance), output),
+            _of(target, output),
+            label=label,
+            rate=record.rate,
+            scale=_scale_of(variant.chosen()[0], output),
+            level=level,
+        )
+        for label, variant in variants.items()
+    ]
+    if prediction.calibration.intervals is not None:
+        rows.append(evaluate_intervals(prediction, target, level=level, output=output))
+    return tuple(rows)
+
+
+def unscaled(record: Calibration) -> Calibration:
+    """The same calibration with the raw variance: scale 1, no floor, Gaussian intervals."""
+    ones, zeros = (1.0,) * len(record.scales), (0.0,) * len(record.floors)
+    return replace(record, scales=ones, floors=zeros, choice="optimal", intervals=None)
+
+
+def inside(low: Tensor, high: Tensor, target: Tensor) -> float:
+    """Fraction of targets between two ends, both included."""
+    return float(((low <= target) & (target <= high)).double().mean())
+
+
+def _of(values: Tensor, output: int | None) -> Tensor:
+    return values if output is None else values[:, output]
+
+
+def _scale_of(scales: tuple[float, ...], output: int | None) -> tuple[float, ...]:
+    return scales if output is None or len(scales) == 1 else (scales[output],)

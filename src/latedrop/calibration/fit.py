@@ -1,0 +1,211 @@
+"""How much each site counts: `variance = floor + sum_s a_s · v_s` fitted to the errors, `a_s >= 0`, `floor >= 0`.
+
+With `u_ij >= 0` the columns (the sites' first-order variances, and ones for the floor) the likelihood of squared errors
+`e2_i` under the variances `w_i = sum_j theta_j u_ij` has
+
+    NLL = mean(e2 / w + log w) / 2,      expected curvature  H = U' diag(1 / w^2) U / (2 n).
+
+Fisher scoring minimises the quadratic model with curvature H under `theta >= 0`, which is a non-negative least squares
+problem, and then walks towards that minimum only as far as the NLL falls. The sequence of NLLs therefore falls to a
+stationary point, and no step is random.
+
+Per-site coefficients are measured in units of the fit with one common rate and pulled towards it, by
+`sum_s (theta_s - 1)^2 / (2 n)`: the weight of one row for each site, which fades with the rows and makes more sites
+than rows harmless. As the pull is zero at the common rate, the fit never has a larger NLL than that one. CRPS
+(`loss="crps"`), which grows with the error and not with its square, is minimised from the NLL's solution.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from latedrop.calibration.scale import fit_floor
+from latedrop.metrics import crps
+
+__all__ = ["Loss", "SiteFit", "fit_sites"]
+
+Loss: TypeAlias = Literal["nll", "crps"]
+
+_STEPS = 100
+_NOMINAL_ODDS = 0.01
+
+
+@dataclass(frozen=True)
+class SiteFit:
+    """`variance = scales · sum_s odds_s v_s + floors`.
+
+    Attributes:
+        odds: `(sites,)`, `rate / (1 - rate)` of each site.
+        scales: `(K,)`, one per output, with geometric mean 1; 0 where the floor explains all.
+        floors: `(K,)`.
+    """
+
+    odds: Tensor
+    scales: Tensor
+    floors: Tensor
+
+    def variance(self, by_site: Tensor) -> Tensor:
+        """The fitted variance `(n, K)` from `(n, K, sites)`."""
+        return by_site @ self.odds * self.scales + self.floors
+
+
+def fit_sites(error: Tensor, by_site: Tensor, *, per_site: bool, floor: bool, loss: Loss = "nll") -> SiteFit:
+    """Fit the sites' odds, shared by all outputs, and a scale and a floor for each output.
+
+    Args:
+        error: `(n, K)`, target minus mean.
+        by_site: `(n, K, sites)`, the variance of each site per unit of `rate / (1 - rate)`.
+        per_site: each site has its own odds; False: one for all.
+        floor: also fit a constant.
+        loss: what to minimise.
+    """
+    error, by_site = error.double(), _lifted(by_site.double())
+    candidates = []
+    for constant in (False, True) if floor else (False,):
+        common = [_common(e, v.sum(1), constant, loss) for e, v in zip(error.unbind(1), by_site.unbind(1), strict=True)]
+        scales, floors = (torch.stack(values) for values in zip(*common, strict=True))
+        candidates.append(_fit(scales, floors, torch.ones_like(by_site[0, 0])))
+        if per_site:
+            candidates.append(_own(error, by_site, scales, floors, constant, "nll"))
+            if loss == "crps":
+                candidates.append(_own(error, by_site, scales, floors, constant, "crps"))
+    # The nested models are candidates too, so that the larger one never ends worse.
+    score = _nll if loss == "nll" else _crps
+    size = error.square().mean(0).sqrt()
+    return min(candidates, key=lambda fit: float(score(error / size, fit.variance(by_site) / size.square())))
+
+
+def _fit(scales: Tensor, floors: Tensor, odds: Tensor) -> SiteFit:
+    if not bool(odds.any()):  # the floor explains all: a scale of 0 says so, and rates above 0 leave a raw variance
+        odds, scales = torch.ones_like(odds), torch.zeros_like(scales)
+    size = scales[scales > 0].log().mean().exp() if bool(scales.any()) else scales.new_tensor(_NOMINAL_ODDS)
+    return SiteFit(odds * size, scales / size, floors)
+
+
+def _common(error: Tensor, total: Tensor, floor: bool, loss: Loss) -> tuple[Tensor, Tensor]:
+    """Scale and floor of one output where all sites have the same rate."""
+    zero = torch.zeros_like(error)
+    if floor:
+        scale, constant = (value[0] for value in fit_floor(zero, total, error))
+    else:
+        scale, constant = (error.square() / total).mean(), error.new_zeros(())
+    if loss == "nll":
+        return scale, constant
+    columns = torch.stack([total, torch.ones_like(total)], 1)[:, : 1 + floor]
+    theta = _polished(
+        error, columns, torch.stack([scale, constant])[: 1 + floor], torch.zeros(1 + int(floor)).to(error)
+    )
+    return theta[0], theta[1] if floor else constant
+
+
+def _own(error: Tensor, by_site: Tensor, scales: Tensor, floors: Tensor, floor: bool, loss: Loss) -> SiteFit:
+    """Odds of their own for every site, from the common ones; outputs are brought to one size by their scales."""
+    rows, outputs, sites = by_site.shape
+    # Where a floor explained all there is, the sites start from a tenth of the squared error and not from nothing.
+    whole = (error.square() / by_site.sum(2)).mean(0)
+    scales = torch.where(scales > 0, scales, 0.1 * whole)
+    columns = by_site.reshape(rows * outputs, sites)
+    start = torch.ones(sites, dtype=columns.dtype, device=columns.device)
+    pull = start / (rows * outputs)
+    if floor:
+        columns = torch.cat([columns, torch.eye(outputs).to(columns).repeat(rows, 1)], 1)
+        start = torch.cat([start, floors / scales])
+        pull = torch.cat([pull, torch.zeros_like(scales)])
+    flat = (error / scales.sqrt()).flatten()
+    theta = _scored(flat.square(), columns, start, pull)
+    if loss == "crps":
+        theta = _polished(flat, columns, theta, pull)
+    return _fit(scales, theta[sites:] * scales if floor else torch.zeros_like(scales), theta[:sites])
+
+
+def _scored(e2: Tensor, columns: Tensor, start: Tensor, pull: Tensor) -> Tensor:
+    """Fisher scoring with non-negative steps and backtracking."""
+
+    def objective(theta: Tensor) -> float:
+        w = columns @ theta
+        if bool((w <= 0).any()):
+            return float("inf")
+        value = ((e2 / w + w.log()).mean() + (pull * (theta - start).square()).sum()) / 2
+        return float(value)
+
+    theta, value = start.clone(), objective(start)
+    for _ in range(_STEPS):
+        weight = (columns @ theta).reciprocal()
+        scaled = columns * weight[:, None]
+        curvature = scaled.T @ scaled / len(e2) + torch.diag(2 * pull)
+        linear = scaled.T @ (e2 * weight) / len(e2) + 2 * pull * start
+        aim = _non_negative(curvature, linear, theta)
+        step = 1.0
+        while step > 1e-6:
+            moved = theta + step * (aim - theta)
+            new = objective(moved)
+            if new < value:
+                break
+            step /= 2
+        else:
+            return theta
+        finished = value - new < 1e-10 * max(1.0, abs(value))
+        theta, value = moved, new
+        if finished:
+            return theta
+    return theta
+
+
+def _non_negative(curvature: Tensor, linear: Tensor, start: Tensor) -> Tensor:
+    """The minimum of `t' A t / 2 - b' t` over `t >= 0`, coordinate by coordinate."""
+    a, b, t = curvature.tolist(), linear.tolist(), start.tolist()
+    for _ in range(200):
+        change = 0.0
+        for j, row in enumerate(a):
+            if row[j] <= 0:
+                continue
+            new = max(0.0, t[j] + (b[j] - sum(x * y for x, y in zip(row, t, strict=True))) / row[j])
+            change = max(change, abs(new - t[j]) * row[j] ** 0.5)
+            t[j] = new
+        if change < 1e-10:
+            break
+    return torch.tensor(t, dtype=start.dtype, device=start.device)
+
+
+def _polished(error: Tensor, columns: Tensor, start: Tensor, pull: Tensor) -> Tensor:
+    """Lower the CRPS from `start`, in the logarithm of the coefficients."""
+    sizes = columns.mean(0).clamp_min(torch.finfo(columns.dtype).tiny)
+    least = 1e-4 * error.square().mean() / sizes
+    logs = torch.maximum(start, least).log().detach().requires_grad_(True)
+
+    def cost(theta: Tensor) -> Tensor:
+        # Relative to its size, the CRPS curves about a quarter as much as the NLL does.
+        return _crps(error, columns @ theta) * (1 + (pull * (theta - 1).square()).sum() / 8)
+
+    def closure() -> Tensor:
+        optimiser.zero_grad()
+        value = cost(logs.exp())
+        value.backward()
+        return value
+
+    optimiser = torch.optim.LBFGS([logs], max_iter=100, line_search_fn="strong_wolfe")
+    with torch.enable_grad():
+        optimiser.step(closure)
+    with torch.no_grad():
+        return min((start, logs.exp()), key=lambda theta: float(cost(theta)))
+
+
+def _lifted(by_site: Tensor) -> Tensor:
+    """Rows that no site touches are given the smallest variance of the others, in equal parts."""
+    total = by_site.sum(2, keepdim=True)
+    least = torch.where(total > 0, total, torch.inf).amin(0, keepdim=True) / by_site.shape[2]
+    return torch.where(total > 0, by_site, least)
+
+
+def _nll(error: Tensor, variance: Tensor) -> Tensor:
+    if bool((variance <= 0).any()):
+        return torch.full((), torch.inf)
+    return (error.square() / variance + variance.log()).mean() / 2
+
+
+def _crps(error: Tensor, variance: Tensor) -> Tensor:
+    return crps(torch.zeros_like(error), variance, error)

@@ -1,0 +1,265 @@
+"""The record of a calibration: all that was chosen and measured, frozen, and plain JSON on disk."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Literal, TypeAlias
+from warnings import warn
+
+import torch
+from torch import Tensor
+
+from latedrop.calibration.intervals import Intervals, intervals_from_dict, intervals_to_dict
+from latedrop.calibration.scale import TradeoffPoint, apply_scale
+from latedrop.errors import ArgumentError, DataError, LatedropWarning
+from latedrop.model.sites import Rate, Sites, rates_by_site
+
+__all__ = ["Calibration", "Choice", "Method", "RateRow", "checked_choice", "lifted"]
+
+Choice: TypeAlias = "Literal['optimal', 'relaxed'] | float | TradeoffPoint"
+"""Which scale is in use: that of least NLL, the balanced one, a number, or a step between them from `tradeoff()`."""
+Method: TypeAlias = Literal["sample", "linear", "propagate"]
+
+_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class RateRow:
+    """What one rate gave on the validation data; scales and floors are one per output, or one for all."""
+
+    rate: Rate
+    rmse: float
+    nll_unscaled: float
+    nll_scaled: float
+    nll_relaxed: float
+    nll_ideal: float
+    ma_unscaled: float
+    ma_scaled: float
+    ma_relaxed: float
+    scale: tuple[float, ...]
+    relaxed_scale: tuple[float, ...]
+    floor: tuple[float, ...]
+    relaxed_floor: tuple[float, ...]
+    zero_variances: int
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """All that was chosen and measured. Frozen, and plain JSON on disk.
+
+    The predicted variance is `scale · variance + floor` of the raw variance (over draws, or to first order), and
+    `relaxed_scale · variance + relaxed_floor` with the relaxed choice.
+
+    Attributes:
+        rate: the chosen rate; a mapping from site names where every site has its own.
+        choice: which scale predictions use: `"optimal"`, `"relaxed"`, a number, or a step of `tradeoff()`.
+        table: one `RateRow` per rate.
+        path: steps from the optimal to the relaxed scale.
+        curves: calibration curves at the chosen rate: `levels`, `unscaled`, `scaled`, `relaxed`.
+        least_variance: the smallest positive raw variance of each output on the validation data; it stands in for a
+            variance of 0, where no draw touched a row.
+        shares: each site's share of the raw variance, on average over the validation rows; None where the method
+            does not tell the sites apart.
+        intervals: fitted isotonic or conformal intervals; None is Gaussian.
+        columns: the names of the inputs and targets in the file of validation data; None where there was none.
+    """
+
+    rate: Rate
+    scales: tuple[float, ...]
+    relaxed_scales: tuple[float, ...]
+    floors: tuple[float, ...]
+    relaxed_floors: tuple[float, ...]
+    choice: Choice
+    criterion: str
+    method: str
+    mean: str
+    draws: int
+    seed: int
+    shared: bool
+    per_output: bool
+    rows: int
+    output_shape: tuple[int, ...]
+    least_variance: tuple[float, ...]
+    sites: Sites
+    readout: str | int | None
+    custom_readout: str | None
+    table: tuple[RateRow, ...]
+    path: tuple[TradeoffPoint, ...]
+    curves: dict[str, tuple[float, ...]]
+    shares: dict[str, float] | None
+    intervals: Intervals
+    fingerprint: str
+    versions: dict[str, str]
+    columns: dict[str, tuple[str, ...]] | None = None
+
+    @property
+    def scale(self) -> float | tuple[float, ...]:
+        """The NLL-optimal scale: a float, or one per output."""
+        return _float_or_tuple(self.scales)
+
+    @property
+    def relaxed_scale(self) -> float | tuple[float, ...]:
+        """The scale that balances the calibration curve: a float, or one per output."""
+        return _float_or_tuple(self.relaxed_scales)
+
+    @property
+    def floor(self) -> float | tuple[float, ...]:
+        """What is added to the scaled variance: a float, or one per output."""
+        return _float_or_tuple(self.floors)
+
+    def tradeoff(self) -> tuple[TradeoffPoint, ...]:
+        """The path from the optimal to the relaxed scale, with NLL and miscalibration area at each step."""
+        return self.path
+
+    def chosen(self, choice: Choice | None = None) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """The (scales, floors) of a choice; the calibration's own where None."""
+        choice = checked_choice(self.choice if choice is None else choice)
+        if choice == "optimal":
+            return self.scales, self.floors
+        if choice == "relaxed":
+            return self.relaxed_scales, self.relaxed_floors
+        if isinstance(choice, TradeoffPoint):
+            return choice.scale, choice.floor
+        return (float(choice),) * len(self.scales), self.floors
+
+    def variance(self, raw: Tensor, choice: Choice | None = None) -> Tensor:
+        """The predicted variance from the variance over draws, both `(N, ...)`."""
+        scales, floors = self.chosen(choice)
+        return self.scaled(raw, scales, floors)
+
+    def scaled(self, raw: Tensor, scales: Sequence[float], floors: Sequence[float]) -> Tensor:
+        """`scale · variance + floor` with given scales and floors."""
+        least, scale, floor = (torch.tensor(v, dtype=torch.float64) for v in (self.least_variance, scales, floors))
+        return apply_scale(lifted(raw, least), scale, floor)
+
+    def with_choice(self, choice: Choice) -> Calibration:
+        """The same calibration with another scale in use."""
+        if self.intervals is not None:
+            warn(
+                f"{self.intervals.kind} intervals keep the scale that they were fitted with; the new one changes only "
+                "the variance.",
+                LatedropWarning,
+                stacklevel=3,
+            )
+        if isinstance(choice, TradeoffPoint) and len(choice.scale) != len(self.scales):
+            raise ArgumentError(
+                f"expected a step of this calibration's tradeoff(), with {len(self.scales)} scales; found one with "
+                f"{len(choice.scale)}."
+            )
+        return replace(self, choice=checked_choice(choice))
+
+    def to_json(self) -> str:
+        """Readable JSON, with a checksum over its content."""
+        record = {field.name: getattr(self, field.name) for field in fields(self)}
+        if isinstance(self.choice, TradeoffPoint):
+            record["choice"] = asdict(self.choice)
+        record["sites"] = self.sites.to_list()
+        record["table"] = [asdict(row) for row in self.table]
+        record["path"] = [asdict(point) for point in self.path]
+        record["intervals"] = intervals_to_dict(self.intervals)
+        record = {"format": _FORMAT, **json.loads(json.dumps(record))}
+        return json.dumps({"latedrop": record, "checksum": _checksum(record)}, indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> Calibration:
+        """Read what `to_json` wrote; `DataError` where it is damaged, edited or of another format."""
+        try:
+            document = json.loads(text)
+            record, checksum = document["latedrop"], document["checksum"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise DataError(
+                f"expected the JSON of a calibration; it is truncated or something else ({error}). Calibrate again."
+            ) from error
+        if not isinstance(record, dict) or record.pop("format", None) != _FORMAT:
+            raise DataError(f"expected calibration format {_FORMAT}; found another. Calibrate again with this version.")
+        if _checksum({"format": _FORMAT, **record}) != checksum:
+            raise DataError(
+                "expected the content that was saved; the checksum does not match: the file was edited or damaged. "
+                "Calibrate again; to use another scale, load the original and call predictor.scaled(...)."
+            )
+        if isinstance(record["choice"], dict):
+            record["choice"] = TradeoffPoint(**_tuples(record["choice"]))
+        record["sites"] = Sites.from_list(record["sites"])
+        record["table"] = tuple(RateRow(**_tuples(row)) for row in record["table"])
+        record["path"] = tuple(TradeoffPoint(**_tuples(point)) for point in record["path"])
+        record["curves"] = _tuples(record["curves"])
+        record["intervals"] = intervals_from_dict(record["intervals"])
+        if record.get("columns") is not None:
+            record["columns"] = _tuples(record["columns"])
+        return cls(**_tuples(record))
+
+    def __str__(self) -> str:
+        rate = "per site" if isinstance(self.rate, Mapping) else _short(self.rate)
+        draws = f", {self.draws} draws" if self.draws else ""
+        lines = [
+            f"rate {rate}, scale {_short(self.scale)}, relaxed scale {_short(self.relaxed_scale)}, floor "
+            f"{_short(self.floor)} ({self.method}, {self.criterion} criterion, {self.rows} rows{draws})"
+        ]
+        if 0 in self.scales:
+            lines.append("scale 0: the floor alone gives the variance, the same for every input")
+        names = ["rate", "rmse", "nll_unscaled", "nll_scaled", "nll_relaxed", "nll_ideal"]
+        names += ["ma_unscaled", "ma_scaled", "ma_relaxed", "scale", "relaxed_scale"]
+        cells = [["", *(name.replace("_", " ") for name in names)]]
+        for row in self.table:
+            values = [_float_or_tuple(getattr(row, name)) for name in names]
+            mark = "*" if row.rate == self.rate else ""
+            cells.append(
+                [mark, "per site" if isinstance(row.rate, Mapping) else _short(row.rate), *map(_short, values[1:])]
+            )
+        lines += _aligned(cells)
+        if isinstance(self.rate, Mapping) or self.shares is not None:
+            rates = rates_by_site(self.sites, self.rate)
+            rows = [["site", "rate", "share of variance"]]
+            for site in self.sites:
+                share = "" if self.shares is None else f"{self.shares[site.name]:.1%}"
+                rows.append([site.name, _short(rates[site.name]), share])
+            lines += _aligned(rows)
+        return "\n".join(lines)
+
+
+def checked_choice(choice: Any) -> Choice:
+    """The choice of scale, or `ArgumentError`."""
+    if isinstance(choice, TradeoffPoint):
+        return choice
+    if isinstance(choice, str) and choice in ("optimal", "relaxed"):
+        return choice  # type: ignore[return-value]
+    if isinstance(choice, (int, float)) and not isinstance(choice, bool) and 0 < choice < float("inf"):
+        return float(choice)
+    raise ArgumentError(
+        f"expected scale 'optimal', 'relaxed', a positive number or a step of tradeoff(); found {choice!r}."
+    )
+
+
+def lifted(variance: Tensor, least: Tensor) -> Tensor:
+    """The variance with `least`, one value for all or one for each index of axis 1, in the place of zeros."""
+    least = least.to(variance)
+    if len(least) > 1:
+        least = least.reshape(1, -1, *[1] * (variance.dim() - 2))
+    return torch.where(variance > 0, variance, least)
+
+
+def _checksum(record: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
+
+
+def _tuples(record: dict[str, Any]) -> dict[str, Any]:
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in record.items()}
+
+
+def _float_or_tuple(values: Any) -> float | tuple[float, ...]:
+    result: float | tuple[float, ...] = values[0] if isinstance(values, tuple) and len(values) == 1 else values
+    return result
+
+
+def _aligned(cells: list[list[str]]) -> list[str]:
+    widths = [max(len(line[i]) for line in cells) for i in range(len(cells[0]))]
+    return ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in cells]
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, tuple):
+        return "(" + ", ".join(_short(item) for item in value) + ")"
+    return f"{value:.4g}"

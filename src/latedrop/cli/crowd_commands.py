@@ -1,0 +1,371 @@
+"""The commands of people counting: `latedrop crowd count`, `calibrate`, `train`, `demo`, and `latedrop study crowd`.
+
+Plain functions that parse, call and print; `cli` hands them to typer. What a command needs is imported inside it.
+"""
+
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from latedrop.errors import ArgumentError, LatedropError
+from latedrop.terminal import argument, folder, need, one_line, option, print_table, say
+
+try:
+    import typer
+except ImportError:
+    typer = None  # type: ignore[assignment]
+
+if TYPE_CHECKING:
+    import torch
+
+    from latedrop.crowd.calibration import CrowdCalibration
+    from latedrop.crowd.counting import CountedFrame
+    from latedrop.crowd.demo import CrowdDemo
+    from latedrop.crowd.layouts import CrowdSet
+    from latedrop.crowd.mcnn import Trained
+
+__all__ = ["crowd_calibrate", "crowd_count", "crowd_demo", "crowd_train", "study_crowd"]
+
+_WEIGHTS = "Weights: a file that `crowd train` wrote, or a shipped name such as mall."
+_DEVICE = "auto, cpu or cuda."
+_DEBUG = "Show the traceback of an error."
+_DATA = "Folder of the set, as it was released; scenes need none."
+_SET = "mall, ucsd, pets, shanghaitech-a, shanghaitech-b or scenes."
+
+
+def crowd_count(
+    sources: Annotated[list[Path], argument("Images, folders of images, and videos.", metavar="SOURCE")],
+    weights: Annotated[str, option(_WEIGHTS, "--weights", "-w")],
+    calibration: Annotated[
+        Path | None,
+        option("What `crowd calibrate` wrote; by default the one beside the weights.", "--calibration", "-c"),
+    ] = None,
+    level: Annotated[float, option("Probability that the interval holds the true count.")] = 0.9,
+    out: Annotated[Path, option("Folder for counts and panels.")] = Path("crowd-counts"),
+    panels: Annotated[bool, option("A picture of each frame: density, uncertainty, regions in doubt.")] = True,
+    csv: Annotated[Path | None, option("File of the counts; by default counts.csv in --out.")] = None,
+    jsonl: Annotated[bool, option("Write the counts as JSON lines, not as CSV.", "--jsonl")] = False,
+    every: Annotated[int, option("Take each k-th frame of a folder or video.")] = 1,
+    scale: Annotated[str | None, option("optimal or relaxed; by default as calibrated.")] = None,
+    device: Annotated[str, option(_DEVICE)] = "auto",
+    resume: Annotated[
+        bool, option("Go on: frames that are in the file of counts are passed over.", "--resume")
+    ] = False,
+    skip_bad: Annotated[bool, option("Warn of frames that cannot be counted, and go on.", "--skip-bad")] = False,
+    as_json: Annotated[bool, option("Print JSON, one line a frame, and nothing else.", "--json")] = False,
+    debug: Annotated[bool, option(_DEBUG, "--debug")] = False,
+) -> None:
+    """Count people with intervals, frame by frame; what is finished stays, whatever comes.
+
+    Example: latedrop crowd count camera.mp4 --every 25 --weights mall --out monday
+    """
+    with one_line(debug):
+        _need_crowd(panels)
+        from latedrop.calibration.intervals import checked_level
+        from latedrop.crowd.counting import CountFile, count_people, finished_frames
+        from latedrop.crowd.frames import open_frames
+        from latedrop.devices import chosen_device
+
+        checked_level(level)
+        trained, used = _counter(weights, calibration, chosen_device(device))
+        used = used if scale is None else used.with_choice(_one_of("--scale", scale, "optimal", "relaxed"))
+        skipped: list[str] = []
+
+        def bad(error: LatedropError) -> None:
+            skipped.append(str(error))
+            say(f"warning: left out: {error}")
+
+        stream = open_frames(sources, trained.model.channels, every=every, on_bad=bad if skip_bad else None)
+        where = folder(out)
+        path = csv or where / ("counts.jsonl" if jsonl else "counts.csv")
+        done = finished_frames(path) if resume else set()
+        if done:
+            say(f"passing over what {path} has: {_frames(len(done))}.")
+        rows = count_people(trained, used, stream, level, skip=done, on_bad=bad if skip_bad else None)
+        with _kept(path) as tally, CountFile(path, resume=resume) as file:
+            for frame in _bar(rows, stream.total, "counting"):
+                file.add(frame)
+                tally.append(frame.count)
+                if panels:
+                    _panel(where, frame, trained)
+                print(json.dumps(frame.row()) if as_json else f"{frame.name}: {frame}", flush=True)
+        if not tally and not done:
+            raise LatedropError(f"expected frames that can be counted; all {len(skipped)} were left out.")
+        if not as_json:
+            print(f"written: {path}{f', panels in {where}' if panels and tally else ''}")
+
+
+def crowd_calibrate(
+    set_name: Annotated[str, option(_SET, "--set")],
+    weights: Annotated[str, option(_WEIGHTS, "--weights", "-w")],
+    data: Annotated[Path | None, option(_DATA)] = None,
+    output: Annotated[
+        Path | None, option("File to write; by default beside the weights, or NAME.calibration.json.", "--output", "-o")
+    ] = None,
+    method: Annotated[
+        str, option("sampling-free suits a CPU; sample runs --draws thinned networks.")
+    ] = "sampling-free",
+    rates: Annotated[str | None, option("Rates to choose from, with commas between; for --method sample.")] = None,
+    draws: Annotated[int, option("Thinned networks per rate; for --method sample.")] = 50,
+    scale: Annotated[str, option("optimal: least NLL; relaxed: balanced curve.")] = "optimal",
+    every: Annotated[int, option("Use each k-th validation frame.")] = 1,
+    view: Annotated[int, option("Camera of PETS2009.")] = 1,
+    seed: Annotated[int, option("Fixes all masks.")] = 0,
+    device: Annotated[str, option(_DEVICE)] = "auto",
+    debug: Annotated[bool, option(_DEBUG, "--debug")] = False,
+) -> None:
+    """Calibrate a counter on validation frames: intervals, uncertainty maps, and which regions to reject.
+
+    Example: latedrop crowd calibrate --set mall --data mall_dataset --weights mall.safetensors
+    """
+    with one_line(debug):
+        _need_crowd()
+        from latedrop.crowd.calibration import calibrate_counter
+        from latedrop.crowd.mcnn import load_weights
+        from latedrop.devices import chosen_device
+
+        path, shipped_name = _weights_path(weights)
+        trained = load_weights(path, chosen_device(device))
+        target = output or (Path.cwd() if shipped_name else path.parent) / f"{path.stem}.calibration.json"
+        folder(target.parent)
+        found = calibrate_counter(
+            trained,
+            _opened(set_name, data, trained, view),
+            _one_of("--method", method, "sampling-free", "sample"),
+            rates=None if rates is None else _rates(rates),
+            draws=draws,
+            scale=_one_of("--scale", scale, "optimal", "relaxed"),
+            every=every,
+            seed=seed,
+            progress=sys.stderr.isatty(),
+        )
+        found.save(target)
+        print(f"{found}\nwritten: {target}")
+
+
+def crowd_train(
+    set_name: Annotated[str, option(_SET, "--set")],
+    out: Annotated[Path, option("Where the weights go: NAME.safetensors.")],
+    data: Annotated[Path | None, option(_DATA)] = None,
+    epochs: Annotated[int | None, option("Passes over the training frames.")] = None,
+    minutes: Annotated[float | None, option("Instead of --epochs: as many as fit into this time.")] = None,
+    batch: Annotated[int | None, option("Frames per step.")] = None,
+    lr: Annotated[float | None, option("Largest learning rate.")] = None,
+    crop: Annotated[int | None, option("Side of random squares in pixels; 0: whole frames.")] = None,
+    rate: Annotated[float | None, option("Of embedded dropout; none by default.")] = None,
+    seed: Annotated[int | None, option("Of weights, order, crops and masks.")] = None,
+    part: Annotated[str, option("train: where the test frames are not at hand.")] = "all",
+    view: Annotated[int, option("Camera of PETS2009.")] = 1,
+    enlarge: Annotated[int | None, option("Make frames so many times larger; 2 by default for ucsd.")] = None,
+    roi: Annotated[bool | None, option("Count only inside the region of interest.")] = None,
+    device: Annotated[str, option(_DEVICE)] = "auto",
+    fresh: Annotated[bool, option("Start again, and write over what is there.", "--fresh")] = False,
+    unchecked: Annotated[bool, option("Keep a network that is no better than the mean.", "--unchecked")] = False,
+) -> None:
+    """Train a counter on the training frames of a set; it goes on from its checkpoint where it was stopped.
+
+    Example: latedrop crowd train --set mall --data mall_dataset --out mall.safetensors
+    """
+    with one_line(False):
+        _need_crowd()
+        from latedrop.crowd.train import main
+
+        given = {
+            "set": set_name,
+            "out": out,
+            "data": data,
+            "epochs": epochs,
+            "minutes": minutes,
+            "batch": batch,
+            "lr": lr,
+            "crop": crop,
+            "rate": rate,
+            "seed": seed,
+            "part": _one_of("--part", part, "all", "train"),
+            "view": view,
+            "enlarge": enlarge,
+            "device": device,
+        }
+        words = [word for name, value in given.items() if value is not None for word in (f"--{name}", str(value))]
+        words += [f"--{'' if roi else 'no-'}roi"] if roi is not None else []
+        switches = {"fresh": fresh, "unchecked": unchecked, "no-progress": not sys.stderr.isatty()}
+        words += [f"--{name}" for name, on in switches.items() if on]
+        code = main(words)
+    raise typer.Exit(code)
+
+
+def crowd_demo(
+    out: Annotated[Path, option("Folder for report.html, panels, counts.csv and result.json.")] = Path("crowd-demo"),
+    draws: Annotated[int, option("Thinned networks, where the variance is sampled.")] = 10,
+    seed: Annotated[int, option("Fixes the scenes and the masks.")] = 0,
+    as_json: Annotated[bool, option("Print JSON, and nothing else, to stdout.", "--json")] = False,
+    debug: Annotated[bool, option(_DEBUG, "--debug")] = False,
+) -> None:
+    """The whole chain on made-up scenes, without any data: calibrate, count with intervals, reject, draw.
+
+    Example: latedrop crowd demo --out crowd-demo
+    """
+    with one_line(debug):
+        _need_crowd(plots=True)
+        from latedrop.crowd.demo import run, write
+
+        where = folder(out)
+        result = run(draws, seed, progress=sys.stderr.isatty())
+        files = write(result, where)
+        if as_json:
+            print(json.dumps({**result.summary(), "files": [str(path) for path in files]}, indent=1))
+        else:
+            _print_demo(result, files)
+
+
+def study_crowd(
+    out: Annotated[Path, option("Folder of the results; finished work in it is kept.")] = Path("crowd-study"),
+    data: Annotated[Path | None, option("Folder that holds mall, ucsd and pets2009; scenes need none.")] = None,
+    sets: Annotated[str | None, option("Names with commas between; all by default.")] = None,
+    weights: Annotated[Path | None, option("Folder of NAME.safetensors; those shipped by default.")] = None,
+    draws: Annotated[int | None, option("Thinned networks for each rate.")] = None,
+    rates: Annotated[str | None, option("With commas between.")] = None,
+    every: Annotated[int, option("Take each k-th validation and test frame.")] = 1,
+    seed: Annotated[int, option("Of the masks.")] = 0,
+    device: Annotated[str, option(_DEVICE)] = "auto",
+    batch: Annotated[int, option("Frames that run at once.")] = 8,
+    chunk: Annotated[int | None, option("Draws that run at once; what fits by default.")] = None,
+    quick: Annotated[bool, option("Scenes only, few frames, rates and draws.", "--quick")] = False,
+    fresh: Annotated[bool, option("Compute again what is there.", "--fresh")] = False,
+    rejection: Annotated[bool, option("Measure only the rejection again, of finished sets.", "--rejection")] = False,
+    figures: Annotated[bool, option("Only draw, from the JSON files in --out.", "--figures")] = False,
+    debug: Annotated[bool, option(_DEBUG, "--debug")] = False,
+) -> None:
+    """Injected dropout in people counters on Mall, UCSD, PETS2009 and scenes: counts, maps, rejection.
+
+    Example: latedrop study crowd --data data --out crowd-study
+    """
+    with one_line(debug):
+        _need_crowd(plots=True)
+    from latedrop.studies.crowd.study import STOPPED, Request, study
+
+    with one_line(debug, STOPPED):
+        request = Request(
+            out=out,
+            data=data,
+            sets=sets,
+            weights=weights,
+            draws=draws,
+            rates=rates,
+            every=every,
+            seed=seed,
+            device=device,
+            batch=batch,
+            chunk=chunk,
+            quick=quick,
+            fresh=fresh,
+            rejection=rejection,
+            progress=sys.stderr.isatty(),
+        )
+        print(f"written: {', '.join(str(path) for path in study(request, figures_only=figures))}")
+
+
+def _need_crowd(plots: bool = False) -> None:
+    need("crowd", "scipy", "PIL", "safetensors")
+    if plots:
+        need("plots", "matplotlib")
+
+
+def _counter(weights: str, calibration: Path | None, device: "torch.device") -> "tuple[Trained, CrowdCalibration]":
+    from latedrop.crowd.calibration import load_calibration
+    from latedrop.crowd.mcnn import load_weights
+
+    path, _ = _weights_path(weights)
+    trained = load_weights(path, device)
+    beside = path.with_name(f"{path.stem}.calibration.json")
+    if calibration is None and not beside.is_file():
+        raise ArgumentError(
+            f"expected --calibration, as there is no {beside.name} beside the weights. Run: latedrop crowd calibrate "
+            f"--weights {weights} --set ..."
+        )
+    return trained, load_calibration(calibration or beside, trained)
+
+
+def _weights_path(weights: str) -> tuple[Path, bool]:
+    """The file, and whether it is a shipped one; a path goes before a name."""
+    from latedrop.crowd.mcnn import shipped
+
+    if Path(weights).is_file() or Path(weights).name != weights or weights.endswith(".safetensors"):
+        return Path(weights), False
+    return shipped(weights), True
+
+
+def _opened(name: str, data: Path | None, trained: "Trained", view: int) -> "CrowdSet":
+    """The set as the network was trained on it; its test frames are not needed."""
+    from latedrop.crowd.layouts import open_set
+    from latedrop.crowd.scenes import make_scenes
+
+    if name == "scenes":
+        return make_scenes(0, 80, 0)
+    if data is None:
+        raise ArgumentError(f"expected the folder of {name}; found none. Pass --data DIR.")
+    roi = trained.roi is not None if name in ("mall", "ucsd") else None
+    return open_set(name, data, part="train", view=view, enlarge=int(trained.about.get("enlarge", 1)), use_roi=roi)
+
+
+def _one_of(name: str, value: str, *allowed: str) -> Any:
+    if value not in allowed:
+        raise ArgumentError(f"expected {name} {' or '.join(allowed)}; found {value!r}.")
+    return value
+
+
+def _rates(text: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise ArgumentError(f"expected --rates as numbers with commas between; found {text!r}.") from None
+
+
+def _frames(number: int) -> str:
+    return f"{number} frame{'s' if number != 1 else ''}"
+
+
+@contextmanager
+def _kept(path: Path) -> Iterator[list[float]]:
+    """Whatever ends the counting: say what is in the file, and how to go on."""
+    tally: list[float] = []
+    try:
+        yield tally
+    except (LatedropError, OSError, KeyboardInterrupt):
+        if tally:
+            say(f"{path} has {_frames(len(tally))} of this run; the same command with --resume goes on after them.")
+        raise
+
+
+def _panel(where: Path, frame: "CountedFrame", trained: "Trained") -> None:
+    from latedrop.crowd.panels import write_panel
+
+    # A frame's name may be a path, and a video's has a number behind it.
+    name = "".join(c if c.isalnum() or c in "-_." else "_" for c in frame.name)
+    enlarge = int(trained.about.get("enlarge", 1))
+    write_panel(where / f"{name}.panel.png", frame, roi=trained.roi, enlarge=enlarge)
+
+
+def _bar(rows: "Iterable[CountedFrame]", total: int | None, label: str) -> "Iterable[CountedFrame]":
+    from tqdm import tqdm
+
+    shown: Iterable[CountedFrame] = tqdm(
+        rows, desc=label, total=total, unit="frame", delay=2, disable=not sys.stderr.isatty(), leave=False
+    )
+    return shown
+
+
+def _print_demo(result: "CrowdDemo", files: list[Path]) -> None:
+    from latedrop.crowd.demo import NOTES, UNIT, rejection_table
+    from latedrop.report import table
+
+    print(result.headline())
+    print_table(table(result.evaluations, UNIT))
+    for label, note in NOTES.items():
+        print(f"{label}: {note}")
+    print_table(rejection_table(result.rejection))
+    print(f"{result.rejection['verdict']}: {result.rejection['why']}.")
+    print(f"\nwritten: {', '.join(str(path) for path in files)}")

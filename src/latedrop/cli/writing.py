@@ -1,0 +1,175 @@
+"""Rows out to a file, a few at a time: csv, parquet or npz.
+
+`write_rows` gives a function that takes some rows after another, as columns by name. The file is written aside and
+renamed at the end: nobody finds half of it, whatever comes in between. Standard output, `-`, takes csv as it comes.
+"""
+
+from __future__ import annotations
+
+import csv
+import shutil
+import sys
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import IO, Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from latedrop.cli.tables import STANDARD, parquet_package
+from latedrop.errors import ArgumentError, DataError, FileError
+from latedrop.files import aside
+
+__all__ = ["ROW_FILES", "check_output", "write_rows"]
+
+ROW_FILES = (".csv", ".parquet", ".npz")
+
+_Append: TypeAlias = "Callable[[Mapping[str, Any]], None]"
+_GROUP = 16_384  # rows of a parquet row group: few and large ones are quick to read
+
+
+def check_output(path: str, *suffixes: str) -> None:
+    """Raise where `path` cannot be written, or does not end as it should: before the work, so that none is lost."""
+    where = Path(path)
+    if path == STANDARD:
+        raise ArgumentError("expected a file to write; found -, and only rows can go to standard output.")
+    if suffixes and where.suffix.lower() not in suffixes:
+        raise ArgumentError(f"expected an output that ends in {' or '.join(suffixes)}; found {path!r}.")
+    if where.is_dir():
+        raise FileError(f"expected a file to write at {path}; found a folder. Pass another path.")
+    if not where.absolute().parent.is_dir():
+        raise FileError(f"expected the folder of {path}; it is not there. Make it, or pass another path.")
+
+
+@contextmanager
+def write_rows(path: str, standard: IO[str] | None = None) -> Iterator[_Append]:
+    """Open a file for rows, by its ending; every call of the function adds some, all with the same columns.
+
+    The path `-` is `standard`, by default standard output. A column is an array `(N, ...)`, a list of N texts, or one
+    of pyarrow's. csv and parquet take one value per row and column; csv leaves NaN empty.
+    """
+    if path == STANDARD:
+        file = standard or sys.stdout
+        yield _csv_writer(file)
+        file.flush()
+        return
+    check_output(path, *ROW_FILES)
+    with aside(path) as part, _writer(part, Path(path).suffix.lower()) as append:
+        yield append
+
+
+@contextmanager
+def _writer(part: Path, suffix: str) -> Iterator[_Append]:
+    if suffix == ".csv":
+        with part.open("w", encoding="utf-8", newline="") as file:
+            yield _csv_writer(file)
+    else:
+        with (_parquet_writer if suffix == ".parquet" else _npz_writer)(part) as append:
+            yield append
+
+
+def _csv_writer(file: IO[str]) -> _Append:
+    writer = csv.writer(file, lineterminator="\n")
+    begun = False
+
+    def append(columns: Mapping[str, Any]) -> None:
+        nonlocal begun
+        if not begun:
+            writer.writerow(columns)
+            begun = True
+        _check_flat(columns)
+        writer.writerows(zip(*(_cells(values) for values in columns.values()), strict=True))
+
+    return append
+
+
+def _cells(values: Any) -> list[Any]:
+    if isinstance(values, list):
+        return values
+    if not isinstance(values, np.ndarray):  # pyarrow's
+        return ["" if value is None else value for value in values.to_pylist()]
+    # As text of its own precision: 0.1 in float32 is not 0.10000000149011612.
+    cells: list[Any] = values.astype(str).tolist()
+    return ["" if cell == "nan" else cell for cell in cells]
+
+
+@contextmanager
+def _parquet_writer(part: Path) -> Iterator[_Append]:
+    parquet = parquet_package()
+    import pyarrow
+
+    with ExitStack() as stack:
+        writer: Any = None
+        waiting: list[Any] = []
+
+        def flush() -> None:
+            nonlocal writer
+            if waiting:
+                group = pyarrow.Table.from_batches(waiting)
+                writer = writer or stack.enter_context(parquet.ParquetWriter(part, group.schema))
+                writer.write_table(group)
+                waiting.clear()
+
+        def append(columns: Mapping[str, Any]) -> None:
+            _check_flat(columns)
+            waiting.append(pyarrow.record_batch({name: pyarrow.array(value) for name, value in columns.items()}))
+            if sum(map(len, waiting)) >= _GROUP:
+                flush()
+
+        yield append
+        flush()
+
+
+@contextmanager
+def _npz_writer(part: Path) -> Iterator[_Append]:
+    """A npy file says first how many rows it has: each array goes to a file of its own until that is known."""
+    with TemporaryDirectory(prefix=part.name, dir=part.parent) as folder, ExitStack() as stack:
+        files: dict[str, IO[bytes]] = {}
+        shapes: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {}
+        rows = 0
+
+        def append(columns: Mapping[str, Any]) -> None:
+            nonlocal rows
+            for name, values in columns.items():
+                array = _array(name, values)
+                if name not in files:
+                    files[name] = stack.enter_context(Path(folder, str(len(files))).open("w+b"))
+                    shapes[name] = array.dtype, array.shape[1:]
+                if (array.dtype, array.shape[1:]) != shapes[name]:
+                    raise DataError(
+                        f"expected values of one kind in {name!r}; found {shapes[name][0]} and {array.dtype}. Write "
+                        "csv or parquet."
+                    )
+                files[name].write(array.tobytes())
+            rows += len(array)
+
+        yield append
+        with zipfile.ZipFile(part, "w") as archive:
+            for name, file in files.items():
+                dtype, shape = shapes[name]
+                header = {"descr": dtype.str, "fortran_order": False, "shape": (rows, *shape)}
+                file.seek(0)
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                    np.lib.format.write_array_header_1_0(member, header)
+                    shutil.copyfileobj(file, member)
+
+
+def _array(name: str, values: Any) -> npt.NDArray[Any]:
+    try:
+        array = np.array(values, dtype=np.float64) if isinstance(values, list) else np.asarray(values)
+    except ValueError:
+        array = np.array(values)
+    if array.dtype.kind not in "fiub":
+        raise DataError(f"expected numbers to keep in a npz file; found text in {name!r}. Write csv or parquet.")
+    return array
+
+
+def _check_flat(columns: Mapping[str, Any]) -> None:
+    for name, values in columns.items():
+        if getattr(values, "ndim", 1) > 1:
+            raise DataError(
+                f"expected one value per row in {name!r} for csv or parquet; found shape {values.shape}. Write npz."
+            )

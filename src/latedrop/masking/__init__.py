@@ -1,0 +1,1 @@
+"""Masks of units, and where they are put into a model."""

@@ -1,0 +1,1 @@
+"""The user's model: read, called, and left as it was."""

@@ -1,0 +1,1 @@
+"""The paper's second experiment: counting people."""

@@ -1,0 +1,333 @@
+"""What the paper claims of crowd counting, decided from the numbers: set by set, pixels and counts apart.
+
+A claim has an effect and a threshold. A mean over frames has an interval, two standard errors over blocks of
+consecutive test frames to either side, or the one that was measured with it. The claim holds on a set where
+the whole interval is beyond the threshold, and fails where the whole interval is on the other side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from latedrop.studies.crowd.tables import NAMES, Results, methods, number, paper_rates
+
+__all__ = ["CLAIMS", "Claim", "Effect", "decide", "page"]
+
+Record: TypeAlias = Mapping[str, Any]
+Values: TypeAlias = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Effect:
+    """A number and its interval; the interval is the number itself where there is none."""
+
+    value: float
+    low: float
+    high: float
+
+    @classmethod
+    def plain(cls, value: float) -> Effect:
+        """Without an interval."""
+        return cls(value, value, value)
+
+    @classmethod
+    def of_blocks(cls, values: Values) -> Effect:
+        """The mean of blocks `(B,)`, two standard errors to either side."""
+        mean = float(values.mean())
+        error = float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else float("inf")
+        return cls(mean, mean - 2 * error, mean + 2 * error)
+
+    def __str__(self) -> str:
+        if self.low == self.high:
+            return number(self.value)
+        return f"{number(self.value)} ({number(self.low)} to {number(self.high)})"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One statement.
+
+    Attributes:
+        text: what is claimed.
+        effect: what is measured, in words.
+        measure: the effect on a set; None where the set does not say.
+        above: it holds where the effect is above this; None: where it is below `below`.
+        below: the other threshold.
+        source: whose claim it is.
+    """
+
+    text: str
+    effect: str
+    measure: Callable[[Record], Effect | None]
+    above: float | None = None
+    below: float | None = None
+    source: str = "paper"
+
+
+def decide(claim: Claim, record: Record) -> tuple[str, Effect | None]:
+    """`holds`, `fails`, `not decided` or, where a set does not say, an empty word; and the effect."""
+    effect = claim.measure(record)
+    if effect is None:
+        return "", None
+    low, high = effect.low, effect.high
+    if claim.above is not None:
+        holds, fails = low > claim.above, high <= claim.above
+    else:
+        limit = claim.below or 0.0
+        holds, fails = high < limit, low >= limit
+    return "holds" if holds else "fails" if fails else "not decided", effect
+
+
+def page(results: Results) -> str:
+    """Markdown: every claim, its verdict on every set, and the effects."""
+    names = [NAMES[name] for name in results]
+    draws = sorted({record["settings"]["draws"] for record in results.values()})
+    lines = [
+        "# What the paper claims, and what we found",
+        "",
+        f"Generated from the JSON files beside this page: one network for each of {', '.join(names)}, "
+        f"{' or '.join(map(str, draws))} draws for each rate. Rates, scales and thresholds were chosen on validation "
+        "frames; effects are of the test frames. The paper's rates are those up to 0.01. NLLs are without "
+        "log(2 pi)/2. Brackets hold two standard errors over blocks of consecutive frames to either side (rejection: a "
+        "95 % interval from resampled blocks); a claim holds where all of them is beyond the threshold, fails where "
+        "all of them is on the other side, and is otherwise not decided. One network was trained for each set, so "
+        "none of this says what another training run would give.",
+        "",
+    ]
+    if any(record["settings"]["frames"] or record["settings"]["every"] > 1 for record in results.values()):
+        lines += ["**Only some of the frames were measured: these numbers decide little.**", ""]
+    lines += ["| | claim | by | " + " | ".join(names) + " |", "| --- | --- | --- |" + " --- |" * len(names)]
+    found = [{name: decide(claim, record) for name, record in results.items()} for claim in CLAIMS]
+    for place, (claim, words) in enumerate(zip(CLAIMS, found, strict=True), 1):
+        cells = " | ".join(_cell(word) for word, _ in words.values())
+        lines.append(f"| {place} | {claim.text} | {claim.source} | {cells} |")
+    for place, (claim, words) in enumerate(zip(CLAIMS, found, strict=True), 1):
+        lines += [
+            "",
+            f"## {place}. {claim.text}",
+            "",
+            _threshold(claim),
+            "",
+            "| set | effect | |",
+            "| --- | --- | --- |",
+        ]
+        for name, (word, effect) in words.items():
+            lines.append(f"| {NAMES[name]} | {'' if effect is None else effect} | {word or 'not measured'} |")
+    return "\n".join(lines) + "\n"
+
+
+def _paper(record: Record, target: str, measure: str) -> Values:
+    """A measure of the test frames at the paper's rates, `(rates,)`."""
+    values: Values = np.array(record["injected"][target]["test"][measure])[paper_rates(record)]
+    return values
+
+
+def _gap(target: str, first: str, second: str) -> Callable[[Record], Effect]:
+    """Mean over the paper's rates of the difference of two kinds' NLLs."""
+
+    def effect(record: Record) -> Effect:
+        blocks = record["injected"][target]["blocks"]
+        a, b = (np.array(blocks[f"nll_{kind}"])[paper_rates(record)] for kind in (first, second))
+        return Effect.of_blocks((a - b).mean(0))
+
+    return effect
+
+
+def _range(target: str, measure: str) -> Callable[[Record], Effect]:
+    return lambda record: Effect.plain(float(np.ptp(_paper(record, target, measure))))
+
+
+def _mean(target: str, measure: str) -> Callable[[Record], Effect]:
+    return lambda record: Effect.plain(float(_paper(record, target, measure).mean()))
+
+
+def _growth(which: Callable[[Record], int]) -> Callable[[Record], Effect]:
+    """Count MAE at a rate over that of the plain network, minus 1."""
+
+    def effect(record: Record) -> Effect:
+        plain = record["constant"]["count"]["test"]["mae"]
+        return Effect.of_blocks(np.array(record["injected"]["count"]["blocks"]["mae"][which(record)]) / plain - 1)
+
+    return effect
+
+
+def _largest(record: Record) -> int:
+    return len(record["rates"]) - 1
+
+
+def _paper_largest(record: Record) -> int:
+    return paper_rates(record)[-1]
+
+
+def _methods(target: str, first: str, second: str, measure: str = "nll") -> Callable[[Record], Effect]:
+    def effect(record: Record) -> Effect:
+        found = methods(record, target)
+        a, b = (np.array(found[name]["blocks"][measure]) for name in (first, second))
+        return Effect.of_blocks(a - b)
+
+    return effect
+
+
+def _embedded(target: str, measure: str) -> Callable[[Record], Effect | None]:
+    """Injected minus the embedded network of least scaled NLL on the validation frames."""
+
+    def effect(record: Record) -> Effect | None:
+        if not record["embedded"]:
+            return None
+        best = min(record["embedded"].values(), key=lambda stage: float(stage[target]["validation"]["nll_scaled"]))
+        return _methods(target, "injected, scaled", f"embedded {best['rate']:g}, scaled", measure)(record)
+
+    return effect
+
+
+def _correlation(target: str) -> Callable[[Record], Effect]:
+    def effect(record: Record) -> Effect:
+        index = record["chosen"][target]["scaled"]
+        return Effect.plain(record["sampling_free"][target]["agreement"]["rank_correlation"][index])
+
+    return effect
+
+
+def _miss(method: str, level: float = 0.9) -> Callable[[Record], Effect]:
+    """How far the coverage of a count interval is from its level."""
+
+    def effect(record: Record) -> Effect:
+        inside = methods(record, "count")[method]["coverage"][record["coverages"].index(level)]
+        return Effect.plain(abs(inside - level))
+
+    return effect
+
+
+def _rejection(difference: str) -> Callable[[Record], Effect]:
+    def effect(record: Record) -> Effect:
+        found = record["rejection"]["differences"][difference]
+        return Effect(found["mae"], found["low"], found["high"])
+
+    return effect
+
+
+def _false_regions(record: Record) -> Effect | None:
+    found = record["rejection"]
+    before = found["before"]["false_kept"]
+    return Effect.plain((before - found["after"]["false_kept"]) / before) if before else None
+
+
+def _against_random(record: Record) -> Effect:
+    found = record["rejection"]
+    random = found["controls"]["random"]["mae"]
+    value = found["after"]["mae"] - random["mean"]
+    return Effect(value, value - 2 * random["std"], value + 2 * random["std"])
+
+
+def _of(target: str) -> tuple[Claim, ...]:
+    """The claims that are made of pixels and of counts alike."""
+    free = {"pixel": "propagated", "count": "linear"}[target]
+    subject = {"pixel": "Pixels", "count": "Counts"}[target]
+    return (
+        Claim(
+            f"{subject}: the scaled NLL is far better than the unscaled one",
+            "unscaled minus scaled NLL, mean over the paper's rates", _gap(target, "unscaled", "scaled"), above=1.0,
+        ),
+        Claim(
+            f"{subject}: the unscaled NLL depends on the rate",
+            "largest minus smallest unscaled NLL over the paper's rates", _range(target, "nll_unscaled"), above=1.0,
+        ),
+        Claim(
+            f"{subject}: the scaled NLL is stable in the rate",
+            "largest minus smallest scaled NLL over the paper's rates", _range(target, "nll_scaled"), below=0.1,
+        ),
+        Claim(
+            f"{subject}: the scaled MA stays poor",
+            "scaled MA, mean over the paper's rates", _mean(target, "ma_scaled"), above=0.3,
+        ),
+        Claim(
+            f"{subject}: the relaxed scale brings the curve near the bisector",
+            "relaxed MA, mean over the paper's rates", _mean(target, "ma_relaxed"), below=0.05,
+        ),
+        Claim(
+            f"{subject}: the relaxed scale costs little NLL",
+            "relaxed minus scaled NLL, mean over the paper's rates", _gap(target, "relaxed", "scaled"), below=0.1,
+        ),
+        Claim(
+            f"{subject}: scaled injection beats a constant variance",
+            "NLL at the chosen rate minus that of the constant", _methods(target, "injected, scaled", "constant"),
+            below=0.0, source="us",
+        ),
+        Claim(
+            f"{subject}: injection with scale and floor beats a constant variance",
+            "NLL at the chosen rate minus that of the constant", _methods(target, "injected, floor", "constant"),
+            below=0.0, source="us",
+        ),
+        Claim(
+            f"{subject}: without draws ({free}) it is not worse than with them",
+            f"scaled NLL, {free} minus drawn, each at its chosen rate",
+            _methods(target, f"{free}, scaled", "injected, scaled"), below=0.05, source="us",
+        ),
+        Claim(
+            f"{subject}: the variance without draws ({free}) ranks as the drawn one does",
+            "rank correlation of the two at the chosen rate", _correlation(target), above=0.9, source="us",
+        ),
+        Claim(
+            f"{subject}: scaled injection is not worse than scaled embedded dropout",
+            "NLL injected minus embedded (the network that validation prefers)", _embedded(target, "nll"),
+            below=0.02, source="us",
+        ),
+    )  # fmt: skip
+
+
+CLAIMS = (
+    *_of("pixel"),
+    *_of("count"),
+    Claim(
+        "Up to the paper's largest rate the counts stay good",
+        "count MAE at that rate over that of the plain network, minus 1", _growth(_paper_largest), below=0.1,
+    ),
+    Claim(
+        "Larger rates ruin the counts",
+        "count MAE at the largest rate over that of the plain network, minus 1", _growth(_largest), above=1.0,
+    ),
+    Claim(
+        "Injection counts as well as embedded dropout",
+        "count MAE injected minus embedded (the network that validation prefers), people", _embedded("count", "mae"),
+        below=0.1, source="us",
+    ),
+    *(
+        Claim(
+            f"The 90 % count interval, {kind}, covers what it says",
+            "distance of its coverage from 0.9", _miss(f"injected, {kind}"), below=0.05, source="us",
+        )
+        for kind in ("unscaled", "scaled", "relaxed", "floor")
+    ),
+    Claim(
+        "Rejecting uncertain regions lowers the error of the count",
+        "count MAE after minus before, people", _rejection("after_minus_before"), below=0.0,
+    ),
+    Claim(
+        "Rejection removes a good part of the false regions",
+        "share of the false regions that goes", _false_regions, above=0.1,
+    ),
+    Claim(
+        "It is the uncertainty that helps: rejection by density alone does worse",
+        "count MAE with uncertainty minus density alone, people", _rejection("after_minus_low_density"), below=0.0,
+        source="us",
+    ),
+    Claim(
+        "Rejection does better than as many regions at random",
+        "count MAE after minus random (two standard deviations over repeats to either side), people", _against_random,
+        below=0.0, source="us",
+    ),
+)  # fmt: skip
+
+
+def _threshold(claim: Claim) -> str:
+    side = f"above {claim.above:g}" if claim.above is not None else f"below {claim.below:g}"
+    return f"Effect: {claim.effect}; the claim is that it is {side}."
+
+
+def _cell(word: str) -> str:
+    return f"**{word}**" if word in ("holds", "fails") else word or "-"

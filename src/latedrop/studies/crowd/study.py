@@ -1,0 +1,352 @@
+"""The crowd counting study, whole: `latedrop study crowd`, or `python -m latedrop.studies.crowd.study`.
+
+Trained counters and annotated frames in, one JSON for each set out. Every finished rate is kept on disk, so a run that
+was stopped goes on where it was. Pages and figures are made from the JSON files alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import platform
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from latedrop.crowd.layouts import CrowdSet, open_set
+from latedrop.crowd.mcnn import Trained, load_weights, shipped
+from latedrop.crowd.scenes import make_scenes
+from latedrop.devices import chosen_device, device_name
+from latedrop.errors import ArgumentError, DataError, FileError, LatedropError
+from latedrop.files import write_aside
+from latedrop.studies.crowd.measured_set import RATES, Settings, Study, load, sampled, timed, tuned
+from latedrop.studies.crowd.parts import SCHEMA, Parts, dumped, parsed
+from latedrop.studies.crowd.record import measure, packed, reject, same_draws, work
+from latedrop.studies.machine import exit_code, made_folder, versions
+
+__all__ = ["SETS", "STOPPED", "Request", "main", "read", "run", "study"]
+
+SETS = {"mall": "mall", "ucsd": "ucsd", "pets": "pets2009", "scenes": None}
+"""The sets, and the folder of each inside the data folder."""
+STOPPED = "latedrop: stopped; finished rates are kept, and the same command goes on from there."
+_QUICK = Settings(draws=4, rates=(0.001, 0.01, 0.1), frames=6)
+_SCENES = (80, 120)  # validation and test frames
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to run.
+
+    Attributes:
+        out: folder of the results.
+        data: folder that holds `mall`, `ucsd` and `pets2009`; the scenes need none.
+        sets: names with commas between; None: all.
+        weights: folder of `NAME.safetensors`; None: those that come with the package.
+        draws: thinned networks for each rate.
+        rates: with commas between; None: the paper's ten, and 0.02, 0.05 and 0.1.
+        every: take every so many validation and test frames.
+        seed: of the masks.
+        device: `auto`, `cpu`, `cuda`, `cuda:1`, ...
+        batch: frames that run at once.
+        chunk: draws that run at once; None: what fits.
+        quick: scenes only, few frames, rates and draws.
+        fresh: compute again what is there.
+        rejection: measure only the rejection again, of sets that are finished.
+        progress: show bars.
+    """
+
+    out: Path
+    data: Path | None = None
+    sets: str | None = None
+    weights: Path | None = None
+    draws: int | None = None
+    rates: str | None = None
+    every: int = 1
+    seed: int = 0
+    device: str = "auto"
+    batch: int = 8
+    chunk: int | None = None
+    quick: bool = False
+    fresh: bool = False
+    rejection: bool = False
+    progress: bool = True
+
+    def settings(self) -> Settings:
+        """What the results depend on."""
+        for name, least in (("draws", 2), ("every", 1), ("batch", 1), ("chunk", 1)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ArgumentError(f"expected --{name} of at least {least}; found {value}.")
+        plain = _QUICK if self.quick else Settings()
+        draws = plain.draws if self.draws is None else self.draws
+        rates = plain.rates if self.rates is None else _rates(self.rates)
+        return replace(plain, draws=draws, rates=rates, every=self.every, seed=self.seed)
+
+
+def run(request: Request) -> list[Path]:
+    """Run the study; the JSON files that are then in `out`, finished before or now.
+
+    Raises:
+        LatedropError: nothing to run, a wrong argument, a damaged file, a full disk. What was finished stays.
+    """
+    settings, device = request.settings(), chosen_device(request.device)
+    wanted = _wanted("scenes" if request.quick and request.sets is None else request.sets)
+    if request.rejection:
+        wanted = _finished(wanted, request)
+    if request.data is not None and not request.data.is_dir():
+        raise FileError(f"expected the folder of the data sets at {request.data}; it is not there. Check --data.")
+    if request.weights is not None and not request.weights.is_dir():
+        raise FileError(f"expected the folder of the weights at {request.weights}; it is not there. Check --weights.")
+    made_folder(request.out)
+    finished = []
+    for name in wanted:
+        path = _run_set(name, request, settings, device)
+        if path is not None:
+            finished.append(path)
+    if not finished:
+        raise FileError(
+            f"expected weights, and --data for what is not made here, of one of {', '.join(wanted)}; found none. "
+            "See the lines above, and pass --data or --weights."
+        )
+    return finished
+
+
+def read(folder: Path) -> dict[str, dict[str, Any]]:
+    """The results in a folder by set, in the order of `SETS`."""
+    found = {name: parsed(folder / f"{name}.json") for name in SETS if (folder / f"{name}.json").exists()}
+    if not found:
+        raise FileError(f"expected results such as mall.json in {folder}; found none. Run the study first.")
+    return found
+
+
+def study(request: Request, *, figures_only: bool = False) -> list[Path]:
+    """Run, unless only figures are wanted, and then write pages and figures; all files."""
+    from latedrop.studies.crowd import pages
+
+    if figures_only and request.rejection:
+        raise ArgumentError("expected one of --figures and --rejection; found both. Leave one out.")
+    finished = [] if figures_only else run(request)
+    return [*finished, *pages.write(read(request.out), request.out)]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line without extras; the exit code."""
+    parser = argparse.ArgumentParser("python -m latedrop.studies.crowd.study", description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("crowd-study"), help="folder of the results")
+    parser.add_argument("--data", type=Path, help="folder that holds mall, ucsd and pets2009; scenes need none")
+    parser.add_argument("--sets", help=f"names with commas between, of {', '.join(SETS)}; all by default")
+    parser.add_argument("--weights", type=Path, help="folder of NAME.safetensors; those of the package by default")
+    parser.add_argument("--draws", type=int, help=f"thinned networks for each rate; {Settings().draws} by default")
+    parser.add_argument("--rates", help=f"with commas between; {', '.join(f'{rate:g}' for rate in RATES)} by default")
+    parser.add_argument("--every", type=int, default=1, help="take every so many validation and test frames")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
+    parser.add_argument("--batch", type=int, default=8, help="frames that run at once")
+    parser.add_argument("--chunk", type=int, help="draws that run at once; what fits by default")
+    parser.add_argument("--quick", action="store_true", help="scenes only, few frames, rates and draws")
+    parser.add_argument("--fresh", action="store_true", help="compute again what is there")
+    parser.add_argument("--rejection", action="store_true", help="measure only the rejection again, of finished sets")
+    parser.add_argument("--figures", action="store_true", help="only draw, from the JSON files in --out")
+    parser.add_argument("--no-progress", dest="progress", action="store_false", help="no bars")
+    options = vars(parser.parse_args(arguments))
+    figures = options.pop("figures")
+    return exit_code(lambda: study(Request(**options), figures_only=figures), STOPPED)
+
+
+def _run_set(name: str, request: Request, settings: Settings, device: torch.device) -> Path | None:
+    """One set: kept, skipped with a line that says why, or measured and written."""
+    try:
+        weights = _weights(name, request.weights)
+    except LatedropError as error:
+        print(f"{name}: skipped, {' '.join(str(error).split())}", file=sys.stderr)
+        return None
+    files = {
+        name: weights,
+        **{path.stem: path for path in sorted(weights.parent.glob(f"{name}-embedded-*.safetensors"))},
+    }
+    hashes = {stem: hashlib.sha256(path.read_bytes()).hexdigest() for stem, path in files.items()}
+    result = request.out / f"{name}.json"
+    before = _same(result, settings, hashes) if result.exists() and not request.fresh else None
+    if before is not None and not request.rejection:
+        print(f"{name}: kept, finished before", file=sys.stderr)
+        return result
+    folder = SETS[name]
+    where = None if folder is None or request.data is None else request.data / folder
+    if folder is not None and (where is None or not where.is_dir()):
+        print(f"{name}: skipped, no folder {folder} in --data {request.data or '(not given)'}", file=sys.stderr)
+        return None
+    networks = {stem: load_weights(path, device) for stem, path in files.items()}
+    item = _open(name, where, networks[name], settings)
+    parts = Parts(request.out / "parts" / name, {"settings": _plain(settings), "weights": hashes[name]}, request.fresh)
+    start = time.perf_counter()
+    if before is None:
+        record, arrays = _measured(item, networks, hashes, parts, request, settings)
+    else:
+        record, arrays = _rejected(item, networks[name], before, request, settings)
+    write_aside(result.with_suffix(".npz"), packed(arrays))
+    write_aside(result, dumped(record))
+    parts.clear()
+    print(f"{name}: {time.perf_counter() - start:.1f} s", file=sys.stderr)
+    return result
+
+
+def _measured(
+    item: CrowdSet,
+    networks: Mapping[str, Trained],
+    hashes: Mapping[str, str],
+    parts: Parts,
+    request: Request,
+    settings: Settings,
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The record of a set, and the arrays beside it; the stages in `parts` can go once both are written."""
+    name, start = item.name, time.perf_counter()
+    trained = networks[name]
+    device = next(trained.model.parameters()).device
+    others = {stem: (network, hashes[stem]) for stem, network in networks.items() if stem != name}
+    frames, decoding = timed(lambda: load(item, trained, settings, batch=request.batch, chunk=request.chunk), device)
+    with _bar(name, work(frames, len(others)), request) as bar:
+        record, arrays = measure(frames, others, parts, bar.update)
+    about = {
+        "schema": SCHEMA,
+        "set": name,
+        "settings": _plain(settings),
+        "networks": {
+            stem: {"sha256": hashes[stem], "about": dict(network.about)} for stem, network in networks.items()
+        },
+        "frames": {part: len(found) for part, found in frames.parts.items()},
+        "size": list(item.shape(item.test[0])),
+        "cells": {"grid": list(frames.grid), "inside": int(frames.inside.sum())},
+        "enlarge": item.enlarge,
+        "seconds": {"decoding": decoding, **parts.seconds, "this_run": round(time.perf_counter() - start, 2)},
+        "machine": _machine(device),
+        "versions": versions(),
+    }
+    return about | record, arrays
+
+
+def _rejected(
+    item: CrowdSet, trained: Trained, record: Mapping[str, Any], request: Request, settings: Settings
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A finished record with the rejection measured again, and new arrays; all else in it stays."""
+    frames = load(item, trained, settings, batch=request.batch, chunk=request.chunk)
+    _check_frames(frames, record, item.name)
+    with _bar(item.name, settings.draws * frames.total, request) as bar, tuned():
+        rejection, seconds, arrays = reject(
+            frames, record, lambda rate: sampled(frames, frames.trained, rate, settings, bar.update)
+        )
+    here = {"machine": _machine(frames.inside.device), "versions": versions()}
+    alike = same_draws(rejection, record)
+    if not alike or any(record[name] != found for name, found in here.items()):
+        rejection["measured_on"] = here | {"same_draws": alike}
+    return {**record, "rejection": rejection, "seconds": record["seconds"] | {"rejection": seconds}}, arrays
+
+
+def _bar(name: str, total: int, request: Request) -> Any:
+    form = "{desc} {percentage:3.0f}% |{bar}| {elapsed}, {remaining} left"
+    return tqdm(total=total, desc=name, disable=not request.progress, bar_format=form)
+
+
+def _open(name: str, where: Path | None, trained: Trained, settings: Settings) -> CrowdSet:
+    """The set as the network was trained on it."""
+    about = trained.about
+    if where is None:
+        most = None if settings.frames is None else settings.frames * settings.every
+        item = make_scenes(0, *(size if most is None else min(most, size) for size in _SCENES))
+    else:
+        roi = trained.roi is not None if name in ("mall", "ucsd") else None
+        item = open_set(name, where, enlarge=int(about.get("enlarge", 1)), use_roi=roi)
+    if about.get("set", name) != name:
+        raise DataError(
+            f"expected weights trained on {name}; they say {about['set']}. Rename the file, or train again."
+        )
+    return item if about.get("sigma", item.sigma) == item.sigma else replace(item, sigma=about["sigma"])
+
+
+def _weights(name: str, folder: Path | None) -> Path:
+    if folder is None:
+        return shipped(name)
+    path = folder / f"{name}.safetensors"
+    if not path.is_file():
+        raise FileError(f"expected weights at {path}; there is no such file.")
+    return path
+
+
+def _finished(wanted: Sequence[str], request: Request) -> list[str]:
+    """The sets whose rejection can be measured again; those that were named must all be there."""
+    if request.fresh:
+        raise ArgumentError("expected one of --fresh and --rejection; found both. Leave one out.")
+    there = [name for name in wanted if (request.out / f"{name}.json").exists()]
+    missing = [name for name in wanted if name not in there]
+    if not there or (missing and request.sets is not None):
+        raise FileError(
+            f"expected finished results in {request.out}, to measure their rejection again; found none of "
+            f"{', '.join(missing)}. Run the study first."
+        )
+    return there
+
+
+def _check_frames(study: Study, record: Mapping[str, Any], name: str) -> None:
+    """Raise unless these are the frames that a finished result is of."""
+    test = study.parts["test"]
+    found = {part: len(frames) for part, frames in study.parts.items()}, list(test.places), test.count.tolist()
+    if found != (record["frames"], record["series"]["frame"], record["series"]["truth"]):
+        raise DataError(
+            f"expected the frames of {name} that its result is of, {record['frames']}; found {found[0]}, or as many "
+            "with other people. Check --data."
+        )
+
+
+def _same(path: Path, settings: Settings, networks: Mapping[str, str]) -> dict[str, Any]:
+    """A finished result, if it was made with these settings and weights."""
+    record = parsed(path)
+    found = {stem: network["sha256"] for stem, network in record["networks"].items()}
+    for what, expected, there in (
+        ("settings", _plain(settings), record["settings"]),
+        ("weights", networks, found),
+    ):
+        if expected != there:
+            raise FileError(
+                f"expected results with {what} {expected} in {path}; found {there}. "
+                "Pass another --out, or --fresh to compute them again."
+            )
+    return record
+
+
+def _plain(settings: Settings) -> dict[str, Any]:
+    """As JSON gives it back."""
+    return asdict(settings) | {"rates": list(settings.rates)}
+
+
+def _wanted(names: str | None) -> list[str]:
+    if names is None:
+        return list(SETS)
+    wanted = [name.strip() for name in names.split(",") if name.strip()]
+    unknown = [name for name in wanted if name not in SETS]
+    if unknown or not wanted:
+        raise ArgumentError(f"expected --sets of {', '.join(SETS)}; found {', '.join(unknown) or 'none'}.")
+    return list(dict.fromkeys(wanted))
+
+
+def _rates(text: str) -> tuple[float, ...]:
+    try:
+        rates = tuple(sorted({float(part) for part in text.split(",") if part.strip()}))
+    except ValueError:
+        rates = ()
+    if not rates or not all(0 < rate < 1 for rate in rates):
+        raise ArgumentError(f"expected --rates between 0 and 1 with commas between; found {text!r}.")
+    return rates
+
+
+def _machine(device: torch.device) -> dict[str, Any]:
+    tf32 = device.type == "cuda" and torch.backends.cudnn.allow_tf32
+    return {"device": device_name(device), "system": platform.system(), "tf32_convolutions": tf32}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

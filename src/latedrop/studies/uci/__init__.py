@@ -1,0 +1,1 @@
+"""The paper's first experiment: eight regression sets."""

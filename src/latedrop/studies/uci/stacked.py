@@ -1,0 +1,351 @@
+"""Many small networks trained at once: multilayer perceptrons as one stack of batched matrix products.
+
+A stack has a member for each (split, rate): ReLU layers with dropout at its rate before every layer but the first,
+
+    a_0 = x,   a_l = relu(a_{l-1} W_l + b_l) · keep_l,   y = a_L W / (1 - rate) + b,
+
+its own rows, masks and Adam state. The mean squared errors of all members are independent of one another, so one
+backward pass, written out by hand, gives every member's gradient. All parameters lie in one flat tensor: an
+optimiser step is one fused Adam.
+
+The result of a member does not depend on who is trained beside it. Initial weights, the order of the rows and the
+numbers that masks are cut from come from generators seeded by the split alone. The rates of one split share
+them, a paired comparison: they start from the same weights, see the same batches, and what a small rate drops
+a larger one drops too. The last batch of an epoch is as large as what is left. On CUDA one epoch is a captured graph,
+replayed; on the CPU a stack is trained in groups of splits that fit the cache, one thread for each.
+
+The numbers drawn depend on the kind of device.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import pairwise
+from threading import Event
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from latedrop.errors import OutputError
+from latedrop.model.forward import one_thread
+
+__all__ = ["Layer", "Plan", "Stack", "Training", "in_groups", "initial", "joined", "key", "train"]
+
+T = TypeVar("T")
+
+_GROUP_FLOATS = 400_000
+_LARGE = 2.0**100
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Weights `(members, inputs, outputs)` and biases `(members, 1, outputs)` of one layer."""
+
+    weight: Tensor
+    bias: Tensor
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """`(members, n, inputs)` to `(members, n, outputs)`."""
+        return torch.baddbmm(self.bias, x, self.weight)
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Trained networks, split by split and within a split rate by rate.
+
+    Attributes:
+        layers: from the input to the output.
+        splits: how many.
+        rates: of each split's members.
+    """
+
+    layers: tuple[Layer, ...]
+    splits: int
+    rates: tuple[float, ...]
+
+    def member(self, split: int, rate: int) -> tuple[tuple[Tensor, Tensor], ...]:
+        """Weight `(inputs, outputs)` and bias `(outputs,)` of each layer of one network."""
+        index = split * len(self.rates) + rate
+        return tuple((layer.weight[index], layer.bias[index, 0]) for layer in self.layers)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How the members of a stack are trained.
+
+    Attributes:
+        hidden: units of each hidden layer.
+        rates: dropout rates; each split has a member for every one of them.
+        learning_rate: of Adam.
+        batch: rows per step.
+        epochs: passes over the rows.
+    """
+
+    hidden: tuple[int, ...]
+    rates: tuple[float, ...]
+    learning_rate: float
+    batch: int
+    epochs: int
+
+
+def key(*names: object) -> int:
+    """A seed from names: the same on every machine."""
+    digest = blake2b("/".join(map(str, names)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+def initial(sizes: Sequence[int], seed: int) -> list[tuple[Tensor, Tensor]]:
+    """Weight `(inputs, outputs)` and bias `(outputs,)` of each layer, uniform in `± 1 / sqrt(inputs)`."""
+    generator = torch.Generator().manual_seed(key(seed, "initial"))
+    layers = []
+    for inputs, outputs in pairwise(sizes):
+        both = torch.rand(inputs + 1, outputs, generator=generator).mul_(2).sub_(1) / math.sqrt(inputs)
+        layers.append((both[:-1], both[-1]))
+    return layers
+
+
+def train(
+    x: Tensor, y: Tensor, plan: Plan, seeds: Sequence[int], *, tick: Callable[[int], None] = lambda steps: None
+) -> Stack:
+    """Train a network for every split and rate.
+
+    Args:
+        x: `(splits, n, inputs)`, float32, standardised.
+        y: `(splits, n)`.
+        plan: sizes, rates and hyper-parameters.
+        seeds: one for each split.
+        tick: told how many rows times splits have been trained on since it was told last.
+
+    Raises:
+        OutputError: a member diverged.
+    """
+    width = len(plan.rates) * min(plan.batch, x.shape[1]) * max(plan.hidden)
+
+    def work(group: slice, told: Callable[[int], None]) -> list[Layer]:
+        return Training(x[group], y[group], plan, seeds[group], told).run()
+
+    found = in_groups(work, x, width, tick)
+    layers = joined(found)
+    if not all(bool(torch.isfinite(layer.weight).all()) for layer in layers):
+        raise OutputError("expected finite weights after training; found NaN or inf. Lower the learning rate.")
+    return Stack(tuple(layers), len(x), plan.rates)
+
+
+class Training:
+    """One stack in training: its parameters, buffers and generators. `run` it once."""
+
+    unit = _LARGE  # of the numbers that masks are cut from
+
+    def __init__(
+        self,
+        x: Tensor,
+        y: Tensor,
+        plan: Plan,
+        seeds: Sequence[int],
+        tick: Callable[[int], None],
+        *,
+        masked: bool | None = None,
+    ) -> None:
+        self.plan, self.tick, device = plan, tick, x.device
+        self.splits, self.rows, inputs = x.shape
+        self.members = self.splits * len(plan.rates)
+        # A column of ones makes the first bias a row of the first weight, and its gradient part of the same product.
+        self.x, self.y = torch.cat([x, torch.ones_like(x[..., :1])], -1), y
+        self.sizes = (inputs, *plan.hidden, 1)
+        self.flat, self.layers = self._parameters(seeds)
+        self.gradient = torch.zeros_like(self.flat)
+        self.gradients = self._views(self.gradient)
+        self.flat.grad = self.gradient
+        self.optimiser = torch.optim.Adam([self.flat], lr=plan.learning_rate, fused=True, capturable=x.is_cuda)
+        rates = torch.tensor(plan.rates, device=device)
+        self.thresholds = rates.view(1, -1, 1, 1) * _LARGE
+        self.inverse = (1 / (1 - rates)).repeat(self.splits).view(-1, 1, 1)
+        self.masked = any(plan.rates) if masked is None else masked
+        self.orders = [torch.Generator(device).manual_seed(key(seed, "order")) for seed in seeds]
+        self.masks = [torch.Generator(device).manual_seed(key(seed, "masks")) for seed in seeds]
+        self.order = torch.empty(self.splits, self.rows, device=device)
+        self.numbers = torch.empty(self.splits, self.rows, sum(plan.hidden) if self.masked else 0, device=device)
+        self.xs, self.ys = torch.empty_like(self.x), torch.empty_like(self.y)
+        self.buffers: dict[tuple[int, int, str], Tensor] = {}
+
+    def run(self) -> list[Layer]:
+        """All epochs; the layers at their end."""
+        replay: Callable[[], None] | None = None
+        for epoch in range(self.plan.epochs):
+            self._draw()
+            if replay is not None:
+                replay()
+            elif self.x.is_cuda and self.plan.epochs > 2:
+                replay = self._captured()
+            else:
+                self._epoch()
+            if self.x.is_cuda and epoch % 8 == 0:
+                torch.cuda.synchronize()
+            self.tick(self.splits * self.rows)
+        first, *others = self.layers
+        weight = first[0].detach().clone()
+        layers = [Layer(weight[:, :-1], weight[:, -1:])]
+        return layers + [Layer(w.detach().clone(), b.detach().clone()) for w, b in others]
+
+    def _parameters(self, seeds: Sequence[int]) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+        inputs, *others = self.sizes
+        pairs = zip([inputs + 1, *others[:-1]], others, strict=True)
+        count = self.members * sum(i * o + (o if n else 0) for n, (i, o) in enumerate(pairs))
+        flat = torch.empty(count, device=self.x.device)
+        views = self._views(flat)
+        for split, seed in enumerate(seeds):
+            members = slice(split * len(self.plan.rates), (split + 1) * len(self.plan.rates))
+            for (weight, bias), (w, b) in zip(views, initial(self.sizes, seed), strict=True):
+                if bias.numel():
+                    weight[members], bias[members] = w.to(flat), b.to(flat)
+                else:
+                    weight[members] = torch.cat([w, b[None]]).to(flat)
+        return flat, views
+
+    def _views(self, flat: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Weights and biases as parts of the flat tensor; the first layer's bias is in its weight."""
+        views, at = [], 0
+        for index, (inputs, outputs) in enumerate(pairwise(self.sizes)):
+            pair = []
+            for rows in (inputs, 1) if index else (inputs + 1, 0):
+                count = self.members * rows * outputs
+                pair.append(flat[at : at + count].view(self.members, rows, outputs))
+                at += count
+            views.append((pair[0], pair[1]))
+        return views
+
+    def _draw(self) -> None:
+        """The epoch's order of the rows and its uniform numbers, in (0, 1]."""
+        for row, generator in zip(self.order, self.orders, strict=True):
+            row.uniform_(generator=generator)
+        if self.masked:
+            for block, generator in zip(self.numbers, self.masks, strict=True):
+                block.uniform_(generator=generator)
+            self.numbers.neg_().add_(1)
+            self.numbers.mul_(self.unit)
+        order = self.order.argsort(1)
+        torch.gather(self.x, 1, order[..., None].expand_as(self.x), out=self.xs)
+        torch.gather(self.y, 1, order, out=self.ys)
+
+    def _captured(self) -> Callable[[], None]:
+        """Run the first epoch, then record the next ones' work, without running it, as a CUDA graph."""
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            self._epoch()
+        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self._epoch()
+        replay: Callable[[], None] = graph.replay
+        return replay
+
+    def _epoch(self) -> None:
+        for start in range(0, self.rows, self.plan.batch):
+            self._step(slice(start, min(start + self.plan.batch, self.rows)))
+            self.optimiser.step()
+
+    def _step(self, rows: slice) -> None:
+        """The gradient of every member's mean squared error on some rows."""
+        batch, rates = rows.stop - rows.start, len(self.plan.rates)
+        x = self._stacked(self.xs[:, rows], self._buffer(batch, self.sizes[0] + 1, "x"))
+        activations, weights, at = [x], [self.layers[0][0]], 0
+        for index, width in enumerate(self.plan.hidden):
+            a, spare = self._buffer(batch, width, f"a{index}"), self._buffer(batch, width, "g")
+            if index:
+                torch.baddbmm(self.layers[index][1], activations[-1], weights[-1], out=a)
+            else:
+                torch.bmm(x, weights[0], out=a)
+            if self.masked:
+                # Where a unit is dropped the difference is far below 0, and relu does the rest: no slow bool mask.
+                numbers = self.numbers[:, None, rows, at : at + width]
+                torch.sub(numbers, self.thresholds, out=spare.view(self.splits, rates, batch, width))
+                torch.minimum(a, spare, out=a)
+                at += width
+            activations.append(a.relu_())
+            weight = self.layers[index + 1][0]
+            weights.append(weight * self.inverse if self.masked else weight)
+        g = torch.baddbmm(self.layers[-1][1], activations[-1], weights[-1])
+        g.view(self.splits, rates, batch).sub_(self.ys[:, None, rows])
+        g.mul_(2 / batch)
+        for index in range(len(self.layers) - 1, -1, -1):
+            weight, bias = self.gradients[index]
+            a = activations[index]
+            torch.bmm(a.transpose(1, 2), g, out=weight)
+            if index == 0:
+                return
+            if self.masked:
+                weight.mul_(self.inverse)
+            torch.sum(g, 1, keepdim=True, out=bias)
+            back = self._buffer(batch, a.shape[2], "h" if index % 2 and index < len(self.layers) - 1 else "g")
+            if index == len(self.layers) - 1:
+                torch.mul(g, weights[index].transpose(1, 2), out=back)
+            else:
+                torch.bmm(g, weights[index].transpose(1, 2), out=back)
+            # The derivative of relu and the mask: what came out as 0 sends nothing back.
+            g = torch.ops.aten.threshold_backward.grad_input(back, a, 0.0, grad_input=back)
+
+    def _stacked(self, part: Tensor, out: Tensor) -> Tensor:
+        """A split's rows for each of its members."""
+        out.view(self.splits, -1, *part.shape[1:]).copy_(part[:, None])
+        return out
+
+    def _buffer(self, batch: int, width: int, name: str) -> Tensor:
+        found = self.buffers.get((batch, width, name))
+        if found is None:
+            found = torch.empty(self.members, batch, width, device=self.x.device)
+            self.buffers[batch, width, name] = found
+        return found
+
+
+def in_groups(
+    work: Callable[[slice, Callable[[int], None]], T], x: Tensor, width: int, tick: Callable[[int], None]
+) -> list[T]:
+    """`work` on slices of the splits: all at once on CUDA; on the CPU as many as fit the cache, a thread for each.
+
+    Args:
+        work: is told which splits, and whom to tell of progress.
+        x: `(splits, n, inputs)`.
+        width: floats that a step needs for each split.
+        tick: see `train`.
+    """
+    splits, threads = len(x), torch.get_num_threads()
+    if x.is_cuda:
+        return [work(slice(0, splits), tick)]
+    count = math.ceil(splits / max(1, _GROUP_FLOATS // width))
+    count = min(splits, math.ceil(count / threads) * threads)
+    edges = [splits * index // count for index in range(count + 1)]
+    stop = Event()
+    told = _until(stop, tick)
+    with one_thread(), ThreadPoolExecutor(threads) as pool:
+        futures = [pool.submit(work, slice(start, end), told) for start, end in pairwise(edges)]
+        try:
+            return [future.result() for future in futures]
+        except BaseException:
+            # Ctrl-C reaches the main thread alone; the others end with their epoch.
+            stop.set()
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise
+
+
+def joined(groups: Sequence[Sequence[Layer]]) -> list[Layer]:
+    """The layers of several groups of splits as those of one."""
+    return [
+        Layer(torch.cat([layer.weight for layer in same]), torch.cat([layer.bias for layer in same]))
+        for same in zip(*groups, strict=True)
+    ]
+
+
+def _until(stop: Event, tick: Callable[[int], None]) -> Callable[[int], None]:
+    def told(steps: int) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        tick(steps)
+
+    return told

@@ -1,0 +1,208 @@
+"""The UCI study: `latedrop study uci`, or, without the command-line extra, `python -m latedrop.studies.uci.study`.
+
+Settings in, one JSON for each set out, written as soon as the set is done: a run that was stopped goes on where it
+was. Pages and figures are made from the JSON files alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from latedrop.devices import chosen_device, device_name
+from latedrop.errors import ArgumentError, FileError, LatedropError
+from latedrop.files import write_aside
+from latedrop.studies.machine import exit_code, made_folder, versions
+from latedrop.studies.uci import data
+from latedrop.studies.uci.data import UciSet, chosen_sets
+from latedrop.studies.uci.measured_set import Settings, measure, work
+
+__all__ = ["SCHEMA", "STOPPED", "Request", "main", "read", "run", "study"]
+
+SCHEMA = 1
+STOPPED = "latedrop: stopped; finished sets are kept, and the same command goes on from there."
+_QUICK = Settings(splits=3, deep_draws=20, epochs=0.1)
+_QUICK_SETS = "yacht,boston-housing"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to run.
+
+    Attributes:
+        out: folder of the results.
+        data: folder of the text files; None: what installed packages ship.
+        sets: names with commas between; None: all.
+        splits: at most so many of each set.
+        draws: masks for the paper's sampled variance; None: exact.
+        seed: of weights, order and masks.
+        device: `auto`, `cpu`, `cuda`, `cuda:1`, ...
+        quick: two small sets, three splits, few epochs.
+        fresh: compute again what is there.
+        progress: show bars.
+    """
+
+    out: Path
+    data: Path | None = None
+    sets: str | None = None
+    splits: int | None = None
+    draws: int | None = None
+    seed: int = 0
+    device: str = "auto"
+    quick: bool = False
+    fresh: bool = False
+    progress: bool = True
+
+    def settings(self) -> Settings:
+        """What the results depend on."""
+        for name, least in (("splits", 1), ("draws", 2)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ArgumentError(f"expected --{name} of at least {least}; found {value}.")
+        quick = _QUICK if self.quick else Settings()
+        splits = quick.splits if self.splits is None else self.splits
+        return Settings(splits, self.draws, quick.deep_draws, quick.epochs, self.seed)
+
+
+def run(request: Request) -> list[Path]:
+    """Run the study; the JSON files that are then in `out`, finished before or now.
+
+    Raises:
+        LatedropError: nothing to run, a wrong argument, a damaged file, a full disk. What was finished stays.
+    """
+    settings, device = request.settings(), chosen_device(request.device)
+    wanted = chosen_sets(_QUICK_SETS if request.quick and request.sets is None else request.sets)
+    out = made_folder(request.out)
+    paths = [out / f"{item.name}.json" for item in wanted]
+    done = {path for path in paths if not request.fresh and _finished(path, settings)}
+    tables = _tables(wanted, request, done)
+    finished = []
+    for index, (item, path) in enumerate(zip(wanted, paths, strict=True)):
+        if path in done:
+            print(f"{item.name}: kept, finished before", file=sys.stderr)
+        elif item.name in tables:
+            label = f"{item.name} ({index + 1} of {len(wanted)})"
+            record = _record(item, tables.pop(item.name), settings, device, label, request.progress)
+            write_aside(path, (json.dumps(record, separators=(",", ":")) + "\n").encode())
+            print(f"{item.name}: {record['seconds']['total']:.1f} s", file=sys.stderr)
+        else:
+            continue
+        finished.append(path)
+    return finished
+
+
+def read(folder: Path) -> dict[str, dict[str, Any]]:
+    """The results in a folder by set, in the order of `SETS`."""
+    found = {}
+    for name in data.SETS:
+        path = folder / f"{name}.json"
+        if path.exists():
+            found[name] = _parsed(path)
+    if not found:
+        raise FileError(f"expected results such as yacht.json in {folder}; found none. Run the study first.")
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line without extras; the exit code."""
+    parser = argparse.ArgumentParser("python -m latedrop.studies.uci.study", description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("uci-study"), help="folder of the results")
+    parser.add_argument("--data", type=Path, help="folder of the eight text files; without it, installed packages")
+    parser.add_argument("--sets", help="names with commas between; all by default")
+    parser.add_argument("--splits", type=int, help="at most so many of each set")
+    parser.add_argument("--draws", type=int, help="sample the variance with so many masks; exact by default")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
+    parser.add_argument("--quick", action="store_true", help="two small sets, three splits, few epochs")
+    parser.add_argument("--fresh", action="store_true", help="compute again what is there")
+    parser.add_argument("--figures", action="store_true", help="only draw, from the JSON files in --out")
+    parser.add_argument("--no-progress", dest="progress", action="store_false", help="no bars")
+    options = vars(parser.parse_args(arguments))
+    figures = options.pop("figures")
+    return exit_code(lambda: study(Request(**options), figures_only=figures), STOPPED)
+
+
+def study(request: Request, *, figures_only: bool = False) -> list[Path]:
+    """Run, unless only figures are wanted, and then write pages and figures; all files."""
+    from latedrop.studies.uci import pages
+
+    finished = [] if figures_only else run(request)
+    return [*finished, *pages.write(read(request.out), request.out)]
+
+
+def _record(
+    item: UciSet, table: Any, settings: Settings, device: torch.device, label: str, progress: bool
+) -> dict[str, Any]:
+    start = time.perf_counter()
+    form = "{desc} {percentage:3.0f}% |{bar}| {elapsed}, {remaining} left"
+    with tqdm(total=work(item, settings), desc=label, disable=not progress, bar_format=form) as bar:
+        result = measure(item, table, settings, device, bar.update)
+    result["seconds"]["total"] = round(time.perf_counter() - start, 2)
+    return {
+        "schema": SCHEMA,
+        "set": item.name,
+        "settings": asdict(settings),
+        "splits_sha256": data.split_digest(data.permutations(item, settings.splits)),
+        "published_splits": data.split_digest(data.permutations(item)) == item.digest,
+        "machine": {"device": device_name(device), "system": platform.system()},
+        "versions": versions(),
+        **result,
+    }
+
+
+def _tables(wanted: Sequence[UciSet], request: Request, done: set[Path]) -> dict[str, Any]:
+    """All data, before any training: what is missing is named and left out, what is damaged ends the run."""
+    if request.data is not None and not request.data.is_dir():
+        raise FileError(f"expected the folder of the UCI text files at {request.data}; it is not there. Check --data.")
+    tables: dict[str, Any] = {}
+    for item in wanted:
+        if request.out / f"{item.name}.json" in done:
+            continue
+        if request.data is not None and not (request.data / f"{item.name}.txt").exists():
+            print(f"{item.name}: skipped, no {item.name}.txt in {request.data}", file=sys.stderr)
+            continue
+        try:
+            tables[item.name] = data.load(item, request.data)
+        except LatedropError as error:
+            if request.data is not None:
+                raise
+            print(f"{item.name}: skipped, {' '.join(str(error).split())}", file=sys.stderr)
+    if not tables and not done:
+        raise FileError(f"expected data for one of {', '.join(item.name for item in wanted)}; found none. Pass --data.")
+    return tables
+
+
+def _finished(path: Path, settings: Settings) -> bool:
+    if not path.exists():
+        return False
+    found = _parsed(path).get("settings")
+    if found != asdict(settings):
+        raise FileError(
+            f"expected results with settings {asdict(settings)} in {path}; found {found}. "
+            "Pass another --out, or --fresh to compute them again."
+        )
+    return True
+
+
+def _parsed(path: Path) -> dict[str, Any]:
+    try:
+        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise FileError(f"expected a result of this study in {path}; {error}. Delete it.") from error
+    if not isinstance(record, dict) or record.get("schema") != SCHEMA:
+        raise FileError(f"expected a result of this study, schema {SCHEMA}, in {path}; found another. Delete it.")
+    return record
+
+
+if __name__ == "__main__":
+    sys.exit(main())

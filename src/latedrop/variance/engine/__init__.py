@@ -1,0 +1,1 @@
+"""How draws run fast."""

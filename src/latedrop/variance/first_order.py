@@ -1,0 +1,343 @@
+"""The variance without drawing: exact to first order in the masks, for all rates at once.
+
+Write a mask as `m = 1 + d`, with `E d = 0` and `Var d = rate / (1 - rate)`, independent for every unit. To first order
+the output is `y + sum_i d_i · h_i · dy/dh_i`, so that
+
+    Var y = sum over sites s of  rate_s / (1 - rate_s) · v_s,     v_s = sum over the units i of s of (h_i · dy/dh_i)^2.
+
+`h_i · dy/dh_i` is the gradient of the output with respect to the mask at 1: one forward and one backward pass per
+scalar output give every `v_s`. Where the output is affine in the masks (one site before the last layer) nothing is
+left out; elsewhere it is the limit of small rates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from latedrop.errors import ArgumentError, OutputError, SiteError
+from latedrop.masking.inject import example_axis, hooked
+from latedrop.model.forward import (
+    Readout,
+    bare,
+    evaluating,
+    filled_up,
+    frozen,
+    map_rows,
+    output_of,
+    place,
+    row_count,
+    row_limits,
+    take_rows,
+)
+from latedrop.model.sites import Site, Sites, find_sites
+from latedrop.model.weight_calls import RECURRENT
+from latedrop.variance.sampling import check_finite, out_of_memory, widened
+
+__all__ = ["Linearization", "linearize", "unit_variances"]
+
+_MOST_OUTPUTS = 1024
+_OUTPUTS_AT_ONCE = 16
+
+
+@dataclass(frozen=True)
+class Linearization:
+    """The model's own output, and what each site adds to its variance.
+
+    Attributes:
+        mean: `(N, ...)`, the output of the model as it is.
+        variance_by_site: `(N, outputs, sites)`, per unit of `rate / (1 - rate)`; `outputs` counts the entries of one
+            example's output.
+        sites: in the order of the last axis.
+    """
+
+    mean: Tensor
+    variance_by_site: Tensor
+    sites: Sites
+
+    def variance(self, odds: Tensor) -> Tensor:
+        """`sum_s odds_s · v_s`, in the shape of `mean`; `odds` `(sites,)` holds `rate / (1 - rate)`."""
+        return (self.variance_by_site @ odds.to(self.variance_by_site)).reshape(self.mean.shape)
+
+
+def linearize(
+    model: nn.Module, x: Any, sites: Sequence[Site] | None = None, readout: Readout = None, *, chunk: int | None = None
+) -> Linearization:
+    """First-order variance of `model` on `x`, site by site, without any draw.
+
+    Args:
+        model: any trained module that autograd can differentiate; it is left as it was.
+        x: inputs with N rows, as for `sample`.
+        sites: from `find_sites`; found by a probe pass where None.
+        readout: what of the output to take. A readout that sums a map to a count costs one backward pass.
+        chunk: rows that run at once; all where None, halved when memory runs out.
+
+    >>> net = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1))
+    >>> result = linearize(net, torch.ones(5, 2))
+    >>> result.mean.shape, result.variance_by_site.shape
+    (torch.Size([5, 1]), torch.Size([5, 1, 1]))
+    """
+    x = place(x, model)
+    found = Sites(find_sites(model, x) if sites is None else sites)
+
+    def summed(gradients: Tensor) -> Tensor:
+        norms: Tensor = torch.linalg.vector_norm(gradients, dim=1)
+        return norms.square()
+
+    means, variances = [], []
+    for mean, columns in _by_rows(model, x, found, readout, chunk, summed):
+        means.append(mean)
+        variances.append(torch.stack([torch.stack([c[s.name] for s in found], -1) for c in columns], 1))
+    return Linearization(torch.cat(means), torch.cat(variances), found)
+
+
+def unit_variances(
+    model: nn.Module, x: Any, sites: Sequence[Site], readout: Readout = None
+) -> tuple[Tensor, list[dict[str, Tensor]]]:
+    """The model's output on one example, and for each of its entries the variance of every unit of every site."""
+    x = place(x, model)
+    if row_count(x) != 1:
+        raise ArgumentError(f"expected one example; found {row_count(x)}. Pass a batch of one row, such as x[:1].")
+    mean, columns = next(_by_rows(model, x, Sites(sites), readout, None, lambda g: g.square().flatten()))
+    return mean, columns
+
+
+_Reduce = Callable[[Tensor], Tensor]
+
+
+def _by_rows(
+    model: nn.Module, x: Any, sites: Sites, readout: Readout, chunk: int | None, reduce: _Reduce
+) -> Iterator[tuple[Tensor, list[dict[str, Tensor]]]]:
+    rows = row_count(x)
+    if chunk is not None and chunk < 1:
+        raise ArgumentError(f"expected chunk to be at least 1 row; found {chunk}.")
+    model, (least, most) = bare(model), row_limits(model)
+    chunk = min(chunk or rows, rows, most or rows)
+    apart = [site.name for site in sites if site.batch_axis is None]
+    if apart:  # a site whose input has no axis for the examples shares its units among them: one example at a time
+        chunk = 1
+        if least > 1:
+            raise SiteError(
+                f"expected a model that takes one row at a time, as the inputs of sites {apart} have no axis for the "
+                f"examples; this program takes no fewer than {least}. Export it with a dynamic batch dimension, or "
+                "use method='sample'."
+            )
+    done = 0
+    while done < rows:
+        part = take_rows(x, slice(done, done + chunk))
+        try:
+            result = _first_order(model, filled_up(part, least), sites, readout, reduce, row_count(part))
+        except Exception as error:
+            if not out_of_memory(error) or chunk == 1:
+                raise
+            chunk = chunk // 2
+            torch.cuda.empty_cache()
+        else:
+            yield result
+            done += len(result[0])
+
+
+def _first_order(
+    model: nn.Module, x: Any, sites: Sites, readout: Readout, reduce: _Reduce, rows: int
+) -> tuple[Tensor, list[dict[str, Tensor]]]:
+    """Output of the first rows, and for each entry of it the squared mask gradients of every site, reduced."""
+    x = map_rows(x, lambda t: t.clone() if t.is_inference() else t)
+    with _differentiable(model, sites):
+        try:
+            return _pass(model, x, sites, readout, reduce, rows, _Probes())
+        except _NeedMasksError:
+            return _pass(model, x, sites, readout, reduce, rows, _UnitMasks())
+
+
+def _pass(
+    model: nn.Module,
+    x: Any,
+    sites: Sites,
+    readout: Readout,
+    reduce: _Reduce,
+    rows: int,
+    masks: _Probes | _UnitMasks,
+) -> tuple[Tensor, list[dict[str, Tensor]]]:
+    with hooked(model, sites, masks.mask, shared=False):
+        output = output_of(model, x, readout)
+    check_finite(output.detach(), "without dropout")
+    flat = output.reshape(len(output), -1)
+    if flat.shape[1] > _MOST_OUTPUTS:
+        raise ArgumentError(
+            f"expected at most {_MOST_OUTPUTS} outputs per example, each costs a backward pass; found "
+            f"{flat.shape[1]}. Use a readout such as a map's sum, or method='propagate' or 'sample' for maps."
+        )
+    if not flat.requires_grad:
+        raise OutputError(
+            "expected an output that autograd can differentiate with respect to the sites; found one without a "
+            "graph: the model or the readout detaches it or runs without gradients. Use method='sample'."
+        )
+    if masks.flat:
+        raise OutputError(
+            f"expected gradients at every site; the model runs {sorted(masks.flat)} without: in torch.no_grad(), or in "
+            "a function with a backward pass of its own. Use method='sample', or leave these out with select=."
+        )
+    columns: list[dict[str, Tensor]] = []
+    for start in range(0, flat.shape[1], _OUTPUTS_AT_ONCE):
+        part = flat[:, start : start + _OUTPUTS_AT_ONCE]
+        last = start + part.shape[1] == flat.shape[1]
+        columns += [_squares(masks.axes, gradients, sites, reduce, rows) for gradients in masks.gradients(part, last)]
+    return widened(output.detach())[:rows], columns
+
+
+_Key = tuple[str, int]
+
+
+class _NeedMasksError(Exception):
+    """Something that only masks of ones can do: several outputs at once, packed sequences, inputs changed in place."""
+
+
+class _UnitMasks:
+    """Masks of ones whose gradients are asked for, one per site and call."""
+
+    def __init__(self) -> None:
+        self.axes: dict[_Key, int | None] = {}
+        self.flat: set[str] = set()  # sites that run without gradients
+        self._leaves: dict[_Key, Tensor] = {}
+
+    def mask(self, site: Site, call: int, shape: tuple[int, ...], like: Tensor) -> Tensor:
+        key = (site.name, call)
+        self.flat |= set() if torch.is_grad_enabled() else {site.name}
+        if key not in self._leaves:
+            self._leaves[key] = torch.ones(shape, dtype=like.dtype, device=like.device, requires_grad=True)
+            self.axes[key] = example_axis(site, shape, like)
+        return self._leaves[key]
+
+    def gradients(self, outputs: Tensor, last: bool) -> Iterator[Sequence[Tensor]]:
+        """For each of `outputs` `(n, k)`, the gradients of its rows with respect to every mask."""
+        leaves, k = list(self._leaves.values()), outputs.shape[1]
+        if k > 1:
+            each = torch.eye(k, dtype=outputs.dtype, device=outputs.device)[:, None].expand(k, *outputs.shape)
+            try:
+                found = torch.autograd.grad(
+                    outputs, leaves, each, is_grads_batched=True, retain_graph=True, allow_unused=True
+                )
+                # None where the outputs do not depend on a mask, as where a readout leaves a branch out.
+                both = list(zip(leaves, found, strict=True))
+                yield from ([torch.zeros_like(leaf) if g is None else g[i] for leaf, g in both] for i in range(k))
+                return
+            except RuntimeError as error:  # some operator has no batching rule for its backward
+                if out_of_memory(error):
+                    raise
+        for i in range(k):
+            more = not last or i + 1 < k
+            yield torch.autograd.grad(outputs[:, i].sum(), leaves, retain_graph=more, materialize_grads=True)
+
+
+class _Probes:
+    """The same gradients for a single output, without masks: what passes by is noted and left as it is."""
+
+    def __init__(self) -> None:
+        self.axes: dict[_Key, int | None] = {}
+        self.flat: set[str] = set()  # sites that run without gradients
+        self._probes: dict[_Key, _Probe] = {}
+        self._anchor: Tensor | None = None
+
+    def mask(self, site: Site, call: int, shape: tuple[int, ...], like: Tensor) -> Any:
+        key = (site.name, call)
+        self.flat |= set() if torch.is_grad_enabled() else {site.name}
+        if self._anchor is None:
+            self._anchor = torch.zeros((), device=like.device, requires_grad=True)
+        if key not in self._probes:
+            self._probes[key] = _Probe(shape, self._anchor)
+            self.axes[key] = example_axis(site, shape, like)
+        return self._probes[key]
+
+    def gradients(self, outputs: Tensor, last: bool) -> Iterator[Sequence[Tensor]]:
+        """As for masks, for one output."""
+        if outputs.shape[1] > 1 or self._anchor is None:
+            raise _NeedMasksError
+        try:
+            torch.autograd.grad(outputs.sum(), self._anchor, materialize_grads=True)
+        except RuntimeError as error:
+            if "modified by an inplace operation" in str(error):
+                raise _NeedMasksError from error
+            raise
+        yield [probe.found(outputs) for probe in self._probes.values()]
+
+
+class _Probe:
+    """Stands where a mask would: `value * probe` is the value itself, and notes `value · gradient` on the way back."""
+
+    def __init__(self, shape: tuple[int, ...], anchor: Tensor) -> None:
+        self.shape, self.anchor = shape, anchor
+        self.gradient: Tensor | None = None
+
+    def __rmul__(self, value: Tensor) -> Tensor:
+        passed: Tensor = _Passing.apply(value, self.anchor, self)
+        return passed
+
+    def __getattr__(self, name: str) -> Any:
+        raise _NeedMasksError
+
+    def note(self, gradient: Tensor) -> None:
+        gradient = gradient.sum_to_size(self.shape)
+        self.gradient = gradient if self.gradient is None else self.gradient + gradient
+
+    def found(self, like: Tensor) -> Tensor:
+        return like.new_zeros(self.shape) if self.gradient is None else self.gradient
+
+
+class _Passing(torch.autograd.Function):
+    """The identity; its backward pass tells the probe what went through."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, anchor: Tensor, probe: _Probe) -> Tensor:
+        ctx.save_for_backward(value)
+        ctx.probe = probe
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor, None]:
+        (value,) = ctx.saved_tensors
+        ctx.probe.note(value * gradients[0])
+        return gradients[0] if ctx.needs_input_grad[0] else None, gradients[0].new_zeros(()), None
+
+
+def _squares(
+    axes: dict[_Key, int | None], gradients: Sequence[Tensor], sites: Sites, reduce: _Reduce, rows: int
+) -> dict[str, Tensor]:
+    """`h · dy/dh` of every site, the first examples first, squared and reduced; the calls of one layer are joined."""
+    parts: dict[str, list[Tensor]] = {site.name: [] for site in sites}
+    for ((name, _), axis), gradient in zip(axes.items(), gradients, strict=True):
+        gradient = widened(gradient.detach())
+        parts[name].append((gradient.movedim(axis, 0)[:rows] if axis is not None else gradient[None]).flatten(1))
+    return {name: reduce(torch.cat(units, 1) if len(units) > 1 else units[0]) for name, units in parts.items()}
+
+
+@contextmanager
+def _differentiable(model: nn.Module, sites: Sites) -> Iterator[None]:
+    parameter = next(model.parameters(), None)
+    cuda = [parameter.device] if parameter is not None and parameter.is_cuda else []
+    with (
+        torch.random.fork_rng(devices=cuda),
+        _recurrent_backward(model, sites),
+        evaluating(model),
+        frozen(model),
+        torch.inference_mode(False),
+        torch.enable_grad(),
+    ):
+        yield
+
+
+@contextmanager
+def _recurrent_backward(model: nn.Module, sites: Sites) -> Iterator[None]:
+    """No cuDNN where there is a recurrent layer: those kernels have no backward pass in eval mode."""
+    before = torch.backends.cudnn.enabled
+    try:
+        called = any(site.layer in RECURRENT for site in sites)
+        if called or any(isinstance(module, nn.RNNBase) for module in model.modules()):
+            torch.backends.cudnn.enabled = False
+        yield
+    finally:
+        torch.backends.cudnn.enabled = before

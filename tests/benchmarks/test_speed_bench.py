@@ -1,0 +1,471 @@
+"""The comparison in speed is fair: same work for all, a strict yardstick, and tables that only repeat the JSON."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from benchmarks import peers, speed, speed_pages
+from benchmarks.nets import Forecaster, Residual, ViT, duplicate, speed_nets, twin
+from benchmarks.peers import PEERS, Case, not_installed
+from benchmarks.timing import first_line, peak_bytes, turns_within, write
+from latedrop import find_sites, sample
+from latedrop.crowd import MCNN
+from latedrop.errors import ArgumentError
+
+CPU = torch.device("cpu")
+README = Path(__file__).parents[2] / "README.md"
+PLAN = speed.Plan(repeats=1, budget=0, cap=20, bytes=2**30, reference_seconds=0.5)
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 1))
+
+
+NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "mlp": (mlp, (5, 4)),
+    "wide": (lambda: nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1000)), (5, 4)),
+    "residual": (lambda: Residual(6, 1), (3, 3, 8, 8)),
+    "vit": (lambda: ViT(16, 8, 16, 2, 2), (3, 3, 16, 16)),
+    "mcnn": (MCNN, (2, 1, 16, 24)),
+    "lstm": (lambda: Forecaster(6), (3, 5, 16)),
+}
+
+
+def case(name: str, rate: float = 0.2) -> tuple[Case, Any]:
+    build, shape = NETS[name]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model, x = build().eval().requires_grad_(False), torch.randn(shape)
+        training = torch.randn(8, *shape[1:]), torch.randn(8, 1)
+    sites = find_sites(model, x)
+    return Case(model, twin(model, sites, rate), x, training), sites
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_twin_is_the_model_while_dropout_is_off(name: str) -> None:
+    made, sites = case(name)
+    assert torch.equal(made.twin(made.x), made.model(made.x))
+    dropouts = [module for module in made.twin.modules() if isinstance(module, nn.Dropout)]
+    assert len(dropouts) == len(sites) > 0
+    assert not any(isinstance(module, nn.Dropout) for module in made.model.modules())
+    assert all(a is not b for a, b in zip(made.model.parameters(), made.twin.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("name", ["mlp", "residual", "vit", "lstm"])
+def test_loop_over_the_twin_has_the_variance_of_sampling(name: str) -> None:
+    made, sites = case(name)
+    draws = 800
+    moments = sample(made.model, made.x, 0.2, draws, sites=sites)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        mean, variance = PEERS["loop"](made, draws)()
+    assert mean.shape == variance.shape == moments.mean.shape
+    # Four standard errors of one row: rows share masks in one of the two, so that averaging them gains little.
+    assert float(variance.sqrt().mean() / moments.variance.sqrt().mean()) == pytest.approx(
+        1, abs=4 * (1 / draws) ** 0.5
+    )
+    assert float(((mean - moments.mean) / variance.sqrt()).square().mean().sqrt()) < 4 * (2 / draws) ** 0.5
+
+
+def test_the_two_loops_agree() -> None:
+    made, _ = case("mlp")
+    results = []
+    for name in ("loop", "loop_stack"):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(2)
+            results.append(PEERS[name](made, 20)())
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("name", [name for name in PEERS if name not in ("loop", "loop_stack")])
+def test_peers_agree_with_sampling(name: str) -> None:
+    if not_installed(name):
+        pytest.skip("not installed; `make bench` makes an environment that has it")
+    made, sites = case("mlp")
+    mean, variance = PEERS[name](made, 1000)()
+    assert mean.shape == variance.shape == made.model(made.x).shape
+    if name not in speed_pages.OTHER_TARGET:
+        moments = sample(made.model, made.x, 0.2, 1000, sites=sites)
+        assert float(variance.sqrt().mean() / moments.variance.sqrt().mean()) == pytest.approx(1, abs=0.13)
+
+
+def test_laplace_is_fitted_with_the_device_of_the_data_as_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    devices: list[torch.device] = []
+
+    class Fitted:
+        def __init__(self, model: nn.Module, *args: Any, **options: Any) -> None:
+            pass
+
+        def fit(self, loader: Any) -> None:
+            devices.append(torch.eye(2).device)
+
+    monkeypatch.setattr(peers, "_imported", lambda name: SimpleNamespace(Laplace=Fitted))
+    meta = mlp().to("meta")
+    PEERS["laplace_last_layer"](
+        Case(meta, meta, torch.zeros(5, 4, device="meta"), (torch.zeros(8, 4), torch.zeros(8, 1))), 10
+    )
+    assert [device.type for device in devices] == ["meta"]
+    assert torch.eye(2).device == CPU
+
+
+def test_twin_refuses_what_a_dropout_layer_cannot_do() -> None:
+    model = mlp()
+    sites = find_sites(model, torch.randn(3, 4), kind="channel")
+    with pytest.raises(ArgumentError, match="expected sites with element masks that are layers; found '2', a channel"):
+        twin(model, sites, 0.1)
+
+
+def test_both_machines_run_the_same_networks() -> None:
+    cpu, gpu = speed_nets("cpu"), speed_nets("gpu")
+    assert [net.name for net in cpu] == [net.name for net in gpu]
+    assert all(net.batches["small"] == 1 for net in cpu + gpu)
+    assert [net.name for net in cpu if "large" not in net.batches] == ["mcnn"]
+    assert all("large" in net.batches for net in gpu)
+
+
+def test_made_networks_leave_the_random_state_alone() -> None:
+    net = next(net for net in speed_nets("cpu") if net.name == "residual_cnn")
+    before = torch.random.get_rng_state()
+    model = net.made(CPU)
+    assert torch.equal(before, torch.random.get_rng_state())
+    assert not model.training
+    block = model.blocks[0]
+    assert isinstance(block[1], nn.BatchNorm2d)
+    assert float(block[1].running_var.mean()) != 1, "statistics of the task, not the initial ones"
+
+
+def test_best_multiple_is_the_quickest_that_the_draws_allow() -> None:
+    seconds = {1: 5.0, 2: 3.0, 4: 4.0, 16: 1.0}
+    assert speed.best_multiple(seconds, 200) == 16
+    assert speed.best_multiple(seconds, 10) == 2
+    assert speed.best_multiple(seconds, 1) == 1
+
+
+@pytest.mark.parametrize(("multiple", "draws", "calls", "share"), [(1, 10, 10, 1.0), (4, 10, 2, 0.8), (16, 10, 1, 1.6)])
+def test_plain_passes_count_what_they_do(multiple: int, draws: int, calls: int, share: float) -> None:
+    seen: list[int] = []
+
+    class Model(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            seen.append(len(x))
+            return x
+
+    run, found = speed.plain_passes(Model(), torch.zeros(3, 2), multiple, draws)
+    run()
+    assert seen == [3 * multiple] * calls
+    assert found == pytest.approx(share)
+    assert sum(seen) == pytest.approx(share * draws * 3)
+
+
+def test_passes_measures_powers_of_two_within_memory() -> None:
+    x = torch.randn(2, 4)
+    size, seconds = speed.passes(mlp(), x, 10, CPU, PLAN)
+    assert list(seconds) == [1, 2, 4, 8]
+    assert size > 0
+    tight = speed.Plan(repeats=1, budget=0, cap=20, bytes=16 * size, reference_seconds=0.5)
+    assert list(speed.passes(mlp(), x, 10, CPU, tight)[1]) == [1, 2]
+
+
+def test_peak_of_a_known_allocation() -> None:
+    mebibyte = 2**20
+    before = torch.ones(50 * mebibyte, dtype=torch.uint8)
+
+    def run() -> Tensor:
+        first = torch.ones(10 * mebibyte, dtype=torch.uint8)
+        del first
+        second, kept = (torch.ones(size * mebibyte, dtype=torch.uint8) for size in (20, 5))
+        del second
+        return kept
+
+    result, most = peak_bytes(run, CPU)
+    assert len(result) == 5 * mebibyte
+    assert most == 25 * mebibyte
+    assert peak_bytes(before.max, CPU)[1] < 1024, "what was there before does not count"
+
+
+def test_peak_shows_who_keeps_all_outputs() -> None:
+    made, _ = case("wide")
+    peaks = {
+        name: [peak_bytes(PEERS[name](made, draws), CPU)[1] for draws in (5, 50)] for name in ("loop", "loop_stack")
+    }
+    assert peaks["loop"][0] == peaks["loop"][1]
+    assert peaks["loop_stack"][1] >= peaks["loop_stack"][0] + 45 * made.model(made.x).nbytes
+
+
+def test_turns_report_failures_and_rounds() -> None:
+    calls: list[str] = []
+
+    def broken() -> None:
+        raise ValueError("no batching rule\nand more")
+
+    candidates = {"a": lambda: calls.append("a"), "broken": broken, "b": lambda: calls.append("b")}
+    medians, rounds, failed = turns_within(candidates, repeats=3, seconds=0, device=CPU)
+    assert (rounds, sorted(calls)) == (1, ["a", "b"]), "one round whatever the budget"
+    assert failed == {"broken": "ValueError: no batching rule"}
+    assert list(medians) == ["a", "b"]
+
+
+def test_turns_change_their_order_and_what_is_quick_runs_before_it_is_timed() -> None:
+    calls: list[str] = []
+    candidates = {name: partial(calls.append, name) for name in "abcd"}
+    _, rounds, _ = turns_within(candidates, repeats=3, seconds=1, device=CPU)
+    first, later = calls[:4], [calls[4 + 8 * i : 12 + 8 * i] for i in range(rounds - 1)]
+    assert sorted(first) == list("abcd")
+    assert all(sorted(names) == sorted("aabbccdd") and names[::2] == names[1::2] for names in later)
+    assert len({tuple(names) for names in later}) > 1
+
+
+def test_first_line_is_of_the_cause() -> None:
+    error = RuntimeError("something else")
+    error.__cause__ = MemoryError("\n  cannot allocate 3 GiB\nat ...")
+    assert first_line(error) == "MemoryError: cannot allocate 3 GiB"
+
+
+def test_reference_knows_what_chance_explains() -> None:
+    generator = torch.Generator().manual_seed(0)
+    reference = speed.Reference(3 + 2 * torch.randn(2000, 6, 1, generator=generator))
+    for draws in (10, 50, 200):
+        outputs = 3 + 2 * torch.randn(draws, 6, 1, generator=generator)
+        mean, variance = outputs.mean(0), outputs.var(0)
+        for shared in (True, False):
+            assert reference.judged(mean, variance, draws, shared=shared)["right"]
+    wrong = reference.judged(mean, 4 * variance, draws, shared=False)
+    assert not wrong["right"]
+    assert wrong["std_error"] == pytest.approx(1, abs=0.2)
+    assert not reference.judged(mean + 2, variance, draws, shared=False)["right"]
+    assert not reference.judged(mean, torch.full_like(variance, torch.nan), draws, shared=False)["right"]
+
+
+def test_rows_with_the_same_masks_err_together() -> None:
+    draws = torch.randn(2000, 1, 1, generator=torch.Generator().manual_seed(0))
+    reference = speed.Reference(draws.expand(-1, 8, -1))
+    together, apart = (reference._chance(20, shared)[1] for shared in (True, False))
+    assert float(together / apart) == pytest.approx(8**0.5, rel=0.3)
+
+
+def test_a_library_that_is_missing_or_fails_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, sites = case("mlp", speed.RATE)
+    reference = speed.Reference.drawn(made.model, made.x, sites, 0.2, CPU)
+    last: dict[str, dict[str, Any]] = {
+        name: {"draws": 1, "seconds": 1e-4, "bytes": 1000} for name in speed_pages.LABELS
+    }
+    last["loop_stack"] = {"draws": 1, "seconds": 3.0, "bytes": 1000}
+
+    def broken(case: Case, draws: int) -> Any:
+        raise RuntimeError("cannot do this network")
+
+    monkeypatch.setattr(peers, "find_spec", lambda name: None)
+    monkeypatch.setitem(PEERS, "loop", broken)
+    found = speed.compare(made, sites, 10, 2, reference, last, CPU, PLAN)["candidates"]
+    assert list(found) == [name for name in speed_pages.LABELS if name != "latedrop_compiled"]
+    assert found["loop"] == {"status": "RuntimeError: cannot do this network"}
+    assert found["loop_stack"] == {"status": "skipped: about 30 s a repeat"}
+    for name in ("torch_uncertainty_batch", "baal", "lightning_uq_box", "laplace_full"):
+        assert found[name] == {"status": "not installed"}
+    assert found["latedrop"]["right"]
+    assert found["latedrop"]["ratio"] > 0
+    assert "right" not in found["linearize"]
+
+
+def compared(draws: int, plan: speed.Plan, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    made, sites = case("mlp", speed.RATE)
+    reference = speed.Reference.drawn(made.model, made.x, sites, 0.2, CPU)
+    last: dict[str, dict[str, Any]] = {
+        name: {"draws": 1, "seconds": 1e-6, "bytes": 1000} for name in speed_pages.LABELS
+    }
+    monkeypatch.setattr(peers, "find_spec", lambda name: None)
+    found: dict[str, Any] = speed.compare(made, sites, draws, 2, reference, last, CPU, plan)["candidates"]
+    return found
+
+
+def test_a_candidate_beyond_the_cap_is_called_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+
+    def slow(case: Case, draws: int) -> Any:
+        def run() -> tuple[Tensor, Tensor]:
+            calls.append(draws)
+            time.sleep(0.6)
+            return case.model(case.x), torch.ones(len(case.x), 1)
+
+        return run
+
+    monkeypatch.setitem(PEERS, "loop_stack", slow)
+    plan = replace(PLAN, repeats=2, budget=1, cap=0.5)
+    found = compared(10, plan, monkeypatch)
+    assert calls == [10]
+    assert found["loop_stack"]["rounds"] == 1
+    assert found["loop_stack"]["seconds"] == pytest.approx(found["loop_stack"]["first_seconds"], rel=1e-3)
+    assert found["loop_stack"]["ratio"] > 0
+    assert "rounds" not in found["loop"]
+    assert found["loop"]["prepare_seconds"] > 0
+    later = speed._too_much({"draws": 10, **found["loop_stack"]}, 50, plan)
+    assert later == "skipped: about 3 s a repeat"
+
+
+def test_what_compiles_is_not_judged_by_its_first_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speed, "COMPILES", ("loop",))
+    found = compared(10, replace(PLAN, cap=0), monkeypatch)
+    assert found["loop"]["status"].startswith("skipped"), "what fewer draws took still counts"
+    monkeypatch.setattr(speed, "_too_much", lambda last, draws, plan: "")
+    found = compared(10, replace(PLAN, cap=0), monkeypatch)
+    assert "rounds" not in found["loop"]
+    assert found["loop_stack"]["rounds"] == 1
+
+
+@pytest.mark.parametrize(("draws", "there"), [(10, False), (50, True), (200, True)])
+def test_compiled_runs_at_the_draws_that_are_asked_for(draws: int, there: bool) -> None:
+    made, sites = case("mlp")
+    plan = replace(PLAN, engines=("auto", "compiled"), compiled=(50, 200))
+    assert ("latedrop_compiled" in speed.candidates(made, sites, draws, plan)) is there
+
+
+def test_caps_of_a_plan() -> None:
+    plan = speed.Plan.of(CPU, 5, None, None, ("auto",))
+    assert (plan.budget, plan.cap, plan.compiled) == (10, 20, (50,))
+    plan = speed.Plan.of(CPU, 5, 0, 1.5, ("auto",), (10, 50))
+    assert (plan.budget, plan.cap, plan.compiled) == (0, 1.5, (10, 50))
+
+
+def ran(monkeypatch: pytest.MonkeyPatch, path: Path, *arguments: str) -> list[tuple[str, int]]:
+    """Networks and rows that a run with these arguments measures; nothing is, but the JSON is written."""
+    seen: list[tuple[str, int]] = []
+
+    def measure(net: Any, rows: int, draws: list[int], device: torch.device, plan: speed.Plan) -> dict[str, Any]:
+        seen.append((net.name, rows))
+        by_draws = {str(count): {"plain_seconds": 1.0, "candidates": {}} for count in draws}
+        return {"machine": speed._machine(device), "rows": rows, "sites": 1, "draws": by_draws}
+
+    monkeypatch.setattr(speed, "measure", measure)
+    monkeypatch.setattr(speed, "RESULTS", path)
+    monkeypatch.setattr("benchmarks.timing.RESULTS", path)
+    monkeypatch.setattr(sys, "argv", ["speed", "--device", "cpu", *arguments])
+    with warnings.catch_warnings():
+        speed.main()
+    return seen
+
+
+def test_resume_measures_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    few = ("--nets", "uci_mlp", "lstm", "--draws", "10", "50")
+    assert ran(monkeypatch, tmp_path, *few, "--batch", "small") == [("uci_mlp", 1), ("lstm", 1)]
+    assert ran(monkeypatch, tmp_path, *few, "--resume") == [("uci_mlp", 4096), ("lstm", 64)]
+    assert ran(monkeypatch, tmp_path, *few, "--resume") == []
+    assert len(ran(monkeypatch, tmp_path, *few)) == 4, "all of them without --resume"
+    assert len(ran(monkeypatch, tmp_path, "--nets", "lstm", "--draws", "10", "--resume")) == 2, "other draws"
+    rest = ran(monkeypatch, tmp_path, "--draws", "10", "50", "--resume")
+    assert len(rest) == 9
+    assert ("uci_mlp", 1) not in rest
+    path = tmp_path / "speed_cpu.json"
+    record = json.loads(path.read_text(encoding="utf-8"))
+    assert list(record["nets"]) == [net.name for net in speed_nets("cpu")]
+    record["nets"]["mcnn"]["small"]["machine"]["torch"] = "1.0"
+    path.write_text(json.dumps(record), encoding="utf-8")
+    assert ran(monkeypatch, tmp_path, "--draws", "50", "10", "--resume") == [("mcnn", 1)], "another version"
+
+
+def test_stand_ins_come_and_go() -> None:
+    with peers._standing_in(["no_such_package", "json"]):
+        module = importlib.import_module("no_such_package.part")
+        assert isinstance(module.Anything.of.it, type)
+        assert importlib.import_module("json").dumps([1]) == "[1]"
+    assert "no_such_package" not in sys.modules
+    with pytest.raises(ModuleNotFoundError, match="no_such_package"):
+        importlib.import_module("no_such_package")
+
+
+def test_duplicate_shares_nothing() -> None:
+    model = Forecaster(4)
+    copy = duplicate(model)
+    x = torch.randn(2, 3, 16)
+    assert torch.equal(model(x), copy(x))
+    with torch.no_grad():
+        copy.head.weight.zero_()
+    assert not torch.equal(model(x), copy(x))
+
+
+def made_record() -> dict[str, Any]:
+    def entry(seconds: float, size: float, right: bool | None = True) -> dict[str, Any]:
+        checks = {"std_error": 0.7, "std_chance": 0.05, "mean_error": 0.1, "mean_chance": 0.1, "right": right}
+        return {"seconds": seconds, "ratio": seconds / 0.1, "bytes": size} | (checks if right is not None else {})
+
+    measured = {
+        "latedrop": entry(0.08, 3 * 2**20),
+        "linearize": entry(0.01, 2**20, None),
+        "loop": entry(0.3, 2**20),
+        "torch_uncertainty_batch": entry(0.2, 40 * 2**20),
+        "baal": entry(0.25, 41 * 2**20),
+        "lightning_uq_box": entry(0.15, 2 * 2**20, right=False),
+        "laplace_full": {"status": "ArgumentError: too large"},
+        "baal_cached": {"status": "skipped: about 30 s a repeat"},
+    }
+    by_draws = {"50": {"plain_multiple": 4, "plain_seconds": 0.1, "rounds": 5, "candidates": measured}}
+    found = {"machine": {"device": "2 CPU threads"}, "rows": 8, "sites": 7, "draws": by_draws}
+    return {"kind": "cpu", "rate": 0.05, "nets": {"residual_cnn": {"large": found}}}
+
+
+def test_tables_repeat_the_json() -> None:
+    text = speed_pages.tables(made_record())
+    assert "residual cnn, 8 rows, 7 sites; plain x T: T = 50: 100 ms" in text
+    assert "| latedrop | 0.80 (80 ms) | 3 | right |" in text
+    assert "| latedrop, first order | 0.10 (10 ms) | 1 | another variance |" in text
+    assert "| lightning-uq-box | 1.50 (150 ms) | 2 | wrong: std off by +70%, chance 5% |" in text
+    assert "| Laplace, full | - | - | ArgumentError: too large |" in text
+    assert "| baal, cached | - | - | skipped: about 30 s a repeat |" in text
+
+
+def test_readme_names_the_quickest_peer_with_the_right_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.timing.RESULTS", tmp_path)
+    write("speed_cpu", made_record())
+    rows = speed_pages.rows_for_readme(tmp_path).splitlines()
+    assert rows[2:] == ["| residual cnn | CPU | 8 | 0.80 | - | 2.00 (torch-uncertainty, on_batch) | 3.00 | 3 / 40 |"]
+    assert speed_pages.rows_for_readme(tmp_path, draws=200).splitlines() == rows[:2]
+
+
+def test_memory_against_draws_and_time_against_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.timing.RESULTS", tmp_path)
+    record = made_record()
+    found = record["nets"]["residual_cnn"]["large"]
+    few = {name: {"seconds": 0.06, "ratio": 1.0, "bytes": 2 * 2**20} for name in ("latedrop", "loop", "loop_stack")}
+    found["draws"] = {"10": {"plain_seconds": 0.02, "candidates": few}, **found["draws"]}
+    write("speed_cpu", record)
+    rows = [row.strip("| ").split(" | ") for row in speed_pages.memory_table(tmp_path).splitlines()]
+    assert rows[0] == [
+        *("network", "on", "rows", "MiB, T = 10", "MiB, T = 50", "T passes, outputs kept [MiB]"),
+        *("T copies of the batch [MiB]", "time / plain loop, T = 10", "time / plain loop, T = 50"),
+    ]
+    assert rows[2:] == [
+        ["residual cnn", "CPU", "8", "2", "3", "2 (T = 50)", "40 (T = 50)", "1.00", "0.27"],
+    ]
+    del found["draws"]["50"]
+    write("speed_cpu", record)
+    assert (
+        speed_pages.memory_table(tmp_path).splitlines()[2] == "| residual cnn | CPU | 8 | 2 | 2 (T = 10) | - | 1.00 |"
+    )
+
+
+def test_figure_is_drawn_from_the_json(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    assert speed_pages.figure(made_record(), tmp_path / "speed.png").stat().st_size > 10_000
+
+
+def test_readme_repeats_the_committed_results() -> None:
+    page = README.read_text(encoding="utf-8") if README.is_file() else ""
+    block = re.search(r"<!-- table: benchmarks\.speed -->\n+(.*?)\n+<!-- end of table -->", page, re.DOTALL)
+    if block is None:
+        pytest.skip("the README has no table of benchmarks.speed")
+    assert block[1] == speed_pages.rows_for_readme(), "run: python -m benchmarks.speed --tables"

@@ -1,0 +1,294 @@
+"""Every form of data gives the same rows, and what is no data is refused with a word about why."""
+
+import re
+from collections.abc import Iterator
+from copy import deepcopy
+from typing import Any
+
+import numpy as np
+import pandas
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+from latedrop.calibration.batches import batch_count, batches, inputs_of, row_batches
+from latedrop.errors import ArgumentError, DataError
+
+MODEL = nn.Linear(2, 1, device="meta").to_empty(device="cpu")  # only its device and dtype are looked at
+X, Y = torch.arange(14.0).reshape(7, 2), torch.arange(7.0)[:, None]
+
+
+def collected(data: Any, **options: Any) -> tuple[list[int], Tensor, Tensor]:
+    """The batches' sizes, then all inputs and all targets."""
+    parts = list(batches(data, MODEL, **options))
+    return [len(y) for _, y in parts], torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
+
+
+class Stream(IterableDataset):
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return iter(zip(X, Y, strict=True))
+
+
+def locked(array: np.ndarray) -> np.ndarray:
+    array.setflags(write=False)
+    return array
+
+
+def table(**columns: Any) -> pandas.DataFrame:
+    return pandas.DataFrame({"a": X[:, 0].numpy(), **columns})
+
+
+@pytest.fixture
+def _every_warning() -> Iterator[None]:
+    """torch gives some warnings once per process; here each time."""
+    torch.set_warn_always(True)
+    yield
+    torch.set_warn_always(False)
+
+
+FORMS = {
+    "pair": (X, Y),
+    "list": [X, Y],
+    "arrays": (X.numpy(), Y.numpy()),
+    "mixed": (X, Y.numpy()),
+    "tables": (table(b=X[:, 1].numpy()), pandas.DataFrame({"y": Y[:, 0].numpy()})),
+    "nullable columns": (table(b=pandas.array(X[:, 1].tolist(), "Float64")), Y),
+    "integer columns": (table(b=X[:, 1].int().numpy()), Y),
+    "batches of tables": [(table(b=X[:, 1].numpy()).iloc[:4], Y[:4]), (table(b=X[:, 1].numpy()).iloc[4:], Y[4:])],
+    "loader": DataLoader(TensorDataset(X, Y), batch_size=3),
+    "stream": DataLoader(Stream(), batch_size=3),
+    "two batches": [(X[:4], Y[:4]), (X[4:], Y[4:])],
+    "tuple of two batches": ((X[:4], Y[:4]), (X[4:], Y[4:])),
+    "zip": zip(X.split(3), Y.split(3), strict=True),
+}
+
+
+@pytest.mark.parametrize("data", FORMS.values(), ids=FORMS)
+def test_every_form_gives_all_rows_in_order(data: Any) -> None:
+    _, x, y = collected(data, batch_size=3)
+    assert torch.equal(x, X)
+    assert torch.equal(y, Y)
+
+
+@pytest.mark.parametrize(("size", "sizes"), [(1, [1] * 7), (3, [3, 3, 1]), (7, [7]), (100, [7])])
+def test_a_pair_is_cut(size: int, sizes: list[int]) -> None:
+    assert collected((X, Y), batch_size=size)[0] == sizes
+    assert batch_count((X, Y), size) == len(sizes)
+
+
+def test_the_batches_of_an_iterable_stay_as_they_are() -> None:
+    data = [(X[:4], Y[:4]), (X[4:], Y[4:])]
+    assert collected(data, batch_size=1)[0] == [4, 3]
+    assert batch_count(data, 1) == 2
+
+
+def test_the_count_is_none_where_nobody_knows() -> None:
+    assert batch_count(iter([(X, Y)]), 3) is None
+    assert batch_count(DataLoader(Stream(), batch_size=3), 3) is None
+    assert batch_count(DataLoader(TensorDataset(X, Y), batch_size=3), 100) == 3
+
+
+def test_float64_inputs_take_the_models_dtype_and_targets_keep_theirs() -> None:
+    _, x, y = collected((X.double().numpy(), Y.double().numpy()))
+    assert x.dtype == torch.float32
+    assert y.dtype == torch.float64
+    ((x, _),) = batches((X.numpy(), Y), deepcopy(MODEL).double())
+    assert x.dtype == torch.float64
+
+
+@pytest.mark.parametrize(
+    "y",
+    [
+        np.arange(7),
+        np.arange(7, dtype=np.uint8),
+        np.arange(7) % 2 == 1,
+        np.arange(7, dtype=">f8"),
+        np.arange(7, dtype=np.longdouble),
+        np.arange(14.0)[::2],
+        np.arange(7.0)[::-1],
+        pandas.Series(np.arange(7.0)).to_numpy(),
+        locked(np.arange(7.0)),
+    ],
+    ids=["int", "uint8", "bool", "big-endian", "long double", "strided", "reversed", "pandas", "read-only"],
+)
+@pytest.mark.usefixtures("_every_warning")
+def test_any_real_array_is_a_target(y: np.ndarray) -> None:
+    found = collected((X, y))[2]
+    np.testing.assert_array_equal(found.numpy(), np.asarray(y).astype(found.numpy().dtype))
+
+
+@pytest.mark.parametrize(
+    "x",
+    [X.numpy().astype(">f4"), X.numpy().astype(np.longdouble), locked(X.numpy().copy())],
+    ids=["big-endian", "long double", "read-only"],
+)
+@pytest.mark.usefixtures("_every_warning")
+def test_any_real_array_is_an_input(x: np.ndarray) -> None:
+    found = collected((x, Y))[1]
+    np.testing.assert_array_equal(found.numpy(), x.astype(np.float32))
+
+
+def test_targets_leave_their_graph() -> None:
+    assert not collected((X, Y.clone().requires_grad_()))[2].requires_grad
+
+
+def test_a_generator_is_read_once_and_lazily() -> None:
+    read = []
+
+    def data() -> Iterator[tuple[Tensor, Tensor]]:
+        for i in range(3):
+            read.append(i)
+            yield X, Y
+
+    stream = batches(data(), MODEL)
+    next(stream)
+    assert read == [0]
+    assert len(list(stream)) == 2
+    assert read == [0, 1, 2]
+
+
+def test_inputs_of_several_parts_are_cut_together() -> None:
+    inputs = {"a": X, "b": (X[:, 0], [X.numpy()]), "name": "left alone", "weights": torch.zeros(3)}
+    parts = list(batches((inputs, Y), MODEL, batch_size=4))
+    assert [len(y) for _, y in parts] == [4, 3]
+    last = parts[1][0]
+    assert torch.equal(last["a"], X[4:])
+    assert torch.equal(last["b"][0], X[4:, 0])
+    assert torch.equal(last["b"][1][0], X[4:])
+    assert last["name"] == "left alone"
+    assert last["weights"].shape == (3,)
+    pairs = list(batches(((X, X + 1), Y), MODEL, batch_size=4))
+    assert torch.equal(pairs[1][0][1], X[4:] + 1)
+
+
+def test_unpack_makes_pairs() -> None:
+    rows = [{"x": X[:4], "y": Y[:4]}, {"x": X[4:], "y": Y[4:]}]
+    _, x, y = collected(rows, unpack=lambda row: (row["x"], row["y"]))
+    assert torch.equal(x, X)
+    assert torch.equal(y, Y)
+    triples = [(X, Y, "weights")]
+    assert torch.equal(collected(triples, unpack=lambda batch: batch[:2])[1], X)
+
+
+def test_a_series_is_targets_and_tables_nest() -> None:
+    y = pandas.Series(np.arange(7), index=list("gfedcba"), name="y")
+    ((x, target),) = batches(({"left": table(), "right": (y, X)}, y), MODEL)
+    assert torch.equal(target, torch.arange(7.0).double())
+    assert torch.equal(x["left"], X[:, :1])
+    assert x["right"][0].dtype == torch.float32
+    assert torch.equal(x["right"][0], torch.arange(7.0))
+
+
+def test_tables_of_polars() -> None:
+    polars = pytest.importorskip("polars")
+    x, y = polars.DataFrame({"a": X[:, 0].tolist(), "b": X[:, 1].int().tolist()}), polars.Series("y", Y[:, 0].tolist())
+    _, inputs, targets = collected((x, y))
+    assert torch.equal(inputs, X)
+    assert torch.equal(targets, Y[:, 0].double())
+    with pytest.raises(DataError, match=r"found column 'b' of type String\. Encode"):
+        list(batches((polars.DataFrame({"a": [1.0], "b": ["x"]}), Y[:1]), MODEL))
+
+
+class One(nn.Module):
+    def forward(self, x: Tensor, *, flag: bool = False) -> Tensor:
+        return x
+
+
+class Two(nn.Module):
+    def forward(self, x: Tensor, z: Tensor) -> Tensor:
+        return x + z
+
+
+class Perhaps(nn.Module):
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        return x
+
+
+class Any_(nn.Module):  # noqa: N801
+    def forward(self, *inputs: Tensor) -> Tensor:
+        return inputs[0]
+
+
+def test_a_pair_that_cannot_be_inputs_is_inputs_and_targets() -> None:
+    for model in (One(), nn.Sequential(nn.Linear(2, 1)), nn.DataParallel(One())):
+        assert inputs_of([X, Y], model) is X
+    for model in (Two(), Any_()):
+        assert inputs_of((X, Y), model) == (X, Y)
+    for batch in (X, [X], (X, Y, Y), {"x": X, "mask": Y}):
+        assert inputs_of(batch, Perhaps()) is batch
+    with pytest.raises(
+        DataError, match=r"found a pair, and the model's second input, 'mask', may be left out.*unpack="
+    ):
+        inputs_of([X, Y], Perhaps())
+
+
+def test_row_batches_cut_dicts_too() -> None:
+    assert [len(part["a"]) for part in row_batches({"a": X}, 4)] == [4, 3]
+    assert list(row_batches(X[:0], 4)) == []
+
+
+@pytest.mark.parametrize("size", [0, -1, None, 2.5, True, "3"])
+def test_a_batch_has_at_least_one_row(size: Any) -> None:
+    match = re.escape(f"expected a batch size of at least 1; found {size!r}")
+    with pytest.raises(ArgumentError, match=match):
+        list(row_batches(X, size))
+    with pytest.raises(ArgumentError, match=match):
+        batch_count((X, Y), size)
+    with pytest.raises(ArgumentError, match=match):
+        list(batches((X, Y), MODEL, batch_size=size))
+
+
+class Rows(Dataset):
+    def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
+        return X[i], Y[i]
+
+    def __len__(self) -> int:
+        return 7
+
+
+REFUSED = {
+    "none": (None, r"expected a pair \(x, y\) or an iterable of batches.*found NoneType"),
+    "data set": (Rows(), r"iterable of batches such as a DataLoader; found Rows"),
+    "inputs alone": (X, r"expected every batch to be a pair.*found Tensor of 2\. Pass unpack="),
+    "dict": ({"x": X, "y": Y}, r"expected every batch to be a pair.*found str of 1"),
+    "triple": ((X, Y, Y), r"expected every batch to be a pair.*found Tensor of 7"),
+    "batches of three": ([(X, Y, Y)], r"expected every batch to be a pair.*found tuple of 3\. Pass unpack="),
+    "batches of numbers": ([1.0, 2.0, 3.0], r"expected every batch to be a pair.*found float\. Pass unpack="),
+    "list of targets": (
+        (X, Y.flatten().tolist()),
+        r"expected targets as a tensor, array or table; found list\. Convert",
+    ),
+    "text column": ((table(b=["x"] * 7), Y), r"expected numeric inputs; found column 'b' of type \w+\. Encode text"),
+    "categories": ((table(b=pandas.Categorical(["x"] * 7)), Y), r"found column 'b' of type category\. Encode"),
+    "column of dates": ((table(b=pandas.to_datetime(["2026-01-01"] * 7)), Y), r"column 'b' of type datetime64"),
+    "text series": ((X, pandas.Series(["x"] * 7, name="t")), r"expected numeric targets; found column 't' of type"),
+    "missing in a column": ((table(b=pandas.array([1] * 6 + [None], "Int64")), Y), r"found 1 NaN or inf among 14"),
+    "table without columns": ((pandas.DataFrame(index=range(7)), pandas.Series(["x"] * 7)), "column None of type"),
+    "targets in batches": ([(X, [1.0] * 7)], r"expected targets as a tensor, array or table; found list"),
+    "no inputs": ((["a"] * 7, Y), r"expected inputs with at least one tensor.*found list"),
+    "scalar target": ((X, torch.tensor(1.0)), r"one target for each of the 7 input rows; found targets of shape \(\)"),
+    "too few targets": ((X, Y[:6]), r"one target for each of the 7 input rows; found targets of shape \(6, 1\)"),
+    "lying targets": ((X, Y.T), r"one target for each of the 7 input rows; found targets of shape \(1, 7\)"),
+    "text targets": ((X, np.array(["a"] * 7)), r"expected numeric targets; found a numpy array of dtype <U1"),
+    "object targets": ((X, np.array([None] * 7)), r"expected numeric targets.*object"),
+    "dates": ((X, np.zeros(7, "datetime64[s]")), r"expected numeric targets.*datetime64"),
+    "complex array": ((X, np.zeros(7, complex)), r"expected numeric targets.*complex128"),
+    "complex tensor": ((X, torch.zeros(7, dtype=torch.cfloat)), r"expected real targets; found torch\.complex64"),
+    "nan": ((X, torch.full((7,), torch.nan)), r"expected finite targets; found 7 NaN or inf among 7\. Drop"),
+    "inf": ((X, np.array([0, 1, 2, 3, 4, 5, np.inf])), r"expected finite targets; found 1 NaN or inf among 7"),
+    "nan inputs": ((torch.full((7, 2), torch.nan), Y), r"expected finite inputs; found 14 NaN or inf among 14"),
+    "text inputs": ((np.array([["a"]] * 7), Y), r"expected numeric inputs.*Encode text"),
+}
+
+
+@pytest.mark.parametrize(("data", "match"), REFUSED.values(), ids=REFUSED)
+def test_what_is_no_data_is_refused(data: Any, match: str) -> None:
+    batch_count(data, 3)  # what is wrong is for `batches` to say
+    with pytest.raises(DataError, match=match):
+        list(batches(data, MODEL))
+
+
+def test_unpack_must_give_a_pair() -> None:
+    with pytest.raises(DataError, match=r"expected every batch to be a pair.*found Tensor of 7"):
+        list(batches([(X, Y)] * 3, MODEL, unpack=lambda batch: batch[0]))

@@ -1,0 +1,585 @@
+"""The search over rates: what the record says is what sampling and the metrics give, and the model stays as it was."""
+
+import json
+import math
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from latedrop import Calibration, calibrate, find_sites, metrics, sample
+from latedrop.calibration.scale import apply_scale, fit_floor, optimal_scale, relaxed_scale
+from latedrop.calibration.search import PAPER_RATES
+from latedrop.errors import OutputError
+from zoo import ZOO
+
+RATES = (0.05, 0.3)
+DRAWS = 20
+quietly = partial(calibrate, rates=RATES, draws=DRAWS, progress=False)
+
+
+def seeded(build: Callable[[], Any], seed: int = 0) -> Any:
+    """What `build` makes from a fixed seed, with the global random state left alone."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return build()
+
+
+def mlp(outputs: int = 1, hidden: int = 50) -> nn.Module:
+    """One hidden layer: one site, before the last layer."""
+    return seeded(lambda: nn.Sequential(nn.Linear(3, hidden), nn.Tanh(), nn.Linear(hidden, outputs)))
+
+
+def deep(outputs: int = 1) -> nn.Module:
+    """Two sites, named 2 and 4."""
+    return seeded(
+        lambda: nn.Sequential(nn.Linear(3, 30), nn.ReLU(), nn.Linear(30, 30), nn.ReLU(), nn.Linear(30, outputs))
+    )
+
+
+def data_for(model: nn.Module, rows: int = 120, seed: int = 1, noise: float = 0.3) -> tuple[Tensor, Tensor]:
+    """Inputs, and the model's own output with noise added."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(rows, 3, generator=generator)
+    with torch.no_grad():
+        y = model(x)
+    return x, y + noise * torch.randn(y.shape, generator=generator)
+
+
+def exact_variance(model: nn.Module, x: Tensor, rate: float) -> Tensor:
+    """The variance of a one-site network in closed form, `rate / (1 - rate) sum_i (w_i h_i)^2`, `(N, outputs)`."""
+    with torch.no_grad():
+        hidden = model[:-1](x).double()
+        return rate / (1 - rate) * hidden.square() @ model[-1].weight.double().square().T
+
+
+def test_the_record_says_what_was_asked_and_found() -> None:
+    model = deep()
+    x, y = data_for(model)
+    found = quietly(model, (x, y), seed=5, criterion="unscaled", scale="relaxed", per_output=False).calibration
+    assert isinstance(found, Calibration)
+    assert [row.rate for row in found.table] == list(RATES)
+    assert (found.criterion, found.method, found.mean, found.choice) == ("unscaled", "sample", "draws", "relaxed")
+    assert (found.draws, found.seed, found.shared, found.per_output) == (DRAWS, 5, True, False)
+    assert (found.rows, found.output_shape) == (120, (1,))
+    assert found.sites == find_sites(model, x)
+    assert (found.readout, found.custom_readout, found.intervals) == (None, None, None)
+    assert found.versions["torch"] == torch.__version__
+    chosen = next(row for row in found.table if row.rate == found.rate)
+    assert (found.scales, found.floors) == (chosen.scale, chosen.floor)
+    assert (found.relaxed_scales, found.relaxed_floors) == (chosen.relaxed_scale, chosen.relaxed_floor)
+    assert found.scale == found.scales[0]
+    assert found.relaxed_scale == found.relaxed_scales[0]
+    assert found.floor == 0
+    assert found.path == found.tradeoff()
+    assert found.path[0].scale == pytest.approx(found.scales)
+    assert found.path[-1].scale == pytest.approx(found.relaxed_scales)
+    assert found.path[0].nll == pytest.approx(chosen.nll_scaled, abs=1e-5)
+    assert found.path[-1].ma == pytest.approx(chosen.ma_relaxed, abs=1e-5)
+    assert set(found.curves) == {"levels", "unscaled", "scaled", "relaxed"}
+    assert all(len(curve) == 99 for curve in found.curves.values())
+
+
+@pytest.mark.parametrize("floor", [False, True], ids=["scale", "floor"])
+@pytest.mark.parametrize("mean", ["draws", "model"])
+@pytest.mark.parametrize(("outputs", "per_output"), [(1, True), (2, True), (2, False)])
+def test_the_table_is_what_sampling_and_the_metrics_give(
+    outputs: int, per_output: bool, mean: str, floor: bool
+) -> None:
+    model = deep(outputs)
+    x, y = data_for(model)
+    found = quietly(model, (x, y), floor=floor, mean=mean, per_output=per_output, seed=3, batch_size=50).calibration
+    own = per_output and outputs > 1
+    for row in found.table:
+        moments = sample(model, x, row.rate, DRAWS, 3)
+        center = moments.mean if mean == "draws" else model(x).detach()
+        raw = moments.variance
+        if floor:
+            optimal = fit_floor(center, raw, y, per_output=own)
+        else:
+            scale = optimal_scale(center, raw, y, per_output=own)
+            optimal = (scale, torch.zeros_like(scale))
+        # Batches change the last bits of the moments, which the steps of the relaxed scale and the flat floor enlarge.
+        close = partial(pytest.approx, rel=1e-3, abs=1e-4)
+        assert row.rmse == close(float(metrics.rmse(center, None, y)))
+        assert row.nll_unscaled == close(float(metrics.nll(center, raw, y)))
+        assert row.nll_scaled == close(float(metrics.nll(center, apply_scale(raw, *optimal), y)))
+        assert row.nll_ideal == close(float(metrics.ideal_nll(center, None, y)))
+        assert row.ma_unscaled == pytest.approx(float(metrics.miscalibration_area(center, raw, y)), abs=2e-3)
+        assert row.ma_scaled == pytest.approx(
+            float(metrics.miscalibration_area(center, apply_scale(raw, *optimal), y)), abs=2e-3
+        )
+        if not floor:
+            relaxed = relaxed_scale(center, raw, y, per_output=own)
+            assert row.scale == close(tuple(optimal[0].tolist()))
+            assert row.relaxed_scale == pytest.approx(tuple(relaxed.tolist()), rel=0.02)
+            assert row.floor == row.relaxed_floor == (0,) * len(row.scale)
+        relaxed = (torch.tensor(row.relaxed_scale), torch.tensor(row.relaxed_floor))
+        fitted = apply_scale(raw, *relaxed)
+        assert row.nll_relaxed == close(float(metrics.nll(center, fitted, y)))
+        assert row.ma_relaxed == pytest.approx(float(metrics.miscalibration_area(center, fitted, y)), abs=2e-3)
+        balance = metrics.balance(center, fitted, y, per_output=own)
+        assert float(balance.abs().max()) < 1e-4 + 1 / 120 / 2  # the tolerance, and half of one row's step
+        assert row.nll_ideal <= row.nll_scaled <= min(row.nll_relaxed, row.nll_unscaled) + 1e-6
+        assert row.zero_variances == 0
+        assert len(row.scale) == (outputs if own else 1)
+
+
+@pytest.mark.parametrize("criterion", ["scaled", "unscaled"])
+def test_the_criterion_picks_its_smallest_nll(criterion: str) -> None:
+    model = deep()
+    found = quietly(model, data_for(model), criterion=criterion, rates=PAPER_RATES[4::2]).calibration
+    scores = {row.rate: getattr(row, f"nll_{criterion}") for row in found.table}
+    assert found.rate == min(scores, key=scores.get)
+    assert len(scores) == len(PAPER_RATES[4::2])
+
+
+def test_one_site_makes_the_scaled_nll_the_same_at_every_rate() -> None:
+    """The mean is exact, and the variance proportional to rate / (1 - rate), which the scale undoes."""
+    model, draws = mlp(), 1000
+    x, y = data_for(model, rows=200)
+    found = quietly(model, (x, y), rates=(0.05, 0.2, 0.5), draws=draws, mean="model").calibration
+    e2 = (y - model(x).detach()).double().square()
+    error = math.sqrt(2 / (draws - 1))  # relative, of a variance over draws
+    for row in found.table:
+        exact = exact_variance(model, x, row.rate)
+        best = exact * (e2 / exact).mean()
+        nll = float(metrics.nll(model(x).detach(), best, y))
+        # Half the logarithm of each variance is in the NLL: three standard errors if all were off together.
+        assert row.nll_scaled == pytest.approx(nll, abs=3 * error / 2)
+        moments = sample(model, x, row.rate, draws)
+        raw = moments.variance.double()
+        for ratio in (raw / exact, raw * row.scale[0] / best):
+            assert float((ratio - 1).abs().max()) < 5 * error  # the largest of 200 rows, which share their masks
+        moved = (moments.mean - model(x).detach()).double() / (exact / draws).sqrt()
+        assert float(moved.abs().max()) < 5  # standard errors of a mean over draws
+    scaled, unscaled = ([getattr(row, f"nll_{name}") for row in found.table] for name in ("scaled", "unscaled"))
+    assert max(scaled) - min(scaled) < 3 * error
+    assert max(unscaled) - min(unscaled) > 10 * error
+
+
+def test_a_floor_is_never_worse_on_the_validation_data() -> None:
+    model = deep(2)
+    x, y = data_for(model)
+    plain, floored = (quietly(model, (x, y), floor=floor).calibration for floor in (False, True))
+    for before, after in zip(plain.table, floored.table, strict=True):
+        assert after.nll_scaled <= before.nll_scaled + 1e-6
+        assert after.nll_unscaled == before.nll_unscaled
+    assert len(floored.floors) == 2
+    assert max(floored.floors) > 0  # the noise is constant, and the variance is not
+    assert floored.table[0].nll_scaled < plain.table[0].nll_scaled - 1e-3
+
+
+def test_each_output_has_its_own_scale_or_one_serves_all() -> None:
+    model = deep(3)
+    x, y = data_for(model)
+    each, one = (quietly(model, (x, y), per_output=flag).calibration for flag in (True, False))
+    assert each.per_output
+    assert not one.per_output
+    for k in range(3):
+        alone = quietly(model, (x, y[:, k]), readout=lambda output, k=k: output[:, k]).calibration
+        for row, single in zip(each.table, alone.table, strict=True):
+            assert row.scale[k] == pytest.approx(single.scale[0], rel=1e-5)
+            assert row.relaxed_scale[k] == pytest.approx(single.relaxed_scale[0], rel=1e-5)
+    for row, single in zip(each.table, one.table, strict=True):
+        assert len(single.scale) == 1
+        assert row.nll_scaled <= single.nll_scaled + 1e-6
+        assert single.scale[0] == pytest.approx(np.mean(row.scale), rel=1e-5)
+
+
+def test_maps_keep_a_variance_for_every_pixel() -> None:
+    case = next(case for case in ZOO if case.name == "unet")
+    model, x = case.make()
+    x = torch.cat([x, x + 0.5])
+    y = model(x).detach() + 0.1
+    predictor = quietly(model, (x, y), rates=(0.1,))
+    found = predictor.calibration
+    assert found.output_shape == (1, 8, 8)
+    assert len(found.scales) == 1
+    predicted = predictor.predict(x)
+    raw = sample(model, x, 0.1, DRAWS).variance
+    torch.testing.assert_close(predicted.variance, raw * found.scale, rtol=1e-4, atol=0)
+    assert predicted.variance.shape == (12, 1, 8, 8)
+    assert float(predicted.variance[0].std()) > 0
+
+
+def test_channels_of_a_map_have_their_own_scales() -> None:
+    model = seeded(lambda: nn.Sequential(nn.Conv2d(1, 6, 3, padding=1), nn.ReLU(), nn.Conv2d(6, 2, 3, padding=1)))
+    x = torch.randn(12, 1, 5, 6, generator=torch.Generator().manual_seed(0))
+    y = model(x).detach() + torch.tensor([0.1, 1.0])[None, :, None, None]
+    found = quietly(model, (x, y), rates=(0.1,))
+    assert len(found.calibration.scales) == 2
+    ratio = found.predict(x).variance / found.predict(x).raw_variance
+    for k, scale in enumerate(found.calibration.scales):
+        torch.testing.assert_close(ratio[:, k], torch.full((12, 5, 6), scale), rtol=1e-5, atol=0)
+
+
+def test_the_same_seed_gives_the_same_record() -> None:
+    model = deep()
+    x, y = data_for(model)
+    first = quietly(model, (x, y), seed=7).calibration
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(99)
+        torch.rand(3)
+        second = quietly(model, (x, y), seed=7).calibration
+    assert first == second
+    assert quietly(model, (x, y), seed=8).calibration.scales != first.scales
+
+
+def rows_of(found: Calibration) -> np.ndarray:
+    """All that the metrics say, one line per rate; the relaxed scale has steps, and is looked at elsewhere."""
+    return np.array([[r.rmse, r.nll_unscaled, r.nll_scaled, r.nll_ideal, *r.scale] for r in found.table])
+
+
+def test_batches_do_not_change_the_result() -> None:
+    model = deep()
+    x, y = data_for(model)
+    whole = rows_of(quietly(model, (x, y), batch_size=1000).calibration)
+    parts = {
+        "batch size": ((x, y), {"batch_size": 7}),
+        "chunk": ((x, y), {"chunk": 4}),
+        "loader": (DataLoader(TensorDataset(x, y), batch_size=32), {}),
+        "iterator": (zip(x.split(50), y.split(50), strict=True), {}),
+        "arrays": ((x.double().numpy(), y.double().numpy()), {}),
+        "flat targets": ((x, y[:, 0]), {}),
+    }
+    for name, (data, options) in parts.items():
+        np.testing.assert_allclose(rows_of(quietly(model, data, **options).calibration), whole, 1e-3, err_msg=name)
+
+
+def test_the_order_of_the_rows_does_not_change_the_result() -> None:
+    model = deep()
+    x, y = data_for(model)
+    turned = quietly(model, (x.flip(0), y.flip(0))).calibration
+    np.testing.assert_allclose(rows_of(turned), rows_of(quietly(model, (x, y)).calibration), 1e-3)
+
+
+class Counted(Dataset):
+    """Counts how often each row is read."""
+
+    def __init__(self, x: Tensor, y: Tensor) -> None:
+        self.x, self.y, self.reads = x, y, [0] * len(x)
+
+    def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
+        self.reads[i] += 1
+        return self.x[i], self.y[i]
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+
+@pytest.mark.parametrize("method", ["sample", "linear"])
+def test_the_data_are_read_once(method: str) -> None:
+    model = deep()
+    data = Counted(*data_for(model, rows=40))
+    quietly(model, DataLoader(data, batch_size=16), method=method)
+    assert data.reads == [1] * 40
+    parts = iter([(data.x[:20], data.y[:20]), (data.x[20:], data.y[20:])])
+    assert quietly(model, parts, method=method).calibration.rows == 40
+    assert next(parts, None) is None
+
+
+def test_rates_may_differ_by_site() -> None:
+    model = deep()
+    x, y = data_for(model)
+    choices = [{"2": 0.2, "4": 0.1}, {"*": 0.1}, {"4": 0.3}, 0.1]
+    found = quietly(model, (x, y), rates=choices, batch_size=1000)
+    table = found.calibration.table
+    assert [row.rate for row in table] == choices
+    assert replace(table[1], rate=0.1) == table[3]
+    scores = [row.nll_scaled for row in table]
+    assert found.calibration.rate == choices[scores.index(min(scores))]
+    raw = sample(model, x, {"4": 0.3}, DRAWS)
+    assert table[2].nll_unscaled == pytest.approx(float(metrics.nll(raw.mean, raw.variance, y)), rel=1e-4)
+    again = Calibration.from_json(found.calibration.to_json())
+    assert again == found.calibration
+
+
+def test_one_rate_needs_no_list() -> None:
+    model = deep()
+    data = data_for(model)
+    assert quietly(model, data, rates=0.1).calibration == quietly(model, data, rates=[0.1]).calibration
+    assert quietly(model, data, rates={"4": 0.1}).calibration.rate == {"4": 0.1}
+    assert quietly(model, data, rates=np.array([0.1, 0.2])).calibration.rows == 120
+
+
+@pytest.mark.parametrize("rates", [np.array([0.1, 0.2], dtype=np.float32), (r / 10 for r in (1, 2))])
+def test_any_iterable_of_numbers_is_rates(rates: Any) -> None:
+    model = deep()
+    found = quietly(model, data_for(model), rates=rates).calibration
+    assert [row.rate for row in found.table] == pytest.approx([0.1, 0.2])
+
+
+class Parts(nn.Module):
+    """Gives its output as part of a tuple or of a dict."""
+
+    def __init__(self, form: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.net, self.form = deep(), form
+
+    def forward(self, x: Tensor) -> Any:
+        return self.form(self.net(x))
+
+
+@pytest.mark.parametrize(
+    ("form", "readout"),
+    [
+        (lambda out: {"aux": out * 2, "y": out}, "y"),
+        (lambda out: (out * 2, out), 1),
+        (lambda out: (out * 2, out), lambda parts: parts[1]),
+        (lambda out: [out], None),
+        (lambda out: {"y": out, "tokens": out.argmax(1)}, None),
+    ],
+    ids=["name", "index", "function", "only one", "only one floating"],
+)
+def test_a_readout_takes_its_part(form: Callable[[Tensor], Any], readout: Any) -> None:
+    whole, model = deep(), Parts(form)
+    x, y = data_for(whole)
+    found, expected = quietly(model, (x, y), readout=readout), quietly(whole, (x, y))
+    # The sites have other names and so other masks, which hardly move the error at a small rate.
+    assert found.calibration.output_shape == (1,)
+    assert found.calibration.table[0].rmse == pytest.approx(expected.calibration.table[0].rmse, rel=0.05)
+    kept = readout if not callable(readout) else None
+    assert found.calibration.readout == kept
+    assert (found.calibration.custom_readout is not None) == callable(readout)
+    direct = sample(model, x, found.calibration.rate, DRAWS, readout=readout)
+    torch.testing.assert_close(found.predict(x).raw_variance, direct.variance)
+
+
+def test_the_variance_of_a_sum_is_taken_over_draws_of_the_sum() -> None:
+    case = next(case for case in ZOO if case.name == "unet")
+    model, x = case.make()
+    x = torch.cat([x, x + 0.5])
+    count = model(x).detach().sum((1, 2, 3))
+    found = quietly(model, (x, count + 1), rates=(0.1,), readout=lambda density: density.sum((1, 2, 3)))
+    assert found.calibration.output_shape == ()
+    draws = sample(model, x, 0.1, DRAWS, keep_draws=True).outputs.sum((2, 3, 4))
+    torch.testing.assert_close(found.predict(x).raw_variance, draws.var(0), rtol=1e-3, atol=1e-6)
+
+
+def test_masks_of_channels_and_a_narrower_select() -> None:
+    model = deep()
+    x, y = data_for(model)
+    found = quietly(model, (x, y), select="4", kind="channel").calibration
+    assert [(site.name, site.kind) for site in found.sites] == [("4", "channel")]
+    given = quietly(model, (x, y), sites=find_sites(model, x, select="4", kind="channel")).calibration
+    assert given == found
+
+
+def test_double_precision_stays_double() -> None:
+    model = deep().double()
+    x, y = data_for(deep())
+    found = quietly(model, (x.double(), y.double()))
+    predicted = found.predict(x.double())
+    assert predicted.variance.dtype == torch.float64
+    expected = predicted.raw_variance * found.calibration.scale
+    torch.testing.assert_close(predicted.variance, expected, rtol=1e-6, atol=0)
+
+
+def test_double_precision_scales_are_not_rounded() -> None:
+    model = deep().double()
+    x, y = data_for(deep())
+    found = quietly(model, (x.double(), y.double()))
+    predicted = found.predict(x.double())
+    expected = predicted.raw_variance * found.calibration.scale
+    torch.testing.assert_close(predicted.variance, expected, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_calibrated_in_float32(dtype: torch.dtype) -> None:
+    model = deep()
+    x, y = data_for(model)
+    found = quietly(model.to(dtype), (x.numpy(), y), rates=(0.1,))
+    predicted = found.predict(x.numpy())
+    assert predicted.std.dtype == torch.float32
+    assert bool(torch.isfinite(predicted.std).all())
+
+
+def test_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
+    model = deep()
+    quietly(model, data_for(model))
+    calibrate(model, data_for(model), rates=RATES, draws=DRAWS)  # done before the bar would show
+    assert capfd.readouterr() == ("", "")
+
+
+def test_the_record_prints_as_a_table_with_the_choice_marked() -> None:
+    model = deep(2)
+    lines = str(quietly(model, data_for(model)).calibration).splitlines()
+    assert f"scaled criterion, 120 rows, {DRAWS} draws" in lines[0]
+    assert lines[1].split()[:2] == ["rate", "rmse"]
+    assert sum(line.startswith("*") for line in lines[2:]) == 1
+
+
+def test_few_rows_are_warned_of() -> None:
+    from latedrop import LatedropWarning
+
+    model = deep()
+    with pytest.warns(
+        LatedropWarning, match="only 9 validation rows: the scale and the intervals will be rough"
+    ) as seen:
+        quietly(model, data_for(model, rows=9))
+    assert seen[0].filename == __file__
+    quietly(model, data_for(model, rows=10))
+
+
+def mixed_model() -> nn.Module:
+    """Layers with state, some of them in training mode, and a hook of the user's."""
+    model = seeded(
+        lambda: nn.Sequential(
+            nn.Linear(3, 20), nn.BatchNorm1d(20), nn.ReLU(), nn.Dropout(0.3), nn.Linear(20, 20), nn.Linear(20, 1)
+        )
+    )
+    model.train()
+    model[1].eval()
+    model[4].register_forward_pre_hook(lambda module, args: None)
+    model[5].register_forward_hook(lambda module, args, output: None)
+    model[0].weight.requires_grad_(False)
+    return model
+
+
+def state(model: nn.Module) -> dict[str, Any]:
+    """All that a calibration has to leave alone."""
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs")
+    return {
+        "modules": [(name, id(module)) for name, module in model.named_modules()],
+        "parameters": [(name, id(p), p.requires_grad, p.grad) for name, p in model.named_parameters()],
+        "values": {name: value.tolist() for name, value in model.state_dict().items()},
+        "training": [module.training for module in model.modules()],
+        "hooks": [list(getattr(module, name).items()) for module in model.modules() for name in hooks],
+        "torch": torch.random.get_rng_state().tolist(),
+        "numpy": str(np.random.get_state()),
+        "python": random.getstate(),
+        "fast path": torch.backends.mha.get_fastpath_enabled(),
+        "gradients": torch.is_grad_enabled(),
+        "threads": torch.get_num_threads(),
+    }
+
+
+@pytest.mark.parametrize("method", ["sample", "linear", "propagate"])
+def test_the_model_and_the_world_stay_as_they_were(method: str) -> None:
+    model = mixed_model()
+    x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
+    y = x.sum(1, keepdim=True)
+    before = state(model)
+    found = quietly(model, (x, y), method=method, floor=True)
+    assert state(model) == before
+    found.predict(x)
+    assert state(model) == before
+
+
+def test_a_model_in_training_is_run_in_eval_mode() -> None:
+    trained, evaluated = mixed_model(), mixed_model().eval()
+    x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
+    y = x.sum(1, keepdim=True)
+    first, second = (quietly(model, (x, y)) for model in (trained, evaluated))
+    assert first.calibration == second.calibration
+    assert torch.equal(first.predict(x).mean, second.predict(x).mean)
+
+
+class Stopped(Exception):  # noqa: N818
+    """Stands for any error of the user's code."""
+
+
+class Fragile(nn.Module):
+    """Raises at a given forward pass."""
+
+    def __init__(self, error: type[BaseException], at: int) -> None:
+        super().__init__()
+        self.net, self.error, self.left = mixed_model(), error, at
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.net[:5](x)
+        self.left -= 1
+        if self.left <= 0:
+            raise self.error
+        return self.net[5](out)
+
+
+ERRORS = pytest.mark.parametrize("error", [KeyboardInterrupt, Stopped, SystemExit, MemoryError])
+
+
+@ERRORS
+@pytest.mark.parametrize("at", [3, 4, 6])
+def test_the_model_is_restored_when_it_raises(error: type[BaseException], at: int) -> None:
+    model = Fragile(error, at)
+    x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
+    before = state(model)
+    with pytest.raises(error):
+        quietly(model, (x, x.sum(1, keepdim=True)), batch_size=10)
+    assert state(model) == before
+    model.left = 10**9
+    quietly(model, (x, x.sum(1, keepdim=True)))  # and it works again
+
+
+@ERRORS
+def test_the_model_is_restored_when_the_data_raise(error: type[BaseException]) -> None:
+    model = mixed_model()
+    x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
+
+    def data() -> Iterator[tuple[Tensor, Tensor]]:
+        yield x, x.sum(1, keepdim=True)
+        raise error
+
+    before = state(model)
+    with pytest.raises(error):
+        quietly(model, data())
+    assert state(model) == before
+
+
+@ERRORS
+def test_the_model_is_restored_when_the_readout_raises(error: type[BaseException]) -> None:
+    model = mixed_model()
+    x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
+
+    def readout(output: Tensor) -> Tensor:
+        raise error
+
+    before = state(model)
+    with pytest.raises(error):
+        quietly(model, (x, x.sum(1, keepdim=True)), readout=readout)
+    assert state(model) == before
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"floor": True}, {"method": "linear"}, {"method": "linear", "per_site": True}, {"method": "propagate"}],
+    ids=["sample", "floor", "linear", "per site", "propagate"],
+)
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_the_record_survives_json_and_is_plain(options: dict[str, Any], outputs: int) -> None:
+    model = deep(outputs)
+    found = quietly(model, data_for(model), scale=2, **options).calibration
+    text = found.to_json()
+
+    def refuse(name: str) -> None:
+        raise AssertionError(name)
+
+    json.loads(text, parse_constant=refuse)  # no NaN, no Infinity
+    assert text.isascii()
+    assert len(text.splitlines()) > 20
+    assert Calibration.from_json(text) == found
+
+
+def test_the_fingerprint_sees_any_change_of_a_small_model() -> None:
+    from latedrop.calibration.search import fingerprint
+
+    model = deep()
+    before = fingerprint(model)
+    assert fingerprint(deep()) == before
+    with torch.no_grad():
+        model[4].bias += 1e-6
+    assert fingerprint(model) != before
+    assert fingerprint(deep().double()) != before
+
+
+def test_a_single_value_per_row_that_no_dropout_moves_is_said_so() -> None:
+    net, x = mlp(), torch.randn(20, 3, generator=torch.Generator().manual_seed(0))
+    with pytest.raises(OutputError, match="expected an output that varies under dropout at some rate: it is the same"):
+        quietly(net, (x, x[:, 0]), readout=lambda output: output.sum(1) * 0)

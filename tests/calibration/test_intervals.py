@@ -1,0 +1,205 @@
+"""Interval kinds against exact ranks, exact expectations and simulated coverage."""
+
+import json
+import math
+import sys
+from fractions import Fraction
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from latedrop.calibration.intervals import (
+    Conformal,
+    Isotonic,
+    checked_level,
+    intervals_from_dict,
+    intervals_to_dict,
+    normal_quantile,
+)
+from latedrop.errors import ArgumentError, DataError, LatedropError
+
+UNIT = ((1.0,), (0.0,))  # scale and floor, which a fit only carries along
+residual_lists = st.lists(st.floats(-50, 50), min_size=1, max_size=40)
+
+
+def tensor(values: object) -> torch.Tensor:
+    return torch.tensor(np.asarray(values))
+
+
+def isotonic(*residuals: object) -> Isotonic:
+    pytest.importorskip("sklearn")
+    return Isotonic.fit([tensor(z) for z in residuals], *UNIT)
+
+
+def conformal(*residuals: object) -> Conformal:
+    return Conformal.fit([tensor(z) for z in residuals], *UNIT)
+
+
+@pytest.mark.parametrize("q", [1e-12, 0.01, 0.25, 0.5, 0.9, 1 - 1e-12])
+def test_normal_quantile_is_scipys(q: float) -> None:
+    assert normal_quantile(q) == pytest.approx(stats.norm.ppf(q), rel=1e-9, abs=1e-12)
+
+
+@pytest.mark.parametrize("rows", [1, 9, 10, 19, 99, 100, 1000])
+def test_conformal_rank_is_exact(rows: int) -> None:
+    fitted = conformal(np.arange(1.0, rows + 1) * np.where(np.arange(rows) % 2, 1, -1))
+    for percent in range(1, 100):
+        rank = math.ceil((rows + 1) * Fraction(percent, 100))
+        level = percent / 100
+        low, high = (1 - level) / 2, (1 + level) / 2
+        if rank <= rows:
+            assert fitted.z(high).item() == rank, percent
+            assert fitted.z(low).item() == -rank, percent
+        else:
+            needed = math.ceil(Fraction(percent, 100 - percent))
+            match = rf"expected at least {needed} conformal rows for an interval at level {level:g}; found {rows}\."
+            with pytest.raises(ArgumentError, match=match):
+                fitted.z(high)
+            conformal(np.ones(needed)).z(high)
+    assert fitted.z(0.5).item() == 0
+
+
+@pytest.mark.parametrize(("rows", "level"), [(19, 0.9), (20, 0.9), (49, 0.5), (10, 0.75)])
+def test_conformal_coverage_is_what_theory_says(rows: int, level: float) -> None:
+    """Over repeated fits the coverage is Beta(k, rows + 1 - k), with k the rank: its mean is k / (rows + 1)."""
+    repeats, fresh = 1000, 200
+    rng = np.random.default_rng(rows)
+    covered = np.empty(repeats)
+    for i in range(repeats):
+        z = rng.standard_t(3, size=rows) + 0.5  # neither Gaussian, nor centred, nor of unit size
+        score = conformal(z).z((1 + level) / 2).item()
+        covered[i] = np.mean(np.abs(rng.standard_t(3, size=fresh) + 0.5) <= score)
+    k = math.ceil((rows + 1) * level - 1e-9)
+    expected = k / (rows + 1)
+    spread = expected * (1 - expected) / (rows + 2)
+    # The variance of one repeat is that of the Beta and the binomial's of the fresh rows. Three standard errors.
+    error = math.sqrt((spread + (expected * (1 - expected) - spread) / fresh) / repeats)
+    assert abs(covered.mean() - expected) < 3 * error
+    assert expected >= level - 1e-12
+    assert covered.mean() > level - 3 * error
+
+
+def test_conformal_keeps_outputs_apart() -> None:
+    fitted = conformal(np.arange(1.0, 20), 10 * np.arange(1.0, 20))
+    assert fitted.z(0.95).tolist() == [18, 180]
+    assert fitted.z(0.05).tolist() == [-18, -180]
+
+
+def test_isotonic_is_nearly_gaussian_on_gaussian_residuals() -> None:
+    n = 2000
+    fitted = isotonic(stats.norm.ppf((np.arange(n) + 0.5) / n))
+    for q in (0.001, 0.01, 0.05, 0.3, 0.5, 0.8, 0.99, 0.9999):
+        # The steps of the ranks are 1 / n wide, and the curve is linear between 200 knots.
+        assert fitted.z(q).item() == pytest.approx(normal_quantile(q), abs=0.02), q
+
+
+SHAPES = {
+    "skewed": lambda rng, n: rng.exponential(size=n) - 1,
+    "laplace": lambda rng, n: rng.laplace(scale=2**-0.5, size=n),
+    "biased": lambda rng, n: rng.normal(2, 1, size=n),
+    "far too wide": lambda rng, n: 0.01 * rng.normal(size=n),
+    "far too narrow": lambda rng, n: 100 * rng.normal(size=n),
+    "two lumps": lambda rng, n: rng.normal(size=n) / 10 + rng.choice([-1, 1], size=n),
+}
+
+
+@pytest.mark.parametrize("draw", SHAPES.values(), ids=SHAPES)
+def test_isotonic_repairs_what_is_not_gaussian(draw) -> None:
+    n = 4000
+    rng = np.random.default_rng(1)
+    fitted, fresh = isotonic(draw(rng, n)), draw(rng, n)
+    off = []
+    for q in (0.02, 0.05, 0.25, 0.5, 0.75, 0.95, 0.98):
+        # A frequency among n fresh rows, of a quantile that n other rows gave: four standard errors, and one step of
+        # the 200 knots, between which two lumps leave room.
+        error = math.sqrt(2 * q * (1 - q) / n)
+        assert abs(np.mean(fresh <= fitted.z(q).item()) - q) < 4 * error + 1 / 200, q
+        off.append(abs(np.mean(fresh <= normal_quantile(q)) - q) / error)
+    assert max(off) > 5, "the Gaussian is not off: the case tests nothing"
+
+
+@pytest.mark.parametrize("size", [1.0, 10.0, 1e3, 1e6])
+def test_isotonic_is_finite_however_far_the_residuals_are(size: float) -> None:
+    z = size * np.random.default_rng(0).normal(size=500)
+    fitted = isotonic(z)
+    for q in (0.05, 0.5, 0.95):
+        # Four standard errors of a quantile of n rows, sqrt(q (1 - q) / n) / density.
+        error = math.sqrt(q * (1 - q) / 500) / stats.norm.pdf(stats.norm.ppf(q))
+        assert fitted.z(q).item() / size == pytest.approx(normal_quantile(q), abs=4 * error)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(residual_lists, st.lists(st.floats(1e-6, 1 - 1e-6), min_size=2, max_size=6))
+def test_isotonic_quantiles_never_fall(residuals: list[float], levels: list[float]) -> None:
+    fitted = isotonic(residuals)
+    values = [fitted.z(q).item() for q in sorted(levels)]
+    assert all(map(math.isfinite, values))
+    assert all(a <= b + 1e-9 for a, b in pairwise(values))
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(residual_lists, st.lists(st.floats(1e-6, 1 - 1e-6), min_size=2, max_size=6))
+def test_conformal_quantiles_never_fall(residuals: list[float], levels: list[float]) -> None:
+    fitted = conformal(residuals)
+    most = len(residuals) / (len(residuals) + 1)
+    inside = sorted(q for q in levels if abs(2 * q - 1) <= most)
+    values = [fitted.z(q).item() for q in inside]
+    assert values == sorted(values)
+
+
+def test_isotonic_keeps_outputs_apart_and_takes_ties() -> None:
+    z = np.random.default_rng(2).normal(size=300)
+    both = isotonic(z, 3 * z)
+    assert both.z(0.8)[1].item() == pytest.approx(3 * both.z(0.8)[0].item())
+    tied = isotonic([0.0] * 60 + [1.0] * 40)
+    assert tied.z(0.1).item() <= 0
+    assert 0 <= tied.z(0.5).item() <= 1
+    assert tied.z(0.9).item() >= 1
+    assert all(math.isfinite(isotonic([0.7] * 9).z(q).item()) for q in (0.01, 0.5, 0.99))
+
+
+def test_isotonic_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sklearn.isotonic", None)
+    with pytest.raises(LatedropError, match=r"expected scikit-learn.*pip install 'latedrop\[isotonic\]'"):
+        Isotonic.fit([torch.zeros(3)], *UNIT)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("kind", [Isotonic, Conformal])
+def test_residuals_of_no_variance_are_refused(kind: type[Isotonic] | type[Conformal], value: float) -> None:
+    pytest.importorskip("sklearn")
+    with pytest.raises(DataError, match="expected finite standardised residuals; found 2 NaN or inf"):
+        kind.fit([tensor([0.0, value, 1.0]), tensor([value])], *UNIT)
+
+
+def test_records_survive_json() -> None:
+    z = np.random.default_rng(3).normal(size=(2, 50))
+    for fitted in (isotonic(*z), conformal(*z), Conformal.fit([tensor(z[0])], (2.0, 3.0), (0.5, 0.0))):
+        record = intervals_to_dict(fitted)
+        back = intervals_from_dict(json.loads(json.dumps(record, allow_nan=False)))
+        assert back == fitted
+        assert torch.equal(back.z(0.8), fitted.z(0.8))
+    assert intervals_to_dict(None) is None
+    assert intervals_from_dict(None) is None
+
+
+@pytest.mark.parametrize("record", [{"kind": "gaussian"}, {}, {"kind": None}])
+def test_an_unknown_kind_is_refused(record: dict[str, object]) -> None:
+    with pytest.raises(DataError, match="expected interval kind 'isotonic' or 'conformal'; found"):
+        intervals_from_dict(record)
+
+
+@pytest.mark.parametrize("level", [0.9, np.float32(0.5), np.array(0.5), torch.tensor(0.5), Fraction(1, 3)])
+def test_a_level_is_any_number_inside(level: object) -> None:
+    assert isinstance(checked_level(level), float)
+
+
+@pytest.mark.parametrize("level", [0, 1, -0.1, 90, math.nan, math.inf, True, "0.9", None, [0.9], torch.ones(2) / 2])
+def test_what_is_no_level_is_refused(level: object) -> None:
+    with pytest.raises(ArgumentError, match=r"expected a probability inside \(0, 1\).*A 90 % interval is level 0\.9"):
+        checked_level(level)

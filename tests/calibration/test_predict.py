@@ -1,0 +1,430 @@
+"""Predictions, their intervals, and the way through a file."""
+
+import math
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from latedrop import LatedropWarning, Prediction, Predictor, calibrate, load, metrics, sample
+from latedrop.calibration.intervals import Conformal
+from latedrop.errors import ArgumentError
+
+DRAWS = 20
+quietly = partial(calibrate, rates=(0.1, 0.2), draws=DRAWS, progress=False)
+
+
+def mlp(outputs: int = 1, seed: int = 0) -> nn.Module:
+    """One hidden layer: one site, before the last layer."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.Linear(3, 40), nn.Tanh(), nn.Linear(40, outputs))
+
+
+def data_for(model: nn.Module, rows: int = 100, seed: int = 1) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(rows, 3, generator=generator)
+    with torch.no_grad():
+        y = model(x)
+    return x, y + 0.3 * torch.randn(y.shape, generator=generator)
+
+
+@pytest.fixture
+def fitted() -> tuple[Predictor, Tensor, Tensor]:
+    """A calibrated network of two outputs, inputs and targets."""
+    model = mlp(2)
+    x, y = data_for(model)
+    return quietly(model, (x, y), floor=True), x, y
+
+
+def noisy(model: nn.Module, rows: int, seed: int, noise: Callable[..., np.ndarray]) -> tuple[Tensor, Tensor]:
+    """Targets whose noise has the standard deviation that dropout has at rate 0.2, times `noise`, of unit variance."""
+    rng = np.random.default_rng(seed)
+    x = torch.tensor(rng.normal(size=(rows, 3)), dtype=torch.float32)
+    with torch.no_grad():
+        hidden = model[:-1](x)
+        std = (0.25 * hidden.square() @ model[-1].weight.square().T).sqrt()
+        return x, model(x) + std * torch.tensor(noise(rng, size=(rows, 1)), dtype=torch.float32)
+
+
+def coverage(prediction: Prediction, y: Tensor, level: float) -> float:
+    low, high = prediction.interval(level)
+    return float(((low <= y) & (y <= high)).double().mean())
+
+
+def test_a_prediction_is_the_moments_with_the_scale_applied(fitted: tuple[Predictor, Tensor, Tensor]) -> None:
+    predictor, x, _ = fitted
+    record = predictor.calibration
+    moments = sample(predictor.model, x, record.rate, DRAWS)
+    predicted = predictor.predict(x)
+    torch.testing.assert_close(predicted.mean, moments.mean)
+    torch.testing.assert_close(predicted.raw_variance, moments.variance)
+    expected = moments.variance * torch.tensor(record.scales) + torch.tensor(record.floors)
+    torch.testing.assert_close(predicted.variance, expected)
+    torch.testing.assert_close(predicted.std, expected.sqrt())
+    assert len(predicted) == 100
+    assert predicted.mean.shape == predicted.std.shape == (100, 2)
+    assert torch.equal(predictor(x).mean, predicted.mean)
+    assert "Sequential" in repr(predictor)
+
+
+@pytest.mark.parametrize("batch_size", [1, 7, 100, 1000])
+def test_the_batch_size_does_not_change_a_prediction(fitted: tuple[Predictor, Tensor, Tensor], batch_size: int) -> None:
+    predictor, x, _ = fitted
+    other = Predictor(predictor.model, predictor.calibration, batch_size=batch_size, chunk=11)
+    torch.testing.assert_close(other.predict(x).mean, predictor.predict(x).mean, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(other.predict(x).variance, predictor.predict(x).variance, rtol=1e-3, atol=1e-6)
+    alone = other.predict(x[3:4])
+    torch.testing.assert_close(alone.std[0], predictor.predict(x).std[3], rtol=1e-3, atol=1e-6)
+
+
+def test_the_models_own_mean_is_kept_bit_for_bit() -> None:
+    model = mlp(2)
+    x, y = data_for(model)
+    predictor = quietly(model, (x, y), mean="model")
+    assert torch.equal(predictor.predict(x).mean, model(x).detach())
+    model.train()
+    assert torch.equal(predictor.predict(x).mean, model(x).detach())
+    drawn = quietly(model, (x, y), mean="draws")
+    assert not torch.equal(drawn.predict(x).mean, model(x).detach())
+
+
+def test_linear_predictions_are_the_closed_form_of_one_site() -> None:
+    model = mlp()
+    x, y = data_for(model)
+    predictor = quietly(model, (x, y), method="linear")
+    with torch.no_grad():
+        exact = model[:-1](x).square() @ model[-1].weight.square().T
+    e2 = (y - model(x).detach()).square()
+    torch.testing.assert_close(predictor.predict(x).variance, exact * (e2 / exact).mean(), rtol=1e-4, atol=0)
+    assert torch.equal(predictor.predict(x).mean, model(x).detach())
+
+
+@pytest.mark.parametrize("choice", ["optimal", "relaxed", 3])
+def test_the_choice_of_scale_can_be_made_at_any_stage(choice: Any) -> None:
+    model = mlp(2)
+    x, y = data_for(model)
+    first = quietly(model, (x, y), scale=choice, floor=True)
+    later = quietly(model, (x, y), floor=True)
+    record = first.calibration
+    scale, floor = {
+        "optimal": (record.scales, record.floors),
+        "relaxed": (record.relaxed_scales, record.relaxed_floors),
+    }.get(choice, ((float(choice),) * 2 if not isinstance(choice, str) else (), record.floors))
+    expected = first.predict(x).raw_variance * torch.tensor(scale) + torch.tensor(floor)
+    torch.testing.assert_close(first.predict(x).variance, expected)
+    assert torch.equal(later.scaled(choice).predict(x).variance, first.predict(x).variance)
+    assert torch.equal(later.predict(x).scaled(choice).variance, first.predict(x).variance)
+    assert torch.equal(record.variance(later.predict(x).raw_variance, choice), first.predict(x).variance)
+    assert later.calibration.choice == "optimal"
+    assert torch.equal(first.scaled("optimal").predict(x).variance, later.predict(x).variance)
+
+
+def test_intervals_and_quantiles_are_gaussian(fitted: tuple[Predictor, Tensor, Tensor]) -> None:
+    predictor, x, _ = fitted
+    predicted = predictor.predict(x)
+    low, high = predicted.interval()
+    reference = stats.norm(predicted.mean.double(), predicted.std.double())
+    np.testing.assert_allclose(low, reference.ppf(0.05), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(high, reference.ppf(0.95), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(predicted.quantile(0.3), reference.ppf(0.3), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(predicted.quantile(0.5), predicted.mean)
+    several = predicted.quantile([0.05, 0.5, 0.95])
+    assert several.shape == (3, 100, 2)
+    torch.testing.assert_close(several[0], low)
+    torch.testing.assert_close(several[2], high)
+    assert torch.equal(predicted.quantile(np.array([0.1, 0.2])), predicted.quantile((0.1, 0.2)))
+
+
+@pytest.mark.parametrize("q", [torch.tensor(0.3), np.array(0.3)])
+def test_a_quantile_may_be_a_number_of_any_library(fitted: tuple[Predictor, Tensor, Tensor], q: Any) -> None:
+    predicted = fitted[0].predict(fitted[1])
+    torch.testing.assert_close(predicted.quantile(q), predicted.quantile(0.3))
+
+
+def test_results_by_name(fitted: tuple[Predictor, Tensor, Tensor]) -> None:
+    predictor, x, _ = fitted
+    predicted = predictor.predict(x)
+    named = predicted.to_dict(0.8)
+    assert list(named) == ["mean", "std", "low", "high"]
+    assert torch.equal(named["low"], predicted.interval(0.8)[0])
+    assert torch.equal(named["high"], predicted.interval(0.8)[1])
+
+
+def test_a_table_has_a_row_for_each_example(fitted: tuple[Predictor, Tensor, Tensor]) -> None:
+    pandas = pytest.importorskip("pandas")
+    predictor, x, _ = fitted
+    predicted = predictor.predict(x)
+    table = predicted.to_pandas(0.8)
+    assert isinstance(table, pandas.DataFrame)
+    assert list(table) == ["mean_0", "mean_1", "std_0", "std_1", "low_0", "low_1", "high_0", "high_1"]
+    np.testing.assert_array_equal(table["high_1"], predicted.interval(0.8)[1][:, 1])
+    single = quietly(mlp(), data_for(mlp())).predict(x).to_pandas()
+    assert list(single) == ["mean", "std", "low", "high"]
+    assert len(single) == 100
+
+
+def test_batches_are_predicted_one_by_one(fitted: tuple[Predictor, Tensor, Tensor]) -> None:
+    predictor, x, y = fitted
+    whole = predictor.predict(x)
+    loaders = {
+        "tensors": (x.split(30), None),
+        "loader of inputs": (DataLoader(TensorDataset(x), batch_size=30), None),
+        "loader of pairs": (DataLoader(TensorDataset(x, y), batch_size=30), lambda batch: batch[0]),
+        "arrays": ([part.numpy() for part in x.split(30)], None),
+    }
+    for name, (loader, unpack) in loaders.items():
+        parts = list(predictor.predict_batches(loader, unpack))
+        assert [len(part) for part in parts] == [30, 30, 30, 10], name
+        std = torch.cat([part.std for part in parts])
+        torch.testing.assert_close(std, whole.std, rtol=1e-3, atol=1e-6, msg=name)
+    lazy = predictor.predict_batches(iter(x.split(30)))
+    assert len(next(lazy)) == 30
+
+
+def test_predictions_carry_no_graph(fitted: tuple[Predictor, Tensor, Tensor]) -> None:
+    predictor, x, _ = fitted
+    predicted = predictor.predict(x.clone().requires_grad_())
+    assert not predicted.mean.requires_grad
+    assert not predicted.std.requires_grad
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"scale": "relaxed", "draws": 400},
+        {"scale": "optimal", "draws": 400},
+        {"scale": "relaxed", "method": "linear"},
+        {"scale": "optimal", "method": "propagate"},
+    ],
+    ids=["relaxed", "optimal", "linear", "propagate"],
+)
+def test_intervals_hold_on_new_data(options: dict[str, Any]) -> None:
+    """Where the noise is Gaussian and as uneven as the dropout variance, 90 % are 90 %."""
+    model, rows, fresh = mlp(), 1000, 2000
+    predictor = quietly(model, noisy(model, rows, 0, np.random.Generator.normal), rates=(0.1,), **options)
+    x, y = noisy(model, fresh, 1, np.random.Generator.normal)
+    predicted = predictor.predict(x)
+    for level in (0.5, 0.9):
+        # The standard error has two parts: the binomial's of the fresh rows, and that of log(scale), which is at most
+        # 2 pi / sqrt(12 rows) (see test_scale), times the slope z phi(z) of the coverage in it. Three of them, and
+        # 0.01 for variances over 400 draws, 7 % off each.
+        z = stats.norm.ppf((1 + level) / 2)
+        slope = z * stats.norm.pdf(z)
+        error = math.hypot(math.sqrt(level * (1 - level) / fresh), slope * 2 * math.pi / math.sqrt(12 * rows))
+        assert abs(coverage(predicted, y, level) - level) < 3 * error + 0.01, level
+    if options.get("method") != "linear":  # which fits the rate itself
+        assert float(metrics.balance(predicted.mean, predicted.raw_variance, y)) < -0.05
+
+
+def skewed(rng: np.random.Generator, size: tuple[int, int]) -> np.ndarray:
+    return rng.exponential(size=size) - 1
+
+
+@pytest.mark.parametrize("method", ["sample", "linear"])
+def test_isotonic_intervals_hold_where_gaussian_ones_do_not(method: str) -> None:
+    pytest.importorskip("sklearn")
+    model, rows, fresh = mlp(), 1000, 2000
+    data = noisy(model, rows, 0, skewed)
+    x, y = noisy(model, fresh, 1, skewed)
+    fit = partial(quietly, model, data, method=method, mean="model")
+    kinds = {kind: fit(intervals=kind) for kind in ("isotonic", "gaussian")}
+    off = {}
+    for kind, predictor in kinds.items():
+        below = [float((y <= predictor.predict(x).quantile(q)).double().mean()) - q for q in (0.05, 0.25, 0.5, 0.9)]
+        off[kind] = max(map(abs, below))
+    # A frequency among the fresh rows, of a quantile from the others: at most sqrt(1/4 (1/1000 + 1/2000)), four times.
+    error = math.sqrt((1 / rows + 1 / fresh) / 4)
+    assert off["isotonic"] < 4 * error
+    assert off["gaussian"] > 4 * error
+    predicted = kinds["isotonic"].predict(x[:5])
+    with pytest.warns(LatedropWarning, match="isotonic intervals keep the scale"):
+        again = predicted.scaled("relaxed")
+    assert torch.equal(again.interval()[0], predicted.interval()[0])  # they keep the scale they were fitted with
+    assert not torch.equal(again.std, predicted.std)
+
+
+@pytest.mark.parametrize("choice", [1.0, "optimal", "relaxed"])
+def test_isotonic_intervals_do_not_depend_on_the_scale_they_were_fitted_with(choice: Any) -> None:
+    pytest.importorskip("sklearn")
+    model = mlp()
+    x, y = noisy(model, 300, 0, skewed)
+    fit = partial(quietly, model, (x, y + 5), rates=(0.05,), intervals="isotonic")  # residuals of tens of deviations
+    low, high = fit(scale=choice).predict(x).interval()
+    other = fit(scale=7.0).predict(x).interval()
+    assert bool(torch.isfinite(low).all() and torch.isfinite(high).all())
+    torch.testing.assert_close(low, other[0], rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(high, other[1], rtol=1e-3, atol=1e-4)
+
+
+def test_conformal_intervals_cover_as_they_promise() -> None:
+    """Over repeated conformal sets the coverage has mean k / (n + 1), with k = ceil((n + 1) level)."""
+    model, n, fresh, level, repeats = mlp(), 39, 400, 0.9, 40
+    predictor = quietly(model, noisy(model, 100, 0, skewed), method="linear")
+    x, y = noisy(model, (n + fresh) * repeats, 5, skewed)
+    predicted = predictor.predict(x)
+    z = ((y - predicted.mean) / predicted.std).reshape(repeats, n + fresh)
+    covered = []
+    for row in z:
+        score = Conformal.fit([row[:n]], (1.0,), (0.0,)).z((1 + level) / 2).item()
+        covered.append(float((row[n:].abs() <= score).double().mean()))
+    expected = math.ceil((n + 1) * level) / (n + 1)
+    spread = expected * (1 - expected) / (n + 2)
+    error = math.sqrt((spread + expected * (1 - expected) / fresh) / repeats)
+    assert abs(np.mean(covered) - expected) < 3 * error
+
+
+@pytest.mark.parametrize("outputs", [1, 2])
+@pytest.mark.parametrize("per_output", [True, False])
+def test_conformal_intervals_have_the_rank_of_their_scores(outputs: int, per_output: bool) -> None:
+    model = mlp(outputs)
+    data, held = data_for(model), data_for(model, rows=19, seed=2)
+    predictor = quietly(model, data, conformal_data=held, per_output=per_output)
+    predicted = predictor.predict(held[0])
+    scores = ((held[1] - predicted.mean).abs() / predicted.std).sort(0).values
+    low, high = predicted.interval(0.9)
+    torch.testing.assert_close((high - predicted.mean) / predicted.std, scores[17].expand(19, outputs))
+    torch.testing.assert_close(high - predicted.mean, predicted.mean - low)
+    inside = ((low - 1e-5 <= held[1]) & (held[1] <= high + 1e-5)).double().mean(0)
+    assert inside.tolist() == [18 / 19] * outputs
+    fresh = predictor.predict(data[0])
+    with pytest.warns(LatedropWarning, match="conformal intervals keep the scale"):
+        relaxed = fresh.scaled("relaxed")
+    assert torch.equal(relaxed.interval(0.5)[0], fresh.interval(0.5)[0])
+
+
+@pytest.mark.parametrize("kind", ["gaussian", "isotonic", "conformal"])
+@pytest.mark.parametrize("method", ["sample", "linear", "propagate"])
+def test_a_file_brings_the_same_predictions_back(tmp_path: Path, kind: str, method: str) -> None:
+    if kind == "isotonic":
+        pytest.importorskip("sklearn")
+    model = mlp(2)
+    x, y = data_for(model)
+    held = data_for(model, rows=30, seed=2) if kind == "conformal" else None
+    predictor = quietly(model, (x, y), intervals=kind, conformal_data=held, floor=True, scale=1.7, method=method)
+    path = tmp_path / "model.latedrop.json"
+    predictor.save(path)
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]
+    again = load(path, mlp(2))
+    assert again.calibration == predictor.calibration
+    before, after = predictor.predict(x), again.predict(x)
+    assert torch.equal(before.mean, after.mean)
+    assert torch.equal(before.std, after.std)
+    for a, b in zip(before.interval(0.9), after.interval(0.9), strict=True):
+        assert torch.equal(a, b)
+    again.save(str(path))  # over the old one
+    assert load(str(path), model).calibration == predictor.calibration
+
+
+class Parts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = mlp()
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        out = self.net(x)
+        return {"double": 2 * out, "y": out}
+
+
+def test_a_file_keeps_the_name_of_a_readout_and_asks_for_a_function(tmp_path: Path) -> None:
+    model = Parts()
+    x, y = data_for(model.net)
+    path = tmp_path / "parts.json"
+    predictor = quietly(model, (x, y), readout="y")
+    predictor.save(path)
+    assert torch.equal(load(path, model).predict(x).std, predictor.predict(x).std)
+
+    def readout(output: dict[str, Tensor]) -> Tensor:
+        return output["y"]
+
+    predictor = quietly(model, (x, y), readout=readout)
+    predictor.save(path)
+    assert torch.equal(load(path, model, readout).predict(x).std, predictor.predict(x).std)
+
+
+def test_other_weights_are_warned_of(tmp_path: Path) -> None:
+    path = tmp_path / "model.json"
+    quietly(mlp(), data_for(mlp())).save(path)
+    with pytest.warns(LatedropWarning, match="weights are not those that .*model.json was made with") as seen:
+        load(path, mlp(seed=1))
+    assert seen[0].filename == __file__
+
+
+@pytest.mark.parametrize("seed", [np.int64(3), np.uint8(3)])
+def test_a_numpy_seed_can_be_saved(tmp_path: Path, seed: Any) -> None:
+    model = mlp()
+    predictor = quietly(model, data_for(model), seed=seed)
+    predictor.save(tmp_path / "model.json")
+    assert load(tmp_path / "model.json", model).calibration.seed == 3
+
+
+class Gate(nn.Module):
+    """Of its two layers the second is idle where the first input is large: no mask moves the output there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        net = mlp()
+        self.first, self.second = net[0], net[2]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x).relu() * (x[:, :1] < 100))
+
+
+def test_a_row_that_no_draw_touches_is_not_certain() -> None:
+    model = Gate()
+    x, y = data_for(model)
+    predictor = quietly(model, (x, y))
+    least = predictor.predict(x).std.min()
+    assert float(predictor.predict(torch.full((1, 3), 200.0)).std) >= 0.99 * float(least)
+
+
+def test_a_map_without_a_channel_axis_takes_any_size() -> None:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 1, 3, padding=1), nn.Flatten(1, 2))
+    x = torch.randn(12, 1, 6, 7, generator=torch.Generator().manual_seed(0))
+    predictor = quietly(model, (x, model(x).detach() + 0.1))
+    assert len(predictor.calibration.scales) == 1
+    assert predictor.predict(torch.randn(2, 1, 8, 9)).std.shape == (2, 8, 9)
+
+
+def test_a_map_with_a_channel_axis_takes_any_size() -> None:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 2, 3, padding=1))
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(12, 1, 6, 7, generator=generator)
+    predictor = quietly(model, (x, model(x).detach() + 0.1))
+    assert predictor.predict(torch.randn(2, 1, 8, 9, generator=generator)).std.shape == (2, 2, 8, 9)
+
+
+def test_a_step_of_the_tradeoff_can_be_chosen_and_saved(tmp_path: Path) -> None:
+    model = mlp(2)
+    data = data_for(model)
+    predictor = quietly(model, data, floor=True)
+    step = predictor.calibration.tradeoff()[10]
+    chosen = predictor.scaled(step)
+    expected = predictor.calibration.scaled(chosen.predict(data[0]).raw_variance, step.scale, step.floor)
+    torch.testing.assert_close(chosen.predict(data[0]).variance, expected)
+    assert float(metrics.nll(chosen.predict(data[0]).mean, chosen.predict(data[0]).variance, data[1])) == pytest.approx(
+        step.nll, rel=1e-5
+    )
+    chosen.save(tmp_path / "step.json")
+    assert load(tmp_path / "step.json", model).calibration == chosen.calibration
+    with pytest.raises(ArgumentError, match="with 1 scales; found one with 2"):
+        quietly(mlp(), data_for(mlp())).scaled(step)
+
+
+def test_conformal_intervals_can_be_added_later() -> None:
+    model = mlp()
+    data, held = data_for(model), data_for(model, rows=40, seed=2)
+    at_once = quietly(model, data, conformal_data=held)
+    later = quietly(model, data).conformal(held)
+    assert later.calibration == at_once.calibration

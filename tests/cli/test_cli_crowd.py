@@ -1,0 +1,369 @@
+"""The commands of people counting: what they print and write, and one line for everything that can go wrong."""
+
+import csv
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+pytest.importorskip("typer")
+pytest.importorskip("rich")
+pytest.importorskip("scipy")
+pytest.importorskip("safetensors")
+pytest.importorskip("PIL")
+pytest.importorskip("matplotlib")
+
+from PIL import Image
+
+from latedrop.cli import app as cli
+from latedrop.crowd import train as training
+from latedrop.crowd.calibration import calibrate_counter
+from latedrop.crowd.mcnn import MCNN, Trained, save_weights
+from latedrop.crowd.scenes import make_scenes
+from latedrop.errors import LatedropError
+from latedrop.studies.crowd import study as study_room
+
+SHAPE = (72, 96)
+GRID = (18, 24)
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run the command line in this process: exit code, stdout, stderr."""
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as stop:
+            cli.main([str(argument) for argument in arguments])
+        printed = capsys.readouterr()
+        code = stop.value.code
+        return (code or 0) if not isinstance(code, str) else 1, printed.out, printed.err
+
+    return run
+
+
+def network(seed: int) -> MCNN:
+    model = MCNN()
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        for module in model.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.uniform_(module.weight, -0.05, 0.1)
+                nn.init.uniform_(module.bias, 0.1, 0.2)
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Weights with their calibration beside them, other weights without, and a folder of three frames."""
+    home = tmp_path_factory.mktemp("crowd")
+    scenes = make_scenes(0, 10, 3, shape=SHAPE)
+    trained = Trained(network(0), None, {"set": "scenes"})
+    save_weights(home / "w.safetensors", trained)
+    calibrate_counter(trained, scenes, policy=False, progress=False).save(home / "w.calibration.json")
+    save_weights(home / "other.safetensors", Trained(network(1)))
+    roi = torch.ones(GRID, dtype=torch.bool)
+    save_weights(home / "roi.safetensors", Trained(network(0), roi))
+    (home / "frames").mkdir()
+    for k, index in enumerate(scenes.test):
+        pixels = (255 * scenes.image(index)[0].numpy()).astype(np.uint8)
+        Image.fromarray(pixels).save(home / "frames" / f"f{k}.png")
+    return home
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_help(call: Run) -> None:
+    code, out, _ = call("crowd", "--help")
+    assert code == 0
+    assert all(name in out for name in ("count", "calibrate", "train", "demo"))
+    for name, options in {
+        "count": ("--weights", "--calibration", "--level", "--skip-bad", "--resume", "--jsonl", "--every"),
+        "calibrate": ("--set", "--data", "--method", "--draws"),
+        "train": ("--set", "--data", "--minutes", "--fresh"),
+        "demo": ("--out", "--json"),
+    }.items():
+        code, out, _ = call("crowd", name, "--help")
+        assert code == 0
+        assert f"Example: latedrop crowd {name}" in out
+        assert all(option in out for option in options)
+    code, out, _ = call("study", "crowd", "--help")
+    assert code == 0
+    assert "Example: latedrop study crowd" in out
+
+
+def test_help_loads_nothing_heavy() -> None:
+    code = """
+import sys
+from latedrop.cli.app import main
+try:
+    main(["crowd", "--help"])
+except SystemExit:
+    pass
+heavy = {
+    "matplotlib", "scipy", "PIL", "av", "safetensors", "latedrop.crowd.mcnn", "latedrop.report.page"
+} & set(sys.modules)
+assert not heavy, heavy
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_count_a_folder(call: Run, home: Path, tmp_path: Path) -> None:
+    out = tmp_path / "new" / "out"
+    code, printed, err = call("crowd", "count", home / "frames", "--weights", home / "w.safetensors", "--out", out)
+    assert (code, err) == (0, "")
+    found = rows(out / "counts.csv")
+    assert [row["frame"] for row in found] == ["f0.png", "f1.png", "f2.png"]
+    first = found[0]
+    assert f"f0.png: {float(first['count']):.1f} people, 90 % interval {float(first['low']):.1f} to" in printed
+    assert sorted(path.name for path in out.glob("*.png")) == [f"f{k}.png.panel.png" for k in range(3)]
+    assert f"written: {out / 'counts.csv'}, panels in {out}" in printed
+
+
+def test_count_to_json(call: Run, home: Path, tmp_path: Path) -> None:
+    arguments = ("--weights", home / "w.safetensors", "--out", tmp_path, "--no-panels", "--json", "--jsonl")
+    code, printed, err = call("crowd", "count", home / "frames", *arguments, "--level", "0.5", "--every", "2")
+    assert (code, err) == (0, "")
+    records = [json.loads(line) for line in printed.splitlines()]
+    assert [record["frame"] for record in records] == ["f0.png", "f2.png"]
+    assert (tmp_path / "counts.jsonl").read_text(encoding="utf-8") == printed
+    assert not list(tmp_path.glob("*.png"))
+    (tmp_path / "counts.jsonl").unlink()
+    _, wide, _ = call("crowd", "count", home / "frames", *arguments, "--level", "0.95", "--every", "2")
+    assert json.loads(wide.splitlines()[0])["high"] > records[0]["high"]
+    (tmp_path / "counts.jsonl").unlink()
+    _, relaxed, _ = call("crowd", "count", home / "frames", *arguments, "--scale", "relaxed", "--every", "2")
+    assert json.loads(relaxed.splitlines()[0])["std"] != records[0]["std"]
+
+
+def test_resume(call: Run, home: Path, tmp_path: Path) -> None:
+    common = ("--weights", home / "w.safetensors", "--out", tmp_path, "--no-panels")
+    assert call("crowd", "count", home / "frames" / "f1.png", *common)[0] == 0
+    code, _, err = call("crowd", "count", home / "frames", *common)
+    assert code == 1
+    assert err.startswith("latedrop: expected no counts in")
+    code, printed, err = call("crowd", "count", home / "frames", *common, "--resume")
+    assert (code, err) == (0, f"latedrop: passing over what {tmp_path / 'counts.csv'} has: 1 frame.\n")
+    assert [row["frame"] for row in rows(tmp_path / "counts.csv")] == ["f1.png", "f0.png", "f2.png"]
+    assert "f1.png" not in printed
+    assert call("crowd", "count", home / "frames", *common, "--resume")[0] == 0
+
+
+def one_line(call: Run, match: str, *arguments: object, code: int = 1) -> str:
+    found, out, err = call(*arguments)
+    assert found == code
+    assert match in err
+    assert err.startswith("latedrop: ")
+    assert "Traceback" not in err
+    return out
+
+
+def test_bad_input_of_count(call: Run, home: Path, tmp_path: Path) -> None:
+    weights, frames, empty = home / "w.safetensors", home / "frames", tmp_path / "empty"
+    empty.mkdir()
+    note = tmp_path / "note.png"
+    note.write_text("not an image")
+    other = tmp_path / "linear.safetensors"
+    from safetensors.torch import save_file
+
+    save_file({"weight": torch.zeros(2, 2)}, other)
+    to = ("--out", tmp_path / "out", "--no-panels")
+
+    def fails(match: str, source: Path, *more: object, code: int = 1) -> None:
+        one_line(call, match, "crowd", "count", source, *more, *to, code=code)
+
+    fails("found another kind of file", note, "-w", weights)
+    fails("expected images in the folder", empty, "-w", weights)
+    fails("there is no such file", tmp_path / "nowhere", "-w", weights)
+    fails("found those of another architecture: missing", frames, "-w", other)
+    fails("expected weights at", frames, "-w", tmp_path / "no.safetensors")
+    fails("expected the name of shipped weights", frames, "-w", "nosuchname", code=2)
+    fails(
+        "expected --calibration, as there is no other.calibration.json",
+        frames,
+        "-w",
+        home / "other.safetensors",
+        code=2,
+    )
+    calibration = ("-c", home / "w.calibration.json")
+    fails("it was made for others", frames, "-w", home / "other.safetensors", *calibration)
+    fails("region of interest (18 x 24 cells)", frames, "-w", home / "roi.safetensors", *calibration)
+    plain = tmp_path / "plain.json"
+    record = json.loads((home / "w.calibration.json").read_text(encoding="utf-8"))["crowd"]["count"]
+    plain.write_text(json.dumps(record))
+    fails("found that of a single readout", frames, "-w", weights, "-c", plain)
+    fails("level", frames, "-w", weights, "--level", "2", code=2)
+    fails("expected --scale optimal or relaxed; found 'wide'", frames, "-w", weights, "--scale", "wide", code=2)
+    fails("expected --device auto, cpu or cuda; found 'tpu9'", frames, "-w", weights, "--device", "tpu9", code=2)
+    fails("every=0", frames, "-w", weights, "--every", "0", code=2)
+    assert not (tmp_path / "out" / "counts.csv").exists()
+
+
+def test_frames_that_do_not_fit(call: Run, home: Path, tmp_path: Path) -> None:
+    small, good = tmp_path / "a_small.png", home / "frames" / "f0.png"
+    Image.fromarray(np.zeros((60, 96), np.uint8)).save(small)
+    common = ("-w", home / "w.safetensors", "--no-panels", "--out")
+    match = "receptive field of the network; found 60 x 96 in a_small.png"
+    one_line(call, match, "crowd", "count", small, good, *common, tmp_path / "one")
+    code, out, err = call("crowd", "count", small, good, *common, tmp_path / "two", "--skip-bad")
+    assert code == 0
+    assert err.startswith("latedrop: warning: left out: expected 72 pixels")
+    assert [row["frame"] for row in rows(tmp_path / "two" / "counts.csv")] == ["f0.png"]
+    assert "f0.png" in out
+    match = "expected frames that can be counted; all 1 were left out"
+    code, _, err = call("crowd", "count", small, *common, tmp_path / "three", "--skip-bad")
+    assert code == 1
+    assert match in err
+
+
+def test_finished_frames_stay(call: Run, home: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "z.png"
+    broken.write_bytes((home / "frames" / "f0.png").read_bytes()[:500])
+    out = tmp_path / "out"
+    command = ("crowd", "count", home / "frames", broken, "-w", home / "w.safetensors", "--no-panels", "--out", out)
+    code, printed, err = call(*command)
+    assert code == 1
+    assert len(rows(out / "counts.csv")) == 3
+    assert printed.count("people") == 3
+    first, second = err.splitlines()
+    assert first == (
+        f"latedrop: {out / 'counts.csv'} has 3 frames of this run; the same command with --resume goes on after them."
+    )
+    assert "expected a whole image at" in second
+    assert call(*command, "--resume", "--skip-bad")[0] == 0
+
+
+def test_video_that_ends_early(call: Run, home: Path, tmp_path: Path) -> None:
+    av = pytest.importorskip("av", reason="PyAV reads videos")
+    path = tmp_path / "clip.avi"
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("mpeg4", rate=10)
+        stream.width, stream.height, stream.pix_fmt = SHAPE[1], SHAPE[0], "yuv420p"
+        rng = np.random.default_rng(0)
+        for _ in range(12):
+            image = rng.integers(0, 255, (*SHAPE, 3), dtype=np.uint8)
+            for packet in stream.encode(av.VideoFrame.from_ndarray(image, format="rgb24")):
+                container.mux(packet)
+        for packet in stream.encode():
+            container.mux(packet)
+    content = path.read_bytes()
+    path.write_bytes(content[: int(0.6 * len(content))])
+    out = tmp_path / "out"
+    code, printed, err = call("crowd", "count", path, "-w", home / "w.safetensors", "--no-panels", "--out", out)
+    assert code == 1
+    found = rows(out / "counts.csv")
+    assert 3 <= len(found) < 12
+    assert [row["frame"] for row in found] == [f"clip.avi#{k:06d}" for k in range(len(found))]
+    assert len(printed.splitlines()) == len(found)
+    assert f"has {len(found)} frames of this run" in err
+    assert "it stopped after" in err
+
+
+def test_interrupt_keeps_what_is_finished(
+    call: Run, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from latedrop.crowd import counting
+
+    plain = counting.count_people
+
+    def interrupted(*arguments: object, **settings: object) -> object:
+        yield next(plain(*arguments, **settings))  # type: ignore[arg-type]
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(counting, "count_people", interrupted)
+    code, _, err = call(
+        "crowd", "count", home / "frames", "-w", home / "w.safetensors", "--no-panels", "--out", tmp_path
+    )
+    assert code == 130
+    assert "counts.csv has 1 frame of this run; the same command with --resume" in err.splitlines()[0]
+    assert err.splitlines()[1] == "latedrop: stopped."
+    assert len(rows(tmp_path / "counts.csv")) == 1
+
+
+def test_out_that_cannot_be_written(call: Run, home: Path, tmp_path: Path) -> None:
+    taken = tmp_path / "taken"
+    taken.write_text("mine")
+    common = ("crowd", "count", home / "frames", "-w", home / "w.safetensors", "--no-panels")
+    one_line(call, f"expected a folder at {taken}; found a file", *common, "--out", taken)
+    one_line(call, "expected to make the folder", *common, "--out", taken / "below")
+    one_line(call, "expected to write", *common, "--out", tmp_path, "--csv", tmp_path / "no" / "c.csv")
+    command = ("crowd", "calibrate", "--set", "scenes", "-w", home / "w.safetensors", "-o", taken / "c.json")
+    one_line(call, "expected a folder at", *command)
+
+
+def test_calibrate_then_count(call: Run, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from latedrop.crowd import scenes as room
+
+    plain = room.make_scenes
+    monkeypatch.setattr(room, "make_scenes", lambda *_: plain(0, 10, 0, shape=SHAPE))
+    path = tmp_path / "mine.json"
+    command = ("crowd", "calibrate", "--set", "scenes", "-w", home / "w.safetensors", "-o", path)
+    code, out, err = call(*command, "--method", "sample", "--draws", "2", "--rates", "0.05")
+    assert (code, err) == (0, "")
+    assert out.startswith("sample, 10 validation frames of scenes\ncount: scale")
+    assert f"written: {path}" in out
+    frame = home / "frames" / "f0.png"
+    common = ("-w", home / "w.safetensors", "-c", path, "--no-panels", "--out", tmp_path)
+    assert call("crowd", "count", frame, *common)[0] == 0
+    one_line(call, "expected --method sampling-free or sample; found 'luck'", *command, "--method", "luck", code=2)
+    one_line(call, "expected --rates as numbers", *command, "--rates", "a,b", code=2)
+    one_line(call, "expected the folder of mall; found none", *command[:3], "mall", *command[4:], code=2)
+    one_line(call, "expected a set among", *command[:3], "town", *command[4:], "--data", tmp_path, code=2)
+
+
+def test_train_hands_its_options_on(call: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[list[str]] = []
+    monkeypatch.setattr(training, "main", lambda words: heard.append(words) or 3)
+    out = tmp_path / "w.safetensors"
+    code, _, _ = call(
+        "crowd", "train", "--set", "mall", "--out", out, "--data", "d", "--crop", "0", "--no-roi", "--fresh"
+    )
+    assert code == 3
+    parsed = training._parser().parse_args(heard[0])
+    assert (parsed.set, parsed.out, parsed.data, parsed.crop) == ("mall", out, Path("d"), 0)
+    assert (parsed.roi, parsed.fresh, parsed.checked, parsed.epochs) == (False, True, True, None)
+    one_line(
+        call, "expected --part all or train", "crowd", "train", "--set", "mall", "--out", out, "--part", "x", code=2
+    )
+
+
+def test_study_hands_its_options_on(call: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[tuple[study_room.Request, bool]] = []
+
+    def study(request: study_room.Request, *, figures_only: bool) -> list[Path]:
+        heard.append((request, figures_only))
+        if request.seed == 9:
+            raise KeyboardInterrupt
+        return [tmp_path / "scenes.json"]
+
+    monkeypatch.setattr(study_room, "study", study)
+    code, out, _ = call("study", "crowd", "--out", tmp_path, "--quick", "--figures", "--sets", "scenes", "--every", "3")
+    assert (code, out) == (0, f"written: {tmp_path / 'scenes.json'}\n")
+    request, figures_only = heard[0]
+    assert (request.quick, request.sets, request.every, request.data, figures_only) == (True, "scenes", 3, None, True)
+    assert call("study", "crowd", "--seed", "9") == (130, "", f"{study_room.STOPPED}\n")
+
+
+def test_missing_extras(call: Run, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    _, _, err = call("crowd", "count", home / "frames", "-w", "mall")
+    assert err == 'latedrop: expected pillow; not installed. Run: pip install "latedrop[crowd]"\n'
+    monkeypatch.delitem(sys.modules, "PIL")
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    _, _, err = call("crowd", "demo", "--out", home / "demo")
+    assert err == 'latedrop: expected matplotlib; not installed. Run: pip install "latedrop[plots]"\n'
+
+
+def test_debug_keeps_the_traceback(home: Path) -> None:
+    with pytest.raises(LatedropError, match="there is no such file"):
+        cli.main(["crowd", "count", "nowhere", "-w", str(home / "w.safetensors"), "--debug"])

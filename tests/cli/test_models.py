@@ -1,0 +1,269 @@
+"""The user's model by name: code, weights, exported programs; nothing is unpickled unless it is trusted."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from latedrop.cli.models import as_arguments, example_inputs, load_function, load_model
+from latedrop.errors import ArgumentError, FileError, LatedropError, LatedropWarning
+
+CODE = """
+import torch
+from torch import nn
+
+number = 3
+ready = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 1))
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 5), nn.Linear(5, 1)
+
+    def forward(self, x):
+        return self.second(self.first(x).relu())
+
+class Space:
+    net = Net
+
+def build():
+    return Net()
+
+def broken():
+    raise RuntimeError("no such checkpoint")
+
+def needs(size):
+    return Net()
+
+def nothing():
+    return None
+"""
+
+
+@pytest.fixture(autouse=True)
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder with the module user_code, as the current one."""
+    (tmp_path / "user_code.py").write_text(CODE)
+    (tmp_path / "user_needs.py").write_text("import a_package_that_is_not_there\n")
+    (tmp_path / "user_typo.py").write_text("def f(:\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield tmp_path
+    for name in ("user_code", "user_needs", "user_typo"):
+        sys.modules.pop(name, None)
+
+
+def net() -> nn.Module:
+    import user_code  # type: ignore[import-not-found]
+
+    made: nn.Module = user_code.Net()
+    return made
+
+
+class TestCode:
+    @pytest.mark.parametrize("name", ["user_code:build", "user_code:ready"])
+    def test_a_function_or_a_module(self, name: str) -> None:
+        assert load_model(name)(torch.zeros(2, 3)).shape == (2, 1)
+
+    @pytest.mark.parametrize("name", ["user_code:Net", "user_code:Space.net"])
+    def test_a_class_without_weights_warns(self, name: str) -> None:
+        with pytest.warns(LatedropWarning, match=f"{name} is a class: its weights are those it starts with"):
+            load_model(name)
+        assert isinstance(load_model(name, untrained=True), nn.Module)
+
+    @pytest.mark.parametrize(
+        ("name", "error", "message"),
+        [
+            ("user_code", ArgumentError, "expected package.module:callable or a .pt2 file; found 'user_code'"),
+            (":build", ArgumentError, "expected package.module:callable"),
+            ("user_code:", ArgumentError, "expected package.module:callable"),
+            ("model.onnx", ArgumentError, "expected package.module:callable or a .pt2 file; found 'model.onnx'"),
+            ("user_code.py:build", ArgumentError, "Write user_code:build, without .py"),
+            ("./folder/code.py:build", ArgumentError, "Write folder.code:build, without .py"),
+            ("nowhere:build", ArgumentError, "a Python module 'nowhere' in the current folder or installed"),
+            ("user_code.part:build", ArgumentError, "a Python module 'user_code.part'"),
+            ("user_code:Nett", ArgumentError, "expected 'Nett' in user_code; .*Did you mean 'Net'"),
+            ("user_code:zzzz", ArgumentError, "It has ready, Net, Space, build and 3 more"),
+            ("user_code:number", ArgumentError, "a module or a function that returns one at .*; found int"),
+            ("user_code:nothing", ArgumentError, "to return a torch.nn.Module; found NoneType"),
+            ("user_code:broken", LatedropError, "it raised RuntimeError: no such checkpoint"),
+            ("user_code:needs", LatedropError, "missing 1 required .*It is called without arguments"),
+            ("user_needs:net", LatedropError, "it needs a_package_that_is_not_there, which is not installed"),
+            ("user_typo:f", LatedropError, "expected to import user_typo; it raised SyntaxError"),
+        ],
+    )
+    def test_what_is_wrong(self, name: str, error: type[Exception], message: str) -> None:
+        with pytest.raises(error, match=message):
+            load_model(name)
+
+    def test_functions(self) -> None:
+        assert load_function("user_code:build")().__class__.__name__ == "Net"
+        with pytest.raises(ArgumentError, match="expected a function at user_code:number; found int"):
+            load_function("user_code:number")
+
+    @pytest.mark.parametrize("device", ["tpu", "cuda:99", "nonsense"])
+    def test_devices(self, device: str) -> None:
+        with pytest.raises(ArgumentError, match=f"expected a device that is here, .*found '{device}'"):
+            load_model("user_code:build", device=device)
+        assert next(load_model("user_code:build", device="cpu").parameters()).device.type == "cpu"
+
+
+class TestWeights:
+    def check(self, path: str, trained: nn.Module, **settings: Any) -> None:
+        loaded = load_model("user_code:Net", path, **settings)
+        assert all(torch.equal(value, trained.state_dict()[name]) for name, value in loaded.state_dict().items())
+
+    def test_state_dict(self) -> None:
+        load_model("user_code:build")
+        trained = net()
+        torch.save(trained.state_dict(), "net.pt")
+        self.check("net.pt", trained)
+
+    def test_safetensors(self) -> None:
+        save_file = pytest.importorskip("safetensors.torch").save_file
+        load_model("user_code:build")
+        trained = net()
+        save_file(trained.state_dict(), "net.safetensors")
+        self.check("net.safetensors", trained)
+
+    @pytest.mark.parametrize("key", ["state_dict", "model_state_dict", "model"])
+    @pytest.mark.parametrize("prefix", ["", "module.", "_orig_mod."])
+    def test_checkpoints(self, key: str, prefix: str) -> None:
+        load_model("user_code:build")
+        trained = net()
+        weights = {prefix + name: value for name, value in trained.state_dict().items()}
+        torch.save({key: weights, "epoch": 3}, "net.ckpt")
+        self.check("net.ckpt", trained)
+
+    def test_a_whole_module_only_with_trust(self) -> None:
+        load_model("user_code:build")
+        trained = net()
+        torch.save(trained, "whole.pt")
+        with pytest.raises(FileError, match=r"reading it raised UnpicklingError.*if you trust the file, pass --trust"):
+            load_model("user_code:Net", "whole.pt")
+        self.check("whole.pt", trained, trust=True)
+
+    def test_weights_of_another_model(self) -> None:
+        torch.save(nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 1)).state_dict(), "other.pt")
+        message = "missing: first.weight, first.bias, second.weight, second.bias; not in the model: 0.weight, 0.bias"
+        with pytest.raises(FileError, match=f"expected weights of user_code:Net in other.pt; {message}"):
+            load_model("user_code:Net", "other.pt")
+
+    def test_weights_of_another_shape(self) -> None:
+        load_model("user_code:build")
+        weights = net().state_dict()
+        weights["second.weight"] = torch.zeros(2, 5)
+        torch.save(weights, "other.pt")
+        with pytest.raises(FileError, match=r"of another shape: second.weight \(2, 5\) for \(1, 5\)\."):
+            load_model("user_code:Net", "other.pt")
+
+    @pytest.mark.parametrize("name", ["none.pt", "none.safetensors"])
+    def test_missing_file(self, name: str) -> None:
+        if name.endswith("safetensors"):
+            pytest.importorskip("safetensors")
+        with pytest.raises(FileError, match=f"expected a file at {name}; the system says: .*No such file"):
+            load_model("user_code:Net", name)
+
+    def test_other_files(self) -> None:
+        Path("text.pt").write_text("hello")
+        with pytest.raises(FileError, match=r"expected tensors in text.pt; reading it raised"):
+            load_model("user_code:Net", "text.pt")
+        torch.save([torch.zeros(2)], "list.pt")
+        with pytest.raises(FileError, match=r"expected weights by name in list.pt; found list"):
+            load_model("user_code:Net", "list.pt")
+        pytest.importorskip("safetensors")
+        Path("text.safetensors").write_text("hello")
+        with pytest.raises(FileError, match=r"expected safetensors in text.safetensors; it is damaged"):
+            load_model("user_code:Net", "text.safetensors")
+
+    def test_without_safetensors(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "safetensors", None)
+        with pytest.raises(LatedropError, match=r"expected safetensors .*latedrop\[safetensors\]"):
+            load_model("user_code:Net", "net.safetensors")
+
+
+class TestPickled:
+    def test_needs_trust(self) -> None:
+        load_model("user_code:build")
+        torch.save(net(), "whole.pt")
+        with pytest.raises(ArgumentError, match=r"can run any code.*--weights whole.pt .*--trust"):
+            load_model("whole.pt")
+        assert type(load_model("whole.pt", trust=True)).__name__ == "Net"
+
+    def test_code_in_a_file_does_not_run(self) -> None:
+        class Evil:
+            def __reduce__(self) -> tuple[Any, ...]:
+                return Path.touch, (Path("touched"),)
+
+        torch.save({"weight": Evil()}, "evil.pt")
+        for name, weights in (("evil.pt", None), ("user_code:Net", "evil.pt")):
+            with pytest.raises(LatedropError):
+                load_model(name, weights)
+        assert not Path("touched").exists()
+
+    def test_weights_alone(self) -> None:
+        load_model("user_code:build")
+        torch.save(net().state_dict(), "net.pt")
+        with pytest.raises(FileError, match=r"expected a whole module in net.pt; found OrderedDict.*--weights"):
+            load_model("net.pt", trust=True)
+
+    @pytest.mark.parametrize("name", ["whole.pt", "net.pt2"])
+    def test_no_weights_beside(self, name: str) -> None:
+        with pytest.raises(ArgumentError, match=f"expected no weights beside {name}, which has its own"):
+            load_model(name, "net.pt", trust=True)
+
+
+class TwoInputs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 4), nn.Linear(4, 1)
+
+    def forward(self, x: Tensor, shift: Tensor) -> Tensor:
+        y: Tensor = self.second(self.first(x) + shift)
+        return y
+
+
+def exported(*args: Tensor, **kwargs: Tensor) -> str:
+    rows = torch.export.Dim("rows", min=2)
+    shapes = {name: {0: rows} for name in ("x", "shift")}
+    torch.export.save(torch.export.export(TwoInputs().eval(), args, kwargs, dynamic_shapes=shapes), "two.pt2")
+    return "two.pt2"
+
+
+class TestPrograms:
+    X = torch.randn(4, 3)
+    SHIFT = torch.randn(4, 4)
+
+    def test_inputs_in_order(self) -> None:
+        program = load_model(exported(self.X, self.SHIFT))
+        found = as_arguments(program, {"a": self.X, "b": self.SHIFT})
+        assert isinstance(found, tuple)
+        assert program(*found).shape == (4, 1)
+
+    def test_inputs_by_name(self) -> None:
+        program = load_model(exported(x=self.X, shift=self.SHIFT), device="cpu")
+        found = as_arguments(program, {"shift": self.SHIFT, "x": self.X})
+        assert isinstance(found, dict)
+        assert program(**found).shape == (4, 1)
+
+    def test_example_inputs(self) -> None:
+        found = example_inputs(load_model(exported(self.X, self.SHIFT)))
+        assert [tuple(value.shape) for value in found] == [(3, 3), (3, 4)]
+        assert example_inputs(TwoInputs()) is None
+
+    def test_missing(self) -> None:
+        with pytest.raises(FileError, match=r"expected an exported program at none.pt2"):
+            load_model("none.pt2")
+
+
+def test_arguments_of_a_module() -> None:
+    one = {"anything": torch.zeros(2)}
+    assert as_arguments(TwoInputs(), one) is one["anything"]
+    named = {"shift": torch.zeros(2), "x": torch.ones(2)}
+    assert as_arguments(TwoInputs(), named) == named
+    other = as_arguments(TwoInputs(), {"a": torch.zeros(2), "b": torch.ones(2)})
+    assert [value.tolist() for value in other] == [[0, 0], [1, 1]]

@@ -1,0 +1,345 @@
+"""Tables: what is read from each kind of file, one line for each thing that is wrong, and never many rows at once."""
+
+import io
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from latedrop.cli.tables import Columns, Rows, choose, open_table, read_batches
+from latedrop.errors import ArgumentError, DataError, FileError, LatedropError
+
+CSV = "id,a,b,y\nr0,1,2,3\nr1,4,5,6\nr2,7,8,9\n"
+
+
+def csv_file(folder: Path, text: str = CSV, name: str = "data.csv") -> str:
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def rows_of(path: str, columns: Columns, size: int = 2) -> list[Rows]:
+    return list(read_batches(open_table(path), columns, size))
+
+
+def inputs_of(path: str, *names: str, size: int = 2) -> np.ndarray:
+    parts = [rows.inputs for rows in rows_of(path, Columns(names), size)]
+    assert all(isinstance(part, np.ndarray) for part in parts)
+    return np.concatenate(parts)  # type: ignore[arg-type]
+
+
+class TestCsv:
+    def test_names_without_rows(self, tmp_path: Path) -> None:
+        table = open_table(csv_file(tmp_path))
+        assert table.names == ("id", "a", "b", "y")
+        assert (table.arrays, table.count, table.unit) == (False, None, "line")
+
+    def test_rows_in_order_in_batches(self, tmp_path: Path) -> None:
+        found = rows_of(csv_file(tmp_path), Columns(("b", "a"), ("y",), ("id",)))
+        assert [len(rows) for rows in found] == [2, 1]
+        assert found[0].inputs.tolist() == [[2, 1], [5, 4]]  # type: ignore[union-attr]
+        assert found[0].target.tolist() == [3, 6]  # type: ignore[union-attr]
+        assert found[0].kept == {"id": ["r0", "r1"]}
+        assert [list(rows.places) for rows in found] == [[2, 3], [4]]
+
+    def test_several_targets(self, tmp_path: Path) -> None:
+        (rows,) = rows_of(csv_file(tmp_path), Columns(("a",), ("b", "y")), size=9)
+        assert rows.target.tolist() == [[2, 3], [5, 6], [8, 9]]  # type: ignore[union-attr]
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            CSV.replace(",", ";"),
+            CSV.replace(",", "\t"),
+            "\ufeff" + CSV,
+            CSV.replace("\n", "\r\n"),
+            CSV.replace("\n", "\n\n"),
+            CSV.replace("id,a", '"id", a '),
+            CSV.replace("1", " 1e0 "),
+        ],
+        ids=["semicolons", "tabs", "byte order mark", "carriage returns", "blank lines", "quotes", "spaces"],
+    )
+    def test_dialects(self, tmp_path: Path, text: str) -> None:
+        assert inputs_of(csv_file(tmp_path, text), "a", "b").tolist() == [[1, 2], [4, 5], [7, 8]]
+
+    def test_cells_over_several_lines(self, tmp_path: Path) -> None:
+        path = csv_file(tmp_path, 'id,a\n"one\ntwo",1\nthree,x\n')
+        with pytest.raises(DataError, match="found 'x' in line 4"):
+            inputs_of(path, "a")
+
+    @pytest.mark.parametrize("cell", ["", "nan", "NaN", " NA ", "n/a", "null", "None"])
+    def test_missing(self, tmp_path: Path, cell: str) -> None:
+        (rows,) = rows_of(csv_file(tmp_path, f"a,b\n1,2\n3,{cell}\n"), Columns(("a", "b")))
+        assert rows.finite.tolist() == [True, False]
+        assert list(rows.where(rows.finite).places) == [2]
+
+    def test_infinite_is_not_finite(self, tmp_path: Path) -> None:
+        (rows,) = rows_of(csv_file(tmp_path, "a,b\n1,2\n3,-inf\n"), Columns(("a",), ("b",)))
+        assert rows.finite.tolist() == [True, False]
+
+    def test_text_names_column_and_first_line(self, tmp_path: Path) -> None:
+        path = csv_file(tmp_path, CSV + "r3,1,high,2\nr4,1,low,2\n")
+        with pytest.raises(DataError, match=r"in column 'b' of .*data.csv; found 'high' in line 5.*--ignore b"):
+            inputs_of(path, "a", "b")
+        assert inputs_of(path, "a").shape == (5, 1)
+
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            ("", "expected a first line with column names.*found nothing"),
+            ("1,2\n3,4\n", "found only numbers. Put a line of names on top"),
+            ("a,b\n1,2\n3\n", "expected 2 cells in every line.*found 1 in line 3"),
+            ("a,b\n1,2,3\n", "found 3 in line 2"),
+            ("a\n" + "1" * 200_000 + "\n", "expected csv in .*line 2 found: field larger"),
+        ],
+        ids=["empty", "no names", "too few", "too many", "huge cell"],
+    )
+    def test_what_is_no_table(self, tmp_path: Path, text: str, message: str) -> None:
+        with pytest.raises(DataError, match=message):
+            inputs_of(csv_file(tmp_path, text), "a")
+
+    def test_other_encodings(self, tmp_path: Path) -> None:
+        path = tmp_path / "data.csv"
+        path.write_bytes("prix,é\n1,2\n".encode("latin-1"))
+        with pytest.raises(DataError, match=r"expected .* as UTF-8 text"):
+            open_table(str(path))
+
+    def test_standard_input_can_be_read_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(sys, "stdin", io.StringIO("\ufeff" + CSV))
+        table = open_table("-")
+        assert table.names == ("id", "a", "b", "y")
+        assert sum(len(rows) for rows in read_batches(table, Columns(("a",)), 2)) == 3
+        with pytest.raises(ArgumentError, match="standard input can be read once"):
+            list(read_batches(table, Columns(("a",)), 2))
+
+    def test_a_file_can_be_read_again(self, tmp_path: Path) -> None:
+        table = open_table(csv_file(tmp_path))
+        for _ in range(2):
+            assert sum(len(rows) for rows in read_batches(table, Columns(("a",)), 2)) == 3
+
+
+class TestParquet:
+    @pytest.fixture
+    def parquet(self) -> Any:
+        return pytest.importorskip("pyarrow.parquet")
+
+    def test_rows(self, tmp_path: Path, parquet: Any) -> None:
+        import pyarrow
+
+        columns = {
+            "id": ["r0", "r1", "r2"],
+            "int": [1, 2, None],
+            "bool": [True, False, True],
+            "float": pyarrow.array([0.5, None, 2.5], pyarrow.float32()),
+        }
+        path = str(tmp_path / "data.parquet")
+        parquet.write_table(pyarrow.table(columns), path)
+        table = open_table(path)
+        assert (table.names, table.arrays, table.count) == (tuple(columns), False, 3)
+        found = rows_of(path, Columns(("int", "bool"), ("float",), ("id",)))
+        assert [rows.kept["id"].to_pylist() for rows in found] == [["r0", "r1"], ["r2"]]
+        assert [list(rows.places) for rows in found] == [[0, 1], [2]]
+        assert found[0].inputs.tolist() == [[1, 1], [2, 0]]  # type: ignore[union-attr]
+        assert [rows.finite.tolist() for rows in found] == [[True, False], [False]]
+
+    def test_text(self, tmp_path: Path, parquet: Any) -> None:
+        import pyarrow
+
+        path = str(tmp_path / "data.parquet")
+        parquet.write_table(pyarrow.table({"city": ["Oslo"]}), path)
+        with pytest.raises(DataError, match=r"numbers in column 'city' .*its type is string.*--ignore city"):
+            inputs_of(path, "city")
+
+    def test_another_file(self, tmp_path: Path, parquet: Any) -> None:
+        path = csv_file(tmp_path, name="data.parquet")
+        with pytest.raises(FileError, match=r"expected a parquet file at .*damaged or another one"):
+            open_table(path)
+
+    def test_without_pyarrow(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "pyarrow", None)
+        monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+        with pytest.raises(LatedropError, match=r"expected pyarrow .*latedrop\[parquet\]"):
+            open_table(csv_file(tmp_path, name="data.parquet"))
+
+
+class TestArrays:
+    @pytest.mark.parametrize("save", [np.savez, np.savez_compressed], ids=["stored", "compressed"])
+    @pytest.mark.parametrize("order", ["C", "F"])
+    def test_npz(self, tmp_path: Path, save: Any, order: Any) -> None:
+        x = np.asarray(np.arange(5 * 2 * 3, dtype=np.float32).reshape(5, 2, 3), order=order)
+        y = np.arange(5)
+        path = str(tmp_path / "data.npz")
+        save(path, x=x, y=y)
+        table = open_table(path)
+        assert (table.names, table.arrays, table.count) == (("x", "y"), True, 5)
+        found = rows_of(path, Columns(("x",), ("y",)))
+        assert [len(rows) for rows in found] == [2, 2, 1]
+        parts = [rows.inputs["x"] for rows in found]
+        np.testing.assert_array_equal(np.concatenate(parts), x)
+        assert parts[0].dtype == np.float32
+        assert np.concatenate([rows.target for rows in found]).tolist() == y.tolist()
+
+    def test_npz_of_foreign_byte_order(self, tmp_path: Path) -> None:
+        path = str(tmp_path / "data.npz")
+        np.savez(path, x=np.arange(3, dtype=">f8"))
+        (rows,) = rows_of(path, Columns(("x",)), size=3)
+        assert rows.inputs["x"].tolist() == [0, 1, 2]
+
+    @pytest.mark.parametrize(
+        ("arrays", "error", "message"),
+        [
+            ({"x": np.array([{}, {}], dtype=object)}, DataError, "found Python objects, which only unpickling"),
+            ({"x": np.zeros(2, complex)}, DataError, "expected real numbers in array 'x' .*complex128"),
+            ({"x": np.array(["a", "b"])}, DataError, "expected numbers in array 'x' .*found text"),
+            ({"x": np.float64(3)}, DataError, r"as many rows each .*'x' \(\)"),
+            ({"x": np.zeros((3, 2)), "y": np.zeros(4)}, DataError, r"'x' \(3, 2\), 'y' \(4,\)"),
+        ],
+        ids=["objects", "complex", "text", "scalar", "lengths"],
+    )
+    def test_arrays_that_are_no_rows(
+        self, tmp_path: Path, arrays: dict[str, Any], error: type[Exception], message: str
+    ) -> None:
+        path = str(tmp_path / "data.npz")
+        np.savez(path, **arrays)
+        with pytest.raises(error, match=message):
+            rows_of(path, Columns(("x",), tuple(arrays)[1:]))
+
+    def test_an_array_of_objects_that_is_not_asked_for(self, tmp_path: Path) -> None:
+        path = str(tmp_path / "data.npz")
+        np.savez(path, x=np.zeros(2), other=np.array([{}, {}], dtype=object))
+        assert len(rows_of(path, Columns(("x",)))[0]) == 2
+
+    def test_damaged_npz(self, tmp_path: Path) -> None:
+        path = tmp_path / "data.npz"
+        np.savez(path, x=np.zeros(1000))
+        content = path.read_bytes()
+        path.write_bytes(content[:500])
+        with pytest.raises(FileError, match=r"expected a npz file at .*damaged or another one"):
+            open_table(str(path))
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("x.npy", b"no array")
+        with pytest.raises(FileError, match=r"expected array 'x' in .*damaged"):
+            open_table(str(path))
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("x.npy", content[content.index(b"\x93NUMPY") :][:500])
+        with pytest.raises(FileError, match=r"expected 1000 rows of array 'x' .*found fewer"):
+            rows_of(str(path), Columns(("x",)), size=1000)
+
+    @pytest.mark.parametrize("legacy", [False, True])
+    def test_pt(self, tmp_path: Path, legacy: bool) -> None:
+        path = str(tmp_path / "data.pt")
+        x, y = torch.randn(3, 2, dtype=torch.bfloat16), torch.arange(3)
+        torch.save({"x": x, "y": y}, path, _use_new_zipfile_serialization=not legacy)
+        table = open_table(path)
+        assert (table.names, table.arrays, table.count) == (("x", "y"), True, 3)
+        found = rows_of(path, Columns(("x",), ("y",)))
+        np.testing.assert_array_equal(np.concatenate([rows.inputs["x"] for rows in found]), x.float().numpy())
+        assert found[1].target.tolist() == [2]  # type: ignore[union-attr]
+
+    @pytest.mark.parametrize("content", [torch.zeros(3, 2), (torch.zeros(3, 2), torch.zeros(3))], ids=["one", "pair"])
+    def test_pt_without_names(self, tmp_path: Path, content: Any) -> None:
+        path = str(tmp_path / "data.pt")
+        torch.save(content, path)
+        assert open_table(path).names == tuple("xy")[: 1 if isinstance(content, torch.Tensor) else 2]
+
+    @pytest.mark.parametrize(
+        ("content", "error", "message"),
+        [
+            ({"x": [1, 2]}, DataError, r"expected a dict of tensors, a pair \(x, y\) or one tensor"),
+            (torch.nn.Linear(2, 2), FileError, "only unpickling would bring back"),
+            ({"x": torch.zeros(2, dtype=torch.complex64)}, DataError, "expected real, dense tensors .*'x'"),
+        ],
+        ids=["lists", "a module", "complex"],
+    )
+    def test_pt_of_something_else(self, tmp_path: Path, content: Any, error: type[Exception], message: str) -> None:
+        path = str(tmp_path / "data.pt")
+        torch.save(content, path)
+        with pytest.raises(error, match=message):
+            rows_of(path, Columns(("x",)))
+
+    def test_rows_of_several_inputs(self, tmp_path: Path) -> None:
+        path = str(tmp_path / "data.npz")
+        np.savez(path, a=np.zeros((3, 2)), b=np.array([[1.0], [np.nan], [2.0]]), t=np.zeros((3, 4)), s=np.zeros(3))
+        (rows,) = rows_of(path, Columns(("a", "b"), ("t",)), size=3)
+        assert rows.finite.tolist() == [True, False, True]
+        kept = rows.where(rows.finite)
+        assert isinstance(kept.inputs, dict)
+        assert {name: value.shape for name, value in kept.inputs.items()} == {"a": (2, 2), "b": (2, 1)}
+        assert kept.target is not None
+        assert kept.target.shape == (2, 4)
+        with pytest.raises(ArgumentError, match="one value per row in each of several targets; found more in 't'"):
+            rows_of(path, Columns(("a",), ("s", "t")))
+
+
+class TestFiles:
+    @pytest.mark.parametrize("name", ["none.csv", "none.parquet", "none.npz", "none.pt"])
+    def test_missing_file(self, tmp_path: Path, name: str) -> None:
+        if name.endswith("parquet"):
+            pytest.importorskip("pyarrow")
+        with pytest.raises(FileError, match=f"expected data at .*{name}; the system says: .*No such file"):
+            open_table(str(tmp_path / name))
+
+    @pytest.mark.parametrize("name", ["data.xlsx", "data", "/"])
+    def test_other_endings(self, name: str) -> None:
+        with pytest.raises(ArgumentError, match=r"expected data that end in \.csv, .*found"):
+            open_table(name)
+
+    def test_a_folder(self, tmp_path: Path) -> None:
+        (tmp_path / "folder.csv").mkdir()
+        with pytest.raises(FileError, match="the system says: Is a directory"):
+            open_table(str(tmp_path / "folder.csv"))
+
+    def test_batch_size(self, tmp_path: Path) -> None:
+        with pytest.raises(ArgumentError, match="expected a batch size of at least 1; found 0"):
+            rows_of(csv_file(tmp_path), Columns(("a",)), size=0)
+
+
+class TestChoose:
+    def test_defaults(self, tmp_path: Path) -> None:
+        table = open_table(csv_file(tmp_path))
+        assert choose(table, targets=["y"], kept=["id"]) == Columns(("a", "b"), ("y",), ("id",))
+        assert choose(table, targets=["y"], ignored=["id"]) == Columns(("a", "b"), ("y",))
+        assert choose(table, ["b"], ["y"], ["b"]) == Columns(("b",), ("y",), ("b",))
+
+    @pytest.mark.parametrize(
+        ("asked", "message"),
+        [
+            ({"inputs": ["c"]}, "expected column 'c' in .*It has 'id', 'a', 'b', 'y'"),
+            ({"targets": ["idd"]}, "expected column 'idd' .*Did you mean 'id'"),
+            ({"kept": ["zz"]}, "expected column 'zz'"),
+            ({"ignored": ["zz"]}, "expected column 'zz'"),
+            ({"inputs": ["a"], "targets": ["a"]}, "inputs and targets to differ; found 'a' in both"),
+            ({"ignored": ["id", "a", "b", "y"]}, "expected input columns in .*found none"),
+        ],
+    )
+    def test_wrong_names(self, tmp_path: Path, asked: dict[str, list[str]], message: str) -> None:
+        with pytest.raises(ArgumentError, match=message):
+            choose(open_table(csv_file(tmp_path)), **asked)
+
+    def test_an_index_without_a_name(self, tmp_path: Path) -> None:
+        table = open_table(csv_file(tmp_path, ",a,y\n0,1,2\n"))
+        with pytest.raises(ArgumentError, match=r"expected a name for every input column .*an index that was saved"):
+            choose(table, targets=["y"])
+        assert choose(table, ["a"]).inputs == ("a",)
+
+    def test_names_twice(self, tmp_path: Path) -> None:
+        table = open_table(csv_file(tmp_path, "a,a,b\n1,2,3\n"))
+        with pytest.raises(DataError, match=r"expected one column 'a' in .*found several"):
+            choose(table, targets=["b"])
+        assert choose(table, ["b"]).inputs == ("b",)
+
+    def test_many_names_are_cut(self, tmp_path: Path) -> None:
+        path = csv_file(tmp_path, ",".join(f"q{i}" for i in range(40)) + "\n")
+        with pytest.raises(ArgumentError, match=r"'q11', \.\.\. \(40 in all\)"):
+            choose(open_table(path), ["z"])
+
+    def test_arrays(self, tmp_path: Path) -> None:
+        path = str(tmp_path / "data.npz")
+        np.savez(path, images=np.zeros(2), y=np.zeros(2))
+        with pytest.raises(ArgumentError, match=r"expected array 'x' in .*It has 'images', 'y'"):
+            choose(open_table(path))
+        assert choose(open_table(path), ["images"], ["y"]) == Columns(("images",), ("y",))

@@ -1,0 +1,138 @@
+"""Writing rows: what comes back is what went in, whatever is broken off leaves nothing behind."""
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from latedrop.cli import writing
+from latedrop.cli.writing import check_output, write_rows
+from latedrop.errors import ArgumentError, DataError, FileError
+
+MEAN = np.array([0.1, np.nan, 1e-20, 123456.78], dtype=np.float32)
+
+
+def arrays_of(path: str | Path) -> dict[str, np.ndarray]:
+    """What is in a npz file, which is closed again."""
+    with np.load(path, allow_pickle=False) as file:
+        return dict(file)
+
+
+def write(path: Path, columns: dict[str, Any], size: int = 2) -> None:
+    count = len(next(iter(columns.values())))
+    with write_rows(str(path)) as append:
+        for start in range(0, count, size):
+            append({name: values[start : start + size] for name, values in columns.items()})
+
+
+def test_csv(tmp_path: Path) -> None:
+    path = tmp_path / "out.csv"
+    write(path, {"id": ["a", "b,c", 'd"', ""], "mean": MEAN, "count": np.arange(4)})
+    assert path.read_text() == 'id,mean,count\na,0.1,0\n"b,c",,1\n"d""",1e-20,2\n,123456.78,3\n'
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_csv_of_pyarrow(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    path = tmp_path / "out.csv"
+    write(path, {"id": pyarrow.array([1, None, 3]), "mean": MEAN[:3]}, size=3)
+    assert path.read_text() == "id,mean\n1,0.1\n,\n3,1e-20\n"
+
+
+def test_standard_output(capsys: pytest.CaptureFixture[str]) -> None:
+    with write_rows("-") as append:
+        append({"mean": np.zeros(1)})
+    assert capsys.readouterr().out == "mean\n0.0\n"
+    other = io.StringIO()
+    with write_rows("-", other) as append:
+        append({"mean": np.ones(1)})
+    assert (other.getvalue(), capsys.readouterr().out) == ("mean\n1.0\n", "")
+
+
+def test_parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    import pyarrow
+
+    monkeypatch.setattr(writing, "_GROUP", 3)
+    path = tmp_path / "out.parquet"
+    kept = pyarrow.array([None, None, "x", None, None])
+    write(path, {"id": kept, "text": list("abcde"), "mean": np.append(MEAN, np.float32(2))})
+    found = parquet.ParquetFile(path)
+    assert [str(field.type) for field in found.schema_arrow] == ["string", "string", "float"]
+    assert [found.metadata.row_group(i).num_rows for i in range(found.num_row_groups)] == [4, 1]
+    table = found.read()
+    assert table["id"].to_pylist() == kept.to_pylist()
+    np.testing.assert_array_equal(table["mean"].to_numpy()[:4], MEAN)
+
+
+def test_npz(tmp_path: Path) -> None:
+    path = tmp_path / "out.npz"
+    maps = np.arange(5 * 2 * 2, dtype=np.float64).reshape(5, 2, 2)
+    write(path, {"mean": maps, "id": np.arange(5), "text": ["1", "2.5", "3", "4", "5"]})
+    found = arrays_of(path)
+    np.testing.assert_array_equal(found["mean"], maps)
+    assert found["mean"].dtype == np.float64
+    assert found["id"].tolist() == [0, 1, 2, 3, 4]
+    assert found["text"].tolist() == [1, 2.5, 3, 4, 5]
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_npz_takes_numbers_of_one_kind(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="expected numbers to keep in a npz file; found text in 'id'"):
+        write(tmp_path / "out.npz", {"id": ["a", "b"]})
+    with write_rows(str(tmp_path / "out.npz")) as append:
+        append({"n": np.arange(2)})
+        with pytest.raises(DataError, match="expected values of one kind in 'n'; found int64 and float64"):
+            append({"n": np.zeros(2)})
+
+
+@pytest.mark.parametrize("name", ["out.csv", "out.parquet"])
+def test_one_value_per_cell(tmp_path: Path, name: str) -> None:
+    if name.endswith("parquet"):
+        pytest.importorskip("pyarrow")
+    with pytest.raises(DataError, match=r"one value per row in 'mean' .*found shape \(2, 3\). Write npz"):
+        write(tmp_path / name, {"mean": np.zeros((2, 3))})
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["out.csv", "out.parquet", "out.npz"])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+def test_what_is_broken_off_leaves_the_old_file(tmp_path: Path, name: str, error: type[BaseException]) -> None:
+    if name.endswith("parquet"):
+        pytest.importorskip("pyarrow")
+    path = tmp_path / name
+    path.write_text("old")
+
+    def broken_off() -> None:
+        with write_rows(str(path)) as append:
+            append({"mean": np.zeros(3)})
+            assert len(list(tmp_path.iterdir())) == 2 - name.endswith("parquet")  # whose first rows wait in memory
+            raise error
+
+    with pytest.raises(error):
+        broken_off()
+    assert [item.read_text() for item in tmp_path.iterdir()] == ["old"]
+
+
+def test_check_output(tmp_path: Path) -> None:
+    check_output(str(tmp_path / "out.CSV"), ".csv")
+    with pytest.raises(ArgumentError, match=r"expected an output that ends in .csv or .npz; found 'out.txt'"):
+        check_output("out.txt", ".csv", ".npz")
+    with pytest.raises(ArgumentError, match="expected a file to write; found -"):
+        check_output("-")
+    with pytest.raises(FileError, match=r"expected a file to write at .*found a folder"):
+        check_output(str(tmp_path))
+    with pytest.raises(FileError, match=r"expected the folder of .*not there"):
+        check_output(str(tmp_path / "none" / "out.csv"))
+
+
+def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(FileError, match=r"expected to write .*out.csv; the system says: .*No space left"):
+        write(tmp_path / "out.csv", {"mean": np.zeros(2)})
+    assert list(tmp_path.iterdir()) == []

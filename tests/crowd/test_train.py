@@ -1,0 +1,537 @@
+"""Training in small: it learns, it is seeded, it goes on where it was, and it says what is wrong."""
+
+import hashlib
+import json
+import signal
+import subprocess
+import sys
+import time
+from copy import deepcopy
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from latedrop.crowd import fitting
+from latedrop.crowd import train as training
+from latedrop.crowd.fitting import Checkpoint, Settings
+from latedrop.crowd.layouts import CrowdSet, Frame, open_set
+from latedrop.crowd.mcnn import MCNN, Trained, load_weights
+from latedrop.crowd.scenes import make_scenes
+from latedrop.crowd.train import (
+    RECOMMENDED,
+    SETS,
+    Request,
+    evaluate_counts,
+    main,
+    predict_counts,
+    read_logs,
+    run,
+    table,
+    train,
+    update_page,
+)
+from latedrop.errors import ArgumentError, DataError, FileError, OutputError
+
+SHARED = Path(__file__).parents[3] / "shared" / "data"
+PAGE = Path(__file__).parents[2] / "docs" / "crowd_training.md"
+WEIGHTS = Path(training.__file__).parent / "weights"
+LOGS = read_logs(WEIGHTS)
+TINY = Settings(epochs=4, batch=4, crop=32)
+
+
+@pytest.fixture(scope="module")
+def scenes() -> CrowdSet:
+    return make_scenes(8, 3, 3, shape=(64, 64))
+
+
+def quietly(crowd_set: CrowdSet, settings: Settings = TINY, out: Path | None = None, **options: Any) -> Trained:
+    return train(crowd_set, settings, out, progress=False, **{"checked": False} | options)
+
+
+def weights(trained: Trained) -> list[torch.Tensor]:
+    return [*trained.model.state_dict().values()]
+
+
+def same(first: Trained, second: Trained) -> bool:
+    return all(map(torch.equal, weights(first), weights(second)))
+
+
+def stopping_after(monkeypatch: pytest.MonkeyPatch, epochs: int) -> None:
+    """As if Ctrl-C was pressed in the next epoch; every epoch is saved."""
+    go_on, done = fitting._go_on, 0
+
+    def counted(*arguments: Any) -> Any:
+        nonlocal done
+        if done == epochs:
+            raise KeyboardInterrupt
+        done += 1
+        return go_on(*arguments)
+
+    monkeypatch.setattr(fitting, "_SAVE_EVERY", 0.0)
+    monkeypatch.setattr(fitting, "_go_on", counted)
+
+
+def test_it_learns(tmp_path: Path) -> None:
+    made = make_scenes(8, 0, 0, shape=(64, 64))
+    crowd_set = replace(made, validation=made.train)
+    settings = Settings(epochs=20, batch=2, lr=3e-3, average=0.9, jitter=0, flip=False)
+    trained = quietly(crowd_set, settings, tmp_path / "net.safetensors", checked=True)
+    log = json.loads((tmp_path / "net.log.json").read_text())
+    assert log["validation"]["mae"] < 0.85 * log["mean_predictor"]["validation"]["mae"]
+    assert log["history"]["loss"][-1] < 0.5 * log["history"]["loss"][0]
+    assert not trained.model.training
+    assert trained.about["set"] == "scenes"
+    assert trained.about["sigma"] == 3.0
+    assert trained.about["enlarge"] == 1
+
+
+def test_the_best_epoch_of_the_second_half_is_kept(
+    scenes: CrowdSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    errors = iter([0.1, 9.0, 4.0, 5.0])
+    monkeypatch.setattr(fitting, "_validate", lambda *_: (torch.tensor(next(errors)), torch.tensor(1.0)))
+    assert quietly(scenes).about["best_epoch"] == 3
+
+
+def test_seeded(scenes: CrowdSet) -> None:
+    settings = replace(TINY, epochs=2, rate=0.1)
+    first = quietly(scenes, settings)
+    torch.manual_seed(77)
+    assert same(first, quietly(scenes, settings))
+    assert not same(first, quietly(scenes, replace(settings, seed=1)))
+
+
+def test_the_callers_state_is_left_alone(scenes: CrowdSet) -> None:
+    before = torch.random.get_rng_state()
+    quietly(scenes, replace(TINY, epochs=1, rate=0.1))
+    assert torch.equal(before, torch.random.get_rng_state())
+    assert torch.backends.cudnn.benchmark is False
+
+
+@pytest.mark.parametrize("stop", [1, 3])
+def test_a_stopped_run_ends_with_the_same_weights(
+    scenes: CrowdSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: int
+) -> None:
+    settings = replace(TINY, rate=0.05)
+    whole = quietly(scenes, settings)
+    out = tmp_path / "net.safetensors"
+    with monkeypatch.context() as patch:
+        stopping_after(patch, stop)
+        with pytest.raises(KeyboardInterrupt):
+            quietly(scenes, settings, out)
+    assert [path.name for path in tmp_path.iterdir()] == ["net.checkpoint.pt"]
+    epochs: list[int] = []
+    epoch = fitting._epoch
+    monkeypatch.setattr(fitting, "_epoch", lambda state, *rest: (epochs.append(state.epoch), epoch(state, *rest))[1])
+    assert same(whole, quietly(scenes, settings, out))
+    assert epochs == list(range(stop, 4))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["net.log.json", "net.safetensors"]
+    assert len(json.loads((tmp_path / "net.log.json").read_text())["history"]["loss"]) == 4
+
+
+def test_killed_and_started_again(tmp_path: Path) -> None:
+    """A process that is killed without warning leaves a checkpoint that another one goes on from."""
+    out = tmp_path / "net.safetensors"
+    code = f"""
+import sys
+from latedrop.crowd import fitting
+from latedrop.crowd.scenes import make_scenes
+from latedrop.crowd.train import Settings, train
+fitting._SAVE_EVERY = 0.0
+train(make_scenes(8, 3, 3, shape=(64, 64)), Settings(epochs=100_000, batch=4, crop=32), {str(out)!r}, progress=False)
+"""
+    process = subprocess.Popen([sys.executable, "-c", code])
+    checkpoint = tmp_path / "net.checkpoint.pt"
+    end = time.monotonic() + 60
+    while not checkpoint.exists() and time.monotonic() < end:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert torch.load(checkpoint, weights_only=True)["epoch"] >= 1
+
+
+def test_a_finished_run_is_kept(scenes: CrowdSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "net.safetensors"
+    settings = replace(TINY, epochs=1)
+    first = quietly(scenes, settings, out)
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "fit", lambda *_, **__: pytest.fail("trained again"))
+        assert same(first, quietly(scenes, settings, out))
+        with pytest.raises(
+            FileError, match=r"found others in .*: seed 0 instead of 5\. Pass another --out, or --fresh"
+        ):
+            quietly(scenes, replace(settings, seed=5), out)
+    assert not same(first, quietly(scenes, replace(settings, seed=5), out, fresh=True))
+
+
+def test_a_checkpoint_of_other_settings_or_frames_is_refused(
+    scenes: CrowdSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "net.safetensors"
+    with monkeypatch.context() as patch:
+        stopping_after(patch, 1)
+        with pytest.raises(KeyboardInterrupt):
+            quietly(scenes, TINY, out)
+    with pytest.raises(FileError, match=r"found another: lr 0\.001 instead of 0\.002\. .*pass --fresh"):
+        quietly(scenes, replace(TINY, lr=2e-3), out)
+    with pytest.raises(FileError, match="Use the same settings and frames to go on"):
+        quietly(make_scenes(8, 3, 3, shape=(64, 64), seed=1), TINY, out)
+    quietly(scenes, replace(TINY, epochs=1), out, fresh=True)
+
+
+def test_a_damaged_checkpoint(tmp_path: Path) -> None:
+    path = tmp_path / "net.checkpoint.pt"
+    path.write_bytes(b"PK\x03\x04 half of it")
+    state = fitting._start(TINY, torch.device("cpu"), 0)
+    with pytest.raises(FileError, match=r"expected the checkpoint of a training in .*Pass --fresh"):
+        Checkpoint(path, {}).read(state)
+    torch.save({"weights": torch.ones(2)}, path)
+    with pytest.raises(FileError, match=r"it cannot be read \(KeyError\)"):
+        Checkpoint(path, {}).read(state)
+
+
+def test_a_dead_network_is_replaced(scenes: CrowdSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    start = fitting._start
+
+    def dead_at_first(settings: Settings, device: torch.device, attempt: int) -> fitting.Fit:
+        state = start(settings, device, attempt)
+        if attempt < dead:
+            for model in (state.model, state.average):
+                for column in model.columns:
+                    nn.init.constant_(column[-2].bias, -1e4)
+        return state
+
+    monkeypatch.setattr(fitting, "_start", dead_at_first)
+    dead = 1
+    quietly(scenes, replace(TINY, epochs=2), tmp_path / "net.safetensors")
+    log = json.loads((tmp_path / "net.log.json").read_text())
+    assert log["dead_networks"] == 1
+    assert len(log["history"]["loss"]) == 2
+    dead = 9
+    with pytest.raises(OutputError, match=r"3 in a row died, all outputs alike\. Lower --lr"):
+        quietly(scenes, replace(TINY, epochs=2))
+
+
+def test_a_loss_that_is_not_finite(scenes: CrowdSet) -> None:
+    with pytest.raises(OutputError, match=r"expected a finite loss; found .* in epoch \d\. Lower --lr"):
+        quietly(scenes, replace(TINY, lr=1e20))
+
+
+def test_no_better_than_the_mean(scenes: CrowdSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "_trained", lambda *_: Trained(bright()))
+    with pytest.raises(OutputError, match=r"better than the mean of the training frames.*Train longer.*--unchecked"):
+        quietly(scenes, replace(TINY, epochs=1), tmp_path / "net.safetensors", checked=True)
+    assert not (tmp_path / "net.safetensors").exists()
+
+
+def bright() -> MCNN:
+    torch.manual_seed(0)
+    model = MCNN().eval()
+    nn.init.constant_(model.fuse.bias, 1e3)
+    return model
+
+
+def test_minutes_set_the_epochs(scenes: CrowdSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+
+    def clock() -> float:
+        nonlocal now
+        now += 1.0
+        return now
+
+    monkeypatch.setattr(fitting.time, "perf_counter", clock)
+    quietly(scenes, replace(TINY, minutes=0.2), tmp_path / "net.safetensors")
+    log = json.loads((tmp_path / "net.log.json").read_text())
+    # The clock ticks once in an epoch: 12 epochs of a second in 0.2 minutes.
+    assert log["epochs"] == 12
+    assert len(log["history"]["loss"]) == 12
+
+
+def test_the_learning_rate_warms_up_and_comes_down() -> None:
+    state = fitting._start(Settings(epochs=20), torch.device("cpu"), 0)
+    shares = [fitting._warm_then_cosine(state, Settings(epochs=20), epoch) for epoch in range(21)]
+    assert shares[0] < 0.05
+    assert shares[3] == 1
+    assert all(a > b for a, b in pairwise(shares[3:]))
+    assert shares[20] == pytest.approx(0)
+
+
+def test_crops_flips_and_masks_stay_together(scenes: CrowdSet) -> None:
+    """An image that is its own target, made of the number of each cell, tells whether both were cut alike."""
+    cells = torch.arange(16 * 16).reshape(1, 16, 16)
+    image = cells.repeat_interleave(4, -1).repeat_interleave(4, -2).to(torch.uint8)
+    roi = (cells[0] % 3) > 0
+    frames = fitting._Frames(image[None].repeat(6, 1, 1, 1), cells[None].repeat(6, 1, 1, 1).float(), torch.zeros(6))
+    for crop in (32, None):
+        for mask in (roi, None):
+            data = fitting._Data(frames, frames, mask, 0.01)
+            plan = fitting._plan(frames, Settings(crop=crop, jitter=0), 5)
+            got, target, counted = fitting._batch(data, plan, slice(0, 6))
+            torch.testing.assert_close((got * 255)[..., ::4, ::4].round(), target)
+            assert got.shape[-1] == (crop or 64)
+            expected = torch.ones_like(target) if mask is None else (target % 3 > 0).float()
+            assert torch.equal(counted.expand_as(target), expected)
+            assert 0 < plan.flip.sum() < 6
+
+
+def test_jitter_moves_the_light_and_nothing_else(scenes: CrowdSet) -> None:
+    frames = fitting._Frames(
+        torch.full((50, 1, 16, 16), 128, dtype=torch.uint8), torch.ones(50, 1, 4, 4), torch.ones(50)
+    )
+    plan = fitting._plan(frames, Settings(jitter=0.2), 3)
+    image, target, _ = fitting._batch(fitting._Data(frames, frames, None, 0.01), plan, slice(0, 50))
+    assert torch.equal(target, frames.targets)
+    assert (image - 0.5).abs().max() <= 0.101 + 1e-6
+    assert image[:, 0, 0, 0].std() > 0.03
+
+
+def test_the_loss() -> None:
+    density, target = torch.rand(2, 1, 3, 4), 100 * torch.rand(2, 1, 3, 4)
+    mask = torch.rand(2, 1, 3, 4) > 0.3
+    expected = (100 * density - target)[mask].square().mean()
+    torch.testing.assert_close(fitting._loss(density, target, mask.float(), 0.01), expected)
+    assert fitting._loss(density, target, torch.zeros(1, 1, 1, 1), 0.01).item() == 0
+
+
+def various(shapes: list[tuple[int, int]]) -> CrowdSet:
+    rng = np.random.default_rng(0)
+    frames = tuple(
+        Frame(f"f{i}", None, rng.uniform(0, min(shape), (3, 2)), rng.integers(0, 256, shape, dtype=np.uint8))
+        for i, shape in enumerate(shapes)
+    )
+    half = len(shapes) // 2
+    numbers = tuple(range(len(shapes)))
+    return CrowdSet("shanghaitech-b", frames, numbers[:half], numbers[half:], numbers[half:])
+
+
+def test_frames_of_different_sizes() -> None:
+    crowd_set = various([(40, 60), (24, 90), (50, 50), (40, 60), (40, 60), (30, 33)])
+    with pytest.raises(ArgumentError, match=r"expected a crop, as frames of shanghaitech-b differ in size.*--crop 256"):
+        quietly(crowd_set, replace(TINY, crop=None))
+    trained = quietly(crowd_set, replace(TINY, crop=32, epochs=1, batch=2))
+    with torch.no_grad():
+        singly = [trained.model(crowd_set.image(i)[None]).sum().item() for i in crowd_set.validation]
+    np.testing.assert_allclose(predict_counts(trained, crowd_set, crowd_set.validation), singly, rtol=1e-4)
+
+
+def test_batches_of_one_shape() -> None:
+    shapes = [(1, 4, 4)] * 5 + [(1, 4, 8)] + [(1, 4, 4)]
+    runs = [len(run) for run in training._alike(iter([torch.zeros(shape) for shape in shapes]), 2)]
+    assert runs == [2, 2, 1, 1, 1]
+
+
+def test_frames_are_read_in_order_and_not_too_far_ahead() -> None:
+    started: list[int] = []
+
+    def read(index: int) -> int:
+        started.append(index)
+        return index
+
+    results = fitting.in_order(read, range(40), ahead=4)
+    assert [next(results) for _ in range(10)] == list(range(10))
+    assert max(started) <= 10 + 4
+    assert list(results) == list(range(10, 40))
+    assert list(fitting.in_order(read, [], ahead=4)) == []
+
+
+def test_errors_of_counts(scenes: CrowdSet) -> None:
+    measures = evaluate_counts(Trained(bright()), scenes, scenes.test)
+    predicted = predict_counts(Trained(bright()), scenes, scenes.test).double().numpy()
+    error = predicted - [scenes.count(i) for i in scenes.test]
+    assert measures["mae"] == pytest.approx(np.abs(error).mean(), abs=1e-4)
+    assert measures["rmse"] == pytest.approx(np.sqrt((error**2).mean()), abs=1e-4)
+    assert measures["bias"] == pytest.approx(error.mean(), abs=1e-4)
+    assert measures["frames"] == 3
+    with pytest.raises(DataError, match="expected frames of scenes to evaluate; found none"):
+        evaluate_counts(Trained(bright()), scenes, ())
+
+
+def test_only_what_is_inside_the_region_of_interest_counts(tmp_path: Path) -> None:
+    roi = np.zeros((64, 64), bool)
+    roi[:, 32:] = True
+    crowd_set = replace(make_scenes(8, 3, 3, shape=(64, 64)), roi=roi)
+    trained = quietly(crowd_set, replace(TINY, epochs=1), tmp_path / "net.safetensors")
+    assert trained.roi is not None
+    assert trained.roi[:, 8:].all()
+    assert not trained.roi[:, :8].any()
+    found = load_weights(tmp_path / "net.safetensors")
+    density = found.model(crowd_set.image(9)[None])
+    torch.testing.assert_close(
+        predict_counts(found, crowd_set, [9]), density[..., 8:].sum()[None].detach(), rtol=1e-4, atol=1e-4
+    )
+
+
+def test_the_log(scenes: CrowdSet, tmp_path: Path) -> None:
+    trained = quietly(scenes, replace(TINY, epochs=2), tmp_path / "net.safetensors", command="said so")
+    log = json.loads((tmp_path / "net.log.json").read_text())
+    assert log["command"] == "said so"
+    assert log["settings"]["epochs"] == 2
+    assert log["data"]["frames"] == {"train": 8, "validation": 3, "test": 3}
+    assert log["validation"] == evaluate_counts(trained, scenes, scenes.validation)
+    assert log["test"] == evaluate_counts(trained, scenes, scenes.test)
+    counts = [scenes.count(i) for i in scenes.train]
+    assert log["mean_predictor"]["count"] == pytest.approx(np.mean(counts), abs=1e-3)
+    assert log["mean_predictor"]["test"]["bias"] == pytest.approx(
+        np.mean(counts) - np.mean([scenes.count(i) for i in scenes.test]), abs=1e-3
+    )
+    assert len(log["history"]["validation_mae"]) == log["epochs"] == 2
+    assert log["validation"]["mae"] == pytest.approx(log["history"]["validation_mae"][-1], abs=1e-3)
+    assert {"torch", "python", "latedrop", "numpy"} <= set(log["versions"])
+    only = replace(scenes, frames=scenes.frames[:11], test=())
+    quietly(only, replace(TINY, epochs=1), tmp_path / "only.safetensors")
+    assert "test" not in json.loads((tmp_path / "only.log.json").read_text())
+
+
+def test_missing_parts_and_places(scenes: CrowdSet, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="expected validation frames in scenes; found none"):
+        quietly(replace(scenes, validation=()))
+    with pytest.raises(ArgumentError, match=r"expected a name like mall\.safetensors.*found 'net\.pt'"):
+        quietly(scenes, TINY, tmp_path / "net.pt")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FileError, match=r"expected to make the folder .*Pass another --out"):
+        quietly(scenes, TINY, tmp_path / "file" / "net.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"epochs": 0}, "expected at least 1 epoch as epochs; found 0. Change --epochs"),
+        ({"minutes": 0.0}, "more than 0 minutes"),
+        ({"batch": 0}, "at least 1 frame in a batch"),
+        ({"lr": 0.0}, "a learning rate above 0"),
+        ({"crop": 30}, "a multiple of 4 from 16 on as crop; found 30"),
+        ({"rate": 1.0}, "a rate from 0 to below 1"),
+        ({"seed": -1}, "a seed from 0"),
+        ({"jitter": 1.5}, "a jitter from 0 to below 1"),
+        ({"average": 1.0}, "a share from 0 to below 1"),
+        ({"precision": "half"}, "bf16 or fp32"),
+    ],
+)
+def test_wrong_settings(change: dict[str, Any], said: str) -> None:
+    with pytest.raises(ArgumentError, match=said):
+        Settings(**change)
+
+
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "make_scenes", lambda: make_scenes(8, 3, 3, shape=(64, 64)))
+
+
+def test_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    few(monkeypatch)
+    out = tmp_path / "deep" / "net.safetensors"
+    options = ["--set", "scenes", "--epochs", "1", "--batch", "4", "--crop", "32", "--device", "cpu", "--seed", "3"]
+    assert main([*options, "--out", str(out), "--unchecked", "--no-progress"]) == 0
+    printed = capsys.readouterr()
+    assert "test: MAE" in printed.out
+    assert printed.err == ""
+    log = json.loads(out.with_suffix(".log.json").read_text())
+    told = [
+        "python",
+        "-m",
+        "latedrop.crowd.train",
+        *options,
+        "--out",
+        "net.safetensors",
+        "--unchecked",
+        "--no-progress",
+    ]
+    assert log["command"] == " ".join(told)
+    assert log["settings"]["seed"] == 3
+    assert load_weights(out).about["seed"] == 3
+
+
+def test_ctrl_c_is_clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    few(monkeypatch)
+    out = tmp_path / "net.safetensors"
+    command = ["--set", "scenes", "--epochs", "2", "--crop", "32", "--device", "cpu", "--out", str(out), "--unchecked"]
+    with monkeypatch.context() as patch:
+        stopping_after(patch, 1)
+        assert main(command) == 130
+    assert "the same command goes on from the last checkpoint" in capsys.readouterr().err
+    assert main(command) == 0
+    assert out.exists()
+
+
+def test_wrong_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = str(tmp_path / "net.safetensors")
+
+    def said(*options: str) -> str:
+        assert main([*options, "--out", out, "--device", "cpu"]) in (1, 2)
+        return capsys.readouterr().err
+
+    assert "expected the folder of mall; found none. Pass --data DIR" in said("--set", "mall")
+    assert "expected the folder of mall at" in said("--set", "mall", "--data", str(tmp_path / "nowhere"))
+    assert "a multiple of 4 from 16 on" in said("--set", "scenes", "--crop", "33")
+    assert "expected one of --resume and --fresh" in said("--set", "scenes", "--resume", "--fresh")
+    assert main(["--set", "scenes", "--out", out, "--device", "abacus"]) == 2
+    with pytest.raises(ArgumentError, match=r"expected a set among mall, .*found 'moon'"):
+        run(Request("moon", Path(out)))
+    with pytest.raises(SystemExit):
+        main(["--set", "moon", "--out", out])
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+def test_on_a_gpu(scenes: CrowdSet, tmp_path: Path, precision: str) -> None:
+    state, out = torch.cuda.get_rng_state(), tmp_path / "net.safetensors"
+    trained = train(scenes, replace(TINY, rate=0.1, precision=precision), out, "cuda", False, checked=False)
+    assert torch.equal(state, torch.cuda.get_rng_state())
+    assert next(trained.model.parameters()).is_cuda
+    own, moved = (predict_counts(load_weights(out), scenes, scenes.test, device) for device in ("cpu", "cuda"))
+    torch.testing.assert_close(own, moved, rtol=1e-2, atol=1e-2)
+    assert torch.isfinite(own).all()
+
+
+def test_recommended_settings() -> None:
+    assert set(RECOMMENDED) == set(SETS)
+    for settings in RECOMMENDED.values():
+        assert settings.rate == 0
+
+
+@pytest.mark.parametrize("name", ["mall", "ucsd", "pets"])
+def test_a_step_on_real_frames(name: str) -> None:
+    folder = SHARED / ("pets2009" if name == "pets" else name)
+    if not folder.is_dir():
+        pytest.skip(f"{name} is not at ../shared/data/{folder.name}")
+    opened = open_set(name, folder, part="train")
+    little = replace(opened, train=opened.train[::300], validation=opened.validation[:1])
+    trained = quietly(little, Settings(epochs=1, batch=2, crop=64))
+    assert trained.about["set"] == name
+    assert (trained.roi is not None) == (name == "ucsd")
+    assert evaluate_counts(trained, little, little.validation)["frames"] == 1
+
+
+def test_the_table_of_the_page_is_made_from_the_logs(tmp_path: Path) -> None:
+    """The page says how to make it again."""
+    copy = tmp_path / "page.md"
+    copy.write_bytes(PAGE.read_bytes())
+    update_page(copy, LOGS)
+    assert copy.read_text(encoding="utf-8") == PAGE.read_text(encoding="utf-8")
+    copy.write_text("no marks")
+    with pytest.raises(FileError, match=r"above and below the table in .*found fewer"):
+        update_page(copy, LOGS)
+
+
+def test_a_table_without_test_frames() -> None:
+    log = deepcopy(LOGS["scenes"])
+    del log["test"], log["mean_predictor"]["test"]
+    assert table({"scenes": log}).splitlines()[-1].count("not measured") == 3
+
+
+def test_shipped_logs_belong_to_shipped_weights() -> None:
+    for name, log in LOGS.items():
+        assert hashlib.sha256((WEIGHTS / f"{name}.safetensors").read_bytes()).hexdigest() == log["weights_sha256"]
+        assert log["validation"]["mae"] < log["mean_predictor"]["validation"]["mae"]
+
+
+def test_shipped_scenes_count_as_the_log_says() -> None:
+    log, trained = LOGS["scenes"], load_weights(WEIGHTS / "scenes.safetensors")
+    made = make_scenes(0, 0, 12)
+    assert evaluate_counts(trained, made, made.test)["mae"] < 0.5 * log["mean_predictor"]["test"]["mae"]

@@ -1,0 +1,98 @@
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from latedrop import sample
+from latedrop.errors import DataError, OutputError
+from latedrop.model.forward import call, place, read, row_count, take_rows
+
+
+class Keywords(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(2, 2)
+
+    def forward(self, a: Tensor, b: Tensor | None = None) -> Tensor:
+        return self.fc(a if b is None else a + b)
+
+
+@dataclass
+class Answer:
+    value: Tensor
+    hidden: Tensor
+
+
+def test_a_mapping_goes_to_the_parameters_of_its_names() -> None:
+    model = Keywords()
+    a, b = torch.ones(3, 2), torch.ones(3, 2)
+    assert torch.equal(call(model, {"a": a, "b": b}), model(a, b))
+    assert torch.equal(call(model, (a, b)), model(a, b))
+    assert torch.equal(call(model, a), model(a))
+
+
+def test_rows_and_slices() -> None:
+    x = {"a": torch.zeros(5, 2), "lengths": torch.ones(5), "temperature": torch.tensor(2.0)}
+    assert row_count(x) == 5
+    part = take_rows(x, slice(1, 3))
+    assert part["a"].shape == (2, 2)
+    assert part["lengths"].shape == (2,)
+    assert part["temperature"] == 2
+    with pytest.raises(DataError, match="first axis counts the examples"):
+        row_count({"a": 3})
+
+
+def test_arrays_take_the_models_dtype_and_tensors_keep_theirs() -> None:
+    model = Keywords()
+    assert place(np.zeros((2, 2)), model).dtype == torch.float32
+    assert place(np.zeros((2, 2), dtype=np.int64), model).dtype == torch.int64
+    assert place(torch.zeros(2, 2, dtype=torch.float64), model).dtype == torch.float64
+    frozen = np.zeros((2, 2), dtype=np.float32)
+    frozen.flags.writeable = False
+    assert place(frozen, model).shape == (2, 2)
+    assert place(np.zeros((4, 2), dtype=">f4")[::-1], model).dtype == torch.float32
+    with pytest.raises(DataError, match="3 NaN or inf among 4"):
+        place(np.array([[np.nan, np.inf], [1, -np.inf]]), model)
+    with pytest.raises(DataError, match="numeric inputs"):
+        place(np.array(["a", "b"]), model)
+
+
+@pytest.mark.parametrize(
+    ("output", "readout"),
+    [
+        (torch.ones(3, 1), None),
+        ({"only": torch.ones(3, 1), "ids": torch.ones(3, dtype=torch.int64)}, None),
+        ((torch.ones(3, 1), torch.zeros(3, 2)), 0),
+        ({"value": torch.ones(3, 1), "hidden": torch.zeros(3, 2)}, "value"),
+        (Answer(torch.ones(3, 1), torch.zeros(3, 2)), "value"),
+        (Answer(torch.ones(3, 1), torch.zeros(3, 2)), lambda answer: answer.value),
+    ],
+)
+def test_readout_finds_the_quantity(output: Any, readout: Any) -> None:
+    assert torch.equal(read(output, readout, 3), torch.ones(3, 1))
+
+
+@pytest.mark.parametrize(
+    ("output", "readout", "message"),
+    [
+        (Answer(torch.ones(3), torch.ones(3)), None, r"found 2 in Answer with parts \['value', 'hidden'\]"),
+        ((torch.ones(3), torch.ones(3)), None, r"Pass readout="),
+        ({"a": torch.ones(3)}, "b", r"a part 'b'; found dict with parts \['a'\]"),
+        (torch.ones(3, dtype=torch.int64), None, "floating tensor; found torch.int64"),
+        (torch.ones(3), lambda output: 3.0, "floating tensor; found float"),
+        (torch.ones(4, 1), None, r"the 3 examples; found shape \(4, 1\)"),
+        (torch.tensor(1.0), None, r"found shape \(\)"),
+    ],
+)
+def test_readout_errors(output: Any, readout: Any, message: str) -> None:
+    with pytest.raises(OutputError, match=message):
+        read(output, readout, 3)
+
+
+def test_numpy_and_several_inputs_reach_the_model() -> None:
+    model = nn.Sequential(Keywords(), nn.ReLU(), nn.Linear(2, 1))
+    moments = sample(model, np.ones((4, 2)), rate=0.5, draws=10)
+    assert moments.mean.shape == (4, 1)

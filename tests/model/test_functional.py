@@ -1,0 +1,660 @@
+"""Weights that no module calls: they are found, named after their parameter, and dropped as layers are."""
+
+import gc
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.functional import jacobian
+from torch.nn.utils import parametrizations
+from torch.nn.utils.parametrize import register_parametrization
+
+import latedrop
+from latedrop import calibrate, find_sites, inject, linearize, propagate, sample
+from latedrop.errors import LatedropWarning, OutputError, SiteError
+from latedrop.model.sites import Sites
+from latedrop.model.weight_calls import operator_name
+from latedrop.variance.first_order import unit_variances
+
+RATE = 0.2
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_on() -> Iterator[None]:
+    torch.manual_seed(0)
+    yield
+    assert torch._C._len_torch_function_stack() == 0
+    assert torch.utils._python_dispatch._get_current_dispatch_mode() is None
+
+
+def names(sites: Sites) -> list[str]:
+    return [site.name for site in sites]
+
+
+class Raw(nn.Module):
+    """Three layers out of raw parameters: a function, an operator and a fused one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w1, self.b1 = nn.Parameter(torch.randn(16, 5) / 2), nn.Parameter(torch.randn(16))
+        self.w2, self.b2 = nn.Parameter(torch.randn(16, 8) / 4), nn.Parameter(torch.randn(8))
+        self.w3, self.b3 = nn.Parameter(torch.randn(2, 8)), nn.Parameter(torch.randn(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.linear(x, self.w1, self.b1).relu()
+        h = torch.tanh(h @ self.w2 + self.b2)
+        return torch.addmm(self.b3, h, self.w3.t())
+
+
+def twin(raw: Raw) -> nn.Sequential:
+    model = nn.Sequential(nn.Linear(5, 16), nn.ReLU(), nn.Linear(16, 8), nn.Tanh(), nn.Linear(8, 2))
+    parameters = (raw.w1, raw.b1, raw.w2.t(), raw.b2, raw.w3, raw.b3)
+    with torch.no_grad():
+        for own, other in zip(model.parameters(), parameters, strict=True):
+            own.copy_(other)
+    return model
+
+
+def test_raw_parameters_are_sites_but_for_the_first() -> None:
+    sites = find_sites(Raw(), torch.randn(6, 5))
+    assert [(s.name, s.weight, s.layer, s.units) for s in sites] == [
+        ("w2", "w2", "matmul", (16,)),
+        ("w3", "w3", "addmm", (8,)),
+    ]
+    assert str(sites).splitlines()[1].split() == ["w2", "matmul", "element", "16", "=", "16", "1"]
+
+
+def test_one_site_before_the_last_layer_has_the_closed_form() -> None:
+    raw, x = Raw(), torch.randn(6, 5)
+    sites = find_sites(raw, x, select="w3")
+    with torch.no_grad():
+        h = torch.tanh(F.linear(x, raw.w1, raw.b1).relu() @ raw.w2 + raw.b2)
+    exact = RATE / (1 - RATE) * (h.square() @ raw.w3.detach().square().T)
+    found = linearize(raw, x, sites)
+    torch.testing.assert_close(found.variance(torch.tensor([RATE / (1 - RATE)])), exact)
+    draws = 4000
+    moments = sample(raw, x, RATE, draws, sites=sites)
+    # Sums of many masks are nearly Gaussian: the variance has a relative standard error of sqrt(2 / (T - 1)).
+    assert float((moments.variance / exact - 1).abs().max()) < 5 * (2 / (draws - 1)) ** 0.5
+    assert float(((moments.mean - raw(x).detach()).abs() / (exact / draws).sqrt()).max()) < 5
+
+
+def test_the_twin_of_modules_has_the_same_first_order_variance() -> None:
+    raw, x = Raw(), torch.randn(6, 5)
+    other = twin(raw)
+    torch.testing.assert_close(linearize(raw, x).variance_by_site, linearize(other, x).variance_by_site)
+    draws = 3000
+    ours, theirs = sample(raw, x, RATE, draws).variance, sample(other, x, RATE, draws).variance
+    assert float((ours / theirs - 1).abs().max()) < 5 * (4 / (draws - 1)) ** 0.5
+    torch.testing.assert_close(propagate(raw, x, RATE).variance, propagate(other, x, RATE).variance)
+
+
+def test_the_twin_with_the_same_names_draws_the_same_masks() -> None:
+    """A parameter called as a layer is has that layer's masks: they come from the name."""
+
+    class Listed(nn.Module):
+        def __init__(self, layers: nn.ModuleList) -> None:
+            super().__init__()
+            self.w = nn.ParameterList([layer.weight for layer in layers])
+
+        def forward(self, x: Tensor) -> Tensor:
+            for w in self.w:
+                x = torch.tanh(F.linear(x, w))
+            return x
+
+    class Layers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.ModuleList([nn.Linear(4, 4, bias=False) for _ in range(3)])
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.w:
+                x = torch.tanh(layer(x))
+            return x
+
+    layers, x = Layers(), torch.randn(5, 4)
+    assert names(find_sites(Listed(layers.w), x)) == ["w.1", "w.2"]
+    ours, theirs = sample(Listed(layers.w), x, RATE, 20), sample(layers, x, RATE, 20)
+    assert torch.equal(ours.variance, theirs.variance)
+
+
+def matrix(*shape: int) -> nn.Parameter:
+    return nn.Parameter(torch.randn(*shape))
+
+
+CALLS: dict[str, tuple[Callable[[nn.Module, Tensor], Tensor], dict[str, tuple[int, ...]]]] = {
+    "linear": (lambda m, h: F.linear(h, m.w), {"w": (3, 6)}),
+    "linear_keywords": (lambda m, h: F.linear(input=h, weight=m.w), {"w": (3, 6)}),
+    "operator": (lambda m, h: torch.ops.aten.linear.default(h, m.w), {"w": (3, 6)}),
+    "matmul": (lambda m, h: h @ m.w, {"w": (6, 3)}),
+    "transposed": (lambda m, h: h @ m.w.T, {"w": (3, 6)}),
+    "from_the_left": (lambda m, h: (m.w @ h.T).T, {"w": (3, 6)}),
+    "vector": (lambda m, h: h @ m.w, {"w": (6,)}),
+    "mm": (lambda m, h: torch.mm(h, m.w), {"w": (6, 3)}),
+    "mm_from_the_left": (lambda m, h: torch.mm(m.w, h.mT).mT, {"w": (3, 6)}),
+    "mv": (lambda m, h: torch.mv(h, m.w), {"w": (6,)}),
+    "inner": (lambda m, h: torch.inner(h, m.w), {"w": (3, 6)}),
+    "bmm": (lambda m, h: torch.bmm(h[:, None], m.w.expand(len(h), 6, 3))[:, 0], {"w": (6, 3)}),
+    "baddbmm": (lambda m, h: torch.baddbmm(m.b, h[:, None], m.w.expand(len(h), 6, 3))[:, 0], {"b": (3,), "w": (6, 3)}),
+    "addmm": (lambda m, h: torch.addmm(m.b, h, m.w), {"b": (3,), "w": (6, 3)}),
+    "addmm_in_place": (lambda m, h: h.new_zeros(len(h), 3).addmm_(h, m.w), {"w": (6, 3)}),
+    "addmv": (lambda m, h: torch.addmv(m.b.expand(len(h)), h, m.w), {"b": (1,), "w": (6,)}),
+    "einsum": (lambda m, h: torch.einsum("bi,io->bo", h, m.w), {"w": (6, 3)}),
+    "einsum_implicit": (lambda m, h: torch.einsum("ij,jk", [h, m.w]), {"w": (6, 3)}),
+    "einsum_ellipsis": (lambda m, h: torch.einsum("oi,...i->...o", m.w, h), {"w": (3, 6)}),
+    "einsum_two_axes": (lambda m, h: torch.einsum("bij,ijo->bo", h.view(-1, 2, 3), m.w), {"w": (2, 3, 2)}),
+    "tensordot": (lambda m, h: torch.tensordot(h, m.w, 1), {"w": (6, 3)}),
+    "tensordot_axes": (lambda m, h: torch.tensordot(m.w, h, ([1], [1])).T, {"w": (3, 6)}),
+    "bilinear": (lambda m, h: F.bilinear(h, h, m.w), {"w": (2, 6, 6)}),
+    "view": (lambda m, h: h @ m.w.view(6, 3), {"w": (18,)}),
+    "slice": (lambda m, h: h @ m.w[:, :3], {"w": (6, 5)}),
+    "to_dtype": (lambda m, h: F.linear(h.double(), m.w.to(torch.float64)).float(), {"w": (3, 6)}),
+    "type_as": (lambda m, h: F.linear(h, m.w.type_as(h)), {"w": (3, 6)}),
+    "conv1d": (lambda m, h: F.conv1d(h.view(-1, 2, 3), m.w, padding=1), {"w": (2, 2, 3)}),
+    "conv2d": (lambda m, h: F.conv2d(h.view(-1, 1, 2, 3), m.w, padding="same"), {"w": (2, 1, 1, 3)}),
+    "conv3d": (lambda m, h: F.conv3d(h.view(-1, 1, 1, 2, 3), m.w), {"w": (2, 1, 1, 2, 2)}),
+    "conv_transpose1d": (lambda m, h: F.conv_transpose1d(h.view(-1, 2, 3), m.w, stride=2), {"w": (2, 1, 2)}),
+    "conv_transpose2d": (lambda m, h: F.conv_transpose2d(h.view(-1, 1, 2, 3), m.w), {"w": (1, 1, 2, 2)}),
+    "conv_transpose3d": (lambda m, h: F.conv_transpose3d(h.view(-1, 1, 1, 2, 3), m.w), {"w": (1, 2, 1, 2, 2)}),
+    "merged": (lambda m, h: F.linear(h, m.w + m.up @ m.down), {"w": (3, 6), "up": (3, 1), "down": (1, 6)}),
+    "weight_norm": (lambda m, h: F.linear(h, m.g * m.v / m.v.norm(dim=1, keepdim=True)), {"g": (3, 1), "v": (3, 6)}),
+    "masked": (lambda m, h: F.linear(h, m.w * torch.ones(3, 6).tril()), {"w": (3, 6)}),
+}
+
+
+class Headed(nn.Module):
+    """A linear layer, and a head that is a call."""
+
+    def __init__(self, call: Callable[[nn.Module, Tensor], Tensor], shapes: dict[str, tuple[int, ...]]) -> None:
+        super().__init__()
+        self.first, self.call = nn.Linear(4, 6), call
+        self.in_place = call is CALLS["addmm_in_place"][0]
+        for name, shape in shapes.items():
+            setattr(self, name, matrix(*shape))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.call(self, torch.tanh(self.first(x))).reshape(len(x), -1)
+
+
+@pytest.fixture(params=CALLS, ids=CALLS.keys())
+def headed(request: pytest.FixtureRequest) -> Headed:
+    return Headed(*CALLS[request.param])
+
+
+def test_every_call_has_its_exact_first_order_variance(headed: Headed) -> None:
+    """`sum_i (h_i dy/dh_i)^2` from the Jacobian of the call alone."""
+    x = torch.randn(5, 4)
+    sites = find_sites(headed, x)
+    assert names(sites) == ["g" if hasattr(headed, "g") else "w"]
+    assert sites[0].weight == sites[0].name
+    found = linearize(headed, x, sites)
+    for row in range(len(x)):
+        h = torch.tanh(headed.first(x[row : row + 1])).detach()
+        slopes = jacobian(lambda v: headed.call(headed, v).flatten(), h).flatten(1)
+        exact = (slopes * h.flatten()).square().sum(1)
+        torch.testing.assert_close(found.variance_by_site[row, :, 0].float(), exact, rtol=1e-4, atol=1e-6)
+
+
+def test_every_call_draws_alike_in_both_engines_and_in_any_batch(headed: Headed) -> None:
+    x = torch.randn(5, 4)
+    for kind in ("element", "channel"):
+        sites = find_sites(headed, x, kind=kind)
+        loop = sample(headed, x, RATE, 12, sites=sites, engine="loop", keep_draws=True)
+        engine = "auto" if headed.in_place else "vmap"  # no operator may write many draws into one tensor
+        fast = sample(headed, x, RATE, 12, sites=sites, engine=engine, keep_draws=True)
+        torch.testing.assert_close(fast.outputs, loop.outputs)
+        assert bool((loop.variance.sum(1) > 0).all())
+        alone = sample(headed, x[2:4], RATE, 12, sites=sites)
+        torch.testing.assert_close(alone.variance, loop.variance[2:4])
+        with inject(headed, sites, RATE) as injection, torch.no_grad():
+            for draw in range(3):
+                assert injection.draw == draw
+                torch.testing.assert_close(headed(x), loop.outputs[draw])
+        same = sample(headed, x[:1].expand_as(x), RATE, 12, sites=sites, shared=False, keep_draws=True).outputs
+        assert not torch.allclose(same[:, 0], same[:, 4])
+
+
+def test_rate_zero_is_the_plain_model_bit_for_bit(headed: Headed) -> None:
+    x = torch.randn(5, 4)
+    sites = find_sites(headed, x)
+    with torch.no_grad():
+        plain = headed(x)
+        with inject(headed, sites, 0.0):
+            assert torch.equal(headed(x), plain)
+    moments = sample(headed, x, 0.0, sites=sites)
+    assert torch.equal(moments.mean, plain)
+    assert not moments.variance.any()
+
+
+def test_what_is_no_layer_is_left_alone() -> None:
+    """Scales, scores, tables of constants and products of weights are not weight calls."""
+
+    class Other(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 1)
+            self.scale, self.left, self.right = matrix(4), matrix(4, 4), matrix(4, 4)
+            self.register_buffer("table", torch.randn(4, 4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.first(x) * self.scale + (self.left @ self.right).mean()
+            h = h + torch.einsum("bi,i->bi", h, self.scale)
+            h = h @ self.table + ((h[:, :, None] @ h[:, None]).softmax(-1) @ h[:, :, None])[..., 0]
+            return self.last(F.layer_norm(h, (4,), self.scale))
+
+    assert names(find_sites(Other(), torch.randn(6, 4))) == ["last"]
+
+
+def test_no_double_dropout_and_layers_that_are_not_chosen_stay_clean() -> None:
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second, self.third = nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 1)
+            self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.second(self.first(x).relu()).relu()
+            h = h + self.attention(h[:, None], h[:, None], h[:, None])[0][:, 0]
+            return F.linear(h, self.third.weight, self.third.bias)
+
+    model, x = Mixed(), torch.randn(5, 4)
+    sites = find_sites(model, x)
+    assert [(s.name, s.calls) for s in sites] == [("second", 1), ("attention", 1), ("third.weight", 1)]
+    head = find_sites(model, x, select="third*")
+    assert names(head) == ["third.weight"]
+    seen: list[Tensor] = []
+    with torch.no_grad():
+        for chosen, rate in ((head, 0.5), (sites, 0.0), (sites, 0.5)):
+            with inject(model, chosen, rate, draw=0):
+                handle = model.second.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+                model(x)
+                handle.remove()
+    assert torch.equal(seen[0], seen[1])
+    kept = seen[0] != 0
+    ratios = (seen[2] / seen[0])[kept]
+    assert bool(((ratios == 0) | (ratios == 2)).all())  # one mask, not two
+    both = linearize(model, x, sites).variance_by_site
+    torch.testing.assert_close(both[..., 2], linearize(model, x, head).variance_by_site[..., 0])
+
+
+def test_select_by_owner_and_rates_by_name() -> None:
+    class Dense(nn.Module):
+        def __init__(self, size: int, out: int) -> None:
+            super().__init__()
+            self.weight = matrix(size, out)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x @ self.weight
+
+    model = nn.Sequential(Dense(4, 8), nn.ReLU(), Dense(8, 8), nn.ReLU(), nn.Linear(8, 1))
+    x = torch.randn(6, 4)
+    assert names(find_sites(model, x)) == ["2.weight", "4"]
+    assert names(find_sites(model, x, select=Dense)) == ["2.weight"]
+    assert names(find_sites(model, x, select=lambda name, module: isinstance(module, nn.Linear))) == ["4"]
+    with pytest.raises(SiteError, match=r"Sites: \['2.weight', '4'\]; first layers, which are never sites: \['0.weig"):
+        find_sites(model, x, select="nothing")
+    only = sample(model, x, {"*.weight": RATE}, 10)
+    alone = sample(model, x, RATE, 10, sites=find_sites(model, x, select="2.*"))
+    assert torch.equal(only.mean, alone.mean)
+
+
+def test_slices_of_one_parameter_are_sites_of_their_own() -> None:
+    class Stack(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stack = matrix(4, 5, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in range(4):
+                x = torch.tanh(x @ self.stack[layer].T)
+            return x
+
+    model, x = Stack(), torch.randn(6, 5)
+    sites = find_sites(model, x)
+    assert [(s.name, s.weight, s.calls) for s in sites] == [(f"stack[{i}]", "stack", 1) for i in (1, 2, 3)]
+    assert names(find_sites(model, x, select="stack[2]")) == ["stack[2]"]
+    moments = sample(model, x, {"stack[2]": RATE}, 10, sites=sites)
+    torch.testing.assert_close(moments.mean, sample(model, x, RATE, 10, sites=sites[1:2]).mean)
+
+
+def test_lookups_count_as_upstream_and_tied_weights_keep_their_name() -> None:
+    class Tokens(nn.Module):
+        def __init__(self, lookup: str) -> None:
+            super().__init__()
+            self.table, self.w, self.lookup = matrix(7, 4), matrix(4, 4), lookup
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            h = self.table[tokens] if self.lookup == "index" else F.embedding(tokens, self.table)
+            return torch.tanh(h.mean(1) @ self.w) @ self.table.T
+
+    tokens = torch.randint(7, (5, 3))
+    for lookup in ("index", "embedding"):
+        assert names(find_sites(Tokens(lookup), tokens)) == ["w", "table"]
+
+
+def test_a_recurrence_by_hand_counts_its_calls() -> None:
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w_in, self.w, self.out = matrix(2, 6), nn.Parameter(torch.randn(6, 6) / 3), matrix(6, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = torch.zeros(len(x), 6)
+            for step in x.unbind(1):
+                h = torch.tanh(step @ self.w_in + h @ self.w)
+            return h @ self.out
+
+    model, x = Recurrent(), torch.randn(5, 4, 2)
+    sites = find_sites(model, x)
+    assert [(s.name, s.calls) for s in sites] == [("w", 3), ("out", 1)]  # the first product is with zeros
+    loop = sample(model, x, RATE, 10, sites=sites, engine="loop")
+    torch.testing.assert_close(sample(model, x, RATE, 10, sites=sites, engine="vmap").variance, loop.variance)
+    longer = sample(model, torch.randn(5, 6, 2), RATE, 10, sites=sites)
+    assert bool((longer.variance > 0).all())
+
+
+def test_attention_by_hand_and_by_function() -> None:
+    class ByHand(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.qkv, self.out = nn.Linear(3, 8), matrix(24, 8), matrix(8, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.embed(x)
+            q, k, v = (F.linear(h, part) for part in self.qkv.chunk(3))
+            return F.scaled_dot_product_attention(q, k, v).mean(1) @ self.out
+
+    class ByFunction(nn.Module):
+        def __init__(self, module: nn.MultiheadAttention | None) -> None:
+            super().__init__()
+            self.embed, self.head, self.module = nn.Linear(3, 8), nn.Linear(8, 1), module
+            self.in_proj_weight, self.out_proj = matrix(24, 8), nn.Parameter(torch.randn(8, 8))
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.embed(x).transpose(0, 1)
+            if self.module is not None:
+                return self.head(self.module(h, h, h)[0].mean(0))
+            zeros = torch.zeros(24), torch.zeros(8)
+            mixed, _ = F.multi_head_attention_forward(
+                h, h, h, 8, 2, self.in_proj_weight, zeros[0], None, None, False, 0.0, self.out_proj, zeros[1]
+            )
+            return self.head(mixed.mean(0))
+
+    x = torch.randn(5, 4, 3)
+    by_hand = find_sites(ByHand(), x)
+    assert names(by_hand) == ["qkv", "qkv[8]", "qkv[16]", "out"]
+    assert {s.units for s in by_hand[:3]} == {(4, 8)}
+    model = ByFunction(None)
+    sites = find_sites(model, x)
+    assert [(s.name, s.layer, s.units) for s in sites] == [
+        ("in_proj_weight", "multi_head_attention_forward", (4, 8)),
+        ("head", "Linear", (8,)),
+    ]
+    other = ByFunction(nn.MultiheadAttention(8, 2))
+    other.load_state_dict(model.state_dict(), strict=False)
+    state = {"in_proj_weight": model.in_proj_weight, "out_proj.weight": model.out_proj}
+    other.module.load_state_dict(state, strict=False)
+    torch.testing.assert_close(linearize(model, x).variance_by_site, linearize(other, x).variance_by_site)
+    torch.testing.assert_close(
+        sample(model, x, RATE, 8, engine="vmap").variance, sample(model, x, RATE, 8, engine="loop").variance
+    )
+    with pytest.raises(SiteError, match="found a layer of type multi_head_attention_forward in the model"):
+        propagate(model, x, RATE)
+
+
+def test_recurrent_functions_and_cells() -> None:
+    class Functions(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.cell, self.lstm = nn.Linear(2, 4), nn.GRUCell(4, 4), nn.LSTM(4, 4, batch_first=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h, zeros = self.embed(x), x.new_zeros(1, len(x), 4)
+            weights = list(self.lstm.parameters())
+            states = torch.lstm(h, (zeros, zeros), weights, True, 1, 0.0, False, False, True)[0]
+            return torch.gru_cell(states[:, -1], zeros[0], *self.cell.parameters())
+
+    model, x = Functions(), torch.randn(5, 3, 2)
+    sites = find_sites(model, x)
+    assert [(s.name, s.layer, s.units) for s in sites] == [
+        ("lstm.weight_ih_l0", "lstm", (3, 4)),
+        ("cell.weight_ih", "gru_cell", (4,)),
+    ]
+    assert bool((sample(model, x, RATE, 10).variance > 0).all())
+    assert bool((linearize(model, x).variance_by_site > 0).all())
+    with pytest.raises(SiteError, match="found a layer of type lstm in the model"):
+        propagate(model, x, RATE)
+
+
+def test_parametrized_layers_and_parameters() -> None:
+    class Symmetric(nn.Module):
+        def forward(self, w: Tensor) -> Tensor:
+            return w.triu() + w.triu(1).mT
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.w = nn.Linear(3, 4), matrix(4, 4)
+            self.normed = parametrizations.weight_norm(nn.Linear(4, 4))
+            self.spectral = parametrizations.spectral_norm(nn.Linear(4, 4))
+            register_parametrization(self, "w", Symmetric())
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.spectral(self.normed(torch.tanh(self.first(x)) @ self.w))
+
+    model, x = Model(), torch.randn(6, 3)
+    sites = find_sites(model, x)
+    assert [(s.name, s.weight, s.layer) for s in sites] == [
+        ("w", "w", "matmul"),
+        ("normed", None, "ParametrizedLinear"),
+        ("spectral", None, "ParametrizedLinear"),
+    ]
+    loop = sample(model, x, RATE, 10, sites=sites, engine="loop")
+    torch.testing.assert_close(sample(model, x, RATE, 10, sites=sites, engine="vmap").variance, loop.variance)
+
+
+def test_channels_of_an_einsum_are_all_that_is_summed_over() -> None:
+    model = Headed(*CALLS["einsum_two_axes"])
+    assert find_sites(model, torch.randn(5, 4), kind="channel")[0].units == (2, 3)
+    conv = Headed(*CALLS["conv1d"])
+    assert find_sites(conv, torch.randn(5, 4), kind="channel")[0].units == (2,)
+
+
+@pytest.mark.parametrize("engine", ["vmap", "loop"])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_all_is_clean_after_an_exception(engine: str, error: type[BaseException]) -> None:
+    class Failing(Raw):
+        failing = False
+
+        def forward(self, x: Tensor) -> Tensor:
+            out = super().forward(x)
+            if self.failing:
+                raise error("stop")
+            return out
+
+    model, x = Failing(), torch.randn(6, 5)
+    sites = find_sites(model, x)
+    plain = model(x)
+    model.failing = True
+    for attempt in (
+        lambda: sample(model, x, RATE, 10, sites=sites, engine=engine),
+        lambda: linearize(model, x, sites),
+        lambda: (
+            find_sites(model, x) if error is KeyboardInterrupt else sample(model, x, RATE, sites=sites, engine="vmap")
+        ),
+    ):
+        with pytest.raises(error, match="stop"):
+            attempt()
+        assert torch._C._len_torch_function_stack() == 0
+        assert not any(module._forward_pre_hooks or module._forward_hooks for module in model.modules())
+    with inject(model, sites, RATE):
+        with pytest.raises(error, match="stop"):
+            model(x)
+        model.failing = False
+        if error is RuntimeError:  # after an interrupt the next pass of the model sets things right
+            assert torch.equal(F.linear(x, model.w1), x @ model.w1.T)
+        assert not torch.equal(model(x), plain)
+    assert torch.equal(model(x), plain)
+
+
+def test_only_the_model_is_intercepted_and_nothing_is_kept() -> None:
+    model, x = Raw(), torch.randn(6, 5)
+    h = torch.randn(6, 16)
+    sites = find_sites(model, x)
+    with inject(model, sites, 0.5, draw=0), torch.no_grad():
+        model(x)
+        assert torch.equal(h @ model.w2, torch.mm(h, model.w2))
+    gc.collect()
+    before = sum(type(item) is Tensor for item in gc.get_objects())
+    sample(model, x, RATE, 10, sites=sites)
+    gc.collect()
+    assert sum(type(item) is Tensor for item in gc.get_objects()) <= before
+
+
+def test_calibrate_save_load_predict_and_explain(tmp_path) -> None:
+    model, x = Raw(), torch.randn(80, 5)
+    y = model(x).detach() + 0.1 * torch.randn(80, 2)
+    for method in ("sample", "linear", "propagate"):
+        uq = calibrate(model, (x, y), [0.05, 0.2], 20, method=method, progress=False)
+        uq.save(tmp_path / "c.json")
+        back = latedrop.load(tmp_path / "c.json", model)
+        assert back.calibration.sites == uq.calibration.sites
+        assert torch.equal(back.predict(x).variance, uq.predict(x).variance)
+    explanation = uq.explain(x[:1])
+    assert set(explanation.sites) == {"w2", "w3"}
+    with pytest.raises(latedrop.errors.FileError, match=r"its layers \['w2', 'w3'\] are missing"):
+        latedrop.load(tmp_path / "c.json", twin(model))
+    mean, columns = unit_variances(model, x[:1], uq.calibration.sites)
+    assert mean.shape == (1, 2)
+    assert columns[0]["w2"].shape == (16,)
+
+
+def test_files_of_module_sites_are_as_they_were() -> None:
+    rows = find_sites(twin(Raw()), torch.randn(6, 5)).to_list()
+    assert "weight" not in rows[0]
+    assert Sites.from_list(rows)[0].weight is None
+    raw = find_sites(Raw(), torch.randn(6, 5))
+    assert Sites.from_list(raw.to_list()) == raw
+
+
+def test_scripts_cannot_be_seen_into() -> None:
+    model = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1))
+    x = torch.randn(6, 3)
+    with pytest.warns(DeprecationWarning, match="deprecated"):
+        traced, part = torch.jit.trace(model, x), torch.jit.trace(model[:2], x)
+    with pytest.raises(SiteError, match="found TorchScript, inside which nothing can be dropped"):
+        find_sites(traced, x)
+    outer = nn.Sequential(part, nn.Linear(8, 1))
+    with pytest.warns(LatedropWarning, match=r"\['0'\] are TorchScript: no dropout goes inside"):
+        sites = find_sites(outer, x)
+    assert names(sites) == ["1"]  # its input comes out of a weight, though one that no one saw
+    assert bool((sample(outer, x, RATE, 10, sites=sites, engine="loop").variance > 0).all())
+
+
+def test_parameters_in_one_storage_and_layers_called_past_their_hooks() -> None:
+    """Recurrent layers on a GPU, and flattened models, keep many parameters in one piece of memory."""
+
+    class Flat(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            memory = torch.randn(4 * 6 + 6 * 6 + 6)
+            self.one, self.two = nn.Parameter(memory[:24].view(4, 6)), nn.Parameter(memory[24:60].view(6, 6))
+            self.three = nn.Parameter(memory[60:].view(6, 1))
+            self.last = nn.Linear(1, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last.forward(torch.tanh(torch.tanh(x @ self.one) @ self.two.T[:, :6]) @ self.three)
+
+    assert names(find_sites(Flat(), torch.randn(5, 4))) == ["two", "three", "last.weight"]
+
+
+def test_constants_and_transforms_of_the_model_itself() -> None:
+    class Inner(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.w, self.last = nn.Linear(3, 4), matrix(4, 4), nn.Linear(4, 1)
+            self.constant = torch.randn(4, 4)  # no buffer
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = torch.vmap(lambda row: torch.tanh(row @ self.w))(torch.tanh(self.first(x)))
+            return self.last(F.linear(h, self.w * self.constant))
+
+    model, x = Inner(), torch.randn(5, 3)
+    sites = find_sites(model, x)
+    assert [(s.name, s.layer, s.calls) for s in sites] == [("w", "linear", 1), ("last", "Linear", 1)]
+    loop = sample(model, x, RATE, 10, sites=sites, engine="loop")
+    torch.testing.assert_close(sample(model, x, RATE, 10, sites=sites, engine="vmap").variance, loop.variance)
+
+
+def test_what_is_written_into_a_constant_counts() -> None:
+    """Activations make it an activation, parameters make it a weight."""
+
+    class Written(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.w, self.block = nn.Linear(3, 4), matrix(6, 2), matrix(2, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            room, blocks = torch.zeros(len(x), 6), torch.zeros(2, 2)
+            room[:, 1:5].copy_(self.first(x))
+            room[:, 5] = x[:, 0]
+            blocks[:, 1:] = self.block
+            return torch.tanh(room @ self.w) @ blocks
+
+    assert names(find_sites(Written(), torch.randn(5, 3))) == ["w", "block"]
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta state")
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks are implicitly disabled")
+@pytest.mark.parametrize("layout", ["coo", "csr"])
+def test_sparse_matrices_are_followed(layout: str) -> None:
+    class Graph(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.w = nn.Linear(3, 4), matrix(4, 1)
+            links = torch.rand(6, 6).gt(0.5) + torch.eye(6)
+            self.register_buffer("links", links.to_sparse() if layout == "coo" else links.to_sparse_csr())
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.links @ torch.tanh(self.links @ self.first(x)) @ self.w
+
+    model, x = Graph(), torch.randn(6, 3)
+    with pytest.warns(LatedropWarning, match="do not depend on each other"):  # the rows are nodes of one graph
+        sites = find_sites(model, x)
+    assert names(sites) == ["w"]
+    assert bool((sample(model, x, RATE, 10, sites=sites).variance > 0).all())
+
+
+def test_sites_without_gradients_have_no_first_order() -> None:
+    class Product(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
+            ctx.save_for_backward(w)
+            return x @ w
+
+        @staticmethod
+        def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None]:
+            return slope @ ctx.saved_tensors[0].T, None
+
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.w, self.last = nn.Linear(3, 4), matrix(4, 4), nn.Linear(4, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(Product.apply(torch.tanh(self.first(x)), self.w))
+
+    model, x = Own(), torch.randn(5, 3)
+    assert names(find_sites(model, x)) == ["w", "last"]
+    assert bool((sample(model, x, {"w": RATE}, 10).variance > 0).all())
+    with pytest.raises(OutputError, match=r"the model runs \['w'\] without"):
+        linearize(model, x)
+    assert linearize(model, x, find_sites(model, x, select="last")).mean.shape == (5, 1)
+
+
+def test_operator_names() -> None:
+    assert operator_name(torch.ops.aten.conv2d.default) == operator_name(F.conv2d) == "conv2d"
+    assert operator_name(object()) == ""

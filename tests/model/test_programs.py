@@ -1,0 +1,345 @@
+"""Exported programs are models like others; the eager model that they were made from is the reference."""
+
+import io
+import os
+from collections import defaultdict
+from collections.abc import Callable
+from fractions import Fraction
+from functools import cache
+from pathlib import Path
+from typing import Any
+from zipfile import ZipFile
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram, export
+
+import latedrop
+from latedrop import calibrate, find_sites, inject, linearize, load_program, propagate, sample
+from latedrop.errors import ArgumentError, DataError, FileError, SiteError
+from latedrop.model.forward import call, map_rows, read, take_rows
+from latedrop.variance.first_order import unit_variances
+from latedrop.variance.sampling import plain_output
+from zoo import ZOO, Case
+
+# Torch's own: about recurrent layers on export, about itself when it decomposes a program, and (2.11) on reading one.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The tensor attributes .* were assigned during export:UserWarning"),
+    pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:The given buffer is not writable:UserWarning"),
+]
+
+RATE = 0.2
+CASES = {case.name: case for case in ZOO}
+# Sites of the eager model, and the weights of the program that have the same input.
+WEIGHTS = {
+    "mlp": {"2": ["2.weight"], "4": ["4.weight"]},
+    "batchnorm_cnn": {"4": ["4.weight"], "9": ["9.weight"]},
+    "unet": {name: [f"{name}.weight"] for name in ("down2", "up", "merge", "out")},
+    "lstm": {"lstm": ["lstm.weight_ih_l0"], "head": ["head.weight"]},
+    "time_major_gru": {"gru": ["gru.weight_ih_l0"], "head": ["head.weight"]},
+    "transformer": {
+        **{f"encoder.layers.{i}.self_attn": [f"encoder.layers.{i}.self_attn.in_proj_weight"] for i in (0, 1)},
+        **{f"encoder.layers.{i}.linear{k}": [f"encoder.layers.{i}.linear{k}.weight"] for i in (0, 1) for k in (1, 2)},
+        "head": ["head.weight"],
+    },
+    "attention": {"attention": ["attention.in_proj_weight", "attention.in_proj_weight[8]"], "head": ["head.weight"]},
+    "reused": {"again": ["again.weight"], "head": ["head.weight"]},
+    "dict_input": {"head": ["head.weight"]},
+}
+FURTHER = {  # attention's last projection is inside a layer of the eager model
+    "transformer": {f"encoder.layers.{i}.self_attn.out_proj.weight" for i in (0, 1)},
+    "attention": {"attention.out_proj.weight"},
+}
+
+
+def exported(model: nn.Module, x: Any, rows: Any = None) -> ExportedProgram:
+    inputs = x if isinstance(x, tuple) else (x,)
+    shapes = tuple({key: {0: rows} for key in part} if isinstance(part, dict) else {0: rows} for part in inputs)
+    return export(model.eval(), inputs, dynamic_shapes=None if rows is None else shapes)
+
+
+@cache
+def made(name: str) -> tuple[nn.Module, nn.Module, Any, bytes]:
+    """The eager model, its program, inputs, and the archive."""
+    torch.manual_seed(0)
+    model, x = CASES[name].make()
+    archive = io.BytesIO()
+    torch.export.save(exported(model, x, Dim("rows")), archive)
+    archive.seek(0)
+    return model, load_program(torch.export.load(archive)), x, archive.getvalue()
+
+
+@pytest.fixture(params=WEIGHTS, ids=WEIGHTS.keys())
+def case(request: pytest.FixtureRequest) -> Case:
+    return CASES[request.param]
+
+
+def test_sites_and_first_order_variance_are_those_of_the_eager_model(case: Case) -> None:
+    model, program, x, _ = made(case.name)
+    found, eager = linearize(program, x, readout=case.readout), linearize(model, x, readout=case.readout)
+    ours = {s.name: v for s, v in zip(found.sites, found.variance_by_site.unbind(-1), strict=True)}
+    weights, further = WEIGHTS[case.name], FURTHER.get(case.name, set())
+    assert set(ours) == {name for names in weights.values() for name in names} | further
+    torch.testing.assert_close(found.mean, eager.mean)
+    for site, theirs in zip(eager.sites, eager.variance_by_site.unbind(-1), strict=True):
+        torch.testing.assert_close(sum(ours[name] for name in weights[site.name]), theirs, rtol=1e-4, atol=1e-7)
+    assert all(bool((ours[name] > 0).all()) for name in further)
+
+
+def test_draws_are_the_same_in_both_engines_and_at_rate_zero_the_program_is_itself(case: Case) -> None:
+    model, program, x, _ = made(case.name)
+    sites = find_sites(program, x)
+    loop = sample(program, x, RATE, 8, sites=sites, readout=case.readout, engine="loop", keep_draws=True)
+    # Older versions of torch cannot take some views that programs of attention have inside vmap.
+    engine = "auto" if case.name in ("transformer", "lstm", "time_major_gru") else "vmap"
+    fast = sample(program, x, RATE, 8, sites=sites, readout=case.readout, engine=engine, keep_draws=True)
+    torch.testing.assert_close(fast.outputs, loop.outputs)
+    alone = sample(program, take_rows(x, slice(1, 2)), RATE, 8, sites=sites, readout=case.readout)
+    torch.testing.assert_close(alone.variance, loop.variance[1:2])
+    with torch.no_grad():
+        plain = read(call(program, x), case.readout, 6)
+        torch.testing.assert_close(plain, read(call(model, x), case.readout, 6))
+        with inject(program, sites, 0.0):
+            assert torch.equal(read(call(program, x), case.readout, 6), plain)
+    assert torch.equal(sample(program, x, 0.0, sites=sites, readout=case.readout).mean, plain)
+
+
+@pytest.mark.parametrize("name", ["mlp", "unet", "reused"])
+def test_propagated_variance_is_that_of_the_eager_model(name: str) -> None:
+    model, program, x, _ = made(name)
+    torch.testing.assert_close(propagate(program, x, RATE).variance, propagate(model, x, RATE).variance)
+
+
+def test_propagate_refuses_what_it_refuses_in_the_eager_model() -> None:
+    _, program, x, _ = made("lstm")
+    with pytest.raises(SiteError, match=r"found a layer of type lstm in the model \(GraphModule\)"):
+        propagate(program, x, RATE)
+
+
+def test_sampled_variance_is_that_of_the_eager_model() -> None:
+    model, program, x, _ = made("mlp")
+    draws = 3000
+    ours, theirs = sample(program, x, RATE, draws).variance, sample(model, x, RATE, draws).variance
+    assert float((ours / theirs - 1).abs().max()) < 5 * (4 / (draws - 1)) ** 0.5
+
+
+def test_channels_and_masks_of_its_own_for_every_example() -> None:
+    _, program, x, _ = made("unet")
+    sites = find_sites(program, x, kind="channel", select="*.weight")
+    assert [site.units for site in sites] == [(6,), (12,), (12,), (6,)]
+    copies = x[:1].expand_as(x)
+    own = sample(program, copies, RATE, 8, sites=sites, shared=False, keep_draws=True).outputs
+    assert not torch.allclose(own[:, 0], own[:, 5])
+
+
+@pytest.mark.parametrize(("name", "method"), [("mlp", "sample"), ("transformer", "linear")])
+def test_the_whole_road_without_the_source(name: str, method: str, tmp_path: Path) -> None:
+    model, _, x, archive = made(name)
+    path, file = tmp_path / "model.pt2", tmp_path / "c.json"
+    path.write_bytes(archive)
+    x = torch.cat([x] * 5)
+    with torch.no_grad():
+        y = model(x) + 0.1 * torch.randn(30, 1)
+    uq = calibrate(load_program(path), (x, y), [0.05, 0.2], 10, method=method, progress=False)
+    uq.save(file)
+    again = latedrop.load(file, load_program(path))
+    assert torch.equal(again.predict(x[:7]).variance, uq.predict(x[:7]).variance)
+    low, high = again.predict(x).interval(0.9)
+    assert bool((low < high).all())
+    assert abs(sum(again.explain(x[:1]).sites.values()) - 1) < 1e-6
+    with pytest.raises(SiteError, match="weights in another way than when the sites were found"):
+        latedrop.load(file, model).predict(x)
+
+
+def test_a_fixed_number_of_rows_is_no_limit() -> None:
+    model, dynamic, _, _ = made("mlp")
+    x = torch.randn(10, 5)
+    for rows in (1, 4):
+        fixed = load_program(exported(model, x[:rows]))
+        assert find_sites(fixed, x) == find_sites(dynamic, x)
+        torch.testing.assert_close(plain_output(fixed, x), plain_output(dynamic, x))
+        torch.testing.assert_close(sample(fixed, x, RATE, 6).variance, sample(dynamic, x, RATE, 6).variance)
+        torch.testing.assert_close(propagate(fixed, x, RATE).variance, propagate(dynamic, x, RATE).variance)
+        ours, theirs = linearize(fixed, x), linearize(dynamic, x, chunk=3)
+        torch.testing.assert_close(ours.variance_by_site, theirs.variance_by_site)
+        kept = sample(fixed, x, RATE, 6, keep_draws=True).outputs
+        torch.testing.assert_close(kept, sample(dynamic, x, RATE, 6, keep_draws=True).outputs)
+        for (one, parts), (other, others) in [[unit_variances(p, x[:1], ours.sites) for p in (fixed, dynamic)]]:
+            torch.testing.assert_close(one, other)
+            torch.testing.assert_close(parts[0]["2.weight"], others[0]["2.weight"])
+        uq = calibrate(fixed, (x, torch.randn(10, 1)), [0.1, 0.3], 10, progress=False)
+        assert len(uq.predict(x)) == 10
+    with pytest.raises(DataError, match="Guard failed"):
+        uq.predict(torch.randn(3, 7))
+
+
+@pytest.mark.parametrize("name", ["attention", "time_major_gru"])
+def test_the_axis_of_the_examples_is_found_where_their_number_is_fixed(name: str) -> None:
+    model, dynamic, x, _ = made(name)
+    fixed = load_program(exported(model, map_rows(x, lambda t: t[:3])))
+    sites = find_sites(fixed, x)
+    assert sites == find_sites(dynamic, x)
+    assert any(site.batch_axis == 1 or site.interleaved for site in sites)
+    x = map_rows(x, lambda t: t[:5])
+    torch.testing.assert_close(sample(fixed, x, RATE, 6).variance, sample(dynamic, x, RATE, 6).variance)
+
+
+def test_bounds_on_the_number_of_rows() -> None:
+    model, dynamic, _, _ = made("mlp")
+    x = torch.randn(10, 5)
+    bounded = load_program(exported(model, x[:4], Dim("rows", min=3, max=4)))
+    for rows in (1, 4, 10):
+        ours, theirs = sample(bounded, x[:rows], RATE, 6), sample(dynamic, x[:rows], RATE, 6)
+        torch.testing.assert_close(ours.variance, theirs.variance)
+    assert linearize(bounded, x, chunk=2).mean.shape == (10, 1)
+
+
+def test_a_learned_query_needs_single_rows_for_the_first_order() -> None:
+    class Query(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.query = nn.Parameter(torch.randn(2, 4))
+            self.first, self.second, self.embed = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(3, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            query = self.second(torch.tanh(self.first(self.query)))
+            return torch.tanh(self.embed(x)) @ query.T
+
+    model, x = Query().eval(), torch.randn(6, 3)
+    program = load_program(exported(model, x, Dim("rows")))
+    eager = find_sites(model, x)
+    assert [site.batch_axis for site in eager] == [None]
+    ours, theirs = linearize(program, x), linearize(model, x, eager)
+    torch.testing.assert_close(ours.variance_by_site, theirs.variance_by_site)
+    fixed = load_program(exported(model, x))
+    assert find_sites(fixed, x) == ours.sites
+    with pytest.raises(SiteError, match=r"takes no fewer than 6. Export it with a dynamic batch dimension"):
+        linearize(fixed, x)
+
+
+def test_decomposed_programs_and_blocks_without_gradients() -> None:
+    class Blocks(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second, self.third = nn.Linear(5, 8), nn.Linear(8, 8), nn.Linear(8, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.no_grad():
+                h = self.first(x).relu()
+            with torch.autocast("cpu", enabled=False):
+                return self.third(torch.tanh(self.second(h)))
+
+    model, x = Blocks().eval(), torch.randn(6, 5)
+    program = exported(model, x, Dim("rows"))
+    eager = linearize(model, x).variance_by_site
+    for form in (program, program.run_decompositions()):
+        found = linearize(load_program(form), x)
+        assert [site.name for site in found.sites] == ["second.weight", "third.weight"]
+        torch.testing.assert_close(found.variance_by_site, eager)
+
+
+def test_keywords_and_devices() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.left, self.right, self.head = nn.Linear(3, 4), nn.Linear(2, 4), nn.Linear(4, 1)
+
+        def forward(self, left: Tensor, *, right: Tensor) -> Tensor:
+            return self.head(torch.tanh(self.left(left) + self.right(right)))
+
+    model, x = Two().eval(), {"left": torch.randn(6, 3), "right": torch.randn(6, 2)}
+    shapes = {"left": {0: Dim.DYNAMIC}, "right": {0: Dim.DYNAMIC}}
+    program = load_program(export(model, (x["left"],), {"right": x["right"]}, dynamic_shapes=shapes), device="cpu")
+    torch.testing.assert_close(linearize(program, x).variance_by_site, linearize(model, x).variance_by_site)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_program_on_another_device() -> None:
+    """An LSTM's first state is made inside the program: it has to move too, and its weights share one storage."""
+    *_, x, archive = made("lstm")
+    program = load_program(torch.export.load(io.BytesIO(archive)), device="cuda")
+    here = load_program(torch.export.load(io.BytesIO(archive)))
+    assert find_sites(program, x.cuda()) == find_sites(here, x)
+    ours, theirs = linearize(program, x), linearize(here, x)
+    torch.testing.assert_close(ours.variance_by_site.cpu(), theirs.variance_by_site, rtol=1e-3, atol=1e-6)
+    assert bool((sample(program, x, RATE, 8).variance > 0).all())
+
+
+def test_train_mode_is_refused() -> None:
+    x = torch.randn(6, 5)
+    dropout = nn.Sequential(nn.Linear(5, 8), nn.Dropout(0.5), nn.Linear(8, 1))
+    norm = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
+    lstm = nn.LSTM(5, 4, num_layers=2, dropout=0.5)
+    for model, operator in ((dropout, "dropout"), (norm, "batch_norm"), (lstm, "lstm")):
+        with pytest.raises(FileError, match=rf"exported in eval mode; found \['aten.{operator}.*Call model.eval\(\)"):
+            load_program(export(model.train(), (x,)))
+    for model in (dropout, norm, lstm, nn.Sequential(nn.BatchNorm1d(5, track_running_stats=False), nn.Linear(5, 1))):
+        load_program(export(model.eval(), (x,)))
+
+
+def rewritten(archive: bytes, change: Callable[[str, bytes], bytes | None], **more: bytes) -> bytes:
+    out = io.BytesIO()
+    with ZipFile(io.BytesIO(archive)) as old, ZipFile(out, "w") as new:
+        root = old.namelist()[0].partition("/")[0]
+        for name in old.namelist():
+            content = change(name, old.read(name))
+            if content is not None:
+                new.writestr(name, content)
+        for name, content in more.items():
+            new.writestr(f"{root}/{name}", content)
+    return out.getvalue()
+
+
+def test_files_that_are_none(tmp_path: Path) -> None:
+    *_, archive = made("mlp")
+    weights = io.BytesIO()
+    torch.save(nn.Linear(2, 2).state_dict(), weights)
+    files = {
+        "text": (b"hello", "found another kind of file, or half of one"),
+        "half": (archive[: len(archive) // 2], "found another kind of file, or half of one"),
+        "weights": (weights.getvalue(), "found a TorchScript or state_dict file.*Export the Python model"),
+        "zip": (rewritten(archive, lambda n, c: None, readme=b"hello"), "found another at"),
+        "compiled": (rewritten(archive, lambda n, c: c, **{"data/aotinductor/model/a.so": b""}), "machine code"),
+        "damaged": (rewritten(archive, lambda n, c: b"{}" if n.endswith("model.json") else c), "can read from"),
+    }
+    with pytest.raises(FileError, match=r"expected an exported program at .*the system says"):
+        load_program(tmp_path / "nowhere.pt2")
+    for name, (content, message) in files.items():
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(FileError, match=message):
+            load_program(tmp_path / name)
+
+
+class Evil:
+    def __reduce__(self) -> Any:
+        return os.mkdir, (os.environ["LATEDROP_EVIL"],)
+
+
+@pytest.mark.parametrize("variable", [None, "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"])
+def test_nothing_is_unpickled_without_trust(
+    variable: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    *_, x, archive = made("mlp")
+    monkeypatch.setenv("LATEDROP_EVIL", str(tmp_path / "evil"))
+    if variable:
+        monkeypatch.setenv(variable, "1")
+    before = dict(os.environ)
+    for keywords in ({"extra": Evil()}, defaultdict(Fraction)):
+        buffer = io.BytesIO()
+        torch.save(((x,), keywords), buffer)
+        path = tmp_path / "model.pt2"
+        path.write_bytes(rewritten(archive, lambda n, c, b=buffer: b.getvalue() if "sample_inputs" in n else c))
+        with pytest.raises(FileError, match=r"it holds pickled objects.*pass trust=True"):
+            load_program(path)
+        assert not (tmp_path / "evil").exists()
+        assert dict(os.environ) == before
+    assert find_sites(load_program(path, trust=True), x)
+
+
+def test_a_program_itself_is_not_a_model() -> None:
+    model, _, x, _ = made("mlp")
+    with pytest.raises(ArgumentError, match=r"found ExportedProgram.*latedrop.load_program\(program\)"):
+        find_sites(exported(model, x), x)

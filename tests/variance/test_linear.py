@@ -1,0 +1,192 @@
+"""First-order variance: exact where the network is affine in the masks, the limit of small rates elsewhere."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from latedrop import find_sites, linearize, sample
+from latedrop.errors import ArgumentError, OutputError
+from latedrop.model.forward import map_rows
+from latedrop.variance.first_order import unit_variances
+from untouched import assert_same, state
+from zoo import ZOO, Case, Columns, mlp
+
+SMALL = 4e-3
+
+
+def odds(rate: float, sites: int) -> Tensor:
+    return torch.full((sites,), rate / (1 - rate), dtype=torch.float64)
+
+
+def test_exact_where_the_output_is_affine_in_the_masks() -> None:
+    model, x = nn.Sequential(nn.Linear(4, 30), nn.ReLU(), nn.Linear(30, 3)).double(), torch.randn(6, 4).double()
+    result = linearize(model, x)
+    with torch.no_grad():
+        expected = (model[1](model[0](x))[:, None] * model[2].weight).square().sum(-1)
+        assert torch.equal(result.mean, model(x))
+    torch.testing.assert_close(result.variance_by_site, expected[..., None], rtol=1e-12, atol=0)
+
+
+def test_exact_for_a_convolution_summed_to_a_count() -> None:
+    model, x = (
+        nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 1, 3)).double(),
+        torch.randn(5, 1, 9, 9).double(),
+    )
+    result = linearize(model, x, readout=lambda y: y.sum((1, 2, 3)))
+    with torch.no_grad():
+        hidden = model[1](model[0](x))
+        ones = torch.ones(1, 1, 5, 5, dtype=torch.float64)
+        weight = nn.functional.conv_transpose2d(ones, model[2].weight)
+        expected = (hidden * weight).square().sum((1, 2, 3))
+    torch.testing.assert_close(result.variance_by_site, expected[:, None, None], rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("kind", ["element", "channel"])
+@pytest.mark.parametrize("case", ZOO, ids=lambda case: case.name)
+def test_it_is_the_limit_of_sampling_at_small_rates(case: Case, kind: str) -> None:
+    model, x = case.make()
+    model, x = model.double(), map_rows(x, lambda t: t.double() if t.is_floating_point() else t)
+    sites = find_sites(model, x, kind=kind)
+    result = linearize(model, x, sites, case.readout)
+    assert result.variance_by_site.shape == (6, result.mean[0].numel(), len(sites))
+    linear = result.variance(odds(SMALL, len(sites)))
+    draws = 4000
+    moments = sample(model, x, SMALL, draws, sites=sites, readout=case.readout, keep_draws=True)
+    fourth = (moments.outputs - moments.mean).pow(4).mean(0)
+    error = ((fourth - moments.variance.square()).clamp_min(0) / draws).sqrt()
+    # Second-order terms are of relative size rate; drops are rare, so that the error itself is an estimate.
+    assert float(((moments.variance - linear).abs() / (error + 0.02 * linear)).mean()) < 2
+    relative = error.mean() / moments.variance.mean()
+    assert abs(float(moments.variance.mean() / linear.mean()) - 1) < 4 * float(relative) + 0.02
+
+
+@pytest.mark.parametrize("case", ZOO, ids=lambda case: case.name)
+def test_nothing_is_left_behind(case: Case) -> None:
+    model, x = case.make()
+    model.train()
+    model.register_forward_hook(lambda *_: None)
+    next(model.parameters()).requires_grad_(False)
+    before = state(model)
+    result = linearize(model, x, readout=case.readout)
+    assert not result.mean.requires_grad
+    assert result.variance_by_site.grad_fn is None
+    assert_same(before, state(model))
+
+    def broken(output: object) -> Tensor:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        linearize(model, x, find_sites(model, x), broken)
+    assert_same(before, state(model))
+
+
+@pytest.mark.parametrize("case", ZOO, ids=lambda case: case.name)
+def test_rows_do_not_depend_on_their_batch(case: Case) -> None:
+    model, x = case.make()
+    sites = find_sites(model, x)
+    whole = linearize(model, x, sites, case.readout)
+    parts = linearize(model, x, sites, case.readout, chunk=4)
+    torch.testing.assert_close(whole.mean, parts.mean)
+    torch.testing.assert_close(whole.variance_by_site, parts.variance_by_site, rtol=1e-4, atol=1e-9)
+
+
+def test_one_output_costs_one_backward_pass() -> None:
+    model, x = Columns(), torch.randn(4, 1, 8, 8)
+    sites = find_sites(model, x)
+    backward, forward = [], []
+    handle = model.fuse.register_full_backward_hook(lambda *_: backward.append(1))
+    model.fuse.register_forward_hook(lambda *_: forward.append(1))
+    linearize(model, x, sites, readout=lambda y: y.sum((1, 2, 3)))
+    handle.remove()
+    assert len(backward) == len(forward) == 1
+
+
+def test_without_batching_rules_outputs_go_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = nn.Sequential(nn.Linear(5, 32), nn.GELU(), nn.Linear(32, 20)), torch.randn(6, 5)
+    batched = linearize(model, x)
+    grad = torch.autograd.grad
+
+    def refuse(*args: object, is_grads_batched: bool = False, **kwargs: object) -> object:
+        if is_grads_batched:
+            raise RuntimeError("Batching rule not implemented for aten::something")
+        return grad(*args, **kwargs)
+
+    monkeypatch.setattr(torch.autograd, "grad", refuse)
+    looped = linearize(model, x)
+    torch.testing.assert_close(batched.variance_by_site, looped.variance_by_site)
+
+
+def test_a_site_that_the_readout_leaves_out_has_no_variance() -> None:
+    class Branches(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.left, self.right = nn.Linear(4, 8), nn.Linear(8, 3), nn.Linear(8, 3)
+
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            hidden = self.body(x).relu()
+            return {"left": self.left(hidden), "right": self.right(hidden)}
+
+    model, x = Branches(), torch.randn(6, 4)
+    result = linearize(model, x, readout="left")
+    assert [site.name for site in result.sites] == ["left", "right"]
+    assert bool((result.variance_by_site[..., 0] > 0).all())
+    assert not result.variance_by_site[..., 1].any()
+    assert result.variance_by_site.shape == (6, 3, 2)
+
+
+def test_out_of_memory_halves_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = mlp(), torch.randn(10, 5)
+    sites = find_sites(model, x)
+    expected = linearize(model, x, sites)
+    seen = []
+
+    def readout(y: Tensor) -> Tensor:
+        seen.append(len(y))
+        if len(y) > 3:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return y
+
+    found = linearize(model, x, sites, readout)
+    assert seen == [10, 5, 2, 2, 2, 2, 2]
+    torch.testing.assert_close(found.variance_by_site, expected.variance_by_site)
+
+
+def test_inputs_from_inference_mode_and_callers_without_gradients() -> None:
+    model = mlp()
+    with torch.inference_mode():
+        x = torch.randn(3, 5)
+    with torch.no_grad():
+        assert linearize(model, x).variance_by_site.shape == (3, 1, 2)
+
+
+def test_units_add_up_to_their_site() -> None:
+    model, x = Columns(), torch.randn(1, 1, 8, 8)
+    sites = find_sites(model, x)
+    count = lambda y: y.sum((1, 2, 3))  # noqa: E731
+    _, columns = unit_variances(model, x, sites, count)
+    result = linearize(model, x, sites, count)
+    for i, site in enumerate(sites):
+        assert columns[0][site.name].shape == (site.count,)
+        torch.testing.assert_close(columns[0][site.name].sum(), result.variance_by_site[0, 0, i])
+    with pytest.raises(ArgumentError, match="expected one example; found 2"):
+        unit_variances(model, x.expand(2, 1, 8, 8), sites, count)
+
+
+def test_errors() -> None:
+    class NoGraph(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = mlp()
+
+        @torch.no_grad()
+        def forward(self, x: Tensor) -> Tensor:
+            return self.net(x)
+
+    with pytest.raises(OutputError, match=r"one without a graph.*method='sample'"):
+        linearize(NoGraph(), torch.randn(3, 5))
+    with pytest.raises(ArgumentError, match=r"at most 1024 outputs.*found 4096.*propagate"):
+        linearize(nn.Sequential(nn.Conv2d(1, 2, 1), nn.Conv2d(2, 1, 1)), torch.randn(2, 1, 64, 64))
+    with pytest.raises(OutputError, match="NaN or inf in 3 of 3 rows"):
+        linearize(mlp(), torch.randn(3, 5), readout=lambda y: y / 0)
+    with pytest.raises(ArgumentError, match="at least 1 row"):
+        linearize(mlp(), torch.randn(3, 5), chunk=0)

@@ -1,0 +1,187 @@
+"""Moments against closed forms (facts 1, 2 and 4 of the method), and the habits of the sampler."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from latedrop import find_sites, sample
+from latedrop.errors import ArgumentError, OutputError
+from latedrop.variance.sampling import _Draws
+from zoo import Columns, mlp
+
+
+def one_site(seed: int = 0) -> tuple[nn.Sequential, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    model = nn.Sequential(nn.Linear(4, 30), nn.ReLU(), nn.Linear(30, 2)).double()
+    for parameter in model.parameters():
+        parameter.data = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+    return model, torch.randn(20, 4, generator=generator, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("rate", [0.05, 0.3, 0.5])
+@pytest.mark.parametrize("shared", [True, False])
+def test_fact_1_mean_and_variance_before_a_linear_layer(rate: float, shared: bool) -> None:
+    model, x = one_site()
+    draws = 20_000
+    moments = sample(model, x, rate, draws, shared=shared, keep_draws=True)
+    with torch.no_grad():
+        hidden = model[1](model[0](x))
+        mean = model(x)
+        variance = rate / (1 - rate) * (hidden[:, None] * model[2].weight).square().sum(-1)
+    fourth = (moments.outputs - mean).pow(4).mean(0)
+    mean_error = (variance / draws).sqrt()
+    variance_error = ((fourth - variance.square()) / draws).sqrt()
+    # 40 values, all shared draws correlated: 5 standard errors leave less than 1e-4 for a false alarm.
+    assert bool(((moments.mean - mean).abs() < 5 * mean_error).all())
+    assert bool(((moments.variance - variance).abs() < 5 * variance_error).all())
+
+
+def test_fact_2_the_scaled_variance_does_not_depend_on_the_rate() -> None:
+    model, x = one_site()
+    shapes = []
+    for rate in (0.05, 0.2, 0.5):
+        variance = sample(model, x, rate, 40_000).variance
+        shapes.append(variance / variance.mean())
+    for shape in shapes[1:]:
+        # Each variance has a relative standard error of about sqrt(2 / T) = 0.7 %, more at small rates.
+        torch.testing.assert_close(shape, shapes[0], rtol=0.08, atol=0)
+
+
+def test_fact_4_the_standard_error_of_the_variance() -> None:
+    model, x = one_site()
+    draws, repeats = 50, 200
+    estimates = torch.stack([sample(model, x[:1], 0.5, draws, seed=seed).variance[0, 0] for seed in range(repeats)])
+    relative = float(estimates.std() / estimates.mean())
+    predicted = math.sqrt(2 / (draws - 1))
+    # The spread of a standard deviation over 200 repeats is 5 %; outputs of 30 dropped units are nearly Gaussian.
+    assert abs(relative / predicted - 1) < 0.2
+
+
+def test_moments_are_those_of_the_draws() -> None:
+    model, x = one_site()
+    for chunk in (1, 7, 64, 1000):
+        moments = sample(model, x, 0.3, 100, chunk=chunk, keep_draws=True)
+        assert moments.outputs.shape == (100, 20, 2)
+        torch.testing.assert_close(moments.mean, moments.outputs.mean(0))
+        torch.testing.assert_close(moments.variance, moments.outputs.var(0))
+
+
+def test_variance_survives_a_large_mean() -> None:
+    model, x = mlp(), torch.randn(8, 5)
+    reference = sample(model.double(), x.double(), 0.1, 200).variance
+    model = model.float()
+    model[-1].bias.data += 1000.0
+    shifted = sample(model, x, 0.1, 200, chunk=16).variance
+    # Outputs near 1000 are rounded to 6e-5, which the variance inherits; naive sums of squares would be off by 0.1.
+    torch.testing.assert_close(shifted.double(), reference, rtol=1e-2, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_accumulated_in_float32(dtype: torch.dtype) -> None:
+    model, x = mlp().to(dtype), torch.randn(8, 5).to(dtype)
+    moments = sample(model, x, 0.2, 500, chunk=50, keep_draws=True)
+    assert moments.mean.dtype == moments.variance.dtype == torch.float32
+    exact = moments.outputs.double()
+    torch.testing.assert_close(moments.mean.double(), exact.mean(0), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(moments.variance.double(), exact.var(0), rtol=1e-4, atol=1e-7)
+
+
+def test_out_of_memory_halves_the_chunk_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = mlp(), torch.randn(8, 5)
+    expected = sample(model, x, 0.2, 30)
+    sizes = []
+    run = _Draws._vectorised
+
+    def limited(self: _Draws) -> Tensor:
+        sizes.append(len(self._current))
+        if len(self._current) > 5:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return run(self)
+
+    monkeypatch.setattr(_Draws, "_vectorised", limited)
+    moments = sample(model, x, 0.2, 30, chunk=16)
+    assert sizes[:3] == [16, 8, 4]
+    assert sum(sizes[2:]) == 30
+    torch.testing.assert_close(moments.mean, expected.mean)
+    torch.testing.assert_close(moments.variance, expected.variance)
+
+
+def test_memory_that_is_not_there_is_an_error_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(self: _Draws) -> Tensor:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes.")
+
+    monkeypatch.setattr(_Draws, "_vectorised", never)
+    with pytest.raises(RuntimeError, match="can't allocate memory"):
+        sample(mlp(), torch.randn(8, 5), 0.2, 30)
+
+
+def test_the_models_own_error_comes_through() -> None:
+    def readout(output: Tensor) -> Tensor:
+        raise ValueError("my own mistake")
+
+    with pytest.raises(ValueError, match="my own mistake"):
+        sample(mlp(), torch.randn(8, 5), 0.2, 30, readout=readout)
+
+
+def test_an_output_that_is_not_finite_is_an_error() -> None:
+    with pytest.raises(OutputError, match=r"NaN or inf in 8 of 8 rows at rate 0\.2"):
+        sample(mlp(), torch.randn(8, 5), 0.2, 30, readout=lambda y: y.abs().log() / 0)
+    with pytest.raises(OutputError, match="without dropout"):
+        sample(mlp(), torch.randn(8, 5), 0.0, 30, readout=lambda y: y / 0)
+
+
+def test_bad_arguments() -> None:
+    model, x = mlp(), torch.randn(8, 5)
+    for draws in (1, 0, -3, 2.5, True):
+        with pytest.raises(ArgumentError, match="at least 2 draws"):
+            sample(model, x, 0.1, draws)
+    for rate in (1.0, -0.1, 7):
+        with pytest.raises(ArgumentError, match=r"rate in \[0, 1\)"):
+            sample(model, x, rate)
+    with pytest.raises(ArgumentError, match="chunk to be at least 1"):
+        sample(model, x, 0.1, chunk=0)
+    with pytest.raises(ArgumentError, match="engine"):
+        sample(model, x, 0.1, engine="fast")
+
+
+def test_other_image_sizes_than_the_probe() -> None:
+    model = Columns()
+    sites = find_sites(model, torch.randn(2, 1, 8, 8))
+    moments = sample(model, torch.randn(3, 1, 16, 12), 0.1, 10, sites=sites)
+    assert moments.variance.shape == (3, 1, 8, 6)
+    assert bool((moments.variance > 0).all())
+
+
+def test_a_readout_before_the_moments_is_not_one_after() -> None:
+    model, x = Columns(), torch.randn(3, 1, 8, 8)
+    maps = sample(model, x, 0.2, 50)
+    count = sample(model, x, 0.2, 50, readout=lambda y: y.sum((1, 2, 3)))
+    torch.testing.assert_close(count.mean, maps.mean.sum((1, 2, 3)))
+    assert not torch.allclose(count.variance, maps.variance.sum((1, 2, 3)), rtol=0.05)
+
+
+def test_noise_of_the_models_own_is_counted_in_every_draw() -> None:
+    class Noisy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(3, 8), nn.Linear(8, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.second(nn.functional.dropout(self.first(x), 0.5))
+
+    model, x = Noisy(), torch.randn(6, 3)
+    with pytest.warns(UserWarning, match="random numbers by itself") as caught:
+        sites = find_sites(model, x)
+    assert len(caught) == 1
+    state = torch.random.get_rng_state()
+    moments = sample(model, x, 1e-6, 50, sites=sites)
+    assert bool((moments.variance > 1e-4).all())
+    assert torch.equal(state, torch.random.get_rng_state())
+
+
+def test_outputs_without_entries() -> None:
+    model, x = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)), torch.randn(5, 3)
+    moments = sample(model, x, 0.2, 4, readout=lambda y: y[:, :0])
+    assert moments.mean.shape == moments.variance.shape == (5, 0)
