@@ -24,7 +24,8 @@ from torch.nn.utils import parametrizations
 
 from latedrop import find_sites, inject, linearize, propagate, sample
 from latedrop.errors import LatedropError, LatedropWarning
-from latedrop.model.forward import call, read, row_count
+from latedrop.model.calling import call, read
+from latedrop.model.rows import row_count
 from zoo import UNet
 
 RATE = 0.1
@@ -92,7 +93,7 @@ def tried(architecture: Architecture, model: nn.Module, x: Any) -> Row:
         architecture,
         (
             f"{len(sites)} site{'s' * (len(sites) > 1)}",
-            _cell(lambda: sample(model, x, RATE, DRAWS, engine="vmap", **given), "a loop"),
+            _cell(lambda: sample(model, x, RATE, DRAWS, engine="rows", **given), "a loop"),
             _cell(lambda: linearize(model, x, **given), "no"),
             _cell(lambda: propagate(model, x, RATE, **given), "no"),
         ),

@@ -6,11 +6,13 @@ from latedrop.calibration.record import Calibration
 from latedrop.calibration.scale import optimal_scale, relaxed_scale
 from latedrop.errors import LatedropError, LatedropWarning
 from latedrop.masking.inject import inject
+from latedrop.model.finding import find_sites
 from latedrop.model.programs import load_program
-from latedrop.model.sites import Site, Sites, find_sites
+from latedrop.model.sites import Site, Sites
 from latedrop.variance.first_order import Linearization, linearize
+from latedrop.variance.moments import Moments
 from latedrop.variance.propagation import propagate
-from latedrop.variance.sampling import Moments, sample
+from latedrop.variance.sampling import sample
 
 __all__ = [
     "Calibration",

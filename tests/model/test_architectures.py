@@ -19,9 +19,10 @@ from torch import Tensor, distributed, nn
 from architectures import ARCHITECTURES, DRAWS, RATE, Architecture, Row, missing, tried
 from latedrop import calibrate, find_sites, inject, linearize, sample
 from latedrop.errors import SiteError
-from latedrop.model.forward import call, map_rows, read, take_rows
+from latedrop.model.calling import call, read
+from latedrop.model.rows import map_rows, take_rows
 from latedrop.model.sites import Sites
-from latedrop.variance.sampling import Moments
+from latedrop.variance.moments import Moments
 from untouched import assert_same, state
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -121,7 +122,7 @@ def test_every_site_counts(subject: Subject) -> None:
 
 def test_vectorised_equals_loop(subject: Subject) -> None:
     if subject.row.cells[1] == "yes":
-        fast = subject.sample(engine="vmap", keep_draws=True)
+        fast = subject.sample(engine="rows", keep_draws=True)
     else:
         assert subject.row.cells[1].startswith("a loop: ")
         fast = subject.sample(keep_draws=True)  # finds out by itself

@@ -8,7 +8,9 @@ from torch import Tensor, nn
 
 from latedrop import sample
 from latedrop.errors import DataError, OutputError
-from latedrop.model.forward import call, place, read, row_count, take_rows
+from latedrop.model.arrays import place
+from latedrop.model.calling import call, read
+from latedrop.model.rows import row_count, take_rows
 
 
 class Keywords(nn.Module):

@@ -18,7 +18,8 @@ from torch.export import Dim, ExportedProgram, export
 import latedrop
 from latedrop import calibrate, find_sites, inject, linearize, load_program, propagate, sample
 from latedrop.errors import ArgumentError, DataError, FileError, SiteError
-from latedrop.model.forward import call, map_rows, read, take_rows
+from latedrop.model.calling import call, read
+from latedrop.model.rows import map_rows, take_rows
 from latedrop.variance.first_order import unit_variances
 from latedrop.variance.sampling import plain_output
 from zoo import ZOO, Case
@@ -93,7 +94,7 @@ def test_draws_are_the_same_in_both_engines_and_at_rate_zero_the_program_is_itse
     sites = find_sites(program, x)
     loop = sample(program, x, RATE, 8, sites=sites, readout=case.readout, engine="loop", keep_draws=True)
     # Older versions of torch cannot take some views that programs of attention have inside vmap.
-    engine = "auto" if case.name in ("transformer", "lstm", "time_major_gru") else "vmap"
+    engine = "auto" if case.name in ("transformer", "lstm", "time_major_gru") else "rows"
     fast = sample(program, x, RATE, 8, sites=sites, readout=case.readout, engine=engine, keep_draws=True)
     torch.testing.assert_close(fast.outputs, loop.outputs)
     alone = sample(program, take_rows(x, slice(1, 2)), RATE, 8, sites=sites, readout=case.readout)

@@ -12,7 +12,7 @@ import latedrop
 from latedrop import calibrate, find_sites, inject, linearize, propagate, sample
 from latedrop.calibration.search import fingerprint
 from latedrop.errors import SiteError
-from latedrop.model.forward import bare, named_layers, plain_names
+from latedrop.model.wrappers import bare, named_layers, plain_names
 
 
 class Net(nn.Module):

@@ -113,7 +113,8 @@ class TestSites:
     def test_a_site_that_another_branch_passes_by(self) -> None:
         with pytest.raises(SiteError, match=r"expected every site to fire.*\['second'\] did not.*Leave them out"):
             quietly(Branching(), (X, Y))
-        quietly(Branching(), (X, Y), select="third")
+        with pytest.warns(LatedropWarning, match="changes with the rows beside it"):
+            calibrate(Branching(), (X, Y), select="third", draws=10, progress=False)
 
     def test_a_site_whose_weights_are_used_directly(self) -> None:
         model = Bypassed()

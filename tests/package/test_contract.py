@@ -5,7 +5,9 @@ import torch
 from torch import nn
 
 from latedrop import calibrate, find_sites, inject, sample
-from latedrop.model.forward import call, map_rows, read, row_count, take_rows
+from latedrop.model.calling import call, read
+from latedrop.model.rows import map_rows, row_count, take_rows
+from seen import inputs_of
 from untouched import assert_same, state
 from zoo import ZOO, Case
 
@@ -102,7 +104,7 @@ def test_vectorised_equals_loop_and_inject(case: Case, kind: str) -> None:
     model, x = case.make()
     sites = find_sites(model, x, kind=kind)
     loop = sample(model, x, RATE, DRAWS, sites=sites, readout=case.readout, engine="loop", keep_draws=True)
-    fast = sample(model, x, RATE, DRAWS, sites=sites, readout=case.readout, engine="vmap", keep_draws=True)
+    fast = sample(model, x, RATE, DRAWS, sites=sites, readout=case.readout, engine="rows", keep_draws=True)
     torch.testing.assert_close(fast.outputs, loop.outputs)
     torch.testing.assert_close(fast.variance, loop.variance)
     with inject(model, sites, RATE) as injection, torch.no_grad():
@@ -142,15 +144,9 @@ def test_masks_are_nested_in_the_rate(case: Case) -> None:
     sites = find_sites(model, x)
     zeros = []
     for rate in (0.1, 0.3):
-        seen: list[torch.Tensor] = []
-        modules = dict(model.named_modules())
-        with inject(model, sites, rate, draw=0), torch.no_grad():
-            site = sites[0].name
-            handle = modules[site].register_forward_pre_hook(
-                lambda _, args, kwargs, seen=seen: seen.append(next(iter([*args, *kwargs.values()]))), with_kwargs=True
-            )
+        layer = model.get_submodule(sites[0].name)
+        with inputs_of(layer) as seen, inject(model, sites, rate, draw=0), torch.no_grad():
             call(model, x)
-            handle.remove()
         zeros.append(seen[0] == 0)
     assert bool((zeros[0] <= zeros[1]).all())
     assert zeros[0].sum() < zeros[1].sum()

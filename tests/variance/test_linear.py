@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from latedrop import find_sites, linearize, sample
 from latedrop.errors import ArgumentError, OutputError
-from latedrop.model.forward import map_rows
+from latedrop.model.rows import map_rows
 from latedrop.variance.first_order import unit_variances
 from untouched import assert_same, state
 from zoo import ZOO, Case, Columns, mlp

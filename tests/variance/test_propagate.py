@@ -14,8 +14,9 @@ from scipy import stats
 from torch import Tensor, nn
 
 from latedrop.errors import LatedropWarning, OutputError, SiteError
-from latedrop.model.forward import call, read, row_count
-from latedrop.model.sites import find_sites
+from latedrop.model.calling import call, read
+from latedrop.model.finding import find_sites
+from latedrop.model.rows import row_count
 from latedrop.variance.propagation import propagate
 from latedrop.variance.propagation_rules import Pair
 from latedrop.variance.sampling import sample

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from latedrop import find_sites, sample
 from latedrop.errors import ArgumentError, OutputError
-from latedrop.variance.sampling import _Draws
+from latedrop.variance.engine.rows import ThinnedNetworks
 from zoo import Columns, mlp
 
 
@@ -92,15 +92,15 @@ def test_out_of_memory_halves_the_chunk_and_goes_on(monkeypatch: pytest.MonkeyPa
     model, x = mlp(), torch.randn(8, 5)
     expected = sample(model, x, 0.2, 30)
     sizes = []
-    run = _Draws._vectorised
+    run = ThinnedNetworks._outputs
 
-    def limited(self: _Draws) -> Tensor:
-        sizes.append(len(self._current))
-        if len(self._current) > 5:
+    def limited(self: ThinnedNetworks, draws: range) -> Tensor:
+        sizes.append(len(draws))
+        if len(draws) > 5:
             raise torch.OutOfMemoryError("CUDA out of memory.")
-        return run(self)
+        return run(self, draws)
 
-    monkeypatch.setattr(_Draws, "_vectorised", limited)
+    monkeypatch.setattr(ThinnedNetworks, "_outputs", limited)
     moments = sample(model, x, 0.2, 30, chunk=16)
     assert sizes[:3] == [16, 8, 4]
     assert sum(sizes[2:]) == 30
@@ -109,10 +109,10 @@ def test_out_of_memory_halves_the_chunk_and_goes_on(monkeypatch: pytest.MonkeyPa
 
 
 def test_memory_that_is_not_there_is_an_error_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    def never(self: _Draws) -> Tensor:
+    def never(self: ThinnedNetworks, draws: range) -> Tensor:
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes.")
 
-    monkeypatch.setattr(_Draws, "_vectorised", never)
+    monkeypatch.setattr(ThinnedNetworks, "_outputs", never)
     with pytest.raises(RuntimeError, match="can't allocate memory"):
         sample(mlp(), torch.randn(8, 5), 0.2, 30)
 

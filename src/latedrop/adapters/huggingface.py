@@ -17,7 +17,7 @@ from torch import Tensor
 from latedrop import metrics
 from latedrop.calibration.predictor import Prediction, Predictor
 from latedrop.errors import ArgumentError, DataError
-from latedrop.model.forward import bare
+from latedrop.model.wrappers import bare
 
 __all__ = ["UncertainOutput", "labels_apart", "predict_with"]
 

@@ -19,7 +19,7 @@ from latedrop.calibration.batches import inputs_of
 from latedrop.calibration.intervals import checked_level
 from latedrop.calibration.predictor import Prediction, Predictor
 from latedrop.errors import ArgumentError, LatedropError
-from latedrop.model.forward import bare
+from latedrop.model.wrappers import bare
 
 __all__ = ["predict_callback"]
 

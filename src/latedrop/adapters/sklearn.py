@@ -14,7 +14,8 @@ from torch import nn
 
 from latedrop.calibration.predictor import Predictor
 from latedrop.errors import LatedropError
-from latedrop.model.forward import bare, is_table
+from latedrop.model.arrays import is_table
+from latedrop.model.wrappers import bare
 
 try:
     from sklearn.base import BaseEstimator, RegressorMixin

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from latedrop.errors import ArgumentError, DataError
-from latedrop.model.forward import bare, from_array, from_table, is_table, place, row_count, take_rows
+from latedrop.model.arrays import from_array, from_table, is_table, place
+from latedrop.model.rows import row_count, take_rows
+from latedrop.model.wrappers import bare
 
 __all__ = ["Unpack", "batch_count", "batches", "inputs_of", "row_batches"]
 

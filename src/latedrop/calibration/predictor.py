@@ -19,12 +19,16 @@ from latedrop.calibration.record import Calibration, Choice, Method
 from latedrop.calibration.search import PAPER_RATES, Setup, checked_rates, fingerprint, moments, residuals, search
 from latedrop.errors import ArgumentError, DataError, FileError, LatedropError, LatedropWarning, OutputError
 from latedrop.files import write_aside
-from latedrop.masking.inject import checked_seed
+from latedrop.masking.draws import checked_seed
 from latedrop.metrics import align_target
-from latedrop.model.forward import Readout, place
-from latedrop.model.sites import Kind, Rate, Select, Site, missing_sites, odds_by_site
+from latedrop.model.arrays import place
+from latedrop.model.calling import Readout
+from latedrop.model.finding import Select
+from latedrop.model.sites import Kind, Rate, Site, missing_sites, odds_by_site
+from latedrop.variance.engine.options import Engine, checked_draws
 from latedrop.variance.first_order import unit_variances
-from latedrop.variance.sampling import Engine, checked_draws, out_of_memory, own_output
+from latedrop.variance.moments import out_of_memory
+from latedrop.variance.sampling import own_output
 
 if TYPE_CHECKING:
     import pandas

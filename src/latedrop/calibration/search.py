@@ -27,11 +27,15 @@ from latedrop.calibration.intervals import Isotonic
 from latedrop.calibration.record import Calibration, Choice, Method, RateRow, checked_choice, lifted
 from latedrop.calibration.scale import TradeoffPoint, apply_scale, fit_floor, optimal_scale, relaxed_scale, tradeoff
 from latedrop.errors import ArgumentError, DataError, LatedropWarning, OutputError
-from latedrop.model.forward import Readout, plain_names
-from latedrop.model.sites import Kind, Rate, Select, Site, Sites, find_sites, odds_by_site
+from latedrop.model.calling import Readout
+from latedrop.model.finding import Select, find_sites
+from latedrop.model.sites import Kind, Rate, Site, Sites, odds_by_site
+from latedrop.model.wrappers import plain_names
+from latedrop.variance.engine.options import ENGINES, Engine, Sampling
 from latedrop.variance.first_order import linearize
+from latedrop.variance.moments import Moments
 from latedrop.variance.propagation import propagate
-from latedrop.variance.sampling import ENGINES, Engine, Moments, own_output, sample_rates
+from latedrop.variance.sampling import own_output, sample_rates
 
 __all__ = ["PAPER_RATES", "Setup", "fingerprint", "moments", "residuals", "search"]
 
@@ -166,7 +170,7 @@ def moments(
 ) -> list[Moments]:
     """Mean and raw variance of `x`, which was placed, at each rate, by one of the three methods."""
     if method == "sample":
-        return sample_rates(model, x, rates, sites, draws, seed, readout, chunk, shared, engine=engine, tick=tick)
+        return sample_rates(model, x, rates, sites, Sampling(draws, seed, readout, chunk, shared, engine=engine), tick)
     if method == "linear":
         result = linearize(model, x, sites, readout)
         return [Moments(result.mean, result.variance(odds_by_site(sites, rate)), 0) for rate in rates]

@@ -24,12 +24,13 @@ from latedrop.calibration.evaluation import Evaluation, compare, evaluate, evalu
 from latedrop.calibration.predictor import Prediction, calibrate
 from latedrop.calibration.record import Calibration
 from latedrop.calibration.search import PAPER_RATES
+from latedrop.devices import one_thread
 from latedrop.errors import ArgumentError, DataError, LatedropError
 from latedrop.files import write_aside
-from latedrop.masking.inject import checked_seed
-from latedrop.model.forward import one_thread
+from latedrop.masking.draws import checked_seed
 from latedrop.report import overview, png, write_report
-from latedrop.variance.sampling import checked_draws, plain_output
+from latedrop.variance.engine.options import checked_draws
+from latedrop.variance.sampling import plain_output
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

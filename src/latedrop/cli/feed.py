@@ -22,7 +22,7 @@ from latedrop.cli.models import as_arguments
 from latedrop.cli.tables import Columns, Rows, Table, choose, open_table, read_batches
 from latedrop.errors import ArgumentError, DataError
 from latedrop.metrics import align_target
-from latedrop.model.forward import place
+from latedrop.model.arrays import place
 
 __all__ = ["Labelled", "Places", "Source", "measure", "output_names", "predicted"]
 

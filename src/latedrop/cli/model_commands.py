@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from latedrop.calibration.evaluation import Evaluation
     from latedrop.calibration.predictor import Predictor
     from latedrop.calibration.record import Calibration
-    from latedrop.model.forward import Readout
+    from latedrop.model.calling import Readout
     from latedrop.model.sites import Sites
 
 __all__ = ["calibrate", "evaluate", "predict", "sites", "with_examples"]
@@ -123,7 +123,7 @@ def sites(
     with _command(debug) as out:
         from latedrop.cli.feed import Source
         from latedrop.cli.models import load_model
-        from latedrop.model.sites import find_sites
+        from latedrop.model.finding import find_sites
 
         if data is not None and input_shape:
             raise ArgumentError("expected --data or --input-shape; found both. Leave one out.")
@@ -448,7 +448,7 @@ def _example(network: "nn.Module", shapes: Sequence[str] | None) -> Any:
     import torch
 
     from latedrop.cli.models import example_inputs
-    from latedrop.model.forward import place
+    from latedrop.model.arrays import place
 
     if not shapes:
         found = example_inputs(network)

@@ -30,7 +30,8 @@ from latedrop.crowd.mcnn import Trained
 from latedrop.crowd.regions import Maps, Policy, fit_policy, near_cells, to_cells
 from latedrop.errors import ArgumentError, DataError, FileError, LatedropWarning
 from latedrop.files import write_aside
-from latedrop.model.sites import Rate, find_sites
+from latedrop.model.finding import find_sites
+from latedrop.model.sites import Rate
 from latedrop.variance.sampling import sample
 
 __all__ = [

@@ -30,9 +30,9 @@ from latedrop.crowd.regions import Maps, fit_policy, measure_rejection, near_cel
 from latedrop.crowd.scenes import make_scenes
 from latedrop.errors import ArgumentError
 from latedrop.files import write_aside
-from latedrop.masking.inject import checked_seed
+from latedrop.masking.draws import checked_seed
 from latedrop.report import Picture, overview, png, write_report
-from latedrop.variance.sampling import checked_draws
+from latedrop.variance.engine.options import checked_draws
 
 __all__ = ["NOTES", "UNIT", "CrowdDemo", "rejection_table", "run", "write"]
 

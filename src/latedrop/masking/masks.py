@@ -14,12 +14,15 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache, lru_cache
 from hashlib import blake2b
 from math import ceil, prod
+from threading import Lock
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+
+from latedrop.torch_inside import is_wrapped
 
 __all__ = [
     "ROUNDS",
@@ -228,21 +231,22 @@ def _stream(device: torch.device) -> int:
 
 def _remembered(key: tuple[Any, ...], device: torch.device, make: Callable[..., Tensor]) -> Tensor:
     """`make(device, *key)`, or what it gave before; but what a mode of torch has wrapped is for that mode alone."""
-    capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-    if capturing or torch._C._len_torch_dispatch_stack() > 0:
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         return make(device, *key)
     place = key, device, _stream(device), torch.is_inference_mode_enabled()
     found = _KEPT.get(place)
     if found is None:
         found = make(device, *key)
-        if type(found) is Tensor and not torch._C._functorch.is_functorch_wrapped_tensor(found):
-            if len(_KEPT) >= _MOST_KEPT:
-                _KEPT.pop(next(iter(_KEPT)), None)
-            _KEPT[place] = found
+        if type(found) is Tensor and not is_wrapped(found):
+            with _KEEPING:
+                if len(_KEPT) >= _MOST_KEPT:
+                    _KEPT.pop(next(iter(_KEPT)))
+                _KEPT[place] = found
     return found
 
 
 _KEPT: dict[tuple[Any, ...], Tensor] = {}
+_KEEPING = Lock()
 _MOST_KEPT = 128
 
 

@@ -21,10 +21,10 @@ from zipfile import BadZipFile, ZipFile
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_unflatten
 
 from latedrop.errors import FileError
-from latedrop.model.forward import ROWS
+from latedrop.model.rows import ROWS
+from latedrop.torch_inside import operator_of
 
 __all__ = ["load_program"]
 
@@ -56,7 +56,7 @@ def load_program(
     >>> net = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1)).eval()
     >>> rows = {0: torch.export.Dim("rows")}
     >>> program = load_program(torch.export.export(net, (torch.zeros(2, 3),), dynamic_shapes=(rows,)))
-    >>> from latedrop.model.sites import find_sites
+    >>> from latedrop.model.finding import find_sites
     >>> print(find_sites(program, torch.zeros(8, 3)))
     site      layer   masks    units  calls
     2.weight  linear  element  8 = 8  1
@@ -69,8 +69,8 @@ def load_program(
         program = move_to_device_pass(deepcopy(program) if program is source else program, device)
     model = program.module()
     model.meta[ROWS] = _row_limits(program)
-    spec = program.call_spec.in_spec
-    args, _ = tree_unflatten([None] * spec.num_leaves, spec)
+    spec: Any = program.call_spec.in_spec
+    args, _ = spec.unflatten([None] * spec.num_leaves)
     positions = list(inspect.signature(model.forward).parameters)[: len(args)]
     model.register_forward_pre_hook(partial(_by_position, positions), prepend=True, with_kwargs=True)
     return model
@@ -164,23 +164,16 @@ def _check_mode(program: torch.export.ExportedProgram) -> None:
 
 def _trains(node: torch.fx.Node) -> bool:
     """Whether a node draws random numbers, or takes its statistics from the batch, as in training."""
-    if not isinstance(node.target, torch._ops.OpOverload):
+    declared = operator_of(node.target)
+    if declared is None:
         return False
-    values = _arguments(node)
+    values = {**(declared.defaults or {}), **dict(zip(declared.arguments, node.args, strict=False)), **node.kwargs}
     train = values.get("train", values.get("training")) is True
     if "running_mean" in values:
         return train and values["running_mean"] is not None
     if "dropout" in values:
         return train and values["dropout"] > 0
     return train or values.get("dropout_p", 0) > 0
-
-
-def _arguments(node: torch.fx.Node) -> dict[str, Any]:
-    """The arguments of an operator by name, defaults too."""
-    declared = node.target._schema.arguments  # type: ignore[union-attr]
-    values = {argument.name: argument.default_value for argument in declared if argument.has_default_value()}
-    values.update({argument.name: value for argument, value in zip(declared, node.args, strict=False)})
-    return {**values, **node.kwargs}
 
 
 def _row_limits(program: torch.export.ExportedProgram) -> tuple[int, int | None]:

@@ -13,22 +13,20 @@ named after the parameter:
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from latedrop.model.forward import plain_names, tensors
+from latedrop.model.rows import tensors
+from latedrop.model.weight_rules import RULES, FunctionCall, Place
+from latedrop.model.wrappers import plain_names
+from latedrop.torch_inside import operator_of, transforms
 
-__all__ = ["RECURRENT", "Place", "WeightCall", "WeightCalls", "operator_name", "storage_of", "weight_names"]
-
-Place: TypeAlias = "tuple[int | str, ...]"
-"""Where an argument is: its position or keyword, then its index where it is in a list."""
-
-RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+__all__ = ["WeightCall", "WeightCalls", "operator_name", "storage_of", "weight_names"]
 
 _PARAMETRIZED = re.compile(r"(^|\.)parametrizations\.([^.]+)\.original\d*$")
 _LIKE_ANOTHER = ("to", "type_as", "expand_as", "view_as", "reshape_as")  # of the second only shape or dtype count
@@ -82,11 +80,20 @@ class WeightCalls(TorchFunctionMode):
     def begin(self) -> None:
         """Start to follow a forward pass."""
         self._running, self.inside, self._fixed = True, 0, dict(self._own)
-        self._level = _level()
+        self._level = transforms()
 
     def end(self) -> None:
         """Let go of all that was followed."""
         self._running, self.inside, self._fixed = False, 0, {}
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """A weight layer runs inside: its own calls are none, as it is a site of its own."""
+        self.inside += 1
+        try:
+            yield
+        finally:
+            self.inside -= 1
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -98,15 +105,15 @@ class WeightCalls(TorchFunctionMode):
             result = func(*args, **kwargs)
             self._follow(func, operator, args, kwargs, result)
         else:
-            if _level() == self._level:  # not in the model's own vmap or grad, where inputs have not their own shape
+            if transforms() == self._level:  # inputs have their own shape: no vmap of the model's own
                 args, kwargs = _replaced(args, kwargs, self.before(found))
             result = func(*args, **kwargs)
             self.after(result)
         return result
 
     def _weight_call(self, operator: str, args: Any, kwargs: Any) -> WeightCall | None:
-        rule = _RULES.get(operator)
-        roles = rule(_Call(operator, args, kwargs, self._is_fixed)) if rule is not None else None
+        rule = RULES.get(operator)
+        roles = rule(FunctionCall(operator, args, kwargs, self._is_fixed)) if rule is not None else None
         if roles is None:
             return None
         inputs = {place: v for place, v in roles.inputs.items() if isinstance(v, Tensor) and v.is_floating_point()}
@@ -148,18 +155,18 @@ class WeightCalls(TorchFunctionMode):
 def operator_name(func: Any) -> str:
     """The plain name of a torch function, of a tensor's method, or of an operator in an exported program.
 
+    >>> import torch
     >>> operator_name(torch.matmul), operator_name(Tensor.matmul), operator_name(torch.ops.aten.matmul.default)
     ('matmul', 'matmul', 'matmul')
     """
-    if isinstance(func, torch._ops.OpOverload):
-        return func._schema.name.partition("::")[2]
-    return getattr(func, "__name__", "")
+    declared = operator_of(func)
+    return getattr(func, "__name__", "") if declared is None else declared.name
 
 
 def storage_of(tensor: Tensor) -> int | None:
     """The address of a tensor's storage; None for those without, such as a batched tensor inside `vmap`."""
     try:
-        return int(tensor.untyped_storage()._cdata)
+        return tensor.untyped_storage().data_ptr() or None
     except (NotImplementedError, RuntimeError):
         return None
 
@@ -229,20 +236,15 @@ def _own_tensors(model: nn.Module) -> dict[int | None, _Held]:
     return found
 
 
-def _level() -> int:
-    """How many transforms of `torch.func` are on, one inside the other."""
-    top = torch._C._functorch.peek_interpreter_stack()
-    return 0 if top is None else int(top.level())
-
-
 def _extent(tensor: Tensor) -> int:
     """How far a tensor reaches in its storage."""
     return 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def _changes_an_argument(func: Any, operator: str, kwargs: Mapping[str, Any]) -> bool:
-    if isinstance(func, torch._ops.OpOverload):
-        return bool(func._schema.is_mutable)
+    declared = operator_of(func)
+    if declared is not None:
+        return declared.changes
     named = operator == "__setitem__" or (operator.endswith("_") and not operator.endswith("__"))
     return named or kwargs.get("out") is not None
 
@@ -257,150 +259,3 @@ def _replaced(args: Any, kwargs: Any, new: Mapping[Place, Any]) -> tuple[list[An
             value = items
         where[key] = value
     return args, kwargs
-
-
-@dataclass(frozen=True)
-class _Roles:
-    """What the arguments of a call are: activations, weights, and the axes of the activations that are summed over."""
-
-    inputs: dict[Place, Any]
-    weights: Sequence[Any]
-    channels: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class _Call:
-    operator: str
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-    is_fixed: Callable[[Tensor], bool]
-
-    def place(self, position: int, keyword: str) -> Place:
-        return (position,) if position < len(self.args) else (keyword,)
-
-    def get(self, position: int, keyword: str) -> Any:
-        return self.args[position] if position < len(self.args) else self.kwargs.get(keyword)
-
-    def inputs(self, *names: tuple[int, str]) -> dict[Place, Any]:
-        return {self.place(*name): self.get(*name) for name in names}
-
-
-_Rule: TypeAlias = Callable[[_Call], "_Roles | None"]
-_RULES: dict[str, _Rule] = {}
-
-
-def _rule(*operators: str) -> Callable[[_Rule], _Rule]:
-    def add(rule: _Rule) -> _Rule:
-        _RULES.update(dict.fromkeys(operators, rule))
-        return rule
-
-    return add
-
-
-@_rule("linear")
-def _linear(call: _Call) -> _Roles:
-    return _Roles(call.inputs((0, "input")), [call.get(1, "weight")], (-1,))
-
-
-@_rule("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "convolution")
-def _convolution(call: _Call) -> _Roles | None:
-    weight = call.get(1, "weight")
-    return _Roles(call.inputs((0, "input")), [weight], (1 - weight.dim(),)) if isinstance(weight, Tensor) else None
-
-
-@_rule("bilinear")
-def _bilinear(call: _Call) -> _Roles:
-    return _Roles(call.inputs((0, "input1"), (1, "input2")), [call.get(2, "weight")], (-1,))
-
-
-@_rule("multi_head_attention_forward")
-def _attention(call: _Call) -> _Roles:
-    """One site where the projections begin, as `nn.MultiheadAttention` is."""
-    weights = [call.get(5, "in_proj_weight"), call.get(18, "q_proj_weight")]
-    return _Roles(call.inputs((0, "query"), (1, "key"), (2, "value")), weights, (-1,))
-
-
-@_rule(*RECURRENT)
-def _recurrent(call: _Call) -> _Roles | None:
-    """Padded sequences; packed ones, which have their batch sizes second, are not followed."""
-    second, weights = call.get(1, "hx"), call.get(2, "params")
-    if isinstance(second, Tensor) and not second.is_floating_point():
-        return None
-    return _Roles(call.inputs((0, "input")), list(tensors(weights)), (-1,))
-
-
-@_rule("lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell")
-def _cell(call: _Call) -> _Roles:
-    return _Roles(call.inputs((0, "input")), [call.get(2, "w_ih")], (-1,))
-
-
-_FACTORS = {
-    "matmul": ((0, "input"), (1, "other")),
-    "mm": ((0, "input"), (1, "mat2")),
-    "bmm": ((0, "input"), (1, "mat2")),
-    "mv": ((0, "input"), (1, "vec")),
-    "dot": ((0, "input"), (1, "tensor")),
-    "inner": ((0, "input"), (1, "other")),
-    "tensordot": ((0, "a"), (1, "b")),
-    "addmm": ((1, "mat1"), (2, "mat2")),
-    "addmv": ((1, "mat"), (2, "vec")),
-    "addbmm": ((1, "batch1"), (2, "batch2")),
-    "baddbmm": ((1, "batch1"), (2, "batch2")),
-}
-
-
-@_rule(*(name for name in _FACTORS if name != "tensordot"))
-def _product(call: _Call) -> _Roles | None:
-    factors = call.inputs(*_FACTORS[call.operator])
-    which = _only_activation(call, factors)
-    if which is None:
-        return None
-    place, other = list(factors)[which], list(factors.values())[1 - which]
-    down = which == 1 and call.operator != "inner" and factors[place].dim() > 1
-    return _Roles({place: factors[place]}, [other], (-2 if down else -1,))
-
-
-@_rule("tensordot")
-def _tensordot(call: _Call) -> _Roles | None:
-    factors = call.inputs(*_FACTORS["tensordot"])
-    which = _only_activation(call, factors)
-    if which is None:
-        return None
-    place, other = list(factors)[which], list(factors.values())[1 - which]
-    dims: Any = call.args[2:4] if len(call.args) > 3 else call.get(2, "dims")
-    dims = 2 if dims is None else dims.tolist() if isinstance(dims, Tensor) else dims
-    size = factors[place].dim()
-    if isinstance(dims, int):
-        dims = range(size - dims, size), range(dims)
-    axes = [dims[which]] if isinstance(dims[which], int) else dims[which]
-    return _Roles({place: factors[place]}, [other], tuple(axis % size - size for axis in axes))
-
-
-@_rule("einsum")
-def _einsum(call: _Call) -> _Roles | None:
-    equation, listed = call.get(0, "equation"), not isinstance(call.get(1, "tensors"), Tensor)
-    operands = list(call.args[1]) if listed and len(call.args) > 1 else list(call.args[1:])
-    factors: dict[Place, Any] = {(1, i) if listed else (1 + i,): value for i, value in enumerate(operands)}
-    which = _only_activation(call, factors)
-    if which is None or not isinstance(equation, str):
-        return None
-    left, arrow, right = equation.replace(" ", "").partition("->")
-    terms = left.split(",")
-    if not arrow:
-        right = "".join(letter for letter in set(left) if left.count(letter) == 1)
-    others = set("".join(terms[:which] + terms[which + 1 :])) - set(right)
-    before, _, after = terms[which].partition("...")
-    place, value = list(factors)[which], operands[which]
-    axes = {letter: i - value.dim() for i, letter in enumerate(before)}
-    axes.update({letter: i - len(after) for i, letter in enumerate(after)})
-    weights = operands[:which] + operands[which + 1 :]
-    return _Roles({place: value}, weights, tuple(axis for letter, axis in axes.items() if letter in others))
-
-
-def _only_activation(call: _Call, factors: Mapping[Place, Any]) -> int | None:
-    """Which of the factors is not fixed; None where not exactly one is, as in attention's scores and merged weights."""
-    values = list(factors.values())
-    if not all(isinstance(value, Tensor) for value in values):
-        return None
-    moving = [i for i, value in enumerate(values) if not call.is_fixed(value)]
-    return moving[0] if len(moving) == 1 else None

@@ -13,31 +13,25 @@ left out; elsewhere it is the limit of small rates.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from threading import RLock
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from latedrop.errors import ArgumentError, OutputError, SiteError
-from latedrop.masking.inject import example_axis, hooked
-from latedrop.model.forward import (
-    Readout,
-    bare,
-    evaluating,
-    filled_up,
-    frozen,
-    map_rows,
-    output_of,
-    place,
-    row_count,
-    row_limits,
-    take_rows,
-)
-from latedrop.model.sites import Site, Sites, find_sites
-from latedrop.model.weight_calls import RECURRENT
-from latedrop.variance.sampling import check_finite, out_of_memory, widened
+from latedrop.masking.thinning import Thinning
+from latedrop.model.arrays import place, widened
+from latedrop.model.calling import Readout, call, check_finite, read
+from latedrop.model.finding import find_sites
+from latedrop.model.rows import filled_up, map_rows, row_count, row_limits, take_rows
+from latedrop.model.running import running
+from latedrop.model.sites import Site, Sites
+from latedrop.model.twin import twin_of
+from latedrop.model.weight_rules import RECURRENT
+from latedrop.variance.moments import out_of_memory
 
 __all__ = ["Linearization", "linearize", "unit_variances"]
 
@@ -116,7 +110,7 @@ def _by_rows(
     rows = row_count(x)
     if chunk is not None and chunk < 1:
         raise ArgumentError(f"expected chunk to be at least 1 row; found {chunk}.")
-    model, (least, most) = bare(model), row_limits(model)
+    least, most = row_limits(model)
     chunk = min(chunk or rows, rows, most or rows)
     apart = [site.name for site in sites if site.batch_axis is None]
     if apart:  # a site whose input has no axis for the examples shares its units among them: one example at a time
@@ -146,8 +140,9 @@ def _first_order(
     model: nn.Module, x: Any, sites: Sites, readout: Readout, reduce: _Reduce, rows: int
 ) -> tuple[Tensor, list[dict[str, Tensor]]]:
     """Output of the first rows, and for each entry of it the squared mask gradients of every site, reduced."""
-    x = map_rows(x, lambda t: t.clone() if t.is_inference() else t)
-    with _differentiable(model, sites):
+    called = [site.layer for site in sites if site.layer in RECURRENT]
+    with torch.inference_mode(False), running(model, gradients=True), _without_cudnn() if called else nullcontext():
+        x = map_rows(x, lambda t: t.clone() if t.is_inference() else t)
         try:
             return _pass(model, x, sites, readout, reduce, rows, _Probes())
         except _NeedMasksError:
@@ -163,8 +158,9 @@ def _pass(
     rows: int,
     masks: _Probes | _UnitMasks,
 ) -> tuple[Tensor, list[dict[str, Tensor]]]:
-    with hooked(model, sites, masks.mask, shared=False):
-        output = output_of(model, x, readout)
+    twin = twin_of(model, differentiable=True)
+    with Thinning(twin, sites, masks, shared=False).passing(row_count(x)):
+        output = read(call(twin, x), readout, row_count(x))
     check_finite(output.detach(), "without dropout")
     flat = output.reshape(len(output), -1)
     if flat.shape[1] > _MOST_OUTPUTS:
@@ -205,12 +201,21 @@ class _UnitMasks:
         self.flat: set[str] = set()  # sites that run without gradients
         self._leaves: dict[_Key, Tensor] = {}
 
-    def mask(self, site: Site, call: int, shape: tuple[int, ...], like: Tensor) -> Tensor:
+    def thin(self, site: Site, call: int, value: Tensor, shape: tuple[int, ...], axis: int | None) -> Tensor:
+        return value * self._mask(site, call, value, shape, axis)
+
+    def thin_packed(
+        self, site: Site, call: int, value: Tensor, shape: tuple[int, ...], rows: Tensor, steps: Tensor
+    ) -> Tensor:
+        mask = self._mask(site, call, value, shape, 0)
+        return value * mask.expand(shape[0], int(steps.max()) + 1, shape[2])[rows, steps]
+
+    def _mask(self, site: Site, call: int, like: Tensor, shape: tuple[int, ...], axis: int | None) -> Tensor:
         key = (site.name, call)
         self.flat |= set() if torch.is_grad_enabled() else {site.name}
         if key not in self._leaves:
             self._leaves[key] = torch.ones(shape, dtype=like.dtype, device=like.device, requires_grad=True)
-            self.axes[key] = example_axis(site, shape, like)
+            self.axes[key] = axis
         return self._leaves[key]
 
     def gradients(self, outputs: Tensor, last: bool) -> Iterator[Sequence[Tensor]]:
@@ -243,15 +248,19 @@ class _Probes:
         self._probes: dict[_Key, _Probe] = {}
         self._anchor: Tensor | None = None
 
-    def mask(self, site: Site, call: int, shape: tuple[int, ...], like: Tensor) -> Any:
+    def thin(self, site: Site, call: int, value: Tensor, shape: tuple[int, ...], axis: int | None) -> Tensor:
         key = (site.name, call)
         self.flat |= set() if torch.is_grad_enabled() else {site.name}
         if self._anchor is None:
-            self._anchor = torch.zeros((), device=like.device, requires_grad=True)
+            self._anchor = torch.zeros((), device=value.device, requires_grad=True)
         if key not in self._probes:
-            self._probes[key] = _Probe(shape, self._anchor)
-            self.axes[key] = example_axis(site, shape, like)
-        return self._probes[key]
+            self._probes[key] = _Probe(shape)
+            self.axes[key] = axis
+        passed: Tensor = _Passing.apply(value, self._anchor, self._probes[key])
+        return passed
+
+    def thin_packed(self, *_: Any) -> Tensor:
+        raise _NeedMasksError
 
     def gradients(self, outputs: Tensor, last: bool) -> Iterator[Sequence[Tensor]]:
         """As for masks, for one output."""
@@ -267,18 +276,11 @@ class _Probes:
 
 
 class _Probe:
-    """Stands where a mask would: `value * probe` is the value itself, and notes `value · gradient` on the way back."""
+    """The gradient of one mask: `value · gradient` of all that passed, noted on the way back."""
 
-    def __init__(self, shape: tuple[int, ...], anchor: Tensor) -> None:
-        self.shape, self.anchor = shape, anchor
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.shape = shape
         self.gradient: Tensor | None = None
-
-    def __rmul__(self, value: Tensor) -> Tensor:
-        passed: Tensor = _Passing.apply(value, self.anchor, self)
-        return passed
-
-    def __getattr__(self, name: str) -> Any:
-        raise _NeedMasksError
 
     def note(self, gradient: Tensor) -> None:
         gradient = gradient.sum_to_size(self.shape)
@@ -315,29 +317,16 @@ def _squares(
     return {name: reduce(torch.cat(units, 1) if len(units) > 1 else units[0]) for name, units in parts.items()}
 
 
-@contextmanager
-def _differentiable(model: nn.Module, sites: Sites) -> Iterator[None]:
-    parameter = next(model.parameters(), None)
-    cuda = [parameter.device] if parameter is not None and parameter.is_cuda else []
-    with (
-        torch.random.fork_rng(devices=cuda),
-        _recurrent_backward(model, sites),
-        evaluating(model),
-        frozen(model),
-        torch.inference_mode(False),
-        torch.enable_grad(),
-    ):
-        yield
+_CUDNN = RLock()
 
 
 @contextmanager
-def _recurrent_backward(model: nn.Module, sites: Sites) -> Iterator[None]:
-    """No cuDNN where there is a recurrent layer: those kernels have no backward pass in eval mode."""
-    before = torch.backends.cudnn.enabled
-    try:
-        called = any(site.layer in RECURRENT for site in sites)
-        if called or any(isinstance(module, nn.RNNBase) for module in model.modules()):
-            torch.backends.cudnn.enabled = False
-        yield
-    finally:
-        torch.backends.cudnn.enabled = before
+def _without_cudnn() -> Iterator[None]:
+    """No cuDNN inside, in turns: its recurrent functions have no backward pass in eval mode."""
+    with _CUDNN:
+        before = torch.backends.cudnn.enabled
+        torch.backends.cudnn.enabled = False
+        try:
+            yield
+        finally:
+            torch.backends.cudnn.enabled = before

@@ -8,8 +8,7 @@ was done by Postels et al. (2019) and by Brach, Sick, Duerr (2020).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from functools import partial
 from math import prod
 from traceback import walk_stack, walk_tb
@@ -20,26 +19,23 @@ from warnings import warn
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from latedrop.errors import LatedropWarning, SiteError
-from latedrop.masking.inject import hooked
-from latedrop.model.forward import (
-    Readout,
-    bare,
-    call,
-    fitting_batches,
-    named_layers,
-    place,
-    read,
-    row_count,
-    tensors,
-    undisturbed,
-)
-from latedrop.model.sites import Rate, Site, find_sites, rates_by_site
-from latedrop.model.weight_calls import RECURRENT, operator_name
+from latedrop.masking.thinning import Thinning
+from latedrop.model.arrays import place, widened
+from latedrop.model.calling import Readout, call, check_finite, read
+from latedrop.model.finding import find_sites
+from latedrop.model.rows import fitting_batches, row_count, tensors
+from latedrop.model.running import running
+from latedrop.model.sites import Rate, Site, rates_by_site
+from latedrop.model.twin import reroute, twin_of
+from latedrop.model.weight_calls import operator_name
+from latedrop.model.weight_rules import RECURRENT
+from latedrop.model.wrappers import named_layers
+from latedrop.torch_inside import Operator, watching
+from latedrop.variance.moments import Moments
 from latedrop.variance.propagation_rules import NoRule, Pair
-from latedrop.variance.sampling import Moments, check_finite, plain_output, widened
+from latedrop.variance.sampling import plain_output
 
 __all__ = ["propagate"]
 
@@ -90,14 +86,18 @@ def propagate(
     if not active:
         mean = plain_output(model, x, readout)
         return Moments(mean, torch.zeros_like(mean), 0)
-    model = bare(model)
-    names = {module: name for name, module in named_layers(model).items()}
+    twin = twin_of(model)
+    names = {module: name for name, module in named_layers(twin).items()}
     inside, after = _Reductions(names, _REDUCTIONS), _Reductions({}, _REDUCTIONS + _LOCAL_REDUCTIONS)
-    with torch.inference_mode(False), undisturbed(model):  # in inference mode torch does not break up its operators
+    thinning = Thinning(twin, active, _Noise(rates))
+    for module, name in names.items():
+        if isinstance(module, _REFUSED):
+            reroute(module, partial(_refuse_pairs, module, name in [site.name for site in active]))
+    with torch.inference_mode(False), running(model):  # in inference mode torch does not break up its operators
         try:
-            with _refusing(model, active), hooked(model, active, partial(_noise, rates)), inside:
-                output = call(model, x)
-            with after:
+            with _RefusedCalls(), thinning.passing(row_count(x)), watching(inside.seen):
+                output = call(twin, x)
+            with watching(after.seen):
                 output = read(output, readout, row_count(x))
         except NoRule as error:
             frames = reversed([frame for frame, _ in walk_tb(error.__traceback__)])
@@ -107,7 +107,7 @@ def propagate(
             ) from error
     mean, variance = (output.m, output.v) if isinstance(output, Pair) else (widened(output), torch.zeros_like(output))
     check_finite(torch.stack([mean, variance], 1), f"propagated at rate {rate}")
-    for where in (inside.seen or after.seen)[:1]:
+    for where in (inside.found or after.found)[:1]:
         warn(
             f"expected units that stay apart; {where} sums or averages them as if they were independent, which the "
             "pixels of a map are not: the variance may be far too small. Use method='linear' or method='sample'.",
@@ -118,47 +118,33 @@ def propagate(
 
 
 class _Noise:
-    """Stands for all masks of a site at once: `value * noise` is a pair."""
+    """All masks of a site at once: what comes out is a pair of mean and variance."""
 
-    def __init__(self, rate: float) -> None:
-        self.odds = rate / (1 - rate)
+    def __init__(self, rates: dict[str, float]) -> None:
+        self._rates = rates
 
-    def __rmul__(self, value: Tensor) -> Pair:
+    def thin(self, site: Site, call: int, value: Tensor, shape: tuple[int, ...], axis: int | None) -> Tensor:
+        rows = 1 if axis is None else value.shape[axis]
+        one_unit_each = prod(shape) * rows == value.numel() and site.calls == 1
+        if site.kind == "channel" and not one_unit_each:
+            raise SiteError(
+                f"expected a mask of its own for every unit; site {site.name!r} drops whole channels of an input of "
+                f"shape {tuple(value.shape)}, {site.calls} times. Use kind='element', or method='sample' or "
+                "method='linear'."
+            )
+        odds = self._rates[site.name] / (1 - self._rates[site.name])
         m, v = (value.m, value.v) if isinstance(value, Pair) else (widened(value), 0)
-        return Pair(m.clone(), v + (m.square() + v) * self.odds, value.dtype)
+        return Pair(m.clone(), v + (m.square() + v) * odds, value.dtype)
+
+    def thin_packed(self, site: Site, *_: Any) -> Tensor:
+        raise NoRule("a packed sequence")
 
 
-def _noise(rates: dict[str, float], site: Site, call: int, shape: tuple[int, ...], like: Tensor) -> Any:
-    rows = 1 if site.batch_axis is None else like.shape[site.batch_axis]
-    one_unit_each = len(shape) == like.dim() and prod(shape) * rows == like.numel() and site.calls == 1
-    if site.kind == "channel" and not one_unit_each:
-        raise SiteError(
-            f"expected a mask of its own for every unit; site {site.name!r} drops whole channels of an input of shape "
-            f"{tuple(like.shape)}, {site.calls} times. Use kind='element', or method='sample' or method='linear'."
-        )
-    return _Noise(rates[site.name])
-
-
-@contextmanager
-def _refusing(model: nn.Module, sites: Sequence[Site]) -> Iterator[None]:
+def _refuse_pairs(module: nn.Module, is_site: bool, forward: Any, *args: Any, **kwargs: Any) -> Any:
     """Stop pairs before recurrent and attention layers, which some devices break up into operators with rules."""
-    random = {site.name for site in sites}
-
-    def before(name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
-        if name in random or any(isinstance(tensor, Pair) for tensor in tensors((args, kwargs))):
-            raise NoRule(f"a layer of type {type(module).__name__}")
-
-    handles = []
-    try:
-        for name, module in named_layers(model).items():
-            if isinstance(module, _REFUSED):
-                hook = partial(before, name)
-                handles.append(module.register_forward_pre_hook(hook, prepend=True, with_kwargs=True))
-        with _RefusedCalls():
-            yield
-    finally:
-        for handle in handles:
-            handle.remove()
+    if is_site or any(isinstance(tensor, Pair) for tensor in tensors((args, kwargs))):
+        raise NoRule(f"a layer of type {type(module).__name__}")
+    return forward(*args, **kwargs)
 
 
 class _RefusedCalls(TorchFunctionMode):
@@ -171,20 +157,18 @@ class _RefusedCalls(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class _Reductions(TorchDispatchMode):
+class _Reductions:
     """Notes where units of a map are summed or averaged."""
 
     def __init__(self, names: dict[nn.Module, str], operators: Sequence[str]) -> None:
-        super().__init__()
-        self.names, self.operators = names, operators
-        self.seen: list[str] = []
+        self._names, self._operators = names, operators
+        self.found: list[str] = []
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if func._schema.name.removeprefix("aten::") in self.operators and isinstance(args[0], Pair):
+    def seen(self, operator: Operator | None, args: Any, kwargs: Any, result: Any) -> None:
+        """An operator has run."""
+        if operator is not None and operator.name in self._operators and isinstance(args[0], Pair):
             frames = (frame for frame, _ in walk_stack(None))
-            self.seen += [_owner(frames, self.names)] if result.numel() < args[0].numel() else []
-        return result
+            self.found += [_owner(frames, self._names)] if result.numel() < args[0].numel() else []
 
 
 def _owner(frames: Iterable[FrameType], names: dict[nn.Module, str]) -> str:

@@ -21,8 +21,9 @@ from typing import Any, TypeAlias
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
+from latedrop.model.rows import tensors
+from latedrop.torch_inside import Operator, operator_of, plain_function, wrapper_tensor
 from latedrop.variance.gaussian import TwoMoments, bent, clamped, curved, larger
 
 __all__ = ["NoRule", "Pair"]
@@ -52,13 +53,13 @@ class Pair(Tensor):
     v: Tensor
     units: object
 
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    __torch_function__ = plain_function  # type: ignore[assignment]
 
     @staticmethod
     def __new__(cls, m: Tensor, v: Any, dtype: torch.dtype | None = None) -> Pair:
         """Lay `v` out in memory as `m` is, so that what is a view of the one is a view of the other."""
         dtype = dtype or m.dtype
-        pair: Pair = Tensor._make_wrapper_subclass(cls, m.shape, strides=m.stride(), dtype=dtype, device=m.device)
+        pair: Pair = wrapper_tensor(cls, m, dtype)
         if v.shape != m.shape or v.stride() != m.stride() or v.dtype != m.dtype:
             v = torch.empty_strided(m.shape, m.stride(), dtype=m.dtype, device=m.device).copy_(v)
         pair.m, pair.v, pair.units = m, v, object()
@@ -71,15 +72,16 @@ class Pair(Tensor):
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         """Follow the rule of one operator."""
         dtype = _common_dtype(args, kwargs)
-        args, kwargs = tree_map_only(Tensor, _widened, (args, kwargs or {}))
-        name = func._schema.name.removeprefix("aten::")
+        args, kwargs = _each((args, kwargs or {}), _widened)
+        operator = operator_of(func) or Operator(str(func))
+        name = operator.name
         if name == "as_strided_":
             return _laid_out(func, *args)
-        if func._schema.is_mutable:
-            return _in_place(func, name, args, kwargs)
+        if operator.changes:
+            return _in_place(func, operator, args, kwargs)
         result = _rule_of(func, name)(func, *args, **kwargs)
         if dtype in _HALF:
-            result = tree_map_only(Pair, lambda pair: Pair(pair.m, pair.v, dtype), result)
+            result = _each(result, lambda x: Pair(x.m, x.v, dtype) if isinstance(x, Pair) else x)
         pairs = [value for value in args if isinstance(value, Pair)]
         if name in _ELEMENTWISE and all(pair is pairs[0] for pair in pairs):
             result.units = pairs[0].units
@@ -90,12 +92,25 @@ def _common_dtype(args: Any, kwargs: Any) -> torch.dtype:
     """The dtype that the model would see."""
     if kwargs and kwargs.get("dtype") is not None:
         return kwargs["dtype"]  # type: ignore[no-any-return]
-    found = [value.dtype for value in tree_leaves(args) if isinstance(value, Tensor) and value.is_floating_point()]
+    found = [value.dtype for value in tensors(args) if value.is_floating_point()]
     return reduce(torch.promote_types, found)
 
 
-def _widened(value: Tensor) -> Tensor:
-    return value.float() if value.dtype in _HALF and not isinstance(value, Pair) else value
+def _widened(value: Any) -> Any:
+    half = isinstance(value, Tensor) and value.dtype in _HALF and not isinstance(value, Pair)
+    return value.float() if half else value
+
+
+def _each(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Change what nested tuples, lists and dicts hold."""
+    if type(value) in (tuple, list):
+        return type(value)(_each(item, change) for item in value)
+    return {key: _each(item, change) for key, item in value.items()} if type(value) is dict else change(value)
+
+
+def _returns(op: Any) -> int:
+    declared = operator_of(op)
+    return 1 if declared is None else declared.returns
 
 
 def _rule_of(func: Any, name: str) -> Rule:
@@ -104,13 +119,13 @@ def _rule_of(func: Any, name: str) -> Rule:
     return _RULES[name]
 
 
-def _in_place(func: Any, name: str, args: Any, kwargs: Any) -> Pair:
+def _in_place(func: Any, operator: Operator, args: Any, kwargs: Any) -> Pair:
     """Follow the rule of the operator that returns a new tensor, and write the result into the first argument."""
-    target, plain = args[0], name.removesuffix("_")
+    target, plain, overload = args[0], operator.name.removesuffix("_"), operator.overload
     rule = _rule_of(func, plain)
     if not isinstance(target, Pair):
         raise NoRule(f"the operator {func}, which writes random values into a constant tensor")
-    result = rule(getattr(getattr(aten, plain), func._overloadname), *args, **kwargs)
+    result = rule(getattr(getattr(aten, plain), overload), *args, **kwargs)
     target.m.copy_(result.m)
     target.v.copy_(result.v)
     if plain not in _ELEMENTWISE or any(isinstance(value, Pair) for value in args[1:]):
@@ -157,8 +172,8 @@ def _v(value: Any) -> Any:
 )
 def _moved(op: Any, *args: Any, **kwargs: Any) -> Any:
     """Units are moved, copied or summed: variances go where the means go."""
-    m = op(*tree_map(_m, args), **kwargs)
-    v = op(*tree_map(_v, args), **kwargs)
+    m = op(*_each(args, _m), **kwargs)
+    v = op(*_each(args, _v), **kwargs)
     return Pair(m, v) if isinstance(m, Tensor) else [Pair(*both) for both in zip(m, v, strict=True)]
 
 
@@ -340,7 +355,7 @@ def _batch_norm(op: Any, x: Pair, w: Any, b: Any, mean: Any, var: Any, own: bool
     m, _, rstd = aten.native_batch_norm(x.m, w, b, *stored, own, 0.0, eps)
     scale = (rstd if own else (var + eps).rsqrt()) * (1 if w is None else w)
     v = x.v * scale.square().reshape(-1, *[1] * (x.dim() - 2))
-    return (Pair(m, v), *(x.m.new_empty(0) for _ in op._schema.returns[1:]))
+    return (Pair(m, v), *(x.m.new_empty(0) for _ in range(1, _returns(op))))
 
 
 @_rule("native_layer_norm")

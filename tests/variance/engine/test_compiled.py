@@ -15,8 +15,9 @@ from latedrop import calibrate, find_sites, sample
 from latedrop.crowd import MCNN
 from latedrop.errors import ArgumentError, DataError, OutputError
 from latedrop.model.sites import Site
-from latedrop.variance.engine import compiled
+from latedrop.variance.engine import compiled, tracing
 from latedrop.variance.engine.compiled import Program
+from latedrop.variance.engine.options import Sampling
 from zoo import ZOO, Case
 
 RATES = (0.05, 0.3)
@@ -35,13 +36,12 @@ def mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(5, 8), nn.ReLU(inplace=True), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
 
 
-@pytest.mark.filterwarnings("ignore:There is a performance drop")
 @pytest.mark.parametrize("chunk", [4, 11])
 @pytest.mark.parametrize("case", ZOO, ids=lambda case: case.name)
 def test_it_equals_the_other_engines(case: Case, chunk: int) -> None:
     model, x = case.make()
     sites = find_sites(model, x)
-    run = Program(model, x, sites, DRAWS, 3, case.readout, True, chunk, compiler=lambda graph: graph)
+    run = Program(model, x, sites, Sampling(DRAWS, 3, case.readout), chunk, compiler=lambda graph: graph)
     for rate in RATES:
         mean, variance, finite = run(x, {site.name: rate for site in sites})
         expected = sample(model, x, rate, DRAWS, 3, sites, case.readout)
@@ -52,7 +52,7 @@ def test_it_equals_the_other_engines(case: Case, chunk: int) -> None:
 
 def test_what_no_mask_reaches_is_in_the_first_graph() -> None:
     model, x = MCNN(), torch.rand(1, 1, 32, 48)
-    run = Program(model, x, find_sites(model, x), 4, 0, None, True, 2, compiler=lambda graph: graph)
+    run = Program(model, x, find_sites(model, x), Sampling(4), 2, compiler=lambda graph: graph)
     before, after = (
         [node for node in part.graph.nodes if "convolution" in str(node.target)] for part in (run._before, run._after)
     )
@@ -232,7 +232,7 @@ def test_channels_are_filled_up_with_zeros(layer: Any, filled: tuple[int, ...]) 
     x = torch.randn(2, 20 if layer.in_channels == 20 else 16, *[9] * len(layer.kernel_size)).bfloat16()
     graph = make_fx(lambda x: layer(x).relu())(x)
     expected, sizes = graph(x), []
-    compiled._fill_up_channels(graph)
+    tracing.fill_up_channels(graph)
     graph.graph.lint()
     torch.testing.assert_close(graph(x), expected)
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from latedrop import calibrate, find_sites, linearize, sample
 from latedrop.masking.masks import keys_for, masks_from_keys, thinned
-from latedrop.model.forward import map_rows
+from latedrop.model.rows import map_rows
 from zoo import ZOO, Case
 
 room = import_module("latedrop.variance.sampling")

@@ -24,11 +24,13 @@ from latedrop.crowd.density import heads_inside, roi_cells
 from latedrop.crowd.layouts import CrowdSet, Sigma
 from latedrop.crowd.mcnn import STRIDE, Trained
 from latedrop.errors import DataError
-from latedrop.model.sites import Sites, find_sites
+from latedrop.model.finding import find_sites
+from latedrop.model.sites import Sites
 from latedrop.studies.crowd.measures import Fit, Predicted, agreement, conformal, judge, judge_both
+from latedrop.variance.engine.options import Engine
 from latedrop.variance.first_order import linearize
 from latedrop.variance.propagation import propagate
-from latedrop.variance.sampling import Engine, plain_output, sample
+from latedrop.variance.sampling import plain_output, sample
 
 __all__ = [
     "FREE_COST",

@@ -31,8 +31,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from latedrop.devices import one_thread
 from latedrop.errors import OutputError
-from latedrop.model.forward import one_thread
 
 __all__ = ["Layer", "Plan", "Stack", "Training", "in_groups", "initial", "joined", "key", "train"]
 

@@ -1,0 +1,97 @@
+"""Thinned values of one draw, or of many that are rows of one batch.
+
+The rows of a batch are `(draw, example)`, draws first. A value is seen as `(..., T, N, ...)` at the axis of its rows,
+and multiplied by masks `(..., T, 1, ...)`: one for each draw, the same for all of its examples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from latedrop.errors import ArgumentError
+from latedrop.masking.masks import are_small, keys_for, masks, thinned
+from latedrop.model.sites import Site
+
+__all__ = ["DrawMasks", "checked_seed"]
+
+_HALF = (torch.float16, torch.bfloat16)
+
+
+@dataclass
+class DrawMasks:
+    """The masks of some draws: a `Thinner`.
+
+    Attributes:
+        seed: with the draw and the site it fixes every mask.
+        rates: by site.
+        draws: which draws are rows of the batch, or the only one.
+        of: all draws that will be asked for, one part after the other.
+    """
+
+    seed: int
+    rates: Mapping[str, float]
+    draws: range
+    of: range
+
+    def thin(self, site: Site, call: int, value: Tensor, shape: tuple[int, ...], axis: int | None) -> Tensor:
+        """Zero the units that the draws drop, and divide the others by `1 - rate`."""
+        rate, draws = self.rates[site.name], self.draws
+        if rate == 0:
+            return value
+        whole = self.by_draw(value, axis)
+        if axis in (0, None) and _worth_a_kernel(whole, draws, shape):
+            keys = keys_for(self.seed, self.of, site.name, call, value.device)
+            found = thinned(whole, keys[draws.start - self.of.start : draws.stop - self.of.start], shape, rate)
+            if found is not None:
+                return found[0] if axis is None else found.flatten(0, 1)
+        made = self._masks(site, call, shape, value)
+        if axis is None:
+            return _times(value, made[0], rate)
+        if len(draws) == 1:
+            return _times(whole, made.transpose(0, axis) if axis else made, rate).flatten(axis, axis + 1)
+        return _times(whole, made.movedim(0, axis), rate).flatten(axis, axis + 1)
+
+    def thin_packed(
+        self, site: Site, call: int, value: Tensor, shape: tuple[int, ...], rows: Tensor, steps: Tensor
+    ) -> Tensor:
+        """The same of packed entries."""
+        rate = self.rates[site.name]
+        if rate == 0:
+            return value
+        made = self._masks(site, call, shape, value)
+        made = made.expand(*made.shape[:2], int(steps.max()) + 1, made.shape[-1])
+        examples = (int(rows.max()) + 1) // len(self.draws)
+        draw, example = rows // examples, rows % examples
+        return _times(value, made[draw, example if shape[0] > 1 else 0, steps], rate)
+
+    def by_draw(self, value: Tensor, axis: int | None) -> Tensor:
+        """The value with an axis of draws before that of the examples; in front, where there are no examples."""
+        return value[None] if axis is None else value.unflatten(axis, (len(self.draws), -1))
+
+    def _masks(self, site: Site, call: int, shape: tuple[int, ...], like: Tensor) -> Tensor:
+        """`(draws, *shape)`. In half precision the scale is not rounded into them, where it would be off by 0.4 %."""
+        scaled = like.dtype not in _HALF
+        return masks(self.seed, self.draws, site.name, call, shape, self.rates[site.name], like, scaled=scaled)
+
+
+def checked_seed(seed: Any) -> int:
+    """The seed as an int, or `ArgumentError`."""
+    if isinstance(seed, bool) or not hasattr(seed, "__index__"):
+        raise ArgumentError(f"expected an integer seed; found {seed!r}.")
+    return int(seed)
+
+
+def _worth_a_kernel(value: Tensor, draws: range, shape: tuple[int, ...]) -> bool:
+    """Whether hash and product go into one: not for small masks, which are remembered, nor under autograd."""
+    if value.device.type != "cuda" or are_small(draws, shape, value.device):
+        return False
+    return not (value.requires_grad and torch.is_grad_enabled())
+
+
+def _times(value: Tensor, mask: Tensor, rate: float) -> Tensor:
+    return value * mask / (1 - rate) if value.dtype in _HALF else value * mask

@@ -1,0 +1,172 @@
+"""Sites of a twin, rerouted: the input of each goes through a function that thins it.
+
+With `h` the input of a layer and `m` an inverted dropout mask, the layer sees `h · m`. Who holds the mask returns the
+thinned value; here is said which unit of it lies where. A weight that has no module is reached where a torch function
+takes it, by a mode of the calling thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+
+from latedrop.errors import SiteError
+from latedrop.model.layers import SOURCES, channel_axis, layer_inputs
+from latedrop.model.sites import Site, missing_sites
+from latedrop.model.twin import reroute
+from latedrop.model.weight_calls import WeightCall, WeightCalls
+from latedrop.model.weight_rules import Place
+from latedrop.model.wrappers import named_layers
+from latedrop.torch_inside import eager
+
+__all__ = ["Thinner", "Thinning"]
+
+
+class Thinner(Protocol):
+    """What gives thinned values."""
+
+    def thin(self, site: Site, call: int, value: Tensor, shape: tuple[int, ...], axis: int | None) -> Tensor:
+        """`value` times the mask of a site's call, which has `shape` for one draw and is broadcast.
+
+        `axis` is that of `value` and `shape` along which examples lie; None where they lie along none.
+        """
+        ...
+
+    def thin_packed(
+        self, site: Site, call: int, value: Tensor, shape: tuple[int, ...], rows: Tensor, steps: Tensor
+    ) -> Tensor:
+        """The same of packed entries: of example `rows[i]` and step `steps[i]` of masks `(example, step, feature)`."""
+        ...
+
+
+class Thinning:
+    """The sites of a twin while passes run.
+
+    Args:
+        twin: from `twin_of`; its sites are rerouted from now on.
+        sites: those with a mask.
+        thinner: gives the thinned inputs.
+        shared: True: a mask serves all examples of a draw; False: each has its own.
+    """
+
+    def __init__(self, twin: nn.Module, sites: Sequence[Site], thinner: Thinner, *, shared: bool = True) -> None:
+        modules = named_layers(twin)
+        missing = missing_sites(twin, sites, modules=modules)
+        if missing:
+            raise SiteError(
+                f"expected the model to have the sites' layers; {missing} are not among its modules. "
+                "Find the sites again with find_sites(model, inputs)."
+            )
+        self.thinner = thinner
+        self._shared = shared
+        self._fired = dict.fromkeys((site.name for site in sites), 0)
+        self._rows: int | None = None
+        self._copies = 1
+        self._functional = {site.name: site for site in sites if site.weight is not None}
+        for site in sites:
+            if site.weight is None:
+                reroute(modules[site.name], partial(self._around, site, modules[site.name]))
+        self._calls = WeightCalls(twin, self._meet) if self._functional else None
+        if self._calls is not None:
+            for module in modules.values():
+                if isinstance(module, SOURCES):
+                    reroute(module, partial(_apart, self._calls))
+
+    @contextmanager
+    def passing(self, rows: int, copies: int = 1) -> Iterator[None]:
+        """One forward pass over so many rows, of which the draws have `copies` one after the other."""
+        self._fired.update(dict.fromkeys(self._fired, 0))
+        self._rows, self._copies = rows, copies
+        with self._calls or nullcontext(), eager() if self._calls else nullcontext():
+            if self._calls is not None:
+                self._calls.begin()
+            try:
+                yield
+            finally:
+                self._rows = None
+                if self._calls is not None:
+                    self._calls.end()
+        silent = [name for name, count in self._fired.items() if count == 0]
+        if silent:
+            raise SiteError(
+                f"expected every site to fire in the forward pass; {silent} did not: the model used these layers' "
+                "weights in another way than when the sites were found, or took another branch. Leave them out with "
+                "select=, or find the sites again."
+            )
+
+    def _around(self, site: Site, layer: nn.Module, forward: Any, *args: Any, **kwargs: Any) -> Any:
+        inputs = layer_inputs(layer, args, kwargs)
+        thinned = self._thinned(site, inputs.values(), (channel_axis(layer),))
+        changed = {key: thinned[id(value)] for key, value in inputs.items()}
+        args = tuple(changed.get(i, value) for i, value in enumerate(args))
+        return forward(*args, **{key: changed.get(key, value) for key, value in kwargs.items()})
+
+    def _meet(self, call: WeightCall) -> dict[Place, Any]:
+        if call.name not in self._functional:
+            return {}
+        thinned = self._thinned(self._functional[call.name], call.inputs.values(), call.channels)
+        return {place: thinned[id(value)] for place, value in call.inputs.items()}
+
+    def _thinned(self, site: Site, values: Iterable[Any], channels: tuple[int, ...]) -> dict[int, Any]:
+        """By identity: query, key and value are often one tensor and stay one."""
+        found: dict[int, Any] = {}
+        for value in values:
+            if id(value) not in found:
+                call = 0 if site.kind == "channel" else self._fired[site.name]
+                packed = isinstance(value, PackedSequence)
+                number = call * 3 + len(found)
+                found[id(value)] = (
+                    self._packed(site, number, value) if packed else self._padded(site, number, value, channels)
+                )
+        self._fired[site.name] += 1
+        return found
+
+    def _padded(self, site: Site, number: int, value: Tensor, channels: tuple[int, ...]) -> Tensor:
+        axis, shape = site.batch_axis, list(value.shape)
+        if site.kind == "channel":
+            kept = [channel % value.dim() for channel in channels]
+            shape = [size if i in kept else 1 for i, size in enumerate(shape)]
+        if axis is None:
+            return self.thinner.thin(site, number, value, tuple(shape), None)
+        rows = self._rows if self._rows is not None else value.shape[axis]
+        examples = 1 if self._shared else rows // self._copies
+        inner, rest = divmod(value.shape[axis], rows)
+        if rest:
+            raise SiteError(
+                f"expected the input of site {site.name!r} to have a multiple of {rows} entries along axis {axis}, the "
+                f"number of examples; found shape {tuple(value.shape)}. Use kind='channel', or leave it out with "
+                "select=."
+            )
+        if inner == 1:
+            shape[axis] = examples
+            return self.thinner.thin(site, number, value, tuple(shape), axis)
+        # Folded examples: split the axis in two, so that a mask of one example broadcasts over the other part.
+        split = (inner, rows) if site.interleaved else (rows, inner)
+        own = (1 if site.kind == "channel" else inner, examples)
+        full = [*shape[:axis], *(own if site.interleaved else own[::-1]), *shape[axis + 1 :]]
+        along = axis + 1 if site.interleaved else axis
+        return self.thinner.thin(site, number, value.unflatten(axis, split), tuple(full), along).flatten(axis, axis + 1)
+
+    def _packed(self, site: Site, number: int, value: PackedSequence) -> PackedSequence:
+        """Thin packed steps as their padded `(example, step, feature)` layout would be."""
+        sizes = value.batch_sizes
+        steps, features = len(sizes), value.data.shape[-1]
+        examples = 1 if self._shared else int(sizes[0]) // self._copies
+        shape = (examples, 1 if site.kind == "channel" else steps, features)
+        step = torch.arange(steps).repeat_interleave(sizes).to(value.data.device)
+        row = torch.cat([torch.arange(int(size)) for size in sizes]).to(value.data.device)
+        if value.sorted_indices is not None:
+            row = value.sorted_indices[row]
+        data = self.thinner.thin_packed(site, number, value.data, shape, row, step)
+        return PackedSequence(data, sizes, value.sorted_indices, value.unsorted_indices)
+
+
+def _apart(calls: WeightCalls, forward: Any, *args: Any, **kwargs: Any) -> Any:
+    with calls.apart():
+        return forward(*args, **kwargs)

@@ -1,0 +1,113 @@
+"""Arrays, tables and tensors: what goes into a model, on its device and in its dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from math import isfinite
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from latedrop.errors import DataError
+
+__all__ = ["all_finite", "from_array", "from_table", "is_table", "map_values", "place", "widened"]
+
+
+def place(x: Any, model: nn.Module, *, check: bool = True) -> Any:
+    """Move inputs to the model's device; numpy arrays and tables also take the model's floating dtype.
+
+    With `check`, raises `DataError` where a floating input has NaN or inf.
+    """
+    parameter = next((p for p in model.parameters() if p.is_floating_point()), None)
+    device = parameter.device if parameter is not None else torch.device("cpu")
+
+    def move(value: Any) -> Tensor:
+        if not isinstance(value, Tensor):
+            value = from_table(value, "inputs") if is_table(value) else from_array(value, "inputs")
+            if value.is_floating_point() and parameter is not None:
+                value = value.to(parameter.dtype)
+        moved: Tensor = value.to(device)
+        if check and moved.is_floating_point() and not all_finite(moved):
+            bad = int((~torch.isfinite(moved)).sum())
+            raise DataError(
+                f"expected finite inputs; found {bad} NaN or inf among {moved.numel()} input values. "
+                "Drop or impute those rows."
+            )
+        return moved
+
+    return map_values(x, move)
+
+
+def all_finite(values: Tensor) -> bool:
+    """Whether no value is NaN or inf: their sum then is finite too, mostly, and takes one pass and no memory.
+
+    >>> all_finite(torch.tensor([3e38, 3e38])), all_finite(torch.tensor([1.0, torch.inf]))
+    (True, False)
+    """
+    total = values.sum() if values.dtype in (torch.float32, torch.float64) else values.sum(dtype=torch.float32)
+    return isfinite(total.item()) or bool(torch.isfinite(values).all())
+
+
+def from_array(array: np.ndarray, what: str) -> Tensor:
+    """A numpy array of numbers as a tensor; `what` names it in the error where it holds something else."""
+    if array.dtype.kind not in "fiub":
+        raise DataError(
+            f"expected numeric {what}; found a numpy array of dtype {array.dtype}. "
+            "Encode text and categories as numbers first."
+        )
+    # torch refuses foreign byte orders and wide floats, and warns of read-only arrays: these are copied.
+    dtype = np.float64 if array.dtype.itemsize > 8 else array.dtype.newbyteorder("=")
+    return torch.from_numpy(np.require(array, dtype, requirements=["C", "W"]))
+
+
+def is_table(value: Any) -> bool:
+    """Whether `value` is a data frame or a series, of pandas, polars or alike."""
+    return hasattr(value, "to_numpy") and not isinstance(value, (Tensor, np.ndarray, type))
+
+
+def from_table(table: Any, what: str) -> Tensor:
+    """A data frame `(N, D)` or a series `(N,)` of numbers as a float64 tensor; missing values are NaN.
+
+    >>> import pandas
+    >>> from_table(pandas.DataFrame({"a": [1, 2], "b": [True, False]}), "inputs")
+    tensor([[1., 1.],
+            [2., 0.]], dtype=torch.float64)
+    """
+    if not hasattr(table, "columns"):
+        return from_array(_numbers(getattr(table, "name", None), table, what), what)
+    # pandas names its columns by `items`, polars by `iter_columns`.
+    named = table.items() if hasattr(table, "items") else ((column.name, column) for column in table.iter_columns())
+    columns = [_numbers(name, column, what) for name, column in named]
+    return from_array(np.stack(columns, 1) if columns else np.zeros((len(table), 0)), what)
+
+
+def map_values(x: Any, change: Callable[[Any], Tensor]) -> Any:
+    """Apply `change` to every tensor, array and table in nested tuples, lists and mappings."""
+    if isinstance(x, (Tensor, np.ndarray)) or is_table(x):
+        return change(x)
+    if isinstance(x, Mapping):
+        return {key: map_values(value, change) for key, value in x.items()}
+    if isinstance(x, tuple) and hasattr(x, "_fields"):
+        return type(x)(*(map_values(value, change) for value in x))
+    if isinstance(x, (tuple, list)):
+        return type(x)(map_values(value, change) for value in x)
+    return x
+
+
+def widened(output: Tensor) -> Tensor:
+    """The tensor in float32, or in float64 where it is."""
+    return output if output.dtype == torch.float64 else output.float()
+
+
+def _numbers(name: Any, column: Any, what: str) -> np.ndarray:
+    """One column of a table as float64."""
+    nullable = not isinstance(column.dtype, np.dtype) and getattr(column.dtype, "kind", None) in (*"fiub",)  # pandas
+    values = np.asarray(column.to_numpy(dtype=np.float64, na_value=np.nan) if nullable else column.to_numpy())
+    if values.dtype.kind not in "fiub":
+        raise DataError(
+            f"expected numeric {what}; found column {name!r} of type {column.dtype}. Encode text, categories and dates "
+            "as numbers, or leave the column out."
+        )
+    return values.astype(np.float64)

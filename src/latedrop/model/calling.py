@@ -1,0 +1,113 @@
+"""How a model is called, and what of its output is read.
+
+A tuple or list is several positional inputs; a mapping is keyword inputs where `forward` has parameters of those names,
+and a single dict argument where it has not.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from latedrop.errors import OutputError
+from latedrop.model.arrays import all_finite
+from latedrop.model.rows import row_count, tensors
+
+__all__ = ["Readout", "call", "check_finite", "output_of", "read"]
+
+Readout: TypeAlias = "Callable[[Any], Tensor] | str | int | None"
+
+
+def call(model: nn.Module, x: Any) -> Any:
+    """Run `model` on `x`, spreading tuples and matching mappings over its arguments."""
+    if isinstance(x, Mapping):
+        return model(**x) if _takes_keywords(model, x) else model(x)
+    return model(*x) if isinstance(x, (tuple, list)) else model(x)
+
+
+def read(output: Any, readout: Readout, rows: int) -> Tensor:
+    """The quantity of interest, `(rows, ...)`, from the raw output of a model.
+
+    `readout` is a callable, the name or index of one part of the output, or None where the output
+    holds a single floating tensor.
+    """
+    if callable(readout):
+        value = readout(output)
+    elif readout is not None:
+        value = _part(output, readout)
+    else:
+        value = _only_tensor(output)
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        found = value.dtype if isinstance(value, Tensor) else type(value).__name__
+        raise OutputError(
+            f"expected the readout to give a floating tensor; found {found}. "
+            "Pass a readout that returns the tensor of interest."
+        )
+    if value.dim() == 0 or value.shape[0] != rows:
+        raise OutputError(
+            f"expected an output whose first axis counts the {rows} examples; found shape "
+            f"{tuple(value.shape)}. Pass a readout that keeps one entry per example."
+        )
+    return value
+
+
+def output_of(model: nn.Module, x: Any, readout: Readout) -> Tensor:
+    """The model's own output on `x`, read out."""
+    return read(call(model, x), readout, row_count(x))
+
+
+def check_finite(output: Tensor, when: str) -> None:
+    """Raise `OutputError` where an output has NaN or inf."""
+    if not all_finite(output):
+        rows = int((~torch.isfinite(output)).reshape(len(output), -1).any(1).sum())
+        raise OutputError(
+            f"expected a finite output; found NaN or inf in {rows} of {len(output)} rows {when}. "
+            "Check the model on these inputs; in half precision, try bfloat16 or a smaller rate."
+        )
+
+
+def _takes_keywords(model: nn.Module, x: Mapping[str, Any]) -> bool:
+    parameters = inspect.signature(model.forward).parameters.values()
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return True
+    return set(x) <= {p.name for p in parameters if p.kind is not p.POSITIONAL_ONLY}
+
+
+def _parts(output: Any) -> dict[str | int, Any]:
+    if isinstance(output, Mapping):
+        return dict(output)
+    if is_dataclass(output):
+        return {field.name: getattr(output, field.name) for field in fields(output)}
+    if isinstance(output, (tuple, list)):
+        return dict(enumerate(output))
+    return {}
+
+
+def _part(output: Any, name: str | int) -> Any:
+    parts = _parts(output)
+    if name in parts:
+        return parts[name]
+    if isinstance(name, str) and hasattr(output, name):
+        return getattr(output, name)
+    raise OutputError(
+        f"expected an output with a part {name!r}; found {type(output).__name__} with parts "
+        f"{list(parts)}. Name one of these as the readout."
+    )
+
+
+def _only_tensor(output: Any) -> Any:
+    if isinstance(output, Tensor):
+        return output
+    found = [part for part in tensors(output) if part.is_floating_point()]
+    if len(found) == 1:
+        return found[0]
+    raise OutputError(
+        f"expected one floating tensor as the model's output; found {len(found)} in "
+        f"{type(output).__name__} with parts {list(_parts(output))}. Pass readout=: a part's name or "
+        "index, or a function of the output that returns one tensor."
+    )

@@ -1,0 +1,102 @@
+"""Rows: the first axis of every input and of the output counts the examples.
+
+A tuple or list is several positional inputs; a mapping is keyword inputs, or one dict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from latedrop.errors import DataError
+from latedrop.model.arrays import map_values
+from latedrop.model.wrappers import bare
+
+__all__ = [
+    "ROWS",
+    "filled_up",
+    "fitting_batches",
+    "map_rows",
+    "repeated",
+    "row_count",
+    "row_limits",
+    "take_rows",
+    "tensors",
+]
+
+ROWS = "latedrop_rows"
+"""Where a program's `meta` says how many rows it takes."""
+
+
+def tensors(value: Any) -> Iterator[Tensor]:
+    """Every tensor inside nested tuples, lists, mappings and dataclasses, in order."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from tensors(item)
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from tensors(item)
+    elif is_dataclass(value) and not isinstance(value, type):
+        for field in fields(value):
+            yield from tensors(getattr(value, field.name))
+
+
+def row_count(x: Any) -> int:
+    """Number of examples in `x`: the length of the first tensor that has an axis.
+
+    >>> row_count({"a": torch.zeros(5, 2)})
+    5
+    """
+    for tensor in (x,) if isinstance(x, Tensor) else tensors(x):
+        if tensor.dim() > 0:
+            return tensor.shape[0]
+    raise DataError(
+        "expected inputs with at least one tensor whose first axis counts the examples; "
+        f"found {type(x).__name__}. Pass a tensor, a tuple of tensors or a dict of tensors."
+    )
+
+
+def map_rows(x: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """Apply `change` to every input in `x` that has as many rows as the first one."""
+    count = row_count(x)
+    return map_values(x, lambda t: change(t) if t.dim() > 0 and t.shape[0] == count else t)
+
+
+def take_rows(x: Any, index: slice) -> Any:
+    """The rows `index` of every input in `x` that has as many rows as the first one."""
+    return map_rows(x, lambda t: t[index])
+
+
+def repeated(x: Any, times: int) -> Any:
+    """All rows, one time after the other."""
+    return map_rows(x, lambda t: t.expand(times, *t.shape).flatten(0, 1)) if times > 1 else x
+
+
+def row_limits(model: nn.Module) -> tuple[int, int | None]:
+    """The least and the largest number of rows that `model` takes: (1, None), but for some exported programs."""
+    meta = getattr(bare(model), "meta", None)
+    limits: tuple[int, int | None] = meta.get(ROWS, (1, None)) if isinstance(meta, dict) else (1, None)
+    return limits
+
+
+def fitting_batches(model: nn.Module, x: Any) -> list[tuple[Any, int]] | None:
+    """`x` in parts that `model` takes, each with how many of its rows count; None where `x` fits as it is."""
+    rows, (least, most) = row_count(x), row_limits(model)
+    if rows == 0 or (least <= rows and (most is None or rows <= most)):
+        return None
+    parts = [take_rows(x, slice(start, start + (most or rows))) for start in range(0, rows, most or rows)]
+    return [(filled_up(part, least), row_count(part)) for part in parts]
+
+
+def filled_up(x: Any, least: int) -> Any:
+    """`x` with at least so many rows; where it is short of them, the first one is repeated."""
+    missing = least - row_count(x)
+    if missing <= 0:
+        return x
+    return map_rows(x, lambda t: torch.cat([t, t[:1].expand(missing, *t.shape[1:])]))

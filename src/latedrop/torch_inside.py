@@ -1,0 +1,331 @@
+"""The only file that touches torch's private parts.
+
+Each part is looked up when it is first used. Where a version of torch has taken it away, one `LatedropWarning` says
+what is slower or refused now, and why; results stay right.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from threading import RLock
+from typing import Any
+from warnings import warn
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from latedrop.errors import LatedropWarning
+
+__all__ = [
+    "Operator",
+    "eager",
+    "inmost",
+    "is_torchs_own",
+    "is_wrapped",
+    "leaves_and_structure",
+    "operator_of",
+    "own_call",
+    "plain_function",
+    "reroute_calls",
+    "restore_calls",
+    "shallow_copy",
+    "state_of",
+    "traced",
+    "transforms",
+    "watching",
+    "wrapped_attribute",
+    "wrapper_tensor",
+]
+
+
+@dataclass(frozen=True)
+class Operator:
+    """What an operator of torch says of itself.
+
+    Attributes:
+        name: without its namespace.
+        arguments: the names of its arguments, in order; none for a function that declares none.
+        defaults: of those that have one.
+        written: the names of the arguments that it changes.
+        seeded: whether it may draw random numbers.
+        overload: the name of the variant.
+        returns: how many results it has.
+    """
+
+    name: str
+    arguments: tuple[str, ...] = ()
+    defaults: Mapping[str, Any] | None = None
+    written: tuple[str, ...] = ()
+    seeded: bool = False
+    overload: str = "default"
+    returns: int = 1
+
+    @property
+    def changes(self) -> bool:
+        """Whether it changes an argument."""
+        return bool(self.written)
+
+
+@cache
+def operator_of(func: Any) -> Operator | None:
+    """The declaration of an operator (`torch.ops.aten...`); None for any other function."""
+    declared = getattr(func, "_schema", None)
+    if declared is None:
+        return None
+    arguments = declared.arguments
+    return Operator(
+        name=declared.name.partition("::")[2],
+        arguments=tuple(argument.name for argument in arguments),
+        defaults={argument.name: argument.default_value for argument in arguments if argument.has_default_value()},
+        written=tuple(a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write),
+        seeded=torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()),
+        overload=declared.overload_name or "default",
+        returns=len(declared.returns),
+    )
+
+
+Seen = Callable[[Any, Any, Any, Any], None]
+"""`(operator, args, kwargs, result)`, after each operator of torch."""
+
+
+def watching(seen: Seen) -> AbstractContextManager[Any]:
+    """Tell `seen` of every operator that this thread runs, as long as the context lasts."""
+    mode = _mode_of_operators()
+    return mode(seen) if mode is not None else _Functions(seen)
+
+
+@cache
+def _mode_of_operators() -> Any:
+    base = _part("torch.utils._python_dispatch", "TorchDispatchMode")
+    if base is None:
+        _lost("TorchDispatchMode", "sites are found by the torch functions that a model calls from Python alone")
+        return None
+
+    class Operators(base):  # type: ignore[misc,valid-type]
+        def __init__(self, seen: Seen) -> None:
+            super().__init__()
+            self._seen = seen
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = func(*args, **(kwargs or {}))
+            self._seen(operator_of(func), args, kwargs or {}, result)
+            return result
+
+    return Operators
+
+
+class _Functions(TorchFunctionMode):
+    """The same from torch functions, where the operators below them cannot be seen."""
+
+    def __init__(self, seen: Seen) -> None:
+        super().__init__()
+        self._seen = seen
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name = getattr(func, "__name__", "")
+        first = ("self",) if name == "__setitem__" or (name.endswith("_") and not name.endswith("__")) else ()
+        self._seen(Operator(name, ("self",), written=first), args, kwargs or {}, result)
+        return result
+
+
+def transforms() -> int:
+    """How many transforms of `torch.func` are on, one inside the other."""
+    functorch = _functorch()
+    top = functorch.peek_interpreter_stack() if functorch is not None else None
+    return 0 if top is None else int(top.level())
+
+
+def is_wrapped(tensor: Tensor) -> bool:
+    """Whether a transform of `torch.func` has wrapped a tensor."""
+    functorch = _functorch()
+    return functorch is not None and bool(functorch.is_functorch_wrapped_tensor(tensor))
+
+
+def inmost(tensor: Tensor) -> Tensor:
+    """What has a storage: the inside of wrappers, where a model uses `torch.func`, and values of sparse tensors."""
+    while is_wrapped(tensor):
+        tensor = _functorch().get_unwrapped(tensor)
+    if tensor.layout is torch.sparse_coo:
+        return tensor.coalesce().values() if tensor.is_coalesced() else tensor.detach()._values()
+    return tensor if tensor.layout is torch.strided else tensor.values()
+
+
+@cache
+def _functorch() -> Any:
+    found = getattr(torch._C, "_functorch", None)
+    wanted = ("peek_interpreter_stack", "is_functorch_wrapped_tensor", "get_unwrapped")
+    if found is None or not all(hasattr(found, name) for name in wanted):
+        _lost(
+            "torch._C._functorch", "weights that a model uses inside its own torch.func transforms are not told apart"
+        )
+        return None
+    return found
+
+
+def wrapper_tensor(cls: type[Tensor], like: Tensor, dtype: torch.dtype) -> Any:
+    """A tensor of a subclass with the shape, strides and device of `like`, and no memory."""
+    return Tensor._make_wrapper_subclass(cls, like.shape, strides=like.stride(), dtype=dtype, device=like.device)
+
+
+plain_function = torch._C._disabled_torch_function_impl
+"""What a subclass has as `__torch_function__` where it acts on operators alone."""
+
+
+def wrapped_attribute(module: nn.Module) -> str | None:
+    """The attribute that holds what a wrapper wraps; None where a module is none."""
+    if isinstance(module, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+        return "module"
+    return "_orig_mod" if type(module).__name__ == "OptimizedModule" else None
+
+
+def is_torchs_own(module: nn.Module) -> bool:
+    """Whether a module is of a class that torch itself has."""
+    return type(module).__module__.startswith("torch.nn.modules.")
+
+
+_PARTS = ("_modules", "_parameters", "_buffers")
+
+
+def shallow_copy(
+    module: nn.Module,
+    inner: Callable[[nn.Module], nn.Module],
+    weight: Callable[[Tensor], Tensor],
+    value: Callable[[Any], Any],
+    made: dict[int, Any],
+) -> nn.Module:
+    """A module like this one in eval mode, noted in `made` before its parts are.
+
+    `inner` gives what stands for a submodule, `weight` for a parameter, `value` for all else that the module holds;
+    layers of torch hold nothing else that is worth a copy, but for hooks and the weights of recurrent ones.
+    """
+    copy = made[id(module)] = object.__new__(type(module))
+    state = vars(copy)
+    state.update(vars(module))
+    if state.get("_compiled_call_impl") is not None:
+        state["_compiled_call_impl"] = None
+    if isinstance(state.get("_call_impl"), _Route):
+        del state["_call_impl"]
+    modules, parameters, buffers = (state[part] for part in _PARTS)
+    if modules:
+        state["_modules"] = {name: None if item is None else inner(item) for name, item in modules.items()}
+    if parameters:
+        state["_parameters"] = {name: None if item is None else weight(item) for name, item in parameters.items()}
+    state["training"] = False
+    forward = getattr(type(module), "forward", None)
+    written = getattr(forward, "_torchdynamo_orig_callable", None)  # under @torch.compile
+    if written is not None and "forward" not in state:
+        state["forward"] = written.__get__(copy)
+    hooked = state.get("_forward_hooks") or state.get("_forward_pre_hooks")
+    if hooked or "_flat_weights" in state or not is_torchs_own(module):
+        if buffers:
+            state["_buffers"] = {name: value(item) for name, item in buffers.items()}
+        for name, item in list(state.items()):
+            if name not in _PARTS and item is not None and type(item) not in _ATOMS:
+                mapped = value(item)
+                same = name.endswith("_hooks") and all(mapped[key] is item[key] for key in mapped)
+                state[name] = item if same else mapped  # hooks that come later are seen too
+    return copy
+
+
+_ATOMS = {bool, int, float, str, bytes, torch.dtype, torch.device, type}
+
+
+def state_of(model: nn.Module) -> tuple[Any, ...]:
+    """What a traced model takes for granted: its modules, their hooks, and where their weights lie."""
+    found: list[Any] = []
+    for module in model.modules():
+        found.append((id(module), *vars(module).get("_forward_hooks", ()), *vars(module).get("_forward_pre_hooks", ())))
+        for weights in (module._parameters, module._buffers):
+            found += [value.data_ptr() for value in weights.values() if value is not None]
+    return tuple(found)
+
+
+def reroute_calls(module: nn.Module, route: Callable[..., Any]) -> None:
+    """Every call of a module goes to `route(own, ...)`, with `own` what it would have been, until `restore_calls`."""
+    state = vars(module)
+    name = "_compiled_call_impl" if state.get("_compiled_call_impl") is not None else "_call_impl"
+    state[name] = _Route(module, name, getattr(module, name), route)
+
+
+def restore_calls(module: nn.Module) -> None:
+    """Calls go where they went before `reroute_calls`."""
+    state = vars(module)
+    for name in ("_compiled_call_impl", "_call_impl"):
+        if isinstance(state.get(name), _Route):
+            found = state.pop(name)
+            if name == "_compiled_call_impl":
+                state[name] = found.own
+
+
+class _Route:
+    """Stands where a module's call would. A copy of the module, made meanwhile, has its own call."""
+
+    def __init__(self, module: nn.Module, name: str, own: Callable[..., Any], route: Callable[..., Any]) -> None:
+        self.module, self.name, self.own, self.route = module, name, own, route
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.route(self.own, *args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return own_call(memo.get(id(self.module), self.module))
+
+    def __reduce__(self) -> Any:
+        return own_call, (self.module,)
+
+
+def own_call(module: nn.Module) -> Any:
+    """The call of a module as its class has it."""
+    return type(module)._call_impl.__get__(module)
+
+
+def eager() -> AbstractContextManager[Any]:
+    """No compiled code inside, in turns; nothing was compiled where the compiler was never imported."""
+    return _eager() if "torch._dynamo" in sys.modules else nullcontext()
+
+
+_EAGER = RLock()
+
+
+@contextmanager
+def _eager() -> Iterator[None]:
+    with _EAGER, torch.compiler.set_stance("force_eager"):
+        yield
+
+
+def leaves_and_structure(value: Any) -> tuple[list[Any], Any]:
+    """The leaves of nested tuples, lists and dicts, and what puts others in their place: `structure.unflatten(...)`."""
+    tree = import_module("torch.utils._pytree")
+    leaves, structure = tree.tree_flatten(value)
+    return leaves, structure
+
+
+def traced(function: Callable[..., Any], arguments: list[Tensor]) -> torch.fx.GraphModule:
+    """A function of tensors as a graph of operators without side effects."""
+    make_fx = _part("torch.fx.experimental.proxy_tensor", "make_fx")
+    if make_fx is None:
+        raise NotImplementedError("make_fx, which this version of torch has not")
+    graph: torch.fx.GraphModule = make_fx(torch.func.functionalize(function))(*arguments)
+    return graph
+
+
+def _part(module: str, name: str) -> Any:
+    try:
+        return getattr(import_module(module), name, None)
+    except ImportError:
+        return None
+
+
+def _lost(part: str, what: str) -> None:
+    warn(
+        f"this version of torch, {torch.__version__}, has no {part}, which latedrop used: {what}. Results stay right; "
+        "a version that latedrop was tested with has it.",
+        LatedropWarning,
+        stacklevel=3,
+    )

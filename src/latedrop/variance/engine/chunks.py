@@ -1,0 +1,46 @@
+"""How many draws run at once: what fits the caches of a CPU, or fills another device without filling its memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from latedrop.model.rows import row_count
+from latedrop.model.sites import Site
+from latedrop.model.wrappers import named_layers
+
+__all__ = ["fitting_chunk"]
+
+_CACHE_BYTES = {"cpu": 32 * 2**20}  # of all draws that run at once, where these are small; beyond it caches overflow
+_SMALL_BYTES = 256 * 2**20  # the same on other devices, which have no such cache to lose
+_FULL = 20  # draws that fill any other device; with more, only memory would grow
+
+
+def fitting_chunk(model: nn.Module, x: Any, sites: Sequence[Site]) -> int:
+    """How many draws to run at once.
+
+    On a CPU, what fits its caches. Elsewhere as many as are small; of large ones 20, or what fits a sixteenth of the
+    device's memory.
+    """
+    parameter = next(model.parameters())
+    layers = named_layers(model)
+    widest = max(site.count * max(1.0, _widening(layers.get(site.name))) for site in sites)
+    per_draw = int(3 * widest * (row_count(x) + 1) * parameter.element_size())
+    device = parameter.device
+    few = _CACHE_BYTES.get(device.type, _SMALL_BYTES) // per_draw
+    if device.type != "cuda":
+        return max(1, few)
+    most = torch.cuda.get_device_properties(device).total_memory // 16 // per_draw
+    return max(1, few, min(most, _FULL))
+
+
+def _widening(layer: nn.Module | None) -> float:
+    """Outputs of a layer for each of its inputs, where it tells."""
+    if isinstance(layer, nn.Linear):
+        return layer.out_features / layer.in_features
+    if isinstance(layer, nn.RNNBase):
+        return 4 * layer.hidden_size / layer.input_size  # gates
+    return layer.out_channels / layer.in_channels if isinstance(layer, nn.Conv2d) else 1.0

@@ -1,0 +1,166 @@
+"""Draws are rows: T thinned networks on N examples are one pass of the model over `T · N` examples.
+
+In eval mode the examples of a batch do not meet, so the inputs are repeated T times, the model runs as it is, and each
+site multiplies its input, seen as `(T, N, ...)`, by the masks `(T, 1, ...)` of its draws. Where the rows of a batch do
+meet, or a site's input has no rows, draws run one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+from warnings import warn
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from latedrop.errors import ArgumentError, LatedropWarning
+from latedrop.masking.draws import DrawMasks
+from latedrop.masking.thinning import Thinning
+from latedrop.model.arrays import widened
+from latedrop.model.calling import call, read
+from latedrop.model.rows import repeated, row_count, row_limits, take_rows
+from latedrop.model.running import rolls_dice, running
+from latedrop.model.sites import Site
+from latedrop.model.twin import twin_of
+from latedrop.variance.engine.chunks import fitting_chunk
+from latedrop.variance.engine.options import Sampling
+from latedrop.variance.engine.shared import SharedLayers, by_draw
+from latedrop.variance.moments import Moments, Stream, out_of_memory
+
+__all__ = ["ThinnedNetworks"]
+
+_ROUNDING = {torch.float64: 1e-6, torch.float32: 1e-3}
+"""How much a row may change with the rows beside it, of the largest output; more in half precision."""
+_APART: WeakKeyDictionary[nn.Module, set[Any]] = WeakKeyDictionary()
+"""Models whose draws were seen to come out alike as rows and one by one, with the sites and kinds of inputs."""
+
+
+class ThinnedNetworks:
+    """Thinned networks of one model on one batch, run chunk by chunk.
+
+    Args:
+        model: the user's; a twin of it runs.
+        x: the batch, placed.
+        sites: those with a mask at some rate.
+        options: see `Sampling`.
+    """
+
+    def __init__(self, model: nn.Module, x: Any, sites: Sequence[Site], options: Sampling) -> None:
+        self.model, self.x, self.options = model, x, options
+        self._sites = sites
+        self._count = row_count(x)
+        self._twin = twin_of(model)
+        functional = any(site.weight is not None for site in sites)
+        # A weight without a module is known by what is computed from parameters in the same pass: nothing is shared.
+        self._layers = None if functional else SharedLayers(self._twin)
+        self._masks = _RowMasks(options.seed, {}, range(0), range(options.draws))
+        self._thinning = Thinning(self._twin, sites, self._masks, shared=options.shared)
+        self._chunk = min(options.draws, options.chunk or fitting_chunk(self._twin, x, sites))
+        self._why = ""
+        self._as_rows = options.engine != "loop" and self._may_be_rows()
+
+    def moments(self, rates: Mapping[str, float]) -> Moments:
+        """Mean and variance over all draws, at a rate for each site."""
+        self._masks.rates = rates
+        stream, kept = Stream(), []
+        for outputs in self.chunks():
+            outputs = widened(outputs)
+            stream.add(outputs)
+            if self.options.keep:
+                kept.append(outputs.clone())  # a model may write every output to one place
+        return Moments(stream.mean, stream.variance, self.options.draws, torch.cat(kept) if kept else None)
+
+    def chunks(self) -> Iterator[Tensor]:
+        """Yield outputs `(t, N, ...)` until all draws are done."""
+        done, draws = 0, self.options.draws
+        while done < draws:
+            size = self._chunk if self._as_rows else 1
+            try:
+                outputs = self._outputs(range(done, min(done + size, draws)))
+                alike = not self._as_rows or self._alike(outputs)
+            except Exception as error:
+                if out_of_memory(error) and size > 1:
+                    self._chunk = size // 2
+                    torch.cuda.empty_cache()
+                elif self._as_rows and self.options.engine == "auto" and not out_of_memory(error):
+                    self._as_rows, self._why = False, f"with the rows of several draws it raised {_first_line(error)}"
+                else:
+                    raise
+                continue
+            if not alike:
+                self._as_rows, self._why = False, "a row of its output changes with the rows beside it"
+                continue
+            if self._why:
+                self._warn_of_loop()
+            yield outputs
+            done += len(outputs)
+
+    def _warn_of_loop(self) -> None:
+        warn(
+            f"the draws of this model run one by one, {self.options.draws} passes instead of a few: {self._why}. "
+            "engine='loop' does the same without trying.",
+            LatedropWarning,
+            stacklevel=2,
+        )
+        self._why = ""
+
+    def _may_be_rows(self) -> bool:
+        together = [site.name for site in self._sites if site.batch_axis is None or site.coupled]
+        if together and self.options.engine == "rows":
+            raise ArgumentError(
+                f"expected sites whose inputs have rows that do not meet with engine='rows'; {together} have not. Use "
+                "engine='auto', which runs the draws of such a model one by one."
+            )
+        if together:
+            return False
+        _, most = row_limits(self.model)
+        if most is not None:
+            self._chunk = min(self._chunk, most // max(self._count, 1))
+        return self._chunk > 0 and (most is None or self._chunk > 1)
+
+    def _outputs(self, draws: range) -> Tensor:
+        """`(t, N, ...)` of some draws."""
+        self._masks.draws, count, times = draws, self._count, len(draws)
+        x = self.x if self._layers is None else self._layers.inputs(self.x, times)
+        output = self._pass(repeated(x, times) if self._layers is None else x, count * times, times)
+        outputs: Tensor = output.unflatten(0, (times, count))
+        return outputs
+
+    def _pass(self, x: Any, rows: int, times: int) -> Tensor:
+        with running(self.model), self._thinning.passing(rows, times):
+            return read(call(self._twin, x), self.options.readout, rows)
+
+    def _alike(self, outputs: Tensor) -> bool:
+        """Whether the last draw of the first rows, run alone, is what it was among others; asked once of a model."""
+        readout, shared = self.options.readout, self.options.shared
+        if len(outputs) == 1 or not shared or self.options.engine == "rows":
+            return True
+        known = _APART.setdefault(self.model, set())
+        key = tuple(site.name for site in self._sites), outputs.shape[2:], readout
+        if key not in known:
+            few = min(self._count, 2)
+            self._masks.draws = self._masks.draws[-1:]
+            alone = widened(self._pass(take_rows(self.x, slice(few)), few, 1))
+            if rolls_dice(self.model):
+                return True
+            beside = widened(outputs)
+            if alone.numel():
+                off, spread = (alone - beside[-1, :few]).abs().max(), beside[:, :few].std(0).max()
+                if bool(off > 0.05 * spread + _ROUNDING.get(outputs.dtype, 0.05) * alone.abs().max()):
+                    return False
+            known.add(key)
+        return True
+
+
+class _RowMasks(DrawMasks):
+    """Masks that take values which all draws share as they are."""
+
+    def by_draw(self, value: Tensor, axis: int | None) -> Tensor:
+        """See `DrawMasks`."""
+        return super().by_draw(value, axis) if axis is None else by_draw(value, axis, len(self.draws))
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
