@@ -79,15 +79,14 @@ class Repeated(Tensor):
         """Answer what is known without the values; for all else, all rows are there."""
         if func in _ASKS:
             return super().__torch_function__(func, types, args, kwargs or {})
-        if func in _ROW_BY_ROW and not kwargs:
-            values = [value for value in args if type(value) is Repeated]
-            if (
-                len(values) == 1
-                and values[0].whole is None
-                and all(type(v) in _NUMBERS for v in args if v is not values[0])
-            ):
-                others = tuple(None if value is values[0] else value for value in args)
-                return values[0].source.layers.given((func, others), partial(_called, func, others), values[0])
+        values = [value for value in args if type(value) is Repeated] if func in _ROW_BY_ROW else []
+        if len(values) == 1 and values[0].whole is None:
+            others = tuple(None if value is values[0] else value for value in args)
+            named = tuple((kwargs or {}).items())
+            numbers = all(type(item) in _NUMBERS for item in (*others, *(kwargs or {}).values()))
+            if numbers and ("inplace", True) not in named:
+                how = partial(_called, func, others, dict(named))
+                return values[0].source.layers.given((func, others, named), how, values[0])
         return func(*_whole(args), **_whole(kwargs or {}))
 
 
@@ -106,21 +105,19 @@ _ASKS = {
 }
 
 
-_NUMBERS = (int, float)
+_NUMBERS = (int, float, bool, type(None))
+_NAMES = "relu tanh sigmoid exp abs square sqrt neg add sub mul div pow"
 _ROW_BY_ROW = {
-    *(getattr(Tensor, name) for name in ("relu", "tanh", "sigmoid", "exp", "abs", "square", "sqrt", "neg", "float")),
-    *(
-        getattr(Tensor, f"__{name}__")
-        for name in ("neg", "add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "pow")
-    ),
-    *(getattr(torch, name) for name in ("relu", "tanh", "sigmoid", "exp", "abs", "square", "sqrt", "neg")),
+    *(getattr(place, name) for name in _NAMES.split() for place in (Tensor, torch)),
     *(getattr(torch.nn.functional, name) for name in ("relu", "gelu", "silu", "elu", "leaky_relu", "softplus")),
+    Tensor.__rsub__,
+    Tensor.float,
 }
 """Functions that act on each row of a tensor alone, where they are given nothing else but numbers."""
 
 
-def _called(func: Any, others: tuple[Any, ...], rows: Tensor) -> Any:
-    return func(*(rows if other is None else other for other in others))
+def _called(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], rows: Tensor) -> Any:
+    return func(*(rows if value is None else value for value in args), **kwargs)
 
 
 def _whole(value: Any) -> Any:
