@@ -262,7 +262,7 @@ class Bench:
         return {"seconds": statistics.median(taken), "spent": time.perf_counter() - start}
 
     def _seconds_at_once(self, chunk: int) -> float:
-        """Seconds per draw; the lesser of two calls, where one is quick."""
+        """Seconds per draw; the least of several calls, where one is quick."""
 
         def run() -> Any:
             return copying_rows(self.model, self.x, self.sites, RATE, chunk, chunk)
@@ -270,7 +270,8 @@ class Bench:
         if self.warm_up or chunk == 1:
             run()
         taken = seconds_of(run, self.device)
-        return (min(taken, seconds_of(run, self.device)) if taken < 10 * QUICK else taken) / chunk
+        again = 4 if taken < 10 * QUICK else 0
+        return min([taken, *(seconds_of(run, self.device) for _ in range(again))]) / chunk
 
 
 def copying_rows(
@@ -305,12 +306,14 @@ def copying_rows(
 
 
 def best_chunk(seconds: Callable[[int], float], draws: int, budget: float) -> int:
-    """How many draws at once take the least time per draw; no larger number is tried once it gets slower or too long.
+    """How many draws at once take the least time per draw.
+
+    No larger number is tried after two in a row that were slower, nor where it would take longer than `budget`.
 
     >>> best_chunk({1: 1.0, 2: 0.6, 5: 0.5, 10: 0.9}.__getitem__, 10, budget=100)
     5
     """
-    best, least, spent = 1, float("inf"), 0.0
+    best, least, spent, slower = 1, float("inf"), 0.0, 0
     for chunk in sorted({*(size for size in AT_ONCE if size < draws), draws}):
         if chunk > 1 and spent + chunk * least > budget:
             break
@@ -321,9 +324,10 @@ def best_chunk(seconds: Callable[[int], float], draws: int, budget: float) -> in
                 raise
             break
         spent += chunk * each
+        slower = 0 if each < least else slower + 1
         if each < least:
             best, least = chunk, each
-        elif each > 1.2 * least:
+        if slower == 2:
             break
     return best
 

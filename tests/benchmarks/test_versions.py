@@ -59,8 +59,8 @@ def test_best_chunk_stops_where_it_gets_slower_too_long_or_too_large() -> None:
 
         return of
 
-    assert best_chunk(seconds({1: 1.0, 2: 0.6, 5: 0.5, 10: 0.9}), 20, budget=100) == 5
-    assert tried == [1, 2, 5, 10]
+    assert best_chunk(seconds({1: 1.0, 2: 1.1, 5: 0.5, 10: 0.9, 25: 0.8}), 50, budget=100) == 5
+    assert tried == [1, 2, 5, 10, 25]
     assert best_chunk(seconds({1: 1.0, 2: 0.9, 5: -1}), 20, budget=100) == 2
     assert best_chunk(seconds({1: 1.0, 2: 0.5, 5: 0.4}), 20, budget=4) == 2
     assert best_chunk(seconds({1: 1.0, 2: 0.5, 3: 0.4}), 3, budget=100) == 3

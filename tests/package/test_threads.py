@@ -329,8 +329,9 @@ def test_threads_that_share_a_predictor_get_the_serial_answer(name: str) -> None
 def test_threads_that_calibrate_at_once_find_the_serial_calibration(name: str, way: tuple[str, str]) -> None:
     model, x, y = made(name)
     serial = predictor(model, x, y, *way).calibration.to_json()
-    found = together([lambda: predictor(model, x, y, *way).calibration.to_json()] * THREADS)
-    assert found == [serial] * THREADS
+    for _ in range(2):
+        found = together([lambda: predictor(model, x, y, *way).calibration.to_json()] * THREADS)
+        assert found == [serial] * THREADS
 
 
 def test_functions_in_threads_give_what_they_give_alone() -> None:
