@@ -35,7 +35,7 @@ Result = TypeVar("Result")
 Work = Callable[[nn.Module, Tensor, Tensor], Prediction]
 
 THREADS = 8
-TURNS = 3
+TURNS = 2
 RATE = 0.2
 DRAWS = 4
 PATIENCE = 60
@@ -294,10 +294,9 @@ def test_no_switch_of_the_process_is_touched(name: str, work: str) -> None:
     assert changed(before, [*onlooker.seen, after]) == set()
 
 
-@pytest.mark.parametrize("train", [False, True], ids=["eval", "train"])
 @pytest.mark.parametrize("name", CASES)
-def test_nothing_changes_between_passes_either(name: str, train: bool) -> None:
-    model, x, y = made(name, train=train)
+def test_nothing_changes_between_passes_either(name: str) -> None:
+    model, x, y = made(name, train=True)
     before = state_of(model), switches()
     works = [WORKS[work] for case, work in BY_WORK if case == name]
     with polled(lambda: (state_of(model), switches())) as seen:
@@ -324,13 +323,13 @@ def test_threads_that_share_a_predictor_get_the_serial_answer(name: str) -> None
     assert wrong == [[]] * THREADS
 
 
-@pytest.mark.parametrize("way", [("sample", "auto"), ("sample", "loop"), ("linear", "auto")], ids="-".join)
+@pytest.mark.parametrize("method", ["sample", "linear"])
 @pytest.mark.parametrize("name", CASES)
-def test_threads_that_calibrate_at_once_find_the_serial_calibration(name: str, way: tuple[str, str]) -> None:
+def test_threads_that_calibrate_at_once_find_the_serial_calibration(name: str, method: str) -> None:
     model, x, y = made(name)
-    serial = predictor(model, x, y, *way).calibration.to_json()
+    serial = predictor(model, x, y, method).calibration.to_json()
     for _ in range(2):
-        found = together([lambda: predictor(model, x, y, *way).calibration.to_json()] * THREADS)
+        found = together([lambda: predictor(model, x, y, method).calibration.to_json()] * THREADS)
         assert found == [serial] * THREADS
 
 
@@ -386,13 +385,13 @@ def test_a_thread_that_fails_disturbs_no_other() -> None:
     serial = uq.predict(x)
 
     def fail() -> bool:
-        for _ in range(TURNS):
+        for _ in range(8 * TURNS):
             with pytest.raises(DataError, match="expected inputs that the model takes"):
                 uq.predict(x[:, :3])
         return True
 
     def work() -> bool:
-        return all(same(uq.predict(x), serial) for _ in range(TURNS))
+        return all(same(uq.predict(x), serial) for _ in range(8 * TURNS))
 
     assert together([fail, work] * (THREADS // 2)) == [True] * THREADS
     assert changed(before, [state_of(model)]) == set()
