@@ -1,0 +1,584 @@
+"""Nobody else notices: other threads and tasks that use a model, or latedrop, get the same as alone.
+
+Two ways of looking. An `Onlooker` is a second thread that looks during every pass of a watched model, while the first
+thread waits inside that pass: no race decides what it sees, so a switch that holds for all threads is seen every time.
+`together` starts eight threads at one barrier, and `polled` looks all the time: for races, and for what happens between
+passes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from threading import Barrier, BrokenBarrierError, Event, get_ident
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
+
+from latedrop import Prediction, Predictor, calibrate, find_sites, inject, linearize, propagate, sample
+from latedrop.errors import DataError
+from zoo import ZOO, Case
+
+pytestmark = pytest.mark.filterwarnings("ignore::latedrop.errors.LatedropWarning")
+
+Result = TypeVar("Result")
+Work = Callable[[nn.Module, Tensor, Tensor], Prediction]
+
+THREADS = 8
+TURNS = 2
+RATE = 0.2
+DRAWS = 4
+PATIENCE = 60
+"""Seconds after which a thread that waits for another one gives up: a deadlock fails instead of hanging."""
+
+
+class Raw(nn.Module):
+    """Three layers out of raw parameters, which no module calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w1, self.b1 = nn.Parameter(torch.randn(16, 5) / 2), nn.Parameter(torch.randn(16))
+        self.w2, self.b2 = nn.Parameter(torch.randn(16, 8) / 4), nn.Parameter(torch.randn(8))
+        self.w3, self.b3 = nn.Parameter(torch.randn(1, 8)), nn.Parameter(torch.randn(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.linear(x, self.w1, self.b1).relu()
+        h = torch.tanh(h @ self.w2 + self.b2)
+        return F.linear(h, self.w3, self.b3)
+
+
+class Watched(nn.Module):
+    """A model that lets an onlooker look before and after each of its passes."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        _let_look()
+        output: Tensor = self.inner(x)
+        _let_look()
+        return output
+
+
+_ONLOOKERS: list[Callable[[], None]] = []
+
+
+def _let_look() -> None:
+    for look in _ONLOOKERS:
+        look()
+
+
+class Onlooker:
+    """One thread of its own that looks whenever a watched model runs in another; `seen` has all it saw."""
+
+    def __init__(self, look: Callable[[], Any]) -> None:
+        self.look = look
+        self.seen: list[Any] = []
+
+    def __enter__(self) -> Onlooker:
+        self._pool = ThreadPoolExecutor(1)
+        self._thread = self._pool.submit(get_ident).result(PATIENCE)
+        _ONLOOKERS.append(self._notice)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _ONLOOKERS.remove(self._notice)
+        self._pool.shutdown()
+
+    def now(self) -> Any:
+        """What the thread sees at this moment."""
+        return self._pool.submit(self.look).result(PATIENCE)
+
+    def _notice(self) -> None:
+        if get_ident() != self._thread:
+            self.seen.append(self.now())
+
+
+def together(works: Sequence[Callable[[], Result]]) -> list[Result]:
+    """Results of all, each in a thread of its own, started at once; what one of them raises is raised here."""
+    start = Barrier(len(works))
+
+    def begin(work: Callable[[], Result]) -> Result:
+        start.wait(PATIENCE)
+        return work()
+
+    with ThreadPoolExecutor(len(works)) as pool:
+        futures = [pool.submit(begin, work) for work in works]
+        errors = [error for future in futures if (error := future.exception(PATIENCE)) is not None]
+        for error in sorted(
+            errors, key=lambda error: isinstance(error, BrokenBarrierError)
+        ):  # a cause before its effects
+            raise error
+        return [future.result() for future in futures]
+
+
+@contextmanager
+def polled(look: Callable[[], Result]) -> Iterator[list[Result]]:
+    """What a thread sees that looks all the time; each state once, in the order of its first sight."""
+    seen: list[Result] = []
+    stop = Event()
+
+    def poll() -> None:
+        while not stop.is_set():
+            state = look()
+            if state not in seen:
+                seen.append(state)
+
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(poll)
+        try:
+            yield seen
+        finally:
+            stop.set()
+        future.result(PATIENCE)
+
+
+@pytest.fixture(autouse=True)
+def _impatient_threads() -> Iterator[None]:
+    """Threads change places every few operations, so that races happen; what one test leaves off, the next has on."""
+    before = sys.getswitchinterval(), torch.backends.mha.get_fastpath_enabled(), torch.backends.cudnn.enabled
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(before[0])
+    torch.backends.mha.set_fastpath_enabled(before[1])
+    torch.backends.cudnn.enabled = before[2]
+
+
+def method(name: str, engine: str = "auto") -> Work:
+    """Calibrate and predict."""
+    return lambda model, x, y: predictor(model, x, y, name, engine).predict(x)
+
+
+def predictor(model: nn.Module, x: Tensor, y: Tensor, name: str, engine: str = "auto") -> Predictor:
+    return calibrate(model, (x, y), rates=[0.1, RATE], draws=DRAWS, method=name, engine=engine, progress=False)
+
+
+WORKS: dict[str, Work] = {
+    "sample": method("sample"),
+    "loop": method("sample", "loop"),
+    "linear": method("linear"),
+    "propagate": method("propagate"),
+}
+CASES = {
+    case.name: case for case in ZOO if case.name in ("mlp", "batchnorm_cnn", "residual_cnn", "lstm", "transformer")
+}
+CASES["raw"] = Case("raw", Raw, lambda: torch.randn(6, 5), ("w2", "w3"))
+NO_RULE = ("lstm", "transformer")
+"""Where `propagate` refuses a layer."""
+ROLLS_DICE = ("batchnorm_cnn", "residual_cnn", "transformer")
+"""Where a pass in train mode rolls dice or moves statistics, so that it is not to be repeated."""
+BY_WORK = [(name, work) for name in CASES for work in WORKS if work != "propagate" or name not in NO_RULE]
+
+
+def made(name: str, *, watched: bool = False, train: bool = False) -> tuple[nn.Module, Tensor, Tensor]:
+    """A model, 24 rows of inputs and targets."""
+    case = CASES[name]
+    model, _ = case.make()
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(1)
+        x = torch.cat([case.inputs() for _ in range(4)])
+        y = model(x)
+        y = y + torch.randn(y.shape)
+    model.train(train)
+    next(model.parameters()).requires_grad_(False)
+    return (Watched(model).train(train) if watched else model), x, y
+
+
+def plain(model: nn.Module, x: Tensor) -> Tensor:
+    """As a user would call it who asks for no gradients, which lets attention take its fused path."""
+    with torch.no_grad():
+        return model(x)
+
+
+def same(found: Prediction, expected: Prediction) -> bool:
+    return torch.equal(found.mean, expected.mean) and torch.equal(found.variance, expected.variance)
+
+
+def state_of(model: nn.Module) -> dict[str, list[Any]]:
+    """All of a model that another thread may come across."""
+    modules = list(model.modules())
+    hooks = [key for key in vars(modules[0]) if key.endswith("_hooks")]
+    tensors = [*model.parameters(), *model.buffers()]
+    return {
+        "training": [module.training for module in modules],
+        "requires_grad": [tensor.requires_grad for tensor in tensors],
+        "values": [(id(tensor), tensor._version) for tensor in tensors],
+        "hooks": [[(key, list(vars(module)[key])) for key in hooks] for module in modules],
+        "attributes": [list(vars(module)) for module in modules],
+        "tree": [(id(module), type(module)) for module in modules],
+    }
+
+
+def switches() -> dict[str, Any]:
+    """All that holds for every thread of the process; layers' `forward` and global hooks too."""
+    layers = (nn.Linear, nn.Conv2d, nn.BatchNorm2d, nn.LSTM, nn.MultiheadAttention, nn.TransformerEncoderLayer)
+    return {
+        "attention fast path": torch.backends.mha.get_fastpath_enabled(),
+        "cudnn": torch.backends.cudnn.enabled,
+        "cudnn benchmark": torch.backends.cudnn.benchmark,
+        "cudnn tf32": torch.backends.cudnn.allow_tf32,
+        "matmul tf32": torch.backends.cuda.matmul.allow_tf32,
+        "matmul precision": torch.get_float32_matmul_precision(),
+        "mkldnn": torch.backends.mkldnn.enabled,
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "threads": torch.get_num_threads(),
+        "dtype": torch.get_default_dtype(),
+        "grad": torch.is_grad_enabled(),
+        "forward": [layer.forward for layer in layers] + [F.linear, F.conv2d, F.scaled_dot_product_attention],
+        "hooks": [
+            list(value)
+            for key, value in vars(torch_module).items()
+            if key.startswith("_global_") and key.endswith("_hooks")
+        ],
+        "warnings": list(warnings.filters),
+        "torch generator": torch.random.get_rng_state().tolist(),
+        "numpy generator": np.random.get_state()[1].tolist(),
+        "python generator": random.getstate(),
+    }
+
+
+def changed(before: dict[str, Any], seen: Sequence[dict[str, Any]]) -> set[str]:
+    """Which entries were not always as before."""
+    return {key for state in seen for key, value in state.items() if value != before[key]}
+
+
+@pytest.mark.parametrize("train", [False, True], ids=["eval", "train"])
+@pytest.mark.parametrize(("name", "work"), BY_WORK)
+def test_another_thread_sees_the_model_as_it_is(name: str, work: str, train: bool) -> None:
+    model, x, y = made(name, watched=True, train=train)
+    with Onlooker(lambda: state_of(model)) as onlooker:
+        before = onlooker.now()
+        WORKS[work](model, x, y)
+    assert onlooker.seen
+    assert changed(before, onlooker.seen) == set()
+
+
+@pytest.mark.parametrize(
+    ("name", "work", "train"),
+    [(*each, train) for each in BY_WORK for train in (False, True) if not train or each[0] not in ROLLS_DICE],
+)
+def test_a_plain_call_in_another_thread_is_plain(name: str, work: str, train: bool) -> None:
+    model, x, y = made(name, watched=True, train=train)
+
+    def look() -> tuple[Tensor, Tensor]:
+        return plain(model, x), model(x)
+
+    with Onlooker(look) as onlooker:
+        without, with_graph = onlooker.now()
+        WORKS[work](model, x, y)
+    assert onlooker.seen
+    assert all(torch.equal(found, without) for found, _ in onlooker.seen)
+    assert all(torch.equal(found, with_graph) for _, found in onlooker.seen)
+    assert all(found.requires_grad for _, found in onlooker.seen)
+
+
+@pytest.mark.parametrize(("name", "work"), BY_WORK)
+def test_no_switch_of_the_process_is_touched(name: str, work: str) -> None:
+    model, x, y = made(name, watched=True)
+    with Onlooker(switches) as onlooker:
+        before = onlooker.now()
+        WORKS[work](model, x, y)
+        after = onlooker.now()
+    assert onlooker.seen
+    assert changed(before, [*onlooker.seen, after]) == set()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_nothing_changes_between_passes_either(name: str) -> None:
+    model, x, y = made(name, train=True)
+    before = state_of(model), switches()
+    works = [WORKS[work] for case, work in BY_WORK if case == name]
+    with polled(lambda: (state_of(model), switches())) as seen:
+        for work in works:
+            work(model, x, y)
+    assert changed(before[0], [state for state, _ in seen]) == set()
+    others = {"threads", "warnings"}  # a number of each thread's own; what libraries ignore for a moment
+    assert changed(before[1], [state for _, state in seen]) - others == set()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_threads_that_share_a_predictor_get_the_serial_answer(name: str) -> None:
+    model, x, y = made(name)
+    ways = [("sample", "auto"), ("sample", "loop"), ("linear", "auto")]
+    ways += [("propagate", "auto")] if name not in NO_RULE else []
+    predictors = [predictor(model, x, y, *way) for way in ways]
+    serial = [each.predict(x) for each in predictors]
+
+    def work(thread: int) -> list[tuple[str, str]]:
+        order = [(thread + turn) % len(ways) for turn in range(TURNS * len(ways))]
+        return [ways[i] for i in order if not same(predictors[i].predict(x), serial[i])]
+
+    wrong = together([lambda thread=thread: work(thread) for thread in range(THREADS)])
+    assert wrong == [[]] * THREADS
+
+
+@pytest.mark.parametrize("method", ["sample", "linear"])
+@pytest.mark.parametrize("name", CASES)
+def test_threads_that_calibrate_at_once_find_the_serial_calibration(name: str, method: str) -> None:
+    model, x, y = made(name)
+    serial = predictor(model, x, y, method).calibration.to_json()
+    for _ in range(2):
+        found = together([lambda: predictor(model, x, y, method).calibration.to_json()] * THREADS)
+        assert found == [serial] * THREADS
+
+
+def test_functions_in_threads_give_what_they_give_alone() -> None:
+    model, x, _ = made("residual_cnn")
+    sites = find_sites(model, x)
+
+    def find() -> tuple[Tensor, ...]:
+        return tuple(torch.tensor(site.units) for site in find_sites(model, x))
+
+    def draw() -> tuple[Tensor, ...]:
+        moments = sample(model, x, RATE, DRAWS, sites=sites, keep_draws=True)
+        assert moments.outputs is not None
+        return moments.mean, moments.variance, moments.outputs
+
+    def first_order() -> tuple[Tensor, ...]:
+        result = linearize(model, x, sites)
+        return result.mean, result.variance_by_site
+
+    def carry() -> tuple[Tensor, ...]:
+        moments = propagate(model, x, RATE, sites)
+        return moments.mean, moments.variance
+
+    works = [find, draw, first_order, carry] * (THREADS // 4)
+    serial = [work() for work in works]
+    for _ in range(TURNS):
+        for found, expected in zip(together(works), serial, strict=True):
+            assert len(found) == len(expected)
+            assert all(map(torch.equal, found, expected))
+
+
+@pytest.mark.parametrize(
+    "pair", [("transformer", "lstm"), ("mlp", "raw"), ("batchnorm_cnn", "residual_cnn")], ids="-".join
+)
+def test_two_models_at_once(pair: tuple[str, str]) -> None:
+    before = switches()
+    works: list[Callable[[], Prediction]] = []
+    for name in pair:
+        model, x, y = made(name)
+        # The models are two, the threads eight: each model's own are told apart by the method.
+        works += [lambda m=model, x=x, y=y, w=work: WORKS[w](m, x, y) for work in ("sample", "linear")] * 2
+    serial = [work() for work in works]
+    for _ in range(TURNS):
+        found = together(works)
+        assert [same(a, b) for a, b in zip(found, serial, strict=True)] == [True] * len(works)
+    assert changed(before, [switches()]) == set()
+
+
+def test_a_thread_that_fails_disturbs_no_other() -> None:
+    model, x, y = made("mlp")
+    before = state_of(model)
+    uq = predictor(model, x, y, "linear")
+    serial = uq.predict(x)
+
+    def fail() -> bool:
+        for _ in range(8 * TURNS):
+            with pytest.raises(DataError, match="expected inputs that the model takes"):
+                uq.predict(x[:, :3])
+        return True
+
+    def work() -> bool:
+        return all(same(uq.predict(x), serial) for _ in range(8 * TURNS))
+
+    assert together([fail, work] * (THREADS // 2)) == [True] * THREADS
+    assert changed(before, [state_of(model)]) == set()
+
+
+@pytest.mark.parametrize("work", WORKS)
+def test_a_thread_that_rolls_the_global_dice_is_not_rewound(work: str) -> None:
+    model, x, y = made("mlp", watched=True)
+    alone = WORKS[work](model, x, y)
+
+    def roll() -> tuple[float, float, float]:
+        return float(torch.rand(())), float(np.random.rand()), random.random()
+
+    def seeded() -> None:
+        torch.manual_seed(0)
+        np.random.seed(0)
+        random.seed(0)
+
+    states = np.random.get_state(), random.getstate()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            seeded()
+            with Onlooker(roll) as onlooker:
+                found = WORKS[work](model, x, y)
+            seen = [*onlooker.seen, roll()]
+            seeded()
+            assert seen == [roll() for _ in seen]
+    finally:
+        np.random.set_state(states[0])
+        random.setstate(states[1])
+    # Somebody else's numbers do not make ours others; only how draws run may have changed, and with it the rounding.
+    torch.testing.assert_close(found.mean, alone.mean)
+    torch.testing.assert_close(found.variance, alone.variance)
+
+
+@pytest.mark.parametrize("work", WORKS)
+def test_a_thread_with_a_generator_of_its_own_draws_on(work: str) -> None:
+    model, x, y = made("mlp", watched=True)
+    generator = torch.Generator().manual_seed(3)
+    with Onlooker(lambda: float(torch.rand((), generator=generator))) as onlooker:
+        WORKS[work](model, x, y)
+    again = torch.Generator().manual_seed(3)
+    assert onlooker.seen == [float(torch.rand((), generator=again)) for _ in onlooker.seen]
+
+
+def thinned(model: nn.Module, x: Tensor, seed: int, count: int = 3) -> list[Tensor]:
+    """The first draws of a seed, with nobody else there."""
+    with inject(model, find_sites(model, x), RATE, seed):
+        return [plain(model, x) for _ in range(count)]
+
+
+@pytest.mark.parametrize("train", [False, True], ids=["eval", "train"])
+@pytest.mark.parametrize("name", CASES)
+def test_injected_dropout_is_for_its_own_thread(name: str, train: bool) -> None:
+    model, x, _ = made(name, train=train)
+    sites = find_sites(model, x)
+    expected = thinned(model, x, 0)
+    repeats = not (train and name in ROLLS_DICE)
+
+    def look() -> tuple[list[bool], Tensor | None]:
+        return [module.training for module in model.modules()], plain(model, x) if repeats else None
+
+    with Onlooker(look) as onlooker:
+        flags, output = onlooker.now()
+        with inject(model, sites, RATE):
+            for draw in expected:
+                seen = onlooker.now()
+                assert torch.equal(plain(model, x), draw)
+                assert seen[0] == flags
+                assert output is None or torch.equal(seen[1], output)
+    assert onlooker.look()[0] == flags
+
+
+def test_threads_that_inject_at_once_draw_their_own_masks() -> None:
+    model, x, _ = made("batchnorm_cnn")
+    sites = find_sites(model, x)
+    expected = [thinned(model, x, seed) for seed in range(THREADS)]
+    inside = Barrier(THREADS)
+
+    def work(seed: int) -> bool:
+        try:
+            with inject(model, sites, RATE, seed):
+                inside.wait(PATIENCE)
+                found = [plain(model, x) for _ in range(3)]
+                inside.wait(PATIENCE)
+        except BaseException:
+            inside.abort()
+            raise
+        return all(map(torch.equal, found, expected[seed]))
+
+    before = plain(model, x)
+    assert together([lambda seed=seed: work(seed) for seed in range(THREADS)]) == [True] * THREADS
+    assert torch.equal(plain(model, x), before)
+
+
+def test_injected_dropout_is_not_in_the_predictions_of_another_thread() -> None:
+    model, x, y = made("mlp")
+    uq = predictor(model, x, y, "sample")
+    serial = uq.predict(x)
+    with ThreadPoolExecutor(1) as pool, inject(model, find_sites(model, x), RATE, seed=5):
+        found = pool.submit(uq.predict, x).result(PATIENCE)
+    assert same(found, serial)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_injected_dropout_is_for_its_own_task(name: str) -> None:
+    model, x, _ = made(name)
+    sites = find_sites(model, x)
+    output, expected = plain(model, x), thinned(model, x, 0)
+
+    async def run() -> tuple[list[Tensor], Tensor]:
+        inside, called = asyncio.Event(), asyncio.Event()
+
+        async def first() -> list[Tensor]:
+            with inject(model, sites, RATE):
+                found = [plain(model, x)]
+                inside.set()
+                await called.wait()
+                return [*found, plain(model, x), plain(model, x)]
+
+        async def second() -> Tensor:
+            await inside.wait()
+            found = plain(model, x)
+            called.set()
+            return found
+
+        return await asyncio.gather(first(), second())
+
+    mine, others = asyncio.run(asyncio.wait_for(run(), PATIENCE))
+    assert torch.equal(others, output)
+    assert all(map(torch.equal, mine, expected))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_tasks_may_leave_in_the_order_in_which_they_came(name: str) -> None:
+    """A enters, B enters, A leaves, B leaves: as no stack would have it."""
+    model, x, _ = made(name, train=name not in ROLLS_DICE)
+    sites = find_sites(model, x)
+    before, output = state_of(model), plain(model, x)
+    expected = [thinned(model, x, seed) for seed in (0, 1)]
+
+    async def run() -> list[list[Tensor]]:
+        entered, second_entered, left = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+        async def first() -> list[Tensor]:
+            with inject(model, sites, RATE, 0):
+                found = [plain(model, x)]
+                entered.set()
+                await second_entered.wait()
+                found += [plain(model, x), plain(model, x)]
+            found.append(plain(model, x))
+            left.set()
+            return found
+
+        async def second() -> list[Tensor]:
+            await entered.wait()
+            with inject(model, sites, RATE, 1):
+                found = [plain(model, x)]
+                second_entered.set()
+                await left.wait()
+                found += [plain(model, x), plain(model, x)]
+            return [*found, plain(model, x)]
+
+        return await asyncio.gather(first(), second())
+
+    found = asyncio.run(asyncio.wait_for(run(), PATIENCE))
+    for mine, draws in zip(found, expected, strict=True):
+        assert all(map(torch.equal, mine, [*draws, output]))
+    assert changed(before, [state_of(model)]) == set()
+
+
+def test_nested_injections_are_left_one_by_one_and_stay_in_their_thread() -> None:
+    model, x, _ = made("mlp")
+    sites, output = find_sites(model, x), plain(model, x)
+    with Onlooker(lambda: plain(model, x)) as onlooker:
+        with inject(model, sites, RATE, draw=0):
+            outer = plain(model, x)
+            others = [onlooker.now()]
+            with inject(model, sites, RATE, draw=1):
+                inner = plain(model, x)
+                others.append(onlooker.now())
+            again = plain(model, x)
+            others.append(onlooker.now())
+        after = plain(model, x)
+    assert torch.equal(outer, again)
+    assert torch.equal(after, output)
+    assert not torch.equal(outer, output)
+    assert not torch.equal(inner, output)
+    assert not torch.equal(inner, outer)
+    assert all(torch.equal(other, output) for other in others)
