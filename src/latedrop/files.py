@@ -1,15 +1,18 @@
-"""Whole files or none: written under another name, then renamed."""
+"""Whole files or none: written under another name, then renamed. JSON that tells whether it was edited."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from latedrop.errors import FileError
 
-__all__ = ["aside", "write_aside"]
+__all__ = ["aside", "checksum_of", "sealed", "write_aside"]
 
 
 @contextmanager
@@ -31,3 +34,13 @@ def write_aside(path: str | os.PathLike[str], content: bytes) -> None:
     """Write a file under another name, then rename it, so that nobody finds half of it."""
     with aside(path) as part:
         part.write_bytes(content)
+
+
+def sealed(name: str, record: Mapping[str, Any]) -> str:
+    """Readable JSON of a record under its name, with a checksum over its content."""
+    return json.dumps({name: record, "checksum": checksum_of(record)}, indent=1)
+
+
+def checksum_of(record: Mapping[str, Any]) -> str:
+    """SHA-256 of a record's JSON, whatever the order of its keys."""
+    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()

@@ -30,7 +30,7 @@ LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)")
 PATTERN = re.compile(r"^\| `(\S+ .+?)` \|", re.MULTILINE)
 # Programs print their errors themselves, and rules of propagation speak through `propagate`.
 UNLISTED = {"app", "model_commands", "crowd_commands", "demo", "propagation_rules", "terminal"}
-LISTED = ("model", "masking", "variance", "calibration", "report", "cli")
+LISTED = ("metrics", "plots", "model", "masking", "variance", "calibration", "report", "cli")
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from latedrop.calibration.batches import Unpack, batches, inputs_of, row_batches
 from latedrop.calibration.fit import Loss
 from latedrop.calibration.intervals import Conformal, IntervalKind, checked_level, normal_quantile
 from latedrop.calibration.record import Calibration, Choice, Method
+from latedrop.calibration.scale import along_outputs
 from latedrop.calibration.search import PAPER_RATES, Setup, checked_rates, fingerprint, moments, residuals, search
 from latedrop.errors import ArgumentError, DataError, FileError, LatedropError, LatedropWarning, OutputError
 from latedrop.files import write_aside
@@ -108,8 +109,7 @@ class Prediction:
         if fitted is None:
             return self.mean + normal_quantile(q) * self.std
         std = self.calibration.scaled(self.raw_variance, fitted.scale, fitted.floor).sqrt()
-        z = fitted.z(q).to(self.mean)
-        return self.mean + (z.reshape(1, -1, *[1] * (std.dim() - 2)) if len(z) > 1 else z) * std
+        return self.mean + along_outputs(fitted.z(q), self.mean) * std
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -13,8 +12,9 @@ import torch
 from torch import Tensor
 
 from latedrop.calibration.intervals import Intervals, intervals_from_dict, intervals_to_dict
-from latedrop.calibration.scale import TradeoffPoint, apply_scale
+from latedrop.calibration.scale import TradeoffPoint, apply_scale, lifted
 from latedrop.errors import ArgumentError, DataError, LatedropWarning
+from latedrop.files import checksum_of, sealed
 from latedrop.model.sites import Rate, Sites, rates_by_site
 
 __all__ = ["Calibration", "Choice", "Method", "RateRow", "checked_choice", "lifted"]
@@ -161,7 +161,7 @@ class Calibration:
         record["path"] = [asdict(point) for point in self.path]
         record["intervals"] = intervals_to_dict(self.intervals)
         record = {"format": _FORMAT, **json.loads(json.dumps(record))}
-        return json.dumps({"latedrop": record, "checksum": _checksum(record)}, indent=1)
+        return sealed("latedrop", record)
 
     @classmethod
     def from_json(cls, text: str) -> Calibration:
@@ -175,7 +175,7 @@ class Calibration:
             ) from error
         if not isinstance(record, dict) or record.pop("format", None) != _FORMAT:
             raise DataError(f"expected calibration format {_FORMAT}; found another. Calibrate again with this version.")
-        if _checksum({"format": _FORMAT, **record}) != checksum:
+        if checksum_of({"format": _FORMAT, **record}) != checksum:
             raise DataError(
                 "expected the content that was saved; the checksum does not match: the file was edited or damaged. "
                 "Calibrate again; to use another scale, load the original and call predictor.scaled(...)."
@@ -231,18 +231,6 @@ def checked_choice(choice: Any) -> Choice:
     raise ArgumentError(
         f"expected scale 'optimal', 'relaxed', a positive number or a step of tradeoff(); found {choice!r}."
     )
-
-
-def lifted(variance: Tensor, least: Tensor) -> Tensor:
-    """The variance with `least`, one value for all or one for each index of axis 1, in the place of zeros."""
-    least = least.to(variance)
-    if len(least) > 1:
-        least = least.reshape(1, -1, *[1] * (variance.dim() - 2))
-    return torch.where(variance > 0, variance, least)
-
-
-def _checksum(record: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 
 def _tuples(record: dict[str, Any]) -> dict[str, Any]:

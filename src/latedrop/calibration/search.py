@@ -24,9 +24,19 @@ from latedrop import metrics
 from latedrop.calibration.batches import Unpack, batch_count, batches
 from latedrop.calibration.fit import Loss, fit_sites
 from latedrop.calibration.intervals import Isotonic
-from latedrop.calibration.record import Calibration, Choice, Method, RateRow, checked_choice, lifted
-from latedrop.calibration.scale import TradeoffPoint, apply_scale, fit_floor, optimal_scale, relaxed_scale, tradeoff
+from latedrop.calibration.record import Calibration, Choice, Method, RateRow, checked_choice
+from latedrop.calibration.scale import (
+    TradeoffPoint,
+    apply_scale,
+    fit_floor,
+    least_positive,
+    lifted,
+    optimal_scale,
+    relaxed_scale,
+    tradeoff,
+)
 from latedrop.errors import ArgumentError, DataError, LatedropWarning, OutputError
+from latedrop.metrics.entries import by_output
 from latedrop.model.forward import Readout, plain_names
 from latedrop.model.sites import Kind, Rate, Select, Site, Sites, find_sites, odds_by_site
 from latedrop.variance.first_order import linearize
@@ -180,7 +190,7 @@ def moments(
 def residuals(mean: Tensor, variance: Tensor, target: Tensor, per_output: bool) -> list[Tensor]:
     """Standardised residuals `(target - mean) / std`, flat: one tensor, or one per index of axis 1."""
     z = (target.to(mean) - mean) / variance.sqrt()
-    return [column.flatten() for column in z.unbind(1)] if per_output else [z.flatten()]
+    return [column.flatten() for column in by_output(z, per_output)]
 
 
 def fingerprint(model: nn.Module) -> str:
@@ -331,11 +341,10 @@ class _Fit:
     ) -> _Fit | None:
         """None where some output does not vary at all."""
         per_output = setup.by_output(target)
-        columns = variance.unbind(1) if per_output else (variance,)
-        if not all(bool(column.any()) for column in columns):
+        least = least_positive(variance, per_output)
+        if bool(least.isinf().any()):
             return None
         zeros = int((variance == 0).sum())
-        least = torch.stack([column[column > 0].min() for column in columns])
         variance = lifted(variance, least)
         if optimal is None and setup.floor:
             optimal = fit_floor(mean, variance, target, per_output=per_output)
