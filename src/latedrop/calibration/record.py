@@ -17,11 +17,10 @@ from latedrop.errors import ArgumentError, DataError, LatedropWarning
 from latedrop.files import checksum_of, sealed
 from latedrop.model.sites import Rate, Sites, rates_by_site
 
-__all__ = ["Calibration", "Choice", "Method", "RateRow", "checked_choice", "lifted"]
+__all__ = ["Calibration", "Choice", "RateRow", "checked_choice", "lifted"]
 
 Choice: TypeAlias = "Literal['optimal', 'relaxed'] | float | TradeoffPoint"
 """Which scale is in use: that of least NLL, the balanced one, a number, or a step between them from `tradeoff()`."""
-Method: TypeAlias = Literal["sample", "linear", "propagate"]
 
 _FORMAT = 1
 
