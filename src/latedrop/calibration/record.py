@@ -17,7 +17,7 @@ from latedrop.errors import ArgumentError, DataError, LatedropWarning
 from latedrop.files import checksum_of, sealed
 from latedrop.model.sites import Rate, Sites, rates_by_site
 
-__all__ = ["Calibration", "Choice", "RateRow", "checked_choice", "lifted"]
+__all__ = ["Calibration", "Choice", "RateRow", "checked_choice", "lifted", "rate_text"]
 
 Choice: TypeAlias = "Literal['optimal', 'relaxed'] | float | TradeoffPoint"
 """Which scale is in use: that of least NLL, the balanced one, a number, or a step between them from `tradeoff()`."""
@@ -191,11 +191,10 @@ class Calibration:
         return cls(**_tuples(record))
 
     def __str__(self) -> str:
-        rate = "per site" if isinstance(self.rate, Mapping) else _short(self.rate)
         draws = f", {self.draws} draws" if self.draws else ""
         lines = [
-            f"rate {rate}, scale {_short(self.scale)}, relaxed scale {_short(self.relaxed_scale)}, floor "
-            f"{_short(self.floor)} ({self.method}, {self.criterion} criterion, {self.rows} rows{draws})"
+            f"rate {rate_text(self.rate)}, scale {_short(self.scale)}, relaxed scale {_short(self.relaxed_scale)}, "
+            f"floor {_short(self.floor)} ({self.method}, {self.criterion} criterion, {self.rows} rows{draws})"
         ]
         if 0 in self.scales:
             lines.append("scale 0: the floor alone gives the variance, the same for every input")
@@ -205,9 +204,7 @@ class Calibration:
         for row in self.table:
             values = [_float_or_tuple(getattr(row, name)) for name in names]
             mark = "*" if row.rate == self.rate else ""
-            cells.append(
-                [mark, "per site" if isinstance(row.rate, Mapping) else _short(row.rate), *map(_short, values[1:])]
-            )
+            cells.append([mark, rate_text(row.rate), *map(_short, values[1:])])
         lines += _aligned(cells)
         if isinstance(self.rate, Mapping) or self.shares is not None:
             rates = rates_by_site(self.sites, self.rate)
@@ -230,6 +227,13 @@ def checked_choice(choice: Any) -> Choice:
     raise ArgumentError(
         f"expected scale 'optimal', 'relaxed', a positive number or a step of tradeoff(); found {choice!r}."
     )
+
+
+def rate_text(rate: Rate | None) -> str:
+    """A rate for tables: a number, `per site` where they differ, a dash where there is no dropout."""
+    if rate is None:
+        return "-"
+    return "per site" if isinstance(rate, Mapping) else _short(rate)
 
 
 def _tuples(record: dict[str, Any]) -> dict[str, Any]:

@@ -31,9 +31,9 @@ def print_sites(found: "Sites", as_json: bool) -> None:
     if as_json:
         print(json.dumps({"sites": found.to_list()}, indent=1))
         return
-    lines = [["site", "layer", "masks", "units", "calls"]]
-    lines += [[s.name, s.layer, s.kind, " x ".join(map(str, s.units)), str(s.calls)] for s in found]
-    print_table(lines, texts=3)
+    from latedrop.report import site_table
+
+    print_table(site_table(found), texts=3)
     print(f"{len(found)} site{'s' if len(found) > 1 else ''}: dropout goes on the input of these layers.")
 
 
@@ -57,16 +57,17 @@ def print_calibration(c: "Calibration", dropped: int, files: Sequence[str], as_j
 
 
 def _rate_table(c: "Calibration") -> list[list[str]]:
+    from latedrop.calibration.record import rate_text
+
     names = ["nll_unscaled", "nll_scaled", "nll_relaxed", "ma_unscaled", "ma_scaled", "ma_relaxed"]
     heads = ["NLL\nraw", "NLL\nscaled", "NLL\nrelaxed", "MA\nraw", "MA\nscaled", "MA\nrelaxed"]
     lines = [["rate", "RMSE", *heads, "scale"]]
     for row in c.table:
-        rate = "per site" if isinstance(row.rate, dict) else f"{row.rate:.4g}"
         ends = sorted({min(row.scale), max(row.scale)})
         values = [f"{getattr(row, name):.3f}" for name in names]
         lines.append(
             [
-                rate + (" *" if row.rate == c.rate else ""),
+                rate_text(row.rate) + (" *" if row.rate == c.rate else ""),
                 f"{row.rmse:.4g}",
                 *values,
                 " to ".join(f"{value:.4g}" for value in ends),
