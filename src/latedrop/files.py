@@ -12,7 +12,7 @@ from typing import Any
 
 from latedrop.errors import FileError
 
-__all__ = ["aside", "checksum_of", "sealed", "write_aside"]
+__all__ = ["aside", "checksum_of", "sealed", "tuples_in", "write_aside"]
 
 
 @contextmanager
@@ -44,3 +44,8 @@ def sealed(name: str, record: Mapping[str, Any]) -> str:
 def checksum_of(record: Mapping[str, Any]) -> str:
     """SHA-256 of a record's JSON, whatever the order of its keys."""
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
+
+
+def tuples_in(record: Mapping[str, Any]) -> dict[str, Any]:
+    """A record as it was before JSON made lists of its tuples."""
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in record.items()}

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from latedrop.calibration.scale import fit_floor, least_positive
-from latedrop.metrics import crps
+from latedrop.metrics import crps, nll
 
 __all__ = ["Loss", "SiteFit", "fit_sites"]
 
@@ -204,7 +204,7 @@ def _lifted(by_site: Tensor) -> Tensor:
 def _nll(error: Tensor, variance: Tensor) -> Tensor:
     if bool((variance <= 0).any()):
         return torch.full((), torch.inf)
-    return (error.square() / variance + variance.log()).mean() / 2
+    return nll(torch.zeros_like(error), variance, error, constant=False)
 
 
 def _crps(error: Tensor, variance: Tensor) -> Tensor:

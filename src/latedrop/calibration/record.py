@@ -14,7 +14,7 @@ from torch import Tensor
 from latedrop.calibration.intervals import Intervals, intervals_from_dict, intervals_to_dict
 from latedrop.calibration.scale import TradeoffPoint, apply_scale, lifted
 from latedrop.errors import ArgumentError, DataError, LatedropWarning
-from latedrop.files import checksum_of, sealed
+from latedrop.files import checksum_of, sealed, tuples_in
 from latedrop.model.sites import Rate, Sites, rates_by_site
 
 __all__ = ["Calibration", "Choice", "RateRow", "checked_choice", "lifted", "rate_text"]
@@ -180,15 +180,15 @@ class Calibration:
                 "Calibrate again; to use another scale, load the original and call predictor.scaled(...)."
             )
         if isinstance(record["choice"], dict):
-            record["choice"] = TradeoffPoint(**_tuples(record["choice"]))
+            record["choice"] = TradeoffPoint(**tuples_in(record["choice"]))
         record["sites"] = Sites.from_list(record["sites"])
-        record["table"] = tuple(RateRow(**_tuples(row)) for row in record["table"])
-        record["path"] = tuple(TradeoffPoint(**_tuples(point)) for point in record["path"])
-        record["curves"] = _tuples(record["curves"])
+        record["table"] = tuple(RateRow(**tuples_in(row)) for row in record["table"])
+        record["path"] = tuple(TradeoffPoint(**tuples_in(point)) for point in record["path"])
+        record["curves"] = tuples_in(record["curves"])
         record["intervals"] = intervals_from_dict(record["intervals"])
         if record.get("columns") is not None:
-            record["columns"] = _tuples(record["columns"])
-        return cls(**_tuples(record))
+            record["columns"] = tuples_in(record["columns"])
+        return cls(**tuples_in(record))
 
     def __str__(self) -> str:
         draws = f", {self.draws} draws" if self.draws else ""
@@ -234,10 +234,6 @@ def rate_text(rate: Rate | None) -> str:
     if rate is None:
         return "-"
     return "per site" if isinstance(rate, Mapping) else _short(rate)
-
-
-def _tuples(record: dict[str, Any]) -> dict[str, Any]:
-    return {key: tuple(value) if isinstance(value, list) else value for key, value in record.items()}
 
 
 def _float_or_tuple(values: Any) -> float | tuple[float, ...]:

@@ -20,9 +20,10 @@ import torch
 from torch import Tensor, nn
 
 from latedrop.calibration.evaluation import Evaluation, compare, evaluate, evaluate_intervals
-from latedrop.calibration.predictor import Prediction, calibrate
+from latedrop.calibration.prediction import Prediction
+from latedrop.calibration.predictor import calibrate
 from latedrop.calibration.record import Calibration
-from latedrop.calibration.search import PAPER_RATES
+from latedrop.calibration.setup import PAPER_RATES
 from latedrop.devices import versions
 from latedrop.errors import ArgumentError, DataError, LatedropError
 from latedrop.files import write_aside
@@ -85,9 +86,15 @@ class Demo:
         """What was chosen, and on what grounds."""
         return self.prediction.calibration
 
+    def headline(self) -> str:
+        """Two lines for people."""
+        return (
+            f"Airfoil self-noise: a network without dropout, trained on {self.rows['train']} rows, calibrated on "
+            f"{self.rows['validation']},\nevaluated on {self.rows['test']} test rows."
+        )
+
     def summary(self) -> dict[str, Any]:
         """The numbers of the headline table and where they come from, as plain data."""
-        curve = ("levels", "observed")
         return {
             "data": "airfoil self-noise",
             "unit": UNIT,
@@ -98,7 +105,7 @@ class Demo:
             "rate": self.calibration.rate,
             "scale": self.calibration.scale,
             "relaxed_scale": self.calibration.relaxed_scale,
-            "evaluations": [{k: v for k, v in asdict(row).items() if k not in curve} for row in self.evaluations],
+            "evaluations": [row.numbers() for row in self.evaluations],
             "versions": self.versions,
             "seconds": round(self.seconds, 2),
         }
@@ -128,7 +135,7 @@ class Demo:
             record = json.loads(text)
             calibration = Calibration.from_json(json.dumps(record.pop("calibration")))
             test = {name: torch.tensor(values)[:, None] for name, values in record.pop("test").items()}
-            rows = [_evaluation(row) for row in record.pop("evaluations")]
+            rows = [Evaluation.from_dict(row) for row in record.pop("evaluations")]
             prediction = Prediction(test["mean"], test["raw_variance"], calibration)
             return cls(prediction=prediction, target=test["target"], evaluations=tuple(rows), **record)
         except (ValueError, KeyError, TypeError) as error:
@@ -297,11 +304,6 @@ class _Affine(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x * self.scale + self.shift
-
-
-def _evaluation(record: dict[str, Any]) -> Evaluation:
-    fields: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in record.items()}
-    return Evaluation(**fields)
 
 
 def _bar(epochs: int, show: bool) -> Iterator[int]:

@@ -1,8 +1,9 @@
-"""What the commands on a user's own model print: tables for people, or JSON."""
+"""What commands print: tables for people, or JSON."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from latedrop.terminal import print_table
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
     from latedrop.calibration.record import Calibration
     from latedrop.model.sites import Sites
 
-__all__ = ["draw_curves", "print_calibration", "print_evaluations", "print_sites"]
+__all__ = ["draw_curves", "print_calibration", "print_demo", "print_evaluations", "print_sites"]
 
 
 def draw_curves(path: str, rows: "Sequence[Evaluation]") -> None:
@@ -24,6 +25,29 @@ def draw_curves(path: str, rows: "Sequence[Evaluation]") -> None:
     figure = plots.new_figure(6.4, 4.5)
     plots.calibration_curves({row.label: (row.levels, row.observed) for row in rows}, figure.subplots())
     write_aside(path, png(figure))
+
+
+def print_demo(
+    result: Any,
+    files: Sequence[Path],
+    as_json: bool,
+    *,
+    unit: str,
+    notes: Mapping[str, str],
+    more: Callable[[], None] = lambda: None,
+) -> None:
+    """The result of a demo, which has `headline()`, `evaluations` and `summary()`; `more` prints what only it has."""
+    from latedrop.report import table
+
+    if as_json:
+        print(json.dumps({**result.summary(), "files": [str(path) for path in files]}, indent=1))
+        return
+    print(result.headline())
+    print_table(table(result.evaluations, unit))
+    for label, note in notes.items():
+        print(f"{label}: {note}")
+    more()
+    print(f"\nwritten: {', '.join(str(path) for path in files)}")
 
 
 def print_sites(found: "Sites", as_json: bool) -> None:
