@@ -12,7 +12,16 @@ from typing import Any
 
 from latedrop.errors import FileError
 
-__all__ = ["aside", "checksum_of", "sealed", "tuples_in", "write_aside"]
+__all__ = ["aside", "checksum_of", "readable", "sealed", "tuples_in", "write_aside"]
+
+
+@contextmanager
+def readable(path: str | os.PathLike[str], what: str) -> Iterator[None]:
+    """What the system says while a file is read, as `FileError`; `what` is what should be there."""
+    try:
+        yield
+    except OSError as error:
+        raise FileError(f"expected {what} at {path}; the system says: {error.strerror or error}.") from error
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from latedrop.calibration.record import Calibration, Choice
 from latedrop.calibration.search import fingerprint, search
 from latedrop.calibration.setup import PAPER_RATES, Setup
 from latedrop.errors import ArgumentError, DataError, FileError, LatedropError, LatedropWarning, OutputError
-from latedrop.files import write_aside
+from latedrop.files import readable, write_aside
 from latedrop.metrics import align_target
 from latedrop.model.forward import Readout, place
 from latedrop.model.sites import Kind, Rate, Select, Site, missing_sites, odds_by_site
@@ -278,9 +278,8 @@ def load(path: str | os.PathLike[str], model: nn.Module, readout: Readout = None
     readout that it was made with; warns where the weights are not the ones that were calibrated.
     """
     try:
-        calibration = Calibration.from_json(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise FileError(f"expected a calibration file at {path}; the system says: {error}.") from error
+        with readable(path, "a calibration file"):
+            calibration = Calibration.from_json(Path(path).read_text(encoding="utf-8"))
     except (DataError, TypeError, UnicodeDecodeError) as error:
         raise FileError(f"{path}: {error}") from error
     wrong = missing_sites(model, calibration.sites, same_type=True)

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from latedrop.devices import chosen_device
 from latedrop.errors import ArgumentError, FileError, LatedropError, LatedropWarning
+from latedrop.files import readable
 from latedrop.model.programs import load_program
 from latedrop.terminal import listed
 
@@ -192,9 +193,10 @@ def _unpickled(path: str, trust: bool) -> nn.Module:
 
 def _loaded(path: str, trust: bool) -> Any:
     try:
-        return torch.load(path, map_location="cpu", weights_only=not trust)
-    except OSError as error:
-        raise FileError(f"expected a file at {path}; the system says: {error.strerror or error}.") from error
+        with readable(path, "a file"):
+            return torch.load(path, map_location="cpu", weights_only=not trust)
+    except FileError:
+        raise
     except Exception as error:  # whatever the unpickler stumbles over
         remedy = "It is damaged." if trust else "Save model.state_dict(); if you trust the file, pass --trust."
         raise FileError(
@@ -228,9 +230,8 @@ def _safetensors(path: str) -> dict[str, Tensor]:
             'expected safetensors to read these weights; it is not installed. Run: pip install "latedrop[safetensors]"'
         ) from error
     try:
-        return load_file(path)
-    except OSError as error:
-        raise FileError(f"expected a file at {path}; the system says: {error.strerror or error}.") from error
+        with readable(path, "a file"):
+            return load_file(path)
     except SafetensorError as error:
         raise FileError(f"expected safetensors in {path}; it is damaged or another file: {error}.") from error
 

@@ -12,7 +12,8 @@ from latedrop.cli.tables.array_files import open_npz, open_pt
 from latedrop.cli.tables.csv_files import open_csv
 from latedrop.cli.tables.parquet_files import open_parquet
 from latedrop.cli.tables.rows import STANDARD, Array, Columns, Rows, Table
-from latedrop.errors import ArgumentError, DataError, FileError
+from latedrop.errors import ArgumentError, DataError
+from latedrop.files import readable
 from latedrop.terminal import listed
 
 __all__ = ["choose", "open_table", "read_batches"]
@@ -35,10 +36,8 @@ def open_table(path: str) -> Table:
         raise ArgumentError(
             f"expected data that end in {', '.join(_OPENERS)}, or - for csv from standard input; found {path!r}."
         )
-    try:
+    with readable(path, "data"):
         return opener(path)
-    except OSError as error:
-        raise FileError(f"expected data at {path}; the system says: {error.strerror or error}.") from error
 
 
 def choose(
@@ -72,7 +71,7 @@ def read_batches(table: Table, columns: Columns, batch_size: int = 256) -> Itera
     """The rows of a table, in its order, at most `batch_size` at a time."""
     if batch_size < 1:
         raise ArgumentError(f"expected a batch size of at least 1; found {batch_size}.")
-    try:
+    with readable(table.path, "data"):
         for places, numbers, kept in table.read(columns, batch_size):
             finite = np.ones(len(places), dtype=bool)
             for value in numbers.values():
@@ -81,8 +80,6 @@ def read_batches(table: Table, columns: Columns, batch_size: int = 256) -> Itera
             found = [numbers[name] for name in columns.inputs]
             inputs = dict(zip(columns.inputs, found, strict=True)) if table.arrays else np.column_stack(found)
             yield Rows(places, inputs, _target(table, columns, numbers), kept, finite)
-    except OSError as error:
-        raise FileError(f"expected to read {table.path}; the system says: {error.strerror or error}.") from error
 
 
 def _target(table: Table, columns: Columns, numbers: dict[str, Array]) -> Array | None:
