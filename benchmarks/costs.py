@@ -26,7 +26,8 @@ from latedrop import Site, find_sites, sample
 from latedrop.calibration.search import PAPER_RATES
 from latedrop.devices import chosen_device
 from latedrop.masking.masks import masks
-from latedrop.variance.sampling import fitting_chunk, sample_rates
+from latedrop.variance.engine.chunks import fitting_chunk
+from latedrop.variance.sampling import sample_rates
 
 DRAWS: dict[str, dict[str, int]] = {"cpu": {"mcnn": 4, "residual_cnn": 20, "transformer": 20}, "gpu": {}}
 FEWEST = 4

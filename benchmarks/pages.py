@@ -11,12 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import costs, growth, linear, video
+from benchmarks import costs, growth, linear, uci, video
 from benchmarks.speed_pages import IMAGES, figure, memory_table, rows_for_readme
 from benchmarks.timing import RESULTS
 
 ROOT = Path(__file__).parents[1]
-PAGES = (ROOT / "README.md", ROOT / "docs" / "performance.md", ROOT / "docs" / "linear.md")
+PAGES = (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("performance", "linear", "uci")))
 _BLOCK = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 
 
@@ -62,6 +62,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "benchmarks.video": lambda: video.markdown(_read(RESULTS / "video_gpu.json")),
     "benchmarks.linear.cost": lambda: linear.markdown().split("\n\n")[0],
     "benchmarks.linear.ranks": lambda: linear.markdown().split("\n\n")[1],
+    "benchmarks.uci": lambda: uci.markdown(_read(RESULTS / "uci_cpu.json")),
+    "benchmarks.uci.study": lambda: uci.study_markdown(_read(RESULTS / "uci_study_cpu.json")),
     "benchmarks.costs": lambda: by_device(costs, "costs"),
     "benchmarks.growth": lambda: by_device(growth, "growth"),
 }

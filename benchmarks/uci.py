@@ -29,6 +29,7 @@ from latedrop.studies.uci.stacked import Plan, key, train
 from latedrop.studies.uci.study import read
 
 EPOCHS = {"boston-housing": 12, "yacht": 12}
+LABELS = {"boston-housing": "Boston", "yacht": "yacht"}
 
 
 def network(inputs: int, hidden: int, rate: float) -> nn.Sequential:
@@ -106,6 +107,27 @@ def study_seconds(folder: Path) -> tuple[str, dict[str, Any]]:
     total = round(sum(each["total"] for each in seconds.values()), 1)
     kind = "cpu" if where["device"].startswith("CPU") else "cuda"
     return f"uci_study_{kind}", {"machine": where, "versions": versions, "seconds": seconds, "total_seconds": total}
+
+
+def markdown(record: dict[str, Any]) -> str:
+    """The table of training times in docs/uci.md."""
+    lines = [
+        "| | one at a time, `DataLoader` | one at a time, indexed tensors | stacked | times faster |",
+        "| --- | ---: | ---: | ---: | ---: |",
+    ]
+    for name, found in record["sets"].items():
+        seconds, times = found["seconds_for_all"], found["times_faster"]
+        cells = [f"{seconds[key]:.0f} s" for key in ("loader", "loop", "stacked")]
+        lines.append(f"| {LABELS[name]} | {' | '.join(cells)} | {times['loader']:.0f} and {times['loop']:.0f} |")
+    return "\n".join(lines)
+
+
+def study_markdown(record: dict[str, Any]) -> str:
+    """The table of a whole study's seconds in docs/uci.md, the longest set first."""
+    minutes = {name: each["total"] / 60 for name, each in record["seconds"].items()}
+    ordered = sorted(minutes, key=lambda name: -minutes[name])
+    lines = ["| set | minutes |", "| --- | ---: |", *(f"| {name} | {minutes[name]:.1f} |" for name in ordered)]
+    return "\n".join([*lines, f"| all | {record['total_seconds'] / 60:.1f} |"])
 
 
 def main(arguments: list[str] | None = None) -> None:

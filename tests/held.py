@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from latedrop.cli import tables
+from latedrop.cli.tables import Rows, reading, rows
 
 
 class Held:
@@ -13,17 +13,17 @@ class Held:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = self.most = self.all = 0
-        made = tables.Rows
 
-        def counted(*values: Any) -> tables.Rows:
-            rows = made(*values)
-            self.now += len(rows)
-            self.all += len(rows)
+        def counted(*values: Any) -> Rows:
+            made = Rows(*values)
+            self.now += len(made)
+            self.all += len(made)
             self.most = max(self.most, self.now)
-            weakref.finalize(rows, self._gone, len(rows))
-            return rows
+            weakref.finalize(made, self._gone, len(made))
+            return made
 
-        monkeypatch.setattr(tables, "Rows", counted)
+        for module in (reading, rows):
+            monkeypatch.setattr(module, "Rows", counted)
 
     def _gone(self, count: int) -> None:
         self.now -= count

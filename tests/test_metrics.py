@@ -511,7 +511,7 @@ def test_things_that_are_no_numbers_are_refused():
 @pytest.mark.parametrize("metric", [metrics.coverage, metrics.interval_width, metrics.interval_score])
 @pytest.mark.parametrize("level", [0, 1, -0.1, 90, math.nan])
 def test_levels_outside_0_and_1_are_refused(metric, level):
-    with pytest.raises(ArgumentError, match=rf"level inside \(0, 1\), found {level}; a 90 % interval is"):
+    with pytest.raises(ArgumentError, match=rf"probability inside \(0, 1\); found {level}\. A 90 % interval is"):
         metric([0.0], [1.0], [1.0], level=level)
 
 

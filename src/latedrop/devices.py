@@ -1,7 +1,8 @@
-"""Which device a command runs on, and what it is called."""
+"""Which device a command runs on, what it is called, and the versions that numbers were made with."""
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -9,7 +10,7 @@ import torch
 
 from latedrop.errors import ArgumentError
 
-__all__ = ["chosen_device", "device_name", "one_thread"]
+__all__ = ["chosen_device", "device_name", "one_thread", "versions"]
 
 
 def chosen_device(name: str) -> torch.device:
@@ -18,16 +19,29 @@ def chosen_device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
-    except RuntimeError as error:
-        raise ArgumentError(f"expected --device auto, cpu or cuda; found {name!r}.") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ArgumentError(f"expected a CUDA device for --device {name}; torch finds none. Use --device cpu.")
+        if device.type == "cuda" and not torch.cuda.is_available():
+            raise ArgumentError(f"expected a CUDA device for --device {name}; torch finds none. Use --device cpu.")
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ArgumentError(f"expected --device auto, cpu or cuda; found {name!r}, which is not here.") from error
     return device
 
 
 def device_name(device: torch.device) -> str:
     """Of the GPU, or the number of threads."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, threads: {torch.get_num_threads()}"
+
+
+def versions() -> dict[str, str]:
+    """What the digits of a result depend on."""
+    from latedrop import __version__
+
+    return {
+        "latedrop": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+    }
 
 
 @contextmanager

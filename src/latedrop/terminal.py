@@ -5,7 +5,7 @@ typer and rich are extras (`pip install "latedrop[cli]"`); without them this mod
 
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,7 +18,7 @@ try:
 except ImportError:
     typer = None  # type: ignore[assignment]
 
-__all__ = ["argument", "exit_code", "folder", "need", "one_line", "option", "print_table", "say"]
+__all__ = ["argument", "exit_code", "folder", "listed", "need", "one_line", "option", "print_table", "say"]
 
 _PIP = {"PIL": "pillow"}
 
@@ -68,6 +68,17 @@ def exit_code(work: Callable[[], str], stopped: str) -> int:
 def say(text: str) -> None:
     """A line for people, on stderr."""
     typer.echo(f"latedrop: {' '.join(text.split())}", err=True)
+
+
+def listed(names: Iterable[str], most: int) -> str:
+    """The first names for a message, and how many there are in all.
+
+    >>> listed(["a", "b", "c", "d"], 2)
+    'a, b, ... (4 in all)'
+    """
+    names = list(names)
+    more = f", ... ({len(names)} in all)" if len(names) > most else ""
+    return ", ".join(names[:most]) + more or "none"
 
 
 @contextmanager

@@ -9,38 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks import costs, growth, pages, video
-from benchmarks.linear import markdown
+from benchmarks import costs, growth, pages, uci, video
 from benchmarks.nets import SpeedNet, nets, speed_nets, uci_task
 from latedrop.crowd import MCNN
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
-
-
-def test_aims_of_the_first_order_variance() -> None:
-    costs, ranks = (table.splitlines()[2:] for table in markdown().split("\n\n"))
-    for row in costs:
-        *_, linear, _, _, _, ratio, _ = row.split("|")
-        assert float(linear) <= 4
-        assert float(ratio) >= 15
-    for row in ranks:
-        assert float(row.split("|")[2]) >= 0.95
-
-
-def test_speed_of_the_uci_study() -> None:
-    page = (ROOT / "docs" / "uci.md").read_text(encoding="utf-8")
-    training = json.loads((RESULTS / "uci_cpu.json").read_text(encoding="utf-8"))["sets"]
-    for name, label in (("boston-housing", "Boston"), ("yacht", "yacht")):
-        seconds, times = training[name]["seconds_for_all"], training[name]["times_faster"]
-        cells = [label, *(f"{seconds[key]:.0f} s" for key in ("loader", "loop", "stacked"))]
-        assert f"| {' | '.join(cells)} | {times['loader']:.0f} and {times['loop']:.0f} |" in page
-        assert times["loader"] > 50, "the aim, against one network at a time as most code trains it"
-    study = json.loads((RESULTS / "uci_study_cpu.json").read_text(encoding="utf-8"))
-    assert len(study["seconds"]) == 8
-    assert study["total_seconds"] < 30 * 60
-    protein = study["seconds"]["protein-tertiary-structure"]["total"]
-    assert f"took {study['total_seconds'] / 60:.1f} minutes, {protein / 60:.1f} of them for protein" in page
 
 
 @pytest.mark.parametrize("page", pages.PAGES, ids=lambda path: path.name)
@@ -50,26 +24,23 @@ def test_tables_of_pages_follow_the_results(page: Path) -> None:
     assert pages.filled(text) == text, "run: python -m benchmarks.pages"
 
 
-def test_frames_per_second() -> None:
-    record = json.loads((RESULTS / "video_gpu.json").read_text(encoding="utf-8"))
-    best = max(record["rows"], key=lambda row: row["frames_per_second"])
-    assert best["frames_per_second"] > 150  # as the README says
-    assert (best["precision"], best["engine"]) == ("float16", "compiled")
-    assert best["std_ratio"] == pytest.approx(1, abs=0.01)
+def test_every_axis_and_network_was_measured() -> None:
+    growing, costing = (
+        json.loads((RESULTS / f"{name}_cpu.json").read_text(encoding="utf-8")) for name in ("growth", "costs")
+    )
+    assert growing["axes"].keys() == growth.LABELS.keys()
+    assert costing["nets"].keys() == {net.name for net in speed_nets("cpu")}
 
 
-def test_memory_stops_growing_with_the_draws() -> None:
-    record = json.loads((RESULTS / "growth_cpu.json").read_text(encoding="utf-8"))
-    assert record["axes"].keys() == growth.LABELS.keys()
-    *_, before, last = record["axes"]["draws"]["bytes"]
-    assert last < 1.05 * before
-
-
-def test_masks_do_not_dominate() -> None:
-    record = json.loads((RESULTS / "costs_cpu.json").read_text(encoding="utf-8"))
-    assert record["nets"].keys() == {net.name for net in speed_nets("cpu")}
-    for name, row in record["nets"].items():
-        assert row["mask_share"] < 0.25, name
+def test_tables_of_the_uci_study_repeat_the_json() -> None:
+    found = {
+        "seconds_for_all": {"loader": 100.4, "loop": 40.0, "stacked": 2.0},
+        "times_faster": {"loader": 50.2, "loop": 20},
+    }
+    table = uci.markdown({"sets": {"yacht": found}}).splitlines()
+    assert table[2:] == ["| yacht | 100 s | 40 s | 2 s | 50 and 20 |"]
+    record = {"seconds": {"yacht": {"total": 60.0}, "energy": {"total": 90.0}}, "total_seconds": 150.0}
+    assert uci.study_markdown(record).splitlines()[2:] == ["| energy | 1.5 |", "| yacht | 1.0 |", "| all | 2.5 |"]
 
 
 def test_the_people_counter_is_the_package_s() -> None:

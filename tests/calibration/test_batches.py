@@ -250,7 +250,7 @@ class Rows(Dataset):
 REFUSED = {
     "none": (None, r"expected a pair \(x, y\) or an iterable of batches.*found NoneType"),
     "data set": (Rows(), r"iterable of batches such as a DataLoader; found Rows"),
-    "inputs alone": (X, r"expected every batch to be a pair.*found Tensor of 2\. Pass unpack="),
+    "inputs alone": (X, r"expected a pair \(x, y\) or an iterable of batches; found a Tensor alone"),
     "dict": ({"x": X, "y": Y}, r"expected every batch to be a pair.*found str of 1"),
     "triple": ((X, Y, Y), r"expected every batch to be a pair.*found Tensor of 7"),
     "batches of three": ([(X, Y, Y)], r"expected every batch to be a pair.*found tuple of 3\. Pass unpack="),

@@ -271,7 +271,11 @@ class TestCalibrate:
             ),
             (["user_model:net", "--data", "val.npz", "--report", "c.pdf"], 2, "expected an output that ends in .html"),
             (["user_model:net", "--data", "val.npz", "--batch-size", "0"], 2, "expected a batch size of at least 1"),
-            (["user_model:net", "--data", "val.npz", "--device", "tpu"], 2, "expected a device that is here"),
+            (
+                ["user_model:net", "--data", "val.npz", "--device", "tpu"],
+                2,
+                "expected --device auto, cpu",
+            ),
         ],
     )
     def test_one_line_and_no_file(self, call: Run, arguments: list[str], code: int, message: str) -> None:

@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 
 from latedrop import metrics
-from latedrop.calibration.predictor import Prediction, Predictor
+from latedrop.calibration.evaluation import inside
+from latedrop.calibration.prediction import Prediction
+from latedrop.calibration.predictor import Predictor
 from latedrop.errors import ArgumentError, DataError
 from latedrop.model.wrappers import bare
 
@@ -103,6 +105,5 @@ def _measured(trainer: Any, found: Prediction, labels: Tensor, level: float) -> 
         theirs = trainer.compute_metrics(both(predictions=found.mean.numpy(), label_ids=labels.numpy()))
     target = metrics.align_target(found.mean, labels)
     low, high = found.interval(level)
-    inside = (low <= target) & (target <= high)
     nll = metrics.nll(found.mean, found.variance, target)
-    return {**theirs, "nll": float(nll), "coverage": float(inside.float().mean())}
+    return {**theirs, "nll": float(nll), "coverage": inside(low, high, target)}

@@ -16,9 +16,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from latedrop.calibration.batches import inputs_of
-from latedrop.calibration.intervals import checked_level
-from latedrop.calibration.predictor import Prediction, Predictor
+from latedrop.calibration.prediction import Prediction
+from latedrop.calibration.predictor import Predictor
 from latedrop.errors import ArgumentError, LatedropError
+from latedrop.metrics.levels import checked_level
 from latedrop.model.wrappers import bare
 
 __all__ = ["predict_callback"]

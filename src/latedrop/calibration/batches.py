@@ -28,6 +28,11 @@ def batches(
     `data` is a pair `(x, y)` with y a tensor, array or table, or an iterable of batches, each a pair or what `unpack`
     turns into one.
     """
+    if isinstance(data, Tensor) or hasattr(data, "__array__"):
+        raise DataError(
+            f"expected a pair (x, y) or an iterable of batches; found a {type(data).__name__} alone. "
+            "Pass inputs and targets together: calibrate(model, (x, y))."
+        )
     if unpack is None and _is_pair(data):
         x, y = place(data[0], model), _target(data[1])
         _check_rows(x, y)

@@ -6,22 +6,25 @@ makes those of the raw, the scaled and the relaxed variance of a prediction.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from latedrop import metrics
 from latedrop.calibration.intervals import Conformal
-from latedrop.calibration.predictor import Prediction
+from latedrop.calibration.prediction import Prediction
 from latedrop.calibration.record import Calibration
 from latedrop.errors import ArgumentError
+from latedrop.files import tuples_in
+from latedrop.metrics.levels import even_levels
 from latedrop.model.sites import Rate
 
 __all__ = ["Evaluation", "compare", "evaluate", "evaluate_intervals", "inside", "unscaled"]
 
-_LEVELS = [k / 100 for k in range(1, 100)]
+_LEVELS: list[float] = even_levels(99).tolist()
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,15 @@ class Evaluation:
     width: float
     levels: tuple[float, ...]
     observed: tuple[float, ...]
+
+    def numbers(self) -> dict[str, Any]:
+        """All but the calibration curve, as plain data."""
+        return {name: value for name, value in asdict(self).items() if name not in ("levels", "observed")}
+
+    @classmethod
+    def from_dict(cls, record: Mapping[str, Any]) -> Evaluation:
+        """The inverse of `dataclasses.asdict`, also by way of JSON."""
+        return cls(**tuples_in(record))
 
 
 def evaluate(

@@ -23,8 +23,8 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from latedrop.calibration.scale import fit_floor
-from latedrop.metrics import crps
+from latedrop.calibration.scale import fit_floor, least_positive
+from latedrop.metrics import crps, nll
 
 __all__ = ["Loss", "SiteFit", "fit_sites"]
 
@@ -196,15 +196,15 @@ def _polished(error: Tensor, columns: Tensor, start: Tensor, pull: Tensor) -> Te
 
 def _lifted(by_site: Tensor) -> Tensor:
     """Rows that no site touches are given the smallest variance of the others, in equal parts."""
-    total = by_site.sum(2, keepdim=True)
-    least = torch.where(total > 0, total, torch.inf).amin(0, keepdim=True) / by_site.shape[2]
-    return torch.where(total > 0, by_site, least)
+    total = by_site.sum(2)
+    least = least_positive(total, per_output=True) / by_site.shape[2]
+    return torch.where(total[..., None] > 0, by_site, least[:, None])
 
 
 def _nll(error: Tensor, variance: Tensor) -> Tensor:
     if bool((variance <= 0).any()):
         return torch.full((), torch.inf)
-    return (error.square() / variance + variance.log()).mean() / 2
+    return nll(torch.zeros_like(error), variance, error, constant=False)
 
 
 def _crps(error: Tensor, variance: Tensor) -> Tensor:

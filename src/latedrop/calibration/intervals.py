@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from latedrop.errors import ArgumentError, DataError, LatedropError
+from latedrop.metrics.levels import checked_level, normal_quantile
 
 __all__ = [
     "Conformal",
@@ -128,22 +129,6 @@ class Conformal:
 
 Intervals: TypeAlias = "Isotonic | Conformal | None"
 """None is Gaussian."""
-
-
-def normal_quantile(q: float) -> float:
-    """`Phi^{-1}(q)`."""
-    return float(torch.special.ndtri(torch.tensor(q, dtype=torch.float64)))
-
-
-def checked_level(level: Any) -> float:
-    """A level or a quantile as a float inside (0, 1), or `ArgumentError`."""
-    try:
-        value = math.nan if isinstance(level, (bool, str)) else float(level)
-    except (TypeError, ValueError, RuntimeError):
-        value = math.nan
-    if not 0 < value < 1:
-        raise ArgumentError(f"expected a probability inside (0, 1); found {level!r}. A 90 % interval is level 0.9.")
-    return value
 
 
 def intervals_from_dict(record: dict[str, Any] | None) -> Intervals:

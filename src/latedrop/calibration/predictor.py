@@ -1,12 +1,16 @@
-"""The calibrated model: `calibrate` makes it, `load` brings it back, `predict` uses it."""
+"""The calibrated model: `calibrate` makes it, `load` brings it back, `predict` uses it.
+
+`calibrate` reads top to bottom: its arguments are one `Setup`, `search` measures the validation data and writes the
+`Calibration`, and a `Predictor` is the model with that record.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 from warnings import warn
 
 import torch
@@ -14,262 +18,26 @@ from torch import Tensor, nn
 
 from latedrop.calibration.batches import Unpack, batches, inputs_of, row_batches
 from latedrop.calibration.fit import Loss
-from latedrop.calibration.intervals import Conformal, IntervalKind, checked_level, normal_quantile
-from latedrop.calibration.record import Calibration, Choice, Method
-from latedrop.calibration.search import PAPER_RATES, Setup, checked_rates, fingerprint, moments, residuals, search
+from latedrop.calibration.intervals import Conformal, IntervalKind
+from latedrop.calibration.measuring import Method, moments
+from latedrop.calibration.prediction import Explanation, Prediction
+from latedrop.calibration.rate_fit import residuals
+from latedrop.calibration.record import Calibration, Choice
+from latedrop.calibration.search import fingerprint, search
+from latedrop.calibration.setup import PAPER_RATES, Setup
 from latedrop.errors import ArgumentError, DataError, FileError, LatedropError, LatedropWarning, OutputError
-from latedrop.files import write_aside
-from latedrop.masking.draws import checked_seed
+from latedrop.files import readable, write_aside
 from latedrop.metrics import align_target
 from latedrop.model.arrays import place
 from latedrop.model.calling import Readout
 from latedrop.model.finding import Select
 from latedrop.model.sites import Kind, Rate, Site, missing_sites, odds_by_site
-from latedrop.variance.engine.options import Engine, checked_draws
+from latedrop.variance.engine.options import Engine, Sampling
 from latedrop.variance.first_order import unit_variances
 from latedrop.variance.moments import out_of_memory
 from latedrop.variance.sampling import own_output
 
-if TYPE_CHECKING:
-    import pandas
-
 __all__ = ["Explanation", "Prediction", "Predictor", "calibrate", "load"]
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """Predictions with their uncertainty.
-
-    Attributes:
-        mean: `(N, ...)`.
-        raw_variance: `(N, ...)`, the variance over draws, before any scale.
-        calibration: what turns it into the predicted variance.
-    """
-
-    mean: Tensor
-    raw_variance: Tensor
-    calibration: Calibration
-
-    @property
-    def variance(self) -> Tensor:
-        """The calibrated variance, `(N, ...)`."""
-        return self.calibration.variance(self.raw_variance)
-
-    @property
-    def std(self) -> Tensor:
-        """The calibrated standard deviation, `(N, ...)`."""
-        return self.variance.sqrt()
-
-    def interval(self, level: float = 0.9) -> tuple[Tensor, Tensor]:
-        """Both ends, `(N, ...)` each, of the central interval that holds the target with that probability."""
-        level = checked_level(level)
-        return self._at((1 - level) / 2), self._at((1 + level) / 2)
-
-    def quantile(self, q: float | Sequence[float]) -> Tensor:
-        """The predicted quantile, `(N, ...)`, or `(Q, N, ...)` for a sequence of Q probabilities."""
-        if getattr(q, "ndim", 0) == 0 and not isinstance(q, Sequence):
-            return self._at(checked_level(q))
-        values = [self._at(checked_level(item)) for item in q]  # type: ignore[union-attr]
-        if not values:
-            raise ArgumentError("expected at least one probability; found none.")
-        return torch.stack(values)
-
-    def scaled(self, choice: Choice) -> Prediction:
-        """The same prediction with another scale; nothing is run again."""
-        return replace(self, calibration=self.calibration.with_choice(choice))
-
-    def to_dict(self, level: float = 0.9) -> dict[str, Tensor]:
-        """Named results: `mean`, `std`, `low`, `high`."""
-        low, high = self.interval(level)
-        return {"mean": self.mean, "std": self.std, "low": low, "high": high}
-
-    def to_pandas(self, level: float = 0.9) -> pandas.DataFrame:
-        """One row per example; columns `mean`, `std`, `low`, `high`, numbered where there are several outputs."""
-        try:
-            import pandas
-        except ImportError as error:
-            raise LatedropError("expected pandas; it is not installed. Run: pip install pandas") from error
-        columns = {}
-        for name, value in self.to_dict(level).items():
-            flat = value.reshape(len(value), -1).cpu().numpy()
-            for k in range(flat.shape[1]):
-                columns[name if flat.shape[1] == 1 else f"{name}_{k}"] = flat[:, k]
-        return pandas.DataFrame(columns)
-
-    def __len__(self) -> int:
-        return len(self.mean)
-
-    def __repr__(self) -> str:
-        std, c = self.std, self.calibration
-        kind = "gaussian" if c.intervals is None else c.intervals.kind
-        return (
-            f"Prediction of {len(self)} rows, mean {tuple(self.mean.shape)}, std {float(std.min()):.4g} to "
-            f"{float(std.max()):.4g} (scale {c.choice}, {kind} intervals)"
-        )
-
-    def _at(self, q: float) -> Tensor:
-        fitted = self.calibration.intervals
-        if fitted is None:
-            return self.mean + normal_quantile(q) * self.std
-        std = self.calibration.scaled(self.raw_variance, fitted.scale, fitted.floor).sqrt()
-        z = fitted.z(q).to(self.mean)
-        return self.mean + (z.reshape(1, -1, *[1] * (std.dim() - 2)) if len(z) > 1 else z) * std
-
-
-@dataclass(frozen=True)
-class Explanation:
-    """Where the variance of one prediction comes from.
-
-    Attributes:
-        mean: the model's own prediction.
-        sites: each site's share of the variance; they sum to 1.
-        units: the units with the largest shares, as (site, position in the layer's input, share).
-    """
-
-    mean: float
-    sites: dict[str, float]
-    units: tuple[tuple[str, tuple[int, ...], float], ...]
-
-    def __str__(self) -> str:
-        lines = [f"prediction {self.mean:.6g}; share of its variance by site"]
-        lines += [f"  {share:6.1%}  {name}" for name, share in self.sites.items()]
-        lines += ["and by unit"]
-        lines += [f"  {share:6.1%}  {name}[{', '.join(map(str, place))}]" for name, place, share in self.units]
-        return "\n".join(lines)
-
-
-class Predictor:
-    """A model with its calibration: call it on inputs, get `Prediction`s. The model itself is untouched."""
-
-    def __init__(
-        self,
-        model: nn.Module,
-        calibration: Calibration,
-        readout: Readout = None,
-        *,
-        batch_size: int = 256,
-        chunk: int | None = None,
-        engine: Engine = "auto",
-    ) -> None:
-        self.model = model
-        self.calibration = calibration
-        self.readout = calibration.readout if readout is None else readout
-        self.batch_size = batch_size
-        self.chunk = chunk
-        self.engine: Engine = engine
-
-    def __call__(self, x: Any) -> Prediction:
-        """Same as `predict`."""
-        return self.predict(x)
-
-    def predict(self, x: Any) -> Prediction:
-        """Predict N examples, in batches that fit memory.
-
-        The batch size does not change the result, unless every example has its own masks (`shared=False`).
-        """
-        x = place(x, self.model)
-        try:
-            parts = [self._moments(part) for part in row_batches(x, self.batch_size)]
-        except LatedropError:
-            raise
-        except (RuntimeError, TypeError, ValueError, IndexError, AssertionError) as error:
-            if out_of_memory(error):
-                raise
-            raise DataError(
-                f"expected inputs that the model takes; it raised {type(error).__name__}: {error}. Pass inputs of the "
-                "shapes and dtypes that it was calibrated with; where a batch holds targets too, pass unpack=."
-            ) from error
-        if not parts:
-            raise DataError("expected at least one row to predict; found none.")
-        mean, variance = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
-        return Prediction(mean, variance, self.calibration)
-
-    def predict_batches(
-        self, loader: Iterable[Any], unpack: Callable[[Any], Any] | None = None
-    ) -> Iterator[Prediction]:
-        """Yield one `Prediction` per batch; `unpack` takes the inputs out of a batch, as `lambda b: b[0]` does.
-
-        Without it a batch is inputs alone, or a pair (inputs, targets) where the model takes one input only.
-        """
-        for batch in loader:
-            yield self.predict(inputs_of(batch, self.model) if unpack is None else unpack(batch))
-
-    def scaled(self, choice: Choice) -> Predictor:
-        """The same predictor with another scale; nothing is run again.
-
-        `choice` is `"optimal"`, `"relaxed"`, a number, or a step of `predictor.calibration.tradeoff()`.
-        """
-        return self._with(self.calibration.with_choice(choice))
-
-    def conformal(self, data: Any, unpack: Unpack | None = None) -> Predictor:
-        """The same predictor with split-conformal intervals from `data`, which must have served for nothing else."""
-        return self._with(_conformalised(self, data, unpack))
-
-    def explain(self, x: Any, *, output: int = 0, most: int = 10) -> Explanation:
-        """Where the doubt about one prediction comes from, to first order: the share of each site and its main units.
-
-        Args:
-            x: inputs of one row.
-            output: which entry of the example's output, counted flat.
-            most: how many units to list.
-        """
-        calibration = self.calibration
-        mean, columns = unit_variances(self.model, x, calibration.sites, self.readout)
-        if not 0 <= output < len(columns):
-            raise ArgumentError(f"expected an output between 0 and {len(columns) - 1}; found {output}.")
-        odds = odds_by_site(calibration.sites, calibration.rate).tolist()
-        parts = {s.name: columns[output][s.name].double() * o for s, o in zip(calibration.sites, odds, strict=True)}
-        total = sum(float(part.sum()) for part in parts.values())
-        if total == 0:
-            raise OutputError(
-                "expected a prediction that dropout can move; no unit of any site contributes to it: the variance that "
-                "is predicted here is the floor alone."
-            )
-        units = []
-        for site in calibration.sites:
-            values, places = parts[site.name].topk(min(most, parts[site.name].numel()))
-            units += [
-                (site.name, site.place(place), value / total)
-                for value, place in zip(values.tolist(), places.tolist(), strict=True)
-            ]
-        units.sort(key=lambda unit: -unit[2])
-        shares = {name: float(part.sum()) / total for name, part in parts.items()}
-        return Explanation(float(mean.flatten()[output]), shares, tuple(units[:most]))
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the calibration as JSON; the model's weights are not in it."""
-        write_aside(path, self.calibration.to_json().encode())
-
-    def __repr__(self) -> str:
-        return f"Predictor of {type(self.model).__name__}: {self.calibration}"
-
-    def _with(self, calibration: Calibration) -> Predictor:
-        options: dict[str, Any] = {"batch_size": self.batch_size, "chunk": self.chunk, "engine": self.engine}
-        return Predictor(self.model, calibration, self.readout, **options)
-
-    def _moments(self, x: Any) -> tuple[Tensor, Tensor]:
-        c = self.calibration
-        (found,) = moments(
-            self.model,
-            x,
-            [c.rate],
-            c.sites,
-            method=c.method,
-            readout=self.readout,
-            draws=c.draws,
-            seed=c.seed,
-            shared=c.shared,
-            chunk=self.chunk,
-            engine=self.engine,
-        )
-        own = c.mean == "model" and c.method != "linear"  # which gives the model's own output anyway
-        mean = own_output(self.model, x, self.readout) if own else found.mean
-        if mean.dim() != len(c.output_shape) + 1 or (c.per_output and mean.shape[1] != c.output_shape[0]):
-            raise DataError(
-                f"expected outputs of shape (N, {', '.join(map(str, c.output_shape))}), as in the calibration; found "
-                f"{tuple(mean.shape)}. Use the readout that the calibration was made with."
-            )
-        return mean, found.variance
 
 
 def calibrate(
@@ -340,50 +108,172 @@ def calibrate(
     >>> low.shape
     torch.Size([64, 1])
     """
-    if isinstance(data, Tensor) or hasattr(data, "__array__"):
-        raise DataError(
-            f"expected a pair (x, y) or an iterable of batches; found a {type(data).__name__} alone. "
-            "Pass inputs and targets together: calibrate(model, (x, y))."
-        )
-    if intervals is None:
-        intervals = "gaussian" if conformal_data is None else "conformal"
-    if intervals not in ("gaussian", "isotonic", "conformal"):
-        raise ArgumentError(f"expected intervals 'gaussian', 'isotonic' or 'conformal'; found {intervals!r}.")
-    if (intervals == "conformal") != (conformal_data is not None):
-        raise ArgumentError(
-            "expected conformal_data with intervals='conformal', and only then: coverage is guaranteed by data that "
-            f"served for nothing else; found intervals={intervals!r} and conformal_data "
-            f"{'missing' if conformal_data is None else 'given'}."
-        )
     setup = Setup(
-        method=method,
-        rates=checked_rates(rates),
-        draws=checked_draws(draws),
+        rates=rates,
+        draws=draws,
         criterion=criterion,
+        method=method,
         mean=mean,
         floor=floor,
         per_site=per_site,
         loss=loss,
         per_output=per_output,
         scale=scale,
-        isotonic=intervals == "isotonic",
+        intervals=intervals,
+        conformal_data=conformal_data,
         sites=sites,
         select=select,
         kind=kind,
         readout=readout,
-        seed=checked_seed(seed),
-        shared=bool(shared),
+        seed=seed,
+        shared=shared,
         batch_size=batch_size,
         chunk=chunk,
         engine=engine,
         unpack=unpack,
         progress=progress,
-    )
-    calibration = search(model, data, setup)
-    predictor = Predictor(model, calibration, readout, batch_size=batch_size, chunk=chunk, engine=engine)
-    if intervals == "conformal":
-        predictor = predictor.conformal(conformal_data, unpack)
-    return predictor
+    ).checked()
+    found = Predictor(model, search(model, data, setup), readout, batch_size=batch_size, chunk=chunk, engine=engine)
+    return found if conformal_data is None else found.conformal(conformal_data, unpack)
+
+
+class Predictor:
+    """A model with its calibration: call it on inputs, get `Prediction`s. The model itself is untouched."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        calibration: Calibration,
+        readout: Readout = None,
+        *,
+        batch_size: int = 256,
+        chunk: int | None = None,
+        engine: Engine = "auto",
+    ) -> None:
+        self.model = model
+        self.calibration = calibration
+        self.readout = calibration.readout if readout is None else readout
+        self.batch_size = batch_size
+        self.chunk = chunk
+        self.engine: Engine = engine
+
+    def __call__(self, x: Any) -> Prediction:
+        """Same as `predict`."""
+        return self.predict(x)
+
+    def predict(self, x: Any) -> Prediction:
+        """Predict N examples, in batches that fit memory.
+
+        The batch size does not change the result, unless every example has its own masks (`shared=False`).
+        """
+        x = place(x, self.model)
+        try:
+            parts = [self._moments(part) for part in row_batches(x, self.batch_size)]
+        except LatedropError:
+            raise
+        except (RuntimeError, TypeError, ValueError, IndexError, AssertionError) as error:
+            if out_of_memory(error):
+                raise
+            raise DataError(
+                f"expected inputs that the model takes; it raised {type(error).__name__}: {error}. Pass inputs of the "
+                "shapes and dtypes that it was calibrated with; where a batch holds targets too, pass unpack=."
+            ) from error
+        if not parts:
+            raise DataError("expected at least one row to predict; found none.")
+        mean, variance = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
+        return Prediction(mean, variance, self.calibration)
+
+    def predict_batches(
+        self, loader: Iterable[Any], unpack: Callable[[Any], Any] | None = None
+    ) -> Iterator[Prediction]:
+        """Yield one `Prediction` per batch; `unpack` takes the inputs out of a batch, as `lambda b: b[0]` does.
+
+        Without it a batch is inputs alone, or a pair (inputs, targets) where the model takes one input only.
+        """
+        for batch in loader:
+            yield self.predict(inputs_of(batch, self.model) if unpack is None else unpack(batch))
+
+    def scaled(self, choice: Choice) -> Predictor:
+        """The same predictor with another scale; nothing is run again.
+
+        `choice` is `"optimal"`, `"relaxed"`, a number, or a step of `predictor.calibration.tradeoff()`.
+        """
+        return self._with(self.calibration.with_choice(choice))
+
+    def conformal(self, data: Any, unpack: Unpack | None = None) -> Predictor:
+        """The same predictor with split-conformal intervals from `data`, which must have served for nothing else."""
+        calibration = self.calibration
+        if len(calibration.output_shape) > 1:
+            raise ArgumentError(
+                f"expected one value or a vector per example for conformal intervals; found outputs of shape "
+                f"{calibration.output_shape}, whose entries are not exchangeable. Pass a readout, such as a map's sum."
+            )
+        columns: list[list[Tensor]] = []
+        for x, y in batches(data, self.model, batch_size=self.batch_size, unpack=unpack):
+            part = self.predict(x)
+            target = align_target(part.mean, y)
+            columns.append(residuals(part.mean, part.variance, target, per_output=part.mean.dim() > 1))
+        if not columns:
+            raise DataError("expected conformal_data with at least one row; found none.")
+        scales, floors = calibration.chosen()
+        joined = [torch.cat(column) for column in zip(*columns, strict=True)]
+        return self._with(replace(calibration, intervals=Conformal.fit(joined, scales, floors)))
+
+    def explain(self, x: Any, *, output: int = 0, most: int = 10) -> Explanation:
+        """Where the doubt about one prediction comes from, to first order: the share of each site and its main units.
+
+        Args:
+            x: inputs of one row.
+            output: which entry of the example's output, counted flat.
+            most: how many units to list.
+        """
+        calibration = self.calibration
+        mean, columns = unit_variances(self.model, x, calibration.sites, self.readout)
+        if not 0 <= output < len(columns):
+            raise ArgumentError(f"expected an output between 0 and {len(columns) - 1}; found {output}.")
+        odds = odds_by_site(calibration.sites, calibration.rate).tolist()
+        parts = {s.name: columns[output][s.name].double() * o for s, o in zip(calibration.sites, odds, strict=True)}
+        total = sum(float(part.sum()) for part in parts.values())
+        if total == 0:
+            raise OutputError(
+                "expected a prediction that dropout can move; no unit of any site contributes to it: the variance that "
+                "is predicted here is the floor alone."
+            )
+        units = []
+        for site in calibration.sites:
+            values, places = parts[site.name].topk(min(most, parts[site.name].numel()))
+            units += [
+                (site.name, site.place(place), value / total)
+                for value, place in zip(values.tolist(), places.tolist(), strict=True)
+            ]
+        units.sort(key=lambda unit: -unit[2])
+        shares = {name: float(part.sum()) / total for name, part in parts.items()}
+        return Explanation(float(mean.flatten()[output]), shares, tuple(units[:most]))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the calibration as JSON; the model's weights are not in it."""
+        write_aside(path, self.calibration.to_json().encode())
+
+    def __repr__(self) -> str:
+        return f"Predictor of {type(self.model).__name__}: {self.calibration}"
+
+    def _with(self, calibration: Calibration) -> Predictor:
+        options: dict[str, Any] = {"batch_size": self.batch_size, "chunk": self.chunk, "engine": self.engine}
+        return Predictor(self.model, calibration, self.readout, **options)
+
+    def _moments(self, x: Any) -> tuple[Tensor, Tensor]:
+        c = self.calibration
+        draws = c.draws if c.method == "sample" else 2  # the other methods draw nothing
+        options = Sampling(draws, c.seed, self.readout, self.chunk, c.shared, engine=self.engine)
+        (found,) = moments(self.model, x, [c.rate], c.sites, c.method, options)
+        own = c.mean == "model" and c.method != "linear"  # which gives the model's own output anyway
+        mean = own_output(self.model, x, self.readout) if own else found.mean
+        if mean.dim() != len(c.output_shape) + 1 or (c.per_output and mean.shape[1] != c.output_shape[0]):
+            raise DataError(
+                f"expected outputs of shape (N, {', '.join(map(str, c.output_shape))}), as in the calibration; found "
+                f"{tuple(mean.shape)}. Use the readout that the calibration was made with."
+            )
+        return mean, found.variance
 
 
 def load(path: str | os.PathLike[str], model: nn.Module, readout: Readout = None) -> Predictor:
@@ -393,9 +283,8 @@ def load(path: str | os.PathLike[str], model: nn.Module, readout: Readout = None
     readout that it was made with; warns where the weights are not the ones that were calibrated.
     """
     try:
-        calibration = Calibration.from_json(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise FileError(f"expected a calibration file at {path}; the system says: {error}.") from error
+        with readable(path, "a calibration file"):
+            calibration = Calibration.from_json(Path(path).read_text(encoding="utf-8"))
     except (DataError, TypeError, UnicodeDecodeError) as error:
         raise FileError(f"{path}: {error}") from error
     wrong = missing_sites(model, calibration.sites, same_type=True)
@@ -417,22 +306,3 @@ def load(path: str | os.PathLike[str], model: nn.Module, readout: Readout = None
             stacklevel=2,
         )
     return Predictor(model, calibration, readout)
-
-
-def _conformalised(predictor: Predictor, data: Any, unpack: Unpack | None) -> Calibration:
-    calibration = predictor.calibration
-    if len(calibration.output_shape) > 1:
-        raise ArgumentError(
-            f"expected one value or a vector per example for conformal intervals; found outputs of shape "
-            f"{calibration.output_shape}, whose entries are not exchangeable. Pass a readout, such as a map's sum."
-        )
-    columns: list[list[Tensor]] = []
-    for x, y in batches(data, predictor.model, batch_size=predictor.batch_size, unpack=unpack):
-        part = predictor.predict(x)
-        target = align_target(part.mean, y)
-        columns.append(residuals(part.mean, part.variance, target, per_output=part.mean.dim() > 1))
-    if not columns:
-        raise DataError("expected conformal_data with at least one row; found none.")
-    scales, floors = calibration.chosen()
-    joined = [torch.cat(column) for column in zip(*columns, strict=True)]
-    return replace(calibration, intervals=Conformal.fit(joined, scales, floors))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -13,15 +12,15 @@ import torch
 from torch import Tensor
 
 from latedrop.calibration.intervals import Intervals, intervals_from_dict, intervals_to_dict
-from latedrop.calibration.scale import TradeoffPoint, apply_scale
+from latedrop.calibration.scale import TradeoffPoint, apply_scale, lifted
 from latedrop.errors import ArgumentError, DataError, LatedropWarning
+from latedrop.files import checksum_of, sealed, tuples_in
 from latedrop.model.sites import Rate, Sites, rates_by_site
 
-__all__ = ["Calibration", "Choice", "Method", "RateRow", "checked_choice", "lifted"]
+__all__ = ["Calibration", "Choice", "RateRow", "checked_choice", "lifted", "rate_text"]
 
 Choice: TypeAlias = "Literal['optimal', 'relaxed'] | float | TradeoffPoint"
 """Which scale is in use: that of least NLL, the balanced one, a number, or a step between them from `tradeoff()`."""
-Method: TypeAlias = Literal["sample", "linear", "propagate"]
 
 _FORMAT = 1
 
@@ -161,7 +160,7 @@ class Calibration:
         record["path"] = [asdict(point) for point in self.path]
         record["intervals"] = intervals_to_dict(self.intervals)
         record = {"format": _FORMAT, **json.loads(json.dumps(record))}
-        return json.dumps({"latedrop": record, "checksum": _checksum(record)}, indent=1)
+        return sealed("latedrop", record)
 
     @classmethod
     def from_json(cls, text: str) -> Calibration:
@@ -175,28 +174,27 @@ class Calibration:
             ) from error
         if not isinstance(record, dict) or record.pop("format", None) != _FORMAT:
             raise DataError(f"expected calibration format {_FORMAT}; found another. Calibrate again with this version.")
-        if _checksum({"format": _FORMAT, **record}) != checksum:
+        if checksum_of({"format": _FORMAT, **record}) != checksum:
             raise DataError(
                 "expected the content that was saved; the checksum does not match: the file was edited or damaged. "
                 "Calibrate again; to use another scale, load the original and call predictor.scaled(...)."
             )
         if isinstance(record["choice"], dict):
-            record["choice"] = TradeoffPoint(**_tuples(record["choice"]))
+            record["choice"] = TradeoffPoint(**tuples_in(record["choice"]))
         record["sites"] = Sites.from_list(record["sites"])
-        record["table"] = tuple(RateRow(**_tuples(row)) for row in record["table"])
-        record["path"] = tuple(TradeoffPoint(**_tuples(point)) for point in record["path"])
-        record["curves"] = _tuples(record["curves"])
+        record["table"] = tuple(RateRow(**tuples_in(row)) for row in record["table"])
+        record["path"] = tuple(TradeoffPoint(**tuples_in(point)) for point in record["path"])
+        record["curves"] = tuples_in(record["curves"])
         record["intervals"] = intervals_from_dict(record["intervals"])
         if record.get("columns") is not None:
-            record["columns"] = _tuples(record["columns"])
-        return cls(**_tuples(record))
+            record["columns"] = tuples_in(record["columns"])
+        return cls(**tuples_in(record))
 
     def __str__(self) -> str:
-        rate = "per site" if isinstance(self.rate, Mapping) else _short(self.rate)
         draws = f", {self.draws} draws" if self.draws else ""
         lines = [
-            f"rate {rate}, scale {_short(self.scale)}, relaxed scale {_short(self.relaxed_scale)}, floor "
-            f"{_short(self.floor)} ({self.method}, {self.criterion} criterion, {self.rows} rows{draws})"
+            f"rate {rate_text(self.rate)}, scale {_short(self.scale)}, relaxed scale {_short(self.relaxed_scale)}, "
+            f"floor {_short(self.floor)} ({self.method}, {self.criterion} criterion, {self.rows} rows{draws})"
         ]
         if 0 in self.scales:
             lines.append("scale 0: the floor alone gives the variance, the same for every input")
@@ -206,9 +204,7 @@ class Calibration:
         for row in self.table:
             values = [_float_or_tuple(getattr(row, name)) for name in names]
             mark = "*" if row.rate == self.rate else ""
-            cells.append(
-                [mark, "per site" if isinstance(row.rate, Mapping) else _short(row.rate), *map(_short, values[1:])]
-            )
+            cells.append([mark, rate_text(row.rate), *map(_short, values[1:])])
         lines += _aligned(cells)
         if isinstance(self.rate, Mapping) or self.shares is not None:
             rates = rates_by_site(self.sites, self.rate)
@@ -233,20 +229,11 @@ def checked_choice(choice: Any) -> Choice:
     )
 
 
-def lifted(variance: Tensor, least: Tensor) -> Tensor:
-    """The variance with `least`, one value for all or one for each index of axis 1, in the place of zeros."""
-    least = least.to(variance)
-    if len(least) > 1:
-        least = least.reshape(1, -1, *[1] * (variance.dim() - 2))
-    return torch.where(variance > 0, variance, least)
-
-
-def _checksum(record: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
-
-
-def _tuples(record: dict[str, Any]) -> dict[str, Any]:
-    return {key: tuple(value) if isinstance(value, list) else value for key, value in record.items()}
+def rate_text(rate: Rate | None) -> str:
+    """A rate for tables: a number, `per site` where they differ, a dash where there is no dropout."""
+    if rate is None:
+        return "-"
+    return "per site" if isinstance(rate, Mapping) else _short(rate)
 
 
 def _float_or_tuple(values: Any) -> float | tuple[float, ...]:

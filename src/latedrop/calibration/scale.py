@@ -16,10 +16,22 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from latedrop.errors import ArgumentError, DataError
-from latedrop.metrics import align_target, miscalibration_area, nll
+from latedrop.errors import DataError
+from latedrop.metrics import miscalibration_area, nll
+from latedrop.metrics.entries import by_output, columns
+from latedrop.metrics.levels import Levels, central_quantile, checked_levels, fraction_inside
 
-__all__ = ["TradeoffPoint", "apply_scale", "fit_floor", "optimal_scale", "relaxed_scale", "tradeoff"]
+__all__ = [
+    "TradeoffPoint",
+    "along_outputs",
+    "apply_scale",
+    "fit_floor",
+    "least_positive",
+    "lifted",
+    "optimal_scale",
+    "relaxed_scale",
+    "tradeoff",
+]
 
 
 @dataclass(frozen=True)
@@ -38,11 +50,11 @@ def optimal_scale(mean: Tensor, variance: Tensor, target: Tensor, *, per_output:
     >>> optimal_scale(torch.zeros(2), torch.ones(2), torch.tensor([1.0, 3.0]))
     tensor([5.], dtype=torch.float64)
     """
-    return torch.stack([(e2 / v).mean() for e2, v in _columns(mean, variance, target, per_output)])
+    return torch.stack([(e2 / v).mean() for e2, v in _squares(mean, variance, target, per_output)])
 
 
 def relaxed_scale(
-    mean: Tensor, variance: Tensor, target: Tensor, *, per_output: bool = False, levels: int = 99, tol: float = 1e-4
+    mean: Tensor, variance: Tensor, target: Tensor, *, per_output: bool = False, levels: Levels = 99, tol: float = 1e-4
 ) -> Tensor:
     """The scale at which the calibration curve is balanced around the bisector, `(1,)` or `(K,)`.
 
@@ -50,11 +62,9 @@ def relaxed_scale(
     `|balance| < tol`. The balance is a step function of the scale: where it jumps over 0, the side of the
     jump with the smaller balance is returned.
     """
-    if levels < 1:
-        raise ArgumentError(f"expected at least one level; found {levels}.")
-    grid = torch.arange(1, levels + 1, dtype=torch.float64) / (levels + 1)
-    columns = _columns(mean, variance, target, per_output)
-    return torch.stack([_balanced(e2 / v, grid.to(v.device), tol) for e2, v in columns])
+    grid = checked_levels(levels)
+    used = _squares(mean, variance, target, per_output)
+    return torch.stack([_balanced(e2 / v, grid.to(v.device), tol) for e2, v in used])
 
 
 def fit_floor(mean: Tensor, variance: Tensor, target: Tensor, *, per_output: bool = False) -> tuple[Tensor, Tensor]:
@@ -62,23 +72,36 @@ def fit_floor(mean: Tensor, variance: Tensor, target: Tensor, *, per_output: boo
 
     `floor = 0` with the optimal scale is among the candidates, so the fit is never worse than without a floor.
     """
-    fits = [_floor_of(e2, v) for e2, v in _columns(mean, variance, target, per_output, positive=False)]
+    fits = [_floor_of(e2, v) for e2, v in _squares(mean, variance, target, per_output, positive=False)]
     scales, floors = zip(*fits, strict=True)
     return torch.stack(scales), torch.stack(floors)
 
 
 def apply_scale(variance: Tensor, scale: Tensor, floor: Tensor) -> Tensor:
     """`scale · variance + floor`, where one value serves all outputs or each index of axis 1 has its own."""
-    scale, floor = scale.to(variance), floor.to(variance)
-    if len(scale) > 1:
-        if variance.dim() < 2 or variance.shape[1] != len(scale):
-            raise DataError(
-                f"expected {len(scale)} outputs along axis 1, as there are that many scales; found variances of shape "
-                f"{tuple(variance.shape)}."
-            )
-        shape = (1, -1, *[1] * (variance.dim() - 2))
-        scale, floor = scale.reshape(shape), floor.reshape(shape)
-    return variance * scale + floor
+    if len(scale) > 1 and (variance.dim() < 2 or variance.shape[1] != len(scale)):
+        raise DataError(
+            f"expected {len(scale)} outputs along axis 1, as there are that many scales; found variances of shape "
+            f"{tuple(variance.shape)}."
+        )
+    return variance * along_outputs(scale, variance) + along_outputs(floor, variance)
+
+
+def lifted(variance: Tensor, least: Tensor) -> Tensor:
+    """The variance with `least`, one value for all or one for each index of axis 1, in the place of zeros."""
+    return torch.where(variance > 0, variance, along_outputs(least, variance))
+
+
+def least_positive(variance: Tensor, per_output: bool) -> Tensor:
+    """The smallest variance above 0, `(1,)` or of each index of axis 1 `(K,)`; inf where there is none."""
+    found = by_output(torch.where(variance > 0, variance, torch.inf), per_output)
+    return torch.stack([column.min() for column in found])
+
+
+def along_outputs(values: Tensor, like: Tensor) -> Tensor:
+    """One value `(1,)` for all, or `(K,)` along axis 1, so that it broadcasts with `like`, `(N, K, ...)`."""
+    values = values.to(like)
+    return values.reshape(1, -1, *[1] * (like.dim() - 2)) if len(values) > 1 else values
 
 
 def tradeoff(
@@ -95,54 +118,32 @@ def tradeoff(
     for t in torch.linspace(0, 1, steps, dtype=torch.float64):
         scale, floor = (_geometric(a.double(), b.double(), t) for a, b in zip(start, end, strict=True))
         fitted = apply_scale(variance, scale, floor)
-        points.append(
-            TradeoffPoint(
-                tuple(scale.tolist()),
-                tuple(floor.tolist()),
-                float(nll(mean, fitted, target)),
-                float(miscalibration_area(mean, fitted, target)),
-            )
-        )
+        measured = float(nll(mean, fitted, target)), float(miscalibration_area(mean, fitted, target))
+        points.append(TradeoffPoint(tuple(scale.tolist()), tuple(floor.tolist()), *measured))
     return tuple(points)
 
 
-def _columns(
+def _squares(
     mean: Tensor, variance: Tensor, target: Tensor, per_output: bool, *, positive: bool = True
 ) -> list[tuple[Tensor, Tensor]]:
     """Squared error and variance, flat and in float64: one pair, or one for each index of axis 1."""
-    mean, variance = torch.as_tensor(mean), torch.as_tensor(variance)
-    target = align_target(mean, target)
-    e2 = (target.double() - mean.double()).square()
-    v = variance.double()
-    if v.shape != e2.shape:
+    mean, variance, target = (torch.as_tensor(values).double() for values in (mean, variance, target))
+    used = columns(mean, variance, target, None, per_output, positive)
+    if not all(bool(error.any()) for error, _ in used):
         raise DataError(
-            f"expected variances of the mean's shape {tuple(e2.shape)}; found {tuple(v.shape)}. Nothing is broadcast: "
-            "reshape or expand them."
+            "expected errors to fit a scale to; found every prediction equal to its target. "
+            "Pass held-out data, not what the model was fitted to."
         )
-    if not bool(torch.isfinite(e2).all() and torch.isfinite(v).all()):
-        raise DataError("expected finite means, variances and targets; found NaN or inf. Remove these rows.")
-    if bool((v < 0).any()) or (positive and bool((v == 0).any())):
-        bad = int((v <= 0).sum())
-        raise DataError(
-            f"expected positive variances; found {bad} of {v.numel()} that are not. Add a floor, or more draws."
-        )
-    columns = list(zip(e2.unbind(1), v.unbind(1), strict=True)) if per_output and e2.dim() > 1 else [(e2, v)]
-    for error, _ in columns:
-        if error.numel() == 0 or not bool(error.any()):
-            raise DataError(
-                "expected errors to fit a scale to; found every prediction equal to its target, or no rows. "
-                "Pass held-out data, not what the model was fitted to."
-            )
-    return [(a.flatten(), b.flatten()) for a, b in columns]
+    return [(error.square(), v) for error, v in used]
 
 
 def _balanced(ratio2: Tensor, levels: Tensor, tol: float) -> Tensor:
     """The relaxed scale of one output, from `ratio2 = e2 / variance`."""
     ordered = ratio2.sqrt().sort().values
-    z = torch.special.ndtri((1 + levels) / 2)
+    z = central_quantile(levels)
 
     def balance(c: Tensor) -> float:
-        return float((torch.searchsorted(ordered, z * c.sqrt(), right=True).double() / len(ordered) - levels).mean())
+        return float((fraction_inside(ordered, z * c.sqrt()) - levels).mean())
 
     # Below this scale only errors of exactly 0 are inside, at any level; half of them keep the balance above 0.
     least: Tensor = (ordered[ordered > 0][0] / z[-1]).square() * (1 - 1e-9)

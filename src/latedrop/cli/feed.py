@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
@@ -16,15 +16,17 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from latedrop.calibration.predictor import Prediction, Predictor
+from latedrop.calibration.prediction import Prediction
+from latedrop.calibration.predictor import Predictor
 from latedrop.calibration.record import Calibration
 from latedrop.cli.models import as_arguments
 from latedrop.cli.tables import Columns, Rows, Table, choose, open_table, read_batches
 from latedrop.errors import ArgumentError, DataError
 from latedrop.metrics import align_target
 from latedrop.model.arrays import place
+from latedrop.terminal import listed
 
-__all__ = ["Labelled", "Places", "Source", "measure", "output_names", "predicted"]
+__all__ = ["Labelled", "Places", "Source", "conformal_rows", "measure", "output_names", "predicted"]
 
 _NAMES = ("mean", "std", "low", "high")
 _SHOWN = 5
@@ -90,9 +92,8 @@ class Source:
             raise
 
     def _named(self, names: Sequence[str]) -> str:
-        some = ", ".join(names[:_SHOWN]) + (f", ... ({len(names)} in all)" if len(names) > _SHOWN else "")
         what = "array" if self.table.arrays else "column"
-        return f"{what}{'s' if len(names) > 1 else ''} {some} of {self.table.path}"
+        return f"{what}{'s' if len(names) > 1 else ''} {listed(names, _SHOWN)} of {self.table.path}"
 
 
 @dataclass
@@ -139,6 +140,16 @@ class Labelled:
             )
         self.dropped += int((~rows.finite).sum())
         return rows.where(rows.finite)
+
+
+def conformal_rows(rows: Labelled, path: str | None, *, halve: bool) -> tuple[Labelled, Labelled | None]:
+    """Rows to fit to, and rows for conformal intervals: those of another file, half of these, or none."""
+    if path is not None:
+        columns = rows.source.columns
+        return rows, replace(rows, source=Source.of(path, columns.inputs, columns.targets, labelled=True))
+    if halve:
+        return replace(rows, part="fit"), replace(rows, part="held")
+    return rows, None
 
 
 @dataclass

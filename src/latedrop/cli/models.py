@@ -19,8 +19,11 @@ from warnings import warn
 import torch
 from torch import Tensor, nn
 
+from latedrop.devices import chosen_device
 from latedrop.errors import ArgumentError, FileError, LatedropError, LatedropWarning
+from latedrop.files import readable
 from latedrop.model.programs import load_program
+from latedrop.terminal import listed
 
 __all__ = ["as_arguments", "example_inputs", "load_function", "load_model"]
 
@@ -41,7 +44,7 @@ def load_model(
         device: `"auto"`, `"cpu"`, `"cuda"`, ...; auto is a GPU where there is one, or where a program was exported.
         untrained: the weights do not matter; else a class without weights is warned of.
     """
-    place = _checked_device(device)
+    place = chosen_device(device)
     suffix = Path(name).suffix.lower()
     if suffix in (".pt2", *_PICKLED) and ":" not in Path(name).name:
         if weights is not None:
@@ -170,7 +173,7 @@ def _hint(module: Any, name: str) -> str:
         and getattr(value, "__module__", None) in (getattr(module, "__name__", None), type(value).__module__)
     ]
     close = get_close_matches(name, own, n=1)
-    return f"Did you mean {close[0]!r}?" if close else f"It has {_listed(own) or 'nothing to call'}."
+    return f"Did you mean {close[0]!r}?" if close else f"It has {listed(own, _SHOWN) if own else 'nothing to call'}."
 
 
 def _unpickled(path: str, trust: bool) -> nn.Module:
@@ -190,9 +193,10 @@ def _unpickled(path: str, trust: bool) -> nn.Module:
 
 def _loaded(path: str, trust: bool) -> Any:
     try:
-        return torch.load(path, map_location="cpu", weights_only=not trust)
-    except OSError as error:
-        raise FileError(f"expected a file at {path}; the system says: {error.strerror or error}.") from error
+        with readable(path, "a file"):
+            return torch.load(path, map_location="cpu", weights_only=not trust)
+    except FileError:
+        raise
     except Exception as error:  # whatever the unpickler stumbles over
         remedy = "It is damaged." if trust else "Save model.state_dict(); if you trust the file, pass --trust."
         raise FileError(
@@ -226,9 +230,8 @@ def _safetensors(path: str) -> dict[str, Tensor]:
             'expected safetensors to read these weights; it is not installed. Run: pip install "latedrop[safetensors]"'
         ) from error
     try:
-        return load_file(path)
-    except OSError as error:
-        raise FileError(f"expected a file at {path}; the system says: {error.strerror or error}.") from error
+        with readable(path, "a file"):
+            return load_file(path)
     except SafetensorError as error:
         raise FileError(f"expected safetensors in {path}; it is damaged or another file: {error}.") from error
 
@@ -252,21 +255,5 @@ def _misfit(wanted: Mapping[str, Any], given: Mapping[str, Any]) -> str:
             if isinstance(given.get(name), Tensor) and given[name].shape != value.shape
         ],
     }
-    said = [f"{what}: {_listed(names)}" for what, names in parts.items() if names]
+    said = [f"{what}: {listed(names, _SHOWN)}" for what, names in parts.items() if names]
     return "; ".join(said) or "they do not load"
-
-
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more
-
-
-def _checked_device(device: str) -> torch.device:
-    if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        place = torch.device(device)
-        torch.empty(0, device=place)
-    except (RuntimeError, AssertionError) as error:
-        raise ArgumentError(f"expected a device that is here, such as cpu or cuda; found {device!r}.") from error
-    return place

@@ -1,0 +1,47 @@
+"""How mean and raw variance are measured: by draws, to first order, or carried through the layers.
+
+Calibration and prediction measure in the same way, so that a scale fitted to one holds for the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, TypeAlias
+
+from torch import nn
+
+from latedrop.model.sites import Rate, Sites, odds_by_site
+from latedrop.variance.engine.options import Sampling
+from latedrop.variance.first_order import linearize
+from latedrop.variance.moments import Moments
+from latedrop.variance.propagation import propagate
+from latedrop.variance.sampling import sample_rates
+
+__all__ = ["Method", "moments"]
+
+Method: TypeAlias = Literal["sample", "linear", "propagate"]
+
+
+def moments(
+    model: nn.Module,
+    x: Any,
+    rates: Sequence[Rate],
+    sites: Sites,
+    method: str,
+    options: Sampling,
+    tick: Callable[[], Any] = lambda: None,
+) -> list[Moments]:
+    """Mean and raw variance of `x`, which was placed, at each rate; `tick` is called after each.
+
+    Of the options, methods other than `"sample"` need the readout alone.
+    """
+    if method == "sample":
+        return sample_rates(model, x, rates, sites, options, tick)
+    if method == "linear":
+        result = linearize(model, x, sites, options.readout)
+        return [Moments(result.mean, result.variance(odds_by_site(sites, rate)), 0) for rate in rates]
+    found = []
+    for rate in rates:
+        found.append(propagate(model, x, rate, sites, options.readout))
+        tick()
+    return found

@@ -1,0 +1,65 @@
+"""How a command on the user's own model runs: whatever goes wrong is one line, in the words of the command line."""
+
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
+from typing import Any, TextIO
+
+from latedrop.errors import LatedropError
+from latedrop.terminal import one_line
+
+try:
+    import typer
+except ImportError:
+    typer = None  # type: ignore[assignment]
+
+__all__ = ["bar", "command"]
+
+
+@contextmanager
+def command(debug: bool) -> Iterator[TextIO]:
+    """One line for whatever goes wrong, in the words of the command line; gives stdout.
+
+    What the user's model prints by itself goes to stderr, so that stdout holds nothing but what was asked for.
+    """
+    out = sys.stdout
+    with one_line(debug), redirect_stdout(sys.stderr):
+        try:
+            yield out
+        except BrokenPipeError:  # whoever reads has seen enough, as head does
+            os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
+            raise typer.Exit(141) from None
+        except LatedropError as error:
+            raise type(error)(_in_options(str(error))) from error
+        except (OSError, typer.Exit):
+            raise
+        except Exception as error:
+            if debug:
+                raise
+            raise LatedropError(
+                f"{type(error).__name__}: {error}. This was not foreseen: pass --debug to see where it comes from."
+            ) from error
+
+
+def _in_options(text: str) -> str:
+    """The arguments of Python that a message speaks of, as options: `floor=True` is --floor."""
+    names = "method|floor|per_site|draws|rates|select|kind|readout|intervals|conformal_data|batch_size|scale|trust"
+
+    def spoken(match: re.Match[str]) -> str:
+        value = match["value"].replace("True", "").strip("[]'")
+        return f"--{match['name'].replace('_', '-')}{' ' if value else ''}{value}"
+
+    text = re.sub(rf"\b(?P<name>{names})=(?P<value>True|'\w+'|\['[^]]+'\]|(?![\[{{\w]))", spoken, text)
+    text = text.replace(" conformal_data", " --conformal-data")
+    return text.replace("Pass the same function to load()", "Name it: --readout package.module:function")
+
+
+@contextmanager
+def bar(total: int | None) -> Iterator[Callable[[int], Any]]:
+    """A bar of rows on a terminal; gives what to call with the number of rows that are done."""
+    from tqdm import tqdm
+
+    with tqdm(total=total, unit=" rows", delay=2, disable=not sys.stderr.isatty(), leave=False) as bar:
+        yield bar.update

@@ -1,0 +1,131 @@
+"""The options of the commands on a user's own model: what they are called, what they say, how their text is read."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+from latedrop.errors import ArgumentError
+from latedrop.terminal import argument, option
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from latedrop.model.calling import Readout
+
+__all__ = ["example_rows", "numbers", "readout_of", "scale_of", "split"]
+
+_MODEL, _DATA, _OUTPUT = ({"rich_help_panel": name} for name in ("Model", "Data", "Output"))
+_METHODS = ["sample", "linear", "propagate"]
+_SCALES = ["optimal", "relaxed"]
+_INTERVALS = ["gaussian", "isotonic", "conformal"]
+
+Model = Annotated[str, argument("package.module:callable, or a .pt2 file of torch.export.", metavar="MODEL")]
+Record = Annotated[str, argument("What `latedrop calibrate` wrote.", metavar="CALIBRATION")]
+Weights = Annotated[
+    str | None, option("Weights for the callable's module: .safetensors, or .pt of a state_dict.", **_MODEL)
+]
+Trust = Annotated[
+    bool, option("Unpickle model files that hold more than weights, which can run any code.", "--trust", **_MODEL)
+]
+Device = Annotated[str, option("auto, cpu or cuda.", autocompletion=lambda: ["auto", "cpu", "cuda"], **_MODEL)]
+ReadOut = Annotated[
+    str | None,
+    option("Which part of the output: a name, an index, or package.module:function.", "--readout", **_MODEL),
+]
+Select = Annotated[list[str] | None, option("Only sites of this name pattern; may be repeated.", **_MODEL)]
+Kind = Annotated[
+    str, option("Masks per element or per channel.", autocompletion=lambda: ["element", "channel"], **_MODEL)
+]
+Inputs = Annotated[
+    str | None,
+    option("Input columns, commas between; by default all others, or the array x.", "--inputs", "--input", **_DATA),
+]
+Ignore = Annotated[str | None, option("Columns that are no inputs, commas between.", **_DATA)]
+Target = Annotated[str | None, option("Target columns, commas between; of arrays, y by default.", **_DATA)]
+DropNan = Annotated[bool, option("Leave out rows with NaN or missing values.", "--drop-nan", **_DATA)]
+BatchSize = Annotated[int, option("Rows that are read and run at once.", **_DATA)]
+Level = Annotated[float, option("Probability that the interval holds the target.", **_OUTPUT)]
+_FILES = "csv, parquet, npz or pt"
+Example = Annotated[str | None, option(f"Example rows: {_FILES}.", **_DATA)]
+InputShape = Annotated[
+    list[str] | None, option("Or random rows of this shape, such as 3,224,224; one for each input.", **_DATA)
+]
+Validation = Annotated[str, option(f"Validation rows: {_FILES}; - is csv from stdin.", **_DATA)]
+New = Annotated[str, option(f"Rows: {_FILES}; - is csv from stdin.", **_DATA)]
+Test = Annotated[str, option(f"Test rows: {_FILES}; - is csv from stdin.", **_DATA)]
+Held = Annotated[str | None, option("Rows for conformal intervals; by default half of --data, at random.", **_DATA)]
+Keep = Annotated[list[str] | None, option("Columns to carry along, commas between; may be repeated.", **_DATA)]
+Method = Annotated[str, option("sample: draws; linear: first order; propagate: maps.", autocompletion=lambda: _METHODS)]
+Rates = Annotated[str | None, option("Rates to try, commas between; those of the paper by default.")]
+Draws = Annotated[int, option("Thinned networks per rate.")]
+Floor = Annotated[bool, option("Also fit a constant, added to the scaled variance.", "--floor")]
+PerSite = Annotated[bool, option("A rate for every site; with --method linear.", "--per-site")]
+Scale = Annotated[str, option("optimal: least NLL; relaxed: balanced curve.", autocompletion=lambda: _SCALES)]
+OtherScale = Annotated[
+    str | None, option("optimal, relaxed or a number; as calibrated by default.", autocompletion=lambda: _SCALES)
+]
+Intervals = Annotated[str | None, option("gaussian, isotonic or conformal.", autocompletion=lambda: _INTERVALS)]
+Seed = Annotated[int, option("Fixes all masks, and which rows are held out.")]
+Written = Annotated[str, option("The calibration to write, JSON.", "--output", "-o", **_OUTPUT)]
+Predictions = Annotated[str, option("File for csv, parquet or npz; - is csv to stdout.", "--output", "-o", **_OUTPUT)]
+Plot = Annotated[str | None, option("Draw the calibration curves to this PNG file.", **_OUTPUT)]
+AlsoReport = Annotated[str | None, option("Also write a page about it, HTML.", **_OUTPUT)]
+Report = Annotated[str | None, option("Write a page about it, HTML.", **_OUTPUT)]
+Json = Annotated[bool, option("Print JSON, and nothing else, to stdout.", "--json", **_OUTPUT)]
+Debug = Annotated[bool, option("Show the traceback of an error.", "--debug", **_OUTPUT)]
+
+
+def split(*texts: str | None) -> list[str]:
+    """Names with commas between."""
+    return [name.strip() for text in texts if text for name in text.split(",") if name.strip()]
+
+
+def numbers(name: str, text: str) -> list[float]:
+    """Numbers with commas between."""
+    try:
+        return [float(part) for part in split(text)]
+    except ValueError:
+        raise ArgumentError(f"expected numbers with commas between for {name}; found {text!r}.") from None
+
+
+def scale_of(text: str) -> Any:
+    """A number, or the name of a choice."""
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def readout_of(text: str | None) -> "Readout":
+    """A function, an index, or a name."""
+    if text is None:
+        return None
+    if ":" in text:
+        from latedrop.cli.models import load_function
+
+        return load_function(text)
+    return int(text) if text.isdecimal() else text
+
+
+def example_rows(network: "nn.Module", shapes: Sequence[str] | None) -> Any:
+    """Random rows, of the shapes on the command line or those of an exported program."""
+    import torch
+
+    from latedrop.cli.models import example_inputs
+    from latedrop.model.arrays import place
+
+    if not shapes:
+        found = example_inputs(network)
+        if found is None:
+            raise ArgumentError("expected --data or --input-shape, rows to run the model on; found none.")
+        return place(found, network)
+    dice = torch.Generator().manual_seed(0)
+    made = []
+    for text in shapes:
+        try:
+            sizes = [int(part) for part in split(text)]
+        except ValueError:
+            sizes = []
+        if not sizes or min(sizes) < 1:
+            raise ArgumentError(f"expected --input-shape as the sizes of one row, such as 3,224,224; found {text!r}.")
+        made.append(torch.randn(3, *sizes, generator=dice).numpy())
+    return place(tuple(made) if len(made) > 1 else made[0], network)

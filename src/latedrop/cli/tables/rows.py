@@ -1,0 +1,94 @@
+"""What all kinds of tables share: a file with names, what its columns are for, and some of its rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import compress
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["STANDARD", "Array", "Block", "Columns", "Reader", "Rows", "Table"]
+
+STANDARD = "-"
+"""The path of standard input and output."""
+
+Array: TypeAlias = npt.NDArray[Any]
+Block: TypeAlias = "tuple[Sequence[int], dict[str, Array], dict[str, Any]]"
+"""Places, numbers by name, and what is carried along by name."""
+Reader: TypeAlias = Callable[["Columns", int], "Iterator[Block]"]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A file with rows.
+
+    Attributes:
+        path: where it is; `-` is standard input.
+        names: of its columns or arrays, in the file's order.
+        arrays: whether a row of an input can have any shape; else it is one value.
+        count: how many rows, where that is known without reading them.
+        unit: what `Rows.places` counts: the file's lines from 1, or its rows from 0.
+        read: makes the iterator over rows; use `read_batches`.
+    """
+
+    path: str
+    names: tuple[str, ...]
+    arrays: bool
+    count: int | None
+    unit: str
+    read: Reader
+
+
+@dataclass(frozen=True)
+class Columns:
+    """What each column is for: the model's inputs, the targets, or to be carried along as it is."""
+
+    inputs: tuple[str, ...]
+    targets: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
+
+    @property
+    def numbers(self) -> list[str]:
+        """Inputs and targets, each once."""
+        return list(dict.fromkeys((*self.inputs, *self.targets)))
+
+    @property
+    def all(self) -> list[str]:
+        """All of them, each once."""
+        return list(dict.fromkeys((*self.numbers, *self.kept)))
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Some rows of a table.
+
+    Attributes:
+        places: the line or index of each in its file.
+        inputs: `(N, columns)` of a csv or parquet file, else the arrays `(N, ...)` by name.
+        target: `(N,)`, `(N, targets)` or an array `(N, ...)`; None where no target was asked for.
+        kept: what is carried along, by name, N values each.
+        finite: `(N,)`, whether a row has neither NaN nor inf.
+    """
+
+    places: Sequence[int]
+    inputs: Array | dict[str, Array]
+    target: Array | None
+    kept: dict[str, Any]
+    finite: npt.NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def where(self, mask: npt.NDArray[np.bool_]) -> Rows:
+        """Only the rows where `mask`, `(N,)`, is True, with nothing carried along."""
+        inputs = self.inputs
+        return Rows(
+            list(compress(self.places, mask)),
+            {name: value[mask] for name, value in inputs.items()} if isinstance(inputs, dict) else inputs[mask],
+            None if self.target is None else self.target[mask],
+            {},
+            self.finite[mask],
+        )

@@ -1,0 +1,156 @@
+"""The entries that count: `(mean, variance, target)` checked, masked and flat.
+
+Nothing is broadcast, and what cannot be scored is refused, with the place of the first such entry.
+"""
+
+from functools import reduce
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from latedrop.errors import DataError
+
+__all__ = ["Array", "align_target", "by_output", "columns", "joined"]
+
+Array = Tensor | npt.ArrayLike
+
+
+def align_target(mean: Array, target: Array) -> Tensor:
+    """The target as a tensor of the prediction's shape, on its device.
+
+    Shapes have to be equal: a broadcast between predictions and targets is nearly always a mistake, as
+    `(N, 1)` against `(N,)` compares each with each. That one case is aligned; the others are refused.
+
+    Args:
+        mean: Predictions, `(N, ...)`; only the shape and the device matter.
+        target: True values, of the same shape, or `(N,)` for predictions `(N, 1)`.
+
+    Returns:
+        The target, shaped as `mean`; its dtype is its own.
+
+    Raises:
+        DataError: The shapes differ in any other way.
+
+    Example:
+        >>> align_target(torch.zeros(3, 1), torch.tensor([1.0, 2.0, 3.0])).shape
+        torch.Size([3, 1])
+    """
+    mean, target = _tensor("mean", mean), _tensor("target", target)
+    if target.ndim == 1 and mean.shape == (len(target), 1):
+        target = target.unsqueeze(1)
+    _check_shape("target", target, mean)
+    return target.to(mean.device)
+
+
+def columns(
+    mean: Array,
+    variance: Array | None,
+    target: Array,
+    mask: Array | None,
+    per_output: bool,
+    positive: bool = False,
+) -> list[tuple[Tensor, Tensor]]:
+    """The used entries' (error, variance), flat and checked: one pair, or one for each output.
+
+    For a variance of None, which the caller does not look at, ones stand in.
+    """
+    checked = _checked(mean, variance, target, mask, positive)
+    outputs = list(zip(*(by_output(part, per_output) for part in checked), strict=True))
+    empty = [k for k, (_, _, kept) in enumerate(outputs) if not kept.any()]
+    if empty:
+        raise DataError(f"expected a mask that keeps part of every output, found none of {empty}; widen it")
+    return [(error.masked_select(kept), var.masked_select(kept)) for error, var, kept in outputs]
+
+
+def joined(scores: list[Tensor], per_output: bool) -> Tensor:
+    """The only score, or those of all outputs in one tensor."""
+    return torch.stack(scores) if per_output else scores[0]
+
+
+def by_output(values: Tensor, per_output: bool) -> tuple[Tensor, ...]:
+    """The values of each index of axis 1; all of them together without `per_output`, or where there is one axis."""
+    return values.unbind(1) if per_output and values.dim() > 1 else (values,)
+
+
+def _checked(
+    mean: Array, variance: Array | None, target: Array, mask: Array | None, positive: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Error, variance and mask, of the shape of `mean`; what the mask leaves out is not checked."""
+    mean, target = _tensor("mean", mean), align_target(mean, target)
+    arrays = {"mean": mean, "target": target}
+    if variance is not None:
+        arrays["variance"] = _tensor("variance", variance).to(mean.device)
+        _check_shape("variance", arrays["variance"], mean)
+    if mean.numel() == 0:
+        raise DataError(f"expected at least one entry, found shape {tuple(mean.shape)}; pass some data")
+    keep = _keep(mask, mean)
+    for name, array in arrays.items():
+        _refuse(~array.isfinite() & keep, f"{name} is NaN or infinite", "remove these entries, or mask them")
+    dtype = reduce(torch.promote_types, (array.dtype for array in arrays.values()), torch.float32)
+    error = target.to(dtype) - mean.to(dtype)
+    if variance is None:
+        return error, torch.ones_like(error), keep
+    var = arrays["variance"].to(dtype)
+    _refuse((var < 0) & keep, "variance is below 0", "pass variances, not log-variances or errors")
+    if positive:
+        _refuse((var == 0) & keep, "variance is 0", "add a floor to it, or take more draws")
+    return error, var, keep
+
+
+def _tensor(name: str, value: Array) -> Tensor:
+    try:
+        if not isinstance(value, Tensor) and hasattr(value, "__array__"):
+            # torch warns of read-only arrays and refuses negative strides; a copy of these will do.
+            value = np.require(value, requirements=["C", "W"])
+        tensor = torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError) as reason:
+        raise DataError(
+            f"expected {name} as a tensor, array or number, found {type(value).__name__}: {reason}"
+        ) from None
+    if tensor.is_complex():
+        raise DataError(f"expected {name} to be real, found {tensor.dtype}; take its real part")
+    return tensor
+
+
+def _check_shape(name: str, array: Tensor, mean: Tensor) -> None:
+    if array.shape != mean.shape:
+        raise DataError(
+            f"expected {name} of the mean's shape {tuple(mean.shape)}, found {tuple(array.shape)}; "
+            f"nothing is broadcast: reshape or expand the {name}"
+        )
+
+
+def _keep(mask: Array | None, mean: Tensor) -> Tensor:
+    """The mask in the shape of `mean`; all True for None."""
+    if mask is None:
+        return torch.ones_like(mean, dtype=torch.bool)
+    keep = _tensor("mask", mask).to(mean.device)
+    if keep.dtype != torch.bool:
+        raise DataError(f"expected a mask of bool, True to use, found {keep.dtype}; compare it: mask > 0")
+    if keep.ndim == 1 and mean.shape == (len(keep), 1):
+        keep = keep.unsqueeze(1)
+    # A mask of one value per example lines up with the last axis, which may happen to have the same length.
+    per_example = 0 < keep.ndim < mean.ndim and len(keep) == len(mean) > 1
+    try:
+        full = keep.broadcast_to(mean.shape)
+    except RuntimeError:
+        full = None
+    if full is None or per_example:
+        raise DataError(
+            f"expected a mask that broadcasts to {tuple(mean.shape)}, found {tuple(keep.shape)}; "
+            "give it as many axes as the target (one value per example: mask[:, None])"
+        )
+    if not full.any():
+        raise DataError(
+            f"expected a mask that keeps something, found all {full.numel()} entries masked; True means use"
+        )
+    return full
+
+
+def _refuse(bad: Tensor, what: str, remedy: str) -> None:
+    count = int(bad.sum())
+    if count:
+        first = tuple(torch.nonzero(bad)[0].tolist())
+        raise DataError(f"{what} in {count} of {bad.numel()} entries, the first at index {first}; {remedy}")

@@ -1,0 +1,85 @@
+"""Levels of central intervals, and the normal quantiles that belong to them.
+
+The central interval at level `a` reaches from the quantile `(1 - a) / 2` to `(1 + a) / 2`; of a Gaussian these lie
+`z_a = Phi^{-1}((1 + a) / 2)` standard deviations to either side of the mean.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, overload
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from latedrop.errors import ArgumentError
+
+__all__ = [
+    "Levels",
+    "central_quantile",
+    "checked_level",
+    "checked_levels",
+    "even_levels",
+    "fraction_inside",
+    "normal_quantile",
+]
+
+Levels = int | Sequence[float] | Tensor | npt.NDArray[np.floating]
+
+
+def checked_level(level: Any) -> float:
+    """A level or a quantile as a float inside (0, 1), or `ArgumentError`."""
+    try:
+        value = math.nan if isinstance(level, (bool, str)) else float(level)
+    except (TypeError, ValueError, RuntimeError):
+        value = math.nan
+    if not 0 < value < 1:
+        raise ArgumentError(f"expected a probability inside (0, 1); found {level!r}. A 90 % interval is level 0.9.")
+    return value
+
+
+def checked_levels(levels: Levels) -> Tensor:
+    """The levels, or so many evenly spaced, as a float64 CPU tensor `(L,)`."""
+    if isinstance(levels, int | np.integer) and levels >= 1:
+        return even_levels(int(levels))
+    try:
+        grid = torch.tensor([float(level) for level in levels], dtype=torch.float64)  # type: ignore[union-attr]
+    except (TypeError, ValueError):
+        grid = torch.empty(0)
+    if not len(grid) or not ((grid > 0) & (grid < 1)).all():
+        raise ArgumentError(
+            f"expected levels as a positive int, or as numbers inside (0, 1), found {levels}; "
+            "a 90 % interval is level 0.9"
+        )
+    return grid
+
+
+def even_levels(count: int) -> Tensor:
+    """`k / (count + 1)` for k from 1 to `count`, in float64."""
+    return torch.arange(1, count + 1, dtype=torch.float64) / (count + 1)
+
+
+def normal_quantile(q: float) -> float:
+    """`Phi^{-1}(q)`."""
+    return float(torch.special.ndtri(torch.tensor(q, dtype=torch.float64)))
+
+
+@overload
+def central_quantile(level: float) -> float: ...
+@overload
+def central_quantile(level: Tensor) -> Tensor: ...
+def central_quantile(level: float | Tensor) -> float | Tensor:
+    """`z_a`: half the width of the central interval at level `a`, in standard deviations."""
+    if not isinstance(level, Tensor):
+        return normal_quantile((1 + level) / 2)
+    z: Tensor = torch.special.ndtri((1 + level) / 2)
+    return z
+
+
+def fraction_inside(ordered: Tensor, bounds: Tensor) -> Tensor:
+    """Fraction of the sorted ratios `(n,)` of error to deviation that are at most each of the bounds.
+
+    Sorted once, each bound is a look-up: memory is linear in n.
+    """
+    return torch.searchsorted(ordered, bounds, right=True).to(ordered) / ordered.shape[-1]

@@ -1,0 +1,120 @@
+"""Proper scores: each is lowest, on average, for the distribution that the targets come from."""
+
+import math
+import warnings
+
+import torch
+from torch import Tensor
+
+from latedrop.errors import DataError, LatedropWarning
+from latedrop.metrics.entries import Array, columns, joined
+from latedrop.metrics.levels import central_quantile, checked_level
+
+__all__ = ["crps", "ideal_nll", "interval_score", "nll"]
+
+_CONSTANT = math.log(2 * math.pi) / 2
+
+
+def nll(
+    mean: Array,
+    variance: Array,
+    target: Array,
+    *,
+    mask: Array | None = None,
+    per_output: bool = False,
+    constant: bool = True,
+) -> Tensor:
+    """Gaussian negative log-likelihood, `mean(e^2 / (2 v) + log(v) / 2) + log(2 pi) / 2`, a scalar or `(K,)` in nats.
+
+    The arguments are those of every metric, see `latedrop.metrics`; the variance has to be above 0. `constant` says
+    whether `log(2 pi) / 2` is part of it; the dropout injection paper leaves it out.
+
+    >>> nll([0.0, 0.0], [1.0, 4.0], [1.0, 2.0], constant=False)
+    tensor(0.8466)
+    """
+    used = columns(mean, variance, target, mask, per_output, positive=True)
+    scores = [(error.square() / var + var.log()).mean() / 2 for error, var in used]
+    return joined(scores, per_output) + (_CONSTANT if constant else 0.0)
+
+
+def ideal_nll(
+    mean: Array,
+    variance: Array | None,
+    target: Array,
+    *,
+    mask: Array | None = None,
+    per_output: bool = False,
+    constant: bool = True,
+) -> Tensor:
+    """The lowest `nll` any variance reaches, that of `v = e^2`: `mean(1 + log(e^2)) / 2 + log(2 pi) / 2`.
+
+    An error of exactly 0 would make it -inf. Such entries count as the smallest error that is not 0, with a
+    warning that says how many they are. The arguments are those of `nll`; `variance` is ignored and may be None.
+
+    >>> ideal_nll([0.0, 0.0], None, [1.0, 2.0], constant=False)
+    tensor(0.8466)
+    """
+    sizes = [error.abs() for error, _ in columns(mean, None, target, mask, per_output)]
+    zeros, entries = sum(int((size == 0).sum()) for size in sizes), sum(size.numel() for size in sizes)
+    if any(not size.any() for size in sizes):
+        raise DataError(
+            "expected an error that is not 0, found every error 0: the ideal variance is 0 and its NLL -inf; "
+            "check that the target is not the prediction itself"
+        )
+    if zeros:
+        warnings.warn(
+            f"{zeros} of {entries} errors are exactly 0; the ideal NLL counts them as the smallest error "
+            "that is not 0 (mask them to leave them out)",
+            LatedropWarning,
+            stacklevel=2,
+        )
+    floored = [torch.where(size > 0, size, size[size > 0].min()) for size in sizes]
+    return joined([size.log().mean() + 0.5 for size in floored], per_output) + (_CONSTANT if constant else 0.0)
+
+
+def crps(mean: Array, variance: Array, target: Array, *, mask: Array | None = None, per_output: bool = False) -> Tensor:
+    """Continuous ranked probability score: the integral of `(F(t) - [t >= target])^2`, `F` the Gaussian CDF.
+
+    In closed form `mean(std (w (2 Phi(w) - 1) + 2 phi(w) - 1 / sqrt(pi)))`, with `w = e / std`, a scalar or `(K,)` in
+    the target's unit. As the variance goes to 0 it becomes `|e|`, and a variance of 0 is scored so. The arguments are
+    those of every metric, see `latedrop.metrics`.
+
+    >>> crps([0.0, 0.0], [1.0, 0.0], [0.0, 3.0])
+    tensor(1.6168)
+    """
+    scores = []
+    for error, var in columns(mean, variance, target, mask, per_output):
+        # The inner `where` keeps 0 / 0, and so NaN gradients, out of the branch that is not taken.
+        std = torch.where(var > 0, var, 1).sqrt()
+        w = error / std
+        density = torch.exp(-w.square() / 2) / math.sqrt(2 * math.pi)
+        score = error * torch.erf(w / math.sqrt(2)) + std * (2 * density - 1 / math.sqrt(math.pi))
+        scores.append(torch.where(var > 0, score, error.abs()).mean())
+    return joined(scores, per_output)
+
+
+def interval_score(
+    mean: Array,
+    variance: Array,
+    target: Array,
+    *,
+    mask: Array | None = None,
+    per_output: bool = False,
+    level: float = 0.9,
+) -> Tensor:
+    """Width of the interval at one level, plus a fine for each target outside it; a scalar or `(K,)`.
+
+    `mean(2 z_a std + 2 / (1 - a) max(0, |e| - z_a std))`, in the target's unit: the fine is the distance to the
+    interval, times the factor that makes the true quantiles the best bounds. The arguments are those of every metric,
+    see `latedrop.metrics`.
+
+    >>> interval_score([0.0, 0.0], [1.0, 1.0], [0.0, 2.0], level=0.9)
+    tensor(6.8412)
+    """
+    level = checked_level(level)
+    z = central_quantile(level)
+    scores = []
+    for error, var in columns(mean, variance, target, mask, per_output):
+        half = z * var.sqrt()
+        scores.append((2 * half + 2 / (1 - level) * torch.relu(error.abs() - half)).mean())
+    return joined(scores, per_output)
