@@ -1,6 +1,6 @@
 """What every command shares: options, one-line errors, exit codes, folders made before the work, tables.
 
-typer and rich are extras (`pip install "latedrop[cli]"`); without them this module can still be imported.
+typer and rich are extras (`pip install "latedrop[cli]"`), imported where they are used.
 """
 
 import sys
@@ -13,24 +13,27 @@ from typing import Any
 
 from latedrop.errors import ArgumentError, FileError, LatedropError
 
-try:
-    import typer
-except ImportError:
-    typer = None  # type: ignore[assignment]
-
 __all__ = ["argument", "exit_code", "folder", "need", "one_line", "option", "print_table", "say"]
 
 _PIP = {"PIL": "pillow"}
 
 
 def option(text: str, *names: str, **settings: Any) -> Any:
-    """An option with its help."""
-    return typer.Option(*names, help=text, **settings) if typer else None
+    """An option with its help; None without typer."""
+    if find_spec("typer") is None:
+        return None
+    import typer
+
+    return typer.Option(*names, help=text, **settings)
 
 
 def argument(text: str, **settings: Any) -> Any:
-    """An argument with its help."""
-    return typer.Argument(help=text, **settings) if typer else None
+    """An argument with its help; None without typer."""
+    if find_spec("typer") is None:
+        return None
+    import typer
+
+    return typer.Argument(help=text, **settings)
 
 
 def need(extra: str, *packages: str) -> None:
@@ -67,7 +70,7 @@ def exit_code(work: Callable[[], str], stopped: str) -> int:
 
 def say(text: str) -> None:
     """A line for people, on stderr."""
-    typer.echo(f"latedrop: {' '.join(text.split())}", err=True)
+    print(f"latedrop: {' '.join(text.split())}", file=sys.stderr)
 
 
 @contextmanager
@@ -84,10 +87,10 @@ def one_line(debug: bool, stopped: str = "latedrop: stopped.") -> Iterator[None]
             if debug:
                 raise
             say(str(error))
-            raise typer.Exit(2 if isinstance(error, ArgumentError) else 1) from None
+            raise SystemExit(2 if isinstance(error, ArgumentError) else 1) from None
         except KeyboardInterrupt:
-            typer.echo(stopped, err=True)
-            raise typer.Exit(130) from None
+            print(stopped, file=sys.stderr)
+            raise SystemExit(130) from None
 
 
 def print_table(lines: Sequence[Sequence[str]], *, texts: int = 1, marked: int | None = None) -> None:
