@@ -3,18 +3,38 @@
 typer and rich are extras (`pip install "latedrop[cli]"`), imported where they are used.
 """
 
+import argparse
+import platform
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from latedrop.errors import ArgumentError, FileError, LatedropError
 
-__all__ = ["argument", "exit_code", "folder", "need", "one_line", "option", "print_table", "say"]
+__all__ = [
+    "HANDED_ON",
+    "argument",
+    "command_parser",
+    "exit_code",
+    "folder",
+    "hand_on",
+    "need",
+    "one_line",
+    "option",
+    "print_table",
+    "say",
+    "versions",
+]
 
+HANDED_ON: dict[str, Any] = {
+    "add_help_option": False,
+    "context_settings": {"allow_extra_args": True, "ignore_unknown_options": True},
+}
+"""For typer: a command whose options are declared by a parser of its own."""
 _PIP = {"PIL": "pillow"}
 
 
@@ -36,6 +56,21 @@ def argument(text: str, **settings: Any) -> Any:
     return typer.Argument(help=text, **settings)
 
 
+def versions() -> dict[str, str]:
+    """What the numbers of a command were made with."""
+    import numpy as np
+    import torch
+
+    from latedrop import __version__
+
+    return {
+        "latedrop": __version__,
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+    }
+
+
 def need(extra: str, *packages: str) -> None:
     """Raise unless the packages of an extra are installed."""
     absent = [_PIP.get(package, package.replace("_", "-")) for package in packages if find_spec(package) is None]
@@ -54,17 +89,27 @@ def folder(path: Path) -> Path:
     return path
 
 
-def exit_code(work: Callable[[], str], stopped: str) -> int:
-    """Of a command without extras: print what `work` says, or what is wrong, in a line; `stopped` after Ctrl-C."""
+def command_parser(program: str, text: str, *, example: str) -> argparse.ArgumentParser:
+    """A parser for a command that runs with and without typer, with the options that all of these have."""
+    parser = argparse.ArgumentParser(program, description=text, epilog=f"Example: {program} {example}")
+    parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
+    parser.add_argument("--no-progress", dest="progress", action="store_false", help="no bars")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    return parser
+
+
+def hand_on(main: Callable[[Sequence[str], str], int], words: Sequence[str], program: str) -> NoReturn:
+    """End a typer command as `main` does with its words; bars are for a terminal."""
+    raise SystemExit(main([*words, *([] if sys.stderr.isatty() else ["--no-progress"])], program))
+
+
+def exit_code(work: Callable[[], str], stopped: str, *, debug: bool = False) -> int:
+    """Of a command: print what `work` says, or what is wrong, in a line; `stopped` is said after Ctrl-C."""
     try:
-        said = work()
-    except LatedropError as error:
-        print(f"latedrop: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2 if isinstance(error, ArgumentError) else 1
-    except KeyboardInterrupt:
-        print(stopped, file=sys.stderr)
-        return 130
-    print(said)
+        with one_line(debug, stopped):
+            print(work())
+    except SystemExit as end:
+        return int(end.code or 0)
     return 0
 
 

@@ -26,7 +26,7 @@ from latedrop.crowd import train as training
 from latedrop.crowd.calibration import calibrate_counter
 from latedrop.crowd.mcnn import MCNN, Trained, save_weights
 from latedrop.crowd.scenes import make_scenes
-from latedrop.errors import LatedropError
+from latedrop.errors import LatedropError, OutputError
 from latedrop.studies.crowd import study as study_room
 
 SHAPE = (72, 96)
@@ -89,16 +89,18 @@ def test_help(call: Run) -> None:
     for name, options in {
         "count": ("--weights", "--calibration", "--level", "--skip-bad", "--resume", "--jsonl", "--every"),
         "calibrate": ("--set", "--data", "--method", "--draws"),
-        "train": ("--set", "--data", "--minutes", "--fresh"),
+        "train": ("--set", "--data", "--minutes", "--fresh", "--precision"),
         "demo": ("--out", "--json"),
     }.items():
         code, out, _ = call("crowd", name, "--help")
         assert code == 0
         assert f"Example: latedrop crowd {name}" in out
         assert all(option in out for option in options)
-    code, out, _ = call("study", "crowd", "--help")
-    assert code == 0
-    assert "Example: latedrop study crowd" in out
+    for name, options in {"crowd": ("--weights", "--rejection"), "uci": ("--splits", "--draws")}.items():
+        code, out, _ = call("study", name, "--help")
+        assert code == 0
+        assert f"Example: latedrop study {name}" in out
+        assert all(option in out for option in (*options, "--sets", "--figures"))
 
 
 def test_help_loads_nothing_heavy() -> None:
@@ -322,19 +324,27 @@ def test_calibrate_then_count(call: Run, home: Path, tmp_path: Path, monkeypatch
 
 
 def test_train_hands_its_options_on(call: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    heard: list[list[str]] = []
-    monkeypatch.setattr(training, "main", lambda words: heard.append(words) or 3)
+    heard: list[training.Request] = []
+
+    def run(request: training.Request, *, command: str) -> dict[str, object]:
+        heard.append(request)
+        raise OutputError("expected better")
+
+    monkeypatch.setattr(training, "run", run)
     out = tmp_path / "w.safetensors"
-    code, _, _ = call(
-        "crowd", "train", "--set", "mall", "--out", out, "--data", "d", "--crop", "0", "--no-roi", "--fresh"
-    )
-    assert code == 3
-    parsed = training._parser().parse_args(heard[0])
-    assert (parsed.set, parsed.out, parsed.data, parsed.crop) == ("mall", out, Path("d"), 0)
-    assert (parsed.roi, parsed.fresh, parsed.checked, parsed.epochs) == (False, True, True, None)
-    one_line(
-        call, "expected --part all or train", "crowd", "train", "--set", "mall", "--out", out, "--part", "x", code=2
-    )
+    command = ("crowd", "train", "--set", "mall", "--out", out)
+    one_line(call, "expected better", *command, "--data", "d", "--crop", "0", "--no-roi", "--fresh")
+    request = heard[0]
+    assert (request.set, request.out, request.data) == ("mall", out, Path("d"))
+    assert (request.roi, request.fresh, request.checked, request.progress) == (False, True, True, False)
+    assert request.settings is not None
+    assert (request.settings.crop, request.settings.epochs) == (None, training.RECOMMENDED["mall"].epochs)
+    code, _, err = call(*command, "--part", "x")
+    assert code == 2
+    assert "--part" in err
+    one_line(call, "expected one of --resume and --fresh", *command, "--resume", "--fresh", code=2)
+    with pytest.raises(OutputError):
+        cli.main([*map(str, command), "--debug"])
 
 
 def test_study_hands_its_options_on(call: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

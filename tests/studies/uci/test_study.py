@@ -199,6 +199,14 @@ def test_ranks_are_over_sets() -> None:
     assert mean_ranks({"a": {"x": [1.0, 2.0]}, "b": {"x": [0.0, 1.0]}}) == {"a": 2.0, "b": 1.0}
 
 
+@pytest.mark.parametrize("name", ["uci", "crowd"])
+def test_a_study_runs_as_a_module(name: str) -> None:
+    command = [sys.executable, "-m", f"latedrop.studies.{name}", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"usage: python -m latedrop.studies.{name} ")
+
+
 @pytest.mark.skipif(find_spec("typer") is None, reason="needs typer")
 def test_the_command_line_draws(quick: Path) -> None:
     code = "from latedrop.cli.app import main; main()"
@@ -208,4 +216,4 @@ def test_the_command_line_draws(quick: Path) -> None:
     assert "claims.md" in done.stdout
     wrong = subprocess.run([*command[:5], "--sets", "moon"], capture_output=True, text=True, check=False)
     assert wrong.returncode == 2
-    assert wrong.stderr.startswith("latedrop: expected sets among yacht")
+    assert wrong.stderr.startswith("latedrop: expected --sets of yacht")

@@ -8,5 +8,6 @@ is and where it comes from.
 
 from latedrop.crowd.layouts.crowd_set import CrowdSet, Frame, Part, Sigma
 from latedrop.crowd.layouts.opening import SETS, open_as_trained, open_set
+from latedrop.crowd.layouts.read_ahead import in_order
 
-__all__ = ["SETS", "CrowdSet", "Frame", "Part", "Sigma", "open_as_trained", "open_set"]
+__all__ = ["SETS", "CrowdSet", "Frame", "Part", "Sigma", "in_order", "open_as_trained", "open_set"]
