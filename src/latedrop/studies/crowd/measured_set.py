@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
@@ -20,8 +19,7 @@ import torch
 from torch import Tensor
 
 from latedrop.calibration.fit import fit_sites
-from latedrop.crowd.density import heads_inside, roi_cells
-from latedrop.crowd.layouts import CrowdSet, Sigma
+from latedrop.crowd.layouts import CrowdSet, Sigma, in_order
 from latedrop.crowd.mcnn import STRIDE, Trained
 from latedrop.errors import DataError
 from latedrop.model.sites import Sites, find_sites
@@ -55,7 +53,6 @@ RATES = (0.001, 0.002, 0.003, 0.004, 0.005, 0.006, 0.007, 0.008, 0.009, 0.01, 0.
 PARTS = ("validation", "test")
 FREE_COST = 4
 """Of one sampling-free pass with its backward pass or its variances, in passes: for the time left."""
-_READERS = 8
 _WORTH_COMPILING = 20_000  # passes
 
 
@@ -166,7 +163,8 @@ def load(item: CrowdSet, trained: Trained, settings: Settings, *, batch: int, ch
     device = next(trained.model.parameters()).device
     height, width = item.shape(item.test[0] if item.test else 0)
     grid = (height // STRIDE, width // STRIDE)
-    cells = torch.ones(grid, dtype=torch.bool) if item.roi is None else torch.from_numpy(roi_cells(item.roi, STRIDE))
+    region = item.cells()
+    cells = torch.ones(grid, dtype=torch.bool) if region is None else region
     if trained.roi is not None and not torch.equal(trained.roi.cpu(), cells):
         raise DataError(
             f"expected weights made for the region of interest of {item.name}, {int(cells.sum())} cells of "
@@ -180,7 +178,7 @@ def load(item: CrowdSet, trained: Trained, settings: Settings, *, batch: int, ch
         if not chosen:
             raise DataError(f"expected {name} frames in {item.name}; found none. Check the folder, and --every.")
         parts[name] = _frames(item, chosen, trained.model.channels, inside)
-    roi = None if item.roi is None else cells.to(device)
+    roi = None if region is None else region.to(device)
     return Study(parts, replace(trained, roi=roi), inside, grid, item.sigma, settings, batch, chunk)
 
 
@@ -299,7 +297,7 @@ def _judged(study: Study, maps: dict[str, Drawn]) -> Stage:
 
 
 def _constant(study: Study, plain: dict[str, tuple[Tensor, Tensor]], index: int) -> Stage:
-    """The validation frames' mean squared error as everybody's variance: what every method must beat."""
+    """The validation frames' mean squared error as one variance for all: what every method must beat."""
 
     def predicted(name: str, variance: float) -> Predicted:
         mean = plain[name][index].flatten()
@@ -341,26 +339,24 @@ def _per_site(study: Study, plain: dict[str, tuple[Tensor, Tensor]], by_site: di
 
 def _frames(item: CrowdSet, chosen: Sequence[int], channels: int, inside: Tensor) -> Frames:
     def read(index: int) -> tuple[Tensor, Tensor]:
-        return (item.image(index, channels) * 255).round().to(torch.uint8), item.density(index).flatten()
+        return item.pixels(index, channels), item.density(index).flatten()
 
     images: list[Tensor] = []
     densities: list[Tensor] = []
-    with ThreadPoolExecutor(_READERS) as pool:
-        for index, (image, density) in zip(chosen, pool.map(read, chosen), strict=True):
-            if images and image.shape != images[0].shape:
-                raise DataError(
-                    f"expected frames of one size in {item.name}, as the first, {tuple(images[0].shape)}; found "
-                    f"{tuple(image.shape)} in {item.frames[index].name}. Leave it out."
-                )
-            images.append(image)
-            densities.append(density)
-    heads = [item.frames[index].points for index in chosen]
+    for index, (image, density) in zip(chosen, in_order(read, chosen), strict=True):
+        if images and image.shape != images[0].shape:
+            raise DataError(
+                f"expected frames of one size in {item.name}, as the first, {tuple(images[0].shape)}; found "
+                f"{tuple(image.shape)} in {item.frames[index].name}. Leave it out."
+            )
+        images.append(image)
+        densities.append(density)
     device = inside.device
     return Frames(
         torch.stack(images).to(device),
         torch.stack(densities).to(device)[:, inside],
-        torch.tensor([float(item.count(index)) for index in chosen], device=device),
-        tuple(p[heads_inside(p, item.shape(i), item.roi)] for i, p in zip(chosen, heads, strict=True)),
+        item.counts(chosen).to(device),
+        tuple(item.heads(index) for index in chosen),
         tuple(chosen),
     )
 

@@ -18,10 +18,11 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from latedrop.calibration.intervals import normal_quantile
 from latedrop.calibration.record import lifted
 from latedrop.calibration.scale import fit_floor, optimal_scale, relaxed_scale
+from latedrop.crowd.blocks import block_means
 from latedrop.errors import DataError
+from latedrop.metrics.levels import central_quantile, even_levels, fraction_inside
 
 __all__ = [
     "COVERAGES",
@@ -44,7 +45,6 @@ KINDS = ("unscaled", "scaled", "relaxed", "floor")
 """The variance as it is; times the optimal scale; times the relaxed scale; times a scale, plus a floor."""
 COVERAGES = (0.5, 0.8, 0.9, 0.95)
 _STEPS = 21
-_BLOCK = 25
 _DIGITS = 6
 
 
@@ -109,20 +109,19 @@ class Ratios:
 
     def inside(self, at: Sequence[float], scales: Sequence[float] = (1.0,)) -> Tensor:
         """The share of targets in their central interval, `(scales, levels)`, on the CPU."""
-        probability = torch.tensor(at, dtype=torch.float64)
-        z = torch.special.ndtri((1 + probability) / 2)
+        z = central_quantile(torch.tensor(at, dtype=torch.float64))
         bounds = torch.tensor(scales, dtype=torch.float64).sqrt()[:, None] * z
-        counts = torch.searchsorted(self.ordered, bounds.to(self.ordered.device), right=True)
-        return counts.cpu().double() / len(self.ordered)
+        return fraction_inside(self.ordered, bounds.to(self.ordered)).cpu()
 
     def width(self, level: float, scale: float = 1.0) -> float:
         """Mean width of the interval at a level."""
-        return 2 * normal_quantile((1 + level) / 2) * math.sqrt(scale) * self.std
+        return 2 * central_quantile(level) * math.sqrt(scale) * self.std
 
 
 def levels() -> list[float]:
     """The 99 levels of the calibration curves."""
-    return [k / 100 for k in range(1, 100)]
+    found: list[float] = even_levels(99).tolist()
+    return found
 
 
 def fit(held: Predicted) -> Fit:
@@ -167,7 +166,7 @@ def judge(part: Predicted, fitted: Fit, *, intervals: bool = False) -> Measures:
         "entries": len(error),
         "curves": {},
     }
-    grid = torch.tensor(levels(), dtype=torch.float64)
+    grid = even_levels(99)
     for kind, (ratios, scale) in looks.items():
         observed = ratios.inside(levels(), [scale])[0]
         found[f"nll_{kind}"] = ratios.nll(scale)
@@ -191,12 +190,8 @@ def judge_both(held: Predicted, test: Predicted, *, intervals: bool = False) -> 
 
 
 def blocks(by_frame: Tensor) -> list[float]:
-    """Means over blocks of 25 consecutive frames, fewer where there would be less than ten blocks.
-
-    Neighbouring frames of a video are alike; the spread of these means tells how sure a mean over frames is.
-    """
-    size = max(1, min(_BLOCK, len(by_frame) // 10))
-    return [_short(float(part.mean())) for part in by_frame.double().tensor_split(max(1, round(len(by_frame) / size)))]
+    """Means over blocks of consecutive frames; see `latedrop.crowd.blocks`."""
+    return [_short(mean) for mean in block_means(by_frame.double().cpu().numpy()).tolist()]
 
 
 def agreement(variance: Tensor, other: Tensor) -> Measures:

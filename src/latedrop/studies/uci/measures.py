@@ -21,8 +21,8 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from latedrop.calibration.intervals import normal_quantile
 from latedrop.masking.masks import kept, uniforms
+from latedrop.metrics.levels import central_quantile, even_levels, fraction_inside
 
 __all__ = [
     "LEVEL",
@@ -120,15 +120,15 @@ def scores(predicted: Predicted, scale: Tensor | None = None) -> dict[str, Tenso
     ordered = w.abs().sort(1).values
     density = torch.exp(-w.square() / 2) / math.sqrt(2 * math.pi)
     crps = e * torch.erf(w / math.sqrt(2)) + std * (2 * density - 1 / math.sqrt(math.pi))
-    z = normal_quantile((1 + LEVEL) / 2)
+    z = central_quantile(LEVEL)
     levels, quantiles = _levels(e)
     one = torch.full_like(ordered[:, :1], z)
     return {
         "rmse": e.square().mean(1).sqrt(),
         "nll": (w.square() + variance.log()).mean(1) / 2,
-        "ma": (_inside(ordered, quantiles.expand(len(e), -1)) - levels).abs().mean(1),
+        "ma": (fraction_inside(ordered, quantiles.expand(len(e), -1).contiguous()) - levels).abs().mean(1),
         "crps": crps.mean(1),
-        "coverage": _inside(ordered, one)[:, 0],
+        "coverage": fraction_inside(ordered, one)[:, 0],
         "width": 2 * z * std.mean(1),
     }
 
@@ -162,13 +162,8 @@ def _ideal(part: Predicted) -> Tensor:
 
 def _levels(like: Tensor) -> tuple[Tensor, Tensor]:
     """99 levels and their normal quantiles, `(99,)`."""
-    levels = torch.arange(1, 100, dtype=torch.float64) / 100
-    return levels.to(like), torch.special.ndtri((1 + levels) / 2).to(like)
-
-
-def _inside(ordered: Tensor, bounds: Tensor) -> Tensor:
-    """Fraction of each row's sorted `(K, n)` ratios that are at most its `(K, L)` bounds."""
-    return torch.searchsorted(ordered, bounds.contiguous(), right=True).to(ordered) / ordered.shape[1]
+    levels = even_levels(99)
+    return levels.to(like), central_quantile(levels).to(like)
 
 
 def _balanced(ratio2: Tensor, tol: float = 1e-4) -> Tensor:
@@ -177,7 +172,7 @@ def _balanced(ratio2: Tensor, tol: float = 1e-4) -> Tensor:
     levels, quantiles = _levels(ratio2)
 
     def balance(c: Tensor) -> Tensor:
-        return (_inside(ordered, quantiles * c.sqrt()[:, None]) - levels).mean(1)
+        return (fraction_inside(ordered, quantiles * c.sqrt()[:, None]) - levels).mean(1)
 
     low, high = ratio2.mean(1) / 2, ratio2.mean(1) * 2
     while bool((outside := balance(low) > 0).any()):
