@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from latedrop.errors import ArgumentError, DataError, FileError
-from latedrop.studies.uci import claims as uci_claims
+from latedrop.studies.claims import Claim, Effect
 from latedrop.studies.uci import data as uci_data
 from latedrop.studies.uci import study as uci
+from latedrop.studies.uci.claims import decide_all
 from latedrop.studies.uci.measured_set import PARTS, RATES, Settings
 from latedrop.studies.uci.study import Request, main, read, run, study
 from latedrop.studies.uci.tables import mean_ranks
@@ -186,13 +187,13 @@ def test_figures_are_drawn(quick: Path) -> None:
 
 
 def test_claims_are_decided_by_the_numbers() -> None:
-    claim = uci_claims.Claim("x", "y", lambda record: np.array(record["effect"]), above=1.0)
+    claim = Claim("x", "y", lambda record: Effect.mean(np.array(record["effect"])), above=1.0)
     results = {"a": {"effect": [2.0, 2.1, 1.9]}, "b": {"effect": [0.0, 0.1, -0.1]}, "c": {"effect": [0.0, 1.0, 2.1]}}
-    found = uci_claims.decide(claim, results)
+    found = decide_all(claim, results)
     assert (found.holds, found.fails, found.unclear) == (("a",), ("b",), ("c",))
     assert found.verdict == "holds on 1, fails on 1 of 3"
-    assert uci_claims.decide(claim, {"a": results["a"]}).verdict == "holds on all 1"
-    assert uci_claims.decide(claim, {"b": results["b"]}).verdict == "does not hold (fails on 1 of 1)"
+    assert decide_all(claim, {"a": results["a"]}).verdict == "holds on all 1"
+    assert decide_all(claim, {"b": results["b"]}).verdict == "does not hold (fails on 1 of 1)"
 
 
 def test_ranks_are_over_sets() -> None:

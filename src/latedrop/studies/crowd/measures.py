@@ -23,6 +23,7 @@ from latedrop.calibration.scale import fit_floor, optimal_scale, relaxed_scale
 from latedrop.crowd.blocks import block_means
 from latedrop.errors import DataError
 from latedrop.metrics.levels import central_quantile, even_levels, fraction_inside
+from latedrop.studies.scores import conformal_reach, ideal_nll
 
 __all__ = [
     "COVERAGES",
@@ -161,7 +162,7 @@ def judge(part: Predicted, fitted: Fit, *, intervals: bool = False) -> Measures:
     found: Measures = {
         "rmse": float(error.square().mean().sqrt()),
         "mae": float(error.abs().mean()),
-        "nll_ideal": _ideal(error),
+        "nll_ideal": float(ideal_nll(error)),
         "zero_variances": zeros,
         "entries": len(error),
         "curves": {},
@@ -221,17 +222,12 @@ def conformal(error: Mapping[str, Tensor], std: Mapping[str, Tensor] | None = No
     """
     held, test = error["validation"], error["test"]
     spread = {name: torch.ones_like(values) for name, values in error.items()} if std is None else std
-    ordered = (held.abs() / spread["validation"]).sort().values
     found: Measures = {"coverage": [], "width": []}
-    for level in COVERAGES:
-        rank = math.ceil((len(held) + 1) * level - 1e-9)
-        if rank > len(held):
-            found["coverage"].append(None)
-            found["width"].append(None)
-            continue
-        radius = ordered[rank - 1] * spread["test"]
-        found["coverage"].append(float((test.abs() <= radius).double().mean()))
-        found["width"].append(float(2 * radius.mean()))
+    for reach in conformal_reach(held / spread["validation"], list(COVERAGES)):
+        radius = reach * spread["test"]
+        bounded = math.isfinite(reach)
+        found["coverage"].append(float((test.abs() <= radius).double().mean()) if bounded else None)
+        found["width"].append(float(2 * radius.mean()) if bounded else None)
     return found
 
 
@@ -245,13 +241,6 @@ def _path(ratios: Ratios, fitted: Fit, grid: Tensor) -> dict[str, list[float]]:
         "nll": [_short(ratios.nll(scale)) for scale in scales],
         "ma": [_short(value) for value in (observed - grid).abs().mean(1).tolist()],
     }
-
-
-def _ideal(error: Tensor) -> float:
-    """`mean(1 + log(e^2)) / 2`; an error of exactly 0 counts as the smallest that is not."""
-    size = error.abs()
-    least = torch.where(size > 0, size, torch.inf).min()
-    return float(torch.maximum(size, least).log().mean() + 0.5)
 
 
 def _ranks(values: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from latedrop.masking.masks import kept, uniforms
 from latedrop.metrics.levels import central_quantile, even_levels, fraction_inside
+from latedrop.studies.scores import ideal_nll
 
 __all__ = [
     "LEVEL",
@@ -144,20 +145,13 @@ def rate_measures(parts: Mapping[str, Predicted]) -> dict[str, dict[str, Tensor]
     scale, relaxed = ratio2.mean(1), _balanced(ratio2)
     found = {}
     for name, part in parts.items():
-        row = {"nll_ideal": _ideal(part), "scale": scale, "relaxed_scale": relaxed}
+        row = {"nll_ideal": ideal_nll(part.target - part.mean), "scale": scale, "relaxed_scale": relaxed}
         for kind, factor in (("unscaled", None), ("scaled", scale), ("relaxed", relaxed)):
             measured = scores(part, factor)
             row["rmse"] = measured.pop("rmse")
             row |= {f"{measure}_{kind}": value for measure, value in measured.items()}
         found[name] = row
     return found
-
-
-def _ideal(part: Predicted) -> Tensor:
-    """`mean(1 + log(e^2)) / 2`; an error of exactly 0 counts as the smallest that is not."""
-    size = (part.target - part.mean).abs()
-    least = torch.where(size > 0, size, torch.inf).amin(1, keepdim=True)
-    return torch.maximum(size, least).log().mean(1) + 0.5
 
 
 def _levels(like: Tensor) -> tuple[Tensor, Tensor]:
