@@ -23,6 +23,7 @@ __all__ = [
     "folder",
     "hand_on",
     "need",
+    "number_list",
     "one_line",
     "option",
     "print_table",
@@ -101,6 +102,14 @@ def command_parser(program: str, text: str, *, example: str) -> argparse.Argumen
 def hand_on(main: Callable[[Sequence[str], str], int], words: Sequence[str], program: str) -> NoReturn:
     """End a typer command as `main` does with its words; bars are for a terminal."""
     raise SystemExit(main([*words, *([] if sys.stderr.isatty() else ["--no-progress"])], program))
+
+
+def number_list(option: str, text: str) -> list[float]:
+    """The numbers of an option such as `--rates 0.1,0.2`."""
+    try:
+        return [float(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        raise ArgumentError(f"expected {option} as numbers with commas between; found {text!r}.") from None
 
 
 def exit_code(work: Callable[[], str], stopped: str, *, debug: bool = False) -> int:

@@ -155,7 +155,9 @@ def test_resume(call: Run, home: Path, tmp_path: Path) -> None:
     assert code == 1
     assert err.startswith("latedrop: expected no counts in")
     code, printed, err = call("crowd", "count", home / "frames", *common, "--resume")
-    assert (code, err) == (0, f"latedrop: passing over what {tmp_path / 'counts.csv'} has: 1 frame.\n")
+    assert code == 0
+    assert f"{tmp_path / 'counts.csv'} has: 1 frame" in err
+    assert len(err.splitlines()) == 1
     assert [row["frame"] for row in rows(tmp_path / "counts.csv")] == ["f1.png", "f0.png", "f2.png"]
     assert "f1.png" not in printed
     assert call("crowd", "count", home / "frames", *common, "--resume")[0] == 0
@@ -238,9 +240,8 @@ def test_finished_frames_stay(call: Run, home: Path, tmp_path: Path) -> None:
     assert len(rows(out / "counts.csv")) == 3
     assert printed.count("people") == 3
     first, second = err.splitlines()
-    assert first == (
-        f"latedrop: {out / 'counts.csv'} has 3 frames of this run; the same command with --resume goes on after them."
-    )
+    assert f"{out / 'counts.csv'} has 3 frames" in first
+    assert "--resume" in first
     assert "expected a whole image at" in second
     assert call(*command, "--resume", "--skip-bad")[0] == 0
 
@@ -287,8 +288,9 @@ def test_interrupt_keeps_what_is_finished(
         "crowd", "count", home / "frames", "-w", home / "w.safetensors", "--no-panels", "--out", tmp_path
     )
     assert code == 130
-    assert "counts.csv has 1 frame of this run; the same command with --resume" in err.splitlines()[0]
-    assert err.splitlines()[1] == "latedrop: stopped."
+    first, second = err.splitlines()
+    assert "counts.csv has 1 frame" in first
+    assert "stopped" in second
     assert len(rows(tmp_path / "counts.csv")) == 1
 
 
@@ -312,7 +314,7 @@ def test_calibrate_then_count(call: Run, home: Path, tmp_path: Path, monkeypatch
     command = ("crowd", "calibrate", "--set", "scenes", "-w", home / "w.safetensors", "-o", path)
     code, out, err = call(*command, "--method", "sample", "--draws", "2", "--rates", "0.05")
     assert (code, err) == (0, "")
-    assert out.startswith("sample, 10 validation frames of scenes\ncount: scale")
+    assert "10 validation frames of scenes" in out
     assert f"written: {path}" in out
     frame = home / "frames" / "f0.png"
     common = ("-w", home / "w.safetensors", "-c", path, "--no-panels", "--out", tmp_path)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from latedrop.errors import ArgumentError, LatedropError
-from latedrop.terminal import argument, folder, hand_on, need, one_line, option, print_table, say
+from latedrop.terminal import argument, folder, hand_on, need, number_list, one_line, option, print_table, say
 
 try:
     import typer
@@ -64,10 +64,10 @@ def crowd_count(
     """
     with one_line(debug):
         _need_crowd(panels)
-        from latedrop.calibration.intervals import checked_level
         from latedrop.crowd.counting import CountFile, count_people, finished_frames
         from latedrop.crowd.frames import open_frames
         from latedrop.devices import chosen_device
+        from latedrop.metrics.levels import checked_level
 
         checked_level(level)
         trained, used = _counter(weights, calibration, chosen_device(device))
@@ -135,7 +135,7 @@ def crowd_calibrate(
             trained,
             _opened(set_name, data, trained, view),
             _one_of("--method", method, "sampling-free", "sample"),
-            rates=None if rates is None else _rates(rates),
+            rates=None if rates is None else number_list("--rates", rates),
             draws=draws,
             scale=_one_of("--scale", scale, "optimal", "relaxed"),
             every=every,
@@ -230,13 +230,6 @@ def _one_of(name: str, value: str, *allowed: str) -> Any:
     if value not in allowed:
         raise ArgumentError(f"expected {name} {' or '.join(allowed)}; found {value!r}.")
     return value
-
-
-def _rates(text: str) -> list[float]:
-    try:
-        return [float(part) for part in text.split(",")]
-    except ValueError:
-        raise ArgumentError(f"expected --rates as numbers with commas between; found {text!r}.") from None
 
 
 def _frames(number: int) -> str:

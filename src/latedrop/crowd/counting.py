@@ -20,13 +20,13 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from latedrop.calibration.intervals import checked_level
-from latedrop.calibration.predictor import Prediction
+from latedrop import Prediction
 from latedrop.crowd.calibration import CrowdCalibration
 from latedrop.crowd.frames import check_size, enlarged
 from latedrop.crowd.mcnn import STRIDE, Trained
 from latedrop.crowd.regions import Policy, Regions, find_regions, usual_threshold
 from latedrop.errors import DataError, FileError, LatedropError, OutputError
+from latedrop.metrics.levels import checked_level
 
 __all__ = ["COLUMNS", "CountFile", "CountedFrame", "count_people", "finished_frames", "write_counts"]
 

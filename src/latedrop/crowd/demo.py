@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from latedrop import Prediction, calibrate
 from latedrop.calibration.evaluation import Evaluation, compare, evaluate
-from latedrop.calibration.predictor import Prediction, calibrate
 from latedrop.crowd.calibration import CrowdCalibration, calibrate_counter, counted_heads, read_maps
 from latedrop.crowd.counting import CountedFrame, count_people, write_counts
 from latedrop.crowd.layouts import CrowdSet

@@ -334,8 +334,8 @@ def test_a_rejection_that_was_measured_elsewhere_says_so(tmp_path: Path, quick: 
         "same_draws": True,
     }
     page = crowd_pages.index({"scenes": record}, [])
-    assert f"in all on {there['device']} and another device" in page
-    assert f"The rejection was measured on {there['device']} (torch {torch.__version__})." in page
+    assert there["device"] in page
+    assert "another device" in page
     count = record["injected"]["count"]
     for column in (count["test"]["mae"], count["test"]["rmse"]):
         column[:] = [1.01 * error for error in column]
@@ -343,7 +343,9 @@ def test_a_rejection_that_was_measured_elsewhere_says_so(tmp_path: Path, quick: 
     run(tiny(tmp_path, weights, rejection=True))
     record = read(tmp_path)["scenes"]
     assert not record["rejection"]["measured_on"]["same_draws"]
-    assert ", with other draws than the tables above." in crowd_pages.index({"scenes": record}, [])
+    other = crowd_pages.index({"scenes": record}, [])
+    record["rejection"]["measured_on"]["same_draws"] = True
+    assert other != crowd_pages.index({"scenes": record}, [])
 
 
 def test_what_has_no_rejection_to_measure_again(tmp_path: Path, quick: Path, weights: Path) -> None:
@@ -474,7 +476,9 @@ def test_pages_and_figures_come_from_the_files_alone(
         assert f"({name}.png)" in page
     claims = (tmp_path / "claims.md").read_text(encoding="utf-8")
     assert all(claim.text in claims for claim in crowd_claims.CLAIMS)
-    assert "these numbers decide little" in claims
+    record = read(tmp_path)["scenes"]
+    record["settings"] |= {"frames": None, "every": 1}
+    assert crowd_claims.page({"scenes": record}) != claims  # it says where only some of the frames were measured
     (tmp_path / "scenes.npz").write_bytes(b"no maps")
     with pytest.raises(FileError, match=r"expected the example maps .*Run the set again"):
         crowd_pages.write(read(tmp_path), tmp_path)
@@ -495,12 +499,11 @@ def test_pages_show_the_areas_that_the_results_have(quick: Path) -> None:
     areas = {"low_mass": 0.9, "ratio": 0.8, "isolation": None, "without_ratio": 0.912, "all": 0.934}
     record["rejection"]["separation"] = areas
     page = crowd_pages.index({"scenes": record}, [])
-    assert "low mass 0.90, uncertainty/density ratio 0.80, isolation not defined. A linear score" in page
-    assert "fitted to the validation regions: mass and isolation 0.91, these and the ratio 0.93." in page
+    assert all(area in page for area in ("low mass 0.90", "ratio 0.80", "isolation not defined", "0.91", "0.93"))
     record["rejection"]["separation"] = {name: areas[name] for name in ("low_mass", "ratio", "isolation")}
     page = crowd_pages.index({"scenes": record}, [])
-    assert "isolation not defined." in page
-    assert "linear score" not in page
+    assert "isolation not defined" in page
+    assert "0.91" not in page
 
 
 def test_a_claim_is_decided_by_its_whole_interval() -> None:

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from latedrop.calibration.predictor import Prediction
+from latedrop import Prediction
 from latedrop.crowd.layouts import CrowdSet
 from latedrop.crowd.mcnn import STRIDE, Trained
 

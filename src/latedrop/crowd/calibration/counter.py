@@ -12,8 +12,8 @@ import numpy.typing as npt
 import torch
 from tqdm import tqdm
 
-from latedrop.calibration.predictor import Predictor, calibrate
-from latedrop.calibration.record import Calibration, Choice
+from latedrop import Calibration, Predictor, calibrate, find_sites
+from latedrop.calibration.record import Choice
 from latedrop.calibration.search import fingerprint
 from latedrop.crowd.calibration.cells import Cells, FrameBatches
 from latedrop.crowd.calibration.record import METHODS, CrowdCalibration, CrowdMethod, roi_record
@@ -21,7 +21,7 @@ from latedrop.crowd.layouts import CrowdSet
 from latedrop.crowd.mcnn import Trained
 from latedrop.crowd.regions import Maps, fit_policy, near_cells, to_cells
 from latedrop.errors import ArgumentError, DataError, LatedropWarning
-from latedrop.model.sites import Rate, find_sites
+from latedrop.model.sites import Rate
 from latedrop.terminal import versions
 
 __all__ = ["calibrate_counter", "counted_heads", "read_maps"]

@@ -14,15 +14,14 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from latedrop.calibration.predictor import Prediction, Predictor
-from latedrop.calibration.record import Calibration, Choice
+from latedrop import Calibration, Prediction, Predictor, sample
+from latedrop.calibration.record import Choice
 from latedrop.calibration.search import fingerprint
 from latedrop.crowd.calibration.cells import READOUTS, Cells
 from latedrop.crowd.mcnn import Trained
 from latedrop.crowd.regions import Policy
 from latedrop.errors import DataError, FileError
 from latedrop.files import checksum_of, sealed, write_aside
-from latedrop.variance.sampling import sample
 
 __all__ = ["METHODS", "CrowdCalibration", "CrowdMethod", "Reading", "load_calibration", "roi_record"]
 

@@ -11,22 +11,19 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from latedrop import Sites, find_sites, linearize, propagate, sample
 from latedrop.calibration.fit import fit_sites
 from latedrop.crowd.layouts import CrowdSet, Sigma, in_order
 from latedrop.crowd.mcnn import STRIDE, Trained
 from latedrop.errors import DataError
-from latedrop.model.sites import Sites, find_sites
 from latedrop.studies.crowd.measures import Fit, Predicted, agreement, conformal, judge, judge_both
-from latedrop.variance.first_order import linearize
-from latedrop.variance.propagation import propagate
-from latedrop.variance.sampling import Engine, plain_output, sample
 
 __all__ = [
     "FREE_COST",
@@ -189,7 +186,9 @@ def first_order(study: Study, tick: Tick) -> Stage:
     for name, frames in study.parts.items():
         maps, counts, variances = [], [], []
         for images in frames.batches(study.batch):
-            maps.append(plain_output(study.trained.model, images, study.trained.both)[:, :-1][:, study.inside])
+            with torch.inference_mode():
+                density = study.trained.model(images)
+            maps.append(density.flatten(1)[:, study.inside])
             result = linearize(study.trained.model, images, sites, study.trained.count_of)
             counts.append(result.mean)
             variances.append(result.variance_by_site[:, 0])
@@ -252,7 +251,7 @@ def sampled(study: Study, trained: Trained, rate: float, settings: Settings, tic
     sites = study.sites(trained)
     # Compiling takes seconds, and then serves every batch and rate.
     many = study.inside.is_cuda and study.total * settings.draws >= _WORTH_COMPILING
-    engine: Engine = "compiled" if many else "auto"
+    engine: Literal["compiled", "auto"] = "compiled" if many else "auto"
     options = (settings.draws, settings.seed, sites, trained.both, study.chunk)
     found = {}
     for name, frames in study.parts.items():

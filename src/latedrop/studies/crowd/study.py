@@ -35,7 +35,7 @@ from latedrop.studies.command import (
 from latedrop.studies.crowd.measured_set import RATES, Settings, Study, load, sampled, timed, tuned
 from latedrop.studies.crowd.parts import SCHEMA, Parts
 from latedrop.studies.crowd.record import measure, packed, reject, same_draws, work
-from latedrop.terminal import folder, need, versions
+from latedrop.terminal import folder, need, number_list, versions
 
 __all__ = ["SETS", "STOPPED", "Request", "main", "read", "run", "study"]
 
@@ -315,10 +315,7 @@ def _plain(settings: Settings) -> dict[str, Any]:
 
 
 def _rates(text: str) -> tuple[float, ...]:
-    try:
-        rates = tuple(sorted({float(part) for part in text.split(",") if part.strip()}))
-    except ValueError:
-        rates = ()
+    rates = tuple(sorted(set(number_list("--rates", text))))
     if not rates or not all(0 < rate < 1 for rate in rates):
         raise ArgumentError(f"expected --rates between 0 and 1 with commas between; found {text!r}.")
     return rates
