@@ -28,7 +28,8 @@ def conformal_reach(scores: Tensor, levels: list[float]) -> list[float]:
     >>> conformal_reach(torch.tensor([3.0, 1.0, 2.0]), [0.5, 0.9])
     [2.0, inf]
     """
-    fitted = Conformal.fit([scores], (1.0,), (0.0,))
+    # Not by `Conformal.fit`, which refuses infinite scores: a row without variance is one that no interval holds.
+    fitted = Conformal((tuple(scores.double().abs().sort().values.tolist()),), (1.0,), (0.0,))
 
     def reach(level: float) -> float:
         try:
