@@ -12,7 +12,7 @@ from typing import Any
 
 from latedrop.errors import FileError
 
-__all__ = ["aside", "checksum_of", "digest_of", "read_json", "sealed", "write_aside"]
+__all__ = ["aside", "checksum_of", "digest_of", "sealed", "write_aside"]
 
 
 @contextmanager
@@ -49,18 +49,3 @@ def checksum_of(record: Mapping[str, Any]) -> str:
 def digest_of(path: str | os.PathLike[str]) -> str:
     """SHA-256 of a file."""
     return hashlib.sha256(Path(path).read_bytes()).hexdigest()
-
-
-def read_json(path: Path, what: str, schema: int, remedy: str) -> dict[str, Any]:
-    """The JSON object in a file that says which schema it has.
-
-    Raises:
-        FileError: there is no file, it is damaged, or something else; `what` was expected, `remedy` says what to do.
-    """
-    try:
-        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise FileError(f"expected {what} in {path}; {error}. {remedy}") from error
-    if not isinstance(record, dict) or record.get("schema") != schema:
-        raise FileError(f"expected {what}, schema {schema}, in {path}; found another. {remedy}")
-    return record

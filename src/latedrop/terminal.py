@@ -4,6 +4,7 @@ typer and rich are extras (`pip install "latedrop[cli]"`), imported where they a
 """
 
 import argparse
+import json
 import platform
 import sys
 import warnings
@@ -27,6 +28,7 @@ __all__ = [
     "one_line",
     "option",
     "print_table",
+    "read_json",
     "say",
     "versions",
 ]
@@ -110,6 +112,21 @@ def number_list(option: str, text: str) -> list[float]:
         return [float(part) for part in text.split(",") if part.strip()]
     except ValueError:
         raise ArgumentError(f"expected {option} as numbers with commas between; found {text!r}.") from None
+
+
+def read_json(path: Path, what: str, schema: int, remedy: str) -> dict[str, Any]:
+    """What a command wrote before: the JSON object in a file, of a schema that it names.
+
+    Raises:
+        FileError: there is no file, it is damaged, or something else; `what` was expected, `remedy` says what to do.
+    """
+    try:
+        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise FileError(f"expected {what} in {path}; {error}. {remedy}") from error
+    if not isinstance(record, dict) or record.get("schema") != schema:
+        raise FileError(f"expected {what}, schema {schema}, in {path}; found another. {remedy}")
+    return record
 
 
 def exit_code(work: Callable[[], str], stopped: str, *, debug: bool = False) -> int:

@@ -11,8 +11,7 @@ from typing import Any
 from tqdm import tqdm
 
 from latedrop.errors import ArgumentError, FileError
-from latedrop.files import read_json
-from latedrop.terminal import command_parser, exit_code
+from latedrop.terminal import command_parser, exit_code, read_json
 
 __all__ = [
     "bar",

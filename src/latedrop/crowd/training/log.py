@@ -19,8 +19,8 @@ from latedrop.crowd.training.checkpoint import Fit, differences
 from latedrop.crowd.training.counts import evaluate_counts, mean_errors
 from latedrop.devices import device_name
 from latedrop.errors import ArgumentError, FileError, OutputError
-from latedrop.files import digest_of, read_json, write_aside
-from latedrop.terminal import folder, versions
+from latedrop.files import digest_of, write_aside
+from latedrop.terminal import folder, read_json, versions
 
 __all__ = [
     "SCHEMA",
