@@ -6,6 +6,7 @@ import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import torch
 
 from latedrop.errors import ArgumentError
@@ -39,6 +40,7 @@ def versions() -> dict[str, str]:
     return {
         "latedrop": __version__,
         "torch": torch.__version__,
+        "numpy": np.__version__,
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
     }

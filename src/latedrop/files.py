@@ -12,7 +12,7 @@ from typing import Any
 
 from latedrop.errors import FileError
 
-__all__ = ["aside", "checksum_of", "readable", "sealed", "tuples_in", "write_aside"]
+__all__ = ["aside", "checksum_of", "digest_of", "readable", "sealed", "tuples_in", "write_aside"]
 
 
 @contextmanager
@@ -58,3 +58,8 @@ def checksum_of(record: Mapping[str, Any]) -> str:
 def tuples_in(record: Mapping[str, Any]) -> dict[str, Any]:
     """A record as it was before JSON made lists of its tuples."""
     return {key: tuple(value) if isinstance(value, list) else value for key, value in record.items()}
+
+
+def digest_of(path: str | os.PathLike[str]) -> str:
+    """SHA-256 of a file."""
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()

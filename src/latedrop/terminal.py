@@ -1,36 +1,61 @@
 """What every command shares: options, one-line errors, exit codes, folders made before the work, tables.
 
-typer and rich are extras (`pip install "latedrop[cli]"`); without them this module can still be imported.
+typer and rich are extras (`pip install "latedrop[cli]"`), imported where they are used.
 """
 
+import argparse
+import json
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from latedrop.errors import ArgumentError, FileError, LatedropError
 
-try:
-    import typer
-except ImportError:
-    typer = None  # type: ignore[assignment]
+__all__ = [
+    "HANDED_ON",
+    "argument",
+    "command_parser",
+    "exit_code",
+    "folder",
+    "hand_on",
+    "listed",
+    "need",
+    "number_list",
+    "one_line",
+    "option",
+    "print_table",
+    "read_json",
+    "say",
+]
 
-__all__ = ["argument", "exit_code", "folder", "listed", "need", "one_line", "option", "print_table", "say"]
-
+HANDED_ON: dict[str, Any] = {
+    "add_help_option": False,
+    "context_settings": {"allow_extra_args": True, "ignore_unknown_options": True},
+}
+"""For typer: a command whose options are declared by a parser of its own."""
 _PIP = {"PIL": "pillow"}
 
 
 def option(text: str, *names: str, **settings: Any) -> Any:
-    """An option with its help."""
-    return typer.Option(*names, help=text, **settings) if typer else None
+    """An option with its help; None without typer."""
+    if find_spec("typer") is None:
+        return None
+    import typer
+
+    return typer.Option(*names, help=text, **settings)
 
 
 def argument(text: str, **settings: Any) -> Any:
-    """An argument with its help."""
-    return typer.Argument(help=text, **settings) if typer else None
+    """An argument with its help; None without typer."""
+    if find_spec("typer") is None:
+        return None
+    import typer
+
+    return typer.Argument(help=text, **settings)
 
 
 def need(extra: str, *packages: str) -> None:
@@ -51,23 +76,56 @@ def folder(path: Path) -> Path:
     return path
 
 
-def exit_code(work: Callable[[], str], stopped: str) -> int:
-    """Of a command without extras: print what `work` says, or what is wrong, in a line; `stopped` after Ctrl-C."""
+def command_parser(program: str, text: str, *, example: str) -> argparse.ArgumentParser:
+    """A parser for a command that runs with and without typer, with the options that all of these have."""
+    parser = argparse.ArgumentParser(program, description=text, epilog=f"Example: {program} {example}")
+    parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
+    parser.add_argument("--no-progress", dest="progress", action="store_false", help="no bars")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    return parser
+
+
+def hand_on(main: Callable[[Sequence[str], str], int], words: Sequence[str], program: str) -> NoReturn:
+    """End a typer command as `main` does with its words; bars are for a terminal."""
+    raise SystemExit(main([*words, *([] if sys.stderr.isatty() else ["--no-progress"])], program))
+
+
+def number_list(option: str, text: str) -> list[float]:
+    """The numbers of an option such as `--rates 0.1,0.2`."""
     try:
-        said = work()
-    except LatedropError as error:
-        print(f"latedrop: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2 if isinstance(error, ArgumentError) else 1
-    except KeyboardInterrupt:
-        print(stopped, file=sys.stderr)
-        return 130
-    print(said)
+        return [float(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        raise ArgumentError(f"expected {option} as numbers with commas between; found {text!r}.") from None
+
+
+def read_json(path: Path, what: str, schema: int, remedy: str) -> dict[str, Any]:
+    """What a command wrote before: the JSON object in a file, of a schema that it names.
+
+    Raises:
+        FileError: there is no file, it is damaged, or something else; `what` was expected, `remedy` says what to do.
+    """
+    try:
+        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise FileError(f"expected {what} in {path}; {error}. {remedy}") from error
+    if not isinstance(record, dict) or record.get("schema") != schema:
+        raise FileError(f"expected {what}, schema {schema}, in {path}; found another. {remedy}")
+    return record
+
+
+def exit_code(work: Callable[[], str], stopped: str, *, debug: bool = False) -> int:
+    """Of a command: print what `work` says, or what is wrong, in a line; `stopped` is said after Ctrl-C."""
+    try:
+        with one_line(debug, stopped):
+            print(work())
+    except SystemExit as end:
+        return int(end.code or 0)
     return 0
 
 
 def say(text: str) -> None:
     """A line for people, on stderr."""
-    typer.echo(f"latedrop: {' '.join(text.split())}", err=True)
+    print(f"latedrop: {' '.join(text.split())}", file=sys.stderr)
 
 
 def listed(names: Iterable[str], most: int) -> str:
@@ -95,10 +153,10 @@ def one_line(debug: bool, stopped: str = "latedrop: stopped.") -> Iterator[None]
             if debug:
                 raise
             say(str(error))
-            raise typer.Exit(2 if isinstance(error, ArgumentError) else 1) from None
+            raise SystemExit(2 if isinstance(error, ArgumentError) else 1) from None
         except KeyboardInterrupt:
-            typer.echo(stopped, err=True)
-            raise typer.Exit(130) from None
+            print(stopped, file=sys.stderr)
+            raise SystemExit(130) from None
 
 
 def print_table(lines: Sequence[Sequence[str]], *, texts: int = 1, marked: int | None = None) -> None:

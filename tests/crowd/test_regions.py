@@ -234,7 +234,7 @@ def test_the_same_seed_gives_the_same_numbers() -> None:
 def test_separation_is_the_area_under_the_roc_curve() -> None:
     from scipy.stats import mannwhitneyu
 
-    from latedrop.crowd.regions import _auc
+    from latedrop.crowd.regions.table import _auc
 
     rng = np.random.default_rng(0)
     score, positive = rng.integers(0, 9, 200).astype(float), rng.random(200) < 0.3

@@ -15,7 +15,7 @@ from latedrop.cli.crowd_commands import crowd_calibrate, crowd_count, crowd_demo
 from latedrop.cli.model_commands import calibrate, evaluate, predict, sites, with_examples
 from latedrop.cli.printing import print_demo
 from latedrop.errors import LatedropError
-from latedrop.terminal import folder, need, one_line, option
+from latedrop.terminal import HANDED_ON, folder, hand_on, need, one_line, option
 
 try:
     import typer
@@ -41,13 +41,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for command in (sites, calibrate, predict, evaluate):
         app.command(help=with_examples(command))(command)
     study = typer.Typer(help="The paper's experiments, run again: JSON, pages and figures.", no_args_is_help=True)
-    study.command("uci")(study_uci)
-    study.command("crowd")(study_crowd)
+    study.command("uci", **HANDED_ON)(study_uci)
+    study.command("crowd", **HANDED_ON)(study_crowd)
     app.add_typer(study, name="study")
     crowd = typer.Typer(help="Count people, with intervals: train, calibrate, count.", no_args_is_help=True)
     crowd.command("count")(crowd_count)
     crowd.command("calibrate")(crowd_calibrate)
-    crowd.command("train")(crowd_train)
+    crowd.command("train", **HANDED_ON)(crowd_train)
     crowd.command("demo")(crowd_demo)
     app.add_typer(crowd, name="crowd")
     app(arguments, prog_name="latedrop")
@@ -82,23 +82,8 @@ def demo(
         print_demo(result, write(result, where), as_json, unit=UNIT, notes=NOTES)
 
 
-def study_uci(
-    out: Annotated[Path, option("Folder of the results; finished sets in it are kept.")] = Path("uci-study"),
-    data: Annotated[Path | None, option("Folder of the eight text files; without it, installed packages.")] = None,
-    sets: Annotated[str | None, option("Names with commas between; all by default.")] = None,
-    splits: Annotated[int | None, option("At most so many of each set.")] = None,
-    draws: Annotated[int | None, option("Sample the variance with so many masks; exact by default.")] = None,
-    seed: Annotated[int, option("Of weights, order and masks.")] = 0,
-    device: Annotated[str, option("auto, cpu or cuda.")] = "auto",
-    quick: Annotated[bool, option("Two small sets, three splits, few epochs.", "--quick")] = False,
-    fresh: Annotated[bool, option("Compute again what is there.", "--fresh")] = False,
-    figures: Annotated[bool, option("Only draw, from the JSON files in --out.", "--figures")] = False,
-    debug: Annotated[bool, option("Show the traceback of an error.", "--debug")] = False,
-) -> None:
+def study_uci(context: "typer.Context") -> None:
     """Injected against embedded dropout on eight UCI sets, and other methods on the same networks."""
-    from latedrop.studies.uci.study import STOPPED, Request, study
+    from latedrop.studies.uci.study import main as run
 
-    with one_line(debug, STOPPED):
-        request = Request(out, data, sets, splits, draws, seed, device, quick, fresh, sys.stderr.isatty())
-        files = study(request, figures_only=figures)
-        print(f"written: {', '.join(str(path) for path in files)}")
+    hand_on(run, context.args, "latedrop study uci")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from latedrop.errors import ArgumentError, LatedropError
-from latedrop.terminal import argument, folder, need, one_line, option, print_table, say
+from latedrop.terminal import argument, folder, hand_on, need, number_list, one_line, option, print_table, say
 
 try:
     import typer
@@ -64,10 +64,10 @@ def crowd_count(
     """
     with one_line(debug):
         _need_crowd(panels)
-        from latedrop.calibration.intervals import checked_level
         from latedrop.crowd.counting import CountFile, count_people, finished_frames
         from latedrop.crowd.frames import open_frames
         from latedrop.devices import chosen_device
+        from latedrop.metrics.levels import checked_level
 
         checked_level(level)
         trained, used = _counter(weights, calibration, chosen_device(device))
@@ -135,7 +135,7 @@ def crowd_calibrate(
             trained,
             _opened(set_name, data, trained, view),
             _one_of("--method", method, "sampling-free", "sample"),
-            rates=None if rates is None else _rates(rates),
+            rates=None if rates is None else number_list("--rates", rates),
             draws=draws,
             scale=_one_of("--scale", scale, "optimal", "relaxed"),
             every=every,
@@ -146,55 +146,11 @@ def crowd_calibrate(
         print(f"{found}\nwritten: {target}")
 
 
-def crowd_train(
-    set_name: Annotated[str, option(_SET, "--set")],
-    out: Annotated[Path, option("Where the weights go: NAME.safetensors.")],
-    data: Annotated[Path | None, option(_DATA)] = None,
-    epochs: Annotated[int | None, option("Passes over the training frames.")] = None,
-    minutes: Annotated[float | None, option("Instead of --epochs: as many as fit into this time.")] = None,
-    batch: Annotated[int | None, option("Frames per step.")] = None,
-    lr: Annotated[float | None, option("Largest learning rate.")] = None,
-    crop: Annotated[int | None, option("Side of random squares in pixels; 0: whole frames.")] = None,
-    rate: Annotated[float | None, option("Of embedded dropout; none by default.")] = None,
-    seed: Annotated[int | None, option("Of weights, order, crops and masks.")] = None,
-    part: Annotated[str, option("train: where the test frames are not at hand.")] = "all",
-    view: Annotated[int, option("Camera of PETS2009.")] = 1,
-    enlarge: Annotated[int | None, option("Make frames so many times larger; 2 by default for ucsd.")] = None,
-    roi: Annotated[bool | None, option("Count only inside the region of interest.")] = None,
-    device: Annotated[str, option(_DEVICE)] = "auto",
-    fresh: Annotated[bool, option("Start again, and write over what is there.", "--fresh")] = False,
-    unchecked: Annotated[bool, option("Keep a network that is no better than the mean.", "--unchecked")] = False,
-) -> None:
-    """Train a counter on the training frames of a set; it goes on from its checkpoint where it was stopped.
+def crowd_train(context: "typer.Context") -> None:
+    """Train a counter on the training frames of a set; it goes on from its checkpoint where it was stopped."""
+    from latedrop.crowd.train import main
 
-    Example: latedrop crowd train --set mall --data mall_dataset --out mall.safetensors
-    """
-    with one_line(False):
-        _need_crowd()
-        from latedrop.crowd.train import main
-
-        given = {
-            "set": set_name,
-            "out": out,
-            "data": data,
-            "epochs": epochs,
-            "minutes": minutes,
-            "batch": batch,
-            "lr": lr,
-            "crop": crop,
-            "rate": rate,
-            "seed": seed,
-            "part": _one_of("--part", part, "all", "train"),
-            "view": view,
-            "enlarge": enlarge,
-            "device": device,
-        }
-        words = [word for name, value in given.items() if value is not None for word in (f"--{name}", str(value))]
-        words += [f"--{'' if roi else 'no-'}roi"] if roi is not None else []
-        switches = {"fresh": fresh, "unchecked": unchecked, "no-progress": not sys.stderr.isatty()}
-        words += [f"--{name}" for name, on in switches.items() if on]
-        code = main(words)
-    raise typer.Exit(code)
+    hand_on(main, context.args, "latedrop crowd train")
 
 
 def crowd_demo(
@@ -221,51 +177,11 @@ def crowd_demo(
             _print_demo(result, files)
 
 
-def study_crowd(
-    out: Annotated[Path, option("Folder of the results; finished work in it is kept.")] = Path("crowd-study"),
-    data: Annotated[Path | None, option("Folder that holds mall, ucsd and pets2009; scenes need none.")] = None,
-    sets: Annotated[str | None, option("Names with commas between; all by default.")] = None,
-    weights: Annotated[Path | None, option("Folder of NAME.safetensors; those shipped by default.")] = None,
-    draws: Annotated[int | None, option("Thinned networks for each rate.")] = None,
-    rates: Annotated[str | None, option("With commas between.")] = None,
-    every: Annotated[int, option("Take each k-th validation and test frame.")] = 1,
-    seed: Annotated[int, option("Of the masks.")] = 0,
-    device: Annotated[str, option(_DEVICE)] = "auto",
-    batch: Annotated[int, option("Frames that run at once.")] = 8,
-    chunk: Annotated[int | None, option("Draws that run at once; what fits by default.")] = None,
-    quick: Annotated[bool, option("Scenes only, few frames, rates and draws.", "--quick")] = False,
-    fresh: Annotated[bool, option("Compute again what is there.", "--fresh")] = False,
-    rejection: Annotated[bool, option("Measure only the rejection again, of finished sets.", "--rejection")] = False,
-    figures: Annotated[bool, option("Only draw, from the JSON files in --out.", "--figures")] = False,
-    debug: Annotated[bool, option(_DEBUG, "--debug")] = False,
-) -> None:
-    """Injected dropout in people counters on Mall, UCSD, PETS2009 and scenes: counts, maps, rejection.
+def study_crowd(context: "typer.Context") -> None:
+    """Injected dropout in people counters on Mall, UCSD, PETS2009 and scenes: counts, maps, rejection."""
+    from latedrop.studies.crowd.study import main
 
-    Example: latedrop study crowd --data data --out crowd-study
-    """
-    with one_line(debug):
-        _need_crowd(plots=True)
-    from latedrop.studies.crowd.study import STOPPED, Request, study
-
-    with one_line(debug, STOPPED):
-        request = Request(
-            out=out,
-            data=data,
-            sets=sets,
-            weights=weights,
-            draws=draws,
-            rates=rates,
-            every=every,
-            seed=seed,
-            device=device,
-            batch=batch,
-            chunk=chunk,
-            quick=quick,
-            fresh=fresh,
-            rejection=rejection,
-            progress=sys.stderr.isatty(),
-        )
-        print(f"written: {', '.join(str(path) for path in study(request, figures_only=figures))}")
+    hand_on(main, context.args, "latedrop study crowd")
 
 
 def _need_crowd(plots: bool = False) -> None:
@@ -300,28 +216,20 @@ def _weights_path(weights: str) -> tuple[Path, bool]:
 
 def _opened(name: str, data: Path | None, trained: "Trained", view: int) -> "CrowdSet":
     """The set as the network was trained on it; its test frames are not needed."""
-    from latedrop.crowd.layouts import open_set
+    from latedrop.crowd.layouts import open_as_trained
     from latedrop.crowd.scenes import make_scenes
 
     if name == "scenes":
         return make_scenes(0, 80, 0)
     if data is None:
         raise ArgumentError(f"expected the folder of {name}; found none. Pass --data DIR.")
-    roi = trained.roi is not None if name in ("mall", "ucsd") else None
-    return open_set(name, data, part="train", view=view, enlarge=int(trained.about.get("enlarge", 1)), use_roi=roi)
+    return open_as_trained(name, data, trained, part="train", view=view)
 
 
 def _one_of(name: str, value: str, *allowed: str) -> Any:
     if value not in allowed:
         raise ArgumentError(f"expected {name} {' or '.join(allowed)}; found {value!r}.")
     return value
-
-
-def _rates(text: str) -> list[float]:
-    try:
-        return [float(part) for part in text.split(",")]
-    except ValueError:
-        raise ArgumentError(f"expected --rates as numbers with commas between; found {text!r}.") from None
 
 
 def _frames(number: int) -> str:
@@ -345,8 +253,7 @@ def _panel(where: Path, frame: "CountedFrame", trained: "Trained") -> None:
 
     # A frame's name may be a path, and a video's has a number behind it.
     name = "".join(c if c.isalnum() or c in "-_." else "_" for c in frame.name)
-    enlarge = int(trained.about.get("enlarge", 1))
-    write_panel(where / f"{name}.panel.png", frame, roi=trained.roi, enlarge=enlarge)
+    write_panel(where / f"{name}.panel.png", frame, roi=trained.roi, enlarge=trained.enlarge)
 
 
 def _bar(rows: "Iterable[CountedFrame]", total: int | None, label: str) -> "Iterable[CountedFrame]":

@@ -18,16 +18,15 @@ from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
-import torch.nn.functional as F
 from torch import Tensor
 
-from latedrop.calibration.intervals import checked_level
-from latedrop.calibration.predictor import Prediction
+from latedrop import Prediction
 from latedrop.crowd.calibration import CrowdCalibration
-from latedrop.crowd.frames import check_size
+from latedrop.crowd.frames import check_size, enlarged
 from latedrop.crowd.mcnn import STRIDE, Trained
 from latedrop.crowd.regions import Policy, Regions, find_regions, usual_threshold
 from latedrop.errors import DataError, FileError, LatedropError, OutputError
+from latedrop.metrics.levels import checked_level
 
 __all__ = ["COLUMNS", "CountFile", "CountedFrame", "count_people", "finished_frames", "write_counts"]
 
@@ -255,9 +254,8 @@ def _prepared(trained: Trained, name: str, image: Tensor) -> Tensor:
             f"expected frames ({channels}, H, W), as the network takes; found {tuple(image.shape)} in {name}. Read "
             f"them with {channels} channel{'s' if channels > 1 else ''}."
         )
-    enlarge = int(trained.about.get("enlarge", 1))
-    if enlarge > 1:
-        image = F.interpolate(image[None], scale_factor=enlarge, mode="bilinear", align_corners=False)[0]
+    enlarge = trained.enlarge
+    image = enlarged(image, enlarge)
     check_size(image.shape, name)
     cells = (image.shape[1] // STRIDE, image.shape[2] // STRIDE)
     if trained.roi is not None and cells != tuple(trained.roi.shape):

@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from latedrop import Prediction, calibrate
 from latedrop.calibration.evaluation import Evaluation, compare, evaluate
-from latedrop.calibration.predictor import Prediction, calibrate
 from latedrop.crowd.calibration import CrowdCalibration, calibrate_counter, counted_heads, read_maps
 from latedrop.crowd.counting import CountedFrame, count_people, write_counts
 from latedrop.crowd.layouts import CrowdSet
@@ -28,6 +28,7 @@ from latedrop.crowd.mcnn import Trained, load_weights, shipped
 from latedrop.crowd.panels import draw_panel
 from latedrop.crowd.regions import Maps, fit_policy, measure_rejection, near_cells
 from latedrop.crowd.scenes import make_scenes
+from latedrop.devices import versions
 from latedrop.errors import ArgumentError
 from latedrop.files import write_aside
 from latedrop.masking.draws import checked_seed
@@ -148,7 +149,7 @@ def run(
     watch.lap("counting, sampling-free")
     rejection = measure_rejection(fitted, _maps(counted, scenes), seed, near=near_cells(scenes.sigma))
     watch.lap("rejection")
-    target = torch.tensor([float(scenes.count(i)) for i in scenes.test])
+    target = scenes.counts(scenes.test)
     sampled = _sampled(trained, scenes, draws, seed, progress)
     watch.lap("calibration and counting, sampled")
     free = Prediction(
@@ -167,7 +168,7 @@ def run(
         rejection=rejection,
         counted=counted,
         heads=tuple(scenes.frames[i].points for i in scenes.test),
-        versions=_versions(),
+        versions=versions() | {"system": f"{platform.system()} {platform.machine()}"},
         seconds=watch.laps,
     )
 
@@ -231,7 +232,7 @@ def _sampled(trained: Trained, scenes: CrowdSet, draws: int, seed: int, progress
 
     def batch(indices: Sequence[int]) -> tuple[Tensor, Tensor]:
         images = torch.stack([scenes.image(i, trained.model.channels) for i in indices])
-        return images.to(device), torch.tensor([float(scenes.count(i)) for i in indices])
+        return images.to(device), scenes.counts(indices)
 
     predictor = calibrate(
         trained.model,
@@ -300,14 +301,3 @@ def _bar(rows: Any, total: int, show: bool) -> Any:
     from tqdm import tqdm
 
     return tqdm(rows, desc="counting", total=total, unit="frame", delay=2, disable=not show, leave=False)
-
-
-def _versions() -> dict[str, str]:
-    from latedrop import __version__
-
-    return {
-        "latedrop": __version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "system": f"{platform.system()} {platform.machine()}",
-    }

@@ -18,13 +18,14 @@ belongs to the pixel it is nearest to.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from latedrop.errors import ArgumentError, DataError, LatedropError
+from latedrop.errors import ArgumentError, DataError
+from latedrop.terminal import need
 
 __all__ = ["adaptive_sigma", "density_map", "heads_inside", "roi_cells"]
 
@@ -105,7 +106,10 @@ def adaptive_sigma(points: Array) -> Floats:
     neighbours = min(_NEIGHBOURS, len(heads) - 1)
     if neighbours < 1:
         return np.full(len(heads), _ADAPTIVE[1])
-    distances, _ = _spatial().cKDTree(heads).query(heads, k=neighbours + 1)
+    need("crowd", "scipy")
+    from scipy.spatial import cKDTree
+
+    distances, _ = cKDTree(heads).query(heads, k=neighbours + 1)
     widths: Floats = np.clip(_SHARE * distances[:, 1:].mean(1), *_ADAPTIVE)
     return widths
 
@@ -206,11 +210,3 @@ def _check_roi(roi: Array | None, shape: tuple[int, int]) -> Mask | None:
             "Resize one of the two."
         )
     return mask
-
-
-def _spatial() -> Any:
-    try:
-        import scipy.spatial
-    except ImportError as error:
-        raise LatedropError('expected scipy; not installed. Run: pip install "latedrop[crowd]"') from error
-    return scipy.spatial

@@ -19,11 +19,22 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from latedrop.errors import ArgumentError, DataError, FileError, LatedropError, LatedropWarning
+from latedrop.terminal import need
 
-__all__ = ["RECEPTIVE_FIELD", "FrameStream", "check_size", "image_shape", "open_frames", "read_image", "to_tensor"]
+__all__ = [
+    "RECEPTIVE_FIELD",
+    "FrameStream",
+    "check_size",
+    "enlarged",
+    "image_shape",
+    "open_frames",
+    "read_image",
+    "to_tensor",
+]
 
 Pixels: TypeAlias = npt.NDArray[Any]
 
@@ -71,6 +82,13 @@ def to_tensor(pixels: Pixels, channels: int = 1) -> Tensor:
         scaled = scaled @ np.array([0.299, 0.587, 0.114], dtype=np.float32)
     planes = torch.from_numpy(np.ascontiguousarray(np.atleast_3d(scaled).transpose(2, 0, 1)))
     return planes.expand(channels, -1, -1).clone() if len(planes) < channels else planes
+
+
+def enlarged(image: Tensor, times: int) -> Tensor:
+    """An image `(C, H, W)` made `times` larger, bilinear."""
+    if times == 1:
+        return image
+    return F.interpolate(image[None], scale_factor=times, mode="bilinear", align_corners=False)[0]
 
 
 def check_size(shape: Sequence[int], name: str = "the frame") -> None:
@@ -259,10 +277,9 @@ def _stopped(path: Path, count: int, why: str) -> str:
 @contextmanager
 def _opened_video(path: Path) -> Iterator[tuple[Any, Any, float | None]]:
     """The container, its first video track, and the track's length in seconds where known."""
-    try:
-        import av
-    except ImportError as error:
-        raise LatedropError('expected av to read a video; not installed. Run: pip install "latedrop[video]"') from error
+    need("video", "av")
+    import av
+
     try:
         container = av.open(os.fspath(path))
     except (av.FFmpegError, OSError) as error:
@@ -281,10 +298,9 @@ def _opened_video(path: Path) -> Iterator[tuple[Any, Any, float | None]]:
 @contextmanager
 def _opened(path: str | os.PathLike[str]) -> Iterator[Any]:
     """An image whose pixels are not yet read; what goes wrong inside is told as one error."""
-    try:
-        from PIL import Image, UnidentifiedImageError
-    except ImportError as error:
-        raise LatedropError('expected pillow; not installed. Run: pip install "latedrop[crowd]"') from error
+    need("crowd", "PIL")
+    from PIL import Image, UnidentifiedImageError
+
     if not os.path.isfile(path):
         raise FileError(f"expected an image at {path}; there is no such file. Check the path.")
     try:

@@ -17,8 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from latedrop.errors import ArgumentError, DataError, FileError, LatedropError
+from latedrop.errors import ArgumentError, DataError, FileError
 from latedrop.files import write_aside
+from latedrop.terminal import need
 
 __all__ = ["MCNN", "STRIDE", "Trained", "load_weights", "save_weights", "shipped"]
 
@@ -97,6 +98,11 @@ class Trained:
     roi: Tensor | None = None
     about: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def enlarge(self) -> int:
+        """How many times larger than in their files the network was shown its frames."""
+        return int(self.about.get("enlarge", 1))
+
     def masked(self, density: Tensor) -> Tensor:
         """The map with zeros outside the region of interest, `(N, 1, h, w)`."""
         if self.roi is None:
@@ -122,12 +128,14 @@ class Trained:
 
 def save_weights(path: str | os.PathLike[str], trained: Trained) -> None:
     """Write a network as safetensors: its tensors, the region of interest, and `about` as metadata."""
-    safetensors = _safetensors()
+    need("crowd", "safetensors")
+    import safetensors.torch
+
     tensors = {name: value.detach().cpu().contiguous() for name, value in trained.model.state_dict().items()}
     if trained.roi is not None:
         tensors["roi"] = trained.roi.cpu().to(torch.uint8)
     about = {"network": "mcnn", "channels": trained.model.channels, **trained.about}
-    write_aside(path, safetensors.save(tensors, {_KEY: json.dumps(about)}))
+    write_aside(path, safetensors.torch.save(tensors, {_KEY: json.dumps(about)}))
 
 
 def load_weights(path: str | os.PathLike[str], device: str | torch.device = "cpu") -> Trained:
@@ -136,7 +144,7 @@ def load_weights(path: str | os.PathLike[str], device: str | torch.device = "cpu
     Raises:
         FileError: no such file, not safetensors, or the weights of another architecture.
     """
-    _safetensors()
+    need("crowd", "safetensors")
     from safetensors import SafetensorError, safe_open
 
     path = Path(path)
@@ -186,11 +194,3 @@ def _check(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], path: Pa
             f"expected the weights of an MCNN in {path}; found those of another architecture: {'; '.join(said)}. "
             "Use what `crowd train` wrote."
         )
-
-
-def _safetensors() -> Any:
-    try:
-        import safetensors.torch
-    except ImportError as error:
-        raise LatedropError('expected safetensors; not installed. Run: pip install "latedrop[crowd]"') from error
-    return safetensors.torch

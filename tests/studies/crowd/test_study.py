@@ -29,12 +29,13 @@ from latedrop.crowd.layouts import open_set
 from latedrop.crowd.mcnn import MCNN, Trained, load_weights, save_weights
 from latedrop.crowd.scenes import make_scenes
 from latedrop.errors import ArgumentError, DataError, FileError
+from latedrop.studies import pages as study_pages
+from latedrop.studies.claims import Claim, Effect, decide
 from latedrop.studies.crowd import claims as crowd_claims
 from latedrop.studies.crowd import measures as crowd_measures
 from latedrop.studies.crowd import pages as crowd_pages
 from latedrop.studies.crowd import record as crowd_record
 from latedrop.studies.crowd import study as crowd
-from latedrop.studies.crowd.claims import Claim, Effect, decide
 from latedrop.studies.crowd.measured_set import Settings, load, sampled
 from latedrop.studies.crowd.measures import COVERAGES, KINDS, Predicted, agreement, blocks, conformal, fit, judge
 from latedrop.studies.crowd.study import Request, main, read, run
@@ -81,7 +82,7 @@ def quick(tmp_path_factory: pytest.TempPathFactory, weights: Path) -> Iterator[P
     out = tmp_path_factory.mktemp("crowd")
     with pytest.MonkeyPatch.context() as patch:
         patch_small(patch)
-        patch.setattr(crowd_pages, "find_spec", lambda name: None)  # figures have a test of their own
+        patch.setattr(study_pages, "find_spec", lambda name: None)  # figures have a test of their own
         options = ["--quick", "--weights", str(weights), "--out", str(out), "--no-progress", "--device", "cpu"]
         assert main(options) == 0
     return out
@@ -307,7 +308,7 @@ def test_the_rejection_measured_again_is_that_of_the_study(
         changed(path, rejection={"verdict": "of an earlier rule"})
         path.with_suffix(".npz").write_bytes(b"of an earlier rule")
     monkeypatch.setattr(crowd, "measure", lambda *_: pytest.fail("the rates were computed again"))
-    monkeypatch.setattr(crowd_pages, "find_spec", lambda name: None)
+    monkeypatch.setattr(study_pages, "find_spec", lambda name: None)
     options = ["--quick", "--weights", str(weights), "--out", str(tmp_path), "--no-progress", "--device", "cpu"]
     assert main([*options, "--rejection"]) == 0
     again, first = (read(folder)["scenes"] for folder in (tmp_path, quick))
@@ -333,8 +334,8 @@ def test_a_rejection_that_was_measured_elsewhere_says_so(tmp_path: Path, quick: 
         "same_draws": True,
     }
     page = crowd_pages.index({"scenes": record}, [])
-    assert f"in all on {there['device']} and another device" in page
-    assert f"The rejection was measured on {there['device']} (torch {torch.__version__})." in page
+    assert there["device"] in page
+    assert "another device" in page
     count = record["injected"]["count"]
     for column in (count["test"]["mae"], count["test"]["rmse"]):
         column[:] = [1.01 * error for error in column]
@@ -342,7 +343,9 @@ def test_a_rejection_that_was_measured_elsewhere_says_so(tmp_path: Path, quick: 
     run(tiny(tmp_path, weights, rejection=True))
     record = read(tmp_path)["scenes"]
     assert not record["rejection"]["measured_on"]["same_draws"]
-    assert ", with other draws than the tables above." in crowd_pages.index({"scenes": record}, [])
+    other = crowd_pages.index({"scenes": record}, [])
+    record["rejection"]["measured_on"]["same_draws"] = True
+    assert other != crowd_pages.index({"scenes": record}, [])
 
 
 def test_what_has_no_rejection_to_measure_again(tmp_path: Path, quick: Path, weights: Path) -> None:
@@ -473,7 +476,9 @@ def test_pages_and_figures_come_from_the_files_alone(
         assert f"({name}.png)" in page
     claims = (tmp_path / "claims.md").read_text(encoding="utf-8")
     assert all(claim.text in claims for claim in crowd_claims.CLAIMS)
-    assert "these numbers decide little" in claims
+    record = read(tmp_path)["scenes"]
+    record["settings"] |= {"frames": None, "every": 1}
+    assert crowd_claims.page({"scenes": record}) != claims  # it says where only some of the frames were measured
     (tmp_path / "scenes.npz").write_bytes(b"no maps")
     with pytest.raises(FileError, match=r"expected the example maps .*Run the set again"):
         crowd_pages.write(read(tmp_path), tmp_path)
@@ -482,7 +487,7 @@ def test_pages_and_figures_come_from_the_files_alone(
 def test_pages_without_matplotlib(
     tmp_path: Path, quick: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(crowd_pages, "find_spec", lambda name: None)
+    monkeypatch.setattr(study_pages, "find_spec", lambda name: None)
     written = crowd_pages.write(read(quick), tmp_path)
     assert [path.name for path in written] == ["index.md", "claims.md"]
     assert "no matplotlib" in capsys.readouterr().err
@@ -494,18 +499,17 @@ def test_pages_show_the_areas_that_the_results_have(quick: Path) -> None:
     areas = {"low_mass": 0.9, "ratio": 0.8, "isolation": None, "without_ratio": 0.912, "all": 0.934}
     record["rejection"]["separation"] = areas
     page = crowd_pages.index({"scenes": record}, [])
-    assert "low mass 0.90, uncertainty/density ratio 0.80, isolation not defined. A linear score" in page
-    assert "fitted to the validation regions: mass and isolation 0.91, these and the ratio 0.93." in page
+    assert all(area in page for area in ("low mass 0.90", "ratio 0.80", "isolation not defined", "0.91", "0.93"))
     record["rejection"]["separation"] = {name: areas[name] for name in ("low_mass", "ratio", "isolation")}
     page = crowd_pages.index({"scenes": record}, [])
-    assert "isolation not defined." in page
-    assert "linear score" not in page
+    assert "isolation not defined" in page
+    assert "0.91" not in page
 
 
 def test_a_claim_is_decided_by_its_whole_interval() -> None:
     record: dict[str, Any] = {}
 
-    def word(effect: Effect | None, **limit: float) -> str:
+    def word(effect: Effect | None, **limit: float) -> str | None:
         return decide(Claim("", "", lambda _: effect, **limit), record)[0]
 
     assert word(Effect(2.0, 1.5, 2.5), above=1.0) == "holds"
@@ -514,8 +518,8 @@ def test_a_claim_is_decided_by_its_whole_interval() -> None:
     assert word(Effect(-1.0, -2.0, -0.5), below=0.0) == "holds"
     assert word(Effect(1.0, 0.5, 2.0), below=0.0) == "fails"
     assert word(Effect.plain(0.0), below=0.0) == "fails"
-    assert word(None, below=0.0) == ""
-    assert str(Effect.of_blocks(np.array([1.0, 3.0]))) == "2 (0 to 4)"
+    assert word(None, below=0.0) is None
+    assert Effect.mean(np.array([1.0, 3.0])) == Effect(2.0, 0.0, 4.0)
 
 
 def test_claims_follow_the_numbers(quick: Path) -> None:
@@ -540,7 +544,7 @@ def test_claims_follow_the_numbers(quick: Path) -> None:
     record["rejection"]["before"]["false_kept"], record["rejection"]["after"]["false_kept"] = 10, 8
     assert decide(removes, record)[0] == "holds"
     record["rejection"]["before"]["false_kept"] = record["rejection"]["after"]["false_kept"] = 0
-    assert decide(removes, record) == ("", None)
+    assert decide(removes, record) == (None, None)
     assert decide(by_text["Counts: scaled injection is not worse than scaled embedded dropout"], record)[1] is not None
     record["embedded"] = {}
     assert decide(by_text["Counts: scaled injection is not worse than scaled embedded dropout"], record)[1] is None

@@ -67,7 +67,7 @@ def test_ideal_nll_and_rows_without_variance() -> None:
     assert bool((found["nll_ideal"] < found["nll_scaled"]).all())
 
 
-@pytest.mark.parametrize("hidden", [(8,), (8, 6, 5)])
+@pytest.mark.parametrize("hidden", [(8,), (8, 6), (6, 6), (8, 6, 5), (6, 6, 6), (5, 8, 6, 7), (6, 6, 6, 6)], ids=str)
 def test_first_order_variance_is_that_of_linearize(hidden: tuple[int, ...]) -> None:
     net, member = network(hidden, 4)
     x = torch.randn(9, 4, dtype=torch.float64)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from latedrop.errors import OutputError
 from latedrop.studies.uci import stacked
-from latedrop.studies.uci.stacked import Plan, Stack, initial, key, train
+from latedrop.studies.uci.stacked import Plan, Stack, Training, initial, key, train
 
 SPLITS, ROWS, INPUTS = 3, 45, 4
 SEEDS = [key("test", split) for split in range(SPLITS)]
@@ -48,13 +48,46 @@ def plain(x: Tensor, y: Tensor, plan: Plan, rate: float, seed: int, units: int) 
     return nn.Sequential(*linears)
 
 
+def gradients(training: Training, rows: slice) -> list[Tensor]:
+    """Of every member's mean squared error, by autograd, for the flat parameters of `training`."""
+    leaves = [part.detach().clone().double().requires_grad_() for layer in training.layers for part in layer]
+    rates = torch.tensor(training.plan.rates, dtype=torch.float64).repeat(training.splits).view(-1, 1, 1)
+    a, at = training.xs[:, rows].double().repeat_interleave(len(training.plan.rates), 0), 0
+    for index, width in enumerate(training.plan.hidden):
+        a = torch.relu(a @ leaves[2 * index] + (leaves[2 * index + 1] if index else 0))
+        if training.masked:
+            numbers = (training.numbers[:, rows, at : at + width] / training.unit).double()
+            a = a * (numbers.repeat_interleave(len(training.plan.rates), 0) > rates) / (1 - rates)
+        at += width
+    target = training.ys[:, rows].double().repeat_interleave(len(training.plan.rates), 0)
+    loss = ((a @ leaves[-2] + leaves[-1])[..., 0] - target).square().mean(1).sum()
+    return list(torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True))
+
+
+@pytest.mark.parametrize("rates", [(0.0,), (0.0, 0.1, 0.5)], ids=["no dropout", "dropout"])
+@pytest.mark.parametrize(
+    "hidden", [(6,), (7, 5), (6, 6), (7, 5, 8), (6, 6, 6), (7, 6, 6), (5, 8, 7, 6), (6, 6, 6, 6), (6, 7, 6, 7)], ids=str
+)
+def test_the_gradient_is_that_of_autograd(hidden: tuple[int, ...], rates: tuple[float, ...]) -> None:
+    x, y = data()
+    training = Training(x, y, Plan(hidden, rates, 1e-3, 16, 1), SEEDS, lambda rows: None)
+    training._draw()
+    # The second time over buffers that hold the first; the last batch of an epoch is smaller.
+    for rows in (slice(0, 16), slice(16, 32), slice(32, ROWS)):
+        training._step(rows)
+        found = [part.double() for layer in training.gradients for part in layer]
+        for ours, theirs in zip(found, gradients(training, rows), strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+            assert not ours.numel() or float(ours.abs().max()) > 0
+
+
 def assert_same(first: Stack, split: int, rate: int, second: Stack, other_split: int, other_rate: int) -> None:
     for (w, b), (v, c) in zip(first.member(split, rate), second.member(other_split, other_rate), strict=True):
         torch.testing.assert_close(w, v, rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(b, c, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("hidden", [(8,), (8, 6, 7), (6, 6)])
+@pytest.mark.parametrize("hidden", [(8,), (8, 6, 7), (6, 6), (6, 6, 6)], ids=str)
 @pytest.mark.parametrize("rates", [(0.0,), (0.0, 0.1, 0.5)])
 def test_members_are_networks_trained_alone(hidden: tuple[int, ...], rates: tuple[float, ...]) -> None:
     x, y = data()

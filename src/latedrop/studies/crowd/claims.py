@@ -1,86 +1,18 @@
 """What the paper claims of crowd counting, decided from the numbers: set by set, pixels and counts apart.
 
-A claim has an effect and a threshold. A mean over frames has an interval, two standard errors over blocks of
-consecutive test frames to either side, or the one that was measured with it. The claim holds on a set where
-the whole interval is beyond the threshold, and fails where the whole interval is on the other side.
+A mean over frames has an interval from blocks of consecutive test frames, or the one that was measured with it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from collections.abc import Callable
 
 import numpy as np
-import numpy.typing as npt
 
+from latedrop.studies.claims import Claim, Effect, Record, Values, decide
 from latedrop.studies.crowd.tables import NAMES, Results, methods, number, paper_rates
 
-__all__ = ["CLAIMS", "Claim", "Effect", "decide", "page"]
-
-Record: TypeAlias = Mapping[str, Any]
-Values: TypeAlias = npt.NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Effect:
-    """A number and its interval; the interval is the number itself where there is none."""
-
-    value: float
-    low: float
-    high: float
-
-    @classmethod
-    def plain(cls, value: float) -> Effect:
-        """Without an interval."""
-        return cls(value, value, value)
-
-    @classmethod
-    def of_blocks(cls, values: Values) -> Effect:
-        """The mean of blocks `(B,)`, two standard errors to either side."""
-        mean = float(values.mean())
-        error = float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else float("inf")
-        return cls(mean, mean - 2 * error, mean + 2 * error)
-
-    def __str__(self) -> str:
-        if self.low == self.high:
-            return number(self.value)
-        return f"{number(self.value)} ({number(self.low)} to {number(self.high)})"
-
-
-@dataclass(frozen=True)
-class Claim:
-    """One statement.
-
-    Attributes:
-        text: what is claimed.
-        effect: what is measured, in words.
-        measure: the effect on a set; None where the set does not say.
-        above: it holds where the effect is above this; None: where it is below `below`.
-        below: the other threshold.
-        source: whose claim it is.
-    """
-
-    text: str
-    effect: str
-    measure: Callable[[Record], Effect | None]
-    above: float | None = None
-    below: float | None = None
-    source: str = "paper"
-
-
-def decide(claim: Claim, record: Record) -> tuple[str, Effect | None]:
-    """`holds`, `fails`, `not decided` or, where a set does not say, an empty word; and the effect."""
-    effect = claim.measure(record)
-    if effect is None:
-        return "", None
-    low, high = effect.low, effect.high
-    if claim.above is not None:
-        holds, fails = low > claim.above, high <= claim.above
-    else:
-        limit = claim.below or 0.0
-        holds, fails = high < limit, low >= limit
-    return "holds" if holds else "fails" if fails else "not decided", effect
+__all__ = ["CLAIMS", "page"]
 
 
 def page(results: Results) -> str:
@@ -111,13 +43,13 @@ def page(results: Results) -> str:
             "",
             f"## {place}. {claim.text}",
             "",
-            _threshold(claim),
+            claim.threshold,
             "",
             "| set | effect | |",
             "| --- | --- | --- |",
         ]
         for name, (word, effect) in words.items():
-            lines.append(f"| {NAMES[name]} | {'' if effect is None else effect} | {word or 'not measured'} |")
+            lines.append(f"| {NAMES[name]} | {_said(effect)} | {word or 'not measured'} |")
     return "\n".join(lines) + "\n"
 
 
@@ -133,7 +65,7 @@ def _gap(target: str, first: str, second: str) -> Callable[[Record], Effect]:
     def effect(record: Record) -> Effect:
         blocks = record["injected"][target]["blocks"]
         a, b = (np.array(blocks[f"nll_{kind}"])[paper_rates(record)] for kind in (first, second))
-        return Effect.of_blocks((a - b).mean(0))
+        return Effect.mean((a - b).mean(0))
 
     return effect
 
@@ -151,7 +83,7 @@ def _growth(which: Callable[[Record], int]) -> Callable[[Record], Effect]:
 
     def effect(record: Record) -> Effect:
         plain = record["constant"]["count"]["test"]["mae"]
-        return Effect.of_blocks(np.array(record["injected"]["count"]["blocks"]["mae"][which(record)]) / plain - 1)
+        return Effect.mean(np.array(record["injected"]["count"]["blocks"]["mae"][which(record)]) / plain - 1)
 
     return effect
 
@@ -168,7 +100,7 @@ def _methods(target: str, first: str, second: str, measure: str = "nll") -> Call
     def effect(record: Record) -> Effect:
         found = methods(record, target)
         a, b = (np.array(found[name]["blocks"][measure]) for name in (first, second))
-        return Effect.of_blocks(a - b)
+        return Effect.mean(a - b)
 
     return effect
 
@@ -324,10 +256,12 @@ CLAIMS = (
 )  # fmt: skip
 
 
-def _threshold(claim: Claim) -> str:
-    side = f"above {claim.above:g}" if claim.above is not None else f"below {claim.below:g}"
-    return f"Effect: {claim.effect}; the claim is that it is {side}."
-
-
-def _cell(word: str) -> str:
+def _cell(word: str | None) -> str:
     return f"**{word}**" if word in ("holds", "fails") else word or "-"
+
+
+def _said(effect: Effect | None) -> str:
+    """The number, with its interval where it has one."""
+    if effect is None or effect.low == effect.high:
+        return "" if effect is None else number(effect.value)
+    return f"{number(effect.value)} ({number(effect.low)} to {number(effect.high)})"

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from latedrop import plots
 from latedrop.studies.crowd.tables import KINDS, NAMES, PAPER, Results, intervals, paper_rates
+from latedrop.studies.pages import one_legend
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -88,7 +89,7 @@ def _rates(results: Results, target: str) -> Figure:
         ax.set_title(title)
     for ax in grid[-1]:
         ax.set_xlabel("dropout rate")
-    _one_legend(figure, grid[0][0], grid[0][3], grid[0][2])
+    one_legend(figure, grid[0][0], grid[0][3], grid[0][2])
     return figure
 
 
@@ -102,11 +103,9 @@ def _tradeoff(results: Results) -> Figure:
             rmse = np.array([columns["test"]["rmse"][i] for i in shown])
             plots.tradeoff(nll, ma, ax, rmse=rmse[:, None])
             ax.set_title(f"{name}, {target} (RMSE in {unit})", fontsize="medium")
-            if ax.get_legend():
-                ax.get_legend().remove()
             if nll.max() - nll.min() > _WIDE_RANGE:
                 ax.set_xscale("symlog")
-    _one_legend(figure, grid[0][0])
+    one_legend(figure, grid[0][0])
     return figure
 
 
@@ -118,8 +117,7 @@ def _calibration(results: Results) -> Figure:
             curves = record["curves"][target]["test"]
             plots.calibration_curves({kind: (record["levels"], curves[kind]) for kind in KINDS}, ax)
             ax.set_title(f"{name}, {target}", fontsize="medium")
-            ax.get_legend().remove()
-    _one_legend(figure, grid[0][0])
+    one_legend(figure, grid[0][0])
     return figure
 
 
@@ -133,8 +131,7 @@ def _counts(results: Results) -> Figure:
         ax.set_ylabel(f"{name}\npeople")
         ax.set_ylim(bottom=0)
         ax.margins(x=0.01)
-        ax.get_legend().remove()
-    _one_legend(figure, grid[0][0], target="annotated", mean="mean of draws")
+    one_legend(figure, grid[0][0], target="annotated", mean="mean of draws")
     return figure
 
 
@@ -157,7 +154,7 @@ def _coverage(results: Results) -> Figure:
             ax.set_xticks(places, [f"{100 * level:g} %" for level in levels])
     for ax in grid[-1]:
         ax.set_xlabel("level of the interval")
-    _one_legend(figure, grid[0][0])
+    one_legend(figure, grid[0][0])
     return figure
 
 
@@ -246,12 +243,3 @@ def _bars(ax: Axes, values: Mapping[str, float], spread: float, label: str) -> N
 
 def _floats(values: Sequence[float | None]) -> npt.NDArray[np.float64]:
     return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
-
-
-def _one_legend(figure: Figure, *panels: Axes, **names: str) -> None:
-    """One for all panels, above them, of what these show; some of it under other names."""
-    found: dict[str, Any] = {}
-    for ax in panels:
-        lines, labels = ax.get_legend_handles_labels()
-        found |= {names.get(label, label): line for label, line in zip(labels, lines, strict=True)}
-    figure.legend(list(found.values()), list(found), loc="outside upper center", ncols=len(found))

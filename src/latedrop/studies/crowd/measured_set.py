@@ -9,28 +9,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from latedrop import Sites, find_sites, linearize, propagate, sample
 from latedrop.calibration.fit import fit_sites
-from latedrop.crowd.density import heads_inside, roi_cells
-from latedrop.crowd.layouts import CrowdSet, Sigma
+from latedrop.crowd.layouts import CrowdSet, Sigma, in_order
 from latedrop.crowd.mcnn import STRIDE, Trained
 from latedrop.errors import DataError
-from latedrop.model.finding import find_sites
-from latedrop.model.sites import Sites
 from latedrop.studies.crowd.measures import Fit, Predicted, agreement, conformal, judge, judge_both
-from latedrop.variance.engine.options import Engine
-from latedrop.variance.first_order import linearize
-from latedrop.variance.propagation import propagate
-from latedrop.variance.sampling import plain_output, sample
 
 __all__ = [
     "FREE_COST",
@@ -57,7 +50,6 @@ RATES = (0.001, 0.002, 0.003, 0.004, 0.005, 0.006, 0.007, 0.008, 0.009, 0.01, 0.
 PARTS = ("validation", "test")
 FREE_COST = 4
 """Of one sampling-free pass with its backward pass or its variances, in passes: for the time left."""
-_READERS = 8
 _WORTH_COMPILING = 20_000  # passes
 
 
@@ -168,7 +160,8 @@ def load(item: CrowdSet, trained: Trained, settings: Settings, *, batch: int, ch
     device = next(trained.model.parameters()).device
     height, width = item.shape(item.test[0] if item.test else 0)
     grid = (height // STRIDE, width // STRIDE)
-    cells = torch.ones(grid, dtype=torch.bool) if item.roi is None else torch.from_numpy(roi_cells(item.roi, STRIDE))
+    region = item.cells()
+    cells = torch.ones(grid, dtype=torch.bool) if region is None else region
     if trained.roi is not None and not torch.equal(trained.roi.cpu(), cells):
         raise DataError(
             f"expected weights made for the region of interest of {item.name}, {int(cells.sum())} cells of "
@@ -182,7 +175,7 @@ def load(item: CrowdSet, trained: Trained, settings: Settings, *, batch: int, ch
         if not chosen:
             raise DataError(f"expected {name} frames in {item.name}; found none. Check the folder, and --every.")
         parts[name] = _frames(item, chosen, trained.model.channels, inside)
-    roi = None if item.roi is None else cells.to(device)
+    roi = None if region is None else region.to(device)
     return Study(parts, replace(trained, roi=roi), inside, grid, item.sigma, settings, batch, chunk)
 
 
@@ -193,7 +186,9 @@ def first_order(study: Study, tick: Tick) -> Stage:
     for name, frames in study.parts.items():
         maps, counts, variances = [], [], []
         for images in frames.batches(study.batch):
-            maps.append(plain_output(study.trained.model, images, study.trained.both)[:, :-1][:, study.inside])
+            with torch.inference_mode():
+                density = study.trained.model(images)
+            maps.append(density.flatten(1)[:, study.inside])
             result = linearize(study.trained.model, images, sites, study.trained.count_of)
             counts.append(result.mean)
             variances.append(result.variance_by_site[:, 0])
@@ -256,7 +251,7 @@ def sampled(study: Study, trained: Trained, rate: float, settings: Settings, tic
     sites = study.sites(trained)
     # Compiling takes seconds, and then serves every batch and rate.
     many = study.inside.is_cuda and study.total * settings.draws >= _WORTH_COMPILING
-    engine: Engine = "compiled" if many else "auto"
+    engine: Literal["compiled", "auto"] = "compiled" if many else "auto"
     options = (settings.draws, settings.seed, sites, trained.both, study.chunk)
     found = {}
     for name, frames in study.parts.items():
@@ -301,7 +296,7 @@ def _judged(study: Study, maps: dict[str, Drawn]) -> Stage:
 
 
 def _constant(study: Study, plain: dict[str, tuple[Tensor, Tensor]], index: int) -> Stage:
-    """The validation frames' mean squared error as everybody's variance: what every method must beat."""
+    """The validation frames' mean squared error as one variance for all: what every method must beat."""
 
     def predicted(name: str, variance: float) -> Predicted:
         mean = plain[name][index].flatten()
@@ -343,26 +338,24 @@ def _per_site(study: Study, plain: dict[str, tuple[Tensor, Tensor]], by_site: di
 
 def _frames(item: CrowdSet, chosen: Sequence[int], channels: int, inside: Tensor) -> Frames:
     def read(index: int) -> tuple[Tensor, Tensor]:
-        return (item.image(index, channels) * 255).round().to(torch.uint8), item.density(index).flatten()
+        return item.pixels(index, channels), item.density(index).flatten()
 
     images: list[Tensor] = []
     densities: list[Tensor] = []
-    with ThreadPoolExecutor(_READERS) as pool:
-        for index, (image, density) in zip(chosen, pool.map(read, chosen), strict=True):
-            if images and image.shape != images[0].shape:
-                raise DataError(
-                    f"expected frames of one size in {item.name}, as the first, {tuple(images[0].shape)}; found "
-                    f"{tuple(image.shape)} in {item.frames[index].name}. Leave it out."
-                )
-            images.append(image)
-            densities.append(density)
-    heads = [item.frames[index].points for index in chosen]
+    for index, (image, density) in zip(chosen, in_order(read, chosen), strict=True):
+        if images and image.shape != images[0].shape:
+            raise DataError(
+                f"expected frames of one size in {item.name}, as the first, {tuple(images[0].shape)}; found "
+                f"{tuple(image.shape)} in {item.frames[index].name}. Leave it out."
+            )
+        images.append(image)
+        densities.append(density)
     device = inside.device
     return Frames(
         torch.stack(images).to(device),
         torch.stack(densities).to(device)[:, inside],
-        torch.tensor([float(item.count(index)) for index in chosen], device=device),
-        tuple(p[heads_inside(p, item.shape(i), item.roi)] for i, p in zip(chosen, heads, strict=True)),
+        item.counts(chosen).to(device),
+        tuple(item.heads(index) for index in chosen),
         tuple(chosen),
     )
 

@@ -18,10 +18,13 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from latedrop.calibration.intervals import normal_quantile
+from latedrop import optimal_scale, relaxed_scale
 from latedrop.calibration.record import lifted
-from latedrop.calibration.scale import fit_floor, optimal_scale, relaxed_scale
+from latedrop.calibration.scale import fit_floor
+from latedrop.crowd.blocks import block_means
 from latedrop.errors import DataError
+from latedrop.metrics.levels import central_quantile, even_levels, fraction_inside
+from latedrop.studies.scores import conformal_reach, ideal_nll
 
 __all__ = [
     "COVERAGES",
@@ -44,7 +47,6 @@ KINDS = ("unscaled", "scaled", "relaxed", "floor")
 """The variance as it is; times the optimal scale; times the relaxed scale; times a scale, plus a floor."""
 COVERAGES = (0.5, 0.8, 0.9, 0.95)
 _STEPS = 21
-_BLOCK = 25
 _DIGITS = 6
 
 
@@ -109,20 +111,19 @@ class Ratios:
 
     def inside(self, at: Sequence[float], scales: Sequence[float] = (1.0,)) -> Tensor:
         """The share of targets in their central interval, `(scales, levels)`, on the CPU."""
-        probability = torch.tensor(at, dtype=torch.float64)
-        z = torch.special.ndtri((1 + probability) / 2)
+        z = central_quantile(torch.tensor(at, dtype=torch.float64))
         bounds = torch.tensor(scales, dtype=torch.float64).sqrt()[:, None] * z
-        counts = torch.searchsorted(self.ordered, bounds.to(self.ordered.device), right=True)
-        return counts.cpu().double() / len(self.ordered)
+        return fraction_inside(self.ordered, bounds.to(self.ordered)).cpu()
 
     def width(self, level: float, scale: float = 1.0) -> float:
         """Mean width of the interval at a level."""
-        return 2 * normal_quantile((1 + level) / 2) * math.sqrt(scale) * self.std
+        return 2 * central_quantile(level) * math.sqrt(scale) * self.std
 
 
 def levels() -> list[float]:
     """The 99 levels of the calibration curves."""
-    return [k / 100 for k in range(1, 100)]
+    found: list[float] = even_levels(99).tolist()
+    return found
 
 
 def fit(held: Predicted) -> Fit:
@@ -162,12 +163,12 @@ def judge(part: Predicted, fitted: Fit, *, intervals: bool = False) -> Measures:
     found: Measures = {
         "rmse": float(error.square().mean().sqrt()),
         "mae": float(error.abs().mean()),
-        "nll_ideal": _ideal(error),
+        "nll_ideal": float(ideal_nll(error)),
         "zero_variances": zeros,
         "entries": len(error),
         "curves": {},
     }
-    grid = torch.tensor(levels(), dtype=torch.float64)
+    grid = even_levels(99)
     for kind, (ratios, scale) in looks.items():
         observed = ratios.inside(levels(), [scale])[0]
         found[f"nll_{kind}"] = ratios.nll(scale)
@@ -191,12 +192,8 @@ def judge_both(held: Predicted, test: Predicted, *, intervals: bool = False) -> 
 
 
 def blocks(by_frame: Tensor) -> list[float]:
-    """Means over blocks of 25 consecutive frames, fewer where there would be less than ten blocks.
-
-    Neighbouring frames of a video are alike; the spread of these means tells how sure a mean over frames is.
-    """
-    size = max(1, min(_BLOCK, len(by_frame) // 10))
-    return [_short(float(part.mean())) for part in by_frame.double().tensor_split(max(1, round(len(by_frame) / size)))]
+    """Means over blocks of consecutive frames; see `latedrop.crowd.blocks`."""
+    return [_short(mean) for mean in block_means(by_frame.double().cpu().numpy()).tolist()]
 
 
 def agreement(variance: Tensor, other: Tensor) -> Measures:
@@ -226,17 +223,12 @@ def conformal(error: Mapping[str, Tensor], std: Mapping[str, Tensor] | None = No
     """
     held, test = error["validation"], error["test"]
     spread = {name: torch.ones_like(values) for name, values in error.items()} if std is None else std
-    ordered = (held.abs() / spread["validation"]).sort().values
     found: Measures = {"coverage": [], "width": []}
-    for level in COVERAGES:
-        rank = math.ceil((len(held) + 1) * level - 1e-9)
-        if rank > len(held):
-            found["coverage"].append(None)
-            found["width"].append(None)
-            continue
-        radius = ordered[rank - 1] * spread["test"]
-        found["coverage"].append(float((test.abs() <= radius).double().mean()))
-        found["width"].append(float(2 * radius.mean()))
+    for reach in conformal_reach(held / spread["validation"], list(COVERAGES)):
+        radius = reach * spread["test"]
+        bounded = math.isfinite(reach)
+        found["coverage"].append(float((test.abs() <= radius).double().mean()) if bounded else None)
+        found["width"].append(float(2 * radius.mean()) if bounded else None)
     return found
 
 
@@ -250,13 +242,6 @@ def _path(ratios: Ratios, fitted: Fit, grid: Tensor) -> dict[str, list[float]]:
         "nll": [_short(ratios.nll(scale)) for scale in scales],
         "ma": [_short(value) for value in (observed - grid).abs().mean(1).tolist()],
     }
-
-
-def _ideal(error: Tensor) -> float:
-    """`mean(1 + log(e^2)) / 2`; an error of exactly 0 counts as the smallest that is not."""
-    size = error.abs()
-    least = torch.where(size > 0, size, torch.inf).min()
-    return float(torch.maximum(size, least).log().mean() + 0.5)
 
 
 def _ranks(values: Tensor) -> Tensor:

@@ -2,38 +2,36 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from latedrop.errors import FileError
-from latedrop.files import write_aside
-from latedrop.report import png
 from latedrop.studies.crowd import claims
 from latedrop.studies.crowd.figures import CAPTIONS, figures
 from latedrop.studies.crowd.tables import NAMES, Results, coverage_table, method_table, network_table, number, verdict
+from latedrop.studies.pages import drawn, written
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 __all__ = ["index", "write"]
 
 
 def write(results: Results, folder: Path) -> list[Path]:
     """Write the pages, and the figures where matplotlib is installed; their paths."""
-    drawn: dict[str, bytes] = {}
-    if find_spec("matplotlib"):
+
+    def pictures() -> Mapping[str, Figure]:
         examples = {name: maps for name in results if (maps := _maps(folder / f"{name}.npz"))}
-        drawn = {f"{name}.png": png(figure) for name, figure in figures(results, examples).items()}
-    else:
-        print('figures: skipped, no matplotlib; pip install "latedrop[plots]", then --figures', file=sys.stderr)
-    shown = [name for name in CAPTIONS if f"{name}.png" in drawn or (folder / f"{name}.png").exists()]
+        return figures(results, examples)
+
+    found = drawn(pictures)
+    shown = [name for name in CAPTIONS if f"{name}.png" in found or (folder / f"{name}.png").exists()]
     pages = {"index.md": index(results, shown).encode(), "claims.md": claims.page(results).encode()}
-    for name, content in (drawn | pages).items():
-        write_aside(folder / name, content)
-    return [folder / name for name in drawn | pages]
+    return written(folder, found | pages)
 
 
 def index(results: Results, shown: list[str]) -> str:

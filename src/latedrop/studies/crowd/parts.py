@@ -11,9 +11,10 @@ from typing import Any
 
 from latedrop.errors import FileError
 from latedrop.files import write_aside
-from latedrop.studies.machine import made_folder
+from latedrop.studies.command import dumped, read_result
+from latedrop.terminal import folder
 
-__all__ = ["SCHEMA", "Parts", "dumped", "parsed"]
+__all__ = ["SCHEMA", "Parts"]
 
 SCHEMA = 1
 
@@ -43,7 +44,7 @@ class Parts:
         path = self._path(name)
         if self.fresh or not path.exists():
             return None
-        record = parsed(path)
+        record = read_result(path, SCHEMA)
         if record.get("key") != {**self.key, **more}:
             raise FileError(
                 f"expected a stage made with {json.dumps({**self.key, **more})} in {path}; found "
@@ -60,7 +61,7 @@ class Parts:
             return found
         stage, seconds = run()
         record = {"schema": SCHEMA, "key": {**self.key, **more}, "seconds": seconds, "stage": stage}
-        made_folder(self.folder)
+        folder(self.folder)
         write_aside(self._path(name), dumped(record))
         self.seconds[name] = seconds
         # As it would be read: a run that goes on and one that was never stopped give the same bytes.
@@ -77,23 +78,3 @@ class Parts:
 
     def _path(self, name: str) -> Path:
         return self.folder / f"{name}.json"
-
-
-def parsed(path: Path) -> dict[str, Any]:
-    """The JSON of a result or a stage.
-
-    Raises:
-        FileError: it is damaged, or something else.
-    """
-    try:
-        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise FileError(f"expected a result of this study in {path}; {error}. Delete it.") from error
-    if not isinstance(record, dict) or record.get("schema") != SCHEMA:
-        raise FileError(f"expected a result of this study, schema {SCHEMA}, in {path}; found another. Delete it.")
-    return record
-
-
-def dumped(record: Mapping[str, Any]) -> bytes:
-    """Compact JSON; NaN and inf are refused."""
-    return (json.dumps(record, separators=(",", ":"), allow_nan=False) + "\n").encode()

@@ -12,9 +12,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from latedrop.calibration.intervals import normal_quantile
 from latedrop.crowd.mcnn import STRIDE, Trained
 from latedrop.crowd.regions import Maps, measure_rejection, near_cells, to_cells
+from latedrop.metrics.levels import central_quantile
 from latedrop.studies.crowd.measured_set import (
     FREE_COST,
     PARTS,
@@ -205,7 +205,7 @@ def _series(study: Study, stage: Record, free: Record) -> Record:
     frames, counts, fit = study.parts["test"], stage["series"]["test"], stage["count"]["fit"]
     mean = np.array(counts["mean"])
     std = np.sqrt(np.maximum(counts["variance"], fit["least"]))
-    reach = normal_quantile((1 + _LEVEL) / 2) * std * np.sqrt(fit["relaxed_scale"])
+    reach = central_quantile(_LEVEL) * std * np.sqrt(fit["relaxed_scale"])
     return {
         "frame": list(frames.places),
         "truth": [int(count) for count in frames.count.tolist()],

@@ -1,4 +1,4 @@
-"""The crowd counting study, whole: `latedrop study crowd`, or `python -m latedrop.studies.crowd.study`.
+"""The crowd counting study, whole: `latedrop study crowd`, or `python -m latedrop.studies.crowd`.
 
 Trained counters and annotated frames in, one JSON for each set out. Every finished rate is kept on disk, so a run that
 was stopped goes on where it was. Pages and figures are made from the JSON files alone.
@@ -6,8 +6,6 @@ was stopped goes on where it was. Pages and figures are made from the JSON files
 
 from __future__ import annotations
 
-import argparse
-import hashlib
 import platform
 import sys
 import time
@@ -17,18 +15,27 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tqdm import tqdm
 
-from latedrop.crowd.layouts import CrowdSet, open_set
+from latedrop.crowd.layouts import CrowdSet, open_as_trained
 from latedrop.crowd.mcnn import Trained, load_weights, shipped
 from latedrop.crowd.scenes import make_scenes
-from latedrop.devices import chosen_device, device_name
+from latedrop.devices import chosen_device, device_name, versions
 from latedrop.errors import ArgumentError, DataError, FileError, LatedropError
-from latedrop.files import write_aside
+from latedrop.files import digest_of, write_aside
+from latedrop.studies.command import (
+    bar,
+    check_at_least,
+    check_same,
+    chosen_names,
+    dumped,
+    read_result,
+    run_command,
+    study_parser,
+)
 from latedrop.studies.crowd.measured_set import RATES, Settings, Study, load, sampled, timed, tuned
-from latedrop.studies.crowd.parts import SCHEMA, Parts, dumped, parsed
+from latedrop.studies.crowd.parts import SCHEMA, Parts
 from latedrop.studies.crowd.record import measure, packed, reject, same_draws, work
-from latedrop.studies.machine import exit_code, made_folder, versions
+from latedrop.terminal import folder, need, number_list
 
 __all__ = ["SETS", "STOPPED", "Request", "main", "read", "run", "study"]
 
@@ -79,10 +86,7 @@ class Request:
 
     def settings(self) -> Settings:
         """What the results depend on."""
-        for name, least in (("draws", 2), ("every", 1), ("batch", 1), ("chunk", 1)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise ArgumentError(f"expected --{name} of at least {least}; found {value}.")
+        check_at_least(self, draws=2, every=1, batch=1, chunk=1)
         plain = _QUICK if self.quick else Settings()
         draws = plain.draws if self.draws is None else self.draws
         rates = plain.rates if self.rates is None else _rates(self.rates)
@@ -95,15 +99,16 @@ def run(request: Request) -> list[Path]:
     Raises:
         LatedropError: nothing to run, a wrong argument, a damaged file, a full disk. What was finished stays.
     """
+    need("crowd", "scipy", "safetensors")
     settings, device = request.settings(), chosen_device(request.device)
-    wanted = _wanted("scenes" if request.quick and request.sets is None else request.sets)
+    wanted = chosen_names("scenes" if request.quick and request.sets is None else request.sets, SETS)
     if request.rejection:
         wanted = _finished(wanted, request)
     if request.data is not None and not request.data.is_dir():
         raise FileError(f"expected the folder of the data sets at {request.data}; it is not there. Check --data.")
     if request.weights is not None and not request.weights.is_dir():
         raise FileError(f"expected the folder of the weights at {request.weights}; it is not there. Check --weights.")
-    made_folder(request.out)
+    folder(request.out)
     finished = []
     for name in wanted:
         path = _run_set(name, request, settings, device)
@@ -117,11 +122,13 @@ def run(request: Request) -> list[Path]:
     return finished
 
 
-def read(folder: Path) -> dict[str, dict[str, Any]]:
+def read(results: Path) -> dict[str, dict[str, Any]]:
     """The results in a folder by set, in the order of `SETS`."""
-    found = {name: parsed(folder / f"{name}.json") for name in SETS if (folder / f"{name}.json").exists()}
+    found = {
+        name: read_result(results / f"{name}.json", SCHEMA) for name in SETS if (results / f"{name}.json").exists()
+    }
     if not found:
-        raise FileError(f"expected results such as mall.json in {folder}; found none. Run the study first.")
+        raise FileError(f"expected results such as mall.json in {results}; found none. Run the study first.")
     return found
 
 
@@ -135,28 +142,25 @@ def study(request: Request, *, figures_only: bool = False) -> list[Path]:
     return [*finished, *pages.write(read(request.out), request.out)]
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, program: str = "python -m latedrop.studies.crowd") -> int:
     """The command line without extras; the exit code."""
-    parser = argparse.ArgumentParser("python -m latedrop.studies.crowd.study", description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("crowd-study"), help="folder of the results")
-    parser.add_argument("--data", type=Path, help="folder that holds mall, ucsd and pets2009; scenes need none")
-    parser.add_argument("--sets", help=f"names with commas between, of {', '.join(SETS)}; all by default")
-    parser.add_argument("--weights", type=Path, help="folder of NAME.safetensors; those of the package by default")
-    parser.add_argument("--draws", type=int, help=f"thinned networks for each rate; {Settings().draws} by default")
-    parser.add_argument("--rates", help=f"with commas between; {', '.join(f'{rate:g}' for rate in RATES)} by default")
-    parser.add_argument("--every", type=int, default=1, help="take every so many validation and test frames")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
-    parser.add_argument("--batch", type=int, default=8, help="frames that run at once")
-    parser.add_argument("--chunk", type=int, help="draws that run at once; what fits by default")
-    parser.add_argument("--quick", action="store_true", help="scenes only, few frames, rates and draws")
-    parser.add_argument("--fresh", action="store_true", help="compute again what is there")
-    parser.add_argument("--rejection", action="store_true", help="measure only the rejection again, of finished sets")
-    parser.add_argument("--figures", action="store_true", help="only draw, from the JSON files in --out")
-    parser.add_argument("--no-progress", dest="progress", action="store_false", help="no bars")
-    options = vars(parser.parse_args(arguments))
-    figures = options.pop("figures")
-    return exit_code(lambda: study(Request(**options), figures_only=figures), STOPPED)
+    parser = study_parser(
+        program,
+        "Injected dropout in people counters on Mall, UCSD, PETS2009 and scenes: counts, maps, rejection.",
+        out="crowd-study",
+        data="folder that holds mall, ucsd and pets2009; scenes need none",
+        quick="scenes only, few frames, rates and draws",
+        example="--data DIR --out crowd-study",
+    )
+    add = parser.add_argument
+    add("--weights", type=Path, help="folder of NAME.safetensors; those of the package by default")
+    add("--draws", type=int, help=f"thinned networks for each rate; {Settings().draws} by default")
+    add("--rates", help=f"with commas between; {', '.join(f'{rate:g}' for rate in RATES)} by default")
+    add("--every", type=int, default=1, help="take each k-th validation and test frame")
+    add("--batch", type=int, default=8, help="frames that run at once")
+    add("--chunk", type=int, help="draws that run at once; what fits by default")
+    add("--rejection", action="store_true", help="measure only the rejection again, of finished sets")
+    return run_command(parser, arguments, lambda options, only: study(Request(**options), figures_only=only), STOPPED)
 
 
 def _run_set(name: str, request: Request, settings: Settings, device: torch.device) -> Path | None:
@@ -170,16 +174,16 @@ def _run_set(name: str, request: Request, settings: Settings, device: torch.devi
         name: weights,
         **{path.stem: path for path in sorted(weights.parent.glob(f"{name}-embedded-*.safetensors"))},
     }
-    hashes = {stem: hashlib.sha256(path.read_bytes()).hexdigest() for stem, path in files.items()}
+    hashes = {stem: digest_of(path) for stem, path in files.items()}
     result = request.out / f"{name}.json"
     before = _same(result, settings, hashes) if result.exists() and not request.fresh else None
     if before is not None and not request.rejection:
         print(f"{name}: kept, finished before", file=sys.stderr)
         return result
-    folder = SETS[name]
-    where = None if folder is None or request.data is None else request.data / folder
-    if folder is not None and (where is None or not where.is_dir()):
-        print(f"{name}: skipped, no folder {folder} in --data {request.data or '(not given)'}", file=sys.stderr)
+    inner = SETS[name]
+    where = None if inner is None or request.data is None else request.data / inner
+    if inner is not None and (where is None or not where.is_dir()):
+        print(f"{name}: skipped, no folder {inner} in --data {request.data or '(not given)'}", file=sys.stderr)
         return None
     networks = {stem: load_weights(path, device) for stem, path in files.items()}
     item = _open(name, where, networks[name], settings)
@@ -210,8 +214,8 @@ def _measured(
     device = next(trained.model.parameters()).device
     others = {stem: (network, hashes[stem]) for stem, network in networks.items() if stem != name}
     frames, decoding = timed(lambda: load(item, trained, settings, batch=request.batch, chunk=request.chunk), device)
-    with _bar(name, work(frames, len(others)), request) as bar:
-        record, arrays = measure(frames, others, parts, bar.update)
+    with bar(name, work(frames, len(others)), request.progress) as shown:
+        record, arrays = measure(frames, others, parts, shown.update)
     about = {
         "schema": SCHEMA,
         "set": name,
@@ -236,20 +240,15 @@ def _rejected(
     """A finished record with the rejection measured again, and new arrays; all else in it stays."""
     frames = load(item, trained, settings, batch=request.batch, chunk=request.chunk)
     _check_frames(frames, record, item.name)
-    with _bar(item.name, settings.draws * frames.total, request) as bar, tuned():
+    with bar(item.name, settings.draws * frames.total, request.progress) as shown, tuned():
         rejection, seconds, arrays = reject(
-            frames, record, lambda rate: sampled(frames, frames.trained, rate, settings, bar.update)
+            frames, record, lambda rate: sampled(frames, frames.trained, rate, settings, shown.update)
         )
     here = {"machine": _machine(frames.inside.device), "versions": versions()}
     alike = same_draws(rejection, record)
     if not alike or any(record[name] != found for name, found in here.items()):
         rejection["measured_on"] = here | {"same_draws": alike}
     return {**record, "rejection": rejection, "seconds": record["seconds"] | {"rejection": seconds}}, arrays
-
-
-def _bar(name: str, total: int, request: Request) -> Any:
-    form = "{desc} {percentage:3.0f}% |{bar}| {elapsed}, {remaining} left"
-    return tqdm(total=total, desc=name, disable=not request.progress, bar_format=form)
 
 
 def _open(name: str, where: Path | None, trained: Trained, settings: Settings) -> CrowdSet:
@@ -259,8 +258,7 @@ def _open(name: str, where: Path | None, trained: Trained, settings: Settings) -
         most = None if settings.frames is None else settings.frames * settings.every
         item = make_scenes(0, *(size if most is None else min(most, size) for size in _SCENES))
     else:
-        roi = trained.roi is not None if name in ("mall", "ucsd") else None
-        item = open_set(name, where, enlarge=int(about.get("enlarge", 1)), use_roi=roi)
+        item = open_as_trained(name, where, trained)
     if about.get("set", name) != name:
         raise DataError(
             f"expected weights trained on {name}; they say {about['set']}. Rename the file, or train again."
@@ -304,17 +302,10 @@ def _check_frames(study: Study, record: Mapping[str, Any], name: str) -> None:
 
 def _same(path: Path, settings: Settings, networks: Mapping[str, str]) -> dict[str, Any]:
     """A finished result, if it was made with these settings and weights."""
-    record = parsed(path)
+    record = read_result(path, SCHEMA)
     found = {stem: network["sha256"] for stem, network in record["networks"].items()}
-    for what, expected, there in (
-        ("settings", _plain(settings), record["settings"]),
-        ("weights", networks, found),
-    ):
-        if expected != there:
-            raise FileError(
-                f"expected results with {what} {expected} in {path}; found {there}. "
-                "Pass another --out, or --fresh to compute them again."
-            )
+    check_same(path, "settings", _plain(settings), record["settings"])
+    check_same(path, "weights", networks, found)
     return record
 
 
@@ -323,21 +314,8 @@ def _plain(settings: Settings) -> dict[str, Any]:
     return asdict(settings) | {"rates": list(settings.rates)}
 
 
-def _wanted(names: str | None) -> list[str]:
-    if names is None:
-        return list(SETS)
-    wanted = [name.strip() for name in names.split(",") if name.strip()]
-    unknown = [name for name in wanted if name not in SETS]
-    if unknown or not wanted:
-        raise ArgumentError(f"expected --sets of {', '.join(SETS)}; found {', '.join(unknown) or 'none'}.")
-    return list(dict.fromkeys(wanted))
-
-
 def _rates(text: str) -> tuple[float, ...]:
-    try:
-        rates = tuple(sorted({float(part) for part in text.split(",") if part.strip()}))
-    except ValueError:
-        rates = ()
+    rates = tuple(sorted(set(number_list("--rates", text))))
     if not rates or not all(0 < rate < 1 for rate in rates):
         raise ArgumentError(f"expected --rates between 0 and 1 with commas between; found {text!r}.")
     return rates

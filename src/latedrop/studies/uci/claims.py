@@ -1,45 +1,19 @@
 """What the paper claims of the UCI sets, decided from the numbers: holds or not, on how many sets, by how much.
 
-A claim has an effect on each set, one number for each split, and a threshold. It holds on a set where the mean effect
-is beyond the threshold by two standard errors over the splits (paired: the same split on both sides).
+An effect has one number for each split of a set (paired: the same split on both sides).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
+from latedrop.studies.claims import Claim, Effect, Record, Values, decide
 from latedrop.studies.uci.tables import SHORT, Results
 
-__all__ = ["CLAIMS", "Claim", "Decision", "decide", "page"]
-
-Record: TypeAlias = Mapping[str, Any]
-Values: TypeAlias = npt.NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Claim:
-    """One statement.
-
-    Attributes:
-        text: what is claimed.
-        effect: what is measured, in words.
-        measure: the effect on a set, `(splits,)`.
-        above: it holds where the effect is above this; None: where it is below `below`.
-        below: the other threshold.
-        source: whose claim it is.
-    """
-
-    text: str
-    effect: str
-    measure: Callable[[Record], Values]
-    above: float | None = None
-    below: float | None = None
-    source: str = "paper"
+__all__ = ["CLAIMS", "Decision", "decide_all", "page"]
 
 
 @dataclass(frozen=True)
@@ -63,22 +37,21 @@ class Decision:
         return f"holds on {len(self.holds)}, fails on {len(self.fails)} of {sets}"
 
 
-def decide(claim: Claim, results: Results) -> Decision:
+def decide_all(claim: Claim, results: Results) -> Decision:
     """Measure a claim on every set."""
-    found: dict[str, list[str]] = {"holds": [], "fails": [], "unclear": []}
+    found: dict[str | None, list[str]] = {"holds": [], "fails": [], "not decided": []}
     effects = {}
     for name, record in results.items():
-        values = claim.measure(record)
-        mean, margin = float(values.mean()), 2 * _error(values)
-        effects[name] = mean
-        over = mean - claim.above if claim.above is not None else (claim.below or 0.0) - mean
-        found["holds" if over > margin else "fails" if over < -margin else "unclear"].append(name)
-    return Decision(claim, tuple(found["holds"]), tuple(found["fails"]), tuple(found["unclear"]), effects)
+        verdict, effect = decide(claim, record)
+        assert effect is not None  # every set of this study has every effect
+        effects[name] = effect.value
+        found[verdict].append(name)
+    return Decision(claim, tuple(found["holds"]), tuple(found["fails"]), tuple(found["not decided"]), effects)
 
 
 def page(results: Results) -> str:
     """Markdown: every claim, its verdict, and the effect on every set."""
-    decisions = [decide(claim, results) for claim in CLAIMS]
+    decisions = [decide_all(claim, results) for claim in CLAIMS]
     splits = sorted({len(record["methods"]["constant"]["nll"]) for record in results.values()})
     shares = sorted({record["settings"]["epochs"] for record in results.values()})
     lines = [
@@ -101,7 +74,7 @@ def page(results: Results) -> str:
         claim = found.claim
         lines.append(f"| {number} | {claim.text} | {claim.source} | **{found.verdict}** | {_number(median)} |")
     for number, found in enumerate(decisions, 1):
-        lines += ["", f"## {number}. {found.claim.text}", "", _threshold(found.claim), ""]
+        lines += ["", f"## {number}. {found.claim.text}", "", found.claim.threshold, ""]
         lines += ["| set | effect | |", "| --- | ---: | --- |"]
         for name, effect in found.effects.items():
             word = "holds" if name in found.holds else "fails" if name in found.fails else "not decided"
@@ -119,39 +92,40 @@ def _method(record: Record, method: str, measure: str, *, deep: bool = False) ->
     return np.array(methods[method][measure])
 
 
-def _growth(record: Record) -> Values:
+def _growth(record: Record) -> Effect:
     rmse = _test(record, "embedded", "rmse")
-    growth: Values = rmse[-1] / rmse[0] - 1
-    return growth
+    return Effect.mean(rmse[-1] / rmse[0] - 1)
 
 
-def _ruin(kind: str, how: str) -> Callable[[Record], Values]:
+def _ruin(kind: str, how: str) -> Callable[[Record], Effect]:
     """How much worse the smallest rate's NLL is than that of the rate with the best mean."""
 
-    def effect(record: Record) -> Values:
+    def effect(record: Record) -> Effect:
         nll = _test(record, kind, f"nll_{how}")
-        ruin: Values = nll[0] - nll[nll.mean(1).argmin()]
-        return ruin
+        return Effect.mean(nll[0] - nll[nll.mean(1).argmin()])
 
     return effect
 
 
-def _fine(kind: str) -> Callable[[Record], Values]:
-    def effect(record: Record) -> Values:
+def _fine(kind: str) -> Callable[[Record], Effect]:
+    def effect(record: Record) -> Effect:
         rmse = _test(record, kind, "rmse")
-        excess: Values = rmse[0] / rmse[rmse.mean(1).argmin()] - 1
-        return excess
+        return Effect.mean(rmse[0] / rmse[rmse.mean(1).argmin()] - 1)
 
     return effect
 
 
-def _swing(kind: str, measure: str) -> Callable[[Record], Values]:
+def _swing(kind: str, measure: str) -> Callable[[Record], Effect]:
     """Largest minus smallest over the rates, in each split."""
-    return lambda record: np.ptp(_test(record, kind, measure), axis=0)
+    return lambda record: Effect.mean(np.ptp(_test(record, kind, measure), axis=0))
 
 
-def _difference(first: str, second: str, measure: str, *, deep: bool = False) -> Callable[[Record], Values]:
-    return lambda record: _method(record, first, measure, deep=deep) - _method(record, second, measure, deep=deep)
+def _difference(first: str, second: str, measure: str, *, deep: bool = False) -> Callable[[Record], Effect]:
+    def effect(record: Record) -> Effect:
+        a, b = (_method(record, method, measure, deep=deep) for method in (first, second))
+        return Effect.mean(a - b)
+
+    return effect
 
 
 CLAIMS = (
@@ -237,15 +211,6 @@ CLAIMS = (
         _difference("linear per site, floor", "injected, scaled", "nll", deep=True), below=0.0, source="us",
     ),
 )  # fmt: skip
-
-
-def _threshold(claim: Claim) -> str:
-    side = f"above {claim.above:g}" if claim.above is not None else f"below {claim.below:g}"
-    return f"Effect: {claim.effect}; the claim is that it is {side}."
-
-
-def _error(values: Values) -> float:
-    return float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else float("inf")
 
 
 def _number(value: float) -> str:

@@ -22,7 +22,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from latedrop.errors import ArgumentError, DataError, FileError, LatedropError
+from latedrop.errors import DataError, FileError, LatedropError
+from latedrop.studies.command import chosen_names
 
 __all__ = ["SETS", "Parts", "UciSet", "chosen_sets", "load", "parts", "permutations", "split_digest"]
 
@@ -108,11 +109,7 @@ def chosen_sets(names: str | None) -> list[UciSet]:
     >>> [item.name for item in chosen_sets("yacht,energy")]
     ['yacht', 'energy']
     """
-    wanted = [name.strip() for name in names.split(",")] if names is not None else list(SETS)
-    unknown = [name for name in wanted if name not in SETS]
-    if unknown:
-        raise ArgumentError(f"expected sets among {', '.join(SETS)}; found {', '.join(map(repr, unknown))}.")
-    return [SETS[name] for name in dict.fromkeys(wanted)]
+    return [SETS[name] for name in chosen_names(names, SETS)]
 
 
 def load(item: UciSet, folder: Path | None = None) -> Table:

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from latedrop import plots
+from latedrop.studies.pages import one_legend
 from latedrop.studies.uci.tables import SHORT, Results
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 __all__ = ["CAPTIONS", "figures"]
@@ -48,7 +48,7 @@ def _first(results: Results) -> Figure:
         row[1].autoscale(axis="y")
         large = {kind: [values[index] for index in shown] for kind, values in _curves(record, "nll_unscaled").items()}
         plots.metric_by_rate([rates[index] for index in shown], large, row[2], ylabel=f"{title}: unscaled NLL")
-    _one_legend(figure)
+    one_legend(figure, figure.axes[0])
     return figure
 
 
@@ -78,20 +78,9 @@ def _grid(results: Results, curves: Any, label: str) -> Figure:
         ax.set_title(SHORT.get(name, name))
     for ax in grid[len(results) :]:
         ax.remove()
-    _one_legend(figure)
+    one_legend(figure, figure.axes[0])
     return figure
 
 
 def _curves(record: Mapping[str, Any], measure: str) -> dict[str, Any]:
     return {kind: record[kind]["test"][measure] for kind in _KINDS}
-
-
-def _one_legend(figure: Figure) -> None:
-    """One for all panels, above them."""
-    panels: list[Axes] = figure.axes
-    lines, labels = panels[0].get_legend_handles_labels()
-    for ax in panels:
-        legend = ax.get_legend()
-        if legend is not None:
-            legend.remove()
-    figure.legend(lines, labels, loc="outside upper center", ncols=len(labels))

@@ -21,8 +21,9 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from latedrop.calibration.intervals import normal_quantile
 from latedrop.masking.masks import kept, uniforms
+from latedrop.metrics.levels import central_quantile, even_levels, fraction_inside
+from latedrop.studies.scores import ideal_nll
 
 __all__ = [
     "LEVEL",
@@ -120,15 +121,15 @@ def scores(predicted: Predicted, scale: Tensor | None = None) -> dict[str, Tenso
     ordered = w.abs().sort(1).values
     density = torch.exp(-w.square() / 2) / math.sqrt(2 * math.pi)
     crps = e * torch.erf(w / math.sqrt(2)) + std * (2 * density - 1 / math.sqrt(math.pi))
-    z = normal_quantile((1 + LEVEL) / 2)
+    z = central_quantile(LEVEL)
     levels, quantiles = _levels(e)
     one = torch.full_like(ordered[:, :1], z)
     return {
         "rmse": e.square().mean(1).sqrt(),
         "nll": (w.square() + variance.log()).mean(1) / 2,
-        "ma": (_inside(ordered, quantiles.expand(len(e), -1)) - levels).abs().mean(1),
+        "ma": (fraction_inside(ordered, quantiles.expand(len(e), -1).contiguous()) - levels).abs().mean(1),
         "crps": crps.mean(1),
-        "coverage": _inside(ordered, one)[:, 0],
+        "coverage": fraction_inside(ordered, one)[:, 0],
         "width": 2 * z * std.mean(1),
     }
 
@@ -144,7 +145,7 @@ def rate_measures(parts: Mapping[str, Predicted]) -> dict[str, dict[str, Tensor]
     scale, relaxed = ratio2.mean(1), _balanced(ratio2)
     found = {}
     for name, part in parts.items():
-        row = {"nll_ideal": _ideal(part), "scale": scale, "relaxed_scale": relaxed}
+        row = {"nll_ideal": ideal_nll(part.target - part.mean), "scale": scale, "relaxed_scale": relaxed}
         for kind, factor in (("unscaled", None), ("scaled", scale), ("relaxed", relaxed)):
             measured = scores(part, factor)
             row["rmse"] = measured.pop("rmse")
@@ -153,22 +154,10 @@ def rate_measures(parts: Mapping[str, Predicted]) -> dict[str, dict[str, Tensor]
     return found
 
 
-def _ideal(part: Predicted) -> Tensor:
-    """`mean(1 + log(e^2)) / 2`; an error of exactly 0 counts as the smallest that is not."""
-    size = (part.target - part.mean).abs()
-    least = torch.where(size > 0, size, torch.inf).amin(1, keepdim=True)
-    return torch.maximum(size, least).log().mean(1) + 0.5
-
-
 def _levels(like: Tensor) -> tuple[Tensor, Tensor]:
     """99 levels and their normal quantiles, `(99,)`."""
-    levels = torch.arange(1, 100, dtype=torch.float64) / 100
-    return levels.to(like), torch.special.ndtri((1 + levels) / 2).to(like)
-
-
-def _inside(ordered: Tensor, bounds: Tensor) -> Tensor:
-    """Fraction of each row's sorted `(K, n)` ratios that are at most its `(K, L)` bounds."""
-    return torch.searchsorted(ordered, bounds.contiguous(), right=True).to(ordered) / ordered.shape[1]
+    levels = even_levels(99)
+    return levels.to(like), central_quantile(levels).to(like)
 
 
 def _balanced(ratio2: Tensor, tol: float = 1e-4) -> Tensor:
@@ -177,7 +166,7 @@ def _balanced(ratio2: Tensor, tol: float = 1e-4) -> Tensor:
     levels, quantiles = _levels(ratio2)
 
     def balance(c: Tensor) -> Tensor:
-        return (_inside(ordered, quantiles * c.sqrt()[:, None]) - levels).mean(1)
+        return (fraction_inside(ordered, quantiles * c.sqrt()[:, None]) - levels).mean(1)
 
     low, high = ratio2.mean(1) / 2, ratio2.mean(1) * 2
     while bool((outside := balance(low) > 0).any()):

@@ -13,7 +13,6 @@ fixed point: with `lam` the eigenvalues of features' features and `gamma = sum(l
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -22,6 +21,8 @@ import torch
 from torch import Tensor
 
 from latedrop.calibration.fit import fit_sites
+from latedrop.metrics.levels import even_levels
+from latedrop.studies.scores import conformal_reach
 from latedrop.studies.uci.measures import LEVEL, Member, Predicted, first_order, hidden_units, scores
 
 __all__ = [
@@ -129,18 +130,14 @@ def conformal_scores(net: Network, scale: Mapping[str, Tensor] | None, unit: flo
     spread = torch.ones_like(test)
     if scale is not None:
         held, spread = held / scale["validation"], scale["test"]
-    ordered = torch.cat([held.sort().values, held.new_full((1,), torch.inf)])
-    levels = [k / 100 for k in range(1, 100)]
-
-    def radius(level: float) -> Tensor:
-        return ordered[min(max(math.ceil((len(held) + 1) * level - 1e-9), 1), len(held) + 1) - 1] * spread
-
-    observed = [float((test <= radius(level)).double().mean()) for level in levels]
+    levels = even_levels(99).tolist()
+    *radii, radius = (reach * spread for reach in conformal_reach(held, [*levels, LEVEL]))
+    observed = [float((test <= reach).double().mean()) for reach in radii]
     return {
         "rmse": float(test.square().mean().sqrt()) * unit,
         "ma": sum(abs(pi - a) for pi, a in zip(observed, levels, strict=True)) / len(levels),
-        "coverage": float((test <= radius(LEVEL)).double().mean()),
-        "width": 2 * float(radius(LEVEL).mean()) * unit,
+        "coverage": float((test <= radius).double().mean()),
+        "width": 2 * float(radius.mean()) * unit,
     }
 
 

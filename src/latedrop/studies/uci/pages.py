@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-from importlib.util import find_spec
 from pathlib import Path
 
-from latedrop.files import write_aside
-from latedrop.report import png
+from latedrop.studies.pages import drawn, written
 from latedrop.studies.uci import claims
 from latedrop.studies.uci.figures import CAPTIONS, figures
 from latedrop.studies.uci.tables import SHORT, Results, method_tables, verdicts
@@ -17,15 +14,8 @@ __all__ = ["index", "write"]
 
 def write(results: Results, folder: Path) -> list[Path]:
     """Write the pages, and the figures where matplotlib is installed; their paths."""
-    drawn = {}
-    if find_spec("matplotlib"):
-        drawn = {f"{name}.png": png(figure) for name, figure in figures(results).items()}
-    else:
-        print('figures: skipped, no matplotlib; pip install "latedrop[plots]", then --figures', file=sys.stderr)
     pages = {"index.md": index(results).encode(), "claims.md": claims.page(results).encode()}
-    for name, content in (drawn | pages).items():
-        write_aside(folder / name, content)
-    return [folder / name for name in drawn | pages]
+    return written(folder, drawn(lambda: figures(results)) | pages)
 
 
 def index(results: Results) -> str:

@@ -257,7 +257,7 @@ class Training:
         x = self._stacked(self.xs[:, rows], self._buffer(batch, self.sizes[0] + 1, "x"))
         activations, weights, at = [x], [self.layers[0][0]], 0
         for index, width in enumerate(self.plan.hidden):
-            a, spare = self._buffer(batch, width, f"a{index}"), self._buffer(batch, width, "g")
+            a, spare = self._buffer(batch, width, f"a{index}"), self._buffer(batch, width, f"g{index + 1}")
             if index:
                 torch.baddbmm(self.layers[index][1], activations[-1], weights[-1], out=a)
             else:
@@ -283,7 +283,8 @@ class Training:
             if self.masked:
                 weight.mul_(self.inverse)
             torch.sum(g, 1, keepdim=True, out=bias)
-            back = self._buffer(batch, a.shape[2], "h" if index % 2 and index < len(self.layers) - 1 else "g")
+            # Each layer has its own buffer: a product must not be written over what it is made of.
+            back = self._buffer(batch, a.shape[2], f"g{index}")
             if index == len(self.layers) - 1:
                 torch.mul(g, weights[index].transpose(1, 2), out=back)
             else:

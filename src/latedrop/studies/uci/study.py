@@ -1,4 +1,4 @@
-"""The UCI study: `latedrop study uci`, or, without the command-line extra, `python -m latedrop.studies.uci.study`.
+"""The UCI study: `latedrop study uci`, or, without the command-line extra, `python -m latedrop.studies.uci`.
 
 Settings in, one JSON for each set out, written as soon as the set is done: a run that was stopped goes on where it
 was. Pages and figures are made from the JSON files alone.
@@ -6,8 +6,6 @@ was. Pages and figures are made from the JSON files alone.
 
 from __future__ import annotations
 
-import argparse
-import json
 import platform
 import sys
 import time
@@ -17,15 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tqdm import tqdm
 
-from latedrop.devices import chosen_device, device_name
-from latedrop.errors import ArgumentError, FileError, LatedropError
+from latedrop.devices import chosen_device, device_name, versions
+from latedrop.errors import FileError, LatedropError
 from latedrop.files import write_aside
-from latedrop.studies.machine import exit_code, made_folder, versions
+from latedrop.studies.command import bar, check_at_least, check_same, dumped, read_result, run_command, study_parser
 from latedrop.studies.uci import data
 from latedrop.studies.uci.data import UciSet, chosen_sets
 from latedrop.studies.uci.measured_set import Settings, measure, work
+from latedrop.terminal import folder
 
 __all__ = ["SCHEMA", "STOPPED", "Request", "main", "read", "run", "study"]
 
@@ -43,7 +41,7 @@ class Request:
         out: folder of the results.
         data: folder of the text files; None: what installed packages ship.
         sets: names with commas between; None: all.
-        splits: at most so many of each set.
+        splits: maximum number of splits per data set.
         draws: masks for the paper's sampled variance; None: exact.
         seed: of weights, order and masks.
         device: `auto`, `cpu`, `cuda`, `cuda:1`, ...
@@ -65,10 +63,7 @@ class Request:
 
     def settings(self) -> Settings:
         """What the results depend on."""
-        for name, least in (("splits", 1), ("draws", 2)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise ArgumentError(f"expected --{name} of at least {least}; found {value}.")
+        check_at_least(self, splits=1, draws=2)
         quick = _QUICK if self.quick else Settings()
         splits = quick.splits if self.splits is None else self.splits
         return Settings(splits, self.draws, quick.deep_draws, quick.epochs, self.seed)
@@ -82,7 +77,7 @@ def run(request: Request) -> list[Path]:
     """
     settings, device = request.settings(), chosen_device(request.device)
     wanted = chosen_sets(_QUICK_SETS if request.quick and request.sets is None else request.sets)
-    out = made_folder(request.out)
+    out = folder(request.out)
     paths = [out / f"{item.name}.json" for item in wanted]
     done = {path for path in paths if not request.fresh and _finished(path, settings)}
     tables = _tables(wanted, request, done)
@@ -93,7 +88,7 @@ def run(request: Request) -> list[Path]:
         elif item.name in tables:
             label = f"{item.name} ({index + 1} of {len(wanted)})"
             record = _record(item, tables.pop(item.name), settings, device, label, request.progress)
-            write_aside(path, (json.dumps(record, separators=(",", ":")) + "\n").encode())
+            write_aside(path, dumped(record))
             print(f"{item.name}: {record['seconds']['total']:.1f} s", file=sys.stderr)
         else:
             continue
@@ -101,35 +96,28 @@ def run(request: Request) -> list[Path]:
     return finished
 
 
-def read(folder: Path) -> dict[str, dict[str, Any]]:
+def read(results: Path) -> dict[str, dict[str, Any]]:
     """The results in a folder by set, in the order of `SETS`."""
-    found = {}
-    for name in data.SETS:
-        path = folder / f"{name}.json"
-        if path.exists():
-            found[name] = _parsed(path)
+    paths = {name: results / f"{name}.json" for name in data.SETS}
+    found = {name: read_result(path, SCHEMA) for name, path in paths.items() if path.exists()}
     if not found:
-        raise FileError(f"expected results such as yacht.json in {folder}; found none. Run the study first.")
+        raise FileError(f"expected results such as yacht.json in {results}; found none. Run the study first.")
     return found
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, program: str = "python -m latedrop.studies.uci") -> int:
     """The command line without extras; the exit code."""
-    parser = argparse.ArgumentParser("python -m latedrop.studies.uci.study", description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("uci-study"), help="folder of the results")
-    parser.add_argument("--data", type=Path, help="folder of the eight text files; without it, installed packages")
-    parser.add_argument("--sets", help="names with commas between; all by default")
-    parser.add_argument("--splits", type=int, help="at most so many of each set")
+    parser = study_parser(
+        program,
+        "Injected against embedded dropout on eight UCI sets, and other methods on the same networks.",
+        out="uci-study",
+        data="folder of the eight text files; without it, installed packages",
+        quick="two small sets, three splits, few epochs",
+        example="--data DIR --out uci-study",
+    )
+    parser.add_argument("--splits", type=int, help="maximum number of splits per data set")
     parser.add_argument("--draws", type=int, help="sample the variance with so many masks; exact by default")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
-    parser.add_argument("--quick", action="store_true", help="two small sets, three splits, few epochs")
-    parser.add_argument("--fresh", action="store_true", help="compute again what is there")
-    parser.add_argument("--figures", action="store_true", help="only draw, from the JSON files in --out")
-    parser.add_argument("--no-progress", dest="progress", action="store_false", help="no bars")
-    options = vars(parser.parse_args(arguments))
-    figures = options.pop("figures")
-    return exit_code(lambda: study(Request(**options), figures_only=figures), STOPPED)
+    return run_command(parser, arguments, lambda options, only: study(Request(**options), figures_only=only), STOPPED)
 
 
 def study(request: Request, *, figures_only: bool = False) -> list[Path]:
@@ -144,9 +132,8 @@ def _record(
     item: UciSet, table: Any, settings: Settings, device: torch.device, label: str, progress: bool
 ) -> dict[str, Any]:
     start = time.perf_counter()
-    form = "{desc} {percentage:3.0f}% |{bar}| {elapsed}, {remaining} left"
-    with tqdm(total=work(item, settings), desc=label, disable=not progress, bar_format=form) as bar:
-        result = measure(item, table, settings, device, bar.update)
+    with bar(label, work(item, settings), progress) as shown:
+        result = measure(item, table, settings, device, shown.update)
     result["seconds"]["total"] = round(time.perf_counter() - start, 2)
     return {
         "schema": SCHEMA,
@@ -185,23 +172,8 @@ def _tables(wanted: Sequence[UciSet], request: Request, done: set[Path]) -> dict
 def _finished(path: Path, settings: Settings) -> bool:
     if not path.exists():
         return False
-    found = _parsed(path).get("settings")
-    if found != asdict(settings):
-        raise FileError(
-            f"expected results with settings {asdict(settings)} in {path}; found {found}. "
-            "Pass another --out, or --fresh to compute them again."
-        )
+    check_same(path, "settings", asdict(settings), read_result(path, SCHEMA).get("settings"))
     return True
-
-
-def _parsed(path: Path) -> dict[str, Any]:
-    try:
-        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise FileError(f"expected a result of this study in {path}; {error}. Delete it.") from error
-    if not isinstance(record, dict) or record.get("schema") != SCHEMA:
-        raise FileError(f"expected a result of this study, schema {SCHEMA}, in {path}; found another. Delete it.")
-    return record
 
 
 if __name__ == "__main__":

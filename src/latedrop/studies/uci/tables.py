@@ -11,6 +11,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from latedrop.crowd.blocks import standard_error
+
 __all__ = ["MEASURES", "SHORT", "Results", "mean_ranks", "method_tables", "verdicts", "winners"]
 
 Results: TypeAlias = Mapping[str, Mapping[str, Any]]
@@ -96,7 +98,5 @@ def _quoted(names: Sequence[str]) -> str:
 
 
 def _cell(values: Sequence[float], best: bool) -> str:
-    mean = float(np.mean(values))
-    error = float(np.std(values, ddof=1) / np.sqrt(len(values))) if len(values) > 1 else float("nan")
-    text = f"{mean:.3f} ± {error:.3f}"
+    text = f"{np.mean(values):.3f} ± {standard_error(np.array(values)):.3f}"
     return f"**{text}**" if best else text

@@ -13,7 +13,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from latedrop.errors import ArgumentError, DataError, LatedropError
+from latedrop.errors import ArgumentError, DataError
+from latedrop.terminal import need
 
 __all__ = ["NEAR", "Regions", "find_regions", "near_cells", "to_cells", "usual_threshold"]
 
@@ -125,7 +126,10 @@ def find_regions(
     threshold = usual_threshold(density[None]) if threshold is None else threshold
     if not threshold > 0:
         raise ArgumentError(f"expected a positive threshold, people per cell; found {threshold!r}.")
-    labels, count = _ndimage().label(density > threshold, structure=_EIGHT)
+    need("crowd", "scipy")
+    from scipy.ndimage import label
+
+    labels, count = label(density > threshold, structure=_EIGHT)
     flat, values = labels.ravel(), density.ravel()
 
     def total(weights: Floats | None = None) -> Floats:
@@ -145,11 +149,12 @@ def _isolation(labels: npt.NDArray[np.int32], count: int) -> Floats:
     gaps = np.full(count, float(np.hypot(*labels.shape)))
     if count < 2:
         return gaps
+    from scipy.ndimage import binary_erosion
     from scipy.spatial.distance import cdist
 
     inside = labels > 0
     # The nearest cells of two regions are on their edges.
-    edge = np.argwhere(inside & ~_ndimage().binary_erosion(inside, border_value=1))
+    edge = np.argwhere(inside & ~binary_erosion(inside, border_value=1))
     owner = labels[edge[:, 0], edge[:, 1]]
     order = np.argsort(owner, kind="stable")
     edge, owner = edge[order].astype(np.float64), owner[order]
@@ -163,11 +168,3 @@ def _isolation(labels: npt.NDArray[np.int32], count: int) -> Floats:
             gaps[k] = min(gaps[k], by_region.min())
             gaps[k + 1 :] = np.minimum(gaps[k + 1 :], by_region)
     return gaps
-
-
-def _ndimage() -> Any:
-    try:
-        import scipy.ndimage
-    except ImportError as error:
-        raise LatedropError('expected scipy; not installed. Run: pip install "latedrop[crowd]"') from error
-    return scipy.ndimage

@@ -1,0 +1,47 @@
+"""Blocks of consecutive frames.
+
+Neighbouring frames of a video are alike; the spread of the means of blocks tells how sure a mean over frames is.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["block_means", "block_size", "blocks_of", "standard_error"]
+
+Floats: TypeAlias = npt.NDArray[np.float64]
+
+_FRAMES = 25
+
+
+def block_size(frames: int) -> int:
+    """Consecutive frames of a block: 25, fewer where there would be less than ten blocks.
+
+    >>> block_size(2000), block_size(120), block_size(3)
+    (25, 12, 1)
+    """
+    return max(1, min(_FRAMES, frames // 10))
+
+
+def blocks_of(values: npt.NDArray[Any]) -> list[Floats]:
+    """The values of consecutive frames `(N,)`, block by block."""
+    values = np.asarray(values, dtype=np.float64)
+    return np.array_split(values, max(1, round(len(values) / block_size(len(values)))))
+
+
+def block_means(values: npt.NDArray[Any]) -> Floats:
+    """The mean of each block, `(B,)`."""
+    return np.array([block.mean() for block in blocks_of(values)])
+
+
+def standard_error(values: npt.NDArray[Any]) -> float:
+    """Of the mean of independent values `(B,)`; infinite where there is only one.
+
+    >>> standard_error(np.array([1.0, 3.0]))
+    1.0
+    """
+    return float(values.std(ddof=1) / math.sqrt(len(values))) if len(values) > 1 else math.inf

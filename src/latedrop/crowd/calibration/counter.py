@@ -1,0 +1,185 @@
+"""Calibrate a counter on the validation frames of a set, and read the maps of its frames."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from tqdm import tqdm
+
+from latedrop import Calibration, Predictor, calibrate, find_sites
+from latedrop.calibration.record import Choice
+from latedrop.calibration.search import fingerprint
+from latedrop.crowd.calibration.cells import Cells, FrameBatches
+from latedrop.crowd.calibration.record import METHODS, CrowdCalibration, CrowdMethod, roi_record
+from latedrop.crowd.layouts import CrowdSet
+from latedrop.crowd.mcnn import Trained
+from latedrop.crowd.regions import Maps, fit_policy, near_cells, to_cells
+from latedrop.devices import versions
+from latedrop.errors import ArgumentError, DataError, LatedropWarning
+from latedrop.model.sites import Rate
+
+__all__ = ["calibrate_counter", "counted_heads", "read_maps"]
+
+# Injected dropout ruins counts at large rates, so the paper looks below 0.01. Propagated variances of the cells are all
+# but proportional to the rate, which the scale takes up: one rate is enough.
+_SAMPLED_RATES = (0.001, 0.002, 0.005, 0.01)
+_PROPAGATED_RATES = (0.01,)
+# A frame has thousands of cells, so a few frames fix a scale; regions are a few to a frame, so they need more.
+_PIXEL_FRAMES, _POLICY_FRAMES = 24, 80
+
+
+def calibrate_counter(
+    trained: Trained,
+    crowd_set: CrowdSet,
+    method: CrowdMethod = "sampling-free",
+    *,
+    rates: Sequence[Rate] | None = None,
+    draws: int = 50,
+    scale: Choice = "optimal",
+    floor: bool = True,
+    every: int = 1,
+    policy: bool = True,
+    seed: int = 0,
+    progress: bool = True,
+) -> CrowdCalibration:
+    """Calibrate a counter on the validation frames of a set.
+
+    Args:
+        trained: the network; it is left as it was.
+        crowd_set: its validation frames are used, no others.
+        method: `"sampling-free"` suits a CPU; `"sample"` runs `draws` thinned networks, GPU work for large frames.
+        rates: to choose from with `"sample"`: the count's NLL decides, and the cells take the same rate, so that one
+            run of draws serves both. Without sampling, the rate that the cells' variance is propagated at.
+        draws: thinned networks per rate.
+        scale: which scale intervals use: `"optimal"`, `"relaxed"` or a number.
+        floor: fit a constant variance beside the scale: what is left where no mask moves the output.
+        every: use each k-th validation frame only.
+        policy: also choose which regions to reject.
+        seed: fixes all masks.
+        progress: show bars.
+
+    Raises:
+        DataError: the set's region of interest or size of frames is not the network's, or it has too few frames.
+    """
+    if method not in METHODS:
+        raise ArgumentError(f"expected method 'sampling-free' or 'sample'; found {method!r}.")
+    chosen = _chosen(trained, crowd_set, every)
+    cells = Cells(trained)
+    counts = FrameBatches(trained, crowd_set, chosen, None)
+    maps = FrameBatches(trained, crowd_set, _some(chosen, _PIXEL_FRAMES), cells)
+    sites = find_sites(trained.model, counts.image(chosen[0]))
+    shared: dict[str, Any] = {"sites": sites, "scale": scale, "floor": floor, "seed": seed, "progress": progress}
+    if method == "sample":
+        count, pixels = _sampled(trained, counts, maps, rates or _SAMPLED_RATES, draws=draws, **shared)
+    else:
+        count, pixels = _sampling_free(trained, counts, maps, rates or _PROPAGATED_RATES, **shared)
+    about = _about(trained, crowd_set, len(chosen), len(maps), every)
+    found = CrowdCalibration(method, count, pixels, None, fingerprint(trained.model), roi_record(trained), about)
+    if not policy:
+        return found
+    measured = read_maps(trained, found, crowd_set, _some(chosen, _POLICY_FRAMES), progress=progress)
+    return replace(found, policy=fit_policy(measured, near=near_cells(crowd_set.sigma)))
+
+
+def read_maps(
+    trained: Trained,
+    calibration: CrowdCalibration,
+    crowd_set: CrowdSet,
+    indices: Sequence[int],
+    *,
+    progress: bool = True,
+) -> Maps:
+    """Density, deviations and true heads of some frames of a set, all of one size, for `regions`."""
+    cells, frames = Cells(trained), FrameBatches(trained, crowd_set, indices, None)
+    means, stds, heads = [], [], []
+    for index in tqdm(indices, desc="reading maps", unit="frame", delay=2, disable=not progress, leave=False):
+        x = frames.image(index)
+        pixels = Predictor(trained.model, calibration.pixels, cells).predict(x)
+        mean, std = cells.maps(pixels, x)
+        means.append(mean.astype(np.float32))
+        stds.append(std.astype(np.float32))
+        heads.append(counted_heads(crowd_set, index))
+    roi = None if trained.roi is None else trained.roi.cpu().numpy()
+    return Maps(np.stack(means), np.stack(stds), heads, roi)
+
+
+def counted_heads(crowd_set: CrowdSet, index: int) -> npt.NDArray[np.float64]:
+    """The heads of a frame that count, `(P, 2)` as x, y in cells."""
+    return to_cells(crowd_set.heads(index))
+
+
+def _chosen(trained: Trained, crowd_set: CrowdSet, every: int) -> tuple[int, ...]:
+    """Each k-th validation frame of a set that fits the network."""
+    if every < 1:
+        raise ArgumentError(f"expected every to be at least 1 frame; found {every}.")
+    _check_set(trained, crowd_set)
+    chosen = crowd_set.validation[::every]
+    if len(chosen) < 2:
+        raise DataError(
+            f"expected at least 2 validation frames in {crowd_set.name}, and better a hundred; found {len(chosen)}."
+        )
+    return chosen
+
+
+def _sampled(
+    trained: Trained, counts: FrameBatches, maps: FrameBatches, rates: Sequence[Rate], **settings: Any
+) -> tuple[Calibration, Calibration]:
+    """Of count and cells, from draws: the count chooses the rate."""
+    count = calibrate(trained.model, counts, rates, readout=trained.count_of, **settings).calibration
+    return count, _calibrated_cells(trained, maps, [count.rate], **settings)
+
+
+def _sampling_free(
+    trained: Trained, counts: FrameBatches, maps: FrameBatches, rates: Sequence[Rate], **settings: Any
+) -> tuple[Calibration, Calibration]:
+    """Of count and cells: first order, and propagated."""
+    count = calibrate(trained.model, counts, method="linear", readout=trained.count_of, **settings).calibration
+    return count, _calibrated_cells(trained, maps, rates, method="propagate", mean="model", **settings)
+
+
+def _calibrated_cells(trained: Trained, maps: FrameBatches, rates: Sequence[Rate], **settings: Any) -> Calibration:
+    with warnings.catch_warnings():
+        # Where all channels of a cell are off no mask moves it; that is known of ReLU networks, and in the record.
+        warnings.filterwarnings("ignore", "of .* validation values, some have zero variance", LatedropWarning)
+        warnings.filterwarnings("ignore", "only .* validation rows", LatedropWarning)
+        return calibrate(trained.model, maps, rates, readout=maps.cells, per_output=False, **settings).calibration
+
+
+def _check_set(trained: Trained, crowd_set: CrowdSet) -> None:
+    enlarge = trained.enlarge
+    if crowd_set.enlarge != enlarge:
+        raise DataError(
+            f"expected frames enlarged {enlarge} times, as the network was trained with; found {crowd_set.enlarge}. "
+            f"Open the set with enlarge={enlarge}."
+        )
+    theirs, ours = crowd_set.cells(), None if trained.roi is None else trained.roi.cpu()
+    same = ours is theirs if ours is None or theirs is None else torch.equal(theirs, ours)
+    if not same:
+        said = ["none" if roi is None else f"{roi.shape[0]} x {roi.shape[1]} cells" for roi in (ours, theirs)]
+        raise DataError(
+            f"expected the network's region of interest ({said[0]}); found another in {crowd_set.name} ({said[1]}). "
+            "Open the set that the network was trained for."
+        )
+
+
+def _about(trained: Trained, crowd_set: CrowdSet, frames: int, maps: int, every: int) -> dict[str, Any]:
+    return {
+        "set": crowd_set.name,
+        "weights": trained.about.get("set"),
+        "frames": {"count": frames, "cells": maps},
+        "every": every,
+        "enlarge": crowd_set.enlarge,
+        "versions": {name: versions()[name] for name in ("latedrop", "torch")},
+    }
+
+
+def _some(indices: Sequence[int], most: int) -> list[int]:
+    """At most so many, evenly spaced, from the first to the last."""
+    at = np.unique(np.linspace(0, len(indices) - 1, min(most, len(indices))).round().astype(int))
+    return [indices[i] for i in at]

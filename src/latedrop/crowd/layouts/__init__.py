@@ -1,0 +1,13 @@
+"""Annotated frames of people: Mall, UCSD, PETS2009 and ShanghaiTech as they were released, and their standard splits.
+
+A set is read from its folder: annotations at once, images when they are asked for. What is missing or malformed is
+named. Validation frames are the last fifth of each clip of the standard *training* frames, in one run, as neighbouring
+frames of a video look alike; test frames are for testing only. Each release has a file of its own, which says what it
+is and where it comes from.
+"""
+
+from latedrop.crowd.layouts.crowd_set import CrowdSet, Frame, Part, Sigma
+from latedrop.crowd.layouts.opening import SETS, open_as_trained, open_set
+from latedrop.crowd.layouts.read_ahead import in_order
+
+__all__ = ["SETS", "CrowdSet", "Frame", "Part", "Sigma", "in_order", "open_as_trained", "open_set"]
