@@ -27,6 +27,7 @@ from latedrop.calibration.search import PAPER_RATES
 from latedrop.devices import chosen_device
 from latedrop.masking.masks import masks
 from latedrop.variance.engine.chunks import fitting_chunk
+from latedrop.variance.engine.options import Sampling
 from latedrop.variance.sampling import sample_rates
 
 DRAWS: dict[str, dict[str, int]] = {"cpu": {"mcnn": 4, "residual_cnn": 20, "transformer": 20}, "gpu": {}}
@@ -73,11 +74,15 @@ def measure(
     sites = find_sites(model, x[:3])
     rates = list(PAPER_RATES)
     # A round is about 32 calls of one rate: 15 apart, 15 together, one alone, and the masks.
-    draws = fitting_draws(partial(sample_rates, model, x, [RATE], sites), draws, budget / 64, device)
+
+    def at(wanted: list[float], count: int) -> Any:
+        return sample_rates(model, x, wanted, sites, Sampling(count))
+
+    draws = fitting_draws(partial(at, [RATE]), draws, budget / 64, device)
     times, rounds, failed = turns_within(
         {
-            "one": partial(sample_rates, model, x, [RATE], sites, draws),
-            "all": partial(sample_rates, model, x, rates, sites, draws),
+            "one": partial(at, [RATE], draws),
+            "all": partial(at, rates, draws),
             "apart": lambda: [sample(model, x, rate, draws, sites=sites) for rate in rates],
             "masks": partial(all_masks, sites, draws, fitting_chunk(model, x, sites), x),
             "uniforms": partial(all_uniforms, sites, draws, device),

@@ -41,7 +41,7 @@ from latedrop.model.sites import odds_by_site
 RATE = 0.05
 REFERENCE = 5000
 ROWS = 8
-ENGINES = {"cpu": ("auto", "loop", "rows"), "gpu": ("auto", "loop", "rows", "compiled")}
+ENGINES = {"cpu": ("auto", "loop"), "gpu": ("auto", "loop", "compiled")}
 COMPILED = (50,)
 """The draws at which the compiled engine is measured: every number of draws is a program of its own."""
 COMPILES = ("latedrop_compiled",)

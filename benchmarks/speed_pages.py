@@ -15,7 +15,7 @@ IMAGES = Path(__file__).parents[1] / "docs" / "images"
 LABELS = {
     "latedrop": "latedrop",
     "latedrop_loop": "latedrop, engine loop",
-    "latedrop_vmap": "latedrop, engine vmap",
+    "latedrop_vmap": "latedrop, engine vmap (before draws were rows)",
     "latedrop_compiled": "latedrop, engine compiled",
     "linearize": "latedrop, first order",
     "loop": "plain loop",

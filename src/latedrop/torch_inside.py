@@ -220,14 +220,16 @@ def shallow_copy(
     state["training"] = False
     forward = getattr(type(module), "forward", None)
     written = getattr(forward, "_torchdynamo_orig_callable", None)  # under @torch.compile
-    if written is not None and "forward" not in state:
+    if "forward" in state:
+        state["forward"] = value(state["forward"])
+    elif written is not None:
         state["forward"] = written.__get__(copy)
     hooked = state.get("_forward_hooks") or state.get("_forward_pre_hooks")
     if hooked or "_flat_weights" in state or not is_torchs_own(module):
         if buffers:
             state["_buffers"] = {name: value(item) for name, item in buffers.items()}
         for name, item in list(state.items()):
-            if name not in _PARTS and item is not None and type(item) not in _ATOMS:
+            if name not in (*_PARTS, "forward") and item is not None and type(item) not in _ATOMS:
                 mapped = value(item)
                 same = name.endswith("_hooks") and all(mapped[key] is item[key] for key in mapped)
                 state[name] = item if same else mapped  # hooks that come later are seen too

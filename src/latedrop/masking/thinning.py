@@ -129,14 +129,15 @@ class Thinning:
 
     def _padded(self, site: Site, number: int, value: Tensor, channels: tuple[int, ...]) -> Tensor:
         axis, shape = site.batch_axis, list(value.shape)
+        size = 0 if axis is None else shape[axis]
         if site.kind == "channel":
-            kept = [channel % value.dim() for channel in channels]
+            kept = [channel % len(shape) for channel in channels]
             shape = [size if i in kept else 1 for i, size in enumerate(shape)]
         if axis is None:
             return self.thinner.thin(site, number, value, tuple(shape), None)
-        rows = self._rows if self._rows is not None else value.shape[axis]
+        rows = self._rows if self._rows is not None else size
         examples = 1 if self._shared else rows // self._copies
-        inner, rest = divmod(value.shape[axis], rows)
+        inner, rest = divmod(size, rows)
         if rest:
             raise SiteError(
                 f"expected the input of site {site.name!r} to have a multiple of {rows} entries along axis {axis}, the "

@@ -121,6 +121,8 @@ class _Copying:
         return self._function(value) if callable(value) else self._container(value)
 
     def _function(self, value: Any) -> Any:
+        if isinstance(value, _Route):  # the model is a twin itself
+            return _Route(self._function(value.own), value.around, value.copies)
         if isinstance(value, MethodType):
             owner = self._value(value.__self__)
             return value if owner is value.__self__ else MethodType(value.__func__, owner)

@@ -89,7 +89,8 @@ def sample_rates(
         return [Moments.joined(moments) for moments in zip(*found, strict=True)]
     by_site = [rates_by_site(sites, rate) for rate in rates]
     active = [site for site in sites if any(found[site.name] > 0 for found in by_site)]
-    networks = ThinnedNetworks(model, x, active, options) if active and options.engine != "compiled" else None
+    engine = options.engine if active else None
+    networks = ThinnedNetworks(model, x, active, options, len(rates)) if engine not in (None, "compiled") else None
     results = []
     for rate, wanted in zip(rates, by_site, strict=True):
         if not any(wanted.values()):

@@ -14,7 +14,7 @@ from latedrop.model.wrappers import named_layers
 
 __all__ = ["fitting_chunk"]
 
-_CACHE_BYTES = {"cpu": 32 * 2**20}  # of all draws that run at once, where these are small; beyond it caches overflow
+_CACHE_BYTES = {"cpu": 16 * 2**20}  # of all draws that run at once, where these are small; beyond it caches overflow
 _SMALL_BYTES = 256 * 2**20  # the same on other devices, which have no such cache to lose
 _FULL = 20  # draws that fill any other device; with more, only memory would grow
 
@@ -42,5 +42,5 @@ def _widening(layer: nn.Module | None) -> float:
     if isinstance(layer, nn.Linear):
         return layer.out_features / layer.in_features
     if isinstance(layer, nn.RNNBase):
-        return 4 * layer.hidden_size / layer.input_size  # gates
+        return layer.hidden_size / layer.input_size
     return layer.out_channels / layer.in_channels if isinstance(layer, nn.Conv2d) else 1.0

@@ -26,7 +26,7 @@ from latedrop.model.sites import Site
 from latedrop.model.twin import twin_of
 from latedrop.variance.engine.chunks import fitting_chunk
 from latedrop.variance.engine.options import Sampling
-from latedrop.variance.engine.shared import SharedLayers, by_draw
+from latedrop.variance.engine.shared import SharedLayers, by_draw, worth_sharing
 from latedrop.variance.moments import Moments, Stream, out_of_memory
 
 __all__ = ["ThinnedNetworks"]
@@ -45,19 +45,21 @@ class ThinnedNetworks:
         x: the batch, placed.
         sites: those with a mask at some rate.
         options: see `Sampling`.
+        passes: how often moments will be asked for.
     """
 
-    def __init__(self, model: nn.Module, x: Any, sites: Sequence[Site], options: Sampling) -> None:
+    def __init__(self, model: nn.Module, x: Any, sites: Sequence[Site], options: Sampling, passes: int = 1) -> None:
         self.model, self.x, self.options = model, x, options
         self._sites = sites
         self._count = row_count(x)
         self._twin = twin_of(model)
         functional = any(site.weight is not None for site in sites)
         # A weight without a module is known by what is computed from parameters in the same pass: nothing is shared.
-        self._layers = None if functional else SharedLayers(self._twin)
+        self._chunk = min(options.draws, options.chunk or fitting_chunk(self._twin, x, sites))
+        several = passes * (options.draws // self._chunk)
+        self._layers = SharedLayers(self._twin) if not functional and worth_sharing(x, options.draws, several) else None
         self._masks = _RowMasks(options.seed, {}, range(0), range(options.draws))
         self._thinning = Thinning(self._twin, sites, self._masks, shared=options.shared)
-        self._chunk = min(options.draws, options.chunk or fitting_chunk(self._twin, x, sites))
         self._why = ""
         self._as_rows = options.engine != "loop" and self._may_be_rows()
 

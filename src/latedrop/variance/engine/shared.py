@@ -17,12 +17,12 @@ from weakref import ReferenceType, ref
 import torch
 from torch import Tensor, nn
 
-from latedrop.model.rows import map_rows, row_count
+from latedrop.model.rows import map_rows, row_count, tensors
 from latedrop.model.twin import reroute
 from latedrop.model.weight_calls import storage_of
 from latedrop.torch_inside import is_torchs_own, is_wrapped
 
-__all__ = ["Repeated", "SharedLayers", "by_draw"]
+__all__ = ["Repeated", "SharedLayers", "by_draw", "worth_sharing"]
 
 
 @dataclass(eq=False)
@@ -129,6 +129,14 @@ def _whole(value: Any) -> Any:
     return {key: _whole(item) for key, item in value.items()} if type(value) is dict else value
 
 
+_FEW = 2**13  # numbers in all draws' inputs, below which it takes longer to keep track than to compute
+
+
+def worth_sharing(x: Any, draws: int, passes: int) -> bool:
+    """Whether layers before the first site take long enough."""
+    return passes > 1 or draws * sum(value.numel() for value in tensors(x)) > _FEW
+
+
 class SharedLayers:
     """The layers of a twin that run on N rows where all draws share their input.
 
@@ -138,9 +146,11 @@ class SharedLayers:
 
     def __init__(self, twin: nn.Module) -> None:
         self._sources: dict[Any, _Source] = {}
+        self._states: dict[Any, Any] = {}
         for number, layer in enumerate(twin.modules()):
             if _takes_rows(layer):
-                reroute(layer, partial(self._around, number, layer), copies=False)
+                recurrent = isinstance(layer, nn.RNNBase)
+                reroute(layer, partial(self._recurrent if recurrent else self._around, number, layer), copies=False)
 
     def inputs(self, x: Any, times: int) -> Any:
         """Inputs that stand for `times` times the rows of `x`."""
@@ -175,6 +185,23 @@ class SharedLayers:
         inside = getattr(layer, "inplace", False)
         return self.given(number, partial(_out_of_place, layer, forward) if inside else forward, value, inside=inside)
 
+    def _recurrent(self, number: int, layer: Any, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """A recurrent layer gives rows along the first axis, and states that have them along the second."""
+        value = args[0] if len(args) == 1 and not kwargs and layer.batch_first else None
+        if type(value) is not Repeated or value.whole is not None or value.dim() != 3:
+            return forward(*args, **kwargs)
+        key = number, id(value.source)
+
+        def steps(rows: Tensor) -> Tensor:
+            found, self._states[key] = forward(rows)
+            return found  # type: ignore[no-any-return]
+
+        found, times = self.given(number, steps, value), value.times
+        state = self._states[key]
+        states = state if isinstance(state, tuple) else (state,)
+        each = tuple(one.unsqueeze(1).expand(-1, times, -1, -1).flatten(1, 2) for one in states)
+        return found, each if isinstance(state, tuple) else each[0]
+
     def _source(
         self, what: Any, function: Callable[[Tensor], Tensor], before: _Source
     ) -> tuple[_Source | None, Tensor | None]:
@@ -197,7 +224,7 @@ class SharedLayers:
 def _takes_rows(layer: nn.Module) -> bool:
     """Whether a layer is one of torch's own that gives one row for each row it takes, and does nothing else."""
     single = is_torchs_own(layer) and not any(True for _ in layer.children())
-    return single and not isinstance(layer, (nn.RNNBase, nn.RNNCellBase, nn.Bilinear)) and "forward" not in vars(layer)
+    return single and not isinstance(layer, (nn.RNNCellBase, nn.Bilinear)) and "forward" not in vars(layer)
 
 
 def _out_of_place(layer: Any, forward: Callable[..., Tensor], rows: Tensor) -> Tensor:
