@@ -22,7 +22,7 @@ from latedrop.masking.draws import DrawMasks, checked_seed
 from latedrop.masking.thinning import Thinning
 from latedrop.model.rows import row_count
 from latedrop.model.sites import Rate, Site, rates_by_site
-from latedrop.model.twin import reroute, twin_of
+from latedrop.model.twin import release, reroute, twin_of
 from latedrop.model.wrappers import bare, is_compiled, named_layers
 from latedrop.torch_inside import eager, reroute_calls, restore_calls
 
@@ -111,7 +111,13 @@ def _injected(module: nn.Module) -> Injection | None:
 
 def _route(module: nn.Module, own: Any, *args: Any, **kwargs: Any) -> Any:
     injection = _injected(module)
-    return own(*args, **kwargs) if injection is None else injection._twins()[1][module](*args, **kwargs)
+    if injection is None:
+        return own(*args, **kwargs)
+    twin, by_module = injection._twins()
+    try:
+        return by_module[module](*args, **kwargs)
+    finally:
+        release(twin)
 
 
 @contextmanager

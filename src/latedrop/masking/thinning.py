@@ -22,7 +22,6 @@ from latedrop.model.sites import Site, missing_sites
 from latedrop.model.twin import reroute
 from latedrop.model.weight_calls import WeightCall, WeightCalls
 from latedrop.model.weight_rules import Place
-from latedrop.model.wrappers import named_layers
 from latedrop.torch_inside import eager
 
 __all__ = ["Thinner", "Thinning"]
@@ -56,7 +55,7 @@ class Thinning:
     """
 
     def __init__(self, twin: nn.Module, sites: Sequence[Site], thinner: Thinner, *, shared: bool = True) -> None:
-        modules = named_layers(twin)
+        modules = dict(twin.named_modules())
         missing = missing_sites(twin, sites, modules=modules)
         if missing:
             raise SiteError(

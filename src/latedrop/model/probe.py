@@ -21,7 +21,7 @@ from latedrop.model.calling import call
 from latedrop.model.layers import LAYERS, SOURCES, channel_axis, layer_inputs
 from latedrop.model.rows import map_rows, row_count, row_limits, tensors
 from latedrop.model.running import rolls_dice, running
-from latedrop.model.twin import reroute, twin_of
+from latedrop.model.twin import release, reroute, twin_of
 from latedrop.model.weight_calls import WeightCall, WeightCalls
 from latedrop.model.weight_rules import Place
 from latedrop.model.wrappers import named_layers
@@ -188,7 +188,10 @@ def _probe(model: nn.Module, x: Any, outputs: _Outputs) -> _Runs:
     with running(model), eager():
         with watching(probe.marks.seen), calls:
             calls.begin()
-            output = call(twin, x)
+            try:
+                output = call(twin, x)
+            finally:
+                release(twin)
         outputs.append((rows, output, rolls_dice(model) and _varies(model, x, output)))
     return probe.runs
 

@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from latedrop.model.wrappers import bare
 from latedrop.torch_inside import shallow_copy, wrapped_attribute
 
-__all__ = ["Around", "reroute", "twin_of"]
+__all__ = ["Around", "release", "reroute", "twin_of"]
 
 _MOST_ITEMS = 10_000  # of a list or dict that is searched for modules
 _CONTAINERS = (dict, OrderedDict, defaultdict, list, tuple, set)
@@ -54,6 +54,12 @@ Around: TypeAlias = Callable[..., Any]
 def reroute(layer: nn.Module, around: Around, *, copies: bool = True) -> None:
     """The `forward` of a layer of a twin becomes `around(forward, ...)`; that of its copies too, unless told not."""
     vars(layer)["forward"] = _Route(layer.forward, around, copies)
+
+
+def release(twin: nn.Module) -> None:
+    """Layers of a twin that is no longer needed let go of what they were rerouted to, and of what that holds."""
+    for module in twin.modules():
+        vars(module).pop("forward", None)
 
 
 class _Route:

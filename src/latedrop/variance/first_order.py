@@ -29,7 +29,7 @@ from latedrop.model.finding import find_sites
 from latedrop.model.rows import filled_up, map_rows, row_count, row_limits, take_rows
 from latedrop.model.running import running
 from latedrop.model.sites import Site, Sites
-from latedrop.model.twin import twin_of
+from latedrop.model.twin import release, twin_of
 from latedrop.model.weight_rules import RECURRENT
 from latedrop.variance.moments import out_of_memory
 
@@ -159,8 +159,11 @@ def _pass(
     masks: _Probes | _UnitMasks,
 ) -> tuple[Tensor, list[dict[str, Tensor]]]:
     twin = twin_of(model, differentiable=True)
-    with Thinning(twin, sites, masks, shared=False).passing(row_count(x)):
-        output = read(call(twin, x), readout, row_count(x))
+    try:
+        with Thinning(twin, sites, masks, shared=False).passing(row_count(x)):
+            output = read(call(twin, x), readout, row_count(x))
+    finally:
+        release(twin)
     check_finite(output.detach(), "without dropout")
     flat = output.reshape(len(output), -1)
     if flat.shape[1] > _MOST_OUTPUTS:

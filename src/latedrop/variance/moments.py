@@ -14,7 +14,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-__all__ = ["Moments", "Part", "Stream", "merged", "out_of_memory"]
+__all__ = ["Moments", "Part", "Stream", "merged", "moments_of", "out_of_memory"]
 
 _FEW = 2**12  # outputs for which one operator is quicker than three; it takes longer for each
 
@@ -86,15 +86,20 @@ class Stream:
             part = mean, (outputs - mean).square_().sum(0), len(outputs)
         self._part = part if self._part[2] == 0 else merged(self._part, part)
 
-    @property
-    def mean(self) -> Tensor:
-        """`(N, ...)`."""
-        return self._origin + self._part[0]
+    def moments(self) -> tuple[Tensor, Tensor]:
+        """Mean and variance, `(N, ...)`."""
+        mean, squares, draws = self._part
+        return self._origin + mean, squares / (draws - 1)
 
-    @property
-    def variance(self) -> Tensor:
-        """`(N, ...)`."""
-        return self._part[1] / (self._part[2] - 1)
+
+def moments_of(outputs: Tensor) -> tuple[Tensor, Tensor]:
+    """The same of all draws `(T, N, ...)` at once, in fewer operators."""
+    if not 0 < outputs.numel() <= _FEW:
+        stream = Stream()
+        stream.add(outputs)
+        return stream.moments()
+    variance, mean = torch.var_mean(outputs - outputs[0], 0)
+    return outputs[0] + mean, variance
 
 
 def out_of_memory(error: Exception) -> bool:

@@ -28,7 +28,7 @@ from latedrop.model.finding import find_sites
 from latedrop.model.rows import fitting_batches, row_count, tensors
 from latedrop.model.running import running
 from latedrop.model.sites import Rate, Site, rates_by_site
-from latedrop.model.twin import reroute, twin_of
+from latedrop.model.twin import release, reroute, twin_of
 from latedrop.model.weight_calls import operator_name
 from latedrop.model.weight_rules import RECURRENT
 from latedrop.model.wrappers import named_layers
@@ -105,6 +105,8 @@ def propagate(
                 f"expected operators that take a mean and a variance; found {error} in {_owner(frames, names)}. "
                 "Use method='sample' or method='linear'."
             ) from error
+        finally:
+            release(twin)
     mean, variance = (output.m, output.v) if isinstance(output, Pair) else (widened(output), torch.zeros_like(output))
     check_finite(torch.stack([mean, variance], 1), f"propagated at rate {rate}")
     for where in (inside.found or after.found)[:1]:

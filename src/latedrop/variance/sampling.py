@@ -92,16 +92,20 @@ def sample_rates(
     engine = options.engine if active else None
     networks = ThinnedNetworks(model, x, active, options, len(rates)) if engine not in (None, "compiled") else None
     results = []
-    for rate, wanted in zip(rates, by_site, strict=True):
-        if not any(wanted.values()):
-            found_here = Moments.unmoved(own_output(model, x, options.readout), options.draws, keep=options.keep)
-        elif networks is None:
-            found_here = _compiled(model, x, active, wanted, options)
-        else:
-            found_here = networks.moments(wanted)
-            check_finite(found_here.mean, f"at rate {rate}")
-        results.append(found_here)
-        tick()
+    try:
+        for rate, wanted in zip(rates, by_site, strict=True):
+            if not any(wanted.values()):
+                moments = Moments.unmoved(own_output(model, x, options.readout), options.draws, keep=options.keep)
+            elif networks is None:
+                moments = _compiled(model, x, active, wanted, options)
+            else:
+                moments = networks.moments(wanted)
+                check_finite(moments.mean, f"at rate {rate}")
+            results.append(moments)
+            tick()
+    finally:
+        if networks is not None:
+            networks.close()
     return results
 
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from latedrop.model.rows import row_count
 from latedrop.model.sites import Site
-from latedrop.model.wrappers import named_layers
+from latedrop.model.wrappers import bare
 
 __all__ = ["fitting_chunk"]
 
@@ -26,7 +26,7 @@ def fitting_chunk(model: nn.Module, x: Any, sites: Sequence[Site]) -> int:
     device's memory.
     """
     parameter = next(model.parameters())
-    layers = named_layers(model)
+    layers = dict(bare(model).named_modules())
     widest = max(site.count * max(1.0, _widening(layers.get(site.name))) for site in sites)
     per_draw = int(3 * widest * (row_count(x) + 1) * parameter.element_size())
     device = parameter.device

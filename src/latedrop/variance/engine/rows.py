@@ -23,11 +23,11 @@ from latedrop.model.calling import call, read
 from latedrop.model.rows import repeated, row_count, row_limits, take_rows
 from latedrop.model.running import rolls_dice, running
 from latedrop.model.sites import Site
-from latedrop.model.twin import twin_of
+from latedrop.model.twin import release, twin_of
 from latedrop.variance.engine.chunks import fitting_chunk
 from latedrop.variance.engine.options import Sampling
 from latedrop.variance.engine.shared import SharedLayers, by_draw, worth_sharing
-from latedrop.variance.moments import Moments, Stream, out_of_memory
+from latedrop.variance.moments import Moments, Stream, moments_of, out_of_memory
 
 __all__ = ["ThinnedNetworks"]
 
@@ -66,13 +66,19 @@ class ThinnedNetworks:
     def moments(self, rates: Mapping[str, float]) -> Moments:
         """Mean and variance over all draws, at a rate for each site."""
         self._masks.rates = rates
-        stream, kept = Stream(), []
+        stream, kept, draws = Stream(), [], self.options.draws
         for outputs in self.chunks():
             outputs = widened(outputs)
+            if len(outputs) == draws:
+                return Moments(*moments_of(outputs), draws, outputs.clone() if self.options.keep else None)
             stream.add(outputs)
             if self.options.keep:
                 kept.append(outputs.clone())  # a model may write every output to one place
-        return Moments(stream.mean, stream.variance, self.options.draws, torch.cat(kept) if kept else None)
+        return Moments(*stream.moments(), draws, torch.cat(kept) if kept else None)
+
+    def close(self) -> None:
+        """Let go of all that the draws shared."""
+        release(self._twin)
 
     def chunks(self) -> Iterator[Tensor]:
         """Yield outputs `(t, N, ...)` until all draws are done."""

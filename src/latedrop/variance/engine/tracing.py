@@ -15,7 +15,7 @@ from latedrop.masking.thinning import Thinning
 from latedrop.model.calling import call, read
 from latedrop.model.rows import repeated, row_count
 from latedrop.model.sites import Site
-from latedrop.model.twin import twin_of
+from latedrop.model.twin import release, twin_of
 from latedrop.torch_inside import leaves_and_structure, traced
 from latedrop.variance.engine.options import Sampling
 from latedrop.variance.engine.shared import SharedLayers, by_draw
@@ -33,6 +33,7 @@ def mask_places(model: nn.Module, x: Any, sites: Sequence[Site], options: Sampli
     thinning = Thinning(twin, sites, noted, shared=options.shared)
     with torch.no_grad(), thinning.passing(row_count(x)):
         read(call(twin, x), options.readout, row_count(x))
+    release(twin)
     return list(noted.found)
 
 
@@ -84,6 +85,7 @@ def _outputs(model: nn.Module, x: Any, sites: Sequence[Site], options: Sampling,
     with torch.no_grad(), thinning.passing(rows * times, times):
         output = read(call(twin, x), options.readout, rows * times)
     outputs: Tensor = output.unflatten(0, (times, rows))
+    release(twin)
     return outputs
 
 
