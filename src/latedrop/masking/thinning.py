@@ -70,7 +70,10 @@ class Thinning:
         self._functional = {site.name: site for site in sites if site.weight is not None}
         for site in sites:
             if site.weight is None:
-                reroute(modules[site.name], partial(self._around, site, modules[site.name]))
+                layer = modules[site.name]
+                several = isinstance(layer, (nn.MultiheadAttention, nn.Bilinear))
+                channels = (channel_axis(layer),)
+                reroute(layer, partial(self._several if several else self._around, site, layer, channels))
         self._calls = WeightCalls(twin, self._meet) if self._functional else None
         if self._calls is not None:
             for module in modules.values():
@@ -99,9 +102,23 @@ class Thinning:
                 "select=, or find the sites again."
             )
 
-    def _around(self, site: Site, layer: nn.Module, forward: Any, *args: Any, **kwargs: Any) -> Any:
+    def _around(
+        self, site: Site, layer: nn.Module, channels: tuple[int, ...], forward: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        """A layer of one input; others that it is given, such as a recurrent layer's state, stay as they are."""
+        if not args or type(args[0]) is PackedSequence:
+            return self._several(site, layer, channels, forward, *args, **kwargs)
+        call = 0 if site.kind == "channel" else self._fired[site.name]
+        value = self._padded(site, call * 3, args[0], channels)
+        self._fired[site.name] += 1
+        return forward(value, *args[1:], **kwargs)
+
+    def _several(
+        self, site: Site, layer: nn.Module, channels: tuple[int, ...], forward: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Any layer."""
         inputs = layer_inputs(layer, args, kwargs)
-        thinned = self._thinned(site, inputs.values(), (channel_axis(layer),))
+        thinned = self._thinned(site, inputs.values(), channels)
         changed = {key: thinned[id(value)] for key, value in inputs.items()}
         args = tuple(changed.get(i, value) for i, value in enumerate(args))
         return forward(*args, **{key: changed.get(key, value) for key, value in kwargs.items()})

@@ -65,10 +65,7 @@ class _Dice:
     def seen(self, operator: Operator | None, args: Any, kwargs: Any, result: Any) -> None:
         if operator is None or not operator.seeded or self.rolled:
             return
-        if "generator" in operator.arguments and kwargs.get("generator") is not None:
-            return  # one of its own
-        if "dropout_p" in operator.arguments:  # attention, which draws where it drops
-            place = operator.arguments.index("dropout_p")
-            self.rolled = bool(args[place] if place < len(args) else kwargs.get("dropout_p", 0))
-        else:
-            self.rolled = True
+        given = {**(operator.defaults or {}), **dict(zip(operator.arguments, args, strict=False)), **kwargs}
+        own = given.get("generator") is not None
+        off = given.get("train") is False or given.get("dropout_p", given.get("dropout", 1)) == 0
+        self.rolled = not own and not off  # attention and recurrent layers only draw where they drop

@@ -1,7 +1,5 @@
 """The same contract on a GPU; skipped where there is none."""
 
-from importlib import import_module
-
 import pytest
 import torch
 from torch import nn
@@ -9,9 +7,9 @@ from torch import nn
 from latedrop import calibrate, find_sites, linearize, sample
 from latedrop.masking.masks import keys_for, masks_from_keys, thinned
 from latedrop.model.rows import map_rows
+from latedrop.variance.engine.options import Sampling
+from latedrop.variance.engine.rows import ThinnedNetworks
 from zoo import ZOO, Case
-
-room = import_module("latedrop.variance.sampling")
 
 pytestmark = [
     pytest.mark.cuda,
@@ -111,14 +109,13 @@ def test_no_draw_waits_for_the_device() -> None:
     sites = find_sites(model, x)
     for chunk in (1, 3, 12):
         sample(model, x, 0.2, 12, sites=sites, chunk=chunk)  # kernels are compiled
-        networks = room._Draws(model, x, sites, room._Options(12, 0, None, chunk, True))
-        with networks.running():
-            networks._rates = dict.fromkeys((site.name for site in sites), 0.2)
-            try:
-                torch.cuda.set_sync_debug_mode("error")
-                outputs = list(networks.chunks())
-            finally:
-                torch.cuda.set_sync_debug_mode("default")
+        networks = ThinnedNetworks(model, x, sites, Sampling(12, chunk=chunk))
+        networks._masks.rates = dict.fromkeys((site.name for site in sites), 0.2)
+        try:
+            torch.cuda.set_sync_debug_mode("error")
+            outputs = list(networks.chunks())
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
         assert sum(map(len, outputs)) == 12
 
 

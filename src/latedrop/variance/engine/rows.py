@@ -57,7 +57,9 @@ class ThinnedNetworks:
         # A weight without a module is known by what is computed from parameters in the same pass: nothing is shared.
         self._chunk = min(options.draws, options.chunk or fitting_chunk(self._twin, x, sites))
         several = passes * (options.draws // self._chunk)
-        self._layers = SharedLayers(self._twin) if not functional and worth_sharing(x, options.draws, several) else None
+        self._layers = (
+            SharedLayers(self._twin, model) if not functional and worth_sharing(x, options.draws, several) else None
+        )
         self._masks = _RowMasks(options.seed, {}, range(0), range(options.draws))
         self._thinning = Thinning(self._twin, sites, self._masks, shared=options.shared)
         self._why = ""
@@ -151,10 +153,8 @@ class ThinnedNetworks:
             few = min(self._count, 2)
             self._masks.draws = self._masks.draws[-1:]
             alone = widened(self._pass(take_rows(self.x, slice(few)), few, 1))
-            if rolls_dice(self.model):
-                return True
             beside = widened(outputs)
-            if alone.numel():
+            if alone.numel() and not rolls_dice(self.model):
                 off, spread = (alone - beside[-1, :few]).abs().max(), beside[:, :few].std(0).max()
                 if bool(off > 0.05 * spread + _ROUNDING.get(outputs.dtype, 0.05) * alone.abs().max()):
                     return False

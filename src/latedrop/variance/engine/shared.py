@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
-from weakref import ReferenceType, ref
+from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor, nn
@@ -129,6 +129,8 @@ def _whole(value: Any) -> Any:
     return {key: _whole(item) for key, item in value.items()} if type(value) is dict else value
 
 
+_MET: WeakKeyDictionary[nn.Module, set[int]] = WeakKeyDictionary()
+"""Which layers of a model, by their number, were ever given what all draws share."""
 _FEW = 2**13  # numbers in all draws' inputs, below which it takes longer to keep track than to compute
 
 
@@ -142,13 +144,16 @@ class SharedLayers:
 
     Args:
         twin: its layers are rerouted from now on.
+        model: whose twin it is. Where an earlier twin ran, only the layers that got such inputs in it are rerouted.
     """
 
-    def __init__(self, twin: nn.Module) -> None:
+    def __init__(self, twin: nn.Module, model: nn.Module) -> None:
         self._sources: dict[Any, _Source] = {}
         self._states: dict[Any, Any] = {}
+        self._met = _MET.setdefault(model, set())
+        known = set(self._met)
         for number, layer in enumerate(twin.modules()):
-            if _takes_rows(layer):
+            if (number in known or not known) and _takes_rows(layer):
                 recurrent = isinstance(layer, nn.RNNBase)
                 reroute(layer, partial(self._recurrent if recurrent else self._around, number, layer), copies=False)
 
@@ -183,6 +188,7 @@ class SharedLayers:
         if type(value) is not Repeated or value.whole is not None:
             return forward(*args, **kwargs)
         inside = getattr(layer, "inplace", False)
+        self._met.add(number)
         return self.given(number, partial(_out_of_place, layer, forward) if inside else forward, value, inside=inside)
 
     def _recurrent(self, number: int, layer: Any, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -190,6 +196,7 @@ class SharedLayers:
         value = args[0] if len(args) == 1 and not kwargs and layer.batch_first else None
         if type(value) is not Repeated or value.whole is not None or value.dim() != 3:
             return forward(*args, **kwargs)
+        self._met.add(number)
         key = number, id(value.source)
 
         def steps(rows: Tensor) -> Tensor:

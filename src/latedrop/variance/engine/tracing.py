@@ -79,7 +79,7 @@ def _outputs(model: nn.Module, x: Any, sites: Sequence[Site], options: Sampling,
     """`(times, N, ...)`, of draws that are rows of one batch."""
     rows, twin = row_count(x), twin_of(model, own_buffers=False)
     functional = any(site.weight is not None for site in sites)
-    layers = None if functional else SharedLayers(twin)
+    layers = None if functional else SharedLayers(twin, model)
     thinning = Thinning(twin, sites, masks, shared=options.shared)
     x = repeated(x, times) if layers is None else layers.inputs(x, times)
     with torch.no_grad(), thinning.passing(rows * times, times):
