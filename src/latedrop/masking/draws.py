@@ -20,6 +20,7 @@ from latedrop.model.sites import Site
 __all__ = ["DrawMasks", "checked_seed"]
 
 _HALF = (torch.float16, torch.bfloat16)
+_FEW = 2**22  # numbers for which a plain product is quicker than the start of a kernel that also makes the mask
 
 
 @dataclass
@@ -87,8 +88,8 @@ def checked_seed(seed: Any) -> int:
 
 
 def _worth_a_kernel(value: Tensor, draws: range, shape: tuple[int, ...]) -> bool:
-    """Whether hash and product go into one: not for small masks, which are remembered, nor under autograd."""
-    if value.device.type != "cuda" or are_small(draws, shape, value.device):
+    """Whether hash and product go into one: where masks are too large to be remembered, or the value is itself large."""
+    if value.device.type != "cuda" or (are_small(draws, shape, value.device) and value.numel() <= _FEW):
         return False
     return not (value.requires_grad and torch.is_grad_enabled())
 

@@ -49,7 +49,8 @@ _STEP, *_TIMES = (np.uint64(n) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9,
 _BY = tuple(np.uint64(n) for n in (30, 27, 31))
 _BLOCK = 2**16  # units that are hashed at once: their work space stays in the cache of a core
 _PARALLEL = 2**19  # units from which threads are worth their start
-_SMALL = {"cpu": 2**14, "cuda": 2**17}  # units of masks that are remembered: less work than to make them again
+_COPIED = 2**17  # units of masks that are made by the CPU for another device too
+_SMALL = {"cpu": 2**14, "cuda": 2**21}  # units of masks that are remembered: less work than to make them again
 
 
 def uniforms(seed: int, draws: Sequence[int], site: str, call: int, shape: Sequence[int]) -> Tensor:
@@ -239,15 +240,15 @@ def _remembered(key: tuple[Any, ...], device: torch.device, make: Callable[..., 
         found = make(device, *key)
         if type(found) is Tensor and not is_wrapped(found):
             with _KEEPING:
-                if len(_KEPT) >= _MOST_KEPT:
-                    _KEPT.pop(next(iter(_KEPT)))
                 _KEPT[place] = found
+                while len(_KEPT) > _MOST_KEPT or sum(kept.nbytes for kept in _KEPT.values()) > _MOST_BYTES:
+                    _KEPT.pop(next(iter(_KEPT)))
     return found
 
 
 _KEPT: dict[tuple[Any, ...], Tensor] = {}
 _KEEPING = Lock()
-_MOST_KEPT = 128
+_MOST_KEPT, _MOST_BYTES = 128, 2**28
 
 
 def _device_keys(device: torch.device, seed: int, draws: range, site: str, call: int) -> Tensor:
@@ -265,8 +266,11 @@ def _small_masks(
     dtype: torch.dtype,
     scaled: bool,
 ) -> Tensor:
-    like = torch.empty((), dtype=dtype)
-    found = masks_from_keys(draw_keys(seed, draws, site, call), shape, rate, like, scaled=scaled)
+    keys = draw_keys(seed, draws, site, call)
+    if len(draws) * prod(shape) > _COPIED:
+        like = torch.empty((), dtype=dtype, device=device)
+        return masks_from_keys(keys_on(keys, device), shape, rate, like, scaled=scaled)
+    found = masks_from_keys(keys, shape, rate, torch.empty((), dtype=dtype), scaled=scaled)
     return found.to(device, non_blocking=True)
 
 
