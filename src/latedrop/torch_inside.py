@@ -174,7 +174,7 @@ def wrapper_tensor(cls: type[Tensor], like: Tensor, dtype: torch.dtype) -> Any:
     return Tensor._make_wrapper_subclass(cls, like.shape, strides=like.stride(), dtype=dtype, device=like.device)
 
 
-plain_function = torch._C._disabled_torch_function_impl
+plain_function = getattr(torch._C, "_disabled_torch_function_impl", Tensor.__torch_function__)
 """What a subclass has as `__torch_function__` where it acts on operators alone."""
 
 

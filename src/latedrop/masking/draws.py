@@ -88,7 +88,7 @@ def checked_seed(seed: Any) -> int:
 
 
 def _worth_a_kernel(value: Tensor, draws: range, shape: tuple[int, ...]) -> bool:
-    """Whether hash and product go into one: where masks are too large to be remembered, or the value is itself large."""
+    """Whether hash and product go into one: where masks are too large to be remembered, or the value is large."""
     if value.device.type != "cuda" or (are_small(draws, shape, value.device) and value.numel() <= _FEW):
         return False
     return not (value.requires_grad and torch.is_grad_enabled())

@@ -22,6 +22,7 @@ from latedrop.model.sites import Site, missing_sites
 from latedrop.model.twin import reroute
 from latedrop.model.weight_calls import WeightCall, WeightCalls
 from latedrop.model.weight_rules import Place
+from latedrop.model.wrappers import layer_named
 from latedrop.torch_inside import eager
 
 __all__ = ["Thinner", "Thinning"]
@@ -55,28 +56,29 @@ class Thinning:
     """
 
     def __init__(self, twin: nn.Module, sites: Sequence[Site], thinner: Thinner, *, shared: bool = True) -> None:
-        modules = dict(twin.named_modules())
-        missing = missing_sites(twin, sites, modules=modules)
-        if missing:
-            raise SiteError(
-                f"expected the model to have the sites' layers; {missing} are not among its modules. "
-                "Find the sites again with find_sites(model, inputs)."
-            )
+        layers = {site: layer_named(twin, site.name) for site in sites if site.weight is None}
+        functional = {site.name: site for site in sites if site.weight is not None}
+        if None in layers.values() or functional:
+            missing = missing_sites(twin, sites)
+            if missing:
+                raise SiteError(
+                    f"expected the model to have the sites' layers; {missing} are not among its modules. "
+                    "Find the sites again with find_sites(model, inputs)."
+                )
         self.thinner = thinner
         self._shared = shared
         self._fired = dict.fromkeys((site.name for site in sites), 0)
         self._rows: int | None = None
         self._copies = 1
-        self._functional = {site.name: site for site in sites if site.weight is not None}
-        for site in sites:
-            if site.weight is None:
-                layer = modules[site.name]
+        self._functional = functional
+        for site, layer in layers.items():
+            if layer is not None:
                 several = isinstance(layer, (nn.MultiheadAttention, nn.Bilinear))
                 channels = (channel_axis(layer),)
                 reroute(layer, partial(self._several if several else self._around, site, layer, channels))
-        self._calls = WeightCalls(twin, self._meet) if self._functional else None
+        self._calls = WeightCalls(twin, self._meet) if functional else None
         if self._calls is not None:
-            for module in modules.values():
+            for module in twin.modules():
                 if isinstance(module, SOURCES):
                     reroute(module, partial(_apart, self._calls))
 

@@ -88,18 +88,9 @@ class Sites(tuple[Site, ...]):
         return cls(Site(**{**row, "units": tuple(row["units"])}) for row in rows)
 
 
-def missing_sites(
-    model: nn.Module,
-    sites: Sequence[Site],
-    *,
-    same_type: bool = False,
-    modules: Mapping[str, nn.Module] | None = None,
-) -> list[str]:
-    """The names of the sites whose layer or weight the model lacks; with `same_type`, or has as another type.
-
-    `modules` are the model's `named_layers`, where they are known.
-    """
-    modules = named_layers(model) if modules is None else modules
+def missing_sites(model: nn.Module, sites: Sequence[Site], *, same_type: bool = False) -> list[str]:
+    """The names of the sites whose layer or weight the model lacks; with `same_type`, or has as another type."""
+    modules = named_layers(model)
     weights = weight_names(model) if any(site.weight is not None for site in sites) else set()
     found = {s.name: s.weight in weights if s.weight is not None else s.name in modules for s in sites}
     if same_type:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from copy import deepcopy
-from functools import partial
+from functools import cached_property, partial
 from types import CellType, FunctionType, MethodType
 from typing import Any, TypeAlias
 from weakref import ReferenceType, ref
@@ -57,9 +57,10 @@ def reroute(layer: nn.Module, around: Around, *, copies: bool = True) -> None:
 
 
 def release(twin: nn.Module) -> None:
-    """Layers of a twin that is no longer needed let go of what they were rerouted to, and of what that holds."""
-    for module in twin.modules():
-        vars(module).pop("forward", None)
+    """A twin that is no longer needed lets go of what its layers were rerouted to, and of what that holds."""
+    for part in twin.children():
+        release(part)
+    vars(twin).pop("forward", None)
 
 
 class _Route:
@@ -78,9 +79,13 @@ class _Copying:
     """One copy of every object that is met on the way through a model."""
 
     def __init__(self, model: nn.Module, layers: bool, differentiable: bool, own_buffers: bool) -> None:
-        self._inside = {id(module) for module in model.modules()}
+        self._model = model
         self._layers, self._differentiable, self._own_buffers = layers, differentiable, own_buffers
         self._made: dict[int, Any] = {}
+
+    @cached_property
+    def _inside(self) -> set[int]:
+        return {id(module) for module in self._model.modules()}
 
     def module(self, module: nn.Module) -> nn.Module:
         made = self._made.get(id(module))
@@ -131,7 +136,10 @@ class _Copying:
             return _Route(self._function(value.own), value.around, value.copies)
         if isinstance(value, MethodType):
             owner = self._value(value.__self__)
-            return value if owner is value.__self__ else MethodType(value.__func__, owner)
+            if owner is value.__self__:
+                return value
+            late = value.__func__ is getattr(type(owner), "forward", None) and "forward" not in vars(value.__self__)
+            return partial(_forward_of, owner) if late else MethodType(value.__func__, owner)
         if isinstance(value, partial):
             args, kwargs = self._container(value.args), self._container(value.keywords)
             return type(value)(value.func, *args, **kwargs) if (args, kwargs) != (value.args, value.keywords) else value
@@ -183,6 +191,11 @@ class _Seeing(TorchFunctionMode):
 def _seen(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     with _Seeing():
         return forward(*args, **kwargs)
+
+
+def _forward_of(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """What a layer's `forward` is when it is called: it may be rerouted by then."""
+    return layer.forward(*args, **kwargs)
 
 
 def _content(cell: CellType) -> Any:

@@ -8,7 +8,7 @@ from torch import nn
 
 from latedrop.torch_inside import wrapped_attribute
 
-__all__ = ["bare", "is_compiled", "named_layers", "plain_names"]
+__all__ = ["bare", "is_compiled", "layer_named", "named_layers", "plain_names"]
 
 
 def bare(model: nn.Module) -> nn.Module:
@@ -48,3 +48,11 @@ def named_layers(model: nn.Module) -> dict[str, nn.Module]:
 def is_compiled(module: nn.Module) -> bool:
     """Whether a module is a wrapper of `torch.compile`."""
     return wrapped_attribute(module) == "_orig_mod"
+
+
+def layer_named(model: nn.Module, name: str) -> nn.Module | None:
+    """A module of a model without wrappers, or None; without a walk over all of them."""
+    try:
+        return model.get_submodule(name)
+    except AttributeError:
+        return None

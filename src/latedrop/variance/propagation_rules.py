@@ -53,7 +53,7 @@ class Pair(Tensor):
     v: Tensor
     units: object
 
-    __torch_function__ = plain_function  # type: ignore[assignment]
+    __torch_function__ = plain_function
 
     @staticmethod
     def __new__(cls, m: Tensor, v: Any, dtype: torch.dtype | None = None) -> Pair:

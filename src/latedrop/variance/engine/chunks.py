@@ -10,12 +10,12 @@ from torch import nn
 
 from latedrop.model.rows import row_count
 from latedrop.model.sites import Site
-from latedrop.model.wrappers import bare
+from latedrop.model.wrappers import bare, layer_named
 
 __all__ = ["fitting_chunk"]
 
 _CACHE_BYTES = {"cpu": 16 * 2**20}  # of all draws that run at once, where these are small; beyond it caches overflow
-_SMALL_BYTES = 256 * 2**20  # the same on other devices, which have no such cache to lose
+_SMALL_BYTES = 512 * 2**20  # the same on other devices, which have no such cache to lose
 _FULL = 20  # draws that fill any other device; with more, only memory would grow
 
 
@@ -26,8 +26,8 @@ def fitting_chunk(model: nn.Module, x: Any, sites: Sequence[Site]) -> int:
     device's memory.
     """
     parameter = next(model.parameters())
-    layers = dict(bare(model).named_modules())
-    widest = max(site.count * max(1.0, _widening(layers.get(site.name))) for site in sites)
+    model = bare(model)
+    widest = max(site.count * max(1.0, _widening(layer_named(model, site.name))) for site in sites)
     per_draw = int(3 * widest * (row_count(x) + 1) * parameter.element_size())
     device = parameter.device
     few = _CACHE_BYTES.get(device.type, _SMALL_BYTES) // per_draw

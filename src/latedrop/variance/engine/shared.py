@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from latedrop.model.rows import map_rows, row_count, tensors
 from latedrop.model.twin import reroute
 from latedrop.model.weight_calls import storage_of
+from latedrop.model.wrappers import layer_named
 from latedrop.torch_inside import is_torchs_own, is_wrapped
 
 __all__ = ["Repeated", "SharedLayers", "by_draw", "worth_sharing"]
@@ -129,8 +130,8 @@ def _whole(value: Any) -> Any:
     return {key: _whole(item) for key, item in value.items()} if type(value) is dict else value
 
 
-_MET: WeakKeyDictionary[nn.Module, set[int]] = WeakKeyDictionary()
-"""Which layers of a model, by their number, were ever given what all draws share."""
+_MET: WeakKeyDictionary[nn.Module, set[str]] = WeakKeyDictionary()
+"""The names of a model's layers that were ever given what all draws share."""
 _FEW = 2**13  # numbers in all draws' inputs, below which it takes longer to keep track than to compute
 
 
@@ -151,11 +152,11 @@ class SharedLayers:
         self._sources: dict[Any, _Source] = {}
         self._states: dict[Any, Any] = {}
         self._met = _MET.setdefault(model, set())
-        known = set(self._met)
-        for number, layer in enumerate(twin.modules()):
-            if (number in known or not known) and _takes_rows(layer):
-                recurrent = isinstance(layer, nn.RNNBase)
-                reroute(layer, partial(self._recurrent if recurrent else self._around, number, layer), copies=False)
+        known = {name: layer_named(twin, name) for name in tuple(self._met)} or dict(twin.named_modules())
+        for name, layer in known.items():
+            if layer is not None and _takes_rows(layer):
+                around = self._recurrent if isinstance(layer, nn.RNNBase) else self._around
+                reroute(layer, partial(around, name, layer), copies=False)
 
     def inputs(self, x: Any, times: int) -> Any:
         """Inputs that stand for `times` times the rows of `x`."""
@@ -183,27 +184,27 @@ class SharedLayers:
         value.source, value.held = source, held
         return value
 
-    def _around(self, number: int, layer: Any, forward: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Any:
+    def _around(self, name: str, layer: Any, forward: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Any:
         value = args[0] if len(args) == 1 and not kwargs else None
         if type(value) is not Repeated or value.whole is not None:
             return forward(*args, **kwargs)
         inside = getattr(layer, "inplace", False)
-        self._met.add(number)
-        return self.given(number, partial(_out_of_place, layer, forward) if inside else forward, value, inside=inside)
+        self._met.add(name)
+        return self.given(name, partial(_out_of_place, layer, forward) if inside else forward, value, inside=inside)
 
-    def _recurrent(self, number: int, layer: Any, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _recurrent(self, name: str, layer: Any, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """A recurrent layer gives rows along the first axis, and states that have them along the second."""
         value = args[0] if len(args) == 1 and not kwargs and layer.batch_first else None
         if type(value) is not Repeated or value.whole is not None or value.dim() != 3:
             return forward(*args, **kwargs)
-        self._met.add(number)
-        key = number, id(value.source)
+        self._met.add(name)
+        key = name, id(value.source)
 
         def steps(rows: Tensor) -> Tensor:
             found, self._states[key] = forward(rows)
             return found  # type: ignore[no-any-return]
 
-        found, times = self.given(number, steps, value), value.times
+        found, times = self.given(name, steps, value), value.times
         state = self._states[key]
         states = state if isinstance(state, tuple) else (state,)
         each = tuple(one.unsqueeze(1).expand(-1, times, -1, -1).flatten(1, 2) for one in states)
