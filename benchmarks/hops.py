@@ -32,7 +32,14 @@ from benchmarks.trees import answer_of, digest
 
 FOLDER = Path(latedrop.__file__).parent
 RATES, DRAWS, ROWS = (0.05, 0.1, 0.2), 20, 64
-LABELS = {"files": "files", "switches": "switches", "depth": "depth", "calls": "calls"}
+LABELS = {
+    "files": "files",
+    "ways": "ways between files",
+    "room_switches": "switches between rooms",
+    "switches": "switches between files",
+    "depth": "depth",
+    "calls": "calls",
+}
 PAIRS = 10
 """Pairs of files between which one walks most, that are written down."""
 
@@ -125,10 +132,17 @@ def walked(prepare: Callable[[int], Callable[[], Any]]) -> dict[str, Any]:
     return {
         "files": len(walk.files),
         "switches": walk.pairs.total(),
+        "room_switches": sum(count for pair, count in walk.pairs.items() if len({*map(room, pair)}) > 1),
+        "ways": len(walk.ways),
         "depth": walk.depth,
         "calls": walk.calls,
         "most": pairs,
     }
+
+
+def room(name: str) -> str:
+    """The package of a file, or the file itself where it stands at the top."""
+    return name.partition("/")[0].removesuffix(".py")
 
 
 class Walk:
@@ -137,6 +151,7 @@ class Walk:
     Attributes:
         files: those that were entered.
         pairs: how often one went from one file to another, directions together.
+        ways: functions that call one in another file, with what they call: what a reader has to look up, once each.
         depth: the most functions inside each other.
         calls: entries into functions.
     """
@@ -145,6 +160,7 @@ class Walk:
         self.folder = f"{folder}/"
         self.files: set[str] = set()
         self.pairs: Counter[tuple[str, str]] = Counter()
+        self.ways: set[tuple[Any, Any]] = set()
         self.depth = self.calls = 0
         self._stack: list[tuple[FrameType, str]] = []
 
@@ -163,6 +179,8 @@ class Walk:
         before = self._file()
         if event == "call":
             name = frame.f_code.co_filename.removeprefix(self.folder)
+            if before is not None and before != name:
+                self.ways.add((self._stack[-1][0].f_code, frame.f_code))
             self._stack.append((frame, name))
             self.files.add(name)
             self.calls += 1

@@ -11,12 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import costs, growth, linear, uci, video
+from benchmarks import costs, growth, hops, linear, threads, uci, versions, video
 from benchmarks.speed_pages import IMAGES, figure, memory_table, rows_for_readme
 from benchmarks.timing import RESULTS
 
 ROOT = Path(__file__).parents[1]
-PAGES = (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("performance", "linear", "uci")))
+PAGES = (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("performance", "linear", "uci", "design")))
 _BLOCK = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 
 
@@ -66,6 +66,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "benchmarks.uci.study": lambda: uci.study_markdown(_read(RESULTS / "uci_study_cpu.json")),
     "benchmarks.costs": lambda: by_device(costs, "costs"),
     "benchmarks.growth": lambda: by_device(growth, "growth"),
+    "benchmarks.versions": lambda: by_device(versions, "versions"),
+    "benchmarks.threads": lambda: threads.markdown(_read(RESULTS / "threads_cpu.json")),
+    "benchmarks.hops": lambda: hops.markdown(_read(RESULTS / "hops.json")),
 }
 
 

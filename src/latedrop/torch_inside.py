@@ -7,12 +7,13 @@ what is slower or refused now, and why; results stay right.
 from __future__ import annotations
 
 import sys
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from threading import RLock
+from threading import Lock
 from typing import Any
 from warnings import warn
 
@@ -25,6 +26,7 @@ from latedrop.errors import LatedropWarning
 __all__ = [
     "Operator",
     "eager",
+    "held",
     "inmost",
     "is_torchs_own",
     "is_wrapped",
@@ -205,13 +207,17 @@ def shallow_copy(
     `inner` gives what stands for a submodule, `weight` for a parameter, `value` for all else that the module holds;
     layers of torch hold nothing else that is worth a copy, but for hooks and the weights of recurrent ones.
     """
-    copy = made[id(module)] = object.__new__(type(module))
+    kind: Any = type(module)
+    copy: nn.Module = object.__new__(_without_del(kind))
+    made[id(module)] = copy
     state = vars(copy)
     state.update(vars(module))
     if state.get("_compiled_call_impl") is not None:
         state["_compiled_call_impl"] = None
-    if isinstance(state.get("_call_impl"), _Route):
-        del state["_call_impl"]
+    state.pop("_call_impl", None)
+    for name in _HOOKS:
+        if name in state:
+            state[name] = OrderedDict(state[name])  # what registers a hook on the way registers it here
     modules, parameters, buffers = (state[part] for part in _PARTS)
     if modules:
         state["_modules"] = {name: None if item is None else inner(item) for name, item in modules.items()}
@@ -230,12 +236,22 @@ def shallow_copy(
             state["_buffers"] = {name: value(item) for name, item in buffers.items()}
         for name, item in list(state.items()):
             if name not in (*_PARTS, "forward") and item is not None and type(item) not in _ATOMS:
-                mapped = value(item)
-                same = name.endswith("_hooks") and all(mapped[key] is item[key] for key in mapped)
-                state[name] = item if same else mapped  # hooks that come later are seen too
+                state[name] = value(item)
     return copy
 
 
+@cache
+def _without_del(kind: type) -> type:
+    """The class itself; where it cleans up after an instance, one that leaves that to the user's own."""
+    if not hasattr(kind, "__del__"):
+        return kind
+    return type(kind.__name__, (kind,), {"__del__": lambda self: None, "__module__": kind.__module__})
+
+
+_HOOKS = tuple(
+    f"_forward{name}"
+    for name in ("_hooks", "_hooks_with_kwargs", "_hooks_always_called", "_pre_hooks", "_pre_hooks_with_kwargs")
+)
 _ATOMS = {bool, int, float, str, bytes, torch.dtype, torch.device, type}
 
 
@@ -288,17 +304,34 @@ def own_call(module: nn.Module) -> Any:
 
 
 def eager() -> AbstractContextManager[Any]:
-    """No compiled code inside, in turns; nothing was compiled where the compiler was never imported."""
-    return _eager() if "torch._dynamo" in sys.modules else nullcontext()
-
-
-_EAGER = RLock()
+    """No compiled code inside, for all threads; nothing was compiled where the compiler was never imported."""
+    if "torch._dynamo" not in sys.modules:
+        return nullcontext()
+    return held(lambda: torch.compiler.set_stance("force_eager"), "eager")
 
 
 @contextmanager
-def _eager() -> Iterator[None]:
-    with _EAGER, torch.compiler.set_stance("force_eager"):
+def held(switch: Callable[[], AbstractContextManager[Any]], key: str) -> Iterator[None]:
+    """A switch that torch has for all threads: on from the first who wants it until the last has left. Nobody waits."""
+    with _HOLDING:
+        count, state = _HELD.get(key, (0, None))
+        if state is None:
+            state = switch()
+            state.__enter__()
+        _HELD[key] = count + 1, state
+    try:
         yield
+    finally:
+        with _HOLDING:
+            count, state = _HELD.pop(key)
+            if count > 1:
+                _HELD[key] = count - 1, state
+            elif state is not None:
+                state.__exit__(None, None, None)
+
+
+_HOLDING = Lock()
+_HELD: dict[str, tuple[int, AbstractContextManager[Any] | None]] = {}
 
 
 def leaves_and_structure(value: Any) -> tuple[list[Any], Any]:

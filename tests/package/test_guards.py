@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from benchmarks.timing import peak_bytes
 from counting import Runs
-from latedrop import Sites, calibrate, find_sites, sample
+from latedrop import calibrate, find_sites, sample
 from latedrop.calibration.search import PAPER_RATES
 from latedrop.crowd import MCNN
 from latedrop.variance.engine.chunks import fitting_chunk
@@ -30,35 +34,35 @@ class Layers(nn.Module):
         return self.head(self.second(self.first(x).relu()).relu())
 
 
-def sites_of_a_known_model(model: nn.Module, x: Tensor) -> Sites:
-    """After the first prediction, which checks on two rows that draws can be rows."""
-    sites = find_sites(model, x)
-    sample(model, x, 0.1, 2, sites=sites)
-    return sites
+def counted(run: Callable[[], Any], model: nn.Module | None = None) -> Runs:
+    """What a call runs after it ran once: the first of its kind checks on two rows that draws can be rows."""
+    run()
+    with Runs(model) as runs:
+        run()
+    return runs
 
 
 def test_small_predictions_are_one_pass() -> None:
     model, x = Layers(), torch.randn(16, 5)
-    sites = sites_of_a_known_model(model, x)
-    with Runs(model) as runs:
-        sample(model, x, 0.1, 200, sites=sites)
+    sites = find_sites(model, x)
+    runs = counted(lambda: sample(model, x, 0.1, 200, sites=sites), model)
     assert runs.layers == {"first": 1, "second": 1, "head": 1}
 
 
 @pytest.mark.parametrize(("draws", "chunk", "passes"), [(10, 10, 1), (10, 4, 3), (10, 1, 10)])
 def test_passes_are_chunks_and_the_first_layer_runs_once(draws: int, chunk: int, passes: int) -> None:
     model, x = Layers(), torch.randn(16, 5)
-    sites = sites_of_a_known_model(model, x)
-    with Runs(model) as runs:
-        sample(model, x, 0.1, draws, sites=sites, chunk=chunk)
+    sites = find_sites(model, x)
+    runs = counted(lambda: sample(model, x, 0.1, draws, sites=sites, chunk=chunk), model)
     assert runs.layers == {"first": 1, "second": passes, "head": passes}
 
 
 def test_a_calibration_costs_its_rates_and_nothing_more() -> None:
     model, x = Layers(), torch.randn(600, 5)
-    sites = sites_of_a_known_model(model, x)
-    with Runs(model) as runs:
-        calibrate(model, (x, torch.randn(600)), draws=20, batch_size=200, chunk=5, sites=sites)
+    sites = find_sites(model, x)
+    runs = counted(
+        lambda: calibrate(model, (x, torch.randn(600)), draws=20, batch_size=200, chunk=5, sites=sites), model
+    )
     passes = 3 * len(PAPER_RATES) * 20 // 5
     assert runs.layers == {"first": 3, "second": passes, "head": passes}
 
@@ -68,8 +72,7 @@ def test_a_predictor_runs_what_it_needs() -> None:
     data = (x, torch.randn(64))
     for center, passes in (("draws", 1), ("model", 2)):
         uq = calibrate(model, data, rates=[0.1], draws=20, mean=center)
-        with Runs(model) as runs:
-            uq.predict(x)
+        runs = counted(partial(uq.predict, x), model)
         assert runs.layers["first"] == passes
 
 
@@ -77,18 +80,16 @@ def test_a_predictor_runs_what_it_needs() -> None:
 def test_waits_for_results_do_not_grow_with_draws(chunk: int) -> None:
     """A value that Python looks at is a wait for the device: one for the inputs, one for the outputs."""
     model, x = Layers(), torch.randn(16, 5)
-    sites = sites_of_a_known_model(model, x)
-    with Runs() as runs:
-        sample(model, x, 0.1, 50, sites=sites, chunk=chunk)
+    sites = find_sites(model, x)
+    runs = counted(lambda: sample(model, x, 0.1, 50, sites=sites, chunk=chunk))
     assert runs.operators["_local_scalar_dense"] == 2
 
 
 def test_rates_wait_once_each() -> None:
     model, x = Layers(), torch.randn(16, 5)
-    sites = sites_of_a_known_model(model, x)
+    sites = find_sites(model, x)
     for draws in (10, 40):
-        with Runs() as runs:
-            sample_rates(model, x, [0.1, 0.2, 0.3], sites, Sampling(draws, chunk=5))
+        runs = counted(partial(sample_rates, model, x, [0.1, 0.2, 0.3], sites, Sampling(draws, chunk=5)))
         assert runs.operators["_local_scalar_dense"] == 3
 
 
@@ -98,7 +99,7 @@ def test_rates_wait_once_each() -> None:
     ids=["mlp", "mcnn"],
 )
 def test_memory_is_flat_in_the_draws(model: nn.Module, x: Tensor) -> None:
-    sites = sites_of_a_known_model(model, x)
+    sites = find_sites(model, x)
     assert fitting_chunk(model, x, sites) <= 20
     few, many = (
         peak_bytes(lambda draws=draws: sample(model, x, 0.1, draws, sites=sites), CPU)[1] for draws in (20, 200)
@@ -109,6 +110,6 @@ def test_memory_is_flat_in_the_draws(model: nn.Module, x: Tensor) -> None:
 def test_memory_stays_below_that_of_stacked_outputs() -> None:
     """Where outputs are large, as maps are."""
     model, x, draws = Layers(64, outputs=2000), torch.randn(256, 5), 100
-    sites = sites_of_a_known_model(model, x)
+    sites = find_sites(model, x)
     _, most = peak_bytes(lambda: sample(model, x, 0.1, draws, sites=sites), CPU)
     assert most < draws * 256 * 2000 * 4

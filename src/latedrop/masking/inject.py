@@ -7,7 +7,7 @@ context of the caller, its thread or its task: everybody else gets the model its
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from functools import partial
 from threading import Lock
@@ -24,7 +24,7 @@ from latedrop.model.rows import row_count
 from latedrop.model.sites import Rate, Site, rates_by_site
 from latedrop.model.twin import release, reroute, twin_of
 from latedrop.model.wrappers import bare, is_compiled, named_layers
-from latedrop.torch_inside import eager, reroute_calls, restore_calls
+from latedrop.torch_inside import eager, own_call, reroute_calls, restore_calls
 
 __all__ = ["Injection", "inject"]
 
@@ -96,7 +96,8 @@ def inject(
         with _sent_on(modules), eager() if compiled else nullcontext():
             yield injection
     finally:
-        _ACTIVE.reset(token)
+        with suppress(ValueError):  # a generator that somebody else closes
+            _ACTIVE.reset(token)
 
 
 _ACTIVE: ContextVar[tuple[tuple[frozenset[nn.Module], Injection], ...]] = ContextVar("injections", default=())
@@ -115,7 +116,7 @@ def _route(module: nn.Module, own: Any, *args: Any, **kwargs: Any) -> Any:
         return own(*args, **kwargs)
     twin, by_module = injection._twins()
     try:
-        return by_module[module](*args, **kwargs)
+        return own_call(by_module[module])(*args, **kwargs)  # past a `__call__` of its class, which runs already
     finally:
         release(twin)
 

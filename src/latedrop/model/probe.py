@@ -19,7 +19,7 @@ from torch.nn.utils.rnn import PackedSequence
 from latedrop.errors import DataError, LatedropError, LatedropWarning
 from latedrop.model.calling import call
 from latedrop.model.layers import LAYERS, SOURCES, channel_axis, layer_inputs
-from latedrop.model.rows import map_rows, row_count, row_limits, tensors
+from latedrop.model.rows import copied, map_rows, row_count, row_limits, tensors
 from latedrop.model.running import rolls_dice, running
 from latedrop.model.twin import release, reroute, twin_of
 from latedrop.model.weight_calls import WeightCall, WeightCalls
@@ -189,7 +189,7 @@ def _probe(model: nn.Module, x: Any, outputs: _Outputs) -> _Runs:
         with watching(probe.marks.seen), calls:
             calls.begin()
             try:
-                output = call(twin, x)
+                output = call(twin, copied(x))
             finally:
                 release(twin)
         outputs.append((rows, output, rolls_dice(model) and _varies(model, x, output)))
@@ -237,5 +237,5 @@ class _Probe:
 def _varies(model: nn.Module, x: Any, output: Any) -> bool:
     """Whether the output is another one with other random numbers: some models draw them in eval mode for nothing."""
     torch.rand(1)  # moves the generator on
-    again = call(twin_of(model), x)
+    again = call(twin_of(model), copied(x))
     return not all(torch.equal(a, b) for a, b in zip(tensors(output), tensors(again), strict=False))

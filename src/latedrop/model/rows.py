@@ -18,6 +18,7 @@ from latedrop.model.wrappers import bare
 
 __all__ = [
     "ROWS",
+    "copied",
     "filled_up",
     "fitting_batches",
     "map_rows",
@@ -74,8 +75,13 @@ def take_rows(x: Any, index: slice) -> Any:
 
 
 def repeated(x: Any, times: int) -> Any:
-    """All rows, one time after the other."""
-    return map_rows(x, lambda t: t.expand(times, *t.shape).flatten(0, 1)) if times > 1 else x
+    """All rows, one time after the other, in memory of their own: a model may write into its inputs."""
+    return map_rows(copied(x) if times == 1 else x, lambda t: torch.cat([t] * times) if times > 1 else t)
+
+
+def copied(x: Any) -> Any:
+    """Inputs that a model may write into."""
+    return map_values(x, lambda t: t.clone() if isinstance(t, Tensor) else t)
 
 
 def row_limits(model: nn.Module) -> tuple[int, int | None]:

@@ -7,12 +7,12 @@ with it. So there is nothing to put back on the model, and whoever else calls it
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from copy import deepcopy
 from functools import cached_property, partial
-from types import CellType, FunctionType, MethodType
+from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any, TypeAlias
-from weakref import ReferenceType, ref
+from weakref import CallableProxyType, ProxyType, ReferenceType, ref
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,10 @@ from latedrop.torch_inside import shallow_copy, wrapped_attribute
 __all__ = ["Around", "release", "reroute", "twin_of"]
 
 _MOST_ITEMS = 10_000  # of a list or dict that is searched for modules
+_DEEPEST = 4  # steps from a module to another one that it does not hold as a part
+_ATOMS = (bool, int, float, str, bytes, torch.dtype, torch.device, torch.Size)
+_FOREIGN = ("builtins", "torch", "numpy", "logging", "threading", "collections", "functools", "pathlib", "re", "abc")
+"""Objects of these hold no modules of anybody's."""
 _CONTAINERS = (dict, OrderedDict, defaultdict, list, tuple, set)
 _FUSED = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
 """In eval mode these may call no submodule at all, but one fused kernel."""
@@ -82,6 +86,8 @@ class _Copying:
         self._model = model
         self._layers, self._differentiable, self._own_buffers = layers, differentiable, own_buffers
         self._made: dict[int, Any] = {}
+        self._apart: set[int] = set()
+        self._storages: dict[int, Any] = {}
 
     @cached_property
     def _inside(self) -> set[int]:
@@ -118,53 +124,95 @@ class _Copying:
 
     def _value(self, value: Any) -> Any:
         """What stands for something that a module holds: a copy, with the modules in it exchanged."""
-        if isinstance(value, nn.Module):
-            return self.module(value) if id(value) in self._inside else value
+        if id(value) in self._made:
+            return self._made[id(value)]
         if isinstance(value, Tensor):
-            made = self._made.get(id(value))
-            if made is None:
-                made = value.clone() if self._own_buffers and not isinstance(value, nn.Parameter) else value
-                self._made[id(value)] = made
-            return made
-        if isinstance(value, ReferenceType):
-            made = self._made.get(id(value()))
-            return value if made is None else ref(made)
-        return self._function(value) if callable(value) else self._container(value)
+            made = self._tensor(value) if self._own_buffers and not isinstance(value, nn.Parameter) else value
+        elif type(value) in _CONTAINERS:
+            return self._container(value) if len(value) <= _MOST_ITEMS else value
+        elif not self._reaches(value):
+            return value
+        elif issubclass(type(value), nn.Module):
+            return self.module(value)
+        else:
+            made = self._holder(value)
+        self._made[id(value)] = made
+        return made
 
-    def _function(self, value: Any) -> Any:
+    def _tensor(self, value: Tensor) -> Tensor:
+        """A copy; of tensors that are views of one another the copies are, too."""
+        if type(value) is not Tensor or value.layout is not torch.strided or value.requires_grad:
+            return value.clone()
+        storage = value.untyped_storage()
+        copy = self._storages.setdefault(storage.data_ptr(), None) or storage.clone()
+        self._storages[storage.data_ptr()] = copy
+        return torch.empty(0, dtype=value.dtype, device=value.device).set_(
+            copy, value.storage_offset(), value.shape, value.stride()
+        )
+
+    def _container(self, value: Any) -> Any:
+        if isinstance(value, dict):
+            copy = self._made[id(value)] = value.copy()
+            copy.update({key: self._value(item) for key, item in value.items()})
+        else:
+            copy = self._made[id(value)] = type(value)(self._value(item) for item in value)
+        return copy
+
+    def _holder(self, value: Any) -> Any:
+        """A function, a method or an object that holds modules of the model."""
         if isinstance(value, _Route):  # the model is a twin itself
-            return _Route(self._function(value.own), value.around, value.copies)
+            return _Route(self._value(value.own), value.around, value.copies)
+        if isinstance(value, ReferenceType):
+            return ref(self._value(value()))
         if isinstance(value, MethodType):
             owner = self._value(value.__self__)
-            if owner is value.__self__:
-                return value
             late = value.__func__ is getattr(type(owner), "forward", None) and "forward" not in vars(value.__self__)
             return partial(_forward_of, owner) if late else MethodType(value.__func__, owner)
         if isinstance(value, partial):
             args, kwargs = self._container(value.args), self._container(value.keywords)
-            return type(value)(value.func, *args, **kwargs) if (args, kwargs) != (value.args, value.keywords) else value
-        if isinstance(value, FunctionType) and value.__closure__:
-            held = [_content(cell) for cell in value.__closure__]
-            if any(isinstance(item, nn.Module) and id(item) in self._inside for item in held):
-                cells = tuple(
-                    CellType(self.module(item)) if isinstance(item, nn.Module) and id(item) in self._inside else cell
-                    for item, cell in zip(held, value.__closure__, strict=True)
-                )
-                copy = FunctionType(value.__code__, value.__globals__, value.__name__, value.__defaults__, cells)
-                copy.__kwdefaults__ = value.__kwdefaults__
-                return copy
-        return value
+            return type(value)(self._value(value.func), *args, **kwargs)
+        if isinstance(value, FunctionType):
+            cells = tuple(CellType(self._value(_content(cell))) for cell in value.__closure__ or ())
+            defaults = self._value(value.__defaults__)
+            copy = FunctionType(value.__code__, value.__globals__, value.__name__, defaults, cells or None)
+            copy.__kwdefaults__ = self._value(value.__kwdefaults__)
+            return copy
+        holder = self._made[id(value)] = object.__new__(type(value))
+        vars(holder).update({name: self._value(item) for name, item in vars(value).items()})
+        return holder
 
-    def _container(self, value: Any) -> Any:
-        if type(value) not in _CONTAINERS or len(value) > _MOST_ITEMS:
-            return value
-        if id(value) not in self._made:
-            if isinstance(value, dict):
-                copy = self._made[id(value)] = value.copy()
-                copy.update({key: self._value(item) for key, item in value.items()})
-            else:
-                self._made[id(value)] = type(value)(self._value(item) for item in value)
-        return self._made[id(value)]
+    def _reaches(self, value: Any, depth: int = 0) -> bool:
+        """Whether a module of the model can be reached from something, in a few steps."""
+        if value is None or type(value) in _ATOMS or depth > _DEEPEST or id(value) in self._apart:
+            return False
+        if issubclass(type(value), nn.Module):  # a weak proxy of a module says that it is one, too
+            return any(id(module) in self._inside for module in value.modules())
+        found = any(self._reaches(item, depth + 1) for item in _held_by(value))
+        if not found and depth == 0:
+            self._apart.add(id(value))
+        return found
+
+
+def _held_by(value: Any) -> Iterable[Any]:
+    """What something holds, one step away."""
+    if isinstance(value, _Route):
+        return (value.own,)
+    if isinstance(value, ReferenceType):
+        return (value(),)
+    if isinstance(value, MethodType):
+        return (value.__self__,)
+    if isinstance(value, partial):
+        return (value.func, *value.args, *value.keywords.values())
+    if isinstance(value, FunctionType):
+        cells = [_content(cell) for cell in value.__closure__ or ()]
+        return (*cells, *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
+    if type(value) in _CONTAINERS:
+        items = value.values() if isinstance(value, dict) else value
+        return items if len(value) <= _MOST_ITEMS else ()
+    if isinstance(value, (Tensor, type, ModuleType)) or type(value).__module__.partition(".")[0] in _FOREIGN:
+        return ()
+    proxy = type(value) in (ProxyType, CallableProxyType)
+    return () if proxy or not hasattr(value, "__dict__") else vars(value).values()
 
 
 def _as_in_training(layer: Any, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -13,9 +13,8 @@ left out; elsewhere it is the limit of small rates.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from threading import RLock
 from typing import Any
 
 import torch
@@ -26,11 +25,12 @@ from latedrop.masking.thinning import Thinning
 from latedrop.model.arrays import place, widened
 from latedrop.model.calling import Readout, call, check_finite, read
 from latedrop.model.finding import find_sites
-from latedrop.model.rows import filled_up, map_rows, row_count, row_limits, take_rows
+from latedrop.model.rows import copied, filled_up, row_count, row_limits, take_rows
 from latedrop.model.running import running
 from latedrop.model.sites import Site, Sites
 from latedrop.model.twin import release, twin_of
 from latedrop.model.weight_rules import RECURRENT
+from latedrop.torch_inside import held
 from latedrop.variance.moments import out_of_memory
 
 __all__ = ["Linearization", "linearize", "unit_variances"]
@@ -142,11 +142,10 @@ def _first_order(
     """Output of the first rows, and for each entry of it the squared mask gradients of every site, reduced."""
     called = [site.layer for site in sites if site.layer in RECURRENT]
     with torch.inference_mode(False), running(model, gradients=True), _without_cudnn() if called else nullcontext():
-        x = map_rows(x, lambda t: t.clone() if t.is_inference() else t)
         try:
-            return _pass(model, x, sites, readout, reduce, rows, _Probes())
+            return _pass(model, copied(x), sites, readout, reduce, rows, _Probes())
         except _NeedMasksError:
-            return _pass(model, x, sites, readout, reduce, rows, _UnitMasks())
+            return _pass(model, copied(x), sites, readout, reduce, rows, _UnitMasks())
 
 
 def _pass(
@@ -320,16 +319,6 @@ def _squares(
     return {name: reduce(torch.cat(units, 1) if len(units) > 1 else units[0]) for name, units in parts.items()}
 
 
-_CUDNN = RLock()
-
-
-@contextmanager
-def _without_cudnn() -> Iterator[None]:
-    """No cuDNN inside, in turns: its recurrent functions have no backward pass in eval mode."""
-    with _CUDNN:
-        before = torch.backends.cudnn.enabled
-        torch.backends.cudnn.enabled = False
-        try:
-            yield
-        finally:
-            torch.backends.cudnn.enabled = before
+def _without_cudnn() -> AbstractContextManager[None]:
+    """No cuDNN inside, for all threads: its recurrent functions have no backward pass in eval mode."""
+    return held(lambda: torch.backends.cudnn.flags(enabled=False), "cudnn")

@@ -25,7 +25,7 @@ from latedrop.masking.thinning import Thinning
 from latedrop.model.arrays import place, widened
 from latedrop.model.calling import Readout, call, check_finite, read
 from latedrop.model.finding import find_sites
-from latedrop.model.rows import fitting_batches, row_count, tensors
+from latedrop.model.rows import copied, fitting_batches, row_count, tensors
 from latedrop.model.running import running
 from latedrop.model.sites import Rate, Site, rates_by_site
 from latedrop.model.twin import release, reroute, twin_of
@@ -96,7 +96,7 @@ def propagate(
     with torch.inference_mode(False), running(model):  # in inference mode torch does not break up its operators
         try:
             with _RefusedCalls(), thinning.passing(row_count(x)), watching(inside.seen):
-                output = call(twin, x)
+                output = call(twin, copied(x))
             with watching(after.seen):
                 output = read(output, readout, row_count(x))
         except NoRule as error:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from latedrop.model.arrays import place, widened
 from latedrop.model.calling import Readout, call, check_finite, read
 from latedrop.model.finding import find_sites
-from latedrop.model.rows import fitting_batches, row_count
+from latedrop.model.rows import copied, fitting_batches, row_count
 from latedrop.model.running import running
 from latedrop.model.sites import Rate, Site, rates_by_site
 from latedrop.model.twin import twin_of
@@ -120,7 +120,7 @@ def own_output(model: nn.Module, x: Any, readout: Readout = None) -> Tensor:
     if parts is not None:
         return torch.cat([own_output(model, part, readout)[:rows] for part, rows in parts])
     with running(model):
-        output = widened(read(call(twin_of(model, layers=False), x), readout, row_count(x)))
+        output = widened(read(call(twin_of(model, layers=False), copied(x)), readout, row_count(x)))
     check_finite(output, "without dropout")
     return output
 

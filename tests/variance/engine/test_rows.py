@@ -55,7 +55,7 @@ def test_vectorised_equals_loop(layer: type[nn.RNNBase], batch_first: bool, stat
 def test_the_layer_is_called_once_for_all_draws() -> None:
     model, x = Forecaster(nn.LSTM, True, "none"), torch.randn(4, 7, 3)
     sites = find_sites(model, x)
-    sample(model, x, 0.2, 2, sites=sites)  # the first prediction checks that draws can be rows
+    sample(model, x, 0.2, 50, sites=sites)  # the first of its kind checks that draws can be rows
     calls = []
     model.rnn.register_forward_hook(lambda *_: calls.append(1))
     sample(model, x, 0.2, 50, sites=sites)
@@ -205,7 +205,7 @@ def test_attention_agrees(options: dict[str, Any]) -> None:
 def test_attention_runs_once_for_all_draws() -> None:
     model, x = Attends(), torch.randn(3, 7, 5)
     sites = find_sites(model, x)
-    sample(model, x, 0.2, 2, sites=sites)
+    sample(model, x, 0.2, 50, sites=sites)
     with Runs(model) as runs:
         sample(model, x, 0.2, 50, sites=sites)
     assert sum(count for name, count in runs.operators.items() if "scaled_dot_product" in name) == 1
@@ -214,7 +214,7 @@ def test_attention_runs_once_for_all_draws() -> None:
 def test_linear_layers_are_one_operator() -> None:
     model, x = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 8), nn.Linear(8, 1)), torch.randn(16, 5)
     sites = find_sites(model, x)
-    sample(model, x, 0.2, 2, sites=sites)
+    sample(model, x, 0.2, 50, sites=sites)
     with Runs(model) as runs:
         sample(model, x, 0.2, 50, sites=sites)
     assert runs.operators["addmm"] == 3

@@ -46,7 +46,8 @@ def equal(a: Any, b: Any) -> None:
 def test_columns_of_a_counter_run_their_first_layers_once() -> None:
     model, x = MCNN(), torch.rand(2, 1, 32, 48)
     sites = find_sites(model, x)
-    with Runs(model) as runs:
+    sample(model, x, 0.1, 12, sites=sites, chunk=4, engine="rows")
+    with Runs(model) as runs:  # after a first call, which checks that draws can be rows
         sample(model, x, 0.1, 12, sites=sites, chunk=4, engine="rows")
     for column in range(3):
         assert [runs.layers[f"columns.{column}.{layer}"] for layer in (0, 3, 6, 8)] == [1, 3, 3, 3]
@@ -57,7 +58,8 @@ def test_columns_of_a_counter_run_their_first_layers_once() -> None:
 def test_loops_share_it_too() -> None:
     model, x = MCNN(), torch.rand(2, 1, 32, 48)
     sites = find_sites(model, x)
-    with Runs(model) as runs:
+    sample(model, x, 0.1, 5, sites=sites, chunk=1)
+    with Runs(model) as runs:  # after a first call, which checks that draws can be rows
         sample(model, x, 0.1, 5, sites=sites, chunk=1)
     assert [runs.layers[name] for name in ("columns.0.0", "columns.0.3", "fuse")] == [1, 5, 5]
 
@@ -65,8 +67,8 @@ def test_loops_share_it_too() -> None:
 def test_a_calibration_runs_it_once_for_all_rates() -> None:
     model, x = Stem(torch.sin), torch.randn(64, 5)
     sites = find_sites(model, x)
-    sample(model, x, 0.1, 2, sites=sites)  # the first prediction checks that draws can be rows
-    with Runs(model) as runs:
+    calibrate(model, (x, torch.randn(64)), rates=(0.1, 0.2, 0.3), draws=10, sites=sites, chunk=4, batch_size=32)
+    with Runs(model) as runs:  # after a first call, which checks that draws can be rows
         calibrate(model, (x, torch.randn(64)), rates=(0.1, 0.2, 0.3), draws=10, sites=sites, chunk=4, batch_size=32)
     assert runs.layers == {"first": 2, "second": 2 * 3 * 3, "head": 2 * 3 * 3}
 
@@ -86,7 +88,8 @@ def test_moments_are_those_without_it(after: Callable[[Tensor], Tensor], inplace
 def test_what_others_change_in_place_is_a_copy() -> None:
     model, x = Stem(add_one), torch.randn(6, 5)
     sites = find_sites(model, x)
-    with Runs(model) as runs:
+    sample(model, x, 0.2, 8, sites=sites, chunk=2, engine="rows")
+    with Runs(model) as runs:  # after a first call, which checks that draws can be rows
         sample(model, x, 0.2, 8, sites=sites, chunk=2, engine="rows")
     assert runs.operators["relu"] == 1  # somebody adds to a copy of what it gives
     assert runs.layers["first"] == 1
@@ -133,7 +136,8 @@ def test_a_module_that_runs_on_both_sides_of_a_mask() -> None:
     model, x = Reused(), torch.randn(6, 5)
     sites = find_sites(model, x)
     expected = sample(model, x, 0.2, 8, sites=sites, engine="loop")
-    with Runs(model) as runs:
+    equal(sample(model, x, 0.2, 8, sites=sites, chunk=2, engine="rows"), expected)
+    with Runs(model) as runs:  # after a first call, which checks that draws can be rows
         equal(sample(model, x, 0.2, 8, sites=sites, chunk=2, engine="rows"), expected)
     assert (runs.layers["first"], runs.layers["middle"]) == (1, 4)
 
@@ -307,8 +311,8 @@ class Residual(nn.Module):
 def test_functions_between_layers_do_not_end_it(chunk: int) -> None:
     model, x = Residual().eval(), torch.randn(3, 1, 6, 6)
     sites = find_sites(model, x, select=["head"])
-    sample(model, x, 0.1, 2, sites=sites)
-    with Runs(model) as runs:
+    found = sample(model, x, 0.2, 20, sites=sites, chunk=chunk)
+    with Runs(model) as runs:  # after a first call, which checks that draws can be rows
         found = sample(model, x, 0.2, 20, sites=sites, chunk=chunk)
     assert [runs.layers[name] for name in ("stem", "conv1", "conv2")] == [1, 1, 1]
     assert runs.layers["head"] == 20 // chunk

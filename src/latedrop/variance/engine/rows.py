@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from warnings import warn
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ from latedrop.masking.draws import DrawMasks
 from latedrop.masking.thinning import Thinning
 from latedrop.model.arrays import widened
 from latedrop.model.calling import call, read
-from latedrop.model.rows import repeated, row_count, row_limits, take_rows
+from latedrop.model.rows import copied, repeated, row_count, row_limits, take_rows
 from latedrop.model.running import rolls_dice, running
 from latedrop.model.sites import Site
 from latedrop.model.twin import release, twin_of
@@ -33,6 +33,8 @@ __all__ = ["ThinnedNetworks"]
 
 _ROUNDING = {torch.float64: 1e-6, torch.float32: 1e-3}
 """How much a row may change with the rows beside it, of the largest output; more in half precision."""
+_UNSHARED: WeakSet[nn.Module] = WeakSet()
+"""Models in which somebody reads past what stands for the rows of all draws."""
 _APART: WeakKeyDictionary[nn.Module, set[Any]] = WeakKeyDictionary()
 """Models whose draws were seen to come out alike as rows and one by one, with the sites and kinds of inputs."""
 
@@ -52,18 +54,14 @@ class ThinnedNetworks:
         self.model, self.x, self.options = model, x, options
         self._sites = sites
         self._count = row_count(x)
-        self._twin = twin_of(model)
         functional = any(site.weight is not None for site in sites)
+        self._chunk = min(options.draws, options.chunk or fitting_chunk(model, x, sites))
         # A weight without a module is known by what is computed from parameters in the same pass: nothing is shared.
-        self._chunk = min(options.draws, options.chunk or fitting_chunk(self._twin, x, sites))
-        several = passes * (options.draws // self._chunk)
-        self._layers = (
-            SharedLayers(self._twin, model) if not functional and worth_sharing(x, options.draws, several) else None
-        )
+        sharing = not functional and worth_sharing(x, options.draws, passes * (options.draws // self._chunk))
         self._masks = _RowMasks(options.seed, {}, range(0), range(options.draws))
-        self._thinning = Thinning(self._twin, sites, self._masks, shared=options.shared)
         self._why = ""
         self._as_rows = options.engine != "loop" and self._may_be_rows()
+        self._layers = SharedLayers(model) if sharing and self._as_rows and model not in _UNSHARED else None
 
     def moments(self, rates: Mapping[str, float]) -> Moments:
         """Mean and variance over all draws, at a rate for each site."""
@@ -80,7 +78,8 @@ class ThinnedNetworks:
 
     def close(self) -> None:
         """Let go of all that the draws shared."""
-        release(self._twin)
+        if self._layers is not None:
+            self._layers.forget()
 
     def chunks(self) -> Iterator[Tensor]:
         """Yield outputs `(t, N, ...)` until all draws are done."""
@@ -94,10 +93,18 @@ class ThinnedNetworks:
                 if out_of_memory(error) and size > 1:
                     self._chunk = size // 2
                     torch.cuda.empty_cache()
-                elif self._as_rows and self.options.engine == "auto" and not out_of_memory(error):
+                elif out_of_memory(error):
+                    raise
+                elif self._layers is not None:
+                    self._layers = None
+                elif self._as_rows and self.options.engine == "auto":
                     self._as_rows, self._why = False, f"with the rows of several draws it raised {_first_line(error)}"
                 else:
                     raise
+                continue
+            if not alike and self._layers is not None:  # somebody reads past what stands for rows
+                self._layers = None
+                _UNSHARED.add(self.model)
                 continue
             if not alike:
                 self._as_rows, self._why = False, "a row of its output changes with the rows beside it"
@@ -132,34 +139,49 @@ class ThinnedNetworks:
 
     def _outputs(self, draws: range) -> Tensor:
         """`(t, N, ...)` of some draws."""
-        self._masks.draws, count, times = draws, self._count, len(draws)
-        x = self.x if self._layers is None else self._layers.inputs(self.x, times)
-        output = self._pass(repeated(x, times) if self._layers is None else x, count * times, times)
-        outputs: Tensor = output.unflatten(0, (times, count))
+        count, times = self._count, len(draws)
+        x = repeated(self.x, times) if self._layers is None else self._layers.inputs(self.x, times)
+        outputs: Tensor = self._pass(x, draws, count, self._layers).unflatten(0, (times, count))
         return outputs
 
-    def _pass(self, x: Any, rows: int, times: int) -> Tensor:
-        with running(self.model), self._thinning.passing(rows, times):
-            return read(call(self._twin, x), self.options.readout, rows)
+    def _pass(self, x: Any, draws: range, count: int, layers: SharedLayers | None) -> Tensor:
+        """One pass over `count` examples of each draw; its twin is its own, and so is what the model writes into it."""
+        self._masks.draws = draws
+        twin, rows = twin_of(self.model), count * len(draws)
+        if layers is not None:
+            layers.attach(twin)
+        thinning = Thinning(twin, self._sites, self._masks, shared=self.options.shared)
+        try:
+            with running(self.model), thinning.passing(rows, len(draws)):
+                return read(call(twin, x), self.options.readout, rows)
+        finally:
+            release(twin)
 
     def _alike(self, outputs: Tensor) -> bool:
-        """Whether the last draw of the first rows, run alone, is what it was among others; asked once of a model."""
-        readout, shared = self.options.readout, self.options.shared
-        if len(outputs) == 1 or not shared or self.options.engine == "rows":
+        """Whether the last draw, run alone, is what it was among others; asked once of a model and a kind of batch.
+
+        Where examples have masks of their own all rows run again, else two.
+        """
+        if self.options.engine == "rows" and self._layers is None:
             return True
         known = _APART.setdefault(self.model, set())
-        key = tuple(site.name for site in self._sites), outputs.shape[2:], readout
+        names, sharing = tuple(site.name for site in self._sites), self._layers is not None
+        key = names, outputs.shape, _code(self.options.readout), sharing, self.options.shared
         if key not in known:
-            few = min(self._count, 2)
-            self._masks.draws = self._masks.draws[-1:]
-            alone = widened(self._pass(take_rows(self.x, slice(few)), few, 1))
+            few = min(self._count, 2) if self.options.shared else self._count
+            alone = widened(self._pass(copied(take_rows(self.x, slice(few))), self._masks.draws[-1:], few, None))
             beside = widened(outputs)
             if alone.numel() and not rolls_dice(self.model):
-                off, spread = (alone - beside[-1, :few]).abs().max(), beside[:, :few].std(0).max()
-                if bool(off > 0.05 * spread + _ROUNDING.get(outputs.dtype, 0.05) * alone.abs().max()):
+                spread = beside[:, :few].std(0).max() if len(beside) > 1 else 0.0
+                off, most = (alone - beside[-1, :few]).abs().max(), alone.abs().max()
+                if bool(alone.isfinite().all()) and not bool(off <= 0.05 * spread + self._rounding(outputs) * most):
                     return False
             known.add(key)
         return True
+
+    @staticmethod
+    def _rounding(outputs: Tensor) -> float:
+        return _ROUNDING.get(outputs.dtype, 0.05)
 
 
 class _RowMasks(DrawMasks):
@@ -172,3 +194,8 @@ class _RowMasks(DrawMasks):
 
 def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+
+
+def _code(readout: Any) -> Any:
+    """What tells readouts apart, without holding what they hold."""
+    return getattr(getattr(readout, "__func__", readout), "__code__", type(readout) if callable(readout) else readout)

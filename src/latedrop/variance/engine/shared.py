@@ -8,6 +8,7 @@ chunks of draws, at any rate, do not run it again; of a chain of layers only wha
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -71,7 +72,7 @@ class Repeated(Tensor):
         """All `times · N` rows."""
         if self.whole is None:
             rows = self.source.rows(hold=True)
-            self.whole = rows.expand(self.times, *rows.shape).flatten(0, 1) if self.times > 1 else rows.clone()
+            self.whole = torch.cat([rows] * self.times)
             self.held = None
         return self.whole
 
@@ -144,27 +145,36 @@ class SharedLayers:
     """The layers of a twin that run on N rows where all draws share their input.
 
     Args:
-        twin: its layers are rerouted from now on.
-        model: whose twin it is. Where an earlier twin ran, only the layers that got such inputs in it are rerouted.
+        model: the user's, whose twins run.
     """
 
-    def __init__(self, twin: nn.Module, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module) -> None:
         self._sources: dict[Any, _Source] = {}
         self._states: dict[Any, Any] = {}
+        self._calls: Counter[str] = Counter()
         self._met = _MET.setdefault(model, set())
+
+    def attach(self, twin: nn.Module) -> None:
+        """Reroute the layers of a twin. Where an earlier one ran, those that got such inputs in it are enough."""
         known = {name: layer_named(twin, name) for name in tuple(self._met)} or dict(twin.named_modules())
         for name, layer in known.items():
             if layer is not None and _takes_rows(layer):
                 around = self._recurrent if isinstance(layer, nn.RNNBase) else self._around
                 reroute(layer, partial(around, name, layer), copies=False)
 
+    def forget(self) -> None:
+        """Let go of all rows."""
+        self._sources.clear()
+        self._states.clear()
+
     def inputs(self, x: Any, times: int) -> Any:
-        """Inputs that stand for `times` times the rows of `x`."""
+        """Inputs of one pass that stand for `times` times the rows of `x`."""
         rows = row_count(x)
+        self._calls.clear()
 
         def stand_in(value: Tensor) -> Tensor:
             if type(value) is not Tensor or value.layout is not torch.strided:
-                return value.expand(times, *value.shape).flatten(0, 1)
+                return torch.cat([value] * times)
             source = self._sources.get(id(value))
             if source is None:
                 source = self._sources[id(value)] = _Source(_like(value), rows, self, lambda: value, value)
@@ -189,26 +199,33 @@ class SharedLayers:
         if type(value) is not Repeated or value.whole is not None:
             return forward(*args, **kwargs)
         inside = getattr(layer, "inplace", False)
-        self._met.add(name)
-        return self.given(name, partial(_out_of_place, layer, forward) if inside else forward, value, inside=inside)
+        return self.given(
+            self._call(name), partial(_out_of_place, layer, forward) if inside else forward, value, inside=inside
+        )
 
     def _recurrent(self, name: str, layer: Any, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """A recurrent layer gives rows along the first axis, and states that have them along the second."""
         value = args[0] if len(args) == 1 and not kwargs and layer.batch_first else None
         if type(value) is not Repeated or value.whole is not None or value.dim() != 3:
             return forward(*args, **kwargs)
-        self._met.add(name)
-        key = name, id(value.source)
+        call = self._call(name)
+        key = call, id(value.source)
 
         def steps(rows: Tensor) -> Tensor:
             found, self._states[key] = forward(rows)
             return found  # type: ignore[no-any-return]
 
-        found, times = self.given(name, steps, value), value.times
+        found, times = self.given(call, steps, value), value.times
         state = self._states[key]
         states = state if isinstance(state, tuple) else (state,)
         each = tuple(one.unsqueeze(1).expand(-1, times, -1, -1).flatten(1, 2) for one in states)
         return found, each if isinstance(state, tuple) else each[0]
+
+    def _call(self, name: str) -> tuple[str, int]:
+        """A layer, and the how manieth of its calls in this pass: its code may change it in between."""
+        self._met.add(name)
+        self._calls[name] += 1
+        return name, self._calls[name]
 
     def _source(
         self, what: Any, function: Callable[[Tensor], Tensor], before: _Source

@@ -13,7 +13,7 @@ from latedrop.errors import ArgumentError, LatedropError
 from latedrop.masking.masks import hashes
 from latedrop.masking.thinning import Thinning
 from latedrop.model.calling import call, read
-from latedrop.model.rows import repeated, row_count
+from latedrop.model.rows import copied, repeated, row_count
 from latedrop.model.sites import Site
 from latedrop.model.twin import release, twin_of
 from latedrop.torch_inside import leaves_and_structure, traced
@@ -32,7 +32,7 @@ def mask_places(model: nn.Module, x: Any, sites: Sequence[Site], options: Sampli
     noted, twin = _Noted(), twin_of(model)
     thinning = Thinning(twin, sites, noted, shared=options.shared)
     with torch.no_grad(), thinning.passing(row_count(x)):
-        read(call(twin, x), options.readout, row_count(x))
+        read(call(twin, copied(x)), options.readout, row_count(x))
     release(twin)
     return list(noted.found)
 
@@ -79,7 +79,9 @@ def _outputs(model: nn.Module, x: Any, sites: Sequence[Site], options: Sampling,
     """`(times, N, ...)`, of draws that are rows of one batch."""
     rows, twin = row_count(x), twin_of(model, own_buffers=False)
     functional = any(site.weight is not None for site in sites)
-    layers = None if functional else SharedLayers(twin, model)
+    layers = None if functional else SharedLayers(model)
+    if layers is not None:
+        layers.attach(twin)
     thinning = Thinning(twin, sites, masks, shared=options.shared)
     x = repeated(x, times) if layers is None else layers.inputs(x, times)
     with torch.no_grad(), thinning.passing(rows * times, times):
