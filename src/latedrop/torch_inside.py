@@ -234,8 +234,8 @@ def shallow_copy(
     if hooked or "_flat_weights" in state or not is_torchs_own(module):
         if buffers:
             state["_buffers"] = {name: value(item) for name, item in buffers.items()}
-        for name, item in list(state.items()):
-            if name not in (*_PARTS, "forward") and item is not None and type(item) not in _ATOMS:
+        for name, item in list(vars(module).items()):
+            if name not in _DONE and item is not None and type(item) not in _ATOMS:
                 state[name] = value(item)
     return copy
 
@@ -248,6 +248,7 @@ def _without_del(kind: type) -> type:
     return type(kind.__name__, (kind,), {"__del__": lambda self: None, "__module__": kind.__module__})
 
 
+_DONE = {"_modules", "_parameters", "_buffers", "forward", "training", "_call_impl", "_compiled_call_impl"}
 _HOOKS = tuple(
     f"_forward{name}"
     for name in ("_hooks", "_hooks_with_kwargs", "_hooks_always_called", "_pre_hooks", "_pre_hooks_with_kwargs")
