@@ -47,7 +47,10 @@ def by_device(module: Any, stem: str, results: Path = RESULTS) -> str:
     }
     if list(records) == ["cpu"]:
         return str(module.markdown(records["cpu"]))
-    names = {kind: "CPU" if kind == "cpu" else record["machine"]["device"] for kind, record in records.items()}
+    names = {
+        kind: "CPU" if kind == "cpu" else record.get("machine", {}).get("device", "GPU")
+        for kind, record in records.items()
+    }
     return "\n\n".join(f"{names[kind]}:\n\n{module.markdown(record)}" for kind, record in records.items())
 
 
