@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 pytest.importorskip("typer")
 pytest.importorskip("rich")
@@ -21,10 +20,11 @@ pytest.importorskip("matplotlib")
 
 from PIL import Image
 
+from counters import network
 from latedrop.cli import app as cli
 from latedrop.crowd import train as training
 from latedrop.crowd.calibration import calibrate_counter
-from latedrop.crowd.mcnn import MCNN, Trained, save_weights
+from latedrop.crowd.mcnn import Trained, save_weights
 from latedrop.crowd.scenes import make_scenes
 from latedrop.errors import LatedropError, OutputError
 from latedrop.studies.crowd import study as study_room
@@ -46,17 +46,6 @@ def call(capsys: pytest.CaptureFixture[str]) -> Run:
         return (code or 0) if not isinstance(code, str) else 1, printed.out, printed.err
 
     return run
-
-
-def network(seed: int) -> MCNN:
-    model = MCNN()
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
-        for module in model.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.uniform_(module.weight, -0.05, 0.1)
-                nn.init.uniform_(module.bias, 0.1, 0.2)
-    return model.eval()
 
 
 @pytest.fixture(scope="module")

@@ -9,16 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 pytest.importorskip("scipy")
 pytest.importorskip("safetensors")
 
 import latedrop
+from counters import network
 from latedrop.crowd.calibration import CrowdCalibration, calibrate_counter, load_calibration, read_maps
 from latedrop.crowd.counting import COLUMNS, CountFile, count_people, finished_frames, write_counts
 from latedrop.crowd.layouts import CrowdSet
-from latedrop.crowd.mcnn import MCNN, Trained, load_weights, shipped
+from latedrop.crowd.mcnn import Trained, load_weights, shipped
 from latedrop.crowd.panels import draw_panel, write_panel
 from latedrop.crowd.regions import Policy
 from latedrop.crowd.scenes import make_scenes
@@ -27,18 +28,6 @@ from latedrop.errors import ArgumentError, DataError, FileError
 WEIGHTS = Path(latedrop.__file__).parent / "crowd" / "weights"
 SHAPE = (72, 96)
 GRID = (18, 24)
-
-
-def network(seed: int = 0) -> MCNN:
-    """Untrained, but every channel is on, so that all cells vary, and counts are a few people."""
-    model = MCNN()
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
-        for module in model.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.uniform_(module.weight, -0.05, 0.1)
-                nn.init.uniform_(module.bias, 0.1, 0.2)
-    return model.eval()
 
 
 @pytest.fixture(scope="module")

@@ -34,7 +34,9 @@ from latedrop.crowd.train import (
     train,
     update_page,
 )
-from latedrop.crowd.training import Checkpoint, Fit, Settings, batches, counts, loop, network
+from latedrop.crowd.training import batches, counts, loop, network
+from latedrop.crowd.training.checkpoint import Checkpoint, Fit
+from latedrop.crowd.training.settings import Settings
 from latedrop.errors import ArgumentError, DataError, FileError, OutputError
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"

@@ -13,23 +13,10 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from latedrop.crowd.training import (
-    RECOMMENDED,
-    SCHEMA,
-    SETS,
-    Request,
-    Settings,
-    add_test,
-    evaluate_counts,
-    predict_counts,
-    read_logs,
-    run,
-    said,
-    table,
-    test,
-    train,
-    update_page,
-)
+from latedrop.crowd.training.counts import evaluate_counts, predict_counts
+from latedrop.crowd.training.log import SCHEMA, add_test, read_logs, said, table, update_page
+from latedrop.crowd.training.network import SETS, Request, run, test, train
+from latedrop.crowd.training.settings import RECOMMENDED, Settings
 from latedrop.devices import chosen_device
 from latedrop.errors import ArgumentError
 from latedrop.terminal import command_parser, exit_code
