@@ -18,6 +18,7 @@ ROOMS = [
     {"model"},
     {"masking"},
     {"variance"},
+    {"terms"},
     {"calibration"},
     {"report"},
     {"adapters"},

@@ -34,7 +34,7 @@ UNLISTED = {
     "variance.propagation_rules",
     "latedrop.terminal",
 }
-LISTED = ("metrics", "plots", "model", "masking", "variance", "calibration", "report", "cli")
+LISTED = ("metrics", "plots", "model", "masking", "variance", "terms", "calibration", "report", "cli")
 
 
 @pytest.fixture

@@ -17,12 +17,14 @@ from latedrop import metrics
 from latedrop.calibration.intervals import Conformal
 from latedrop.calibration.prediction import Prediction
 from latedrop.calibration.record import Calibration
+from latedrop.calibration.scale import along_outputs
+from latedrop.calibration.verdict import Verdict, judged
 from latedrop.errors import ArgumentError
 from latedrop.files import tuples_in
 from latedrop.metrics.levels import even_levels
 from latedrop.model.sites import Rate
 
-__all__ = ["Evaluation", "compare", "evaluate", "evaluate_intervals", "inside", "unscaled"]
+__all__ = ["Evaluation", "compare", "evaluate", "evaluate_intervals", "inside", "unscaled", "verdict"]
 
 _LEVELS: list[float] = even_levels(99).tolist()
 
@@ -42,6 +44,7 @@ class Evaluation:
         level: of the interval that `coverage` and `width` are about.
         coverage: fraction of targets inside it.
         width: its mean width, in the target's unit.
+        correlation: rank correlation of standard deviation and size of the error, 0 for a constant; None for intervals.
         levels: of the calibration curve, `(L,)`.
         observed: the calibration curve, `(L,)`.
     """
@@ -58,6 +61,7 @@ class Evaluation:
     width: float
     levels: tuple[float, ...]
     observed: tuple[float, ...]
+    correlation: float | None = None
 
     def numbers(self) -> dict[str, Any]:
         """All but the calibration curve, as plain data."""
@@ -114,6 +118,7 @@ def evaluate(
         width=width,
         levels=tuple(levels),
         observed=tuple(observed.tolist()),
+        correlation=None if nll is None else _correlation(mean, variance, target),
     )
 
 
@@ -149,16 +154,15 @@ def evaluate_intervals(
 def compare(
     prediction: Prediction, target: Tensor, *, level: float = 0.9, output: int | None = None
 ) -> tuple[Evaluation, ...]:
-    """Evaluate the raw, scaled and relaxed variance of one prediction, and its fitted intervals if it has any.
+    """Evaluate the raw, scaled and relaxed variance of one prediction, its fitted intervals if any, and a constant.
 
-    `output` is one index of axis 1; all outputs together where None.
+    Terms have no raw variance; what they fit goes by their name. `output` is one index of axis 1; all outputs together
+    where None.
     """
     record = replace(prediction.calibration, intervals=None)
-    variants = {
-        "raw": unscaled(record),
-        "scaled": record.with_choice("optimal"),
-        "relaxed": record.with_choice("relaxed"),
-    }
+    variants = {} if record.terms is not None else {"raw": unscaled(record)}
+    variants["scaled" if record.terms is None else "terms"] = record.with_choice("optimal")
+    variants["relaxed"] = record.with_choice("relaxed")
     if isinstance(record.choice, float):
         variants[f"scale {record.choice:g}"] = record
     target = metrics.align_target(prediction.mean, target)
@@ -176,7 +180,38 @@ def compare(
     ]
     if prediction.calibration.intervals is not None:
         rows.append(evaluate_intervals(prediction, target, level=level, output=output))
+    if record.constant is not None:
+        mean, same = _of(prediction.mean, output), _of(_constant(prediction), output)
+        rows.append(evaluate(mean, same, _of(target, output), label="constant", level=level))
     return tuple(rows)
+
+
+def verdict(prediction: Prediction, target: Tensor) -> Verdict:
+    """What the variance is worth on test rows beside a constant, the validation rows' mean squared error.
+
+    Raises `ArgumentError` for a calibration that does not know it, as those of latedrop 0.1 do not.
+    """
+    target = metrics.align_target(prediction.mean, target).to(prediction.mean)
+    low, high = prediction.interval(0.9)
+    within = (low <= target) & (target <= high)
+    constant = _constant(prediction)
+    return judged(target - prediction.mean, prediction.variance, constant, fitted="other rows", inside=within)
+
+
+def _constant(prediction: Prediction) -> Tensor:
+    known = prediction.calibration.constant
+    if known is None:
+        raise ArgumentError(
+            "expected a calibration that knows its constant variance; found an older one. Calibrate again."
+        )
+    values = torch.tensor(known, dtype=torch.float64)
+    return torch.zeros_like(prediction.mean) + along_outputs(values, prediction.mean)
+
+
+def _correlation(mean: Tensor, variance: Tensor, target: Tensor) -> float:
+    """Averaged over outputs, whose units may differ."""
+    several = mean.dim() == 2 and mean.shape[1] > 1
+    return float(metrics.rank_correlation(mean, variance, target, per_output=several).mean())
 
 
 def unscaled(record: Calibration) -> Calibration:

@@ -26,7 +26,7 @@ from torch import Tensor
 from latedrop.calibration.scale import fit_floor, least_positive
 from latedrop.metrics import crps, nll
 
-__all__ = ["Loss", "SiteFit", "fit_sites"]
+__all__ = ["Loss", "SiteFit", "fit_sites", "scored"]
 
 Loss: TypeAlias = Literal["nll", "crps"]
 
@@ -116,20 +116,24 @@ def _own(error: Tensor, by_site: Tensor, scales: Tensor, floors: Tensor, floor: 
         start = torch.cat([start, floors / scales])
         pull = torch.cat([pull, torch.zeros_like(scales)])
     flat = (error / scales.sqrt()).flatten()
-    theta = _scored(flat.square(), columns, start, pull)
+    theta = scored(flat.square(), columns, start, pull)
     if loss == "crps":
         theta = _polished(flat, columns, theta, pull)
     return _fit(scales, theta[sites:] * scales if floor else torch.zeros_like(scales), theta[:sites])
 
 
-def _scored(e2: Tensor, columns: Tensor, start: Tensor, pull: Tensor) -> Tensor:
-    """Fisher scoring with non-negative steps and backtracking."""
+def scored(e2: Tensor, columns: Tensor, start: Tensor, pull: Tensor, charge: Tensor | None = None) -> Tensor:
+    """Fisher scoring with non-negative steps and backtracking.
+
+    Minimises `NLL + sum_j (pull_j (theta_j - start_j)^2 / 2 + charge_j theta_j)`.
+    """
+    price = torch.zeros_like(pull) if charge is None else charge
 
     def objective(theta: Tensor) -> float:
         w = columns @ theta
         if bool((w <= 0).any()):
             return float("inf")
-        value = ((e2 / w + w.log()).mean() + (pull * (theta - start).square()).sum()) / 2
+        value = ((e2 / w + w.log()).mean() + (pull * (theta - start).square()).sum()) / 2 + price @ theta
         return float(value)
 
     theta, value = start.clone(), objective(start)
@@ -137,7 +141,7 @@ def _scored(e2: Tensor, columns: Tensor, start: Tensor, pull: Tensor) -> Tensor:
         weight = (columns @ theta).reciprocal()
         scaled = columns * weight[:, None]
         curvature = scaled.T @ scaled / len(e2) + torch.diag(2 * pull)
-        linear = scaled.T @ (e2 * weight) / len(e2) + 2 * pull * start
+        linear = scaled.T @ (e2 * weight) / len(e2) + 2 * pull * start - 2 * price
         aim = _non_negative(curvature, linear, theta)
         step = 1.0
         while step > 1e-6:

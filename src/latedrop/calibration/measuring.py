@@ -19,7 +19,7 @@ from latedrop.variance.sampling import sample_rates
 
 __all__ = ["Method", "moments"]
 
-Method: TypeAlias = Literal["sample", "linear", "propagate"]
+Method: TypeAlias = Literal["terms", "sample", "linear", "propagate"]
 
 
 def moments(
@@ -31,7 +31,7 @@ def moments(
     options: Sampling,
     tick: Callable[[], Any] = lambda: None,
 ) -> list[Moments]:
-    """Mean and raw variance of `x`, which was placed, at each rate; `tick` is called after each.
+    """Mean and raw variance of `x`, which was placed, at each rate; `tick` is called after each. Not for terms.
 
     Of the options, methods other than `"sample"` need the readout alone.
     """

@@ -28,11 +28,14 @@ class Prediction:
         mean: `(N, ...)`.
         raw_variance: `(N, ...)`, the variance over draws, before any scale.
         calibration: what turns it into the predicted variance.
+        strangeness: `(N,)`, how far a row lies outside the validation rows: below 1 for 90 % of these; None where the
+            calibration cannot tell.
     """
 
     mean: Tensor
     raw_variance: Tensor
     calibration: Calibration
+    strangeness: Tensor | None = None
 
     @property
     def variance(self) -> Tensor:
@@ -63,12 +66,13 @@ class Prediction:
         return replace(self, calibration=self.calibration.with_choice(choice))
 
     def to_dict(self, level: float = 0.9) -> dict[str, Tensor]:
-        """Named results: `mean`, `std`, `low`, `high`."""
+        """Named results: `mean`, `std`, `low`, `high`, and `strangeness` where it is known."""
         low, high = self.interval(level)
-        return {"mean": self.mean, "std": self.std, "low": low, "high": high}
+        named = {"mean": self.mean, "std": self.std, "low": low, "high": high}
+        return named if self.strangeness is None else {**named, "strangeness": self.strangeness}
 
     def to_pandas(self, level: float = 0.9) -> pandas.DataFrame:
-        """One row per example; columns `mean`, `std`, `low`, `high`, numbered where there are several outputs."""
+        """One row per example; the columns of `to_dict`, numbered where there are several outputs."""
         try:
             import pandas
         except ImportError as error:

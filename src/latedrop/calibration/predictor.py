@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Literal
 from warnings import warn
 
@@ -18,20 +17,23 @@ from torch import Tensor, nn
 
 from latedrop.calibration.batches import Unpack, batches, inputs_of, row_batches
 from latedrop.calibration.fit import Loss
+from latedrop.calibration.fitted_terms import is_site
 from latedrop.calibration.intervals import Conformal, IntervalKind
 from latedrop.calibration.measuring import Method, moments
 from latedrop.calibration.prediction import Explanation, Prediction
 from latedrop.calibration.rate_fit import residuals
 from latedrop.calibration.record import Calibration, Choice
+from latedrop.calibration.saving import read_calibration, save_calibration
 from latedrop.calibration.search import fingerprint, search
-from latedrop.calibration.setup import PAPER_RATES, Setup
+from latedrop.calibration.setup import Setup
 from latedrop.errors import ArgumentError, DataError, FileError, LatedropError, LatedropWarning, OutputError
-from latedrop.files import readable, write_aside
+from latedrop.files import readable
 from latedrop.metrics import align_target
 from latedrop.model.arrays import place
 from latedrop.model.calling import Readout
 from latedrop.model.finding import Select
 from latedrop.model.sites import Kind, Rate, Site, missing_sites, odds_by_site
+from latedrop.terms import Rows, Term
 from latedrop.variance.engine.options import Engine, Sampling
 from latedrop.variance.first_order import unit_variances
 from latedrop.variance.moments import out_of_memory
@@ -43,11 +45,14 @@ __all__ = ["Explanation", "Prediction", "Predictor", "calibrate", "load"]
 def calibrate(
     model: nn.Module,
     data: Any,
-    rates: Sequence[Rate] = PAPER_RATES,
-    draws: int = 100,
-    criterion: Literal["scaled", "unscaled"] = "scaled",
+    rates: Sequence[Rate] | None = None,
+    draws: int | None = None,
+    criterion: Literal["scaled", "unscaled"] | None = None,
     *,
-    method: Method = "sample",
+    method: Method | None = None,
+    terms: Sequence[str | Term] | None = None,
+    reference: Any = None,
+    guard: bool | None = None,
     mean: Literal["draws", "model"] | None = None,
     floor: bool = False,
     per_site: bool = False,
@@ -68,7 +73,11 @@ def calibrate(
     unpack: Unpack | None = None,
     progress: bool = True,
 ) -> Predictor:
-    """Choose the dropout rate and the scale of the variance on validation data.
+    """Fit the variance of a trained model to validation data, and say what it is worth.
+
+    By default the variance is `guard(x) · (floor + sum_j theta_j t_j(x))`, the terms `t_j` being dropout at the sites
+    to first order and leverage (see `latedrop.terms`), compared with simpler ones by cross-validation. Options that
+    speak of draws (`rates`, `draws`, `criterion`) ask for the paper's procedure, `method="sample"`.
 
     Args:
         model: a trained module; it is left as it was.
@@ -77,10 +86,16 @@ def calibrate(
         rates: the rates to try; each a float or a mapping from name patterns to floats.
         draws: thinned networks per rate.
         criterion: `"scaled"` picks the rate by the NLL of the scaled variance, `"unscaled"` of the raw one.
-        method: `"sample"` draws thinned networks; `"linear"` takes the first-order variance, for all rates at once and
-            without draws; `"propagate"` carries mean and variance through the layers, for dense outputs.
+        method: `"terms"`, the default; `"sample"` draws thinned networks; `"linear"` takes the first-order variance,
+            for all rates at once and without draws; `"propagate"` carries mean and variance through the layers, for
+            dense outputs.
+        terms: names (`"dropout"`, `"leverage"`, `"size"`, `"neighbours"`, `"local_errors"`) or objects of
+            `latedrop.terms`; a candidate adds one after the other, in this order.
+        reference: inputs of training rows, without targets, as arrays or batches: what is usual. Worth much; where
+            None the validation rows stand in.
+        guard: False keeps the variance from growing for rows unlike the validation rows.
         mean: `"draws"`: predict the mean over draws; `"model"`: keep the model's own prediction, and take only
-            the variance from the draws. By default `"draws"`, and `"model"` with `method="linear"`.
+            the variance from the draws. By default `"model"`, and `"draws"` where there are draws.
         floor: also fit a constant, `scale · variance + floor`.
         per_site: fit a rate for each site, with `method="linear"`.
         loss: what that fit minimises: `"nll"`, or `"crps"`, which outliers move less.
@@ -108,32 +123,36 @@ def calibrate(
     >>> low.shape
     torch.Size([64, 1])
     """
-    setup = Setup(
-        rates=rates,
-        draws=draws,
-        criterion=criterion,
-        method=method,
-        mean=mean,
-        floor=floor,
-        per_site=per_site,
-        loss=loss,
-        per_output=per_output,
-        scale=scale,
-        intervals=intervals,
-        conformal_data=conformal_data,
-        sites=sites,
-        select=select,
-        kind=kind,
-        readout=readout,
-        seed=seed,
-        shared=shared,
-        batch_size=batch_size,
-        chunk=chunk,
-        engine=engine,
-        unpack=unpack,
-        progress=progress,
-    ).checked()
-    found = Predictor(model, search(model, data, setup), readout, batch_size=batch_size, chunk=chunk, engine=engine)
+    options: dict[str, Any] = {
+        "rates": rates,
+        "draws": draws,
+        "criterion": criterion,
+        "method": method,
+        "terms": terms,
+        "reference": reference,
+        "guard": guard,
+        "mean": mean,
+        "floor": floor,
+        "per_site": per_site,
+        "loss": loss,
+        "per_output": per_output,
+        "scale": scale,
+        "intervals": intervals,
+        "conformal_data": conformal_data,
+        "sites": sites,
+        "select": select,
+        "kind": kind,
+        "readout": readout,
+        "seed": seed,
+        "shared": shared,
+        "batch_size": batch_size,
+        "chunk": chunk,
+        "engine": engine,
+        "unpack": unpack,
+        "progress": progress,
+    }
+    record = search(model, data, Setup(**options).checked())
+    found = Predictor(model, record, readout, batch_size=batch_size, chunk=chunk, engine=engine)
     return found if conformal_data is None else found.conformal(conformal_data, unpack)
 
 
@@ -180,8 +199,9 @@ class Predictor:
             ) from error
         if not parts:
             raise DataError("expected at least one row to predict; found none.")
-        mean, variance = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
-        return Prediction(mean, variance, self.calibration)
+        means, variances, strange = zip(*parts, strict=True)
+        strangeness = None if None in strange else torch.cat(strange)
+        return Prediction(torch.cat(means), torch.cat(variances), self.calibration, strangeness)
 
     def predict_batches(
         self, loader: Iterable[Any], unpack: Callable[[Any], Any] | None = None
@@ -228,12 +248,13 @@ class Predictor:
             most: how many units to list.
         """
         calibration = self.calibration
+        others = {} if calibration.terms is None else self._other_terms(x, output)
         mean, columns = unit_variances(self.model, x, calibration.sites, self.readout)
         if not 0 <= output < len(columns):
             raise ArgumentError(f"expected an output between 0 and {len(columns) - 1}; found {output}.")
-        odds = odds_by_site(calibration.sites, calibration.rate).tolist()
+        odds = self._odds(output)
         parts = {s.name: columns[output][s.name].double() * o for s, o in zip(calibration.sites, odds, strict=True)}
-        total = sum(float(part.sum()) for part in parts.values())
+        total = sum(float(part.sum()) for part in parts.values()) + sum(others.values())
         if total == 0:
             raise OutputError(
                 "expected a prediction that dropout can move; no unit of any site contributes to it: the variance that "
@@ -248,11 +269,29 @@ class Predictor:
             ]
         units.sort(key=lambda unit: -unit[2])
         shares = {name: float(part.sum()) / total for name, part in parts.items()}
+        shares |= {name: value / total for name, value in others.items()}
         return Explanation(float(mean.flatten()[output]), shares, tuple(units[:most]))
 
+    def _odds(self, output: int) -> list[float]:
+        """What every site's first-order variance is multiplied by."""
+        c = self.calibration
+        if c.terms is not None:
+            return c.terms.odds([site.name for site in c.sites], output)
+        odds: list[float] = odds_by_site(c.sites, c.rate).tolist()
+        return odds
+
+    def _other_terms(self, x: Any, output: int) -> dict[str, float]:
+        """What the terms other than dropout to first order add to the variance of one row, before the guard."""
+        c = self.calibration
+        if c.terms is None:
+            return {}
+        rows = Rows(self.model, place(x, self.model), c.sites, self.readout, c.terms.features)
+        parts = c.terms.parts(rows)
+        return {name: float(part[0].flatten()[output]) for name, part in parts.items() if not is_site(name)}
+
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the calibration as JSON; the model's weights are not in it."""
-        write_aside(path, self.calibration.to_json().encode())
+        """Write the calibration as JSON, with what is large beside it as safetensors; the weights are in neither."""
+        save_calibration(self.calibration, path)
 
     def __repr__(self) -> str:
         return f"Predictor of {type(self.model).__name__}: {self.calibration}"
@@ -261,30 +300,43 @@ class Predictor:
         options: dict[str, Any] = {"batch_size": self.batch_size, "chunk": self.chunk, "engine": self.engine}
         return Predictor(self.model, calibration, self.readout, **options)
 
-    def _moments(self, x: Any) -> tuple[Tensor, Tensor]:
+    def _moments(self, x: Any) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Mean, raw variance, and how strange each row is, where that can be told."""
+        if self.calibration.terms is not None:
+            terms = self.calibration.terms
+            rows = Rows(self.model, x, self.calibration.sites, self.readout, terms.features)
+            variance, strangeness = terms.variance(rows)
+            self._check_outputs(rows.mean)
+            return rows.mean, variance, strangeness
         c = self.calibration
         draws = c.draws if c.method == "sample" else 2  # the other methods draw nothing
         options = Sampling(draws, c.seed, self.readout, self.chunk, c.shared, engine=self.engine)
         (found,) = moments(self.model, x, [c.rate], c.sites, c.method, options)
         own = c.mean == "model" and c.method != "linear"  # which gives the model's own output anyway
         mean = own_output(self.model, x, self.readout) if own else found.mean
+        self._check_outputs(mean)
+        return mean, found.variance, None
+
+    def _check_outputs(self, mean: Tensor) -> None:
+        c = self.calibration
         if mean.dim() != len(c.output_shape) + 1 or (c.per_output and mean.shape[1] != c.output_shape[0]):
             raise DataError(
                 f"expected outputs of shape (N, {', '.join(map(str, c.output_shape))}), as in the calibration; found "
                 f"{tuple(mean.shape)}. Use the readout that the calibration was made with."
             )
-        return mean, found.variance
 
 
-def load(path: str | os.PathLike[str], model: nn.Module, readout: Readout = None) -> Predictor:
-    """Bring a saved calibration back to its model.
+def load(
+    path: str | os.PathLike[str], model: nn.Module, readout: Readout = None, *, terms: Sequence[Term] = ()
+) -> Predictor:
+    """Bring a saved calibration back to its model; with the same `terms`, where it was made with some of your own.
 
     Raises `FileError` where the file is missing, truncated or edited, or where the model lacks its sites or the
     readout that it was made with; warns where the weights are not the ones that were calibrated.
     """
     try:
         with readable(path, "a calibration file"):
-            calibration = Calibration.from_json(Path(path).read_text(encoding="utf-8"))
+            calibration = read_calibration(path)
     except (DataError, TypeError, UnicodeDecodeError) as error:
         raise FileError(f"{path}: {error}") from error
     wrong = missing_sites(model, calibration.sites, same_type=True)
@@ -298,6 +350,8 @@ def load(path: str | os.PathLike[str], model: nn.Module, readout: Readout = None
             f"expected readout=, as {path} was made with the function {calibration.custom_readout!r}, which a file "
             "cannot hold. Pass the same function to load()."
         )
+    if calibration.terms is not None:
+        calibration = replace(calibration, terms=calibration.terms.with_terms(terms, path))
     if fingerprint(model) != calibration.fingerprint:
         warn(
             f"the model's weights are not those that {path} was made with: its intervals may not hold. "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -21,6 +21,7 @@ from latedrop.calibration.scale import (
     relaxed_scale,
     tradeoff,
 )
+from latedrop.calibration.verdict import Verdict, crossed, judged
 from latedrop.metrics.entries import by_output
 from latedrop.model.sites import Rate
 
@@ -32,7 +33,7 @@ class RateFit:
     """What was fitted, with the validation moments that it was fitted to.
 
     Attributes:
-        rate: the rate.
+        rate: the rate; an empty mapping where terms have none.
         mean: `(N, ...)`.
         variance: `(N, ...)`, raw, with `least` in the place of zeros.
         target: `(N, ...)`.
@@ -70,6 +71,26 @@ class RateFit:
             zero_variances=self.zeros,
             **values,
         )
+
+    def constant(self) -> Tensor:
+        """The mean squared error of each output, or of all, `(1,)` or `(K,)`."""
+        squares = by_output((self.target - self.mean).double().square(), self.per_output)
+        return torch.stack([column.mean() for column in squares])
+
+    def verdict(self, *, floor: bool) -> Verdict:
+        """What scale and floor are worth on rows left out of their fit; the rate is that of all rows."""
+        error = (self.target - self.mean).double()
+
+        def fit(rest: Tensor) -> Callable[[Tensor], Tensor]:
+            part = self.mean[rest], self.variance[rest], self.target[rest]
+            if floor:
+                fitted = fit_floor(*part, per_output=self.per_output)
+            else:
+                scale = optimal_scale(*part, per_output=self.per_output)
+                fitted = scale, torch.zeros_like(scale)
+            return lambda held: apply_scale(self.variance[held].double(), *fitted)
+
+        return judged(error, *crossed(error, fit, self.per_output), fitted="cross-validation")
 
     def path(self) -> tuple[TradeoffPoint, ...]:
         """Steps from the optimal to the relaxed scale."""

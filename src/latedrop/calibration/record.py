@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, TypeAlias
 from warnings import warn
@@ -11,8 +11,10 @@ from warnings import warn
 import torch
 from torch import Tensor
 
+from latedrop.calibration.fitted_terms import FittedTerms, aligned, plain_tensors, tensors_in
 from latedrop.calibration.intervals import Intervals, intervals_from_dict, intervals_to_dict
 from latedrop.calibration.scale import TradeoffPoint, apply_scale, lifted
+from latedrop.calibration.verdict import Verdict
 from latedrop.errors import ArgumentError, DataError, LatedropWarning
 from latedrop.files import checksum_of, sealed, tuples_in
 from latedrop.model.sites import Rate, Sites, rates_by_site
@@ -53,7 +55,7 @@ class Calibration:
     `relaxed_scale · variance + relaxed_floor` with the relaxed choice.
 
     Attributes:
-        rate: the chosen rate; a mapping from site names where every site has its own.
+        rate: the chosen rate; a mapping from site names where every site has its own, empty where terms have no rate.
         choice: which scale predictions use: `"optimal"`, `"relaxed"`, a number, or a step of `tradeoff()`.
         table: one `RateRow` per rate.
         path: steps from the optimal to the relaxed scale.
@@ -64,6 +66,9 @@ class Calibration:
             does not tell the sites apart.
         intervals: fitted isotonic or conformal intervals; None is Gaussian.
         columns: the names of the inputs and targets in the file of validation data; None where there was none.
+        terms: what `method="terms"` fitted; the raw variance is then the fitted one, and the scale 1.
+        verdict: what the variance is worth beside a constant, on rows left out of its fit.
+        constant: that constant, the validation rows' mean squared error, one per output or one for all.
     """
 
     rate: Rate
@@ -93,6 +98,9 @@ class Calibration:
     fingerprint: str
     versions: dict[str, str]
     columns: dict[str, tuple[str, ...]] | None = None
+    terms: FittedTerms | None = None
+    verdict: Verdict | None = None
+    constant: tuple[float, ...] | None = None
 
     @property
     def scale(self) -> float | tuple[float, ...]:
@@ -150,8 +158,8 @@ class Calibration:
             )
         return replace(self, choice=checked_choice(choice))
 
-    def to_json(self) -> str:
-        """Readable JSON, with a checksum over its content."""
+    def to_json(self, stored: dict[str, Tensor] | None = None) -> str:
+        """Readable JSON, with a checksum over its content; tensors go into `stored`, where given, and not into it."""
         record = {field.name: getattr(self, field.name) for field in fields(self)}
         if isinstance(self.choice, TradeoffPoint):
             record["choice"] = asdict(self.choice)
@@ -159,12 +167,17 @@ class Calibration:
         record["table"] = [asdict(row) for row in self.table]
         record["path"] = [asdict(point) for point in self.path]
         record["intervals"] = intervals_to_dict(self.intervals)
+        record["terms"] = None if self.terms is None else plain_tensors(self.terms.to_dict(), stored)
+        record["verdict"] = None if self.verdict is None else asdict(self.verdict)
         record = {"format": _FORMAT, **json.loads(json.dumps(record))}
         return sealed("latedrop", record)
 
     @classmethod
-    def from_json(cls, text: str) -> Calibration:
-        """Read what `to_json` wrote; `DataError` where it is damaged, edited or of another format."""
+    def from_json(cls, text: str, stored: Callable[[], Mapping[str, Tensor]] = dict) -> Calibration:
+        """Read what `to_json` wrote; `DataError` where it is damaged, edited or of another format.
+
+        `stored` is called where tensors are kept elsewhere.
+        """
         try:
             document = json.loads(text)
             record, checksum = document["latedrop"], document["checksum"]
@@ -186,11 +199,19 @@ class Calibration:
         record["path"] = tuple(TradeoffPoint(**tuples_in(point)) for point in record["path"])
         record["curves"] = tuples_in(record["curves"])
         record["intervals"] = intervals_from_dict(record["intervals"])
+        if record.get("terms") is not None:
+            record["terms"] = FittedTerms.from_dict(tensors_in(record["terms"], stored))
+        if record.get("verdict") is not None:
+            record["verdict"] = Verdict(**record["verdict"])
         if record.get("columns") is not None:
             record["columns"] = tuples_in(record["columns"])
         return cls(**tuples_in(record))
 
     def __str__(self) -> str:
+        lines = [str(self.verdict)] if self.verdict is not None else []
+        return "\n".join(lines + (self._rate_lines() if self.terms is None else self.terms.lines()))
+
+    def _rate_lines(self) -> list[str]:
         draws = f", {self.draws} draws" if self.draws else ""
         lines = [
             f"rate {rate_text(self.rate)}, scale {_short(self.scale)}, relaxed scale {_short(self.relaxed_scale)}, "
@@ -205,15 +226,15 @@ class Calibration:
             values = [_float_or_tuple(getattr(row, name)) for name in names]
             mark = "*" if row.rate == self.rate else ""
             cells.append([mark, rate_text(row.rate), *map(_short, values[1:])])
-        lines += _aligned(cells)
+        lines += aligned(cells)
         if isinstance(self.rate, Mapping) or self.shares is not None:
             rates = rates_by_site(self.sites, self.rate)
             rows = [["site", "rate", "share of variance"]]
             for site in self.sites:
                 share = "" if self.shares is None else f"{self.shares[site.name]:.1%}"
                 rows.append([site.name, _short(rates[site.name]), share])
-            lines += _aligned(rows)
-        return "\n".join(lines)
+            lines += aligned(rows)
+        return lines
 
 
 def checked_choice(choice: Any) -> Choice:
@@ -231,7 +252,7 @@ def checked_choice(choice: Any) -> Choice:
 
 def rate_text(rate: Rate | None) -> str:
     """A rate for tables: a number, `per site` where they differ, a dash where there is no dropout."""
-    if rate is None:
+    if rate is None or rate == {}:
         return "-"
     return "per site" if isinstance(rate, Mapping) else _short(rate)
 
@@ -239,11 +260,6 @@ def rate_text(rate: Rate | None) -> str:
 def _float_or_tuple(values: Any) -> float | tuple[float, ...]:
     result: float | tuple[float, ...] = values[0] if isinstance(values, tuple) and len(values) == 1 else values
     return result
-
-
-def _aligned(cells: list[list[str]]) -> list[str]:
-    widths = [max(len(line[i]) for line in cells) for i in range(len(cells[0]))]
-    return ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in cells]
 
 
 def _short(value: Any) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Generator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from warnings import warn
 
@@ -26,6 +26,9 @@ from latedrop.calibration.measuring import moments
 from latedrop.calibration.rate_fit import RateFit, fit_rate
 from latedrop.calibration.record import Calibration, RateRow
 from latedrop.calibration.setup import PAPER_RATES, Setup
+from latedrop.calibration.term_search import fitted as fitted_terms
+from latedrop.calibration.term_search import measured as measured_terms
+from latedrop.calibration.term_search import outputs_last
 from latedrop.errors import DataError, LatedropWarning, OutputError
 from latedrop.model.finding import find_sites
 from latedrop.model.sites import Rate, Sites
@@ -40,7 +43,9 @@ _MOST_UNTOUCHED = 0.1  # a rate that leaves more rows without any variance has n
 
 
 def search(model: nn.Module, data: Any, setup: Setup) -> Calibration:
-    """Measure the validation data and record the best rate, scale and floor."""
+    """Measure the validation data and record what fits it best."""
+    if setup.method == "terms":
+        return _by_terms(model, data, setup)
     measured = (_first_order if setup.method == "linear" else _by_rate)(model, data, setup)
     fits, target = measured.fits, measured.target
     if not fits:
@@ -56,7 +61,8 @@ def search(model: nn.Module, data: Any, setup: Setup) -> Calibration:
     best = min(able, key=lambda i: float(getattr(table[i], f"nll_{setup.criterion}")))
     if table[best].zero_variances or len(table) < tried:
         _warn_of_zeros(table, tried, target.numel())
-    return _record(model, setup, measured, table, best)
+    record = _record(model, setup, measured, table, best)
+    return replace(record, verdict=measured.fits[best].verdict(floor=setup.floor))
 
 
 def fingerprint(model: nn.Module) -> str:
@@ -125,16 +131,13 @@ def _first_order(model: nn.Module, data: Any, setup: Setup) -> _Measured:
     target = _joined(targets)
     mean, variances = torch.cat(means), torch.cat(by_site)
     per_output = setup.has_outputs(target)
-    columns = _outputs_last((target - mean).double(), per_output)
-    parts = [_outputs_last(v.reshape(target.shape), per_output) for v in variances.double().unbind(-1)]
+    columns = outputs_last((target - mean).double(), per_output)
+    parts = [outputs_last(v.reshape(target.shape), per_output) for v in variances.double().unbind(-1)]
     stacked = torch.stack(parts, -1)
     if not bool(stacked.sum(2).gt(0).any(0).all()):
         return _Measured(sites, target, [], constant=_constant_outputs(stacked.sum(2), per_output))
     if not bool(columns.any(0).all()):
-        raise DataError(
-            "expected errors to fit a variance to; found every prediction equal to its target. "
-            "Pass held-out data, not what the model was fitted to."
-        )
+        raise DataError(_no_errors())
     found = fit_sites(columns, stacked, per_site=setup.per_site, floor=setup.floor, loss=setup.loss)
     raw = (variances.double() @ found.odds).reshape(target.shape)
     rates = (found.odds / (1 + found.odds)).tolist()
@@ -144,6 +147,23 @@ def _first_order(model: nn.Module, data: Any, setup: Setup) -> _Measured:
     shares = (part / part.sum(-1, keepdim=True).clamp_min(torch.finfo(part.dtype).tiny)).mean((0, 1)).tolist()
     named = {site.name: share for site, share in zip(sites, shares, strict=True)}
     return _Measured(sites, target, [fit] if fit is not None else [], named)
+
+
+def _by_terms(model: nn.Module, data: Any, setup: Setup) -> Calibration:
+    """One pass over the data, then a fit of the terms; their variance stands where other methods have a raw one."""
+    found = measured_terms(model, _batches(model, data, setup, per_batch=1), setup)
+    _check_rows(len(found.target))
+    if not bool((found.target != found.mean).any()):
+        raise DataError(_no_errors())
+    terms, variance, verdict = fitted_terms(found, setup)
+    per_output = setup.has_outputs(found.target)
+    one = torch.ones(found.target.shape[1] if per_output else 1, dtype=torch.float64)
+    optimal = (one, torch.zeros_like(one))
+    fit = fit_rate({}, found.mean, variance, found.target, per_output=per_output, optimal=optimal)
+    if fit is None:
+        raise DataError(_no_errors())
+    record = _record(model, setup, _Measured(found.sites, found.target, [fit]), [fit.row()], 0)
+    return replace(record, terms=terms, verdict=verdict)
 
 
 def _record(model: nn.Module, setup: Setup, measured: _Measured, table: list[RateRow], best: int) -> Calibration:
@@ -175,6 +195,7 @@ def _record(model: nn.Module, setup: Setup, measured: _Measured, table: list[Rat
         intervals=fit.isotonic(setup.scale) if setup.intervals == "isotonic" else None,
         fingerprint=fingerprint(model),
         versions={"torch": torch.__version__},
+        constant=tuple(fit.constant().tolist()),
     )
 
 
@@ -203,17 +224,8 @@ def _constant_outputs(variance: Tensor, per_output: bool) -> tuple[int, ...]:
     return tuple(still) if len(still) < variance.shape[1] else ()
 
 
-def _outputs_last(values: Tensor, per_output: bool) -> Tensor:
-    """`(M, K)` with one column for each index of axis 1, or `(M, 1)`."""
-    return values.movedim(1, -1).reshape(-1, values.shape[1]) if per_output else values.reshape(-1, 1)
-
-
 def _joined(targets: list[Tensor]) -> Tensor:
-    rows = sum(len(part) for part in targets)
-    if rows < 2:
-        raise DataError(f"expected at least 2 validation rows, and better a hundred; found {rows}.")
-    if rows < _FEW_ROWS:
-        warn(f"only {rows} validation rows: the scale and the intervals will be rough.", LatedropWarning, stacklevel=5)
+    _check_rows(sum(len(part) for part in targets))
     shapes = sorted({tuple(part.shape[1:]) for part in targets})
     if len(shapes) > 1:
         raise DataError(
@@ -221,6 +233,20 @@ def _joined(targets: list[Tensor]) -> Tensor:
             "as a map's sum, or calibrate on inputs of one size."
         )
     return torch.cat(targets)
+
+
+def _no_errors() -> str:
+    return (
+        "expected errors to fit a variance to; found every prediction equal to its target. "
+        "Pass held-out data, not what the model was fitted to."
+    )
+
+
+def _check_rows(rows: int) -> None:
+    if rows < 2:
+        raise DataError(f"expected at least 2 validation rows, and better a hundred; found {rows}.")
+    if rows < _FEW_ROWS:
+        warn(f"only {rows} validation rows: the scale and the intervals will be rough.", LatedropWarning, stacklevel=6)
 
 
 def _warn_of_zeros(table: list[RateRow], tried: int, values: int) -> None:

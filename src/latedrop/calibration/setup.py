@@ -11,6 +11,7 @@ from torch import Tensor
 
 from latedrop.calibration.batches import Unpack
 from latedrop.calibration.fit import Loss
+from latedrop.calibration.fitted_terms import checked_terms
 from latedrop.calibration.intervals import IntervalKind
 from latedrop.calibration.measuring import Method
 from latedrop.calibration.record import Choice, checked_choice
@@ -23,17 +24,24 @@ from latedrop.variance.engine.options import ENGINES, Engine, Sampling, checked_
 
 __all__ = ["PAPER_RATES", "Setup"]
 
+DEFAULT_TERMS = ("dropout", "leverage")
 PAPER_RATES = (0.001, 0.002, 0.005, 0.008, 0.01, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5)
 
 
 @dataclass(frozen=True)
 class Setup:
-    """The options of one calibration; `calibrate` says what each is."""
+    """The options of one calibration; `calibrate` says what each is.
+
+    Those of which None says "by default" are filled in by `checked`.
+    """
 
     rates: Sequence[Rate]
     draws: int
     criterion: Literal["scaled", "unscaled"]
     method: Method
+    terms: Any
+    reference: Any
+    guard: bool
     mean: Literal["draws", "model"] | None
     floor: bool
     per_site: bool
@@ -53,35 +61,67 @@ class Setup:
     engine: Engine
     unpack: Unpack | None
     progress: bool
+    terms_given: bool = False
 
     def checked(self) -> Setup:
         """The same with defaults filled in, or `ArgumentError`."""
-        _one_of("method", self.method, get_args(Method))
-        _one_of("criterion", self.criterion, ("scaled", "unscaled"))
+        method = self._method()
+        _one_of("method", method, get_args(Method))
+        _one_of("criterion", self.criterion, ("scaled", "unscaled", None))
         _one_of("mean", self.mean, ("draws", "model", None))
         _one_of("loss", self.loss, get_args(Loss))
         _one_of("engine", self.engine, ENGINES)
         if self.sites is not None and self.select is not None:
             raise ArgumentError("expected sites= or select=, found both. Select when you call find_sites.")
-        if self.method != "linear" and (self.per_site or self.loss != "nll"):
+        self._check_belonging(method)
+        if method != "linear" and (self.per_site or self.loss != "nll"):
             raise ArgumentError(
-                f"expected method='linear' with per_site=True or loss='crps'; found method={self.method!r}. "
+                f"expected method='linear' with per_site=True or loss='crps'; found method={method!r}. "
                 "Rates that differ by site can be tried with rates=[{pattern: rate, ...}, ...]."
             )
-        if self.method == "linear" and self.mean == "draws":
+        own = method in ("linear", "terms")
+        if own and self.mean == "draws":
             raise ArgumentError(
-                "expected mean='model' with method='linear', which draws nothing; found mean='draws'. Leave it out."
+                f"expected mean='model' with method={method!r}, which keeps the model's own prediction; found "
+                "mean='draws'. Leave it out, or pass method='sample'."
             )
         return replace(
             self,
-            rates=_checked_rates(self.rates),
-            draws=checked_draws(self.draws),
-            mean=self.mean or ("model" if self.method == "linear" else "draws"),
+            method=method,
+            rates=_checked_rates(PAPER_RATES if self.rates is None else self.rates),
+            draws=checked_draws(100 if self.draws is None else self.draws),
+            criterion=self.criterion or "scaled",
+            mean=self.mean or ("model" if own else "draws"),
+            terms=checked_terms(DEFAULT_TERMS if self.terms is None else self.terms),
+            terms_given=self.terms is not None,
+            guard=self.guard is None or bool(self.guard),
             scale=checked_choice(self.scale),
             intervals=self._checked_intervals(),
             seed=checked_seed(self.seed),
             shared=bool(self.shared),
         )
+
+    def _method(self) -> Method:
+        """As given; else the one that the other options belong to, which is the paper's where draws are spoken of."""
+        if self.method is not None:
+            return self.method
+        drawn = (self.rates, self.draws, self.criterion)
+        return "sample" if any(value is not None for value in drawn) or self.mean == "draws" else "terms"
+
+    def _check_belonging(self, method: Method) -> None:
+        """Options of one method are refused with another, where they would be left unheard."""
+        theirs: dict[str, bool] = {"terms": self.terms is not None, "reference": self.reference is not None}
+        theirs["guard"] = self.guard is not None
+        if method == "terms":
+            theirs = {name: getattr(self, name) is not None for name in ("rates", "draws", "criterion")}
+            theirs |= {"floor": self.floor, "per_site": self.per_site, "shared": not self.shared}
+        wrong = [name for name, given in theirs.items() if given]
+        if wrong:
+            other = "'sample', 'linear' or 'propagate'" if method == "terms" else "'terms', the default"
+            raise ArgumentError(
+                f"expected options that belong to method={method!r}; found {', '.join(wrong)}, which belong to "
+                f"method={other}."
+            )
 
     @property
     def sampling(self) -> Sampling:

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from latedrop.calibration.evaluation import Evaluation, compare, evaluate, evaluate_intervals
+from latedrop.calibration.evaluation import Evaluation, compare, evaluate_intervals
 from latedrop.calibration.prediction import Prediction
 from latedrop.calibration.predictor import calibrate
 from latedrop.calibration.record import Calibration
@@ -30,7 +30,6 @@ from latedrop.files import write_aside
 from latedrop.masking.draws import checked_seed
 from latedrop.report import overview, png, write_report
 from latedrop.variance.engine.options import checked_draws
-from latedrop.variance.sampling import plain_output
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -44,6 +43,7 @@ NOTES = {
     "raw, best rate": "the variance over draws as it is, at the rate that is best so (Loquercio et al. 2020).",
     "linear": "first-order variance: no draws; a rate for each site and a constant floor, fitted by NLL.",
     "conformal": "linear, fitted on half of the validation rows; intervals from the ranked errors of the other half.",
+    "terms": "the default of calibrate: dropout to first order, leverage and a floor, compared by cross-validation.",
     "constant": "no dropout: the network's own prediction, and the validation RMSE as standard deviation of every row.",
 }
 _ABOUT = (
@@ -179,7 +179,7 @@ def run(
         rows=dict(_PARTS),
         prediction=prediction,
         target=test[1],
-        evaluations=(*compare(prediction, test[1]), *others),
+        evaluations=(*(row for row in compare(prediction, test[1]) if row.label != "constant"), *others),
         versions=versions(),
         seconds=time.perf_counter() - start,
     )
@@ -281,13 +281,12 @@ def _others(model: nn.Module, chosen: Calibration, validation: Data, test: Data)
     half = len(validation[1]) // 2
     fitted, ranked = ((validation[0][part], validation[1][part]) for part in (slice(half), slice(half, None)))
     conformal = calibrate(model, fitted, conformal_data=ranked, **first_order)
-    own = plain_output(model, x)
-    spread = (plain_output(model, validation[0]) - validation[1]).square().mean().expand_as(own)
+    default = calibrate(model, validation, progress=False)
     return [
         replace(compare(unscaled.predict(x), y)[0], label="raw, best rate"),
         replace(compare(linear.predict(x), y)[1], label="linear"),
         evaluate_intervals(conformal.predict(x), y),
-        evaluate(own, spread, y, label="constant"),
+        *(row for row in compare(default.predict(x), y) if row.label in ("terms", "constant")),
     ]
 
 

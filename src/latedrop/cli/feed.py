@@ -26,7 +26,7 @@ from latedrop.metrics import align_target
 from latedrop.model.arrays import place
 from latedrop.terminal import listed
 
-__all__ = ["Labelled", "Places", "Source", "conformal_rows", "measure", "output_names", "predicted"]
+__all__ = ["Labelled", "Places", "Source", "Unlabelled", "conformal_rows", "measure", "output_names", "predicted"]
 
 _NAMES = ("mean", "std", "low", "high")
 _SHOWN = 5
@@ -142,6 +142,20 @@ class Labelled:
         return rows.where(rows.finite)
 
 
+@dataclass
+class Unlabelled:
+    """Batches of inputs, read anew each time; rows that are not finite are left out."""
+
+    source: Source
+    model: nn.Module
+    batch_size: int = 256
+
+    def __iter__(self) -> Iterator[Any]:
+        for rows in read_batches(self.source.table, self.source.columns, self.batch_size):
+            if rows.finite.any():
+                yield _arguments(self.model, rows.where(rows.finite))
+
+
 def conformal_rows(rows: Labelled, path: str | None, *, halve: bool) -> tuple[Labelled, Labelled | None]:
     """Rows to fit to, and rows for conformal intervals: those of another file, half of these, or none."""
     if path is not None:
@@ -192,14 +206,16 @@ def measure(predictor: Predictor, rows: Labelled, tick: Callable[[int], Any]) ->
 def output_names(calibration: Calibration, *, flat: bool) -> dict[str, tuple[str, ...]]:
     """The columns of mean, std, low and high: one each, or with `flat` one for every output."""
     count = prod(calibration.output_shape)
+    strange = calibration.terms is not None and calibration.terms.guard is not None
+    alone: dict[str, tuple[str, ...]] = {"strangeness": ("strangeness",)} if strange else {}
     if not flat or count == 1:
-        return {name: (name,) for name in _NAMES}
+        return {**{name: (name,) for name in _NAMES}, **alone}
     if len(calibration.output_shape) > 1:
         raise ArgumentError(
             f"expected one value or a vector per row for csv or parquet; found outputs of shape "
             f"{calibration.output_shape}. Write npz."
         )
-    return {name: tuple(f"{name}_{k}" for k in range(count)) for name in _NAMES}
+    return {name: tuple(f"{name}_{k}" for k in range(count)) for name in _NAMES} | alone
 
 
 def predicted(predictor: Predictor, rows: Rows, level: float, *, flat: bool) -> dict[str, npt.NDArray[Any]]:
@@ -213,7 +229,8 @@ def predicted(predictor: Predictor, rows: Rows, level: float, *, flat: bool) -> 
         found = {name: value.cpu().numpy() for name, value in result.items()}
     columns: dict[str, npt.NDArray[Any]] = {}
     for name, numbered in names.items():
-        shape = found[name].shape[1:] if found else predictor.calibration.output_shape
+        own = () if name == "strangeness" else predictor.calibration.output_shape
+        shape = found[name].shape[1:] if found else own
         values = np.full((len(rows), *shape), np.nan, dtype=np.float64 if wide else np.float32)
         if found:
             values[rows.finite] = found[name]

@@ -110,9 +110,12 @@ def calibrate(
     readout: opt.ReadOut = None,
     select: opt.Select = None,
     kind: opt.Kind = "element",
-    method: opt.Method = "sample",
+    reference: opt.Reference = None,
+    terms: opt.Terms = None,
+    no_guard: opt.NoGuard = False,
+    method: opt.Method = None,
     rates: opt.Rates = None,
-    draws: opt.Draws = 100,
+    draws: opt.Draws = None,
     floor: opt.Floor = False,
     per_site: opt.PerSite = False,
     scale: opt.Scale = "optimal",
@@ -123,10 +126,10 @@ def calibrate(
     as_json: opt.Json = False,
     debug: opt.Debug = False,
 ) -> None:
-    """Choose rate and scale on validation rows, which the model has not seen."""
+    """Fit the variance to validation rows, which the model has not seen, and say what it is worth."""
     with command(debug) as out:
         import latedrop
-        from latedrop.cli.feed import Labelled, Source, conformal_rows
+        from latedrop.cli.feed import Labelled, Source, Unlabelled, conformal_rows
         from latedrop.cli.models import load_model
         from latedrop.cli.writing import check_output
 
@@ -140,6 +143,10 @@ def calibrate(
         options |= {"intervals": intervals, "conformal_data": held, "seed": seed, "batch_size": batch_size}
         options |= {"scale": scale_of(scale), "readout": readout_of(readout), "select": select or None}
         options |= {} if rates is None else {"rates": numbers("--rates", rates)}
+        options |= {} if terms is None else {"terms": split(terms)}
+        options |= {"guard": False} if no_guard else {}
+        if reference is not None:
+            options["reference"] = Unlabelled(Source.of(reference, source.columns.inputs), network, batch_size)
         with source.explained():
             uq = latedrop.calibrate(network, used, progress=sys.stderr.isatty(), **options)
         uq.calibration = replace(uq.calibration, columns=source.names())
@@ -221,6 +228,7 @@ def evaluate(
 ) -> None:
     """Score the uncertainty on test rows: raw, scaled and relaxed side by side."""
     with command(debug) as out:
+        from latedrop.calibration.evaluation import verdict
         from latedrop.cli.feed import Labelled, Source, measure
         from latedrop.cli.models import load_model
         from latedrop.metrics.levels import checked_level
@@ -244,7 +252,8 @@ def evaluate(
         facts["reproduce"] = {"model": model, "calibration": calibration, "data": data}
         files += _report(report, **facts, prediction=prediction, target=truth, level=level)
         with redirect_stdout(out):
-            print_evaluations(found, rows.dropped, files, as_json)
+            worth = None if uq.calibration.constant is None else verdict(prediction, truth)
+            print_evaluations(found, rows.dropped, files, as_json, worth)
 
 
 def _calibrated(path: str, network: "nn.Module", readout: str | None, size: int, scale: str | None) -> "Predictor":

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 __all__ = ["example_rows", "numbers", "readout_of", "scale_of", "split"]
 
 _MODEL, _DATA, _OUTPUT = ({"rich_help_panel": name} for name in ("Model", "Data", "Output"))
-_METHODS = ["sample", "linear", "propagate"]
+_METHODS = ["terms", "sample", "linear", "propagate"]
 _SCALES = ["optimal", "relaxed"]
 _INTERVALS = ["gaussian", "isotonic", "conformal"]
 
@@ -54,9 +54,17 @@ New = Annotated[str, option(f"Rows: {_FILES}; - is csv from stdin.", **_DATA)]
 Test = Annotated[str, option(f"Test rows: {_FILES}; - is csv from stdin.", **_DATA)]
 Held = Annotated[str | None, option("Rows for conformal intervals; by default half of --data, at random.", **_DATA)]
 Keep = Annotated[list[str] | None, option("Columns to carry along, commas between; may be repeated.", **_DATA)]
-Method = Annotated[str, option("sample: draws; linear: first order; propagate: maps.", autocompletion=lambda: _METHODS)]
-Rates = Annotated[str | None, option("Rates to try, commas between; those of the paper by default.")]
-Draws = Annotated[int, option("Thinned networks per rate.")]
+Method = Annotated[
+    str | None,
+    option("terms, the default; sample: draws; linear: first order; propagate: maps.", autocompletion=lambda: _METHODS),
+]
+Terms = Annotated[str | None, option("Terms of the variance, commas between; dropout,leverage by default.")]
+Reference = Annotated[
+    str | None, option("Training rows: inputs alone are read. They tell what is usual, and are worth much.", **_DATA)
+]
+NoGuard = Annotated[bool, option("Do not widen intervals for rows unlike the validation rows.", "--no-guard")]
+Rates = Annotated[str | None, option("Rates to try, commas between; with --method sample.")]
+Draws = Annotated[int | None, option("Thinned networks per rate, 100 by default; with --method sample.")]
 Floor = Annotated[bool, option("Also fit a constant, added to the scaled variance.", "--floor")]
 PerSite = Annotated[bool, option("A rate for every site; with --method linear.", "--per-site")]
 Scale = Annotated[str, option("optimal: least NLL; relaxed: balanced curve.", autocompletion=lambda: _SCALES)]

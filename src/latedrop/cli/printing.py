@@ -11,6 +11,7 @@ from latedrop.terminal import print_table
 if TYPE_CHECKING:
     from latedrop.calibration.evaluation import Evaluation
     from latedrop.calibration.record import Calibration
+    from latedrop.calibration.verdict import Verdict
     from latedrop.model.sites import Sites
 
 __all__ = ["draw_curves", "print_calibration", "print_demo", "print_evaluations", "print_sites"]
@@ -71,13 +72,30 @@ def print_calibration(c: "Calibration", dropped: int, files: Sequence[str], as_j
         intervals = "gaussian" if c.intervals is None else c.intervals.kind
         table = [asdict(row) for row in c.table]
         record |= {"intervals": intervals, "dropped": dropped, "table": table, "files": list(files)}
+        record |= {"verdict": None if c.verdict is None else {**asdict(c.verdict), "text": str(c.verdict)}}
+        if c.terms is not None:
+            kept = ("choice", "columns", "coefficients", "floors", "shares", "reference_rows")
+            record["terms"] = {name: getattr(c.terms, name) for name in kept}
+            record["terms"]["candidates"] = [asdict(candidate) for candidate in c.terms.candidates]
         print(json.dumps(record, indent=1))
         return
-    print_table(_rate_table(c), marked=[row.rate for row in c.table].index(c.rate))
+    marked = "the rate in use is marked *"
+    if c.terms is None:
+        print_table(_rate_table(c), marked=[row.rate for row in c.table].index(c.rate))
+    else:
+        from latedrop.report.tables import candidate_table, term_table
+
+        names = [candidate.name for candidate in c.terms.candidates]
+        print_table(candidate_table(c.terms), marked=names.index(c.terms.choice))
+        print_table(term_table(c.terms))
+        marked = "each was left out of the fit that it was scored with"
     left = f", {dropped} left out" if dropped else ""
     if isinstance(c.intervals, Conformal):
         left += f", {len(c.intervals.scores[0])} more for the conformal intervals"
-    print(f"{c.rows} validation rows{left}; the rate in use is marked *.\nwritten: {', '.join(files)}")
+    print(f"{c.rows} validation rows{left}; {marked}.")
+    if c.verdict is not None:
+        print(c.verdict.sentence)
+    print(f"written: {', '.join(files)}")
 
 
 def _rate_table(c: "Calibration") -> list[list[str]]:
@@ -101,7 +119,11 @@ def _rate_table(c: "Calibration") -> list[list[str]]:
 
 
 def print_evaluations(
-    found: "dict[str, tuple[Evaluation, ...]]", dropped: int, files: Sequence[str], as_json: bool
+    found: "dict[str, tuple[Evaluation, ...]]",
+    dropped: int,
+    files: Sequence[str],
+    as_json: bool,
+    verdict: "Verdict | None" = None,
 ) -> None:
     """The metrics on test rows, of all outputs together and of each of several."""
     from latedrop.report import table
@@ -111,10 +133,13 @@ def print_evaluations(
         outputs = {name: [asdict(row) for row in part] for name, part in found.items()}
         together = outputs.pop("")
         record = {"rows": rows, "dropped": dropped, "evaluations": together, "outputs": outputs, "files": list(files)}
+        record["verdict"] = None if verdict is None else {**asdict(verdict), "text": str(verdict)}
         print(json.dumps(record, indent=1))
         return
     left = f", {dropped} left out" if dropped else ""
     print(f"{rows} test rows{left}")
+    if verdict is not None:
+        print(verdict.sentence)
     for name, part in found.items():
         if len(found) > 1:
             print(name or "all outputs together")

@@ -36,10 +36,14 @@ from latedrop.metrics.calibration import (
     miscalibration_area,
 )
 from latedrop.metrics.entries import align_target
+from latedrop.metrics.ranking import aurc, auroc, ause, rank_correlation
 from latedrop.metrics.scores import crps, ideal_nll, interval_score, nll
 
 __all__ = [
     "align_target",
+    "aurc",
+    "auroc",
+    "ause",
     "balance",
     "calibration_curve",
     "coverage",
@@ -51,5 +55,6 @@ __all__ = [
     "mae",
     "miscalibration_area",
     "nll",
+    "rank_correlation",
     "rmse",
 ]

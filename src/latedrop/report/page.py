@@ -15,18 +15,20 @@ from html import escape
 from torch import Tensor
 
 from latedrop import metrics
-from latedrop.calibration.evaluation import Evaluation, compare
+from latedrop.calibration.evaluation import Evaluation, compare, verdict
 from latedrop.calibration.prediction import Prediction
 from latedrop.calibration.record import Calibration
 from latedrop.errors import ArgumentError
 from latedrop.files import write_aside
 from latedrop.report.pictures import Picture, pictures_of_tests, pictures_of_validation
 from latedrop.report.style import PAGE, STYLE
-from latedrop.report.tables import number, rate_table, site_table, table
+from latedrop.report.tables import candidate_table, number, rate_table, site_table, table, term_table
 
 __all__ = ["write_report"]
 
 _NOTES = {
+    "terms": "the variance of the fitted terms, the default of calibrate.",
+    "constant": "one variance for all rows, the mean squared error of the validation rows: what has to be beaten.",
     "raw": "the variance under dropout as it is, at the chosen rate.",
     "scaled": "the same, times the scale of least NLL on the validation rows.",
     "relaxed": "the same, times the scale that balances the calibration curve of the validation rows.",
@@ -77,13 +79,14 @@ def write_report(
         tests = list(pictures_of_tests(prediction, target, evaluations, unit, level))
     body = [
         f"<h1>{escape(title)}</h1>",
+        _verdict(calibration, prediction, target),
         f"<p>{escape(_summary(calibration))}</p>",
         f"<p>{escape(about)}</p>" if about else "",
         _headline(evaluations, unit, {**_NOTES, **(notes or {})}) if evaluations else "",
         _figures("", tests),
         _figures("", pictures),
         _figures("On validation rows", list(pictures_of_validation(calibration, unit))),
-        "<h2>Every rate</h2>" + _table(rate_table(calibration, unit), f"{calibration.rows} validation rows."),
+        _fits(calibration, unit),
         "<h2>Where dropout goes</h2>"
         + _table(site_table(calibration.sites), "Dropout goes on the input of these layers."),
         _reproduction(calibration, reproduce or {}),
@@ -92,8 +95,32 @@ def write_report(
     write_aside(path, page.encode())
 
 
+def _verdict(c: Calibration, prediction: Prediction | None, target: Tensor | None) -> str:
+    """One sentence on what it is worth: on test rows where there are some, else by cross-validation."""
+    found = c.verdict
+    if prediction is not None and target is not None and prediction.calibration.constant is not None:
+        found = verdict(prediction, target)
+    return "" if found is None else f"<p><strong>{escape(found.sentence)}</strong></p>"
+
+
+def _fits(c: Calibration, unit: str) -> str:
+    """What was tried on the validation rows."""
+    rows = f"{c.rows} validation rows"
+    if c.terms is None:
+        return "<h2>Every rate</h2>" + _table(rate_table(c, unit), f"{rows}.")
+    compared = _table(candidate_table(c.terms), f"{rows}, each left out of the fit that it was scored with.")
+    return f"<h2>Terms</h2>{compared}{_table(term_table(c.terms), 'Shares are averages over the validation rows.')}"
+
+
 def _summary(c: Calibration) -> str:
     sites = f"{len(c.sites)} site{'s' if len(c.sites) != 1 else ''} of a trained network"
+    if c.terms is not None:
+        guard = c.terms.guard
+        grows = " It grows for rows unlike these." if guard is not None and guard.grows else ""
+        return (
+            f"The variance was fitted to {c.rows} validation rows as a floor plus terms, of which the first is dropout "
+            f"at {sites}; the candidate in use is: {c.terms.choice}.{grows}"
+        )
     rates = f"each of {len(c.table)} rates" if len(c.table) > 1 else "one rate"
     done = {
         "sample": f"Dropout was injected at {sites}, and {c.draws} thinned networks were run at {rates}",

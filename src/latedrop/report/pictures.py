@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from latedrop import metrics, plots
@@ -91,10 +92,11 @@ def pictures_of_tests(
         all_rows,
     )
     error = np.abs(truth - mean)
+    correlation = float(metrics.rank_correlation(mean, std**2, truth))
     below = [f"{(error <= k * std).mean():.0%}" for k in (1, 2)]
     said = (
         f"{below[0]} of the errors are below one predicted standard deviation and {below[1]} below two (of a Gaussian: "
-        f"68% and 95%). Their rank correlation is {_rank_correlation(error, std):.2f}"
+        f"68% and 95%). Their rank correlation is {correlation:.2f}"
     )
     some = _spread(len(std), _POINTS)
     yield _picture(
@@ -120,13 +122,15 @@ def pictures_of_validation(c: Calibration, unit: str) -> Iterator[Picture]:
         f"Path from the optimal to the relaxed scale in the plane of NLL and miscalibration area. {said}",
         lambda ax: plots.tradeoff(nll, ma, ax, scale=scale),
     )
-    if c.shares is not None:
-        names, shares = list(c.shares), list(c.shares.values())
-        said = ", ".join(f"{name} {100 * share:.1f} %" for name, share in c.shares.items())
+    shared = c.shares if c.terms is None else c.terms.shares
+    if shared is not None:
+        names, shares = list(shared), list(shared.values())
+        said = ", ".join(f"{name} {100 * share:.1f} %" for name, share in shared.items())
+        whose = "site" if c.terms is None else "term"
         yield _picture(
             "Where the variance comes from",
-            "Share of each site, on average over the validation rows.",
-            f"Share of the variance by site: {said}.",
+            f"Share of each {whose}, on average over the validation rows.",
+            f"Share of the variance by {whose}: {said}.",
             lambda ax: plots.site_shares(names, shares, ax),
         )
 
@@ -190,14 +194,18 @@ def _picture(title: str, caption: str, alt: str, draw: Callable[[Axes], object])
 
 
 def _draw_curves(ax: Axes, evaluations: Sequence[Evaluation]) -> None:
-    # Other measures share the page, but not this figure: it is about dropout variances and their scale.
-    chosen = [row for row in evaluations if row.nll is not None and row.rate is not None] or evaluations
+    # Other measures share the page, but not this figure: it is about this variance, its scale, and the constant.
+    own = ("terms", "relaxed", "constant")
+    chosen = [row for row in evaluations if row.nll is not None and (row.rate is not None or row.label in own)]
+    chosen = chosen or list(evaluations)
     plots.calibration_curves({row.label: (row.levels, row.observed) for row in chosen}, ax)
 
 
 def _draw_bars(ax: Axes, prediction: Prediction, target: Tensor, unit: str, level: float) -> None:
     """Raw intervals over the calibrated ones, for a few test rows evenly spaced by prediction."""
-    raw = replace(prediction, calibration=unscaled(prediction.calibration))
+    raw, first = replace(prediction, calibration=unscaled(prediction.calibration)), "raw"
+    if prediction.calibration.terms is not None:
+        raw, first = _with_constant(prediction), "constant"
     some = np.argsort(_flat(prediction.mean), kind="stable")[_spread(prediction.mean.numel(), _BARS)]
     ends = (*raw.interval(level), *prediction.interval(level))
     raw_low, raw_high, low, high, truth = (_flat(value)[some] for value in (*ends, target))
@@ -206,7 +214,7 @@ def _draw_bars(ax: Axes, prediction: Prediction, target: Tensor, unit: str, leve
     percent = f"{100 * level:.4g} %"
     name = _in_use(prediction.calibration)
     ax.vlines(x, low, high, color=_SCALED, linewidth=5, alpha=0.4, label=f"{name}, {percent}")
-    ax.vlines(x, raw_low, raw_high, color=_RAW, linewidth=2.5, label=f"raw, {percent}")
+    ax.vlines(x, raw_low, raw_high, color=_RAW, linewidth=2.5, label=f"{first}, {percent}")
     ax.scatter(x[~missed], truth[~missed], s=12, color="black", zorder=3, label="target")
     ax.scatter(x[missed], truth[missed], s=32, color="black", marker="x", zorder=3, label=f"target, missed by {name}")
     ax.set(xlabel="test rows, in order of their prediction", ylabel=with_unit("target", unit), xticks=[])
@@ -215,10 +223,17 @@ def _draw_bars(ax: Axes, prediction: Prediction, target: Tensor, unit: str, leve
     ax.legend(loc="upper left", fontsize="small", ncols=2)
 
 
+def _with_constant(prediction: Prediction) -> Prediction:
+    """The same means with the constant variance."""
+    record = replace(unscaled(prediction.calibration), least_variance=prediction.calibration.constant or (1.0,))
+    return replace(prediction, raw_variance=torch.zeros_like(prediction.mean), calibration=record)
+
+
 def _in_use(calibration: Calibration) -> str:
     if calibration.intervals is not None:
         return calibration.intervals.kind
-    return {"optimal": "scaled", "relaxed": "relaxed"}.get(str(calibration.choice), f"scale {calibration.choice}")
+    optimal = "scaled" if calibration.terms is None else "terms"
+    return {"optimal": optimal, "relaxed": "relaxed"}.get(str(calibration.choice), f"scale {calibration.choice}")
 
 
 def _flat(values: Tensor) -> np.ndarray[Any, np.dtype[np.float64]]:
@@ -228,11 +243,3 @@ def _flat(values: Tensor) -> np.ndarray[Any, np.dtype[np.float64]]:
 def _spread(count: int, most: int) -> np.ndarray[Any, np.dtype[np.intp]]:
     """At most `most` indices, evenly spaced from the first to the last of `count`."""
     return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(np.intp))
-
-
-def _rank_correlation(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> float:
-    """Spearman's, 0 where one of them is constant; ties count as equal steps."""
-    ranks = [np.unique(values, return_inverse=True)[1] for values in (a, b)]
-    centred = [rank - rank.mean() for rank in ranks]
-    norm = float(np.prod([np.linalg.norm(rank) for rank in centred]))
-    return float(centred[0] @ centred[1]) / norm if norm else 0.0

@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from latedrop.calibration.evaluation import Evaluation
+from latedrop.calibration.fitted_terms import FittedTerms
 from latedrop.calibration.record import Calibration, rate_text
 from latedrop.model.sites import Site
 
-__all__ = ["KINDS", "number", "rate_table", "site_table", "table", "with_unit"]
+__all__ = ["KINDS", "candidate_table", "number", "rate_table", "site_table", "table", "term_table", "with_unit"]
 
 KINDS = {"raw": "unscaled", "scaled": "scaled", "relaxed": "relaxed"}
 """What a variance is called in tables and legends, and in the fields of `RateRow`."""
@@ -19,7 +20,7 @@ def table(evaluations: Sequence[Evaluation], unit: str = "") -> list[list[str]]:
     """The headline table as text, header first; metrics to three decimals, shares to a tenth of a percent."""
     levels = {row.level for row in evaluations}
     level = f"{100 * levels.pop():.4g} %" if len(levels) == 1 else "its level"
-    head = ["", "rate", "scale", "RMSE", "NLL", "MA", f"coverage at {level}", f"width at {level}"]
+    head = ["", "rate", "scale", "RMSE", "NLL", "MA", f"coverage at {level}", f"width at {level}", "rank correlation"]
     head = [f"{name} [{unit}]" if unit and name.startswith(("RMSE", "width")) else name for name in head]
     return [head] + [
         [
@@ -31,6 +32,7 @@ def table(evaluations: Sequence[Evaluation], unit: str = "") -> list[list[str]]:
             f"{row.ma:.3f}",
             f"{100 * row.coverage:.1f} %",
             f"{row.width:.2f}",
+            "-" if row.correlation is None else f"{row.correlation:.2f}",
         ]
         for row in evaluations
     ]
@@ -50,6 +52,28 @@ def rate_table(c: Calibration, unit: str = "") -> list[list[str]]:
     return lines
 
 
+def candidate_table(terms: FittedTerms) -> list[list[str]]:
+    """The nested models that were compared, header first."""
+    cells = []
+    for found in terms.candidates:
+        chosen = " (chosen)" if found.name == terms.choice else ""
+        cells.append([found.name + chosen, f"{found.gain:+.4f}", f"{found.gain_error:.4f}"])
+    return [["candidate", "gain over a constant [nats]", "standard error"], *cells]
+
+
+def term_table(terms: FittedTerms) -> list[list[str]]:
+    """Every term with its coefficients and its share of the variance, header first."""
+    cells = [
+        [name, number(tuple(theta[i] for theta in terms.coefficients)), f"{terms.shares[name]:.1%}"]
+        for i, name in enumerate(terms.columns)
+    ]
+    return [
+        ["term", "coefficient", "share of variance"],
+        *cells,
+        ["floor", number(terms.floors), f"{terms.shares['floor']:.1%}"],
+    ]
+
+
 def site_table(sites: Sequence[Site]) -> list[list[str]]:
     """Where dropout goes, header first."""
     cells = [[s.name, s.layer, s.kind, " x ".join(map(str, s.units)), str(s.calls)] for s in sites]
@@ -58,7 +82,7 @@ def site_table(sites: Sequence[Site]) -> list[list[str]]:
 
 def number(value: Any) -> str:
     """A number, several, or one for each name; a dash for none."""
-    if value is None:
+    if value is None or value == {}:
         return "-"
     if isinstance(value, Mapping):
         return ", ".join(f"{key}: {number(item)}" for key, item in value.items())

@@ -1,0 +1,291 @@
+"""Terms with their coefficients and the guard: what turns rows into variances, and how it is kept.
+
+    variance(x) = g(x) · (floor + sum_j theta_j t_j(x)) + (g(x) - 1) · constant,      g(x) = max(1, strangeness(x)),
+
+where the strangeness is the leverage of a row in units of what 90 % of the validation rows stay below, and the constant
+their mean squared error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from latedrop.calibration.scale import along_outputs
+from latedrop.calibration.term_fit import Candidate, guarded
+from latedrop.errors import ArgumentError, DataError, FileError
+from latedrop.terms import Dropout, Given, InputNoise, Leverage, LocalErrors, Neighbours, Rows, Size, Term
+from latedrop.terms.features import Features
+
+__all__ = ["KINDS", "FittedTerms", "Guard", "aligned", "checked_terms", "is_site", "measured_columns", "term_of"]
+
+KINDS: dict[str, type[Term]] = {
+    kind.name: kind for kind in (Dropout, Leverage, Neighbours, LocalErrors, Size, Given, InputNoise)
+}
+
+
+@dataclass(frozen=True)
+class Guard:
+    """Lets the variance grow for rows unlike the validation rows.
+
+    Attributes:
+        term: whose values tell; learned from reference rows.
+        limit: what 90 % of the validation rows stay below.
+        constants: the validation rows' mean squared error, one per output or one for all.
+        grows: False where rows are only told apart, and the variance stays.
+    """
+
+    term: Term
+    limit: float
+    constants: tuple[float, ...]
+    grows: bool = True
+
+    def strangeness(self, rows: Rows) -> Tensor:
+        """`(N,)`: below 1 for rows like 90 % of the validation rows."""
+        return self.term.values(rows) / self.limit
+
+    def factor(self, strangeness: Tensor) -> Tensor:
+        """What the variance is multiplied by, `(N,)`."""
+        return strangeness.clamp_min(1) if self.grows else torch.ones_like(strangeness)
+
+
+@dataclass(frozen=True)
+class FittedTerms:
+    """Terms with their coefficients.
+
+    Attributes:
+        terms: those that were measured, in use or not, after they learned.
+        columns: the names of what has a coefficient.
+        coefficients: for each output, or once for all, one number per column.
+        floors: one per output, or one for all.
+        shares: of every column and of the floor in the variance of the validation rows, on average.
+        guard: None where no features can tell how strange a row is.
+        features: which features the terms and the guard look at.
+        candidates: the nested models that were compared, the simplest first.
+        choice: the name of the one in use.
+        reference_rows: how many reference rows there were; 0 where the validation rows stood in.
+    """
+
+    terms: tuple[Term, ...]
+    columns: tuple[str, ...]
+    coefficients: tuple[tuple[float, ...], ...]
+    floors: tuple[float, ...]
+    shares: dict[str, float]
+    guard: Guard | None
+    features: Features | None
+    candidates: tuple[Candidate, ...]
+    choice: str
+    reference_rows: int = 0
+
+    @property
+    def active(self) -> tuple[Term, ...]:
+        """The terms that have a coefficient above 0."""
+        pairs = [pair for theta in self.coefficients for pair in zip(self.columns, theta, strict=True)]
+        used = {term_of(name) for name, value in pairs if value > 0}
+        return tuple(term for term in self.terms if term.name in used)
+
+    def odds(self, sites: Sequence[str], output: int) -> list[float]:
+        """The coefficient of each site's first-order variance, 0 where it has none."""
+        theta = self.coefficients[min(output, len(self.coefficients) - 1)]
+        named = dict(zip(self.columns, theta, strict=True))
+        return [named.get(f"{Dropout.name}:{name}", 0.0) for name in sites]
+
+    def parts(self, rows: Rows) -> dict[str, Tensor]:
+        """What each column and the floor add to the variance, `(N, ...)` each; the guard multiplies their sum."""
+        found = measured_columns(self.active, rows)
+        used = dict(zip(self.columns, torch.tensor(self.coefficients, dtype=torch.float64).unbind(1), strict=True))
+        parts = {name: column * along_outputs(used[name], column) for name, column in found.items() if name in used}
+        floors = torch.tensor(self.floors, dtype=torch.float64)
+        return {**parts, "floor": torch.zeros_like(rows.mean) + along_outputs(floors, rows.mean)}
+
+    def variance(self, rows: Rows) -> tuple[Tensor, Tensor | None]:
+        """The variance `(N, ...)`, and how strange each row is, `(N,)`, where there is a guard."""
+        total = torch.stack(list(self.parts(rows).values())).sum(0)
+        if self.guard is None:
+            return total, None
+        strange = self.guard.strangeness(rows)
+        factor = self.guard.factor(strange).reshape(-1, *[1] * (total.dim() - 1)).to(total)
+        constant = along_outputs(torch.tensor(self.guard.constants, dtype=torch.float64), total)
+        return guarded(total, factor, constant), strange
+
+    def lines(self) -> list[str]:
+        """The candidates, and the share of every column, as lines of text."""
+        rows = f"{self.reference_rows} reference rows" if self.reference_rows else "validation rows as reference"
+        lines = [f"variance: {self.choice} ({rows})"]
+        table = [["", "candidate", "gain over a constant"]]
+        for found in self.candidates:
+            mark = "*" if found.name == self.choice else ""
+            table.append([mark, found.name, f"{found.gain:+.4f} ± {found.gain_error:.4f}"])
+        lines += aligned(table)
+        cells = [["term", "coefficient", "share of variance"]]
+        for i, name in enumerate(self.columns):
+            values = ", ".join(f"{theta[i]:.4g}" for theta in self.coefficients)
+            cells.append([name, values, f"{self.shares[name]:.1%}"])
+        floors = ", ".join(f"{value:.4g}" for value in self.floors)
+        return lines + aligned([*cells, ["floor", floors, f"{self.shares['floor']:.1%}"]])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data; tensors stay tensors."""
+        guard = None
+        if self.guard is not None:
+            guard = {name: getattr(self.guard, name) for name in ("limit", "constants", "grows")}
+            guard["term"] = self._guard_state()
+        return {
+            "terms": {term.name: dict(term.state()) if type(term) in KINDS.values() else None for term in self.terms},
+            "columns": self.columns,
+            "coefficients": self.coefficients,
+            "floors": self.floors,
+            "shares": self.shares,
+            "guard": guard,
+            "features": None if self.features is None else self.features.sites,
+            "candidates": [asdict(candidate) for candidate in self.candidates],
+            "choice": self.choice,
+            "reference_rows": self.reference_rows,
+        }
+
+    def _guard_state(self) -> dict[str, Any] | None:
+        """What the guard has learned; None where a term has learned the same and keeps it."""
+        if self.guard is None or any(term is self.guard.term for term in self.terms):
+            return None
+        return dict(self.guard.term.state())
+
+    @classmethod
+    def from_dict(cls, record: Mapping[str, Any]) -> FittedTerms:
+        """The inverse of `to_dict`; a term of the user's own comes back as a `Missing` one."""
+        terms = tuple(
+            KINDS[name].restored(state) if state is not None else Missing(name)
+            for name, state in record["terms"].items()
+        )
+        guard = record["guard"]
+        if guard is not None:
+            own = next((term for term in terms if isinstance(term, Leverage)), None)
+            term = own if guard["term"] is None else Leverage(**guard["term"])
+            if term is None:
+                raise DataError("expected a guard with what it has learned; found none.")
+            guard = Guard(term, guard["limit"], tuple(guard["constants"]), guard["grows"])
+        return cls(
+            terms=terms,
+            columns=tuple(record["columns"]),
+            coefficients=tuple(tuple(row) for row in record["coefficients"]),
+            floors=tuple(record["floors"]),
+            shares=dict(record["shares"]),
+            guard=guard,
+            features=None if record["features"] is None else Features(tuple(record["features"])),
+            candidates=tuple(Candidate(**c) for c in record["candidates"]),
+            choice=record["choice"],
+            reference_rows=record["reference_rows"],
+        )
+
+    def with_terms(self, own: Sequence[Term], path: object) -> FittedTerms:
+        """The same with the user's own terms, which a file cannot hold, in their places."""
+        named = {term.name: term for term in own}
+        absent = [term.name for term in self.terms if isinstance(term, Missing) and term.name not in named]
+        if absent:
+            raise FileError(
+                f"expected terms= with {absent}, which {path} was made with and a file cannot hold. Pass the same "
+                "terms to load()."
+            )
+        return replace(self, terms=tuple(named.get(t.name, t) if isinstance(t, Missing) else t for t in self.terms))
+
+
+class Missing(Term):
+    """Stands for a term of the user's own that a file could only name."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name  # type: ignore[misc]
+
+
+def checked_terms(terms: Any) -> tuple[Term, ...]:
+    """Terms from names or objects, or `ArgumentError`."""
+    if isinstance(terms, (str, Term)):
+        terms = (terms,)
+    found: list[Term] = []
+    for item in terms:
+        if isinstance(item, str) and item in KINDS:
+            try:
+                found.append(KINDS[item]())
+            except TypeError as error:
+                raise ArgumentError(
+                    f"expected latedrop.terms.{KINDS[item].__name__}(...), as term {item!r} has to be told what to "
+                    "read; found its name alone."
+                ) from error
+        elif isinstance(item, Term):
+            found.append(item)
+        else:
+            raise ArgumentError(f"expected terms among {sorted(KINDS)}, or objects of latedrop.terms; found {item!r}.")
+    names = [term.name for term in found]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice or "floor" in names or any(":" in name for name in names):
+        raise ArgumentError(f"expected terms of different names, without ':' and none of them 'floor'; found {names}.")
+    return tuple(found)
+
+
+def measured_columns(terms: Sequence[Term], rows: Rows) -> dict[str, Tensor]:
+    """The columns of all terms in the shape of the mean `(N, ...)`; refused where below 0 or not finite."""
+    found: dict[str, Tensor] = {}
+    for term in terms:
+        for part, value in term.columns(rows).items():
+            name, mean = f"{term.name}:{part}" if part else term.name, rows.mean
+            if value.shape[:1] != mean.shape[:1] or (value.dim() != 1 and value.shape != mean.shape):
+                raise DataError(
+                    f"expected term {name!r} to give shape {tuple(mean.shape[:1])} or {tuple(mean.shape)}; found "
+                    f"{tuple(value.shape)}."
+                )
+            if not bool(torch.isfinite(value).all()) or bool((value < 0).any()):
+                raise DataError(f"expected term {name!r} to be finite and not below 0; found other values.")
+            full = value.reshape(-1, *[1] * (mean.dim() - 1)) if value.dim() == 1 else value
+            found[name] = full.to(mean).expand(mean.shape)
+    return found
+
+
+def is_site(column: str) -> bool:
+    """Whether a column is the first-order variance of a site."""
+    return column.startswith(f"{Dropout.name}:")
+
+
+def term_of(column: str) -> str:
+    """The name of the term that a column belongs to."""
+    return column.partition(":")[0]
+
+
+def plain_tensors(value: Any, stored: dict[str, Tensor] | None = None, name: str = "terms") -> Any:
+    """Nested data with its tensors as `{"tensor": [...]}`; or as `{"stored": name}`, and the tensors in `stored`."""
+    if isinstance(value, Tensor):
+        if stored is None:
+            return {"tensor": value.tolist()}
+        stored[name] = value
+        return {"stored": name}
+    if isinstance(value, Mapping):
+        return {key: plain_tensors(item, stored, f"{name}.{key}") for key, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [plain_tensors(item, stored, f"{name}.{i}") for i, item in enumerate(value)]
+    return value
+
+
+def tensors_in(value: Any, stored: Callable[[], Mapping[str, Tensor]]) -> Any:
+    """The inverse of `plain_tensors`; `stored` is called where it is needed, and once."""
+    found: dict[str, Tensor] = {}
+
+    def restored(value: Any) -> Any:
+        if isinstance(value, Mapping) and set(value) == {"tensor"}:
+            return torch.tensor(value["tensor"])
+        if isinstance(value, Mapping) and set(value) == {"stored"}:
+            found.update({} if found else stored())
+            if value["stored"] not in found:
+                raise DataError(f"expected the tensor {value['stored']!r} beside the calibration; it is missing.")
+            return found[value["stored"]]
+        if isinstance(value, Mapping):
+            return {key: restored(item) for key, item in value.items()}
+        return [restored(item) for item in value] if isinstance(value, list) else value
+
+    return restored(value)
+
+
+def aligned(cells: list[list[str]]) -> list[str]:
+    """Lines with every column as wide as its widest cell."""
+    widths = [max(len(line[i]) for line in cells) for i in range(len(cells[0]))]
+    return ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in cells]

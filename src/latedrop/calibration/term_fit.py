@@ -1,0 +1,182 @@
+"""Coefficients of the terms: `variance = floor + sum_j theta_j t_j`, `theta >= 0`, fitted to the squared errors.
+
+Errors and terms are brought to a mean of 1, and the fit is shrunk to the constant in two ways that fade with the n
+rows: the squared errors `e2` become `(n e2 + k) / (n + k)`, as if k rows more had the average error, and each
+coefficient costs `p / n`. With few rows little is left but the constant; nothing is switched by a narrow margin.
+
+Nested candidates are compared by cross-validation: the floor alone, then one term after the other, then a coefficient
+for every site. All terms with one rate for all sites are used unless another candidate is better by more than a
+standard error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from latedrop.calibration.fit import scored
+from latedrop.calibration.verdict import Verdict, crossed, gains, judged
+
+__all__ = ["Candidate", "Chosen", "TermFit", "choose", "fit_terms", "guarded"]
+
+_AVERAGE_ROWS = 5.0
+_PRICE = 2.0
+_LEAST_FLOOR = 1e-4  # of the mean squared error
+
+Blocks = Sequence[Sequence[int]]
+"""Columns that share a coefficient, for each coefficient."""
+
+
+@dataclass(frozen=True)
+class TermFit:
+    """`variance = floors + columns @ coefficients`, one row of coefficients and one floor for each output.
+
+    Attributes:
+        coefficients: `(K, J)`.
+        floors: `(K,)`.
+        constants: `(K,)`, the mean squared errors.
+    """
+
+    coefficients: Tensor
+    floors: Tensor
+    constants: Tensor
+
+    def variance(self, columns: Tensor) -> Tensor:
+        """The fitted variance `(n, K)` from `(n, K, J)`."""
+        return torch.einsum("nkj,kj->nk", columns, self.coefficients) + self.floors
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One of the nested models that were compared.
+
+    Attributes:
+        name: what it is made of.
+        gain: nats by which it is better than the constant, on rows of other folds.
+        gain_error: standard error of that.
+    """
+
+    name: str
+    gain: float
+    gain_error: float
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The candidate in use.
+
+    Attributes:
+        name: what it is made of.
+        fit: to all rows; coefficients of the columns that it leaves out are 0.
+        verdict: on rows of other folds.
+        candidates: all that were compared, the simplest first.
+    """
+
+    name: str
+    fit: TermFit
+    verdict: Verdict
+    candidates: tuple[Candidate, ...]
+
+
+def guarded(variance: Tensor, factor: Tensor, constant: Tensor) -> Tensor:
+    """`g · variance + (g - 1) · constant`: a row far outside is no narrower than a constant would be there."""
+    return factor * variance + (factor - 1) * constant
+
+
+def fit_terms(error: Tensor, columns: Tensor, blocks: Blocks) -> TermFit:
+    """Fit errors `(n, K)` with columns `(n, K, J)`; each output has coefficients of its own."""
+    pairs = zip(error.double().unbind(1), columns.double().unbind(1), strict=True)
+    fits = [_of_one(e, u, blocks) for e, u in pairs]
+    return TermFit(*(torch.stack(part) for part in zip(*fits, strict=True)))
+
+
+def _of_one(error: Tensor, columns: Tensor, blocks: Blocks) -> tuple[Tensor, Tensor, Tensor]:
+    rows, count = columns.shape
+    size = error.square().mean()
+    found = torch.zeros(count, dtype=columns.dtype, device=columns.device)
+    joined = [columns[:, list(block)].sum(1) for block in blocks]
+    used = [(block, column, float(column.mean())) for block, column in zip(blocks, joined, strict=True)]
+    used = [part for part in used if part[2] > 0]
+    unit = torch.stack([*(column / mean for _, column, mean in used), torch.ones_like(error)], 1)
+    start = torch.zeros_like(unit[0])
+    start[-1] = 1
+    charge = torch.full_like(start, _PRICE / rows)
+    charge[-1] = 0
+    average = (rows * error.square() / size + _AVERAGE_ROWS) / (rows + _AVERAGE_ROWS)
+    theta = scored(average, unit, start, torch.zeros_like(start), charge)
+    for (block, _, mean), value in zip(used, theta[:-1], strict=True):
+        found[list(block)] = value * size / mean
+    return found, theta[-1].clamp_min(_LEAST_FLOOR) * size, size
+
+
+def choose(
+    error: Tensor, columns: Tensor, names: Sequence[str], groups: Sequence[Sequence[int]], factor: Tensor
+) -> Chosen:
+    """Compare nested candidates on rows that were left out of their fits, and fit the one in use to all.
+
+    Args:
+        error: `(M, K)`, the entries of a row together.
+        columns: `(M, K, J)`.
+        names: of the terms.
+        groups: for each term the places of its columns.
+        factor: `(N,)`, of the guard.
+    """
+    inner = len(error) // len(factor)
+    shaped = error.reshape(len(factor), inner, -1).movedim(2, 1)
+    tried = _candidates(names, groups)
+    scores = []
+    for blocks in tried.values():
+        variance, constant = crossed(shaped, partial(_fitted_to, error, columns, blocks, inner, factor), True)
+        scores.append((variance, constant, gains(shaped, variance, constant)))
+    home = list(tried).index(_name(names))
+    picked = max(range(len(tried)), key=lambda i: _lead(scores[i][2] - scores[home][2]))
+    variance, constant, _ = scores[picked]
+    name = list(tried)[picked]
+    listed = (Candidate(n, float(g.mean()), _standard_error(g)) for n, (_, _, g) in zip(tried, scores, strict=True))
+    verdict = judged(shaped, variance, constant, fitted="cross-validation")
+    return Chosen(name, fit_terms(error, columns, tried[name]), verdict, tuple(listed))
+
+
+def _candidates(names: Sequence[str], groups: Sequence[Sequence[int]]) -> dict[str, Blocks]:
+    found: dict[str, Blocks] = {_name(()): []}
+    for count in range(1, len(names) + 1):
+        found[_name(names[:count])] = [group for group in groups[:count] if group]
+    if any(len(group) > 1 for group in groups):
+        found[f"{_name(names)}, each site apart"] = [[place] for group in groups for place in group]
+    return found
+
+
+def _name(names: Sequence[str]) -> str:
+    return " + ".join(names) or "floor alone"
+
+
+def _lead(difference: Tensor) -> float:
+    """By how much a candidate leads beyond one standard error; 0 for the one that is compared with itself."""
+    lead = float(difference.mean()) - _standard_error(difference)
+    return lead if bool(difference.any()) else 0.0
+
+
+def _standard_error(values: Tensor) -> float:
+    return float(values.std() / len(values) ** 0.5)
+
+
+def _fitted_to(
+    error: Tensor, columns: Tensor, blocks: Blocks, inner: int, factor: Tensor, rows: Tensor
+) -> Callable[[Tensor], Tensor]:
+    """A fit to some rows, as a function from the places of others to their variances `(rows, K, inner)`."""
+    entries = _entries(rows, inner)
+    fit = fit_terms(error[entries], columns[entries], blocks)
+
+    def variance(held: Tensor) -> Tensor:
+        found = fit.variance(columns[_entries(held, inner)]).reshape(len(held), inner, -1).movedim(2, 1)
+        return guarded(found, factor[held, None, None], fit.constants[:, None])
+
+    return variance
+
+
+def _entries(rows: Tensor, inner: int) -> Tensor:
+    return (rows[:, None] * inner + torch.arange(inner)).flatten()

@@ -1,0 +1,220 @@
+"""The default calibration: terms measured on the validation rows, nested candidates compared, the guard set.
+
+The validation data are read once. What needs no reference is measured on the way; features are kept, and the terms that
+learn from reference rows are measured afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from latedrop import metrics
+from latedrop.calibration.batches import inputs_of, row_batches
+from latedrop.calibration.fitted_terms import FittedTerms, Guard, measured_columns, term_of
+from latedrop.calibration.setup import Setup
+from latedrop.calibration.term_fit import choose, guarded
+from latedrop.calibration.verdict import Verdict
+from latedrop.errors import ArgumentError, DataError, LatedropError
+from latedrop.model.arrays import is_table, place
+from latedrop.model.sites import Sites
+from latedrop.terms import Dropout, Leverage, LocalErrors, Rows, Term
+from latedrop.terms.features import Features
+
+__all__ = ["MeasuredTerms", "fitted", "measured", "outputs_last"]
+
+_MOST_OUTPUTS = 4  # to first order each costs a backward pass, about two plain ones; beyond, draws are cheaper
+_INSIDE = 0.9
+
+
+@dataclass
+class MeasuredTerms:
+    """The validation rows, measured.
+
+    Attributes:
+        sites: where dropout goes.
+        mean, target: `(N, ...)`.
+        terms: after they learned.
+        columns: `(N, ...)` each, by name.
+        features: which they are; None where there are none.
+        strangeness: of the validation rows, before any limit, `(N,)`.
+    """
+
+    sites: Sites
+    mean: Tensor
+    target: Tensor
+    terms: tuple[Term, ...]
+    columns: dict[str, Tensor]
+    features: Features | None
+    guard: Term | None
+    leverage: Tensor | None
+    reference_rows: int
+
+
+def measured(model: nn.Module, batches: Any, setup: Setup) -> MeasuredTerms:
+    """Measure the terms on all validation rows."""
+    terms: tuple[Term, ...] = ()
+    features: Features | None = None
+    sites = Sites()
+    means, targets, kept, count = [], [], [], 0
+    parts: list[dict[str, Tensor]] = []
+    with closing(batches) as stream:
+        for x, y, found, tick in stream:
+            if not parts:
+                sites = found
+                features = Features.all(sites)
+                terms, features = _fitting(setup.terms, model, x, sites, features, setup)
+            rows = Rows(model, x, sites, setup.readout, features)
+            columns = measured_columns([term for term in terms if not term.needs_features], rows)
+            parts.append({name: column.cpu() for name, column in columns.items()})
+            means.append(rows.mean.cpu())
+            targets.append(metrics.align_target(rows.mean, y).to(rows.mean.dtype).cpu())
+            if features is not None:
+                kept.append(rows.features.cpu())
+            count += len(y)
+            tick()
+    mean, target = torch.cat(means), torch.cat(targets)
+    columns = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    result = MeasuredTerms(sites, mean, target, terms, columns, features, None, None, 0)
+    return result if features is None else _learned(result, model, kept, setup)
+
+
+def _fitting(
+    terms: tuple[Term, ...], model: nn.Module, x: Any, sites: Sites, features: Features | None, setup: Setup
+) -> tuple[tuple[Term, ...], Features | None]:
+    """The terms that this model can have: dropout by draws where first order costs too much or cannot be had."""
+    rows = Rows(model, x, sites, setup.readout, features)
+    if features is not None:
+        try:
+            _ = rows.features
+        except LatedropError:
+            features = None
+    wanting = [term.name for term in terms if term.needs_features]
+    if features is None and wanting:
+        if setup.terms_given:
+            raise ArgumentError(
+                f"expected a site whose inputs have an axis for the examples, which terms {wanting} look at; found "
+                "none. Leave these terms out."
+            )
+        terms = tuple(term for term in terms if not term.needs_features)
+    outputs = rows.mean[0].numel()
+    return tuple(_affordable(term, rows, outputs, setup) for term in terms), features
+
+
+def _affordable(term: Term, rows: Rows, outputs: int, setup: Setup) -> Term:
+    if (setup.terms_given and term in setup.terms) or not isinstance(term, Dropout):
+        return term
+    drawn = Dropout("draws", seed=setup.seed)
+    if outputs > _MOST_OUTPUTS or any(site.coupled for site in rows.sites):
+        return drawn
+    try:
+        _ = rows.linear
+    except LatedropError:
+        return drawn
+    return term
+
+
+def _learned(found: MeasuredTerms, model: nn.Module, kept: list[Tensor], setup: Setup) -> MeasuredTerms:
+    """Terms that look at features, after they saw those of the reference rows."""
+    own = setup.reference is None
+    count = 0
+
+    def reference() -> Iterator[Tensor]:
+        nonlocal count
+        if own:
+            yield from kept
+            return
+        count = 0
+        for x in _inputs(setup.reference, model, setup.batch_size):
+            features = Rows(model, x, found.sites, setup.readout, found.features).features.cpu()
+            count += len(features)
+            yield features
+
+    learners = [term for term in found.terms if term.needs_features and not isinstance(term, LocalErrors)]
+    guard = next((term for term in learners if isinstance(term, Leverage)), Leverage())
+    learners += [guard] if guard not in learners else []
+    # Several look at the same rows, which can perhaps be read but once.
+    rows_seen = reference() if len(learners) == 1 else list(reference())
+    learned: dict[Term, Term] = {term: term.learned_from(rows_seen, own) for term in learners}
+    error = found.target - found.mean
+    features = torch.cat(kept)
+    rows = Rows(model, None, found.sites, setup.readout, found.features, torch.arange(len(features)))
+    rows.__dict__.update(features=features, mean=found.mean)
+    learned |= {term: term.learned_from_errors(kept, error) for term in found.terms if isinstance(term, LocalErrors)}
+    terms = [learned.get(term, term) for term in found.terms]
+    measure = learned[guard]
+    columns = {**found.columns, **measured_columns([term for term in terms if term.needs_features], rows)}
+    order = [name for term in terms for name in columns if term_of(name) == term.name]
+    return MeasuredTerms(
+        found.sites,
+        found.mean,
+        found.target,
+        tuple(terms),
+        {name: columns[name] for name in order},
+        found.features,
+        measure,
+        measure.values(rows),
+        count,
+    )
+
+
+def _inputs(reference: Any, model: nn.Module, batch_size: int) -> Iterator[Any]:
+    """Reference inputs in batches: arrays with rows, or an iterable of batches whose targets, if any, are left out."""
+    if isinstance(reference, (Tensor, dict, tuple)) or hasattr(reference, "__array__") or is_table(reference):
+        yield from row_batches(place(reference, model), batch_size)
+        return
+    try:
+        batches = iter(reference)
+    except TypeError as error:
+        raise DataError(
+            f"expected reference rows as inputs, or an iterable of batches of them; found {type(reference).__name__}."
+        ) from error
+    for batch in batches:
+        yield place(inputs_of(batch, model), model)
+
+
+def fitted(found: MeasuredTerms, setup: Setup) -> tuple[FittedTerms, Tensor, Verdict]:
+    """Compare the candidates and fit the chosen one: with its variances of the validation rows, and its verdict."""
+    per_output = setup.has_outputs(found.target)
+    error = outputs_last((found.target - found.mean).double(), per_output)
+    names = list(found.columns)
+    stacked = [outputs_last(found.columns[name].double(), per_output) for name in names]
+    columns = torch.stack(stacked, -1) if names else error.new_zeros(*error.shape, 0)
+    factor, guard = torch.ones(len(found.target), dtype=torch.float64), None
+    if found.guard is not None and found.leverage is not None:
+        limit = float(torch.quantile(found.leverage.double(), _INSIDE, interpolation="higher"))
+        constants = tuple(error.square().mean(0).tolist())
+        guard = Guard(found.guard, limit, constants, bool(setup.guard))
+        factor = guard.factor(found.leverage.double() / limit)
+    groups = [[i for i, name in enumerate(names) if term_of(name) == term.name] for term in found.terms]
+    picked = choose(error, columns, [term.name for term in found.terms], groups, factor)
+    fit = picked.fit
+    grown = factor.repeat_interleave(len(error) // len(factor))[:, None]
+    variance = guarded(fit.variance(columns), grown, fit.constants)
+    shape = found.target.movedim(1, -1).shape if per_output else found.target.shape
+    variance = variance.reshape(shape)
+    parts = torch.cat([columns * fit.coefficients, fit.floors.expand(*error.shape)[..., None]], -1)
+    shares = (parts / parts.sum(-1, keepdim=True)).mean((0, 1)).tolist()
+    kept = FittedTerms(
+        terms=found.terms,
+        columns=tuple(names),
+        coefficients=tuple(tuple(row) for row in fit.coefficients.tolist()),
+        floors=tuple(fit.floors.tolist()),
+        shares=dict(zip([*names, "floor"], shares, strict=True)),
+        guard=guard,
+        features=found.features,
+        candidates=picked.candidates,
+        choice=picked.name,
+        reference_rows=found.reference_rows,
+    )
+    return kept, variance.movedim(-1, 1) if per_output else variance, picked.verdict
+
+
+def outputs_last(values: Tensor, per_output: bool) -> Tensor:
+    """`(M, K)` with one column for each index of axis 1, or `(M, 1)`; the entries of a row stay together."""
+    return values.movedim(1, -1).reshape(-1, values.shape[1]) if per_output else values.reshape(-1, 1)

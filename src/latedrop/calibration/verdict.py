@@ -1,0 +1,129 @@
+"""What an uncertainty is worth, in one sentence, from rows that it was not fitted to.
+
+The measure is one constant variance for all rows, the validation rows' mean squared error. The gain over it is the mean
+over rows of `(log c + e^2 / c - log v - e^2 / v) / 2` nats, with `c` the constant and `v` the variance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from latedrop.metrics import rank_correlation
+from latedrop.metrics.levels import central_quantile
+
+__all__ = ["Verdict", "crossed", "folds", "gains", "judged"]
+
+_LEVEL = 0.9
+_FOLDS = 10
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a variance is worth on rows that it was not fitted to.
+
+    Attributes:
+        rows: how many.
+        fitted: how they were kept apart: `"cross-validation"` or `"other rows"`.
+        gain: nats per value by which it is better than the constant.
+        gain_error: standard error of the gain over rows.
+        correlation: rank correlation of standard deviation and size of the error.
+        coverage: share of values inside their 90 % intervals.
+        coverage_error: its standard error over rows.
+    """
+
+    rows: int
+    fitted: str
+    gain: float
+    gain_error: float
+    correlation: float
+    coverage: float
+    coverage_error: float
+
+    @property
+    def better(self) -> bool | None:
+        """Whether it is better than a constant; None where the rows cannot tell (within two standard errors)."""
+        return None if abs(self.gain) <= 2 * self.gain_error else self.gain > 0
+
+    @property
+    def sentence(self) -> str:
+        """The same as a sentence of its own."""
+        text = str(self)
+        return f"{text[0].upper()}{text[1:]}."
+
+    def __str__(self) -> str:
+        words = {True: "better than one constant variance by", False: "worse than one constant variance by", None: ""}
+        size = f"{abs(self.gain):.3f} nats (± {self.gain_error:.3f})"
+        worth = f"{words[self.better]} {size}"
+        if self.better is None:
+            worth = f"no better than one constant variance ({self.gain:+.3f} ± {self.gain_error:.3f} nats)"
+        where = "by cross-validation" if self.fitted == "cross-validation" else "not used for fitting"
+        return (
+            f"{worth}; rank correlation of std and error {self.correlation:.2f}; 90 % intervals hold "
+            f"{self.coverage:.0%} (± {100 * self.coverage_error:.1f}) of {self.rows} rows {where}"
+        )
+
+
+def judged(error: Tensor, variance: Tensor, constant: Tensor, *, fitted: str, inside: Tensor | None = None) -> Verdict:
+    """The verdict on errors and variances `(N, ...)`; the constant broadcasts with them.
+
+    `inside` `(N, ...)` says what lies in its interval where that is not the Gaussian one.
+    """
+    error, variance, constant = (part.double() for part in (error, variance, constant.to(error)))
+    if inside is None:
+        inside = error.abs() <= central_quantile(_LEVEL) * variance.sqrt()
+    by_row = [gains(error, variance, constant), inside.double().reshape(len(inside), -1).mean(1)]
+    errors = [float(part.std() / len(part) ** 0.5) if len(part) > 1 else float("inf") for part in by_row]
+    return Verdict(
+        rows=len(error),
+        fitted=fitted,
+        gain=float(by_row[0].mean()),
+        gain_error=errors[0],
+        correlation=_correlation(error, variance),
+        coverage=float(by_row[1].mean()),
+        coverage_error=errors[1],
+    )
+
+
+def gains(error: Tensor, variance: Tensor, constant: Tensor) -> Tensor:
+    """By how many nats the variance is better than the constant, per value, of every row `(N,)`."""
+    square = error.square()
+    gain = ((constant.log() + square / constant) - (variance.log() + square / variance)) / 2
+    return gain.reshape(len(gain), -1).mean(1)
+
+
+def crossed(
+    error: Tensor, fit: Callable[[Tensor], Callable[[Tensor], Tensor]], per_output: bool
+) -> tuple[Tensor, Tensor]:
+    """Variances and constants `(N, ...)` of every row, from fits to the rows of the other folds.
+
+    `fit` is given the places of the rows to fit to, and returns a function from places to variances. With `per_output`
+    each index of axis 1 has a constant of its own.
+    """
+    fold = folds(len(error))
+    axes = tuple(axis for axis in range(error.dim()) if axis != 1 or not per_output)
+    variance, constant = torch.empty_like(error), torch.empty_like(error)
+    for number in fold.unique().tolist():
+        rest, held = (fold != number).nonzero()[:, 0], (fold == number).nonzero()[:, 0]
+        variance[held] = fit(rest)(held).to(variance)
+        constant[held] = error[rest].square().mean(axes, keepdim=True).to(constant)
+    return variance, constant
+
+
+def folds(rows: int) -> Tensor:
+    """A fold for each row, `(rows,)`: every tenth of a fixed shuffle, or one fold per row where they are few."""
+    order = torch.randperm(rows, generator=torch.Generator().manual_seed(rows))
+    fold = torch.empty(rows, dtype=torch.long)
+    fold[order] = torch.arange(rows) % min(_FOLDS, rows)
+    return fold
+
+
+def _correlation(error: Tensor, variance: Tensor) -> float:
+    """Averaged over outputs, whose units may differ."""
+    zero = torch.zeros_like(error)
+    if error.dim() == 2 and error.shape[1] > 1:
+        return float(rank_correlation(zero, variance, error, per_output=True).mean())
+    return float(rank_correlation(zero, variance, error))

@@ -1,0 +1,106 @@
+"""Whether larger predicted variances go with larger errors: what a constant variance cannot do."""
+
+import torch
+from torch import Tensor
+
+from latedrop.errors import DataError
+from latedrop.metrics.entries import Array, columns, joined
+
+__all__ = ["aurc", "auroc", "ause", "rank_correlation"]
+
+
+def rank_correlation(
+    mean: Array, variance: Array, target: Array, *, mask: Array | None = None, per_output: bool = False
+) -> Tensor:
+    """Spearman's correlation of standard deviation and size of the error, a scalar or `(K,)`; ties share ranks.
+
+    0 where all variances or all errors are equal: a constant ranks nothing. The arguments are those of every metric,
+    see `latedrop.metrics`.
+
+    >>> rank_correlation([0.0, 0.0, 0.0], [1.0, 2.0, 3.0], [1.0, 2.0, -3.0])
+    tensor(1.)
+    """
+    used = columns(mean, variance, target, mask, per_output)
+    return joined([_correlation(_ranks(error.abs()), _ranks(var)).to(var.dtype) for error, var in used], per_output)
+
+
+def ause(mean: Array, variance: Array, target: Array, *, mask: Array | None = None, per_output: bool = False) -> Tensor:
+    """Area under the sparsification error: 0 for a variance that ranks the errors perfectly, a scalar or `(K,)`.
+
+    Entries are taken away from the largest variance on. With `r(f)` the mean absolute error of those that are left
+    when a fraction `f` is gone, and `r*(f)` the same where the largest errors go first, it is the mean over `f` of
+    `r(f) - r*(f)`, in units of `r(0)` (Ilg et al. 2018). Entries of equal variance go in any order alike: they count
+    as their mean. The arguments are those of every metric, see `latedrop.metrics`.
+
+    >>> ause([0.0, 0.0], [1.0, 2.0], [1.0, 3.0])
+    tensor(0.)
+    """
+    scores = []
+    for error, var in columns(mean, variance, target, mask, per_output):
+        size = error.abs().double()
+        if not bool(size.any()):
+            raise DataError("expected errors to rank; found every prediction equal to its target.")
+        kept, best = (_kept_means(size, by) for by in (var, size))
+        scores.append(((kept - best).mean() / size.mean()).to(var.dtype))
+    return joined(scores, per_output)
+
+
+def aurc(mean: Array, variance: Array, target: Array, *, mask: Array | None = None, per_output: bool = False) -> Tensor:
+    """Area under the risk-coverage curve: the mean, over all fractions that are kept, of the error of those kept.
+
+    The entries of least variance are kept, the risk is their mean absolute error, in the target's unit, a scalar or
+    `(K,)`. Entries of equal variance count as their mean. The arguments are those of every metric, see
+    `latedrop.metrics`.
+
+    >>> aurc([0.0, 0.0], [1.0, 2.0], [1.0, 3.0])
+    tensor(1.5000)
+    """
+    used = columns(mean, variance, target, mask, per_output)
+    return joined([_kept_means(e.abs().double(), var).mean().to(var.dtype) for e, var in used], per_output)
+
+
+def auroc(score: Array, positive: Array) -> Tensor:
+    """How well a score tells entries apart: the probability that one of `positive` has the larger score, a scalar.
+
+    `score` `(N,)` are numbers, such as the standard deviations of usual and of strange rows; `positive` `(N,)` is bool.
+    Equal scores count half.
+
+    >>> auroc([0.1, 0.4, 0.35, 0.8], [False, False, True, True])
+    tensor(0.7500)
+    """
+    values, chosen = torch.as_tensor(score).double().flatten(), torch.as_tensor(positive).flatten()
+    if chosen.dtype != torch.bool or len(chosen) != len(values):
+        raise DataError(
+            f"expected one bool for each of {len(values)} scores; found {len(chosen)} of {chosen.dtype}. "
+            "Compare them, as in labels == 1."
+        )
+    if not bool(values.isfinite().all()):
+        raise DataError("expected finite scores; found NaN or inf. Remove these entries.")
+    many, rest = int(chosen.sum()), int((~chosen).sum())
+    if not many or not rest:
+        raise DataError(f"expected entries of both kinds; found {many} positive and {rest} others.")
+    above = float(_ranks(values)[chosen.to(values.device)].sum()) - many * (many + 1) / 2
+    return torch.tensor(above / (many * rest))
+
+
+def _ranks(values: Tensor) -> Tensor:
+    """From 1, in float64; equal values share the mean of their ranks."""
+    _, group, sizes = torch.unique(values, return_inverse=True, return_counts=True)
+    last = sizes.cumsum(0).double()
+    shared: Tensor = last - (sizes.double() - 1) / 2
+    return shared[group]
+
+
+def _correlation(a: Tensor, b: Tensor) -> Tensor:
+    a, b = a - a.mean(), b - b.mean()
+    size = a.norm() * b.norm()
+    return a @ b / size if float(size) > 0 else torch.zeros((), dtype=a.dtype, device=a.device)
+
+
+def _kept_means(size: Tensor, by: Tensor) -> Tensor:
+    """Means of the 1, 2, ... entries with the least `by`; entries of equal `by` are replaced by their mean."""
+    _, group, count = torch.unique(by, return_inverse=True, return_counts=True)
+    shared = torch.zeros(len(count), dtype=size.dtype, device=size.device).index_add_(0, group, size) / count
+    ordered = shared.repeat_interleave(count)
+    means: Tensor = ordered.cumsum(0) / torch.arange(1, len(ordered) + 1, dtype=size.dtype, device=size.device)
+    return means

@@ -1,0 +1,14 @@
+"""Terms of the variance: quantities that are never negative and vary with the input.
+
+The calibrated variance is `guard(x) · (floor + sum_j theta_j t_j(x))` with `theta_j >= 0`; here are the `t_j`.
+"""
+
+from latedrop.terms.dropout import Dropout
+from latedrop.terms.given import Given
+from latedrop.terms.inputs import InputNoise
+from latedrop.terms.leverage import Leverage
+from latedrop.terms.neighbours import LocalErrors, Neighbours
+from latedrop.terms.size import Size
+from latedrop.terms.term import Rows, Term
+
+__all__ = ["Dropout", "Given", "InputNoise", "Leverage", "LocalErrors", "Neighbours", "Rows", "Size", "Term"]

@@ -1,0 +1,53 @@
+"""Dropout at the sites: one column per site to first order, or one column for all from a few draws.
+
+To first order `t_s(x) = sum over the units i of s of (h_i · dy/dh_i)^2`, and its coefficient is `rate / (1 - rate)`;
+see `variance.first_order`. It costs a backward pass for every output, so that models with many outputs, and those that
+autograd cannot differentiate, are measured by draws: `t(x)` is the variance over thinned networks at one rate.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal, get_args
+
+from torch import Tensor
+
+from latedrop.errors import ArgumentError
+from latedrop.terms.term import Learned, Rows, Term
+from latedrop.variance.engine.options import Sampling
+from latedrop.variance.sampling import sample_rates
+
+__all__ = ["Dropout"]
+
+_Way = Literal["first order", "draws"]
+
+
+class Dropout(Term):
+    """Dropout at the sites.
+
+    Args:
+        way: `"first order"` or `"draws"`.
+        rate: of the draws.
+        draws: how many.
+        seed: fixes their masks.
+    """
+
+    name: ClassVar[str] = "dropout"
+
+    def __init__(self, way: _Way = "first order", *, rate: float = 0.1, draws: int = 10, seed: int = 0) -> None:
+        if way not in get_args(_Way):
+            raise ArgumentError(f"expected dropout by 'first order' or by 'draws'; found {way!r}.")
+        self.way, self.rate, self.draws, self.seed = way, rate, draws, seed
+
+    def columns(self, rows: Rows) -> dict[str, Tensor]:
+        """See `Term`."""
+        if self.way == "first order":
+            by_site = rows.linear.variance_by_site
+            named = zip(rows.sites, by_site.unbind(-1), strict=True)
+            return {site.name: column.reshape(rows.mean.shape) for site, column in named}
+        options = Sampling(self.draws, self.seed, rows.readout)
+        (found,) = sample_rates(rows.model, rows.x, [self.rate], rows.sites, options)
+        return {"": found.variance}
+
+    def state(self) -> Learned:
+        """See `Term`."""
+        return {"way": self.way, "rate": self.rate, "draws": self.draws, "seed": self.seed}

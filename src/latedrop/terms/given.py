@@ -1,0 +1,75 @@
+"""A variance that the model gives itself: of a Gaussian head, as a logarithm, as a standard deviation, by quantiles.
+
+`t(x)` is that variance; the fit then tells how much of it, and how much of the other terms, the errors ask for.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal, TypeAlias, get_args
+
+import torch
+from torch import Tensor
+
+from latedrop.errors import ArgumentError, OutputError
+from latedrop.metrics.levels import central_quantile, checked_level
+from latedrop.model.calling import Readout
+from latedrop.terms.term import Learned, Rows, Term
+from latedrop.variance.sampling import own_output
+
+__all__ = ["Given"]
+
+_Form: TypeAlias = Literal["variance", "log_variance", "std"]
+
+
+class Given(Term):
+    """What the model says of its own variance.
+
+    Args:
+        readout: which part of the output it is, as for the mean: a function, a name or an index.
+        form: `"variance"`, `"log_variance"` or `"std"`.
+        upper: another part. Where given, both are quantiles, and `level` is what lies between them.
+        level: probability between the two quantiles.
+    """
+
+    name: ClassVar[str] = "given"
+
+    def __init__(
+        self, readout: Readout, form: _Form = "variance", *, upper: Readout = None, level: float = 0.8
+    ) -> None:
+        if form not in get_args(_Form):
+            raise ArgumentError(f"expected a form of {get_args(_Form)}; found {form!r}.")
+        self.readout, self.form, self.upper, self.level = readout, form, upper, checked_level(level)
+
+    def values(self, rows: Rows) -> Tensor:
+        """See `Term`."""
+        value = own_output(rows.model, rows.x, self.readout)
+        if self.upper is not None:
+            wide = own_output(rows.model, rows.x, self.upper) - value
+            value = (wide.clamp_min(0) / (2 * float(central_quantile(self.level)))).square()
+        elif self.form == "log_variance":
+            value = value.exp()
+        elif self.form == "std":
+            value = value.square()
+        if value.shape != rows.mean.shape:
+            if value.numel() != rows.mean.numel():
+                raise OutputError(
+                    f"expected one variance for each of the outputs {tuple(rows.mean.shape)}; the part that Given "
+                    f"reads has shape {tuple(value.shape)}."
+                )
+            value = value.reshape(rows.mean.shape)
+        if bool((value < 0).any()) or not bool(torch.isfinite(value).all()):
+            raise OutputError(
+                "expected variances that are finite and not below 0; the part that Given reads has others. "
+                "Say form='log_variance' where the model gives logarithms."
+            )
+        return value
+
+    def state(self) -> Learned:
+        """See `Term`."""
+        for part in (self.readout, self.upper):
+            if callable(part):
+                raise ArgumentError(
+                    "expected the name or index of a part of the output, which a file can hold; found a function. "
+                    "Pass terms= with the same Given(...) to load()."
+                )
+        return {"readout": self.readout, "form": self.form, "upper": self.upper, "level": self.level}  # type: ignore[dict-item]

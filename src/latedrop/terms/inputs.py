@@ -1,0 +1,86 @@
+"""Noise of the inputs, carried to the output to first order.
+
+With `s_i` the standard deviation of the noise of input i, `t(x) = sum_i s_i^2 (dy/dx_i)^2`. Where the sizes are known,
+the coefficient should come out near 1; where they are not, the inputs' own spread stands in, and the coefficient is the
+fraction of their variance that is noise.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from latedrop.errors import ArgumentError, OutputError
+from latedrop.model.arrays import widened
+from latedrop.model.calling import Readout, call, read
+from latedrop.model.rows import copied, row_count, tensors
+from latedrop.model.running import running
+from latedrop.model.twin import release, twin_of
+from latedrop.terms.term import Learned, Rows, Term
+
+__all__ = ["InputNoise"]
+
+
+class InputNoise(Term):
+    """Noise of the inputs.
+
+    Args:
+        std: its size: a number, or a tensor that broadcasts with one row of the (only floating) input.
+    """
+
+    name: ClassVar[str] = "inputs"
+
+    def __init__(self, std: Tensor | float = 1.0) -> None:
+        self.std = torch.as_tensor(std, dtype=torch.float32)
+        if not bool(torch.isfinite(self.std).all()) or bool((self.std < 0).any()):
+            raise ArgumentError(f"expected finite sizes of at least 0 for the noise of the inputs; found {std}.")
+
+    def values(self, rows: Rows) -> Tensor:
+        """See `Term`."""
+        flat = [self._carried(gradient) for gradient in _gradients(rows.model, rows.x, rows.readout)]
+        return torch.stack(flat, 1).reshape(rows.mean.shape)
+
+    def state(self) -> Learned:
+        """See `Term`."""
+        return {"std": self.std}
+
+    def _carried(self, gradients: list[Tensor]) -> Tensor:
+        """`(N,)` from the gradients of one output with respect to each input."""
+        if len(gradients) > 1 and self.std.dim() > 0:
+            raise ArgumentError(
+                f"expected one size for the noise of {len(gradients)} floating inputs; found {tuple(self.std.shape)}."
+            )
+        try:
+            return sum((g * self.std.to(g)).square().flatten(1).sum(1) for g in gradients)  # type: ignore[return-value]
+        except RuntimeError as error:
+            raise ArgumentError(
+                f"expected sizes of the noise that broadcast with inputs {tuple(gradients[0].shape[1:])}; found "
+                f"{tuple(self.std.shape)}."
+            ) from error
+
+
+def _gradients(model: nn.Module, x: Any, readout: Readout) -> list[list[Tensor]]:
+    """For each entry of the output, its gradients with respect to the floating inputs, `(N, ...)` each."""
+    with torch.inference_mode(False), running(model, gradients=True):
+        given = copied(x)
+        leaves = [
+            t.requires_grad_() for t in tensors(given) if t.is_floating_point() and t.shape[:1] == (row_count(x),)
+        ]
+        twin = twin_of(model, differentiable=True)
+        try:
+            output = read(call(twin, given), readout, row_count(x))
+        finally:
+            release(twin)
+        if not leaves or not output.requires_grad:
+            raise OutputError(
+                "expected an output that autograd can differentiate with respect to floating inputs; found none."
+            )
+        flat = output.reshape(len(output), -1)
+        found = []
+        for k in range(flat.shape[1]):
+            more = k + 1 < flat.shape[1]
+            gradients = torch.autograd.grad(flat[:, k].sum(), leaves, retain_graph=more, materialize_grads=True)
+            found.append([widened(gradient) for gradient in gradients])
+    return found

@@ -1,0 +1,39 @@
+"""The size of the prediction: noise that grows with the quantity, as a count's does.
+
+`t(x) = |mean|`, or its square; a variance that is a multiple of the mean is a Poisson's, of its square a fixed
+percentage.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from torch import Tensor
+
+from latedrop.errors import ArgumentError
+from latedrop.terms.term import Learned, Rows, Term
+
+__all__ = ["Size"]
+
+
+class Size(Term):
+    """Size of the prediction.
+
+    Args:
+        power: 1 for `|mean|`, 2 for its square.
+    """
+
+    name: ClassVar[str] = "size"
+
+    def __init__(self, power: Literal[1, 2] = 2) -> None:
+        if power not in (1, 2):
+            raise ArgumentError(f"expected a power of 1 or 2; found {power!r}.")
+        self.power = power
+
+    def values(self, rows: Rows) -> Tensor:
+        """See `Term`."""
+        return rows.mean.abs() if self.power == 1 else rows.mean.square()
+
+    def state(self) -> Learned:
+        """See `Term`."""
+        return {"power": self.power}

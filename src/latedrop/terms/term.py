@@ -1,0 +1,113 @@
+"""What a term is, and what it is given: a batch of rows, with what the network makes of them.
+
+A term of one's own is a class with a name and `values`:
+
+    class Night(Term):
+        name = "night"
+
+        def values(self, rows: Rows) -> Tensor:
+            return (rows.x[:, 3] > 20).float()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from latedrop.model.calling import Readout
+from latedrop.model.sites import Sites
+from latedrop.terms.features import Features
+from latedrop.variance.first_order import Linearization, linearize
+from latedrop.variance.sampling import own_output
+
+__all__ = ["Learned", "Rows", "Term"]
+
+Learned = Mapping[str, Tensor | float | int | str | None]
+"""What a term has learned, as a calibration keeps it."""
+
+
+class Rows:
+    """A batch of N examples; each of the parts below is computed when it is first asked for.
+
+    Attributes:
+        model: the network, as the user has it.
+        x: the inputs, on its device.
+        sites: where dropout goes.
+        readout: what of the output is taken.
+        index: `(N,)`, the rows' places among the validation rows while these are fitted; None for new rows.
+        error: `(N, ...)`, target minus mean, while validation rows are fitted; None for new rows.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        x: Any,
+        sites: Sites,
+        readout: Readout,
+        features: Features | None,
+        index: Tensor | None = None,
+    ) -> None:
+        self.model = model
+        self.x = x
+        self.sites = sites
+        self.readout = readout
+        self.index = index
+        self._features = features
+
+    @cached_property
+    def linear(self) -> Linearization:
+        """The first-order variance of every site."""
+        return linearize(self.model, self.x, self.sites, self.readout)
+
+    @cached_property
+    def mean(self) -> Tensor:
+        """The model's own output, `(N, ...)`."""
+        if "linear" in self.__dict__:
+            return self.linear.mean
+        return own_output(self.model, self.x, self.readout)
+
+    @cached_property
+    def features(self) -> Tensor:
+        """What enters the sites, `(N, features)`; see `Features`."""
+        if self._features is None:
+            raise ValueError("no term asked for features")
+        return self._features.of(self.model, self.x, self.sites)
+
+
+class Term:
+    """Something that is never negative, varies with the input and may explain the size of errors.
+
+    Attributes:
+        name: in tables, and in the file of a calibration.
+        needs_features: whether `rows.features` is asked for, of reference rows too.
+    """
+
+    name: ClassVar[str]
+    needs_features: ClassVar[bool] = False
+
+    def values(self, rows: Rows) -> Tensor:
+        """Not negative: `(N,)`, for all outputs alike, or in the shape of `rows.mean`."""
+        raise NotImplementedError
+
+    def columns(self, rows: Rows) -> dict[str, Tensor]:
+        """All that has a coefficient of its own, by name; `values` alone, without a name, unless there are several."""
+        return {"": self.values(rows)}
+
+    def learned_from(self, reference: Iterable[Tensor], own: bool) -> Term:
+        """The same term, after the features of all reference rows have passed, in batches.
+
+        `own` says that the reference rows are the validation rows themselves: each is then left out for itself.
+        """
+        return self
+
+    def state(self) -> Learned:
+        """What has to be kept for predictions."""
+        return {}
+
+    @classmethod
+    def restored(cls, state: Learned) -> Term:
+        """The inverse of `state`."""
+        return cls(**state)

@@ -1,0 +1,288 @@
+"""Terms against direct computations of the same, and what a term of one's own needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import latedrop
+from latedrop import calibrate, find_sites
+from latedrop.errors import ArgumentError, DataError, FileError, OutputError
+from latedrop.terms import Dropout, Given, InputNoise, Leverage, LocalErrors, Neighbours, Rows, Size, Term
+from latedrop.terms.features import Features
+
+
+def mlp(outputs: int = 1) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 12), nn.Tanh(), nn.Linear(12, 8), nn.Tanh(), nn.Linear(8, outputs)).eval()
+
+
+def rows_of(model: nn.Module, x: Any, readout: Any = None, index: Tensor | None = None) -> Rows:
+    sites = find_sites(model, x)
+    return Rows(model, x, sites, readout, Features.all(sites), index)
+
+
+def data(rows: int = 120, seed: int = 0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(rows, 3, generator=generator)
+    noise = torch.randn(rows, 1, generator=generator) * (0.05 + x[:, :1].abs())
+    return x, mlp()(x).detach() + noise
+
+
+class TestLeverage:
+    def test_it_is_the_quadratic_form_of_the_features(self) -> None:
+        model, x = mlp(), torch.randn(50, 3)
+        term = Leverage(0.1).learned_from(list(rows_of(model, x).features.split(7)), own=False)
+        h = with_one(rows_of(model, x).features.double())
+        g = h.T @ h / 50
+        matrix = torch.linalg.inv(g + 0.1 * g.trace() / len(g) * torch.eye(len(g), dtype=g.dtype))
+        new = rows_of(model, 2 * torch.randn(9, 3))
+        z = with_one(new.features.double())
+        expected = torch.einsum("ni,ij,nj->n", z, matrix, z)
+        torch.testing.assert_close(term.values(new).double(), expected, rtol=1e-4, atol=1e-4)
+
+    def test_a_row_of_the_reference_is_left_out_for_itself(self) -> None:
+        """The same as with the matrix of the other rows, at the ridge of all."""
+        features = torch.randn(30, 4, dtype=torch.float64)
+        own = rows_of(mlp(), torch.randn(30, 3), index=torch.arange(30))
+        own.__dict__["features"] = features
+        found = Leverage(0.05).learned_from([features], own=True).values(own)
+        h = with_one(features)
+        ridge = 0.05 * (h.T @ h / 30).trace() / 5 * torch.eye(5, dtype=torch.float64)
+        total = h.T @ h + 30 * ridge
+        expected = [h[i] @ torch.linalg.inv(total - torch.outer(h[i], h[i])) @ h[i] * 29 for i in range(30)]
+        torch.testing.assert_close(found, torch.stack(expected), rtol=1e-4, atol=1e-4)
+
+    def test_new_rows_are_not_left_out(self) -> None:
+        model, x = mlp(), torch.randn(30, 3)
+        term = Leverage().learned_from([rows_of(model, x).features], own=True)
+        apart = rows_of(model, x, index=torch.arange(30))
+        assert bool((term.values(apart) > term.values(rows_of(model, x))).all())
+
+    def test_a_feature_that_never_varies_does_no_harm(self) -> None:
+        features = torch.cat([torch.randn(20, 2), torch.zeros(20, 1), torch.ones(20, 1)], 1)
+        rows = rows_of(mlp(), torch.randn(20, 3))
+        rows.__dict__["features"] = features
+        assert bool(torch.isfinite(Leverage().learned_from([features], own=False).values(rows)).all())
+
+    def test_one_row_is_too_few(self) -> None:
+        with pytest.raises(DataError, match="at least 2 reference rows"):
+            Leverage().learned_from([torch.ones(1, 2)], own=False)
+
+
+def with_one(features: Tensor) -> Tensor:
+    return torch.cat([features, torch.ones(len(features), 1, dtype=features.dtype)], 1)
+
+
+class _Sequence(nn.Module):
+    def __init__(self, packed: bool = False) -> None:
+        super().__init__()
+        self.first = nn.GRU(3, 6, batch_first=True)
+        self.second = nn.GRU(6, 5, batch_first=True)
+        self.head = nn.Linear(5, 1)
+        self.packed = packed
+
+    def forward(self, x: Tensor) -> Tensor:
+        value = self.first(x)[0]
+        if self.packed:
+            value = nn.utils.rnn.pack_padded_sequence(value, torch.full((len(x),), x.shape[1]), batch_first=True)
+        return self.head(self.second(value)[1][0])
+
+
+def _convolutional() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 3), nn.Flatten())
+
+
+class TestFeatures:
+    @pytest.mark.parametrize(
+        ("make", "shape", "features"),
+        [(mlp, (3,), 20), (_convolutional, (1, 8, 8), 8), (_Sequence, (4, 3), 17)],
+        ids=["mlp", "convolutions", "recurrent"],
+    )
+    def test_one_vector_for_every_row_whatever_its_batch(
+        self, make: Callable[[], nn.Module], shape: tuple[int, ...], features: int
+    ) -> None:
+        torch.manual_seed(1)
+        model, x = make().eval(), torch.randn(6, *shape)
+        sites = find_sites(model, x)
+        where = Features.all(sites)
+        assert where is not None
+        found = where.of(model, x, sites)
+        assert found.shape == (6, features)
+        torch.testing.assert_close(torch.cat([where.of(model, x[i : i + 1], sites) for i in range(6)]), found)
+
+    def test_packed_sequences_have_the_features_of_padded_ones(self) -> None:
+        torch.manual_seed(1)
+        plain, packed, x = _Sequence().eval(), _Sequence(packed=True).eval(), torch.randn(6, 4, 3)
+        packed.load_state_dict(plain.state_dict())
+        where = Features(("second",))
+        found = where.of(packed, x, find_sites(packed, x))
+        expected = where.of(plain, x, find_sites(plain, x))
+        torch.testing.assert_close(found[:, :6], expected[:, :6])
+
+    def test_wide_features_are_projected_and_stay_apart(self) -> None:
+        model = nn.Sequential(nn.Linear(3, 1000), nn.ReLU(), nn.Linear(1000, 1)).eval()
+        x = torch.randn(40, 3)
+        found = rows_of(model, x).features
+        assert found.shape[1] < 1000
+        wide = model[1](model[0](x)).detach()
+        ratio = torch.cdist(found, found)[0, 1:] / torch.cdist(wide, wide)[0, 1:]
+        assert float(ratio.std() / ratio.mean()) < 0.2
+
+
+class TestOthers:
+    def test_size(self) -> None:
+        rows = rows_of(mlp(2), torch.randn(5, 3))
+        torch.testing.assert_close(Size(1).values(rows), rows.mean.abs())
+        torch.testing.assert_close(Size().values(rows), rows.mean.square())
+        with pytest.raises(ArgumentError, match="power of 1 or 2"):
+            Size(3)  # type: ignore[arg-type]
+
+    def test_noise_of_the_inputs_is_carried_by_the_jacobian(self) -> None:
+        model, x = mlp(2), torch.randn(5, 3)
+        std = torch.tensor([0.1, 2.0, 0.0])
+        jacobian = torch.stack([torch.autograd.functional.jacobian(model, row) for row in x])
+        expected = (jacobian * std).square().sum(2)
+        torch.testing.assert_close(InputNoise(std).values(rows_of(model, x)), expected)
+        with pytest.raises(ArgumentError, match="broadcast with inputs"):
+            InputNoise(torch.ones(2)).values(rows_of(model, x))
+        with pytest.raises(ArgumentError, match="finite sizes"):
+            InputNoise(-1.0)
+
+    @pytest.mark.parametrize(
+        ("term", "expected"),
+        [
+            (Given(1), lambda o: o[1]),
+            (Given(1, "std"), lambda o: o[1].square()),
+            (Given(1, "log_variance"), lambda o: o[1].exp()),
+            (Given(lambda o: o[1]), lambda o: o[1]),
+            (Given(0, upper=1, level=0.8), lambda o: ((o[1] - o[0]) / 2.5631031).clamp_min(0).square()),
+        ],
+        ids=["variance", "std", "log", "function", "quantiles"],
+    )
+    def test_a_variance_that_the_model_gives(self, term: Given, expected: Callable[[Any], Tensor]) -> None:
+        model, x = _Head(), torch.randn(6, 3)
+        with torch.no_grad():
+            output = model(x)
+        torch.testing.assert_close(term.values(rows_of(model, x, readout=0)), expected(output), rtol=1e-4, atol=1e-6)
+
+    def test_a_given_variance_below_0_is_refused(self) -> None:
+        with pytest.raises(OutputError, match="log_variance"):
+            Given(lambda o: -o[1]).values(rows_of(_Head(), torch.randn(6, 3), readout=0))
+
+    def test_neighbours_against_all_distances(self) -> None:
+        pytest.importorskip("scipy")
+        model, x = mlp(), torch.randn(40, 3)
+        reference = rows_of(model, x).features
+        new = rows_of(model, torch.randn(7, 3))
+        spread, center = torch.std_mean(reference, 0)
+        far = torch.cdist((new.features - center) / spread, (reference - center) / spread).square()
+        term = Neighbours(5).learned_from([reference], own=False)
+        torch.testing.assert_close(term.values(new), far.sort(1).values[:, :5].mean(1), rtol=1e-4, atol=1e-4)
+
+    def test_a_row_is_not_its_own_neighbour(self) -> None:
+        pytest.importorskip("scipy")
+        model, x = mlp(), torch.randn(40, 3)
+        own = rows_of(model, x, index=torch.arange(40))
+        z = (own.features - own.features.mean(0)) / own.features.std(0)
+        far = torch.cdist(z, z).square()
+        term = Neighbours(3).learned_from([own.features], own=True)
+        torch.testing.assert_close(term.values(own), far.sort(1).values[:, 1:4].mean(1), rtol=1e-3, atol=1e-3)
+        error = torch.randn(40, 1)
+        local = LocalErrors(3).learned_from_errors([own.features], error)
+        expected = error.square()[far.argsort(1)[:, 1:4]].mean(1)
+        torch.testing.assert_close(local.values(own), expected)
+
+
+class _Head(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body, self.mean, self.spread = nn.Linear(3, 8), nn.Linear(8, 1), nn.Linear(8, 1)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = torch.tanh(self.body(x))
+        return self.mean(h), nn.functional.softplus(self.spread(h))
+
+
+class Night(Term):
+    name = "night"
+
+    def values(self, rows: Rows) -> Tensor:
+        return (rows.x[:, 0] > 0).float()
+
+
+class TestInACalibration:
+    def test_a_term_of_ones_own(self, tmp_path: Path) -> None:
+        generator = torch.Generator().manual_seed(0)
+        x = torch.randn(400, 3, generator=generator)
+        model = mlp()
+        with torch.no_grad():
+            y = model(x) + (0.1 + (x[:, :1] > 0)) * torch.randn(400, 1, generator=generator)
+        uq = calibrate(model, (x, y), terms=[Night()], progress=False)
+        assert uq.calibration.terms is not None
+        assert uq.calibration.terms.shares["night"] > 0.4
+        uq.save(tmp_path / "c.json")
+        with pytest.raises(FileError, match="expected terms= with"):
+            latedrop.load(tmp_path / "c.json", model)
+        again = latedrop.load(tmp_path / "c.json", model, terms=[Night()])
+        assert torch.equal(again.predict(x).std, uq.predict(x).std)
+
+    @pytest.mark.parametrize("value", [-1.0, float("nan")])
+    def test_a_term_that_is_no_variance_is_refused(self, value: float) -> None:
+        class Wrong(Term):
+            name = "wrong"
+
+            def values(self, rows: Rows) -> Tensor:
+                return torch.full((len(rows.x),), value)
+
+        with pytest.raises(DataError, match="'wrong' to be finite and not below 0"):
+            calibrate(mlp(), data(), terms=["dropout", Wrong()], progress=False)
+
+    def test_a_term_of_another_shape_is_refused(self) -> None:
+        class Wrong(Term):
+            name = "wrong"
+
+            def values(self, rows: Rows) -> Tensor:
+                return torch.ones(len(rows.x), 7)
+
+        with pytest.raises(DataError, match="to give shape"):
+            calibrate(mlp(), data(), terms=[Wrong()], progress=False)
+
+    def test_names_of_terms(self) -> None:
+        with pytest.raises(ArgumentError, match="expected terms among"):
+            calibrate(mlp(), data(), terms=["leverages"])
+        with pytest.raises(ArgumentError, match="different names"):
+            calibrate(mlp(), data(), terms=["size", Size(1)])
+        with pytest.raises(ArgumentError, match="has to be told what to read"):
+            calibrate(mlp(), data(), terms=["given"])
+
+    @pytest.mark.parametrize("own", [True, False], ids=["validation rows", "reference rows"])
+    def test_all_terms_at_once_come_back_from_a_file(self, own: bool, tmp_path: Path) -> None:
+        pytest.importorskip("scipy")
+        x, y = data(300)
+        terms = ["dropout", "leverage", "size", "neighbours", "local_errors", InputNoise(0.1)]
+        reference = {} if own else {"reference": torch.randn(500, 3)}
+        model = mlp()
+        uq = calibrate(model, (x, y), terms=terms, progress=False, **reference)
+        uq.save(tmp_path / "c.json")
+        new = 2 * torch.randn(20, 3)
+        found, expected = latedrop.load(tmp_path / "c.json", model).predict(new), uq.predict(new)
+        assert torch.equal(found.std, expected.std)
+        assert found.strangeness is not None
+        assert expected.strangeness is not None
+        assert torch.equal(found.strangeness, expected.strangeness)
+
+    def test_draws_stand_in_where_there_are_many_outputs(self) -> None:
+        x = torch.randn(60, 3)
+        model = mlp(9)
+        uq = calibrate(model, (x, model(x).detach() + torch.randn(60, 9)), progress=False)
+        assert uq.calibration.terms is not None
+        (dropout,) = (term for term in uq.calibration.terms.terms if isinstance(term, Dropout))
+        assert dropout.way == "draws"
+        assert uq.predict(x).std.shape == (60, 9)
