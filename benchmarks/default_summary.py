@@ -45,11 +45,12 @@ def summary(record: dict[str, Any]) -> str:
 
 
 def by_set(record: dict[str, Any], method: str, group: str, measure: str) -> dict[str, np.ndarray]:
-    """The measure of each set, one value for each seed; situations of a group are averaged."""
+    """The measure of each set, one value for each seed in order; situations of a group are averaged."""
     found = {}
     for name, units in record["units"].items():
         values = []
-        for unit in units.values():
+        for seed in sorted(units, key=int):
+            unit = units[seed]
             each = [unit["situations"].get(situation, {}).get(method, {}).get(measure) for situation in GROUPS[group]]
             known = [value for value in each if value is not None]
             if known:

@@ -243,6 +243,12 @@ def test_the_median_over_sets_has_the_standard_error_over_seeds() -> None:
     assert error == pytest.approx(0.1)
 
 
+def test_seeds_are_in_order_whichever_was_finished_first() -> None:
+    record = record_of({"a": [0.1, 0.3]})
+    record["units"]["a"] = dict(reversed(record["units"]["a"].items()))
+    assert default_summary.by_set(record, "default", "in", "gain")["a"].tolist() == [0.1, 0.3]
+
+
 def test_aims_are_printed_as_they_were_measured() -> None:
     lines = default_summary.aims(record_of({"a": [-0.5], "b": [0.5], "c": [0.6]}, coverage=0.8)).splitlines()
     words = [line.split()[0] for line in lines if " default: " in line]
