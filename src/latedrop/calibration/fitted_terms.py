@@ -28,6 +28,9 @@ KINDS: dict[str, type[Term]] = {
 }
 
 
+_DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
 @dataclass(frozen=True)
 class Guard:
     """Lets the variance grow for rows unlike the validation rows.
@@ -256,7 +259,7 @@ def plain_tensors(value: Any, stored: dict[str, Tensor] | None = None, name: str
     """Nested data with its tensors as `{"tensor": [...]}`; or as `{"stored": name}`, and the tensors in `stored`."""
     if isinstance(value, Tensor):
         if stored is None:
-            return {"tensor": value.tolist()}
+            return {"tensor": value.tolist(), "dtype": str(value.dtype).removeprefix("torch.")}
         stored[name] = value
         return {"stored": name}
     if isinstance(value, Mapping):
@@ -271,8 +274,8 @@ def tensors_in(value: Any, stored: Callable[[], Mapping[str, Tensor]]) -> Any:
     found: dict[str, Tensor] = {}
 
     def restored(value: Any) -> Any:
-        if isinstance(value, Mapping) and set(value) == {"tensor"}:
-            return torch.tensor(value["tensor"])
+        if isinstance(value, Mapping) and set(value) == {"tensor", "dtype"}:
+            return torch.tensor(value["tensor"], dtype=_DTYPES[value["dtype"]])
         if isinstance(value, Mapping) and set(value) == {"stored"}:
             found.update({} if found else stored())
             if value["stored"] not in found:

@@ -50,17 +50,17 @@ class Leverage(Term):
         mean = total / count
         mean.diagonal().add_(self.ridge * float(mean.diagonal().mean()))
         root = torch.linalg.inv(torch.linalg.cholesky(mean))
-        return Leverage(self.ridge, root=root.float().contiguous(), rows=count, own=own)
+        return Leverage(self.ridge, root=root.contiguous(), rows=count, own=own)
 
     def values(self, rows: Rows) -> Tensor:
         """See `Term`."""
         if self._root is None:
             raise DataError("expected a term that has seen reference rows; found one that has not.")
-        features = rows.features
-        value = (_with_one(features) @ self._root.to(features).T).square().sum(1)
+        # In double precision: with more features than rows, a row's own share of its leverage is nearly all of it.
+        h = _with_one(rows.features).double()
+        value = (h @ self._root.to(h).T).square().sum(1)
         if self._own and rows.index is not None:
-            without = (1 - value / self._rows).clamp_min(1 / self._rows)
-            value = value * (1 - 1 / self._rows) / without
+            value = value * (1 - 1 / self._rows) / (1 - value / self._rows).clamp_min(1e-9)
         return value
 
     def state(self) -> Learned:
