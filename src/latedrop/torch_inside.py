@@ -7,7 +7,6 @@ what is slower or refused now, and why; results stay right.
 from __future__ import annotations
 
 import sys
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from latedrop.errors import LatedropWarning
 __all__ = [
     "Operator",
     "eager",
+    "first_weight",
     "held",
     "inmost",
     "is_torchs_own",
@@ -33,6 +33,8 @@ __all__ = [
     "leaves_and_structure",
     "operator_of",
     "own_call",
+    "part_named",
+    "parts_of",
     "plain_function",
     "reroute_calls",
     "restore_calls",
@@ -192,13 +194,38 @@ def is_torchs_own(module: nn.Module) -> bool:
     return type(module).__module__.startswith("torch.nn.modules.")
 
 
-_PARTS = ("_modules", "_parameters", "_buffers")
+def parts_of(module: nn.Module) -> list[nn.Module]:
+    """`module.children()`, where one that has two names may come twice: quicker."""
+    return [part for part in module._modules.values() if part is not None]
+
+
+def first_weight(module: nn.Module) -> Tensor | None:
+    """The first floating one of `module.parameters()`, or None: quicker."""
+    for weight in module._parameters.values():
+        if weight is not None and weight.is_floating_point():
+            return weight
+    return next((found for part in parts_of(module) if (found := first_weight(part)) is not None), None)
+
+
+def part_named(module: nn.Module, name: str) -> nn.Module | None:
+    """`module.get_submodule(name)`, or None where there is none: quicker."""
+    found: nn.Module | None = module
+    for step in name.split(".") if name else ():
+        found = found._modules[step] if found is not None and step in found._modules else None
+    return found
+
+
+_BLANK = vars(nn.Module())
+_HOLDERS: dict[str, Any] = {
+    n: type(v) for n, v in _BLANK.items() if isinstance(v, (dict, set)) and "state_dict" not in n
+}
+"""Where every module holds its parts, and the hooks of its passes."""
 
 
 def shallow_copy(
     module: nn.Module,
     inner: Callable[[nn.Module], nn.Module],
-    weight: Callable[[Tensor], Tensor],
+    weight: Callable[[Tensor], Tensor] | None,
     value: Callable[[Any], Any],
     made: dict[int, Any],
 ) -> nn.Module:
@@ -208,52 +235,50 @@ def shallow_copy(
     layers of torch hold nothing else that is worth a copy, but for hooks and the weights of recurrent ones.
     """
     kind: Any = type(module)
-    copy: nn.Module = object.__new__(_without_del(kind))
+    kind, torchs_own = _copied_as(kind)
+    copy: nn.Module = object.__new__(kind)
     made[id(module)] = copy
     state = vars(copy)
     state.update(vars(module))
+    for name, container in _HOLDERS.items():  # what registers a part or a hook on the way registers it here
+        held = state.get(name)
+        state[name] = container(held) if held else container()
     if state.get("_compiled_call_impl") is not None:
         state["_compiled_call_impl"] = None
     state.pop("_call_impl", None)
-    for name in _HOOKS:
-        if name in state:
-            state[name] = OrderedDict(state[name])  # what registers a hook on the way registers it here
-    modules, parameters, buffers = (state[part] for part in _PARTS)
-    if modules:
-        state["_modules"] = {name: None if item is None else inner(item) for name, item in modules.items()}
-    if parameters:
+    modules, parameters, buffers = state["_modules"], state["_parameters"], state["_buffers"]
+    for name, part in modules.items():
+        if part is not None:
+            modules[name] = inner(part)
+    if weight is not None:
         state["_parameters"] = {name: None if item is None else weight(item) for name, item in parameters.items()}
     state["training"] = False
-    forward = getattr(type(module), "forward", None)
-    written = getattr(forward, "_torchdynamo_orig_callable", None)  # under @torch.compile
+    written = getattr(kind.forward, "_torchdynamo_orig_callable", None)  # under @torch.compile
     if "forward" in state:
         state["forward"] = value(state["forward"])
     elif written is not None:
         state["forward"] = written.__get__(copy)
-    hooked = state.get("_forward_hooks") or state.get("_forward_pre_hooks")
-    if hooked or "_flat_weights" in state or not is_torchs_own(module):
+    if not torchs_own or state["_forward_hooks"] or state["_forward_pre_hooks"] or "_flat_weights" in state:
         if buffers:
             state["_buffers"] = {name: value(item) for name, item in buffers.items()}
         for name, item in list(vars(module).items()):
-            if name not in _DONE and item is not None and type(item) not in _ATOMS:
+            if type(item) not in _ATOMS and name not in _DONE and (name not in _HOOKS or item):
                 state[name] = value(item)
     return copy
 
 
 @cache
-def _without_del(kind: type) -> type:
-    """The class itself; where it cleans up after an instance, one that leaves that to the user's own."""
-    if not hasattr(kind, "__del__"):
-        return kind
-    return type(kind.__name__, (kind,), {"__del__": lambda self: None, "__module__": kind.__module__})
+def _copied_as(kind: Any) -> tuple[Any, bool]:
+    """The class of a copy, and whether it is torch's own; where it cleans up after an instance, the copy's does not."""
+    torchs_own = kind.__module__.startswith("torch.nn.modules.")
+    if hasattr(kind, "__del__"):
+        kind = type(kind.__name__, (kind,), {"__del__": lambda self: None, "__module__": kind.__module__})
+    return kind, torchs_own
 
 
-_DONE = {"_modules", "_parameters", "_buffers", "forward", "training", "_call_impl", "_compiled_call_impl"}
-_HOOKS = tuple(
-    f"_forward{name}"
-    for name in ("_hooks", "_hooks_with_kwargs", "_hooks_always_called", "_pre_hooks", "_pre_hooks_with_kwargs")
-)
-_ATOMS = {bool, int, float, str, bytes, torch.dtype, torch.device, type}
+_HOOKS = _HOLDERS.keys() - {"_modules", "_parameters", "_buffers"}
+_DONE = {*_BLANK, "forward", "_call_impl", "_compiled_call_impl"} - _HOOKS
+_ATOMS = {bool, int, float, str, bytes, torch.dtype, torch.device, type, type(None)}
 
 
 def state_of(model: nn.Module) -> tuple[Any, ...]:

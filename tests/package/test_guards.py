@@ -100,7 +100,7 @@ def test_rates_wait_once_each() -> None:
 )
 def test_memory_is_flat_in_the_draws(model: nn.Module, x: Tensor) -> None:
     sites = find_sites(model, x)
-    assert fitting_chunk(model, x, sites) <= 20
+    assert fitting_chunk(model, x, sites, 100) <= 20
     few, many = (
         peak_bytes(lambda draws=draws: sample(model, x, 0.1, draws, sites=sites), CPU)[1] for draws in (20, 200)
     )

@@ -74,7 +74,7 @@ class Thinning:
         for site, layer in layers.items():
             if layer is not None:
                 several = isinstance(layer, (nn.MultiheadAttention, nn.Bilinear))
-                channels = (channel_axis(layer),)
+                channels = (channel_axis(layer),) if site.kind == "channel" else ()
                 reroute(layer, partial(self._several if several else self._around, site, layer, channels))
         self._calls = WeightCalls(twin, self._meet) if functional else None
         if self._calls is not None:

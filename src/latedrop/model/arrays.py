@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from latedrop.errors import DataError
+from latedrop.torch_inside import first_weight
 
 __all__ = ["all_finite", "from_array", "from_table", "is_table", "map_values", "place", "widened"]
 
@@ -20,7 +21,7 @@ def place(x: Any, model: nn.Module, *, check: bool = True) -> Any:
 
     With `check`, raises `DataError` where a floating input has NaN or inf.
     """
-    parameter = next((p for p in model.parameters() if p.is_floating_point()), None)
+    parameter = first_weight(model)
     device = parameter.device if parameter is not None else torch.device("cpu")
 
     def move(value: Any) -> Tensor:

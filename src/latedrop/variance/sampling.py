@@ -128,7 +128,7 @@ def own_output(model: nn.Module, x: Any, readout: Readout = None) -> Tensor:
 def _compiled(
     model: nn.Module, x: Any, sites: Sequence[Site], rates: Mapping[str, float], options: Sampling
 ) -> Moments:
-    fitting = partial(fitting_chunk, model, x, sites)
+    fitting = partial(fitting_chunk, model, x, sites, options.draws)
     run = program(model, x, sites, options, fitting)
     mean, variance, finite = run(x, rates)
     if not finite:

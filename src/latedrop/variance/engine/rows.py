@@ -55,10 +55,11 @@ class ThinnedNetworks:
         self._sites = sites
         self._count = row_count(x)
         functional = any(site.weight is not None for site in sites)
-        self._chunk = min(options.draws, options.chunk or fitting_chunk(model, x, sites))
+        draws = options.draws
+        self._chunk = min(draws, options.chunk) if options.chunk else fitting_chunk(model, x, sites, draws)
         # A weight without a module is known by what is computed from parameters in the same pass: nothing is shared.
-        sharing = not functional and worth_sharing(x, options.draws, passes * (options.draws // self._chunk))
-        self._masks = _RowMasks(options.seed, {}, range(0), range(options.draws))
+        sharing = not functional and worth_sharing(x, draws, passes * (draws // self._chunk))
+        self._masks = _RowMasks(options.seed, {}, range(0), range(draws))
         self._why = ""
         self._as_rows = options.engine != "loop" and self._may_be_rows()
         self._layers = SharedLayers(model) if sharing and self._as_rows and model not in _UNSHARED else None

@@ -18,6 +18,7 @@ from weakref import ReferenceType, WeakKeyDictionary, ref
 import torch
 from torch import Tensor, nn
 
+from latedrop.masking.draws import split
 from latedrop.model.rows import map_rows, row_count, tensors
 from latedrop.model.twin import reroute
 from latedrop.model.weight_calls import storage_of
@@ -95,7 +96,7 @@ class Repeated(Tensor):
 def by_draw(value: Tensor, axis: int, times: int) -> Tensor:
     """A value with an axis of draws before that of the examples; what all draws share is not copied."""
     rows = value.rows() if isinstance(value, Repeated) and axis == 0 else None
-    return value.unflatten(axis, (times, -1)) if rows is None else rows.expand(times, *rows.shape)
+    return split(value, axis, times) if rows is None else rows.expand(times, *rows.shape)
 
 
 _ASKS = {
