@@ -40,6 +40,7 @@ __all__ = [
     "restore_calls",
     "shallow_copy",
     "state_of",
+    "stream_of",
     "traced",
     "transforms",
     "watching",
@@ -184,14 +185,14 @@ plain_function = getattr(torch._C, "_disabled_torch_function_impl", Tensor.__tor
 
 def wrapped_attribute(module: nn.Module) -> str | None:
     """The attribute that holds what a wrapper wraps; None where a module is none."""
-    if isinstance(module, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
-        return "module"
-    return "_orig_mod" if type(module).__name__ == "OptimizedModule" else None
+    kind: Any = type(module)
+    return _about(kind)[0]
 
 
 def is_torchs_own(module: nn.Module) -> bool:
     """Whether a module is of a class that torch itself has."""
-    return type(module).__module__.startswith("torch.nn.modules.")
+    kind: Any = type(module)
+    return _about(kind)[1]
 
 
 def parts_of(module: nn.Module) -> list[nn.Module]:
@@ -216,9 +217,7 @@ def part_named(module: nn.Module, name: str) -> nn.Module | None:
 
 
 _BLANK = vars(nn.Module())
-_HOLDERS: dict[str, Any] = {
-    n: type(v) for n, v in _BLANK.items() if isinstance(v, (dict, set)) and "state_dict" not in n
-}
+_HOLDERS: dict[str, Any] = {n: type(v) for n, v in _BLANK.items() if isinstance(v, (dict, set)) and "_dict_" not in n}
 """Where every module holds its parts, and the hooks of its passes."""
 
 
@@ -235,7 +234,7 @@ def shallow_copy(
     layers of torch hold nothing else that is worth a copy, but for hooks and the weights of recurrent ones.
     """
     kind: Any = type(module)
-    kind, torchs_own = _copied_as(kind)
+    _, torchs_own, kind = _about(kind)
     copy: nn.Module = object.__new__(kind)
     made[id(module)] = copy
     state = vars(copy)
@@ -243,8 +242,7 @@ def shallow_copy(
     for name, container in _HOLDERS.items():  # what registers a part or a hook on the way registers it here
         held = state.get(name)
         state[name] = container(held) if held else container()
-    if state.get("_compiled_call_impl") is not None:
-        state["_compiled_call_impl"] = None
+    state.pop("_compiled_call_impl", None)
     state.pop("_call_impl", None)
     modules, parameters, buffers = state["_modules"], state["_parameters"], state["_buffers"]
     for name, part in modules.items():
@@ -268,12 +266,14 @@ def shallow_copy(
 
 
 @cache
-def _copied_as(kind: Any) -> tuple[Any, bool]:
-    """The class of a copy, and whether it is torch's own; where it cleans up after an instance, the copy's does not."""
-    torchs_own = kind.__module__.startswith("torch.nn.modules.")
-    if hasattr(kind, "__del__"):
-        kind = type(kind.__name__, (kind,), {"__del__": lambda self: None, "__module__": kind.__module__})
-    return kind, torchs_own
+def _about(kind: Any) -> tuple[str | None, bool, Any]:
+    """Where instances of a class hold what they wrap, whether it is torch's own, and the class of their copies."""
+    parallel = issubclass(kind, (nn.DataParallel, nn.parallel.DistributedDataParallel))
+    wraps = "module" if parallel else "_orig_mod" if kind.__name__ == "OptimizedModule" else None
+    copied_as = kind
+    if hasattr(kind, "__del__"):  # what cleans up after the user's own is not to do so after a copy
+        copied_as = type(kind.__name__, (kind,), {"__del__": lambda self: None, "__module__": kind.__module__})
+    return wraps, kind.__module__.startswith("torch.nn.modules."), copied_as
 
 
 _HOOKS = _HOLDERS.keys() - {"_modules", "_parameters", "_buffers"}
@@ -358,6 +358,14 @@ def held(switch: Callable[[], AbstractContextManager[Any]], key: str) -> Iterato
 
 _HOLDING = Lock()
 _HELD: dict[str, tuple[int, AbstractContextManager[Any] | None]] = {}
+
+
+def stream_of(device: torch.device) -> int:
+    """The number of the stream on which a CUDA device works for this thread."""
+    quick = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+    if quick is None or device.index is None:
+        return int(torch.cuda.current_stream(device).cuda_stream)
+    return int(quick(device.index))
 
 
 def leaves_and_structure(value: Any) -> tuple[list[Any], Any]:

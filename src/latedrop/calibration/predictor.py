@@ -166,7 +166,7 @@ class Predictor:
 
         The batch size does not change the result, unless every example has its own masks (`shared=False`).
         """
-        x = place(x, self.model)
+        x = place(x, self.model, check=self.engine == "compiled")  # else with each batch
         try:
             parts = [self._moments(part) for part in row_batches(x, self.batch_size)]
         except LatedropError:
@@ -180,7 +180,7 @@ class Predictor:
             ) from error
         if not parts:
             raise DataError("expected at least one row to predict; found none.")
-        mean, variance = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
+        mean, variance = parts[0] if len(parts) == 1 else map(torch.cat, zip(*parts, strict=True))
         return Prediction(mean, variance, self.calibration)
 
     def predict_batches(
@@ -267,7 +267,7 @@ class Predictor:
         options = Sampling(draws, c.seed, self.readout, self.chunk, c.shared, engine=self.engine)
         (found,) = moments(self.model, x, [c.rate], c.sites, c.method, options)
         own = c.mean == "model" and c.method != "linear"  # which gives the model's own output anyway
-        mean = own_output(self.model, x, self.readout) if own else found.mean
+        mean = own_output(self.model, x, self.readout).clone() if own else found.mean
         if mean.dim() != len(c.output_shape) + 1 or (c.per_output and mean.shape[1] != c.output_shape[0]):
             raise DataError(
                 f"expected outputs of shape (N, {', '.join(map(str, c.output_shape))}), as in the calibration; found "
