@@ -265,8 +265,9 @@ class TestData:
         bad[3, 1] = value
         with pytest.raises(DataError, match="expected finite inputs; found 1 NaN or inf among 120"):
             quietly(mlp(), (bad, Y))
-        with pytest.raises(DataError, match="expected finite inputs; found 1 NaN or inf among 120"):
-            quietly(mlp(), (X, Y)).predict(bad.numpy())
+        for batch_size in (256, 7):
+            with pytest.raises(DataError, match="expected finite inputs; found 1 NaN or inf among 120"):
+                quietly(mlp(), (X, Y), batch_size=batch_size).predict(bad.numpy())
         bad = Y.clone()
         bad[3] = value
         with pytest.raises(DataError, match="expected finite targets; found 1 NaN or inf among 40"):

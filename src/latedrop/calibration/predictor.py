@@ -28,7 +28,7 @@ from latedrop.calibration.setup import PAPER_RATES, Setup
 from latedrop.errors import ArgumentError, DataError, FileError, LatedropError, LatedropWarning, OutputError
 from latedrop.files import readable, write_aside
 from latedrop.metrics import align_target
-from latedrop.model.arrays import place
+from latedrop.model.arrays import check_inputs, floating, place
 from latedrop.model.calling import Readout
 from latedrop.model.finding import Select
 from latedrop.model.sites import Kind, Rate, Site, missing_sites, odds_by_site
@@ -170,6 +170,7 @@ class Predictor:
         try:
             parts = [self._moments(part) for part in row_batches(x, self.batch_size)]
         except LatedropError:
+            check_inputs(floating(x))  # which says how many of all rows are not finite
             raise
         except (RuntimeError, TypeError, ValueError, IndexError, AssertionError) as error:
             if out_of_memory(error):

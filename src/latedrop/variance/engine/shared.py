@@ -134,12 +134,17 @@ def _whole(value: Any) -> Any:
 
 _MET: WeakKeyDictionary[nn.Module, set[str]] = WeakKeyDictionary()
 """The names of a model's layers that were ever given what all draws share."""
-_FEW = 2**13  # numbers in all draws' inputs, below which it takes longer to keep track than to compute
+_FEW = {"cpu": 2**13}  # numbers in all draws' inputs, below which it takes longer to keep track than to compute
+_FEW_ELSEWHERE = 2**18  # the same on devices that compute more in the time that Python needs
 
 
 def worth_sharing(x: Any, draws: int, passes: int) -> bool:
     """Whether layers before the first site take long enough."""
-    return passes > 1 or draws * sum(value.numel() for value in tensors(x)) > _FEW
+    if passes > 1:
+        return True
+    found = list(tensors(x))
+    few = _FEW.get(found[0].device.type, _FEW_ELSEWHERE)
+    return draws * sum(value.numel() for value in found) > few
 
 
 class SharedLayers:
