@@ -74,8 +74,14 @@ def all_finite(*tensors: Tensor) -> bool:
     >>> all_finite(torch.tensor([3e38, 3e38])), all_finite(torch.tensor([1.0, torch.inf]))
     (True, False)
     """
-    totals = [t.sum() if t.dtype in (torch.float32, torch.float64) else t.sum(dtype=torch.float32) for t in tensors]
-    return isfinite(sum(totals[1:], totals[0]).item()) or all(bool(torch.isfinite(t).all()) for t in tensors)
+    first, *others = (_total(values) for values in tensors)
+    return isfinite(sum(others, first).item()) or all(bool(torch.isfinite(values).all()) for values in tensors)
+
+
+def _total(values: Tensor) -> Tensor:
+    if values.numel() == 1:
+        return values
+    return values.sum() if values.dtype in (torch.float32, torch.float64) else values.sum(dtype=torch.float32)
 
 
 def from_array(array: np.ndarray, what: str) -> Tensor:
