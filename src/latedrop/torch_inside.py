@@ -7,7 +7,6 @@ what is slower or refused now, and why; results stay right.
 from __future__ import annotations
 
 import sys
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from latedrop.errors import LatedropWarning
 __all__ = [
     "Operator",
     "eager",
+    "first_weight",
     "held",
     "inmost",
     "is_torchs_own",
@@ -33,11 +33,14 @@ __all__ = [
     "leaves_and_structure",
     "operator_of",
     "own_call",
+    "part_named",
+    "parts_of",
     "plain_function",
     "reroute_calls",
     "restore_calls",
     "shallow_copy",
     "state_of",
+    "stream_of",
     "traced",
     "transforms",
     "watching",
@@ -182,23 +185,46 @@ plain_function = getattr(torch._C, "_disabled_torch_function_impl", Tensor.__tor
 
 def wrapped_attribute(module: nn.Module) -> str | None:
     """The attribute that holds what a wrapper wraps; None where a module is none."""
-    if isinstance(module, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
-        return "module"
-    return "_orig_mod" if type(module).__name__ == "OptimizedModule" else None
+    kind: Any = type(module)
+    return _about(kind)[0]
 
 
 def is_torchs_own(module: nn.Module) -> bool:
     """Whether a module is of a class that torch itself has."""
-    return type(module).__module__.startswith("torch.nn.modules.")
+    kind: Any = type(module)
+    return _about(kind)[1]
 
 
-_PARTS = ("_modules", "_parameters", "_buffers")
+def parts_of(module: nn.Module) -> list[nn.Module]:
+    """`module.children()`, where one that has two names may come twice: quicker."""
+    return [part for part in module._modules.values() if part is not None]
+
+
+def first_weight(module: nn.Module) -> Tensor | None:
+    """The first floating one of `module.parameters()`, or None: quicker."""
+    for weight in module._parameters.values():
+        if weight is not None and weight.is_floating_point():
+            return weight
+    return next((found for part in parts_of(module) if (found := first_weight(part)) is not None), None)
+
+
+def part_named(module: nn.Module, name: str) -> nn.Module | None:
+    """`module.get_submodule(name)`, or None where there is none: quicker."""
+    found: nn.Module | None = module
+    for step in name.split(".") if name else ():
+        found = found._modules[step] if found is not None and step in found._modules else None
+    return found
+
+
+_BLANK = vars(nn.Module())
+_HOLDERS: dict[str, Any] = {n: type(v) for n, v in _BLANK.items() if isinstance(v, (dict, set)) and "_dict_" not in n}
+"""Where every module holds its parts, and the hooks of its passes."""
 
 
 def shallow_copy(
     module: nn.Module,
     inner: Callable[[nn.Module], nn.Module],
-    weight: Callable[[Tensor], Tensor],
+    weight: Callable[[Tensor], Tensor] | None,
     value: Callable[[Any], Any],
     made: dict[int, Any],
 ) -> nn.Module:
@@ -208,52 +234,51 @@ def shallow_copy(
     layers of torch hold nothing else that is worth a copy, but for hooks and the weights of recurrent ones.
     """
     kind: Any = type(module)
-    copy: nn.Module = object.__new__(_without_del(kind))
+    _, torchs_own, kind = _about(kind)
+    copy: nn.Module = object.__new__(kind)
     made[id(module)] = copy
     state = vars(copy)
     state.update(vars(module))
-    if state.get("_compiled_call_impl") is not None:
-        state["_compiled_call_impl"] = None
+    for name, container in _HOLDERS.items():  # what registers a part or a hook on the way registers it here
+        held = state.get(name)
+        state[name] = container(held) if held else container()
+    state.pop("_compiled_call_impl", None)
     state.pop("_call_impl", None)
-    for name in _HOOKS:
-        if name in state:
-            state[name] = OrderedDict(state[name])  # what registers a hook on the way registers it here
-    modules, parameters, buffers = (state[part] for part in _PARTS)
-    if modules:
-        state["_modules"] = {name: None if item is None else inner(item) for name, item in modules.items()}
-    if parameters:
+    modules, parameters, buffers = state["_modules"], state["_parameters"], state["_buffers"]
+    for name, part in modules.items():
+        if part is not None:
+            modules[name] = inner(part)
+    if weight is not None:
         state["_parameters"] = {name: None if item is None else weight(item) for name, item in parameters.items()}
     state["training"] = False
-    forward = getattr(type(module), "forward", None)
-    written = getattr(forward, "_torchdynamo_orig_callable", None)  # under @torch.compile
+    written = getattr(kind.forward, "_torchdynamo_orig_callable", None)  # under @torch.compile
     if "forward" in state:
         state["forward"] = value(state["forward"])
     elif written is not None:
         state["forward"] = written.__get__(copy)
-    hooked = state.get("_forward_hooks") or state.get("_forward_pre_hooks")
-    if hooked or "_flat_weights" in state or not is_torchs_own(module):
+    if not torchs_own or state["_forward_hooks"] or state["_forward_pre_hooks"] or "_flat_weights" in state:
         if buffers:
             state["_buffers"] = {name: value(item) for name, item in buffers.items()}
         for name, item in list(vars(module).items()):
-            if name not in _DONE and item is not None and type(item) not in _ATOMS:
+            if type(item) not in _ATOMS and name not in _DONE and (name not in _HOOKS or item):
                 state[name] = value(item)
     return copy
 
 
 @cache
-def _without_del(kind: type) -> type:
-    """The class itself; where it cleans up after an instance, one that leaves that to the user's own."""
-    if not hasattr(kind, "__del__"):
-        return kind
-    return type(kind.__name__, (kind,), {"__del__": lambda self: None, "__module__": kind.__module__})
+def _about(kind: Any) -> tuple[str | None, bool, Any]:
+    """Where instances of a class hold what they wrap, whether it is torch's own, and the class of their copies."""
+    parallel = issubclass(kind, (nn.DataParallel, nn.parallel.DistributedDataParallel))
+    wraps = "module" if parallel else "_orig_mod" if kind.__name__ == "OptimizedModule" else None
+    copied_as = kind
+    if hasattr(kind, "__del__"):  # what cleans up after the user's own is not to do so after a copy
+        copied_as = type(kind.__name__, (kind,), {"__del__": lambda self: None, "__module__": kind.__module__})
+    return wraps, kind.__module__.startswith("torch.nn.modules."), copied_as
 
 
-_DONE = {"_modules", "_parameters", "_buffers", "forward", "training", "_call_impl", "_compiled_call_impl"}
-_HOOKS = tuple(
-    f"_forward{name}"
-    for name in ("_hooks", "_hooks_with_kwargs", "_hooks_always_called", "_pre_hooks", "_pre_hooks_with_kwargs")
-)
-_ATOMS = {bool, int, float, str, bytes, torch.dtype, torch.device, type}
+_HOOKS = _HOLDERS.keys() - {"_modules", "_parameters", "_buffers"}
+_DONE = {*_BLANK, "forward", "_call_impl", "_compiled_call_impl"} - _HOOKS
+_ATOMS = {bool, int, float, str, bytes, torch.dtype, torch.device, type, type(None)}
 
 
 def state_of(model: nn.Module) -> tuple[Any, ...]:
@@ -333,6 +358,14 @@ def held(switch: Callable[[], AbstractContextManager[Any]], key: str) -> Iterato
 
 _HOLDING = Lock()
 _HELD: dict[str, tuple[int, AbstractContextManager[Any] | None]] = {}
+
+
+def stream_of(device: torch.device) -> int:
+    """The number of the stream on which a CUDA device works for this thread."""
+    quick = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+    if quick is None or device.index is None:
+        return int(torch.cuda.current_stream(device).cuda_stream)
+    return int(quick(device.index))
 
 
 def leaves_and_structure(value: Any) -> tuple[list[Any], Any]:

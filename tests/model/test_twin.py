@@ -76,6 +76,41 @@ def test_what_a_model_writes_into_itself_is_thrown_away(engine: Any) -> None:
     pickle.dumps(model)
 
 
+class Growing(nn.Module):
+    """Gives itself, and layers of torch that have none, parts and hooks in its first pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 1))
+        self.bare = Late()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.body[1].register_buffer("last", x.detach().clone())
+        self.body[1].inner = nn.Identity()
+        self.body[0].register_full_backward_hook(lambda *_: None)
+        return self.body(self.bare(x))
+
+
+class Late(nn.Module):
+    """Makes its parts when it is first called."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.late, self.weight = nn.Identity(), nn.Parameter(torch.ones(1))
+        self.register_buffer("seen", torch.ones(1))
+        return self.late(x)
+
+
+def test_parts_and_hooks_that_a_pass_adds_are_thrown_away() -> None:
+    model, x = Growing().eval(), torch.randn(6, 4)
+    before = state(model)
+    sites = find_sites(model, x)
+    sample(model, x, 0.2, 5, sites=sites)
+    with inject(model, sites, 0.2):
+        model(x)
+    assert_same(before, state(model))
+    assert list(model.state_dict()) == list(before["values"])
+
+
 class Entangled(nn.Module):
     """Its layers are also reached by lists, closures, bound methods and partial functions."""
 

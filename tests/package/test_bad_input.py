@@ -79,6 +79,22 @@ class Broken(Wrapped):
         return torch.where(x[:, :1] > 1, torch.nan, out)
 
 
+class Forgiving(Wrapped):
+    """Its output is finite whatever its input is."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.third(self.first(x.nan_to_num(0.0, 0.0, 0.0)).tanh())
+
+
+class Fussy(Wrapped):
+    """Raises an error of its own where its input is not finite."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not x.isfinite().all():
+            raise ZeroDivisionError("not finite")
+        return self.third(self.first(x).tanh())
+
+
 def test_every_error_is_ours() -> None:
     for error in (ArgumentError, DataError, FileError, OutputError, SiteError):
         assert issubclass(error, LatedropError)
@@ -249,12 +265,28 @@ class TestData:
         bad[3, 1] = value
         with pytest.raises(DataError, match="expected finite inputs; found 1 NaN or inf among 120"):
             quietly(mlp(), (bad, Y))
-        with pytest.raises(DataError, match="expected finite inputs; found 1 NaN or inf among 120"):
-            quietly(mlp(), (X, Y)).predict(bad.numpy())
+        for batch_size in (256, 7):
+            with pytest.raises(DataError, match="expected finite inputs; found 1 NaN or inf among 120"):
+                quietly(mlp(), (X, Y), batch_size=batch_size).predict(bad.numpy())
         bad = Y.clone()
         bad[3] = value
         with pytest.raises(DataError, match="expected finite targets; found 1 NaN or inf among 40"):
             quietly(mlp(), (X, bad))
+
+    @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+    @pytest.mark.parametrize("make", [Forgiving, Fussy])
+    @pytest.mark.parametrize("rate", [0.0, 0.1])
+    def test_inputs_that_are_not_finite_whatever_the_model_does(self, make: Any, value: float, rate: float) -> None:
+        model, bad = make(), X.clone()
+        bad[3, 1] = value
+        sites = find_sites(model, X)
+        with pytest.raises(DataError, match="expected finite inputs; found 1 NaN or inf among 120"):
+            sample(model, bad, rate, 5, sites=sites)
+        with pytest.raises(DataError, match="expected finite inputs; found 1 NaN or inf among 120"):
+            sample(model, (bad,), rate, 5, sites=sites, chunk=1)
+        predictor = quietly(model, (X, Y), mean="model")
+        with pytest.raises(DataError, match="expected finite inputs; found 1 NaN or inf among 120"):
+            predictor.predict(bad)
 
     @pytest.mark.parametrize(
         ("outputs", "readout", "shape"),

@@ -56,7 +56,11 @@ def batches(
 def row_batches(x: Any, batch_size: int) -> Iterator[Any]:
     """Cut inputs with N rows into parts of at most `batch_size` rows."""
     _check_batch_size(batch_size)
-    for start in range(0, row_count(x), batch_size):
+    rows = row_count(x)
+    if 0 < rows <= batch_size:
+        yield x
+        return
+    for start in range(0, rows, batch_size):
         yield take_rows(x, slice(start, start + batch_size))
 
 

@@ -29,7 +29,7 @@ from latedrop.calibration.setup import Setup
 from latedrop.errors import ArgumentError, DataError, FileError, LatedropError, LatedropWarning, OutputError
 from latedrop.files import readable
 from latedrop.metrics import align_target
-from latedrop.model.arrays import place
+from latedrop.model.arrays import check_inputs, floating, place
 from latedrop.model.calling import Readout
 from latedrop.model.finding import Select
 from latedrop.model.sites import Kind, Rate, Site, missing_sites, odds_by_site
@@ -185,10 +185,11 @@ class Predictor:
 
         The batch size does not change the result, unless every example has its own masks (`shared=False`).
         """
-        x = place(x, self.model)
+        x = place(x, self.model, check=self.engine == "compiled")  # else with each batch
         try:
             parts = [self._moments(part) for part in row_batches(x, self.batch_size)]
         except LatedropError:
+            check_inputs(floating(x))  # which says how many of all rows are not finite
             raise
         except (RuntimeError, TypeError, ValueError, IndexError, AssertionError) as error:
             if out_of_memory(error):
@@ -200,8 +201,8 @@ class Predictor:
         if not parts:
             raise DataError("expected at least one row to predict; found none.")
         means, variances, strange = zip(*parts, strict=True)
-        strangeness = None if None in strange else torch.cat(strange)
-        return Prediction(torch.cat(means), torch.cat(variances), self.calibration, strangeness)
+        strangeness = None if strange[0] is None else _joined(strange)
+        return Prediction(_joined(means), _joined(variances), self.calibration, strangeness)
 
     def predict_batches(
         self, loader: Iterable[Any], unpack: Callable[[Any], Any] | None = None
@@ -304,6 +305,7 @@ class Predictor:
         """Mean, raw variance, and how strange each row is, where that can be told."""
         if self.calibration.terms is not None:
             terms = self.calibration.terms
+            check_inputs(floating(x))
             rows = Rows(self.model, x, self.calibration.sites, self.readout, terms.features)
             variance, strangeness = terms.variance(rows)
             self._check_outputs(rows.mean)
@@ -313,7 +315,7 @@ class Predictor:
         options = Sampling(draws, c.seed, self.readout, self.chunk, c.shared, engine=self.engine)
         (found,) = moments(self.model, x, [c.rate], c.sites, c.method, options)
         own = c.mean == "model" and c.method != "linear"  # which gives the model's own output anyway
-        mean = own_output(self.model, x, self.readout) if own else found.mean
+        mean = own_output(self.model, x, self.readout).clone() if own else found.mean
         self._check_outputs(mean)
         return mean, found.variance, None
 
@@ -324,6 +326,10 @@ class Predictor:
                 f"expected outputs of shape (N, {', '.join(map(str, c.output_shape))}), as in the calibration; found "
                 f"{tuple(mean.shape)}. Use the readout that the calibration was made with."
             )
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 def load(

@@ -17,7 +17,7 @@ from latedrop.errors import ArgumentError
 from latedrop.masking.masks import are_small, keys_for, masks, thinned
 from latedrop.model.sites import Site
 
-__all__ = ["DrawMasks", "checked_seed"]
+__all__ = ["DrawMasks", "checked_seed", "split"]
 
 _HALF = (torch.float16, torch.bfloat16)
 _FEW = 2**22  # numbers for which a plain product is quicker than the start of a kernel that also makes the mask
@@ -53,9 +53,9 @@ class DrawMasks:
         made = self._masks(site, call, shape, value)
         if axis is None:
             return _times(value, made[0], rate)
-        if len(draws) == 1:
-            return _times(whole, made.transpose(0, axis) if axis else made, rate).flatten(axis, axis + 1)
-        return _times(whole, made.movedim(0, axis), rate).flatten(axis, axis + 1)
+        if axis:
+            made = made.transpose(0, axis) if len(draws) == 1 else made.movedim(0, axis)
+        return _times(whole, made, rate).flatten(axis, axis + 1)
 
     def thin_packed(
         self, site: Site, call: int, value: Tensor, shape: tuple[int, ...], rows: Tensor, steps: Tensor
@@ -72,12 +72,18 @@ class DrawMasks:
 
     def by_draw(self, value: Tensor, axis: int | None) -> Tensor:
         """The value with an axis of draws before that of the examples; in front, where there are no examples."""
-        return value[None] if axis is None else value.unflatten(axis, (len(self.draws), -1))
+        return value[None] if axis is None else split(value, axis, len(self.draws))
 
     def _masks(self, site: Site, call: int, shape: tuple[int, ...], like: Tensor) -> Tensor:
         """`(draws, *shape)`. In half precision the scale is not rounded into them, where it would be off by 0.4 %."""
         scaled = like.dtype not in _HALF
         return masks(self.seed, self.draws, site.name, call, shape, self.rates[site.name], like, scaled=scaled)
+
+
+def split(value: Tensor, axis: int, times: int) -> Tensor:
+    """The axis of the rows as two: draws, and the examples of each."""
+    shape = value.shape
+    return value.view(*shape[:axis], times, shape[axis] // times, *shape[axis + 1 :])
 
 
 def checked_seed(seed: Any) -> int:

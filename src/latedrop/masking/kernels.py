@@ -6,8 +6,9 @@ By plain operators the hash would pass a dozen times over memory; here a mask is
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 import triton
@@ -92,7 +93,7 @@ def launch(keys: Tensor, units: int, least: int, scale: float, dtype: torch.dtyp
     if draws > _MOST_DRAWS or not dtype.is_floating_point:
         return None
     out = torch.empty((draws, units), dtype=dtype, device=keys.device)
-    with torch.cuda.device(keys.device):
+    with _on(keys.device):
         grid = (-(-units // _BLOCK), draws)
         _masks[grid](out, keys, units, _unspecial(least), scale, *_flat(rounds), _BLOCK)
     return out
@@ -111,12 +112,17 @@ def product(
         return None
     strides, programs, blocks, axes, constants = plan
     out = torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device)
-    with torch.cuda.device(keys.device):
+    with _on(keys.device):
         _product[(programs, len(keys))](
             out, value, keys, _unspecial(least), scale, blocks, out.stride(0), value.stride(0),
             *axes, *_flat(rounds), *constants,
         )  # fmt: skip
     return out
+
+
+def _on(device: torch.device) -> AbstractContextManager[Any]:
+    """Triton starts kernels on the current device, which it mostly is."""
+    return nullcontext() if device.index == torch.cuda.current_device() else torch.cuda.device(device)
 
 
 @lru_cache(maxsize=1024)

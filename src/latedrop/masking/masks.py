@@ -22,7 +22,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from latedrop.torch_inside import is_wrapped
+from latedrop.torch_inside import is_wrapped, stream_of
 
 __all__ = [
     "ROUNDS",
@@ -227,7 +227,7 @@ def _start(seed: int, site: str, call: int) -> Any:
 
 def _stream(device: torch.device) -> int:
     """What is copied to a device without waiting is there for those that come later on the same stream."""
-    return int(torch.cuda.current_stream(device).cuda_stream) if device.type == "cuda" else 0
+    return stream_of(device) if device.type == "cuda" else 0
 
 
 def _remembered(key: tuple[Any, ...], device: torch.device, make: Callable[..., Tensor]) -> Tensor:

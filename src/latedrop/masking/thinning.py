@@ -56,9 +56,9 @@ class Thinning:
     """
 
     def __init__(self, twin: nn.Module, sites: Sequence[Site], thinner: Thinner, *, shared: bool = True) -> None:
-        layers = {site: layer_named(twin, site.name) for site in sites if site.weight is None}
+        layers = [(site, layer_named(twin, site.name)) for site in sites if site.weight is None]
         functional = {site.name: site for site in sites if site.weight is not None}
-        if None in layers.values() or functional:
+        if functional or any(layer is None for _, layer in layers):
             missing = missing_sites(twin, sites)
             if missing:
                 raise SiteError(
@@ -71,10 +71,10 @@ class Thinning:
         self._rows: int | None = None
         self._copies = 1
         self._functional = functional
-        for site, layer in layers.items():
+        for site, layer in layers:
             if layer is not None:
                 several = isinstance(layer, (nn.MultiheadAttention, nn.Bilinear))
-                channels = (channel_axis(layer),)
+                channels = (channel_axis(layer),) if site.kind == "channel" else ()
                 reroute(layer, partial(self._several if several else self._around, site, layer, channels))
         self._calls = WeightCalls(twin, self._meet) if functional else None
         if self._calls is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from math import isfinite
 from typing import Any
 
@@ -11,8 +11,19 @@ import torch
 from torch import Tensor, nn
 
 from latedrop.errors import DataError
+from latedrop.torch_inside import first_weight
 
-__all__ = ["all_finite", "from_array", "from_table", "is_table", "map_values", "place", "widened"]
+__all__ = [
+    "all_finite",
+    "check_inputs",
+    "floating",
+    "from_array",
+    "from_table",
+    "is_table",
+    "map_values",
+    "place",
+    "widened",
+]
 
 
 def place(x: Any, model: nn.Module, *, check: bool = True) -> Any:
@@ -20,7 +31,7 @@ def place(x: Any, model: nn.Module, *, check: bool = True) -> Any:
 
     With `check`, raises `DataError` where a floating input has NaN or inf.
     """
-    parameter = next((p for p in model.parameters() if p.is_floating_point()), None)
+    parameter = first_weight(model)
     device = parameter.device if parameter is not None else torch.device("cpu")
 
     def move(value: Any) -> Tensor:
@@ -29,25 +40,48 @@ def place(x: Any, model: nn.Module, *, check: bool = True) -> Any:
             if value.is_floating_point() and parameter is not None:
                 value = value.to(parameter.dtype)
         moved: Tensor = value.to(device)
-        if check and moved.is_floating_point() and not all_finite(moved):
-            bad = int((~torch.isfinite(moved)).sum())
-            raise DataError(
-                f"expected finite inputs; found {bad} NaN or inf among {moved.numel()} input values. "
-                "Drop or impute those rows."
-            )
         return moved
 
-    return map_values(x, move)
+    placed = map_values(x, move)
+    if check:
+        check_inputs(floating(placed))
+    return placed
 
 
-def all_finite(values: Tensor) -> bool:
+def floating(x: Any) -> list[Tensor]:
+    """The tensors of inputs that were placed, where NaN and inf can be."""
+    if isinstance(x, Tensor):
+        return [x] if x.is_floating_point() else []
+    found: list[Tensor] = []
+    map_values(x, lambda value: found.extend(floating(value)))
+    return found
+
+
+def check_inputs(inputs: Sequence[Tensor]) -> None:
+    """Raise `DataError` where an input has NaN or inf."""
+    for value in inputs:
+        if not all_finite(value):
+            bad = int((~torch.isfinite(value)).sum())
+            raise DataError(
+                f"expected finite inputs; found {bad} NaN or inf among {value.numel()} input values. "
+                "Drop or impute those rows."
+            )
+
+
+def all_finite(*tensors: Tensor) -> bool:
     """Whether no value is NaN or inf: their sum then is finite too, mostly, and takes one pass and no memory.
 
     >>> all_finite(torch.tensor([3e38, 3e38])), all_finite(torch.tensor([1.0, torch.inf]))
     (True, False)
     """
-    total = values.sum() if values.dtype in (torch.float32, torch.float64) else values.sum(dtype=torch.float32)
-    return isfinite(total.item()) or bool(torch.isfinite(values).all())
+    first, *others = (_total(values) for values in tensors)
+    return isfinite(sum(others, first).item()) or all(bool(torch.isfinite(values).all()) for values in tensors)
+
+
+def _total(values: Tensor) -> Tensor:
+    if values.numel() == 1:
+        return values
+    return values.sum() if values.dtype in (torch.float32, torch.float64) else values.sum(dtype=torch.float32)
 
 
 def from_array(array: np.ndarray, what: str) -> Tensor:
@@ -83,7 +117,7 @@ def from_table(table: Any, what: str) -> Tensor:
     return from_array(np.stack(columns, 1) if columns else np.zeros((len(table), 0)), what)
 
 
-def map_values(x: Any, change: Callable[[Any], Tensor]) -> Any:
+def map_values(x: Any, change: Callable[[Any], Any]) -> Any:
     """Apply `change` to every tensor, array and table in nested tuples, lists and mappings."""
     if isinstance(x, (Tensor, np.ndarray)) or is_table(x):
         return change(x)

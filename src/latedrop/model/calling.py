@@ -7,7 +7,7 @@ and a single dict argument where it has not.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any, TypeAlias
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from latedrop.errors import OutputError
-from latedrop.model.arrays import all_finite
+from latedrop.model.arrays import all_finite, check_inputs
 from latedrop.model.rows import row_count, tensors
 
 __all__ = ["Readout", "call", "check_finite", "output_of", "read"]
@@ -25,6 +25,8 @@ Readout: TypeAlias = "Callable[[Any], Tensor] | str | int | None"
 
 def call(model: nn.Module, x: Any) -> Any:
     """Run `model` on `x`, spreading tuples and matching mappings over its arguments."""
+    if isinstance(x, Tensor):
+        return model(x)
     if isinstance(x, Mapping):
         return model(**x) if _takes_keywords(model, x) else model(x)
     return model(*x) if isinstance(x, (tuple, list)) else model(x)
@@ -61,9 +63,10 @@ def output_of(model: nn.Module, x: Any, readout: Readout) -> Tensor:
     return read(call(model, x), readout, row_count(x))
 
 
-def check_finite(output: Tensor, when: str) -> None:
-    """Raise `OutputError` where an output has NaN or inf."""
-    if not all_finite(output):
+def check_finite(output: Tensor, when: str, inputs: Sequence[Tensor] = ()) -> None:
+    """Raise `OutputError` where an output has NaN or inf, `DataError` where inputs do: a device is waited for once."""
+    if not all_finite(output, *inputs):
+        check_inputs(inputs)
         rows = int((~torch.isfinite(output)).reshape(len(output), -1).any(1).sum())
         raise OutputError(
             f"expected a finite output; found NaN or inf in {rows} of {len(output)} rows {when}. "

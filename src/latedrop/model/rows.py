@@ -86,7 +86,7 @@ def copied(x: Any) -> Any:
 
 def row_limits(model: nn.Module) -> tuple[int, int | None]:
     """The least and the largest number of rows that `model` takes: (1, None), but for some exported programs."""
-    meta = getattr(bare(model), "meta", None)
+    meta = vars(bare(model)).get("meta")
     limits: tuple[int, int | None] = meta.get(ROWS, (1, None)) if isinstance(meta, dict) else (1, None)
     return limits
 

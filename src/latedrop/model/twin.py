@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from latedrop.model.wrappers import bare
-from latedrop.torch_inside import shallow_copy, wrapped_attribute
+from latedrop.torch_inside import parts_of, shallow_copy, wrapped_attribute
 
 __all__ = ["Around", "release", "reroute", "twin_of"]
 
@@ -62,7 +62,7 @@ def reroute(layer: nn.Module, around: Around, *, copies: bool = True) -> None:
 
 def release(twin: nn.Module) -> None:
     """A twin that is no longer needed lets go of what its layers were rerouted to, and of what that holds."""
-    for part in twin.children():
+    for part in parts_of(twin):
         release(part)
     vars(twin).pop("forward", None)
 
@@ -107,7 +107,8 @@ class _Copying:
         if isinstance(module, torch.jit.ScriptModule):  # runs outside Python: there is nothing to reroute inside
             flags = [getattr(inner, "training", False) for inner in module.modules()]
             return deepcopy(module).eval() if any(flags) else module
-        copy: Any = shallow_copy(module, self.module, self._weight, self._value, self._made)
+        weight = self._weight if self._differentiable else None
+        copy: Any = shallow_copy(module, self.module, weight, self._value, self._made)
         if self._layers and isinstance(module, _FUSED):
             own = type(module).forward in [layer.forward for layer in _FUSED]
             reroute(copy, partial(_as_in_training, copy) if own else _seen)
@@ -117,8 +118,6 @@ class _Copying:
         return twin
 
     def _weight(self, weight: Tensor) -> Tensor:
-        if not self._differentiable:
-            return weight
         found: Tensor = self._made.setdefault(id(weight), weight.detach())
         return found
 

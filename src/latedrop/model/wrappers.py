@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from torch import nn
 
-from latedrop.torch_inside import wrapped_attribute
+from latedrop.torch_inside import part_named, wrapped_attribute
 
 __all__ = ["bare", "is_compiled", "layer_named", "named_layers", "plain_names"]
 
@@ -52,7 +52,4 @@ def is_compiled(module: nn.Module) -> bool:
 
 def layer_named(model: nn.Module, name: str) -> nn.Module | None:
     """A module of a model without wrappers, or None; without a walk over all of them."""
-    try:
-        return model.get_submodule(name)
-    except AttributeError:
-        return None
+    return part_named(model, name)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 __all__ = ["Moments", "Part", "Stream", "merged", "moments_of", "out_of_memory"]
 
+_NOTHING = torch.empty(0)
 _FEW = 2**12  # outputs for which one operator is quicker than three; it takes longer for each
 
 
@@ -69,7 +70,7 @@ class Stream:
     """Running mean and sum of squared deviations over chunks of draws; there must be one before either is asked for."""
 
     def __init__(self) -> None:
-        self._origin = torch.empty(0)
+        self._origin = _NOTHING
         self._part: Part = (self._origin, self._origin, 0)
 
     def add(self, outputs: Tensor) -> None:
@@ -98,8 +99,9 @@ def moments_of(outputs: Tensor) -> tuple[Tensor, Tensor]:
         stream = Stream()
         stream.add(outputs)
         return stream.moments()
-    variance, mean = torch.var_mean(outputs - outputs[0], 0)
-    return outputs[0] + mean, variance
+    origin = outputs[0]
+    variance, mean = torch.var_mean(outputs - origin, 0)
+    return origin + mean, variance
 
 
 def out_of_memory(error: Exception) -> bool:

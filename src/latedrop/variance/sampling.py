@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from latedrop.model.arrays import place, widened
+from latedrop.model.arrays import check_inputs, floating, place, widened
 from latedrop.model.calling import Readout, call, check_finite, read
 from latedrop.model.finding import find_sites
 from latedrop.model.rows import copied, fitting_batches, row_count
@@ -66,7 +66,7 @@ def sample(
     (torch.Size([5, 1]), torch.Size([5, 1]), 20)
     """
     options = Sampling(draws, seed, readout, chunk, shared, keep_draws, engine)
-    x = place(x, model, check=engine != "compiled")
+    x = place(x, model, check=sites is None)
     sites = find_sites(model, x) if sites is None else sites
     return sample_rates(model, x, [rate], sites, options)[0]
 
@@ -81,7 +81,7 @@ def sample_rates(
 ) -> list[Moments]:
     """`sample` at several rates, on inputs that were placed; what the rates share is computed once.
 
-    `tick` is called after each rate.
+    Whether the inputs are finite is found out together with the outputs. `tick` is called after each rate.
     """
     parts = fitting_batches(model, x)
     if parts is not None:
@@ -91,18 +91,23 @@ def sample_rates(
     active = [site for site in sites if any(found[site.name] > 0 for found in by_site)]
     engine = options.engine if active else None
     networks = ThinnedNetworks(model, x, active, options, len(rates)) if engine not in (None, "compiled") else None
-    results = []
+    results, inputs = [], floating(x)
     try:
         for rate, wanted in zip(rates, by_site, strict=True):
             if not any(wanted.values()):
+                check_inputs(inputs)
                 moments = Moments.unmoved(own_output(model, x, options.readout), options.draws, keep=options.keep)
             elif networks is None:
                 moments = _compiled(model, x, active, wanted, options)
             else:
                 moments = networks.moments(wanted)
-                check_finite(moments.mean, f"at rate {rate}")
+                check_finite(moments.mean, f"at rate {rate}", inputs)
+            inputs = []
             results.append(moments)
             tick()
+    except Exception:
+        check_inputs(inputs)  # which a model may fail on in any way
+        raise
     finally:
         if networks is not None:
             networks.close()
@@ -128,10 +133,9 @@ def own_output(model: nn.Module, x: Any, readout: Readout = None) -> Tensor:
 def _compiled(
     model: nn.Module, x: Any, sites: Sequence[Site], rates: Mapping[str, float], options: Sampling
 ) -> Moments:
-    fitting = partial(fitting_chunk, model, x, sites)
+    fitting = partial(fitting_chunk, model, x, sites, options.draws)
     run = program(model, x, sites, options, fitting)
     mean, variance, finite = run(x, rates)
     if not finite:
-        place(x, model)
-        check_finite(mean, f"at rates {dict(rates)}")
+        check_finite(mean, f"at rates {dict(rates)}", floating(x))
     return Moments(mean, variance, options.draws)

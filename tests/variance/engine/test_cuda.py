@@ -1,5 +1,7 @@
 """The same contract on a GPU; skipped where there is none."""
 
+import warnings
+
 import pytest
 import torch
 from torch import nn
@@ -7,6 +9,7 @@ from torch import nn
 from latedrop import calibrate, find_sites, linearize, sample
 from latedrop.masking.masks import keys_for, masks_from_keys, thinned
 from latedrop.model.rows import map_rows
+from latedrop.torch_inside import stream_of
 from latedrop.variance.engine.options import Sampling
 from latedrop.variance.engine.rows import ThinnedNetworks
 from zoo import ZOO, Case
@@ -117,6 +120,31 @@ def test_no_draw_waits_for_the_device() -> None:
         finally:
             torch.cuda.set_sync_debug_mode("default")
         assert sum(map(len, outputs)) == 12
+
+
+def test_a_stream_is_known_with_and_without_the_quick_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = torch.device("cuda", torch.cuda.current_device())
+    with torch.cuda.stream(torch.cuda.Stream()) as _:
+        expected = torch.cuda.current_stream(device).cuda_stream
+        assert expected != 0
+        assert stream_of(device) == stream_of(torch.device("cuda")) == expected
+        monkeypatch.delattr(torch._C, "_cuda_getCurrentRawStream", raising=False)
+        assert stream_of(device) == expected
+
+
+def test_a_call_waits_once() -> None:
+    model = nn.Sequential(nn.Linear(3, 32), nn.ReLU(), nn.Linear(32, 1)).cuda()
+    x = torch.randn(1, 3, device="cuda")
+    sites = find_sites(model, x)
+    sample(model, x, 0.1, 20, sites=sites)
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            sample(model, x, 0.1, 20, sites=sites)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert sum("synchroniz" in str(warning.message) for warning in seen) == 1
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

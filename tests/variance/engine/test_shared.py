@@ -17,6 +17,7 @@ from latedrop import calibrate, find_sites, sample
 from latedrop.crowd import MCNN
 from latedrop.variance.engine.options import Sampling
 from latedrop.variance.engine.rows import ThinnedNetworks
+from latedrop.variance.engine.shared import worth_sharing
 from latedrop.variance.sampling import sample_rates
 
 
@@ -53,6 +54,15 @@ def test_columns_of_a_counter_run_their_first_layers_once() -> None:
         assert [runs.layers[f"columns.{column}.{layer}"] for layer in (0, 3, 6, 8)] == [1, 3, 3, 3]
     assert runs.layers["fuse"] == 3
     assert runs.operators["max_pool2d_with_indices"] == 3 + 3 * 3
+
+
+@pytest.mark.parametrize(("device", "side", "shared"), [("cpu", 8, False), ("cpu", 32, True), ("meta", 32, False)])
+def test_few_inputs_are_not_worth_it(device: str, side: int, shared: bool) -> None:
+    """On a device that is not the CPU the layers of a larger batch take no longer."""
+    x = torch.empty(1, 1, side, side, device=device)
+    assert worth_sharing((x, {"more": x}), 50, passes=1) is shared
+    assert worth_sharing(x, 50, passes=2)
+    assert worth_sharing(torch.empty(1, 3, 224, 224, device=device), 50, passes=1)
 
 
 def test_loops_share_it_too() -> None:

@@ -11,6 +11,7 @@ from torch import nn
 from latedrop.model.rows import row_count
 from latedrop.model.sites import Site
 from latedrop.model.wrappers import bare, layer_named
+from latedrop.torch_inside import first_weight
 
 __all__ = ["fitting_chunk"]
 
@@ -19,22 +20,23 @@ _SMALL_BYTES = 512 * 2**20  # the same on other devices, which have no such cach
 _FULL = 20  # draws that fill any other device; with more, only memory would grow
 
 
-def fitting_chunk(model: nn.Module, x: Any, sites: Sequence[Site]) -> int:
-    """How many draws to run at once.
+def fitting_chunk(model: nn.Module, x: Any, sites: Sequence[Site], draws: int) -> int:
+    """How many of so many draws to run at once.
 
     On a CPU, what fits its caches. Elsewhere as many as are small; of large ones 20, or what fits a sixteenth of the
     device's memory.
     """
-    parameter = next(model.parameters())
     model = bare(model)
+    found = first_weight(model)
+    parameter = found if found is not None else next(model.parameters())
     widest = max(site.count * max(1.0, _widening(layer_named(model, site.name))) for site in sites)
     per_draw = int(3 * widest * (row_count(x) + 1) * parameter.element_size())
     device = parameter.device
     few = _CACHE_BYTES.get(device.type, _SMALL_BYTES) // per_draw
-    if device.type != "cuda":
-        return max(1, few)
+    if few >= draws or device.type != "cuda":
+        return min(max(1, few), draws)
     most = torch.cuda.get_device_properties(device).total_memory // 16 // per_draw
-    return max(1, few, min(most, _FULL))
+    return min(max(1, few, min(most, _FULL)), draws)
 
 
 def _widening(layer: nn.Module | None) -> float:

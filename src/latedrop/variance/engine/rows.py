@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from latedrop.errors import ArgumentError, LatedropWarning
-from latedrop.masking.draws import DrawMasks
+from latedrop.masking.draws import DrawMasks, split
 from latedrop.masking.thinning import Thinning
 from latedrop.model.arrays import widened
 from latedrop.model.calling import call, read
@@ -55,10 +55,11 @@ class ThinnedNetworks:
         self._sites = sites
         self._count = row_count(x)
         functional = any(site.weight is not None for site in sites)
-        self._chunk = min(options.draws, options.chunk or fitting_chunk(model, x, sites))
+        draws = options.draws
+        self._chunk = min(draws, options.chunk) if options.chunk else fitting_chunk(model, x, sites, draws)
         # A weight without a module is known by what is computed from parameters in the same pass: nothing is shared.
-        sharing = not functional and worth_sharing(x, options.draws, passes * (options.draws // self._chunk))
-        self._masks = _RowMasks(options.seed, {}, range(0), range(options.draws))
+        sharing = not functional and worth_sharing(x, draws, passes * (draws // self._chunk))
+        self._masks = _RowMasks(options.seed, {}, range(0), range(draws))
         self._why = ""
         self._as_rows = options.engine != "loop" and self._may_be_rows()
         self._layers = SharedLayers(model) if sharing and self._as_rows and model not in _UNSHARED else None
@@ -141,8 +142,7 @@ class ThinnedNetworks:
         """`(t, N, ...)` of some draws."""
         count, times = self._count, len(draws)
         x = repeated(self.x, times) if self._layers is None else self._layers.inputs(self.x, times)
-        outputs: Tensor = self._pass(x, draws, count, self._layers).unflatten(0, (times, count))
-        return outputs
+        return split(self._pass(x, draws, count, self._layers), 0, times)
 
     def _pass(self, x: Any, draws: range, count: int, layers: SharedLayers | None) -> Tensor:
         """One pass over `count` examples of each draw; its twin is its own, and so is what the model writes into it."""
@@ -172,9 +172,11 @@ class ThinnedNetworks:
             alone = widened(self._pass(copied(take_rows(self.x, slice(few))), self._masks.draws[-1:], few, None))
             beside = widened(outputs)
             if alone.numel() and not rolls_dice(self.model):
+                if not bool(alone.isfinite().all()):
+                    return True
                 spread = beside[:, :few].std(0).max() if len(beside) > 1 else 0.0
                 off, most = (alone - beside[-1, :few]).abs().max(), alone.abs().max()
-                if bool(alone.isfinite().all()) and not bool(off <= 0.05 * spread + self._rounding(outputs) * most):
+                if not bool(off <= 0.05 * spread + self._rounding(outputs) * most):
                     return False
             known.add(key)
         return True

@@ -18,6 +18,7 @@ from weakref import ReferenceType, WeakKeyDictionary, ref
 import torch
 from torch import Tensor, nn
 
+from latedrop.masking.draws import split
 from latedrop.model.rows import map_rows, row_count, tensors
 from latedrop.model.twin import reroute
 from latedrop.model.weight_calls import storage_of
@@ -95,7 +96,7 @@ class Repeated(Tensor):
 def by_draw(value: Tensor, axis: int, times: int) -> Tensor:
     """A value with an axis of draws before that of the examples; what all draws share is not copied."""
     rows = value.rows() if isinstance(value, Repeated) and axis == 0 else None
-    return value.unflatten(axis, (times, -1)) if rows is None else rows.expand(times, *rows.shape)
+    return split(value, axis, times) if rows is None else rows.expand(times, *rows.shape)
 
 
 _ASKS = {
@@ -133,12 +134,17 @@ def _whole(value: Any) -> Any:
 
 _MET: WeakKeyDictionary[nn.Module, set[str]] = WeakKeyDictionary()
 """The names of a model's layers that were ever given what all draws share."""
-_FEW = 2**13  # numbers in all draws' inputs, below which it takes longer to keep track than to compute
+_FEW = {"cpu": 2**13}  # numbers in all draws' inputs, below which it takes longer to keep track than to compute
+_FEW_ELSEWHERE = 2**18  # the same on devices that compute more in the time that Python needs
 
 
 def worth_sharing(x: Any, draws: int, passes: int) -> bool:
     """Whether layers before the first site take long enough."""
-    return passes > 1 or draws * sum(value.numel() for value in tensors(x)) > _FEW
+    if passes > 1:
+        return True
+    found = list(tensors(x))
+    few = _FEW.get(found[0].device.type, _FEW_ELSEWHERE)
+    return draws * sum(value.numel() for value in found) > few
 
 
 class SharedLayers:
