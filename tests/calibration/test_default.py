@@ -1,0 +1,306 @@
+"""The default of `calibrate`: terms, guard, verdict, and what is kept of them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import latedrop
+from latedrop import calibrate, metrics
+from latedrop.calibration.evaluation import compare, verdict
+from latedrop.calibration.term_fit import fit_terms
+from latedrop.calibration.verdict import Verdict, crossed, folds, judged
+from latedrop.errors import ArgumentError, DataError, FileError
+
+
+def network(outputs: int = 1, width: int = 30, seed: int = 0) -> nn.Module:
+    generator = torch.random.fork_rng()
+    with generator:
+        torch.manual_seed(seed)
+        layers = nn.Linear(3, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, outputs)
+        return nn.Sequential(*layers).eval()
+
+
+def noisy(model: nn.Module, rows: int, seed: int = 0, *, size: Any = 0.3) -> tuple[Tensor, Tensor]:
+    """Rows whose error grows with the first-order variance, so that there is something to find."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(rows, 3, generator=generator)
+    found = latedrop.linearize(model, x)
+    std = found.variance(torch.ones(len(found.sites))).sqrt()
+    return x, found.mean + size * std * torch.randn(std.shape, generator=generator)
+
+
+def default(model: nn.Module, data: Any, **options: Any) -> latedrop.Predictor:
+    return calibrate(model, data, progress=False, **options)
+
+
+class TestFit:
+    def test_it_finds_the_coefficients_of_many_rows(self) -> None:
+        generator = torch.Generator().manual_seed(0)
+        columns = torch.rand(40_000, 1, 2, generator=generator, dtype=torch.float64)
+        variance = 0.1 + columns @ torch.tensor([0.5, 2.0], dtype=torch.float64)
+        error = variance.sqrt() * torch.randn(variance.shape, generator=generator, dtype=torch.float64)
+        found = fit_terms(error, columns, [[0], [1]])
+        torch.testing.assert_close(
+            found.coefficients[0], torch.tensor([0.5, 2.0], dtype=torch.float64), rtol=0.15, atol=0
+        )
+        assert float(found.floors) == pytest.approx(0.1, rel=0.25)
+
+    def test_columns_of_a_block_share_a_coefficient(self) -> None:
+        columns = torch.rand(200, 2, 3, dtype=torch.float64)
+        error = columns.sum(2).sqrt() * torch.randn(200, 2, dtype=torch.float64)
+        found = fit_terms(error, columns, [[0, 2], [1]])
+        assert torch.equal(found.coefficients[:, 0], found.coefficients[:, 2])
+
+    def test_few_rows_are_left_near_the_constant(self) -> None:
+        """Ten times as many rows with the same errors move the fit further away from it."""
+        columns = torch.linspace(0.1, 2, 10, dtype=torch.float64)[:, None, None]
+        error = columns[..., 0].sqrt() * torch.tensor([1.0, -1.0] * 5, dtype=torch.float64)[:, None]
+        few = fit_terms(error, columns, [[0]])
+        many = fit_terms(error.repeat(10, 1), columns.repeat(10, 1, 1), [[0]])
+        assert 0 <= float(few.coefficients) < float(many.coefficients)
+        assert float(few.floors) > float(many.floors)
+
+    def test_a_column_of_zeros_gets_no_coefficient(self) -> None:
+        columns = torch.cat([torch.zeros(50, 1, 1), torch.rand(50, 1, 1)], 2)
+        assert float(fit_terms(torch.randn(50, 1), columns, [[0], [1]]).coefficients[0, 0]) == 0
+
+
+class TestDefault:
+    def test_it_finds_a_variance_that_is_there(self) -> None:
+        model = network()
+        uq = default(model, noisy(model, 400))
+        assert uq.calibration.method == "terms"
+        assert uq.calibration.verdict is not None
+        assert uq.calibration.verdict.better
+        x, y = noisy(model, 2000, seed=1)
+        found = verdict(uq.predict(x), y)
+        assert found.better
+        assert found.coverage == pytest.approx(0.9, abs=0.04)
+
+    def test_pure_noise_is_left_near_the_constant(self) -> None:
+        model = network()
+        x = torch.randn(400, 3)
+        uq = default(model, (x, model(x).detach() + torch.randn(400, 1)))
+        assert uq.calibration.verdict is not None
+        assert not uq.calibration.verdict.better
+        new = torch.randn(2000, 3)
+        found = verdict(uq.predict(new), model(new).detach() + torch.randn(2000, 1))
+        assert found.gain > -0.02
+
+    @pytest.mark.parametrize("seed", range(5))
+    def test_ten_rows_do_not_end_worse_than_a_constant(self, seed: int) -> None:
+        model = network()
+        x, y = noisy(model, 10, seed)
+        uq = default(model, (x, y))
+        new, target = noisy(model, 1000, seed + 100)
+        assert verdict(uq.predict(new), target).gain > -0.02
+
+    def test_the_model_keeps_its_own_prediction(self) -> None:
+        model = network()
+        x, y = noisy(model, 100)
+        assert torch.equal(default(model, (x, y)).predict(x).mean, model(x).detach())
+
+    def test_a_prediction_does_not_depend_on_its_batch(self) -> None:
+        model = network()
+        x, y = noisy(model, 100)
+        uq = default(model, (x, y))
+        alone = torch.cat([uq.predict(x[i : i + 1]).variance for i in range(10)])
+        torch.testing.assert_close(alone, uq.predict(x[:10]).variance)
+        uq.batch_size = 3
+        torch.testing.assert_close(uq.predict(x[:10]).variance, alone)
+
+    def test_several_outputs_have_coefficients_of_their_own(self) -> None:
+        model = network(2)
+        x, y = noisy(model, 300, size=torch.tensor([0.1, 3.0]))
+        uq = default(model, (x, y))
+        assert uq.calibration.terms is not None
+        assert len(uq.calibration.terms.coefficients) == 2
+        ratio = (uq.predict(x).std[:, 1] / uq.predict(x).std[:, 0]).median()
+        assert float(ratio) > 5
+
+    def test_maps(self) -> None:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 1, 3, padding=1)).eval()
+        x = torch.randn(30, 1, 6, 6)
+        uq = default(model, (x, model(x).detach() + 0.1 * torch.randn(30, 1, 6, 6)))
+        p = uq.predict(x[:4])
+        assert p.std.shape == (4, 1, 6, 6)
+        assert p.strangeness is not None
+        assert p.strangeness.shape == (4,)
+
+    def test_options_of_draws_ask_for_the_papers_procedure(self) -> None:
+        model = network()
+        x, y = noisy(model, 60)
+        assert default(model, (x, y), rates=[0.1], draws=5).calibration.method == "sample"
+        assert default(model, (x, y), method="sample", rates=[0.1], draws=5).calibration.terms is None
+        with pytest.raises(ArgumentError, match="found floor, which belong to"):
+            default(model, (x, y), floor=True)
+        with pytest.raises(ArgumentError, match="found reference, which belong to method='terms', the default"):
+            default(model, (x, y), method="linear", reference=x)
+
+    def test_reference_rows_may_come_in_batches_with_targets(self) -> None:
+        model = network()
+        x, y = noisy(model, 100)
+        reference = torch.randn(90, 3)
+        whole = default(model, (x, y), reference=reference).predict(x).variance
+        loader = [(part, torch.zeros(len(part), 1)) for part in reference.split(40)]
+        torch.testing.assert_close(default(model, (x, y), reference=loader).predict(x).variance, whole)
+        torch.testing.assert_close(default(model, (x, y), reference=reference.numpy()).predict(x).variance, whole)
+        with pytest.raises(DataError, match="expected reference rows"):
+            default(model, (x, y), reference=3)
+
+
+class TestGuard:
+    def test_strange_rows_get_wide_intervals(self) -> None:
+        model = network()
+        x, y = noisy(model, 200)
+        far = 10 * torch.randn(50, 3)
+        guarded, bare = default(model, (x, y)).predict(far), default(model, (x, y), guard=False).predict(far)
+        assert guarded.strangeness is not None
+        assert bool((guarded.strangeness > 1).all())
+        assert bool((guarded.std > bare.std).all())
+        assert torch.equal(guarded.strangeness, bare.strangeness)  # it is told either way
+
+    def test_nine_in_ten_validation_rows_are_not_strange(self) -> None:
+        model = network()
+        x, y = noisy(model, 200)
+        new = noisy(model, 2000, seed=3)[0]
+        strange = default(model, (x, y)).predict(new).strangeness
+        assert strange is not None
+        assert float((strange <= 1).float().mean()) == pytest.approx(0.9, abs=0.06)
+
+    def test_usual_rows_keep_their_variance(self) -> None:
+        model = network()
+        x, y = noisy(model, 200)
+        guarded, bare = default(model, (x, y)).predict(x), default(model, (x, y), guard=False).predict(x)
+        assert guarded.strangeness is not None
+        usual = guarded.strangeness <= 1
+        torch.testing.assert_close(guarded.variance[usual], bare.variance[usual])
+
+
+class TestVerdict:
+    def test_it_is_a_sentence(self) -> None:
+        found = Verdict(500, "other rows", 0.02, 0.004, 0.21, 0.91, 0.015)
+        assert found.better
+        assert found.sentence == (
+            "Better than one constant variance by 0.020 nats (± 0.004); rank correlation of std and error 0.21; 90 % "
+            "intervals hold 91% (± 1.5) of 500 rows not used for fitting."
+        )
+        assert Verdict(500, "other rows", 0.002, 0.004, 0, 0.9, 0).better is None
+        assert Verdict(500, "other rows", -0.02, 0.004, 0, 0.9, 0).better is False
+
+    def test_the_gain_is_the_difference_of_two_likelihoods(self) -> None:
+        error, variance = torch.randn(50, 2).double(), torch.rand(50, 2).double() + 0.1
+        constant = torch.tensor([0.5, 2.0]).double()
+        found = judged(error, variance, constant, fitted="other rows")
+        zero = torch.zeros_like(error)
+        expected = metrics.nll(zero, constant.expand(50, 2), error) - metrics.nll(zero, variance, error)
+        assert found.gain == pytest.approx(float(expected))
+        per_output = metrics.rank_correlation(zero, variance, error, per_output=True).mean()
+        assert found.correlation == pytest.approx(float(per_output))
+
+    def test_rows_are_left_out_of_their_own_fits(self) -> None:
+        error = torch.randn(25, 1)
+        seen: list[tuple[set[int], set[int]]] = []
+
+        def fit(rest: Tensor) -> Any:
+            def variance(held: Tensor) -> Tensor:
+                seen.append((set(rest.tolist()), set(held.tolist())))
+                return torch.ones(len(held), 1)
+
+            return variance
+
+        crossed(error, fit, per_output=True)
+        assert all(not (rest & held) for rest, held in seen)
+        assert set().union(*(held for _, held in seen)) == set(range(25))
+        assert sorted(folds(25).bincount().tolist()) == [2] * 5 + [3] * 5
+
+    @pytest.mark.parametrize("method", ["sample", "linear", "propagate"])
+    def test_every_method_is_compared_with_a_constant(self, method: str) -> None:
+        model = network()
+        x, y = noisy(model, 60)
+        draws = {"draws": 20, "rates": [0.1]} if method == "sample" else {}
+        uq = default(model, (x, y), method=method, **draws)
+        assert uq.calibration.verdict is not None
+        assert uq.calibration.constant is not None
+        rows = {row.label: row for row in compare(uq.predict(x), y)}
+        assert rows["constant"].correlation == 0
+        mean = uq.predict(x).mean
+        assert uq.calibration.constant[0] == pytest.approx(float((y - mean).square().mean()), rel=1e-4)
+
+    def test_tables_have_a_constant_and_no_raw_row_for_terms(self) -> None:
+        model = network()
+        x, y = noisy(model, 60)
+        assert [row.label for row in compare(default(model, (x, y)).predict(x), y)] == ["terms", "relaxed", "constant"]
+
+
+class TestFiles:
+    def test_what_is_large_lies_beside(self, tmp_path: Path) -> None:
+        pytest.importorskip("safetensors")
+        model = network(width=100)
+        x, y = noisy(model, 60)
+        uq = default(model, (x, y))
+        path = tmp_path / "c.json"
+        uq.save(path)
+        (beside,) = tmp_path.glob("*.safetensors")
+        assert path.stat().st_size < 100_000
+        assert torch.equal(latedrop.load(path, model).predict(x).std, uq.predict(x).std)
+        default(model, noisy(model, 60, seed=1)).save(path)
+        (other,) = tmp_path.glob("*.safetensors")
+        assert other != beside
+        beside.write_bytes(other.read_bytes())
+        with pytest.raises(FileError, match="expected one file"):
+            latedrop.load(path, model)
+        other.unlink()
+        with pytest.raises(FileError, match="its content is another"):
+            latedrop.load(path, model)
+        beside.unlink()
+        with pytest.raises(FileError, match="expected one file"):
+            latedrop.load(path, model)
+
+    def test_small_ones_are_one_readable_file(self, tmp_path: Path) -> None:
+        model = network(width=5)
+        x, y = noisy(model, 60)
+        uq = default(model, (x, y))
+        uq.save(tmp_path / "c.json")
+        assert [path.name for path in tmp_path.iterdir()] == ["c.json"]
+        again = latedrop.load(tmp_path / "c.json", model)
+        assert torch.equal(again.predict(x).std, uq.predict(x).std)
+        assert again.calibration.verdict is not None
+        assert asdict(again.calibration.verdict) == asdict(uq.calibration.verdict or again.calibration.verdict)
+        assert str(again.calibration) == str(uq.calibration)
+
+
+def test_explain_gives_every_term_its_share() -> None:
+    model = network()
+    x, y = noisy(model, 200)
+    found = default(model, (x, y)).explain(x[:1])
+    assert {"2", "4", "floor"} <= set(found.sites) <= {"2", "4", "leverage", "floor"}
+    assert sum(found.sites.values()) == pytest.approx(1)
+
+
+def test_conformal_and_isotonic_intervals_work_on_terms() -> None:
+    pytest.importorskip("sklearn")
+    model = network()
+    x, y = noisy(model, 300)
+    held = noisy(model, 200, seed=5)
+    new, target = noisy(model, 1000, seed=6)
+    for options in ({"conformal_data": held}, {"intervals": "isotonic"}):
+        low, high = default(model, (x, y), **options).predict(new).interval(0.9)
+        assert float(((low <= target) & (target <= high)).float().mean()) == pytest.approx(0.9, abs=0.05)
+
+
+def test_nan_inputs_are_refused_as_by_other_methods() -> None:
+    model = network()
+    x, y = noisy(model, 60)
+    uq = default(model, (x, y))
+    x[3, 1] = math.nan
+    with pytest.raises(DataError, match="found 1 NaN or inf among 180 input values"):
+        uq.predict(x)
