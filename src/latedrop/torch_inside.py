@@ -28,6 +28,7 @@ __all__ = [
     "eager",
     "held",
     "inmost",
+    "is_compiled",
     "is_torchs_own",
     "is_wrapped",
     "leaves_and_structure",
@@ -184,7 +185,12 @@ def wrapped_attribute(module: nn.Module) -> str | None:
     """The attribute that holds what a wrapper wraps; None where a module is none."""
     if isinstance(module, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
         return "module"
-    return "_orig_mod" if type(module).__name__ == "OptimizedModule" else None
+    return "_orig_mod" if is_compiled(module) else None
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether a module is a wrapper of `torch.compile`."""
+    return type(module).__name__ == "OptimizedModule"
 
 
 def is_torchs_own(module: nn.Module) -> bool:

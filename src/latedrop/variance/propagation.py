@@ -2,7 +2,7 @@
 
 With `m` and `v` the mean and variance of a site's input, the masked input has mean `m` and variance
 `v / (1 - rate) + m^2 · rate / (1 - rate)`. Every operator after it turns means and variances into those of its output,
-as if all units were independent (`propagate_rules`); what comes before the first site stays plain. For dropout this
+as if all units were independent (`propagation_rules`); what comes before the first site stays plain. For dropout this
 was done by Postels et al. (2019) and by Brach, Sick, Duerr (2020).
 """
 
@@ -86,19 +86,36 @@ def propagate(
     if not active:
         mean = plain_output(model, x, readout)
         return Moments(mean, torch.zeros_like(mean), 0)
+    output, reduced = _passed(model, x, active, rates, readout)
+    mean, variance = (output.m, output.v) if isinstance(output, Pair) else (widened(output), torch.zeros_like(output))
+    check_finite(torch.stack([mean, variance], 1), f"propagated at rate {rate}")
+    for where in reduced[:1]:
+        warn(
+            f"expected units that stay apart; {where} sums or averages them as if they were independent, which the "
+            "pixels of a map are not: the variance may be far too small. Use method='linear' or method='sample'.",
+            LatedropWarning,
+            stacklevel=2,
+        )
+    return Moments(mean, variance.to(mean.dtype), 0)
+
+
+def _passed(
+    model: nn.Module, x: Any, sites: Sequence[Site], rates: dict[str, float], readout: Readout
+) -> tuple[Tensor, list[str]]:
+    """The output of one pass, a `Pair` where a site reaches it, and where units were summed or averaged."""
     twin = twin_of(model)
     names = {module: name for name, module in named_layers(twin).items()}
     inside, after = _Reductions(names, _REDUCTIONS), _Reductions({}, _REDUCTIONS + _LOCAL_REDUCTIONS)
-    thinning = Thinning(twin, active, _Noise(rates))
+    thinning = Thinning(twin, sites, _Noise(rates))
     for module, name in names.items():
         if isinstance(module, _REFUSED):
-            reroute(module, partial(_refuse_pairs, module, name in [site.name for site in active]))
+            reroute(module, partial(_refuse_pairs, module, name in [site.name for site in sites]))
     with torch.inference_mode(False), running(model):  # in inference mode torch does not break up its operators
         try:
             with _RefusedCalls(), thinning.passing(row_count(x)), watching(inside.seen):
                 output = call(twin, copied(x))
             with watching(after.seen):
-                output = read(output, readout, row_count(x))
+                return read(output, readout, row_count(x)), inside.found or after.found
         except NoRule as error:
             frames = reversed([frame for frame, _ in walk_tb(error.__traceback__)])
             raise SiteError(
@@ -107,16 +124,6 @@ def propagate(
             ) from error
         finally:
             release(twin)
-    mean, variance = (output.m, output.v) if isinstance(output, Pair) else (widened(output), torch.zeros_like(output))
-    check_finite(torch.stack([mean, variance], 1), f"propagated at rate {rate}")
-    for where in (inside.found or after.found)[:1]:
-        warn(
-            f"expected units that stay apart; {where} sums or averages them as if they were independent, which the "
-            "pixels of a map are not: the variance may be far too small. Use method='linear' or method='sample'.",
-            LatedropWarning,
-            stacklevel=2,
-        )
-    return Moments(mean, variance.to(mean.dtype), 0)
 
 
 class _Noise:
