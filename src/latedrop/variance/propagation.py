@@ -26,7 +26,7 @@ from latedrop.model.arrays import place, widened
 from latedrop.model.calling import Readout, call, check_finite, read
 from latedrop.model.finding import find_sites
 from latedrop.model.rows import copied, fitting_batches, row_count, tensors
-from latedrop.model.running import running
+from latedrop.model.running import DIFFERENTIATE, derives, running
 from latedrop.model.sites import Rate, Site, rates_by_site
 from latedrop.model.twin import release, reroute, twin_of
 from latedrop.model.weight_calls import operator_name
@@ -116,10 +116,13 @@ def _passed(
                 output = call(twin, copied(x))
             with watching(after.seen):
                 return read(output, readout, row_count(x)), inside.found or after.found
-        except NoRule as error:
+        except (NoRule, RuntimeError) as error:
+            if not isinstance(error, NoRule) and not derives(model):
+                raise
+            found = error if isinstance(error, NoRule) else "a derivative (torch.func)"
             frames = reversed([frame for frame, _ in walk_tb(error.__traceback__)])
             raise SiteError(
-                f"expected operators that take a mean and a variance; found {error} in {_owner(frames, names)}. "
+                f"expected operators that take a mean and a variance; found {found} in {_owner(frames, names)}. "
                 "Use method='sample' or method='linear'."
             ) from error
         finally:
@@ -161,6 +164,8 @@ class _RefusedCalls(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = operator_name(func)
+        if func in DIFFERENTIATE and any(isinstance(tensor, Pair) for tensor in tensors((args, kwargs))):
+            raise NoRule("a derivative (torch.autograd.grad)")
         if name in _REFUSED_CALLS and any(isinstance(tensor, Pair) for tensor in tensors((args, kwargs))):
             raise NoRule(f"a layer of type {name}")
         return func(*args, **(kwargs or {}))

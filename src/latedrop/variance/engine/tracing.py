@@ -14,6 +14,7 @@ from latedrop.masking.masks import hashes
 from latedrop.masking.thinning import Thinning
 from latedrop.model.calling import call, read
 from latedrop.model.rows import copied, repeated, row_count
+from latedrop.model.running import derives, quietly
 from latedrop.model.sites import Site
 from latedrop.model.twin import release, twin_of
 from latedrop.torch_inside import leaves_and_structure, traced
@@ -29,12 +30,19 @@ MaskPlace: TypeAlias = "tuple[str, int, tuple[int, ...]]"
 
 def mask_places(model: nn.Module, x: Any, sites: Sequence[Site], options: Sampling) -> list[MaskPlace]:
     """The masks of one pass, in order."""
-    noted, twin = _Noted(), twin_of(model)
-    thinning = Thinning(twin, sites, noted, shared=options.shared)
-    with torch.no_grad(), thinning.passing(row_count(x)):
-        read(call(twin, copied(x)), options.readout, row_count(x))
-    release(twin)
-    return list(noted.found)
+
+    def run() -> list[MaskPlace]:
+        noted, twin = _Noted(), twin_of(model, own_gradients=derives(model))
+        thinning = Thinning(twin, sites, noted, shared=options.shared)
+        with thinning.passing(row_count(x)):
+            read(call(twin, copied(x)), options.readout, row_count(x))
+        release(twin)
+        return list(noted.found)
+
+    found = quietly(model, run)
+    if derives(model):
+        _refuse("derivatives inside its forward (torch.autograd.grad)")
+    return found
 
 
 def traced_chunk(
