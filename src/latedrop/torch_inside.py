@@ -157,7 +157,8 @@ def inmost(tensor: Tensor) -> Tensor:
         tensor = _functorch().get_unwrapped(tensor)
     if tensor.layout is torch.sparse_coo:
         return tensor.coalesce().values() if tensor.is_coalesced() else tensor.detach()._values()
-    return tensor if tensor.layout is torch.strided else tensor.values()
+    compressed = tensor.layout in (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+    return tensor.values() if compressed else tensor
 
 
 @cache

@@ -21,6 +21,7 @@ from latedrop.model.calling import call
 from latedrop.model.layers import LAYERS, SOURCES, channel_axis, layer_inputs
 from latedrop.model.rows import copied, map_rows, row_count, row_limits, tensors
 from latedrop.model.running import Deriving, derives, quietly, rolls_dice
+from latedrop.model.scripts import wrap_scripts
 from latedrop.model.twin import release, reroute, twin_of
 from latedrop.model.weight_calls import WeightCall, WeightCalls
 from latedrop.model.weight_rules import Place
@@ -52,12 +53,13 @@ class _Marks:
 
     def add(self, value: Any) -> None:
         for tensor in tensors(value):
-            storage = inmost(tensor).untyped_storage()
-            if storage.data_ptr():
-                self._kept[storage.data_ptr()] = storage
+            inner = inmost(tensor)
+            address = _address(inner)
+            if address:
+                self._kept[address] = inner.untyped_storage() if address > 0 else inner
 
     def on(self, value: Any) -> bool:
-        return any(inmost(tensor).untyped_storage().data_ptr() in self._kept for tensor in tensors(value))
+        return any(_address(inmost(tensor)) in self._kept for tensor in tensors(value))
 
     def seen(self, operator: Operator | None, args: Any, kwargs: Any, result: Any) -> None:
         """An operator has run: marks go from its arguments to its results."""
@@ -65,6 +67,14 @@ class _Marks:
             self.add(result)
             if operator is not None and operator.changes:
                 self.add(args[:1])
+
+
+def _address(tensor: Tensor) -> int:
+    """Of a tensor's storage; below 0 one of the tensor itself, where torch keeps its numbers elsewhere (oneDNN)."""
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except (NotImplementedError, RuntimeError):
+        return -id(tensor)
 
 
 _Runs: TypeAlias = "dict[str, list[Run]]"
@@ -183,8 +193,7 @@ def _probe(model: nn.Module, x: Any, outputs: _Outputs) -> _Runs:
 def _observed(model: nn.Module, x: Any, outputs: _Outputs) -> _Runs:
     twin, rows = twin_of(model, own_gradients=True), row_count(x)
     probe = _Probe(rows)
-    scripts = [module for module in twin.modules() if isinstance(module, torch.jit.ScriptModule)]
-    probe.marks.add([parameter.detach() for module in scripts for parameter in module.parameters()])
+    wrap_scripts(twin, probe.script)
     calls = WeightCalls(twin, probe.meet, probe.marks.add)
     for name, module in named_layers(twin).items():
         if isinstance(module, SOURCES):
@@ -222,6 +231,12 @@ class _Probe:
             self._note(name, Run(layer, name, None, channels, upstream, value, steps, self.rows))
         with calls.apart():
             output = forward(*args, **kwargs)
+        self.marks.add(output)
+        return output
+
+    def script(self, script: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """A part in TorchScript runs, which holds weights."""
+        output = script(*args, **kwargs)
         self.marks.add(output)
         return output
 

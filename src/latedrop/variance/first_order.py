@@ -25,8 +25,9 @@ from latedrop.masking.thinning import Thinning
 from latedrop.model.arrays import place, widened
 from latedrop.model.calling import Readout, call, check_finite, read
 from latedrop.model.finding import find_sites
-from latedrop.model.rows import copied, filled_up, row_count, row_limits, take_rows
+from latedrop.model.rows import copied, filled_up, row_count, row_limits, take_rows, tensors
 from latedrop.model.running import derives, running
+from latedrop.model.scripts import wrap_scripts
 from latedrop.model.sites import Site, Sites
 from latedrop.model.twin import release, twin_of
 from latedrop.model.weight_rules import RECURRENT
@@ -165,6 +166,7 @@ def _pass(
     masks: _Probes | _UnitMasks,
 ) -> tuple[Tensor, list[dict[str, Tensor]]]:
     twin = twin_of(model, differentiable=True)
+    wrap_scripts(twin, _through)
     try:
         with Thinning(twin, sites, masks, shared=False).passing(row_count(x)):
             output = read(call(twin, x), readout, row_count(x))
@@ -199,6 +201,18 @@ def _pass(
         last = start + part.shape[1] == flat.shape[1]
         columns += [_squares(masks.axes, gradients, sites, reduce, rows) for gradients in masks.gradients(part, last)]
     return widened(output.detach())[:rows], columns
+
+
+def _through(script: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """A part in TorchScript, which may have been made for inference alone."""
+    output = script(*args, **kwargs)
+    results = [tensor for tensor in tensors(output) if tensor.is_floating_point()]
+    if any(t.requires_grad for t in tensors((args, kwargs))) and not all(t.requires_grad for t in results):
+        raise OutputError(
+            "expected gradients through the parts in TorchScript; one keeps none, as torch.jit.optimize_for_inference "
+            "makes them. Use method='sample', or the part as it was before that."
+        )
+    return output
 
 
 _Key = tuple[str, int]

@@ -27,6 +27,7 @@ from latedrop.model.calling import Readout, call, check_finite, read
 from latedrop.model.finding import find_sites
 from latedrop.model.rows import copied, fitting_batches, row_count, tensors
 from latedrop.model.running import DIFFERENTIATE, derives, running
+from latedrop.model.scripts import wrap_scripts
 from latedrop.model.sites import Rate, Site, rates_by_site
 from latedrop.model.twin import release, reroute, twin_of
 from latedrop.model.weight_calls import operator_name
@@ -110,6 +111,7 @@ def _passed(
     for module, name in names.items():
         if isinstance(module, _REFUSED):
             reroute(module, partial(_refuse_pairs, module, name in [site.name for site in sites]))
+    wrap_scripts(twin, _refuse_scripted)
     with torch.inference_mode(False), running(model):  # in inference mode torch does not break up its operators
         try:
             with _RefusedCalls(), thinning.passing(row_count(x)), watching(inside.seen):
@@ -157,6 +159,13 @@ def _refuse_pairs(module: nn.Module, is_site: bool, forward: Any, *args: Any, **
     if is_site or any(isinstance(tensor, Pair) for tensor in tensors((args, kwargs))):
         raise NoRule(f"a layer of type {type(module).__name__}")
     return forward(*args, **kwargs)
+
+
+def _refuse_scripted(script: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """Stop pairs before TorchScript, which may read what they have no memory for."""
+    if any(isinstance(tensor, Pair) for tensor in tensors((args, kwargs))):
+        raise NoRule("a part in TorchScript")
+    return script(*args, **kwargs)
 
 
 class _RefusedCalls(TorchFunctionMode):

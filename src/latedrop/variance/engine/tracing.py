@@ -15,6 +15,7 @@ from latedrop.masking.thinning import Thinning
 from latedrop.model.calling import call, read
 from latedrop.model.rows import copied, repeated, row_count
 from latedrop.model.running import derives, quietly
+from latedrop.model.scripts import script_names
 from latedrop.model.sites import Site
 from latedrop.model.twin import release, twin_of
 from latedrop.torch_inside import leaves_and_structure, traced
@@ -30,6 +31,9 @@ MaskPlace: TypeAlias = "tuple[str, int, tuple[int, ...]]"
 
 def mask_places(model: nn.Module, x: Any, sites: Sequence[Site], options: Sampling) -> list[MaskPlace]:
     """The masks of one pass, in order."""
+    scripts = script_names(model)
+    if scripts:  # torch can crash when it traces them
+        _refuse(f"parts in TorchScript {scripts}")
 
     def run() -> list[MaskPlace]:
         noted, twin = _Noted(), twin_of(model, own_gradients=derives(model))
