@@ -34,13 +34,14 @@ __all__ = [
     "leaves_and_structure",
     "operator_of",
     "own_call",
+    "parts_of",
     "plain_function",
     "reroute_calls",
     "restore_calls",
     "shallow_copy",
-    "state_of",
     "traced",
     "transforms",
+    "version_of",
     "watching",
     "wrapped_attribute",
     "wrapper_tensor",
@@ -263,14 +264,20 @@ _HOOKS = tuple(
 _ATOMS = {bool, int, float, str, bytes, torch.dtype, torch.device, type}
 
 
-def state_of(model: nn.Module) -> tuple[Any, ...]:
-    """What a traced model takes for granted: its modules, their hooks, and where their weights lie."""
-    found: list[Any] = []
-    for module in model.modules():
-        found.append((id(module), *vars(module).get("_forward_hooks", ()), *vars(module).get("_forward_pre_hooks", ())))
-        for weights in (module._parameters, module._buffers):
-            found += [value.data_ptr() for value in weights.values() if value is not None]
-    return tuple(found)
+def parts_of(module: nn.Module) -> tuple[list[Any], list[Tensor], dict[str, Any]]:
+    """The numbers of a module's hooks, its parameters and buffers, and its attributes that not every module has."""
+    state = vars(module)
+    hooks = [*state.get("_forward_hooks", ()), *state.get("_forward_pre_hooks", ())]
+    tensors = [value for part in _PARTS[1:] for value in getattr(module, part).values() if value is not None]
+    return hooks, tensors, {name: value for name, value in state.items() if name not in _OF_ALL}
+
+
+_OF_ALL = {*vars(nn.Module()), "_call_impl"}
+
+
+def version_of(tensor: Tensor) -> int:
+    """How often a tensor was changed in place; 0 where torch does not count, as in inference mode."""
+    return 0 if tensor.is_inference() else int(tensor._version)
 
 
 def reroute_calls(module: nn.Module, route: Callable[..., Any]) -> None:

@@ -12,13 +12,19 @@ from latedrop.errors import LatedropWarning, SiteError
 from latedrop.model.twin import Around
 from latedrop.model.wrappers import named_layers
 
-__all__ = ["check_scripts", "script_names", "wrap_scripts"]
+__all__ = ["check_scripts", "optimized_scripts", "wrap_scripts"]
 
 
-def script_names(model: nn.Module) -> list[str]:
+def _names(model: nn.Module) -> list[str]:
     """The outermost parts of a model that are TorchScript."""
     scripts = [name for name, module in named_layers(model).items() if isinstance(module, torch.jit.ScriptModule)]
     return [name for name in scripts if not any(name.startswith(f"{other}.") for other in scripts)]
+
+
+def optimized_scripts(model: nn.Module) -> list[str]:
+    """Those that have another form for oneDNN, outside which they cannot run."""
+    layers = named_layers(model)
+    return [name for name in _names(model) if "mkldnn" in str(getattr(layers[name], "inlined_graph", ""))]
 
 
 def check_scripts(model: nn.Module) -> None:
@@ -28,7 +34,7 @@ def check_scripts(model: nn.Module) -> None:
             "expected a model whose layers run in Python; found TorchScript, inside which nothing can be dropped. Use "
             "the Python model, or export it with torch.export and pass latedrop.load_program(path)."
         )
-    found = script_names(model)
+    found = _names(model)
     if found:
         warn(
             f"{found} are TorchScript: no dropout goes inside them, only after them. Use the Python modules to reach "

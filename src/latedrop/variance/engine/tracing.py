@@ -15,7 +15,7 @@ from latedrop.masking.thinning import Thinning
 from latedrop.model.calling import call, read
 from latedrop.model.rows import copied, repeated, row_count
 from latedrop.model.running import derives, quietly
-from latedrop.model.scripts import script_names
+from latedrop.model.scripts import optimized_scripts
 from latedrop.model.sites import Site
 from latedrop.model.twin import release, twin_of
 from latedrop.torch_inside import leaves_and_structure, traced
@@ -23,7 +23,7 @@ from latedrop.variance.engine.options import Sampling
 from latedrop.variance.engine.shared import SharedLayers, by_draw
 from latedrop.variance.moments import out_of_memory
 
-__all__ = ["MaskPlace", "fill_up_channels", "mask_places", "split", "traced_chunk"]
+__all__ = ["MaskPlace", "fill_up_channels", "first_line", "mask_places", "refuse", "split", "traced_chunk"]
 
 MaskPlace: TypeAlias = "tuple[str, int, tuple[int, ...]]"
 """A mask: its site, the call, and its shape."""
@@ -31,9 +31,9 @@ MaskPlace: TypeAlias = "tuple[str, int, tuple[int, ...]]"
 
 def mask_places(model: nn.Module, x: Any, sites: Sequence[Site], options: Sampling) -> list[MaskPlace]:
     """The masks of one pass, in order."""
-    scripts = script_names(model)
-    if scripts:  # torch can crash when it traces them
-        _refuse(f"parts in TorchScript {scripts}")
+    scripts = optimized_scripts(model)
+    if scripts:  # torch crashes when it traces them
+        refuse(f"parts that torch.jit.optimize_for_inference has made {scripts}")
 
     def run() -> list[MaskPlace]:
         noted, twin = _Noted(), twin_of(model, own_gradients=derives(model))
@@ -45,7 +45,7 @@ def mask_places(model: nn.Module, x: Any, sites: Sequence[Site], options: Sampli
 
     found = quietly(model, run)
     if derives(model):
-        _refuse("derivatives inside its forward (torch.autograd.grad)")
+        refuse("derivatives inside its forward (torch.autograd.grad)")
     return found
 
 
@@ -81,8 +81,7 @@ def traced_chunk(
     except Exception as error:  # the model runs; what it does cannot be written down
         if out_of_memory(error):
             raise
-        first = str(error).strip().partition("\n")[0]
-        _refuse(f"what cannot be traced ({type(error).__name__}: {first})")
+        refuse(f"what cannot be traced ({first_line(error)})", error)
     _check(graph)
     return graph
 
@@ -114,7 +113,7 @@ class _Noted:
         return value
 
     def thin_packed(self, site: Site, *_: Any) -> Tensor:
-        _refuse(f"packed sequences at site {site.name!r}")
+        refuse(f"packed sequences at site {site.name!r}")
 
 
 class _Hashed(_Noted):
@@ -143,11 +142,17 @@ def _check(graph: fx.GraphModule) -> None:
         noise = torch.Tag.nondeterministic_seeded in tags and "scaled_dot_product" not in str(node.target)
         if noise or torch.Tag.dynamic_output_shape in tags:
             why = "noise of its own" if noise else "sizes that depend on values"
-            _refuse(f"{why} ({node.target})")
+            refuse(f"{why} ({node.target})")
 
 
-def _refuse(found: str) -> NoReturn:
-    raise ArgumentError(f"expected a model that a program can stand for; found {found}. Use engine='auto'.")
+def refuse(found: str, error: Exception | None = None) -> NoReturn:
+    """Say why there is no program of a model."""
+    raise ArgumentError(f"expected a model that a program can stand for; found {found}. Use engine='auto'.") from error
+
+
+def first_line(error: Exception) -> str:
+    """What an error says, in short."""
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
 
 
 def fill_up_channels(graph: fx.GraphModule) -> None:
