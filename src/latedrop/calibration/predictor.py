@@ -23,8 +23,9 @@ from latedrop.calibration.measuring import Method, moments
 from latedrop.calibration.prediction import Explanation, Prediction
 from latedrop.calibration.rate_fit import residuals
 from latedrop.calibration.record import Calibration, Choice
-from latedrop.calibration.search import fingerprint, search
+from latedrop.calibration.search import search
 from latedrop.calibration.setup import PAPER_RATES, Setup
+from latedrop.calibration.weights import Weights, fingerprint
 from latedrop.errors import ArgumentError, DataError, FileError, LatedropError, LatedropWarning, OutputError
 from latedrop.files import readable, write_aside
 from latedrop.metrics import align_target
@@ -156,6 +157,7 @@ class Predictor:
         self.batch_size = batch_size
         self.chunk = chunk
         self.engine: Engine = engine
+        self._weights = Weights(model, calibration.fingerprint)
 
     def __call__(self, x: Any) -> Prediction:
         """Same as `predict`."""
@@ -164,8 +166,10 @@ class Predictor:
     def predict(self, x: Any) -> Prediction:
         """Predict N examples, in batches that fit memory.
 
-        The batch size does not change the result, unless every example has its own masks (`shared=False`).
+        The batch size does not change the result, unless every example has its own masks (`shared=False`). Warns where
+        the model's weights were changed since it was calibrated.
         """
+        self._weights.check(self.model)
         x = place(x, self.model)
         try:
             parts = [self._moments(part) for part in row_batches(x, self.batch_size)]
@@ -259,7 +263,9 @@ class Predictor:
 
     def _with(self, calibration: Calibration) -> Predictor:
         options: dict[str, Any] = {"batch_size": self.batch_size, "chunk": self.chunk, "engine": self.engine}
-        return Predictor(self.model, calibration, self.readout, **options)
+        found = Predictor(self.model, calibration, self.readout, **options)
+        found._weights = self._weights
+        return found
 
     def _moments(self, x: Any) -> tuple[Tensor, Tensor]:
         c = self.calibration

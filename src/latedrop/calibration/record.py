@@ -64,6 +64,8 @@ class Calibration:
             does not tell the sites apart.
         intervals: fitted isotonic or conformal intervals; None is Gaussian.
         columns: the names of the inputs and targets in the file of validation data; None where there was none.
+        ratio_to_draws: of a method that approximates, its raw variance over that of a few draws, on a few validation
+            rows; None where draws were taken anyway, or where it was not measured.
     """
 
     rate: Rate
@@ -93,6 +95,7 @@ class Calibration:
     fingerprint: str
     versions: dict[str, str]
     columns: dict[str, tuple[str, ...]] | None = None
+    ratio_to_draws: float | None = None
 
     @property
     def scale(self) -> float | tuple[float, ...]:
@@ -196,6 +199,8 @@ class Calibration:
             f"rate {rate_text(self.rate)}, scale {_short(self.scale)}, relaxed scale {_short(self.relaxed_scale)}, "
             f"floor {_short(self.floor)} ({self.method}, {self.criterion} criterion, {self.rows} rows{draws})"
         ]
+        if self.ratio_to_draws is not None:
+            lines.append(f"its raw variance is {_short(self.ratio_to_draws)} times that of a few draws")
         if 0 in self.scales:
             lines.append("scale 0: the floor alone gives the variance, the same for every input")
         names = ["rate", "rmse", "nll_unscaled", "nll_scaled", "nll_relaxed", "nll_ideal"]
