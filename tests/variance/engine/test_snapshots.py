@@ -147,6 +147,35 @@ def test_dtypes_rates_sites_and_switches() -> None:
         torch.set_default_dtype(torch.float32)
 
 
+class Counts(nn.Module):
+    """Writes into what it holds, in every pass."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self.where = where
+        self.first, self.head = nn.Linear(4, 6), nn.Linear(6, 2)
+        self.register_buffer("buffer", torch.zeros(()))
+        self.plain, self.listed = torch.zeros(()), [torch.zeros(())]
+
+    def forward(self, x: Tensor) -> Tensor:
+        held = {"buffer": self.buffer, "plain": self.plain, "listed": self.listed[0]}[self.where]
+        held += 1  # type: ignore[misc]
+        return self.head(self.first(x) * held)
+
+
+@pytest.mark.parametrize("where", ["buffer", "plain", "listed"])
+@pytest.mark.parametrize("inference", [False, True])
+def test_what_a_model_writes_into_itself_is_refused_and_left(where: str, inference: bool) -> None:
+    model, x = Counts(where), torch.randn(3, 4)
+    sites = find_sites(model, x)
+    with (
+        torch.inference_mode(inference),
+        pytest.raises(ArgumentError, match=r"tensors of its own that it writes into.*Use engine='auto'"),
+    ):
+        sample(model, x, 0.2, 4, sites=sites, engine="compiled")
+    assert not any(float(held) for held in (model.buffer, model.plain, model.listed[0]))
+
+
 class Branches(Model):
     def forward(self, x: Tensor) -> Tensor:
         h = self.first(x)

@@ -13,12 +13,12 @@ from latedrop.errors import ArgumentError, LatedropError
 from latedrop.masking.masks import hashes
 from latedrop.masking.thinning import Thinning
 from latedrop.model.calling import call, read
-from latedrop.model.rows import copied, repeated, row_count
+from latedrop.model.rows import copied, repeated, row_count, tensors
 from latedrop.model.running import derives, quietly
 from latedrop.model.scripts import optimized_scripts
 from latedrop.model.sites import Site
 from latedrop.model.twin import release, twin_of
-from latedrop.torch_inside import leaves_and_structure, traced
+from latedrop.torch_inside import leaves_and_structure, parts_of, traced, version_of
 from latedrop.variance.engine.options import Sampling
 from latedrop.variance.engine.shared import SharedLayers, by_draw
 from latedrop.variance.moments import out_of_memory
@@ -37,15 +37,28 @@ def mask_places(model: nn.Module, x: Any, sites: Sequence[Site], options: Sampli
 
     def run() -> list[MaskPlace]:
         noted, twin = _Noted(), twin_of(model, own_gradients=derives(model))
-        thinning = Thinning(twin, sites, noted, shared=options.shared)
+        thinning, held = Thinning(twin, sites, noted, shared=options.shared), _held(twin)
+        before = [version_of(value) for value in held]
         with thinning.passing(row_count(x)):
             read(call(twin, copied(x)), options.readout, row_count(x))
         release(twin)
+        if [version_of(value) for value in held] != before:
+            refuse("tensors of its own that it writes into in every pass")
         return list(noted.found)
 
-    found = quietly(model, run)
+    with torch.inference_mode(False):  # in which torch does not count what is written
+        found = quietly(model, run)
     if derives(model):
         refuse("derivatives inside its forward (torch.autograd.grad)")
+    return found
+
+
+def _held(twin: nn.Module) -> list[Tensor]:
+    """The tensors that the modules of a twin hold: a program would write into those of the model."""
+    found: list[Tensor] = []
+    for module in twin.modules():
+        _, own, attributes = parts_of(module)
+        found += [*own, *tensors(list(attributes.values()))]
     return found
 
 
