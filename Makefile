@@ -7,8 +7,8 @@ DEMO_ARGS ?=
 TEST_ARGS ?=
 # Processes that share the test files; each computes on one thread.
 WORKERS ?= auto
-# Random models that `make fuzz` tries; 10000 take about an hour on one core.
-FUZZ ?= 10000
+# Random models that `make fuzz` tries; 3500 take about an hour on one core.
+FUZZ ?= 3500
 # make bench BENCH=speed BENCH_ARGS="--nets uci_mlp --draws 10"
 BENCH ?= linear costs growth speed
 BENCH_ARGS ?=
