@@ -7,6 +7,8 @@ DEMO_ARGS ?=
 TEST_ARGS ?=
 # Processes that share the test files; each computes on one thread.
 WORKERS ?= auto
+# Random models that `make fuzz` tries; 3500 take about an hour on one core.
+FUZZ ?= 3500
 # make bench BENCH=speed BENCH_ARGS="--nets uci_mlp --draws 10"
 BENCH ?= linear costs growth speed
 BENCH_ARGS ?=
@@ -26,7 +28,7 @@ BENCH_VENV := .venv-bench
 BENCH_PY := $(BENCH_VENV)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench clean
+.PHONY: help demo test fuzz lint format bench clean
 # One pip at a time works on an environment.
 .NOTPARALLEL:
 
@@ -38,6 +40,9 @@ demo: $(VENV)/.demo  ## train a small network on real data and calibrate it
 
 test: $(VENV)/.dev  ## run the tests and the docstring examples
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n $(WORKERS) --maxprocesses 8 --dist loadfile $(TEST_ARGS)
+
+fuzz: $(VENV)/.dev  ## try the invariants on random models for about an hour
+	OMP_NUM_THREADS=1 LATEDROP_FUZZ=$(FUZZ) $(PY) -m pytest -n 0 tests/package/test_fuzz.py
 
 lint: $(VENV)/.dev  ## check style, formatting and types
 	$(BIN)/ruff check .

@@ -22,32 +22,6 @@ from torch.overrides import TorchFunctionMode
 
 from latedrop.errors import LatedropWarning
 
-__all__ = [
-    "Operator",
-    "eager",
-    "first_weight",
-    "held",
-    "inmost",
-    "is_torchs_own",
-    "is_wrapped",
-    "leaves_and_structure",
-    "operator_of",
-    "own_call",
-    "part_named",
-    "parts_of",
-    "plain_function",
-    "reroute_calls",
-    "restore_calls",
-    "shallow_copy",
-    "state_of",
-    "stream_of",
-    "traced",
-    "transforms",
-    "watching",
-    "wrapped_attribute",
-    "wrapper_tensor",
-]
-
 
 @dataclass(frozen=True)
 class Operator:
@@ -159,7 +133,8 @@ def inmost(tensor: Tensor) -> Tensor:
         tensor = _functorch().get_unwrapped(tensor)
     if tensor.layout is torch.sparse_coo:
         return tensor.coalesce().values() if tensor.is_coalesced() else tensor.detach()._values()
-    return tensor if tensor.layout is torch.strided else tensor.values()
+    compressed = tensor.layout in (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+    return tensor.values() if compressed else tensor
 
 
 @cache
@@ -187,6 +162,11 @@ def wrapped_attribute(module: nn.Module) -> str | None:
     """The attribute that holds what a wrapper wraps; None where a module is none."""
     kind: Any = type(module)
     return _about(kind)[0]
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether a module is a wrapper of `torch.compile`."""
+    return type(module).__name__ == "OptimizedModule"
 
 
 def is_torchs_own(module: nn.Module) -> bool:
@@ -281,14 +261,22 @@ _DONE = {*_BLANK, "forward", "_call_impl", "_compiled_call_impl"} - _HOOKS
 _ATOMS = {bool, int, float, str, bytes, torch.dtype, torch.device, type, type(None)}
 
 
-def state_of(model: nn.Module) -> tuple[Any, ...]:
-    """What a traced model takes for granted: its modules, their hooks, and where their weights lie."""
-    found: list[Any] = []
-    for module in model.modules():
-        found.append((id(module), *vars(module).get("_forward_hooks", ()), *vars(module).get("_forward_pre_hooks", ())))
-        for weights in (module._parameters, module._buffers):
-            found += [value.data_ptr() for value in weights.values() if value is not None]
-    return tuple(found)
+def contents_of(module: nn.Module) -> tuple[list[Any], list[Tensor], dict[str, Any]]:
+    """The numbers of a module's hooks, its parameters and buffers, and its attributes that not every module has."""
+    state = vars(module)
+    hooks = [*state.get("_forward_hooks", ()), *state.get("_forward_pre_hooks", ())]
+    tensors = [
+        value for part in ("_parameters", "_buffers") for value in getattr(module, part).values() if value is not None
+    ]
+    return hooks, tensors, {name: value for name, value in state.items() if name not in _OF_ALL}
+
+
+_OF_ALL = {*vars(nn.Module()), "_call_impl"}
+
+
+def version_of(tensor: Tensor) -> int:
+    """How often a tensor was changed in place; 0 where torch does not count, as in inference mode."""
+    return 0 if tensor.is_inference() else int(tensor._version)
 
 
 def reroute_calls(module: nn.Module, route: Callable[..., Any]) -> None:

@@ -132,6 +132,7 @@ def test_the_table_is_what_sampling_and_the_metrics_give(
         assert len(row.scale) == (outputs if own else 1)
 
 
+@pytest.mark.filterwarnings("ignore:the best rate, 0.5, is the largest")
 @pytest.mark.parametrize("criterion", ["scaled", "unscaled"])
 def test_the_criterion_picks_its_smallest_nll(criterion: str) -> None:
     model = deep()
@@ -576,7 +577,7 @@ def test_the_record_survives_json_and_is_plain(options: dict[str, Any], outputs:
 
 
 def test_the_fingerprint_sees_any_change_of_a_small_model() -> None:
-    from latedrop.calibration.search import fingerprint
+    from latedrop.calibration.weights import fingerprint
 
     model = deep()
     before = fingerprint(model)

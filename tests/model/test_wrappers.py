@@ -10,7 +10,7 @@ from torch import Tensor, distributed, nn
 
 import latedrop
 from latedrop import calibrate, find_sites, inject, linearize, propagate, sample
-from latedrop.calibration.search import fingerprint
+from latedrop.calibration.weights import fingerprint
 from latedrop.errors import SiteError
 from latedrop.model.wrappers import bare, named_layers, plain_names
 

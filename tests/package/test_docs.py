@@ -31,6 +31,7 @@ PATTERN = re.compile(r"^\| `(\S+ .+?)` \|", re.MULTILINE)
 # Programs print their errors themselves, and rules of propagation speak through `propagate`.
 UNLISTED = {
     *(f"cli.{name}" for name in ("app", "command", "options", "model_commands", "crowd_commands", "demo")),
+    "variance.pairs",
     "variance.propagation_rules",
     "latedrop.terminal",
 }

@@ -22,6 +22,9 @@ from latedrop.report import Picture, overview, png, table, write_report
 VOID = {"meta", "img", "br"}
 
 
+pytestmark = pytest.mark.filterwarnings("ignore:the best rate, 0.05, is the smallest")
+
+
 @pytest.fixture(autouse=True)
 def _seeded() -> Any:
     with torch.random.fork_rng(devices=[]):

@@ -24,8 +24,9 @@ from latedrop.calibration.prediction import Explanation, Prediction
 from latedrop.calibration.rate_fit import residuals
 from latedrop.calibration.record import Calibration, Choice
 from latedrop.calibration.saving import read_calibration, save_calibration
-from latedrop.calibration.search import fingerprint, search
+from latedrop.calibration.search import search
 from latedrop.calibration.setup import Setup
+from latedrop.calibration.weights import Weights, fingerprint
 from latedrop.errors import ArgumentError, DataError, FileError, LatedropError, LatedropWarning, OutputError
 from latedrop.files import readable
 from latedrop.metrics import align_target
@@ -175,6 +176,7 @@ class Predictor:
         self.batch_size = batch_size
         self.chunk = chunk
         self.engine: Engine = engine
+        self._weights = Weights(model, calibration.fingerprint)
 
     def __call__(self, x: Any) -> Prediction:
         """Same as `predict`."""
@@ -183,8 +185,10 @@ class Predictor:
     def predict(self, x: Any) -> Prediction:
         """Predict N examples, in batches that fit memory.
 
-        The batch size does not change the result, unless every example has its own masks (`shared=False`).
+        The batch size does not change the result, unless every example has its own masks (`shared=False`). Warns where
+        the model's weights were changed since it was calibrated.
         """
+        self._weights.check(self.model)
         x = place(x, self.model, check=self.engine == "compiled")  # else with each batch
         try:
             parts = [self._moments(part) for part in row_batches(x, self.batch_size)]
@@ -299,7 +303,9 @@ class Predictor:
 
     def _with(self, calibration: Calibration) -> Predictor:
         options: dict[str, Any] = {"batch_size": self.batch_size, "chunk": self.chunk, "engine": self.engine}
-        return Predictor(self.model, calibration, self.readout, **options)
+        found = Predictor(self.model, calibration, self.readout, **options)
+        found._weights = self._weights
+        return found
 
     def _moments(self, x: Any) -> tuple[Tensor, Tensor, Tensor | None]:
         """Mean, raw variance, and how strange each row is, where that can be told."""

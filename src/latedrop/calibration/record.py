@@ -69,6 +69,8 @@ class Calibration:
         terms: what `method="terms"` fitted; the raw variance is then the fitted one, and the scale 1.
         verdict: what the variance is worth beside a constant, on rows left out of its fit.
         constant: that constant, the validation rows' mean squared error, one per output or one for all.
+        ratio_to_draws: of a method that approximates, its raw variance over that of a few draws, on a few validation
+            rows; None where draws were taken anyway, or where it was not measured.
     """
 
     rate: Rate
@@ -101,6 +103,7 @@ class Calibration:
     terms: FittedTerms | None = None
     verdict: Verdict | None = None
     constant: tuple[float, ...] | None = None
+    ratio_to_draws: float | None = None
 
     @property
     def scale(self) -> float | tuple[float, ...]:
@@ -217,6 +220,8 @@ class Calibration:
             f"rate {rate_text(self.rate)}, scale {_short(self.scale)}, relaxed scale {_short(self.relaxed_scale)}, "
             f"floor {_short(self.floor)} ({self.method}, {self.criterion} criterion, {self.rows} rows{draws})"
         ]
+        if self.ratio_to_draws is not None:
+            lines.append(f"its raw variance is {_short(self.ratio_to_draws)} times that of a few draws")
         if 0 in self.scales:
             lines.append("scale 0: the floor alone gives the variance, the same for every input")
         names = ["rate", "rmse", "nll_unscaled", "nll_scaled", "nll_relaxed", "nll_ideal"]

@@ -9,7 +9,6 @@ is searched is how much each site counts.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Generator
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -21,6 +20,7 @@ from torch import Tensor, nn
 
 from latedrop import metrics
 from latedrop.calibration.batches import batch_count, batches
+from latedrop.calibration.checks import few_rows, ratio_to_draws, warn_of_edge, warn_of_few_drops, warn_of_ratio
 from latedrop.calibration.fit import fit_sites
 from latedrop.calibration.measuring import moments
 from latedrop.calibration.rate_fit import RateFit, fit_rate
@@ -29,14 +29,14 @@ from latedrop.calibration.setup import PAPER_RATES, Setup
 from latedrop.calibration.term_search import fitted as fitted_terms
 from latedrop.calibration.term_search import measured as measured_terms
 from latedrop.calibration.term_search import outputs_last
+from latedrop.calibration.weights import fingerprint
 from latedrop.errors import DataError, LatedropWarning, OutputError
 from latedrop.model.finding import find_sites
 from latedrop.model.sites import Rate, Sites
-from latedrop.model.wrappers import plain_names
 from latedrop.variance.first_order import linearize
 from latedrop.variance.sampling import own_output
 
-__all__ = ["PAPER_RATES", "fingerprint", "search"]
+__all__ = ["PAPER_RATES", "search"]
 
 _FEW_ROWS = 10
 _MOST_UNTOUCHED = 0.1  # a rate that leaves more rows without any variance has not measured it
@@ -61,20 +61,15 @@ def search(model: nn.Module, data: Any, setup: Setup) -> Calibration:
     best = min(able, key=lambda i: float(getattr(table[i], f"nll_{setup.criterion}")))
     if table[best].zero_variances or len(table) < tried:
         _warn_of_zeros(table, tried, target.numel())
+    if setup.method == "sample":
+        warn_of_few_drops(table[best].rate, measured.sites, setup.draws)
+    warn_of_edge(fits, fits[best], setup.criterion)
+    ratio = None
+    if setup.method != "sample":
+        ratio = ratio_to_draws(model, measured.few, table[best].rate, measured.sites, setup)
+        warn_of_ratio(ratio, setup.method)
     record = _record(model, setup, measured, table, best)
-    return replace(record, verdict=measured.fits[best].verdict(floor=setup.floor))
-
-
-def fingerprint(model: nn.Module) -> str:
-    """A digest of the model's parameters and buffers: names, shapes, dtypes, and up to 1024 values of each."""
-    digest, plain = hashlib.sha256(), plain_names(model)
-    for name, value in model.state_dict().items():
-        if isinstance(value, Tensor):
-            digest.update(f"{plain(name)} {tuple(value.shape)} {value.dtype}".encode())
-            flat = value.detach().reshape(-1)
-            values = flat[:: max(1, -(-flat.numel() // 1024))].cpu()
-            digest.update(values.to(torch.float64).numpy().tobytes())
-    return digest.hexdigest()
+    return replace(record, ratio_to_draws=ratio, verdict=fits[best].verdict(floor=setup.floor))
 
 
 @dataclass(frozen=True)
@@ -82,18 +77,20 @@ class _Measured:
     sites: Sites
     target: Tensor
     fits: list[RateFit]
+    few: Any
     shares: dict[str, float] | None = None
     constant: tuple[int, ...] = ()
 
 
 def _by_rate(model: nn.Module, data: Any, setup: Setup) -> _Measured:
     """One pass over the data, every rate on every batch; a fit for each rate whose output varies."""
-    rates, sites = setup.rates, Sites(setup.sites or ())
+    rates, sites, few = setup.rates, Sites(setup.sites or ()), None
     means: list[list[Tensor]] = [[] for _ in rates]
     variances: list[list[Tensor]] = [[] for _ in rates]
     targets: list[Tensor] = []
     with closing(_batches(model, data, setup, per_batch=len(rates))) as stream:
         for x, y, sites, tick in stream:
+            few = few_rows(x, sites) if few is None else few
             own = own_output(model, x, setup.readout) if setup.mean == "model" else None
             for i, moment in enumerate(moments(model, x, rates, sites, setup.method, setup.sampling, tick)):
                 center = moment.mean if own is None else own
@@ -114,15 +111,16 @@ def _by_rate(model: nn.Module, data: Any, setup: Setup) -> _Measured:
             constant = _constant_outputs(variance, per_output)
         mean_parts.clear()
         variance_parts.clear()
-    return _Measured(sites, target, fits, constant=constant)
+    return _Measured(sites, target, fits, few, constant=constant)
 
 
 def _first_order(model: nn.Module, data: Any, setup: Setup) -> _Measured:
     """One pass over the data, then a fit of the sites' odds."""
-    sites = Sites(setup.sites or ())
+    sites, few = Sites(setup.sites or ()), None
     means, by_site, targets = [], [], []
     with closing(_batches(model, data, setup, per_batch=1)) as stream:
         for x, y, sites, tick in stream:
+            few = few_rows(x, sites) if few is None else few
             result = linearize(model, x, sites, setup.readout)
             targets.append(metrics.align_target(result.mean, y).to(result.mean.dtype).cpu())
             means.append(result.mean.cpu())
@@ -135,7 +133,7 @@ def _first_order(model: nn.Module, data: Any, setup: Setup) -> _Measured:
     parts = [outputs_last(v.reshape(target.shape), per_output) for v in variances.double().unbind(-1)]
     stacked = torch.stack(parts, -1)
     if not bool(stacked.sum(2).gt(0).any(0).all()):
-        return _Measured(sites, target, [], constant=_constant_outputs(stacked.sum(2), per_output))
+        return _Measured(sites, target, [], few, constant=_constant_outputs(stacked.sum(2), per_output))
     if not bool(columns.any(0).all()):
         raise DataError(_no_errors())
     found = fit_sites(columns, stacked, per_site=setup.per_site, floor=setup.floor, loss=setup.loss)
@@ -146,7 +144,7 @@ def _first_order(model: nn.Module, data: Any, setup: Setup) -> _Measured:
     part = stacked * found.odds
     shares = (part / part.sum(-1, keepdim=True).clamp_min(torch.finfo(part.dtype).tiny)).mean((0, 1)).tolist()
     named = {site.name: share for site, share in zip(sites, shares, strict=True)}
-    return _Measured(sites, target, [fit] if fit is not None else [], named)
+    return _Measured(sites, target, [fit] if fit is not None else [], few, named)
 
 
 def _by_terms(model: nn.Module, data: Any, setup: Setup) -> Calibration:
@@ -162,7 +160,7 @@ def _by_terms(model: nn.Module, data: Any, setup: Setup) -> Calibration:
     fit = fit_rate({}, found.mean, variance, found.target, per_output=per_output, optimal=optimal)
     if fit is None:
         raise DataError(_no_errors())
-    record = _record(model, setup, _Measured(found.sites, found.target, [fit]), [fit.row()], 0)
+    record = _record(model, setup, _Measured(found.sites, found.target, [fit], None), [fit.row()], 0)
     return replace(record, terms=terms, verdict=verdict)
 
 

@@ -67,7 +67,19 @@ def print_calibration(c: "Calibration", dropped: int, files: Sequence[str], as_j
     from latedrop.calibration.intervals import Conformal
 
     if as_json:
-        keys = ("rate", "scale", "relaxed_scale", "floor", "choice", "method", "draws", "rows", "shares", "columns")
+        keys = (
+            "rate",
+            "scale",
+            "relaxed_scale",
+            "floor",
+            "choice",
+            "method",
+            "draws",
+            "rows",
+            "shares",
+            "columns",
+            "ratio_to_draws",
+        )
         record: dict[str, Any] = {key: getattr(c, key) for key in keys}
         intervals = "gaussian" if c.intervals is None else c.intervals.kind
         table = [asdict(row) for row in c.table]
@@ -92,6 +104,8 @@ def print_calibration(c: "Calibration", dropped: int, files: Sequence[str], as_j
     left = f", {dropped} left out" if dropped else ""
     if isinstance(c.intervals, Conformal):
         left += f", {len(c.intervals.scores[0])} more for the conformal intervals"
+    if c.ratio_to_draws is not None:
+        print(f"The raw variance of {c.method} is {c.ratio_to_draws:.2g} times that of a few draws.")
     print(f"{c.rows} validation rows{left}; {marked}.")
     if c.verdict is not None:
         print(c.verdict.sentence)

@@ -23,8 +23,8 @@ from latedrop.masking.thinning import Thinning
 from latedrop.model.rows import row_count
 from latedrop.model.sites import Rate, Site, rates_by_site
 from latedrop.model.twin import release, reroute, twin_of
-from latedrop.model.wrappers import bare, is_compiled, named_layers
-from latedrop.torch_inside import eager, own_call, reroute_calls, restore_calls
+from latedrop.model.wrappers import bare, named_layers
+from latedrop.torch_inside import eager, is_compiled, own_call, reroute_calls, restore_calls
 
 __all__ = ["Injection", "inject"]
 

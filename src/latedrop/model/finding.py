@@ -12,14 +12,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any, TypeAlias
-from warnings import warn
 
-import torch
 from torch import nn
 
-from latedrop.errors import ArgumentError, LatedropWarning, SiteError
+from latedrop.errors import ArgumentError, SiteError
 from latedrop.model.layout import common_layout
 from latedrop.model.probe import Run, probe_twice
+from latedrop.model.scripts import check_scripts
 from latedrop.model.sites import Kind, Site, Sites
 from latedrop.model.wrappers import bare, named_layers
 
@@ -61,7 +60,7 @@ def find_sites(model: nn.Module, *example_inputs: Any, select: Select = None, ki
         )
     x = example_inputs[0] if len(example_inputs) == 1 else tuple(example_inputs)
     model = bare(model)
-    _check_scripts(model)
+    check_scripts(model)
     small, large, coupled = probe_twice(model, x)
     modules = named_layers(model)
     owners = {name: modules.get(runs[0].owner, model) for name, runs in small.items()}
@@ -71,24 +70,6 @@ def find_sites(model: nn.Module, *example_inputs: Any, select: Select = None, ki
         raise SiteError(_no_site_message(select, downstream, [name for name in small if name not in downstream]))
     found = (_site(name, kind, small[name], large.get(name, []) if large else None) for name in chosen)
     return Sites(replace(site, coupled=coupled) for site in found)
-
-
-def _check_scripts(model: nn.Module) -> None:
-    """TorchScript runs outside Python, where no call can be seen."""
-    if isinstance(model, torch.jit.ScriptModule):
-        raise SiteError(
-            "expected a model whose layers run in Python; found TorchScript, inside which nothing can be dropped. Use "
-            "the Python model, or export it with torch.export and pass latedrop.load_program(path)."
-        )
-    scripts = [name for name, module in named_layers(model).items() if isinstance(module, torch.jit.ScriptModule)]
-    outer = [name for name in scripts if not any(name.startswith(f"{other}.") for other in scripts)]
-    if outer:
-        warn(
-            f"{outer} are TorchScript: no dropout goes inside them, only after them. Use the Python modules to reach "
-            "their layers.",
-            LatedropWarning,
-            stacklevel=3,
-        )
 
 
 def _site(name: str, kind: Kind, small: list[Run], large: list[Run] | None) -> Site:

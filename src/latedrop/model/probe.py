@@ -20,7 +20,8 @@ from latedrop.errors import DataError, LatedropError, LatedropWarning
 from latedrop.model.calling import call
 from latedrop.model.layers import LAYERS, SOURCES, channel_axis, layer_inputs
 from latedrop.model.rows import copied, map_rows, row_count, row_limits, tensors
-from latedrop.model.running import rolls_dice, running
+from latedrop.model.running import Deriving, derives, quietly, rolls_dice
+from latedrop.model.scripts import wrap_scripts
 from latedrop.model.twin import release, reroute, twin_of
 from latedrop.model.weight_calls import WeightCall, WeightCalls
 from latedrop.model.weight_rules import Place
@@ -52,12 +53,13 @@ class _Marks:
 
     def add(self, value: Any) -> None:
         for tensor in tensors(value):
-            storage = inmost(tensor).untyped_storage()
-            if storage.data_ptr():
-                self._kept[storage.data_ptr()] = storage
+            inner = inmost(tensor)
+            address = _address(inner)
+            if address:
+                self._kept[address] = inner.untyped_storage() if address > 0 else inner
 
     def on(self, value: Any) -> bool:
-        return any(inmost(tensor).untyped_storage().data_ptr() in self._kept for tensor in tensors(value))
+        return any(_address(inmost(tensor)) in self._kept for tensor in tensors(value))
 
     def seen(self, operator: Operator | None, args: Any, kwargs: Any, result: Any) -> None:
         """An operator has run: marks go from its arguments to its results."""
@@ -65,6 +67,14 @@ class _Marks:
             self.add(result)
             if operator is not None and operator.changes:
                 self.add(args[:1])
+
+
+def _address(tensor: Tensor) -> int:
+    """Of a tensor's storage; below 0 one of the tensor itself, where torch keeps its numbers elsewhere (oneDNN)."""
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except (NotImplementedError, RuntimeError):
+        return -id(tensor)
 
 
 _Runs: TypeAlias = "dict[str, list[Run]]"
@@ -153,8 +163,8 @@ def _rows_may_turn(model: nn.Module, x: Any, first: tuple[int, Any, bool]) -> bo
     if rows == row_count(x) and all(torch.equal(t, t.roll(1, 0)) for t in tensors(x)):
         return True
     try:
-        with running(model):
-            turned = call(twin_of(model), map_rows(_distinct_rows(x, rows), lambda t: t.roll(1, 0)))
+        other = map_rows(_distinct_rows(x, rows), lambda t: t.roll(1, 0))
+        turned = quietly(model, lambda: call(twin_of(model, own_gradients=derives(model)), copied(other)))
     except Exception:
         return True
     return _rows_apart(first, (rows, turned, False))
@@ -177,16 +187,19 @@ def _distinct_rows(x: Any, count: int) -> Any:
 
 def _probe(model: nn.Module, x: Any, outputs: _Outputs) -> _Runs:
     """The runs of one pass; its rows, what came out and whether that is random by itself go to `outputs`."""
-    twin, rows = twin_of(model), row_count(x)
+    return quietly(model, lambda: _observed(model, x, outputs))
+
+
+def _observed(model: nn.Module, x: Any, outputs: _Outputs) -> _Runs:
+    twin, rows = twin_of(model, own_gradients=True), row_count(x)
     probe = _Probe(rows)
-    scripts = [module for module in twin.modules() if isinstance(module, torch.jit.ScriptModule)]
-    probe.marks.add([parameter.detach() for module in scripts for parameter in module.parameters()])
+    wrap_scripts(twin, probe.script)
     calls = WeightCalls(twin, probe.meet, probe.marks.add)
     for name, module in named_layers(twin).items():
         if isinstance(module, SOURCES):
             reroute(module, partial(probe.around, name, module, calls))
-    with running(model), eager():
-        with watching(probe.marks.seen), calls:
+    with eager():
+        with watching(probe.marks.seen), calls, Deriving(model):
             calls.begin()
             try:
                 output = call(twin, copied(x))
@@ -221,6 +234,12 @@ class _Probe:
         self.marks.add(output)
         return output
 
+    def script(self, script: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """A part in TorchScript runs, which holds weights."""
+        output = script(*args, **kwargs)
+        self.marks.add(output)
+        return output
+
     def meet(self, found: WeightCall) -> dict[Place, Any]:
         """A weight without a layer is used."""
         inputs = list(found.inputs.values())
@@ -237,5 +256,5 @@ class _Probe:
 def _varies(model: nn.Module, x: Any, output: Any) -> bool:
     """Whether the output is another one with other random numbers: some models draw them in eval mode for nothing."""
     torch.rand(1)  # moves the generator on
-    again = call(twin_of(model), copied(x))
+    again = call(twin_of(model, own_gradients=derives(model)), copied(x))
     return not all(torch.equal(a, b) for a, b in zip(tensors(output), tensors(again), strict=False))

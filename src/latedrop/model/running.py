@@ -1,30 +1,60 @@
 """One quiet pass: without gradients, and with the global random numbers as they were.
 
+A model that differentiates inside its own `forward` (forces, physics-informed networks) gets the gradients it needs.
 Torch's global generators belong to all threads. They are only put back after a model that rolls dice of its own, which
 the first pass of a model tells: for all others nothing is touched.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any
-from weakref import WeakKeyDictionary
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from latedrop.torch_inside import Operator, watching
 
-__all__ = ["generators", "rolls_dice", "running"]
+__all__ = ["DIFFERENTIATE", "Deriving", "derives", "generators", "quietly", "rolls_dice", "running"]
 
+_Result = TypeVar("_Result")
 _ROLLS: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
+_DERIVES: WeakSet[nn.Module] = WeakSet()
+"""Models that were seen to differentiate inside their `forward`."""
+DIFFERENTIATE = (torch.autograd.grad, Tensor.backward, torch.autograd.backward)
+"""Functions of torch by which a model differentiates inside its `forward`."""
+_NO_GRADIENT = ("does not require grad and does not have a grad_fn", "differentiated Tensors does not require grad")
+
+
+def quietly(model: nn.Module, run: Callable[[], _Result]) -> _Result:
+    """What `run` gives, which makes a twin of `model` and runs it; again with gradients, where the model needs them."""
+    known = model in _DERIVES
+    try:
+        with running(model):
+            return run()
+    except RuntimeError as error:
+        if known or not any(words in str(error) for words in _NO_GRADIENT):
+            raise
+        _DERIVES.add(model)
+        try:
+            with running(model):
+                return run()
+        except RuntimeError:
+            _DERIVES.discard(model)
+            raise
 
 
 @contextmanager
 def running(model: nn.Module, *, gradients: bool = False) -> Iterator[None]:
     """Run a twin of `model` inside."""
-    rolls = _ROLLS.get(model)
+    if model in _DERIVES and torch.is_inference_mode_enabled():
+        with torch.inference_mode(False), running(model, gradients=gradients):
+            yield
+        return
+    gradients, rolls = gradients or model in _DERIVES, _ROLLS.get(model)
     if rolls is False:
         with torch.set_grad_enabled(gradients):
             yield
@@ -41,6 +71,24 @@ def running(model: nn.Module, *, gradients: bool = False) -> Iterator[None]:
         if rolls or dice.rolled:
             for generator, state in zip(rolled, before, strict=True):
                 generator.set_state(state)
+
+
+def derives(model: nn.Module) -> bool:
+    """Whether a model was seen to differentiate inside its `forward`."""
+    return model in _DERIVES
+
+
+class Deriving(TorchFunctionMode):
+    """Notes whether the model that runs inside differentiates."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self._model = model
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in DIFFERENTIATE:
+            _DERIVES.add(self._model)
+        return func(*args, **(kwargs or {}))
 
 
 def rolls_dice(model: nn.Module) -> bool:

@@ -34,21 +34,27 @@ _FUSED = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
 
 
 def twin_of(
-    model: nn.Module, *, layers: bool = True, differentiable: bool = False, own_buffers: bool = True
+    model: nn.Module,
+    *,
+    layers: bool = True,
+    differentiable: bool = False,
+    own_gradients: bool = False,
+    own_buffers: bool = True,
 ) -> nn.Module:
     """A twin of `model`, without the wrappers of `torch.compile`, `DataParallel` and DDP.
 
     Without `layers` it runs as the model would in eval mode, by fused kernels and compiled code too; with, every layer
     runs by itself, so that it can be rerouted. With `differentiable` its weights ask for no gradient, so that none is
-    computed for them, and recurrent layers run in a way that has a backward pass. Without `own_buffers` it sees, and
-    writes, the buffers of the model.
+    computed for them, and recurrent layers run in a way that has a backward pass. With `own_gradients` its weights ask
+    for gradients as the model's do, and what is computed for them is the twin's: for a model that differentiates
+    itself. Without `own_buffers` it sees, and writes, the buffers of the model.
 
     >>> net = nn.Sequential(nn.Linear(2, 3), nn.Dropout())
     >>> twin = twin_of(net)
     >>> twin[0].weight is net[0].weight, twin.training, net.training
     (True, False, True)
     """
-    return _Copying(model, layers, differentiable, own_buffers).module(model)
+    return _Copying(model, layers, differentiable, own_gradients, own_buffers).module(model)
 
 
 Around: TypeAlias = Callable[..., Any]
@@ -82,8 +88,10 @@ class _Route:
 class _Copying:
     """One copy of every object that is met on the way through a model."""
 
-    def __init__(self, model: nn.Module, layers: bool, differentiable: bool, own_buffers: bool) -> None:
-        self._model = model
+    def __init__(
+        self, model: nn.Module, layers: bool, differentiable: bool, own_gradients: bool, own_buffers: bool
+    ) -> None:
+        self._model, self._own_gradients = model, own_gradients
         self._layers, self._differentiable, self._own_buffers = layers, differentiable, own_buffers
         self._made: dict[int, Any] = {}
         self._apart: set[int] = set()
@@ -107,7 +115,7 @@ class _Copying:
         if isinstance(module, torch.jit.ScriptModule):  # runs outside Python: there is nothing to reroute inside
             flags = [getattr(inner, "training", False) for inner in module.modules()]
             return deepcopy(module).eval() if any(flags) else module
-        weight = self._weight if self._differentiable else None
+        weight = self._weight if self._differentiable or self._own_gradients else None
         copy: Any = shallow_copy(module, self.module, weight, self._value, self._made)
         if self._layers and isinstance(module, _FUSED):
             own = type(module).forward in [layer.forward for layer in _FUSED]
@@ -118,7 +126,10 @@ class _Copying:
         return twin
 
     def _weight(self, weight: Tensor) -> Tensor:
-        found: Tensor = self._made.setdefault(id(weight), weight.detach())
+        if id(weight) not in self._made:
+            asks = self._own_gradients and weight.requires_grad
+            self._made[id(weight)] = weight.detach().requires_grad_(asks)
+        found: Tensor = self._made[id(weight)]
         return found
 
     def _value(self, value: Any) -> Any:

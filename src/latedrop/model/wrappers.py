@@ -8,7 +8,7 @@ from torch import nn
 
 from latedrop.torch_inside import part_named, wrapped_attribute
 
-__all__ = ["bare", "is_compiled", "layer_named", "named_layers", "plain_names"]
+__all__ = ["bare", "layer_named", "named_layers", "plain_names"]
 
 
 def bare(model: nn.Module) -> nn.Module:
@@ -43,11 +43,6 @@ def named_layers(model: nn.Module) -> dict[str, nn.Module]:
         return dict(named)
     plain = plain_names(model)
     return {plain(name): module for name, module in named if not wrapped_attribute(module)}
-
-
-def is_compiled(module: nn.Module) -> bool:
-    """Whether a module is a wrapper of `torch.compile`."""
-    return wrapped_attribute(module) == "_orig_mod"
 
 
 def layer_named(model: nn.Module, name: str) -> nn.Module | None:

@@ -160,6 +160,8 @@ def _reproduction(c: Calibration, extra: Mapping[str, str]) -> str:
     facts = {**extra, "latedrop": __version__, **c.versions, "method": c.method}
     if c.method == "sample":
         facts |= {"draws": str(c.draws), "seed of the masks": str(c.seed)}
+    if c.ratio_to_draws is not None:
+        facts["raw variance, times that of a few draws"] = number(c.ratio_to_draws)
     facts["fingerprint of the weights"] = c.fingerprint[:16]
     return "<h2>To get this again</h2>" + _table([[name, value] for name, value in facts.items()], "", head=False)
 

@@ -25,12 +25,13 @@ from latedrop.masking.thinning import Thinning
 from latedrop.model.arrays import place, widened
 from latedrop.model.calling import Readout, call, check_finite, read
 from latedrop.model.finding import find_sites
-from latedrop.model.rows import copied, filled_up, row_count, row_limits, take_rows
-from latedrop.model.running import running
+from latedrop.model.rows import copied, filled_up, row_count, row_limits, take_rows, tensors
+from latedrop.model.running import derives, running
+from latedrop.model.scripts import wrap_scripts
 from latedrop.model.sites import Site, Sites
 from latedrop.model.twin import release, twin_of
 from latedrop.model.weight_rules import RECURRENT
-from latedrop.torch_inside import held
+from latedrop.torch_inside import held, is_wrapped
 from latedrop.variance.moments import out_of_memory
 
 __all__ = ["Linearization", "linearize", "unit_variances"]
@@ -146,6 +147,13 @@ def _first_order(
             return _pass(model, copied(x), sites, readout, reduce, rows, _Probes())
         except _NeedMasksError:
             return _pass(model, copied(x), sites, readout, reduce, rows, _UnitMasks())
+        except RuntimeError as error:
+            if out_of_memory(error) or not derives(model):
+                raise
+            raise OutputError(
+                f"expected derivatives inside the model that a first-order variance can be taken of; it raised {error}."
+                " Use method='sample'."
+            ) from error
 
 
 def _pass(
@@ -158,6 +166,7 @@ def _pass(
     masks: _Probes | _UnitMasks,
 ) -> tuple[Tensor, list[dict[str, Tensor]]]:
     twin = twin_of(model, differentiable=True)
+    wrap_scripts(twin, _through)
     try:
         with Thinning(twin, sites, masks, shared=False).passing(row_count(x)):
             output = read(call(twin, x), readout, row_count(x))
@@ -175,6 +184,12 @@ def _pass(
             "expected an output that autograd can differentiate with respect to the sites; found one without a "
             "graph: the model or the readout detaches it or runs without gradients. Use method='sample'."
         )
+    if masks.cut:
+        raise OutputError(
+            f"expected derivatives inside the model that can be differentiated once more; it takes one at "
+            f"{sorted(masks.cut)} without create_graph=True. Add that to its torch.autograd.grad, or use "
+            "method='sample'."
+        )
     if masks.flat:
         raise OutputError(
             f"expected gradients at every site; the model runs {sorted(masks.flat)} without: in torch.no_grad(), or in "
@@ -186,6 +201,18 @@ def _pass(
         last = start + part.shape[1] == flat.shape[1]
         columns += [_squares(masks.axes, gradients, sites, reduce, rows) for gradients in masks.gradients(part, last)]
     return widened(output.detach())[:rows], columns
+
+
+def _through(script: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """A part in TorchScript, which may have been made for inference alone."""
+    output = script(*args, **kwargs)
+    results = [tensor for tensor in tensors(output) if tensor.is_floating_point()]
+    if any(t.requires_grad for t in tensors((args, kwargs))) and not all(t.requires_grad for t in results):
+        raise OutputError(
+            "expected gradients through the parts in TorchScript; one keeps none, as torch.jit.optimize_for_inference "
+            "makes them. Use method='sample', or the part as it was before that."
+        )
+    return output
 
 
 _Key = tuple[str, int]
@@ -201,6 +228,7 @@ class _UnitMasks:
     def __init__(self) -> None:
         self.axes: dict[_Key, int | None] = {}
         self.flat: set[str] = set()  # sites that run without gradients
+        self.cut: set[str] = set()  # the probes, which come first, have looked for such
         self._leaves: dict[_Key, Tensor] = {}
 
     def thin(self, site: Site, call: int, value: Tensor, shape: tuple[int, ...], axis: int | None) -> Tensor:
@@ -247,6 +275,8 @@ class _Probes:
     def __init__(self) -> None:
         self.axes: dict[_Key, int | None] = {}
         self.flat: set[str] = set()  # sites that run without gradients
+        self.cut: set[str] = set()  # sites at which the model differentiates, and keeps no graph of it
+        self.asked = self.derived = False
         self._probes: dict[_Key, _Probe] = {}
         self._anchor: Tensor | None = None
 
@@ -255,8 +285,10 @@ class _Probes:
         self.flat |= set() if torch.is_grad_enabled() else {site.name}
         if self._anchor is None:
             self._anchor = torch.zeros((), device=value.device, requires_grad=True)
+        if is_wrapped(value):  # the model uses torch.func
+            raise _NeedMasksError
         if key not in self._probes:
-            self._probes[key] = _Probe(shape)
+            self._probes[key] = _Probe(shape, site.name, self)
             self.axes[key] = axis
         passed: Tensor = _Passing.apply(value, self._anchor, self._probes[key])
         return passed
@@ -266,8 +298,9 @@ class _Probes:
 
     def gradients(self, outputs: Tensor, last: bool) -> Iterator[Sequence[Tensor]]:
         """As for masks, for one output."""
-        if outputs.shape[1] > 1 or self._anchor is None:
+        if outputs.shape[1] > 1 or self._anchor is None or self.derived:
             raise _NeedMasksError
+        self.asked = True
         try:
             torch.autograd.grad(outputs.sum(), self._anchor, materialize_grads=True)
         except RuntimeError as error:
@@ -280,11 +313,15 @@ class _Probes:
 class _Probe:
     """The gradient of one mask: `value · gradient` of all that passed, noted on the way back."""
 
-    def __init__(self, shape: tuple[int, ...]) -> None:
-        self.shape = shape
+    def __init__(self, shape: tuple[int, ...], site: str, probes: _Probes) -> None:
+        self.shape, self._site, self._probes = shape, site, probes
         self.gradient: Tensor | None = None
 
     def note(self, gradient: Tensor) -> None:
+        if not self._probes.asked:  # by the model itself, which differentiates inside
+            self._probes.derived = True
+            self._probes.cut |= set() if torch.is_grad_enabled() else {self._site}
+            return
         gradient = gradient.sum_to_size(self.shape)
         self.gradient = gradient if self.gradient is None else self.gradient + gradient
 

@@ -2,7 +2,7 @@
 
 With `m` and `v` the mean and variance of a site's input, the masked input has mean `m` and variance
 `v / (1 - rate) + m^2 · rate / (1 - rate)`. Every operator after it turns means and variances into those of its output,
-as if all units were independent (`propagate_rules`); what comes before the first site stays plain. For dropout this
+as if all units were independent (`propagation_rules`); what comes before the first site stays plain. For dropout this
 was done by Postels et al. (2019) and by Brach, Sick, Duerr (2020).
 """
 
@@ -26,7 +26,8 @@ from latedrop.model.arrays import place, widened
 from latedrop.model.calling import Readout, call, check_finite, read
 from latedrop.model.finding import find_sites
 from latedrop.model.rows import copied, fitting_batches, row_count, tensors
-from latedrop.model.running import running
+from latedrop.model.running import DIFFERENTIATE, derives, running
+from latedrop.model.scripts import wrap_scripts
 from latedrop.model.sites import Rate, Site, rates_by_site
 from latedrop.model.twin import release, reroute, twin_of
 from latedrop.model.weight_calls import operator_name
@@ -86,30 +87,10 @@ def propagate(
     if not active:
         mean = plain_output(model, x, readout)
         return Moments(mean, torch.zeros_like(mean), 0)
-    twin = twin_of(model)
-    names = {module: name for name, module in named_layers(twin).items()}
-    inside, after = _Reductions(names, _REDUCTIONS), _Reductions({}, _REDUCTIONS + _LOCAL_REDUCTIONS)
-    thinning = Thinning(twin, active, _Noise(rates))
-    for module, name in names.items():
-        if isinstance(module, _REFUSED):
-            reroute(module, partial(_refuse_pairs, module, name in [site.name for site in active]))
-    with torch.inference_mode(False), running(model):  # in inference mode torch does not break up its operators
-        try:
-            with _RefusedCalls(), thinning.passing(row_count(x)), watching(inside.seen):
-                output = call(twin, copied(x))
-            with watching(after.seen):
-                output = read(output, readout, row_count(x))
-        except NoRule as error:
-            frames = reversed([frame for frame, _ in walk_tb(error.__traceback__)])
-            raise SiteError(
-                f"expected operators that take a mean and a variance; found {error} in {_owner(frames, names)}. "
-                "Use method='sample' or method='linear'."
-            ) from error
-        finally:
-            release(twin)
+    output, reduced = _passed(model, x, active, rates, readout)
     mean, variance = (output.m, output.v) if isinstance(output, Pair) else (widened(output), torch.zeros_like(output))
     check_finite(torch.stack([mean, variance], 1), f"propagated at rate {rate}")
-    for where in (inside.found or after.found)[:1]:
+    for where in reduced[:1]:
         warn(
             f"expected units that stay apart; {where} sums or averages them as if they were independent, which the "
             "pixels of a map are not: the variance may be far too small. Use method='linear' or method='sample'.",
@@ -117,6 +98,37 @@ def propagate(
             stacklevel=2,
         )
     return Moments(mean, variance.to(mean.dtype), 0)
+
+
+def _passed(
+    model: nn.Module, x: Any, sites: Sequence[Site], rates: dict[str, float], readout: Readout
+) -> tuple[Tensor, list[str]]:
+    """The output of one pass, a `Pair` where a site reaches it, and where units were summed or averaged."""
+    twin = twin_of(model)
+    names = {module: name for name, module in named_layers(twin).items()}
+    inside, after = _Reductions(names, _REDUCTIONS), _Reductions({}, _REDUCTIONS + _LOCAL_REDUCTIONS)
+    thinning = Thinning(twin, sites, _Noise(rates))
+    for module, name in names.items():
+        if isinstance(module, _REFUSED):
+            reroute(module, partial(_refuse_pairs, module, name in [site.name for site in sites]))
+    wrap_scripts(twin, _refuse_scripted)
+    with torch.inference_mode(False), running(model):  # in inference mode torch does not break up its operators
+        try:
+            with _RefusedCalls(), thinning.passing(row_count(x)), watching(inside.seen):
+                output = call(twin, copied(x))
+            with watching(after.seen):
+                return read(output, readout, row_count(x)), inside.found or after.found
+        except (NoRule, RuntimeError) as error:
+            if not isinstance(error, NoRule) and not derives(model):
+                raise
+            found = error if isinstance(error, NoRule) else "a derivative (torch.func)"
+            frames = reversed([frame for frame, _ in walk_tb(error.__traceback__)])
+            raise SiteError(
+                f"expected operators that take a mean and a variance; found {found} in {_owner(frames, names)}. "
+                "Use method='sample' or method='linear'."
+            ) from error
+        finally:
+            release(twin)
 
 
 class _Noise:
@@ -149,11 +161,20 @@ def _refuse_pairs(module: nn.Module, is_site: bool, forward: Any, *args: Any, **
     return forward(*args, **kwargs)
 
 
+def _refuse_scripted(script: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """Stop pairs before TorchScript, which may read what they have no memory for."""
+    if any(isinstance(tensor, Pair) for tensor in tensors((args, kwargs))):
+        raise NoRule("a part in TorchScript")
+    return script(*args, **kwargs)
+
+
 class _RefusedCalls(TorchFunctionMode):
     """Stops pairs before such layers where they are called as functions."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = operator_name(func)
+        if func in DIFFERENTIATE and any(isinstance(tensor, Pair) for tensor in tensors((args, kwargs))):
+            raise NoRule("a derivative (torch.autograd.grad)")
         if name in _REFUSED_CALLS and any(isinstance(tensor, Pair) for tensor in tensors((args, kwargs))):
             raise NoRule(f"a layer of type {name}")
         return func(*args, **(kwargs or {}))

@@ -14,154 +14,20 @@ With `v = 0` every rule gives what the plain operator gives for `m`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import reduce
 from math import inf
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from latedrop.model.rows import tensors
-from latedrop.torch_inside import Operator, operator_of, plain_function, wrapper_tensor
 from latedrop.variance.gaussian import TwoMoments, bent, clamped, curved, larger
+from latedrop.variance.pairs import HALF, NoRule, Pair, aten, each, mean_of, returns, rule, variance_of, widened_value
 
 __all__ = ["NoRule", "Pair"]
 
-Rule: TypeAlias = Callable[..., Any]
-"""`(operator, *its arguments)` -> what the operator returns, with a `Pair` for each random tensor."""
 
-aten: Any = torch.ops.aten
-_HALF = (torch.float16, torch.bfloat16)
-_RULES: dict[str, Rule] = {}
-_ELEMENTWISE: set[str] = set()
-
-
-class NoRule(Exception):  # noqa: N818 - never leaves `propagate`, which adds where it was met
-    """A pair met an operator that has no rule; the message says which."""
-
-
-class Pair(Tensor):
-    """A tensor of independent random units with means `m` and variances `v`.
-
-    Both are float32 or float64, also where the pair's own dtype, which is what the model sees, is a half. Views of a
-    pair hold views of its `m` and `v`, so that what is written through one is seen through the other. `units` is one
-    object in all pairs that are functions, element by element, of the same units.
-    """
-
-    m: Tensor
-    v: Tensor
-    units: object
-
-    __torch_function__ = plain_function
-
-    @staticmethod
-    def __new__(cls, m: Tensor, v: Any, dtype: torch.dtype | None = None) -> Pair:
-        """Lay `v` out in memory as `m` is, so that what is a view of the one is a view of the other."""
-        dtype = dtype or m.dtype
-        pair: Pair = wrapper_tensor(cls, m, dtype)
-        if v.shape != m.shape or v.stride() != m.stride() or v.dtype != m.dtype:
-            v = torch.empty_strided(m.shape, m.stride(), dtype=m.dtype, device=m.device).copy_(v)
-        pair.m, pair.v, pair.units = m, v, object()
-        return pair
-
-    def __repr__(self) -> str:  # type: ignore[override]
-        return f"Pair(m={self.m}, v={self.v})"
-
-    @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        """Follow the rule of one operator."""
-        dtype = _common_dtype(args, kwargs)
-        args, kwargs = _each((args, kwargs or {}), _widened)
-        operator = operator_of(func) or Operator(str(func))
-        name = operator.name
-        if name == "as_strided_":
-            return _laid_out(func, *args)
-        if operator.changes:
-            return _in_place(func, operator, args, kwargs)
-        result = _rule_of(func, name)(func, *args, **kwargs)
-        if dtype in _HALF:
-            result = _each(result, lambda x: Pair(x.m, x.v, dtype) if isinstance(x, Pair) else x)
-        pairs = [value for value in args if isinstance(value, Pair)]
-        if name in _ELEMENTWISE and all(pair is pairs[0] for pair in pairs):
-            result.units = pairs[0].units
-        return result
-
-
-def _common_dtype(args: Any, kwargs: Any) -> torch.dtype:
-    """The dtype that the model would see."""
-    if kwargs and kwargs.get("dtype") is not None:
-        return kwargs["dtype"]  # type: ignore[no-any-return]
-    found = [value.dtype for value in tensors(args) if value.is_floating_point()]
-    return reduce(torch.promote_types, found)
-
-
-def _widened(value: Any) -> Any:
-    half = isinstance(value, Tensor) and value.dtype in _HALF and not isinstance(value, Pair)
-    return value.float() if half else value
-
-
-def _each(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Change what nested tuples, lists and dicts hold."""
-    if type(value) in (tuple, list):
-        return type(value)(_each(item, change) for item in value)
-    return {key: _each(item, change) for key, item in value.items()} if type(value) is dict else change(value)
-
-
-def _returns(op: Any) -> int:
-    declared = operator_of(op)
-    return 1 if declared is None else declared.returns
-
-
-def _rule_of(func: Any, name: str) -> Rule:
-    if name not in _RULES:
-        raise NoRule(f"the operator {func}")
-    return _RULES[name]
-
-
-def _in_place(func: Any, operator: Operator, args: Any, kwargs: Any) -> Pair:
-    """Follow the rule of the operator that returns a new tensor, and write the result into the first argument."""
-    target, plain, overload = args[0], operator.name.removesuffix("_"), operator.overload
-    rule = _rule_of(func, plain)
-    if not isinstance(target, Pair):
-        raise NoRule(f"the operator {func}, which writes random values into a constant tensor")
-    result = rule(getattr(getattr(aten, plain), overload), *args, **kwargs)
-    target.m.copy_(result.m)
-    target.v.copy_(result.v)
-    if plain not in _ELEMENTWISE or any(isinstance(value, Pair) for value in args[1:]):
-        target.units = object()
-    return target
-
-
-def _laid_out(func: Any, x: Any, size: Sequence[int], stride: Sequence[int], offset: int | None = None) -> Pair:
-    """Other strides along axes of one entry, which a pooling to one pixel sets for channels-last inputs: no change."""
-    same = isinstance(x, Pair) and x.shape == tuple(size) and offset is None
-    if not same or any(n > 1 and new != old for n, new, old in zip(size, stride, x.m.stride(), strict=True)):
-        raise NoRule(f"the operator {func}")
-    return x  # type: ignore[no-any-return]
-
-
-def _rule(*names: str, elementwise: bool = False) -> Callable[[Rule], Rule]:
-    def add(rule: Rule) -> Rule:
-        _RULES.update(dict.fromkeys(names, rule))
-        _ELEMENTWISE.update(names if elementwise else ())
-        return rule
-
-    return add
-
-
-def _m(value: Any) -> Any:
-    return value.m if isinstance(value, Pair) else value
-
-
-def _v(value: Any) -> Any:
-    """Variance of a pair; a constant has none; indices and masks stay what they are."""
-    if isinstance(value, Pair):
-        return value.v
-    return torch.zeros_like(value) if isinstance(value, Tensor) and value.is_floating_point() else value
-
-
-@_rule(
+@rule(
     *("_reshape_alias", "_unsafe_view", "alias", "cat", "channel_shuffle", "clone", "col2im", "cumsum", "detach"),
     *("diagonal", "expand", "flip", "gather", "im2col", "index", "index_select", "max_unpool2d", "max_unpool3d"),
     *("permute", "pixel_shuffle", "pixel_unshuffle", "repeat", "roll", "rot90", "select", "slice", "split"),
@@ -172,71 +38,71 @@ def _v(value: Any) -> Any:
 )
 def _moved(op: Any, *args: Any, **kwargs: Any) -> Any:
     """Units are moved, copied or summed: variances go where the means go."""
-    m = op(*_each(args, _m), **kwargs)
-    v = op(*_each(args, _v), **kwargs)
+    m = op(*each(args, mean_of), **kwargs)
+    v = op(*each(args, variance_of), **kwargs)
     return Pair(m, v) if isinstance(m, Tensor) else [Pair(*both) for both in zip(m, v, strict=True)]
 
 
-@_rule("_to_copy")
+@rule("_to_copy")
 def _converted(op: Any, x: Pair, *, dtype: torch.dtype | None = None, **kwargs: Any) -> Pair:
     if dtype is not None and not dtype.is_floating_point:
         raise NoRule(f"a conversion to {dtype}")
-    dtype = torch.float32 if dtype in _HALF else dtype
+    dtype = torch.float32 if dtype in HALF else dtype
     return Pair(op(x.m, dtype=dtype, **kwargs), op(x.v, dtype=dtype, **kwargs))
 
 
-@_rule("new_empty", "new_zeros", "new_ones", "new_full", "empty_like", "zeros_like", "ones_like", "full_like")
+@rule("new_empty", "new_zeros", "new_ones", "new_full", "empty_like", "zeros_like", "ones_like", "full_like")
 def _constant(op: Any, x: Pair, *args: Any, **kwargs: Any) -> Tensor:
     """A pair without variance, since the model may go on to write random values into it."""
-    new = _widened(op(x.m, *args, **kwargs))
+    new = widened_value(op(x.m, *args, **kwargs))
     return Pair(new, torch.zeros_like(new)) if new.is_floating_point() else new
 
 
-@_rule("copy")
+@rule("copy")
 def _copied(op: Any, x: Pair, source: Tensor, *_: Any) -> Pair:
-    return Pair(op(x.m, _m(source)), op(x.v, _v(source)))
+    return Pair(op(x.m, mean_of(source)), op(x.v, variance_of(source)))
 
 
-@_rule("zero")
+@rule("zero")
 def _zeroed(op: Any, x: Pair) -> Pair:
     return Pair(op(x.m), op(x.v))
 
 
-@_rule("fill", "masked_fill", "constant_pad_nd")
+@rule("fill", "masked_fill", "constant_pad_nd")
 def _filled(op: Any, x: Pair, *args: Any) -> Pair:
     if op is aten.constant_pad_nd.default and len(args) == 1:
         args = (*args, 0.0)
     *where, value = args
     if isinstance(value, Pair):
         raise NoRule(f"the operator {op} with a random value to fill in")
-    return Pair(op(x.m, *where, value), op(x.v, *where, _v(value) if isinstance(value, Tensor) else 0.0))
+    return Pair(op(x.m, *where, value), op(x.v, *where, variance_of(value) if isinstance(value, Tensor) else 0.0))
 
 
-@_rule("index_add", "scatter_add")
+@rule("index_add", "scatter_add")
 def _added_at(op: Any, x: Any, axis: int, index: Tensor, source: Any, *, alpha: float = 1) -> Pair:
     """Messages that arrive at a node are summed."""
     if alpha != 1:
         raise NoRule(f"the operator {op} with a factor")
-    return Pair(op(_m(x), axis, index, _m(source)), op(_v(x), axis, index, _v(source)))
+    return Pair(op(mean_of(x), axis, index, mean_of(source)), op(variance_of(x), axis, index, variance_of(source)))
 
 
-@_rule("add", elementwise=True)
+@rule("add", elementwise=True)
 def _add(op: Any, a: Any, b: Any, alpha: float = 1) -> Pair:
     return _combined(op, a, b, alpha, (1, alpha))
 
 
-@_rule("sub", elementwise=True)
+@rule("sub", elementwise=True)
 def _sub(op: Any, a: Any, b: Any, alpha: float = 1) -> Pair:
     return _combined(op, a, b, alpha, (1, -alpha))
 
 
-@_rule("rsub", elementwise=True)
+@rule("rsub", elementwise=True)
 def _rsub(op: Any, a: Any, b: Any, alpha: float = 1) -> Pair:
     return _combined(op, a, b, alpha, (-alpha, 1))
 
 
 def _combined(op: Any, a: Any, b: Any, alpha: float, factors: tuple[float, float]) -> Pair:
-    m = op(_m(a), _m(b), alpha=alpha)
+    m = op(mean_of(a), mean_of(b), alpha=alpha)
     if a is b:
         return Pair(m, a.v * sum(factors) ** 2)
     _check_apart(op, a, b)
@@ -244,12 +110,12 @@ def _combined(op: Any, a: Any, b: Any, alpha: float, factors: tuple[float, float
     return Pair(m, sum(terms))
 
 
-@_rule("neg", elementwise=True)
+@rule("neg", elementwise=True)
 def _neg(op: Any, x: Pair) -> Pair:
     return Pair(op(x.m), x.v.clone())
 
 
-@_rule("div", elementwise=True)
+@rule("div", elementwise=True)
 def _div(op: Any, a: Any, b: Any, rounding_mode: str | None = None) -> Pair:
     if isinstance(b, Pair) or rounding_mode is not None:
         raise NoRule(
@@ -258,29 +124,29 @@ def _div(op: Any, a: Any, b: Any, rounding_mode: str | None = None) -> Pair:
     return Pair(op(a.m, b), a.v / b / b)
 
 
-@_rule("mul", elementwise=True)
+@rule("mul", elementwise=True)
 def _mul(op: Any, a: Any, b: Any) -> Pair:
     if a is b:
         return Pair(*curved(torch.square, a.m, a.v))
     _check_apart(op, a, b)
-    return Pair(op(_m(a), _m(b)), _product_variance(op, a, b))
+    return Pair(op(mean_of(a), mean_of(b)), _product_variance(op, a, b))
 
 
-@_rule("mm", "bmm", "mv", "dot")
+@rule("mm", "bmm", "mv", "dot")
 def _matmul(op: Any, a: Any, b: Any) -> Pair:
-    return Pair(op(_m(a), _m(b)), _product_variance(op, a, b))
+    return Pair(op(mean_of(a), mean_of(b)), _product_variance(op, a, b))
 
 
-@_rule("addmm", "baddbmm")
+@rule("addmm", "baddbmm")
 def _addmm(op: Any, c: Any, a: Any, b: Any, *, beta: float = 1, alpha: float = 1) -> Pair:
     v = _product_variance(aten.mm if op is aten.addmm.default else aten.bmm, a, b) * alpha**2
-    return Pair(op(_m(c), _m(a), _m(b), beta=beta, alpha=alpha), v + _v(c) * beta**2)
+    return Pair(op(mean_of(c), mean_of(a), mean_of(b), beta=beta, alpha=alpha), v + variance_of(c) * beta**2)
 
 
-@_rule("convolution")
+@rule("convolution")
 def _convolution(op: Any, x: Any, weight: Any, bias: Any, *rest: Any) -> Pair:
     v = _product_variance(lambda a, b: op(a, b, None, *rest), x, weight)
-    return Pair(op(_m(x), _m(weight), bias, *rest), v.clamp_min(0))  # fast algorithms can dip below 0
+    return Pair(op(mean_of(x), mean_of(weight), bias, *rest), v.clamp_min(0))  # fast algorithms can dip below 0
 
 
 def _product_variance(op: Any, a: Any, b: Any) -> Any:
@@ -289,7 +155,7 @@ def _product_variance(op: Any, a: Any, b: Any) -> Any:
     if isinstance(a, Pair):
         v = op(a.v, b.m.square() + b.v if isinstance(b, Pair) else b * b)
     if isinstance(b, Pair):
-        v = v + op(_m(a) * _m(a), b.v)
+        v = v + op(mean_of(a) * mean_of(a), b.v)
     return v
 
 
@@ -301,13 +167,13 @@ def _check_apart(op: Any, a: Any, b: Any) -> None:
         )
 
 
-@_rule("mean")
+@rule("mean")
 def _mean(op: Any, x: Pair, *args: Any, **kwargs: Any) -> Pair:
     m = op(x.m, *args, **kwargs)
     return Pair(m, op(x.v, *args, **kwargs) * (m.numel() / x.m.numel()))
 
 
-@_rule("avg_pool2d", "avg_pool3d")
+@rule("avg_pool2d", "avg_pool3d")
 def _avg_pool(op: Any, x: Pair, *args: Any) -> Pair:
     args = (*args, *((), 0, False, True, None)[len(args) - 1 :])
     ones = x.m.new_ones((1,) * (x.dim() - len(args[0])) + x.shape[-len(args[0]) :])
@@ -315,19 +181,19 @@ def _avg_pool(op: Any, x: Pair, *args: Any) -> Pair:
     return Pair(op(x.m, *args), op(x.v, *args) * weight)
 
 
-@_rule("_adaptive_avg_pool2d", "_adaptive_avg_pool3d")
+@rule("_adaptive_avg_pool2d", "_adaptive_avg_pool3d")
 def _adaptive_avg_pool(op: Any, x: Pair, size: Sequence[int]) -> Pair:
     return _separable(op(x.m, size), x, len(size), lambda eye, i: F.adaptive_avg_pool1d(eye, size[i]))
 
 
-@_rule("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d")
+@rule("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d")
 def _upsample(op: Any, x: Pair, size: Sequence[int], align: bool, *scales: Any) -> Pair:
     each = scales or (None,) * len(size)
     m = op(x.m, size, align, *each)
     return _separable(m, x, len(size), lambda eye, i: aten.upsample_linear1d(eye, [size[i]], align, each[i]))
 
 
-@_rule("upsample_bicubic2d", "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa")
+@rule("upsample_bicubic2d", "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa")
 def _upsample_plane(op: Any, x: Pair, size: Sequence[int], align: bool, *scales: Any) -> Pair:
     each = scales or (None,) * len(size)
 
@@ -348,72 +214,72 @@ def _separable(m: Tensor, x: Pair, axes: int, line: Callable[[Tensor, int], Tens
     return Pair(m, v)
 
 
-@_rule("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm")
+@rule("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm")
 def _batch_norm(op: Any, x: Pair, w: Any, b: Any, mean: Any, var: Any, own: bool, _: float, eps: float) -> Any:
     """Without stored statistics (instance norm) `own` is True, and those of `m` are constants."""
     stored = (None, None) if own else (mean, var)
     m, _, rstd = aten.native_batch_norm(x.m, w, b, *stored, own, 0.0, eps)
     scale = (rstd if own else (var + eps).rsqrt()) * (1 if w is None else w)
     v = x.v * scale.square().reshape(-1, *[1] * (x.dim() - 2))
-    return (Pair(m, v), *(x.m.new_empty(0) for _ in range(1, _returns(op))))
+    return (Pair(m, v), *(x.m.new_empty(0) for _ in range(1, returns(op))))
 
 
-@_rule("native_layer_norm")
+@rule("native_layer_norm")
 def _layer_norm(op: Any, x: Pair, shape: Sequence[int], w: Any, b: Any, eps: float) -> Any:
     m, mean, rstd = op(x.m, shape, w, b, eps)
     return Pair(m, x.v * (rstd * (1 if w is None else w)).square()), mean, rstd
 
 
-@_rule("native_group_norm")
+@rule("native_group_norm")
 def _group_norm(op: Any, x: Pair, w: Any, b: Any, n: int, c: int, size: int, groups: int, eps: float) -> Any:
     m, mean, rstd = op(x.m, w, b, n, c, size, groups, eps)
     scale = rstd.repeat_interleave(c // groups, 1) * (1 if w is None else w)
     return Pair(m, x.v * scale.square().reshape(n, c, *[1] * (x.dim() - 2))), mean, rstd
 
 
-@_rule("relu", elementwise=True)
+@rule("relu", elementwise=True)
 def _relu(op: Any, x: Pair) -> Pair:
     return Pair(*bent(op, x.m, x.v, 0))
 
 
-@_rule("abs", elementwise=True)
+@rule("abs", elementwise=True)
 def _abs(op: Any, x: Pair) -> Pair:
     return Pair(*bent(op, x.m, x.v, -1))
 
 
-@_rule("leaky_relu", "_prelu_kernel", elementwise=True)
+@rule("leaky_relu", "_prelu_kernel", elementwise=True)
 def _leaky_relu(op: Any, x: Pair, slope: float | Tensor = 0.01) -> Pair:
     return Pair(*bent(lambda m: op(m, slope), x.m, x.v, slope))
 
 
-@_rule("clamp", elementwise=True)
+@rule("clamp", elementwise=True)
 def _clamp(op: Any, x: Pair, low: float | None = None, high: float | None = None) -> Pair:
     if isinstance(low, Tensor) or isinstance(high, Tensor):
         raise NoRule(f"the operator {op}")
     return Pair(*clamped(x.m, x.v, None if low == -inf else low, None if high == inf else high))
 
 
-@_rule("clamp_min", elementwise=True)
+@rule("clamp_min", elementwise=True)
 def _clamp_min(op: Any, x: Pair, low: float) -> Pair:
     return _clamp(op, x, low)  # type: ignore[no-any-return]
 
 
-@_rule("clamp_max", elementwise=True)
+@rule("clamp_max", elementwise=True)
 def _clamp_max(op: Any, x: Pair, high: float) -> Pair:
     return _clamp(op, x, None, high)  # type: ignore[no-any-return]
 
 
-@_rule("hardtanh", elementwise=True)
+@rule("hardtanh", elementwise=True)
 def _hardtanh(op: Any, x: Pair, low: float = -1, high: float = 1) -> Pair:
     return _clamp(op, x, low, high)  # type: ignore[no-any-return]
 
 
-@_rule("hardsigmoid", elementwise=True)
+@rule("hardsigmoid", elementwise=True)
 def _hardsigmoid(op: Any, x: Pair) -> Pair:
     return Pair(*clamped(x.m / 6 + 0.5, x.v / 36, 0.0, 1.0))
 
 
-@_rule(
+@rule(
     *("sigmoid", "tanh", "gelu", "silu", "softplus", "elu", "celu", "mish", "hardswish", "exp", "erf", "sin", "cos"),
     elementwise=True,
 )
@@ -421,32 +287,32 @@ def _curved(op: Any, x: Pair, *args: Any, **kwargs: Any) -> Pair:
     return Pair(*curved(lambda m: op(m, *args, **kwargs), x.m, x.v))
 
 
-@_rule("log_sigmoid_forward")
+@rule("log_sigmoid_forward")
 def _log_sigmoid(op: Any, x: Pair) -> tuple[Pair, Tensor]:
     return Pair(*curved(F.logsigmoid, x.m, x.v)), x.m.new_empty(0)
 
 
-@_rule("pow", elementwise=True)
+@rule("pow", elementwise=True)
 def _pow(op: Any, x: Any, exponent: Any) -> Pair:
     if isinstance(exponent, Tensor) or exponent not in (1, 2, 3):
         raise NoRule(f"the operator {op} with an exponent other than 1, 2 and 3")
     return Pair(*curved(lambda m: op(m, exponent), x.m, x.v))
 
 
-@_rule("glu")
+@rule("glu")
 def _glu(op: Any, x: Pair, axis: int = -1) -> Pair:
     (m, gate), (v, gate_v) = x.m.chunk(2, axis), x.v.chunk(2, axis)
     open_, open_v = curved(torch.sigmoid, gate, gate_v)
     return _matmul(aten.mul, Pair(m, v), Pair(open_, open_v))  # type: ignore[no-any-return]
 
 
-@_rule("maximum")
+@rule("maximum")
 def _maximum(op: Any, a: Any, b: Any) -> Pair:
     _check_apart(op, a, b)
-    return Pair(*larger((_m(a), _v(a)), (_m(b), _v(b))))
+    return Pair(*larger((mean_of(a), variance_of(a)), (mean_of(b), variance_of(b))))
 
 
-@_rule("max_pool2d_with_indices", "max_pool3d_with_indices")
+@rule("max_pool2d_with_indices", "max_pool3d_with_indices")
 def _max_pool(op: Any, x: Pair, *args: Any) -> tuple[Pair, Tensor]:
     """One axis after the other; the indices are those of the means."""
     kernel, stride, padding, dilation = (*args[:4], *((), [0], [1])[len(args) - 1 :])[:4]

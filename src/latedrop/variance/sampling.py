@@ -17,7 +17,7 @@ from latedrop.model.arrays import check_inputs, floating, place, widened
 from latedrop.model.calling import Readout, call, check_finite, read
 from latedrop.model.finding import find_sites
 from latedrop.model.rows import copied, fitting_batches, row_count
-from latedrop.model.running import running
+from latedrop.model.running import derives, quietly
 from latedrop.model.sites import Rate, Site, rates_by_site
 from latedrop.model.twin import twin_of
 from latedrop.variance.engine.chunks import fitting_chunk
@@ -124,8 +124,12 @@ def own_output(model: nn.Module, x: Any, readout: Readout = None) -> Tensor:
     parts = fitting_batches(model, x)
     if parts is not None:
         return torch.cat([own_output(model, part, readout)[:rows] for part, rows in parts])
-    with running(model):
-        output = widened(read(call(twin_of(model, layers=False), copied(x)), readout, row_count(x)))
+
+    def run() -> Tensor:
+        twin = twin_of(model, layers=False, own_gradients=derives(model))
+        return widened(read(call(twin, copied(x)), readout, row_count(x)).detach())
+
+    output = quietly(model, run)
     check_finite(output, "without dropout")
     return output
 

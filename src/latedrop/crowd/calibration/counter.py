@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from latedrop import Calibration, Predictor, calibrate, find_sites
 from latedrop.calibration.record import Choice
-from latedrop.calibration.search import fingerprint
+from latedrop.calibration.weights import fingerprint
 from latedrop.crowd.calibration.cells import Cells, FrameBatches
 from latedrop.crowd.calibration.record import METHODS, CrowdCalibration, CrowdMethod, roi_record
 from latedrop.crowd.layouts import CrowdSet

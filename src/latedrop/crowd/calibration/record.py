@@ -16,7 +16,7 @@ from torch import Tensor
 
 from latedrop import Calibration, Prediction, Predictor, sample
 from latedrop.calibration.record import Choice
-from latedrop.calibration.search import fingerprint
+from latedrop.calibration.weights import fingerprint
 from latedrop.crowd.calibration.cells import READOUTS, Cells
 from latedrop.crowd.mcnn import Trained
 from latedrop.crowd.regions import Policy

@@ -157,7 +157,7 @@ class Training:
         # A column of ones makes the first bias a row of the first weight, and its gradient part of the same product.
         self.x, self.y = torch.cat([x, torch.ones_like(x[..., :1])], -1), y
         self.sizes = (inputs, *plan.hidden, 1)
-        self.flat, self.layers = self._parameters(seeds)
+        self.flat, self.layers = self._drawn_weights(seeds)
         self.gradient = torch.zeros_like(self.flat)
         self.gradients = self._views(self.gradient)
         self.flat.grad = self.gradient
@@ -192,7 +192,7 @@ class Training:
         layers = [Layer(weight[:, :-1], weight[:, -1:])]
         return layers + [Layer(w.detach().clone(), b.detach().clone()) for w, b in others]
 
-    def _parameters(self, seeds: Sequence[int]) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+    def _drawn_weights(self, seeds: Sequence[int]) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
         inputs, *others = self.sizes
         pairs = zip([inputs + 1, *others[:-1]], others, strict=True)
         count = self.members * sum(i * o + (o if n else 0) for n, (i, o) in enumerate(pairs))

@@ -6,8 +6,8 @@ compared and multiplied inside the kernel that makes the layer's input, and neve
 the whole prediction, all chunks and their moments, is then captured as a CUDA graph: one launch replays it. Rates are
 inputs too, so that one program serves a whole calibration.
 
-A program is what the model did when it was traced. New weights, hooks or submodules make a new one; a Python number
-that the model's code reads, or a branch that it takes by looking at values, is fixed.
+A program is what the model did when it was traced; what it takes for granted, and when it is made anew, is in
+`snapshots`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from math import isfinite
 from threading import Lock, RLock
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -24,13 +24,23 @@ from torch import Tensor, fx, nn
 
 from latedrop.masking.masks import draw_keys, keys_on, threshold
 from latedrop.model.sites import Site
-from latedrop.torch_inside import leaves_and_structure, state_of
+from latedrop.torch_inside import leaves_and_structure
 from latedrop.variance.engine.options import Sampling
-from latedrop.variance.engine.tracing import MaskPlace, fill_up_channels, mask_places, split, traced_chunk
-from latedrop.variance.moments import merged
+from latedrop.variance.engine.snapshots import Looks, snapshot
+from latedrop.variance.engine.tracing import (
+    MaskPlace,
+    fill_up_channels,
+    first_line,
+    mask_places,
+    refuse,
+    split,
+    traced_chunk,
+)
+from latedrop.variance.moments import merged, out_of_memory
 
 __all__ = ["Program", "program"]
 
+_Result = TypeVar("_Result")
 _PROGRAMS: WeakKeyDictionary[nn.Module, dict[Any, Program]] = WeakKeyDictionary()
 _MOST_PROGRAMS = 8  # of one model: each holds a CUDA graph's memory
 _COMPILING = RLock()
@@ -45,12 +55,14 @@ def program(model: nn.Module, x: Any, sites: Sequence[Site], options: Sampling, 
     shapes = tuple((v.shape, v.dtype, v.device, v.stride()) if isinstance(v, Tensor) else v for v in flat)
     kind = next(iter(value.device.type for value in flat if isinstance(value, Tensor)))
     cast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-    masked = tuple([(site.name, site.kind) for site in sites])
-    key = (shapes, structure, state_of(model), cast, masked, options)
+    switches = torch.get_default_dtype(), torch.get_float32_matmul_precision(), torch.is_inference_mode_enabled()
+    key = (shapes, structure, snapshot(model), cast, switches, tuple(sites), options)
     kept = _PROGRAMS.setdefault(model, {})
     found = kept.get(key)
-    if found is None:
+    if found is None or not found.looks.still_hold():
         with _COMPILING:
+            if key in kept and not kept[key].looks.still_hold():
+                del kept[key]
             if key not in kept:
                 if len(kept) >= _MOST_PROGRAMS:
                     kept.pop(next(iter(kept)))
@@ -90,12 +102,15 @@ class Program:
         self._chunks = self._keys(places, options.seed)
         self._limits = torch.zeros(len(sites), dtype=torch.int32, device=self._device)
         self._scales = torch.ones(len(sites), dtype=torch.float64, device=self._device)
-        graph = traced_chunk(model, x, sites, options, places, self._arguments())
+        self.looks = Looks()
+        with self.looks:
+            graph = traced_chunk(model, x, sites, options, places, self._arguments())
         if self._device.type == "cuda":
             fill_up_channels(graph)
         before, after = split(graph, len(self._inputs))
         compiler = _compile if compiler is None else compiler
         self._before, self._after = compiler(before), compiler(after)
+        self._compiled = False
         self._graph: torch.cuda.CUDAGraph | None = None
         self._moments = self._total = torch.empty(0)
         self._turn = Lock()
@@ -106,16 +121,27 @@ class Program:
         with self._turn, torch.no_grad():
             self._set_rates([rates[name] for name in self._names])
             if self._device.type != "cuda":
-                moments, total = self._run(values)
+                moments, total = self._run(values) if self._compiled else self._first(lambda: self._run(values))
                 return moments[0], moments[1], isfinite(total.item())
             for static, value in zip(self._inputs, values, strict=True):
                 static.copy_(value)
             if self._graph is None:
-                self._graph = self._captured()
+                self._graph = self._first(self._captured)
             self._graph.replay()
             mean, variance = self._moments.clone()
             torch.cuda.current_stream(self._device).synchronize()  # the one wait of a prediction
             return mean, variance, isfinite(self._total.item())
+
+    def _first(self, run: Callable[[], _Result]) -> _Result:
+        """The first run, in which both parts are compiled."""
+        try:
+            found = run()
+        except Exception as error:
+            if out_of_memory(error):
+                raise
+            refuse(f"what cannot be compiled ({first_line(error)})", error)
+        self._compiled = True
+        return found
 
     def _set_rates(self, wanted: list[float]) -> None:
         if wanted != self._wanted:

@@ -20,8 +20,8 @@ from latedrop.masking.draws import DrawMasks, split
 from latedrop.masking.thinning import Thinning
 from latedrop.model.arrays import widened
 from latedrop.model.calling import call, read
-from latedrop.model.rows import copied, repeated, row_count, row_limits, take_rows
-from latedrop.model.running import rolls_dice, running
+from latedrop.model.rows import repeated, row_count, row_limits, take_rows
+from latedrop.model.running import derives, quietly, rolls_dice
 from latedrop.model.sites import Site
 from latedrop.model.twin import release, twin_of
 from latedrop.variance.engine.chunks import fitting_chunk
@@ -141,19 +141,24 @@ class ThinnedNetworks:
     def _outputs(self, draws: range) -> Tensor:
         """`(t, N, ...)` of some draws."""
         count, times = self._count, len(draws)
-        x = repeated(self.x, times) if self._layers is None else self._layers.inputs(self.x, times)
-        return split(self._pass(x, draws, count, self._layers), 0, times)
+        return split(self._pass(self.x, draws, count, self._layers), 0, times)
 
     def _pass(self, x: Any, draws: range, count: int, layers: SharedLayers | None) -> Tensor:
-        """One pass over `count` examples of each draw; its twin is its own, and so is what the model writes into it."""
+        """One pass over the `count` examples of `x` for each draw."""
         self._masks.draws = draws
-        twin, rows = twin_of(self.model), count * len(draws)
-        if layers is not None:
+        return quietly(self.model, lambda: self._run(x, draws, count, layers))
+
+    def _run(self, x: Any, draws: range, count: int, layers: SharedLayers | None) -> Tensor:
+        """The twin is this pass's own, and so is what the model writes into it."""
+        derived, rows = derives(self.model), count * len(draws)
+        twin = twin_of(self.model, own_gradients=derived)
+        if layers is not None and not derived:
             layers.attach(twin)
+        x = repeated(x, len(draws)) if layers is None or derived else layers.inputs(x, len(draws))
         thinning = Thinning(twin, self._sites, self._masks, shared=self.options.shared)
         try:
-            with running(self.model), thinning.passing(rows, len(draws)):
-                return read(call(twin, x), self.options.readout, rows)
+            with thinning.passing(rows, len(draws)):
+                return read(call(twin, x), self.options.readout, rows).detach()
         finally:
             release(twin)
 
@@ -169,7 +174,7 @@ class ThinnedNetworks:
         key = names, outputs.shape, _code(self.options.readout), sharing, self.options.shared
         if key not in known:
             few = min(self._count, 2) if self.options.shared else self._count
-            alone = widened(self._pass(copied(take_rows(self.x, slice(few))), self._masks.draws[-1:], few, None))
+            alone = widened(self._pass(take_rows(self.x, slice(few)), self._masks.draws[-1:], few, None))
             beside = widened(outputs)
             if alone.numel() and not rolls_dice(self.model):
                 if not bool(alone.isfinite().all()):

@@ -13,15 +13,17 @@ from latedrop.errors import ArgumentError, LatedropError
 from latedrop.masking.masks import hashes
 from latedrop.masking.thinning import Thinning
 from latedrop.model.calling import call, read
-from latedrop.model.rows import copied, repeated, row_count
+from latedrop.model.rows import copied, repeated, row_count, tensors
+from latedrop.model.running import derives, quietly
+from latedrop.model.scripts import optimized_scripts
 from latedrop.model.sites import Site
 from latedrop.model.twin import release, twin_of
-from latedrop.torch_inside import leaves_and_structure, traced
+from latedrop.torch_inside import contents_of, leaves_and_structure, traced, version_of
 from latedrop.variance.engine.options import Sampling
 from latedrop.variance.engine.shared import SharedLayers, by_draw
 from latedrop.variance.moments import out_of_memory
 
-__all__ = ["MaskPlace", "fill_up_channels", "mask_places", "split", "traced_chunk"]
+__all__ = ["MaskPlace", "fill_up_channels", "first_line", "mask_places", "refuse", "split", "traced_chunk"]
 
 MaskPlace: TypeAlias = "tuple[str, int, tuple[int, ...]]"
 """A mask: its site, the call, and its shape."""
@@ -29,12 +31,35 @@ MaskPlace: TypeAlias = "tuple[str, int, tuple[int, ...]]"
 
 def mask_places(model: nn.Module, x: Any, sites: Sequence[Site], options: Sampling) -> list[MaskPlace]:
     """The masks of one pass, in order."""
-    noted, twin = _Noted(), twin_of(model)
-    thinning = Thinning(twin, sites, noted, shared=options.shared)
-    with torch.no_grad(), thinning.passing(row_count(x)):
-        read(call(twin, copied(x)), options.readout, row_count(x))
-    release(twin)
-    return list(noted.found)
+    scripts = optimized_scripts(model)
+    if scripts:  # torch crashes when it traces them
+        refuse(f"parts that torch.jit.optimize_for_inference has made {scripts}")
+
+    def run() -> list[MaskPlace]:
+        noted, twin = _Noted(), twin_of(model, own_gradients=derives(model))
+        thinning, held = Thinning(twin, sites, noted, shared=options.shared), _held(twin)
+        before = [version_of(value) for value in held]
+        with thinning.passing(row_count(x)):
+            read(call(twin, copied(x)), options.readout, row_count(x))
+        release(twin)
+        if [version_of(value) for value in held] != before:
+            refuse("tensors of its own that it writes into in every pass")
+        return list(noted.found)
+
+    with torch.inference_mode(False):  # in which torch does not count what is written
+        found = quietly(model, run)
+    if derives(model):
+        refuse("derivatives inside its forward (torch.autograd.grad)")
+    return found
+
+
+def _held(twin: nn.Module) -> list[Tensor]:
+    """The tensors that the modules of a twin hold: a program would write into those of the model."""
+    found: list[Tensor] = []
+    for module in twin.modules():
+        _, own, attributes = contents_of(module)
+        found += [*own, *tensors(list(attributes.values()))]
+    return found
 
 
 def traced_chunk(
@@ -69,8 +94,7 @@ def traced_chunk(
     except Exception as error:  # the model runs; what it does cannot be written down
         if out_of_memory(error):
             raise
-        first = str(error).strip().partition("\n")[0]
-        _refuse(f"what cannot be traced ({type(error).__name__}: {first})")
+        refuse(f"what cannot be traced ({first_line(error)})", error)
     _check(graph)
     return graph
 
@@ -102,7 +126,7 @@ class _Noted:
         return value
 
     def thin_packed(self, site: Site, *_: Any) -> Tensor:
-        _refuse(f"packed sequences at site {site.name!r}")
+        refuse(f"packed sequences at site {site.name!r}")
 
 
 class _Hashed(_Noted):
@@ -131,11 +155,17 @@ def _check(graph: fx.GraphModule) -> None:
         noise = torch.Tag.nondeterministic_seeded in tags and "scaled_dot_product" not in str(node.target)
         if noise or torch.Tag.dynamic_output_shape in tags:
             why = "noise of its own" if noise else "sizes that depend on values"
-            _refuse(f"{why} ({node.target})")
+            refuse(f"{why} ({node.target})")
 
 
-def _refuse(found: str) -> NoReturn:
-    raise ArgumentError(f"expected a model that a program can stand for; found {found}. Use engine='auto'.")
+def refuse(found: str, error: Exception | None = None) -> NoReturn:
+    """Say why there is no program of a model."""
+    raise ArgumentError(f"expected a model that a program can stand for; found {found}. Use engine='auto'.") from error
+
+
+def first_line(error: Exception) -> str:
+    """What an error says, in short."""
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
 
 
 def fill_up_channels(graph: fx.GraphModule) -> None:

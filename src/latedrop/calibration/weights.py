@@ -1,0 +1,66 @@
+"""The weights that a calibration belongs to: a fingerprint for the file, and a quick look before each prediction."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from typing import Any
+from warnings import warn
+
+import torch
+from torch import Tensor, nn
+
+from latedrop.errors import LatedropWarning
+from latedrop.model.wrappers import plain_names
+from latedrop.torch_inside import version_of
+
+__all__ = ["Weights", "fingerprint"]
+
+
+def fingerprint(model: nn.Module) -> str:
+    """A digest of the model's parameters and buffers: names, shapes, dtypes, and up to 1024 values of each."""
+    digest, plain = hashlib.sha256(), plain_names(model)
+    for name, value in model.state_dict().items():
+        if isinstance(value, Tensor):
+            digest.update(f"{plain(name)} {tuple(value.shape)} {value.dtype}".encode())
+            flat = value.detach().reshape(-1)
+            values = flat[:: max(1, -(-flat.numel() // 1024))].cpu()
+            digest.update(values.to(torch.float64).numpy().tobytes())
+    return digest.hexdigest()
+
+
+class Weights:
+    """Notices that a model's weights are no longer those that were calibrated.
+
+    Where a tensor lies, and how often it was changed in place, is looked at each time; only where that is new are the
+    values compared. What is written through `parameter.data` torch does not count, and nobody notices.
+
+    Args:
+        model: with the weights that were calibrated.
+        known: their fingerprint.
+    """
+
+    def __init__(self, model: nn.Module, known: str) -> None:
+        self._known, self._last = known, tuple(_marks(model))
+
+    def check(self, model: nn.Module) -> None:
+        """Warn, once for each change."""
+        now = tuple(_marks(model))
+        if now == self._last:
+            return
+        self._last = now
+        if fingerprint(model) != self._known:
+            warn(
+                "the model's weights were changed after the calibration: its intervals may not hold. Calibrate again "
+                "after training.",
+                LatedropWarning,
+                stacklevel=3,
+            )
+
+
+def _marks(model: nn.Module) -> Iterator[Any]:
+    for part in (model.parameters(), model.buffers()):
+        for value in part:
+            yield id(value)
+            yield version_of(value)
+            yield value.data_ptr() if value.layout is torch.strided else 0

@@ -1,0 +1,100 @@
+"""What a compiled program takes for granted about its model: when that has changed, another program is made.
+
+A program was traced once. It reads weights and buffers from where they lie, so that what is written into them in place
+counts; all else that the model's code looked at is fixed in it.
+"""
+
+from __future__ import annotations
+
+from types import MethodType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from latedrop.torch_inside import contents_of, version_of
+
+__all__ = ["Looks", "snapshot"]
+
+_ATOMS = {bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size}
+_FEW, _FEW_BYTES, _DEEP = 1000, 2**16, 4
+
+
+def snapshot(model: nn.Module) -> tuple[Any, ...]:
+    """A model's modules with their code, hooks and attributes, and where their tensors lie: something to compare.
+
+    Plain values count as such, also in lists, dicts and objects a few steps away; all else by identity.
+
+    >>> net = nn.Sequential(nn.Linear(2, 2), nn.LeakyReLU(0.1))
+    >>> before = snapshot(net)
+    >>> net[1].negative_slope = 0.2
+    >>> snapshot(net) == before
+    False
+    """
+    found: list[Any] = []
+    known: dict[int, Any] = {}
+    for module in model.modules():
+        hooks, tensors, attributes = contents_of(module)
+        found += id(module), getattr(type(module), "forward", None), *hooks, *map(_place, tensors)
+        for name, value in attributes.items():
+            found += name, value if type(value) in _ATOMS else _value(value, known, 0)
+    return tuple(found)
+
+
+class Looks(TorchFunctionMode):
+    """Notes which constant tensors the code inside turns into Python numbers: these are fixed in what is traced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen: list[tuple[Tensor, int]] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _LOOKS:
+            self._seen += [(value, version_of(value)) for value in args if isinstance(value, Tensor)]
+        return func(*args, **(kwargs or {}))
+
+    def still_hold(self) -> bool:
+        """Whether none of these tensors was changed since."""
+        return all(version_of(tensor) == version for tensor, version in self._seen)
+
+
+_NAMES = "item tolist numpy __bool__ __int__ __float__ __index__ __complex__ __array__ __contains__ equal allclose"
+_LOOKS = {*(getattr(Tensor, name) for name in _NAMES.split()), torch.equal, torch.allclose}
+
+
+def _place(tensor: Tensor) -> tuple[Any, ...]:
+    try:
+        return tensor.data_ptr(), tensor.stride()
+    except (NotImplementedError, RuntimeError):  # in a form without an address
+        return (id(tensor),)
+
+
+def _value(value: Any, known: dict[int, Any], depth: int) -> Any:
+    """Two that are equal stand for the same values."""
+    kind = type(value)
+    if kind in _ATOMS:
+        return kind, value
+    if id(value) not in known:
+        known[id(value)] = id(value)  # it may hold itself
+        known[id(value)] = _inside(value, kind, known, depth)
+    return known[id(value)]
+
+
+def _inside(value: Any, kind: type, known: dict[int, Any], depth: int) -> Any:
+    if isinstance(value, Tensor):
+        return id(value), *_place(value), version_of(value)
+    if isinstance(value, np.ndarray) and value.dtype != object and value.nbytes <= _FEW_BYTES:
+        return value.shape, value.dtype.str, value.tobytes()
+    if isinstance(value, nn.Module) or depth > _DEEP:
+        return id(value)
+    if isinstance(value, (list, tuple, set, frozenset)) and len(value) <= _FEW:
+        return kind, *(_value(item, known, depth + 1) for item in value)
+    if isinstance(value, dict) and len(value) <= _FEW:
+        pairs = value.items()
+        return kind, *((_value(key, known, depth + 1), _value(item, known, depth + 1)) for key, item in pairs)
+    if isinstance(value, MethodType):
+        return id(value.__self__), value.__func__
+    held = getattr(value, "__dict__", None) if not isinstance(value, (type, ModuleType)) else None
+    return id(value), _value(held, known, depth + 1) if type(held) is dict else None

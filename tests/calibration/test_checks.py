@@ -1,0 +1,207 @@
+"""Warnings about a calibration: an approximation far from draws, a rate at the edge, hardly any drops, new weights."""
+
+from __future__ import annotations
+
+import copy
+import json
+import warnings
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from latedrop import Calibration, LatedropWarning, calibrate, load, propagate, sample
+from latedrop.files import sealed
+from latedrop.report import write_report
+
+
+def stack(depth: int) -> nn.Module:
+    """Convolutions that smooth: their units are anything but independent."""
+    torch.manual_seed(0)
+    widths = [1, *[3] * (depth - 1), 1]
+    layers: list[nn.Module] = []
+    for a, b in pairwise(widths):
+        layers += [nn.Conv2d(a, b, 5, padding=2), nn.ReLU()]
+        nn.init.uniform_(layers[-2].weight, 0, 2 / (25 * a))  # type: ignore[arg-type]
+        nn.init.zeros_(layers[-2].bias)  # type: ignore[arg-type]
+    return nn.Sequential(*layers[:-1]).eval()
+
+
+def mlp(*widths: int) -> nn.Sequential:
+    torch.manual_seed(0)
+    layers: list[nn.Module] = []
+    for a, b in pairwise(widths):
+        layers += [nn.Linear(a, b), nn.Tanh()]
+    return nn.Sequential(*layers[:-1]).eval()
+
+
+def noisy(model: nn.Module, x: Tensor, noise: float = 0.3) -> tuple[Tensor, Tensor]:
+    with torch.no_grad():
+        y = model(x)
+    return x, y + noise * torch.randn(y.shape, generator=torch.Generator().manual_seed(1))
+
+
+class Cut(nn.Module):
+    """Rounds, which has a gradient of 0, on one of its two ways."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.wide, self.head = nn.Linear(3, 20), nn.Linear(20, 1), nn.Linear(20, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        return 0.05 * self.head(h) + (100 * self.wide(h)).round() / 100
+
+
+class TestRatio:
+    def test_propagation_through_a_stack_of_convolutions_is_told(self) -> None:
+        model = stack(12)
+        x, y = noisy(model, torch.rand(12, 1, 10, 10))
+        with pytest.warns(LatedropWarning, match=r"method='propagate' is 0\.\d+ times that of 50 draws .*independent"):
+            found = calibrate(model, (x, y), [0.05], method="propagate", progress=False).calibration
+        truth = sample(model, x, 0.05, 500).variance.sum()
+        expected = float(propagate(model, x, 0.05).variance.sum() / truth)
+        assert expected < 1 / 3
+        # 50 draws: a relative standard error of at most sqrt(2 / 49) = 20 %, and rows that differ.
+        assert found.ratio_to_draws == pytest.approx(expected, rel=0.6)
+        assert f"{found.ratio_to_draws:.4g} times that of a few draws" in str(found)
+
+    @pytest.mark.parametrize("method", ["linear", "propagate"])
+    def test_near_1_where_the_method_is_right(self, method: Any) -> None:
+        model = mlp(3, 40, 1)
+        found = calibrate(model, noisy(model, torch.randn(40, 3)), method=method, progress=False).calibration
+        assert found.ratio_to_draws == pytest.approx(1, rel=0.6)
+
+    def test_gradients_that_are_cut_off_are_told(self) -> None:
+        torch.manual_seed(0)
+        model = Cut().eval()
+        with pytest.warns(LatedropWarning, match="method='linear' is .* cuts off its gradients"):
+            calibrate(model, noisy(model, torch.randn(40, 3)), method="linear", progress=False)
+
+    def test_draws_are_not_compared_with_draws(self) -> None:
+        model = mlp(3, 40, 1)
+        found = calibrate(model, noisy(model, torch.randn(40, 3)), [0.1], progress=False).calibration
+        assert found.ratio_to_draws is None
+        assert "few draws" not in str(found)
+
+    def test_records_keep_it_and_older_ones_load(self, tmp_path: Path) -> None:
+        model = mlp(3, 40, 1)
+        uq = calibrate(model, noisy(model, torch.randn(40, 3)), method="linear", progress=False)
+        assert Calibration.from_json(uq.calibration.to_json()) == uq.calibration
+        record = json.loads(uq.calibration.to_json())["latedrop"]
+        del record["ratio_to_draws"]
+        (tmp_path / "old.json").write_text(sealed("latedrop", record))
+        assert load(tmp_path / "old.json", model).calibration.ratio_to_draws is None
+
+    def test_the_report_shows_it(self, tmp_path: Path) -> None:
+        pytest.importorskip("matplotlib")
+        model = mlp(3, 40, 1)
+        uq = calibrate(model, noisy(model, torch.randn(40, 3)), method="linear", progress=False)
+        write_report(tmp_path / "report.html", title="a", calibration=uq.calibration)
+        assert "times that of a few draws" in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
+class TestRates:
+    def test_the_largest_rate(self) -> None:
+        """Errors much larger than any raw variance, which the unscaled criterion wants to grow."""
+        model = mlp(3, 30, 1)
+        data = noisy(model, torch.randn(100, 3), noise=3)
+        with pytest.warns(LatedropWarning, match=r"the best rate, 0.3, is the largest .* Try larger rates"):
+            calibrate(model, data, [0.1, 0.2, 0.3], criterion="unscaled", progress=False)
+
+    def test_the_smallest_rate(self) -> None:
+        """A deep network whose mean over draws is ruined by large rates."""
+        model = mlp(3, 40, 40, 40, 1)
+        for layer in model[::2]:
+            nn.init.normal_(layer.weight, std=0.4)  # type: ignore[union-attr,arg-type]
+        data = noisy(model, torch.randn(200, 3), noise=0.01)
+        with pytest.warns(LatedropWarning, match=r"the best rate, 0.05, is the smallest .* smaller rates with more"):
+            calibrate(model, data, [0.5, 0.2, 0.05], progress=False)
+
+    def test_a_flat_curve_two_rates_and_a_rate_inside_say_nothing(self) -> None:
+        model = mlp(3, 30, 1)
+        data = noisy(model, torch.randn(100, 3), noise=3)
+        calibrate(model, data, [0.1, 0.2, 0.3], mean="model", progress=False)  # one site: all rates are alike
+        calibrate(model, data, [0.1, 0.2], criterion="unscaled", progress=False)
+        inside = noisy(model, torch.randn(100, 3), noise=0.2)
+        found = calibrate(model, inside, [0.001, 0.05, 0.1, 0.2, 0.3, 0.9], criterion="unscaled", progress=False)
+        assert 0.001 < found.calibration.rate < 0.9  # type: ignore[operator]
+
+    @pytest.mark.filterwarnings("ignore:of .* validation values, some have zero variance")
+    def test_hardly_any_drop(self) -> None:
+        model = mlp(3, 20, 1)
+        data = noisy(model, torch.randn(100, 3))
+        with pytest.warns(LatedropWarning, match=r"200 draws drop 4.0 units in all, on average"):
+            calibrate(model, data, [0.001], draws=200, progress=False)
+        calibrate(model, data, [0.1], draws=200, progress=False)
+
+
+class TestWeights:
+    def made(self) -> tuple[nn.Sequential, Any, Tensor]:
+        model = mlp(3, 20, 1)
+        x, y = noisy(model, torch.randn(50, 3))
+        return model, calibrate(model, (x, y), [0.2], draws=20, progress=False), x
+
+    @pytest.mark.parametrize("change", ["in place", "step", "replaced", "state_dict", "data", "layer", "other model"])
+    def test_new_weights_are_told_once(self, change: str) -> None:
+        model, uq, x = self.made()
+        uq.predict(x)
+        new = copy.deepcopy(model)
+        with torch.no_grad():
+            new[0].weight.mul_(2)  # type: ignore[operator]
+        if change == "in place":
+            model[0].weight.data.mul_(1)
+            with torch.no_grad():
+                model[0].weight.mul_(2)  # type: ignore[operator]
+        elif change == "step":
+            model(x).sum().backward()
+            torch.optim.SGD(model.parameters(), 0.1).step()
+        elif change == "replaced":
+            model[0].weight = nn.Parameter(2 * model[0].weight.detach())  # type: ignore[arg-type,operator]
+        elif change == "state_dict":
+            model.load_state_dict(new.state_dict())
+        elif change == "data":
+            model[0].weight.data = 2 * model[0].weight.data  # type: ignore[operator]
+        elif change == "layer":
+            model[0] = new[0]
+        else:
+            uq.model = new
+        with pytest.warns(LatedropWarning, match="weights were changed after the calibration"):
+            uq.predict(x)
+        uq.predict(x)
+        uq.scaled("relaxed").predict(x)
+
+    def test_a_new_scale_does_not_forget(self) -> None:
+        model, uq, x = self.made()
+        with torch.no_grad():
+            model[2].bias.add_(1)  # type: ignore[operator]
+        with pytest.warns(LatedropWarning, match="weights were changed"):
+            uq.scaled("relaxed").predict(x)
+
+    def test_the_same_values_elsewhere_are_no_change(self) -> None:
+        model, uq, x = self.made()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            model.double().float()
+            uq.predict(x)
+            with torch.no_grad():
+                model[0].weight.mul_(1.0)  # type: ignore[operator]
+            uq.predict(x)
+            model.load_state_dict(copy.deepcopy(model.state_dict()))
+            model.train()
+            uq.predict(x)
+            model.requires_grad_(False)
+            uq.predict(x)
+
+    def test_when_loading(self, tmp_path: Path) -> None:
+        model, uq, x = self.made()
+        uq.save(tmp_path / "uq.json")
+        load(tmp_path / "uq.json", model).predict(x)
+        with torch.no_grad():
+            model[0].weight.mul_(2)  # type: ignore[operator]
+        with pytest.warns(LatedropWarning, match="weights are not those that"):
+            other = load(tmp_path / "uq.json", model)
+        other.predict(x)  # said once

@@ -1,0 +1,153 @@
+"""Models that differentiate inside their `forward`: forces, physics-informed networks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from latedrop import calibrate, find_sites, inject, linearize, propagate, sample
+from latedrop.errors import ArgumentError, OutputError, SiteError
+from untouched import assert_same, state
+
+
+class Energy(nn.Module):
+    """An energy, its forces, and where asked the second derivative; asks for gradients as users do, in `forward`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        x.requires_grad_(True)
+        energy = self.net(x)
+        (slope,) = torch.autograd.grad(energy.sum(), x, create_graph=True)
+        (bend,) = torch.autograd.grad(slope[:, 0].sum(), x, create_graph=True)
+        return {"energy": energy, "forces": -slope, "bend": bend}
+
+
+class Forces(Energy):
+    """Forces alone, with gradients switched on by itself and no graph kept."""
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        x = x.detach().requires_grad_(True)
+        with torch.enable_grad():
+            return -torch.autograd.grad(self.net(x).sum(), x)[0]
+
+
+class Backward(Energy):
+    """Forces by `backward`, which also writes a gradient into every parameter."""
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        x = x.detach().requires_grad_(True)
+        with torch.enable_grad():
+            self.net(x).sum().backward()
+        assert x.grad is not None
+        return -x.grad
+
+
+class Functional(Energy):
+    """Forces by `torch.func`."""
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        return -torch.func.grad(lambda z: self.net(z).sum())(x)
+
+
+class WithRespectToWeights(Energy):
+    """A model that differentiates with respect to its own weights."""
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        energy = self.net(x)
+        slope = torch.autograd.grad(energy.sum(), self.net[0].bias, create_graph=True)[0]
+        return energy + 0 * slope.sum()
+
+
+KINDS = {"energy": (Energy, "forces"), "second": (Energy, "bend"), "own switch": (Forces, None)}
+KINDS |= {"backward": (Backward, None), "functional": (Functional, None)}
+
+
+def made(kind: str) -> tuple[nn.Module, Tensor, str | None]:
+    torch.manual_seed(0)
+    build, readout = KINDS[kind]
+    return build().eval(), torch.randn(6, 3), readout
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("engine", ["auto", "rows", "loop"])
+def test_draws_are_those_of_a_model_that_is_called(kind: str, engine: str) -> None:
+    model, x, readout = made(kind)
+    before = state(model)
+    sites = find_sites(model, x)
+    assert [site.name for site in sites] == ["net.2", "net.4"]
+    found = sample(model, x, 0.2, 5, sites=sites, readout=readout, engine=engine, keep_draws=True)  # type: ignore[arg-type]
+    assert not found.mean.requires_grad
+    assert not x.requires_grad
+    assert_same(before, state(model))
+    with inject(model, sites, 0.2):
+        drawn = [model(x.clone()) for _ in range(5)]
+    drawn = [output if readout is None else output[readout] for output in drawn]
+    assert found.outputs is not None
+    torch.testing.assert_close(found.outputs, torch.stack(drawn).detach())
+
+
+@pytest.mark.parametrize("kind", ["energy", "own switch", "functional"])
+def test_rate_0_and_a_row_alone(kind: str) -> None:
+    model, x, readout = made(kind)
+    plain = model(x.clone())
+    plain = plain if readout is None else plain[readout]
+    assert torch.equal(sample(model, x, 0.0, 2, readout=readout).mean, plain.detach())
+    whole = sample(model, x, 0.2, 10, readout=readout)
+    alone = sample(model, x[2:3], 0.2, 10, readout=readout)
+    torch.testing.assert_close(alone.variance, whole.variance[2:3])
+
+
+def test_inside_inference_mode_and_no_grad() -> None:
+    model, x, _ = made("energy")
+    expected = sample(model, x, 0.2, 10, readout="forces").variance
+    for mode in (torch.inference_mode, torch.no_grad):
+        with mode():
+            found = sample(model, x.clone(), 0.2, 10, readout="forces").variance
+        torch.testing.assert_close(found, expected)
+
+
+def test_calibration_predicts_in_a_process_that_never_searched() -> None:
+    model, x, _ = made("energy")
+    data = x.repeat(3, 1), torch.randn(18, 3)
+    uq = calibrate(model, data, [0.2], readout="forces", progress=False)
+    torch.manual_seed(0)
+    fresh = Energy().eval()  # nothing is known about it
+    uq.model = fresh
+    torch.testing.assert_close(uq.predict(x).mean, sample(model, x, 0.2, 100, readout="forces").mean)
+
+
+def test_first_order_where_the_model_keeps_its_graph() -> None:
+    model, x, _ = made("energy")
+    energy = linearize(model, x, readout="energy")
+    torch.testing.assert_close(energy.variance_by_site, linearize(model.net, x).variance_by_site)  # type: ignore[arg-type]
+    forces = linearize(model, x, readout="forces")
+    first = linearize(model, x, readout=lambda output: output["forces"][:, :1])
+    torch.testing.assert_close(first.variance_by_site, forces.variance_by_site[:, :1])
+    draws = 20_000  # the relative standard error of a variance is about sqrt(2 / draws), 1 %
+    drawn = sample(model, x, 0.001, draws, readout="forces").variance
+    torch.testing.assert_close(drawn, forces.variance(torch.tensor([1.0, 1.0]) / 999), rtol=0.25, atol=0.0)
+
+
+def test_what_cannot_be_is_refused() -> None:
+    _, x, _ = made("energy")
+
+    class Mixed(Energy):
+        def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+            x = x.detach().requires_grad_(True)
+            energy = self.net(x)
+            return energy + torch.autograd.grad(energy.sum(), x, retain_graph=True)[0]
+
+    with pytest.raises(OutputError, match="without create_graph=True"):
+        linearize(Mixed().eval(), x)
+    with pytest.raises(OutputError, match="can be taken of; it raised"):
+        linearize(WithRespectToWeights().eval(), x)
+    for kind in ("energy", "own switch", "functional"):
+        other, _, readout = made(kind)
+        with pytest.raises(SiteError, match="found a derivative"):
+            propagate(other, x, 0.1, readout=readout)
+        with pytest.raises(ArgumentError, match=r"derivatives inside its forward.*engine='auto'"):
+            sample(other, x, 0.1, 5, readout=readout, engine="compiled")

@@ -1,0 +1,130 @@
+"""Parts of a model in TorchScript: nothing goes inside, and the rest works."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from latedrop import LatedropWarning, calibrate, find_sites, inject, linearize, load, propagate, sample
+from latedrop.errors import ArgumentError, OutputError, SiteError
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*are TorchScript:latedrop.LatedropWarning"),
+]
+
+
+class Part(nn.Module):
+    """A convolution by a raw weight and one by a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.raw = nn.Parameter(torch.randn(4, 4, 3, 3) / 6)
+        self.layer = nn.Conv2d(4, 4, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.layer(F.relu(F.conv2d(x, self.raw, padding=1))))
+
+
+class Around(nn.Module):
+    """Python layers before and after a part; `first` leaves out those before."""
+
+    def __init__(self, part: nn.Module, *, first: bool = False) -> None:
+        super().__init__()
+        self.before = nn.Identity() if first else nn.Sequential(nn.Conv2d(4, 4, 1), nn.ReLU(), nn.Conv2d(4, 4, 1))
+        self.part = part
+        self.after = nn.Conv2d(4, 2, 3)
+        self.last = nn.Linear(2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.after(self.part(self.before(x))).relu().mean((2, 3)))
+
+
+def traced(part: nn.Module) -> nn.Module:
+    return torch.jit.trace(part, torch.randn(2, 4, 5, 5))
+
+
+KINDS: dict[str, Callable[[nn.Module], nn.Module]] = {
+    "scripted": torch.jit.script,
+    "traced": traced,
+    "frozen": lambda part: torch.jit.freeze(torch.jit.script(part.eval())),
+    "frozen trace": lambda part: torch.jit.freeze(traced(part.eval())),
+    "optimized": lambda part: torch.jit.optimize_for_inference(torch.jit.script(part.eval())),
+}
+
+
+def made(kind: str, *, first: bool = False) -> tuple[nn.Module, nn.Module, Tensor]:
+    """The model with the part in TorchScript, the same in Python, and inputs."""
+    torch.manual_seed(0)
+    part = Part().eval()
+    python = Around(part, first=first).eval()
+    script = Around(KINDS[kind](part), first=first).eval()
+    script.load_state_dict({k: v for k, v in python.state_dict().items() if "part." not in k}, strict=False)
+    return script, python, torch.randn(6, 4, 5, 5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_its_weights_are_no_sites_and_the_rest_works(kind: str) -> None:
+    model, python, x = made(kind)
+    with pytest.warns(LatedropWarning, match=r"\['part'\] are TorchScript: no dropout goes inside"):
+        sites = find_sites(model, x)
+    assert [site.name for site in sites] == ["before.2", "after", "last"]
+    for engine in ("auto", "loop"):
+        found = sample(model, x, 0.2, 10, sites=sites, engine=engine)  # type: ignore[arg-type]
+        expected = sample(python, x, 0.2, 10, sites=sites)
+        torch.testing.assert_close(found.variance, expected.variance, rtol=1e-3, atol=1e-7)
+    with inject(model, sites, 0.2, draw=3), inject(python, sites, 0.2, draw=3):
+        torch.testing.assert_close(model(x), python(x), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_layers_after_it_have_weights_upstream(kind: str) -> None:
+    model, _, x = made(kind, first=True)
+    assert [site.name for site in find_sites(model, x)] == ["after", "last"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_first_order_is_right_or_refused(kind: str) -> None:
+    model, python, x = made(kind)
+    sites = find_sites(python, x, select=["before.2", "after", "last"])
+    if kind == "optimized":
+        with pytest.raises(OutputError, match="one keeps none"):
+            linearize(model, x, sites)
+        return
+    found, expected = linearize(model, x, sites), linearize(python, x, sites)
+    torch.testing.assert_close(found.variance_by_site, expected.variance_by_site)
+
+
+def test_what_cannot_be_is_refused() -> None:
+    model, _, x = made("scripted")
+    with pytest.raises(SiteError, match="a part in TorchScript in the model"):
+        propagate(model, x, 0.1)
+    with pytest.warns(LatedropWarning, match="sums or averages"):
+        moments = propagate(model, x, {"after": 0.1, "last": 0.1})  # nothing random goes in
+    assert bool((moments.variance > 0).all())
+    optimized, _, _ = made("optimized")
+    with pytest.raises(ArgumentError, match=r"optimize_for_inference has made \['part'\]. Use engine='auto'"):
+        sample(optimized, x, 0.1, 5, engine="compiled")
+
+
+def test_a_weight_of_it_that_python_reads_is_no_site() -> None:
+    class Reads(Around):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(self.after(F.conv2d(self.part(self.before(x)), self.part.raw)).relu().mean((2, 3)))  # type: ignore[arg-type]
+
+    model, x = Reads(torch.jit.script(Part())).eval(), torch.randn(4, 4, 7, 7)
+    assert [site.name for site in find_sites(model, x)] == ["before.2", "after", "last"]
+    torch.testing.assert_close(sample(model, x, 0.2, 5).mean, sample(model, x, 0.2, 5, engine="loop").mean)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_calibrated_saved_and_loaded(kind: str, tmp_path: object) -> None:
+    model, _, x = made(kind)
+    model.train()
+    uq = calibrate(model, (x.repeat(3, 1, 1, 1), torch.randn(18, 1)), [0.2], progress=False)
+    uq.save(f"{tmp_path}/uq.json")
+    torch.testing.assert_close(load(f"{tmp_path}/uq.json", model).predict(x).variance, uq.predict(x).variance)
