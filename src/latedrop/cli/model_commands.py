@@ -128,10 +128,12 @@ def calibrate(
         import latedrop
         from latedrop.cli.feed import Labelled, Source, conformal_rows
         from latedrop.cli.models import load_model
-        from latedrop.cli.writing import check_output
+        from latedrop.cli.writing import check_apart, check_output
 
         check_output(output)
         _check_drawn(report, ".html", ".htm")
+        sources = {"MODEL": model, "--weights": weights, "--data": data, "--conformal-data": conformal_data}
+        check_apart({"--output": output, "--report": report}, {**sources, "--readout": readout})
         network = load_model(model, weights, trust=trust, device=device)
         source = Source.of(data, split(inputs), split(target), ignored=split(ignore), labelled=True)
         rows = Labelled(source, network, batch_size, drop_nan, seed=seed)
@@ -177,7 +179,7 @@ def predict(
         from latedrop.cli.feed import Source, output_names
         from latedrop.cli.models import load_model
         from latedrop.cli.tables import STANDARD
-        from latedrop.cli.writing import ROW_FILES, check_output
+        from latedrop.cli.writing import ROW_FILES, check_apart, check_output
         from latedrop.metrics.levels import checked_level
 
         checked_level(level)
@@ -185,6 +187,8 @@ def predict(
             check_output(output, *ROW_FILES)
         elif as_json:
             raise ArgumentError("expected --json or the rows on stdout; found both. Name a file with -o.")
+        sources = {"MODEL": model, "CALIBRATION": calibration, "--weights": weights, "--data": data}
+        check_apart({"--output": output}, {**sources, "--readout": readout})
         network = load_model(model, weights, trust=trust, device=device)
         uq = _calibrated(calibration, network, readout, batch_size, scale)
         kept, ignored = split(*keep or ()), split(ignore)
@@ -223,11 +227,14 @@ def evaluate(
     with command(debug) as out:
         from latedrop.cli.feed import Labelled, Source, measure
         from latedrop.cli.models import load_model
+        from latedrop.cli.writing import check_apart
         from latedrop.metrics.levels import checked_level
 
         checked_level(level)
         _check_drawn(plot, ".png")
         _check_drawn(report, ".html")
+        sources = {"MODEL": model, "CALIBRATION": calibration, "--weights": weights, "--data": data}
+        check_apart({"--plot": plot, "--report": report}, {**sources, "--readout": readout})
         network = load_model(model, weights, trust=trust, device=device)
         uq = _calibrated(calibration, network, readout, batch_size, None)
         columns = split(inputs), split(target)

@@ -13,17 +13,18 @@ import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryFile
 from typing import IO, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from latedrop import files
 from latedrop.cli.tables import STANDARD, parquet_package
 from latedrop.errors import ArgumentError, DataError, FileError
 from latedrop.files import aside
 
-__all__ = ["ROW_FILES", "check_output", "write_rows"]
+__all__ = ["ROW_FILES", "check_apart", "check_output", "write_rows"]
 
 ROW_FILES = (".csv", ".parquet", ".npz")
 
@@ -42,6 +43,19 @@ def check_output(path: str, *suffixes: str) -> None:
         raise FileError(f"expected a file to write at {path}; found a folder. Pass another path.")
     if not where.absolute().parent.is_dir():
         raise FileError(f"expected the folder of {path}; it is not there. Make it, or pass another path.")
+
+
+def check_apart(outputs: Mapping[str, str | None], inputs: Mapping[str, str | None]) -> None:
+    """Raise where an output of a command, by the name of its option, is one of its inputs, or another output.
+
+    An input may be `package.module:name`, which is a file if the current folder has one of that name.
+    """
+    standard = {STANDARD: sys.__stdout__}
+    read: dict[str, Any] = {name: sys.stdin if path == STANDARD else path for name, path in inputs.items()}
+    for name, path in inputs.items():
+        if path is not None and ":" in path and not Path(path).exists():
+            read[name] = Path(*path.partition(":")[0].split(".")).with_suffix(".py")
+    files.check_apart({name: standard.get(path or "", path) for name, path in outputs.items()}, read)
 
 
 @contextmanager
@@ -125,8 +139,8 @@ def _parquet_writer(part: Path) -> Iterator[_Append]:
 
 @contextmanager
 def _npz_writer(part: Path) -> Iterator[_Append]:
-    """A npy file says first how many rows it has: each array goes to a file of its own until that is known."""
-    with TemporaryDirectory(prefix=part.name, dir=part.parent) as folder, ExitStack() as stack:
+    """A npy file says first how many rows it has: each array goes to a file without a name until that is known."""
+    with ExitStack() as stack:
         files: dict[str, IO[bytes]] = {}
         shapes: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {}
         rows = 0
@@ -136,7 +150,7 @@ def _npz_writer(part: Path) -> Iterator[_Append]:
             for name, values in columns.items():
                 array = _array(name, values)
                 if name not in files:
-                    files[name] = stack.enter_context(Path(folder, str(len(files))).open("w+b"))
+                    files[name] = stack.enter_context(TemporaryFile(dir=part.parent))
                     shapes[name] = array.dtype, array.shape[1:]
                 if (array.dtype, array.shape[1:]) != shapes[name]:
                     raise DataError(

@@ -21,7 +21,7 @@ from latedrop.crowd.mcnn import Trained, load_weights, shipped
 from latedrop.crowd.scenes import make_scenes
 from latedrop.devices import chosen_device, device_name, versions
 from latedrop.errors import ArgumentError, DataError, FileError, LatedropError
-from latedrop.files import digest_of, write_aside
+from latedrop.files import check_apart, digest_of, write_aside
 from latedrop.studies.command import (
     bar,
     check_at_least,
@@ -136,6 +136,7 @@ def study(request: Request, *, figures_only: bool = False) -> list[Path]:
     """Run, unless only figures are wanted, and then write pages and figures; all files."""
     from latedrop.studies.crowd import pages
 
+    check_apart({"--out": request.out}, {"--data": request.data, "--weights": request.weights})
     if figures_only and request.rejection:
         raise ArgumentError("expected one of --figures and --rejection; found both. Leave one out.")
     finished = [] if figures_only else run(request)
