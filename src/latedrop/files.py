@@ -1,9 +1,8 @@
-"""Whole files or none: written under another name, then renamed. JSON that tells whether it was edited."""
+"""Whole files or none: written under a name of their own, then renamed; no output takes the place of an input."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 import secrets
@@ -21,12 +20,9 @@ from latedrop.errors import ArgumentError, FileError
 __all__ = [
     "aside",
     "check_apart",
-    "checksum_of",
     "digest_of",
     "locked",
     "readable",
-    "sealed",
-    "tuples_in",
     "write_aside",
 ]
 
@@ -109,21 +105,6 @@ def write_aside(path: str | os.PathLike[str], content: bytes) -> None:
     """Write a file under another name, then rename it, so that nobody finds half of it."""
     with aside(path) as part:
         part.write_bytes(content)
-
-
-def sealed(name: str, record: Mapping[str, Any]) -> str:
-    """Readable JSON of a record under its name, with a checksum over its content."""
-    return json.dumps({name: record, "checksum": checksum_of(record)}, indent=1)
-
-
-def checksum_of(record: Mapping[str, Any]) -> str:
-    """SHA-256 of a record's JSON, whatever the order of its keys."""
-    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
-
-
-def tuples_in(record: Mapping[str, Any]) -> dict[str, Any]:
-    """A record as it was before JSON made lists of its tuples."""
-    return {key: tuple(value) if isinstance(value, list) else value for key, value in record.items()}
 
 
 def digest_of(path: str | os.PathLike[str]) -> str:

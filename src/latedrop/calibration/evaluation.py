@@ -18,9 +18,9 @@ from latedrop.calibration.intervals import Conformal
 from latedrop.calibration.prediction import Prediction
 from latedrop.calibration.record import Calibration
 from latedrop.errors import ArgumentError
-from latedrop.files import tuples_in
 from latedrop.metrics.levels import even_levels
 from latedrop.model.sites import Rate
+from latedrop.records import tuples_in
 
 __all__ = ["Evaluation", "compare", "evaluate", "evaluate_intervals", "inside", "unscaled"]
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Literal
 from warnings import warn
 
@@ -26,12 +25,13 @@ from latedrop.calibration.record import Calibration, Choice
 from latedrop.calibration.search import fingerprint, search
 from latedrop.calibration.setup import PAPER_RATES, Setup
 from latedrop.errors import ArgumentError, DataError, FileError, LatedropError, LatedropWarning, OutputError
-from latedrop.files import readable, write_aside
+from latedrop.files import write_aside
 from latedrop.metrics import align_target
 from latedrop.model.arrays import place
 from latedrop.model.calling import Readout
 from latedrop.model.finding import Select
 from latedrop.model.sites import Kind, Rate, Site, missing_sites, odds_by_site
+from latedrop.records import read_text
 from latedrop.variance.engine.options import Engine, Sampling
 from latedrop.variance.first_order import unit_variances
 from latedrop.variance.moments import out_of_memory
@@ -282,10 +282,10 @@ def load(path: str | os.PathLike[str], model: nn.Module, readout: Readout = None
     Raises `FileError` where the file is missing, truncated or edited, or where the model lacks its sites or the
     readout that it was made with; warns where the weights are not the ones that were calibrated.
     """
+    content = read_text(path, "a calibration file")
     try:
-        with readable(path, "a calibration file"):
-            calibration = Calibration.from_json(Path(path).read_text(encoding="utf-8"))
-    except (DataError, TypeError, UnicodeDecodeError) as error:
+        calibration = Calibration.from_json(content)
+    except DataError as error:
         raise FileError(f"{path}: {error}") from error
     wrong = missing_sites(model, calibration.sites, same_type=True)
     if wrong:
@@ -297,6 +297,13 @@ def load(path: str | os.PathLike[str], model: nn.Module, readout: Readout = None
         raise FileError(
             f"expected readout=, as {path} was made with the function {calibration.custom_readout!r}, which a file "
             "cannot hold. Pass the same function to load()."
+        )
+    wide = any(p.dtype == torch.float64 for p in model.parameters())
+    least = torch.tensor([calibration.least_variance], dtype=torch.float64 if wide else torch.float32)
+    if not bool(calibration.variance(least).isfinite().all()):
+        raise FileError(
+            f"expected scales and floors in {path} that give a finite variance; found {calibration.scale} and "
+            f"{calibration.floor}. The file was edited, or its model was in float64: calibrate again."
         )
     if fingerprint(model) != calibration.fingerprint:
         warn(

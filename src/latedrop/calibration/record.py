@@ -2,20 +2,40 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, Literal, TypeAlias
+from dataclasses import asdict, dataclass, replace
+from fnmatch import fnmatchcase
+from math import prod
+from typing import Any, Literal, TypeAlias, get_args
 from warnings import warn
 
 import torch
 from torch import Tensor
 
-from latedrop.calibration.intervals import Intervals, intervals_from_dict, intervals_to_dict
+from latedrop.calibration.intervals import LARGEST, Conformal, Intervals, intervals_from_dict, intervals_to_dict
+from latedrop.calibration.measuring import Method
 from latedrop.calibration.scale import TradeoffPoint, apply_scale, lifted
-from latedrop.errors import ArgumentError, DataError, LatedropWarning
-from latedrop.files import checksum_of, sealed, tuples_in
+from latedrop.errors import ArgumentError, LatedropWarning
 from latedrop.model.sites import Rate, Sites, rates_by_site
+from latedrop.records import (
+    Fields,
+    each,
+    flag,
+    mapping,
+    number,
+    numbers,
+    or_none,
+    parsed,
+    sealed,
+    text,
+    unsealed,
+    whole,
+    wholes,
+    wrong,
+)
+from latedrop.variance.engine.options import MOST_DRAWS
 
 __all__ = ["Calibration", "Choice", "RateRow", "checked_choice", "lifted", "rate_text"]
 
@@ -23,6 +43,11 @@ Choice: TypeAlias = "Literal['optimal', 'relaxed'] | float | TradeoffPoint"
 """Which scale is in use: that of least NLL, the balanced one, a number, or a step between them from `tradeoff()`."""
 
 _FORMAT = 1
+_SCALES, _FLOORS = ("scales", "relaxed_scales"), ("floors", "relaxed_floors")
+_SCALE_OF_ROW, _FLOOR_OF_ROW = ("scale", "relaxed_scale"), ("floor", "relaxed_floor")
+_MEASURED = ("rmse", "nll_unscaled", "nll_scaled", "nll_relaxed", "nll_ideal", "ma_unscaled", "ma_scaled", "ma_relaxed")
+# What a file may hold: the smallest float, the largest of float32, the largest rate below 1, entries of one output.
+_TINY, _LARGEST_SCALE, _LARGEST_RATE, _MOST_ENTRIES = 5e-324, 3.4e38, 1 - 2**-53, 2**31
 
 
 @dataclass(frozen=True)
@@ -152,7 +177,7 @@ class Calibration:
 
     def to_json(self) -> str:
         """Readable JSON, with a checksum over its content."""
-        record = {field.name: getattr(self, field.name) for field in fields(self)}
+        record = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         if isinstance(self.choice, TradeoffPoint):
             record["choice"] = asdict(self.choice)
         record["sites"] = self.sites.to_list()
@@ -163,32 +188,12 @@ class Calibration:
         return sealed("latedrop", record)
 
     @classmethod
-    def from_json(cls, text: str) -> Calibration:
+    def from_json(cls, content: str) -> Calibration:
         """Read what `to_json` wrote; `DataError` where it is damaged, edited or of another format."""
-        try:
-            document = json.loads(text)
-            record, checksum = document["latedrop"], document["checksum"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise DataError(
-                f"expected the JSON of a calibration; it is truncated or something else ({error}). Calibrate again."
-            ) from error
-        if not isinstance(record, dict) or record.pop("format", None) != _FORMAT:
-            raise DataError(f"expected calibration format {_FORMAT}; found another. Calibrate again with this version.")
-        if checksum_of({"format": _FORMAT, **record}) != checksum:
-            raise DataError(
-                "expected the content that was saved; the checksum does not match: the file was edited or damaged. "
-                "Calibrate again; to use another scale, load the original and call predictor.scaled(...)."
-            )
-        if isinstance(record["choice"], dict):
-            record["choice"] = TradeoffPoint(**tuples_in(record["choice"]))
-        record["sites"] = Sites.from_list(record["sites"])
-        record["table"] = tuple(RateRow(**tuples_in(row)) for row in record["table"])
-        record["path"] = tuple(TradeoffPoint(**tuples_in(point)) for point in record["path"])
-        record["curves"] = tuples_in(record["curves"])
-        record["intervals"] = intervals_from_dict(record["intervals"])
-        if record.get("columns") is not None:
-            record["columns"] = tuples_in(record["columns"])
-        return cls(**tuples_in(record))
+        document = parsed(content, "a calibration", "Calibrate again.")
+        edited = "Calibrate again; to use another scale, load the original and call predictor.scaled(...)."
+        again = "Calibrate again with this version."
+        return _checked(cls, unsealed(document, "latedrop", "a calibration", _FORMAT, again, edited))
 
     def __str__(self) -> str:
         draws = f", {self.draws} draws" if self.draws else ""
@@ -214,6 +219,123 @@ class Calibration:
                 rows.append([site.name, _short(rates[site.name]), share])
             lines += _aligned(rows)
         return "\n".join(lines)
+
+
+def _checked(kind: type[Calibration], record: dict[str, Any]) -> Calibration:
+    """The calibration in a record, every field checked on its own and against the others."""
+    fields = Fields(record, "calibration")
+    shape = fields.take("output_shape", _shape)
+    per_output, method = fields.take("per_output", flag), fields.take("method", text, among=get_args(Method))
+    if per_output and not shape:
+        wrong("calibration.per_output", "false, as there is one output", per_output)
+    count = shape[0] if per_output else 1
+    sites = fields.take("sites", Sites.from_list)
+    scales = {name: fields.take(name, numbers, least=0, most=_LARGEST_SCALE, length=count) for name in _SCALES}
+    floors = {name: fields.take(name, numbers, least=0, most=LARGEST, length=count) for name in _FLOORS}
+    table = fields.take("table", each(_row), count=count)
+    rate = fields.take("rate", _rate, sites=sites)
+    if all(row.rate != rate for row in table):
+        wrong("calibration.rate", "a rate of its table", rate)
+    found = kind(
+        rate=rate,
+        **scales,
+        **floors,
+        choice=fields.take("choice", _choice, count=count),
+        criterion=fields.take("criterion", text, among=("scaled", "unscaled")),
+        method=method,
+        mean=fields.take("mean", text, among=("draws", "model")),
+        draws=fields.take("draws", whole, least=2 if method == "sample" else 0, most=MOST_DRAWS),
+        seed=fields.take("seed", whole),
+        shared=fields.take("shared", flag),
+        per_output=per_output,
+        rows=fields.take("rows", whole, least=2),
+        output_shape=shape,
+        least_variance=fields.take("least_variance", numbers, least=_TINY, most=LARGEST, length=count),
+        sites=sites,
+        readout=fields.take("readout", _readout),
+        custom_readout=fields.take("custom_readout", or_none(text)),
+        table=table,
+        path=fields.take("path", each(_point), count=count),
+        curves=fields.take("curves", _curves),
+        shares=fields.take("shares", _shares, sites=sites),
+        intervals=fields.take("intervals", _intervals, count=count, shape=shape),
+        fingerprint=fields.take("fingerprint", text),
+        versions=fields.take("versions", mapping(text)),
+        columns=fields.maybe("columns", None, or_none(mapping(each(text)))),
+    )
+    fields.end()
+    return found
+
+
+def _shape(value: Any, name: str) -> tuple[int, ...]:
+    found = () if value == [] else wholes(value, name, least=1, most=_MOST_ENTRIES)
+    return found if prod(found) <= _MOST_ENTRIES else wrong(name, f"a shape of at most {_MOST_ENTRIES} entries", value)
+
+
+def _rate(value: Any, name: str, *, sites: Sites | None = None) -> Rate:
+    if not isinstance(value, dict):
+        return number(value, name, least=0, most=_LARGEST_RATE)
+    rates = mapping(number)(value, name, least=0, most=_LARGEST_RATE)
+    unknown = (
+        [] if sites is None else [p for p in rates if not any(fnmatchcase(s.name, p) or s.name == p for s in sites)]
+    )
+    return wrong(name, "rates of its sites", unknown) if unknown or not rates else rates
+
+
+def _choice(value: Any, name: str, *, count: int) -> Choice:
+    if isinstance(value, dict):
+        return _point(value, name, count=count)
+    if isinstance(value, str):
+        return text(value, name, among=("optimal", "relaxed"))  # type: ignore[return-value]
+    return number(value, name, least=_TINY, most=_LARGEST_SCALE)
+
+
+def _readout(value: Any, name: str) -> str | int | None:
+    return value if value is None or isinstance(value, str) else whole(value, name)
+
+
+def _row(value: Any, name: str, *, count: int) -> RateRow:
+    fields = Fields(value, name)
+    lists = {part: fields.take(part, numbers, least=0, most=_LARGEST_SCALE, length=count) for part in _SCALE_OF_ROW}
+    lists |= {part: fields.take(part, numbers, least=0, most=LARGEST, length=count) for part in _FLOOR_OF_ROW}
+    measured = {part: fields.take(part, number) for part in _MEASURED}
+    zeros = fields.take("zero_variances", whole, least=0)
+    row = RateRow(rate=fields.take("rate", _rate), zero_variances=zeros, **lists, **measured)  # type: ignore[arg-type]
+    fields.end()
+    return row
+
+
+def _point(value: Any, name: str, *, count: int) -> TradeoffPoint:
+    fields = Fields(value, name)
+    scale = fields.take("scale", numbers, least=0, most=_LARGEST_SCALE, length=count)
+    floor = fields.take("floor", numbers, least=0, most=LARGEST, length=count)
+    point = TradeoffPoint(scale, floor, fields.take("nll", number), fields.take("ma", number))
+    fields.end()
+    return point
+
+
+def _curves(value: Any, name: str) -> dict[str, tuple[float, ...]]:
+    fields = Fields(value, name)
+    levels = fields.take("levels", numbers, least=0, most=1)
+    others = ("unscaled", "scaled", "relaxed")
+    found = {other: fields.take(other, numbers, least=0, most=1, length=len(levels)) for other in others}
+    fields.end()
+    return {"levels": levels, **found}
+
+
+def _shares(value: Any, name: str, *, sites: Sites) -> dict[str, float] | None:
+    if value is None:
+        return None
+    found = mapping(number)(value, name, least=0, most=1 + 1e-6)
+    return found if set(found) == {s.name for s in sites} else wrong(name, "a share of every site", list(found))
+
+
+def _intervals(value: Any, name: str, *, count: int, shape: tuple[int, ...]) -> Intervals:
+    found = intervals_from_dict(value, count, name)
+    rows = () if found is None else found.scores if isinstance(found, Conformal) else found.knots
+    if found is not None and len(rows) not in (count, *shape[:1]):
+        wrong(name, f"of {count} outputs", f"{len(rows)} of them")
+    return found
 
 
 def checked_choice(choice: Any) -> Choice:

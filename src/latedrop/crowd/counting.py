@@ -28,6 +28,7 @@ from latedrop.crowd.regions import Policy, Regions, find_regions, usual_threshol
 from latedrop.errors import DataError, FileError, LatedropError, OutputError
 from latedrop.files import locked
 from latedrop.metrics.levels import checked_level
+from latedrop.records import parsed
 
 __all__ = ["COLUMNS", "CountFile", "CountedFrame", "count_people", "finished_frames", "write_counts"]
 
@@ -155,7 +156,7 @@ def finished_frames(path: str | os.PathLike[str]) -> set[str]:
         return set()
     try:
         if _is_jsonl(path):
-            return {str(json.loads(line)["frame"]) for line in lines}
+            return {str(parsed(line, "a frame", "")["frame"]) for line in lines}
         reader = csv.DictReader(lines)
         if tuple(reader.fieldnames or ()) == COLUMNS:
             return {row["frame"] for row in reader}

@@ -19,6 +19,7 @@ import torch
 from latedrop.devices import chosen_device, device_name, versions
 from latedrop.errors import FileError, LatedropError
 from latedrop.files import check_apart, write_aside
+from latedrop.records import understood
 from latedrop.studies.command import bar, check_at_least, check_same, dumped, read_result, run_command, study_parser
 from latedrop.studies.uci import data
 from latedrop.studies.uci.data import UciSet, chosen_sets
@@ -126,7 +127,9 @@ def study(request: Request, *, figures_only: bool = False) -> list[Path]:
 
     check_apart({"--out": request.out}, {"--data": request.data})
     finished = [] if figures_only else run(request)
-    return [*finished, *pages.write(read(request.out), request.out)]
+    results = read(request.out)
+    with understood(request.out, "results of this study", "Delete those that are damaged, and run it again."):
+        return [*finished, *pages.write(results, request.out)]
 
 
 def _record(
