@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from latedrop.cli import app as cli
 
@@ -148,3 +149,24 @@ def test_rows_of_a_killed_command_are_cleaned_up(folder: Path, call: Run) -> Non
     os.utime(left, (time.time() - 100, time.time() - 100))
     assert call("predict", "filed_model:net", "cal.json", "--data", "val.csv", "-o", "out.csv")[0] == 0
     assert not left.exists()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("calibrate", "filed_model:Net", "--data", "val.csv", "--target", "y", *QUICK, "-o", "new.json"),
+        ("predict", "filed_model:Net", "cal.json", "--data", "val.csv", "-o", "new.csv"),
+        ("evaluate", "filed_model:Net", "cal.json", "--data", "val.csv"),
+    ],
+    ids=lambda words: words[0],
+)
+@pytest.mark.filterwarnings("default")
+def test_forgotten_weights(folder: Path, call: Run, words: tuple[str, ...]) -> None:
+    code, out, err = call(*words)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "expected filed_model:Net to have trained weights; found random ones" in err
+    assert not list(folder.glob("new.*"))
+    assert call(*words, "--untrained")[0] == 0
+    torch.save(sys.modules["filed_model"].net().state_dict(), "net.pt")
+    code, _, err = call(*words, "--weights", "net.pt")
+    assert (code, "weights" in err) == (0, False)

@@ -106,6 +106,7 @@ def calibrate(
     batch_size: opt.BatchSize = 256,
     weights: opt.Weights = None,
     trust: opt.Trust = False,
+    untrained: opt.Untrained = False,
     device: opt.Device = "auto",
     readout: opt.ReadOut = None,
     select: opt.Select = None,
@@ -134,7 +135,7 @@ def calibrate(
         _check_drawn(report, ".html", ".htm")
         sources = {"MODEL": model, "--weights": weights, "--data": data, "--conformal-data": conformal_data}
         check_apart({"--output": output, "--report": report}, {**sources, "--readout": readout})
-        network = load_model(model, weights, trust=trust, device=device)
+        network = load_model(model, weights, trust=trust, device=device, untrained=untrained)
         source = Source.of(data, split(inputs), split(target), ignored=split(ignore), labelled=True)
         rows = Labelled(source, network, batch_size, drop_nan, seed=seed)
         used, held = conformal_rows(rows, conformal_data, halve=intervals == "conformal")
@@ -165,6 +166,7 @@ def predict(
     scale: opt.OtherScale = None,
     weights: opt.Weights = None,
     trust: opt.Trust = False,
+    untrained: opt.Untrained = False,
     device: opt.Device = "auto",
     readout: opt.ReadOut = None,
     as_json: opt.Json = False,
@@ -189,7 +191,7 @@ def predict(
             raise ArgumentError("expected --json or the rows on stdout; found both. Name a file with -o.")
         sources = {"MODEL": model, "CALIBRATION": calibration, "--weights": weights, "--data": data}
         check_apart({"--output": output}, {**sources, "--readout": readout})
-        network = load_model(model, weights, trust=trust, device=device)
+        network = load_model(model, weights, trust=trust, device=device, untrained=untrained)
         uq = _calibrated(calibration, network, readout, batch_size, scale)
         kept, ignored = split(*keep or ()), split(ignore)
         source = Source.of(data, split(inputs), kept=kept, ignored=ignored, record=uq.calibration)
@@ -218,6 +220,7 @@ def evaluate(
     batch_size: opt.BatchSize = 256,
     weights: opt.Weights = None,
     trust: opt.Trust = False,
+    untrained: opt.Untrained = False,
     device: opt.Device = "auto",
     readout: opt.ReadOut = None,
     as_json: opt.Json = False,
@@ -235,7 +238,7 @@ def evaluate(
         _check_drawn(report, ".html")
         sources = {"MODEL": model, "CALIBRATION": calibration, "--weights": weights, "--data": data}
         check_apart({"--plot": plot, "--report": report}, {**sources, "--readout": readout})
-        network = load_model(model, weights, trust=trust, device=device)
+        network = load_model(model, weights, trust=trust, device=device, untrained=untrained)
         uq = _calibrated(calibration, network, readout, batch_size, None)
         columns = split(inputs), split(target)
         source = Source.of(data, *columns, ignored=split(ignore), labelled=True, record=uq.calibration)

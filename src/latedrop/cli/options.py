@@ -26,6 +26,9 @@ Weights = Annotated[
 Trust = Annotated[
     bool, option("Unpickle model files that hold more than weights, which can run any code.", "--trust", **_MODEL)
 ]
+Untrained = Annotated[
+    bool, option("Go on with a callable's random weights; else these are an error.", "--untrained", **_MODEL)
+]
 Device = Annotated[str, option("auto, cpu or cuda.", autocompletion=lambda: ["auto", "cpu", "cuda"], **_MODEL)]
 ReadOut = Annotated[
     str | None,
