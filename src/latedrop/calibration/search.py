@@ -19,13 +19,13 @@ from warnings import warn
 import torch
 from torch import Tensor, nn
 
-from latedrop import metrics
 from latedrop.calibration.batches import batch_count, batches
 from latedrop.calibration.fit import fit_sites
 from latedrop.calibration.measuring import moments
 from latedrop.calibration.rate_fit import RateFit, fit_rate
 from latedrop.calibration.record import Calibration, RateRow
 from latedrop.calibration.setup import PAPER_RATES, Setup
+from latedrop.calibration.targets import as_output, warn_of_poor_fit
 from latedrop.errors import DataError, LatedropWarning, OutputError
 from latedrop.model.finding import find_sites
 from latedrop.model.sites import Rate, Sites
@@ -56,6 +56,8 @@ def search(model: nn.Module, data: Any, setup: Setup) -> Calibration:
     best = min(able, key=lambda i: float(getattr(table[i], f"nll_{setup.criterion}")))
     if table[best].zero_variances or len(table) < tried:
         _warn_of_zeros(table, tried, target.numel())
+    chosen = fits[best]
+    warn_of_poor_fit(chosen.mean, target, "validation rows", per_output=chosen.per_output, stacklevel=3)
     return _record(model, setup, measured, table, best)
 
 
@@ -96,7 +98,7 @@ def _by_rate(model: nn.Module, data: Any, setup: Setup) -> _Measured:
             for i, moment in enumerate(moments(model, x, rates, sites, setup.method, setup.sampling, tick)):
                 center = moment.mean if own is None else own
                 if i == 0:
-                    targets.append(metrics.align_target(center, y).to(center.dtype).cpu())
+                    targets.append(as_output(center, y).cpu())
                 means[i].append(center.cpu())
                 variances[i].append(moment.variance.cpu())
     target = _joined(targets)
@@ -122,7 +124,7 @@ def _first_order(model: nn.Module, data: Any, setup: Setup) -> _Measured:
     with closing(_batches(model, data, setup, per_batch=1)) as stream:
         for x, y, sites, tick in stream:
             result = linearize(model, x, sites, setup.readout)
-            targets.append(metrics.align_target(result.mean, y).to(result.mean.dtype).cpu())
+            targets.append(as_output(result.mean, y).cpu())
             means.append(result.mean.cpu())
             by_site.append(result.variance_by_site.cpu())
             tick()
