@@ -22,10 +22,13 @@ __all__ = [
     "check_apart",
     "digest_of",
     "locked",
+    "plain_cell",
     "readable",
+    "safe_cell",
     "write_aside",
 ]
 
+_FORMULA = "=+-@\t\r\n"  # what a formula starts with, or a cell that becomes one when its edges are cut
 _LEFT_AFTER = 60.0  # seconds without a change: a writer locks its file within these
 
 
@@ -105,6 +108,26 @@ def write_aside(path: str | os.PathLike[str], content: bytes) -> None:
     """Write a file under another name, then rename it, so that nobody finds half of it."""
     with aside(path) as part:
         part.write_bytes(content)
+
+
+def safe_cell(text: str) -> str:
+    """Text for a csv file: an apostrophe goes before what a spreadsheet would run as a formula; numbers stay.
+
+    >>> [safe_cell(text) for text in ("=1+1", "@SUM(A1)", "-1.5", "+49 170", "a=b")]
+    ["'=1+1", "'@SUM(A1)", '-1.5', "'+49 170", 'a=b']
+    """
+    if text[:1] not in _FORMULA or not text:
+        return text
+    try:
+        float(text)
+    except ValueError:
+        return f"'{text}"
+    return text
+
+
+def plain_cell(text: str) -> str:
+    """The text that `safe_cell` was given."""
+    return text[1:] if text[:1] == "'" and text[1:2] in _FORMULA and len(text) > 1 else text
 
 
 def digest_of(path: str | os.PathLike[str]) -> str:

@@ -427,3 +427,18 @@ class TestFilesApart:
             assert f"expected {path} for this run alone; another one is writing to it" in err
         assert call(*words, "--resume", "--no-panels")[0] == 0
         assert len(rows(path)) == 3
+
+    def test_names_that_are_formulas(self, call: Run, home: Path, tmp_path: Path) -> None:
+        frames = tmp_path / "frames"
+        frames.mkdir()
+        (frames / "=1+1.png").write_bytes((home / "frames" / "f0.png").read_bytes())
+        words = ("crowd", "count", frames, "--weights", home / "w.safetensors", "--out", tmp_path, "--no-panels")
+        assert call(*words)[0] == 0
+        assert [row["frame"] for row in rows(tmp_path / "counts.csv")] == ["'=1+1.png"]
+        code, out, _ = call(*words, "--resume")
+        assert (code, "=1+1.png:" in out) == (0, False)
+        code, _, err = call(*words, "--csv", tmp_path / "counts.csv.gz")
+        assert (code, "expected a file of counts that ends in .csv or .jsonl; found 'counts.csv.gz'" in err) == (
+            2,
+            True,
+        )

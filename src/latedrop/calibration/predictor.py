@@ -30,6 +30,7 @@ from latedrop.metrics import align_target
 from latedrop.model.arrays import place
 from latedrop.model.calling import Readout
 from latedrop.model.finding import Select
+from latedrop.model.rows import tensors
 from latedrop.model.sites import Kind, Rate, Site, missing_sites, odds_by_site
 from latedrop.records import read_text
 from latedrop.variance.engine.options import Engine, Sampling
@@ -169,11 +170,13 @@ class Predictor:
         x = place(x, self.model)
         try:
             parts = [self._moments(part) for part in row_batches(x, self.batch_size)]
-        except LatedropError:
+        except LatedropError as error:
+            _check_axes(x, error)
             raise
         except (RuntimeError, TypeError, ValueError, IndexError, AssertionError) as error:
             if out_of_memory(error):
                 raise
+            _check_axes(x, error)
             raise DataError(
                 f"expected inputs that the model takes; it raised {type(error).__name__}: {error}. Pass inputs of the "
                 "shapes and dtypes that it was calibrated with; where a batch holds targets too, pass unpack=."
@@ -274,6 +277,16 @@ class Predictor:
                 f"{tuple(mean.shape)}. Use the readout that the calibration was made with."
             )
         return mean, found.variance
+
+
+def _check_axes(x: Any, error: Exception) -> None:
+    """After a failure: raise where the inputs look like a single row, without the axis that counts rows."""
+    shapes = [tuple(value.shape) for value in tensors(x)]
+    if shapes and all(len(shape) == 1 for shape in shapes):
+        raise DataError(
+            f"expected rows as inputs, their first axis counting them; found shape {', '.join(map(str, shapes))}, "
+            "which looks like a single row. Pass x[None] to predict one row."
+        ) from error
 
 
 def load(path: str | os.PathLike[str], model: nn.Module, readout: Readout = None) -> Predictor:

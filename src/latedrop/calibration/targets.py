@@ -62,7 +62,8 @@ def warn_of_poor_fit(mean: Tensor, target: Tensor, rows: str, *, per_output: boo
     if worse:
         warn(
             f"the model predicts the targets of the {rows} no better than their average does: {_some(worse)}. Its "
-            "output may be in other units than the targets, or normalised, or its weights untrained. Compare a few rows.",
+            "output may be in other units than the targets, or normalised, or the weights untrained. "
+            "Compare a few rows.",
             LatedropWarning,
             stacklevel=stacklevel + 1,
         )

@@ -69,9 +69,41 @@ class Source:
         """What a calibration remembers of it: names of columns do not serve for arrays, nor the other way round."""
         return dict(zip(_KEYS[self.table.arrays], (self.columns.inputs, self.columns.targets), strict=True))
 
+    def read(self, model: nn.Module, size: int) -> Iterator[Rows]:
+        """The rows, at most so many at a time; `DataError` with the place of a number that the model cannot hold."""
+        dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+        wide = torch.float64 if dtype == torch.float64 else torch.float32
+        squares = f"their squares have to fit {wide}, the dtype of the model's output"
+        for rows in read_batches(self.table, self.columns, size):
+            named = (
+                rows.inputs if isinstance(rows.inputs, dict) else dict(self._columns(self.columns.inputs, rows.inputs))
+            )
+            for name, values in named.items():
+                self._check_size(
+                    rows, f"inputs in {name!r}", values, torch.finfo(dtype).max, f"{dtype} is the model's dtype"
+                )
+            if rows.target is not None:
+                for name, values in self._columns(self.columns.targets, rows.target):
+                    self._check_size(rows, f"targets in {name!r}", values, torch.finfo(wide).max ** 0.5, squares)
+            yield rows
+
+    def _columns(self, names: Sequence[str], values: npt.NDArray[Any]) -> Iterator[tuple[str, npt.NDArray[Any]]]:
+        yield from zip(names, values.T, strict=True) if len(names) > 1 else [(names[0], values)]
+
+    def _check_size(self, rows: Rows, what: str, values: npt.NDArray[Any], most: float, why: str) -> None:
+        if values.dtype.kind != "f":
+            return
+        size = np.abs(values.reshape(len(rows), -1).astype(np.float64)).max(1, initial=0.0)
+        bad = np.flatnonzero((size > most) & np.isfinite(size))
+        if len(bad):
+            place = f"{self.table.unit} {rows.places[bad[0]]} of {self.table.path}"
+            raise DataError(
+                f"expected {what} below {most:.2g}, as {why}; found {size[bad[0]]:.3g} at {place}. Use other units."
+            )
+
     def example(self, model: nn.Module) -> Any:
         """Inputs of the first rows, on the model's device."""
-        for rows in read_batches(self.table, self.columns, 8):
+        for rows in self.read(model, 8):
             if rows.finite.any():
                 return place(_arguments(model, rows.where(rows.finite)), model)
         raise DataError(f"expected rows to run the model on in {self.table.path}; found none.")
@@ -115,7 +147,7 @@ class Labelled:
     def __iter__(self) -> Iterator[tuple[Any, npt.NDArray[Any]]]:
         dice = np.random.default_rng(self.seed)
         self.dropped = 0
-        for rows in read_batches(self.source.table, self.source.columns, self.batch_size):
+        for rows in self.source.read(self.model, self.batch_size):
             if self.part != "all":
                 rows = rows.where((dice.random(len(rows)) < 0.5) == (self.part == "held"))
             if not rows.finite.all():
@@ -135,8 +167,8 @@ class Labelled:
         path, unit = self.source.table.path, self.source.table.unit
         if not self.drop:
             raise DataError(
-                f"expected finite numbers in {path}; found NaN or missing ones, first at {Places(unit).add(rows)}. "
-                "Mend them, or leave such rows out: --drop-nan."
+                f"expected finite numbers in {path}; found NaN, infinite or missing ones, first at "
+                f"{Places(unit).add(rows)}. Mend them, or leave such rows out: --drop-nan."
             )
         self.dropped += int((~rows.finite).sum())
         return rows.where(rows.finite)

@@ -45,7 +45,7 @@ _EXAMPLES = {
     "predict": (
         "latedrop predict my_model:net cal.json --data new.csv -o out.csv",
         "latedrop predict model.pt2 cal.json --data new.parquet -o out.parquet \\\n    --level 0.95 --keep id,city",
-        "zcat new.csv.gz | latedrop predict my_model:net cal.json --data - | head",
+        "latedrop predict my_model:net cal.json --data new.csv.gz | head",
     ),
     "evaluate": (
         "latedrop evaluate my_model:net cal.json --data test.csv --target price",
@@ -298,12 +298,11 @@ def _write_predictions(
 ) -> "tuple[int, Places]":
     """Batch by batch from the source to the output; how many rows, and which of them are empty."""
     from latedrop.cli.feed import Places, predicted
-    from latedrop.cli.tables import read_batches
     from latedrop.cli.writing import write_rows
 
     path, count, empty = source.table.path, 0, Places(source.table.unit)
     with source.explained(), write_rows(output, out) as append, bar(source.table.count) as tick:
-        for rows in read_batches(source.table, source.columns, uq.batch_size):
+        for rows in source.read(uq.model, uq.batch_size):
             append({**rows.kept, **predicted(uq, rows, level, flat=flat)})
             empty.add(rows)
             count += len(rows)

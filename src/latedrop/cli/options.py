@@ -106,7 +106,7 @@ def readout_of(text: str | None) -> "Readout":
         from latedrop.cli.models import load_function
 
         return load_function(text)
-    return int(text) if text.isdecimal() else text
+    return int(text) if text.removeprefix("-").isdecimal() else text
 
 
 def example_rows(network: "nn.Module", shapes: Sequence[str] | None) -> Any:

@@ -25,8 +25,8 @@ from latedrop.crowd.calibration import CrowdCalibration
 from latedrop.crowd.frames import check_size, enlarged
 from latedrop.crowd.mcnn import STRIDE, Trained
 from latedrop.crowd.regions import Policy, Regions, find_regions, usual_threshold
-from latedrop.errors import DataError, FileError, LatedropError, OutputError
-from latedrop.files import locked
+from latedrop.errors import ArgumentError, DataError, FileError, LatedropError, OutputError
+from latedrop.files import locked, plain_cell, safe_cell
 from latedrop.metrics.levels import checked_level
 from latedrop.records import parsed
 
@@ -159,7 +159,7 @@ def finished_frames(path: str | os.PathLike[str]) -> set[str]:
             return {str(parsed(line, "a frame", "")["frame"]) for line in lines}
         reader = csv.DictReader(lines)
         if tuple(reader.fieldnames or ()) == COLUMNS:
-            return {row["frame"] for row in reader}
+            return {plain_cell(row["frame"]) for row in reader}
     except (ValueError, KeyError, TypeError):
         pass
     raise FileError(
@@ -176,6 +176,10 @@ class CountFile:
         self._empty = True
 
     def __enter__(self) -> CountFile:
+        if self.path.suffix.lower() not in ("", ".csv", ".txt", ".jsonl", ".ndjson"):
+            raise ArgumentError(
+                f"expected a file of counts that ends in .csv or .jsonl; found {self.path.name!r}. Pass another name."
+            )
         try:
             self._file = self.path.open("a", encoding="utf-8", newline="")
             self._begin()
@@ -209,7 +213,8 @@ class CountFile:
         """Write one frame, and see that it is on its way to the disk."""
         row = frame.row()
         try:
-            self._line(row if _is_jsonl(self.path) else list(row.values()))
+            cells = [safe_cell(value) if isinstance(value, str) else value for value in row.values()]
+            self._line(row if _is_jsonl(self.path) else cells)
             self._empty = False
         except OSError as error:
             raise FileError(

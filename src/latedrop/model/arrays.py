@@ -27,7 +27,7 @@ def place(x: Any, model: nn.Module, *, check: bool = True) -> Any:
         if not isinstance(value, Tensor):
             value = from_table(value, "inputs") if is_table(value) else from_array(value, "inputs")
             if value.is_floating_point() and parameter is not None:
-                value = value.to(parameter.dtype)
+                value = _converted(value, parameter.dtype)
         moved: Tensor = value.to(device)
         if check and moved.is_floating_point() and not all_finite(moved):
             bad = int((~torch.isfinite(moved)).sum())
@@ -38,6 +38,19 @@ def place(x: Any, model: nn.Module, *, check: bool = True) -> Any:
         return moved
 
     return map_values(x, move)
+
+
+def _converted(value: Tensor, dtype: torch.dtype) -> Tensor:
+    """In the model's dtype; `DataError` where finite numbers would become infinite."""
+    made = value.to(dtype)
+    if torch.finfo(dtype).max < torch.finfo(value.dtype).max and not all_finite(made):
+        lost = value[made.isinf() & value.isfinite()]
+        if lost.numel():
+            raise DataError(
+                f"expected inputs that fit {dtype}, the model's dtype; found {lost.numel()} of {value.numel()} that do "
+                f"not, such as {lost[0].item():.3g}. Use other units, or model.double()."
+            )
+    return made
 
 
 def all_finite(values: Tensor) -> bool:
