@@ -30,6 +30,7 @@ __all__ = ["Labelled", "Places", "Source", "conformal_rows", "measure", "output_
 
 _NAMES = ("mean", "std", "low", "high")
 _SHOWN = 5
+_MOST_COLUMNS = 16_384  # of a spreadsheet
 _KEYS = {False: ("inputs", "targets"), True: ("input_arrays", "target_arrays")}
 
 
@@ -226,10 +227,10 @@ def output_names(calibration: Calibration, *, flat: bool) -> dict[str, tuple[str
     count = prod(calibration.output_shape)
     if not flat or count == 1:
         return {name: (name,) for name in _NAMES}
-    if len(calibration.output_shape) > 1:
+    if len(calibration.output_shape) > 1 or count > _MOST_COLUMNS:
         raise ArgumentError(
-            f"expected one value or a vector per row for csv or parquet; found outputs of shape "
-            f"{calibration.output_shape}. Write npz."
+            f"expected one value or a vector of at most {_MOST_COLUMNS} per row for csv or parquet; found outputs "
+            f"of shape {calibration.output_shape}. Write npz."
         )
     return {name: tuple(f"{name}_{k}" for k in range(count)) for name in _NAMES}
 
