@@ -93,7 +93,7 @@ def _read_by(readout: Callable[[Any], Tensor], output: Any) -> Any:
         return readout(output)
     except LatedropError:
         raise
-    except (TypeError, KeyError, IndexError, AttributeError, ValueError) as error:
+    except (TypeError, KeyError, IndexError, AttributeError) as error:
         found = (
             f"of shape {tuple(output.shape)}" if isinstance(output, Tensor) else f"with parts {list(_parts(output))}"
         )
