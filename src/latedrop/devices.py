@@ -20,11 +20,20 @@ def chosen_device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
-        if device.type == "cuda" and not torch.cuda.is_available():
-            raise ArgumentError(f"expected a CUDA device for --device {name}; torch finds none. Use --device cpu.")
+    except RuntimeError as error:
+        raise ArgumentError(
+            f"expected --device auto, cpu or cuda; found {name!r}, which is no device that torch knows."
+        ) from error
+    count = torch.cuda.device_count()
+    if device.type == "cuda" and (not torch.cuda.is_available() or (device.index or 0) >= count):
+        why = "this torch is a build for CPUs" if torch.version.cuda is None else f"torch finds {count} of them"
+        raise ArgumentError(f"expected a CUDA device for --device {name}; {why}. Use --device cpu, or auto.")
+    try:
         torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise ArgumentError(f"expected --device auto, cpu or cuda; found {name!r}, which is not here.") from error
+    except Exception as error:  # whatever a backend says that is not there
+        raise ArgumentError(
+            f"expected --device auto, cpu or cuda; found {name!r}, which this machine or this torch does not have."
+        ) from error
     return device
 
 

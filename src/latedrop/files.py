@@ -1,18 +1,35 @@
-"""Whole files or none: written under another name, then renamed. JSON that tells whether it was edited."""
+"""Whole files or none: written under a name of their own, then renamed; no output takes the place of an input."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
+import re
+import secrets
+import shutil
+import stat
+import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from latedrop.errors import FileError
+from latedrop.errors import ArgumentError, FileError
 
-__all__ = ["aside", "checksum_of", "digest_of", "readable", "sealed", "tuples_in", "write_aside"]
+__all__ = [
+    "aside",
+    "check_apart",
+    "digest_of",
+    "locked",
+    "plain_cell",
+    "readable",
+    "safe_cell",
+    "write_aside",
+]
+
+_FORMULA = "=+-@\t\r\n"  # what a formula starts with, or a cell that becomes one when its edges are cut
+_LEFT_AFTER = 60.0  # seconds without a change: a writer locks its file within these
 
 
 @contextmanager
@@ -26,17 +43,65 @@ def readable(path: str | os.PathLike[str], what: str) -> Iterator[None]:
 
 @contextmanager
 def aside(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Another name to write under; it becomes `path` at the end, and goes where anything comes in between."""
-    path = Path(path)
-    part = path.with_name(path.name + ".part")
+    """A name of one's own to write under; it becomes `path` at the end, and goes where anything comes in between.
+
+    Of several writers each has its own name, and the last to finish leaves the whole of what it wrote. While a name is
+    in use its file is locked; the system drops the lock with the process, however that ends. A file of such a name that
+    is not locked, and that nobody wrote to for a minute, was left behind: the next writer of `path` removes it. A link
+    keeps leading where it did; a device or a pipe gets the content and stays what it is.
+    """
+    end = Path(os.path.realpath(path))
+    special = end.exists() and not end.is_file() and not end.is_dir()
+    part = (Path(tempfile.gettempdir()) if special else end.parent) / f"{end.name}.{secrets.token_hex(8)}.part"
     try:
-        yield part
-        part.replace(path)
+        _remove_left_behind(part.parent, end.name)
+        with part.open("xb") as mine:
+            locked(mine)
+            yield part
+        if special:
+            with part.open("rb") as made, end.open("wb") as file:
+                shutil.copyfileobj(made, file)
+        else:
+            part.replace(end)
     except OSError as error:
         raise FileError(f"expected to write {path}; the system says: {error}. Pass another path.") from error
     finally:
         with suppress(OSError):
             part.unlink()
+
+
+def locked(file: IO[Any]) -> bool | None:
+    """Lock an open file until it is closed; False where another process has it, None where the system has no locks."""
+    try:
+        import fcntl
+    except ImportError:
+        return None
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    return True
+
+
+def check_apart(outputs: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
+    """Raise where an output is one of the inputs, or another output; both by the name of their option.
+
+    Paths and open streams are compared by the file that they lead to, so that links and other spellings do not matter.
+    None is left out.
+    """
+    used = {name: file for name, file in inputs.items() if file is not None}
+    for name, output in outputs.items():
+        if output is None:
+            continue
+        for other, file in used.items():
+            if _same_file(output, file):
+                raise ArgumentError(
+                    f"expected {name} and {other} to be two files; found one, {_spelled(output)}, which would be "
+                    f"written over. Pass another {name}."
+                )
+        used[name] = output
 
 
 def write_aside(path: str | os.PathLike[str], content: bytes) -> None:
@@ -45,21 +110,64 @@ def write_aside(path: str | os.PathLike[str], content: bytes) -> None:
         part.write_bytes(content)
 
 
-def sealed(name: str, record: Mapping[str, Any]) -> str:
-    """Readable JSON of a record under its name, with a checksum over its content."""
-    return json.dumps({name: record, "checksum": checksum_of(record)}, indent=1)
+def safe_cell(text: str) -> str:
+    """Text for a csv file: an apostrophe goes before what a spreadsheet would run as a formula; numbers stay.
+
+    >>> [safe_cell(text) for text in ("=1+1", "@SUM(A1)", "-1.5", "+49 170", "a=b")]
+    ["'=1+1", "'@SUM(A1)", '-1.5', "'+49 170", 'a=b']
+    """
+    if text[:1] not in _FORMULA or not text:
+        return text
+    try:
+        float(text)
+    except ValueError:
+        return f"'{text}"
+    return text
 
 
-def checksum_of(record: Mapping[str, Any]) -> str:
-    """SHA-256 of a record's JSON, whatever the order of its keys."""
-    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
-
-
-def tuples_in(record: Mapping[str, Any]) -> dict[str, Any]:
-    """A record as it was before JSON made lists of its tuples."""
-    return {key: tuple(value) if isinstance(value, list) else value for key, value in record.items()}
+def plain_cell(text: str) -> str:
+    """The text that `safe_cell` was given."""
+    return text[1:] if text[:1] == "'" and text[1:2] in _FORMULA and len(text) > 1 else text
 
 
 def digest_of(path: str | os.PathLike[str]) -> str:
     """SHA-256 of a file."""
     return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+
+
+def _remove_left_behind(folder: Path, name: str) -> None:
+    """Files that writers of `name` left in `folder`, when they were killed."""
+    left = re.compile(rf"{re.escape(name)}\.[0-9a-f]{{16}}\.part")
+    with suppress(OSError):
+        for entry in list(os.scandir(folder)):
+            with suppress(OSError):
+                if left.fullmatch(entry.name) and time.time() - entry.stat().st_mtime > _LEFT_AFTER:
+                    with open(entry.path, "r+b") as file:
+                        nobodys = locked(file) or os.name == "nt"  # which does not remove a file that is open
+                    if nobodys:
+                        os.unlink(entry.path)
+
+
+def _same_file(one: Any, other: Any) -> bool:
+    found = [_status(file) for file in (one, other)]
+    if found[0] is not None and found[1] is not None:
+        # A terminal, or /dev/null, may well be several of them.
+        return os.path.samestat(found[0], found[1]) and stat.S_IFMT(found[0].st_mode) in (stat.S_IFREG, stat.S_IFDIR)
+    paths = [file for file in (one, other) if not _is_stream(file)]
+    return len(paths) == 2 and os.path.realpath(paths[0]) == os.path.realpath(paths[1])
+
+
+def _status(file: Any) -> os.stat_result | None:
+    """What the system says about a path or a stream; None where it knows nothing."""
+    try:
+        return os.fstat(file.fileno()) if _is_stream(file) else os.stat(file)
+    except (OSError, ValueError):  # a stream in memory has no number
+        return None
+
+
+def _is_stream(file: Any) -> bool:
+    return hasattr(file, "fileno")
+
+
+def _spelled(file: Any) -> str:
+    return getattr(file, "name", "a stream") if _is_stream(file) else str(file)

@@ -4,7 +4,6 @@ typer and rich are extras (`pip install "latedrop[cli]"`), imported where they a
 """
 
 import argparse
-import json
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,7 +12,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
-from latedrop.errors import ArgumentError, FileError, LatedropError
+from latedrop.errors import ArgumentError, DataError, FileError, LatedropError
+from latedrop.records import parsed, read_text
 
 __all__ = [
     "HANDED_ON",
@@ -98,16 +98,16 @@ def number_list(option: str, text: str) -> list[float]:
         raise ArgumentError(f"expected {option} as numbers with commas between; found {text!r}.") from None
 
 
-def read_json(path: Path, what: str, schema: int, remedy: str) -> dict[str, Any]:
-    """What a command wrote before: the JSON object in a file, of a schema that it names.
+def read_json(path: Path, what: str, schema: int, remedy: str, *, finite: bool = True) -> dict[str, Any]:
+    """What a command wrote before: the JSON object in a file, of a schema that it names; with `finite`, without NaN.
 
     Raises:
         FileError: there is no file, it is damaged, or something else; `what` was expected, `remedy` says what to do.
     """
     try:
-        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise FileError(f"expected {what} in {path}; {error}. {remedy}") from error
+        record: dict[str, Any] = parsed(read_text(path, what), what, remedy, finite=finite)
+    except DataError as error:
+        raise FileError(f"{path}: {error}") from error
     if not isinstance(record, dict) or record.get("schema") != schema:
         raise FileError(f"expected {what}, schema {schema}, in {path}; found another. {remedy}")
     return record

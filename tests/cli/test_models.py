@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from latedrop.cli.models import as_arguments, example_inputs, load_function, load_model
-from latedrop.errors import ArgumentError, FileError, LatedropError, LatedropWarning
+from latedrop.errors import ArgumentError, FileError, LatedropError
 
 CODE = """
 import torch
@@ -43,17 +43,37 @@ def nothing():
     return None
 """
 
+LOADS = """
+import torch
+from torch import nn
+from user_code import Net
+
+class Loads(Net):
+    def __init__(self):
+        super().__init__()
+        self.load_state_dict(torch.load("own.pt", weights_only=True))
+
+def loads():
+    return Loads()
+
+def lazy():
+    return nn.LazyLinear(2)
+
+loaded = Loads() if __import__("os").path.exists("own.pt") else None
+"""
+
 
 @pytest.fixture(autouse=True)
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder with the module user_code, as the current one."""
     (tmp_path / "user_code.py").write_text(CODE)
     (tmp_path / "user_needs.py").write_text("import a_package_that_is_not_there\n")
+    (tmp_path / "user_loads.py").write_text(LOADS)
     (tmp_path / "user_typo.py").write_text("def f(:\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     yield tmp_path
-    for name in ("user_code", "user_needs", "user_typo"):
+    for name in ("user_code", "user_needs", "user_typo", "user_loads"):
         sys.modules.pop(name, None)
 
 
@@ -67,13 +87,31 @@ def net() -> nn.Module:
 class TestCode:
     @pytest.mark.parametrize("name", ["user_code:build", "user_code:ready"])
     def test_a_function_or_a_module(self, name: str) -> None:
-        assert load_model(name)(torch.zeros(2, 3)).shape == (2, 1)
+        assert load_model(name, untrained=True)(torch.zeros(2, 3)).shape == (2, 1)
 
-    @pytest.mark.parametrize("name", ["user_code:Net", "user_code:Space.net"])
-    def test_a_class_without_weights_warns(self, name: str) -> None:
-        with pytest.warns(LatedropWarning, match=f"{name} is a class: its weights are those it starts with"):
-            load_model(name)
-        assert isinstance(load_model(name, untrained=True), nn.Module)
+    @pytest.mark.parametrize(
+        ("name", "first"),
+        [("Net", "first.weight"), ("Space.net", "first.weight"), ("build", "first.weight"), ("ready", "0.weight")],
+    )
+    def test_random_weights_are_refused(self, name: str, first: str) -> None:
+        message = (
+            f"expected user_code:{name} to have trained weights; found random ones: made twice, {first}, .*--weights"
+        )
+        with pytest.raises(ArgumentError, match=message):
+            load_model(f"user_code:{name}")
+        assert isinstance(load_model(f"user_code:{name}", untrained=True), nn.Module)
+
+    @pytest.mark.parametrize("name", ["Loads", "loads", "loaded"])
+    def test_code_that_loads_its_own_weights(self, name: str, module: Path) -> None:
+        load_model("user_code:build", untrained=True)
+        trained = net()
+        torch.save(trained.state_dict(), module / "own.pt")
+        found = load_model(f"user_loads:{name}")
+        assert torch.equal(found.state_dict()["first.weight"], trained.state_dict()["first.weight"])
+
+    def test_weights_that_are_not_there_yet(self) -> None:
+        with pytest.raises(ArgumentError, match="made twice, weight, bias came out different"):
+            load_model("user_loads:lazy")
 
     @pytest.mark.parametrize(
         ("name", "error", "message"),
@@ -112,7 +150,7 @@ class TestCode:
             match=rf"expected (--device auto, .* '{device}'|a CUDA .*{device};)",
         ):
             load_model("user_code:build", device=device)
-        assert next(load_model("user_code:build", device="cpu").parameters()).device.type == "cpu"
+        assert next(load_model("user_code:build", device="cpu", untrained=True).parameters()).device.type == "cpu"
 
 
 class TestWeights:
@@ -121,14 +159,14 @@ class TestWeights:
         assert all(torch.equal(value, trained.state_dict()[name]) for name, value in loaded.state_dict().items())
 
     def test_state_dict(self) -> None:
-        load_model("user_code:build")
+        load_model("user_code:build", untrained=True)
         trained = net()
         torch.save(trained.state_dict(), "net.pt")
         self.check("net.pt", trained)
 
     def test_safetensors(self) -> None:
         save_file = pytest.importorskip("safetensors.torch").save_file
-        load_model("user_code:build")
+        load_model("user_code:build", untrained=True)
         trained = net()
         save_file(trained.state_dict(), "net.safetensors")
         self.check("net.safetensors", trained)
@@ -136,14 +174,14 @@ class TestWeights:
     @pytest.mark.parametrize("key", ["state_dict", "model_state_dict", "model"])
     @pytest.mark.parametrize("prefix", ["", "module.", "_orig_mod."])
     def test_checkpoints(self, key: str, prefix: str) -> None:
-        load_model("user_code:build")
+        load_model("user_code:build", untrained=True)
         trained = net()
         weights = {prefix + name: value for name, value in trained.state_dict().items()}
         torch.save({key: weights, "epoch": 3}, "net.ckpt")
         self.check("net.ckpt", trained)
 
     def test_a_whole_module_only_with_trust(self) -> None:
-        load_model("user_code:build")
+        load_model("user_code:build", untrained=True)
         trained = net()
         torch.save(trained, "whole.pt")
         with pytest.raises(FileError, match=r"reading it raised UnpicklingError.*if you trust the file, pass --trust"):
@@ -157,7 +195,7 @@ class TestWeights:
             load_model("user_code:Net", "other.pt")
 
     def test_weights_of_another_shape(self) -> None:
-        load_model("user_code:build")
+        load_model("user_code:build", untrained=True)
         weights = net().state_dict()
         weights["second.weight"] = torch.zeros(2, 5)
         torch.save(weights, "other.pt")
@@ -191,7 +229,7 @@ class TestWeights:
 
 class TestPickled:
     def test_needs_trust(self) -> None:
-        load_model("user_code:build")
+        load_model("user_code:build", untrained=True)
         torch.save(net(), "whole.pt")
         with pytest.raises(ArgumentError, match=r"can run any code.*--weights whole.pt .*--trust"):
             load_model("whole.pt")
@@ -209,7 +247,7 @@ class TestPickled:
         assert not Path("touched").exists()
 
     def test_weights_alone(self) -> None:
-        load_model("user_code:build")
+        load_model("user_code:build", untrained=True)
         torch.save(net().state_dict(), "net.pt")
         with pytest.raises(FileError, match=r"expected a whole module in net.pt; found OrderedDict.*--weights"):
             load_model("net.pt", trust=True)

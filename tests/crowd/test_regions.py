@@ -151,7 +151,7 @@ def test_doubt_is_for_regions_that_matter() -> None:
 def test_policy_survives_json() -> None:
     for policy in (Policy(0.1, 0.5, 0.2, 3.0, 0.7, "regions"), Policy(0.1)):
         assert Policy.from_dict(json.loads(json.dumps(policy.to_dict()))) == policy
-    with pytest.raises(DataError, match="expected a rejection policy with threshold"):
+    with pytest.raises(DataError, match=r"expected a field policy.greatest_mass; it is missing"):
         Policy.from_dict({"threshold": 0.1})
     assert "rejects nothing" in str(Policy(0.1))
     assert "at most 0.5 people" in str(Policy(0.1, 0.5))

@@ -13,6 +13,7 @@ import latedrop
 SOURCE = Path(latedrop.__file__).parent
 ROOMS = [
     {"errors"},
+    {"records"},
     {"torch_inside", "files", "devices", "terminal"},
     {"metrics", "plots"},
     {"model"},

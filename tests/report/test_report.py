@@ -106,8 +106,12 @@ def test_given_intervals_replace_the_gaussian_ones() -> None:
 def test_compare_has_raw_scaled_and_relaxed() -> None:
     prediction, target = predicted()
     rows = compare(prediction, target)
-    assert [row.label for row in rows] == ["raw", "scaled", "relaxed"]
-    assert [row.scale for row in rows] == [(1.0,), prediction.calibration.scales, prediction.calibration.relaxed_scales]
+    assert [row.label for row in rows] == ["raw", "scaled", "relaxed", "constant"]
+    assert [row.scale for row in rows[:3]] == [
+        (1.0,),
+        prediction.calibration.scales,
+        prediction.calibration.relaxed_scales,
+    ]
     assert rows[0].nll == pytest.approx(float(metrics.nll(prediction.mean, prediction.raw_variance, target)))
 
 
@@ -131,7 +135,7 @@ def test_compare_of_one_output(per_output: bool) -> None:
 def test_raw_has_no_floor() -> None:
     prediction, target = predicted(floor=True)
     assert prediction.calibration.floors[0] > 0
-    raw, scaled, _ = compare(prediction, target)
+    raw, scaled, *_ = compare(prediction, target)
     assert raw.nll == pytest.approx(float(metrics.nll(prediction.mean, prediction.raw_variance, target)))
     assert scaled.nll == pytest.approx(float(metrics.nll(prediction.mean, prediction.variance, target)))
 
@@ -139,10 +143,10 @@ def test_raw_has_no_floor() -> None:
 def test_compare_adds_a_scale_of_ones_own_and_fitted_intervals() -> None:
     prediction, target = predicted(scale=3.0, conformal_data=data(40))
     rows = compare(prediction, target)
-    assert [row.label for row in rows] == ["raw", "scaled", "relaxed", "scale 3", "conformal"]
+    assert [row.label for row in rows] == ["raw", "scaled", "relaxed", "scale 3", "conformal", "constant"]
     low, high = prediction.interval(0.9)
-    assert rows[-1].coverage == pytest.approx(float(((low <= target) & (target <= high)).float().mean()))
-    assert max(rows[-1].levels) <= 40 / 41
+    assert rows[-2].coverage == pytest.approx(float(((low <= target) & (target <= high)).float().mean()))
+    assert max(rows[-2].levels) <= 40 / 41
 
 
 def test_gaussian_intervals_are_not_fitted_ones() -> None:
@@ -154,7 +158,7 @@ def test_table_text() -> None:
     prediction, target = predicted()
     rows = compare(prediction, target)
     head, first, *_ = table([replace(rows[0], nll=None, coverage=0.12345), replace(rows[1], rate={"0": 0.1})], "m/s")
-    assert head[3:] == ["RMSE [m/s]", "NLL", "MA", "coverage at 90 %", "width at 90 % [m/s]"]
+    assert head[3:] == ["RMSE [m/s]", "NLL", "MA", "coverage at 90 %", "width at 90 % [m/s]", "rank correlation"]
     assert (first[0], first[4], first[6]) == ("raw", "-", "12.3 %")
     assert table([replace(rows[1], rate={"0": 0.1})])[1][1] == "per site"
     assert table([rows[0], replace(rows[1], level=0.5)])[0][6] == "coverage at its level"

@@ -18,11 +18,12 @@ from latedrop.calibration.intervals import Conformal
 from latedrop.calibration.prediction import Prediction
 from latedrop.calibration.record import Calibration
 from latedrop.calibration.scale import along_outputs
+from latedrop.calibration.targets import as_output, warn_of_poor_fit
 from latedrop.calibration.verdict import Verdict, judged
 from latedrop.errors import ArgumentError
-from latedrop.files import tuples_in
 from latedrop.metrics.levels import even_levels
 from latedrop.model.sites import Rate
+from latedrop.records import tuples_in
 
 __all__ = ["Evaluation", "compare", "evaluate", "evaluate_intervals", "inside", "unscaled", "verdict"]
 
@@ -94,7 +95,24 @@ def evaluate(
     >>> row.coverage, round(row.nll, 3)
     (0.75, 2.201)
     """
-    target = metrics.align_target(mean, target).to(mean.dtype)
+    target = as_output(mean, target)
+    warn_of_poor_fit(mean, target, "test rows", per_output=mean.dim() == 2 and mean.shape[1] > 1, stacklevel=2)
+    options: dict[str, Any] = {"label": label, "rate": rate, "scale": scale}
+    return _evaluated(mean, variance, target, level=level, interval=interval, levels=levels, **options)
+
+
+def _evaluated(
+    mean: Tensor,
+    variance: Tensor,
+    target: Tensor,
+    *,
+    label: str,
+    rate: Rate | None = None,
+    scale: Sequence[float] | None = None,
+    level: float = 0.9,
+    interval: Callable[[float], tuple[Tensor, Tensor]] | None = None,
+    levels: Sequence[float] = _LEVELS,
+) -> Evaluation:
     nll = None
     if interval is None:
         nll = float(metrics.nll(mean, variance, target))
@@ -138,10 +156,10 @@ def evaluate_intervals(
         low, high = prediction.interval(level)
         return _of(low, output), _of(high, output)
 
-    return evaluate(
+    return _evaluated(
         _of(prediction.mean, output),
         _of(prediction.variance, output),
-        _of(metrics.align_target(prediction.mean, target), output),
+        _of(as_output(prediction.mean, target), output),
         label=fitted.kind,
         rate=prediction.calibration.rate,
         scale=_scale_of(fitted.scale, output),
@@ -165,9 +183,11 @@ def compare(
     variants["relaxed"] = record.with_choice("relaxed")
     if isinstance(record.choice, float):
         variants[f"scale {record.choice:g}"] = record
-    target = metrics.align_target(prediction.mean, target)
+    target = as_output(prediction.mean, target)
+    if output is None:
+        warn_of_poor_fit(prediction.mean, target, "test rows", per_output=record.per_output, stacklevel=2)
     rows = [
-        evaluate(
+        _evaluated(
             _of(prediction.mean, output),
             _of(variant.variance(prediction.raw_variance), output),
             _of(target, output),
@@ -182,7 +202,7 @@ def compare(
         rows.append(evaluate_intervals(prediction, target, level=level, output=output))
     if record.constant is not None:
         mean, same = _of(prediction.mean, output), _of(_constant(prediction), output)
-        rows.append(evaluate(mean, same, _of(target, output), label="constant", level=level))
+        rows.append(_evaluated(mean, same, _of(target, output), label="constant", level=level))
     return tuple(rows)
 
 

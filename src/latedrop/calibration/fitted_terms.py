@@ -8,8 +8,8 @@ their mean squared error.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -26,9 +26,6 @@ __all__ = ["KINDS", "FittedTerms", "Guard", "aligned", "checked_terms", "is_site
 KINDS: dict[str, type[Term]] = {
     kind.name: kind for kind in (Dropout, Leverage, Neighbours, LocalErrors, Size, Given, InputNoise)
 }
-
-
-_DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
 @dataclass(frozen=True)
@@ -131,58 +128,6 @@ class FittedTerms:
         floors = ", ".join(f"{value:.4g}" for value in self.floors)
         return lines + aligned([*cells, ["floor", floors, f"{self.shares['floor']:.1%}"]])
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data; tensors stay tensors."""
-        guard = None
-        if self.guard is not None:
-            guard = {name: getattr(self.guard, name) for name in ("limit", "constants", "grows")}
-            guard["term"] = self._guard_state()
-        return {
-            "terms": {term.name: dict(term.state()) if type(term) in KINDS.values() else None for term in self.terms},
-            "columns": self.columns,
-            "coefficients": self.coefficients,
-            "floors": self.floors,
-            "shares": self.shares,
-            "guard": guard,
-            "features": None if self.features is None else self.features.sites,
-            "candidates": [asdict(candidate) for candidate in self.candidates],
-            "choice": self.choice,
-            "reference_rows": self.reference_rows,
-        }
-
-    def _guard_state(self) -> dict[str, Any] | None:
-        """What the guard has learned; None where a term has learned the same and keeps it."""
-        if self.guard is None or any(term is self.guard.term for term in self.terms):
-            return None
-        return dict(self.guard.term.state())
-
-    @classmethod
-    def from_dict(cls, record: Mapping[str, Any]) -> FittedTerms:
-        """The inverse of `to_dict`; a term of the user's own comes back as a `Missing` one."""
-        terms = tuple(
-            KINDS[name].restored(state) if state is not None else Missing(name)
-            for name, state in record["terms"].items()
-        )
-        guard = record["guard"]
-        if guard is not None:
-            own = next((term for term in terms if isinstance(term, Leverage)), None)
-            term = own if guard["term"] is None else Leverage(**guard["term"])
-            if term is None:
-                raise DataError("expected a guard with what it has learned; found none.")
-            guard = Guard(term, guard["limit"], tuple(guard["constants"]), guard["grows"])
-        return cls(
-            terms=terms,
-            columns=tuple(record["columns"]),
-            coefficients=tuple(tuple(row) for row in record["coefficients"]),
-            floors=tuple(record["floors"]),
-            shares=dict(record["shares"]),
-            guard=guard,
-            features=None if record["features"] is None else Features(tuple(record["features"])),
-            candidates=tuple(Candidate(**c) for c in record["candidates"]),
-            choice=record["choice"],
-            reference_rows=record["reference_rows"],
-        )
-
     def with_terms(self, own: Sequence[Term], path: object) -> FittedTerms:
         """The same with the user's own terms, which a file cannot hold, in their places."""
         named = {term.name: term for term in own}
@@ -253,39 +198,6 @@ def is_site(column: str) -> bool:
 def term_of(column: str) -> str:
     """The name of the term that a column belongs to."""
     return column.partition(":")[0]
-
-
-def plain_tensors(value: Any, stored: dict[str, Tensor] | None = None, name: str = "terms") -> Any:
-    """Nested data with its tensors as `{"tensor": [...]}`; or as `{"stored": name}`, and the tensors in `stored`."""
-    if isinstance(value, Tensor):
-        if stored is None:
-            return {"tensor": value.tolist(), "dtype": str(value.dtype).removeprefix("torch.")}
-        stored[name] = value
-        return {"stored": name}
-    if isinstance(value, Mapping):
-        return {key: plain_tensors(item, stored, f"{name}.{key}") for key, item in value.items()}
-    if isinstance(value, (tuple, list)):
-        return [plain_tensors(item, stored, f"{name}.{i}") for i, item in enumerate(value)]
-    return value
-
-
-def tensors_in(value: Any, stored: Callable[[], Mapping[str, Tensor]]) -> Any:
-    """The inverse of `plain_tensors`; `stored` is called where it is needed, and once."""
-    found: dict[str, Tensor] = {}
-
-    def restored(value: Any) -> Any:
-        if isinstance(value, Mapping) and set(value) == {"tensor", "dtype"}:
-            return torch.tensor(value["tensor"], dtype=_DTYPES[value["dtype"]])
-        if isinstance(value, Mapping) and set(value) == {"stored"}:
-            found.update({} if found else stored())
-            if value["stored"] not in found:
-                raise DataError(f"expected the tensor {value['stored']!r} beside the calibration; it is missing.")
-            return found[value["stored"]]
-        if isinstance(value, Mapping):
-            return {key: restored(item) for key, item in value.items()}
-        return [restored(item) for item in value] if isinstance(value, list) else value
-
-    return restored(value)
 
 
 def aligned(cells: list[list[str]]) -> list[str]:

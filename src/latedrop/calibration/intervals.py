@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -25,8 +26,10 @@ from torch import Tensor
 
 from latedrop.errors import ArgumentError, DataError, LatedropError
 from latedrop.metrics.levels import checked_level, normal_quantile
+from latedrop.records import Fields, each, numbers, text, wrong
 
 __all__ = [
+    "LARGEST",
     "Conformal",
     "IntervalKind",
     "Intervals",
@@ -38,6 +41,8 @@ __all__ = [
 
 IntervalKind: TypeAlias = Literal["gaussian", "isotonic", "conformal"]
 
+LARGEST = 1e300
+"""Of a variance or a residual on disk: what is larger overflows when it is used."""
 _KNOTS = 200
 
 
@@ -131,19 +136,29 @@ Intervals: TypeAlias = "Isotonic | Conformal | None"
 """None is Gaussian."""
 
 
-def intervals_from_dict(record: dict[str, Any] | None) -> Intervals:
-    """The inverse of `dataclasses.asdict` on an interval record."""
+def intervals_from_dict(record: Any, scales: int | None = None, name: str = "intervals") -> Intervals:
+    """The inverse of `intervals_to_dict` with so many scales, if that is known; `DataError` where a field is wrong."""
     if record is None:
         return None
-    kinds: dict[str, type[Isotonic] | type[Conformal]] = {"isotonic": Isotonic, "conformal": Conformal}
-    if record.get("kind") not in kinds:
-        raise DataError(f"expected interval kind 'isotonic' or 'conformal'; found {record.get('kind')!r}.")
-    curves: dict[str, Any] = {
-        key: tuple(tuple(row) if isinstance(row, list) else row for row in value)
-        for key, value in record.items()
-        if key != "kind"
-    }
-    return kinds[record["kind"]](**curves)
+    fields = Fields(record, name)
+    kind = fields.take("kind", text, among=("isotonic", "conformal"))
+    found: Isotonic | Conformal
+    scale, floor = (fields.take(part, numbers, least=0, most=LARGEST, length=scales) for part in ("scale", "floor"))
+    if kind == "conformal":
+        found = Conformal(fields.take("scores", each(_rising), least=0, most=LARGEST), scale, floor)
+    else:
+        knots = fields.take("knots", each(_rising), least=-LARGEST, most=LARGEST)
+        observed = fields.take("observed", each(_rising), least=0, most=1, length=len(knots))
+        if [len(row) for row in knots] != [len(row) for row in observed]:
+            wrong(f"{name}.observed", "as long as the knots", [len(row) for row in observed])
+        found = Isotonic(knots, observed, scale, floor)
+    fields.end()
+    return found
+
+
+def _rising(value: Any, name: str, *, least: float, most: float) -> tuple[float, ...]:
+    found = numbers(value, name, least=least, most=most)
+    return found if all(a <= b for a, b in pairwise(found)) else wrong(name, "numbers that never fall", found)
 
 
 def intervals_to_dict(intervals: Intervals) -> dict[str, Any] | None:

@@ -28,11 +28,11 @@ from latedrop.calibration.search import search
 from latedrop.calibration.setup import Setup
 from latedrop.calibration.weights import Weights, fingerprint
 from latedrop.errors import ArgumentError, DataError, FileError, LatedropError, LatedropWarning, OutputError
-from latedrop.files import readable
 from latedrop.metrics import align_target
 from latedrop.model.arrays import check_inputs, floating, place
 from latedrop.model.calling import Readout
 from latedrop.model.finding import Select
+from latedrop.model.rows import tensors
 from latedrop.model.sites import Kind, Rate, Site, missing_sites, odds_by_site
 from latedrop.terms import Rows, Term
 from latedrop.variance.engine.options import Engine, Sampling
@@ -192,12 +192,14 @@ class Predictor:
         x = place(x, self.model, check=self.engine == "compiled")  # else with each batch
         try:
             parts = [self._moments(part) for part in row_batches(x, self.batch_size)]
-        except LatedropError:
+        except LatedropError as error:
             check_inputs(floating(x))  # which says how many of all rows are not finite
+            _check_axes(x, error)
             raise
         except (RuntimeError, TypeError, ValueError, IndexError, AssertionError) as error:
             if out_of_memory(error):
                 raise
+            _check_axes(x, error)
             raise DataError(
                 f"expected inputs that the model takes; it raised {type(error).__name__}: {error}. Pass inputs of the "
                 "shapes and dtypes that it was calibrated with; where a batch holds targets too, pass unpack=."
@@ -338,6 +340,16 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
+def _check_axes(x: Any, error: Exception) -> None:
+    """After a failure: raise where the inputs look like a single row, without the axis that counts rows."""
+    shapes = [tuple(value.shape) for value in tensors(x)]
+    if shapes and all(len(shape) == 1 for shape in shapes):
+        raise DataError(
+            f"expected rows as inputs, their first axis counting them; found shape {', '.join(map(str, shapes))}, "
+            "which looks like a single row. Pass x[None] to predict one row."
+        ) from error
+
+
 def load(
     path: str | os.PathLike[str], model: nn.Module, readout: Readout = None, *, terms: Sequence[Term] = ()
 ) -> Predictor:
@@ -347,9 +359,8 @@ def load(
     readout that it was made with; warns where the weights are not the ones that were calibrated.
     """
     try:
-        with readable(path, "a calibration file"):
-            calibration = read_calibration(path)
-    except (DataError, TypeError, UnicodeDecodeError) as error:
+        calibration = read_calibration(path)
+    except DataError as error:
         raise FileError(f"{path}: {error}") from error
     wrong = missing_sites(model, calibration.sites, same_type=True)
     if wrong:
@@ -364,6 +375,13 @@ def load(
         )
     if calibration.terms is not None:
         calibration = replace(calibration, terms=calibration.terms.with_terms(terms, path))
+    wide = any(p.dtype == torch.float64 for p in model.parameters())
+    least = torch.tensor([calibration.least_variance], dtype=torch.float64 if wide else torch.float32)
+    if not bool(calibration.variance(least).isfinite().all()):
+        raise FileError(
+            f"expected scales and floors in {path} that give a finite variance; found {calibration.scale} and "
+            f"{calibration.floor}. The file was edited, or its model was in float64: calibrate again."
+        )
     if fingerprint(model) != calibration.fingerprint:
         warn(
             f"the model's weights are not those that {path} was made with: its intervals may not hold. "

@@ -2,49 +2,62 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, Literal, TypeAlias
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, get_args
 from warnings import warn
 
 import torch
 from torch import Tensor
 
-from latedrop.calibration.fitted_terms import FittedTerms, aligned, plain_tensors, tensors_in
-from latedrop.calibration.intervals import Intervals, intervals_from_dict, intervals_to_dict
+from latedrop.calibration.fitted_terms import FittedTerms, aligned
+from latedrop.calibration.intervals import LARGEST, Intervals, intervals_to_dict
+from latedrop.calibration.measuring import Method
+from latedrop.calibration.record_parts import (
+    LARGEST_SCALE,
+    TINY,
+    Choice,
+    RateRow,
+    checked_choice,
+    choice_of,
+    curves_of,
+    intervals_of,
+    point_of,
+    rate_of,
+    readout_of,
+    row_of,
+    shape_of,
+    shares_of,
+    verdict_of,
+)
 from latedrop.calibration.scale import TradeoffPoint, apply_scale, lifted
+from latedrop.calibration.term_record import Stored, plain_tensors, terms_from_dict, terms_to_dict
 from latedrop.calibration.verdict import Verdict
-from latedrop.errors import ArgumentError, DataError, LatedropWarning
-from latedrop.files import checksum_of, sealed, tuples_in
+from latedrop.errors import ArgumentError, LatedropWarning
 from latedrop.model.sites import Rate, Sites, rates_by_site
+from latedrop.records import (
+    Fields,
+    each,
+    flag,
+    mapping,
+    number,
+    numbers,
+    or_none,
+    parsed,
+    sealed,
+    text,
+    unsealed,
+    whole,
+    wrong,
+)
+from latedrop.variance.engine.options import MOST_DRAWS
 
 __all__ = ["Calibration", "Choice", "RateRow", "checked_choice", "lifted", "rate_text"]
 
-Choice: TypeAlias = "Literal['optimal', 'relaxed'] | float | TradeoffPoint"
-"""Which scale is in use: that of least NLL, the balanced one, a number, or a step between them from `tradeoff()`."""
-
 _FORMAT = 1
-
-
-@dataclass(frozen=True)
-class RateRow:
-    """What one rate gave on the validation data; scales and floors are one per output, or one for all."""
-
-    rate: Rate
-    rmse: float
-    nll_unscaled: float
-    nll_scaled: float
-    nll_relaxed: float
-    nll_ideal: float
-    ma_unscaled: float
-    ma_scaled: float
-    ma_relaxed: float
-    scale: tuple[float, ...]
-    relaxed_scale: tuple[float, ...]
-    floor: tuple[float, ...]
-    relaxed_floor: tuple[float, ...]
-    zero_variances: int
+_SCALES, _FLOORS = ("scales", "relaxed_scales"), ("floors", "relaxed_floors")
 
 
 @dataclass(frozen=True)
@@ -163,52 +176,28 @@ class Calibration:
 
     def to_json(self, stored: dict[str, Tensor] | None = None) -> str:
         """Readable JSON, with a checksum over its content; tensors go into `stored`, where given, and not into it."""
-        record = {field.name: getattr(self, field.name) for field in fields(self)}
+        record = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         if isinstance(self.choice, TradeoffPoint):
             record["choice"] = asdict(self.choice)
         record["sites"] = self.sites.to_list()
         record["table"] = [asdict(row) for row in self.table]
         record["path"] = [asdict(point) for point in self.path]
         record["intervals"] = intervals_to_dict(self.intervals)
-        record["terms"] = None if self.terms is None else plain_tensors(self.terms.to_dict(), stored)
+        record["terms"] = None if self.terms is None else plain_tensors(terms_to_dict(self.terms), stored)
         record["verdict"] = None if self.verdict is None else asdict(self.verdict)
         record = {"format": _FORMAT, **json.loads(json.dumps(record))}
         return sealed("latedrop", record)
 
     @classmethod
-    def from_json(cls, text: str, stored: Callable[[], Mapping[str, Tensor]] = dict) -> Calibration:
+    def from_json(cls, content: str, stored: Stored = dict) -> Calibration:
         """Read what `to_json` wrote; `DataError` where it is damaged, edited or of another format.
 
         `stored` is called where tensors are kept elsewhere.
         """
-        try:
-            document = json.loads(text)
-            record, checksum = document["latedrop"], document["checksum"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise DataError(
-                f"expected the JSON of a calibration; it is truncated or something else ({error}). Calibrate again."
-            ) from error
-        if not isinstance(record, dict) or record.pop("format", None) != _FORMAT:
-            raise DataError(f"expected calibration format {_FORMAT}; found another. Calibrate again with this version.")
-        if checksum_of({"format": _FORMAT, **record}) != checksum:
-            raise DataError(
-                "expected the content that was saved; the checksum does not match: the file was edited or damaged. "
-                "Calibrate again; to use another scale, load the original and call predictor.scaled(...)."
-            )
-        if isinstance(record["choice"], dict):
-            record["choice"] = TradeoffPoint(**tuples_in(record["choice"]))
-        record["sites"] = Sites.from_list(record["sites"])
-        record["table"] = tuple(RateRow(**tuples_in(row)) for row in record["table"])
-        record["path"] = tuple(TradeoffPoint(**tuples_in(point)) for point in record["path"])
-        record["curves"] = tuples_in(record["curves"])
-        record["intervals"] = intervals_from_dict(record["intervals"])
-        if record.get("terms") is not None:
-            record["terms"] = FittedTerms.from_dict(tensors_in(record["terms"], stored))
-        if record.get("verdict") is not None:
-            record["verdict"] = Verdict(**record["verdict"])
-        if record.get("columns") is not None:
-            record["columns"] = tuples_in(record["columns"])
-        return cls(**tuples_in(record))
+        document = parsed(content, "a calibration", "Calibrate again.")
+        edited = "Calibrate again; to use another scale, load the original and call predictor.scaled(...)."
+        again = "Calibrate again with this version."
+        return _checked(cls, unsealed(document, "latedrop", "a calibration", _FORMAT, again, edited), stored)
 
     def __str__(self) -> str:
         lines = [str(self.verdict)] if self.verdict is not None else []
@@ -242,17 +231,56 @@ class Calibration:
         return lines
 
 
-def checked_choice(choice: Any) -> Choice:
-    """The choice of scale, or `ArgumentError`."""
-    if isinstance(choice, TradeoffPoint):
-        return choice
-    if isinstance(choice, str) and choice in ("optimal", "relaxed"):
-        return choice  # type: ignore[return-value]
-    if isinstance(choice, (int, float)) and not isinstance(choice, bool) and 0 < choice < float("inf"):
-        return float(choice)
-    raise ArgumentError(
-        f"expected scale 'optimal', 'relaxed', a positive number or a step of tradeoff(); found {choice!r}."
+def _checked(kind: type[Calibration], record: dict[str, Any], stored: Stored) -> Calibration:
+    """The calibration in a record, every field checked on its own and against the others."""
+    fields = Fields(record, "calibration")
+    shape = fields.take("output_shape", shape_of)
+    per_output, method = fields.take("per_output", flag), fields.take("method", text, among=get_args(Method))
+    if per_output and not shape:
+        wrong("calibration.per_output", "false, as there is one output", per_output)
+    count = shape[0] if per_output else 1
+    sites = fields.take("sites", Sites.from_list)
+    scales = {name: fields.take(name, numbers, least=0, most=LARGEST_SCALE, length=count) for name in _SCALES}
+    floors = {name: fields.take(name, numbers, least=0, most=LARGEST, length=count) for name in _FLOORS}
+    table = fields.take("table", each(row_of), count=count)
+    rate = fields.take("rate", rate_of, sites=sites)
+    if all(row.rate != rate for row in table):
+        wrong("calibration.rate", "a rate of its table", rate)
+    found = kind(
+        rate=rate,
+        **scales,
+        **floors,
+        choice=fields.take("choice", choice_of, count=count),
+        criterion=fields.take("criterion", text, among=("scaled", "unscaled")),
+        method=method,
+        mean=fields.take("mean", text, among=("draws", "model")),
+        draws=fields.take("draws", whole, least=2 if method == "sample" else 0, most=MOST_DRAWS),
+        seed=fields.take("seed", whole),
+        shared=fields.take("shared", flag),
+        per_output=per_output,
+        rows=fields.take("rows", whole, least=2),
+        output_shape=shape,
+        least_variance=fields.take("least_variance", numbers, least=TINY, most=LARGEST, length=count),
+        sites=sites,
+        readout=fields.take("readout", readout_of),
+        custom_readout=fields.take("custom_readout", or_none(text)),
+        table=table,
+        path=fields.take("path", each(point_of), count=count),
+        curves=fields.take("curves", curves_of),
+        shares=fields.take("shares", shares_of, sites=sites),
+        intervals=fields.take("intervals", intervals_of, count=count, shape=shape),
+        fingerprint=fields.take("fingerprint", text),
+        versions=fields.take("versions", mapping(text)),
+        columns=fields.maybe("columns", None, or_none(mapping(each(text)))),
+        terms=fields.maybe("terms", None, or_none(terms_from_dict), stored=stored, count=count),
+        verdict=fields.maybe("verdict", None, or_none(verdict_of)),
+        constant=fields.maybe("constant", None, or_none(numbers), least=0, most=LARGEST, length=count),
+        ratio_to_draws=fields.maybe("ratio_to_draws", None, or_none(number), least=0),
     )
+    fields.end()
+    if (method == "terms") != (found.terms is not None) or (rate == {}) != (found.terms is not None):
+        wrong("calibration.terms", f"there with method 'terms' and without a rate, and only then, not {method!r}", rate)
+    return found
 
 
 def rate_text(rate: Rate | None) -> str:

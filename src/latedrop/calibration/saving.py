@@ -15,6 +15,7 @@ from torch import Tensor
 from latedrop.calibration.record import Calibration
 from latedrop.errors import FileError, LatedropError
 from latedrop.files import readable, write_aside
+from latedrop.records import read_text
 
 __all__ = ["read_calibration", "save_calibration"]
 
@@ -42,9 +43,7 @@ def save_calibration(calibration: Calibration, path: str | os.PathLike[str]) -> 
 def read_calibration(path: str | os.PathLike[str]) -> Calibration:
     """The inverse of `save_calibration`."""
     path = Path(path)
-    with readable(path, "a calibration file"):
-        text = path.read_text(encoding="utf-8")
-    return Calibration.from_json(text, lambda: _stored(path))
+    return Calibration.from_json(read_text(path, "a calibration file"), lambda: _stored(path))
 
 
 def _stored(path: Path) -> dict[str, Tensor]:

@@ -18,7 +18,6 @@ from warnings import warn
 import torch
 from torch import Tensor, nn
 
-from latedrop import metrics
 from latedrop.calibration.batches import batch_count, batches
 from latedrop.calibration.checks import few_rows, ratio_to_draws, warn_of_edge, warn_of_few_drops, warn_of_ratio
 from latedrop.calibration.fit import fit_sites
@@ -26,6 +25,7 @@ from latedrop.calibration.measuring import moments
 from latedrop.calibration.rate_fit import RateFit, fit_rate
 from latedrop.calibration.record import Calibration, RateRow
 from latedrop.calibration.setup import PAPER_RATES, Setup
+from latedrop.calibration.targets import as_output, warn_of_poor_fit
 from latedrop.calibration.term_search import fitted as fitted_terms
 from latedrop.calibration.term_search import measured as measured_terms
 from latedrop.calibration.term_search import outputs_last
@@ -61,15 +61,17 @@ def search(model: nn.Module, data: Any, setup: Setup) -> Calibration:
     best = min(able, key=lambda i: float(getattr(table[i], f"nll_{setup.criterion}")))
     if table[best].zero_variances or len(table) < tried:
         _warn_of_zeros(table, tried, target.numel())
+    chosen = fits[best]
+    warn_of_poor_fit(chosen.mean, target, "validation rows", per_output=chosen.per_output, stacklevel=3)
     if setup.method == "sample":
         warn_of_few_drops(table[best].rate, measured.sites, setup.draws)
-    warn_of_edge(fits, fits[best], setup.criterion)
+    warn_of_edge(fits, chosen, setup.criterion)
     ratio = None
     if setup.method != "sample":
         ratio = ratio_to_draws(model, measured.few, table[best].rate, measured.sites, setup)
         warn_of_ratio(ratio, setup.method)
     record = _record(model, setup, measured, table, best)
-    return replace(record, ratio_to_draws=ratio, verdict=fits[best].verdict(floor=setup.floor))
+    return replace(record, ratio_to_draws=ratio, verdict=chosen.verdict(floor=setup.floor))
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,7 @@ def _by_rate(model: nn.Module, data: Any, setup: Setup) -> _Measured:
             for i, moment in enumerate(moments(model, x, rates, sites, setup.method, setup.sampling, tick)):
                 center = moment.mean if own is None else own
                 if i == 0:
-                    targets.append(metrics.align_target(center, y).to(center.dtype).cpu())
+                    targets.append(as_output(center, y).cpu())
                 means[i].append(center.cpu())
                 variances[i].append(moment.variance.cpu())
     target = _joined(targets)
@@ -122,7 +124,7 @@ def _first_order(model: nn.Module, data: Any, setup: Setup) -> _Measured:
         for x, y, sites, tick in stream:
             few = few_rows(x, sites) if few is None else few
             result = linearize(model, x, sites, setup.readout)
-            targets.append(metrics.align_target(result.mean, y).to(result.mean.dtype).cpu())
+            targets.append(as_output(result.mean, y).cpu())
             means.append(result.mean.cpu())
             by_site.append(result.variance_by_site.cpu())
             tick()
@@ -153,8 +155,9 @@ def _by_terms(model: nn.Module, data: Any, setup: Setup) -> Calibration:
     _check_rows(len(found.target))
     if not bool((found.target != found.mean).any()):
         raise DataError(_no_errors())
-    terms, variance, verdict = fitted_terms(found, setup)
     per_output = setup.has_outputs(found.target)
+    warn_of_poor_fit(found.mean, found.target, "validation rows", per_output=per_output, stacklevel=4)
+    terms, variance, verdict = fitted_terms(found, setup)
     one = torch.ones(found.target.shape[1] if per_output else 1, dtype=torch.float64)
     optimal = (one, torch.zeros_like(one))
     fit = fit_rate({}, found.mean, variance, found.target, per_output=per_output, optimal=optimal)

@@ -14,19 +14,23 @@ from latedrop.errors import LatedropWarning
 from latedrop.model.wrappers import plain_names
 from latedrop.torch_inside import version_of
 
-__all__ = ["Weights", "fingerprint"]
+__all__ = ["Weights", "fingerprint", "weight_marks"]
 
 
 def fingerprint(model: nn.Module) -> str:
     """A digest of the model's parameters and buffers: names, shapes, dtypes, and up to 1024 values of each."""
-    digest, plain = hashlib.sha256(), plain_names(model)
+    return hashlib.sha256(b"".join(weight_marks(model).values())).hexdigest()
+
+
+def weight_marks(model: nn.Module) -> dict[str, bytes]:
+    """What tells each parameter and buffer from another one: its name, shape, dtype, and up to 1024 of its values."""
+    marks, plain = {}, plain_names(model)
     for name, value in model.state_dict().items():
         if isinstance(value, Tensor):
-            digest.update(f"{plain(name)} {tuple(value.shape)} {value.dtype}".encode())
             flat = value.detach().reshape(-1)
-            values = flat[:: max(1, -(-flat.numel() // 1024))].cpu()
-            digest.update(values.to(torch.float64).numpy().tobytes())
-    return digest.hexdigest()
+            values = flat[:: max(1, -(-flat.numel() // 1024))].cpu().to(torch.float64).numpy()
+            marks[name] = f"{plain(name)} {tuple(value.shape)} {value.dtype}".encode() + values.tobytes()
+    return marks
 
 
 class Weights:

@@ -70,6 +70,7 @@ def crowd_count(
         from latedrop.metrics.levels import checked_level
 
         checked_level(level)
+        path = _count_path(csv, jsonl, out, panels, sources, weights, calibration)
         trained, used = _counter(weights, calibration, chosen_device(device))
         used = used if scale is None else used.with_choice(_one_of("--scale", scale, "optimal", "relaxed"))
         skipped: list[str] = []
@@ -80,7 +81,6 @@ def crowd_count(
 
         stream = open_frames(sources, trained.model.channels, every=every, on_bad=bad if skip_bad else None)
         where = folder(out)
-        path = csv or where / ("counts.jsonl" if jsonl else "counts.csv")
         done = finished_frames(path) if resume else set()
         if done:
             say(f"passing over what {path} has: {_frames(len(done))}.")
@@ -126,10 +126,14 @@ def crowd_calibrate(
         from latedrop.crowd.calibration import calibrate_counter
         from latedrop.crowd.mcnn import load_weights
         from latedrop.devices import chosen_device
+        from latedrop.files import check_apart
 
         path, shipped_name = _weights_path(weights)
-        trained = load_weights(path, chosen_device(device))
         target = output or (Path.cwd() if shipped_name else path.parent) / f"{path.stem}.calibration.json"
+        frames = [] if data is None or not target.exists() else data.rglob("*")
+        read = {f"--data {file}": file for file in frames if file.suffix != ".json"}
+        check_apart({"--output": target}, {**read, "--weights": path, "--data": data})
+        trained = load_weights(path, chosen_device(device))
         folder(target.parent)
         found = calibrate_counter(
             trained,
@@ -212,6 +216,27 @@ def _weights_path(weights: str) -> tuple[Path, bool]:
     if Path(weights).is_file() or Path(weights).name != weights or weights.endswith(".safetensors"):
         return Path(weights), False
     return shipped(weights), True
+
+
+def _count_path(
+    csv: Path | None,
+    jsonl: bool,
+    out: Path,
+    panels: bool,
+    sources: Iterable[Path],
+    weights: str,
+    calibration: Path | None,
+) -> Path:
+    """Where counts go: nowhere that is read. Panels stay out of folders of frames, or they were counted next time."""
+    from latedrop.files import check_apart
+
+    read = {f"SOURCE {source}": source for source in sources}
+    folders = [source for source in sources if source.is_dir()]
+    read |= {f"SOURCE {file}": file for source in folders for file in source.iterdir()}
+    read |= {"--weights": _weights_path(weights)[0]} | ({} if calibration is None else {"--calibration": calibration})
+    path = csv or out / ("counts.jsonl" if jsonl else "counts.csv")
+    check_apart({"--out": out if panels else None, "--csv": path}, read)
+    return path
 
 
 def _opened(name: str, data: Path | None, trained: "Trained", view: int) -> "CrowdSet":

@@ -28,6 +28,7 @@ from latedrop.devices import one_thread, versions
 from latedrop.errors import ArgumentError, DataError, LatedropError
 from latedrop.files import write_aside
 from latedrop.masking.draws import checked_seed
+from latedrop.records import parsed
 from latedrop.report import overview, png, write_report
 from latedrop.variance.engine.options import checked_draws
 
@@ -132,13 +133,13 @@ class Demo:
     def from_json(cls, text: str) -> Demo:
         """Read what `to_json` wrote."""
         try:
-            record = json.loads(text)
+            record = parsed(text, "a demo", "Run the demo again.")
             calibration = Calibration.from_json(json.dumps(record.pop("calibration")))
             test = {name: torch.tensor(values)[:, None] for name, values in record.pop("test").items()}
             rows = [Evaluation.from_dict(row) for row in record.pop("evaluations")]
             prediction = Prediction(test["mean"], test["raw_variance"], calibration)
             return cls(prediction=prediction, target=test["target"], evaluations=tuple(rows), **record)
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
             raise DataError(
                 f"expected the JSON of a demo; found something else ({error}). Run the demo again."
             ) from error

@@ -26,10 +26,21 @@ from latedrop.metrics import align_target
 from latedrop.model.arrays import place
 from latedrop.terminal import listed
 
-__all__ = ["Labelled", "Places", "Source", "Unlabelled", "conformal_rows", "measure", "output_names", "predicted"]
+__all__ = [
+    "Labelled",
+    "Places",
+    "Source",
+    "Unlabelled",
+    "conformal_rows",
+    "measure",
+    "output_names",
+    "predicted",
+    "usual_rows",
+]
 
 _NAMES = ("mean", "std", "low", "high")
 _SHOWN = 5
+_MOST_COLUMNS = 16_384  # of a spreadsheet
 _KEYS = {False: ("inputs", "targets"), True: ("input_arrays", "target_arrays")}
 
 
@@ -69,9 +80,41 @@ class Source:
         """What a calibration remembers of it: names of columns do not serve for arrays, nor the other way round."""
         return dict(zip(_KEYS[self.table.arrays], (self.columns.inputs, self.columns.targets), strict=True))
 
+    def read(self, model: nn.Module, size: int) -> Iterator[Rows]:
+        """The rows, at most so many at a time; `DataError` with the place of a number that the model cannot hold."""
+        dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+        wide = torch.float64 if dtype == torch.float64 else torch.float32
+        squares = f"their squares have to fit {wide}, the dtype of the model's output"
+        for rows in read_batches(self.table, self.columns, size):
+            named = (
+                rows.inputs if isinstance(rows.inputs, dict) else dict(self._columns(self.columns.inputs, rows.inputs))
+            )
+            for name, values in named.items():
+                self._check_size(
+                    rows, f"inputs in {name!r}", values, torch.finfo(dtype).max, f"{dtype} is the model's dtype"
+                )
+            if rows.target is not None:
+                for name, values in self._columns(self.columns.targets, rows.target):
+                    self._check_size(rows, f"targets in {name!r}", values, torch.finfo(wide).max ** 0.5, squares)
+            yield rows
+
+    def _columns(self, names: Sequence[str], values: npt.NDArray[Any]) -> Iterator[tuple[str, npt.NDArray[Any]]]:
+        yield from zip(names, values.T, strict=True) if len(names) > 1 else [(names[0], values)]
+
+    def _check_size(self, rows: Rows, what: str, values: npt.NDArray[Any], most: float, why: str) -> None:
+        if values.dtype.kind != "f":
+            return
+        size = np.abs(values.reshape(len(rows), -1).astype(np.float64)).max(1, initial=0.0)
+        bad = np.flatnonzero((size > most) & np.isfinite(size))
+        if len(bad):
+            place = f"{self.table.unit} {rows.places[bad[0]]} of {self.table.path}"
+            raise DataError(
+                f"expected {what} below {most:.2g}, as {why}; found {size[bad[0]]:.3g} at {place}. Use other units."
+            )
+
     def example(self, model: nn.Module) -> Any:
         """Inputs of the first rows, on the model's device."""
-        for rows in read_batches(self.table, self.columns, 8):
+        for rows in self.read(model, 8):
             if rows.finite.any():
                 return place(_arguments(model, rows.where(rows.finite)), model)
         raise DataError(f"expected rows to run the model on in {self.table.path}; found none.")
@@ -115,7 +158,7 @@ class Labelled:
     def __iter__(self) -> Iterator[tuple[Any, npt.NDArray[Any]]]:
         dice = np.random.default_rng(self.seed)
         self.dropped = 0
-        for rows in read_batches(self.source.table, self.source.columns, self.batch_size):
+        for rows in self.source.read(self.model, self.batch_size):
             if self.part != "all":
                 rows = rows.where((dice.random(len(rows)) < 0.5) == (self.part == "held"))
             if not rows.finite.all():
@@ -135,8 +178,8 @@ class Labelled:
         path, unit = self.source.table.path, self.source.table.unit
         if not self.drop:
             raise DataError(
-                f"expected finite numbers in {path}; found NaN or missing ones, first at {Places(unit).add(rows)}. "
-                "Mend them, or leave such rows out: --drop-nan."
+                f"expected finite numbers in {path}; found NaN, infinite or missing ones, first at "
+                f"{Places(unit).add(rows)}. Mend them, or leave such rows out: --drop-nan."
             )
         self.dropped += int((~rows.finite).sum())
         return rows.where(rows.finite)
@@ -154,6 +197,13 @@ class Unlabelled:
         for rows in read_batches(self.source.table, self.source.columns, self.batch_size):
             if rows.finite.any():
                 yield _arguments(self.model, rows.where(rows.finite))
+
+
+def usual_rows(source: Source, path: str | None, like: Labelled) -> Unlabelled | None:
+    """The inputs of the reference rows in a file, in the columns of the validation rows."""
+    if path is None:
+        return None
+    return Unlabelled(Source.of(path, source.columns.inputs), like.model, like.batch_size)
 
 
 def conformal_rows(rows: Labelled, path: str | None, *, halve: bool) -> tuple[Labelled, Labelled | None]:
@@ -210,10 +260,10 @@ def output_names(calibration: Calibration, *, flat: bool) -> dict[str, tuple[str
     alone: dict[str, tuple[str, ...]] = {"strangeness": ("strangeness",)} if strange else {}
     if not flat or count == 1:
         return {**{name: (name,) for name in _NAMES}, **alone}
-    if len(calibration.output_shape) > 1:
+    if len(calibration.output_shape) > 1 or count > _MOST_COLUMNS:
         raise ArgumentError(
-            f"expected one value or a vector per row for csv or parquet; found outputs of shape "
-            f"{calibration.output_shape}. Write npz."
+            f"expected one value or a vector of at most {_MOST_COLUMNS} per row for csv or parquet; found outputs "
+            f"of shape {calibration.output_shape}. Write npz."
         )
     return {name: tuple(f"{name}_{k}" for k in range(count)) for name in _NAMES} | alone
 

@@ -45,7 +45,7 @@ _EXAMPLES = {
     "predict": (
         "latedrop predict my_model:net cal.json --data new.csv -o out.csv",
         "latedrop predict model.pt2 cal.json --data new.parquet -o out.parquet \\\n    --level 0.95 --keep id,city",
-        "zcat new.csv.gz | latedrop predict my_model:net cal.json --data - | head",
+        "latedrop predict my_model:net cal.json --data new.csv.gz | head",
     ),
     "evaluate": (
         "latedrop evaluate my_model:net cal.json --data test.csv --target price",
@@ -106,6 +106,7 @@ def calibrate(
     batch_size: opt.BatchSize = 256,
     weights: opt.Weights = None,
     trust: opt.Trust = False,
+    untrained: opt.Untrained = False,
     device: opt.Device = "auto",
     readout: opt.ReadOut = None,
     select: opt.Select = None,
@@ -129,24 +130,23 @@ def calibrate(
     """Fit the variance to validation rows, which the model has not seen, and say what it is worth."""
     with command(debug) as out:
         import latedrop
-        from latedrop.cli.feed import Labelled, Source, Unlabelled, conformal_rows
+        from latedrop.cli.feed import Labelled, Source, conformal_rows, usual_rows
         from latedrop.cli.models import load_model
-        from latedrop.cli.writing import check_output
+        from latedrop.cli.writing import check_apart, check_output
 
         check_output(output)
         _check_drawn(report, ".html", ".htm")
-        network = load_model(model, weights, trust=trust, device=device)
+        read = {"MODEL": model, "--weights": weights, "--data": data, "--conformal-data": conformal_data}
+        check_apart({"--output": output, "--report": report}, {**read, "--readout": readout, "--reference": reference})
+        network = load_model(model, weights, trust=trust, device=device, untrained=untrained)
         source = Source.of(data, split(inputs), split(target), ignored=split(ignore), labelled=True)
         rows = Labelled(source, network, batch_size, drop_nan, seed=seed)
         used, held = conformal_rows(rows, conformal_data, halve=intervals == "conformal")
         options: dict[str, Any] = {"method": method, "draws": draws, "floor": floor, "per_site": per_site, "kind": kind}
+        options |= {"rates": rates and numbers("--rates", rates), "terms": terms and split(terms)}
+        options |= {"guard": False if no_guard else None, "reference": usual_rows(source, reference, rows)}
         options |= {"intervals": intervals, "conformal_data": held, "seed": seed, "batch_size": batch_size}
         options |= {"scale": scale_of(scale), "readout": readout_of(readout), "select": select or None}
-        options |= {} if rates is None else {"rates": numbers("--rates", rates)}
-        options |= {} if terms is None else {"terms": split(terms)}
-        options |= {"guard": False} if no_guard else {}
-        if reference is not None:
-            options["reference"] = Unlabelled(Source.of(reference, source.columns.inputs), network, batch_size)
         with source.explained():
             uq = latedrop.calibrate(network, used, progress=sys.stderr.isatty(), **options)
         uq.calibration = replace(uq.calibration, columns=source.names())
@@ -170,6 +170,7 @@ def predict(
     scale: opt.OtherScale = None,
     weights: opt.Weights = None,
     trust: opt.Trust = False,
+    untrained: opt.Untrained = False,
     device: opt.Device = "auto",
     readout: opt.ReadOut = None,
     as_json: opt.Json = False,
@@ -184,7 +185,7 @@ def predict(
         from latedrop.cli.feed import Source, output_names
         from latedrop.cli.models import load_model
         from latedrop.cli.tables import STANDARD
-        from latedrop.cli.writing import ROW_FILES, check_output
+        from latedrop.cli.writing import ROW_FILES, check_apart, check_output
         from latedrop.metrics.levels import checked_level
 
         checked_level(level)
@@ -192,7 +193,9 @@ def predict(
             check_output(output, *ROW_FILES)
         elif as_json:
             raise ArgumentError("expected --json or the rows on stdout; found both. Name a file with -o.")
-        network = load_model(model, weights, trust=trust, device=device)
+        sources = {"MODEL": model, "CALIBRATION": calibration, "--weights": weights, "--data": data}
+        check_apart({"--output": output}, {**sources, "--readout": readout})
+        network = load_model(model, weights, trust=trust, device=device, untrained=untrained)
         uq = _calibrated(calibration, network, readout, batch_size, scale)
         kept, ignored = split(*keep or ()), split(ignore)
         source = Source.of(data, split(inputs), kept=kept, ignored=ignored, record=uq.calibration)
@@ -221,6 +224,7 @@ def evaluate(
     batch_size: opt.BatchSize = 256,
     weights: opt.Weights = None,
     trust: opt.Trust = False,
+    untrained: opt.Untrained = False,
     device: opt.Device = "auto",
     readout: opt.ReadOut = None,
     as_json: opt.Json = False,
@@ -231,12 +235,15 @@ def evaluate(
         from latedrop.calibration.evaluation import verdict
         from latedrop.cli.feed import Labelled, Source, measure
         from latedrop.cli.models import load_model
+        from latedrop.cli.writing import check_apart
         from latedrop.metrics.levels import checked_level
 
         checked_level(level)
         _check_drawn(plot, ".png")
         _check_drawn(report, ".html")
-        network = load_model(model, weights, trust=trust, device=device)
+        sources = {"MODEL": model, "CALIBRATION": calibration, "--weights": weights, "--data": data}
+        check_apart({"--plot": plot, "--report": report}, {**sources, "--readout": readout})
+        network = load_model(model, weights, trust=trust, device=device, untrained=untrained)
         uq = _calibrated(calibration, network, readout, batch_size, None)
         columns = split(inputs), split(target)
         source = Source.of(data, *columns, ignored=split(ignore), labelled=True, record=uq.calibration)
@@ -297,12 +304,11 @@ def _write_predictions(
 ) -> "tuple[int, Places]":
     """Batch by batch from the source to the output; how many rows, and which of them are empty."""
     from latedrop.cli.feed import Places, predicted
-    from latedrop.cli.tables import read_batches
     from latedrop.cli.writing import write_rows
 
     path, count, empty = source.table.path, 0, Places(source.table.unit)
     with source.explained(), write_rows(output, out) as append, bar(source.table.count) as tick:
-        for rows in read_batches(source.table, source.columns, uq.batch_size):
+        for rows in source.read(uq.model, uq.batch_size):
             append({**rows.kept, **predicted(uq, rows, level, flat=flat)})
             empty.add(rows)
             count += len(rows)

@@ -8,19 +8,23 @@ A `.pt2` file is a program of `torch.export`. Weights are read without unpicklin
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
+import secrets
 import sys
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
-from warnings import warn
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
+from latedrop.calibration.weights import weight_marks
 from latedrop.devices import chosen_device
-from latedrop.errors import ArgumentError, FileError, LatedropError, LatedropWarning
+from latedrop.errors import ArgumentError, FileError, LatedropError
 from latedrop.files import readable
 from latedrop.model.programs import load_program
 from latedrop.terminal import listed
@@ -42,7 +46,7 @@ def load_model(
         weights: a `.safetensors` file, or what `torch.save(model.state_dict(), path)` wrote.
         trust: unpickle whatever a file holds, which can run code.
         device: `"auto"`, `"cpu"`, `"cuda"`, ...; auto is a GPU where there is one, or where a program was exported.
-        untrained: the weights do not matter; else a class without weights is warned of.
+        untrained: random weights will do; else code that gives other weights each time is refused without `weights`.
     """
     place = chosen_device(device)
     suffix = Path(name).suffix.lower()
@@ -52,7 +56,7 @@ def load_model(
         if suffix == ".pt2":
             return load_program(name, device=None if device == "auto" else place, trust=trust)
         return _unpickled(name, trust).to(place)
-    made = _from_code(name, untrained=untrained or weights is not None)
+    made = _from_code(name, trained=not untrained and weights is None)
     if weights is not None:
         _load_weights(made, name, weights, trust)
     return made.to(place)
@@ -99,22 +103,33 @@ def _random(rows: int, like: Tensor) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(like.dtype)
 
 
-def _from_code(name: str, *, untrained: bool) -> nn.Module:
+def _from_code(name: str, *, trained: bool) -> nn.Module:
+    """The module that code gives; where it has to be `trained`, code that gives another one each time is refused."""
     found = _attribute(name)
     if isinstance(found, nn.Module):
-        return found
-    if not callable(found):
+        again = _imported_again(name) if trained else None
+    elif callable(found):
+        # The first one is let go before the second is made: there may be memory for one alone.
+        again = _marks(_called(name, found)) if trained else None
+        found = _called(name, found)
+    else:
         raise ArgumentError(
             f"expected a module or a function that returns one at {name}; found {type(found).__name__}."
         )
-    if isinstance(found, type) and issubclass(found, nn.Module) and not untrained:
-        warn(
-            f"{name} is a class: its weights are those it starts with, unless it loads some by itself. Pass --weights.",
-            LatedropWarning,
-            stacklevel=3,
-        )
+    if again is not None:
+        marks = _marks(found)
+        random = [key for key in marks if marks[key] != again.get(key)]
+        if random:
+            raise ArgumentError(
+                f"expected {name} to have trained weights; found random ones: made twice, {listed(random, _SHOWN)} "
+                "came out different. Pass --weights FILE, have the code load them, or pass --untrained to go on."
+            )
+    return found
+
+
+def _called(name: str, make: Callable[[], Any]) -> nn.Module:
     try:
-        made = found()
+        made = make()
     except Exception as error:
         raise LatedropError(
             f"expected {name}() to return a model; it raised {type(error).__name__}: {error}. It is called without "
@@ -123,6 +138,31 @@ def _from_code(name: str, *, untrained: bool) -> nn.Module:
     if not isinstance(made, nn.Module):
         raise ArgumentError(f"expected {name}() to return a torch.nn.Module; found {type(made).__name__}.")
     return made
+
+
+def _marks(model: nn.Module) -> dict[str, bytes]:
+    """What tells weights apart; those that are not there before the first call are never the same."""
+    lazy = [name for name, value in model.named_parameters() if is_lazy(value)]
+    return {name: secrets.token_bytes(8) for name in lazy} if lazy else weight_marks(model)
+
+
+def _imported_again(name: str) -> dict[str, bytes] | None:
+    """The weights of a module that stands in a file, when the file is run once more; None where it cannot be."""
+    module_name, _, path = name.partition(":")
+    first = sys.modules[module_name]
+    spec = first.__spec__
+    if spec is None or spec.loader is None:
+        return None
+    again = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = again
+    try:
+        spec.loader.exec_module(again)
+        made = attrgetter(path)(again)
+    except Exception:  # such as a name that can be registered once only
+        return None
+    finally:
+        sys.modules[module_name] = first
+    return _marks(made) if isinstance(made, nn.Module) else None
 
 
 def _attribute(name: str) -> Any:

@@ -26,6 +26,9 @@ Weights = Annotated[
 Trust = Annotated[
     bool, option("Unpickle model files that hold more than weights, which can run any code.", "--trust", **_MODEL)
 ]
+Untrained = Annotated[
+    bool, option("Go on with a callable's random weights; else these are an error.", "--untrained", **_MODEL)
+]
 Device = Annotated[str, option("auto, cpu or cuda.", autocompletion=lambda: ["auto", "cpu", "cuda"], **_MODEL)]
 ReadOut = Annotated[
     str | None,
@@ -111,7 +114,7 @@ def readout_of(text: str | None) -> "Readout":
         from latedrop.cli.models import load_function
 
         return load_function(text)
-    return int(text) if text.isdecimal() else text
+    return int(text) if text.removeprefix("-").isdecimal() else text
 
 
 def example_rows(network: "nn.Module", shapes: Sequence[str] | None) -> Any:

@@ -7,25 +7,28 @@ renamed at the end: nobody finds half of it, whatever comes in between. Standard
 from __future__ import annotations
 
 import csv
+import gzip
+import io
 import shutil
 import sys
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryFile
 from typing import IO, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from latedrop import files
 from latedrop.cli.tables import STANDARD, parquet_package
 from latedrop.errors import ArgumentError, DataError, FileError
-from latedrop.files import aside
+from latedrop.files import aside, safe_cell
 
-__all__ = ["ROW_FILES", "check_output", "write_rows"]
+__all__ = ["ROW_FILES", "check_apart", "check_output", "write_rows"]
 
-ROW_FILES = (".csv", ".parquet", ".npz")
+ROW_FILES = (".csv", ".csv.gz", ".parquet", ".npz")
 
 _Append: TypeAlias = "Callable[[Mapping[str, Any]], None]"
 _GROUP = 16_384  # rows of a parquet row group: few and large ones are quick to read
@@ -36,7 +39,7 @@ def check_output(path: str, *suffixes: str) -> None:
     where = Path(path)
     if path == STANDARD:
         raise ArgumentError("expected a file to write; found -, and only rows can go to standard output.")
-    if suffixes and where.suffix.lower() not in suffixes:
+    if suffixes and not where.name.lower().endswith(suffixes):
         raise ArgumentError(f"expected an output that ends in {' or '.join(suffixes)}; found {path!r}.")
     if where.is_dir():
         raise FileError(f"expected a file to write at {path}; found a folder. Pass another path.")
@@ -44,12 +47,26 @@ def check_output(path: str, *suffixes: str) -> None:
         raise FileError(f"expected the folder of {path}; it is not there. Make it, or pass another path.")
 
 
+def check_apart(outputs: Mapping[str, str | None], inputs: Mapping[str, str | None]) -> None:
+    """Raise where an output of a command, by the name of its option, is one of its inputs, or another output.
+
+    An input may be `package.module:name`, which is a file if the current folder has one of that name.
+    """
+    standard = {STANDARD: sys.__stdout__}
+    read: dict[str, Any] = {name: sys.stdin if path == STANDARD else path for name, path in inputs.items()}
+    for name, path in inputs.items():
+        if path is not None and ":" in path and not Path(path).exists():
+            read[name] = Path(*path.partition(":")[0].split(".")).with_suffix(".py")
+    files.check_apart({name: standard.get(path or "", path) for name, path in outputs.items()}, read)
+
+
 @contextmanager
 def write_rows(path: str, standard: IO[str] | None = None) -> Iterator[_Append]:
     """Open a file for rows, by its ending; every call of the function adds some, all with the same columns.
 
     The path `-` is `standard`, by default standard output. A column is an array `(N, ...)`, a list of N texts, or one
-    of pyarrow's. csv and parquet take one value per row and column; csv leaves NaN empty.
+    of pyarrow's. csv and parquet take one value per row and column; csv leaves NaN empty, and texts that a spreadsheet
+    would run get an apostrophe in front.
     """
     if path == STANDARD:
         file = standard or sys.stdout
@@ -57,17 +74,25 @@ def write_rows(path: str, standard: IO[str] | None = None) -> Iterator[_Append]:
         file.flush()
         return
     check_output(path, *ROW_FILES)
-    with aside(path) as part, _writer(part, Path(path).suffix.lower()) as append:
+    with aside(path) as part, _writer(part, Path(path).name.lower()) as append:
         yield append
 
 
 @contextmanager
-def _writer(part: Path, suffix: str) -> Iterator[_Append]:
-    if suffix == ".csv":
+def _writer(part: Path, name: str) -> Iterator[_Append]:
+    if name.endswith(".csv"):
         with part.open("w", encoding="utf-8", newline="") as file:
             yield _csv_writer(file)
+    elif name.endswith(".csv.gz"):
+        # Without name and time in its head: the same rows give the same bytes.
+        with (
+            part.open("wb") as raw,
+            gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as packed,
+            io.TextIOWrapper(packed, encoding="utf-8", newline="") as file,
+        ):
+            yield _csv_writer(file)
     else:
-        with (_parquet_writer if suffix == ".parquet" else _npz_writer)(part) as append:
+        with (_parquet_writer if name.endswith(".parquet") else _npz_writer)(part) as append:
             yield append
 
 
@@ -78,7 +103,7 @@ def _csv_writer(file: IO[str]) -> _Append:
     def append(columns: Mapping[str, Any]) -> None:
         nonlocal begun
         if not begun:
-            writer.writerow(columns)
+            writer.writerow(map(safe_cell, columns))
             begun = True
         _check_flat(columns)
         writer.writerows(zip(*(_cells(values) for values in columns.values()), strict=True))
@@ -87,10 +112,9 @@ def _csv_writer(file: IO[str]) -> _Append:
 
 
 def _cells(values: Any) -> list[Any]:
-    if isinstance(values, list):
-        return values
-    if not isinstance(values, np.ndarray):  # pyarrow's
-        return ["" if value is None else value for value in values.to_pylist()]
+    if not isinstance(values, np.ndarray) or values.dtype.kind == "U":
+        found = values if isinstance(values, list) else values.tolist()  # pyarrow has this, too
+        return [safe_cell(value) if isinstance(value, str) else "" if value is None else value for value in found]
     # As text of its own precision: 0.1 in float32 is not 0.10000000149011612.
     cells: list[Any] = values.astype(str).tolist()
     return ["" if cell == "nan" else cell for cell in cells]
@@ -125,8 +149,8 @@ def _parquet_writer(part: Path) -> Iterator[_Append]:
 
 @contextmanager
 def _npz_writer(part: Path) -> Iterator[_Append]:
-    """A npy file says first how many rows it has: each array goes to a file of its own until that is known."""
-    with TemporaryDirectory(prefix=part.name, dir=part.parent) as folder, ExitStack() as stack:
+    """A npy file says first how many rows it has: each array goes to a file without a name until that is known."""
+    with ExitStack() as stack:
         files: dict[str, IO[bytes]] = {}
         shapes: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {}
         rows = 0
@@ -136,7 +160,7 @@ def _npz_writer(part: Path) -> Iterator[_Append]:
             for name, values in columns.items():
                 array = _array(name, values)
                 if name not in files:
-                    files[name] = stack.enter_context(Path(folder, str(len(files))).open("w+b"))
+                    files[name] = stack.enter_context(TemporaryFile(dir=part.parent))
                     shapes[name] = array.dtype, array.shape[1:]
                 if (array.dtype, array.shape[1:]) != shapes[name]:
                     raise DataError(

@@ -25,8 +25,10 @@ from latedrop.crowd.calibration import CrowdCalibration
 from latedrop.crowd.frames import check_size, enlarged
 from latedrop.crowd.mcnn import STRIDE, Trained
 from latedrop.crowd.regions import Policy, Regions, find_regions, usual_threshold
-from latedrop.errors import DataError, FileError, LatedropError, OutputError
+from latedrop.errors import ArgumentError, DataError, FileError, LatedropError, OutputError
+from latedrop.files import locked, plain_cell, safe_cell
 from latedrop.metrics.levels import checked_level
+from latedrop.records import parsed
 
 __all__ = ["COLUMNS", "CountFile", "CountedFrame", "count_people", "finished_frames", "write_counts"]
 
@@ -154,10 +156,10 @@ def finished_frames(path: str | os.PathLike[str]) -> set[str]:
         return set()
     try:
         if _is_jsonl(path):
-            return {str(json.loads(line)["frame"]) for line in lines}
+            return {str(parsed(line, "a frame", "")["frame"]) for line in lines}
         reader = csv.DictReader(lines)
         if tuple(reader.fieldnames or ()) == COLUMNS:
-            return {row["frame"] for row in reader}
+            return {plain_cell(row["frame"]) for row in reader}
     except (ValueError, KeyError, TypeError):
         pass
     raise FileError(
@@ -174,28 +176,45 @@ class CountFile:
         self._empty = True
 
     def __enter__(self) -> CountFile:
-        there = self.path.exists() and self.path.stat().st_size > 0
-        if there and not self.resume:
+        if self.path.suffix.lower() not in ("", ".csv", ".txt", ".jsonl", ".ndjson"):
+            raise ArgumentError(
+                f"expected a file of counts that ends in .csv or .jsonl; found {self.path.name!r}. Pass another name."
+            )
+        try:
+            self._file = self.path.open("a", encoding="utf-8", newline="")
+            self._begin()
+        except OSError as error:
+            self._close()
+            raise FileError(f"expected to write {self.path}; the system says: {error}. Pass another file.") from error
+        except FileError:
+            self._close()
+            raise
+        return self
+
+    def _begin(self) -> None:
+        """Make sure that the file is ours alone, and whole; a new one gets its header."""
+        assert self._file is not None
+        if locked(self._file) is False:
+            raise FileError(
+                f"expected {self.path} for this run alone; another one is writing to it. Wait for it, or pass another "
+                "file."
+            )
+        self._empty = self.path.stat().st_size == 0
+        if not self._empty and not self.resume:
             raise FileError(
                 f"expected no counts in {self.path} yet; found some. Resume to add to them, delete the file, or pass "
                 "another one."
             )
-        try:
-            if there:
-                self._empty = False
-                _drop_half_a_line(self.path)
-            self._file = self.path.open("a", encoding="utf-8", newline="")
-            if not _is_jsonl(self.path) and self.path.stat().st_size == 0:
-                self._line(COLUMNS)
-        except OSError as error:
-            raise FileError(f"expected to write {self.path}; the system says: {error}. Pass another file.") from error
-        return self
+        _drop_half_a_line(self.path)
+        if not _is_jsonl(self.path) and self.path.stat().st_size == 0:
+            self._line(COLUMNS)
 
     def add(self, frame: CountedFrame) -> None:
         """Write one frame, and see that it is on its way to the disk."""
         row = frame.row()
         try:
-            self._line(row if _is_jsonl(self.path) else list(row.values()))
+            cells = [safe_cell(value) if isinstance(value, str) else value for value in row.values()]
+            self._line(row if _is_jsonl(self.path) else cells)
             self._empty = False
         except OSError as error:
             raise FileError(
@@ -203,10 +222,13 @@ class CountFile:
             ) from error
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._close()
+        if self._empty:  # a header alone would be in the way of the next run
+            self.path.unlink(missing_ok=True)
+
+    def _close(self) -> None:
         if self._file is not None:
             self._file.close()
-            if self._empty:  # a header alone would be in the way of the next run
-                self.path.unlink(missing_ok=True)
 
     def _line(self, values: Any) -> None:
         assert self._file is not None

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from latedrop.errors import ArgumentError, DataError, FileError
 from latedrop.files import write_aside
+from latedrop.records import Fields, number, or_none, parsed, text, whole
 from latedrop.terminal import need
 
 __all__ = ["MCNN", "STRIDE", "Trained", "load_weights", "save_weights", "shipped"]
@@ -152,13 +153,15 @@ def load_weights(path: str | os.PathLike[str], device: str | torch.device = "cpu
         raise FileError(f"expected weights at {path}; there is no such file. Shipped names: {_shipped_names()}.")
     try:
         with safe_open(path, "pt") as file:
-            about = json.loads((file.metadata() or {}).get(_KEY, "{}"))
+            about = _about((file.metadata() or {}).get(_KEY, "{}"))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
-    except (SafetensorError, ValueError, OSError) as error:
+    except DataError as error:
+        raise FileError(f"{path}: {error}") from error
+    except (SafetensorError, OSError) as error:
         raise FileError(f"expected a safetensors file at {path}; {error}. Use what `crowd train` wrote.") from error
     roi = tensors.pop("roi", None)
     with torch.random.fork_rng(devices=[]):  # initial weights that are thrown away should not move the caller's dice
-        model = MCNN(int(about.get("channels", 1)))
+        model = MCNN(about.get("channels", 1))
     _check(tensors, model.state_dict(), path)
     model.load_state_dict(tensors)
     return Trained(model.eval().to(device), None if roi is None else roi.bool().to(device), about)
@@ -174,6 +177,17 @@ def shipped(name: str, suffix: str = ".safetensors") -> Path:
     if not path.is_file():
         raise ArgumentError(f"expected the name of shipped weights, one of {_shipped_names()}; found {name!r}.")
     return path
+
+
+def _about(content: str) -> dict[str, Any]:
+    """How weights were made; `DataError` where a field that is used later is not as it should be."""
+    about: dict[str, Any] = parsed(content, "what weights say about themselves", "Use what `crowd train` wrote.")
+    fields = Fields(about, "about")
+    fields.maybe("channels", 1, whole, least=1, most=3)
+    fields.maybe("enlarge", 1, whole, least=1, most=64)
+    fields.maybe("sigma", 1.0, number, least=1e-6, most=1e6)
+    fields.maybe("set", None, or_none(text))
+    return about
 
 
 def _shipped_names() -> str:

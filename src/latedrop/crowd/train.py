@@ -19,6 +19,7 @@ from latedrop.crowd.training.network import SETS, Request, run, test, train
 from latedrop.crowd.training.settings import RECOMMENDED, Settings
 from latedrop.devices import chosen_device
 from latedrop.errors import ArgumentError
+from latedrop.files import check_apart
 from latedrop.terminal import command_parser, exit_code
 
 __all__ = [
@@ -95,6 +96,7 @@ def _request(options: Mapping[str, Any]) -> Request:
     given = {name: value for name, value in options.items() if value is not None}
     if given.pop("resume") and given["fresh"]:
         raise ArgumentError("expected one of --resume and --fresh; found both. Leave one out.")
+    check_apart({"--out": given["out"]}, {"--data": given.get("data")})
     device = chosen_device(given["device"])
     chosen = {one.name: given.pop(one.name) for one in fields(Settings) if one.name in given}
     chosen = {"precision": "bf16" if device.type == "cuda" else "fp32"} | chosen

@@ -38,7 +38,7 @@ def place(x: Any, model: nn.Module, *, check: bool = True) -> Any:
         if not isinstance(value, Tensor):
             value = from_table(value, "inputs") if is_table(value) else from_array(value, "inputs")
             if value.is_floating_point() and parameter is not None:
-                value = value.to(parameter.dtype)
+                value = _converted(value, parameter.dtype)
         moved: Tensor = value.to(device)
         return moved
 
@@ -66,6 +66,19 @@ def check_inputs(inputs: Sequence[Tensor]) -> None:
                 f"expected finite inputs; found {bad} NaN or inf among {value.numel()} input values. "
                 "Drop or impute those rows."
             )
+
+
+def _converted(value: Tensor, dtype: torch.dtype) -> Tensor:
+    """In the model's dtype; `DataError` where finite numbers would become infinite."""
+    made = value.to(dtype)
+    if torch.finfo(dtype).max < torch.finfo(value.dtype).max and not all_finite(made):
+        lost = value[made.isinf() & value.isfinite()]
+        if lost.numel():
+            raise DataError(
+                f"expected inputs that fit {dtype}, the model's dtype; found {lost.numel()} of {value.numel()} that do "
+                f"not, such as {lost[0].item():.3g}. Use other units, or model.double()."
+            )
+    return made
 
 
 def all_finite(*tensors: Tensor) -> bool:

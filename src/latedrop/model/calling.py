@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from latedrop.errors import OutputError
+from latedrop.errors import LatedropError, OutputError
 from latedrop.model.arrays import all_finite, check_inputs
 from latedrop.model.rows import row_count, tensors
 
@@ -39,7 +39,7 @@ def read(output: Any, readout: Readout, rows: int) -> Tensor:
     holds a single floating tensor.
     """
     if callable(readout):
-        value = readout(output)
+        value = _read_by(readout, output)
     elif readout is not None:
         value = _part(output, readout)
     else:
@@ -91,12 +91,33 @@ def _parts(output: Any) -> dict[str | int, Any]:
     return {}
 
 
+def _read_by(readout: Callable[[Any], Tensor], output: Any) -> Any:
+    try:
+        return readout(output)
+    except LatedropError:
+        raise
+    except (TypeError, KeyError, IndexError, AttributeError) as error:
+        found = (
+            f"of shape {tuple(output.shape)}" if isinstance(output, Tensor) else f"with parts {list(_parts(output))}"
+        )
+        raise OutputError(
+            f"expected a readout that takes the model's output, {type(output).__name__} {found}; it raised "
+            f"{type(error).__name__}: {error}. Pass a function of this output."
+        ) from error
+
+
 def _part(output: Any, name: str | int) -> Any:
     parts = _parts(output)
     if name in parts:
         return parts[name]
-    if isinstance(name, str) and hasattr(output, name):
-        return getattr(output, name)
+    found = getattr(output, name, None) if isinstance(name, str) else None
+    if found is not None and not callable(found):
+        return found
+    if isinstance(output, Tensor):
+        raise OutputError(
+            f"expected an output of several parts for the readout {name!r}; found one tensor of shape "
+            f"{tuple(output.shape)}, without parts. Leave the readout out, or pass a function of the tensor."
+        )
     raise OutputError(
         f"expected an output with a part {name!r}; found {type(output).__name__} with parts "
         f"{list(parts)}. Name one of these as the readout."

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from math import prod
 from numbers import Real
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor, nn
@@ -15,11 +15,15 @@ from torch import Tensor, nn
 from latedrop.errors import ArgumentError
 from latedrop.model.weight_calls import weight_names
 from latedrop.model.wrappers import named_layers
+from latedrop.records import Fields, each, flag, or_none, text, whole, wholes, wrong
 
 __all__ = ["Kind", "Rate", "Site", "Sites", "missing_sites", "odds_by_site", "rates_by_site"]
 
 Kind: TypeAlias = Literal["element", "channel"]
 Rate: TypeAlias = "float | Mapping[str, float]"
+
+_MOST_UNITS = 2**40
+_FIRST: int | None = 0
 
 
 @dataclass(frozen=True)
@@ -83,9 +87,30 @@ class Sites(tuple[Site, ...]):
         return [{k: v for k, v in asdict(site).items() if k not in usual or v != usual[k]} for site in self]
 
     @classmethod
-    def from_list(cls, rows: list[dict[str, Any]]) -> Sites:
-        """The inverse of `to_list`."""
-        return cls(Site(**{**row, "units": tuple(row["units"])}) for row in rows)
+    def from_list(cls, rows: Any, name: str = "sites") -> Sites:
+        """The inverse of `to_list`; `DataError` where a field is not as it should be."""
+        found = cls(each(_site_from)(rows, name))
+        names = [site.name for site in found]
+        if len(set(names)) < len(names):
+            wrong(name, "a list of sites that differ", names)
+        return found
+
+
+def _site_from(row: Any, name: str) -> Site:
+    fields = Fields(row, name)
+    site = Site(
+        name=fields.take("name", text),
+        kind=fields.take("kind", text, among=get_args(Kind)),  # type: ignore[arg-type]
+        layer=fields.take("layer", text),
+        units=fields.take("units", wholes, least=1, most=_MOST_UNITS),
+        calls=fields.maybe("calls", 1, whole, least=1, most=_MOST_UNITS),
+        batch_axis=fields.maybe("batch_axis", _FIRST, or_none(whole), least=0, most=64),
+        interleaved=fields.maybe("interleaved", False, flag),
+        weight=fields.maybe("weight", None, or_none(text)),
+        coupled=fields.maybe("coupled", False, flag),
+    )
+    fields.end()
+    return site
 
 
 def missing_sites(model: nn.Module, sites: Sequence[Site], *, same_type: bool = False) -> list[str]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import sys
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from itertools import chain, islice
@@ -12,10 +14,11 @@ from typing import Any
 import numpy as np
 
 from latedrop.cli.tables.rows import STANDARD, Array, Block, Columns, Table
-from latedrop.errors import ArgumentError, DataError
+from latedrop.errors import ArgumentError, DataError, FileError
 
 __all__ = ["open_csv"]
 
+_TRUTHS = {"true": 1.0, "false": 0.0}
 _MISSING = {"", "na", "n/a", "nan", "null", "none"}
 
 
@@ -59,19 +62,42 @@ def open_csv(path: str) -> Table:
 def _records(path: str) -> Iterator[tuple[int, list[str]]]:
     """The cells of every line that is not blank, the header's first, and the number of that line."""
     with ExitStack() as stack:
-        file: Any = sys.stdin
-        if path != STANDARD:
-            file = stack.enter_context(open(path, encoding="utf-8-sig", newline=""))
+        file: Any = sys.stdin if path == STANDARD else stack.enter_context(_opened(path))
         try:
             head = file.readline().removeprefix("\ufeff")
             reader = csv.reader(chain([head], file), delimiter=max(",;\t", key=head.count))
+            first = 1
             for cells in reader:
                 if cells:
-                    yield reader.line_num, cells
+                    yield first, cells
+                first = reader.line_num + 1  # text in quotes may go on over several lines
         except UnicodeDecodeError as error:
-            raise DataError(f"expected {path} as UTF-8 text; found other bytes. Save it as UTF-8.") from error
+            raise DataError(
+                f"expected {path} as UTF-8 text; found other bytes{_undecoded(path)}. Save it as UTF-8."
+            ) from error
         except csv.Error as error:
             raise DataError(f"expected csv in {path}; in line {reader.line_num} found: {error}.") from error
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise FileError(f"expected gzip in {path}; it is damaged or something else: {error}.") from error
+
+
+def _opened(path: str, mode: str = "rt") -> Any:
+    """A file, unpacked where its name ends in .gz."""
+    options: dict[str, Any] = {} if "b" in mode else {"encoding": "utf-8-sig", "newline": ""}
+    return gzip.open(path, mode, **options) if path.lower().endswith(".gz") else open(path, mode, **options)
+
+
+def _undecoded(path: str) -> str:
+    """Where the first line is that is not UTF-8."""
+    if path == STANDARD:
+        return ""
+    with _opened(path, "rb") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                line.decode("utf-8")
+            except UnicodeDecodeError as error:
+                return f" in line {number}, {line[error.start : error.start + 4]!r}"
+    return ""
 
 
 def _numbers(path: str, name: str, cells: Sequence[str], places: Sequence[int]) -> Array:
@@ -81,8 +107,11 @@ def _numbers(path: str, name: str, cells: Sequence[str], places: Sequence[int]) 
         pass
     values = np.empty(len(cells))
     for i, cell in enumerate(cells):
-        if cell.strip().lower() in _MISSING:
+        plain = cell.strip().lower()
+        if plain in _MISSING:
             values[i] = np.nan
+        elif plain in _TRUTHS:
+            values[i] = _TRUTHS[plain]
         elif _is_number(cell):
             values[i] = float(cell)
         else:

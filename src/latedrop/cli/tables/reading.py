@@ -21,6 +21,8 @@ __all__ = ["choose", "open_table", "read_batches"]
 _OPENERS = {
     ".csv": open_csv,
     ".tsv": open_csv,
+    ".csv.gz": open_csv,
+    ".tsv.gz": open_csv,
     ".parquet": open_parquet,
     ".npz": open_npz,
     ".pt": open_pt,
@@ -31,7 +33,8 @@ _SHOWN = 12
 
 def open_table(path: str) -> Table:
     """What the file holds; only its head is read. `-` is csv from standard input, which can be read once."""
-    opener = open_csv if path == STANDARD else _OPENERS.get(Path(path).suffix.lower())
+    name = Path(path).name.lower()
+    opener = open_csv if path == STANDARD else next((_OPENERS[end] for end in _OPENERS if name.endswith(end)), None)
     if opener is None:
         raise ArgumentError(
             f"expected data that end in {', '.join(_OPENERS)}, or - for csv from standard input; found {path!r}."

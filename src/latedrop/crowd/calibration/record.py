@@ -7,7 +7,6 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -21,7 +20,8 @@ from latedrop.crowd.calibration.cells import READOUTS, Cells
 from latedrop.crowd.mcnn import Trained
 from latedrop.crowd.regions import Policy
 from latedrop.errors import DataError, FileError
-from latedrop.files import checksum_of, sealed, write_aside
+from latedrop.files import write_aside
+from latedrop.records import Fields, mapping, or_none, parsed, read_text, sealed, text, unsealed, wholes
 
 __all__ = ["METHODS", "CrowdCalibration", "CrowdMethod", "Reading", "load_calibration", "roi_record"]
 
@@ -111,38 +111,27 @@ class CrowdCalibration:
         return sealed("crowd", record) + "\n"
 
     @classmethod
-    def from_json(cls, text: str) -> CrowdCalibration:
+    def from_json(cls, content: str) -> CrowdCalibration:
         """Read what `to_json` wrote; `DataError` where it is damaged, edited, or something else."""
-        try:
-            document = json.loads(text)
-        except ValueError as error:
-            raise DataError(
-                f"expected the JSON of a crowd calibration; {error}. Run `crowd calibrate` again."
-            ) from error
+        again = "Run `crowd calibrate` again."
+        document = parsed(content, "a crowd calibration", again)
         if isinstance(document, dict) and "latedrop" in document:
             raise DataError(
                 "expected the calibration of a people counter, of its count and its map; found that of a single "
                 "readout, as Predictor.save writes. Run `crowd calibrate`."
             )
-        record = document.get("crowd") if isinstance(document, dict) else None
-        if not isinstance(record, dict) or record.get("format") != _FORMAT:
-            raise DataError(
-                f"expected a crowd calibration, format {_FORMAT}; found something else. Run `crowd calibrate` again."
-            )
-        if checksum_of(record) != document.get("checksum"):
-            raise DataError(
-                "expected the content that was saved; the checksum does not match: the file was edited or damaged. "
-                "Run `crowd calibrate` again."
-            )
-        return cls(
-            method=record["method"],
-            count=Calibration.from_json(json.dumps(record["count"])),
-            pixels=Calibration.from_json(json.dumps(record["pixels"])),
-            policy=None if record["policy"] is None else Policy.from_dict(record["policy"]),
-            fingerprint=record["fingerprint"],
-            roi=record["roi"],
-            about=record["about"],
+        fields = Fields(unsealed(document, "crowd", "a crowd calibration", _FORMAT, again, again), "crowd")
+        found = cls(
+            method=fields.take("method", text, among=METHODS),  # type: ignore[arg-type]
+            count=fields.take("count", _calibration),
+            pixels=fields.take("pixels", _calibration),
+            policy=fields.take("policy", or_none(Policy.from_dict)),
+            fingerprint=fields.take("fingerprint", text),
+            roi=fields.take("roi", or_none(_roi)),
+            about=fields.take("about", mapping(lambda value, name: value)),
         )
+        fields.end()
+        return found
 
     def __str__(self) -> str:
         lines = [f"{self.method}, {self.count.rows} validation frames of {self.about.get('set', '?')}"]
@@ -165,11 +154,10 @@ def load_calibration(path: str | os.PathLike[str], trained: Trained) -> CrowdCal
         FileError: no such file; damaged; of a single readout; made for other weights, another readout or another region
             of interest.
     """
+    content = read_text(path, "a crowd calibration")
     try:
-        found = CrowdCalibration.from_json(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise FileError(f"expected a crowd calibration at {path}; the system says: {error}.") from error
-    except (DataError, KeyError, TypeError, UnicodeDecodeError) as error:
+        found = CrowdCalibration.from_json(content)
+    except DataError as error:
         raise FileError(f"{path}: {error}") from error
     for name, record in (("count", found.count), ("pixels", found.pixels)):
         if record.custom_readout != READOUTS[name]:
@@ -197,3 +185,17 @@ def roi_record(trained: Trained) -> dict[str, Any] | None:
         return None
     cells = trained.roi.cpu().numpy().astype(np.uint8)
     return {"shape": list(cells.shape), "sha256": hashlib.sha256(cells.tobytes()).hexdigest()}
+
+
+def _calibration(value: Any, name: str) -> Calibration:
+    try:
+        return Calibration.from_json(json.dumps(value))
+    except DataError as error:
+        raise DataError(f"{name}: {error}") from error
+
+
+def _roi(value: Any, name: str) -> dict[str, Any]:
+    fields = Fields(value, name)
+    found = {"shape": list(fields.take("shape", wholes, length=2, least=1)), "sha256": fields.take("sha256", text)}
+    fields.end()
+    return found

@@ -7,10 +7,10 @@ With `u` the standard deviation and `d` the density of a cell, a policy rejects 
 
 from __future__ import annotations
 
-import json
+import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal, TypeAlias
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -18,12 +18,14 @@ import numpy.typing as npt
 from latedrop.crowd.blocks import block_means, standard_error
 from latedrop.crowd.regions.components import NEAR, Regions, find_regions, usual_threshold
 from latedrop.crowd.regions.table import Floats, Maps, RegionTable
-from latedrop.errors import ArgumentError, DataError
+from latedrop.errors import ArgumentError
+from latedrop.records import Fields, number, or_none, text
 
 __all__ = ["FEATURES", "Policy", "apply_policy", "fit_policy", "fit_table"]
 
 Objective: TypeAlias = Literal["count", "regions"]
 
+_ENDS = ("threshold", "greatest_mass", "least_ratio", "least_isolation")
 FEATURES = ("mass", "ratio", "isolation")
 _TENTH = 0.1  # of the regions are in doubt; of a person: what is lighter is not asked about
 _MOST_MASS = 1.0  # of a rejected region: a person's; whatever is heavier is people, or far from low density
@@ -77,14 +79,14 @@ class Policy:
         return record | {"doubt": None if np.isinf(self.doubt) else self.doubt}
 
     @classmethod
-    def from_dict(cls, record: Any) -> Policy:
-        """Read what `to_dict` made."""
-        if not isinstance(record, dict) or set(record) != {field.name for field in fields(cls)}:
-            raise DataError(
-                f"expected a rejection policy with {', '.join(field.name for field in fields(cls))}; found "
-                f"{json.dumps(record, default=str)[:80]}. Calibrate again."
-            )
-        return cls(**{**record, "doubt": float("inf") if record["doubt"] is None else record["doubt"]})
+    def from_dict(cls, record: Any, name: str = "policy") -> Policy:
+        """Read what `to_dict` made; `DataError` where a field is not as it should be."""
+        fields = Fields(record, name)
+        ends = {part: fields.take(part, number, least=0, most=sys.float_info.max) for part in _ENDS}
+        doubt = fields.take("doubt", or_none(number), least=0, most=sys.float_info.max)
+        objective: Any = fields.take("objective", text, among=get_args(Objective))
+        fields.end()
+        return cls(**ends, doubt=float("inf") if doubt is None else doubt, objective=objective)
 
     def __str__(self) -> str:
         if self.rejects_nothing:

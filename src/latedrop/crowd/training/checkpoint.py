@@ -5,10 +5,10 @@ from __future__ import annotations
 import io
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 from latedrop.crowd.mcnn import MCNN
 from latedrop.errors import FileError
 from latedrop.files import write_aside
+from latedrop.records import Fields, parsed
 
 __all__ = ["Checkpoint", "Fit", "differences"]
 
@@ -88,25 +89,32 @@ class Checkpoint:
         """
         if not self.path.exists():
             return
-        try:
+        with self._readable():
             found = torch.load(self.path, map_location="cpu", weights_only=True)
-            identity = json.loads(found["identity"])
-        except (OSError, RuntimeError, UnpicklingError, EOFError, LookupError, TypeError, ValueError) as error:
-            raise FileError(
-                f"expected the checkpoint of a training in {self.path}; it cannot be read ({type(error).__name__}). "
-                "Pass --fresh to start again."
-            ) from error
+            identity = parsed(found["identity"], "the identity of a training", "")
+            Fields(identity, "identity")
         other = differences(self.identity, identity)
         if other:
             raise FileError(
                 f"expected the checkpoint {self.path} to be of this training; found another: {other}. "
                 "Use the same settings and frames to go on, or pass --fresh to start again."
             )
-        state.model.load_state_dict(found["model"])
-        state.average.load_state_dict(found["average"])
-        state.optimizer.load_state_dict(found["optimizer"])
-        for name in _PLAIN:
-            setattr(state, name, found[name])
+        with self._readable():
+            state.model.load_state_dict(found["model"])
+            state.average.load_state_dict(found["average"])
+            state.optimizer.load_state_dict(found["optimizer"])
+            for name in _PLAIN:
+                setattr(state, name, found[name])
+
+    @contextmanager
+    def _readable(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # whatever the unpickler, or torch, stumbles over
+            raise FileError(
+                f"expected the checkpoint of a training in {self.path}; it cannot be read ({type(error).__name__}). "
+                "Pass --fresh to start again."
+            ) from error
 
 
 def differences(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> str:
@@ -117,7 +125,8 @@ def differences(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> str:
     """
     words = []
     for group, values in json.loads(json.dumps(wanted)).items():
-        there = found.get(group) or {}
+        there = found.get(group)
+        there = there if isinstance(there, dict) else {}
         words += [
             f"{key} {there.get(key)} instead of {value}" for key, value in values.items() if there.get(key) != value
         ]

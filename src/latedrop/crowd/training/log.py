@@ -20,6 +20,7 @@ from latedrop.crowd.training.counts import evaluate_counts, mean_errors
 from latedrop.devices import device_name, versions
 from latedrop.errors import ArgumentError, FileError, OutputError
 from latedrop.files import digest_of, write_aside
+from latedrop.records import understood
 from latedrop.terminal import folder, read_json
 
 __all__ = [
@@ -186,7 +187,12 @@ def beside(out: str | os.PathLike[str], suffix: str) -> Path:
 
 def read_log(path: Path) -> dict[str, Any]:
     """The log of a training."""
-    return read_json(path, "the log of a training", SCHEMA, "Train again with --fresh.")
+    again = "Train again with --fresh."
+    log = read_json(path, "the log of a training", SCHEMA, again, finite=False)
+    with understood(path, "the log of a training", again):
+        said(path.with_suffix(".safetensors"), log)
+        table({"weights": log})
+    return log
 
 
 def write_log(path: Path, log: Mapping[str, Any]) -> None:

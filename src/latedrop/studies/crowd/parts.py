@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from latedrop.errors import FileError
+from latedrop.errors import DataError, FileError
 from latedrop.files import write_aside
+from latedrop.records import Fields, mapping, number
 from latedrop.studies.command import dumped, read_result
 from latedrop.terminal import folder
 
@@ -50,9 +51,12 @@ class Parts:
                 f"expected a stage made with {json.dumps({**self.key, **more})} in {path}; found "
                 f"{json.dumps(record.get('key'))}. Pass another --out, or --fresh to compute it again."
             )
-        self.seconds[name] = record["seconds"]
-        stage: dict[str, Any] = record["stage"]
-        return stage
+        try:
+            fields = Fields(record, name)
+            self.seconds[name] = fields.take("seconds", number, least=0)
+            return fields.take("stage", mapping(lambda value, name: value))
+        except DataError as error:
+            raise FileError(f"{path}: {error}") from error
 
     def keep(self, name: str, run: Callable[[], tuple[dict[str, Any], float]], **more: Any) -> dict[str, Any]:
         """A finished stage, or what `run` gives, a stage and its seconds, written at once."""

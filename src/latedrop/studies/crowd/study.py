@@ -21,7 +21,8 @@ from latedrop.crowd.mcnn import Trained, load_weights, shipped
 from latedrop.crowd.scenes import make_scenes
 from latedrop.devices import chosen_device, device_name, versions
 from latedrop.errors import ArgumentError, DataError, FileError, LatedropError
-from latedrop.files import digest_of, write_aside
+from latedrop.files import check_apart, digest_of, write_aside
+from latedrop.records import understood
 from latedrop.studies.command import (
     bar,
     check_at_least,
@@ -136,10 +137,13 @@ def study(request: Request, *, figures_only: bool = False) -> list[Path]:
     """Run, unless only figures are wanted, and then write pages and figures; all files."""
     from latedrop.studies.crowd import pages
 
+    check_apart({"--out": request.out}, {"--data": request.data, "--weights": request.weights})
     if figures_only and request.rejection:
         raise ArgumentError("expected one of --figures and --rejection; found both. Leave one out.")
     finished = [] if figures_only else run(request)
-    return [*finished, *pages.write(read(request.out), request.out)]
+    results = read(request.out)
+    with understood(request.out, "results of this study", "Delete those that are damaged, and run it again."):
+        return [*finished, *pages.write(results, request.out)]
 
 
 def main(arguments: Sequence[str] | None = None, program: str = "python -m latedrop.studies.crowd") -> int:
@@ -303,8 +307,9 @@ def _check_frames(study: Study, record: Mapping[str, Any], name: str) -> None:
 def _same(path: Path, settings: Settings, networks: Mapping[str, str]) -> dict[str, Any]:
     """A finished result, if it was made with these settings and weights."""
     record = read_result(path, SCHEMA)
-    found = {stem: network["sha256"] for stem, network in record["networks"].items()}
-    check_same(path, "settings", _plain(settings), record["settings"])
+    with understood(path, "a result of this study", "Delete it."):
+        found = {stem: network["sha256"] for stem, network in record["networks"].items()}
+        check_same(path, "settings", _plain(settings), record["settings"])
     check_same(path, "weights", networks, found)
     return record
 

@@ -18,7 +18,8 @@ import torch
 
 from latedrop.devices import chosen_device, device_name, versions
 from latedrop.errors import FileError, LatedropError
-from latedrop.files import write_aside
+from latedrop.files import check_apart, write_aside
+from latedrop.records import understood
 from latedrop.studies.command import bar, check_at_least, check_same, dumped, read_result, run_command, study_parser
 from latedrop.studies.uci import data
 from latedrop.studies.uci.data import UciSet, chosen_sets
@@ -124,8 +125,11 @@ def study(request: Request, *, figures_only: bool = False) -> list[Path]:
     """Run, unless only figures are wanted, and then write pages and figures; all files."""
     from latedrop.studies.uci import pages
 
+    check_apart({"--out": request.out}, {"--data": request.data})
     finished = [] if figures_only else run(request)
-    return [*finished, *pages.write(read(request.out), request.out)]
+    results = read(request.out)
+    with understood(request.out, "results of this study", "Delete those that are damaged, and run it again."):
+        return [*finished, *pages.write(results, request.out)]
 
 
 def _record(

@@ -9,10 +9,12 @@ from latedrop.errors import ArgumentError
 from latedrop.masking.draws import checked_seed
 from latedrop.model.calling import Readout
 
-__all__ = ["ENGINES", "Engine", "Sampling", "checked_draws"]
+__all__ = ["ENGINES", "MOST_DRAWS", "Engine", "Sampling", "checked_draws"]
 
 Engine: TypeAlias = Literal["auto", "rows", "loop", "compiled"]
 ENGINES = get_args(Engine)
+MOST_DRAWS = 1_000_000
+"""More would take days, and come from a slip of the pen or a file that was tampered with."""
 
 
 @dataclass(frozen=True)
@@ -52,4 +54,6 @@ def checked_draws(draws: Any) -> int:
     """The number of draws as an int, or `ArgumentError`."""
     if isinstance(draws, bool) or not hasattr(draws, "__index__") or int(draws) < 2:
         raise ArgumentError(f"expected at least 2 draws, as one has no variance; found {draws!r}.")
+    if int(draws) > MOST_DRAWS:
+        raise ArgumentError(f"expected at most {MOST_DRAWS} draws; found {draws!r}. A few hundred are enough.")
     return int(draws)

@@ -1,0 +1,100 @@
+"""Targets beside outputs: in their shape and dtype, and whether the model is any closer to them than their mean is.
+
+With `e2 = (target - mean)^2` of the model and `c2 = (target - average target)^2`, each averaged over a row, the model
+is worse than a constant where the average of `d = e2 - c2` over the rows is above 0 by three of its standard errors. In
+units that are far smaller than the targets' it is no worse, as it is nearly constant: it is in other units where it
+gains nothing over the constant, and the best linear function of its output halves the squared error.
+"""
+
+from __future__ import annotations
+
+from warnings import warn
+
+import torch
+from torch import Tensor
+
+from latedrop import metrics
+from latedrop.errors import DataError, LatedropWarning
+
+__all__ = ["as_output", "warn_of_poor_fit"]
+
+_ERRORS = 3.0  # standard errors: what is less may be chance
+_NO_GAIN, _HALF = 0.98, 0.5
+_SHOWN = 3
+
+
+def as_output(output: Tensor, target: Tensor) -> Tensor:
+    """The target in the shape, the dtype and on the device of the output; `DataError` where it does not fit these."""
+    target = metrics.align_target(output, target)
+    most = torch.finfo(output.dtype).max ** 0.5
+    largest = float(target.detach().abs().max()) if target.numel() else 0.0
+    if largest > most:
+        raise DataError(
+            f"expected targets below {most:.2g}, as their squares have to fit {output.dtype}, the dtype of the model's "
+            f"output; found {largest:.3g}. Use other units for targets and output, or model.double()."
+        )
+    return target.to(output.dtype)
+
+
+def warn_of_poor_fit(mean: Tensor, target: Tensor, rows: str, *, per_output: bool, stacklevel: int) -> None:
+    """Warn of outputs whose targets are all the same, or that the model predicts no better than their average does.
+
+    Args:
+        mean: predictions, `(N, ...)`.
+        target: of the same shape.
+        rows: what the rows are called.
+        per_output: whether each index of axis 1 is looked at on its own.
+        stacklevel: of the warning, as seen by the caller.
+    """
+    mean, target = mean.detach().double(), target.detach().double()
+    if len(target) < 2:
+        return
+    outputs = [(_name(k, per_output), *pair) for k, pair in enumerate(_columns(mean, target, per_output))]
+    same = [f"{name}{float(y.flatten()[0]):g}" for name, _, y in outputs if bool((y == y.flatten()[0]).all())]
+    if same:
+        warn(
+            f"the targets of all {len(target)} {rows} are the same: {_some(same)}. Nothing can be said from them about "
+            "other targets. Check the target column.",
+            LatedropWarning,
+            stacklevel=stacklevel + 1,
+        )
+    worse = [f"{name}{_said(m, y)}" for name, m, y in outputs if _poor(m, y)]
+    if worse:
+        warn(
+            f"the model predicts the targets of the {rows} no better than their average does: {_some(worse)}. Its "
+            "output may be in other units than the targets, or normalised, or the weights untrained. "
+            "Compare a few rows.",
+            LatedropWarning,
+            stacklevel=stacklevel + 1,
+        )
+
+
+def _columns(mean: Tensor, target: Tensor, per_output: bool) -> list[tuple[Tensor, Tensor]]:
+    """Pairs `(N, M)` of predictions and targets, one pair for each output."""
+    count = mean.shape[1] if per_output and mean.dim() > 1 else 1
+    parts = (values.reshape(len(values), count, -1).unbind(1) for values in (mean, target))
+    return list(zip(*parts, strict=True))
+
+
+def _poor(mean: Tensor, target: Tensor) -> bool:
+    e2, c2 = (target - mean).square().mean(1), (target - target.mean()).square().mean(1)
+    if not bool(c2.any()):
+        return False
+    d = e2 - c2
+    worse = d.mean() > _ERRORS * d.std() / len(d) ** 0.5
+    x, y = mean - mean.mean(), target - target.mean()
+    explained = (x * y).sum().square() / (x.square().sum() * y.square().sum()).clamp_min(torch.finfo(x.dtype).tiny)
+    return bool(worse | ((e2.mean() > _NO_GAIN * c2.mean()) & (explained > _HALF)))
+
+
+def _said(mean: Tensor, target: Tensor) -> str:
+    own, constant = (float((target - center).square().mean().sqrt()) for center in (mean, target.mean()))
+    return f"RMSE {own:.4g} against {constant:.4g}"
+
+
+def _name(k: int, per_output: bool) -> str:
+    return f"output {k}: " if per_output else ""
+
+
+def _some(texts: list[str]) -> str:
+    return "; ".join(texts[:_SHOWN]) + (f"; ... ({len(texts)} outputs)" if len(texts) > _SHOWN else "")

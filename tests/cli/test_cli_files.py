@@ -1,0 +1,278 @@
+"""Files of the commands on a user's own model: no input is written over, and every wrong file is named."""
+
+import csv
+import gzip
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from latedrop.cli import app as cli
+
+for package in ("typer", "rich"):
+    pytest.importorskip(package, reason="typer and rich make the command line")
+
+CODE = """
+import torch
+from torch import nn
+
+class Net(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 1))
+
+def net():
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return Net()
+"""
+QUICK = ("--rates", "0.3", "--draws", "5")
+Run = Callable[..., tuple[int, str, str]]
+posix = pytest.mark.skipif(os.name == "nt", reason="links of POSIX")
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run the command line in this process: exit code, stdout, stderr."""
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as stop:
+            cli.main(arguments)
+        printed = capsys.readouterr()
+        assert isinstance(stop.value.code, int | None)
+        return stop.value.code or 0, printed.out, printed.err
+
+    return run
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Run) -> Iterator[Path]:
+    """A user's folder, as the current one: code, rows, and a calibration."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    Path("filed_model.py").write_text(CODE)
+    x = np.random.default_rng(0).normal(size=(40, 2))
+    np.savetxt("val.csv", np.c_[x, x @ [0.1, 0.2]], delimiter=",", header="a,b,y", comments="")
+    assert call("calibrate", "filed_model:net", "--data", "val.csv", "--target", "y", *QUICK, "-o", "cal.json")[0] == 0
+    yield tmp_path
+    sys.modules.pop("filed_model", None)
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+@posix
+@pytest.mark.parametrize("spelling", ["same", "./same", "absolute", "soft link", "hard link"])
+@pytest.mark.parametrize(
+    ("words", "option", "taken", "source"),
+    [
+        (["predict", "filed_model:net", "cal.json", "--data", "val.csv"], "--output", "val.csv", "--data"),
+        (["evaluate", "filed_model:net", "cal.json", "--data", "val.csv"], "--report", "page.html", "CALIBRATION"),
+        (["evaluate", "filed_model:net", "cal.json", "--data", "val.csv"], "--plot", "weights.png", "--weights"),
+        (["calibrate", "filed_model:net", "--data", "val.csv", "--target", "y"], "--output", "val.csv", "--data"),
+        (["calibrate", "filed_model:net", "--data", "val.csv", "--target", "y"], "--output", "filed_model.py", "MODEL"),
+    ],
+)
+def test_no_output_takes_the_place_of_an_input(
+    folder: Path, call: Run, words: list[str], option: str, taken: str, source: str, spelling: str
+) -> None:
+    pytest.importorskip("matplotlib")
+    if not Path(taken).exists():  # a calibration, or weights, of a name that a page could have
+        Path(taken).write_bytes(Path("cal.json").read_bytes())
+        words = [taken if word == "cal.json" and source == "CALIBRATION" else word for word in words]
+        words += ["--weights", taken] if source == "--weights" else []
+    output = {"same": taken, "./same": f"./{taken}", "absolute": str(folder / taken)}.get(spelling)
+    if output is None:
+        output = f"link{Path(taken).suffix}"
+        (os.symlink if spelling == "soft link" else os.link)(taken, output)
+    before = content(folder)
+    code, out, err = call(*words, option, output)
+    assert (code, out) == (2, "")
+    assert f"expected {option} and {source} to be two files; found one, {output}" in err
+    assert content(folder) == before
+
+
+def test_two_outputs_are_two_files(call: Run) -> None:
+    pytest.importorskip("matplotlib")
+    words = ("calibrate", "filed_model:net", "--data", "val.csv", "--target", "y", *QUICK)
+    code, _, err = call(*words, "-o", "c.html", "--report", "./c.html")
+    assert (code, "expected --report and --output to be two files" in err) == (2, True)
+
+
+@posix
+def test_streams_that_are_the_other_file(folder: Path) -> None:
+    command = [
+        sys.executable,
+        "-c",
+        "from latedrop.cli.app import main; main()",
+        "predict",
+        "filed_model:net",
+        "cal.json",
+    ]
+    before = content(folder)["val.csv"]
+    with open("val.csv", "a") as out:  # >> val.csv would read what it writes, without end
+        done = subprocess.run([*command, "--data", "val.csv"], stdout=out, stderr=subprocess.PIPE, check=False)
+    assert (done.returncode, b"expected --output and --data to be two files" in done.stderr) == (2, True)
+    with open("val.csv") as rows:
+        words = [*command, "--data", "-", "-o", "val.csv"]
+        done = subprocess.run(words, stdin=rows, stderr=subprocess.PIPE, check=False)
+    assert (done.returncode, b"expected --output and --data to be two files" in done.stderr) == (2, True)
+    assert content(folder)["val.csv"] == before
+
+
+def test_two_processes_with_one_output(folder: Path) -> None:
+    """Both end well, and the file is what one of them writes alone."""
+    lines = Path("val.csv").read_text().splitlines()
+    Path("long.csv").write_text("\n".join([lines[0], *lines[1:] * 50]))
+
+    def predict(name: str, output: str) -> "subprocess.Popen[bytes]":
+        code = "from latedrop.cli.app import main; main()"
+        words = ["predict", "filed_model:net", "cal.json", "--data", name, "-o", output, "--batch-size", "8"]
+        return subprocess.Popen([sys.executable, "-c", code, *words])
+
+    jobs = predict("long.csv", "out.csv"), predict("val.csv", "out.csv"), predict("long.csv", "alone.csv")
+    assert [job.wait() for job in jobs] == [0, 0, 0]
+    alone = Path("alone.csv").read_bytes()
+    first = b"".join(alone.splitlines(keepends=True)[: len(lines)])
+    assert Path("out.csv").read_bytes() in (alone, first)
+    assert not list(folder.glob("*.part"))
+
+
+@posix
+def test_rows_of_a_killed_command_are_cleaned_up(folder: Path, call: Run) -> None:
+    left = Path("out.csv.0123456789abcdef.part")
+    left.write_text("half of the rows")
+    os.utime(left, (time.time() - 100, time.time() - 100))
+    assert call("predict", "filed_model:net", "cal.json", "--data", "val.csv", "-o", "out.csv")[0] == 0
+    assert not left.exists()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("calibrate", "filed_model:Net", "--data", "val.csv", "--target", "y", *QUICK, "-o", "new.json"),
+        ("predict", "filed_model:Net", "cal.json", "--data", "val.csv", "-o", "new.csv"),
+        ("evaluate", "filed_model:Net", "cal.json", "--data", "val.csv"),
+    ],
+    ids=lambda words: words[0],
+)
+@pytest.mark.filterwarnings("default")
+def test_forgotten_weights(folder: Path, call: Run, words: tuple[str, ...]) -> None:
+    code, out, err = call(*words)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "expected filed_model:Net to have trained weights; found random ones" in err
+    assert not list(folder.glob("new.*"))
+    assert call(*words, "--untrained")[0] == 0
+    torch.save(sys.modules["filed_model"].net().state_dict(), "net.pt")
+    code, _, err = call(*words, "--weights", "net.pt")
+    assert (code, "weights" in err) == (0, False)
+
+
+def calibrate(call: Run, data: str, *words: str) -> tuple[int, str, str]:
+    return call("calibrate", "filed_model:net", "--data", data, "--target", "y", *QUICK, "-o", "new.json", *words)
+
+
+class TestCells:
+    def test_truths_are_one_and_zero(self, call: Run) -> None:
+        lines = ["a,b,y"] + [f"{a},{i / 40},{i % 3}" for i, a in enumerate(["True", "FALSE", "true", "0", "1"] * 8)]
+        Path("truths.csv").write_text("\n".join(lines))
+        Path("numbers.csv").write_text("\n".join(lines).replace("True", "1").replace("FALSE", "0").replace("true", "1"))
+        for name in ("truths", "numbers"):
+            words = ("--data", f"{name}.csv", "-o", f"{name}-out.csv")
+            assert call("predict", "filed_model:net", "cal.json", *words)[0] == 0
+        assert Path("truths-out.csv").read_bytes() == Path("numbers-out.csv").read_bytes()
+
+    def test_gzip_in_and_out(self, call: Run) -> None:
+        Path("val.csv.gz").write_bytes(gzip.compress(Path("val.csv").read_bytes()))
+        for data, output in (("val.csv.gz", "out.csv.gz"), ("val.csv", "out.csv"), ("val.csv", "again.csv.gz")):
+            assert call("predict", "filed_model:net", "cal.json", "--data", data, "-o", output)[0] == 0
+        assert gzip.decompress(Path("out.csv.gz").read_bytes()) == Path("out.csv").read_bytes()
+        assert Path("out.csv.gz").read_bytes() == Path("again.csv.gz").read_bytes()
+        assert calibrate(call, "val.csv.gz")[0] == 0
+
+    @pytest.mark.parametrize("content", [b"", b"plain,text\n1,2\n", gzip.compress(b"a,b,y\n" + b"1,2,3\n" * 999)[:-12]])
+    def test_gzip_that_is_none(self, call: Run, content: bytes) -> None:
+        Path("bad.csv.gz").write_bytes(content)
+        code, _, err = calibrate(call, "bad.csv.gz")
+        assert (code, err.count("\n")) == (1, 1)
+        assert "bad.csv.gz" in err
+        assert content == b"" or "expected gzip in bad.csv.gz; it is damaged or something else" in err
+
+    def test_formulas_are_not_run(self, call: Run) -> None:
+        texts = ["=1+1", "+49 170", "-", "@cmd", "\tx", "-1.5", "+2", "a=b", "'=x", "-1e3"]
+        with open("texts.csv", "w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(["a", "b", "=note"])
+            writer.writerows([0.1, 0.2, text] for text in texts)
+        words = ("--data", "texts.csv", "--keep", "=note", "-o", "out.csv")
+        assert call("predict", "filed_model:net", "cal.json", *words)[0] == 0
+        with open("out.csv", newline="") as file:
+            head, *rows = csv.reader(file)
+        assert head[0] == "'=note"
+        found = [row[0] for row in rows]
+        assert found == ["'=1+1", "'+49 170", "'-", "'@cmd", "'\tx", "-1.5", "+2", "a=b", "'=x", "-1e3"]
+        assert not any(row[0][0] in "=@\t" for row in rows)
+
+    @pytest.mark.parametrize(
+        ("line", "message"),
+        [
+            ('"two\nlines",2,3', "expected numbers in column 'a' of bad.csv; found 'two\\nlines' in line 4"),
+            ("1,x,3", "expected numbers in column 'b' of bad.csv; found 'x' in line 4"),
+            ("1,2", "expected 3 cells in every line of bad.csv; found 2 in line 4"),
+            ("1,,3", "found NaN, infinite or missing ones, first at line 4"),
+            ("1,1e999,3", "found NaN, infinite or missing ones, first at line 4"),
+            (
+                "1,1e39,3",
+                "expected inputs in 'b' below 3.4e+38, as torch.float32 is the model's dtype; found 1e+39 at line 4",
+            ),
+            ("1,2,1e38", "expected targets in 'y' below 1.8e+19, as their squares have to fit torch.float32"),
+            ("1,2,-1e38", "found 1e+38 at line 4 of bad.csv"),
+            ("1,2,\udcff", "expected bad.csv as UTF-8 text; found other bytes in line 4, b'\\xff"),
+        ],
+    )
+    def test_every_message_about_a_cell_has_its_line(self, call: Run, line: str, message: str) -> None:
+        text = "\n".join(["a,b,y", "1,2,3", "2,3,4", line, "4,5,6"])
+        Path("bad.csv").write_bytes(text.encode("utf-8", "surrogateescape"))
+        code, _, err = calibrate(call, "bad.csv")
+        assert (code, err.count("\n")) == (1, 1)
+        assert message in err.replace("two lines", "two\\nlines")
+
+
+class TestTheRealCause:
+    @pytest.mark.parametrize(
+        ("words", "code", "message"),
+        [
+            (("--readout", "5"), 1, "expected an output of several parts for the readout 5; found one tensor of shape"),
+            (("--readout", "mean"), 1, "expected an output of several parts for the readout 'mean'; found one tensor"),
+            (("--readout", "-1"), 1, "expected an output of several parts for the readout -1; found one tensor"),
+            (("--readout", "filed_model:net"), 1, "expected a readout that takes the model's output, Tensor of shape"),
+            (("--readout", "filed_model:nothing"), 2, "expected 'nothing' in filed_model; it is not there"),
+            (("--device", "gpu"), 2, "found 'gpu', which is no device that torch knows"),
+            (("--device", "cuda:63"), 2, "expected a CUDA device for --device cuda:63; t"),
+        ],
+    )
+    def test_of_options(self, call: Run, words: tuple[str, ...], code: int, message: str) -> None:
+        found, _, err = calibrate(call, "val.csv", *words)
+        assert (found, err.count("\n")) == (code, 1)
+        assert message in err
+
+    @pytest.mark.filterwarnings("default")
+    def test_other_units_and_constant_targets(self, call: Run) -> None:
+        x = np.random.default_rng(0).normal(size=(40, 2))
+        np.savetxt("units.csv", np.c_[x, 1e4 + x[:, 0]], delimiter=",", header="a,b,y", comments="")
+        np.savetxt("same.csv", np.c_[x, 0 * x[:, 0]], delimiter=",", header="a,b,y", comments="")
+        for words in (
+            ("calibrate", "filed_model:net", *QUICK, "-o", "c.json"),
+            ("evaluate", "filed_model:net", "cal.json"),
+        ):
+            rows = "validation" if words[0] == "calibrate" else "test"
+            code, _, err = call(*words, "--data", "units.csv", "--target", "y")
+            assert (code, f"warning: the model predicts the targets of the {rows} rows no better" in err) == (0, True)
+            code, _, err = call(*words, "--data", "same.csv", "--target", "y")
+            assert (code, f"warning: the targets of all 40 {rows} rows are the same: 0." in err) == (0, True)

@@ -1,0 +1,122 @@
+"""Files on disk: whole or not there, whoever else writes; no output takes the place of an input."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from latedrop import files
+from latedrop.errors import ArgumentError, FileError
+from latedrop.files import aside, check_apart, write_aside
+
+posix = pytest.mark.skipif(os.name == "nt", reason="links, locks and devices of POSIX")
+
+
+def test_the_last_to_finish_wins_whole(tmp_path: Path) -> None:
+    path = tmp_path / "out.csv"
+    with aside(path) as first:
+        first.write_bytes(b"first" * 1000)
+        with aside(path) as second:
+            assert second != first
+            second.write_bytes(b"second")
+        assert path.read_bytes() == b"second"
+        with first.open("ab") as file:
+            file.write(b"end")
+    assert path.read_bytes() == b"first" * 1000 + b"end"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_is_broken_off_leaves_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "out.csv"
+    path.write_text("before")
+
+    def broken_off() -> None:
+        with aside(path) as part:
+            part.write_text("half")
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        broken_off()
+    assert path.read_text() == "before"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@posix
+def test_what_a_killed_writer_left_is_removed(tmp_path: Path) -> None:
+    path = tmp_path / "out.csv"
+    code = f"""
+import os
+from latedrop.files import aside
+with aside({str(path)!r}) as part:
+    part.write_text("half")
+    os._exit(9)
+"""
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 9
+    (left,) = tmp_path.iterdir()
+    write_aside(path, b"new")
+    assert left.exists()  # it may be of a writer that has not locked it yet
+    age(left)
+    write_aside(path, b"newer")
+    assert sorted(tmp_path.iterdir()) == [path]
+
+
+@posix
+def test_what_others_write_or_own_is_not_removed(tmp_path: Path) -> None:
+    path, strangers = tmp_path / "out.csv", [tmp_path / "out.csv.part", tmp_path / "out.csv.old.part"]
+    for stranger in strangers:
+        stranger.write_text("not ours")
+        age(stranger)
+    with aside(path) as part:
+        part.write_text("long since the last row")
+        age(part)
+        write_aside(path, b"other")
+        assert part.exists()
+    assert path.read_text() == "long since the last row"
+    assert set(tmp_path.iterdir()) == {path, *strangers}
+
+
+@posix
+def test_links_and_devices_stay_what_they_are(tmp_path: Path) -> None:
+    (tmp_path / "inner").mkdir()
+    link, pipe = tmp_path / "link.json", tmp_path / "pipe"
+    link.symlink_to(tmp_path / "inner" / "real.json")
+    write_aside(link, b"through")
+    assert link.is_symlink()
+    assert (tmp_path / "inner" / "real.json").read_bytes() == b"through"
+    os.mkfifo(pipe)
+    with subprocess.Popen(["cat", str(pipe)], stdout=subprocess.PIPE) as reader:
+        write_aside(pipe, b"content")
+        assert reader.communicate()[0] == b"content"
+    assert pipe.is_fifo()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["inner", "link.json", "pipe"]
+
+
+def test_a_folder_that_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(FileError, match=r"expected to write .*out.csv; the system says"):
+        write_aside(tmp_path / "nowhere" / "out.csv", b"")
+
+
+@posix
+def test_an_output_that_is_an_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("in.csv").write_text("a\n1\n")
+    Path("soft.csv").symlink_to("in.csv")
+    os.link("in.csv", "hard.csv")
+    Path("inner").mkdir()
+    for output in ("in.csv", "./in.csv", str(tmp_path / "in.csv"), "inner/../in.csv", "soft.csv", "hard.csv"):
+        with pytest.raises(ArgumentError, match="expected --output and --data to be two files; found one, "):
+            check_apart({"--output": output}, {"--weights": None, "--data": "in.csv"})
+    with open("in.csv", "a") as stream, pytest.raises(ArgumentError, match="two files"):
+        check_apart({"--output": stream}, {"--data": "in.csv"})
+    with pytest.raises(ArgumentError, match="expected --report and --output to be two files"):
+        check_apart({"--output": "new.html", "--report": "./new.html"}, {"--data": "in.csv"})
+    check_apart({"--output": "other.csv", "--report": None}, {"--data": "in.csv", "--model": "not/there"})
+    check_apart({"--output": os.devnull}, {"--data": os.devnull})
+
+
+def age(path: Path) -> None:
+    then = time.time() - files._LEFT_AFTER - 10
+    os.utime(path, (then, then))
