@@ -111,7 +111,7 @@ class TestSites:
             quietly(model, (X, X))
 
     def test_a_site_that_another_branch_passes_by(self) -> None:
-        with pytest.raises(SiteError, match=r"expected every site to fire.*\['second'\] did not.*Leave them out"):
+        with pytest.warns(LatedropWarning, match="changes with the rows beside it"):
             quietly(Branching(), (X, Y))
         with pytest.warns(LatedropWarning, match="changes with the rows beside it"):
             quietly(Branching(), (X, Y), select="third")

@@ -31,6 +31,7 @@ from latedrop.metrics import align_target
 from latedrop.model.arrays import place
 from latedrop.model.calling import Readout
 from latedrop.model.finding import Select
+from latedrop.model.items import Collate, as_items
 from latedrop.model.sites import Kind, Rate, Site, missing_sites, odds_by_site
 from latedrop.variance.engine.options import Engine, Sampling
 from latedrop.variance.first_order import unit_variances
@@ -66,6 +67,7 @@ def calibrate(
     chunk: int | None = None,
     engine: Engine = "auto",
     unpack: Unpack | None = None,
+    collate: Collate = None,
     progress: bool = True,
 ) -> Predictor:
     """Choose the dropout rate and the scale of the variance on validation data.
@@ -99,6 +101,8 @@ def calibrate(
         chunk: draws that run at once; chosen to fit memory where None.
         engine: how draws are run, see `sample`; the predictor runs them so, too.
         unpack: from a batch of the iterable to `(inputs, targets)`.
+        collate: from a list of items to what `model` takes, where the inputs are lists of objects such as graphs; the
+            predictor takes such lists, too.
         progress: show a bar on work longer than two seconds.
 
     >>> x = torch.linspace(-1, 1, 64)[:, None]
@@ -131,9 +135,11 @@ def calibrate(
         chunk=chunk,
         engine=engine,
         unpack=unpack,
+        collate=collate,
         progress=progress,
     ).checked()
-    found = Predictor(model, search(model, data, setup), readout, batch_size=batch_size, chunk=chunk, engine=engine)
+    options: dict[str, Any] = {"batch_size": batch_size, "chunk": chunk, "engine": engine, "collate": collate}
+    found = Predictor(model, search(model, data, setup), readout, **options)
     return found if conformal_data is None else found.conformal(conformal_data, unpack)
 
 
@@ -149,6 +155,7 @@ class Predictor:
         batch_size: int = 256,
         chunk: int | None = None,
         engine: Engine = "auto",
+        collate: Collate = None,
     ) -> None:
         self.model = model
         self.calibration = calibration
@@ -156,17 +163,18 @@ class Predictor:
         self.batch_size = batch_size
         self.chunk = chunk
         self.engine: Engine = engine
+        self.collate = collate
 
     def __call__(self, x: Any) -> Prediction:
         """Same as `predict`."""
         return self.predict(x)
 
     def predict(self, x: Any) -> Prediction:
-        """Predict N examples, in batches that fit memory.
+        """Predict N examples, in batches that fit memory; with `collate`, the items of a list.
 
         The batch size does not change the result, unless every example has its own masks (`shared=False`).
         """
-        x = place(x, self.model)
+        x = place(as_items(x, self.collate), self.model)
         try:
             parts = [self._moments(part) for part in row_batches(x, self.batch_size)]
         except LatedropError:
@@ -188,10 +196,17 @@ class Predictor:
     ) -> Iterator[Prediction]:
         """Yield one `Prediction` per batch; `unpack` takes the inputs out of a batch, as `lambda b: b[0]` does.
 
-        Without it a batch is inputs alone, or a pair (inputs, targets) where the model takes one input only.
+        Without it a batch is inputs alone, or a pair (inputs, targets) where the model takes one input only; with
+        `collate`, a list of items, or a tuple of it and targets.
         """
+
+        def inputs(batch: Any) -> Any:
+            if self.collate is None:
+                return inputs_of(batch, self.model)
+            return batch[0] if isinstance(batch, tuple) and len(batch) == 2 else batch
+
         for batch in loader:
-            yield self.predict(inputs_of(batch, self.model) if unpack is None else unpack(batch))
+            yield self.predict((unpack or inputs)(batch))
 
     def scaled(self, choice: Choice) -> Predictor:
         """The same predictor with another scale; nothing is run again.
@@ -209,7 +224,7 @@ class Predictor:
                 f"{calibration.output_shape}, whose entries are not exchangeable. Pass a readout, such as a map's sum."
             )
         columns: list[list[Tensor]] = []
-        for x, y in batches(data, self.model, batch_size=self.batch_size, unpack=unpack):
+        for x, y in batches(data, self.model, batch_size=self.batch_size, unpack=unpack, collate=self.collate):
             part = self.predict(x)
             target = align_target(part.mean, y)
             columns.append(residuals(part.mean, part.variance, target, per_output=part.mean.dim() > 1))
@@ -228,6 +243,7 @@ class Predictor:
             most: how many units to list.
         """
         calibration = self.calibration
+        x = as_items(x, self.collate)
         mean, columns = unit_variances(self.model, x, calibration.sites, self.readout)
         if not 0 <= output < len(columns):
             raise ArgumentError(f"expected an output between 0 and {len(columns) - 1}; found {output}.")
@@ -259,7 +275,7 @@ class Predictor:
 
     def _with(self, calibration: Calibration) -> Predictor:
         options: dict[str, Any] = {"batch_size": self.batch_size, "chunk": self.chunk, "engine": self.engine}
-        return Predictor(self.model, calibration, self.readout, **options)
+        return Predictor(self.model, calibration, self.readout, collate=self.collate, **options)
 
     def _moments(self, x: Any) -> tuple[Tensor, Tensor]:
         c = self.calibration
@@ -276,11 +292,14 @@ class Predictor:
         return mean, found.variance
 
 
-def load(path: str | os.PathLike[str], model: nn.Module, readout: Readout = None) -> Predictor:
+def load(
+    path: str | os.PathLike[str], model: nn.Module, readout: Readout = None, *, collate: Collate = None
+) -> Predictor:
     """Bring a saved calibration back to its model.
 
     Raises `FileError` where the file is missing, truncated or edited, or where the model lacks its sites or the
-    readout that it was made with; warns where the weights are not the ones that were calibrated.
+    readout that it was made with; warns where the weights are not the ones that were calibrated. With `collate`, which
+    a file cannot hold, the predictor takes lists of items.
     """
     try:
         with readable(path, "a calibration file"):
@@ -305,4 +324,4 @@ def load(path: str | os.PathLike[str], model: nn.Module, readout: Readout = None
             LatedropWarning,
             stacklevel=2,
         )
-    return Predictor(model, calibration, readout)
+    return Predictor(model, calibration, readout, collate=collate)

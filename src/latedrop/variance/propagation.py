@@ -25,6 +25,7 @@ from latedrop.masking.thinning import Thinning
 from latedrop.model.arrays import place, widened
 from latedrop.model.calling import Readout, call, check_finite, read
 from latedrop.model.finding import find_sites
+from latedrop.model.items import Collate, as_items
 from latedrop.model.rows import copied, fitting_batches, row_count, tensors
 from latedrop.model.running import running
 from latedrop.model.sites import Rate, Site, rates_by_site
@@ -46,7 +47,13 @@ _LOCAL_REDUCTIONS = ("avg_pool2d", "avg_pool3d")
 
 
 def propagate(
-    model: nn.Module, x: Any, rate: Rate, sites: Sequence[Site] | None = None, readout: Readout = None
+    model: nn.Module,
+    x: Any,
+    rate: Rate,
+    sites: Sequence[Site] | None = None,
+    readout: Readout = None,
+    *,
+    collate: Collate = None,
 ) -> Moments:
     """Mean and variance of every output unit under injected dropout, from one forward pass.
 
@@ -59,6 +66,7 @@ def propagate(
         rate: probability that a unit is dropped; a float, or a mapping from name patterns to floats.
         sites: from `find_sites`, with `element` masks; found by a probe pass where None.
         readout: what of the output to take.
+        collate: from a list of items to what `model` takes, where `x` is a list of objects; see `find_sites`.
 
     Returns:
         Moments with `draws=0`, in float32 or float64.
@@ -76,7 +84,7 @@ def propagate(
     >>> moments.variance.shape, moments.draws
     (torch.Size([2, 1, 4, 4]), 0)
     """
-    x = place(x, model)
+    x = place(as_items(x, collate), model)
     sites = find_sites(model, x) if sites is None else sites
     rates = rates_by_site(sites, rate)
     parts = fitting_batches(model, x)
@@ -95,7 +103,7 @@ def propagate(
             reroute(module, partial(_refuse_pairs, module, name in [site.name for site in active]))
     with torch.inference_mode(False), running(model):  # in inference mode torch does not break up its operators
         try:
-            with _RefusedCalls(), thinning.passing(row_count(x)), watching(inside.seen):
+            with _RefusedCalls(), thinning.passing(x), watching(inside.seen):
                 output = call(twin, copied(x))
             with watching(after.seen):
                 output = read(output, readout, row_count(x))

@@ -20,6 +20,7 @@ from latedrop.masking.draws import DrawMasks
 from latedrop.masking.thinning import Thinning
 from latedrop.model.arrays import widened
 from latedrop.model.calling import call, read
+from latedrop.model.items import Items
 from latedrop.model.rows import copied, repeated, row_count, row_limits, take_rows
 from latedrop.model.running import rolls_dice, running
 from latedrop.model.sites import Site
@@ -57,7 +58,11 @@ class ThinnedNetworks:
         functional = any(site.weight is not None for site in sites)
         self._chunk = min(options.draws, options.chunk or fitting_chunk(model, x, sites))
         # A weight without a module is known by what is computed from parameters in the same pass: nothing is shared.
-        sharing = not functional and worth_sharing(x, options.draws, passes * (options.draws // self._chunk))
+        sharing = (
+            not functional
+            and not isinstance(x, Items)
+            and worth_sharing(x, options.draws, passes * (options.draws // self._chunk))
+        )
         self._masks = _RowMasks(options.seed, {}, range(0), range(options.draws))
         self._why = ""
         self._as_rows = options.engine != "loop" and self._may_be_rows()
@@ -124,7 +129,7 @@ class ThinnedNetworks:
         self._why = ""
 
     def _may_be_rows(self) -> bool:
-        together = [site.name for site in self._sites if site.batch_axis is None or site.coupled]
+        together = [site.name for site in self._sites if site.batch_axis is None or site.moved or site.coupled]
         if together and self.options.engine == "rows":
             raise ArgumentError(
                 f"expected sites whose inputs have rows that do not meet with engine='rows'; {together} have not. Use "
@@ -152,7 +157,7 @@ class ThinnedNetworks:
             layers.attach(twin)
         thinning = Thinning(twin, self._sites, self._masks, shared=self.options.shared)
         try:
-            with running(self.model), thinning.passing(rows, len(draws)):
+            with running(self.model), thinning.passing(x, len(draws)):
                 return read(call(twin, x), self.options.readout, rows)
         finally:
             release(twin)

@@ -31,7 +31,7 @@ def mask_places(model: nn.Module, x: Any, sites: Sequence[Site], options: Sampli
     """The masks of one pass, in order."""
     noted, twin = _Noted(), twin_of(model)
     thinning = Thinning(twin, sites, noted, shared=options.shared)
-    with torch.no_grad(), thinning.passing(row_count(x)):
+    with torch.no_grad(), thinning.passing(x):
         read(call(twin, copied(x)), options.readout, row_count(x))
     release(twin)
     return list(noted.found)
@@ -84,7 +84,7 @@ def _outputs(model: nn.Module, x: Any, sites: Sequence[Site], options: Sampling,
         layers.attach(twin)
     thinning = Thinning(twin, sites, masks, shared=options.shared)
     x = repeated(x, times) if layers is None else layers.inputs(x, times)
-    with torch.no_grad(), thinning.passing(rows * times, times):
+    with torch.no_grad(), thinning.passing(x, times):
         output = read(call(twin, x), options.readout, rows * times)
     outputs: Tensor = output.unflatten(0, (times, rows))
     release(twin)
