@@ -208,6 +208,31 @@ def test_a_wrong_collate_is_an_error() -> None:
         calibrate(model, (MIXED, torch.zeros(8, 1)), collate=one_batch, kind="channel")
 
 
+def test_a_batch_is_made_once_for_all_draws_and_rates() -> None:
+    made = []
+
+    def counted(items: list[Graph]) -> Any:
+        made.append(len(items))
+        return one_batch(items)
+
+    model, y = MessagePassing(), torch.randn(9, 1)
+    sites = find_sites(model, MIXED, kind="channel", collate=one_batch)
+    sample(model, MIXED, 0.1, 30, sites=sites, collate=counted)
+    assert made == [9]
+    made.clear()
+    with pytest.warns(LatedropWarning, match="only 9 validation rows"):
+        calibrate(model, (MIXED, y), [0.1, 0.2], 10, sites=sites, collate=counted, batch_size=4, progress=False)
+    assert made == [4, 4, 1]
+
+
+def test_what_is_not_finite_is_found_in_the_batch() -> None:
+    model, bad = MessagePassing(), graphs([3, 4, 5])
+    sites = find_sites(model, bad, kind="channel", collate=one_batch)
+    bad[1]["nodes"][0, 0] = torch.nan
+    with pytest.raises(DataError, match="found 1 NaN or inf among 48 input values"):
+        sample(model, bad, 0.1, 5, sites=sites, collate=one_batch)
+
+
 def test_rows_of_tensors_may_be_items_too() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))

@@ -172,7 +172,7 @@ class Thinning:
         if site.kind == "channel":
             kept = [channel % len(shape) for channel in channels]
             shape = [size if i in kept else 1 for i, size in enumerate(shape)]
-            if self._shared and self._copies == 1 and axis is not None:
+            if self._shared and self._copies == 1 and size % (self._rows or 1):
                 axis = None  # one mask for all entries, whosever they are
         if axis is None:
             return self.thinner.thin(site, number, value, tuple(shape), None)

@@ -86,7 +86,7 @@ class Following(TorchFunctionMode):
         self.given.add(inputs)
         self.branches, self.drawn_branches, self.moves = False, False, False
         self.reached: set[tuple[int, int, int]] = set()
-        self._parameters = {address(parameter) for parameter in parameters}
+        self._known = {address(parameter) for parameter in parameters}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "__name__", "") in _READS:
@@ -98,7 +98,7 @@ class Following(TorchFunctionMode):
         name = operator.name.rstrip("_") if operator is not None else ""
         values, made = list(tensors((args, kwargs))), tensors(result)
         if all(value.numel() for value in values):  # a view of a parameter has not met anything yet
-            met = self._parameters.intersection(map(address, values)).difference(map(address, made))
+            met = self._known.intersection(map(address, values)).difference(map(address, made))
             self.reached.update(stretch(value) for value in values if met and address(value) in met)
         if name == "_local_scalar_dense":
             self._read(values)

@@ -94,7 +94,7 @@ def take_rows(x: Any, index: slice) -> Any:
 def repeated(x: Any, times: int) -> Any:
     """All rows, one time after the other, in memory of their own: a model may write into its inputs."""
     if isinstance(x, Items):
-        return x.at([*range(len(x))] * times)
+        return x if times == 1 else x.at([*range(len(x))] * times)
     return map_rows(copied(x) if times == 1 else x, lambda t: torch.cat([t] * times) if times > 1 else t)
 
 
