@@ -97,9 +97,23 @@ def test_a_graph_is_the_same_in_every_batch(items: list[Graph], pool: str) -> No
     model = MessagePassing(pool)
     sites = find_sites(model, items, kind="channel", collate=one_batch)
     assert [site.name for site in sites] == ["message", "update", "hidden", "leave"]
-    assert [site.batch_axis for site in sites] == [None, None, 0, 0]
+    assert {site.batch_axis for site in sites} == {None}
     draws = check_rows_alone(model, lambda rows: [items[i] for i in rows], BATCHES, sites, collate=one_batch)
     torch.testing.assert_close(draws, injected(model, sites, *one_batch([items[i] for i in BATCHES[-1]])))
+
+
+def test_sizes_that_the_examples_did_not_show() -> None:
+    """All example graphs have one node, as many as there are rows."""
+    model, items = MessagePassing(), graphs([1, 1, 1, 1, 3, 2, 4])
+    sites = find_sites(model, items[:4], kind="channel", collate=one_batch)
+    check_rows_alone(model, lambda rows: [items[i] for i in rows], ([4, 5, 6], [0, 4, 5]), sites, collate=one_batch)
+    padding, (nodes, sizes) = Padded("mask"), padded(items)
+    sites = find_sites(padding, nodes[:4], sizes[:4], kind="channel")
+    check_rows_alone(padding, lambda rows: (nodes[rows], sizes[rows]), ([4, 5, 6], [0, 4, 5]), sites)
+    refused = r"site 'message' to have a multiple of 3 entries.*found shape \(9, 8\).*find the sites on such examples"
+    sites = find_sites(Padded("loop"), nodes[:4], sizes[:4])
+    with pytest.raises(SiteError, match=refused):
+        linearize(Padded("loop"), (nodes[4:], sizes[4:]), sites)
 
 
 @pytest.mark.parametrize("how", ["mask", "nonzero", "loop"])
@@ -130,7 +144,7 @@ def test_element_masks_are_refused_with_the_right_advice(items: list[Graph]) -> 
 
 def test_masks_of_ones_own_are_refused() -> None:
     sites = find_sites(MessagePassing(), MIXED, kind="channel", collate=one_batch)
-    with pytest.raises(ArgumentError, match=r"rows with shared=False; \['message', 'update'\] have none"):
+    with pytest.raises(ArgumentError, match=r"rows with shared=False; \['message', 'update', .* have none"):
         sample(MessagePassing(), MIXED, 0.1, 5, sites=sites, shared=False, collate=one_batch)
     with pytest.raises(ArgumentError, match="another engine with collate="):
         sample(MessagePassing(), MIXED, 0.1, 5, sites=sites, engine="compiled", collate=one_batch)

@@ -179,11 +179,13 @@ class Thinning:
         rows = self._rows if self._rows is not None else size
         examples = 1 if self._shared else rows // self._copies
         inner, rest = divmod(size, rows)
-        if rest:
+        unfolded = site.kind == "element" and len(site.units) < value.dim()
+        if rest or (inner != 1 and unfolded):  # with one entry for each example when the sites were found
             raise SiteError(
-                f"expected the input of site {site.name!r} to have a multiple of {rows} entries along axis {axis}, the "
-                f"number of examples; found shape {tuple(value.shape)}. Where the number differs from example to "
-                "example, find the sites on such examples, with kind='channel'; else leave it out with select=."
+                f"expected the input of site {site.name!r} to have a multiple of {rows} entries along axis {axis}, as "
+                "there are that many examples, and as many for each as when the sites were found; found shape "
+                f"{tuple(value.shape)}. Where the number differs from example to example, find the sites on such "
+                "examples, with kind='channel'; else leave it out with select=."
             )
         if inner == 1:
             shape[axis] = examples

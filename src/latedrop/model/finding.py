@@ -9,6 +9,7 @@ one mask can serve them all (`layout`). A weight layer is a module, or a call of
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from fractions import Fraction
 from itertools import chain
@@ -86,7 +87,11 @@ def find_sites(
     chosen = [name for name in downstream if _selected(select, name, owners[name])]
     if not chosen:
         raise SiteError(_no_site_message(select, downstream, [name for name in seen if name not in downstream]))
-    return Sites(_site(name, kind, seen[name], probed) for name in chosen)
+    found = [_site(name, kind, seen[name], probed) for name in chosen]
+    if any(site.batch_axis is None for site in found):  # draws run one by one: no channel mask needs to know rows
+        channels = [replace(site, batch_axis=None, interleaved=False, moved=False) for site in found]
+        found = [other if site.kind == "channel" else site for site, other in zip(found, channels, strict=True)]
+    return Sites(found)
 
 
 def _in_order(passes: Sequence[Runs]) -> list[str]:
@@ -160,8 +165,8 @@ def _laid_out(name: str, kind: Kind, calls: list[list[Run]], probed: Probed) -> 
             raise
         return "channel", None, False
     folded = axis is not None and small[0].value.shape[axis] != small[0].rows
-    # Code that reads values may fold as many entries of each row as they say.
-    unsure = kind == "channel" and folded and probed.branches
+    # Code that reads values may fold as many entries of each row as they say; items may have had one entry by chance.
+    unsure = kind == "channel" and (probed.structured or (folded and probed.branches))
     return kind, None if unsure else axis, interleaved and not unsure
 
 

@@ -66,6 +66,7 @@ class Probed:
         orders: those of a pass over some rows, and of one over the same in the opposite order, where rows may move.
         together: whether the rows of a batch belong together: they act on each other, or their number is fixed.
         branches: whether values decide what runs, or on how much.
+        structured: whether a batch of items holds tensors that have not one entry for each of them.
     """
 
     first: Runs
@@ -74,6 +75,7 @@ class Probed:
     orders: tuple[Runs, Runs] | None = None
     together: bool = False
     branches: bool = False
+    structured: bool = False
 
 
 def probe(model: nn.Module, x: Any) -> Probed:
@@ -121,7 +123,7 @@ def probe(model: nn.Module, x: Any) -> Probed:
         with _what_it_raises():
             probing.go_on(x, found)
     probing.warn_of_unreached(row_count(x))
-    found.branches = probing.branches
+    found.branches, found.structured = probing.branches, probing.structured
     found.together |= probing.drawn_branches  # each draw may take another way
     return found
 
@@ -132,7 +134,7 @@ class _Probing:
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.outputs: list[tuple[int, Any, bool]] = []
-        self.branches, self.drawn_branches, self.moves = False, False, False
+        self.branches, self.drawn_branches, self.moves, self.structured = False, False, False, False
         self._reached: set[tuple[int, int, int]] = set()
         self._tried = 0
 
@@ -187,7 +189,7 @@ class _Probing:
         following = Following(inputs, twin.parameters())
         seen = _Pass(rows, following)
         if isinstance(x, Items):
-            seen.begin_with(inputs)
+            self.structured |= seen.begin_with(inputs)
         scripts = [module for module in twin.modules() if isinstance(module, torch.jit.ScriptModule)]
         following.drawn.add([parameter.detach() for module in scripts for parameter in module.parameters()])
         calls = WeightCalls(twin, seen.meet, following.drawn.add)
@@ -279,15 +281,19 @@ class _Pass:
         self._following = following
         self._all_picked = False
 
-    def begin_with(self, batch: Any) -> None:
-        """A batch of items: what has no entry for each of them is picked; so is all, where nothing can be seen."""
-        found = list(tensors(batch))
-        self._all_picked = not found
+    def begin_with(self, batch: Any) -> bool:
+        """A batch of items: what has not one entry for each of them is picked; so is all, where nothing can be seen.
+
+        Tells whether something is, but for packed sequences of all items.
+        """
+        parts = list(batch) if type(batch) in (tuple, list) else [batch]
+        packed = [part for part in parts if isinstance(part, PackedSequence) and int(part.batch_sizes[0]) == self.rows]
+        found = list(tensors([part for part in parts if not any(part is one for one in packed)]))
+        others = [tensor for tensor in found if tensor.shape[:1] != (self.rows,)]
+        self._all_picked = not found and not packed
         self._following.branches = True
-        self._following.picked.add([tensor for tensor in found if tensor.shape[:1] != (self.rows,)])
-        for part in batch if type(batch) in (tuple, list) else [batch]:
-            if isinstance(part, PackedSequence) and int(part.batch_sizes[0]) == self.rows:
-                self._following.picked.drop(part.batch_sizes)
+        self._following.picked.add([others, [one.data for one in packed]])
+        return bool(others) or self._all_picked
 
     def around(
         self, name: str, module: nn.Module, calls: WeightCalls, forward: Callable[..., Any], *args: Any, **kwargs: Any
