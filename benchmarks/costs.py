@@ -84,7 +84,7 @@ def measure(
             "one": partial(at, [RATE], draws),
             "all": partial(at, rates, draws),
             "apart": lambda: [sample(model, x, rate, draws, sites=sites) for rate in rates],
-            "masks": partial(all_masks, sites, draws, fitting_chunk(model, x, sites), x),
+            "masks": partial(all_masks, sites, draws, fitting_chunk(model, x, sites, draws), x),
             "uniforms": partial(all_uniforms, sites, draws, device),
         },
         repeats=repeats,

@@ -127,7 +127,7 @@ class TestSites:
             quietly(model, (X, X))
 
     def test_a_site_that_another_branch_passes_by(self) -> None:
-        with pytest.raises(SiteError, match=r"expected every site to fire.*\['second'\] did not.*Leave them out"):
+        with pytest.warns(LatedropWarning, match="changes with the rows beside it"):
             quietly(Branching(), (X, Y))
         with pytest.warns(LatedropWarning, match="changes with the rows beside it"):
             quietly(Branching(), (X, Y), select="third")
@@ -273,6 +273,7 @@ class TestData:
         with pytest.raises(DataError, match="expected finite targets; found 1 NaN or inf among 40"):
             quietly(mlp(), (X, bad))
 
+    @pytest.mark.filterwarnings("ignore:none of 40 rows reached the parameters")  # of a layer that never runs
     @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
     @pytest.mark.parametrize("make", [Forgiving, Fussy])
     @pytest.mark.parametrize("rate", [0.0, 0.1])
@@ -381,7 +382,7 @@ class TestArguments:
         with pytest.raises(ArgumentError, match=r"expected (rates inside|at least one rate|a sequence of rates)"):
             quietly(mlp(), (X, Y), rates=rates)
 
-    @pytest.mark.parametrize("rates", [None, np.float32(1.5), object()])
+    @pytest.mark.parametrize("rates", [np.float32(1.5), object()])
     def test_what_is_no_list_of_rates(self, rates: Any) -> None:
         with pytest.raises(ArgumentError, match="expected"):
             quietly(mlp(), (X, Y), rates=rates)
@@ -402,7 +403,7 @@ class TestArguments:
         with pytest.raises(ArgumentError, match=r"every pattern.*'head\*' matches none of \['2'\]"):
             quietly(mlp(), (X, Y), rates=[{"2": 0.1, "head*": 0.2}])
 
-    @pytest.mark.parametrize("draws", [1, 0, -5, 2.5, True, "10", None])
+    @pytest.mark.parametrize("draws", [1, 0, -5, 2.5, True, "10"])
     def test_draws(self, draws: Any) -> None:
         with pytest.raises(ArgumentError, match="expected at least 2 draws, as one has no variance; found"):
             quietly(mlp(), (X, Y), draws=draws)

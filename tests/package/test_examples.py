@@ -28,6 +28,7 @@ HEADLINES = {
     "exported_program": "of 500 fresh rows",
     "forecast": "of 6000 fresh values",
     "magnet_core_loss": "the 90 % interval holds",
+    "molecules": "of 300 fresh molecules",
     "my_model": "written: net.pt, val.csv, test.csv, new.csv",
     "hf_trainer": "of 500 fresh reviews",
     "images": "weights and BatchNorm statistics unchanged: True",

@@ -11,30 +11,31 @@ import torch
 from torch import Tensor, nn
 
 from latedrop.errors import ArgumentError, DataError
-from latedrop.model.arrays import from_array, from_table, is_table, place
+from latedrop.model.arrays import from_array, from_table, is_table, map_values, place
+from latedrop.model.items import Collate, Items, as_items
 from latedrop.model.rows import row_count, take_rows
 from latedrop.model.wrappers import bare
 
-__all__ = ["Unpack", "batch_count", "batches", "inputs_of", "row_batches"]
+__all__ = ["Unpack", "batch_count", "batches", "first_rows", "inputs_of", "is_pair", "row_batches"]
 
 Unpack = Callable[[Any], "tuple[Any, Any]"]
 
 
 def batches(
-    data: Any, model: nn.Module, *, batch_size: int = 256, unpack: Unpack | None = None
+    data: Any, model: nn.Module, *, batch_size: int = 256, unpack: Unpack | None = None, collate: Collate = None
 ) -> Iterator[tuple[Any, Tensor]]:
     """Yield `(inputs, targets)` with the inputs on the model's device.
 
     `data` is a pair `(x, y)` with y a tensor, array or table, or an iterable of batches, each a pair or what `unpack`
-    turns into one.
+    turns into one. With `collate`, inputs are lists of items.
     """
     if isinstance(data, Tensor) or hasattr(data, "__array__"):
         raise DataError(
             f"expected a pair (x, y) or an iterable of batches; found a {type(data).__name__} alone. "
             "Pass inputs and targets together: calibrate(model, (x, y))."
         )
-    if unpack is None and _is_pair(data):
-        x, y = place(data[0], model), _target(data[1])
+    if unpack is None and is_pair(data):
+        x, y = place(as_items(data[0], collate), model), _target(data[1])
         _check_rows(x, y)
         start = 0
         for part in row_batches(x, batch_size):
@@ -47,7 +48,7 @@ def batches(
         )
     for batch in data:
         x, y = _unpacked(batch, unpack)
-        x, y = place(x, model), _target(y)
+        x, y = place(as_items(x, collate), model), _target(y)
         _check_rows(x, y)
         if len(y):
             yield x, y
@@ -62,6 +63,14 @@ def row_batches(x: Any, batch_size: int) -> Iterator[Any]:
         return
     for start in range(0, rows, batch_size):
         yield take_rows(x, slice(start, start + batch_size))
+
+
+def first_rows(pair: Any, model: nn.Module, most: int, collate: Collate = None) -> Any:
+    """At most so many of the first inputs of a pair (x, y), placed."""
+    x, rows = as_items(pair[0], collate), len(pair[1])
+    if isinstance(x, Items):
+        return x.at(slice(most))
+    return place(map_values(x, lambda v: v[:most] if v.ndim and len(v) == rows else v), model)
 
 
 def inputs_of(batch: Any, model: nn.Module) -> Any:
@@ -89,12 +98,12 @@ def batch_count(data: Any, batch_size: int) -> int | None:
     """How many batches `batches` will yield, or None where that is not known beforehand."""
     _check_batch_size(batch_size)
     try:
-        return -(-len(data[1]) // batch_size) if _is_pair(data) else len(data)
+        return -(-len(data[1]) // batch_size) if is_pair(data) else len(data)
     except TypeError:
         return None
 
 
-def _is_pair(data: Any) -> bool:
+def is_pair(data: Any) -> bool:
     """Whether `data` is one pair (x, y), and not two batches; y may still be a list or a table, to be refused later."""
     return isinstance(data, (tuple, list)) and len(data) == 2 and any(hasattr(part, "__array__") for part in data)
 
@@ -138,5 +147,6 @@ def _check_rows(x: Any, y: Tensor) -> None:
     rows = row_count(x)
     if y.dim() == 0 or len(y) != rows:
         raise DataError(
-            f"expected one target for each of the {rows} input rows; found targets of shape {tuple(y.shape)}."
+            f"expected one target for each of the {rows} input rows; found targets of shape {tuple(y.shape)}. Where a "
+            "row is no entry of a tensor, as a graph of several nodes, pass a list of items and collate=."
         )

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from latedrop.calibration.batches import Unpack, batches, inputs_of, row_batches
+from latedrop.calibration.explaining import explained
 from latedrop.calibration.fit import Loss
-from latedrop.calibration.fitted_terms import is_site
 from latedrop.calibration.intervals import Conformal, IntervalKind
 from latedrop.calibration.measuring import Method, moments
 from latedrop.calibration.prediction import Explanation, Prediction
@@ -27,16 +27,16 @@ from latedrop.calibration.saving import read_calibration, save_calibration
 from latedrop.calibration.search import search
 from latedrop.calibration.setup import Setup
 from latedrop.calibration.weights import Weights, fingerprint
-from latedrop.errors import ArgumentError, DataError, FileError, LatedropError, LatedropWarning, OutputError
+from latedrop.errors import ArgumentError, DataError, FileError, LatedropError, LatedropWarning
 from latedrop.metrics import align_target
 from latedrop.model.arrays import check_inputs, floating, place
 from latedrop.model.calling import Readout
 from latedrop.model.finding import Select
+from latedrop.model.items import Collate, as_items
 from latedrop.model.rows import tensors
-from latedrop.model.sites import Kind, Rate, Site, missing_sites, odds_by_site
+from latedrop.model.sites import Kind, Rate, Site, missing_sites
 from latedrop.terms import Rows, Term
 from latedrop.variance.engine.options import Engine, Sampling
-from latedrop.variance.first_order import unit_variances
 from latedrop.variance.moments import out_of_memory
 from latedrop.variance.sampling import own_output
 
@@ -72,6 +72,7 @@ def calibrate(
     chunk: int | None = None,
     engine: Engine = "auto",
     unpack: Unpack | None = None,
+    collate: Collate = None,
     progress: bool = True,
 ) -> Predictor:
     """Fit the variance of a trained model to validation data, and say what it is worth.
@@ -115,6 +116,8 @@ def calibrate(
         chunk: draws that run at once; chosen to fit memory where None.
         engine: how draws are run, see `sample`; the predictor runs them so, too.
         unpack: from a batch of the iterable to `(inputs, targets)`.
+        collate: from a list of items to what `model` takes, where the inputs are lists of objects such as graphs; the
+            predictor takes such lists, too.
         progress: show a bar on work longer than two seconds.
 
     >>> x = torch.linspace(-1, 1, 64)[:, None]
@@ -150,10 +153,11 @@ def calibrate(
         "chunk": chunk,
         "engine": engine,
         "unpack": unpack,
+        "collate": collate,
         "progress": progress,
     }
     record = search(model, data, Setup(**options).checked())
-    found = Predictor(model, record, readout, batch_size=batch_size, chunk=chunk, engine=engine)
+    found = Predictor(model, record, readout, batch_size=batch_size, chunk=chunk, engine=engine, collate=collate)
     return found if conformal_data is None else found.conformal(conformal_data, unpack)
 
 
@@ -169,6 +173,7 @@ class Predictor:
         batch_size: int = 256,
         chunk: int | None = None,
         engine: Engine = "auto",
+        collate: Collate = None,
     ) -> None:
         self.model = model
         self.calibration = calibration
@@ -176,6 +181,7 @@ class Predictor:
         self.batch_size = batch_size
         self.chunk = chunk
         self.engine: Engine = engine
+        self.collate = collate
         self._weights = Weights(model, calibration.fingerprint)
 
     def __call__(self, x: Any) -> Prediction:
@@ -183,13 +189,13 @@ class Predictor:
         return self.predict(x)
 
     def predict(self, x: Any) -> Prediction:
-        """Predict N examples, in batches that fit memory.
+        """Predict N examples, in batches that fit memory; with `collate`, the items of a list.
 
         The batch size does not change the result, unless every example has its own masks (`shared=False`). Warns where
         the model's weights were changed since it was calibrated.
         """
         self._weights.check(self.model)
-        x = place(x, self.model, check=self.engine == "compiled")  # else with each batch
+        x = place(as_items(x, self.collate), self.model, check=self.engine == "compiled")  # else with each batch
         try:
             parts = [self._moments(part) for part in row_batches(x, self.batch_size)]
         except LatedropError as error:
@@ -215,10 +221,17 @@ class Predictor:
     ) -> Iterator[Prediction]:
         """Yield one `Prediction` per batch; `unpack` takes the inputs out of a batch, as `lambda b: b[0]` does.
 
-        Without it a batch is inputs alone, or a pair (inputs, targets) where the model takes one input only.
+        Without it a batch is inputs alone, or a pair (inputs, targets) where the model takes one input only; with
+        `collate`, a list of items, or a tuple of it and targets.
         """
+
+        def inputs(batch: Any) -> Any:
+            if self.collate is None:
+                return inputs_of(batch, self.model)
+            return batch[0] if isinstance(batch, tuple) and len(batch) == 2 else batch
+
         for batch in loader:
-            yield self.predict(inputs_of(batch, self.model) if unpack is None else unpack(batch))
+            yield self.predict((unpack or inputs)(batch))
 
     def scaled(self, choice: Choice) -> Predictor:
         """The same predictor with another scale; nothing is run again.
@@ -236,7 +249,7 @@ class Predictor:
                 f"{calibration.output_shape}, whose entries are not exchangeable. Pass a readout, such as a map's sum."
             )
         columns: list[list[Tensor]] = []
-        for x, y in batches(data, self.model, batch_size=self.batch_size, unpack=unpack):
+        for x, y in batches(data, self.model, batch_size=self.batch_size, unpack=unpack, collate=self.collate):
             part = self.predict(x)
             target = align_target(part.mean, y)
             columns.append(residuals(part.mean, part.variance, target, per_output=part.mean.dim() > 1))
@@ -249,52 +262,15 @@ class Predictor:
     def explain(self, x: Any, *, output: int = 0, most: int = 10) -> Explanation:
         """Where the doubt about one prediction comes from, to first order: the share of each site and its main units.
 
+        With terms, also the share of every other one and of the floor.
+
         Args:
             x: inputs of one row.
             output: which entry of the example's output, counted flat.
             most: how many units to list.
         """
-        calibration = self.calibration
-        others = {} if calibration.terms is None else self._other_terms(x, output)
-        mean, columns = unit_variances(self.model, x, calibration.sites, self.readout)
-        if not 0 <= output < len(columns):
-            raise ArgumentError(f"expected an output between 0 and {len(columns) - 1}; found {output}.")
-        odds = self._odds(output)
-        parts = {s.name: columns[output][s.name].double() * o for s, o in zip(calibration.sites, odds, strict=True)}
-        total = sum(float(part.sum()) for part in parts.values()) + sum(others.values())
-        if total == 0:
-            raise OutputError(
-                "expected a prediction that dropout can move; no unit of any site contributes to it: the variance that "
-                "is predicted here is the floor alone."
-            )
-        units = []
-        for site in calibration.sites:
-            values, places = parts[site.name].topk(min(most, parts[site.name].numel()))
-            units += [
-                (site.name, site.place(place), value / total)
-                for value, place in zip(values.tolist(), places.tolist(), strict=True)
-            ]
-        units.sort(key=lambda unit: -unit[2])
-        shares = {name: float(part.sum()) / total for name, part in parts.items()}
-        shares |= {name: value / total for name, value in others.items()}
-        return Explanation(float(mean.flatten()[output]), shares, tuple(units[:most]))
-
-    def _odds(self, output: int) -> list[float]:
-        """What every site's first-order variance is multiplied by."""
-        c = self.calibration
-        if c.terms is not None:
-            return c.terms.odds([site.name for site in c.sites], output)
-        odds: list[float] = odds_by_site(c.sites, c.rate).tolist()
-        return odds
-
-    def _other_terms(self, x: Any, output: int) -> dict[str, float]:
-        """What the terms other than dropout to first order add to the variance of one row, before the guard."""
-        c = self.calibration
-        if c.terms is None:
-            return {}
-        rows = Rows(self.model, place(x, self.model), c.sites, self.readout, c.terms.features)
-        parts = c.terms.parts(rows)
-        return {name: float(part[0].flatten()[output]) for name, part in parts.items() if not is_site(name)}
+        x = as_items(x, self.collate)
+        return explained(self.model, x, self.calibration, self.readout, output=output, most=most)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the calibration as JSON, with what is large beside it as safetensors; the weights are in neither."""
@@ -305,7 +281,7 @@ class Predictor:
 
     def _with(self, calibration: Calibration) -> Predictor:
         options: dict[str, Any] = {"batch_size": self.batch_size, "chunk": self.chunk, "engine": self.engine}
-        found = Predictor(self.model, calibration, self.readout, **options)
+        found = Predictor(self.model, calibration, self.readout, collate=self.collate, **options)
         found._weights = self._weights
         return found
 
@@ -351,12 +327,18 @@ def _check_axes(x: Any, error: Exception) -> None:
 
 
 def load(
-    path: str | os.PathLike[str], model: nn.Module, readout: Readout = None, *, terms: Sequence[Term] = ()
+    path: str | os.PathLike[str],
+    model: nn.Module,
+    readout: Readout = None,
+    *,
+    collate: Collate = None,
+    terms: Sequence[Term] = (),
 ) -> Predictor:
     """Bring a saved calibration back to its model; with the same `terms`, where it was made with some of your own.
 
     Raises `FileError` where the file is missing, truncated or edited, or where the model lacks its sites or the
-    readout that it was made with; warns where the weights are not the ones that were calibrated.
+    readout that it was made with; warns where the weights are not the ones that were calibrated. With `collate`, which
+    a file cannot hold, the predictor takes lists of items.
     """
     try:
         calibration = read_calibration(path)
@@ -389,4 +371,4 @@ def load(
             LatedropWarning,
             stacklevel=2,
         )
-    return Predictor(model, calibration, readout)
+    return Predictor(model, calibration, readout, collate=collate)

@@ -18,7 +18,7 @@ from warnings import warn
 import torch
 from torch import Tensor, nn
 
-from latedrop.calibration.batches import batch_count, batches
+from latedrop.calibration.batches import batch_count, batches, first_rows, is_pair
 from latedrop.calibration.checks import few_rows, ratio_to_draws, warn_of_edge, warn_of_few_drops, warn_of_ratio
 from latedrop.calibration.fit import fit_sites
 from latedrop.calibration.measuring import moments
@@ -39,6 +39,7 @@ from latedrop.variance.sampling import own_output
 __all__ = ["PAPER_RATES", "search"]
 
 _FEW_ROWS = 10
+_EXAMPLES = 1024  # rows that sites are found on, at most
 _MOST_UNTOUCHED = 0.1  # a rate that leaves more rows without any variance has not measured it
 
 
@@ -211,9 +212,12 @@ def _batches(
     total = None if count is None else count * per_batch
     with tqdm(total=total, desc="calibrating", delay=2, disable=not setup.progress, leave=False) as bar:
         tick: Callable[[], Any] = bar.update
-        for x, y in batches(data, model, batch_size=setup.batch_size, unpack=setup.unpack):
+        for x, y in batches(data, model, batch_size=setup.batch_size, unpack=setup.unpack, collate=setup.collate):
             if sites is None:
-                sites = find_sites(model, x, select=setup.select, kind=setup.kind)
+                # Of a pair more rows than the first batch are there, should it not take every branch.
+                pair = setup.unpack is None and is_pair(data)
+                examples = first_rows(data, model, _EXAMPLES, setup.collate) if pair else x
+                sites = find_sites(model, examples, select=setup.select, kind=setup.kind)
             yield x, y, sites, tick
 
 

@@ -19,6 +19,7 @@ from latedrop.errors import ArgumentError
 from latedrop.masking.draws import checked_seed
 from latedrop.model.calling import Readout
 from latedrop.model.finding import Select
+from latedrop.model.items import Collate
 from latedrop.model.sites import Kind, Rate, Site
 from latedrop.variance.engine.options import ENGINES, Engine, Sampling, checked_draws
 
@@ -60,6 +61,7 @@ class Setup:
     chunk: int | None
     engine: Engine
     unpack: Unpack | None
+    collate: Collate
     progress: bool
     terms_given: bool = False
 

@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
-from latedrop.errors import SiteError
+from latedrop.errors import DataError, SiteError
 from latedrop.masking.draws import DrawMasks, checked_seed
 from latedrop.masking.thinning import Thinning
 from latedrop.model.rows import row_count
@@ -54,7 +54,7 @@ class Injection:
         return twin, dict(zip(named_layers(self._model).values(), named_layers(twin).values(), strict=True))
 
     def _pass(self, thinning: Thinning, forward: Any, *args: Any, **kwargs: Any) -> Any:
-        with thinning.passing(row_count((args, kwargs))):
+        with thinning.passing_rows(_rows((args, kwargs)), 1, lambda twin: own_call(twin)(*args, **kwargs)):
             output = forward(*args, **kwargs)
         self.draw += not self._fixed
         return output
@@ -98,6 +98,14 @@ def inject(
     finally:
         with suppress(ValueError):  # a generator that somebody else closes
             _ACTIVE.reset(token)
+
+
+def _rows(given: Any) -> int | None:
+    """How many rows a call has; None where that cannot be told, as of packed sequences."""
+    try:
+        return row_count(given)
+    except DataError:
+        return None
 
 
 _ACTIVE: ContextVar[tuple[tuple[frozenset[nn.Module], Injection], ...]] = ContextVar("injections", default=())

@@ -7,7 +7,7 @@ takes it, by a mode of the calling thread.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, Protocol
@@ -17,7 +17,10 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from latedrop.errors import SiteError
+from latedrop.model.branches import used_elsewhere
+from latedrop.model.calling import call
 from latedrop.model.layers import SOURCES, channel_axis, layer_inputs
+from latedrop.model.rows import row_count
 from latedrop.model.sites import Site, missing_sites
 from latedrop.model.twin import reroute
 from latedrop.model.weight_calls import WeightCall, WeightCalls
@@ -66,6 +69,7 @@ class Thinning:
                     "Find the sites again with find_sites(model, inputs)."
                 )
         self.thinner = thinner
+        self._twin, self._sites = twin, sites
         self._shared = shared
         self._fired = dict.fromkeys((site.name for site in sites), 0)
         self._rows: int | None = None
@@ -83,8 +87,14 @@ class Thinning:
                     reroute(module, partial(_apart, self._calls))
 
     @contextmanager
-    def passing(self, rows: int, copies: int = 1) -> Iterator[None]:
-        """One forward pass over so many rows, of which the draws have `copies` one after the other."""
+    def passing(self, x: Any, copies: int = 1) -> Iterator[None]:
+        """One forward pass over the rows of `x`, of which the draws have `copies` one after the other."""
+        with self.passing_rows(row_count(x), copies, lambda twin: call(twin, x)):
+            yield
+
+    @contextmanager
+    def passing_rows(self, rows: int | None, copies: int, again: Callable[[nn.Module], Any]) -> Iterator[None]:
+        """The same of so many rows; `again` runs the pass on another twin. The rows may be unknown."""
         self._fired.update(dict.fromkeys(self._fired, 0))
         self._rows, self._copies = rows, copies
         with self._calls or nullcontext(), eager() if self._calls else nullcontext():
@@ -96,13 +106,24 @@ class Thinning:
                 self._rows = None
                 if self._calls is not None:
                     self._calls.end()
-        silent = [name for name, count in self._fired.items() if count == 0]
-        if silent:
+        if isinstance(self.thinner, _Idle):
+            return
+        silent = [site for site in self._sites if self._fired[site.name] == 0]
+        used = self._used_elsewhere(silent, again) if silent else []
+        if used:
             raise SiteError(
-                f"expected every site to fire in the forward pass; {silent} did not: the model used these layers' "
-                "weights in another way than when the sites were found, or took another branch. Leave them out with "
+                f"expected every site to fire in the forward pass where its layer runs; {used} did not: the "
+                "model used these layers' weights in another way than when the sites were found. Leave them out with "
                 "select=, or find the sites again."
             )
+
+    def _used_elsewhere(self, silent: Sequence[Site], again: Callable[[nn.Module], Any]) -> list[str]:
+        thinner: Thinner = self.thinner
+        self.thinner = _Idle()
+        try:
+            return used_elsewhere(self._twin, silent, again)
+        finally:
+            self.thinner = thinner
 
     def _around(
         self, site: Site, layer: nn.Module, channels: tuple[int, ...], forward: Any, *args: Any, **kwargs: Any
@@ -110,8 +131,8 @@ class Thinning:
         """A layer of one input; others that it is given, such as a recurrent layer's state, stay as they are."""
         if not args or type(args[0]) is PackedSequence:
             return self._several(site, layer, channels, forward, *args, **kwargs)
-        call = 0 if site.kind == "channel" else self._fired[site.name]
-        value = self._padded(site, call * 3, args[0], channels)
+        time = 0 if site.kind == "channel" else self._fired[site.name]
+        value = self._padded(site, time * 3, args[0], channels)
         self._fired[site.name] += 1
         return forward(value, *args[1:], **kwargs)
 
@@ -125,20 +146,20 @@ class Thinning:
         args = tuple(changed.get(i, value) for i, value in enumerate(args))
         return forward(*args, **{key: changed.get(key, value) for key, value in kwargs.items()})
 
-    def _meet(self, call: WeightCall) -> dict[Place, Any]:
-        if call.name not in self._functional:
+    def _meet(self, met: WeightCall) -> dict[Place, Any]:
+        if met.name not in self._functional:
             return {}
-        thinned = self._thinned(self._functional[call.name], call.inputs.values(), call.channels)
-        return {place: thinned[id(value)] for place, value in call.inputs.items()}
+        thinned = self._thinned(self._functional[met.name], met.inputs.values(), met.channels)
+        return {place: thinned[id(value)] for place, value in met.inputs.items()}
 
     def _thinned(self, site: Site, values: Iterable[Any], channels: tuple[int, ...]) -> dict[int, Any]:
         """By identity: query, key and value are often one tensor and stay one."""
         found: dict[int, Any] = {}
         for value in values:
             if id(value) not in found:
-                call = 0 if site.kind == "channel" else self._fired[site.name]
+                time = 0 if site.kind == "channel" else self._fired[site.name]
                 packed = isinstance(value, PackedSequence)
-                number = call * 3 + len(found)
+                number = time * 3 + len(found)
                 found[id(value)] = (
                     self._packed(site, number, value) if packed else self._padded(site, number, value, channels)
                 )
@@ -151,16 +172,20 @@ class Thinning:
         if site.kind == "channel":
             kept = [channel % len(shape) for channel in channels]
             shape = [size if i in kept else 1 for i, size in enumerate(shape)]
+            if self._shared and self._copies == 1 and size % (self._rows or 1):
+                axis = None  # one mask for all entries, whosever they are
         if axis is None:
             return self.thinner.thin(site, number, value, tuple(shape), None)
         rows = self._rows if self._rows is not None else size
         examples = 1 if self._shared else rows // self._copies
         inner, rest = divmod(size, rows)
-        if rest:
+        unfolded = site.kind == "element" and len(site.units) < value.dim()
+        if rest or (inner != 1 and unfolded):  # with one entry for each example when the sites were found
             raise SiteError(
-                f"expected the input of site {site.name!r} to have a multiple of {rows} entries along axis {axis}, the "
-                f"number of examples; found shape {tuple(value.shape)}. Use kind='channel', or leave it out with "
-                "select=."
+                f"expected the input of site {site.name!r} to have a multiple of {rows} entries along axis {axis}, as "
+                "there are that many examples, and as many for each as when the sites were found; found shape "
+                f"{tuple(value.shape)}. Where the number differs from example to example, find the sites on such "
+                "examples, with kind='channel'; else leave it out with select=."
             )
         if inner == 1:
             shape[axis] = examples
@@ -184,6 +209,15 @@ class Thinning:
             row = value.sorted_indices[row]
         data = self.thinner.thin_packed(site, number, value.data, shape, row, step)
         return PackedSequence(data, sizes, value.sorted_indices, value.unsorted_indices)
+
+
+class _Idle:
+    """Thins nothing."""
+
+    def thin(self, site: Site, call: int, value: Tensor, *_: Any) -> Tensor:
+        return value
+
+    thin_packed = thin
 
 
 def _apart(calls: WeightCalls, forward: Any, *args: Any, **kwargs: Any) -> Any:

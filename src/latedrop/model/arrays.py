@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 
 from latedrop.errors import DataError
 from latedrop.torch_inside import first_weight
@@ -136,6 +137,9 @@ def map_values(x: Any, change: Callable[[Any], Any]) -> Any:
         return change(x)
     if isinstance(x, Mapping):
         return {key: map_values(value, change) for key, value in x.items()}
+    if isinstance(x, PackedSequence):  # its counts stay on the CPU
+        orders = (None if order is None else change(order) for order in x[2:])
+        return type(x)(change(x.data), x.batch_sizes, *orders)
     if isinstance(x, tuple) and hasattr(x, "_fields"):
         return type(x)(*(map_values(value, change) for value in x))
     if isinstance(x, (tuple, list)):

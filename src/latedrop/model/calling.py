@@ -13,9 +13,11 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 
 from latedrop.errors import LatedropError, OutputError
 from latedrop.model.arrays import all_finite, check_inputs
+from latedrop.model.items import batch_of
 from latedrop.model.rows import row_count, tensors
 
 __all__ = ["Readout", "call", "check_finite", "output_of", "read"]
@@ -26,6 +28,9 @@ Readout: TypeAlias = "Callable[[Any], Tensor] | str | int | None"
 def call(model: nn.Module, x: Any) -> Any:
     """Run `model` on `x`, spreading tuples and matching mappings over its arguments."""
     if isinstance(x, Tensor):
+        return model(x)
+    x = batch_of(x, model)
+    if isinstance(x, PackedSequence):
         return model(x)
     if isinstance(x, Mapping):
         return model(**x) if _takes_keywords(model, x) else model(x)
@@ -53,7 +58,8 @@ def read(output: Any, readout: Readout, rows: int) -> Tensor:
     if value.dim() == 0 or value.shape[0] != rows:
         raise OutputError(
             f"expected an output whose first axis counts the {rows} examples; found shape "
-            f"{tuple(value.shape)}. Pass a readout that keeps one entry per example."
+            f"{tuple(value.shape)}. Pass a readout that keeps one entry per example; with collate=, a batch must give "
+            "one for each item of the list, in its order."
         )
     return value
 

@@ -11,13 +11,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from fractions import Fraction
+from itertools import chain
 from typing import Any, TypeAlias
 
 from torch import nn
 
 from latedrop.errors import ArgumentError, SiteError
-from latedrop.model.layout import common_layout
-from latedrop.model.probe import Run, probe_twice
+from latedrop.model.items import Collate, as_items
+from latedrop.model.layout import common_layout, follows
+from latedrop.model.probe import Probed, Run, Runs, probe
 from latedrop.model.scripts import check_scripts
 from latedrop.model.sites import Kind, Site, Sites
 from latedrop.model.wrappers import bare, named_layers
@@ -30,16 +33,28 @@ Select: TypeAlias = (
 )
 
 
-def find_sites(model: nn.Module, *example_inputs: Any, select: Select = None, kind: Kind = "element") -> Sites:
+def find_sites(
+    model: nn.Module,
+    *example_inputs: Any,
+    select: Select = None,
+    kind: Kind = "element",
+    collate: Collate = None,
+) -> Sites:
     """Find the sites of `model`, in the order in which they run.
 
     Args:
         model: any module; it is read, never changed.
-        example_inputs: what `model` is called with; a few rows are enough and only three are used.
+        example_inputs: what `model` is called with. Three rows are enough for most; where values decide which layers
+            run, further rows are taken, up to 1024, until every parameter was reached.
         select: narrows the sites: a name pattern (`"encoder.*"`), a module type, a predicate
             `(name, module) -> bool`, or a sequence of these of which one must hold. For a weight without a layer the
             module is the one that holds the parameter.
         kind: `"element"` or `"channel"`.
+        collate: a function from a list of items to what `model` takes, where the inputs are a list of objects such as
+            graphs or sequences of several lengths: its items are the rows.
+
+    Warns:
+        LatedropWarning: values decide which layers run, and no row reached some parameters.
 
     Raises:
         SiteError: no site is left; the message lists the layers that were seen.
@@ -58,32 +73,48 @@ def find_sites(model: nn.Module, *example_inputs: Any, select: Select = None, ki
             f"expected a torch.nn.Module; found {type(model).__name__}. Pass the model itself; an exported program "
             "becomes one with latedrop.load_program(program)."
         )
-    x = example_inputs[0] if len(example_inputs) == 1 else tuple(example_inputs)
+    x = as_items(example_inputs[0] if len(example_inputs) == 1 else tuple(example_inputs), collate)
     model = bare(model)
     check_scripts(model)
-    small, large, coupled = probe_twice(model, x)
+    probed = probe(model, x)
+    passes = [runs for runs in (probed.first, probed.second, *probed.further) if runs is not None]
+    seen = {name: [runs.get(name, []) for runs in passes] for name in _in_order(passes)}
+    layers = {name: list(chain(*calls)) for name, calls in seen.items()}
     modules = named_layers(model)
-    owners = {name: modules.get(runs[0].owner, model) for name, runs in small.items()}
-    downstream = [name for name, runs in small.items() if any(run.downstream for run in runs)]
+    owners = {name: modules.get(runs[0].owner, model) for name, runs in layers.items()}
+    downstream = [name for name, runs in layers.items() if any(run.downstream for run in runs)]
     chosen = [name for name in downstream if _selected(select, name, owners[name])]
     if not chosen:
-        raise SiteError(_no_site_message(select, downstream, [name for name in small if name not in downstream]))
-    found = (_site(name, kind, small[name], large.get(name, []) if large else None) for name in chosen)
-    return Sites(replace(site, coupled=coupled) for site in found)
+        raise SiteError(_no_site_message(select, downstream, [name for name in seen if name not in downstream]))
+    found = [_site(name, kind, seen[name], probed) for name in chosen]
+    if any(site.batch_axis is None for site in found):  # draws run one by one: no channel mask needs to know rows
+        channels = [replace(site, batch_axis=None, interleaved=False, moved=False) for site in found]
+        found = [other if site.kind == "channel" else site for site, other in zip(found, channels, strict=True)]
+    return Sites(found)
 
 
-def _site(name: str, kind: Kind, small: list[Run], large: list[Run] | None) -> Site:
-    first = small[0]
-    if first.packed_steps is not None:
+def _in_order(passes: Sequence[Runs]) -> list[str]:
+    """The layers of all passes, those of the longest first; others come before what they ran before, or last."""
+    order: list[str] = []
+    for runs in sorted(passes, key=len, reverse=True):
+        place = len(order)
+        for name in reversed(runs):
+            if name not in order:
+                order.insert(place, name)
+            place = order.index(name)
+    return order
+
+
+def _site(name: str, kind: Kind, calls: list[list[Run]], probed: Probed) -> Site:
+    """The site of a layer, from its calls in every pass."""
+    runs = list(chain(*calls))
+    first, count = runs[0], max(map(len, calls))
+    if first.packed_steps is not None and not any(run.picked for run in runs):
         features = first.value.shape[-1]
         units: tuple[int, ...] = (features,) if kind == "channel" else (first.packed_steps, features)
-        return Site(name, kind, first.layer, units, len(small), 0)
-    try:
-        axis, interleaved = common_layout(name, small, large)
-    except SiteError:
-        if kind == "element":
-            raise
-        axis, interleaved = None, False  # a channel mask is the same for every example and position
+        moved = _moves(name, 0, False, probed)
+        return Site(name, kind, first.layer, units, count, 0, moved=moved, coupled=probed.together)
+    kind, axis, interleaved = _laid_out(name, kind, calls, probed)
     shape = list(first.value.shape)
     if kind == "channel":
         units = tuple(shape[channel] for channel in sorted(first.channels))
@@ -91,7 +122,58 @@ def _site(name: str, kind: Kind, small: list[Run], large: list[Run] | None) -> S
         if axis is not None:
             shape[axis] //= first.rows
         units = tuple(size for i, size in enumerate(shape) if i != axis or size > 1)
-    return Site(name, kind, first.layer, units, len(small), axis, interleaved, first.weight)
+    moved = _moves(name, axis, interleaved, probed)
+    return Site(name, kind, first.layer, units, count, axis, interleaved, first.weight, moved, probed.together)
+
+
+def _laid_out(name: str, kind: Kind, calls: list[list[Run]], probed: Probed) -> tuple[Kind, int | None, bool]:
+    """The kind of masks, the axis of the rows, and whether folded ones alternate along it.
+
+    A channel mask is the same for every row and position, so that rows need not be told apart. Where a row has at most
+    one entry, of features alone, an element is a channel.
+    """
+    runs = list(chain(*calls))
+    small, large = calls[0], calls[1] if probed.second is not None else None
+    varying = any(run.picked for run in runs) or not small or large == []
+    try:
+        if varying:
+            raise SiteError(_varying(name))
+        axis, interleaved = common_layout(name, small, large)
+        _check_entries(name, axis, runs)
+    except SiteError:
+        single = all(run.value.dim() == 2 and len(run.value) <= run.rows for run in runs)
+        if kind == "element" and not (single and varying and {len(c) for c in calls} <= {0, 1}):
+            raise
+        return "channel", None, False
+    folded = axis is not None and small[0].value.shape[axis] != small[0].rows
+    # Code that reads values may fold as many entries of each row as they say; items may have had one entry by chance.
+    unsure = kind == "channel" and (probed.structured or (folded and probed.branches))
+    return kind, None if unsure else axis, interleaved and not unsure
+
+
+def _moves(name: str, axis: int | None, interleaved: bool, probed: Probed) -> bool:
+    """Whether the rows of a layer's input do not follow the order of the rows that the model is given."""
+    if axis is None or probed.orders is None:
+        return False
+    there, back = (runs.get(name, []) for runs in probed.orders)
+    return len(there) != len(back) or not all(
+        follows(a, b, axis, interleaved) for a, b in zip(there, back, strict=True)
+    )
+
+
+def _check_entries(name: str, axis: int | None, runs: list[Run]) -> None:
+    """Raise where rows have several numbers of entries."""
+    alike = [run for run in runs if run.value.dim() == runs[0].value.dim()]
+    if axis is not None and len({Fraction(run.value.shape[axis], run.rows) for run in alike}) > 1:
+        raise SiteError(_varying(name))
+
+
+def _varying(name: str) -> str:
+    return (
+        f"expected as many entries for every row in the input of layer {name!r}; found a number that depends on "
+        "values, as with the nodes of graphs, or rows that go to one of several layers. Use kind='channel', with which "
+        "all entries have one mask, and pass sites=; or leave it out with select=."
+    )
 
 
 def _selected(select: Select, name: str, module: nn.Module) -> bool:

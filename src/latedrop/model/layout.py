@@ -10,7 +10,7 @@ from torch import Tensor
 from latedrop.errors import SiteError
 from latedrop.model.probe import Run
 
-__all__ = ["common_layout"]
+__all__ = ["common_layout", "follows"]
 
 
 def common_layout(name: str, small: list[Run], large: list[Run] | None) -> tuple[int | None, bool]:
@@ -20,7 +20,7 @@ def common_layout(name: str, small: list[Run], large: list[Run] | None) -> tuple
     if len(large) != len(small):
         raise SiteError(
             f"expected layer {name!r} to run equally often for every batch size; it ran {len(small)} times for two "
-            f"examples and {len(large)} times for three. Leave it out with select=."
+            f"examples and {len(large)} times for three. Use kind='channel', or leave it out with select=."
         )
     layouts = {_layout(name, a, b) for a, b in zip(small, large, strict=True)}
     if len(layouts) > 1:
@@ -43,7 +43,8 @@ def _layout(name: str, small: Run, large: Run) -> tuple[int | None, bool]:
     if len(axes) > 1 or a.shape[axis] * large.rows != b.shape[axis] * small.rows:
         raise SiteError(
             f"expected the input of layer {name!r} to grow along one axis with the number of examples; found shape "
-            f"{tuple(a.shape)} for two examples and {tuple(b.shape)} for three. Leave the layer out with select=."
+            f"{tuple(a.shape)} for two examples and {tuple(b.shape)} for three. Use kind='channel', or leave the layer "
+            "out with select=."
         )
     inner = a.shape[axis] // small.rows
     if inner == 1:
@@ -58,6 +59,16 @@ def _layout(name: str, small: Run, large: Run) -> tuple[int | None, bool]:
         f"expected the examples to be folded in order into axis {axis} of the input of layer {name!r}, of shape "
         f"{tuple(small.value.shape)}; found another order. Use kind='channel', or leave it out with select=."
     )
+
+
+def follows(there: Run, back: Run, axis: int, interleaved: bool) -> bool:
+    """Whether rows that go in in the opposite order lie in the opposite order."""
+    a, b, rows = there.value.float(), back.value.float(), there.rows
+    if a.shape != b.shape or a.shape[axis] % rows:
+        return False
+    split = (-1, rows) if interleaved else (rows, -1)
+    expected = a.unflatten(axis, split).flip(axis + interleaved).flatten(axis, axis + 1)
+    return torch.allclose(expected, b, rtol=1e-2, atol=1e-3 * float(a.abs().max()) + 1e-12)
 
 
 def _turned_layout(value: Tensor, turned: Tensor, rows: int) -> tuple[int | None, bool]:

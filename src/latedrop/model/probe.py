@@ -1,34 +1,44 @@
 """Probe passes: which weight layers run, on what, and whether another weight layer is upstream of them.
 
 Two passes (two and three examples) run a twin of the model with each tensor that came out of a weight layer marked, and
-all that is computed from it. A layer whose input carries the mark has a weight layer upstream.
+all that is computed from it (`marks`). A layer whose input carries the mark has a weight layer upstream. Where values
+decide what runs, and some parameter was not reached, passes over further rows follow.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias
 from warnings import warn
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence
+from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
 from latedrop.errors import DataError, LatedropError, LatedropWarning
 from latedrop.model.calling import call
+from latedrop.model.items import Items, batch_of
 from latedrop.model.layers import LAYERS, SOURCES, channel_axis, layer_inputs
-from latedrop.model.rows import copied, map_rows, row_count, row_limits, tensors
+from latedrop.model.marks import Following, is_covered
+from latedrop.model.rows import copied, distinct_rows, opposite, row_count, row_limits, take_rows, tensors, turned
 from latedrop.model.running import Deriving, derives, quietly, rolls_dice
 from latedrop.model.scripts import wrap_scripts
 from latedrop.model.twin import release, reroute, twin_of
 from latedrop.model.weight_calls import WeightCall, WeightCalls
 from latedrop.model.weight_rules import Place
-from latedrop.model.wrappers import named_layers
-from latedrop.torch_inside import Operator, eager, inmost, watching
+from latedrop.model.wrappers import named_layers, plain_names
+from latedrop.torch_inside import eager, watching
 
-__all__ = ["Run", "probe_twice"]
+__all__ = ["Probed", "Run", "Runs", "probe"]
+
+
+Runs: TypeAlias = "dict[str, list[Run]]"
+"""The calls of each weight layer in one pass."""
+_ALONE, _AT_ONCE, _MOST_ROWS = 8, 16, 1024  # rows that further passes run on
+_MOST_NAMES = 10
 
 
 @dataclass
@@ -42,76 +52,54 @@ class Run:
     downstream: bool
     value: Tensor
     packed_steps: int | None
+    picked: bool
     rows: int
 
 
-class _Marks:
-    """What was computed from the outputs of weight layers, storage by storage."""
+@dataclass
+class Probed:
+    """What the passes over some rows told.
 
-    def __init__(self) -> None:
-        self._kept: dict[int, Any] = {}  # holding a storage keeps its address from being used again
-
-    def add(self, value: Any) -> None:
-        for tensor in tensors(value):
-            inner = inmost(tensor)
-            address = _address(inner)
-            if address:
-                self._kept[address] = inner.untyped_storage() if address > 0 else inner
-
-    def on(self, value: Any) -> bool:
-        return any(_address(inmost(tensor)) in self._kept for tensor in tensors(value))
-
-    def seen(self, operator: Operator | None, args: Any, kwargs: Any, result: Any) -> None:
-        """An operator has run: marks go from its arguments to its results."""
-        if self.on(args) or self.on(kwargs):
-            self.add(result)
-            if operator is not None and operator.changes:
-                self.add(args[:1])
-
-
-def _address(tensor: Tensor) -> int:
-    """Of a tensor's storage; below 0 one of the tensor itself, where torch keeps its numbers elsewhere (oneDNN)."""
-    try:
-        return tensor.untyped_storage().data_ptr()
-    except (NotImplementedError, RuntimeError):
-        return -id(tensor)
-
-
-_Runs: TypeAlias = "dict[str, list[Run]]"
-_Outputs: TypeAlias = "list[tuple[int, Any, bool]]"
-
-
-def probe_twice(model: nn.Module, x: Any) -> tuple[_Runs, _Runs, bool]:
-    """The runs of two passes that differ in their number of rows, or where that is fixed in the order of these.
-
-    The last tells whether the rows of a batch belong together: they act on each other, or their number is fixed.
+    Attributes:
+        first: the runs of the first pass.
+        second: those of another pass, over another number of rows or in another order; None where there is none.
+        further: those of passes over further rows.
+        orders: those of a pass over some rows, and of one over the same in the opposite order, where rows may move.
+        together: whether the rows of a batch belong together: they act on each other, or their number is fixed.
+        branches: whether values decide what runs, or on how much.
+        structured: whether a batch of items holds tensors that have not one entry for each of them.
     """
+
+    first: Runs
+    second: Runs | None
+    further: list[Runs] = field(default_factory=list)
+    orders: tuple[Runs, Runs] | None = None
+    together: bool = False
+    branches: bool = False
+    structured: bool = False
+
+
+def probe(model: nn.Module, x: Any) -> Probed:
+    """Two passes that differ in their number of rows, or where that is fixed in the order of these; more if needed."""
     if row_count(x) == 0:
         raise DataError("expected example inputs with at least one row; found none. Pass a few rows.")
     least, most = row_limits(model)
     few = max(2, least)
-    outputs: _Outputs = []
-    together = False
+    probing = _Probing(model)
     try:
         if most is not None and most <= few:
-            runs = _probe_turned(model, _distinct_rows(x, most), outputs)
+            found = probing.of_one_size(distinct_rows(x, most))
         else:
-            large = _probe(model, _distinct_rows(x, few + 1), outputs)
-            runs = _probe(model, _distinct_rows(x, few), outputs), large
+            large = probing.runs(distinct_rows(x, few + 1))
+            found = Probed(probing.runs(distinct_rows(x, few)), large)
     except LatedropError:
         raise
     except Exception:  # the model may insist on its batch size
-        outputs.clear()
-        together = True
-        try:
-            runs = _probe_turned(model, x, outputs)
-        except LatedropError:
-            raise
-        except Exception as error:
-            raise DataError(
-                f"expected the model to run on the example inputs; it raised {type(error).__name__}: {error}. "
-                "Pass inputs of the shapes and dtypes that the model takes."
-            ) from error
+        probing = _Probing(model)
+        with _what_it_raises():
+            found = probing.of_one_size(x)
+        found.together = True
+    outputs = probing.outputs
     if any(random for _, _, random in outputs):
         warn(
             "the model draws random numbers by itself in eval mode (functional dropout left on, perhaps): "
@@ -119,28 +107,144 @@ def probe_twice(model: nn.Module, x: Any) -> tuple[_Runs, _Runs, bool]:
             LatedropWarning,
             stacklevel=3,
         )
-    elif len(outputs) == 2 and not (_rows_apart(*outputs) and _rows_may_turn(model, x, outputs[0])):
-        together = True
-        warn(
-            "expected examples that do not depend on each other; the output of a row changes with the rows beside it, "
-            "as with batch statistics or the nodes of one graph. Use method='sample', with all the rows that belong "
-            "together in one batch, or give each graph one row; method='linear' is wrong here.",
-            LatedropWarning,
-            stacklevel=3,
-        )
-    return *runs, together
+    elif len(outputs) == 2:
+        _check_rows(x, *outputs)
+        if not (_rows_apart(*outputs) and _rows_may_turn(model, x, outputs[0])):
+            found.together = True
+            _check_order(model, x, outputs[0])
+            warn(
+                "expected examples that do not depend on each other; the output of a row changes with the rows beside "
+                "it, as with batch statistics, the nodes of one graph or the steps of one sequence. Use "
+                "method='sample', with all the rows that belong together in one batch, or give each graph one row; "
+                "method='linear' is wrong here.",
+                LatedropWarning,
+                stacklevel=3,
+            )
+    if not found.together and most is None:
+        with _what_it_raises():
+            probing.go_on(x, found)
+    probing.warn_of_unreached(row_count(x))
+    found.branches, found.structured = probing.branches, probing.structured
+    found.together |= probing.drawn_branches  # each draw may take another way
+    return found
 
 
-def _probe_turned(model: nn.Module, x: Any, outputs: _Outputs) -> tuple[_Runs, _Runs]:
-    """A pass, and one with every row in the place of the next; none where all rows are equal, which tell nothing."""
-    turned = map_rows(x, lambda t: t.roll(1, 0))
-    first = _probe(model, x, outputs)
-    if all(torch.equal(a, b) for a, b in zip(tensors(x), tensors(turned), strict=True)):
-        return first, {}
+class _Probing:
+    """Passes over some rows of a model's inputs, and what all of them told."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.outputs: list[tuple[int, Any, bool]] = []
+        self.branches, self.drawn_branches, self.moves, self.structured = False, False, False, False
+        self._reached: set[tuple[int, int, int]] = set()
+        self._tried = 0
+
+    def of_one_size(self, x: Any) -> Probed:
+        """A pass, and one with every row in the place of the next."""
+        first, moved = self.runs(x), turned(x)
+        if moved is None:
+            return Probed(first, None)
+        try:
+            return Probed(first, self.runs(moved))
+        except Exception:
+            return Probed(first, None)
+
+    def go_on(self, x: Any, found: Probed) -> None:
+        """Where values decide what runs, take single rows; then further ones, until every parameter is reached."""
+        rows = min(row_count(x), _MOST_ROWS)
+        if self.moves:
+            some = distinct_rows(x, max(3, min(rows, _AT_ONCE)))
+            found.orders = self.runs(some), self.runs(opposite(some))
+        if not self.branches:
+            return
+        for start in range(min(rows, _ALONE)):
+            with suppress(Exception):  # some models take no single row
+                found.further.append(self.runs(take_rows(x, slice(start, start + 1))))
+        for start in range(0, rows, _AT_ONCE):
+            if not self._unreached():
+                return
+            found.further.append(self.runs(take_rows(x, slice(start, start + _AT_ONCE))))
+
+    def warn_of_unreached(self, rows: int) -> None:
+        """Values decide what runs, and nothing of some parameters did."""
+        names = self._unreached() if self.branches else []
+        if names:
+            more = f" and {len(names) - _MOST_NAMES} others" if len(names) > _MOST_NAMES else ""
+            warn(
+                f"none of {min(rows, _MOST_ROWS)} rows reached the parameters {names[:_MOST_NAMES]}{more}: there is no "
+                "site in that branch, so what it does adds nothing to the variance. Find the sites on rows that take "
+                "every branch, and pass sites=.",
+                LatedropWarning,
+                stacklevel=4,
+            )
+
+    def _unreached(self) -> list[str]:
+        plain = plain_names(self.model)
+        parameters = ((plain(name), parameter) for name, parameter in self.model.named_parameters())
+        return [name for name, p in parameters if p.numel() and not is_covered(p, self._reached)]
+
+    def runs(self, x: Any) -> Runs:
+        """The runs of one pass; its rows, what came out and whether that is random by itself go to `outputs`."""
+        return quietly(self.model, lambda: self._observed(x))
+
+    def _observed(self, x: Any) -> Runs:
+        twin, rows = twin_of(self.model, own_gradients=True), row_count(x)
+        inputs = batch_of(copied(x), twin)
+        following = Following(inputs, twin.parameters())
+        seen = _Pass(rows, following)
+        if isinstance(x, Items):
+            self.structured |= seen.begin_with(inputs)
+        wrap_scripts(twin, seen.script)
+        calls = WeightCalls(twin, seen.meet, following.drawn.add)
+        for name, module in named_layers(twin).items():
+            if isinstance(module, SOURCES):
+                reroute(module, partial(seen.around, name, module, calls))
+        with eager():
+            with watching(following.seen), following, calls, Deriving(self.model):
+                calls.begin()
+                try:
+                    output = call(twin, inputs)
+                finally:
+                    release(twin)
+            self.outputs.append((rows, output, rolls_dice(self.model) and _varies(self.model, x, output)))
+        self.branches |= following.branches
+        self.drawn_branches |= following.drawn_branches
+        self.moves |= following.moves
+        self._reached |= following.reached
+        return seen.runs
+
+
+@contextmanager
+def _what_it_raises() -> Iterator[None]:
+    """What the model itself raises is an error of the inputs."""
     try:
-        return first, _probe(model, turned, outputs)
-    except Exception:
-        return first, {}
+        yield
+    except LatedropError:
+        raise
+    except Exception as error:
+        raise DataError(
+            f"expected the model to run on the example inputs; it raised {type(error).__name__}: {error}. "
+            "Pass inputs of the shapes and dtypes that the model takes."
+        ) from error
+
+
+def _check_rows(x: Any, first: tuple[int, Any, bool], second: tuple[int, Any, bool]) -> None:
+    """Raise where the number of rows that go in does not change anything of what comes out."""
+    (more, outputs, _), (rows, others, _) = first, second
+    shapes = [[tuple(t.shape) for t in tensors(output) if t.is_floating_point()] for output in (outputs, others)]
+    if more == rows or shapes[0] != shapes[1] or not any(shape[:1] > (1,) for shape in shapes[0]):
+        return
+    if isinstance(x, Items):
+        raise DataError(
+            f"expected collate= to make a batch with one output for each item; found outputs of shapes {shapes[0]} for "
+            f"{more} items and for {rows} alike. It must use all items of the list that it is given."
+        )
+    raise DataError(
+        f"expected inputs and outputs whose first axis counts the examples; found outputs of shapes {shapes[0]} for "
+        f"{more} rows and for {rows} alike: the first axis of the inputs counts something else, such as the steps of "
+        "sequences. Pass inputs with the examples along the first axis; a module that transposes them can stand "
+        "before the model."
+    )
 
 
 def _rows_apart(first: tuple[int, Any, bool], second: tuple[int, Any, bool]) -> bool:
@@ -160,97 +264,95 @@ def _rows_apart(first: tuple[int, Any, bool], second: tuple[int, Any, bool]) -> 
 def _rows_may_turn(model: nn.Module, x: Any, first: tuple[int, Any, bool]) -> bool:
     """Whether rows come out alike in another order: the first may act on the others."""
     rows, _, _ = first
-    if rows == row_count(x) and all(torch.equal(t, t.roll(1, 0)) for t in tensors(x)):
+    moved = turned(distinct_rows(x, rows))
+    if moved is None:
         return True
     try:
-        other = map_rows(_distinct_rows(x, rows), lambda t: t.roll(1, 0))
-        turned = quietly(model, lambda: call(twin_of(model, own_gradients=derives(model)), copied(other)))
+        output = quietly(model, lambda: call(twin_of(model, own_gradients=derives(model)), copied(moved)))
     except Exception:
         return True
-    return _rows_apart(first, (rows, turned, False))
+    return _rows_apart(first, (rows, output, False))
 
 
-def _distinct_rows(x: Any, count: int) -> Any:
-    """`count` rows of `x`; where it has fewer, they repeat at half the size to be told apart."""
-    rows = row_count(x)
-    index = [i % rows for i in range(count)]
-    halvings = torch.tensor([0.5 ** (i // rows) for i in range(count)])
-
-    def take(tensor: Tensor) -> Tensor:
-        taken = tensor[index]
-        if not tensor.is_floating_point() or rows >= count:
-            return taken
-        return taken * halvings.to(taken).reshape(-1, *[1] * (taken.dim() - 1))
-
-    return map_rows(x, take)
-
-
-def _probe(model: nn.Module, x: Any, outputs: _Outputs) -> _Runs:
-    """The runs of one pass; its rows, what came out and whether that is random by itself go to `outputs`."""
-    return quietly(model, lambda: _observed(model, x, outputs))
-
-
-def _observed(model: nn.Module, x: Any, outputs: _Outputs) -> _Runs:
-    twin, rows = twin_of(model, own_gradients=True), row_count(x)
-    probe = _Probe(rows)
-    wrap_scripts(twin, probe.script)
-    calls = WeightCalls(twin, probe.meet, probe.marks.add)
-    for name, module in named_layers(twin).items():
-        if isinstance(module, SOURCES):
-            reroute(module, partial(probe.around, name, module, calls))
-    with eager():
-        with watching(probe.marks.seen), calls, Deriving(model):
-            calls.begin()
-            try:
-                output = call(twin, copied(x))
-            finally:
-                release(twin)
-        outputs.append((rows, output, rolls_dice(model) and _varies(model, x, output)))
-    return probe.runs
-
-
-class _Probe:
+class _Pass:
     """What is noted in one pass."""
 
-    def __init__(self, rows: int) -> None:
+    def __init__(self, rows: int, following: Following) -> None:
         self.rows = rows
-        self.runs: _Runs = {}
-        self.marks = _Marks()
+        self.runs: Runs = {}
+        self._following = following
+        self._all_picked = False
+
+    def begin_with(self, batch: Any) -> bool:
+        """A batch of items: what has not one entry for each of them is picked; so is all, where nothing can be seen.
+
+        Tells whether something is, but for packed sequences of all items.
+        """
+        parts = list(batch) if type(batch) in (tuple, list) else [batch]
+        packed = [part for part in parts if isinstance(part, PackedSequence) and int(part.batch_sizes[0]) == self.rows]
+        found = list(tensors([part for part in parts if not any(part is one for one in packed)]))
+        others = [tensor for tensor in found if tensor.shape[:1] != (self.rows,)]
+        self._all_picked = not found and not packed
+        self._following.branches = True
+        self._following.picked.add([others, [one.data for one in packed]])
+        return bool(others) or self._all_picked
 
     def around(
         self, name: str, module: nn.Module, calls: WeightCalls, forward: Callable[..., Any], *args: Any, **kwargs: Any
     ) -> Any:
         """A weight layer runs."""
         inputs = list(layer_inputs(module, args, kwargs).values())
+        packed = inputs[0] if inputs and isinstance(inputs[0], PackedSequence) else None
+        picked = self._picked(inputs if packed is None else packed.batch_sizes)
         if isinstance(module, LAYERS) and inputs:
-            packed = inputs[0] if isinstance(inputs[0], PackedSequence) else None
-            value = packed.data if packed is not None else inputs[0]
+            value = inputs[0] if packed is None else pad_packed_sequence(packed, batch_first=True)[0]
             steps = len(packed.batch_sizes) if packed is not None else None
-            upstream = any(self.marks.on(item) for item in inputs)
+            upstream = any(self._following.drawn.on(item) for item in inputs)
             layer, channels = type(module).__name__, (channel_axis(module),)
-            self._note(name, Run(layer, name, None, channels, upstream, value, steps, self.rows))
+            self._note(name, Run(layer, name, None, channels, upstream, value, steps, picked, self.rows))
         with calls.apart():
             output = forward(*args, **kwargs)
-        self.marks.add(output)
+        self._following.drawn.add(output)
+        if packed is not None and not picked:
+            self._following.picked.drop(output[1])  # the last states, one for each row
         return output
 
     def script(self, script: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """A part in TorchScript runs, which holds weights."""
         output = script(*args, **kwargs)
-        self.marks.add(output)
+        self._following.drawn.add(output)
         return output
 
     def meet(self, found: WeightCall) -> dict[Place, Any]:
         """A weight without a layer is used."""
         inputs = list(found.inputs.values())
-        owner, upstream = found.weight.rpartition(".")[0], any(self.marks.on(item) for item in inputs)
-        run = Run(found.layer, owner, found.weight, found.channels, upstream, inputs[0], None, self.rows)
+        owner, upstream = found.weight.rpartition(".")[0], any(self._following.drawn.on(item) for item in inputs)
+        picked = self._picked(inputs)
+        run = Run(found.layer, owner, found.weight, found.channels, upstream, inputs[0], None, picked, self.rows)
         self._note(found.name, run)
         return {}
+
+    def _picked(self, inputs: Any) -> bool:
+        return self._all_picked or self._following.picked.on(inputs)
 
     def _note(self, name: str, run: Run) -> None:
         run.value = run.value.detach().clone()
         self.runs.setdefault(name, []).append(run)
+
+
+def _check_order(model: nn.Module, x: Any, first: tuple[int, Any, bool]) -> None:
+    """Raise where the rows of items come out the same, whatever the order in which they go in."""
+    rows, outputs, _ = first
+    moved = turned(distinct_rows(x, rows)) if isinstance(x, Items) else None
+    if moved is None:
+        return
+    others = quietly(model, lambda: call(twin_of(model, own_gradients=derives(model)), copied(moved)))
+    pairs = [(a, b) for a, b in zip(tensors(outputs), tensors(others), strict=True) if a.shape[:1] == (rows,)]
+    if pairs and all(torch.allclose(a.float().sort(0)[0], b.float().sort(0)[0], rtol=1e-3) for a, b in pairs):
+        raise DataError(
+            "expected collate= to keep the order of the items; found outputs that come in another one, as where it "
+            "sorts them by length. Sort inside of the model, and undo it there."
+        )
 
 
 def _varies(model: nn.Module, x: Any, output: Any) -> bool:

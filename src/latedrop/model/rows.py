@@ -1,6 +1,6 @@
 """Rows: the first axis of every input and of the output counts the examples.
 
-A tuple or list is several positional inputs; a mapping is keyword inputs, or one dict.
+A tuple or list is several positional inputs; a mapping is keyword inputs, or one dict. Of `Items` each is a row.
 """
 
 from __future__ import annotations
@@ -11,22 +11,27 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 
 from latedrop.errors import DataError
 from latedrop.model.arrays import map_values
+from latedrop.model.items import Items
 from latedrop.model.wrappers import bare
 
 __all__ = [
     "ROWS",
     "copied",
+    "distinct_rows",
     "filled_up",
     "fitting_batches",
     "map_rows",
+    "opposite",
     "repeated",
     "row_count",
     "row_limits",
     "take_rows",
     "tensors",
+    "turned",
 ]
 
 ROWS = "latedrop_rows"
@@ -54,12 +59,22 @@ def row_count(x: Any) -> int:
     >>> row_count({"a": torch.zeros(5, 2)})
     5
     """
+    if isinstance(x, Items):
+        return len(x)
+    if isinstance(x, PackedSequence) or (
+        isinstance(x, (tuple, list)) and any(isinstance(part, PackedSequence) for part in x)
+    ):
+        raise DataError(
+            "expected inputs whose first axis counts the examples; found a PackedSequence, in which it counts steps. "
+            "Pass a list of sequences and collate=: a function from such a list to what the model takes."
+        )
     for tensor in (x,) if isinstance(x, Tensor) else tensors(x):
         if tensor.dim() > 0:
             return tensor.shape[0]
     raise DataError(
         "expected inputs with at least one tensor whose first axis counts the examples; "
-        f"found {type(x).__name__}. Pass a tensor, a tuple of tensors or a dict of tensors."
+        f"found {type(x).__name__}. Pass a tensor, a tuple of tensors or a dict of tensors; for a list of objects, "
+        "such as graphs, pass collate= too."
     )
 
 
@@ -71,11 +86,15 @@ def map_rows(x: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 def take_rows(x: Any, index: slice) -> Any:
     """The rows `index` of every input in `x` that has as many rows as the first one."""
+    if isinstance(x, Items):
+        return x.at(index)
     return map_rows(x, lambda t: t[index])
 
 
 def repeated(x: Any, times: int) -> Any:
     """All rows, one time after the other, in memory of their own: a model may write into its inputs."""
+    if isinstance(x, Items):
+        return x if times == 1 else x.at([*range(len(x))] * times)
     return map_rows(copied(x) if times == 1 else x, lambda t: torch.cat([t] * times) if times > 1 else t)
 
 
@@ -105,4 +124,37 @@ def filled_up(x: Any, least: int) -> Any:
     missing = least - row_count(x)
     if missing <= 0:
         return x
+    if isinstance(x, Items):
+        return x.at([*range(len(x)), *[0] * missing])
     return map_rows(x, lambda t: torch.cat([t, t[:1].expand(missing, *t.shape[1:])]))
+
+
+def distinct_rows(x: Any, count: int) -> Any:
+    """`count` rows of `x`; where it has fewer, they repeat at half the size to be told apart."""
+    rows = row_count(x)
+    index = [i % rows for i in range(count)]
+    if isinstance(x, Items):
+        return x.at(index)
+    halvings = torch.tensor([0.5 ** (i // rows) for i in range(count)])
+
+    def take(tensor: Tensor) -> Tensor:
+        taken = tensor[index]
+        if not tensor.is_floating_point() or rows >= count:
+            return taken
+        return taken * halvings.to(taken).reshape(-1, *[1] * (taken.dim() - 1))
+
+    return map_rows(x, take)
+
+
+def opposite(x: Any) -> Any:
+    """All rows in the opposite order."""
+    return x.at(range(len(x) - 1, -1, -1)) if isinstance(x, Items) else map_rows(x, lambda t: t.flip(0))
+
+
+def turned(x: Any) -> Any:
+    """Every row in the place of the next; None where all rows are equal, which tells nothing."""
+    if isinstance(x, Items):
+        return x.at([*range(-1, len(x) - 1)]) if len(x) > 1 else None
+    found = map_rows(x, lambda t: t.roll(1, 0))
+    alike = all(torch.equal(a, b) for a, b in zip(tensors(x), tensors(found), strict=True))
+    return None if alike else found

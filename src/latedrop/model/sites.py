@@ -36,11 +36,14 @@ class Site:
         kind: `"element"` masks every unit by itself, `"channel"` whole channels (features).
         layer: the layer's type, or the torch function that takes the weight.
         units: shape of the mask for one example, at the probe's input size.
-        calls: how often the layer runs in one forward pass.
-        batch_axis: the axis of the layer's input that counts the examples; None where none does.
+        calls: how often the layer runs in one forward pass, at most.
+        batch_axis: the axis of the layer's input that counts the examples; None where none does, or where an example
+            has any number of entries, as a graph has nodes.
         interleaved: True where examples that were folded into another axis alternate in it.
         weight: the parameter's name, for a weight without a layer; None where the site is a module.
-        coupled: True where the output of a row depends on the rows beside it, so that draws cannot share a batch.
+        moved: True where examples may lie in another order than that of the inputs, as in a model that sorts them.
+        coupled: True where draws cannot share a batch: the output of a row depends on the rows beside it, or what came
+            out of weights decides which layers run.
     """
 
     name: str
@@ -51,6 +54,7 @@ class Site:
     batch_axis: int | None = 0
     interleaved: bool = False
     weight: str | None = None
+    moved: bool = False
     coupled: bool = False
 
     @property
@@ -83,8 +87,9 @@ class Sites(tuple[Site, ...]):
 
     def to_list(self) -> list[dict[str, Any]]:
         """Plain data for JSON."""
-        usual = {"weight": None, "coupled": False}
-        return [{k: v for k, v in asdict(site).items() if k not in usual or v != usual[k]} for site in self]
+        usual = {"weight": None, "moved": False, "coupled": False}
+        rows = ({**asdict(site), "units": list(site.units)} for site in self)
+        return [{k: v for k, v in row.items() if k not in usual or v != usual[k]} for row in rows]
 
     @classmethod
     def from_list(cls, rows: Any, name: str = "sites") -> Sites:

@@ -26,7 +26,7 @@ from latedrop.model.weight_rules import RULES, FunctionCall, Place
 from latedrop.model.wrappers import plain_names
 from latedrop.torch_inside import operator_of, transforms
 
-__all__ = ["WeightCall", "WeightCalls", "operator_name", "storage_of", "weight_names"]
+__all__ = ["WeightCall", "WeightCalls", "extent", "operator_name", "storage_of", "weight_names"]
 
 _PARAMETRIZED = re.compile(r"(^|\.)parametrizations\.([^.]+)\.original\d*$")
 _LIKE_ANOTHER = ("to", "type_as", "expand_as", "view_as", "reshape_as")  # of the second only shape or dtype count
@@ -191,7 +191,7 @@ class _Part:
     def of(cls, tensor: Tensor, source: _Part) -> _Part:
         """What was computed from another weight."""
         start = int(tensor.storage_offset())
-        return cls(source.name, source.weight, source.order, start, start + _extent(tensor), tensor.stride())
+        return cls(source.name, source.weight, source.order, start, start + extent(tensor), tensor.stride())
 
     def at(self, offset: int) -> _Part:
         """The weight that starts at an offset of the storage."""
@@ -227,7 +227,7 @@ def _own_tensors(model: nn.Module) -> dict[int | None, _Held]:
     found: dict[int | None, _Held] = {}
     for order, (name, parameter) in enumerate(_named_weights(model)):
         start = int(parameter.storage_offset())
-        part = _Part(name, name, order, start, start + _extent(parameter), parameter.stride())
+        part = _Part(name, name, order, start, start + extent(parameter), parameter.stride())
         found.setdefault(storage_of(parameter), _Held(parameter, [])).parts.append(part)
     plain_tensors = (value for module in model.modules() for value in vars(module).values())
     for constant in (*model.buffers(), *(value for value in plain_tensors if isinstance(value, Tensor))):
@@ -236,7 +236,7 @@ def _own_tensors(model: nn.Module) -> dict[int | None, _Held]:
     return found
 
 
-def _extent(tensor: Tensor) -> int:
+def extent(tensor: Tensor) -> int:
     """How far a tensor reaches in its storage."""
     return 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
 

@@ -12,8 +12,9 @@ from typing import ClassVar, Literal, get_args
 from torch import Tensor
 
 from latedrop.errors import ArgumentError
+from latedrop.masking.draws import checked_seed
 from latedrop.terms.term import Learned, Rows, Term
-from latedrop.variance.engine.options import Sampling
+from latedrop.variance.engine.options import Sampling, checked_draws
 from latedrop.variance.sampling import sample_rates
 
 __all__ = ["Dropout"]
@@ -36,7 +37,9 @@ class Dropout(Term):
     def __init__(self, way: _Way = "first order", *, rate: float = 0.1, draws: int = 10, seed: int = 0) -> None:
         if way not in get_args(_Way):
             raise ArgumentError(f"expected dropout by 'first order' or by 'draws'; found {way!r}.")
-        self.way, self.rate, self.draws, self.seed = way, rate, draws, seed
+        if isinstance(rate, bool) or not isinstance(rate, float) or not 0 < rate < 1:
+            raise ArgumentError(f"expected a rate inside (0, 1); found {rate!r}.")
+        self.way, self.rate, self.draws, self.seed = way, rate, checked_draws(draws), checked_seed(seed)
 
     def columns(self, rows: Rows) -> dict[str, Tensor]:
         """See `Term`."""

@@ -50,7 +50,7 @@ class Features:
         with running(model):
             twin = twin_of(model)
             try:
-                with Thinning(twin, chosen, noted, shared=False).passing(row_count(x)):
+                with Thinning(twin, chosen, noted, shared=False).passing(x):
                     call(twin, copied(x))
             finally:
                 release(twin)

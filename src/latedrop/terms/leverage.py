@@ -2,7 +2,7 @@
 
 With `h` the features and a 1 appended, d numbers in all, and `G` the mean of `h h'` over the n reference rows,
 
-    t(x) = h' (G + ridge · tr(G) / d · I)^-1 h.
+    t(x) = h' (G + r · tr(G) / d · I)^-1 h,      r = ridge · max(1, d / n)^2.
 
 A linear model fitted to the reference rows has a variance proportional to it. A row that is itself one of the reference
 rows is left out: the leverage without it is `(n - 1) / n · t / (1 - t / n)`.
@@ -16,7 +16,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from latedrop.errors import DataError
+from latedrop.errors import ArgumentError, DataError
 from latedrop.terms.term import Learned, Rows, Term
 
 __all__ = ["Leverage"]
@@ -26,15 +26,25 @@ class Leverage(Term):
     """Leverage of the features that enter the sites.
 
     Args:
-        ridge: added to the mean square of every direction, in units of their average.
+        ridge: added to the mean square of every direction, in units of their average; more where features outnumber
+            the reference rows, as most directions then were not seen at all.
     """
 
     name: ClassVar[str] = "leverage"
     needs_features: ClassVar[bool] = True
 
     def __init__(self, ridge: float = 1e-3, *, root: Tensor | None = None, rows: int = 0, own: bool = False) -> None:
+        if isinstance(ridge, bool) or not 0 < ridge < 1e6:
+            raise ArgumentError(f"expected a ridge above 0; found {ridge!r}.")
+        if type(rows) is not int or rows < 0 or type(own) is not bool:
+            raise ArgumentError(
+                "expected how many reference rows there were, and whether they were the validation rows; found "
+                f"{rows!r} and {own!r}."
+            )
+        if root is not None and (root.dim() != 2 or root.shape[0] != root.shape[1]):
+            raise ArgumentError(f"expected a square root of a matrix; found shape {tuple(root.shape)}.")
         self.ridge = ridge
-        self._root, self._rows, self._own = root, rows, bool(own)
+        self._root, self._rows, self._own = root, rows, own
 
     def learned_from(self, reference: Iterable[Tensor], own: bool) -> Leverage:
         """See `Term`."""
@@ -48,7 +58,8 @@ class Leverage(Term):
         if total is None or count < 2:
             raise DataError(f"expected at least 2 reference rows; found {count}.")
         mean = total / count
-        mean.diagonal().add_(self.ridge * float(mean.diagonal().mean()))
+        ridge = self.ridge * max(1.0, len(mean) / count) ** 2
+        mean.diagonal().add_(ridge * float(mean.diagonal().mean()))
         root = torch.linalg.inv(torch.linalg.cholesky(mean))
         return Leverage(self.ridge, root=root.contiguous(), rows=count, own=own)
 

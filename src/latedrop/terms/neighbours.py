@@ -78,7 +78,9 @@ class Neighbours(Term):
     needs_features: ClassVar[bool] = True
 
     def __init__(self, k: int = 10, *, own: bool = False, **points: Tensor) -> None:
-        self.k, self._own = _checked(k), bool(own)
+        if type(own) is not bool:
+            raise ArgumentError(f"expected whether the reference rows were the validation rows; found {own!r}.")
+        self.k, self._own = _checked(k), own
         self._nearest = _Nearest(**points) if points else None
 
     def learned_from(self, reference: Iterable[Tensor], own: bool) -> Neighbours:

@@ -25,6 +25,7 @@ from latedrop.masking.thinning import Thinning
 from latedrop.model.arrays import place, widened
 from latedrop.model.calling import Readout, call, check_finite, read
 from latedrop.model.finding import find_sites
+from latedrop.model.items import Collate, as_items
 from latedrop.model.rows import copied, filled_up, row_count, row_limits, take_rows, tensors
 from latedrop.model.running import derives, running
 from latedrop.model.scripts import wrap_scripts
@@ -61,7 +62,13 @@ class Linearization:
 
 
 def linearize(
-    model: nn.Module, x: Any, sites: Sequence[Site] | None = None, readout: Readout = None, *, chunk: int | None = None
+    model: nn.Module,
+    x: Any,
+    sites: Sequence[Site] | None = None,
+    readout: Readout = None,
+    *,
+    chunk: int | None = None,
+    collate: Collate = None,
 ) -> Linearization:
     """First-order variance of `model` on `x`, site by site, without any draw.
 
@@ -71,13 +78,14 @@ def linearize(
         sites: from `find_sites`; found by a probe pass where None.
         readout: what of the output to take. A readout that sums a map to a count costs one backward pass.
         chunk: rows that run at once; all where None, halved when memory runs out.
+        collate: from a list of items to what `model` takes, where `x` is a list of objects; see `find_sites`.
 
     >>> net = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1))
     >>> result = linearize(net, torch.ones(5, 2))
     >>> result.mean.shape, result.variance_by_site.shape
     (torch.Size([5, 1]), torch.Size([5, 1, 1]))
     """
-    x = place(x, model)
+    x = place(as_items(x, collate), model)
     found = Sites(find_sites(model, x) if sites is None else sites)
 
     def summed(gradients: Tensor) -> Tensor:
@@ -113,14 +121,14 @@ def _by_rows(
         raise ArgumentError(f"expected chunk to be at least 1 row; found {chunk}.")
     least, most = row_limits(model)
     chunk = min(chunk or rows, rows, most or rows)
-    apart = [site.name for site in sites if site.batch_axis is None]
-    if apart:  # a site whose input has no axis for the examples shares its units among them: one example at a time
+    apart = [site.name for site in sites if site.batch_axis is None or site.moved]
+    if apart:  # whose entries are which example's cannot be told: one example at a time
         chunk = 1
         if least > 1:
             raise SiteError(
                 f"expected a model that takes one row at a time, as the inputs of sites {apart} have no axis for the "
-                f"examples; this program takes no fewer than {least}. Export it with a dynamic batch dimension, or "
-                "use method='sample'."
+                f"examples, or these in another order; this program takes no fewer than {least}. Export it with a "
+                "dynamic batch dimension, or use method='sample'."
             )
     done = 0
     while done < rows:
@@ -168,7 +176,7 @@ def _pass(
     twin = twin_of(model, differentiable=True)
     wrap_scripts(twin, _through)
     try:
-        with Thinning(twin, sites, masks, shared=False).passing(row_count(x)):
+        with Thinning(twin, sites, masks, shared=False).passing(x):
             output = read(call(twin, x), readout, row_count(x))
     finally:
         release(twin)
@@ -179,6 +187,9 @@ def _pass(
             f"expected at most {_MOST_OUTPUTS} outputs per example, each costs a backward pass; found "
             f"{flat.shape[1]}. Use a readout such as a map's sum, or method='propagate' or 'sample' for maps."
         )
+    if not masks.axes:  # no site's layer ran
+        nothing = reduce(flat.new_zeros(rows, 1))
+        return widened(output.detach())[:rows], [{site.name: nothing for site in sites} for _ in range(flat.shape[1])]
     if not flat.requires_grad:
         raise OutputError(
             "expected an output that autograd can differentiate with respect to the sites; found one without a "
@@ -353,7 +364,8 @@ def _squares(
     for ((name, _), axis), gradient in zip(axes.items(), gradients, strict=True):
         gradient = widened(gradient.detach())
         parts[name].append((gradient.movedim(axis, 0)[:rows] if axis is not None else gradient[None]).flatten(1))
-    return {name: reduce(torch.cat(units, 1) if len(units) > 1 else units[0]) for name, units in parts.items()}
+    zero = gradients[0].new_zeros(rows, 1)  # of a site whose layer did not run
+    return {name: reduce(torch.cat(units, 1) if units else zero) for name, units in parts.items()}
 
 
 def _without_cudnn() -> AbstractContextManager[None]:

@@ -25,6 +25,7 @@ from latedrop.masking.thinning import Thinning
 from latedrop.model.arrays import place, widened
 from latedrop.model.calling import Readout, call, check_finite, read
 from latedrop.model.finding import find_sites
+from latedrop.model.items import Collate, as_items
 from latedrop.model.rows import copied, fitting_batches, row_count, tensors
 from latedrop.model.running import DIFFERENTIATE, derives, running
 from latedrop.model.scripts import wrap_scripts
@@ -47,7 +48,13 @@ _LOCAL_REDUCTIONS = ("avg_pool2d", "avg_pool3d")
 
 
 def propagate(
-    model: nn.Module, x: Any, rate: Rate, sites: Sequence[Site] | None = None, readout: Readout = None
+    model: nn.Module,
+    x: Any,
+    rate: Rate,
+    sites: Sequence[Site] | None = None,
+    readout: Readout = None,
+    *,
+    collate: Collate = None,
 ) -> Moments:
     """Mean and variance of every output unit under injected dropout, from one forward pass.
 
@@ -60,6 +67,7 @@ def propagate(
         rate: probability that a unit is dropped; a float, or a mapping from name patterns to floats.
         sites: from `find_sites`, with `element` masks; found by a probe pass where None.
         readout: what of the output to take.
+        collate: from a list of items to what `model` takes, where `x` is a list of objects; see `find_sites`.
 
     Returns:
         Moments with `draws=0`, in float32 or float64.
@@ -77,7 +85,7 @@ def propagate(
     >>> moments.variance.shape, moments.draws
     (torch.Size([2, 1, 4, 4]), 0)
     """
-    x = place(x, model)
+    x = place(as_items(x, collate), model)
     sites = find_sites(model, x) if sites is None else sites
     rates = rates_by_site(sites, rate)
     parts = fitting_batches(model, x)
@@ -114,7 +122,7 @@ def _passed(
     wrap_scripts(twin, _refuse_scripted)
     with torch.inference_mode(False), running(model):  # in inference mode torch does not break up its operators
         try:
-            with _RefusedCalls(), thinning.passing(row_count(x)), watching(inside.seen):
+            with _RefusedCalls(), thinning.passing(x), watching(inside.seen):
                 output = call(twin, copied(x))
             with watching(after.seen):
                 return read(output, readout, row_count(x)), inside.found or after.found

@@ -13,9 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from latedrop.errors import ArgumentError
 from latedrop.model.arrays import check_inputs, floating, place, widened
 from latedrop.model.calling import Readout, call, check_finite, read
 from latedrop.model.finding import find_sites
+from latedrop.model.items import Collate, Items, as_items
 from latedrop.model.rows import copied, fitting_batches, row_count
 from latedrop.model.running import derives, quietly
 from latedrop.model.sites import Rate, Site, rates_by_site
@@ -42,6 +44,7 @@ def sample(
     *,
     keep_draws: bool = False,
     engine: Engine = "auto",
+    collate: Collate = None,
 ) -> Moments:
     """Run `draws` thinned copies of `model` on `x` and return the moments of their outputs.
 
@@ -59,6 +62,7 @@ def sample(
         engine: `"auto"`: draws are rows of one batch, or run one by one where the model's rows meet; `"rows"` and
             `"loop"` force one of them; `"compiled"`: see `engine.compiled`, for many predictions on inputs of one
             shape, as the first takes seconds to compile.
+        collate: from a list of items to what `model` takes, where `x` is a list of objects; see `find_sites`.
 
     >>> net = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1))
     >>> moments = sample(net, torch.ones(5, 2), rate=0.1, draws=20)
@@ -66,7 +70,7 @@ def sample(
     (torch.Size([5, 1]), torch.Size([5, 1]), 20)
     """
     options = Sampling(draws, seed, readout, chunk, shared, keep_draws, engine)
-    x = place(x, model, check=sites is None)
+    x = place(as_items(x, collate), model, check=sites is None)
     sites = find_sites(model, x) if sites is None else sites
     return sample_rates(model, x, [rate], sites, options)[0]
 
@@ -89,6 +93,12 @@ def sample_rates(
         return [Moments.joined(moments) for moments in zip(*found, strict=True)]
     by_site = [rates_by_site(sites, rate) for rate in rates]
     active = [site for site in sites if any(found[site.name] > 0 for found in by_site)]
+    rowless = [site.name for site in active if site.batch_axis is None]
+    if rowless and not options.shared:
+        raise ArgumentError(
+            f"expected sites whose inputs have rows with shared=False; {rowless} have none, or any number for each "
+            "example. Use shared=True, or leave these out with select=."
+        )
     engine = options.engine if active else None
     networks = ThinnedNetworks(model, x, active, options, len(rates)) if engine not in (None, "compiled") else None
     results, inputs = [], floating(x)
@@ -137,6 +147,8 @@ def own_output(model: nn.Module, x: Any, readout: Readout = None) -> Tensor:
 def _compiled(
     model: nn.Module, x: Any, sites: Sequence[Site], rates: Mapping[str, float], options: Sampling
 ) -> Moments:
+    if isinstance(x, Items):
+        raise ArgumentError("expected another engine with collate=; batches of items have no one shape to compile for.")
     fitting = partial(fitting_chunk, model, x, sites, options.draws)
     run = program(model, x, sites, options, fitting)
     mean, variance, finite = run(x, rates)

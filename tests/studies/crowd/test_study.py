@@ -403,7 +403,7 @@ def test_a_stage_of_other_settings_or_a_damaged_one(tmp_path: Path, weights: Pat
     with pytest.raises(FileError, match=r"expected a stage made with .*Pass another --out, or --fresh"):
         run(tiny(tmp_path, weights))
     path.write_text('{"schema": 1, "ke')
-    with pytest.raises(FileError, match=r"first_order\.json; .*Delete it"):
+    with pytest.raises(FileError, match=r"first_order\.json: .*Delete it"):
         run(tiny(tmp_path, weights))
     assert path.exists()
     path.write_text("[]")

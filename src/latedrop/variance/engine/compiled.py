@@ -92,7 +92,7 @@ class Program:
         chunk: int,
         compiler: Callable[[fx.GraphModule], Any] | None = None,
     ) -> None:
-        together = any(site.batch_axis is None or site.coupled for site in sites)
+        together = any(site.batch_axis is None or site.moved or site.coupled for site in sites)
         self.draws, self.chunk = options.draws, 1 if together else min(chunk, options.draws)
         self._inputs = [value.clone() for value in leaves_and_structure(x)[0] if isinstance(value, Tensor)]
         self._device = self._inputs[0].device

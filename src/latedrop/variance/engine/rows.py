@@ -20,6 +20,7 @@ from latedrop.masking.draws import DrawMasks, split
 from latedrop.masking.thinning import Thinning
 from latedrop.model.arrays import widened
 from latedrop.model.calling import call, read
+from latedrop.model.items import Items
 from latedrop.model.rows import repeated, row_count, row_limits, take_rows
 from latedrop.model.running import derives, quietly, rolls_dice
 from latedrop.model.sites import Site
@@ -58,7 +59,8 @@ class ThinnedNetworks:
         draws = options.draws
         self._chunk = min(draws, options.chunk) if options.chunk else fitting_chunk(model, x, sites, draws)
         # A weight without a module is known by what is computed from parameters in the same pass: nothing is shared.
-        sharing = not functional and worth_sharing(x, draws, passes * (draws // self._chunk))
+        alone = functional or isinstance(x, Items)
+        sharing = not alone and worth_sharing(x, draws, passes * (draws // self._chunk))
         self._masks = _RowMasks(options.seed, {}, range(0), range(draws))
         self._why = ""
         self._as_rows = options.engine != "loop" and self._may_be_rows()
@@ -125,7 +127,7 @@ class ThinnedNetworks:
         self._why = ""
 
     def _may_be_rows(self) -> bool:
-        together = [site.name for site in self._sites if site.batch_axis is None or site.coupled]
+        together = [site.name for site in self._sites if site.batch_axis is None or site.moved or site.coupled]
         if together and self.options.engine == "rows":
             raise ArgumentError(
                 f"expected sites whose inputs have rows that do not meet with engine='rows'; {together} have not. Use "
@@ -157,7 +159,7 @@ class ThinnedNetworks:
         x = repeated(x, len(draws)) if layers is None or derived else layers.inputs(x, len(draws))
         thinning = Thinning(twin, self._sites, self._masks, shared=self.options.shared)
         try:
-            with thinning.passing(rows, len(draws)):
+            with thinning.passing(x, len(draws)):
                 return read(call(twin, x), self.options.readout, rows).detach()
         finally:
             release(twin)

@@ -39,7 +39,7 @@ def mask_places(model: nn.Module, x: Any, sites: Sequence[Site], options: Sampli
         noted, twin = _Noted(), twin_of(model, own_gradients=derives(model))
         thinning, held = Thinning(twin, sites, noted, shared=options.shared), _held(twin)
         before = [version_of(value) for value in held]
-        with thinning.passing(row_count(x)):
+        with thinning.passing(x):
             read(call(twin, copied(x)), options.readout, row_count(x))
         release(twin)
         if [version_of(value) for value in held] != before:
@@ -108,7 +108,7 @@ def _outputs(model: nn.Module, x: Any, sites: Sequence[Site], options: Sampling,
         layers.attach(twin)
     thinning = Thinning(twin, sites, masks, shared=options.shared)
     x = repeated(x, times) if layers is None else layers.inputs(x, times)
-    with torch.no_grad(), thinning.passing(rows * times, times):
+    with torch.no_grad(), thinning.passing(x, times):
         output = read(call(twin, x), options.readout, rows * times)
     outputs: Tensor = output.unflatten(0, (times, rows))
     release(twin)

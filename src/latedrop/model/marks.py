@@ -1,0 +1,156 @@
+"""What a probe pass follows: what weights made, what was picked by value, what was read, which parameters were reached.
+
+A tensor is *given* where it was computed from the inputs, and *drawn* where from the output of a weight layer: dropout
+changes it. It is *picked* where its size depends on given values, as that of `x[mask]` does: its entries are no rows,
+however many there are. What is written to given places of another tensor (`index_add`, `out[mask] = ...`) has the size
+of that tensor, and is not picked. A model *branches* where it picks, or reads given values into Python: another batch
+may take another way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from latedrop.model.rows import tensors
+from latedrop.model.weight_calls import extent
+from latedrop.torch_inside import Operator, inmost
+
+__all__ = ["Following", "Marks", "address", "is_covered", "stretch"]
+
+_PICKS = {
+    *("nonzero", "nonzero_numpy", "repeat_interleave", "bincount"),
+    *("_unique", "_unique2", "unique_dim", "unique_consecutive"),
+}
+_PACKS, _PADS = "_pack_padded_sequence", "_pad_packed_sequence"
+_MOVES = {"index", "index_select", "gather", "take"}
+_BY_SECOND = {"index", "masked_select", _PACKS}
+_MASKS = (torch.bool, torch.uint8)
+_PLACES = {  # what comes out has the size of the first argument
+    *("index_put", "_index_put_impl", "_unsafe_index_put", "index_add", "index_copy", "index_reduce", "index_fill"),
+    *("scatter", "scatter_add", "scatter_reduce", "masked_scatter", "put", "copy", "__setitem__"),
+}
+_SIZED = {  # what comes out has a size of its own
+    *("segment_reduce", "_segment_reduce", "_embedding_bag", "_embedding_bag_forward_only", _PADS),
+    *("new_zeros", "new_ones", "new_full", "new_empty", "new_empty_strided"),
+}
+_READS = {
+    *("item", "tolist", "numpy", "__array__", "__bool__", "__int__", "__float__", "__index__", "__contains__"),
+    *("equal", "allclose", "is_nonzero"),
+}
+
+
+class Marks:
+    """Tensors that are known by their storages."""
+
+    def __init__(self) -> None:
+        self._kept: dict[int, Any] = {}  # holding a storage keeps its address from being used again
+
+    def add(self, value: Any) -> None:
+        """Mark the tensors in something."""
+        for tensor in tensors(value):
+            inner = inmost(tensor)
+            where = address(inner)
+            if where:
+                self._kept[where] = inner.untyped_storage() if where > 0 else inner
+
+    def drop(self, value: Any) -> None:
+        """Take their marks off."""
+        for tensor in tensors(value):
+            self._kept.pop(address(tensor), None)
+
+    def on(self, value: Any) -> bool:
+        """Whether one of them has a mark."""
+        return bool(self._kept) and any(address(tensor) in self._kept for tensor in tensors(value))
+
+
+class Following(TorchFunctionMode):
+    """Follows a pass: `seen` is told of operators; as a mode, it sees values that Python reads.
+
+    Attributes:
+        given: what depends on the inputs.
+        drawn: what depends on a weight.
+        picked: what has a size that depends on values.
+        branches: whether values decide what runs, or on how much.
+        drawn_branches: whether drawn values do.
+        moves: whether given values say which entry goes where, so that rows may come in another order.
+        reached: stretches of parameters, `(address, start, end)`, that met at least one entry.
+    """
+
+    def __init__(self, inputs: Any, parameters: Iterable[Tensor]) -> None:
+        super().__init__()
+        self.given, self.drawn, self.picked = Marks(), Marks(), Marks()
+        self.given.add(inputs)
+        self.branches, self.drawn_branches, self.moves = False, False, False
+        self.reached: set[tuple[int, int, int]] = set()
+        self._known = {address(parameter) for parameter in parameters}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") in _READS:
+            self._read((args, kwargs))
+        return func(*args, **(kwargs or {}))
+
+    def seen(self, operator: Operator | None, args: Any, kwargs: Any, result: Any) -> None:
+        """An operator has run: marks go from its arguments to its results."""
+        name = operator.name.rstrip("_") if operator is not None else ""
+        values, made = list(tensors((args, kwargs))), tensors(result)
+        if all(value.numel() for value in values):  # a view of a parameter has not met anything yet
+            met = self._known.intersection(map(address, values)).difference(map(address, made))
+            self.reached.update(stretch(value) for value in values if met and address(value) in met)
+        if name == "_local_scalar_dense":
+            self._read(values)
+        changed = (result, args[:1]) if operator is not None and operator.changes else result
+        if name == _PACKS:
+            changed, counts = result  # how many steps there are is neither read nor any weight's doing
+            if self.picked.on(values):
+                self.picked.add(counts)
+        if self.given.on(values):
+            self.given.add(changed)
+        if self.drawn.on(values):
+            self.drawn.add(changed)
+        self.moves |= name in _MOVES and self.given.on(values[:1]) and self.given.on(values[1:])
+        by = values[1:] if name in _BY_SECOND else values if name in _PICKS else []
+        if self.given.on(by) and (name != "index" or any(index.dtype in _MASKS for index in by)):
+            if name != _PACKS:
+                self._read(by)
+            self.picked.add(changed)
+        elif name not in _SIZED and self.picked.on(args[:1] if name in _PLACES else values):
+            self.picked.add(changed)
+
+    def _read(self, value: Any) -> None:
+        self.branches |= self.given.on(value)
+        self.drawn_branches |= self.drawn.on(value)
+
+
+def address(tensor: Tensor) -> int:
+    """Of a tensor's storage; below 0 one of the tensor itself, where torch keeps its numbers elsewhere (oneDNN)."""
+    inner = inmost(tensor)
+    try:
+        return int(inner.untyped_storage().data_ptr())
+    except (NotImplementedError, RuntimeError):
+        return -id(inner)
+
+
+def stretch(tensor: Tensor) -> tuple[int, int, int]:
+    """Where a tensor lies: the address of its storage, and the first and last place in it."""
+    inner = inmost(tensor)
+    start = int(inner.storage_offset())
+    return address(inner), start, start + extent(inner)
+
+
+def is_covered(tensor: Tensor, stretches: Iterable[tuple[int, int, int]]) -> bool:
+    """Whether some stretches of storages hold all of a tensor.
+
+    >>> whole = torch.zeros(4, 2)
+    >>> is_covered(whole, [stretch(whole[:2])]), is_covered(whole, [stretch(whole[2:]), stretch(whole[:2])])
+    (False, True)
+    """
+    home, done, end = stretch(tensor)
+    for start, stop in sorted((start, stop) for where, start, stop in stretches if where == home):
+        if start <= done:
+            done = max(done, stop)
+    return done >= end

@@ -1,0 +1,270 @@
+"""Networks in which values decide what runs: one network per kind of row, experts, early exits."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from alone import DRAWS, RATE, check_rows_alone, injected
+from latedrop import Site, calibrate, find_sites, inject, linearize, propagate, sample
+from latedrop.errors import ArgumentError, LatedropWarning, SiteError
+
+BATCHES = ([0], [20], [33], [0, 1, 2, 3], [20, 0, 33, 1, 21], [*range(40)], [*range(39, 0, -1)])
+
+
+def rows() -> Tensor:
+    """The first entry is the kind of the row: the first 18 are of one kind."""
+    x = torch.randn(40, 4, generator=torch.Generator().manual_seed(0))
+    x[:, 0] = torch.tensor([0.0] * 18 + [1.0] * 14 + [2.0] * 8)
+    return x
+
+
+class Kinds(nn.Module):
+    """A network for each kind of row, called in one of several ways."""
+
+    def __init__(self, how: str, *, routed: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.enter = nn.Linear(4, 8)
+        self.nets = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1)) for _ in range(3))
+        self.how = how
+        if routed:
+            self.router = nn.Linear(8, 3)
+            with torch.no_grad():
+                self.router.weight *= 8
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.enter(x).tanh()
+        kind = self.router(h).argmax(1) if hasattr(self, "router") else x[:, 0].long()
+        if self.how == "each":
+            return torch.cat([self.nets[int(k)](row[None]) for k, row in zip(kind, h, strict=True)])
+        out = h.new_zeros(len(x), 1)
+        for i, net in enumerate(self.nets):
+            mine = kind == i
+            if self.how == "always":
+                out[mine] = net(h[mine])
+            elif self.how == "places":
+                places = mine.nonzero()[:, 0]
+                out = out.index_add(0, places, net(h[places]))
+            elif self.how == "any" and mine.any():
+                out[mine] = net(h[mine])
+            elif self.how == "select" and mine.any():
+                out.masked_scatter_(mine[:, None], net(h.masked_select(mine[:, None]).view(-1, 8)))
+        return out
+
+
+WAYS = ["always", "places", "any", "select", "each"]
+
+
+@pytest.mark.parametrize("how", WAYS)
+def test_a_network_for_each_kind_of_row(how: str) -> None:
+    model, x = Kinds(how), rows()
+    sites = find_sites(model, x, kind="channel")
+    assert [site.name for site in sites] == [f"nets.{i}.{j}" for i in range(3) for j in (0, 2)]
+    draws = check_rows_alone(model, lambda index: x[index], BATCHES, sites)
+    torch.testing.assert_close(draws, injected(model, sites, x[BATCHES[-1]]))
+
+
+@pytest.mark.parametrize("how", WAYS)
+def test_draws_that_are_routed_apart(how: str) -> None:
+    """A mask before the router sends a row to another expert in each draw."""
+    model, x = Kinds(how, routed=True), rows()
+    sites = find_sites(model, x, kind="channel")
+    assert {site.name for site in sites} == {"router"} | {f"nets.{i}.{j}" for i in range(3) for j in (0, 2)}
+    check_rows_alone(model, lambda index: x[index], BATCHES, sites)
+    with pytest.raises(ArgumentError, match="engine='rows'"):
+        sample(model, x, RATE, DRAWS, sites=sites, engine="rows")
+
+
+def test_rows_that_are_features_alone_need_no_channels() -> None:
+    """Where each row has one entry at most, an element is a channel."""
+    model, x = Kinds("any"), rows()
+    assert find_sites(model, x) == find_sites(model, x, kind="channel")
+    with pytest.raises(SiteError, match=r"layer 'nets.0.0' to run equally often.*Use kind='channel'"):
+        find_sites(Kinds("each"), x)
+
+    class Pictures(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.enter, self.a, self.b = nn.Conv2d(1, 2, 3), nn.Conv2d(2, 2, 3), nn.Conv2d(2, 2, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h, bright = self.enter(x), x.mean((1, 2, 3)) > 0
+            out = h.new_zeros(len(x), 2, 4, 4)
+            out[bright], out[~bright] = self.a(h[bright]), self.b(h[~bright])
+            return out.mean((2, 3))
+
+    with pytest.raises(SiteError, match=r"as many entries for every row.*layer 'a'.*kind='channel'"):
+        find_sites(Pictures(), torch.randn(9, 1, 8, 8))
+    images = torch.randn(9, 1, 8, 8)
+    sites = find_sites(Pictures(), images, kind="channel")
+    check_rows_alone(Pictures(), lambda index: images[index], ([0, 3, 5], [8, 7]), sites)
+
+
+def test_a_branch_that_no_row_takes_is_warned_about() -> None:
+    model, x = Kinds("any"), rows()
+    unreached = r"none of 30 rows reached the parameters \['nets.2.0.weight', 'nets.2.0.bias', 'nets.2.2.weight'"
+    with pytest.warns(LatedropWarning, match=unreached):
+        sites = find_sites(model, x[:30])
+    assert {site.name for site in sites} == {f"nets.{i}.{j}" for i in range(2) for j in (0, 2)}
+    found = sample(model, x, RATE, DRAWS, sites=sites)
+    assert not bool(found.variance[32:].any())
+    assert bool(found.variance[:32].all())
+
+
+def test_layers_that_never_run_are_nothing_to_warn_about() -> None:
+    """Without a look at values all rows go the same way."""
+
+    class Spare(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.only_for_training = nn.Linear(4, 8), nn.Linear(8, 1), nn.Linear(8, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.b(self.a(x).relu())
+
+    assert [site.name for site in find_sites(Spare(), rows())] == ["b"]
+
+
+def test_a_site_that_does_not_fire_adds_nothing() -> None:
+    model, x = Kinds("any"), rows()
+    sites = find_sites(model, x)
+    names = [site.name for site in sites]
+    found = linearize(model, x, sites).variance_by_site[:, 0]
+    for kind, own in ((slice(18), "nets.0."), (slice(18, 32), "nets.1."), (slice(32, 40), "nets.2.")):
+        here = torch.tensor([name.startswith(own) for name in names])
+        assert bool(found[kind][:, here].all())
+        assert not bool(found[kind][:, ~here].any())
+    with torch.no_grad(), inject(model, sites, RATE, draw=1):
+        alone = model(x[:1])
+        torch.testing.assert_close(alone, model(x)[:1])
+
+
+def test_no_site_fires_at_all() -> None:
+    class Skips(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.enter, self.leave = nn.Linear(4, 4), nn.Linear(4, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h, hard = self.enter(x).tanh(), x[:, 0] > 0
+            out = h[:, :1].clone()
+            if hard.any():
+                out[hard] = self.leave(h[hard])
+            return out
+
+    model, x = Skips(), rows()
+    sites = find_sites(model, x)
+    assert not bool(sample(model, x[:5], RATE, DRAWS, sites=sites).variance.any())
+    assert not bool(linearize(model, x[:5], sites).variance_by_site.any())
+    torch.testing.assert_close(linearize(model, x, sites).mean, model(x).detach())
+
+
+def test_weights_that_are_used_past_their_site_are_an_error() -> None:
+    class Past(Kinds):
+        direct = False
+
+        def forward(self, x: Tensor) -> Tensor:
+            if not self.direct:
+                return super().forward(x)
+            h = self.enter(x).tanh()
+            return self.nets[0](h) + h @ self.nets[1][0].weight.T[:, :1]
+
+    model, x = Past("any"), rows()
+    sites = find_sites(model, x)
+    model.direct = True
+    for run in (
+        lambda: sample(model, x, RATE, DRAWS, sites=sites),
+        lambda: linearize(model, x, sites),
+        lambda: propagate(model, x, RATE, [site for site in sites if site.name == "nets.1.0"]),
+    ):
+        with pytest.raises(SiteError, match=r"\['nets.1.0'\] did not: the model used these layers' weights"):
+            run()
+    with pytest.raises(SiteError, match=r"\['nets.1.0'\] did not"), inject(model, sites, RATE):
+        model(x)
+
+
+def test_tied_layers_run_in_turn() -> None:
+    model, x = Kinds("any"), rows()
+    model.nets[1][0].weight = model.nets[0][0].weight
+    sites = find_sites(model, x)
+    assert len(sites) == 6
+    check_rows_alone(model, lambda index: x[index], BATCHES[:4], sites)
+
+
+class Stack(nn.Module):
+    """Experts as one parameter, without modules."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.enter, self.w = nn.Linear(4, 8), nn.Parameter(torch.randn(3, 1, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, out = self.enter(x).tanh(), x.new_zeros(len(x), 1)
+        for k in x[:, 0].long().unique().tolist():
+            mine = x[:, 0] == k
+            out[mine] = nn.functional.linear(h[mine], self.w[k])
+        return out
+
+
+def test_experts_without_modules() -> None:
+    model, x = Stack(), rows()
+    sites = find_sites(model, x, kind="channel")
+    assert {site.name for site in sites} == {"w", "w[1]", "w[2]"}
+    check_rows_alone(model, lambda index: x[index], BATCHES, sites)
+
+
+class EarlyExit(nn.Module):
+    """Rows leave after the first block where that is sure of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.first, self.b, self.second = nn.Linear(4, 8), nn.Linear(8, 1), nn.Linear(8, 8), nn.Linear(8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x).tanh()
+        out = self.first(h)
+        unsure = out[:, 0].abs() < 0.4
+        if unsure.any():
+            out[unsure] = self.second(self.b(h[unsure]).tanh())
+        return out
+
+
+def test_early_exits() -> None:
+    model, x = EarlyExit(), rows()
+    sites = find_sites(model, x)
+    assert [site.name for site in sites] == ["first", "b", "second"]
+    check_rows_alone(model, lambda index: x[index], BATCHES, sites)
+
+
+def test_the_whole_road() -> None:
+    model, x = Kinds("any"), rows()
+    for method in ("sample", "linear"):
+        uq = calibrate(
+            model, (x, torch.randn(40, 1)), rates=[0.1, 0.3], draws=10, batch_size=10, method=method, progress=False
+        )
+        assert len(uq.calibration.sites) == 6
+        p = uq.predict(x)
+        torch.testing.assert_close(torch.cat([uq.predict(x[i : i + 1]).variance for i in range(40)]), p.variance)
+
+
+def test_values_that_decide_nothing_cost_nothing() -> None:
+    """Reading a constant, or looking at inputs, leaves draws as rows of one batch."""
+
+    class Looks(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 8), nn.Linear(8, 1)
+            self.register_buffer("keep", torch.tensor([True, False] * 4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            if x.isnan().any():
+                raise ValueError
+            return self.b(self.a(x).relu() * self.keep + self.keep.sum().item())
+
+    (site,) = find_sites(Looks(), rows())
+    assert site == Site("b", "element", "Linear", (8,))
