@@ -37,12 +37,14 @@ class Guard:
         limit: what 90 % of the validation rows stay below.
         constants: the validation rows' mean squared error, one per output or one for all.
         grows: False where rows are only told apart, and the variance stays.
+        most: the largest factor; None where there is none. Few validation rows cannot tell what is usual.
     """
 
     term: Term
     limit: float
     constants: tuple[float, ...]
     grows: bool = True
+    most: float | None = None
 
     def strangeness(self, rows: Rows) -> Tensor:
         """`(N,)`: below 1 for rows like 90 % of the validation rows."""
@@ -50,7 +52,7 @@ class Guard:
 
     def factor(self, strangeness: Tensor) -> Tensor:
         """What the variance is multiplied by, `(N,)`."""
-        return strangeness.clamp_min(1) if self.grows else torch.ones_like(strangeness)
+        return strangeness.clamp(1, self.most) if self.grows else torch.ones_like(strangeness)
 
 
 @dataclass(frozen=True)

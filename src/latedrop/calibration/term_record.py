@@ -29,7 +29,7 @@ def terms_to_dict(terms: FittedTerms) -> dict[str, Any]:
     """Plain data; tensors stay tensors."""
     guard = None
     if terms.guard is not None:
-        guard = {name: getattr(terms.guard, name) for name in ("limit", "constants", "grows")}
+        guard = {name: getattr(terms.guard, name) for name in ("limit", "constants", "grows", "most")}
         known = any(term is terms.guard.term for term in terms.terms)  # then that term keeps what both have learned
         guard["term"] = None if known else dict(terms.guard.term.state())
     names = ("columns", "coefficients", "floors", "shares", "choice", "reference_rows")
@@ -150,6 +150,7 @@ def _guard(value: Any, name: str, *, terms: tuple[Term, ...], count: int) -> Gua
         fields.take("limit", number, least=1e-30, most=_LARGEST),
         fields.take("constants", numbers, least=0, most=_LARGEST, length=count),
         fields.take("grows", flag),
+        fields.take("most", or_none(number), least=1, most=_LARGEST),
     )
     fields.end()
     return guard

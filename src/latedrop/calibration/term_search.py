@@ -30,6 +30,7 @@ __all__ = ["MeasuredTerms", "fitted", "measured", "outputs_last"]
 
 _MOST_OUTPUTS = 4  # to first order each costs a backward pass, about two plain ones; beyond, draws are cheaper
 _INSIDE = 0.9
+_FEW_ROWS, _MOST_OF_FEW = 30, 2.0  # with fewer rows to go by, the guard at most doubles the variance
 
 
 @dataclass
@@ -189,7 +190,8 @@ def fitted(found: MeasuredTerms, setup: Setup) -> tuple[FittedTerms, Tensor, Ver
     if found.guard is not None and found.leverage is not None:
         limit = float(torch.quantile(found.leverage.double(), _INSIDE, interpolation="higher"))
         constants = tuple(error.square().mean(0).tolist())
-        guard = Guard(found.guard, limit, constants, bool(setup.guard))
+        few = setup.reference is None and len(found.target) < _FEW_ROWS
+        guard = Guard(found.guard, limit, constants, bool(setup.guard), _MOST_OF_FEW if few else None)
         factor = guard.factor(found.leverage.double() / limit)
     groups = [[i for i, name in enumerate(names) if term_of(name) == term.name] for term in found.terms]
     picked = choose(error, columns, [term.name for term in found.terms], groups, factor)
