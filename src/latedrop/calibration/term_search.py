@@ -30,7 +30,7 @@ __all__ = ["MeasuredTerms", "fitted", "measured", "outputs_last"]
 
 _MOST_OUTPUTS = 4  # to first order each costs a backward pass, about two plain ones; beyond, draws are cheaper
 _INSIDE = 0.9
-_FEW_ROWS, _MOST_OF_FEW = 30, 2.0  # with fewer rows to go by, the guard at most doubles the variance
+_FEW_ROWS, _MOST_OF_FEW = 30, 2.0
 
 
 @dataclass
@@ -190,11 +190,12 @@ def fitted(found: MeasuredTerms, setup: Setup) -> tuple[FittedTerms, Tensor, Ver
     if found.guard is not None and found.leverage is not None:
         limit = float(torch.quantile(found.leverage.double(), _INSIDE, interpolation="higher"))
         constants = tuple(error.square().mean(0).tolist())
-        few = setup.reference is None and len(found.target) < _FEW_ROWS
-        guard = Guard(found.guard, limit, constants, bool(setup.guard), _MOST_OF_FEW if few else None)
+        most = _MOST_OF_FEW if few_rows(found, setup) else None
+        guard = Guard(found.guard, limit, constants, bool(setup.guard), most)
         factor = guard.factor(found.leverage.double() / limit)
     groups = [[i for i, name in enumerate(names) if term_of(name) == term.name] for term in found.terms]
-    picked = choose(error, columns, [term.name for term in found.terms], groups, factor)
+    used = 0 if few_rows(found, setup) else len(found.terms)
+    picked = choose(error, columns, [term.name for term in found.terms][:used], groups[:used], factor)
     fit = picked.fit
     grown = factor.repeat_interleave(len(error) // len(factor))[:, None]
     variance = guarded(fit.variance(columns), grown, fit.constants)
@@ -215,6 +216,11 @@ def fitted(found: MeasuredTerms, setup: Setup) -> tuple[FittedTerms, Tensor, Ver
         reference_rows=found.reference_rows,
     )
     return kept, variance.movedim(-1, 1) if per_output else variance, picked.verdict
+
+
+def few_rows(found: MeasuredTerms, setup: Setup) -> bool:
+    """Whether there are too few rows to fit terms to: then the constant stands, and the guard at most doubles it."""
+    return setup.reference is None and len(found.target) < _FEW_ROWS
 
 
 def outputs_last(values: Tensor, per_output: bool) -> Tensor:
