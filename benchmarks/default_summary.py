@@ -108,6 +108,16 @@ def aims(record: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def aim_table(record: dict[str, Any]) -> str:
+    """The same as a table of a page."""
+    lines = ["| | aim | at least | measured | |", "| --- | --- | ---: | ---: | --- |"]
+    for aim in AIMS:
+        value = aim.value(record, aim.method)
+        word = "holds" if value >= aim.least else "**missed**"
+        lines.append(f"| {aim.method} | {aim.text} | {aim.least:g} | {value:.3f} | {word} |")
+    return "\n".join(lines)
+
+
 def refusals(record: dict[str, Any]) -> list[str]:
     """Where a method refused the data."""
     found = [

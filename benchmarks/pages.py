@@ -11,12 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import costs, growth, hops, linear, threads, uci, versions, video
+from benchmarks import costs, default_figure, default_summary, growth, hops, linear, threads, uci, versions, video
 from benchmarks.speed_pages import IMAGES, figure, memory_table, rows_for_readme
 from benchmarks.timing import RESULTS
 
 ROOT = Path(__file__).parents[1]
-PAGES = (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("performance", "linear", "uci", "design")))
+PAGES = (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("performance", "linear", "uci", "design", "worth")))
 _BLOCK = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 
 
@@ -29,6 +29,7 @@ def main() -> None:
         print(figure(_read(path), IMAGES / f"{path.stem}.png").relative_to(ROOT))
     for path in sorted(RESULTS.glob("growth_*.json")):
         print(growth.figure(_read(path), IMAGES / f"{path.stem}.png").relative_to(ROOT))
+    print(default_figure.figure(_read(RESULTS / "default.json"), IMAGES / "worth.png").relative_to(ROOT))
     if (RESULTS / "video_gpu.json").exists():
         print(video.figure(_read(RESULTS / "video_gpu.json")).relative_to(ROOT))
 
@@ -71,6 +72,11 @@ TABLES: dict[str, Callable[[], str]] = {
     "benchmarks.growth": lambda: by_device(growth, "growth"),
     "benchmarks.versions": lambda: by_device(versions, "versions"),
     "benchmarks.threads": lambda: threads.markdown(_read(RESULTS / "threads_cpu.json")),
+    "benchmarks.default.in": lambda: default_summary.table(_read(RESULTS / "default.json"), "in", "gain"),
+    "benchmarks.default.ten": lambda: default_summary.medians(_read(RESULTS / "default.json"), "ten"),
+    "benchmarks.default.medians": lambda: default_summary.medians(_read(RESULTS / "default.json"), "in"),
+    "benchmarks.default.shift": lambda: default_summary.medians(_read(RESULTS / "default.json"), "shift"),
+    "benchmarks.default.aims": lambda: default_summary.aim_table(_read(RESULTS / "default.json")),
     "benchmarks.hops": lambda: hops.markdown(_read(RESULTS / "hops.json")),
 }
 
