@@ -16,7 +16,8 @@ from benchmarks.speed_pages import IMAGES, figure, memory_table, rows_for_readme
 from benchmarks.timing import RESULTS
 
 ROOT = Path(__file__).parents[1]
-PAGES = (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("performance", "linear", "uci", "design", "worth")))
+_NAMES = ("performance", "linear", "uci", "design", "worth")
+PAGES = (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in _NAMES))
 _BLOCK = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 
 

@@ -1,4 +1,4 @@
-"""A model to try the command line with. Run it in an empty folder: it trains, and writes net.pt and three csv files.
+"""A model to try the command line with. Run it in an empty folder: it trains, and writes net.pt and four csv files.
 
 Then, in the same folder, `latedrop calibrate my_model:Net --weights net.pt --data val.csv --target price ...` finds the
 class here and its weights there. The csv files hold areas in square metres and prices in thousands. The means and
@@ -57,7 +57,8 @@ if __name__ == "__main__":
     torch.manual_seed(0)
     x, y = flats(1500)
     torch.save(trained(x[:700], y[:700]).state_dict(), "net.pt")
+    write("train.csv", x[:700], None, 0)
     write("val.csv", x[700:1000], y[700:1000], 700)
     write("test.csv", x[1000:1300], y[1000:1300], 1000)
     write("new.csv", x[1300:], None, 1300)
-    print("written: net.pt, val.csv, test.csv, new.csv")
+    print("written: net.pt, train.csv, val.csv, test.csv, new.csv")

@@ -44,7 +44,7 @@ NOTES = {
     "raw, best rate": "the variance over draws as it is, at the rate that is best so (Loquercio et al. 2020).",
     "linear": "first-order variance: no draws; a rate for each site and a constant floor, fitted by NLL.",
     "conformal": "linear, fitted on half of the validation rows; intervals from the ranked errors of the other half.",
-    "terms": "the default of calibrate: dropout to first order, leverage and a floor, compared by cross-validation.",
+    "terms": "the default of calibrate, training inputs as reference: dropout to first order, leverage, a floor.",
     "constant": "no dropout: the network's own prediction, and the validation RMSE as standard deviation of every row.",
 }
 _ABOUT = (
@@ -173,7 +173,7 @@ def run(
         model = network(*train, seed=seed, epochs=epochs, progress=progress)
         predictor = calibrate(model, validation, rates, draws, seed=seed, progress=progress)
         prediction = predictor.predict(test[0])
-        others = _others(model, predictor.calibration, validation, test)
+        others = _others(model, predictor.calibration, train[0], validation, test)
     return Demo(
         seed=seed,
         epochs=epochs,
@@ -272,7 +272,7 @@ def _parts(seed: int) -> list[Data]:
     return [(x[part], y[part]) for part in order.split(list(_PARTS.values()))]
 
 
-def _others(model: nn.Module, chosen: Calibration, validation: Data, test: Data) -> list[Evaluation]:
+def _others(model: nn.Module, chosen: Calibration, usual: Tensor, validation: Data, test: Data) -> list[Evaluation]:
     """What else one could do with the same network and the same rows."""
     x, y = test
     best = min(chosen.table, key=lambda row: row.nll_unscaled).rate
@@ -282,7 +282,7 @@ def _others(model: nn.Module, chosen: Calibration, validation: Data, test: Data)
     half = len(validation[1]) // 2
     fitted, ranked = ((validation[0][part], validation[1][part]) for part in (slice(half), slice(half, None)))
     conformal = calibrate(model, fitted, conformal_data=ranked, **first_order)
-    default = calibrate(model, validation, progress=False)
+    default = calibrate(model, validation, reference=usual, progress=False)
     return [
         replace(compare(unscaled.predict(x), y)[0], label="raw, best rate"),
         replace(compare(linear.predict(x), y)[1], label="linear"),
