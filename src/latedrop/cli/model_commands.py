@@ -130,6 +130,7 @@ def calibrate(
     """Fit the variance to validation rows, which the model has not seen, and say what it is worth."""
     with command(debug) as out:
         import latedrop
+        from latedrop.calibration.saving import save_calibration
         from latedrop.cli.feed import Labelled, Source, conformal_rows, usual_rows
         from latedrop.cli.models import load_model
         from latedrop.cli.writing import check_apart, check_output
@@ -150,9 +151,9 @@ def calibrate(
         with source.explained():
             uq = latedrop.calibrate(network, used, progress=sys.stderr.isatty(), **options)
         uq.calibration = replace(uq.calibration, columns=source.names())
-        uq.save(output)
+        written = save_calibration(uq.calibration, output)
         facts = {"title": f"Calibration of {model}", "reproduce": {"model": model, "data": data}}
-        files = [output, *_report(report, calibration=uq.calibration, **facts)]
+        files = [*map(str, written), *_report(report, calibration=uq.calibration, **facts)]
         with redirect_stdout(out):
             print_calibration(uq.calibration, used.dropped + (held.dropped if held else 0), files, as_json)
 
