@@ -153,8 +153,94 @@ class TestDefault:
         loader = [(part, torch.zeros(len(part), 1)) for part in reference.split(40)]
         torch.testing.assert_close(default(model, (x, y), reference=loader).predict(x).variance, whole)
         torch.testing.assert_close(default(model, (x, y), reference=reference.numpy()).predict(x).variance, whole)
+        pair = (reference, torch.zeros(90, 1))
+        torch.testing.assert_close(default(model, (x, y), reference=pair).predict(x).variance, whole)
         with pytest.raises(DataError, match="expected reference rows"):
             default(model, (x, y), reference=3)
+
+    def test_unpack_serves_reference_batches_too(self) -> None:
+        model = network()
+        x, y = noisy(model, 100)
+        batches, usual = [{"x": x, "y": y}], [{"x": torch.randn(40, 3), "y": None}] * 2
+        uq = default(model, batches, unpack=lambda batch: (batch["x"], batch["y"]), reference=usual)
+        assert uq.calibration.terms is not None
+        assert uq.calibration.terms.reference_rows == 80
+
+    @pytest.mark.parametrize(
+        "reference",
+        [torch.randn(20, 4), torch.randn(20, 3).double(), list(torch.randn(20, 3)), torch.randn(20)],
+        ids=["columns", "dtype", "rows in a list", "one axis"],
+    )
+    def test_reference_rows_that_the_model_does_not_take(self, reference: Any) -> None:
+        model = network()
+        with pytest.raises(DataError, match="expected reference rows that the model takes; it raised"):
+            default(model, noisy(model, 100), reference=reference)
+
+
+class _Bag(nn.Module):
+    """The mean over the elements of a set, which are padded to the largest of a batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.head = nn.Linear(3, 16), nn.Linear(16, 16), nn.Linear(16, 1)
+
+    def forward(self, x: Tensor, there: Tensor) -> Tensor:
+        hidden = self.second(self.first(x).tanh()).tanh() * there[..., None]
+        return self.head(hidden.sum(1) / there.sum(1, keepdim=True))
+
+
+def _padded(items: list[Tensor]) -> tuple[Tensor, Tensor]:
+    there = [torch.ones(len(item)) for item in items]
+    pad = nn.utils.rnn.pad_sequence
+    return pad(items, batch_first=True), pad(there, batch_first=True)
+
+
+class TestBatches:
+    """A prediction does not depend on the rest of its batch, nor do the features that it is made of."""
+
+    def test_padded_items(self) -> None:
+        torch.manual_seed(0)
+        model, items = _Bag().eval(), [torch.randn(6 - i % 6, 3) for i in range(60)]
+        y = model(*_padded(items)).detach() + 0.3 * torch.randn(60, 1)
+        uq = default(model, (items, y), collate=_padded, terms=["leverage"], reference=items)
+        assert uq.calibration.terms is not None
+        assert uq.calibration.terms.reference_rows == 60
+        assert uq.calibration.terms.features is not None
+        assert uq.calibration.terms.features.sites == ("head",)
+        together = uq.predict(items)
+        alone = torch.cat([uq.predict([item]).strangeness for item in items])  # type: ignore[misc]
+        torch.testing.assert_close(alone, together.strangeness, rtol=1e-4, atol=0)
+        batches = default(model, (items, y), collate=_padded, terms=["leverage"], reference=iter([(items, y)]))
+        torch.testing.assert_close(batches.predict(items).strangeness, together.strangeness, rtol=1e-4, atol=0)
+
+    def test_branches_that_the_batch_decides(self) -> None:
+        class Branches(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.first, self.a, self.b, self.head = (
+                    nn.Linear(3, 8),
+                    *(nn.Linear(8, 8) for _ in "ab"),
+                    nn.Linear(8, 1),
+                )
+
+            def forward(self, x: Tensor) -> Tensor:
+                hidden = self.first(x).tanh()
+                return self.head((self.a if float(x.mean()) > 0 else self.b)(hidden).tanh())  # type: ignore[no-any-return]
+
+        torch.manual_seed(0)
+        model, x = Branches().eval(), torch.randn(100, 3)
+        uq = default(model, (x, model(x).detach() + 0.3 * torch.randn(100, 1)))
+        for row in x.split(1):
+            assert bool((uq.predict(row).variance > 0).all())
+
+    @pytest.mark.parametrize("size", [1, 2, 12])
+    def test_pictures_of_another_size(self, size: int) -> None:
+        torch.manual_seed(0)
+        pool = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 1)
+        layers = nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1), *pool
+        model, x = nn.Sequential(*layers).eval(), torch.randn(50, 1, 6, 6)
+        uq = default(model, (x, model(x).detach() + 0.3 * torch.randn(50, 1)), terms=["leverage"])
+        assert uq.predict(torch.randn(3, 1, size, size)).std.shape == (3, 1)
 
 
 class TestGuard:

@@ -93,8 +93,8 @@ def calibrate(
             dense outputs.
         terms: names (`"dropout"`, `"leverage"`, `"size"`, `"neighbours"`, `"local_errors"`) or objects of
             `latedrop.terms`; a candidate adds one after the other, in this order.
-        reference: inputs of training rows, without targets, as arrays or batches: what is usual. Worth much; where
-            None the validation rows stand in.
+        reference: inputs of training rows, as arrays, as batches (targets in them are left out), or with `collate` as
+            a list of items: what is usual. Worth much; where None the validation rows stand in.
         guard: False keeps the variance from growing for rows unlike the validation rows.
         mean: `"draws"`: predict the mean over draws; `"model"`: keep the model's own prediction, and take only
             the variance from the draws. By default `"model"`, and `"draws"` where there are draws.
@@ -115,7 +115,7 @@ def calibrate(
         batch_size: rows that run at once, for a pair of arrays.
         chunk: draws that run at once; chosen to fit memory where None.
         engine: how draws are run, see `sample`; the predictor runs them so, too.
-        unpack: from a batch of the iterable to `(inputs, targets)`.
+        unpack: from a batch of the iterable to `(inputs, targets)`, also of batches of reference rows.
         collate: from a list of items to what `model` takes, where the inputs are lists of objects such as graphs; the
             predictor takes such lists, too.
         progress: show a bar on work longer than two seconds.
@@ -224,14 +224,8 @@ class Predictor:
         Without it a batch is inputs alone, or a pair (inputs, targets) where the model takes one input only; with
         `collate`, a list of items, or a tuple of it and targets.
         """
-
-        def inputs(batch: Any) -> Any:
-            if self.collate is None:
-                return inputs_of(batch, self.model)
-            return batch[0] if isinstance(batch, tuple) and len(batch) == 2 else batch
-
         for batch in loader:
-            yield self.predict((unpack or inputs)(batch))
+            yield self.predict(inputs_of(batch, self.model, collate=self.collate) if unpack is None else unpack(batch))
 
     def scaled(self, choice: Choice) -> Predictor:
         """The same predictor with another scale; nothing is run again.

@@ -20,11 +20,13 @@ from latedrop.calibration.fitted_terms import FittedTerms, Guard, measured_colum
 from latedrop.calibration.setup import Setup
 from latedrop.calibration.term_fit import choose, guarded
 from latedrop.calibration.verdict import Verdict
-from latedrop.errors import ArgumentError, DataError, LatedropError
+from latedrop.errors import ArgumentError, DataError, LatedropError, SiteError
 from latedrop.model.arrays import is_table, place
+from latedrop.model.items import as_items
 from latedrop.model.sites import Sites
 from latedrop.terms import Dropout, Leverage, LocalErrors, Rows, Term
 from latedrop.terms.features import Features
+from latedrop.variance.moments import out_of_memory
 
 __all__ = ["MeasuredTerms", "fitted", "measured", "outputs_last"]
 
@@ -91,15 +93,15 @@ def _fitting(
     rows = Rows(model, x, sites, setup.readout, features)
     if features is not None:
         try:
-            _ = rows.features
+            features = features.steady(model, x, sites)
         except LatedropError:
             features = None
     wanting = [term.name for term in terms if term.needs_features]
     if features is None and wanting:
         if setup.terms_given:
             raise ArgumentError(
-                f"expected a site whose inputs have an axis for the examples, which terms {wanting} look at; found "
-                "none. Leave these terms out."
+                f"expected a site whose inputs have an axis for the examples and do not depend on the other rows of a "
+                f"batch, which terms {wanting} look at; found none. Leave these terms out."
             )
         terms = tuple(term for term in terms if not term.needs_features)
     outputs = rows.mean[0].numel()
@@ -130,8 +132,7 @@ def _learned(found: MeasuredTerms, model: nn.Module, kept: list[Tensor], setup: 
             yield from kept
             return
         count = 0
-        for x in _inputs(setup.reference, model, setup.batch_size):
-            features = Rows(model, x, found.sites, setup.readout, found.features).features.cpu()
+        for features in _reference_features(found, model, setup, kept[0].shape[1]):
             count += len(features)
             yield features
 
@@ -163,10 +164,31 @@ def _learned(found: MeasuredTerms, model: nn.Module, kept: list[Tensor], setup: 
     )
 
 
-def _inputs(reference: Any, model: nn.Module, batch_size: int) -> Iterator[Any]:
-    """Reference inputs in batches: arrays with rows, or an iterable of batches whose targets, if any, are left out."""
-    if isinstance(reference, (Tensor, dict, tuple)) or hasattr(reference, "__array__") or is_table(reference):
-        yield from row_batches(place(reference, model), batch_size)
+def _reference_features(found: MeasuredTerms, model: nn.Module, setup: Setup, width: int) -> Iterator[Tensor]:
+    """Features of the reference rows, as many for each as the validation rows have, in batches."""
+    for x in _inputs(setup, model):
+        try:
+            features = Rows(model, x, found.sites, setup.readout, found.features).features.cpu()
+            if features.shape[1] != width:
+                raise ValueError(f"{features.shape[1]} features in place of {width}")
+        except (SiteError, RuntimeError, TypeError, ValueError, IndexError, AssertionError) as error:
+            if out_of_memory(error):
+                raise
+            raise DataError(
+                f"expected reference rows that the model takes; it raised {type(error).__name__}: {error}. "
+                "Pass the inputs of training rows in the form of the validation rows, or batches of them."
+            ) from error
+        yield features
+
+
+def _inputs(setup: Setup, model: nn.Module) -> Iterator[Any]:
+    """Reference inputs in batches: rows, or an iterable of batches whose targets, if any, are left out."""
+    reference, collate = setup.reference, setup.collate
+    arrays = isinstance(reference, (Tensor, dict, tuple)) or hasattr(reference, "__array__") or is_table(reference)
+    listed = hasattr(reference, "__len__") and hasattr(reference, "__getitem__")
+    if listed if collate is not None else arrays:
+        rows = reference if collate is not None else inputs_of(reference, model)
+        yield from row_batches(place(as_items(rows, collate), model), setup.batch_size)
         return
     try:
         batches = iter(reference)
@@ -175,7 +197,7 @@ def _inputs(reference: Any, model: nn.Module, batch_size: int) -> Iterator[Any]:
             f"expected reference rows as inputs, or an iterable of batches of them; found {type(reference).__name__}."
         ) from error
     for batch in batches:
-        yield place(inputs_of(batch, model), model)
+        yield place(as_items(inputs_of(batch, model, setup.unpack, collate), collate), model)
 
 
 def fitted(found: MeasuredTerms, setup: Setup) -> tuple[FittedTerms, Tensor, Verdict]:
