@@ -135,6 +135,25 @@ class TestDefault:
         assert p.strangeness is not None
         assert p.strangeness.shape == (4,)
 
+    def test_data_that_cannot_be_fitted_are_refused_in_words(self) -> None:
+        model = network(2)
+        x, y = noisy(model, 20)
+        y[:, 1] = model(x).detach()[:, 1]
+        with pytest.raises(DataError, match="equal to its target, perhaps of one output alone"):
+            default(model, (x, y))
+        for rows in (0, 1):
+            with pytest.raises(DataError, match=f"at least 2 validation rows, and better a hundred; found {rows}"):
+                default(model, (x[:rows], y[:rows]))
+        with pytest.raises(DataError, match="expected targets below"):
+            default(model, (x, 1e30 * y))
+        maps = nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.ReLU(), nn.Conv2d(2, 1, 3, padding=1)).eval()
+        with pytest.raises(DataError, match="expected outputs of one shape in all batches"):
+            default(maps, [(torch.randn(9, 1, size, size), torch.randn(9, 1, size, size)) for size in (4, 6)])
+
+    def test_it_takes_modules_only(self) -> None:
+        with pytest.raises(ArgumentError, match=r"expected a torch\.nn\.Module; found int"):
+            default(3, noisy(network(), 20))  # type: ignore[arg-type]
+
     def test_options_of_draws_ask_for_the_papers_procedure(self) -> None:
         model = network()
         x, y = noisy(model, 60)
@@ -291,6 +310,19 @@ class TestVerdict:
         assert found.gain == pytest.approx(float(expected))
         per_output = metrics.rank_correlation(zero, variance, error, per_output=True).mean()
         assert found.correlation == pytest.approx(float(per_output))
+
+    @pytest.mark.parametrize("options", [{}, {"method": "linear"}, {"rates": [0.1], "draws": 5}])
+    def test_a_single_error_among_the_rows(self, tmp_path: Path, options: dict[str, Any]) -> None:
+        """As of a model that counts, and counts nearly always right: the rest tells nothing about that row."""
+        model = network()
+        x = torch.randn(40, 3)
+        y = default(model, noisy(model, 40), **options).predict(x).mean.clone()
+        y[7] += 1
+        uq = default(model, (x, y), **options)
+        assert uq.calibration.verdict is not None
+        assert math.isfinite(uq.calibration.verdict.gain)
+        uq.save(tmp_path / "c.json")
+        latedrop.load(tmp_path / "c.json", model)
 
     def test_rows_are_left_out_of_their_own_fits(self) -> None:
         error = torch.randn(25, 1)

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from latedrop import metrics
 from latedrop.calibration.batches import inputs_of, row_batches
 from latedrop.calibration.fitted_terms import FittedTerms, Guard, measured_columns, term_of
 from latedrop.calibration.setup import Setup
+from latedrop.calibration.targets import as_output, joined
 from latedrop.calibration.term_fit import choose, guarded
 from latedrop.calibration.verdict import Verdict
 from latedrop.errors import ArgumentError, DataError, LatedropError, SiteError
@@ -75,12 +75,12 @@ def measured(model: nn.Module, batches: Any, setup: Setup) -> MeasuredTerms:
             columns = measured_columns([term for term in terms if not term.needs_features], rows)
             parts.append({name: column.cpu() for name, column in columns.items()})
             means.append(rows.mean.cpu())
-            targets.append(metrics.align_target(rows.mean, y).to(rows.mean.dtype).cpu())
+            targets.append(as_output(rows.mean, y).cpu())
             if features is not None:
                 kept.append(rows.features.cpu())
             count += len(y)
             tick()
-    mean, target = torch.cat(means), torch.cat(targets)
+    target, mean = joined(targets, stacklevel=5), torch.cat(means)
     columns = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
     result = MeasuredTerms(sites, mean, target, terms, columns, features, None, None, 0)
     return result if features is None else _learned(result, model, kept, setup)
