@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal
 from warnings import warn
 
@@ -266,9 +267,12 @@ class Predictor:
         x = as_items(x, self.collate)
         return explained(self.model, x, self.calibration, self.readout, output=output, most=most)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the calibration as JSON, with what is large beside it as safetensors; the weights are in neither."""
-        save_calibration(self.calibration, path)
+    def save(self, path: str | os.PathLike[str]) -> list[Path]:
+        """Write the calibration as JSON, with what is large beside it as safetensors; the weights are in neither.
+
+        Returns the files that were written.
+        """
+        return save_calibration(self.calibration, path)
 
     def __repr__(self) -> str:
         return f"Predictor of {type(self.model).__name__}: {self.calibration}"

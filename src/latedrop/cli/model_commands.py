@@ -130,7 +130,6 @@ def calibrate(
     """Fit the variance to validation rows, which the model has not seen, and say what it is worth."""
     with command(debug) as out:
         import latedrop
-        from latedrop.calibration.saving import save_calibration
         from latedrop.cli.feed import Labelled, Source, conformal_rows, usual_rows
         from latedrop.cli.models import load_model
         from latedrop.cli.writing import check_apart, check_output
@@ -151,7 +150,7 @@ def calibrate(
         with source.explained():
             uq = latedrop.calibrate(network, used, progress=sys.stderr.isatty(), **options)
         uq.calibration = replace(uq.calibration, columns=source.names())
-        written = save_calibration(uq.calibration, output)
+        written = uq.save(output)
         facts = {"title": f"Calibration of {model}", "reproduce": {"model": model, "data": data}}
         files = [*map(str, written), *_report(report, calibration=uq.calibration, **facts)]
         with redirect_stdout(out):
