@@ -8,7 +8,7 @@ their mean squared error.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -149,7 +149,7 @@ class Missing(Term):
 
 def checked_terms(terms: Any) -> tuple[Term, ...]:
     """Terms from names or objects, or `ArgumentError`."""
-    if isinstance(terms, (str, Term)):
+    if isinstance(terms, (str, Term)) or not isinstance(terms, Iterable):
         terms = (terms,)
     found: list[Term] = []
     for item in terms:
@@ -165,9 +165,11 @@ def checked_terms(terms: Any) -> tuple[Term, ...]:
             found.append(item)
         else:
             raise ArgumentError(f"expected terms among {sorted(KINDS)}, or objects of latedrop.terms; found {item!r}.")
-    names = [term.name for term in found]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice or "floor" in names or any(":" in name for name in names):
+    names = [getattr(term, "name", None) for term in found]
+    if not all(isinstance(name, str) and name for name in names):
+        raise ArgumentError(f"expected terms with a name, as in name = 'night'; found {names}.")
+    twice = sorted({str(name) for name in names if names.count(name) > 1})
+    if twice or "floor" in names or any(":" in str(name) for name in names):
         raise ArgumentError(f"expected terms of different names, without ':' and none of them 'floor'; found {names}.")
     return tuple(found)
 
@@ -178,15 +180,19 @@ def measured_columns(terms: Sequence[Term], rows: Rows) -> dict[str, Tensor]:
     for term in terms:
         for part, value in term.columns(rows).items():
             name, mean = f"{term.name}:{part}" if part else term.name, rows.mean
+            if not isinstance(value, Tensor) or value.is_complex():
+                kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
+                raise DataError(f"expected term {name!r} to give a tensor of real numbers; found {kind}.")
             if value.shape[:1] != mean.shape[:1] or (value.dim() != 1 and value.shape != mean.shape):
                 raise DataError(
                     f"expected term {name!r} to give shape {tuple(mean.shape[:1])} or {tuple(mean.shape)}; found "
                     f"{tuple(value.shape)}."
                 )
+            value = value.to(mean)
             if not bool(torch.isfinite(value).all()) or bool((value < 0).any()):
                 raise DataError(f"expected term {name!r} to be finite and not below 0; found other values.")
             full = value.reshape(-1, *[1] * (mean.dim() - 1)) if value.dim() == 1 else value
-            found[name] = full.to(mean).expand(mean.shape)
+            found[name] = full.expand(mean.shape)
     return found
 
 

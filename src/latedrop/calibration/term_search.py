@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from latedrop.calibration.batches import inputs_of, row_batches
-from latedrop.calibration.fitted_terms import FittedTerms, Guard, measured_columns, term_of
+from latedrop.calibration.fitted_terms import KINDS, FittedTerms, Guard, measured_columns, term_of
 from latedrop.calibration.setup import Setup
 from latedrop.calibration.targets import as_output, joined
 from latedrop.calibration.term_fit import choose, guarded
@@ -63,7 +63,7 @@ def measured(model: nn.Module, batches: Any, setup: Setup) -> MeasuredTerms:
     terms: tuple[Term, ...] = ()
     features: Features | None = None
     sites = Sites()
-    means, targets, kept, count = [], [], [], 0
+    means, targets, kept, inputs = [], [], [], []
     parts: list[dict[str, Tensor]] = []
     with closing(batches) as stream:
         for x, y, found, tick in stream:
@@ -72,18 +72,35 @@ def measured(model: nn.Module, batches: Any, setup: Setup) -> MeasuredTerms:
                 features = Features.all(sites)
                 terms, features = _fitting(setup.terms, model, x, sites, features, setup)
             rows = Rows(model, x, sites, setup.readout, features)
-            columns = measured_columns([term for term in terms if not term.needs_features], rows)
-            parts.append({name: column.cpu() for name, column in columns.items()})
+            parts.append(_on_cpu(measured_columns([term for term in terms if not term.needs_features], rows)))
             means.append(rows.mean.cpu())
             targets.append(as_output(rows.mean, y).cpu())
             if features is not None:
                 kept.append(rows.features.cpu())
-            count += len(y)
+                inputs += [x] if any(map(_is_own, terms)) else []
             tick()
     target, mean = joined(targets, stacklevel=5), torch.cat(means)
-    columns = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-    result = MeasuredTerms(sites, mean, target, terms, columns, features, None, None, 0)
-    return result if features is None else _learned(result, model, kept, setup)
+    result = MeasuredTerms(sites, mean, target, terms, _together(parts), features, None, None, 0)
+    return result if features is None else _learned(result, model, kept, inputs, setup)
+
+
+def _is_own(term: Term) -> bool:
+    """Whether a term is the user's and looks at features: it may look at the inputs beside them."""
+    return term.needs_features and type(term) not in KINDS.values()
+
+
+def _on_cpu(columns: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: column.cpu() for name, column in columns.items()}
+
+
+def _together(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """The columns of all batches, which must be the same ones."""
+    other = next((part for part in parts if set(part) != set(parts[0])), None)
+    if other is not None:
+        raise DataError(
+            f"expected terms to give the same columns for every batch; found {sorted(parts[0])} and {sorted(other)}."
+        )
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
 def _fitting(
@@ -121,7 +138,9 @@ def _affordable(term: Term, rows: Rows, outputs: int, setup: Setup) -> Term:
     return term
 
 
-def _learned(found: MeasuredTerms, model: nn.Module, kept: list[Tensor], setup: Setup) -> MeasuredTerms:
+def _learned(
+    found: MeasuredTerms, model: nn.Module, kept: list[Tensor], inputs: list[Any], setup: Setup
+) -> MeasuredTerms:
     """Terms that look at features, after they saw those of the reference rows."""
     own = setup.reference is None
     count = 0
@@ -149,7 +168,14 @@ def _learned(found: MeasuredTerms, model: nn.Module, kept: list[Tensor], setup: 
     learned |= {term: term.learned_from_errors(kept, error) for term in found.terms if isinstance(term, LocalErrors)}
     terms = [learned.get(term, term) for term in found.terms]
     measure = learned[guard]
-    columns = {**found.columns, **measured_columns([term for term in terms if term.needs_features], rows)}
+    ours = [term for term in terms if term.needs_features and not _is_own(term)]
+    columns = {**found.columns, **measured_columns(ours, rows)}
+    if inputs:
+        places = torch.arange(len(features)).split([len(part) for part in kept])
+        batches = (
+            Rows(model, x, found.sites, setup.readout, found.features, at) for x, at in zip(inputs, places, strict=True)
+        )
+        columns |= _together([_on_cpu(measured_columns(list(filter(_is_own, terms)), batch)) for batch in batches])
     order = [name for term in terms for name in columns if term_of(name) == term.name]
     return MeasuredTerms(
         found.sites,

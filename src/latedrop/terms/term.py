@@ -38,7 +38,6 @@ class Rows:
         sites: where dropout goes.
         readout: what of the output is taken.
         index: `(N,)`, the rows' places among the validation rows while these are fitted; None for new rows.
-        error: `(N, ...)`, target minus mean, while validation rows are fitted; None for new rows.
     """
 
     def __init__(
