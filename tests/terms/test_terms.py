@@ -300,6 +300,19 @@ class TestInACalibration:
         with pytest.raises(ArgumentError, match="expected terms among"):
             calibrate(mlp(), data(), terms=3)  # type: ignore[arg-type]
 
+    def test_a_variance_that_a_function_reads_is_given_again(self, tmp_path: Path) -> None:
+        torch.manual_seed(0)
+        model, x = _Head().eval(), torch.randn(80, 3)
+        read = Given(lambda output: output[1].exp())
+        uq = calibrate(model, (x, model(x)[0].detach() + torch.randn(80, 1)), readout=0, terms=[read], progress=False)
+        uq.save(tmp_path / "c.json")
+        with pytest.raises(FileError, match="expected terms= with \\['given'\\]"):
+            latedrop.load(tmp_path / "c.json", model)
+        with pytest.raises(ArgumentError, match="has to be told what to read"):
+            latedrop.load(tmp_path / "c.json", model, terms=["given"])  # type: ignore[list-item]
+        again = latedrop.load(tmp_path / "c.json", model, terms=[read])
+        assert torch.equal(again.predict(x).std, uq.predict(x).std)
+
     def test_names_of_terms(self) -> None:
         with pytest.raises(ArgumentError, match="expected terms among"):
             calibrate(mlp(), data(), terms=["leverages"])

@@ -130,7 +130,7 @@ class FittedTerms:
 
     def with_terms(self, own: Sequence[Term], path: object) -> FittedTerms:
         """The same with the user's own terms, which a file cannot hold, in their places."""
-        named = {term.name: term for term in own}
+        named = {term.name: term for term in checked_terms(own)}
         absent = [term.name for term in self.terms if isinstance(term, Missing) and term.name not in named]
         if absent:
             raise FileError(

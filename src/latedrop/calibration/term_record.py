@@ -31,15 +31,21 @@ def terms_to_dict(terms: FittedTerms) -> dict[str, Any]:
     if terms.guard is not None:
         guard = {name: getattr(terms.guard, name) for name in ("limit", "constants", "grows")}
         known = any(term is terms.guard.term for term in terms.terms)  # then that term keeps what both have learned
-        guard["term"] = None if known else dict(terms.guard.term.state())
+        guard["term"] = None if known else _kept(terms.guard.term)
     names = ("columns", "coefficients", "floors", "shares", "choice", "reference_rows")
     return {
-        "terms": {term.name: dict(term.state()) if type(term) in KINDS.values() else None for term in terms.terms},
+        "terms": {term.name: _kept(term) for term in terms.terms},
         **{name: getattr(terms, name) for name in names},
         "guard": guard,
         "features": None if terms.features is None else terms.features.sites,
         "candidates": [asdict(candidate) for candidate in terms.candidates],
     }
+
+
+def _kept(term: Term) -> dict[str, Any] | None:
+    """What a file holds of a term; nothing of the user's own."""
+    state = term.state() if type(term) in KINDS.values() else None
+    return None if state is None else dict(state)
 
 
 def terms_from_dict(value: Any, name: str, *, stored: Stored, count: int) -> FittedTerms:
@@ -135,7 +141,11 @@ def _restored(kind: type[Term], state: dict[str, Any], name: str) -> Term:
         term = kind.restored(state)
     except (TypeError, ValueError, AttributeError, LatedropError) as error:
         wrong(name, f"what {kind.__name__} has learned", str(error))
-    absent = [key for key, value in term.state().items() if key not in state or (term.needs_features and value is None)]
+    absent = [
+        key
+        for key, value in (term.state() or {}).items()
+        if key not in state or (term.needs_features and value is None)
+    ]
     return wrong(name, f"all that {kind.__name__} has learned", f"no {absent[0]}") if absent else term
 
 

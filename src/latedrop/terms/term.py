@@ -102,8 +102,8 @@ class Term:
         """
         return self
 
-    def state(self) -> Learned:
-        """What has to be kept for predictions."""
+    def state(self) -> Learned | None:
+        """What has to be kept for predictions; None where a file cannot hold it, and `load` needs the term again."""
         return {}
 
     @classmethod
