@@ -192,7 +192,9 @@ class Unlabelled:
 
 
 def _finite(rows: Rows, source: Source, drop: bool) -> Rows:
-    if not drop and not rows.finite.all():
+    if rows.finite.all():
+        return rows
+    if not drop:
         raise DataError(
             f"expected finite numbers in {source.table.path}; found NaN, infinite or missing ones, first at "
             f"{Places(source.table.unit).add(rows)}. Mend them, or leave such rows out: --drop-nan."
