@@ -309,6 +309,23 @@ class TestCalibrate:
         code, out, _ = call("calibrate", "user_model:net", *arguments, "--drop-nan")
         assert (code, "58 validation rows, 2 left out" in out) == (0, True)
 
+    def test_reference_rows_that_are_not_finite(self, call: Run) -> None:
+        lines = Path("val.csv").read_text().splitlines()
+        lines[4] = "r3,,1,2,3,4"
+        Path("gaps.csv").write_text("\n".join(lines))
+        data = ("--data", "val.csv", "--target", "y", "--ignore", "id,z", "--reference", "gaps.csv", "-o", "c.json")
+        code, _, err = call("calibrate", "user_model:net", *data)
+        assert (code, "in gaps.csv; found NaN, infinite or missing ones, first at line 5." in err) == (1, True)
+        code, out, _ = call("calibrate", "user_model:net", *data, "--drop-nan", "--json")
+        assert json.loads(out)["terms"]["reference_rows"] == 59
+
+    def test_both_files_of_a_large_calibration_are_named(self, call: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+        pytest.importorskip("safetensors")
+        monkeypatch.setattr("latedrop.calibration.saving._LARGE", 10)
+        code, out, _ = call("calibrate", "user_model:net", "--data", "val.npz", "-o", "c.json", "--json")
+        beside = next(Path().glob("c.json.*.safetensors")).name
+        assert (code, json.loads(out)["files"]) == (0, ["c.json", beside])
+
 
 class TestPredict:
     def test_csv(self, call: Run, calibrated: str) -> None:

@@ -51,6 +51,14 @@ def page_of(path: Path, prediction: latedrop.Prediction, target: torch.Tensor, *
     return path.read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize("reference", [None, torch.randn(70, 3)], ids=["validation rows", "reference rows"])
+def test_the_summary_names_the_terms_that_were_fitted(tmp_path: Path, reference: torch.Tensor | None) -> None:
+    options = {"rates": None, "draws": None, "terms": ["leverage", "size"], "reference": reference}
+    page = page_of(tmp_path / "r.html", *predicted(**options))
+    assert "as a floor plus leverage and size; the candidate in use is" in page
+    assert f"learned from {'the validation' if reference is None else '70 reference'} rows." in page
+
+
 class Outline(HTMLParser):
     """Tags that open and close in order, and the attributes of the images."""
 

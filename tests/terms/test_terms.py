@@ -254,6 +254,65 @@ class TestInACalibration:
         with pytest.raises(DataError, match="to give shape"):
             calibrate(mlp(), data(), terms=[Wrong()], progress=False)
 
+    @pytest.mark.parametrize(
+        "value", [None, 1.0, torch.ones(120).numpy(), torch.ones(120, dtype=torch.complex64)], ids=type
+    )
+    def test_a_term_that_gives_no_numbers_is_refused(self, value: Any) -> None:
+        class Wrong(Term):
+            name = "wrong"
+
+            def values(self, rows: Rows) -> Any:
+                return value
+
+        with pytest.raises(DataError, match="expected term 'wrong' to give a tensor of real numbers; found"):
+            calibrate(mlp(), data(), terms=[Wrong()], progress=False)
+
+    def test_other_columns_for_another_batch_are_refused(self) -> None:
+        class Wrong(Term):
+            name = "wrong"
+
+            def columns(self, rows: Rows) -> dict[str, Tensor]:
+                return {f"{float(rows.x.sum())}": rows.x[:, 0].abs()}
+
+        with pytest.raises(DataError, match="the same columns for every batch"):
+            calibrate(mlp(), data(), terms=[Wrong()], batch_size=50, progress=False)
+
+    def test_a_term_may_look_at_features_and_inputs(self) -> None:
+        class Both(Term):
+            name, needs_features = "both", True
+
+            def values(self, rows: Rows) -> Tensor:
+                return rows.x[:, 0].square() + 1e-6 * rows.features.square().sum(1)
+
+        x, y = data(400)
+        uq = calibrate(mlp(), (x, y), terms=[Both()], batch_size=150, progress=False)
+        assert uq.calibration.verdict is not None
+        assert uq.calibration.verdict.better
+        assert uq.predict(x).std.shape == (400, 1)
+
+    def test_terms_without_a_name(self) -> None:
+        class Nameless(Term):
+            def values(self, rows: Rows) -> Tensor:
+                return rows.x[:, 0].abs()
+
+        with pytest.raises(ArgumentError, match="expected terms with a name"):
+            calibrate(mlp(), data(), terms=[Nameless()])
+        with pytest.raises(ArgumentError, match="expected terms among"):
+            calibrate(mlp(), data(), terms=3)  # type: ignore[arg-type]
+
+    def test_a_variance_that_a_function_reads_is_given_again(self, tmp_path: Path) -> None:
+        torch.manual_seed(0)
+        model, x = _Head().eval(), torch.randn(80, 3)
+        read = Given(lambda output: output[1].exp())
+        uq = calibrate(model, (x, model(x)[0].detach() + torch.randn(80, 1)), readout=0, terms=[read], progress=False)
+        uq.save(tmp_path / "c.json")
+        with pytest.raises(FileError, match="expected terms= with \\['given'\\]"):
+            latedrop.load(tmp_path / "c.json", model)
+        with pytest.raises(ArgumentError, match="has to be told what to read"):
+            latedrop.load(tmp_path / "c.json", model, terms=["given"])  # type: ignore[list-item]
+        again = latedrop.load(tmp_path / "c.json", model, terms=[read])
+        assert torch.equal(again.predict(x).std, uq.predict(x).std)
+
     def test_names_of_terms(self) -> None:
         with pytest.raises(ArgumentError, match="expected terms among"):
             calibrate(mlp(), data(), terms=["leverages"])

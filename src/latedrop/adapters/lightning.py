@@ -91,7 +91,8 @@ class _Hooks:
         self._found = []
 
     def _kept(self, found: Prediction) -> Prediction | dict[str, Tensor]:
-        found = replace(found, mean=found.mean.cpu(), raw_variance=found.raw_variance.cpu())
+        strangeness = None if found.strangeness is None else found.strangeness.cpu()
+        found = replace(found, mean=found.mean.cpu(), raw_variance=found.raw_variance.cpu(), strangeness=strangeness)
         return found.to_dict(self.settings["level"]) if self.settings["as_dict"] else found
 
 

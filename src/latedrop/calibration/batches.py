@@ -73,12 +73,18 @@ def first_rows(pair: Any, model: nn.Module, most: int, collate: Collate = None) 
     return place(map_values(x, lambda v: v[:most] if v.ndim and len(v) == rows else v), model)
 
 
-def inputs_of(batch: Any, model: nn.Module) -> Any:
+def inputs_of(batch: Any, model: nn.Module, unpack: Unpack | None = None, collate: Collate = None) -> Any:
     """The inputs in a batch: all of it, or the first part where it can only be a pair (inputs, targets).
+
+    With `unpack`, the first part of what it gives; with `collate`, a list of items, or a tuple of it and targets.
 
     A pair is two inputs where `forward` needs two, and inputs with targets where it takes but one. In between, which is
     meant cannot be seen, and guessing wrong would go unnoticed.
     """
+    if unpack is not None:
+        return _unpacked(batch, unpack)[0]
+    if collate is not None:
+        return batch[0] if isinstance(batch, tuple) and len(batch) == 2 else batch
     if not isinstance(batch, (tuple, list)) or len(batch) != 2:
         return batch
     parameters = inspect.signature(bare(model).forward).parameters.values()
@@ -90,7 +96,7 @@ def inputs_of(batch: Any, model: nn.Module) -> Any:
     raise DataError(
         f"expected batches of inputs; found a pair, and the model's second input, {taken[1].name!r}, may be left out: "
         "the second part could be an input or a target. Pass unpack=lambda batch: batch[0] if it is a target, "
-        "unpack=lambda batch: batch if it is an input."
+        "unpack=lambda batch: batch if it is an input; or batches of inputs alone."
     )
 
 

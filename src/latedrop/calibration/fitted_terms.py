@@ -8,7 +8,7 @@ their mean squared error.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -132,7 +132,7 @@ class FittedTerms:
 
     def with_terms(self, own: Sequence[Term], path: object) -> FittedTerms:
         """The same with the user's own terms, which a file cannot hold, in their places."""
-        named = {term.name: term for term in own}
+        named = {term.name: term for term in checked_terms(own)}
         absent = [term.name for term in self.terms if isinstance(term, Missing) and term.name not in named]
         if absent:
             raise FileError(
@@ -151,7 +151,7 @@ class Missing(Term):
 
 def checked_terms(terms: Any) -> tuple[Term, ...]:
     """Terms from names or objects, or `ArgumentError`."""
-    if isinstance(terms, (str, Term)):
+    if isinstance(terms, (str, Term)) or not isinstance(terms, Iterable):
         terms = (terms,)
     found: list[Term] = []
     for item in terms:
@@ -167,9 +167,11 @@ def checked_terms(terms: Any) -> tuple[Term, ...]:
             found.append(item)
         else:
             raise ArgumentError(f"expected terms among {sorted(KINDS)}, or objects of latedrop.terms; found {item!r}.")
-    names = [term.name for term in found]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice or "floor" in names or any(":" in name for name in names):
+    names = [getattr(term, "name", None) for term in found]
+    if not all(isinstance(name, str) and name for name in names):
+        raise ArgumentError(f"expected terms with a name, as in name = 'night'; found {names}.")
+    twice = sorted({str(name) for name in names if names.count(name) > 1})
+    if twice or "floor" in names or any(":" in str(name) for name in names):
         raise ArgumentError(f"expected terms of different names, without ':' and none of them 'floor'; found {names}.")
     return tuple(found)
 
@@ -180,15 +182,19 @@ def measured_columns(terms: Sequence[Term], rows: Rows) -> dict[str, Tensor]:
     for term in terms:
         for part, value in term.columns(rows).items():
             name, mean = f"{term.name}:{part}" if part else term.name, rows.mean
+            if not isinstance(value, Tensor) or value.is_complex():
+                kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
+                raise DataError(f"expected term {name!r} to give a tensor of real numbers; found {kind}.")
             if value.shape[:1] != mean.shape[:1] or (value.dim() != 1 and value.shape != mean.shape):
                 raise DataError(
                     f"expected term {name!r} to give shape {tuple(mean.shape[:1])} or {tuple(mean.shape)}; found "
                     f"{tuple(value.shape)}."
                 )
+            value = value.to(mean)
             if not bool(torch.isfinite(value).all()) or bool((value < 0).any()):
                 raise DataError(f"expected term {name!r} to be finite and not below 0; found other values.")
             full = value.reshape(-1, *[1] * (mean.dim() - 1)) if value.dim() == 1 else value
-            found[name] = full.to(mean).expand(mean.shape)
+            found[name] = full.expand(mean.shape)
     return found
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal
 from warnings import warn
 
@@ -93,8 +94,8 @@ def calibrate(
             dense outputs.
         terms: names (`"dropout"`, `"leverage"`, `"size"`, `"neighbours"`, `"local_errors"`) or objects of
             `latedrop.terms`; a candidate adds one after the other, in this order.
-        reference: inputs of training rows, without targets, as arrays or batches: what is usual. Worth much; where
-            None the validation rows stand in.
+        reference: inputs of training rows, as arrays, as batches (targets in them are left out), or with `collate` as
+            a list of items: what is usual. Worth much; where None the validation rows stand in.
         guard: False keeps the variance from growing for rows unlike the validation rows.
         mean: `"draws"`: predict the mean over draws; `"model"`: keep the model's own prediction, and take only
             the variance from the draws. By default `"model"`, and `"draws"` where there are draws.
@@ -115,7 +116,7 @@ def calibrate(
         batch_size: rows that run at once, for a pair of arrays.
         chunk: draws that run at once; chosen to fit memory where None.
         engine: how draws are run, see `sample`; the predictor runs them so, too.
-        unpack: from a batch of the iterable to `(inputs, targets)`.
+        unpack: from a batch of the iterable to `(inputs, targets)`, also of batches of reference rows.
         collate: from a list of items to what `model` takes, where the inputs are lists of objects such as graphs; the
             predictor takes such lists, too.
         progress: show a bar on work longer than two seconds.
@@ -224,14 +225,8 @@ class Predictor:
         Without it a batch is inputs alone, or a pair (inputs, targets) where the model takes one input only; with
         `collate`, a list of items, or a tuple of it and targets.
         """
-
-        def inputs(batch: Any) -> Any:
-            if self.collate is None:
-                return inputs_of(batch, self.model)
-            return batch[0] if isinstance(batch, tuple) and len(batch) == 2 else batch
-
         for batch in loader:
-            yield self.predict((unpack or inputs)(batch))
+            yield self.predict(inputs_of(batch, self.model, collate=self.collate) if unpack is None else unpack(batch))
 
     def scaled(self, choice: Choice) -> Predictor:
         """The same predictor with another scale; nothing is run again.
@@ -272,9 +267,12 @@ class Predictor:
         x = as_items(x, self.collate)
         return explained(self.model, x, self.calibration, self.readout, output=output, most=most)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the calibration as JSON, with what is large beside it as safetensors; the weights are in neither."""
-        save_calibration(self.calibration, path)
+    def save(self, path: str | os.PathLike[str]) -> list[Path]:
+        """Write the calibration as JSON, with what is large beside it as safetensors; the weights are in neither.
+
+        Returns the files that were written.
+        """
+        return save_calibration(self.calibration, path)
 
     def __repr__(self) -> str:
         return f"Predictor of {type(self.model).__name__}: {self.calibration}"

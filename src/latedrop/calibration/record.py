@@ -174,8 +174,11 @@ class Calibration:
             )
         return replace(self, choice=checked_choice(choice))
 
-    def to_json(self, stored: dict[str, Tensor] | None = None) -> str:
-        """Readable JSON, with a checksum over its content; tensors go into `stored`, where given, and not into it."""
+    def to_json(self, stored: dict[str, Tensor] | None = None, file: str = "") -> str:
+        """Readable JSON, with a checksum over its content.
+
+        Where `stored` is given, tensors go there, and the JSON says that they are in `file`.
+        """
         record = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         if isinstance(self.choice, TradeoffPoint):
             record["choice"] = asdict(self.choice)
@@ -183,13 +186,13 @@ class Calibration:
         record["table"] = [asdict(row) for row in self.table]
         record["path"] = [asdict(point) for point in self.path]
         record["intervals"] = intervals_to_dict(self.intervals)
-        record["terms"] = None if self.terms is None else plain_tensors(terms_to_dict(self.terms), stored)
+        record["terms"] = None if self.terms is None else plain_tensors(terms_to_dict(self.terms), stored, file)
         record["verdict"] = None if self.verdict is None else asdict(self.verdict)
         record = {"format": _FORMAT, **json.loads(json.dumps(record))}
         return sealed("latedrop", record)
 
     @classmethod
-    def from_json(cls, content: str, stored: Stored = dict) -> Calibration:
+    def from_json(cls, content: str, stored: Stored = lambda file: {}) -> Calibration:
         """Read what `to_json` wrote; `DataError` where it is damaged, edited or of another format.
 
         `stored` is called where tensors are kept elsewhere.

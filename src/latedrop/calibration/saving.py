@@ -1,13 +1,14 @@
 """A calibration on disk: JSON, and beside it a safetensors file with what its terms have learned, where that is large.
 
-Nothing is unpickled. The JSON holds the checksum of the other file, so that two that do not belong together are found.
+Nothing is unpickled. The JSON names the other file by its checksum: it always reads the one that it belongs to, also
+where another was written and the program ended before its JSON was.
 """
 
 from __future__ import annotations
 
-import glob
 import hashlib
 import os
+import re
 from pathlib import Path
 
 from torch import Tensor
@@ -20,40 +21,45 @@ from latedrop.records import read_text
 __all__ = ["read_calibration", "save_calibration"]
 
 _LARGE = 20_000  # numbers; below, they stay readable in the JSON
+_NAME = re.compile("[0-9a-f]{16}")
 
 
-def save_calibration(calibration: Calibration, path: str | os.PathLike[str]) -> None:
-    """Write a calibration; where it is large and safetensors is installed, what its terms learned goes beside it."""
+def save_calibration(calibration: Calibration, path: str | os.PathLike[str]) -> list[Path]:
+    """Write a calibration; where it is large and safetensors is installed, what its terms learned goes beside it.
+
+    Returns the files that it is in.
+    """
     path = Path(path)
+    replaced = _named_in(path)
     stored: dict[str, Tensor] = {}
-    separated = calibration.to_json(stored)
-    beside = None
-    if sum(tensor.numel() for tensor in stored.values()) > _LARGE:
-        content = _safetensors(stored)
-        if content is not None:
-            beside = _beside(path, hashlib.sha256(content).hexdigest())
-            write_aside(beside, content)
-    # The JSON names the other file by its content: written last, it always finds the one that it belongs to.
-    write_aside(path, (calibration.to_json() if beside is None else separated).encode())
-    for stale in path.parent.glob(f"{glob.escape(path.name)}.*.safetensors"):
-        if stale != beside:
-            stale.unlink(missing_ok=True)
+    calibration.to_json(stored)
+    large = sum(tensor.numel() for tensor in stored.values()) > _LARGE
+    content = _safetensors(stored) if large else None
+    if content is None:
+        written, text = [path], calibration.to_json()
+    else:
+        name = _name_of(content)
+        written, text = [path, _beside(path, name)], calibration.to_json(stored, name)
+        write_aside(written[1], content)
+    write_aside(path, text.encode())  # last: it names the other file, which then is there
+    for stale in {_beside(path, name) for name in replaced} - {*written}:
+        stale.unlink(missing_ok=True)
+    return written
 
 
 def read_calibration(path: str | os.PathLike[str]) -> Calibration:
     """The inverse of `save_calibration`."""
     path = Path(path)
-    return Calibration.from_json(read_text(path, "a calibration file"), lambda: _stored(path))
+    return Calibration.from_json(read_text(path, "a calibration file"), lambda name: _stored(path, name))
 
 
-def _stored(path: Path) -> dict[str, Tensor]:
-    found = sorted(path.parent.glob(f"{glob.escape(path.name)}.*.safetensors"))
-    if len(found) != 1:
+def _stored(path: Path, name: str) -> dict[str, Tensor]:
+    beside = _beside(path, name)
+    if not _NAME.fullmatch(name) or not beside.is_file():
         raise FileError(
-            f"expected one file {path.name}.….safetensors beside {path}, with what its terms have learned; found "
-            f"{len(found)}. Keep the two files together, or calibrate again."
+            f"expected {beside.name} beside {path}, with what its terms have learned; it is not there. Keep the two "
+            "files together, and rename both alike; or calibrate again."
         )
-    (beside,) = found
     try:
         from safetensors.torch import load
     except ImportError as error:
@@ -62,14 +68,27 @@ def _stored(path: Path) -> dict[str, Tensor]:
         ) from error
     with readable(beside, "a safetensors file"):
         content = beside.read_bytes()
-    if _beside(path, hashlib.sha256(content).hexdigest()) != beside:
+    if _name_of(content) != name:
         raise FileError(f"expected {beside} as it was saved; its content is another. Calibrate again.")
     tensors: dict[str, Tensor] = load(content)
     return tensors
 
 
-def _beside(path: Path, digest: str) -> Path:
-    return path.with_name(f"{path.name}.{digest[:16]}.safetensors")
+def _beside(path: Path, name: str) -> Path:
+    return path.with_name(f"{path.name}.{name}.safetensors")
+
+
+def _name_of(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+def _named_in(path: Path) -> set[str]:
+    """The files that a calibration at this path has beside it, if there is one."""
+    try:
+        text = path.read_text(errors="replace") if path.is_file() else ""
+    except OSError:
+        return set()
+    return {*re.findall(r'"file": "([0-9a-f]{16})"', text)}
 
 
 def _safetensors(tensors: dict[str, Tensor]) -> bytes | None:

@@ -25,26 +25,26 @@ from latedrop.calibration.measuring import moments
 from latedrop.calibration.rate_fit import RateFit, fit_rate
 from latedrop.calibration.record import Calibration, RateRow
 from latedrop.calibration.setup import PAPER_RATES, Setup
-from latedrop.calibration.targets import as_output, warn_of_poor_fit
+from latedrop.calibration.targets import as_output, joined, warn_of_poor_fit
 from latedrop.calibration.term_search import fitted as fitted_terms
 from latedrop.calibration.term_search import measured as measured_terms
 from latedrop.calibration.term_search import outputs_last
 from latedrop.calibration.weights import fingerprint
 from latedrop.errors import DataError, LatedropWarning, OutputError
-from latedrop.model.finding import find_sites
+from latedrop.model.finding import check_module, find_sites
 from latedrop.model.sites import Rate, Sites
 from latedrop.variance.first_order import linearize
 from latedrop.variance.sampling import own_output
 
 __all__ = ["PAPER_RATES", "search"]
 
-_FEW_ROWS = 10
 _EXAMPLES = 1024  # rows that sites are found on, at most
 _MOST_UNTOUCHED = 0.1  # a rate that leaves more rows without any variance has not measured it
 
 
 def search(model: nn.Module, data: Any, setup: Setup) -> Calibration:
     """Measure the validation data and record what fits it best."""
+    check_module(model)
     if setup.method == "terms":
         return _by_terms(model, data, setup)
     measured = (_first_order if setup.method == "linear" else _by_rate)(model, data, setup)
@@ -101,7 +101,7 @@ def _by_rate(model: nn.Module, data: Any, setup: Setup) -> _Measured:
                     targets.append(as_output(center, y).cpu())
                 means[i].append(center.cpu())
                 variances[i].append(moment.variance.cpu())
-    target = _joined(targets)
+    target = joined(targets, stacklevel=4)
     per_output = setup.has_outputs(target)
     fits: list[RateFit] = []
     constant: tuple[int, ...] = ()
@@ -129,7 +129,7 @@ def _first_order(model: nn.Module, data: Any, setup: Setup) -> _Measured:
             means.append(result.mean.cpu())
             by_site.append(result.variance_by_site.cpu())
             tick()
-    target = _joined(targets)
+    target = joined(targets, stacklevel=4)
     mean, variances = torch.cat(means), torch.cat(by_site)
     per_output = setup.has_outputs(target)
     columns = outputs_last((target - mean).double(), per_output)
@@ -153,17 +153,15 @@ def _first_order(model: nn.Module, data: Any, setup: Setup) -> _Measured:
 def _by_terms(model: nn.Module, data: Any, setup: Setup) -> Calibration:
     """One pass over the data, then a fit of the terms; their variance stands where other methods have a raw one."""
     found = measured_terms(model, _batches(model, data, setup, per_batch=1), setup)
-    _check_rows(len(found.target))
-    if not bool((found.target != found.mean).any()):
-        raise DataError(_no_errors())
     per_output = setup.has_outputs(found.target)
+    if not bool(outputs_last(found.target != found.mean, per_output).any(0).all()):
+        raise DataError(_no_errors())
     warn_of_poor_fit(found.mean, found.target, "validation rows", per_output=per_output, stacklevel=4)
     terms, variance, verdict = fitted_terms(found, setup)
     one = torch.ones(found.target.shape[1] if per_output else 1, dtype=torch.float64)
     optimal = (one, torch.zeros_like(one))
     fit = fit_rate({}, found.mean, variance, found.target, per_output=per_output, optimal=optimal)
-    if fit is None:
-        raise DataError(_no_errors())
+    assert fit is not None  # the floor is above 0
     record = _record(model, setup, _Measured(found.sites, found.target, [fit], None), [fit.row()], 0)
     return replace(record, terms=terms, verdict=verdict)
 
@@ -229,29 +227,11 @@ def _constant_outputs(variance: Tensor, per_output: bool) -> tuple[int, ...]:
     return tuple(still) if len(still) < variance.shape[1] else ()
 
 
-def _joined(targets: list[Tensor]) -> Tensor:
-    _check_rows(sum(len(part) for part in targets))
-    shapes = sorted({tuple(part.shape[1:]) for part in targets})
-    if len(shapes) > 1:
-        raise DataError(
-            f"expected outputs of one shape in all batches; found {shapes}. Pass a readout that gives one shape, such "
-            "as a map's sum, or calibrate on inputs of one size."
-        )
-    return torch.cat(targets)
-
-
 def _no_errors() -> str:
     return (
-        "expected errors to fit a variance to; found every prediction equal to its target. "
-        "Pass held-out data, not what the model was fitted to."
+        "expected errors to fit a variance to; found every prediction equal to its target, perhaps of one "
+        "output alone. Pass held-out data, not what the model was fitted to."
     )
-
-
-def _check_rows(rows: int) -> None:
-    if rows < 2:
-        raise DataError(f"expected at least 2 validation rows, and better a hundred; found {rows}.")
-    if rows < _FEW_ROWS:
-        warn(f"only {rows} validation rows: the scale and the intervals will be rough.", LatedropWarning, stacklevel=6)
 
 
 def _warn_of_zeros(table: list[RateRow], tried: int, values: int) -> None:

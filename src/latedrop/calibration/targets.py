@@ -16,11 +16,12 @@ from torch import Tensor
 from latedrop import metrics
 from latedrop.errors import DataError, LatedropWarning
 
-__all__ = ["as_output", "warn_of_poor_fit"]
+__all__ = ["as_output", "joined", "warn_of_poor_fit"]
 
 _ERRORS = 3.0  # standard errors: what is less may be chance
 _NO_GAIN, _HALF = 0.98, 0.5
 _SHOWN = 3
+_FEW_ROWS = 10
 
 
 def as_output(output: Tensor, target: Tensor) -> Tensor:
@@ -34,6 +35,29 @@ def as_output(output: Tensor, target: Tensor) -> Tensor:
             f"output; found {largest:.3g}. Use other units for targets and output, or model.double()."
         )
     return target.to(output.dtype)
+
+
+def joined(targets: list[Tensor], *, stacklevel: int) -> Tensor:
+    """The targets of all batches `(N, ...)`; `DataError` where they are too few, or not of one shape.
+
+    `stacklevel` is that of the warning of few rows, as seen by the caller.
+    """
+    rows = sum(len(part) for part in targets)
+    if rows < 2:
+        raise DataError(f"expected at least 2 validation rows, and better a hundred; found {rows}.")
+    if rows < _FEW_ROWS:
+        warn(
+            f"only {rows} validation rows: the scale and the intervals will be rough.",
+            LatedropWarning,
+            stacklevel=stacklevel + 1,
+        )
+    shapes = sorted({tuple(part.shape[1:]) for part in targets})
+    if len(shapes) > 1:
+        raise DataError(
+            f"expected outputs of one shape in all batches; found {shapes}. Pass a readout that gives one shape, such "
+            "as a map's sum, or calibrate on inputs of one size."
+        )
+    return torch.cat(targets)
 
 
 def warn_of_poor_fit(mean: Tensor, target: Tensor, rows: str, *, per_output: bool, stacklevel: int) -> None:

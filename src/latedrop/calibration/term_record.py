@@ -18,8 +18,8 @@ from latedrop.terms.features import Features
 
 __all__ = ["Stored", "plain_tensors", "terms_from_dict", "terms_to_dict"]
 
-Stored: TypeAlias = Callable[[], Mapping[str, Tensor]]
-"""Gives the tensors that are kept beside the JSON."""
+Stored: TypeAlias = Callable[[str], Mapping[str, Tensor]]
+"""Gives the tensors of a file that is kept beside the JSON, from the checksum that the JSON names it by."""
 
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
 _LARGEST = 1e30
@@ -31,15 +31,21 @@ def terms_to_dict(terms: FittedTerms) -> dict[str, Any]:
     if terms.guard is not None:
         guard = {name: getattr(terms.guard, name) for name in ("limit", "constants", "grows", "most")}
         known = any(term is terms.guard.term for term in terms.terms)  # then that term keeps what both have learned
-        guard["term"] = None if known else dict(terms.guard.term.state())
+        guard["term"] = None if known else _kept(terms.guard.term)
     names = ("columns", "coefficients", "floors", "shares", "choice", "reference_rows")
     return {
-        "terms": {term.name: dict(term.state()) if type(term) in KINDS.values() else None for term in terms.terms},
+        "terms": {term.name: _kept(term) for term in terms.terms},
         **{name: getattr(terms, name) for name in names},
         "guard": guard,
         "features": None if terms.features is None else terms.features.sites,
         "candidates": [asdict(candidate) for candidate in terms.candidates],
     }
+
+
+def _kept(term: Term) -> dict[str, Any] | None:
+    """What a file holds of a term; nothing of the user's own."""
+    state = term.state() if type(term) in KINDS.values() else None
+    return None if state is None else dict(state)
 
 
 def terms_from_dict(value: Any, name: str, *, stored: Stored, count: int) -> FittedTerms:
@@ -69,32 +75,33 @@ def terms_from_dict(value: Any, name: str, *, stored: Stored, count: int) -> Fit
     return found
 
 
-def plain_tensors(value: Any, stored: dict[str, Tensor] | None = None, name: str = "terms") -> Any:
-    """Nested data with its tensors as lists; or as `{"stored": name}`, and the tensors in `stored`."""
+def plain_tensors(value: Any, stored: dict[str, Tensor] | None = None, file: str = "", name: str = "terms") -> Any:
+    """Nested data with its tensors as lists; or as `{"stored": name, "file": file}`, and the tensors in `stored`."""
     if isinstance(value, Tensor):
         if stored is None:
             return {"tensor": value.tolist(), "dtype": str(value.dtype).removeprefix("torch.")}
         stored[name] = value
-        return {"stored": name}
+        return {"stored": name, "file": file}
     if isinstance(value, Mapping):
-        return {key: plain_tensors(item, stored, f"{name}.{key}") for key, item in value.items()}
+        return {key: plain_tensors(item, stored, file, f"{name}.{key}") for key, item in value.items()}
     if isinstance(value, (tuple, list)):
-        return [plain_tensors(item, stored, f"{name}.{i}") for i, item in enumerate(value)]
+        return [plain_tensors(item, stored, file, f"{name}.{i}") for i, item in enumerate(value)]
     return value
 
 
 def tensors_in(value: Any, name: str, stored: Stored) -> Any:
-    """The inverse of `plain_tensors`; `stored` is called where it is needed, and once."""
-    found: dict[str, Tensor] = {}
+    """The inverse of `plain_tensors`; `stored` is called where it is needed, and once for every file."""
+    found: dict[str, Mapping[str, Tensor]] = {}
 
     def restored(value: Any, name: str) -> Any:
         if isinstance(value, Mapping) and set(value) == {"tensor", "dtype"}:
             return _tensor(value, name)
-        if isinstance(value, Mapping) and set(value) == {"stored"}:
-            found.update({} if found else stored())
-            if value["stored"] not in found:
+        if isinstance(value, Mapping) and set(value) == {"stored", "file"}:
+            file = text(value["file"], f"{name}.file")
+            found[file] = found[file] if file in found else stored(file)
+            if value["stored"] not in found[file]:
                 wrong(name, "a tensor of the file beside the calibration", value["stored"])
-            return _finite(found[value["stored"]], name)
+            return _finite(found[file][value["stored"]], name)
         if isinstance(value, Mapping):
             return {key: restored(item, f"{name}.{key}"[:80]) for key, item in value.items()}
         return [restored(item, f"{name}[{i}]") for i, item in enumerate(value)] if isinstance(value, list) else value
@@ -134,7 +141,11 @@ def _restored(kind: type[Term], state: dict[str, Any], name: str) -> Term:
         term = kind.restored(state)
     except (TypeError, ValueError, AttributeError, LatedropError) as error:
         wrong(name, f"what {kind.__name__} has learned", str(error))
-    absent = [key for key, value in term.state().items() if key not in state or (term.needs_features and value is None)]
+    absent = [
+        key
+        for key, value in (term.state() or {}).items()
+        if key not in state or (term.needs_features and value is None)
+    ]
     return wrong(name, f"all that {kind.__name__} has learned", f"no {absent[0]}") if absent else term
 
 

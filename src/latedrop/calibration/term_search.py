@@ -14,17 +14,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from latedrop import metrics
 from latedrop.calibration.batches import inputs_of, row_batches
-from latedrop.calibration.fitted_terms import FittedTerms, Guard, measured_columns, term_of
+from latedrop.calibration.fitted_terms import KINDS, FittedTerms, Guard, measured_columns, term_of
 from latedrop.calibration.setup import Setup
+from latedrop.calibration.targets import as_output, joined
 from latedrop.calibration.term_fit import choose, guarded
 from latedrop.calibration.verdict import Verdict
-from latedrop.errors import ArgumentError, DataError, LatedropError
+from latedrop.errors import ArgumentError, DataError, LatedropError, SiteError
 from latedrop.model.arrays import is_table, place
+from latedrop.model.items import as_items
 from latedrop.model.sites import Sites
 from latedrop.terms import Dropout, Leverage, LocalErrors, Rows, Term
 from latedrop.terms.features import Features
+from latedrop.variance.moments import out_of_memory
 
 __all__ = ["MeasuredTerms", "fitted", "measured", "outputs_last"]
 
@@ -62,7 +64,7 @@ def measured(model: nn.Module, batches: Any, setup: Setup) -> MeasuredTerms:
     terms: tuple[Term, ...] = ()
     features: Features | None = None
     sites = Sites()
-    means, targets, kept, count = [], [], [], 0
+    means, targets, kept, inputs = [], [], [], []
     parts: list[dict[str, Tensor]] = []
     with closing(batches) as stream:
         for x, y, found, tick in stream:
@@ -71,18 +73,35 @@ def measured(model: nn.Module, batches: Any, setup: Setup) -> MeasuredTerms:
                 features = Features.all(sites)
                 terms, features = _fitting(setup.terms, model, x, sites, features, setup)
             rows = Rows(model, x, sites, setup.readout, features)
-            columns = measured_columns([term for term in terms if not term.needs_features], rows)
-            parts.append({name: column.cpu() for name, column in columns.items()})
+            parts.append(_on_cpu(measured_columns([term for term in terms if not term.needs_features], rows)))
             means.append(rows.mean.cpu())
-            targets.append(metrics.align_target(rows.mean, y).to(rows.mean.dtype).cpu())
+            targets.append(as_output(rows.mean, y).cpu())
             if features is not None:
                 kept.append(rows.features.cpu())
-            count += len(y)
+                inputs += [x] if any(map(_is_own, terms)) else []
             tick()
-    mean, target = torch.cat(means), torch.cat(targets)
-    columns = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-    result = MeasuredTerms(sites, mean, target, terms, columns, features, None, None, 0)
-    return result if features is None else _learned(result, model, kept, setup)
+    target, mean = joined(targets, stacklevel=5), torch.cat(means)
+    result = MeasuredTerms(sites, mean, target, terms, _together(parts), features, None, None, 0)
+    return result if features is None else _learned(result, model, kept, inputs, setup)
+
+
+def _is_own(term: Term) -> bool:
+    """Whether a term is the user's and looks at features: it may look at the inputs beside them."""
+    return term.needs_features and type(term) not in KINDS.values()
+
+
+def _on_cpu(columns: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: column.cpu() for name, column in columns.items()}
+
+
+def _together(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """The columns of all batches, which must be the same ones."""
+    other = next((part for part in parts if set(part) != set(parts[0])), None)
+    if other is not None:
+        raise DataError(
+            f"expected terms to give the same columns for every batch; found {sorted(parts[0])} and {sorted(other)}."
+        )
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
 def _fitting(
@@ -92,15 +111,15 @@ def _fitting(
     rows = Rows(model, x, sites, setup.readout, features)
     if features is not None:
         try:
-            _ = rows.features
+            features = features.steady(model, x, sites)
         except LatedropError:
             features = None
     wanting = [term.name for term in terms if term.needs_features]
     if features is None and wanting:
         if setup.terms_given:
             raise ArgumentError(
-                f"expected a site whose inputs have an axis for the examples, which terms {wanting} look at; found "
-                "none. Leave these terms out."
+                f"expected a site whose inputs have an axis for the examples and do not depend on the other rows of a "
+                f"batch, which terms {wanting} look at; found none. Leave these terms out."
             )
         terms = tuple(term for term in terms if not term.needs_features)
     outputs = rows.mean[0].numel()
@@ -120,7 +139,9 @@ def _affordable(term: Term, rows: Rows, outputs: int, setup: Setup) -> Term:
     return term
 
 
-def _learned(found: MeasuredTerms, model: nn.Module, kept: list[Tensor], setup: Setup) -> MeasuredTerms:
+def _learned(
+    found: MeasuredTerms, model: nn.Module, kept: list[Tensor], inputs: list[Any], setup: Setup
+) -> MeasuredTerms:
     """Terms that look at features, after they saw those of the reference rows."""
     own = setup.reference is None
     count = 0
@@ -131,8 +152,7 @@ def _learned(found: MeasuredTerms, model: nn.Module, kept: list[Tensor], setup: 
             yield from kept
             return
         count = 0
-        for x in _inputs(setup.reference, model, setup.batch_size):
-            features = Rows(model, x, found.sites, setup.readout, found.features).features.cpu()
+        for features in _reference_features(found, model, setup, kept[0].shape[1]):
             count += len(features)
             yield features
 
@@ -149,7 +169,14 @@ def _learned(found: MeasuredTerms, model: nn.Module, kept: list[Tensor], setup: 
     learned |= {term: term.learned_from_errors(kept, error) for term in found.terms if isinstance(term, LocalErrors)}
     terms = [learned.get(term, term) for term in found.terms]
     measure = learned[guard]
-    columns = {**found.columns, **measured_columns([term for term in terms if term.needs_features], rows)}
+    ours = [term for term in terms if term.needs_features and not _is_own(term)]
+    columns = {**found.columns, **measured_columns(ours, rows)}
+    if inputs:
+        places = torch.arange(len(features)).split([len(part) for part in kept])
+        batches = (
+            Rows(model, x, found.sites, setup.readout, found.features, at) for x, at in zip(inputs, places, strict=True)
+        )
+        columns |= _together([_on_cpu(measured_columns(list(filter(_is_own, terms)), batch)) for batch in batches])
     order = [name for term in terms for name in columns if term_of(name) == term.name]
     return MeasuredTerms(
         found.sites,
@@ -164,10 +191,31 @@ def _learned(found: MeasuredTerms, model: nn.Module, kept: list[Tensor], setup: 
     )
 
 
-def _inputs(reference: Any, model: nn.Module, batch_size: int) -> Iterator[Any]:
-    """Reference inputs in batches: arrays with rows, or an iterable of batches whose targets, if any, are left out."""
-    if isinstance(reference, (Tensor, dict, tuple)) or hasattr(reference, "__array__") or is_table(reference):
-        yield from row_batches(place(reference, model), batch_size)
+def _reference_features(found: MeasuredTerms, model: nn.Module, setup: Setup, width: int) -> Iterator[Tensor]:
+    """Features of the reference rows, as many for each as the validation rows have, in batches."""
+    for x in _inputs(setup, model):
+        try:
+            features = Rows(model, x, found.sites, setup.readout, found.features).features.cpu()
+            if features.shape[1] != width:
+                raise ValueError(f"{features.shape[1]} features in place of {width}")
+        except (SiteError, RuntimeError, TypeError, ValueError, IndexError, AssertionError) as error:
+            if out_of_memory(error):
+                raise
+            raise DataError(
+                f"expected reference rows that the model takes; it raised {type(error).__name__}: {error}. "
+                "Pass the inputs of training rows in the form of the validation rows, or batches of them."
+            ) from error
+        yield features
+
+
+def _inputs(setup: Setup, model: nn.Module) -> Iterator[Any]:
+    """Reference inputs in batches: rows, or an iterable of batches whose targets, if any, are left out."""
+    reference, collate = setup.reference, setup.collate
+    arrays = isinstance(reference, (Tensor, dict, tuple)) or hasattr(reference, "__array__") or is_table(reference)
+    listed = hasattr(reference, "__len__") and hasattr(reference, "__getitem__")
+    if listed if collate is not None else arrays:
+        rows = reference if collate is not None else inputs_of(reference, model)
+        yield from row_batches(place(as_items(rows, collate), model), setup.batch_size)
         return
     try:
         batches = iter(reference)
@@ -176,7 +224,7 @@ def _inputs(reference: Any, model: nn.Module, batch_size: int) -> Iterator[Any]:
             f"expected reference rows as inputs, or an iterable of batches of them; found {type(reference).__name__}."
         ) from error
     for batch in batches:
-        yield place(inputs_of(batch, model), model)
+        yield place(as_items(inputs_of(batch, model, setup.unpack, collate), collate), model)
 
 
 def fitted(found: MeasuredTerms, setup: Setup) -> tuple[FittedTerms, Tensor, Verdict]:

@@ -19,6 +19,7 @@ __all__ = ["Verdict", "crossed", "folds", "gains", "judged"]
 
 _LEVEL = 0.9
 _FOLDS = 10
+_LEAST = 1e-4  # of the mean squared error
 
 
 @dataclass(frozen=True)
@@ -101,15 +102,18 @@ def crossed(
     """Variances and constants `(N, ...)` of every row, from fits to the rows of the other folds.
 
     `fit` is given the places of the rows to fit to, and returns a function from places to variances. With `per_output`
-    each index of axis 1 has a constant of its own.
+    each index of axis 1 has a constant of its own. Where no row of the other folds has an error, the constant is
+    a small number, and the variance too.
     """
     fold = folds(len(error))
     axes = tuple(axis for axis in range(error.dim()) if axis != 1 or not per_output)
     variance, constant = torch.empty_like(error), torch.empty_like(error)
+    least = _LEAST * error.square().mean(axes, keepdim=True)
     for number in fold.unique().tolist():
         rest, held = (fold != number).nonzero()[:, 0], (fold == number).nonzero()[:, 0]
-        variance[held] = fit(rest)(held).to(variance)
-        constant[held] = error[rest].square().mean(axes, keepdim=True).to(constant)
+        size = error[rest].square().mean(axes, keepdim=True)
+        constant[held] = torch.maximum(size, least)
+        variance[held] = fit(rest)(held).to(variance) if bool(size.all()) else constant[held]
     return variance, constant
 
 

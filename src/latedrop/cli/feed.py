@@ -161,8 +161,8 @@ class Labelled:
         for rows in self.source.read(self.model, self.batch_size):
             if self.part != "all":
                 rows = rows.where((dice.random(len(rows)) < 0.5) == (self.part == "held"))
-            if not rows.finite.all():
-                rows = self._finite(rows)
+            self.dropped += int((~rows.finite).sum())
+            rows = _finite(rows, self.source, self.drop)
             if len(rows):
                 assert rows.target is not None
                 yield _arguments(self.model, rows), rows.target
@@ -174,36 +174,39 @@ class Labelled:
             raise TypeError(f"the number of rows of {self.source.table.path} is not known before they are read")
         return -(-count // self.batch_size)
 
-    def _finite(self, rows: Rows) -> Rows:
-        path, unit = self.source.table.path, self.source.table.unit
-        if not self.drop:
-            raise DataError(
-                f"expected finite numbers in {path}; found NaN, infinite or missing ones, first at "
-                f"{Places(unit).add(rows)}. Mend them, or leave such rows out: --drop-nan."
-            )
-        self.dropped += int((~rows.finite).sum())
-        return rows.where(rows.finite)
-
 
 @dataclass
 class Unlabelled:
-    """Batches of inputs, read anew each time; rows that are not finite are left out."""
+    """Batches of inputs, read anew each time; rows that are not finite are an error, or with `drop` left out."""
 
     source: Source
     model: nn.Module
     batch_size: int = 256
+    drop: bool = False
 
     def __iter__(self) -> Iterator[Any]:
         for rows in read_batches(self.source.table, self.source.columns, self.batch_size):
-            if rows.finite.any():
-                yield _arguments(self.model, rows.where(rows.finite))
+            rows = _finite(rows, self.source, self.drop)
+            if len(rows):
+                yield _arguments(self.model, rows)
+
+
+def _finite(rows: Rows, source: Source, drop: bool) -> Rows:
+    if rows.finite.all():
+        return rows
+    if not drop:
+        raise DataError(
+            f"expected finite numbers in {source.table.path}; found NaN, infinite or missing ones, first at "
+            f"{Places(source.table.unit).add(rows)}. Mend them, or leave such rows out: --drop-nan."
+        )
+    return rows.where(rows.finite)
 
 
 def usual_rows(source: Source, path: str | None, like: Labelled) -> Unlabelled | None:
     """The inputs of the reference rows in a file, in the columns of the validation rows."""
     if path is None:
         return None
-    return Unlabelled(Source.of(path, source.columns.inputs), like.model, like.batch_size)
+    return Unlabelled(Source.of(path, source.columns.inputs), like.model, like.batch_size, like.drop)
 
 
 def conformal_rows(rows: Labelled, path: str | None, *, halve: bool) -> tuple[Labelled, Labelled | None]:

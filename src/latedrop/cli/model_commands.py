@@ -150,9 +150,9 @@ def calibrate(
         with source.explained():
             uq = latedrop.calibrate(network, used, progress=sys.stderr.isatty(), **options)
         uq.calibration = replace(uq.calibration, columns=source.names())
-        uq.save(output)
+        written = uq.save(output)
         facts = {"title": f"Calibration of {model}", "reproduce": {"model": model, "data": data}}
-        files = [output, *_report(report, calibration=uq.calibration, **facts)]
+        files = [*map(str, written), *_report(report, calibration=uq.calibration, **facts)]
         with redirect_stdout(out):
             print_calibration(uq.calibration, used.dropped + (held.dropped if held else 0), files, as_json)
 

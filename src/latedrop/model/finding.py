@@ -25,7 +25,7 @@ from latedrop.model.scripts import check_scripts
 from latedrop.model.sites import Kind, Site, Sites
 from latedrop.model.wrappers import bare, named_layers
 
-__all__ = ["Select", "find_sites"]
+__all__ = ["Select", "check_module", "find_sites"]
 
 Select: TypeAlias = (
     "str | type[nn.Module] | Callable[[str, nn.Module], bool] | "
@@ -68,11 +68,7 @@ def find_sites(
         raise ArgumentError(f"expected kind 'element' or 'channel'; found {kind!r}.")
     if not example_inputs:
         raise ArgumentError("expected example inputs after the model; found none. Pass one batch of its inputs.")
-    if not isinstance(model, nn.Module):
-        raise ArgumentError(
-            f"expected a torch.nn.Module; found {type(model).__name__}. Pass the model itself; an exported program "
-            "becomes one with latedrop.load_program(program)."
-        )
+    check_module(model)
     x = as_items(example_inputs[0] if len(example_inputs) == 1 else tuple(example_inputs), collate)
     model = bare(model)
     check_scripts(model)
@@ -91,6 +87,15 @@ def find_sites(
         channels = [replace(site, batch_axis=None, interleaved=False, moved=False) for site in found]
         found = [other if site.kind == "channel" else site for site, other in zip(found, channels, strict=True)]
     return Sites(found)
+
+
+def check_module(model: Any) -> None:
+    """Raise `ArgumentError` where something else was given."""
+    if not isinstance(model, nn.Module):
+        raise ArgumentError(
+            f"expected a torch.nn.Module; found {type(model).__name__}. Pass the model itself; an exported program "
+            "becomes one with latedrop.load_program(program)."
+        )
 
 
 def _in_order(passes: Sequence[Runs]) -> list[str]:

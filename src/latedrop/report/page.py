@@ -112,14 +112,20 @@ def _fits(c: Calibration, unit: str) -> str:
     return f"<h2>Terms</h2>{compared}{_table(term_table(c.terms), 'Shares are averages over the validation rows.')}"
 
 
+def _listed(names: list[str]) -> str:
+    return " and ".join([*([", ".join(names[:-1])] if len(names) > 1 else []), *names[-1:]]) or "no terms"
+
+
 def _summary(c: Calibration) -> str:
     sites = f"{len(c.sites)} site{'s' if len(c.sites) != 1 else ''} of a trained network"
     if c.terms is not None:
         guard = c.terms.guard
-        grows = " It grows for rows unlike these." if guard is not None and guard.grows else ""
+        grows = " The variance grows for rows unlike these." if guard is not None and guard.grows else ""
+        terms = [f"dropout at {sites}" if term.name == "dropout" else term.name for term in c.terms.terms]
+        usual = f"{c.terms.reference_rows} reference" if c.terms.reference_rows else "the validation"
         return (
-            f"The variance was fitted to {c.rows} validation rows as a floor plus terms, of which the first is dropout "
-            f"at {sites}; the candidate in use is: {c.terms.choice}.{grows}"
+            f"The variance was fitted to {c.rows} validation rows as a floor plus {_listed(terms)}; the candidate in "
+            f"use is: {c.terms.choice}. What is usual was learned from {usual} rows.{grows}"
         )
     rates = f"each of {len(c.table)} rates" if len(c.table) > 1 else "one rate"
     done = {

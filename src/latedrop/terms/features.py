@@ -1,7 +1,8 @@
 """Features of a row: what enters the sites, pooled to one vector.
 
 Positions (pixels, steps) are pooled to mean and standard deviation of each channel; calls of one layer are averaged;
-the sites stand one after the other. More than `_WIDEST` features are projected to that many by a fixed random matrix.
+the sites stand one after the other. Features that depend on the other rows of a batch are left out. More than
+`_WIDEST` are projected to that many by a fixed random matrix.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from latedrop.masking.thinning import Thinning
 from latedrop.model.arrays import widened
 from latedrop.model.calling import call
 from latedrop.model.layers import channel_axis
-from latedrop.model.rows import copied, fitting_batches, row_count
+from latedrop.model.rows import copied, fitting_batches, row_count, take_rows
 from latedrop.model.running import running
 from latedrop.model.sites import Site, Sites
 from latedrop.model.twin import release, twin_of
@@ -26,6 +27,8 @@ from latedrop.model.wrappers import layer_named
 __all__ = ["Features", "pooled"]
 
 _WIDEST = 256
+_ALONE = 8  # rows that are run alone, to see whether their features change
+_ROUNDING = 0.02
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,28 @@ class Features:
         parts = fitting_batches(model, x)
         if parts is not None:
             return torch.cat([self.of(model, part, sites)[:rows] for part, rows in parts])
+        noted = self._noted(model, x, sites)
+        return _narrow(torch.cat([noted.features(name) for name in self.sites], 1))
+
+    def steady(self, model: nn.Module, x: Any, sites: Sites) -> Features | None:
+        """Those that a row has alone as in its batch `x`: not of padded positions, nor where rows see each other.
+
+        None where there are none.
+        """
+        rows = row_count(x)
+        if fitting_batches(model, x) is not None or fitting_batches(model, take_rows(x, slice(1))) is not None:
+            return self  # a program of a fixed number of rows
+        together = self._noted(model, x, sites)
+        kept = self.sites
+        for i in range(0, rows, max(1, rows // _ALONE)):
+            try:
+                alone = self._noted(model, take_rows(x, slice(i, i + 1)), sites)
+            except Exception:  # a model may raise anything where it cannot take a single row, as squeeze() makes it
+                return self
+            kept = tuple(name for name in kept if together.agrees(alone, name, i))
+        return Features(kept) if kept else None
+
+    def _noted(self, model: nn.Module, x: Any, sites: Sites) -> _Noted:
         chosen = [site for site in sites if site.name in self.sites]
         noted = _Noted(row_count(x), {site.name: _channels(model, site) for site in chosen})
         with running(model):
@@ -54,7 +79,7 @@ class Features:
                     call(twin, copied(x))
             finally:
                 release(twin)
-        return _narrow(torch.cat([noted.features(site.name) for site in chosen], 1))
+        return noted
 
 
 def _channels(model: nn.Module, site: Site) -> int:
@@ -65,9 +90,11 @@ def _channels(model: nn.Module, site: Site) -> int:
 def pooled(value: Tensor, channels: int) -> Tensor:
     """`(N, features)` from `(N, ...)`: mean and standard deviation over all axes but the channels'."""
     flat = value.movedim(channels, 1).flatten(2) if value.dim() > 2 else value.reshape(len(value), -1, 1)
-    if flat.shape[2] == 1:
+    if value.dim() <= 2:
         return flat[:, :, 0]
-    return torch.cat([flat.mean(2), flat.std(2)], 1)
+    mean = flat.mean(2)
+    # A single position has no spread; another row may have more of them, and has as many features.
+    return torch.cat([mean, flat.std(2) if flat.shape[2] > 1 else torch.zeros_like(mean)], 1)
 
 
 class _Noted:
@@ -98,6 +125,15 @@ class _Noted:
         spread = (squares / counts[:, None] - mean.square()).clamp_min(0).sqrt()
         self._found[site.name].append(torch.cat([mean, spread], 1))
         return value
+
+    def agrees(self, alone: _Noted, name: str, row: int) -> bool:
+        """Whether a row has the same features of a site alone, up to rounding, also in half precision."""
+        found, other = self._found[name], alone._found[name]
+        if not found or [part.shape[1:] for part in found] != [part.shape[1:] for part in other]:
+            return False
+        together = self.features(name)
+        apart = (together[row] - alone.features(name)[0]).abs().max()
+        return bool(apart <= _ROUNDING * together.abs().max())
 
     def features(self, name: str) -> Tensor:
         """Of one site, `(N, features)`: the mean over its calls."""

@@ -38,7 +38,6 @@ class Rows:
         sites: where dropout goes.
         readout: what of the output is taken.
         index: `(N,)`, the rows' places among the validation rows while these are fitted; None for new rows.
-        error: `(N, ...)`, target minus mean, while validation rows are fitted; None for new rows.
     """
 
     def __init__(
@@ -103,8 +102,8 @@ class Term:
         """
         return self
 
-    def state(self) -> Learned:
-        """What has to be kept for predictions."""
+    def state(self) -> Learned | None:
+        """What has to be kept for predictions; None where a file cannot hold it, and `load` needs the term again."""
         return {}
 
     @classmethod
