@@ -141,6 +141,27 @@ def test_a_site_that_does_not_fire_adds_nothing() -> None:
         torch.testing.assert_close(alone, model(x)[:1])
 
 
+def test_features_of_rows_are_taken_where_layers_always_run() -> None:
+    class Skips(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.enter, self.more, self.leave = nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h, hard = self.enter(x).tanh(), x[:, 1:2] > 0
+            if hard.any():
+                h = torch.where(hard, self.more(h).tanh(), h)
+            return self.leave(h)
+
+    model, x = Skips(), rows()
+    sites = find_sites(model, x)
+    assert [site.skipped for site in sites] == [True, False]
+    uq = calibrate(model, (x, x.sum(1, keepdim=True)), terms=["leverage"], progress=False)
+    alone = torch.cat([uq.predict(row[None]).variance for row in x])
+    torch.testing.assert_close(uq.predict(x).variance, alone)
+
+
 def test_no_site_fires_at_all() -> None:
     class Skips(nn.Module):
         def __init__(self) -> None:
@@ -160,6 +181,18 @@ def test_no_site_fires_at_all() -> None:
     assert not bool(sample(model, x[:5], RATE, DRAWS, sites=sites).variance.any())
     assert not bool(linearize(model, x[:5], sites).variance_by_site.any())
     torch.testing.assert_close(linearize(model, x, sites).mean, model(x).detach())
+
+
+def test_a_branch_that_is_not_taken_in_a_model_that_differentiates_itself() -> None:
+    class Slopes(Kinds):
+        def forward(self, x: Tensor) -> Tensor:
+            x = x.detach().requires_grad_()
+            (slope,) = torch.autograd.grad(super().forward(x).sum(), x, create_graph=True)
+            return slope[:, 1:]
+
+    model, x = Slopes("any"), rows()
+    sites = find_sites(model, x)
+    check_rows_alone(model, lambda some: x[some], BATCHES[:4], sites)
 
 
 def test_weights_that_are_used_past_their_site_are_an_error() -> None:

@@ -24,7 +24,7 @@ from latedrop.model.items import Items, batch_of
 from latedrop.model.layers import LAYERS, SOURCES, channel_axis, layer_inputs
 from latedrop.model.marks import Following, is_covered
 from latedrop.model.rows import copied, distinct_rows, opposite, row_count, row_limits, take_rows, tensors, turned
-from latedrop.model.running import Deriving, derives, quietly, rolls_dice
+from latedrop.model.running import Deriving, may_derive, quietly, rolls_dice
 from latedrop.model.scripts import wrap_scripts
 from latedrop.model.twin import release, reroute, twin_of
 from latedrop.model.weight_calls import WeightCall, WeightCalls
@@ -152,7 +152,7 @@ class _Probing:
     def go_on(self, x: Any, found: Probed) -> None:
         """Where values decide what runs, take single rows; then further ones, until every parameter is reached."""
         rows = min(row_count(x), _MOST_ROWS)
-        if self.moves:
+        if self.moves or self.branches:  # code that reads values may sort by them
             some = distinct_rows(x, max(3, min(rows, _AT_ONCE)))
             found.orders = self.runs(some), self.runs(opposite(some))
         if not self.branches:
@@ -268,7 +268,7 @@ def _rows_may_turn(model: nn.Module, x: Any, first: tuple[int, Any, bool]) -> bo
     if moved is None:
         return True
     try:
-        output = quietly(model, lambda: call(twin_of(model, own_gradients=derives(model)), copied(moved)))
+        output = quietly(model, lambda: call(twin_of(model, own_gradients=may_derive(model)), copied(moved)))
     except Exception:
         return True
     return _rows_apart(first, (rows, output, False))
@@ -346,7 +346,7 @@ def _check_order(model: nn.Module, x: Any, first: tuple[int, Any, bool]) -> None
     moved = turned(distinct_rows(x, rows)) if isinstance(x, Items) else None
     if moved is None:
         return
-    others = quietly(model, lambda: call(twin_of(model, own_gradients=derives(model)), copied(moved)))
+    others = quietly(model, lambda: call(twin_of(model, own_gradients=may_derive(model)), copied(moved)))
     pairs = [(a, b) for a, b in zip(tensors(outputs), tensors(others), strict=True) if a.shape[:1] == (rows,)]
     if pairs and all(torch.allclose(a.float().sort(0)[0], b.float().sort(0)[0], rtol=1e-3) for a, b in pairs):
         raise DataError(
@@ -358,5 +358,5 @@ def _check_order(model: nn.Module, x: Any, first: tuple[int, Any, bool]) -> None
 def _varies(model: nn.Module, x: Any, output: Any) -> bool:
     """Whether the output is another one with other random numbers: some models draw them in eval mode for nothing."""
     torch.rand(1)  # moves the generator on
-    again = call(twin_of(model, own_gradients=derives(model)), copied(x))
+    again = call(twin_of(model, own_gradients=may_derive(model)), copied(x))
     return not all(torch.equal(a, b) for a, b in zip(tensors(output), tensors(again), strict=False))

@@ -18,7 +18,7 @@ from latedrop.model.arrays import widened
 from latedrop.model.calling import call
 from latedrop.model.layers import channel_axis
 from latedrop.model.rows import copied, fitting_batches, row_count
-from latedrop.model.running import running
+from latedrop.model.running import may_derive, quietly
 from latedrop.model.sites import Site, Sites
 from latedrop.model.twin import release, twin_of
 from latedrop.model.wrappers import layer_named
@@ -36,8 +36,8 @@ class Features:
 
     @classmethod
     def all(cls, sites: Sites) -> Features | None:
-        """Of all sites whose input has an axis for the examples; None where none has."""
-        names = tuple(site.name for site in sites if site.batch_axis is not None)
+        """Of all sites that run for every batch on the examples in their order; None where none does."""
+        names = tuple(s.name for s in sites if s.batch_axis is not None and not s.moved and not s.skipped)
         return cls(names) if names else None
 
     def of(self, model: nn.Module, x: Any, sites: Sites) -> Tensor:
@@ -46,15 +46,19 @@ class Features:
         if parts is not None:
             return torch.cat([self.of(model, part, sites)[:rows] for part, rows in parts])
         chosen = [site for site in sites if site.name in self.sites]
-        noted = _Noted(row_count(x), {site.name: _channels(model, site) for site in chosen})
-        with running(model):
-            twin = twin_of(model)
+        channels = {site.name: _channels(model, site) for site in chosen}
+
+        def run() -> Tensor:
+            noted = _Noted(row_count(x), channels)
+            twin = twin_of(model, own_gradients=may_derive(model))
             try:
                 with Thinning(twin, chosen, noted, shared=False).passing(x):
                     call(twin, copied(x))
             finally:
                 release(twin)
-        return _narrow(torch.cat([noted.features(site.name) for site in chosen], 1))
+            return _narrow(torch.cat([noted.features(site.name) for site in chosen], 1))
+
+        return quietly(model, run)
 
 
 def _channels(model: nn.Module, site: Site) -> int:
