@@ -301,3 +301,26 @@ def test_values_that_decide_nothing_cost_nothing() -> None:
 
     (site,) = find_sites(Looks(), rows())
     assert site == Site("b", "element", "Linear", (8,))
+
+
+@pytest.mark.parametrize("how", ["values", "places"])
+def test_experts_that_choose_among_the_rows_are_warned_about(how: str) -> None:
+    """Two rows and three have one best each; of more rows, which one that is depends on those beside it."""
+
+    class Chosen(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.enter, self.expert, self.leave = nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h, best = self.enter(x).tanh(), x[:, 1].topk(max(1, len(x) // 2)).indices
+            if how == "places":
+                return self.leave(h.index_add(0, best, self.expert(h[best])))
+            chosen = best.tolist()
+            return self.leave(torch.stack([self.expert(row) if i in chosen else row for i, row in enumerate(h)]))
+
+    model, x = Chosen(), rows()
+    x[:3, 1] = torch.tensor([9.0, 8.0, 7.0])
+    with pytest.warns(LatedropWarning, match="the output of a row changes with the rows beside it"):
+        assert all(site.coupled for site in find_sites(model, x, kind="channel"))
