@@ -232,6 +232,25 @@ class TestBatches:
         batches = default(model, (items, y), collate=_padded, terms=["leverage"], reference=iter([(items, y)]))
         torch.testing.assert_close(batches.predict(items).strangeness, together.strangeness, rtol=1e-4, atol=0)
 
+    def test_padding_of_the_users_own_changes_nothing(self) -> None:
+        class Masked(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.first, self.second, self.head = nn.Linear(3, 8), nn.Linear(8, 8), nn.Linear(8, 1)
+
+            def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+                hidden = self.second(self.first(x).tanh()).tanh() * mask[..., None]
+                return self.head(hidden.sum(1) / mask.sum(1, keepdim=True))  # type: ignore[no-any-return]
+
+        torch.manual_seed(0)
+        model, x, mask = Masked().eval(), torch.randn(80, 5, 3), torch.ones(80, 5)
+        y = model(x, mask).detach() + 0.3 * torch.randn(80, 1)
+        uq = default(model, ((x, mask), y), terms=["leverage"])
+        longer = torch.cat([x, torch.zeros(80, 4, 3)], 1), torch.cat([mask, torch.zeros(80, 4)], 1)
+        found, expected = uq.predict(longer), uq.predict((x, mask))
+        torch.testing.assert_close(found.strangeness, expected.strangeness, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(found.variance, expected.variance, rtol=1e-4, atol=1e-4)
+
     def test_branches_that_the_batch_decides(self) -> None:
         class Branches(nn.Module):
             def __init__(self) -> None:
@@ -248,7 +267,8 @@ class TestBatches:
 
         torch.manual_seed(0)
         model, x = Branches().eval(), torch.randn(100, 3)
-        uq = default(model, (x, model(x).detach() + 0.3 * torch.randn(100, 1)))
+        with pytest.warns(latedrop.LatedropWarning, match="examples that do not depend on each other"):
+            uq = default(model, (x, model(x).detach() + 0.3 * torch.randn(100, 1)))
         for row in x.split(1):
             assert bool((uq.predict(row).variance > 0).all())
 

@@ -54,6 +54,8 @@ class TestCsv:
         "text",
         [
             CSV.replace(",", ";"),
+            "\n" + CSV.replace(",", ";"),
+            CSV.replace("id", '"id; key; name; number; code"'),
             CSV.replace(",", "\t"),
             "\ufeff" + CSV,
             CSV.replace("\n", "\r\n"),
@@ -61,7 +63,17 @@ class TestCsv:
             CSV.replace("id,a", '"id", a '),
             CSV.replace("1", " 1e0 "),
         ],
-        ids=["semicolons", "tabs", "byte order mark", "carriage returns", "blank lines", "quotes", "spaces"],
+        ids=[
+            "semicolons",
+            "blank first",
+            "quoted names",
+            "tabs",
+            "byte order mark",
+            "carriage returns",
+            "blank lines",
+            "quotes",
+            "spaces",
+        ],
     )
     def test_dialects(self, tmp_path: Path, text: str) -> None:
         assert inputs_of(csv_file(tmp_path, text), "a", "b").tolist() == [[1, 2], [4, 5], [7, 8]]
@@ -80,6 +92,10 @@ class TestCsv:
     def test_infinite_is_not_finite(self, tmp_path: Path) -> None:
         (rows,) = rows_of(csv_file(tmp_path, "a,b\n1,2\n3,-inf\n"), Columns(("a",), ("b",)))
         assert rows.finite.tolist() == [True, False]
+
+    def test_underscores_are_no_digits(self, tmp_path: Path) -> None:
+        with pytest.raises(DataError, match="found '1_0' in line 2"):
+            inputs_of(csv_file(tmp_path, CSV.replace("r0,1", "r0,1_0")), "a", "b")
 
     def test_text_names_column_and_first_line(self, tmp_path: Path) -> None:
         path = csv_file(tmp_path, CSV + "r3,1,high,2\nr4,1,low,2\n")

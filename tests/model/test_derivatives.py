@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor, nn
 
-from latedrop import calibrate, find_sites, inject, linearize, propagate, sample
+from latedrop import calibrate, find_sites, inject, linearize, load, propagate, sample
 from latedrop.errors import ArgumentError, OutputError, SiteError
 from untouched import assert_same, state
 
@@ -118,6 +121,16 @@ def test_calibration_predicts_in_a_process_that_never_searched() -> None:
     fresh = Energy().eval()  # nothing is known about it
     uq.model = fresh
     torch.testing.assert_close(uq.predict(x).mean, sample(model, x, 0.2, 100, readout="forces").mean)
+
+
+def test_weights_get_no_gradients_from_a_calibration_or_a_loaded_one(tmp_path: Path) -> None:
+    """A model that switches gradients on by itself, and writes them, is not known before its first pass."""
+    model, x = Backward(), torch.randn(60, 3)
+    uq = calibrate(model, (x, torch.randn(60, 3)), terms=["leverage"], progress=False)
+    uq.save(tmp_path / "uq.json")
+    other = deepcopy(model)
+    torch.testing.assert_close(load(tmp_path / "uq.json", other).predict(x).variance, uq.predict(x).variance)
+    assert all(parameter.grad is None for parameter in [*model.parameters(), *other.parameters()])
 
 
 def test_first_order_where_the_model_keeps_its_graph() -> None:

@@ -121,6 +121,39 @@ def test_a_weight_of_it_that_python_reads_is_no_site() -> None:
     torch.testing.assert_close(sample(model, x, 0.2, 5).mean, sample(model, x, 0.2, 5, engine="loop").mean)
 
 
+def test_what_it_writes_into_itself_is_thrown_away() -> None:
+    class Counts(Part):
+        def __init__(self) -> None:
+            super().__init__()
+            self.calls = 0
+            self.register_buffer("seen", torch.zeros(1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            self.seen.add_(1)
+            return F.relu(self.layer(x))
+
+    part = torch.jit.script(Counts().eval())
+    model, x = Around(part).eval(), torch.randn(4, 4, 7, 7)
+    sample(model, x, 0.2, 5)
+    linearize(model, x)
+    assert part.calls == 0
+    assert float(part.seen) == 0
+
+
+def test_gradients_of_a_model_that_differentiates_itself_stay_off_its_weights() -> None:
+    class Slopes(Around):
+        def forward(self, x: Tensor) -> Tensor:
+            x = x.detach().requires_grad_()
+            super().forward(x).sum().backward()
+            assert x.grad is not None
+            return x.grad.sum((2, 3))
+
+    model, x = Slopes(torch.jit.script(Part())).eval(), torch.randn(4, 4, 7, 7)
+    assert bool((sample(model, x, 0.2, 5).variance > 0).any())
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_calibrated_saved_and_loaded(kind: str, tmp_path: object) -> None:
     model, _, x = made(kind)

@@ -141,6 +141,27 @@ def test_a_site_that_does_not_fire_adds_nothing() -> None:
         torch.testing.assert_close(alone, model(x)[:1])
 
 
+def test_features_of_rows_are_taken_where_layers_always_run() -> None:
+    class Skips(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.enter, self.more, self.leave = nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h, hard = self.enter(x).tanh(), x[:, 1:2] > 0
+            if hard.any():
+                h = torch.where(hard, self.more(h).tanh(), h)
+            return self.leave(h)
+
+    model, x = Skips(), rows()
+    sites = find_sites(model, x)
+    assert [site.skipped for site in sites] == [True, False]
+    uq = calibrate(model, (x, x.sum(1, keepdim=True)), terms=["leverage"], progress=False)
+    alone = torch.cat([uq.predict(row[None]).variance for row in x])
+    torch.testing.assert_close(uq.predict(x).variance, alone)
+
+
 def test_no_site_fires_at_all() -> None:
     class Skips(nn.Module):
         def __init__(self) -> None:
@@ -160,6 +181,18 @@ def test_no_site_fires_at_all() -> None:
     assert not bool(sample(model, x[:5], RATE, DRAWS, sites=sites).variance.any())
     assert not bool(linearize(model, x[:5], sites).variance_by_site.any())
     torch.testing.assert_close(linearize(model, x, sites).mean, model(x).detach())
+
+
+def test_a_branch_that_is_not_taken_in_a_model_that_differentiates_itself() -> None:
+    class Slopes(Kinds):
+        def forward(self, x: Tensor) -> Tensor:
+            x = x.detach().requires_grad_()
+            (slope,) = torch.autograd.grad(super().forward(x).sum(), x, create_graph=True)
+            return slope[:, 1:]
+
+    model, x = Slopes("any"), rows()
+    sites = find_sites(model, x)
+    check_rows_alone(model, lambda some: x[some], BATCHES[:4], sites)
 
 
 def test_weights_that_are_used_past_their_site_are_an_error() -> None:
@@ -268,3 +301,26 @@ def test_values_that_decide_nothing_cost_nothing() -> None:
 
     (site,) = find_sites(Looks(), rows())
     assert site == Site("b", "element", "Linear", (8,))
+
+
+@pytest.mark.parametrize("how", ["values", "places"])
+def test_experts_that_choose_among_the_rows_are_warned_about(how: str) -> None:
+    """Two rows and three have one best each; of more rows, which one that is depends on those beside it."""
+
+    class Chosen(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.enter, self.expert, self.leave = nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h, best = self.enter(x).tanh(), x[:, 1].topk(max(1, len(x) // 2)).indices
+            if how == "places":
+                return self.leave(h.index_add(0, best, self.expert(h[best])))
+            chosen = best.tolist()
+            return self.leave(torch.stack([self.expert(row) if i in chosen else row for i, row in enumerate(h)]))
+
+    model, x = Chosen(), rows()
+    x[:3, 1] = torch.tensor([9.0, 8.0, 7.0])
+    with pytest.warns(LatedropWarning, match="the output of a row changes with the rows beside it"):
+        assert all(site.coupled for site in find_sites(model, x, kind="channel"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from torch.nn.utils.rnn import (
 )
 
 from alone import check_rows_alone, injected
-from latedrop import calibrate, find_sites, sample
+from latedrop import calibrate, find_sites, load, sample
 from latedrop.errors import DataError, LatedropWarning, SiteError
 
 BATCHES = ([0, 1, 2], [3], [3, 1], [5, 2, 0, 1], [*range(8)])
@@ -123,24 +124,49 @@ def test_rows_that_must_be_sorted(kind: str) -> None:
     check_rows_alone(model, lambda rows: (x[rows], lengths[rows]), ([0, 1, 2], [2], [1, 5, 7]), sites)
 
 
+class Sorts(nn.Module):
+    """Sorts its rows, by torch or by Python, and puts them back before the last layer."""
+
+    def __init__(self, how: str = "torch") -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b, self.c = nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 1)
+        self.how = how
+
+    def forward(self, x: Tensor) -> Tensor:
+        keys = x[:, 0]
+        if self.how == "torch":
+            order, back = keys.argsort(), keys.argsort().argsort()
+            return self.c(self.b(self.a(x[order]).tanh()).tanh()[back])
+        places = sorted(range(len(x)), key=keys.tolist().__getitem__)
+        rows = x[places] if self.how == "list" else torch.stack([x[i] for i in places])
+        return self.c(self.b(self.a(rows).tanh()).tanh()[[places.index(i) for i in range(len(x))]])
+
+
 @KINDS
-def test_rows_that_a_model_sorts(kind: str) -> None:
+@pytest.mark.parametrize("how", ["torch", "list", "stack"])
+def test_rows_that_a_model_sorts(how: str, kind: str) -> None:
     """First order was that of the row which the sorting put in its place."""
-
-    class Sorts(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            torch.manual_seed(0)
-            self.a, self.b, self.c = nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 1)
-
-        def forward(self, x: Tensor) -> Tensor:
-            order = x[:, 0].argsort()
-            return self.c(self.b(self.a(x[order]).tanh()).tanh()[order.argsort()])
-
-    model, x = Sorts(), torch.randn(8, 4)
+    model, x = Sorts(how), torch.randn(8, 4)
     sites = find_sites(model, x, kind=kind)
     assert [site.moved for site in sites] == [True, False]
     check_rows_alone(model, lambda rows: x[rows], BATCHES, sites)
+
+
+def test_features_of_rows_are_not_taken_where_these_are_sorted() -> None:
+    """Every row had the features of the one that the sorting put in its place."""
+    model, x = Sorts(), torch.randn(60, 4)
+    uq = calibrate(model, (x, x.sum(1, keepdim=True)), terms=["leverage"], progress=False)
+    torch.testing.assert_close(uq.predict(x).variance[5:6], uq.predict(x[5:6]).variance)
+
+
+def test_a_calibration_of_a_model_that_sorts_is_loaded(tmp_path: Path) -> None:
+    model, x = Sorts(), torch.randn(30, 4)
+    uq = calibrate(model, (x, torch.randn(30, 1)), [0.2], method="sample", progress=False)
+    uq.save(tmp_path / "uq.json")
+    loaded = load(tmp_path / "uq.json", model)
+    assert loaded.calibration.sites == uq.calibration.sites
+    assert torch.equal(loaded.predict(x).variance, uq.predict(x).variance)
 
 
 class StepsFirst(nn.Module):

@@ -1,8 +1,12 @@
 """First-order variance: exact where the network is affine in the masks, the limit of small rates elsewhere."""
 
+from functools import partial
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from latedrop import find_sites, linearize, sample
 from latedrop.errors import ArgumentError, OutputError
@@ -190,3 +194,32 @@ def test_errors() -> None:
         linearize(mlp(), torch.randn(3, 5), readout=lambda y: y / 0)
     with pytest.raises(ArgumentError, match="at least 1 row"):
         linearize(mlp(), torch.randn(3, 5), chunk=0)
+
+
+@pytest.mark.parametrize("outputs", [1, 3, 20])
+@pytest.mark.parametrize("kind", ["element", "channel"])
+def test_checkpointed_parts(outputs: int, kind: Any) -> None:
+    """They run once more in the backward pass, on the same twin."""
+
+    class Parts(nn.Module):
+        def __init__(self, through: Any) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.enter, self.body, self.leave = nn.Linear(3, 8), nn.Linear(8, 8), nn.Linear(8, outputs)
+            self.through = through
+
+        def part(self, h: Tensor) -> Tensor:
+            return self.body(h).tanh()
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.enter(x).tanh()
+            return self.leave(self.through(self.part, self.through(self.part, h)))
+
+    x = torch.randn(5, 3)
+    found = linearize(Parts(partial(checkpoint, use_reentrant=False)), x, find_sites(Parts(_run), x, kind=kind))
+    expected = linearize(Parts(_run), x, found.sites)
+    torch.testing.assert_close(found.variance_by_site, expected.variance_by_site)
+
+
+def _run(part: Any, h: Tensor) -> Tensor:
+    return part(h)

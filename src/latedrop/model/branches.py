@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any
 from weakref import WeakSet
 
-import torch
 from torch import Tensor, nn
 
 from latedrop.model.layers import SOURCES
@@ -41,14 +40,14 @@ def used_elsewhere(twin: nn.Module, sites: Sequence[Site], again: Callable[[nn.M
     asked = [site for site in sites if not any(weight.untyped_storage() in _UNTAKEN for weight in weights[site])]
     if not asked:
         return []
-    other = twin_of(twin)
+    other = twin_of(twin, own_gradients=True)  # the model may differentiate itself
     uses = _Uses()
     calls = WeightCalls(other, uses.meet)
     for module in other.modules():
         if isinstance(module, SOURCES):
             reroute(module, partial(uses.inside, calls))
     try:
-        with torch.no_grad(), watching(uses.seen), calls, eager():
+        with watching(uses.seen), calls, eager():
             calls.begin()
             again(other)
             calls.end()

@@ -118,7 +118,8 @@ def _site(name: str, kind: Kind, calls: list[list[Run]], probed: Probed) -> Site
         features = first.value.shape[-1]
         units: tuple[int, ...] = (features,) if kind == "channel" else (first.packed_steps, features)
         moved = _moves(name, 0, False, probed)
-        return Site(name, kind, first.layer, units, count, 0, moved=moved, coupled=probed.together)
+        skipped = not all(calls)
+        return Site(name, kind, first.layer, units, count, 0, moved=moved, coupled=probed.together, skipped=skipped)
     kind, axis, interleaved = _laid_out(name, kind, calls, probed)
     shape = list(first.value.shape)
     if kind == "channel":
@@ -128,7 +129,8 @@ def _site(name: str, kind: Kind, calls: list[list[Run]], probed: Probed) -> Site
             shape[axis] //= first.rows
         units = tuple(size for i, size in enumerate(shape) if i != axis or size > 1)
     moved = _moves(name, axis, interleaved, probed)
-    return Site(name, kind, first.layer, units, count, axis, interleaved, first.weight, moved, probed.together)
+    coupled, skipped = probed.together, not all(calls)
+    return Site(name, kind, first.layer, units, count, axis, interleaved, first.weight, moved, coupled, skipped)
 
 
 def _laid_out(name: str, kind: Kind, calls: list[list[Run]], probed: Probed) -> tuple[Kind, int | None, bool]:

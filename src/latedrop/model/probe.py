@@ -24,7 +24,7 @@ from latedrop.model.items import Items, batch_of
 from latedrop.model.layers import LAYERS, SOURCES, channel_axis, layer_inputs
 from latedrop.model.marks import Following, is_covered
 from latedrop.model.rows import copied, distinct_rows, opposite, row_count, row_limits, take_rows, tensors, turned
-from latedrop.model.running import Deriving, derives, quietly, rolls_dice
+from latedrop.model.running import Deriving, may_derive, quietly, rolls_dice
 from latedrop.model.scripts import wrap_scripts
 from latedrop.model.twin import release, reroute, twin_of
 from latedrop.model.weight_calls import WeightCall, WeightCalls
@@ -109,24 +109,30 @@ def probe(model: nn.Module, x: Any) -> Probed:
         )
     elif len(outputs) == 2:
         _check_rows(x, *outputs)
-        if not (_rows_apart(*outputs) and _rows_may_turn(model, x, outputs[0])):
+        if not (_rows_apart(outputs[0], outputs[1]) and _rows_may_turn(model, x, outputs[0])):
             found.together = True
             _check_order(model, x, outputs[0])
-            warn(
-                "expected examples that do not depend on each other; the output of a row changes with the rows beside "
-                "it, as with batch statistics, the nodes of one graph or the steps of one sequence. Use "
-                "method='sample', with all the rows that belong together in one batch, or give each graph one row; "
-                "method='linear' is wrong here.",
-                LatedropWarning,
-                stacklevel=3,
-            )
+            _warn_of_meeting()
     if not found.together and most is None:
         with _what_it_raises():
             probing.go_on(x, found)
+        if found.together:
+            _warn_of_meeting()
     probing.warn_of_unreached(row_count(x))
     found.branches, found.structured = probing.branches, probing.structured
     found.together |= probing.drawn_branches  # each draw may take another way
     return found
+
+
+def _warn_of_meeting() -> None:
+    warn(
+        "expected examples that do not depend on each other; the output of a row changes with the rows beside "
+        "it, as with batch statistics, the nodes of one graph or the steps of one sequence. Use "
+        "method='sample', with all the rows that belong together in one batch, or give each graph one row; "
+        "method='linear' is wrong here.",
+        LatedropWarning,
+        stacklevel=4,
+    )
 
 
 class _Probing:
@@ -150,18 +156,20 @@ class _Probing:
             return Probed(first, None)
 
     def go_on(self, x: Any, found: Probed) -> None:
-        """Where values decide what runs, take single rows; then further ones, until every parameter is reached."""
+        """Where values decide what runs, or where rows go, take single rows; then others, to reach every parameter."""
         rows = min(row_count(x), _MOST_ROWS)
-        if self.moves:
-            some = distinct_rows(x, max(3, min(rows, _AT_ONCE)))
-            found.orders = self.runs(some), self.runs(opposite(some))
-        if not self.branches:
+        if not self.moves and not self.branches:
             return
+        some = distinct_rows(x, max(3, min(rows, _AT_ONCE)))
+        found.orders = self.runs(some), self.runs(opposite(some))  # code that reads values may sort by them
+        beside = self.outputs[-2]
         for start in range(min(rows, _ALONE)):
             with suppress(Exception):  # some models take no single row
                 found.further.append(self.runs(take_rows(x, slice(start, start + 1))))
+                random = any(random for _, _, random in self.outputs)
+                found.together |= not random and not _rows_apart(beside, self.outputs[-1], start)
         for start in range(0, rows, _AT_ONCE):
-            if not self._unreached():
+            if not self.branches or not self._unreached():
                 return
             found.further.append(self.runs(take_rows(x, slice(start, start + _AT_ONCE))))
 
@@ -247,14 +255,14 @@ def _check_rows(x: Any, first: tuple[int, Any, bool], second: tuple[int, Any, bo
     )
 
 
-def _rows_apart(first: tuple[int, Any, bool], second: tuple[int, Any, bool]) -> bool:
-    """Whether rows came out alike in two passes: the second had fewer, or all of them moved on by one."""
+def _rows_apart(first: tuple[int, Any, bool], second: tuple[int, Any, bool], start: int = 0) -> bool:
+    """Whether rows came out alike in two passes: the second had fewer, from `start` on, or all moved on by one."""
     (more, outputs, _), (rows, others, _) = first, second
     for a, b in zip(tensors(outputs), tensors(others), strict=False):
         if a.shape[:1] != (more,) or b.shape[:1] != (rows,) or a.shape[1:] != b.shape[1:]:
             continue  # something else than one entry per row
         if a.is_floating_point() and a.numel() > 0:
-            expected = a[:rows] if more > rows else a.roll(1, 0)
+            expected = a[start : start + rows] if more > rows else a.roll(1, 0)
             rounding = 0.1 if a.dtype in (torch.float16, torch.bfloat16) else 1e-2
             if bool((expected - b).abs().max() > rounding * a.abs().max()):
                 return False
@@ -268,7 +276,7 @@ def _rows_may_turn(model: nn.Module, x: Any, first: tuple[int, Any, bool]) -> bo
     if moved is None:
         return True
     try:
-        output = quietly(model, lambda: call(twin_of(model, own_gradients=derives(model)), copied(moved)))
+        output = quietly(model, lambda: call(twin_of(model, own_gradients=may_derive(model)), copied(moved)))
     except Exception:
         return True
     return _rows_apart(first, (rows, output, False))
@@ -346,7 +354,7 @@ def _check_order(model: nn.Module, x: Any, first: tuple[int, Any, bool]) -> None
     moved = turned(distinct_rows(x, rows)) if isinstance(x, Items) else None
     if moved is None:
         return
-    others = quietly(model, lambda: call(twin_of(model, own_gradients=derives(model)), copied(moved)))
+    others = quietly(model, lambda: call(twin_of(model, own_gradients=may_derive(model)), copied(moved)))
     pairs = [(a, b) for a, b in zip(tensors(outputs), tensors(others), strict=True) if a.shape[:1] == (rows,)]
     if pairs and all(torch.allclose(a.float().sort(0)[0], b.float().sort(0)[0], rtol=1e-3) for a, b in pairs):
         raise DataError(
@@ -358,5 +366,5 @@ def _check_order(model: nn.Module, x: Any, first: tuple[int, Any, bool]) -> None
 def _varies(model: nn.Module, x: Any, output: Any) -> bool:
     """Whether the output is another one with other random numbers: some models draw them in eval mode for nothing."""
     torch.rand(1)  # moves the generator on
-    again = call(twin_of(model, own_gradients=derives(model)), copied(x))
+    again = call(twin_of(model, own_gradients=may_derive(model)), copied(x))
     return not all(torch.equal(a, b) for a, b in zip(tensors(output), tensors(again), strict=False))

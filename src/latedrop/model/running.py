@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from latedrop.torch_inside import Operator, watching
 
-__all__ = ["DIFFERENTIATE", "Deriving", "derives", "generators", "quietly", "rolls_dice", "running"]
+__all__ = ["DIFFERENTIATE", "Deriving", "derives", "generators", "may_derive", "quietly", "rolls_dice", "running"]
 
 _Result = TypeVar("_Result")
 _ROLLS: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
@@ -64,7 +64,7 @@ def running(model: nn.Module, *, gradients: bool = False) -> Iterator[None]:
     before = [generator.get_state() for generator in rolled]
     dice = _Dice()
     try:
-        with torch.set_grad_enabled(gradients), watching(dice.seen) if rolls is None else nullcontext():
+        with torch.set_grad_enabled(gradients), _watched(model, dice) if rolls is None else nullcontext():
             yield
         _ROLLS.setdefault(model, dice.rolled)
     finally:
@@ -76,6 +76,17 @@ def running(model: nn.Module, *, gradients: bool = False) -> Iterator[None]:
 def derives(model: nn.Module) -> bool:
     """Whether a model was seen to differentiate inside its `forward`."""
     return model in _DERIVES
+
+
+def may_derive(model: nn.Module) -> bool:
+    """The same, or that its first pass has still to tell."""
+    return model in _DERIVES or model not in _ROLLS
+
+
+@contextmanager
+def _watched(model: nn.Module, dice: _Dice) -> Iterator[None]:
+    with watching(dice.seen), Deriving(model):
+        yield
 
 
 class Deriving(TorchFunctionMode):

@@ -44,6 +44,7 @@ class Site:
         moved: True where examples may lie in another order than that of the inputs, as in a model that sorts them.
         coupled: True where draws cannot share a batch: the output of a row depends on the rows beside it, or what came
             out of weights decides which layers run.
+        skipped: True where the layer does not run for every batch.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Site:
     weight: str | None = None
     moved: bool = False
     coupled: bool = False
+    skipped: bool = False
 
     @property
     def count(self) -> int:
@@ -87,7 +89,7 @@ class Sites(tuple[Site, ...]):
 
     def to_list(self) -> list[dict[str, Any]]:
         """Plain data for JSON."""
-        usual = {"weight": None, "moved": False, "coupled": False}
+        usual = {"weight": None, "moved": False, "coupled": False, "skipped": False}
         rows = ({**asdict(site), "units": list(site.units)} for site in self)
         return [{k: v for k, v in row.items() if k not in usual or v != usual[k]} for row in rows]
 
@@ -112,7 +114,9 @@ def _site_from(row: Any, name: str) -> Site:
         batch_axis=fields.maybe("batch_axis", _FIRST, or_none(whole), least=0, most=64),
         interleaved=fields.maybe("interleaved", False, flag),
         weight=fields.maybe("weight", None, or_none(text)),
+        moved=fields.maybe("moved", False, flag),
         coupled=fields.maybe("coupled", False, flag),
+        skipped=fields.maybe("skipped", False, flag),
     )
     fields.end()
     return site

@@ -6,13 +6,14 @@ with it. So there is nothing to put back on the model, and whoever else calls it
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable
 from copy import deepcopy
 from functools import cached_property, partial
 from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any, TypeAlias
-from weakref import CallableProxyType, ProxyType, ReferenceType, ref
+from weakref import CallableProxyType, ProxyType, ReferenceType, WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +32,9 @@ _FOREIGN = ("builtins", "torch", "numpy", "logging", "threading", "collections",
 _CONTAINERS = (dict, OrderedDict, defaultdict, list, tuple, set)
 _FUSED = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
 """In eval mode these may call no submodule at all, but one fused kernel."""
+_WRITING = re.compile(r"prim::SetAttr|aten::\w*[a-z0-9]_\(|aten::append")
+_WRITES: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
+"""Whether the code of TorchScript modules writes."""
 
 
 def twin_of(
@@ -68,6 +72,8 @@ def reroute(layer: nn.Module, around: Around, *, copies: bool = True) -> None:
 
 def release(twin: nn.Module) -> None:
     """A twin that is no longer needed lets go of what its layers were rerouted to, and of what that holds."""
+    if isinstance(twin, torch.jit.ScriptModule):  # may be the model's own
+        return
     for part in parts_of(twin):
         release(part)
     vars(twin).pop("forward", None)
@@ -114,7 +120,7 @@ class _Copying:
             return module if evaluated and not self._layers else self.module(bare(module))
         if isinstance(module, torch.jit.ScriptModule):  # runs outside Python: there is nothing to reroute inside
             flags = [getattr(inner, "training", False) for inner in module.modules()]
-            return deepcopy(module).eval() if any(flags) else module
+            return _own_script(module) if any(flags) or self._own_gradients or _may_write(module) else module
         weight = self._weight if self._differentiable or self._own_gradients else None
         copy: Any = shallow_copy(module, self.module, weight, self._value, self._made)
         if self._layers and isinstance(module, _FUSED):
@@ -201,6 +207,25 @@ class _Copying:
         if not found and depth == 0:
             self._apart.add(id(value))
         return found
+
+
+def _own_script(script: nn.Module) -> nn.Module:
+    """A copy of a TorchScript module, in eval mode, that shares its weights."""
+    with torch.no_grad():
+        copy = deepcopy(script).eval()
+    for own, weight in zip(copy.parameters(), script.parameters(), strict=True):
+        own.data = weight.data
+        own.requires_grad_(weight.requires_grad)
+    return copy
+
+
+def _may_write(script: nn.Module) -> bool:
+    """Whether the code of a TorchScript module has statements that write: they may write into the module."""
+    found = _WRITES.get(script)
+    if found is None:
+        graph = getattr(script, "inlined_graph", None)
+        found = _WRITES[script] = graph is None or _WRITING.search(str(graph)) is not None
+    return found
 
 
 def _held_by(value: Any) -> Iterable[Any]:

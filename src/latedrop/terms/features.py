@@ -1,8 +1,9 @@
 """Features of a row: what enters the sites, pooled to one vector.
 
 Positions (pixels, steps) are pooled to mean and standard deviation of each channel; calls of one layer are averaged;
-the sites stand one after the other. Features that depend on the other rows of a batch are left out. More than
-`_WIDEST` are projected to that many by a fixed random matrix.
+the sites stand one after the other. Where some sites have no positions, only these are looked at: of positions some may
+be padding. Features that depend on the other rows of a batch are left out. More than `_WIDEST` are projected to that
+many by a fixed random matrix.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from latedrop.model.arrays import widened
 from latedrop.model.calling import call
 from latedrop.model.layers import channel_axis
 from latedrop.model.rows import copied, fitting_batches, row_count, take_rows
-from latedrop.model.running import running
+from latedrop.model.running import may_derive, quietly
 from latedrop.model.sites import Site, Sites
 from latedrop.model.twin import release, twin_of
 from latedrop.model.wrappers import layer_named
@@ -39,8 +40,8 @@ class Features:
 
     @classmethod
     def all(cls, sites: Sites) -> Features | None:
-        """Of all sites whose input has an axis for the examples; None where none has."""
-        names = tuple(site.name for site in sites if site.batch_axis is not None)
+        """Of all sites that run for every batch on the examples in their order; None where none does."""
+        names = tuple(s.name for s in sites if s.batch_axis is not None and not s.moved and not s.skipped)
         return cls(names) if names else None
 
     def of(self, model: nn.Module, x: Any, sites: Sites) -> Tensor:
@@ -54,32 +55,37 @@ class Features:
     def steady(self, model: nn.Module, x: Any, sites: Sites) -> Features | None:
         """Those that a row has alone as in its batch `x`: not of padded positions, nor where rows see each other.
 
-        None where there are none.
+        Vectors are taken before what has positions, of which some may be padding. None where there are none.
         """
         rows = row_count(x)
         if fitting_batches(model, x) is not None or fitting_batches(model, take_rows(x, slice(1))) is not None:
             return self  # a program of a fixed number of rows
         together = self._noted(model, x, sites)
-        kept = self.sites
+        vectors = tuple(name for name in self.sites if name not in together.positions)
+        kept = vectors or self.sites
         for i in range(0, rows, max(1, rows // _ALONE)):
             try:
                 alone = self._noted(model, take_rows(x, slice(i, i + 1)), sites)
             except Exception:  # a model may raise anything where it cannot take a single row, as squeeze() makes it
-                return self
+                return Features(kept)
             kept = tuple(name for name in kept if together.agrees(alone, name, i))
         return Features(kept) if kept else None
 
     def _noted(self, model: nn.Module, x: Any, sites: Sites) -> _Noted:
         chosen = [site for site in sites if site.name in self.sites]
-        noted = _Noted(row_count(x), {site.name: _channels(model, site) for site in chosen})
-        with running(model):
-            twin = twin_of(model)
+        channels = {site.name: _channels(model, site) for site in chosen}
+
+        def run() -> _Noted:
+            noted = _Noted(row_count(x), channels)
+            twin = twin_of(model, own_gradients=may_derive(model))
             try:
                 with Thinning(twin, chosen, noted, shared=False).passing(x):
                     call(twin, copied(x))
             finally:
                 release(twin)
-        return noted
+            return noted
+
+        return quietly(model, run)
 
 
 def _channels(model: nn.Module, site: Site) -> int:
@@ -104,11 +110,13 @@ class _Noted:
         self._rows = rows
         self._channels = channels
         self._found: dict[str, list[Tensor]] = {name: [] for name in channels}
+        self.positions: set[str] = set()  # sites whose input has more than one vector for a row
 
     def thin(self, site: Site, call: int, value: Tensor, shape: tuple[int, ...], axis: int | None) -> Tensor:
         if axis is not None:
             channels = self._channels[site.name] % value.dim()
             moved = widened(value.detach()).movedim(axis, 0)
+            self.positions |= {site.name} if moved.dim() > 2 else set()
             self._found[site.name].append(pooled(moved, channels if channels > axis else channels + 1))
         return value
 
@@ -116,6 +124,7 @@ class _Noted:
         self, site: Site, call: int, value: Tensor, shape: tuple[int, ...], rows: Tensor, steps: Tensor
     ) -> Tensor:
         noted = widened(value.detach())
+        self.positions.add(site.name)
         counts = torch.zeros(self._rows, device=value.device).index_add_(0, rows, torch.ones_like(noted[:, 0]))
         total, squares = (
             torch.zeros(self._rows, noted.shape[1], device=value.device, dtype=noted.dtype).index_add_(0, rows, part)

@@ -12,7 +12,7 @@ left out; elsewhere it is the limit of small rates.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -178,8 +178,15 @@ def _pass(
     try:
         with Thinning(twin, sites, masks, shared=False).passing(x):
             output = read(call(twin, x), readout, row_count(x))
+        return _differentiated(output, sites, reduce, rows, masks)
     finally:
-        release(twin)
+        release(twin)  # checkpointed parts run once more in the backward pass
+
+
+def _differentiated(
+    output: Tensor, sites: Sites, reduce: _Reduce, rows: int, masks: _Probes | _UnitMasks
+) -> tuple[Tensor, list[dict[str, Tensor]]]:
+    """What `_pass` gives, from the output with its graph."""
     check_finite(output.detach(), "without dropout")
     flat = output.reshape(len(output), -1)
     if flat.shape[1] > _MOST_OUTPUTS:
@@ -207,10 +214,11 @@ def _pass(
             "a function with a backward pass of its own. Use method='sample', or leave these out with select=."
         )
     columns: list[dict[str, Tensor]] = []
+    axes = dict(masks.axes)  # of the forward pass: what runs once more in a backward pass adds to them
     for start in range(0, flat.shape[1], _OUTPUTS_AT_ONCE):
         part = flat[:, start : start + _OUTPUTS_AT_ONCE]
         last = start + part.shape[1] == flat.shape[1]
-        columns += [_squares(masks.axes, gradients, sites, reduce, rows) for gradients in masks.gradients(part, last)]
+        columns += [_squares(axes, gradients, sites, reduce, rows) for gradients in masks.gradients(part, last, axes)]
     return widened(output.detach())[:rows], columns
 
 
@@ -259,9 +267,9 @@ class _UnitMasks:
             self.axes[key] = axis
         return self._leaves[key]
 
-    def gradients(self, outputs: Tensor, last: bool) -> Iterator[Sequence[Tensor]]:
-        """For each of `outputs` `(n, k)`, the gradients of its rows with respect to every mask."""
-        leaves, k = list(self._leaves.values()), outputs.shape[1]
+    def gradients(self, outputs: Tensor, last: bool, keys: Iterable[_Key]) -> Iterator[Sequence[Tensor]]:
+        """For each of `outputs` `(n, k)`, the gradients of its rows with respect to the masks of `keys`."""
+        leaves, k = [self._leaves[key] for key in keys], outputs.shape[1]
         if k > 1:
             each = torch.eye(k, dtype=outputs.dtype, device=outputs.device)[:, None].expand(k, *outputs.shape)
             try:
@@ -307,7 +315,7 @@ class _Probes:
     def thin_packed(self, *_: Any) -> Tensor:
         raise _NeedMasksError
 
-    def gradients(self, outputs: Tensor, last: bool) -> Iterator[Sequence[Tensor]]:
+    def gradients(self, outputs: Tensor, last: bool, keys: Iterable[_Key]) -> Iterator[Sequence[Tensor]]:
         """As for masks, for one output."""
         if outputs.shape[1] > 1 or self._anchor is None or self.derived:
             raise _NeedMasksError
@@ -318,7 +326,7 @@ class _Probes:
             if "modified by an inplace operation" in str(error):
                 raise _NeedMasksError from error
             raise
-        yield [probe.found(outputs) for probe in self._probes.values()]
+        yield [self._probes[key].found(outputs) for key in keys]
 
 
 class _Probe:

@@ -27,7 +27,7 @@ from latedrop.model.calling import Readout, call, check_finite, read
 from latedrop.model.finding import find_sites
 from latedrop.model.items import Collate, as_items
 from latedrop.model.rows import copied, fitting_batches, row_count, tensors
-from latedrop.model.running import DIFFERENTIATE, derives, running
+from latedrop.model.running import DIFFERENTIATE, derives, may_derive, running
 from latedrop.model.scripts import wrap_scripts
 from latedrop.model.sites import Rate, Site, rates_by_site
 from latedrop.model.twin import release, reroute, twin_of
@@ -112,7 +112,7 @@ def _passed(
     model: nn.Module, x: Any, sites: Sequence[Site], rates: dict[str, float], readout: Readout
 ) -> tuple[Tensor, list[str]]:
     """The output of one pass, a `Pair` where a site reaches it, and where units were summed or averaged."""
-    twin = twin_of(model)
+    twin = twin_of(model, own_gradients=may_derive(model))
     names = {module: name for name, module in named_layers(twin).items()}
     inside, after = _Reductions(names, _REDUCTIONS), _Reductions({}, _REDUCTIONS + _LOCAL_REDUCTIONS)
     thinning = Thinning(twin, sites, _Noise(rates))

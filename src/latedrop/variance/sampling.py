@@ -19,7 +19,7 @@ from latedrop.model.calling import Readout, call, check_finite, read
 from latedrop.model.finding import find_sites
 from latedrop.model.items import Collate, Items, as_items
 from latedrop.model.rows import copied, fitting_batches, row_count
-from latedrop.model.running import derives, quietly
+from latedrop.model.running import may_derive, quietly
 from latedrop.model.sites import Rate, Site, rates_by_site
 from latedrop.model.twin import twin_of
 from latedrop.variance.engine.chunks import fitting_chunk
@@ -136,7 +136,7 @@ def own_output(model: nn.Module, x: Any, readout: Readout = None) -> Tensor:
         return torch.cat([own_output(model, part, readout)[:rows] for part, rows in parts])
 
     def run() -> Tensor:
-        twin = twin_of(model, layers=False, own_gradients=derives(model))
+        twin = twin_of(model, layers=False, own_gradients=may_derive(model))
         return widened(read(call(twin, copied(x)), readout, row_count(x)).detach())
 
     output = quietly(model, run)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import csv
 import gzip
+import re
 import sys
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from itertools import chain, islice
 from typing import Any
 
@@ -19,6 +20,7 @@ from latedrop.errors import ArgumentError, DataError, FileError
 __all__ = ["open_csv"]
 
 _TRUTHS = {"true": 1.0, "false": 0.0}
+_QUOTED = re.compile('"[^"]*"')
 _MISSING = {"", "na", "n/a", "nan", "null", "none"}
 
 
@@ -64,8 +66,11 @@ def _records(path: str) -> Iterator[tuple[int, list[str]]]:
     with ExitStack() as stack:
         file: Any = sys.stdin if path == STANDARD else stack.enter_context(_opened(path))
         try:
-            head = file.readline().removeprefix("\ufeff")
-            reader = csv.reader(chain([head], file), delimiter=max(",;\t", key=head.count))
+            head = [file.readline().removeprefix("\ufeff")]
+            while head[-1] and not head[-1].strip("\r\n"):
+                head.append(file.readline())
+            between = _QUOTED.sub("", head[-1])
+            reader = csv.reader(chain(head, file), delimiter=max(",;\t", key=between.count))
             first = 1
             for cells in reader:
                 if cells:
@@ -101,10 +106,9 @@ def _undecoded(path: str) -> str:
 
 
 def _numbers(path: str, name: str, cells: Sequence[str], places: Sequence[int]) -> Array:
-    try:
-        return np.array(cells, dtype=np.float64)
-    except ValueError:
-        pass
+    with suppress(ValueError):
+        if not any("_" in cell for cell in cells):
+            return np.array(cells, dtype=np.float64)
     values = np.empty(len(cells))
     for i, cell in enumerate(cells):
         plain = cell.strip().lower()
@@ -123,8 +127,9 @@ def _numbers(path: str, name: str, cells: Sequence[str], places: Sequence[int]) 
 
 
 def _is_number(cell: str) -> bool:
+    """Python would take `1_0` for 10; in a file it is a name."""
     try:
         float(cell)
     except ValueError:
         return False
-    return True
+    return "_" not in cell

@@ -22,7 +22,7 @@ from latedrop.model.arrays import widened
 from latedrop.model.calling import call, read
 from latedrop.model.items import Items
 from latedrop.model.rows import repeated, row_count, row_limits, take_rows
-from latedrop.model.running import derives, quietly, rolls_dice
+from latedrop.model.running import derives, may_derive, quietly, rolls_dice
 from latedrop.model.sites import Site
 from latedrop.model.twin import release, twin_of
 from latedrop.variance.engine.chunks import fitting_chunk
@@ -153,7 +153,7 @@ class ThinnedNetworks:
     def _run(self, x: Any, draws: range, count: int, layers: SharedLayers | None) -> Tensor:
         """The twin is this pass's own, and so is what the model writes into it."""
         derived, rows = derives(self.model), count * len(draws)
-        twin = twin_of(self.model, own_gradients=derived)
+        twin = twin_of(self.model, own_gradients=may_derive(self.model))
         if layers is not None and not derived:
             layers.attach(twin)
         x = repeated(x, len(draws)) if layers is None or derived else layers.inputs(x, len(draws))

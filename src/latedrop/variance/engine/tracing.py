@@ -14,7 +14,7 @@ from latedrop.masking.masks import hashes
 from latedrop.masking.thinning import Thinning
 from latedrop.model.calling import call, read
 from latedrop.model.rows import copied, repeated, row_count, tensors
-from latedrop.model.running import derives, quietly
+from latedrop.model.running import derives, may_derive, quietly
 from latedrop.model.scripts import optimized_scripts
 from latedrop.model.sites import Site
 from latedrop.model.twin import release, twin_of
@@ -36,7 +36,7 @@ def mask_places(model: nn.Module, x: Any, sites: Sequence[Site], options: Sampli
         refuse(f"parts that torch.jit.optimize_for_inference has made {scripts}")
 
     def run() -> list[MaskPlace]:
-        noted, twin = _Noted(), twin_of(model, own_gradients=derives(model))
+        noted, twin = _Noted(), twin_of(model, own_gradients=may_derive(model))
         thinning, held = Thinning(twin, sites, noted, shared=options.shared), _held(twin)
         before = [version_of(value) for value in held]
         with thinning.passing(x):
