@@ -18,13 +18,13 @@ from torch import Tensor
 from latedrop.calibration.scale import along_outputs
 from latedrop.calibration.term_fit import Candidate, guarded
 from latedrop.errors import ArgumentError, DataError, FileError
-from latedrop.terms import Dropout, Given, InputNoise, Leverage, LocalErrors, Neighbours, Rows, Size, Term
+from latedrop.terms import Dropout, Given, InputNoise, Leverage, LocalErrors, Neighbours, OwnDropout, Rows, Size, Term
 from latedrop.terms.features import Features
 
 __all__ = ["KINDS", "FittedTerms", "Guard", "aligned", "checked_terms", "is_site", "measured_columns", "term_of"]
 
 KINDS: dict[str, type[Term]] = {
-    kind.name: kind for kind in (Dropout, Leverage, Neighbours, LocalErrors, Size, Given, InputNoise)
+    kind.name: kind for kind in (Dropout, OwnDropout, Leverage, Neighbours, LocalErrors, Size, Given, InputNoise)
 }
 
 

@@ -113,16 +113,14 @@ def _of_one(error: Tensor, columns: Tensor, blocks: Blocks) -> tuple[Tensor, Ten
     return found, theta[-1].clamp_min(_LEAST_FLOOR) * size, size
 
 
-def choose(
-    error: Tensor, columns: Tensor, names: Sequence[str], groups: Sequence[Sequence[int]], factor: Tensor
-) -> Chosen:
+def choose(error: Tensor, columns: Tensor, names: Sequence[str], groups: Sequence[Blocks], factor: Tensor) -> Chosen:
     """Compare nested candidates on rows that were left out of their fits, and fit the one in use to all.
 
     Args:
         error: `(M, K)`, the entries of a row together.
         columns: `(M, K, J)`.
         names: of the terms.
-        groups: for each term the places of its columns.
+        groups: for each term its columns, by their places: those that share a coefficient together.
         factor: `(N,)`, of the guard.
     """
     inner = len(error) // len(factor)
@@ -141,12 +139,12 @@ def choose(
     return Chosen(name, fit_terms(error, columns, tried[name]), verdict, tuple(listed))
 
 
-def _candidates(names: Sequence[str], groups: Sequence[Sequence[int]]) -> dict[str, Blocks]:
+def _candidates(names: Sequence[str], groups: Sequence[Blocks]) -> dict[str, Blocks]:
     found: dict[str, Blocks] = {_name(()): []}
     for count in range(1, len(names) + 1):
-        found[_name(names[:count])] = [group for group in groups[:count] if group]
-    if any(len(group) > 1 for group in groups):
-        found[f"{_name(names)}, each site apart"] = [[place] for group in groups for place in group]
+        found[_name(names[:count])] = [block for group in groups[:count] for block in group]
+    if any(len(block) > 1 for group in groups for block in group):
+        found[f"{_name(names)}, each site apart"] = [[place] for group in groups for block in group for place in block]
     return found
 
 

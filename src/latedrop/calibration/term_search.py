@@ -30,7 +30,6 @@ from latedrop.variance.moments import out_of_memory
 
 __all__ = ["MeasuredTerms", "fitted", "measured", "outputs_last"]
 
-_MOST_OUTPUTS = 4  # to first order each costs a backward pass, about two plain ones; beyond, draws are cheaper
 _INSIDE = 0.9
 _FEW_ROWS, _MOST_OF_FEW = 30, 2.0
 
@@ -107,7 +106,7 @@ def _together(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
 def _fitting(
     terms: tuple[Term, ...], model: nn.Module, x: Any, sites: Sites, features: Features | None, setup: Setup
 ) -> tuple[tuple[Term, ...], Features | None]:
-    """The terms that this model can have: dropout by draws where first order costs too much or cannot be had."""
+    """The terms that this model can have, ready to measure."""
     rows = Rows(model, x, sites, setup.readout, features)
     if features is not None:
         try:
@@ -122,21 +121,7 @@ def _fitting(
                 f"batch, which terms {wanting} look at; found none. Leave these terms out."
             )
         terms = tuple(term for term in terms if not term.needs_features)
-    outputs = rows.mean[0].numel()
-    return tuple(_affordable(term, rows, outputs, setup) for term in terms), features
-
-
-def _affordable(term: Term, rows: Rows, outputs: int, setup: Setup) -> Term:
-    if (setup.terms_given and term in setup.terms) or not isinstance(term, Dropout):
-        return term
-    drawn = Dropout("draws", seed=setup.seed)
-    if outputs > _MOST_OUTPUTS or any(site.coupled for site in rows.sites):
-        return drawn
-    try:
-        _ = rows.linear
-    except LatedropError:
-        return drawn
-    return term
+    return tuple(term.prepared(rows) for term in terms), features
 
 
 def _learned(
@@ -241,7 +226,7 @@ def fitted(found: MeasuredTerms, setup: Setup) -> tuple[FittedTerms, Tensor, Ver
         most = _MOST_OF_FEW if few_rows(found, setup) else None
         guard = Guard(found.guard, limit, constants, bool(setup.guard), most)
         factor = guard.factor(found.leverage.double() / limit)
-    groups = [[i for i, name in enumerate(names) if term_of(name) == term.name] for term in found.terms]
+    groups = [_blocks(term, names) for term in found.terms]
     used = 0 if few_rows(found, setup) else len(found.terms)
     picked = choose(error, columns, [term.name for term in found.terms][:used], groups[:used], factor)
     fit = picked.fit
@@ -264,6 +249,12 @@ def fitted(found: MeasuredTerms, setup: Setup) -> tuple[FittedTerms, Tensor, Ver
         reference_rows=found.reference_rows,
     )
     return kept, variance.movedim(-1, 1) if per_output else variance, picked.verdict
+
+
+def _blocks(term: Term, names: list[str]) -> list[list[int]]:
+    """The places of a term's columns: the sites of dropout share a rate."""
+    places = [i for i, name in enumerate(names) if term_of(name) == term.name]
+    return [places] if isinstance(term, Dropout) and places else [[place] for place in places]
 
 
 def few_rows(found: MeasuredTerms, setup: Setup) -> bool:

@@ -19,13 +19,14 @@ from torch import nn
 
 from latedrop.errors import ArgumentError, SiteError
 from latedrop.model.items import Collate, as_items
+from latedrop.model.layers import DROPOUTS
 from latedrop.model.layout import common_layout, follows
 from latedrop.model.probe import Probed, Run, Runs, probe
 from latedrop.model.scripts import check_scripts
 from latedrop.model.sites import Kind, Site, Sites
 from latedrop.model.wrappers import bare, named_layers
 
-__all__ = ["Select", "check_module", "find_sites"]
+__all__ = ["Select", "check_module", "find_sites", "own_dropouts"]
 
 Select: TypeAlias = (
     "str | type[nn.Module] | Callable[[str, nn.Module], bool] | "
@@ -87,6 +88,24 @@ def find_sites(
         channels = [replace(site, batch_axis=None, interleaved=False, moved=False) for site in found]
         found = [other if site.kind == "channel" else site for site, other in zip(found, channels, strict=True)]
     return Sites(found)
+
+
+def own_dropouts(model: nn.Module, x: Any) -> tuple[Sites, dict[str, float]]:
+    """The dropout layers that a model was trained with, as sites, and their rates; `x` was placed."""
+    model = bare(model)
+    probed = probe(model, x, DROPOUTS)
+    passes = [runs for runs in (probed.first, probed.second, *probed.further) if runs is not None]
+    seen = {name: [runs.get(name, []) for runs in passes] for name in _in_order(passes)}
+    modules = named_layers(model)
+    rates = {name: float(vars(modules[name])["p"]) for name in seen if isinstance(modules.get(name), DROPOUTS)}
+    used = {name: rate for name, rate in rates.items() if 0 < rate < 1}
+    if not used:
+        raise SiteError(
+            f"expected dropout layers of the model's own with a rate inside (0, 1); found {rates or 'none'}. Leave the "
+            "term 'own_dropout' out: 'dropout' injects it."
+        )
+    kinds: dict[str, Kind] = {name: "element" if type(modules[name]) is nn.Dropout else "channel" for name in used}
+    return Sites(_site(name, kinds[name], seen[name], probed) for name in used), used
 
 
 def check_module(model: Any) -> None:

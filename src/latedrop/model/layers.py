@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-__all__ = ["LAYERS", "SOURCES", "channel_axis", "layer_inputs"]
+__all__ = ["DROPOUTS", "LAYERS", "SOURCES", "channel_axis", "layer_inputs"]
 
 _CONVOLUTIONS: dict[type[nn.Module], int] = {
     nn.Conv1d: 1,
@@ -26,8 +26,14 @@ LAYERS: tuple[type[nn.Module], ...] = (
     nn.MultiheadAttention,
     *_CONVOLUTIONS,
 )
+_WHOLE_CHANNELS: dict[type[nn.Module], int] = {nn.Dropout1d: 1, nn.Dropout2d: 2, nn.Dropout3d: 3}
+DROPOUTS: tuple[type[nn.Module], ...] = (nn.Dropout, *_WHOLE_CHANNELS)
+"""Dropout that a model was trained with; it is off in eval mode."""
 SOURCES: tuple[type[nn.Module], ...] = (*LAYERS, nn.Embedding, nn.EmbeddingBag)
 """What comes out of these depends on weights."""
+
+
+_SPATIAL = {**_CONVOLUTIONS, **_WHOLE_CHANNELS}
 
 
 def layer_inputs(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[int | str, Any]:
@@ -45,7 +51,7 @@ def layer_inputs(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, 
 
 def channel_axis(module: nn.Module) -> int:
     """The axis of a layer's input, from the end, along which its features lie."""
-    return next((-1 - spatial for layer, spatial in _CONVOLUTIONS.items() if isinstance(module, layer)), -1)
+    return next((-1 - spatial for layer, spatial in _SPATIAL.items() if isinstance(module, layer)), -1)
 
 
 def _maskable(value: Any) -> bool:

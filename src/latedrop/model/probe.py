@@ -79,13 +79,16 @@ class Probed:
     structured: bool = False
 
 
-def probe(model: nn.Module, x: Any) -> Probed:
-    """Two passes that differ in their number of rows, or where that is fixed in the order of these; more if needed."""
+def probe(model: nn.Module, x: Any, layers: tuple[type[nn.Module], ...] = LAYERS) -> Probed:
+    """Two passes that differ in their number of rows, or where that is fixed in the order of these; more if needed.
+
+    The calls of `layers` are noted.
+    """
     if row_count(x) == 0:
         raise DataError("expected example inputs with at least one row; found none. Pass a few rows.")
     least, most = row_limits(model)
     few = max(2, least)
-    probing = _Probing(model)
+    probing = _Probing(model, layers)
     try:
         if most is not None and most <= few:
             found = probing.of_one_size(distinct_rows(x, most))
@@ -95,7 +98,7 @@ def probe(model: nn.Module, x: Any) -> Probed:
     except LatedropError:
         raise
     except Exception:  # the model may insist on its batch size
-        probing = _Probing(model)
+        probing = _Probing(model, layers)
         with _what_it_raises():
             found = probing.of_one_size(x)
         found.together = True
@@ -138,8 +141,9 @@ def _warn_of_meeting() -> None:
 class _Probing:
     """Passes over some rows of a model's inputs, and what all of them told."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, layers: tuple[type[nn.Module], ...]) -> None:
         self.model = model
+        self._layers = layers
         self.outputs: list[tuple[int, Any, bool]] = []
         self.branches, self.drawn_branches, self.moves, self.structured = False, False, False, False
         self._reached: set[tuple[int, int, int]] = set()
@@ -199,13 +203,13 @@ class _Probing:
         twin, rows = twin_of(self.model, own_gradients=True), row_count(x)
         inputs = batch_of(copied(x), twin)
         following = Following(inputs, twin.parameters())
-        seen = _Pass(rows, following)
+        seen = _Pass(rows, following, self._layers)
         if isinstance(x, Items):
             self.structured |= seen.begin_with(inputs)
         wrap_scripts(twin, seen.script)
         calls = WeightCalls(twin, seen.meet, following.drawn.add)
         for name, module in named_layers(twin).items():
-            if isinstance(module, SOURCES):
+            if isinstance(module, (*SOURCES, *self._layers)):
                 reroute(module, partial(seen.around, name, module, calls))
         with eager():
             with watching(following.seen), following, calls, Deriving(self.model):
@@ -285,8 +289,9 @@ def _rows_may_turn(model: nn.Module, x: Any, first: tuple[int, Any, bool]) -> bo
 class _Pass:
     """What is noted in one pass."""
 
-    def __init__(self, rows: int, following: Following) -> None:
+    def __init__(self, rows: int, following: Following, layers: tuple[type[nn.Module], ...]) -> None:
         self.rows = rows
+        self._layers = layers
         self.runs: Runs = {}
         self._following = following
         self._all_picked = False
@@ -312,7 +317,7 @@ class _Pass:
         inputs = list(layer_inputs(module, args, kwargs).values())
         packed = inputs[0] if inputs and isinstance(inputs[0], PackedSequence) else None
         picked = self._picked(inputs if packed is None else packed.batch_sizes)
-        if isinstance(module, LAYERS) and inputs:
+        if isinstance(module, self._layers) and inputs:
             value = inputs[0] if packed is None else pad_packed_sequence(packed, batch_first=True)[0]
             steps = len(packed.batch_sizes) if packed is not None else None
             upstream = any(self._following.drawn.on(item) for item in inputs)
@@ -320,7 +325,8 @@ class _Pass:
             self._note(name, Run(layer, name, None, channels, upstream, value, steps, picked, self.rows))
         with calls.apart():
             output = forward(*args, **kwargs)
-        self._following.drawn.add(output)
+        if isinstance(module, SOURCES):
+            self._following.drawn.add(output)
         if packed is not None and not picked:
             self._following.picked.drop(output[1])  # the last states, one for each row
         return output

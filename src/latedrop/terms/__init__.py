@@ -8,7 +8,19 @@ from latedrop.terms.given import Given
 from latedrop.terms.inputs import InputNoise
 from latedrop.terms.leverage import Leverage
 from latedrop.terms.neighbours import LocalErrors, Neighbours
+from latedrop.terms.own_dropout import OwnDropout
 from latedrop.terms.size import Size
 from latedrop.terms.term import Rows, Term
 
-__all__ = ["Dropout", "Given", "InputNoise", "Leverage", "LocalErrors", "Neighbours", "Rows", "Size", "Term"]
+__all__ = [
+    "Dropout",
+    "Given",
+    "InputNoise",
+    "Leverage",
+    "LocalErrors",
+    "Neighbours",
+    "OwnDropout",
+    "Rows",
+    "Size",
+    "Term",
+]

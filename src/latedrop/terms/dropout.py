@@ -11,7 +11,7 @@ from typing import ClassVar, Literal, get_args
 
 from torch import Tensor
 
-from latedrop.errors import ArgumentError
+from latedrop.errors import ArgumentError, LatedropError
 from latedrop.masking.draws import checked_seed
 from latedrop.terms.term import Learned, Rows, Term
 from latedrop.variance.engine.options import Sampling, checked_draws
@@ -19,6 +19,7 @@ from latedrop.variance.sampling import sample_rates
 
 __all__ = ["Dropout"]
 
+_MOST_OUTPUTS = 4  # to first order each costs a backward pass, about two plain ones; beyond, draws are cheaper
 _Way = Literal["first order", "draws"]
 
 
@@ -26,7 +27,7 @@ class Dropout(Term):
     """Dropout at the sites.
 
     Args:
-        way: `"first order"` or `"draws"`.
+        way: `"first order"` or `"draws"`; by default the first, where it can be had and there are few outputs.
         rate: of the draws.
         draws: how many.
         seed: fixes their masks.
@@ -34,16 +35,30 @@ class Dropout(Term):
 
     name: ClassVar[str] = "dropout"
 
-    def __init__(self, way: _Way = "first order", *, rate: float = 0.1, draws: int = 10, seed: int = 0) -> None:
-        if way not in get_args(_Way):
+    def __init__(self, way: _Way | None = None, *, rate: float = 0.1, draws: int = 10, seed: int = 0) -> None:
+        if way is not None and way not in get_args(_Way):
             raise ArgumentError(f"expected dropout by 'first order' or by 'draws'; found {way!r}.")
         if isinstance(rate, bool) or not isinstance(rate, float) or not 0 < rate < 1:
             raise ArgumentError(f"expected a rate inside (0, 1); found {rate!r}.")
         self.way, self.rate, self.draws, self.seed = way, rate, checked_draws(draws), checked_seed(seed)
 
+    def prepared(self, rows: Rows) -> Dropout:
+        """See `Term`."""
+        if self.way is not None:
+            return self
+        way: _Way = "first order"
+        if rows.mean[0].numel() > _MOST_OUTPUTS or any(site.coupled for site in rows.sites):
+            way = "draws"
+        else:
+            try:
+                _ = rows.linear
+            except LatedropError:
+                way = "draws"
+        return Dropout(way, rate=self.rate, draws=self.draws, seed=self.seed)
+
     def columns(self, rows: Rows) -> dict[str, Tensor]:
         """See `Term`."""
-        if self.way == "first order":
+        if self.way != "draws":
             by_site = rows.linear.variance_by_site
             named = zip(rows.sites, by_site.unbind(-1), strict=True)
             return {site.name: column.reshape(rows.mean.shape) for site, column in named}

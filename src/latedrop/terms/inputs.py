@@ -23,19 +23,39 @@ from latedrop.terms.term import Learned, Rows, Term
 __all__ = ["InputNoise"]
 
 
+_MOST_ENTRIES = 64
+
+
 class InputNoise(Term):
     """Noise of the inputs.
 
     Args:
         std: its size: a number, or a tensor that broadcasts with one row of the (only floating) input.
+        each: a coefficient for every entry of the input, of which there may be at most 64: its size is then fitted.
     """
 
     name: ClassVar[str] = "inputs"
 
-    def __init__(self, std: Tensor | float = 1.0) -> None:
+    def __init__(self, std: Tensor | float = 1.0, *, each: bool = False) -> None:
+        if type(each) is not bool:
+            raise ArgumentError(f"expected each=True or False; found {each!r}.")
+        self.each = each
         self.std = torch.as_tensor(std, dtype=torch.float32)
         if not bool(torch.isfinite(self.std).all()) or bool((self.std < 0).any()):
             raise ArgumentError(f"expected finite sizes of at least 0 for the noise of the inputs; found {std}.")
+
+    def columns(self, rows: Rows) -> dict[str, Tensor]:
+        """See `Term`."""
+        if not self.each:
+            return {"": self.values(rows)}
+        by_output = _gradients(rows.model, rows.x, rows.readout)
+        if len(by_output[0]) != 1 or by_output[0][0][0].numel() > _MOST_ENTRIES:
+            raise ArgumentError(
+                f"expected one floating input of at most {_MOST_ENTRIES} entries for a size of noise for each; found "
+                f"{[tuple(g.shape[1:]) for g in by_output[0]]}. Leave each=True out."
+            )
+        squares = torch.stack([(g * self.std.to(g)).square().flatten(1) for (g,) in by_output], 1)
+        return {str(i): squares[..., i].reshape(rows.mean.shape) for i in range(squares.shape[-1])}
 
     def values(self, rows: Rows) -> Tensor:
         """See `Term`."""
@@ -44,7 +64,7 @@ class InputNoise(Term):
 
     def state(self) -> Learned:
         """See `Term`."""
-        return {"std": self.std}
+        return {"std": self.std, "each": self.each}
 
     def _carried(self, gradients: list[Tensor]) -> Tensor:
         """`(N,)` from the gradients of one output with respect to each input."""

@@ -25,7 +25,7 @@ from latedrop.variance.sampling import own_output
 
 __all__ = ["Learned", "Rows", "Term"]
 
-Learned = Mapping[str, Tensor | float | int | str | None]
+Learned = Mapping[str, Any]
 """What a term has learned, as a calibration keeps it."""
 
 
@@ -94,6 +94,10 @@ class Term:
     def columns(self, rows: Rows) -> dict[str, Tensor]:
         """All that has a coefficient of its own, by name; `values` alone, without a name, unless there are several."""
         return {"": self.values(rows)}
+
+    def prepared(self, rows: Rows) -> Term:
+        """The same term, ready to measure: it is shown the first rows once, before all others."""
+        return self
 
     def learned_from(self, reference: Iterable[Tensor], own: bool) -> Term:
         """The same term, after the features of all reference rows have passed, in batches.

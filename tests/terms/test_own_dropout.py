@@ -1,0 +1,97 @@
+"""Embedded dropout: the model's own layers, switched on; and noise of each input."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import latedrop
+from latedrop import calibrate, find_sites
+from latedrop.errors import ArgumentError, SiteError
+from latedrop.model.finding import own_dropouts
+from latedrop.terms import InputNoise, OwnDropout, Rows
+
+
+def trained_with_dropout() -> nn.Module:
+    torch.manual_seed(0)
+    first, second = nn.Linear(3, 40), nn.Linear(40, 30)
+    return nn.Sequential(
+        nn.Dropout(0.05), first, nn.ReLU(), nn.Dropout(0.2), second, nn.ReLU(), nn.Linear(30, 1)
+    ).eval()
+
+
+def rows_of(model: nn.Module, x: Tensor) -> Rows:
+    return Rows(model, x, find_sites(model, x), None, None)
+
+
+def test_they_are_found_with_their_rates() -> None:
+    model, x = trained_with_dropout(), torch.randn(6, 3)
+    sites, rates = own_dropouts(model, x)
+    assert [(site.name, site.units, site.kind) for site in sites] == [("0", (3,), "element"), ("3", (40,), "element")]
+    assert rates == {"0": 0.05, "3": 0.2}
+
+
+def test_channels_are_dropped_whole() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Dropout2d(0.3), nn.Flatten(), nn.Linear(64, 1)).eval()
+    sites, rates = own_dropouts(model, torch.randn(3, 1, 6, 6))
+    assert [(site.name, site.units, site.kind) for site in sites] == [("1", (4,), "channel")]
+    assert rates == {"1": 0.3}
+
+
+def test_draws_have_the_moments_of_the_model_in_train_mode() -> None:
+    model, x = trained_with_dropout(), torch.randn(4, 3)
+    found = OwnDropout(4000).prepared(rows_of(model, x)).values(rows_of(model, x))
+    model.train()
+    with torch.no_grad():
+        draws = torch.stack([model(x) for _ in range(4000)])
+    model.eval()
+    torch.testing.assert_close(found, draws.var(0), rtol=0.15, atol=0)
+
+
+def test_first_order_is_near_it_and_batch_independent() -> None:
+    model, x = trained_with_dropout(), torch.randn(4, 3)
+    term = OwnDropout().prepared(rows_of(model, x))
+    found, drawn = (
+        term.values(rows_of(model, x)),
+        OwnDropout(2000).prepared(rows_of(model, x)).values(rows_of(model, x)),
+    )
+    assert bool(((found / drawn - 1).abs() < 0.5).all())
+    alone = torch.cat([term.values(rows_of(model, x[i : i + 1])) for i in range(4)])
+    torch.testing.assert_close(alone, found)
+
+
+def test_in_a_calibration_and_back_from_a_file(tmp_path: Path) -> None:
+    model = trained_with_dropout()
+    x = torch.randn(120, 3)
+    y = model(x).detach() + 0.1 * torch.randn(120, 1)
+    uq = calibrate(model, (x, y), terms=["own_dropout", "leverage"], progress=False)
+    uq.save(tmp_path / "c.json")
+    assert torch.equal(latedrop.load(tmp_path / "c.json", model).predict(x).std, uq.predict(x).std)
+
+
+def test_a_model_without_any_is_refused() -> None:
+    model = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1)).eval()
+    with pytest.raises(SiteError, match="dropout layers of the model's own"):
+        OwnDropout().prepared(rows_of(model, torch.randn(4, 3)))
+
+
+def test_noise_of_each_input_finds_the_noisy_one() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 20), nn.Tanh(), nn.Linear(20, 1)).eval()
+    x = torch.randn(2000, 3)
+    seen = x + torch.tensor([0.0, 0.1, 0.0]) * torch.randn(2000, 3)
+    y = model(x).detach() + 0.001 * torch.randn(2000, 1)
+    uq = calibrate(model, (seen, y), terms=[InputNoise(each=True)], progress=False)
+    assert uq.calibration.terms is not None
+    shares = uq.calibration.terms.shares
+    assert shares["inputs:1"] > 0.5
+    assert max(shares["inputs:0"], shares["inputs:2"]) < 0.2
+
+
+def test_too_many_inputs_for_a_size_each() -> None:
+    model = nn.Sequential(nn.Linear(100, 8), nn.ReLU(), nn.Linear(8, 1)).eval()
+    with pytest.raises(ArgumentError, match="at most 64 entries"):
+        InputNoise(each=True).columns(rows_of(model, torch.randn(4, 100)))
