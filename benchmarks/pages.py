@@ -11,7 +11,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import costs, default_figure, default_summary, growth, hops, linear, threads, uci, versions, video
+from benchmarks import (
+    costs,
+    default_cost,
+    default_figure,
+    default_summary,
+    growth,
+    hops,
+    linear,
+    threads,
+    uci,
+    versions,
+    video,
+)
 from benchmarks.speed_pages import IMAGES, figure, memory_table, rows_for_readme
 from benchmarks.timing import RESULTS
 
@@ -78,6 +90,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "benchmarks.default.medians": lambda: default_summary.medians(_read(RESULTS / "default.json"), "in"),
     "benchmarks.default.shift": lambda: default_summary.medians(_read(RESULTS / "default.json"), "shift"),
     "benchmarks.default.aims": lambda: default_summary.aim_table(_read(RESULTS / "default.json")),
+    "benchmarks.default.cost": lambda: default_cost.markdown(_read(RESULTS / "default_cost_cpu.json")),
     "benchmarks.hops": lambda: hops.markdown(_read(RESULTS / "hops.json")),
 }
 

@@ -54,20 +54,20 @@ validation, held_out, test = (pairs(measured, part) for part in sine.tensor_spli
 elsewhere = {f"data sheet, {t} °C": pairs(sheet, sheet["Temperature"] == t) for t in (25, 60, 100)}
 
 print(latedrop.find_sites(net, validation[0]), end="\n\n")
-uq = latedrop.calibrate(net, validation, readout=percent, conformal_data=held_out)
-floored = latedrop.calibrate(net, validation, readout=percent, mean="model", floor=True)
+uq = latedrop.calibrate(net, validation, readout=percent, method="sample", conformal_data=held_out)
+floored = latedrop.calibrate(net, validation, readout=percent, method="sample", mean="model", floor=True)
 
 x, y = test
 p, q = uq.predict(x), floored.predict(x)
 with torch.no_grad():
     own, error2 = percent(net(x)), (percent(net(validation[0])) - validation[1]).square().mean()
-scores = [evaluate(own, error2.expand(len(y)), y, label="constant"), *compare(p, y)]
+scores = [evaluate(own, error2.expand(len(y)), y, label="constant"), *compare(p, y)[:-1]]
 scores.append(evaluate(q.mean, q.variance, y, label="floor", scale=floored.calibration.scales))
 lines = table(scores, "%")
 widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
 for line in lines:
     print("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)))
-print(f"with a floor: {str(floored.calibration).splitlines()[1]}\n")
+print(f"with a floor: {str(floored.calibration).splitlines()[2]}\n")
 
 figure, ax = plt.subplots(figsize=(7.5, 4), layout="constrained")
 low, high = (float(end[0] - q.mean[0]) for end in q.interval(0.9))

@@ -292,6 +292,7 @@ def test_figures_are_drawn_from_the_results() -> None:
 @needs_results
 @pytest.mark.slow
 @MAG_NET
+@pytest.mark.filterwarnings("ignore:the best rate")  # the rates are those of the committed results
 def test_committed_results_come_out_again() -> None:
     record = trained_pages.read()["magnet"]
     if record["machine"]["torch"] != torch.__version__:

@@ -29,7 +29,7 @@ HEADLINES = {
     "forecast": "of 6000 fresh values",
     "magnet_core_loss": "the 90 % interval holds",
     "molecules": "of 300 fresh molecules",
-    "my_model": "written: net.pt, val.csv, test.csv, new.csv",
+    "my_model": "written: net.pt, train.csv, val.csv, test.csv, new.csv",
     "hf_trainer": "of 500 fresh reviews",
     "images": "weights and BatchNorm statistics unchanged: True",
     "lightning_predict": "20 batches with mean, std, low, high",
