@@ -21,6 +21,7 @@ from benchmarks import (
     linear,
     threads,
     uci,
+    uci_devices,
     versions,
     video,
 )
@@ -81,6 +82,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "benchmarks.linear.ranks": lambda: linear.markdown().split("\n\n")[1],
     "benchmarks.uci": lambda: uci.markdown(_read(RESULTS / "uci_cpu.json")),
     "benchmarks.uci.study": lambda: uci.study_markdown(_read(RESULTS / "uci_study_cpu.json")),
+    "benchmarks.uci.devices": lambda: uci_devices.markdown(_read(RESULTS / "uci_devices.json")),
     "benchmarks.costs": lambda: by_device(costs, "costs"),
     "benchmarks.growth": lambda: by_device(growth, "growth"),
     "benchmarks.versions": lambda: by_device(versions, "versions"),

@@ -67,6 +67,18 @@ class TestFit:
         assert 0 <= float(few.coefficients) < float(many.coefficients)
         assert float(few.floors) > float(many.floors)
 
+    def test_crps_is_lowered_and_outliers_count_less(self) -> None:
+        generator = torch.Generator().manual_seed(0)
+        columns = torch.rand(500, 1, 1, generator=generator, dtype=torch.float64)
+        variance = 0.1 + columns[..., 0]
+        error = variance.sqrt() * torch.randn(variance.shape, generator=generator, dtype=torch.float64)
+        error[:5] *= 10
+        likely, robust = (fit_terms(error, columns, [[0]], loss) for loss in ("nll", "crps"))  # type: ignore[arg-type]
+        zero = torch.zeros_like(error)
+        scores = [float(metrics.crps(zero, fit.variance(columns), error)) for fit in (likely, robust)]
+        assert scores[1] < scores[0]
+        assert float(robust.variance(columns).mean()) < float(likely.variance(columns).mean())
+
     def test_a_column_of_zeros_gets_no_coefficient(self) -> None:
         columns = torch.cat([torch.zeros(50, 1, 1), torch.rand(50, 1, 1)], 2)
         assert float(fit_terms(torch.randn(50, 1), columns, [[0], [1]]).coefficients[0, 0]) == 0

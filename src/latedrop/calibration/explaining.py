@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 from torch import nn
@@ -52,7 +53,8 @@ def explained(
 def _odds(calibration: Calibration, output: int) -> list[float]:
     """What every site's first-order variance is multiplied by."""
     if calibration.terms is not None:
-        return calibration.terms.odds([site.name for site in calibration.sites], output)
+        index = output // prod(calibration.output_shape[1:])  # of axis 1
+        return calibration.terms.odds([site.name for site in calibration.sites], index)
     odds: list[float] = odds_by_site(calibration.sites, calibration.rate).tolist()
     return odds
 

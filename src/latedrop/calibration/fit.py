@@ -26,7 +26,7 @@ from torch import Tensor
 from latedrop.calibration.scale import fit_floor, least_positive
 from latedrop.metrics import crps, nll
 
-__all__ = ["Loss", "SiteFit", "fit_sites", "scored"]
+__all__ = ["Loss", "SiteFit", "fit_sites", "polished", "scored"]
 
 Loss: TypeAlias = Literal["nll", "crps"]
 
@@ -96,9 +96,7 @@ def _common(error: Tensor, total: Tensor, floor: bool, loss: Loss) -> tuple[Tens
     if loss == "nll":
         return scale, constant
     columns = torch.stack([total, torch.ones_like(total)], 1)[:, : 1 + floor]
-    theta = _polished(
-        error, columns, torch.stack([scale, constant])[: 1 + floor], torch.zeros(1 + int(floor)).to(error)
-    )
+    theta = polished(error, columns, torch.stack([scale, constant])[: 1 + floor], torch.zeros(1 + int(floor)).to(error))
     return theta[0], theta[1] if floor else constant
 
 
@@ -118,7 +116,7 @@ def _own(error: Tensor, by_site: Tensor, scales: Tensor, floors: Tensor, floor: 
     flat = (error / scales.sqrt()).flatten()
     theta = scored(flat.square(), columns, start, pull)
     if loss == "crps":
-        theta = _polished(flat, columns, theta, pull)
+        theta = polished(flat, columns, theta, pull)
     return _fit(scales, theta[sites:] * scales if floor else torch.zeros_like(scales), theta[:sites])
 
 
@@ -175,7 +173,7 @@ def _non_negative(curvature: Tensor, linear: Tensor, start: Tensor) -> Tensor:
     return torch.tensor(t, dtype=start.dtype, device=start.device)
 
 
-def _polished(error: Tensor, columns: Tensor, start: Tensor, pull: Tensor) -> Tensor:
+def polished(error: Tensor, columns: Tensor, start: Tensor, pull: Tensor) -> Tensor:
     """Lower the CRPS from `start`, in the logarithm of the coefficients."""
     sizes = columns.mean(0).clamp_min(torch.finfo(columns.dtype).tiny)
     least = 1e-4 * error.square().mean() / sizes

@@ -91,8 +91,8 @@ class FittedTerms:
         return tuple(term for term in self.terms if term.name in used)
 
     def odds(self, sites: Sequence[str], output: int) -> list[float]:
-        """The coefficient of each site's first-order variance, 0 where it has none."""
-        theta = self.coefficients[min(output, len(self.coefficients) - 1)]
+        """The coefficient of each site's first-order variance for one index of axis 1, 0 where it has none."""
+        theta = self.coefficients[output if len(self.coefficients) > 1 else 0]
         named = dict(zip(self.columns, theta, strict=True))
         return [named.get(f"{Dropout.name}:{name}", 0.0) for name in sites]
 

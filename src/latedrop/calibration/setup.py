@@ -76,9 +76,9 @@ class Setup:
         if self.sites is not None and self.select is not None:
             raise ArgumentError("expected sites= or select=, found both. Select when you call find_sites.")
         self._check_belonging(method)
-        if method != "linear" and (self.per_site or self.loss != "nll"):
+        if (method != "linear" and self.per_site) or (method not in ("linear", "terms") and self.loss != "nll"):
             raise ArgumentError(
-                f"expected method='linear' with per_site=True or loss='crps'; found method={method!r}. "
+                f"expected method='linear' with per_site=True, or with loss='crps'; found method={method!r}. "
                 "Rates that differ by site can be tried with rates=[{pattern: rate, ...}, ...]."
             )
         own = method in ("linear", "terms")

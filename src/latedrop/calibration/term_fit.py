@@ -18,7 +18,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from latedrop.calibration.fit import scored
+from latedrop.calibration.fit import Loss, polished, scored
 from latedrop.calibration.verdict import Verdict, crossed, gains, judged
 
 __all__ = ["Candidate", "Chosen", "TermFit", "choose", "fit_terms", "guarded"]
@@ -87,14 +87,17 @@ def guarded(variance: Tensor, factor: Tensor, constant: Tensor) -> Tensor:
     return factor * variance + (factor - 1) * constant
 
 
-def fit_terms(error: Tensor, columns: Tensor, blocks: Blocks) -> TermFit:
-    """Fit errors `(n, K)` with columns `(n, K, J)`; each output has coefficients of its own."""
+def fit_terms(error: Tensor, columns: Tensor, blocks: Blocks, loss: Loss = "nll") -> TermFit:
+    """Fit errors `(n, K)` with columns `(n, K, J)`; each output has coefficients of its own.
+
+    With `loss="crps"` the CRPS is lowered from there, of the rows and of k more that have the average error.
+    """
     pairs = zip(error.double().unbind(1), columns.double().unbind(1), strict=True)
-    fits = [_of_one(e, u, blocks) for e, u in pairs]
+    fits = [_of_one(e, u, blocks, loss) for e, u in pairs]
     return TermFit(*(torch.stack(part) for part in zip(*fits, strict=True)))
 
 
-def _of_one(error: Tensor, columns: Tensor, blocks: Blocks) -> tuple[Tensor, Tensor, Tensor]:
+def _of_one(error: Tensor, columns: Tensor, blocks: Blocks, loss: Loss) -> tuple[Tensor, Tensor, Tensor]:
     rows, count = columns.shape
     size = error.square().mean()
     found = torch.zeros(count, dtype=columns.dtype, device=columns.device)
@@ -108,12 +111,23 @@ def _of_one(error: Tensor, columns: Tensor, blocks: Blocks) -> tuple[Tensor, Ten
     charge[-1] = 0
     average = (rows * error.square() / size + _AVERAGE_ROWS) / (rows + _AVERAGE_ROWS)
     theta = scored(average, unit, start, torch.zeros_like(start), charge)
+    if loss == "crps":
+        more = unit.new_ones(int(_AVERAGE_ROWS), unit.shape[1])
+        scaled = torch.cat([error / size.sqrt(), more[:, 0]])
+        theta = polished(scaled, torch.cat([unit, more]), theta, torch.zeros_like(theta))
     for (block, _, mean), value in zip(used, theta[:-1], strict=True):
         found[list(block)] = value * size / mean
     return found, theta[-1].clamp_min(_LEAST_FLOOR) * size, size
 
 
-def choose(error: Tensor, columns: Tensor, names: Sequence[str], groups: Sequence[Blocks], factor: Tensor) -> Chosen:
+def choose(
+    error: Tensor,
+    columns: Tensor,
+    names: Sequence[str],
+    groups: Sequence[Blocks],
+    factor: Tensor,
+    loss: Loss = "nll",
+) -> Chosen:
     """Compare nested candidates on rows that were left out of their fits, and fit the one in use to all.
 
     Args:
@@ -122,13 +136,14 @@ def choose(error: Tensor, columns: Tensor, names: Sequence[str], groups: Sequenc
         names: of the terms.
         groups: for each term its columns, by their places: those that share a coefficient together.
         factor: `(N,)`, of the guard.
+        loss: what the fits minimise; candidates are compared by their likelihood.
     """
     inner = len(error) // len(factor)
     shaped = error.reshape(len(factor), inner, -1).movedim(2, 1)
     tried = _candidates(names, groups)
     scores = []
     for blocks in tried.values():
-        variance, constant = crossed(shaped, partial(_fitted_to, error, columns, blocks, inner, factor), True)
+        variance, constant = crossed(shaped, partial(_fitted_to, error, columns, blocks, inner, factor, loss), True)
         scores.append((variance, constant, gains(shaped, variance, constant)))
     home = list(tried).index(_name(names))
     picked = max(range(len(tried)), key=lambda i: _lead(scores[i][2] - scores[home][2]))
@@ -136,7 +151,7 @@ def choose(error: Tensor, columns: Tensor, names: Sequence[str], groups: Sequenc
     name = list(tried)[picked]
     listed = (Candidate(n, float(g.mean()), _standard_error(g)) for n, (_, _, g) in zip(tried, scores, strict=True))
     verdict = judged(shaped, variance, constant, fitted="cross-validation")
-    return Chosen(name, fit_terms(error, columns, tried[name]), verdict, tuple(listed))
+    return Chosen(name, fit_terms(error, columns, tried[name], loss), verdict, tuple(listed))
 
 
 def _candidates(names: Sequence[str], groups: Sequence[Blocks]) -> dict[str, Blocks]:
@@ -163,11 +178,11 @@ def _standard_error(values: Tensor) -> float:
 
 
 def _fitted_to(
-    error: Tensor, columns: Tensor, blocks: Blocks, inner: int, factor: Tensor, rows: Tensor
+    error: Tensor, columns: Tensor, blocks: Blocks, inner: int, factor: Tensor, loss: Loss, rows: Tensor
 ) -> Callable[[Tensor], Tensor]:
     """A fit to some rows, as a function from the places of others to their variances `(rows, K, inner)`."""
     entries = _entries(rows, inner)
-    fit = fit_terms(error[entries], columns[entries], blocks)
+    fit = fit_terms(error[entries], columns[entries], blocks, loss)
 
     def variance(held: Tensor) -> Tensor:
         found = fit.variance(columns[_entries(held, inner)]).reshape(len(held), inner, -1).movedim(2, 1)

@@ -228,7 +228,7 @@ def fitted(found: MeasuredTerms, setup: Setup) -> tuple[FittedTerms, Tensor, Ver
         factor = guard.factor(found.leverage.double() / limit)
     groups = [_blocks(term, names) for term in found.terms]
     used = 0 if few_rows(found, setup) else len(found.terms)
-    picked = choose(error, columns, [term.name for term in found.terms][:used], groups[:used], factor)
+    picked = choose(error, columns, [term.name for term in found.terms][:used], groups[:used], factor, setup.loss)
     fit = picked.fit
     grown = factor.repeat_interleave(len(error) // len(factor))[:, None]
     variance = guarded(fit.variance(columns), grown, fit.constants)

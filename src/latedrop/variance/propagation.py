@@ -20,13 +20,13 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from latedrop.errors import LatedropWarning, SiteError
+from latedrop.errors import ArgumentError, LatedropWarning, SiteError
 from latedrop.masking.thinning import Thinning
 from latedrop.model.arrays import place, widened
 from latedrop.model.calling import Readout, call, check_finite, read
 from latedrop.model.finding import find_sites
 from latedrop.model.items import Collate, as_items
-from latedrop.model.rows import copied, fitting_batches, row_count, tensors
+from latedrop.model.rows import copied, fitting_batches, map_rows, row_count, tensors
 from latedrop.model.running import DIFFERENTIATE, derives, may_derive, running
 from latedrop.model.scripts import wrap_scripts
 from latedrop.model.sites import Rate, Site, rates_by_site
@@ -54,6 +54,7 @@ def propagate(
     sites: Sequence[Site] | None = None,
     readout: Readout = None,
     *,
+    input_std: Tensor | float | None = None,
     collate: Collate = None,
 ) -> Moments:
     """Mean and variance of every output unit under injected dropout, from one forward pass.
@@ -67,6 +68,8 @@ def propagate(
         rate: probability that a unit is dropped; a float, or a mapping from name patterns to floats.
         sites: from `find_sites`, with `element` masks; found by a probe pass where None.
         readout: what of the output to take.
+        input_std: standard deviation of independent noise of the floating inputs, carried along (assumed density
+            filtering, Loquercio et al. 2020): a number, or a tensor that broadcasts with the input.
         collate: from a list of items to what `model` takes, where `x` is a list of objects; see `find_sites`.
 
     Returns:
@@ -90,12 +93,13 @@ def propagate(
     rates = rates_by_site(sites, rate)
     parts = fitting_batches(model, x)
     if parts is not None:
-        return Moments.joined([propagate(model, part, rate, sites, readout).first(rows) for part, rows in parts])
+        found = [propagate(model, p, rate, sites, readout, input_std=input_std).first(rows) for p, rows in parts]
+        return Moments.joined(found)
     active = [site for site in sites if rates[site.name] > 0]
-    if not active:
+    if not active and input_std is None:
         mean = plain_output(model, x, readout)
         return Moments(mean, torch.zeros_like(mean), 0)
-    output, reduced = _passed(model, x, active, rates, readout)
+    output, reduced = _passed(model, x if input_std is None else _noisy(x, input_std), active, rates, readout)
     mean, variance = (output.m, output.v) if isinstance(output, Pair) else (widened(output), torch.zeros_like(output))
     check_finite(torch.stack([mean, variance], 1), f"propagated at rate {rate}")
     for where in reduced[:1]:
@@ -137,6 +141,27 @@ def _passed(
             ) from error
         finally:
             release(twin)
+
+
+def _noisy(x: Any, std: Tensor | float) -> Any:
+    """The floating inputs as pairs of mean and variance."""
+    size = torch.as_tensor(std)
+    if not bool(torch.isfinite(size).all()) or bool((size < 0).any()):
+        raise ArgumentError(f"expected finite standard deviations of at least 0 for the inputs; found {std}.")
+
+    def pair(value: Tensor) -> Tensor:
+        if not value.is_floating_point():
+            return value
+        mean = widened(value).clone()
+        try:
+            return Pair(mean, size.to(mean).square().expand(mean.shape), value.dtype)
+        except RuntimeError as error:
+            raise ArgumentError(
+                f"expected standard deviations that broadcast with inputs {tuple(value.shape)}; found "
+                f"{tuple(size.shape)}."
+            ) from error
+
+    return map_rows(x, pair)
 
 
 class _Noise:

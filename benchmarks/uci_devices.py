@@ -1,0 +1,64 @@
+"""Whether the UCI study says the same on a CPU as on the GPU of the committed run: three hidden layers.
+
+    latedrop study uci --device cpu --data DIR --sets boston-housing,yacht --out FOLDER
+    python -m benchmarks.uci_devices FOLDER     # writes benchmarks/results/uci_devices.json
+
+Networks differ between the two, as masks and batches are rounded and drawn in another way; splits are the same. The
+difference is the mean over splits, with the standard error of Nadeau and Bengio for overlapping splits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.timing import write
+
+COMMITTED = Path(__file__).parents[1] / "docs" / "results" / "uci"
+METHODS = ("constant", "linear, floor", "linear per site, floor", "injected, scaled")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="The UCI study on a CPU beside that on a GPU.")
+    parser.add_argument("folder", type=Path, help="results of the study on a CPU")
+    folder = parser.parse_args().folder
+    record: dict[str, Any] = {"sets": {}}
+    for path in sorted(folder.glob("*.json")):
+        committed = COMMITTED / path.name
+        if committed.exists():
+            record["sets"][path.stem] = compared(*(json.loads(p.read_text()) for p in (path, committed)))
+    write("uci_devices", record)
+    print(markdown(record))
+
+
+def compared(own: dict[str, Any], committed: dict[str, Any]) -> dict[str, Any]:
+    """Test metrics of three hidden layers on both machines, and their difference."""
+    share = own["rows"]["test"] / own["rows"]["train"]
+    found: dict[str, Any] = {"devices": [part["machine"]["device"] for part in (own, committed)], "methods": {}}
+    for method in METHODS:
+        for metric in ("rmse", "nll"):
+            values = [np.array(part["deep"]["methods"][method][metric]) for part in (own, committed)]
+            difference = values[0] - values[1]
+            error = np.sqrt(difference.var(ddof=1) * (1 / len(difference) + share))
+            means = [float(value.mean()) for value in values]
+            found["methods"].setdefault(method, {})[metric] = [*means, float(difference.mean()), float(error)]
+    return found
+
+
+def markdown(record: dict[str, Any]) -> str:
+    """A row for each set and method."""
+    lines = ["| set | method | RMSE CPU | GPU | difference | NLL CPU | GPU | difference |"]
+    lines.append("| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |")
+    for name, found in record["sets"].items():
+        for method, metrics in found["methods"].items():
+            cells = [f"{a:.3f} | {b:.3f} | {d:+.3f} ± {e:.3f}" for a, b, d, e in (metrics["rmse"], metrics["nll"])]
+            lines.append(f"| {name} | {method} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
