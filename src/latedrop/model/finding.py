@@ -60,6 +60,7 @@ def find_sites(
     Raises:
         SiteError: no site is left; the message lists the layers that were seen.
 
+    >>> import torch
     >>> net = nn.Sequential(nn.Linear(3, 50), nn.ReLU(), nn.Linear(50, 1))
     >>> print(find_sites(net, torch.zeros(8, 3)))
     site  layer   masks    units    calls

@@ -74,6 +74,7 @@ def test_loops_share_it_too() -> None:
     assert [runs.layers[name] for name in ("columns.0.0", "columns.0.3", "fuse")] == [1, 5, 5]
 
 
+@pytest.mark.filterwarnings("ignore:the best rate")  # targets are noise
 def test_a_calibration_runs_it_once_for_all_rates() -> None:
     model, x = Stem(torch.sin), torch.randn(64, 5)
     sites = find_sites(model, x)
