@@ -68,8 +68,7 @@ def propagate(
         rate: probability that a unit is dropped; a float, or a mapping from name patterns to floats.
         sites: from `find_sites`, with `element` masks; found by a probe pass where None.
         readout: what of the output to take.
-        input_std: standard deviation of independent noise of the floating inputs, carried along (assumed density
-            filtering, Loquercio et al. 2020): a number, or a tensor that broadcasts with the input.
+        input_std: of independent noise of the floating inputs, carried along; a number or a tensor that broadcasts.
         collate: from a list of items to what `model` takes, where `x` is a list of objects; see `find_sites`.
 
     Returns:
@@ -93,8 +92,8 @@ def propagate(
     rates = rates_by_site(sites, rate)
     parts = fitting_batches(model, x)
     if parts is not None:
-        found = [propagate(model, p, rate, sites, readout, input_std=input_std).first(rows) for p, rows in parts]
-        return Moments.joined(found)
+        each = (propagate(model, p, rate, sites, readout, input_std=input_std).first(rows) for p, rows in parts)
+        return Moments.joined(list(each))
     active = [site for site in sites if rates[site.name] > 0]
     if not active and input_std is None:
         mean = plain_output(model, x, readout)
@@ -102,14 +101,19 @@ def propagate(
     output, reduced = _passed(model, x if input_std is None else _noisy(x, input_std), active, rates, readout)
     mean, variance = (output.m, output.v) if isinstance(output, Pair) else (widened(output), torch.zeros_like(output))
     check_finite(torch.stack([mean, variance], 1), f"propagated at rate {rate}")
-    for where in reduced[:1]:
+    _warn_of(reduced)
+    return Moments(mean, variance.to(mean.dtype), 0)
+
+
+def _warn_of(reduced: list[str]) -> None:
+    """Units that were summed or averaged."""
+    if reduced:
         warn(
-            f"expected units that stay apart; {where} sums or averages them as if they were independent, which the "
+            f"expected units that stay apart; {reduced[0]} sums or averages them as if they were independent, which the "
             "pixels of a map are not: the variance may be far too small. Use method='linear' or method='sample'.",
             LatedropWarning,
-            stacklevel=2,
+            stacklevel=3,
         )
-    return Moments(mean, variance.to(mean.dtype), 0)
 
 
 def _passed(
