@@ -371,7 +371,7 @@ def lightning_module() -> nn.Module:
 
 def torchscript() -> nn.Module:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # torch has moved on to torch.export
+        warnings.filterwarnings("ignore", ".*torch.jit")  # torch has moved on to torch.export
         return torch.jit.script(mlp())
 
 

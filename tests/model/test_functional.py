@@ -543,7 +543,7 @@ def test_files_of_module_sites_are_as_they_were() -> None:
 def test_scripts_cannot_be_seen_into() -> None:
     model = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1))
     x = torch.randn(6, 3)
-    with pytest.warns(DeprecationWarning, match="deprecated"):
+    with pytest.warns((DeprecationWarning, FutureWarning), match="deprecated"):
         traced, part = torch.jit.trace(model, x), torch.jit.trace(model[:2], x)
     with pytest.raises(SiteError, match="found TorchScript, inside which nothing can be dropped"):
         find_sites(traced, x)

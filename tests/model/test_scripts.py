@@ -13,7 +13,7 @@ from latedrop import LatedropWarning, calibrate, find_sites, inject, linearize, 
 from latedrop.errors import ArgumentError, OutputError, SiteError
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*torch.jit"),
     pytest.mark.filterwarnings("ignore:.*are TorchScript:latedrop.LatedropWarning"),
 ]
 

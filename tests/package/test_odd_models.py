@@ -23,7 +23,7 @@ ENGINES = pytest.mark.parametrize("engine", ["auto", "loop"])
 pytestmark = [
     pytest.mark.filterwarnings("ignore:the draws of this model run one by one"),
     pytest.mark.filterwarnings("ignore:expected examples that do not depend on each other"),
-    pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*torch.jit"),
 ]
 
 
