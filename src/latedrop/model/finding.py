@@ -173,6 +173,8 @@ def _laid_out(name: str, kind: Kind, calls: list[list[Run]], probed: Probed) -> 
             raise
         return "channel", None, False
     folded = axis is not None and small[0].value.shape[axis] != small[0].rows
+    if kind == "element" and folded and probed.counts:  # a row may have another number of entries in another batch
+        raise SiteError(_varying(name))
     # Code that reads values may fold as many entries of each row as they say; items may have had one entry by chance.
     unsure = kind == "channel" and (probed.structured or (folded and probed.branches))
     return kind, None if unsure else axis, interleaved and not unsure

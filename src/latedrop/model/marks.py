@@ -77,6 +77,7 @@ class Following(TorchFunctionMode):
         picked: what has a size that depends on values.
         branches: whether values decide what runs, or on how much.
         drawn_branches: whether drawn values do.
+        counts: whether whole numbers of the inputs were read: they may be sizes.
         moves: whether given values say which entry goes where, so that rows may come in another order.
         reached: stretches of parameters, `(address, start, end)`, that met at least one entry.
     """
@@ -85,7 +86,7 @@ class Following(TorchFunctionMode):
         super().__init__()
         self.given, self.drawn, self.picked = Marks(), Marks(), Marks()
         self.given.add(inputs)
-        self.branches, self.drawn_branches, self.moves = False, False, False
+        self.branches, self.drawn_branches, self.moves, self.counts = False, False, False, False
         self.reached: set[tuple[int, int, int]] = set()
         self._known = {address(parameter) for parameter in parameters}
 
@@ -123,6 +124,7 @@ class Following(TorchFunctionMode):
 
     def _read(self, value: Any) -> None:
         self.branches |= self.given.on(value)
+        self.counts |= self.given.on([t for t in tensors(value) if not t.is_floating_point() and t.dtype != torch.bool])
         self.drawn_branches |= self.drawn.on(value)
 
 

@@ -67,6 +67,7 @@ class Probed:
         orders: those of a pass over some rows, and of one over the same in the opposite order, where rows may move.
         together: whether the rows of a batch belong together: they act on each other, or their number is fixed.
         branches: whether values decide what runs, or on how much.
+        counts: whether whole numbers of the inputs were read: they may be sizes.
         structured: whether a batch of items holds tensors that have not one entry for each of them.
     """
 
@@ -76,6 +77,7 @@ class Probed:
     orders: tuple[Runs, Runs] | None = None
     together: bool = False
     branches: bool = False
+    counts: bool = False
     structured: bool = False
 
 
@@ -122,7 +124,7 @@ def probe(model: nn.Module, x: Any, layers: tuple[type[nn.Module], ...] = LAYERS
         if found.together:
             _warn_of_meeting()
     probing.warn_of_unreached(row_count(x))
-    found.branches, found.structured = probing.branches, probing.structured
+    found.branches, found.structured, found.counts = probing.branches, probing.structured, probing.counts
     found.together |= probing.drawn_branches  # each draw may take another way
     return found
 
@@ -146,6 +148,7 @@ class _Probing:
         self._layers = layers
         self.outputs: list[tuple[int, Any, bool]] = []
         self.branches, self.drawn_branches, self.moves, self.structured = False, False, False, False
+        self.counts = False
         self._reached: set[tuple[int, int, int]] = set()
         self._tried = 0
 
@@ -220,6 +223,7 @@ class _Probing:
                     release(twin)
             self.outputs.append((rows, output, rolls_dice(self.model) and _varies(self.model, x, output)))
         self.branches |= following.branches
+        self.counts |= following.counts
         self.drawn_branches |= following.drawn_branches
         self.moves |= following.moves
         self._reached |= following.reached
