@@ -356,6 +356,13 @@ class TestVerdict:
         uq.save(tmp_path / "c.json")
         latedrop.load(tmp_path / "c.json", model)
 
+    def test_outputs_of_other_units_are_ranked_apart(self) -> None:
+        model = network(2)
+        x = torch.randn(300, 3)
+        uq = default(model, (x, model(x).detach() + torch.tensor([1.0, 1000.0]) * torch.randn(300, 2)))
+        assert uq.calibration.verdict is not None
+        assert abs(uq.calibration.verdict.correlation) < 0.2  # together, the larger unit has the larger std and errors
+
     def test_rows_are_left_out_of_their_own_fits(self) -> None:
         error = torch.randn(25, 1)
         seen: list[tuple[set[int], set[int]]] = []

@@ -36,20 +36,6 @@ GRID = (18, 24)
 Run = Callable[..., tuple[int, str, str]]
 
 
-@pytest.fixture
-def call(capsys: pytest.CaptureFixture[str]) -> Run:
-    """Run the command line in this process: exit code, stdout, stderr."""
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as stop:
-            cli.main([str(argument) for argument in arguments])
-        printed = capsys.readouterr()
-        code = stop.value.code
-        return (code or 0) if not isinstance(code, str) else 1, printed.out, printed.err
-
-    return run
-
-
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Weights with their calibration beside them, other weights without, and a folder of three frames."""

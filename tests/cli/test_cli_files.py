@@ -13,8 +13,6 @@ import numpy as np
 import pytest
 import torch
 
-from latedrop.cli import app as cli
-
 for package in ("typer", "rich"):
     pytest.importorskip(package, reason="typer and rich make the command line")
 
@@ -34,20 +32,6 @@ def net():
 QUICK = ("--rates", "0.3", "--draws", "5")
 Run = Callable[..., tuple[int, str, str]]
 posix = pytest.mark.skipif(os.name == "nt", reason="links of POSIX")
-
-
-@pytest.fixture
-def call(capsys: pytest.CaptureFixture[str]) -> Run:
-    """Run the command line in this process: exit code, stdout, stderr."""
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as stop:
-            cli.main(arguments)
-        printed = capsys.readouterr()
-        assert isinstance(stop.value.code, int | None)
-        return stop.value.code or 0, printed.out, printed.err
-
-    return run
 
 
 @pytest.fixture(autouse=True)
@@ -196,7 +180,11 @@ class TestCells:
         assert Path("out.csv.gz").read_bytes() == Path("again.csv.gz").read_bytes()
         assert calibrate(call, "val.csv.gz")[0] == 0
 
-    @pytest.mark.parametrize("content", [b"", b"plain,text\n1,2\n", gzip.compress(b"a,b,y\n" + b"1,2,3\n" * 999)[:-12]])
+    @pytest.mark.parametrize(
+        "content",
+        [b"", b"plain,text\n1,2\n", gzip.compress(b"a,b,y\n" + b"1,2,3\n" * 999, mtime=0)[:-12]],
+        ids=["empty", "plain", "cut"],
+    )
     def test_gzip_that_is_none(self, call: Run, content: bytes) -> None:
         Path("bad.csv.gz").write_bytes(content)
         code, _, err = calibrate(call, "bad.csv.gz")

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import latedrop
 from latedrop import calibrate, find_sites
@@ -89,6 +90,27 @@ def test_noise_of_each_input_finds_the_noisy_one() -> None:
     shares = uq.calibration.terms.shares
     assert shares["inputs:1"] > 0.5
     assert max(shares["inputs:0"], shares["inputs:2"]) < 0.2
+
+
+def test_parts_that_run_again_in_the_backward_pass() -> None:
+    class Checkpointed(nn.Module):
+        def __init__(self, inner: nn.Module) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x: Tensor) -> Tensor:
+            return checkpoint(self.inner, x, use_reentrant=False)  # type: ignore[no-any-return]
+
+    plain = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2)).eval()
+    x = torch.randn(4, 3)
+    found = InputNoise(0.2).values(rows_of(Checkpointed(plain), x))
+    torch.testing.assert_close(found, InputNoise(0.2).values(rows_of(plain, x)))
+
+
+def test_a_size_for_other_inputs_is_refused_for_each_too() -> None:
+    model = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1)).eval()
+    with pytest.raises(ArgumentError, match="broadcast with inputs"):
+        InputNoise(torch.ones(2), each=True).columns(rows_of(model, torch.randn(4, 3)))
 
 
 def test_too_many_inputs_for_a_size_each() -> None:

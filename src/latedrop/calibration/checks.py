@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from typing import Any
 from warnings import warn
 
-import torch
 from torch import Tensor
 
 from latedrop.calibration.measuring import moments
 from latedrop.calibration.rate_fit import RateFit
 from latedrop.calibration.scale import apply_scale
 from latedrop.calibration.setup import Setup
+from latedrop.calibration.verdict import losses, standard_error
 from latedrop.errors import LatedropWarning
 from latedrop.model.rows import row_count, take_rows, tensors
 from latedrop.model.sites import Rate, Sites, rates_by_site
@@ -82,8 +82,8 @@ def warn_of_edge(fits: Sequence[RateFit], best: RateFit, criterion: str) -> None
     if len(found) < 3 or (best is not found[0] and best is not found[-1]):
         return
     beside = found[1] if best is found[0] else found[-2]
-    gain = (_losses(beside, criterion) - _losses(best, criterion)).flatten(1).mean(1)
-    if float(gain.mean()) > max(_GAIN, 2 * float(gain.std()) / len(gain) ** 0.5):
+    gain = _losses(beside, criterion) - _losses(best, criterion)
+    if float(gain.mean()) > max(_GAIN, 2 * standard_error(gain)):
         side, more = ("smallest", "smaller rates with more draws") if best is found[0] else ("largest", "larger rates")
         warn(
             f"the best rate, {best.rate:g}, is the {side} that was tried, and the NLL still falls towards it: a better "
@@ -107,8 +107,7 @@ def warn_of_few_drops(rate: Rate, sites: Sites, draws: int) -> None:
 
 
 def _losses(fit: RateFit, criterion: str) -> Tensor:
-    """The NLL of every validation value, but for a constant."""
+    """The NLL of every validation row, but for a constant."""
     variance = fit.variance.double()
     variance = apply_scale(variance, *fit.optimal) if criterion == "scaled" else variance
-    losses: Tensor = 0.5 * (variance.log() + (fit.target.double() - fit.mean.double()).square() / variance)
-    return losses if losses.dim() > 1 else torch.unsqueeze(losses, 1)
+    return losses(fit.target.double() - fit.mean.double(), variance)

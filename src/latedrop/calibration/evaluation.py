@@ -19,13 +19,13 @@ from latedrop.calibration.prediction import Prediction
 from latedrop.calibration.record import Calibration
 from latedrop.calibration.scale import along_outputs
 from latedrop.calibration.targets import as_output, warn_of_poor_fit
-from latedrop.calibration.verdict import Verdict, judged
+from latedrop.calibration.verdict import Verdict, correlation, judged
 from latedrop.errors import ArgumentError
 from latedrop.metrics.levels import even_levels
 from latedrop.model.sites import Rate
 from latedrop.records import tuples_in
 
-__all__ = ["Evaluation", "compare", "evaluate", "evaluate_intervals", "inside", "unscaled", "verdict"]
+__all__ = ["Evaluation", "compare", "constant_of", "evaluate", "evaluate_intervals", "inside", "unscaled", "verdict"]
 
 _LEVELS: list[float] = even_levels(99).tolist()
 
@@ -136,7 +136,7 @@ def _evaluated(
         width=width,
         levels=tuple(levels),
         observed=tuple(observed.tolist()),
-        correlation=None if nll is None else _correlation(mean, variance, target),
+        correlation=None if nll is None else correlation(target - mean, variance),
     )
 
 
@@ -201,7 +201,7 @@ def compare(
     if prediction.calibration.intervals is not None:
         rows.append(evaluate_intervals(prediction, target, level=level, output=output))
     if record.constant is not None:
-        mean, same = _of(prediction.mean, output), _of(_constant(prediction), output)
+        mean, same = _of(prediction.mean, output), _of(constant_of(prediction), output)
         rows.append(_evaluated(mean, same, _of(target, output), label="constant", level=level))
     return tuple(rows)
 
@@ -211,14 +211,15 @@ def verdict(prediction: Prediction, target: Tensor) -> Verdict:
 
     Raises `ArgumentError` for a calibration that does not know it, as those of latedrop 0.1 do not.
     """
-    target = metrics.align_target(prediction.mean, target).to(prediction.mean)
+    target = as_output(prediction.mean, target)
     low, high = prediction.interval(0.9)
     within = (low <= target) & (target <= high)
-    constant = _constant(prediction)
+    constant = constant_of(prediction)
     return judged(target - prediction.mean, prediction.variance, constant, fitted="other rows", inside=within)
 
 
-def _constant(prediction: Prediction) -> Tensor:
+def constant_of(prediction: Prediction) -> Tensor:
+    """The constant variance to beat, in the shape of the prediction."""
     known = prediction.calibration.constant
     if known is None:
         raise ArgumentError(
@@ -226,12 +227,6 @@ def _constant(prediction: Prediction) -> Tensor:
         )
     values = torch.tensor(known, dtype=torch.float64)
     return torch.zeros_like(prediction.mean) + along_outputs(values, prediction.mean)
-
-
-def _correlation(mean: Tensor, variance: Tensor, target: Tensor) -> float:
-    """Averaged over outputs, whose units may differ."""
-    several = mean.dim() == 2 and mean.shape[1] > 1
-    return float(metrics.rank_correlation(mean, variance, target, per_output=several).mean())
 
 
 def unscaled(record: Calibration) -> Calibration:

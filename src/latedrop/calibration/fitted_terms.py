@@ -122,13 +122,16 @@ class FittedTerms:
         for found in self.candidates:
             mark = "*" if found.name == self.choice else ""
             table.append([mark, found.name, f"{found.gain:+.4f} ± {found.gain_error:.4f}"])
-        lines += aligned(table)
-        cells = [["term", "coefficient", "share of variance"]]
-        for i, name in enumerate(self.columns):
-            values = ", ".join(f"{theta[i]:.4g}" for theta in self.coefficients)
-            cells.append([name, values, f"{self.shares[name]:.1%}"])
-        floors = ", ".join(f"{value:.4g}" for value in self.floors)
-        return lines + aligned([*cells, ["floor", floors, f"{self.shares['floor']:.1%}"]])
+        return [*lines, *aligned(table), *aligned(self.table())]
+
+    def table(self) -> list[list[str]]:
+        """Every column and the floor with their coefficients and shares of the variance, as text, header first."""
+        values = [*zip(*self.coefficients, strict=True), self.floors]
+        cells = [
+            [name, ", ".join(f"{value:.4g}" for value in each), f"{self.shares[name]:.1%}"]
+            for name, each in zip([*self.columns, "floor"], values, strict=True)
+        ]
+        return [["term", "coefficient", "share of variance"], *cells]
 
     def with_terms(self, own: Sequence[Term], path: object) -> FittedTerms:
         """The same with the user's own terms, which a file cannot hold, in their places."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from torch import Tensor
 
 from latedrop.calibration.record import Calibration
+from latedrop.calibration.term_record import plain_tensors, terms_to_dict
 from latedrop.errors import FileError, LatedropError
 from latedrop.files import readable, write_aside
 from latedrop.records import read_text
@@ -32,7 +33,7 @@ def save_calibration(calibration: Calibration, path: str | os.PathLike[str]) -> 
     path = Path(path)
     replaced = _named_in(path)
     stored: dict[str, Tensor] = {}
-    calibration.to_json(stored)
+    plain_tensors({} if calibration.terms is None else terms_to_dict(calibration.terms), stored)
     large = sum(tensor.numel() for tensor in stored.values()) > _LARGE
     content = _safetensors(stored) if large else None
     if content is None:

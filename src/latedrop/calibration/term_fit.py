@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from latedrop.calibration.fit import Loss, polished, scored
-from latedrop.calibration.verdict import Verdict, crossed, gains, judged
+from latedrop.calibration.verdict import Verdict, crossed, gains, judged, standard_error
 
 __all__ = ["Candidate", "Chosen", "TermFit", "choose", "fit_terms", "guarded"]
 
@@ -149,8 +149,9 @@ def choose(
     picked = max(range(len(tried)), key=lambda i: _lead(scores[i][2] - scores[home][2]))
     variance, constant, _ = scores[picked]
     name = list(tried)[picked]
-    listed = (Candidate(n, float(g.mean()), _standard_error(g)) for n, (_, _, g) in zip(tried, scores, strict=True))
-    verdict = judged(shaped, variance, constant, fitted="cross-validation")
+    listed = (Candidate(n, float(g.mean()), standard_error(g)) for n, (_, _, g) in zip(tried, scores, strict=True))
+    values = [part[..., 0] if inner == 1 else part for part in (shaped, variance, constant)]
+    verdict = judged(*values, fitted="cross-validation")
     return Chosen(name, fit_terms(error, columns, tried[name], loss), verdict, tuple(listed))
 
 
@@ -169,12 +170,8 @@ def _name(names: Sequence[str]) -> str:
 
 def _lead(difference: Tensor) -> float:
     """By how much a candidate leads beyond one standard error; 0 for the one that is compared with itself."""
-    lead = float(difference.mean()) - _standard_error(difference)
+    lead = float(difference.mean()) - standard_error(difference)
     return lead if bool(difference.any()) else 0.0
-
-
-def _standard_error(values: Tensor) -> float:
-    return float(values.std() / len(values) ** 0.5)
 
 
 def _fitted_to(

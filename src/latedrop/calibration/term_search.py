@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -34,7 +34,7 @@ _INSIDE = 0.9
 _FEW_ROWS, _MOST_OF_FEW = 30, 2.0
 
 
-@dataclass
+@dataclass(frozen=True)
 class MeasuredTerms:
     """The validation rows, measured.
 
@@ -44,7 +44,9 @@ class MeasuredTerms:
         terms: after they learned.
         columns: `(N, ...)` each, by name.
         features: which they are; None where there are none.
-        strangeness: of the validation rows, before any limit, `(N,)`.
+        guard: what tells strange rows, after it learned; None where there are no features.
+        leverage: its values, `(N,)`.
+        reference_rows: how many there were; 0 where the validation rows stood in.
     """
 
     sites: Sites
@@ -53,9 +55,9 @@ class MeasuredTerms:
     terms: tuple[Term, ...]
     columns: dict[str, Tensor]
     features: Features | None
-    guard: Term | None
-    leverage: Tensor | None
-    reference_rows: int
+    guard: Term | None = None
+    leverage: Tensor | None = None
+    reference_rows: int = 0
 
 
 def measured(model: nn.Module, batches: Any, setup: Setup) -> MeasuredTerms:
@@ -80,7 +82,7 @@ def measured(model: nn.Module, batches: Any, setup: Setup) -> MeasuredTerms:
                 inputs += [x] if any(map(_is_own, terms)) else []
             tick()
     target, mean = joined(targets, stacklevel=5), torch.cat(means)
-    result = MeasuredTerms(sites, mean, target, terms, _together(parts), features, None, None, 0)
+    result = MeasuredTerms(sites, mean, target, terms, _together(parts), features)
     return result if features is None else _learned(result, model, kept, inputs, setup)
 
 
@@ -163,16 +165,13 @@ def _learned(
         )
         columns |= _together([_on_cpu(measured_columns(list(filter(_is_own, terms)), batch)) for batch in batches])
     order = [name for term in terms for name in columns if term_of(name) == term.name]
-    return MeasuredTerms(
-        found.sites,
-        found.mean,
-        found.target,
-        tuple(terms),
-        {name: columns[name] for name in order},
-        found.features,
-        measure,
-        measure.values(rows),
-        count,
+    return replace(
+        found,
+        terms=tuple(terms),
+        columns={name: columns[name] for name in order},
+        guard=measure,
+        leverage=measure.values(rows),
+        reference_rows=count,
     )
 
 
@@ -219,15 +218,15 @@ def fitted(found: MeasuredTerms, setup: Setup) -> tuple[FittedTerms, Tensor, Ver
     names = list(found.columns)
     stacked = [outputs_last(found.columns[name].double(), per_output) for name in names]
     columns = torch.stack(stacked, -1) if names else error.new_zeros(*error.shape, 0)
+    too_few = setup.reference is None and len(found.target) < _FEW_ROWS  # then the constant stands
     factor, guard = torch.ones(len(found.target), dtype=torch.float64), None
     if found.guard is not None and found.leverage is not None:
         limit = float(torch.quantile(found.leverage.double(), _INSIDE, interpolation="higher"))
         constants = tuple(error.square().mean(0).tolist())
-        most = _MOST_OF_FEW if few_rows(found, setup) else None
-        guard = Guard(found.guard, limit, constants, bool(setup.guard), most)
+        guard = Guard(found.guard, limit, constants, bool(setup.guard), _MOST_OF_FEW if too_few else None)
         factor = guard.factor(found.leverage.double() / limit)
     groups = [_blocks(term, names) for term in found.terms]
-    used = 0 if few_rows(found, setup) else len(found.terms)
+    used = 0 if too_few else len(found.terms)
     picked = choose(error, columns, [term.name for term in found.terms][:used], groups[:used], factor, setup.loss)
     fit = picked.fit
     grown = factor.repeat_interleave(len(error) // len(factor))[:, None]
@@ -255,11 +254,6 @@ def _blocks(term: Term, names: list[str]) -> list[list[int]]:
     """The places of a term's columns: the sites of dropout share a rate."""
     places = [i for i, name in enumerate(names) if term_of(name) == term.name]
     return [places] if isinstance(term, Dropout) and places else [[place] for place in places]
-
-
-def few_rows(found: MeasuredTerms, setup: Setup) -> bool:
-    """Whether there are too few rows to fit terms to: then the constant stands, and the guard at most doubles it."""
-    return setup.reference is None and len(found.target) < _FEW_ROWS
 
 
 def outputs_last(values: Tensor, per_output: bool) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 from latedrop.metrics import rank_correlation
 from latedrop.metrics.levels import central_quantile
 
-__all__ = ["Verdict", "crossed", "folds", "gains", "judged"]
+__all__ = ["Verdict", "correlation", "crossed", "folds", "gains", "judged", "losses", "standard_error"]
 
 _LEVEL = 0.9
 _FOLDS = 10
@@ -77,23 +77,31 @@ def judged(error: Tensor, variance: Tensor, constant: Tensor, *, fitted: str, in
     if inside is None:
         inside = error.abs() <= central_quantile(_LEVEL) * variance.sqrt()
     by_row = [gains(error, variance, constant), inside.double().reshape(len(inside), -1).mean(1)]
-    errors = [float(part.std() / len(part) ** 0.5) if len(part) > 1 else float("inf") for part in by_row]
     return Verdict(
         rows=len(error),
         fitted=fitted,
         gain=float(by_row[0].mean()),
-        gain_error=errors[0],
-        correlation=_correlation(error, variance),
+        gain_error=standard_error(by_row[0]),
+        correlation=correlation(error, variance),
         coverage=float(by_row[1].mean()),
-        coverage_error=errors[1],
+        coverage_error=standard_error(by_row[1]),
     )
 
 
 def gains(error: Tensor, variance: Tensor, constant: Tensor) -> Tensor:
     """By how many nats the variance is better than the constant, per value, of every row `(N,)`."""
-    square = error.square()
-    gain = ((constant.log() + square / constant) - (variance.log() + square / variance)) / 2
-    return gain.reshape(len(gain), -1).mean(1)
+    return losses(error, constant) - losses(error, variance)
+
+
+def losses(error: Tensor, variance: Tensor) -> Tensor:
+    """The NLL per value of every row `(N,)`, but for a constant; the variance broadcasts with the errors `(N, ...)`."""
+    loss: Tensor = (variance.log() + error.square() / variance) / 2
+    return loss.reshape(len(loss), -1).mean(1)
+
+
+def standard_error(values: Tensor) -> float:
+    """Of the mean of `(N,)`."""
+    return float(values.std() / len(values) ** 0.5) if len(values) > 1 else float("inf")
 
 
 def crossed(
@@ -125,9 +133,7 @@ def folds(rows: int) -> Tensor:
     return fold
 
 
-def _correlation(error: Tensor, variance: Tensor) -> float:
-    """Averaged over outputs, whose units may differ."""
-    zero = torch.zeros_like(error)
-    if error.dim() == 2 and error.shape[1] > 1:
-        return float(rank_correlation(zero, variance, error, per_output=True).mean())
-    return float(rank_correlation(zero, variance, error))
+def correlation(error: Tensor, variance: Tensor) -> float:
+    """Rank correlation of standard deviation and size of the error, averaged over outputs, whose units may differ."""
+    several = error.dim() == 2 and error.shape[1] > 1
+    return float(rank_correlation(torch.zeros_like(error), variance, error, per_output=several).mean())

@@ -95,11 +95,11 @@ def print_calibration(c: "Calibration", dropped: int, files: Sequence[str], as_j
     if c.terms is None:
         print_table(_rate_table(c), marked=[row.rate for row in c.table].index(c.rate))
     else:
-        from latedrop.report.tables import candidate_table, term_table
+        from latedrop.report.tables import candidate_table
 
         names = [candidate.name for candidate in c.terms.candidates]
         print_table(candidate_table(c.terms), marked=names.index(c.terms.choice))
-        print_table(term_table(c.terms))
+        print_table(c.terms.table())
         marked = "each was left out of the fit that it was scored with"
     left = f", {dropped} left out" if dropped else ""
     if isinstance(c.intervals, Conformal):

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from latedrop.model.rows import tensors
-from latedrop.model.weight_calls import extent
+from latedrop.model.weight_calls import extent, pointer
 from latedrop.torch_inside import Operator, inmost
 
 __all__ = ["Following", "Marks", "address", "is_covered", "stretch"]
@@ -129,12 +129,10 @@ class Following(TorchFunctionMode):
 
 
 def address(tensor: Tensor) -> int:
-    """Of a tensor's storage; below 0 one of the tensor itself, where torch keeps its numbers elsewhere (oneDNN)."""
+    """Of a tensor's storage; below 0 one of the tensor itself, where torch keeps its numbers elsewhere."""
     inner = inmost(tensor)
-    try:
-        return int(inner.untyped_storage().data_ptr())
-    except (NotImplementedError, RuntimeError):
-        return -id(inner)
+    where = pointer(inner)
+    return -id(inner) if where is None else where
 
 
 def stretch(tensor: Tensor) -> tuple[int, int, int]:

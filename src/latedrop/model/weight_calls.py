@@ -26,7 +26,7 @@ from latedrop.model.weight_rules import RULES, FunctionCall, Place
 from latedrop.model.wrappers import plain_names
 from latedrop.torch_inside import operator_of, transforms
 
-__all__ = ["WeightCall", "WeightCalls", "extent", "operator_name", "storage_of", "weight_names"]
+__all__ = ["WeightCall", "WeightCalls", "extent", "operator_name", "pointer", "storage_of", "weight_names"]
 
 _PARAMETRIZED = re.compile(r"(^|\.)parametrizations\.([^.]+)\.original\d*$")
 _LIKE_ANOTHER = ("to", "type_as", "expand_as", "view_as", "reshape_as")  # of the second only shape or dtype count
@@ -164,9 +164,14 @@ def operator_name(func: Any) -> str:
 
 
 def storage_of(tensor: Tensor) -> int | None:
-    """The address of a tensor's storage; None for those without, such as a batched tensor inside `vmap`."""
+    """The address of a tensor's storage; None for those without one, or with an empty one."""
+    return pointer(tensor) or None
+
+
+def pointer(tensor: Tensor) -> int | None:
+    """The address of a tensor's storage; None where torch keeps its numbers elsewhere (`vmap`, oneDNN)."""
     try:
-        return tensor.untyped_storage().data_ptr() or None
+        return int(tensor.untyped_storage().data_ptr())
     except (NotImplementedError, RuntimeError):
         return None
 

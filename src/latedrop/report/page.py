@@ -22,7 +22,7 @@ from latedrop.errors import ArgumentError
 from latedrop.files import write_aside
 from latedrop.report.pictures import Picture, pictures_of_tests, pictures_of_validation
 from latedrop.report.style import PAGE, STYLE
-from latedrop.report.tables import candidate_table, number, rate_table, site_table, table, term_table
+from latedrop.report.tables import candidate_table, number, rate_table, site_table, table
 
 __all__ = ["write_report"]
 
@@ -109,7 +109,7 @@ def _fits(c: Calibration, unit: str) -> str:
     if c.terms is None:
         return "<h2>Every rate</h2>" + _table(rate_table(c, unit), f"{rows}.")
     compared = _table(candidate_table(c.terms), f"{rows}, each left out of the fit that it was scored with.")
-    return f"<h2>Terms</h2>{compared}{_table(term_table(c.terms), 'Shares are averages over the validation rows.')}"
+    return f"<h2>Terms</h2>{compared}{_table(c.terms.table(), 'Shares are averages over the validation rows.')}"
 
 
 def _listed(names: list[str]) -> str:

@@ -8,11 +8,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from latedrop import metrics, plots
-from latedrop.calibration.evaluation import Evaluation, inside, unscaled
+from latedrop.calibration.evaluation import Evaluation, constant_of, inside, unscaled
 from latedrop.calibration.prediction import Prediction
 from latedrop.calibration.record import Calibration
 from latedrop.report.tables import KINDS, number, with_unit
@@ -225,8 +224,7 @@ def _draw_bars(ax: Axes, prediction: Prediction, target: Tensor, unit: str, leve
 
 def _with_constant(prediction: Prediction) -> Prediction:
     """The same means with the constant variance."""
-    record = replace(unscaled(prediction.calibration), least_variance=prediction.calibration.constant or (1.0,))
-    return replace(prediction, raw_variance=torch.zeros_like(prediction.mean), calibration=record)
+    return replace(prediction, raw_variance=constant_of(prediction), calibration=unscaled(prediction.calibration))
 
 
 def _in_use(calibration: Calibration) -> str:

@@ -10,7 +10,7 @@ from latedrop.calibration.fitted_terms import FittedTerms
 from latedrop.calibration.record import Calibration, rate_text
 from latedrop.model.sites import Site
 
-__all__ = ["KINDS", "candidate_table", "number", "rate_table", "site_table", "table", "term_table", "with_unit"]
+__all__ = ["KINDS", "candidate_table", "number", "rate_table", "site_table", "table", "with_unit"]
 
 KINDS = {"raw": "unscaled", "scaled": "scaled", "relaxed": "relaxed"}
 """What a variance is called in tables and legends, and in the fields of `RateRow`."""
@@ -59,19 +59,6 @@ def candidate_table(terms: FittedTerms) -> list[list[str]]:
         chosen = " (chosen)" if found.name == terms.choice else ""
         cells.append([found.name + chosen, f"{found.gain:+.4f}", f"{found.gain_error:.4f}"])
     return [["candidate", "gain over a constant [nats]", "standard error"], *cells]
-
-
-def term_table(terms: FittedTerms) -> list[list[str]]:
-    """Every term with its coefficients and its share of the variance, header first."""
-    cells = [
-        [name, number(tuple(theta[i] for theta in terms.coefficients)), f"{terms.shares[name]:.1%}"]
-        for i, name in enumerate(terms.columns)
-    ]
-    return [
-        ["term", "coefficient", "share of variance"],
-        *cells,
-        ["floor", number(terms.floors), f"{terms.shares['floor']:.1%}"],
-    ]
 
 
 def site_table(sites: Sequence[Site]) -> list[list[str]]:

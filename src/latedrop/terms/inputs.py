@@ -54,29 +54,31 @@ class InputNoise(Term):
                 f"expected one floating input of at most {_MOST_ENTRIES} entries for a size of noise for each; found "
                 f"{[tuple(g.shape[1:]) for g in by_output[0]]}. Leave each=True out."
             )
-        squares = torch.stack([(g * self.std.to(g)).square().flatten(1) for (g,) in by_output], 1)
+        squares = torch.stack([self._carried(g) for (g,) in by_output], 1)
         return {str(i): squares[..., i].reshape(rows.mean.shape) for i in range(squares.shape[-1])}
 
     def values(self, rows: Rows) -> Tensor:
         """See `Term`."""
-        flat = [self._carried(gradient) for gradient in _gradients(rows.model, rows.x, rows.readout)]
+        by_output = _gradients(rows.model, rows.x, rows.readout)
+        if len(by_output[0]) > 1 and self.std.dim() > 0:
+            raise ArgumentError(
+                f"expected one size for the noise of {len(by_output[0])} floating inputs; found "
+                f"{tuple(self.std.shape)}."
+            )
+        flat = [torch.cat([self._carried(g) for g in gradients], 1).sum(1) for gradients in by_output]
         return torch.stack(flat, 1).reshape(rows.mean.shape)
 
     def state(self) -> Learned:
         """See `Term`."""
         return {"std": self.std, "each": self.each}
 
-    def _carried(self, gradients: list[Tensor]) -> Tensor:
-        """`(N,)` from the gradients of one output with respect to each input."""
-        if len(gradients) > 1 and self.std.dim() > 0:
-            raise ArgumentError(
-                f"expected one size for the noise of {len(gradients)} floating inputs; found {tuple(self.std.shape)}."
-            )
+    def _carried(self, gradient: Tensor) -> Tensor:
+        """`(N, entries)` from the gradient of one output with respect to an input."""
         try:
-            return sum((g * self.std.to(g)).square().flatten(1).sum(1) for g in gradients)  # type: ignore[return-value]
+            return (gradient * self.std.to(gradient)).square().flatten(1)
         except RuntimeError as error:
             raise ArgumentError(
-                f"expected sizes of the noise that broadcast with inputs {tuple(gradients[0].shape[1:])}; found "
+                f"expected sizes of the noise that broadcast with inputs {tuple(gradient.shape[1:])}; found "
                 f"{tuple(self.std.shape)}."
             ) from error
 
@@ -91,16 +93,19 @@ def _gradients(model: nn.Module, x: Any, readout: Readout) -> list[list[Tensor]]
         twin = twin_of(model, differentiable=True)
         try:
             output = read(call(twin, given), readout, row_count(x))
+            return _differentiated(output.reshape(len(output), -1), leaves)
         finally:
-            release(twin)
-        if not leaves or not output.requires_grad:
-            raise OutputError(
-                "expected an output that autograd can differentiate with respect to floating inputs; found none."
-            )
-        flat = output.reshape(len(output), -1)
-        found = []
-        for k in range(flat.shape[1]):
-            more = k + 1 < flat.shape[1]
-            gradients = torch.autograd.grad(flat[:, k].sum(), leaves, retain_graph=more, materialize_grads=True)
-            found.append([widened(gradient) for gradient in gradients])
+            release(twin)  # checkpointed parts run once more in the backward pass
+
+
+def _differentiated(outputs: Tensor, leaves: list[Tensor]) -> list[list[Tensor]]:
+    if not leaves or not outputs.requires_grad:
+        raise OutputError(
+            "expected an output that autograd can differentiate with respect to floating inputs; found none."
+        )
+    found = []
+    for k in range(outputs.shape[1]):
+        more = k + 1 < outputs.shape[1]
+        gradients = torch.autograd.grad(outputs[:, k].sum(), leaves, retain_graph=more, materialize_grads=True)
+        found.append([widened(gradient) for gradient in gradients])
     return found
