@@ -20,6 +20,7 @@ ROOMS = [
     {"masking"},
     {"variance"},
     {"terms"},
+    {"streams"},
     {"calibration"},
     {"report"},
     {"adapters"},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -30,12 +30,15 @@ class Prediction:
         calibration: what turns it into the predicted variance.
         strangeness: `(N,)`, how far a row lies outside the validation rows: below 1 for 90 % of these; None where the
             calibration cannot tell.
+        shares: `(N,)` for each term, its share of the variance before the guard; None where there are no terms, and for
+            maps.
     """
 
     mean: Tensor
     raw_variance: Tensor
     calibration: Calibration
     strangeness: Tensor | None = None
+    shares: dict[str, Tensor] | None = field(default=None, repr=False)
 
     @property
     def variance(self) -> Tensor:

@@ -27,6 +27,7 @@ from latedrop.calibration.record import Calibration, Choice
 from latedrop.calibration.saving import read_calibration, save_calibration
 from latedrop.calibration.search import search
 from latedrop.calibration.setup import Setup
+from latedrop.calibration.usual import usual_of
 from latedrop.calibration.weights import Weights, fingerprint
 from latedrop.errors import ArgumentError, DataError, FileError, LatedropError, LatedropWarning
 from latedrop.metrics import align_target
@@ -36,6 +37,8 @@ from latedrop.model.finding import Select
 from latedrop.model.items import Collate, as_items
 from latedrop.model.rows import tensors
 from latedrop.model.sites import Kind, Rate, Site, missing_sites
+from latedrop.streams import Stream
+from latedrop.streams.tracking import STEP
 from latedrop.terms import Rows, Term
 from latedrop.variance.engine.options import Engine, Sampling
 from latedrop.variance.moments import out_of_memory
@@ -213,9 +216,10 @@ class Predictor:
             ) from error
         if not parts:
             raise DataError("expected at least one row to predict; found none.")
-        means, variances, strange = zip(*parts, strict=True)
+        means, variances, strange, shares = zip(*parts, strict=True)
         strangeness = None if strange[0] is None else _joined(strange)
-        return Prediction(_joined(means), _joined(variances), self.calibration, strangeness)
+        shared = None if shares[0] is None else {name: _joined([part[name] for part in shares]) for name in shares[0]}
+        return Prediction(_joined(means), _joined(variances), self.calibration, strangeness, shared)
 
     def predict_batches(
         self, loader: Iterable[Any], unpack: Callable[[Any], Any] | None = None
@@ -267,6 +271,21 @@ class Predictor:
         x = as_items(x, self.collate)
         return explained(self.model, x, self.calibration, self.readout, output=output, most=most)
 
+    def stream(
+        self,
+        level: float = 0.9,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        alarm: float = 0.01,
+        waiting: int = 1000,
+        step: float = STEP,
+        watch_every: int = 1,
+    ) -> Stream:
+        """Intervals that follow the errors as labels arrive, and alarms; see `latedrop.streams.Stream`."""
+        usual, made_with = usual_of(self.calibration), self.calibration.fingerprint
+        options: dict[str, Any] = {"alarm": alarm, "waiting": waiting, "step": step, "watch_every": watch_every}
+        return Stream(self.predict, level, path, usual=usual, made_with=made_with, **options)
+
     def save(self, path: str | os.PathLike[str]) -> list[Path]:
         """Write the calibration as JSON, with what is large beside it as safetensors; the weights are in neither.
 
@@ -283,15 +302,15 @@ class Predictor:
         found._weights = self._weights
         return found
 
-    def _moments(self, x: Any) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Mean, raw variance, and how strange each row is, where that can be told."""
+    def _moments(self, x: Any) -> tuple[Tensor, Tensor, Tensor | None, dict[str, Tensor] | None]:
+        """Mean, raw variance, and, where that can be told, how strange each row is and the terms' shares."""
         if self.calibration.terms is not None:
             terms = self.calibration.terms
             check_inputs(floating(x))
             rows = Rows(self.model, x, self.calibration.sites, self.readout, terms.features)
-            variance, strangeness = terms.variance(rows)
+            variance, strangeness, shares = terms.variance(rows)
             self._check_outputs(rows.mean)
-            return rows.mean, variance, strangeness
+            return rows.mean, variance, strangeness, shares
         c = self.calibration
         draws = c.draws if c.method == "sample" else 2  # the other methods draw nothing
         options = Sampling(draws, c.seed, self.readout, self.chunk, c.shared, engine=self.engine)
@@ -299,7 +318,7 @@ class Predictor:
         own = c.mean == "model" and c.method != "linear"  # which gives the model's own output anyway
         mean = own_output(self.model, x, self.readout).clone() if own else found.mean
         self._check_outputs(mean)
-        return mean, found.variance, None
+        return mean, found.variance, None, None
 
     def _check_outputs(self, mean: Tensor) -> None:
         c = self.calibration

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from latedrop.calibration.batches import inputs_of, row_batches
 from latedrop.calibration.entries import Entries
-from latedrop.calibration.fitted_terms import KINDS, FittedTerms, Guard, measured_columns, term_of
+from latedrop.calibration.fitted_terms import KINDS, FittedTerms, Guard, measured_columns, shares_of_terms, term_of
 from latedrop.calibration.setup import Setup
 from latedrop.calibration.targets import as_output, check_rows
 from latedrop.calibration.term_fit import choose, guarded
@@ -25,6 +25,7 @@ from latedrop.errors import ArgumentError, DataError, LatedropError, SiteError
 from latedrop.model.arrays import is_table, place
 from latedrop.model.items import as_items
 from latedrop.model.sites import Sites
+from latedrop.streams.usual import Usual, usual_of_rows
 from latedrop.terms import Dropout, Leverage, LocalErrors, Rows, Term
 from latedrop.terms.features import Features
 from latedrop.variance.moments import out_of_memory
@@ -238,20 +239,29 @@ def fitted(found: MeasuredTerms, setup: Setup) -> tuple[FittedTerms, Tensor, Ver
     shape = found.target.movedim(1, -1).shape if per_output else found.target.shape
     variance = variance.reshape(shape)
     parts = torch.cat([columns * fit.coefficients, fit.floors.expand(*error.shape)[..., None]], -1)
+    named = dict(zip([*names, "floor"], parts.unbind(-1), strict=True))
     shares = (parts / parts.sum(-1, keepdim=True)).mean((0, 1)).tolist()
     kept = FittedTerms(
         terms=found.terms,
         columns=tuple(names),
         coefficients=tuple(tuple(row) for row in fit.coefficients.tolist()),
         floors=tuple(fit.floors.tolist()),
-        shares=dict(zip([*names, "floor"], shares, strict=True)),
+        shares=dict(zip(named, shares, strict=True)),
         guard=guard,
         features=found.features,
         candidates=picked.candidates,
         choice=picked.name,
         reference_rows=found.reference_rows,
+        usual=_usual(found, guard, named) if len(error) == len(found.target) else None,
     )
     return kept, variance.movedim(-1, 1) if per_output else variance, picked.verdict
+
+
+def _usual(found: MeasuredTerms, guard: Guard | None, parts: dict[str, Tensor]) -> Usual:
+    """How the validation rows are spread, for streams; of the terms that are in use."""
+    strangeness = None if guard is None or found.leverage is None else (found.leverage / guard.limit).tolist()
+    shares = shares_of_terms({name: part for name, part in parts.items() if bool(part.any()) or name == "floor"})
+    return usual_of_rows(strangeness, {name: share.tolist() for name, share in shares.items()})
 
 
 def _blocks(term: Term, names: list[str]) -> list[list[int]]:

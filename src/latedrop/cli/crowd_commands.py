@@ -54,6 +54,8 @@ def crowd_count(
     resume: Annotated[
         bool, option("Go on: frames that are in the file of counts are passed over.", "--resume")
     ] = False,
+    labels: Annotated[Path | None, option("CSV of true counts, frame,count; intervals follow them.")] = None,
+    stream: Annotated[Path | None, option("File of what was learned from --labels; it goes on from there.")] = None,
     skip_bad: Annotated[bool, option("Warn of frames that cannot be counted, and go on.", "--skip-bad")] = False,
     as_json: Annotated[bool, option("Print JSON, one line a frame, and nothing else.", "--json")] = False,
     debug: Annotated[bool, option(_DEBUG, "--debug")] = False,
@@ -79,14 +81,16 @@ def crowd_count(
             skipped.append(str(error))
             say(f"warning: left out: {error}")
 
-        stream = open_frames(sources, trained.model.channels, every=every, on_bad=bad if skip_bad else None)
+        images = open_frames(sources, trained.model.channels, every=every, on_bad=bad if skip_bad else None)
         where = folder(out)
         done = finished_frames(path) if resume else set()
         if done:
             say(f"passing over what {path} has: {_frames(len(done))}.")
-        rows = count_people(trained, used, stream, level, skip=done, on_bad=bad if skip_bad else None)
+        rows = count_people(trained, used, images, level, skip=done, on_bad=bad if skip_bad else None)
+        if labels is not None or stream is not None:
+            rows = _followed(rows, labels, stream, used, level, path)
         with _kept(path) as tally, CountFile(path, resume=resume) as file:
-            for frame in _bar(rows, stream.total, "counting"):
+            for frame in _bar(rows, images.total, "counting"):
                 file.add(frame)
                 tally.append(frame.count)
                 if panels:
@@ -237,6 +241,27 @@ def _count_path(
     path = csv or out / ("counts.jsonl" if jsonl else "counts.csv")
     check_apart({"--out": out if panels else None, "--csv": path}, read)
     return path
+
+
+def _followed(
+    rows: "Iterator[CountedFrame]",
+    labels: Path | None,
+    state: Path | None,
+    calibration: "CrowdCalibration",
+    level: float,
+    counts: Path,
+) -> "Iterator[CountedFrame]":
+    """Frames whose intervals follow labels; `counts` is the file that they go to."""
+    from latedrop.calibration.usual import usual_of
+    from latedrop.crowd.labelled import followed, read_labels
+    from latedrop.files import check_apart
+    from latedrop.streams import Stream
+
+    check_apart({"--csv": counts, "--stream": state}, {"--labels": labels})
+    usual, made_with = usual_of(calibration.count), calibration.fingerprint
+    found = Stream(None, level, state, usual=usual, made_with=made_with)
+    known = {} if labels is None else read_labels(labels)
+    return followed(rows, found, known, lambda text: say(f"alarm: {text}"))
 
 
 def _opened(name: str, data: Path | None, trained: "Trained", view: int) -> "CrowdSet":
