@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from latedrop.errors import DataError
-from latedrop.streams.tracking import GAINS, LEAST_SCALE, Tracker, most_misses
+from latedrop.streams.tracking import GAINS, LEAST_SCALE, Tracker, most_misses, student
 
 
 def missed(tracker: Tracker, targets: np.ndarray, std: float = 1.0) -> np.ndarray:
@@ -167,6 +167,14 @@ def test_a_damaged_tracker_is_refused(field: str, value: object) -> None:
     record = {**Tracker(0.9, 1).to_dict(), field: value}
     with pytest.raises(DataError, match=f"tracker.{field}"):
         Tracker(0.9, 1).restore(record, "tracker")
+
+
+@pytest.mark.parametrize("freedom", [3, 5, 20, 50])
+@pytest.mark.parametrize("level", [0.5, 0.8, 0.9, 0.95])
+def test_student(level: float, freedom: int) -> None:
+    stats = pytest.importorskip("scipy.stats")
+    found = student(float(stats.norm.ppf((1 + level) / 2)), freedom)
+    assert found == pytest.approx(float(stats.t.ppf((1 + level) / 2, freedom)), rel=0.02)
 
 
 def test_one_of_the_gains_never_moves() -> None:

@@ -66,7 +66,7 @@ def crowd_count(
     """
     with one_line(debug):
         _need_crowd(panels)
-        from latedrop.crowd.counting import CountFile, count_people, finished_frames
+        from latedrop.crowd.counting import CountFile, count_people
         from latedrop.crowd.frames import open_frames
         from latedrop.devices import chosen_device
         from latedrop.metrics.levels import checked_level
@@ -83,18 +83,14 @@ def crowd_count(
 
         images = open_frames(sources, trained.model.channels, every=every, on_bad=bad if skip_bad else None)
         where = folder(out)
-        done = finished_frames(path) if resume else set()
-        if done:
-            say(f"passing over what {path} has: {_frames(len(done))}.")
+        done = _done(path) if resume else set()
         rows = count_people(trained, used, images, level, skip=done, on_bad=bad if skip_bad else None)
-        if labels is not None or stream is not None:
-            rows = _followed(rows, labels, stream, used, level, path)
+        rows = _followed(rows, labels, stream, used, level, path)
         with _kept(path) as tally, CountFile(path, resume=resume) as file:
             for frame in _bar(rows, images.total, "counting"):
                 file.add(frame)
                 tally.append(frame.count)
-                if panels:
-                    _panel(where, frame, trained)
+                _panel(where if panels else None, frame, trained)
                 print(json.dumps(frame.row()) if as_json else f"{frame.name}: {frame}", flush=True)
         if not tally and not done:
             raise LatedropError(f"expected frames that can be counted; all {len(skipped)} were left out.")
@@ -243,6 +239,16 @@ def _count_path(
     return path
 
 
+def _done(path: Path) -> set[str]:
+    """The frames that a file of counts has."""
+    from latedrop.crowd.counting import finished_frames
+
+    done = finished_frames(path)
+    if done:
+        say(f"passing over what {path} has: {_frames(len(done))}.")
+    return done
+
+
 def _followed(
     rows: "Iterator[CountedFrame]",
     labels: Path | None,
@@ -251,7 +257,9 @@ def _followed(
     level: float,
     counts: Path,
 ) -> "Iterator[CountedFrame]":
-    """Frames whose intervals follow labels; `counts` is the file that they go to."""
+    """Frames whose intervals follow labels, where there are any; `counts` is the file that they go to."""
+    if labels is None and state is None:
+        return rows
     from latedrop.calibration.usual import usual_of
     from latedrop.crowd.labelled import followed, read_labels
     from latedrop.files import check_apart
@@ -298,7 +306,9 @@ def _kept(path: Path) -> Iterator[list[float]]:
         raise
 
 
-def _panel(where: Path, frame: "CountedFrame", trained: "Trained") -> None:
+def _panel(where: Path | None, frame: "CountedFrame", trained: "Trained") -> None:
+    if where is None:
+        return
     from latedrop.crowd.panels import write_panel
 
     # A frame's name may be a path, and a video's has a number behind it.

@@ -55,6 +55,7 @@ class Monitor:
         counts: what was usual before the stream began, in bins, for each of the scores of a row; all empty where
             nothing is known.
         alarm: the probability of a false alarm.
+        seed: of the numbers that break ties.
         both: bet on scores that are smaller than usual, too.
     """
 
@@ -65,9 +66,10 @@ class Monitor:
         counts: Sequence[Sequence[float] | None],
         alarm: float,
         *,
+        seed: int = 0,
         both: bool = False,
     ) -> None:
-        self.kind, self.limit, self.both = kind, 1 / alarm, both
+        self.kind, self.limit, self.both, self.seed = kind, 1 / alarm, both, seed
         self.bags = [Bag(edges, known) for known in counts]
         self.active = [[0.0] * (len(POWERS) * (2 if both else 1)) for _ in counts]
         self.number = 0
@@ -77,7 +79,7 @@ class Monitor:
     def add(self, scores: Sequence[float], row: Row) -> None:
         """Watch one row."""
         self.number += 1
-        fresh, u = 1 / (self.number * (self.number + 1)), uniform(self.kind, self.number)
+        fresh, u = 1 / (self.number * (self.number + 1)), uniform(f"{self.kind} {self.seed}", self.number)
         total = 0.0
         for bag, active, score in zip(self.bags, self.active, scores, strict=True):
             p = bag.add(score, u)

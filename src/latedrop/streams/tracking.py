@@ -2,9 +2,11 @@
 
 For a row with prediction `m` and standard deviation `s`, the interval is
 
-    m + b ± z · c · exp(theta) · s,      z = Phi^{-1}((1 + level)/2),
+    m + b ± t · c · exp(theta) · s,
 
-with three numbers for each output, which change with every label, after its own interval was judged:
+where `t` is the quantile of Student's distribution with `n + PRIOR` degrees of freedom, n being the labels remembered,
+and before the first label that of the normal one, `z`. Each output has three numbers, which change with every label,
+after its own interval was judged:
 
 - `b`, the bias: running means of the errors with several gains, averaged with weights that fall with the squared errors
   that each has made (Vovk 1990, aggregation of experts; one of them never moves from 0);
@@ -27,7 +29,7 @@ import numpy.typing as npt
 from latedrop.metrics.levels import normal_quantile
 from latedrop.records import Fields, each, number, numbers
 
-__all__ = ["GAINS", "STEP", "Tracker", "most_misses"]
+__all__ = ["GAINS", "STEP", "Tracker", "most_misses", "student"]
 
 STEP = 0.15
 GAINS = (0.0, 0.05, 0.2, 0.5, 0.8)
@@ -44,13 +46,25 @@ Array = npt.NDArray[np.float64]
 def most_misses(labels: int, largest: float, level: float, step: float = STEP) -> float:
     """How many of some labels can lie outside their intervals at most, if no error is above `largest · s`.
 
-    A miss means `z · c · exp(theta) < largest`, and `c` is never below `LEAST_SCALE`; only a miss raises `theta`, by
-    `step · level`. With `theta` bounded so, and the sum of its steps being its value,
+    A miss means `z · c · exp(theta) < largest`, as `t >= z`, and `c` is never below `LEAST_SCALE`; only a miss raises
+    `theta`, by `step · level`. With `theta` bounded so, and the sum of its steps being its value,
 
         misses <= (1 - level) · labels + max(0, log(largest / (z · LEAST_SCALE))) / step + level.
     """
     top = max(0.0, log(largest / (normal_quantile((1 + level) / 2) * LEAST_SCALE)))
     return (1 - level) * labels + top / step + level
+
+
+def student(z: float, freedom: float) -> float:
+    """The quantile of Student's distribution where the normal one has `z`, by Fisher's expansion; never below `z > 0`.
+
+    >>> round(student(1.6449, 3), 3), round(student(1.6449, 50), 3)  # exact: 2.353, 1.676
+    (2.347, 1.676)
+    """
+    first = (z**3 + z) / (4 * freedom)
+    second = (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
+    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * freedom**3)
+    return z + max(0.0, first + second + third)
 
 
 class Tracker:
@@ -81,7 +95,8 @@ class Tracker:
     @property
     def factor(self) -> Array:
         """Half the interval in standard deviations, `(K,)`."""
-        found: Array = self.z * self.scale * np.exp(self.theta)
+        t = student(self.z, PRIOR + self.weight) if self.weight else self.z
+        found: Array = t * self.scale * np.exp(self.theta)
         return found
 
     def learn(self, mean: Array, std: Array, target: Array) -> npt.NDArray[np.bool_]:
