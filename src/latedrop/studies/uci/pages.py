@@ -45,7 +45,7 @@ def index(results: Results) -> str:
     lines += ["", "## Who wins, and where we lose", "", *verdicts(results), "", "## One hidden layer", ""]
     lines += [
         "raw, scaled, relaxed: injected or embedded dropout at the rate that the validation rows choose, with the "
-        "variance as it is, scaled, or scaled to a balanced calibration curve. linear, floor: scale and floor. "
+        "variance as it is, scaled, or scaled to a balanced calibration curve. floor: scale and floor. "
         "concrete: rate and noise learned. laplace: last layer, tuned by its evidence. constant: the validation rows' "
         "mean squared error. conformal: split conformal intervals, which have no density, so neither NLL nor CRPS.",
         "",

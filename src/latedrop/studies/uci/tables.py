@@ -62,8 +62,8 @@ def verdicts(results: Results) -> list[str]:
     """Markdown: who wins, and where what this library does loses."""
     lines = []
     for deep, network, ours in (
-        (False, "One hidden layer", ("injected, scaled", "linear, floor")),
-        (True, "Three hidden layers", ("injected, scaled", "linear per site, floor")),
+        (False, "One hidden layer", ("injected, scaled", "injected, floor")),
+        (True, "Three hidden layers", ("injected, scaled", "injected per site, floor")),
     ):
         cells = _cells(results, "nll", deep=deep)
         ranks = mean_ranks(cells)
