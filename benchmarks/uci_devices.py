@@ -19,7 +19,7 @@ import numpy as np
 from benchmarks.timing import write
 
 COMMITTED = Path(__file__).parents[1] / "docs" / "results" / "uci"
-METHODS = ("constant", "linear, floor", "linear per site, floor", "injected, scaled")
+METHODS = ("constant", "injected, floor", "injected per site, floor", "injected, scaled")
 
 
 def main() -> None:

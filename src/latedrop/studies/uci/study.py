@@ -9,7 +9,7 @@ from __future__ import annotations
 import platform
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,18 +17,19 @@ from typing import Any
 import torch
 
 from latedrop.devices import chosen_device, device_name, versions
-from latedrop.errors import FileError, LatedropError
+from latedrop.errors import ArgumentError, FileError, LatedropError
 from latedrop.files import check_apart, write_aside
 from latedrop.records import understood
 from latedrop.studies.command import bar, check_at_least, check_same, dumped, read_result, run_command, study_parser
 from latedrop.studies.uci import data
 from latedrop.studies.uci.data import UciSet, chosen_sets
 from latedrop.studies.uci.measured_set import Settings, measure, work
+from latedrop.studies.uci.own_table import own_set
 from latedrop.terminal import folder
 
 __all__ = ["SCHEMA", "STOPPED", "Request", "main", "read", "run", "study"]
 
-SCHEMA = 1
+SCHEMA = 2
 STOPPED = "latedrop: stopped; finished sets are kept, and the same command goes on from there."
 _QUICK = Settings(splits=3, deep_draws=20, epochs=0.1)
 _QUICK_SETS = "yacht,boston-housing"
@@ -42,6 +43,8 @@ class Request:
         out: folder of the results.
         data: folder of the text files; None: what installed packages ship.
         sets: names with commas between; None: all.
+        csv: a table of one's own, in the place of the sets.
+        target: its column that is predicted.
         splits: maximum number of splits per data set.
         draws: masks for the paper's sampled variance; None: exact.
         seed: of weights, order and masks.
@@ -54,6 +57,8 @@ class Request:
     out: Path
     data: Path | None = None
     sets: str | None = None
+    csv: Path | None = None
+    target: str | None = None
     splits: int | None = None
     draws: int | None = None
     seed: int = 0
@@ -77,11 +82,15 @@ def run(request: Request) -> list[Path]:
         LatedropError: nothing to run, a wrong argument, a damaged file, a full disk. What was finished stays.
     """
     settings, device = request.settings(), chosen_device(request.device)
-    wanted = chosen_sets(_QUICK_SETS if request.quick and request.sets is None else request.sets)
+    own = _own(request)
+    named = _QUICK_SETS if request.quick and request.sets is None else request.sets
+    wanted = [own[0]] if own else chosen_sets(named)
     out = folder(request.out)
     paths = [out / f"{item.name}.json" for item in wanted]
-    done = {path for path in paths if not request.fresh and _finished(path, settings)}
-    tables = _tables(wanted, request, done)
+    done = {
+        path for item, path in zip(wanted, paths, strict=True) if not request.fresh and _finished(path, item, settings)
+    }
+    tables = {own[0].name: own[1]} if own else _tables(wanted, request, done)
     finished = []
     for index, (item, path) in enumerate(zip(wanted, paths, strict=True)):
         if path in done:
@@ -97,12 +106,13 @@ def run(request: Request) -> list[Path]:
     return finished
 
 
-def read(results: Path) -> dict[str, dict[str, Any]]:
-    """The results in a folder by set, in the order of `SETS`."""
-    paths = {name: results / f"{name}.json" for name in data.SETS}
+def read(results: Path, names: Iterable[str] = tuple(data.SETS)) -> dict[str, dict[str, Any]]:
+    """The results in a folder by set, in the order of the names."""
+    paths = {name: results / f"{name}.json" for name in names}
     found = {name: read_result(path, SCHEMA) for name, path in paths.items() if path.exists()}
     if not found:
-        raise FileError(f"expected results such as yacht.json in {results}; found none. Run the study first.")
+        first = next(iter(paths.values())).name
+        raise FileError(f"expected results such as {first} in {results}; found none. Run the study first.")
     return found
 
 
@@ -116,6 +126,8 @@ def main(arguments: Sequence[str] | None = None, program: str = "python -m lated
         quick="two small sets, three splits, few epochs",
         example="--data DIR --out uci-study",
     )
+    parser.add_argument("--csv", type=Path, help="a table of your own instead: a header and numbers")
+    parser.add_argument("--target", help="the column of --csv that is predicted; all others are inputs")
     parser.add_argument("--splits", type=int, help="maximum number of splits per data set")
     parser.add_argument("--draws", type=int, help="sample the variance with so many masks; exact by default")
     return run_command(parser, arguments, lambda options, only: study(Request(**options), figures_only=only), STOPPED)
@@ -125,9 +137,9 @@ def study(request: Request, *, figures_only: bool = False) -> list[Path]:
     """Run, unless only figures are wanted, and then write pages and figures; all files."""
     from latedrop.studies.uci import pages
 
-    check_apart({"--out": request.out}, {"--data": request.data})
+    check_apart({"--out": request.out}, {"--data": request.data, "--csv": request.csv})
     finished = [] if figures_only else run(request)
-    results = read(request.out)
+    results = read(request.out, data.SETS if request.csv is None else [request.csv.stem])
     with understood(request.out, "results of this study", "Delete those that are damaged, and run it again."):
         return [*finished, *pages.write(results, request.out)]
 
@@ -142,6 +154,7 @@ def _record(
     return {
         "schema": SCHEMA,
         "set": item.name,
+        "table_sha256": item.table_digest,
         "settings": asdict(settings),
         "splits_sha256": data.split_digest(data.permutations(item, settings.splits)),
         "published_splits": data.split_digest(data.permutations(item)) == item.digest,
@@ -173,10 +186,22 @@ def _tables(wanted: Sequence[UciSet], request: Request, done: set[Path]) -> dict
     return tables
 
 
-def _finished(path: Path, settings: Settings) -> bool:
+def _own(request: Request) -> tuple[UciSet, data.Table] | None:
+    if request.csv is None and request.target is None:
+        return None
+    if request.csv is None or request.target is None:
+        raise ArgumentError("expected --csv FILE and --target COLUMN together; found one of them.")
+    if request.data is not None or request.sets is not None:
+        raise ArgumentError("expected --csv alone; found --data or --sets too, which name published sets.")
+    return own_set(request.csv, request.target)
+
+
+def _finished(path: Path, item: UciSet, settings: Settings) -> bool:
     if not path.exists():
         return False
-    check_same(path, "settings", asdict(settings), read_result(path, SCHEMA).get("settings"))
+    record = read_result(path, SCHEMA)
+    check_same(path, "settings", asdict(settings), record.get("settings"))
+    check_same(path, "table", item.table_digest, record.get("table_sha256"))
     return True
 
 
