@@ -178,28 +178,6 @@ _PAPER = (
         "NLL relaxed minus scaled", difference("injected, relaxed", "injected, scaled"), below=0.1,
         source="paper, on crowds",
     ),
-<<<<<<< HEAD
-=======
-    Claim(
-        "Injection, scaled, beats a constant variance",
-        "NLL injected minus constant", _difference("injected, scaled", "constant", "nll"), below=0.0, source="us",
-    ),
-    Claim(
-        "A floor improves on scaled injection (one hidden layer)",
-        "NLL with floor minus scaled",
-        _difference("injected, floor", "injected, scaled", "nll"), below=0.0, source="us",
-    ),
-    Claim(
-        "Three hidden layers: rates per site with floor beat a constant variance",
-        "NLL minus that of constant", _difference("injected per site, floor", "constant", "nll", deep=True),
-        below=0.0, source="us",
-    ),
-    Claim(
-        "Three hidden layers: rates per site with floor beat scaled injection at one rate",
-        "NLL minus that of scaled injection",
-        _difference("injected per site, floor", "injected, scaled", "nll", deep=True), below=0.0, source="us",
-    ),
->>>>>>> wa
 )  # fmt: skip
 
 
