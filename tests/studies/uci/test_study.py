@@ -273,7 +273,7 @@ def test_ranks_are_over_sets() -> None:
     assert mean_ranks({"a": {"x": [1.0, 2.0]}, "b": {"x": [0.0, 1.0]}}) == {"a": 2.0, "b": 1.0}
 
 
-@pytest.mark.parametrize("name", ["uci", "crowd"])
+@pytest.mark.parametrize("name", ["uci", "shift", "crowd"])
 def test_a_study_runs_as_a_module(name: str) -> None:
     command = [sys.executable, "-m", f"latedrop.studies.{name}", "--help"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
