@@ -64,7 +64,7 @@ def _coverage(results: Results) -> Figure:
 def _auroc(results: Results) -> Figure:
     names = [name for name in _ranked(results, "auroc", grouped=False) if not name.endswith((", raw", ", floor"))]
     names.remove("constant")
-    figure = plots.new_figure(7.5, 1.4 + 0.26 * len(names))
+    figure = plots.new_figure(9, 1.4 + 0.26 * len(names))
     ax = figure.subplots()
     _strip(ax, results, names, "auroc", "AUROC of shifted rows against rows inside")
     ax.axvline(0.5, color="black", linewidth=1, linestyle=":")
