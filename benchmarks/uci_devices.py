@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.timing import write
+from latedrop.studies.significance import split_error
+from latedrop.studies.uci.tables import overlap
 
 COMMITTED = Path(__file__).parents[1] / "docs" / "results" / "uci"
 METHODS = ("constant", "injected, floor", "injected per site, floor", "injected, scaled")
@@ -37,15 +39,13 @@ def main() -> None:
 
 def compared(own: dict[str, Any], committed: dict[str, Any]) -> dict[str, Any]:
     """Test metrics of three hidden layers on both machines, and their difference."""
-    share = own["rows"]["test"] / own["rows"]["train"]
     found: dict[str, Any] = {"devices": [part["machine"]["device"] for part in (own, committed)], "methods": {}}
     for method in METHODS:
         for metric in ("rmse", "nll"):
             values = [np.array(part["deep"]["methods"][method][metric]) for part in (own, committed)]
             difference = values[0] - values[1]
-            error = np.sqrt(difference.var(ddof=1) * (1 / len(difference) + share))
-            means = [float(value.mean()) for value in values]
-            found["methods"].setdefault(method, {})[metric] = [*means, float(difference.mean()), float(error)]
+            means = [float(value.mean()) for value in (*values, difference)]
+            found["methods"].setdefault(method, {})[metric] = [*means, split_error(difference, overlap(own))]
     return found
 
 

@@ -37,6 +37,8 @@ class Decision:
         holds, fails, total = len(self.sets("holds")), len(self.sets("fails")), len(self.effects)
         if not total:
             return "not measured"
+        if total == 1:
+            return "holds" if holds else "fails" if fails else "not decided"
         if total in (holds, fails):
             return f"{'holds' if holds else 'fails'} on all {total}"
         if not holds and not fails:

@@ -73,41 +73,48 @@ class _ConcreteTraining(Training):
         start = torch.tensor([first] * len(plan.hidden) + [0.0], device=x.device)
         self.own = start[:, None].repeat(1, len(x))
         self.own.grad = torch.zeros_like(self.own)
+        self.widths = torch.tensor(plan.hidden, device=x.device)[:, None] / self.rows
         self.optimiser.add_param_group({"params": [self.own], "lr": _LEARNING_RATE})
+
+    def _draw(self) -> None:
+        super()._draw()
+        self.numbers.logit_(eps=1e-6).div_(_TEMPERATURE)
 
     def _step(self, rows: slice) -> None:
         batch, prior = rows.stop - rows.start, _LENGTH**2 / self.rows
-        *thetas, log_noise = (value.view(-1, 1, 1) for value in self.own)
-        precision = (-log_noise).exp()
+        theta, precision = self.own[:-1, :, None, None], (-self.own[-1]).exp()
+        rate, keep = theta.sigmoid(), 1 + theta.exp()  # keep is 1 / (1 - rate)
+        shift, pull = theta / _TEMPERATURE, prior * keep
         x = self.xs[:, rows]
         inputs, at = [x], 0
-        sites: list[tuple[Tensor, Tensor]] = []
-        for (weight, bias), theta in zip(self.layers, thetas, strict=False):
-            z = torch.baddbmm(bias, inputs[-1], weight) if sites else torch.bmm(x, weight)
-            uniform = self.numbers[:, rows, at : at + weight.shape[2]]
-            q = torch.logit(uniform, eps=1e-6).add_(theta).div_(_TEMPERATURE).sigmoid_()
-            # The derivative of relu times the mask, which is what a unit is multiplied by on the way back.
-            slope = (1 - q).mul_(1 + theta.exp()).mul_(z > 0)
-            inputs.append(z * slope)
-            sites.append((q, slope))
-            at += weight.shape[2]
+        sites: list[tuple[Tensor, Tensor, Tensor]] = []
+        for index, width in enumerate(self.plan.hidden):
+            weight, bias = self.layers[index]
+            a = torch.baddbmm(bias, inputs[-1], weight) if index else torch.bmm(x, weight)
+            q = torch.add(self.numbers[:, rows, at : at + width], shift[index]).sigmoid_()
+            mask = torch.rsub(q, 1).mul_(keep[index])
+            inputs.append(a.relu_() * mask)
+            sites.append((a, q, mask))
+            at += width
         weight, bias = self.layers[-1]
         error = torch.baddbmm(bias, inputs[-1], weight).sub_(self.ys[:, rows, None])
-        own = [0.5 - (error.square().mean((1, 2)) * precision.flatten()) / 2]
-        g = error * (precision / batch)
+        g = error * (precision / batch).view(-1, 1, 1)
+        by_rate: list[Tensor] = []
+        squares: list[Tensor] = []
         for index in range(len(sites), 0, -1):
-            weight, (q, slope), theta = self.layers[index][0], sites[index - 1], thetas[index - 1]
-            p, (by_weight, by_bias) = theta.sigmoid(), self.gradients[index]
-            torch.bmm(inputs[index].transpose(1, 2), g, out=by_weight).add_(weight * (prior / (1 - p)))
-            torch.sum(g, 1, keepdim=True, out=by_bias)
+            weight, (a, q, mask) = self.layers[index][0], sites[index - 1]
+            torch.bmm(inputs[index].transpose(1, 2), g, out=self.gradients[index][0]).addcmul_(weight, pull[index - 1])
+            torch.sum(g, 1, keepdim=True, out=self.gradients[index][1])
             back = torch.bmm(g, weight.transpose(1, 2))
             # d mask / d logit p = mask (p - q / temperature).
-            by_rate = (back * inputs[index]).mul_(p - q / _TEMPERATURE).sum((1, 2))
-            flat, share = theta.flatten(), p.flatten()
-            by_rate += prior * weight.square().sum((1, 2)) * flat.exp() / 2
-            own.insert(0, by_rate + self.plan.hidden[index - 1] / self.rows * share * (1 - share) * flat)
-            g = back.mul_(slope)
-        first = self.layers[0][0]
-        torch.bmm(x.transpose(1, 2), g, out=self.gradients[0][0]).add_(first * prior)
+            slope = torch.add(rate[index - 1], q, alpha=-1 / _TEMPERATURE).mul_(inputs[index])
+            by_rate.insert(0, slope.mul_(back).sum((1, 2)))
+            squares.insert(0, weight.square().sum((1, 2)))
+            # The derivative of relu: what came out as 0 sends nothing back.
+            g = torch.ops.aten.threshold_backward(back.mul_(mask), a, 0.0)
+        torch.bmm(x.transpose(1, 2), g, out=self.gradients[0][0]).add_(self.layers[0][0], alpha=prior)
+        theta, rate, keep = (values[:, :, 0, 0] for values in (theta, rate, keep))
+        entropy = self.widths * rate * (1 - rate) * theta
         assert self.own.grad is not None
-        self.own.grad.copy_(torch.stack(own))
+        self.own.grad[:-1] = torch.stack(by_rate) + prior / 2 * torch.stack(squares) * (keep - 1) + entropy
+        self.own.grad[-1] = 0.5 - error.square().mean((1, 2)) * precision / 2

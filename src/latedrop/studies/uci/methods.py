@@ -113,7 +113,7 @@ def dropout(
     """
     parts = parts or net.judged
     if draws is None:
-        odds = torch.tensor([rate / (1 - rate) for rate in rates]).to(net.by_site["validation"])
+        odds = net.by_site["validation"].new_tensor([rate / (1 - rate) for rate in rates])
         return {part: (net.mean[part], net.by_site[part] @ odds + noise) for part in parts}
     member = [(weight.float(), bias.float()) for weight, bias in net.member] if len(net.member) > 2 else net.member
     numbers = mask_numbers(member, draws, seed)

@@ -34,7 +34,11 @@ _METHODS = (
         "dropout at one rate in the trained network; per site: a rate for each site, to first order",
         "nothing",
     ),
-    ("rate-in", "dropout at a rate for each layer and row, from inputs alone (Zeevi et al. 2025)", "nothing"),
+    (
+        "rate-in",
+        "dropout at a rate for each layer and row, chosen without labels (Rate-In, Zeevi et al. 2025)",
+        "nothing",
+    ),
     (
         "default",
         "`latedrop.calibrate` as it comes: sites, leverage, floor, guard",
@@ -42,7 +46,11 @@ _METHODS = (
     ),
     ("constant", "the validation rows' mean squared error for all rows", "nothing"),
     ("laplace", "Gaussian posterior of the last layer, tuned by its evidence", "the training rows"),
-    ("swag", "Gaussian fitted to the weights along further training (Maddox et al. 2019)", "more training"),
+    (
+        "swag",
+        "Gaussian fitted to the weights of the last quarter of training (Maddox et al. 2019)",
+        "the training itself",
+    ),
     ("embedded", "dropout in training too, at the rate that validation chooses", "a network for each rate"),
     ("concrete", "dropout in training, rate and noise learned (Gal, Hron, Kendall 2017)", "another training"),
     ("ensemble", "mean and variance over five networks (Lakshminarayanan et al. 2017)", "five networks"),
