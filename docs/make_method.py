@@ -4,6 +4,7 @@ The third step shows real draws: 24 hidden units with random weights, 400 masks 
 their variance fit errors that are 2.2 times as large.
 """
 
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,7 +34,7 @@ def units(left: float, low: float, width: float, height: float) -> list[list[tup
 def network(ax: "Axes", box: tuple[float, float, float, float], size: float, off: frozenset[int] = frozenset()) -> None:
     """A network in a box; hidden units that are `off` are crossed out, with their connections."""
     layers = units(*box)
-    for layer, (first, second) in enumerate(zip(layers, layers[1:], strict=False)):
+    for layer, (first, second) in enumerate(pairwise(layers)):
         for i, (x0, y0) in enumerate(first):
             for j, (x1, y1) in enumerate(second):
                 if not ((layer == 0 and j in off) or (layer == 1 and i in off)):
@@ -47,6 +48,7 @@ def network(ax: "Axes", box: tuple[float, float, float, float], size: float, off
 
 
 def arrow(ax: "Axes", x0: float, x1: float, y: float) -> None:
+    """From one step to the next."""
     ax.annotate("", (x1, y), (x0, y), arrowprops={"arrowstyle": "-|>", "color": "0.25", "linewidth": 1.8})
 
 

@@ -11,14 +11,13 @@ import numpy as np
 import pytest
 
 from latedrop.errors import ArgumentError, DataError, FileError
-from latedrop.studies.claims import Claim, Effect
-from latedrop.studies.uci import claims as uci_claims
+from latedrop.studies.uci import claims_page
 from latedrop.studies.uci import data as uci_data
 from latedrop.studies.uci import study as uci
-from latedrop.studies.uci.claims import decide_all
+from latedrop.studies.uci.figures import CAPTIONS
 from latedrop.studies.uci.measured_set import DEEP_RATES, PARTS, RATES, Settings
 from latedrop.studies.uci.study import Request, main, read, run, study
-from latedrop.studies.uci.tables import mean_ranks
+from latedrop.studies.uci.surface import rise
 
 FOLDER = Path(__file__).parents[4] / "shared" / "data" / "uci"
 DATA = FOLDER if FOLDER.is_dir() else None
@@ -242,35 +241,31 @@ def test_pages_come_from_the_json_alone(quick: Path) -> None:
     before = (quick / "claims.md").read_text(encoding="utf-8")
     files = study(Request(quick), figures_only=True)
     assert (quick / "claims.md").read_text(encoding="utf-8") == before
-    assert {"index.md", "claims.md"} <= {path.name for path in files}
+    assert {"index.md", "tables.md", "claims.md", "embedded.md", "surface.html"} <= {path.name for path in files}
     index = (quick / "index.md").read_text(encoding="utf-8")
     assert "| injected, floor |" in index
-    assert "mean rank" in index
+    assert all(f"({name}.png)" in index for name in CAPTIONS)
     results = read(quick)
     for record in results.values():
         record["settings"]["epochs"] = 1.0
-    assert uci_claims.page(results) != before  # it says where networks were trained for fewer epochs
+    assert claims_page.page(results) != before  # it says where networks were trained for fewer epochs
 
 
 @needs_matplotlib
 def test_figures_are_drawn(quick: Path) -> None:
-    for name in ("figure1.png", "figure2.png", "figure3.png"):
-        assert (quick / name).read_bytes().startswith(b"\x89PNG")
+    for name in (*CAPTIONS, "embedded"):
+        content = (quick / f"{name}.png").read_bytes()
+        assert content.startswith(b"\x89PNG")
+        assert int.from_bytes(content[16:20], "big") >= 1000  # its width
 
 
-def test_claims_are_decided_by_the_numbers() -> None:
-    claim = Claim("x", "y", lambda record: Effect.mean(np.array(record["effect"])), above=1.0)
-    results = {"a": {"effect": [2.0, 2.1, 1.9]}, "b": {"effect": [0.0, 0.1, -0.1]}, "c": {"effect": [0.0, 1.0, 2.1]}}
-    found = decide_all(claim, results)
-    assert (found.holds, found.fails, found.unclear) == (("a",), ("b",), ("c",))
-    alone = {name: decide_all(claim, {name: record}).verdict for name, record in results.items()}
-    assert len({found.verdict, *alone.values()}) == 4
-    assert alone["a"].startswith("holds")
-    assert not alone["b"].startswith("holds")
-
-
-def test_ranks_are_over_sets() -> None:
-    assert mean_ranks({"a": {"x": [1.0, 2.0]}, "b": {"x": [0.0, 1.0]}}) == {"a": 2.0, "b": 1.0}
+def test_the_measured_surface_is_the_closed_form(quick: Path) -> None:
+    record = read(quick)["yacht"]
+    scales = np.array(record["surface"]["scales"])
+    for kind in ("injected", "embedded"):
+        held = record[kind]["validation"]
+        best, nll = (np.array(held[name])[:, :1] for name in ("scale", "nll_scaled"))
+        np.testing.assert_allclose(nll + rise(best / scales), record["surface"][kind], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["uci", "shift", "crowd"])
