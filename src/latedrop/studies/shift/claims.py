@@ -1,9 +1,9 @@
 """What is claimed of a variance under shift, decided from the numbers.
 
-The cuts of a set overlap, so a set counts as one: its effect is the mean over its cuts. NLLs, of which one cut can be
-worse by hundreds, are compared by the share of cuts in which one is lower. The effects of the sets are independent, and
-their mean is tested against the threshold with Student's t, to both sides, with one degree of freedom fewer than there
-are sets. The p values of all claims are corrected after Holm, as one family.
+The cuts of a set overlap, so a set counts as one: its effect is the mean over its cuts. NLL and CRPS, by which one cut
+can be worse by hundreds, are compared by the share of cuts in which one method's is lower. The effects of the sets are
+independent, and their mean is tested against the threshold with Student's t, to both sides, with one degree of freedom
+fewer than there are sets. The p values of all claims are corrected after Holm, as one family.
 """
 
 from __future__ import annotations
@@ -153,6 +153,7 @@ def _lag(method: str) -> Callable[[Record], Effect | None]:
 
 _COVERAGE = "coverage of shifted rows"
 _LOWER = "share of cuts in which its NLL of shifted rows is lower"
+_LOWER_CRPS = "share of cuts in which its CRPS of shifted rows is lower"
 _SLOPE = "slope of variance growth over error growth, across the cuts of a set"
 CLAIMS = (
     Claim("A constant's 90 % intervals hold less than 80 % of shifted rows", _COVERAGE, _level("constant"), below=0.8),
@@ -191,6 +192,14 @@ CLAIMS = (
     Claim(
         "The default with reference rows has a lower NLL than an ensemble of five with a floor",
         _LOWER, _wins("default + reference", "ensemble, floor"), above=0.5,
+    ),
+    Claim(
+        "The default with reference rows has a lower CRPS than a constant: what it holds is worth its width",
+        _LOWER_CRPS, _wins("default + reference", "constant", "crps"), above=0.5,
+    ),
+    Claim(
+        "The default with reference rows has a lower CRPS than an ensemble of five with a floor",
+        _LOWER_CRPS, _wins("default + reference", "ensemble, floor", "crps"), above=0.5,
     ),
     Claim(
         "The guard's variance grows with the error: where the error grows more, so does the variance of the default "
