@@ -178,7 +178,8 @@ def constant(net: Network) -> Moments:
 def per_site(net: Network) -> Moments:
     """`sum_s odds_s v_s + floor`, an odds for each site, fitted by NLL on the validation rows."""
     error, by_site = net.error("validation").cpu(), net.by_site["validation"].cpu()
-    fit = fit_sites(error[:, None], by_site[:, None], per_site=True, floor=True)
+    with one_thread():
+        fit = fit_sites(error[:, None], by_site[:, None], per_site=True, floor=True)
     found = {}
     for part in net.judged:
         v = net.by_site[part]
