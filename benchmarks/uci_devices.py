@@ -57,7 +57,8 @@ def compared(own: dict[str, Any], committed: dict[str, Any]) -> dict[str, Any]:
             for metric in ("rmse", "nll"):
                 values = [np.array(methods(part)[method][metric]) for part in (own, committed)]
                 difference = values[0] - values[1]
-                row = [*(float(value.mean()) for value in (*values, difference)), split_error(difference, overlap(own))]
+                means = [float(value.mean()) for value in (*values, difference)]
+                row = [*means, split_error(difference, overlap(own))]
                 found["methods"].setdefault(f"{depth}: {method}", {})[metric] = row
     return found
 

@@ -206,10 +206,12 @@ def _against_random(record: Record) -> Effect:
     return Effect(value, random["std"] or None, found["controls"]["random"]["repeats"] - 1)
 
 
+_SUBJECTS = {"pixel": "Pixels", "count": "Counts"}
+
+
 def _of(target: str) -> tuple[Claim, ...]:
-    """The claims that are made of pixels and of counts alike."""
-    free = {"pixel": "propagated", "count": "linear"}[target]
-    subject = {"pixel": "Pixels", "count": "Counts"}[target]
+    """The claims about scales and rates that are made of pixels and of counts alike."""
+    subject = _SUBJECTS[target]
     return (
         Claim(
             f"{subject}: the scaled NLL is far better than the unscaled one",
@@ -254,6 +256,13 @@ def _of(target: str) -> tuple[Claim, ...]:
             "scaled NLL at that rate minus at the rate of least scaled NLL", _wrong_rate(target), above=0.0,
             source="us",
         ),
+    )  # fmt: skip
+
+
+def _against(target: str) -> tuple[Claim, ...]:
+    """The claims that compare with other variances, of pixels and of counts alike."""
+    free, subject = {"pixel": "propagated", "count": "linear"}[target], _SUBJECTS[target]
+    return (
         Claim(
             f"{subject}: scaled injection beats a constant variance",
             "NLL at the chosen rate minus that of the constant", _methods(target, "injected, scaled", "constant"),
@@ -283,7 +292,9 @@ def _of(target: str) -> tuple[Claim, ...]:
 
 CLAIMS = (
     *_of("pixel"),
+    *_against("pixel"),
     *_of("count"),
+    *_against("count"),
     Claim(
         "Up to the paper's largest rate the counts stay good",
         "count MAE at that rate over that of the plain network, minus 1", _growth(_paper_largest), below=0.1,

@@ -97,8 +97,8 @@ def embedded_page(results: Results) -> str:
     lines = [
         "# Why does embedded dropout trade off by itself?",
         "",
-        "The paper finds that embedded dropout balances error, likelihood and calibration without a scale, and leaves "
-        "open why. A network trained with dropout is charged `e² + variance` for every row, so that training could "
+        "In the paper embedded dropout balances error, likelihood and calibration by itself, without a scale; why is "
+        "left open. A network trained with dropout is charged `e² + variance` for every row, so that training could "
         "make its errors follow the variance of its masks. Then the variance would rank the errors better, and less of "
         "the fitted variance `scale · v + floor` would be a floor, than for a network that never saw dropout. Both are "
         "measured on the test rows. Generated from the JSON files beside this page.",

@@ -75,11 +75,13 @@ def surface_page(results: Results) -> str:
     options = "".join(
         f'<option value="{html.escape(name)}">{html.escape(SHORT.get(name, name))}</option>' for name in results
     )
+    first = next(iter(results))
     return (
         PAGE.replace("{{drawings}}", "\n".join(drawings))
         .replace("{{options}}", options)
+        .replace("{{first}}", html.escape(SHORT.get(first, first)))
         .replace("{{last}}", str(_POINTS - 1))
-        .replace("{{start}}", str(_start(valley(next(iter(results.values())), "injected", points=_POINTS))))
+        .replace("{{start}}", str(_start(valley(results[first], "injected", points=_POINTS))))
         .replace("{{legend}}", _legend())
         .replace("{{geometry}}", json.dumps({"left": _LEFT, "wide": _WIDE, "panel": _PANEL, "slice": _SLICE}))
         .replace("{{data}}", json.dumps(data, separators=(",", ":")).replace("</", "<\\/"))
@@ -185,7 +187,7 @@ def _frame(axes: _Axes, left: float) -> list[str]:
 
 def _legend() -> str:
     """The colours and what they stand for."""
-    names = [f"under {_HEIGHTS[0]:g}", *(f"{height:g}" for height in _HEIGHTS[1:]), "more"]
+    names = [*(f"to {height:g}" for height in _HEIGHTS), "more"]
     width, parts = 880 / len(names), []
     for place, (shade, name) in enumerate(zip(_SHADES, names, strict=True)):
         x = 80 + place * width

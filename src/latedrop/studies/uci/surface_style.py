@@ -37,7 +37,7 @@ th:first-child { text-align: left; }
 log-likelihood of the validation rows of one split for every rate and scale. Dashed orange: the valley, the best scale
 of each rate, which is the mean of e&sup2; / variance. Dotted: scale 1, the variance as it is. Below: the slice at one
 rate. With one hidden layer the bottom of the injected valley is level: once scaled, the rate does not matter.</p>
-<p class="still">Turn scripts on to move along the rate and to see the other sets.</p>
+<p class="still">This is {{first}}. Turn scripts on to move along the rate and to see the other sets.</p>
 <div class="controls">
 <label>Set <select id="set">{{options}}</select></label>
 <label for="rate">Rate <output id="shown"></output></label>
