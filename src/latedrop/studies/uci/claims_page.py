@@ -10,7 +10,7 @@ import numpy as np
 from latedrop.studies.claims import Claim, Outcome, decide, theorem_table
 from latedrop.studies.uci.claims import CLAIMS, DEEP, THEOREMS
 from latedrop.studies.uci.effects import best_rates, curves
-from latedrop.studies.uci.tables import SHORT, Results
+from latedrop.studies.uci.tables import SHORT, Results, counted
 
 __all__ = ["Decision", "decide_all", "effect_table", "page"]
 
@@ -89,7 +89,7 @@ def effect_table(found: Decision) -> list[str]:
 def _how(results: Results) -> list[str]:
     splits = sorted({len(record["methods"]["constant"]["nll"]) for record in results.values()})
     return [
-        f"Generated from the JSON files beside this page: {len(results)} sets, {' or '.join(map(str, splits))} splits "
+        f"Generated from the JSON files beside this page: {counted(results)}, {' or '.join(map(str, splits))} splits "
         "each. NLLs are without log(2 pi)/2. All measures are of the test rows; rates, scales and floors were chosen "
         "on the validation rows, and so were the best rates of the effects below. Methods are compared like with like: "
         "as they are, scaled, or with scale and floor, on both sides.",

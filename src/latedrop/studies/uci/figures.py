@@ -140,6 +140,7 @@ def _surface(results: Results) -> Figure:
         filled = ax.contourf(one.rates, scales, height, levels, cmap="cividis_r", extend="max")
         ax.contour(one.rates, scales, height, levels[::2], colors="white", linewidths=0.5)
         ax.plot(one.rates, one.scales, color=COLOURS[1], linestyle="--", linewidth=2.5, label="valley: the best scale")
+        ax.axhline(1, color="white", linewidth=2.6, alpha=0.75)
         ax.axhline(1, color="black", linewidth=1.2, linestyle=":", label="scale 1: the variance as it is")
         ax.set(xscale="log", yscale="log", xlabel="dropout rate", ylabel="scale")
         ax.set_title(f"{kind}, {SHORT.get(name, name)}")

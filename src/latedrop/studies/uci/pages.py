@@ -19,6 +19,7 @@ from latedrop.studies.uci.tables import (
     SHORT,
     Results,
     columns,
+    counted,
     duel_table,
     method_table,
     rank_table,
@@ -122,7 +123,7 @@ def _how(results: Results) -> list[str]:
     seconds = sum(record["seconds"]["total"] for record in results.values())
     machines = sorted({record["machine"]["device"] for record in results.values()})
     return [
-        f"{len(results)} sets, networks without dropout and with dropout embedded at {len(first['rates'])} rates, "
+        f"{counted(results)}, networks without dropout and with dropout embedded at {len(first['rates'])} rates, "
         f"trained and measured in {seconds / 60:.1f} minutes in all on {' and '.join(machines)} "
         f"(torch {first['versions']['torch']}). The variance of one hidden layer is {variance}; that of three is "
         f"sampled with {first['settings']['deep_draws']} draws. Every number is of the test rows, in the target's own "

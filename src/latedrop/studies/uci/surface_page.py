@@ -156,7 +156,9 @@ def _slice(one: Valley, axes: _Axes, left: float, kind: str) -> list[str]:
 
 
 def _level(y: float, left: float) -> str:
-    return f'<line class="one" x1="{left}" x2="{left + _WIDE}" y1="{y:.1f}" y2="{y:.1f}"/>'
+    """Dotted black on white, to be seen on every colour."""
+    place = f'x1="{left}" x2="{left + _WIDE}" y1="{y:.1f}" y2="{y:.1f}"'
+    return f'<line class="under" {place}/><line class="one" {place}/>'
 
 
 def _frame(axes: _Axes, left: float) -> list[str]:

@@ -20,6 +20,7 @@ svg text { font-size: 14px; fill: #1a1a1a; text-anchor: middle; }
 svg text.end { text-anchor: end; } svg text.title { font-size: 17px; font-weight: 600; }
 .frame { fill: none; stroke: #333; } .valley { fill: none; stroke: #d55e00; stroke-width: 3; stroke-dasharray: 9 5; }
 .one { stroke: #000; stroke-width: 1.2; stroke-dasharray: 2 4; }
+.under { stroke: #fff; stroke-width: 2.4; opacity: .75; }
 .cut { stroke: #fff; stroke-width: 2; } .slice { fill: none; stroke: #0072b2; stroke-width: 2.5; }
 .at, .best { fill: #d55e00; stroke: #fff; stroke-width: 2; }
 .controls { display: none; gap: .4rem 1.2rem; flex-wrap: wrap; align-items: center; margin: 1rem 0; }

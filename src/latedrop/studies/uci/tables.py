@@ -21,6 +21,7 @@ __all__ = [
     "Quality",
     "Results",
     "columns",
+    "counted",
     "duel_table",
     "group",
     "mean_ranks",
@@ -93,6 +94,15 @@ def group(method: str) -> str:
         return "floor"
     kind = method.rpartition(", ")[2]
     return kind if kind in KINDS else "intervals"
+
+
+def counted(results: Results) -> str:
+    """How many sets, in words.
+
+    >>> counted({"yacht": {}})
+    '1 set'
+    """
+    return f"{len(results)} set{'s' if len(results) != 1 else ''}"
 
 
 def overlap(record: Mapping[str, Any]) -> float:
