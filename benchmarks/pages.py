@@ -21,6 +21,7 @@ from benchmarks import (
     linear,
     stream_figure,
     stream_pages,
+    study_tables,
     threads,
     uci,
     uci_devices,
@@ -102,6 +103,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "benchmarks.stream.delays": lambda: stream_pages.delays(_read(RESULTS / "stream.json")),
     "benchmarks.stream.alarms": lambda: stream_pages.alarms_of_counts(_read(RESULTS / "stream.json")),
     "benchmarks.stream.uci": lambda: stream_pages.alarms_of_uci(_read(RESULTS / "stream.json")),
+    "study.uci.claims": lambda: study_tables.claims(study_tables.PAGES / "uci" / "claims.md", study_tables.UCI),
+    "study.uci.nll": lambda: study_tables.deep_nll(study_tables.PAGES / "uci" / "index.md"),
+    "study.crowd.claims": lambda: study_tables.claims(study_tables.PAGES / "crowd" / "claims.md", study_tables.CROWD),
     "benchmarks.hops": lambda: hops.markdown(_read(RESULTS / "hops.json")),
 }
 
