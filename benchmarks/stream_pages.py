@@ -25,14 +25,13 @@ def counts(record: dict[str, Any]) -> str:
     rows = []
     for name, found in record["crowd"].items():
         own = found["own"]
-        rows.append([TITLES[name], "none", f"{own['held']:.1%}", "", "", f"{own['width']:.1f}", f"{own['mae']:.2f}"])
+        rows.append([TITLES[name], "none", f"{own['held']:.1%}", *[""] * 3, f"{own['width']:.1f}", f"{own['mae']:.2f}"])
         for every, runs in found["every"].items():
             each, phases = runs["regular"], runs["phases"]
             spread = f"{min(phases):.0%} to {max(phases):.0%}"
-            by_chance = f"{runs['chance']['held']:.1%}"
-            numbers = [f"{each['held']:.1%}", spread, by_chance, f"{each['width']:.1f}", f"{each['mae']:.2f}"]
-            rows.append([TITLES[name], f"every {every}", *numbers])
-    head = ["set", "labels", "held", "by first label", "labels by chance", "mean width", "MAE"]
+            shares = [f"{each['held']:.1%}", spread, f"{each['held_labelled']:.1%}", f"{runs['chance']['held']:.1%}"]
+            rows.append([TITLES[name], f"every {every}", *shares, f"{each['width']:.1f}", f"{each['mae']:.2f}"])
+    head = ["set", "labels", "held", "by first label", "frames with labels", "labels by chance", "mean width", "MAE"]
     return _table(head, rows)
 
 

@@ -58,11 +58,11 @@ def test_delays_are_summed_up() -> None:
 
 
 def test_tables_repeat_the_json() -> None:
-    cell = {"held": 0.912, "score": 3.21, "width": 2.0, "mae": 1.0}
+    cell = {"held": 0.912, "score": 3.21, "width": 2.0, "mae": 1.0, "held_labelled": 0.9}
     assert stream_pages.methods({"methods": {"P": {"mall 10": cell}}}).splitlines()[2:] == ["| P | 91.2% / 3.2 |"]
     runs = {"regular": cell, "phases": [0.8, 0.95], "chance": cell}
     table = stream_pages.counts({"crowd": {"mall": {"own": cell, "every": {"10": runs}}}}).splitlines()
-    assert table[3] == "| Mall | every 10 | 91.2% | 80% to 95% | 91.2% | 2.0 | 1.00 |"
+    assert table[3] == "| Mall | every 10 | 91.2% | 80% to 95% | 90.0% | 91.2% | 2.0 | 1.00 |"
     summary: dict[str, Any] = {"streams": 4, "false": 0.25, "found": 0.5, "delay": 9}
     each = {"nothing": {"errors": summary}, "shift": {"errors": {**summary, "delay": None}}}
     table = stream_pages.alarms_of_uci({"alarms": {"uci": {"yacht": each}}}).splitlines()
