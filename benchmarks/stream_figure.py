@@ -27,7 +27,7 @@ def figure(name: str, found: dict[str, Any], alarm: float) -> Path:
     import matplotlib.pyplot as plt
 
     shown, axes = plt.subplots(
-        3, len(found["every"]), figsize=(12, 7), sharex=True, sharey="row", height_ratios=[3, 1.3, 1.3], squeeze=False
+        3, len(found["every"]), figsize=(15, 8), sharex=True, sharey="row", height_ratios=[3, 1.3, 1.3], squeeze=False
     )
     truth = np.array(found["truth"])
     for column, (every, runs) in zip(axes.T, found["every"].items(), strict=True):
@@ -46,7 +46,7 @@ def figure(name: str, found: dict[str, Any], alarm: float) -> Path:
     axes[2, 0].legend(loc="best", fontsize=8)
     shown.tight_layout()
     path = IMAGES / f"stream_{name}.png"
-    shown.savefig(path, dpi=80)
+    shown.savefig(path, dpi=70)
     plt.close(shown)
     return path
 
@@ -61,8 +61,8 @@ def _band(ax: Any, truth: Any, centre: Any, half: Any, labels: list[int], cut: i
     ax.fill_between(
         frames, np.maximum(centre - half, 0), centre + half, color="tab:blue", alpha=0.25, label="90 % band"
     )
-    ax.plot(frames, centre, color="tab:blue", lw=0.8, label="count, bias corrected")
-    ax.plot(frames, truth, color="black", lw=0.8, label="truth")
+    ax.plot(frames, centre, color="tab:blue", lw=0.6, label="count, bias corrected")
+    ax.plot(frames, truth, color="black", lw=0.6, label="truth")
     known = [i + (cut is not None and i >= cut) for i in labels]
     ax.plot(labels, truth[known], "o", ms=3, color="tab:red", label="labels")
 

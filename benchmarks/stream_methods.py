@@ -14,7 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
-from latedrop.streams.tracking import KEEP, PRIOR, STEP, student
+from latedrop.streams.tracking import KEEP, MOST, PRIOR, STEP, student
 
 WINDOW = 50
 PSEUDO = [NormalDist().inv_cdf(0.5 + (i + 0.5) / 40) for i in range(20)]
@@ -161,7 +161,9 @@ class Scaled(Log):
 
     def learn(self, score: float, given: float) -> None:
         super().learn(score, given)
-        self.squares, self.weight = KEEP * self.squares + score**2, KEEP * self.weight + 1
+        square = (PRIOR + self.squares) / (PRIOR + self.weight)
+        self.squares = KEEP * self.squares + min(score**2, MOST**2 * square)
+        self.weight = KEEP * self.weight + 1
 
 
 class Issued(Scaled):

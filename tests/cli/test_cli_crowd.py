@@ -64,7 +64,17 @@ def test_help(call: Run) -> None:
     assert code == 0
     assert all(name in out for name in ("count", "calibrate", "train", "demo"))
     for name, options in {
-        "count": ("--weights", "--calibration", "--level", "--skip-bad", "--resume", "--jsonl", "--every"),
+        "count": (
+            "--weights",
+            "--calibration",
+            "--level",
+            "--skip-bad",
+            "--resume",
+            "--jsonl",
+            "--every",
+            "--labels",
+            "--stream",
+        ),
         "calibrate": ("--set", "--data", "--method", "--draws"),
         "train": ("--set", "--data", "--minutes", "--fresh", "--precision"),
         "demo": ("--out", "--json"),

@@ -136,6 +136,17 @@ def test_outputs_do_not_meet() -> None:
         np.testing.assert_allclose(getattr(both, name), [getattr(one, name)[0] for one in alone])
 
 
+@pytest.mark.parametrize("slip", [1e3, 1e12, 1e200])
+def test_one_absurd_label_does_little(slip: float) -> None:
+    tracker = Tracker(0.9, 1)
+    missed(tracker, stream("steady", 100, 0))
+    before = tracker.factor[0]
+    missed(tracker, np.array([slip]))
+    assert tracker.factor[0] < 2 * before
+    assert abs(tracker.bias[0]) < 3
+    assert missed(tracker, stream("steady", 200, 1)).mean() < 0.15
+
+
 def test_no_errors_at_all_narrow_the_interval_and_end_somewhere() -> None:
     tracker = Tracker(0.9, 1)
     missed(tracker, np.zeros(5000))

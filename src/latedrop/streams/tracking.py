@@ -14,6 +14,8 @@ after its own interval was judged:
 - `theta += step · (missed - (1 - level))`: quantile tracking, the P of conformal PID control (Angelopoulos, Candes,
   Tibshirani 2023), of the logarithm of the score. A miss widens all later intervals by a factor, a hit narrows them.
 
+Errors beyond `MOST` running standard deviations move bias and scale no further than that.
+
 Whatever the data do, `theta` cannot rise once intervals hold the largest error; so the share of misses is bounded, see
 `most_misses`. Nothing is assumed about the data, and nothing is needed of `b` and `c` but that `c` stays above 0.
 """
@@ -36,6 +38,8 @@ GAINS = (0.0, 0.05, 0.2, 0.5, 0.8)
 PRIOR = 2.0
 KEEP = 0.98
 """Of what was learned, at every label."""
+MOST = 5.0
+"""Errors beyond so many of the running scale count as if they were there: a label may be a slip of the pen."""
 LEAST_SCALE = sqrt(PRIOR * (1 - KEEP) / (1 + PRIOR * (1 - KEEP)))
 _LEAST_THETA = log(0.01)
 _LARGEST = 1e300
@@ -101,14 +105,16 @@ class Tracker:
 
     def learn(self, mean: Array, std: Array, target: Array) -> npt.NDArray[np.bool_]:
         """Learn from the label of one row, `(K,)` each; whether the interval as it is now would have missed it."""
-        error = target - mean
+        error, scale = target - mean, self.scale
         z = (error - self.bias) / std
         missed: npt.NDArray[np.bool_] = np.abs(z) > self.factor
         self.theta = np.maximum(self.theta + self.step * (missed - (1 - self.level)), _LEAST_THETA)
-        self.losses = KEEP * self.losses + ((error - self.means) / std / self.scale) ** 2 / 2
+        off = np.clip((error - self.means) / std / scale, -MOST, MOST)
+        self.losses = KEEP * self.losses + off**2 / 2
         self.losses = self.losses - self.losses.min(0)
-        self.means = self.means + np.array(GAINS)[:, None] * (error - self.means)
-        self.squares, self.weight = KEEP * self.squares + z**2, KEEP * self.weight + 1
+        self.means = self.means + np.array(GAINS)[:, None] * off * scale * std
+        squared = np.clip(z / scale, -MOST, MOST) ** 2 * scale**2
+        self.squares, self.weight = KEEP * self.squares + squared, KEEP * self.weight + 1
         return missed
 
     def to_dict(self) -> dict[str, Any]:
