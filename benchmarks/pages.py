@@ -101,6 +101,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "benchmarks.stream.methods": lambda: stream_pages.methods(_read(RESULTS / "stream.json")),
     "benchmarks.stream.crowd": lambda: stream_pages.counts(_read(RESULTS / "stream.json")),
     "benchmarks.stream.delays": lambda: stream_pages.delays(_read(RESULTS / "stream.json")),
+    "benchmarks.stream.shift": lambda: stream_pages.shifts(_read(RESULTS / "stream.json")),
     "benchmarks.stream.alarms": lambda: stream_pages.alarms_of_counts(_read(RESULTS / "stream.json")),
     "benchmarks.stream.uci": lambda: stream_pages.alarms_of_uci(_read(RESULTS / "stream.json")),
     "study.uci.claims": lambda: study_tables.claims(study_tables.PAGES / "uci" / "claims.md", study_tables.UCI),

@@ -1,7 +1,7 @@
 """Streams: which way to follow errors, what the library's holds, how soon alarms come. `python -m benchmarks.stream`
 
     python -m benchmarks.stream              # measure; JSON to benchmarks/results, a quarter of an hour
-    python -m benchmarks.stream --part crowd # one part again: methods, delays, crowd or alarms
+    python -m benchmarks.stream --part crowd # one part again: methods, delays, crowd, shift or alarms
     python -m benchmarks.stream --figures    # draw docs/images/stream_*.png from the JSON alone
 
 Series of counts are those of `latedrop study crowd` (docs/results/crowd), a label every tenth or every 25th frame; all
@@ -22,6 +22,7 @@ from benchmarks.stream_alarms import alarms
 from benchmarks.stream_data import DRIFTS, SETS, Given, Series, crowd, drift
 from benchmarks.stream_figure import figures
 from benchmarks.stream_methods import METHODS, Issued, Method, Scaled
+from benchmarks.stream_shift import shifted
 from benchmarks.timing import RESULTS, machine
 from latedrop.files import write_aside
 from latedrop.streams import Stream
@@ -31,7 +32,7 @@ LEVEL = 0.9
 EVERY = (10, 25)
 PHASES = 5
 OUT = RESULTS / "stream.json"
-PARTS = ("methods", "delays", "crowd", "alarms")
+PARTS = ("methods", "delays", "crowd", "shift", "alarms")
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -41,7 +42,13 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, default=3, help="networks for each UCI set and side")
     options = parser.parse_args(arguments)
     if not options.figures:
-        work = {"methods": methods, "delays": delays, "crowd": streams, "alarms": lambda: alarms(options.seeds)}
+        work = {
+            "methods": methods,
+            "delays": delays,
+            "crowd": streams,
+            "shift": shifted,
+            "alarms": lambda: alarms(options.seeds),
+        }
         record = json.loads(OUT.read_text(encoding="utf-8")) if options.part else {}
         record |= {part: work[part]() for part in ([options.part] if options.part else PARTS)}
         record["machine"] = machine(torch.device("cpu"))

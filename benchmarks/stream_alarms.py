@@ -12,7 +12,7 @@ rows of that side by chance and then, with a change, rows of the other side.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -96,7 +96,8 @@ def of_uci(seeds: int) -> dict[str, Any]:
     return found
 
 
-def _add_unit(name: str, seed: int, delays: dict[str, dict[str, list[int | None]]]) -> None:
+def units(name: str, seed: int) -> Iterator[tuple[latedrop.Predictor, list[tuple[Any, torch.Tensor]]]]:
+    """For each side of a cut: a predictor, and predictions and truths of held-out rows of both sides."""
     data = table(name)
     rows = {side: each for side, each in cuts(data, seed).items() if side in ("above", "below")}
     scaled = {side: standardised(data, each) for side, each in rows.items()}
@@ -105,7 +106,11 @@ def _add_unit(name: str, seed: int, delays: dict[str, dict[str, list[int | None]
         reference = pair(scaled[side], np.concatenate([each.fit, each.stop]))[0]
         x, y = pair(scaled[side], each.validation)
         uq = latedrop.calibrate(net, (x, y[:, None]), reference=reference, progress=False)
-        parts = [(uq.predict(x), y) for x, y in (pair(scaled[side], part) for part in (each.inside, each.test))]
+        yield uq, [(uq.predict(x), y) for x, y in (pair(scaled[side], part) for part in (each.inside, each.test))]
+
+
+def _add_unit(name: str, seed: int, delays: dict[str, dict[str, list[int | None]]]) -> None:
+    for uq, parts in units(name, seed):
         for order in range(UCI_ORDERS):
             rng = np.random.default_rng([seed, order])
             inside, beyond = (rng.permutation(len(y)) for _, y in parts)

@@ -45,6 +45,16 @@ def delays(record: dict[str, Any]) -> str:
     return _table(["learns from", *columns], rows)
 
 
+def shifts(record: dict[str, Any]) -> str:
+    """UCI sets before and after a shift."""
+    ways = [(side, way) for side in ("before", "after") for way in ("own", "stream")]
+    rows = [
+        [name, *(f"{each[side][f'{way} held']:.1%} / {each[side][f'{way} score']:.2f}" for side, way in ways)]
+        for name, each in record["shift"].items()
+    ]
+    return _table(["set", *(f"{way}, {side}" for side, way in ways)], rows)
+
+
 def alarms_of_counts(record: dict[str, Any]) -> str:
     """False alarms and delays on counts."""
     found = record["alarms"]["crowd"]

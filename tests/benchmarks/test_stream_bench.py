@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import stream, stream_alarms, stream_pages
+from benchmarks import stream, stream_alarms, stream_pages, stream_shift
 from benchmarks.stream_data import DRIFTS, SETS, crowd, drift
 from benchmarks.stream_methods import METHODS, Scaled
 
@@ -51,6 +51,14 @@ def test_series_of_counts_are_whole(name: str) -> None:
     assert series.usual.errors is not None
 
 
+def test_a_stream_is_compared_on_both_sides_of_a_change() -> None:
+    found = stream_shift.compared(drift("bias", 0, 900), 300)
+    assert found["before"]["own held"] == pytest.approx(0.9, abs=0.05)
+    assert found["after"]["own held"] < 0.2
+    assert found["after"]["stream held"] == pytest.approx(0.9, abs=0.06)
+    assert found["after"]["stream score"] < found["after"]["own score"]
+
+
 def test_delays_are_summed_up() -> None:
     found = stream_alarms._summary([5, 9, None, -3])
     assert found == {"streams": 4, "false": 0.25, "found": pytest.approx(2 / 3), "delay": 9}
@@ -63,6 +71,9 @@ def test_tables_repeat_the_json() -> None:
     runs = {"regular": cell, "phases": [0.8, 0.95], "chance": cell}
     table = stream_pages.counts({"crowd": {"mall": {"own": cell, "every": {"10": runs}}}}).splitlines()
     assert table[3] == "| Mall | every 10 | 91.2% | 80% to 95% | 90.0% | 91.2% | 2.0 | 1.00 |"
+    side = {"own held": 0.5, "own score": 3.0, "stream held": 0.9, "stream score": 1.0}
+    table = stream_pages.shifts({"shift": {"yacht": {"before": side, "after": side}}}).splitlines()
+    assert table[2] == "| yacht | 50.0% / 3.00 | 90.0% / 1.00 | 50.0% / 3.00 | 90.0% / 1.00 |"
     summary: dict[str, Any] = {"streams": 4, "false": 0.25, "found": 0.5, "delay": 9}
     each = {"nothing": {"errors": summary}, "shift": {"errors": {**summary, "delay": None}}}
     table = stream_pages.alarms_of_uci({"alarms": {"uci": {"yacht": each}}}).splitlines()
