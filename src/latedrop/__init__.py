@@ -1,9 +1,11 @@
 """Calibrated uncertainty for any trained PyTorch network, by dropout injected at test time."""
 
 from latedrop import metrics
-from latedrop.calibration.predictor import Explanation, Prediction, Predictor, calibrate, load
+from latedrop.calibration.loading import load
+from latedrop.calibration.predictor import Explanation, Prediction, Predictor, calibrate
 from latedrop.calibration.record import Calibration
 from latedrop.calibration.scale import optimal_scale, relaxed_scale
+from latedrop.calibration.transforms import Log, Standardized, Transformed
 from latedrop.errors import LatedropError, LatedropWarning
 from latedrop.masking.inject import inject
 from latedrop.model.finding import find_sites
@@ -20,11 +22,14 @@ __all__ = [
     "LatedropError",
     "LatedropWarning",
     "Linearization",
+    "Log",
     "Moments",
     "Prediction",
     "Predictor",
     "Site",
     "Sites",
+    "Standardized",
+    "Transformed",
     "calibrate",
     "find_sites",
     "inject",

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from latedrop import metrics
-from latedrop.calibration.evaluation import inside
+from latedrop.calibration.evaluation import inside, likelihood
 from latedrop.calibration.prediction import Prediction
 from latedrop.calibration.predictor import Predictor
 from latedrop.errors import ArgumentError, DataError
@@ -89,7 +89,7 @@ def predict_with(
         targets.append(target)
     if not parts:
         raise DataError("expected at least one row to predict; found none.")
-    joined = [torch.cat([getattr(part, name) for part in parts]).cpu() for name in ("mean", "raw_variance")]
+    joined = [torch.cat([getattr(part, name) for part in parts]).cpu() for name in ("output", "raw_variance")]
     found = Prediction(joined[0], joined[1], predictor.calibration)
     labels = None if any(target is None for target in targets) else torch.cat(targets).cpu()
     mean, std, low, high = (value.numpy() for value in found.to_dict(level).values())
@@ -105,5 +105,4 @@ def _measured(trainer: Any, found: Prediction, labels: Tensor, level: float) -> 
         theirs = trainer.compute_metrics(both(predictions=found.mean.numpy(), label_ids=labels.numpy()))
     target = metrics.align_target(found.mean, labels)
     low, high = found.interval(level)
-    nll = metrics.nll(found.mean, found.variance, target)
-    return {**theirs, "nll": float(nll), "coverage": inside(low, high, target)}
+    return {**theirs, "nll": likelihood(found, target), "coverage": inside(low, high, target)}

@@ -21,11 +21,23 @@ from latedrop.calibration.scale import along_outputs
 from latedrop.calibration.targets import as_output, warn_of_poor_fit
 from latedrop.calibration.verdict import Verdict, correlation, judged
 from latedrop.errors import ArgumentError
-from latedrop.metrics.levels import even_levels
+from latedrop.metrics import align_target
+from latedrop.metrics.levels import central_quantile, even_levels
 from latedrop.model.sites import Rate
 from latedrop.records import tuples_in
 
-__all__ = ["Evaluation", "compare", "constant_of", "evaluate", "evaluate_intervals", "inside", "unscaled", "verdict"]
+__all__ = [
+    "Evaluation",
+    "compare",
+    "constant_of",
+    "evaluate",
+    "evaluate_intervals",
+    "in_model_unit",
+    "inside",
+    "likelihood",
+    "unscaled",
+    "verdict",
+]
 
 _LEVELS: list[float] = even_levels(99).tolist()
 
@@ -40,12 +52,13 @@ class Evaluation:
         rate: the dropout rate; None where there is no dropout.
         scale: what the variance was multiplied by, one per output or one for all; None where there is no dropout.
         rmse: in the target's unit.
-        nll: with its constant; None for intervals that are no Gaussian's.
+        nll: with its constant, in the target's unit; None for intervals that are no Gaussian's.
         ma: miscalibration area.
         level: of the interval that `coverage` and `width` are about.
         coverage: fraction of targets inside it.
         width: its mean width, in the target's unit.
         correlation: rank correlation of standard deviation and size of the error, 0 for a constant; None for intervals.
+            Where targets were transformed for training, it is that of the model's unit.
         levels: of the calibration curve, `(L,)`.
         observed: the calibration curve, `(L,)`.
     """
@@ -149,6 +162,9 @@ def evaluate_intervals(
         raise ArgumentError(
             "expected isotonic or conformal intervals; found Gaussian ones. Use compare(), or calibrate(intervals=...)."
         )
+    if prediction.calibration.target is not None:
+        found = evaluate_intervals(*in_model_unit(prediction, target), level=level, output=output)
+        return _restored(found, prediction, target, output)
     # n conformal scores reach levels up to n / (n + 1).
     reach = min(len(s) / (len(s) + 1) for s in fitted.scores) if isinstance(fitted, Conformal) else 1.0
 
@@ -175,18 +191,17 @@ def compare(
     """Evaluate the raw, scaled and relaxed variance of one prediction, its fitted intervals if any, and a constant.
 
     Terms have no raw variance; what they fit goes by their name. `output` is one index of axis 1; all outputs together
-    where None.
+    where None. RMSE, NLL and width are in the unit of `target`.
     """
+    if prediction.calibration.target is not None:
+        rows = compare(*in_model_unit(prediction, target), level=level, output=output)
+        return tuple(_restored(row, prediction, target, output) for row in rows)
     record = replace(prediction.calibration, intervals=None)
-    variants = {} if record.terms is not None else {"raw": unscaled(record)}
-    variants["scaled" if record.terms is None else "terms"] = record.with_choice("optimal")
-    variants["relaxed"] = record.with_choice("relaxed")
-    if isinstance(record.choice, float):
-        variants[f"scale {record.choice:g}"] = record
+    variants = _variants(record)
     target = as_output(prediction.mean, target)
     if output is None:
         warn_of_poor_fit(prediction.mean, target, "test rows", per_output=record.per_output, stacklevel=2)
-    rows = [
+    found = [
         _evaluated(
             _of(prediction.mean, output),
             _of(variant.variance(prediction.raw_variance), output),
@@ -199,23 +214,73 @@ def compare(
         for label, variant in variants.items()
     ]
     if prediction.calibration.intervals is not None:
-        rows.append(evaluate_intervals(prediction, target, level=level, output=output))
+        found.append(evaluate_intervals(prediction, target, level=level, output=output))
     if record.constant is not None:
         mean, same = _of(prediction.mean, output), _of(constant_of(prediction), output)
-        rows.append(_evaluated(mean, same, _of(target, output), label="constant", level=level))
-    return tuple(rows)
+        found.append(_evaluated(mean, same, _of(target, output), label="constant", level=level))
+    return tuple(found)
 
 
 def verdict(prediction: Prediction, target: Tensor) -> Verdict:
     """What the variance is worth on test rows beside a constant, the validation rows' mean squared error.
 
-    Raises `ArgumentError` for a calibration that does not know it, as those of latedrop 0.1 do not.
+    Raises `ArgumentError` for a calibration that does not know it, as those of latedrop 0.1 do not. Where targets were
+    transformed for training, both are compared in the model's unit.
     """
+    if prediction.calibration.target is not None:
+        return verdict(*in_model_unit(prediction, target))
     target = as_output(prediction.mean, target)
     low, high = prediction.interval(0.9)
     within = (low <= target) & (target <= high)
     constant = constant_of(prediction)
     return judged(target - prediction.mean, prediction.variance, constant, fitted="other rows", inside=within)
+
+
+def likelihood(prediction: Prediction, target: Tensor) -> float:
+    """The NLL of the targets, in their unit."""
+    plain, truth = in_model_unit(prediction, target)
+    return float(metrics.nll(plain.mean, plain.variance, truth)) + _nll_shift(prediction, target, None)
+
+
+def in_model_unit(prediction: Prediction, target: Tensor) -> tuple[Prediction, Tensor]:
+    """A prediction and its targets in the unit that the model was trained in."""
+    target, unit = align_target(prediction.output, target), prediction.calibration.target
+    return prediction.in_model_unit(), target if unit is None else unit.forward(target)
+
+
+def _restored(row: Evaluation, prediction: Prediction, target: Tensor, output: int | None) -> Evaluation:
+    """The scores of one variance in the original unit of the targets, from those in the model's."""
+    unit, plain = prediction.calibration.target, prediction.in_model_unit()
+    assert unit is not None
+    variants = _variants(replace(plain.calibration, intervals=None))
+    variance = variants[row.label].variance(plain.raw_variance) if row.label in variants else plain.variance
+    if row.label == "constant":
+        variance = constant_of(plain)
+    half = central_quantile(row.level) * variance.sqrt()
+    ends = (plain.mean - half, plain.mean + half) if row.nll is not None else plain.interval(row.level)
+    center = _of(unit.moments(plain.mean, variance)[0], output)
+    return replace(
+        row,
+        rmse=float(metrics.rmse(center, None, _of(align_target(prediction.output, target), output))),
+        nll=None if row.nll is None else row.nll + _nll_shift(prediction, target, output),
+        width=float(_of(unit.inverse(ends[1]) - unit.inverse(ends[0]), output).mean()),
+    )
+
+
+def _nll_shift(prediction: Prediction, target: Tensor, output: int | None) -> float:
+    """What the NLL in the original unit is larger by than in the model's: minus the mean of `log f'(y)`."""
+    unit = prediction.calibration.target
+    return 0.0 if unit is None else -float(_of(unit.log_slope(align_target(prediction.output, target)), output).mean())
+
+
+def _variants(record: Calibration) -> dict[str, Calibration]:
+    """The variances that are compared, by name."""
+    variants = {} if record.terms is not None else {"raw": unscaled(record)}
+    variants["scaled" if record.terms is None else "terms"] = record.with_choice("optimal")
+    variants["relaxed"] = record.with_choice("relaxed")
+    if isinstance(record.choice, float):
+        variants[f"scale {record.choice:g}"] = record
+    return variants
 
 
 def constant_of(prediction: Prediction) -> Tensor:

@@ -25,22 +25,27 @@ class Prediction:
     """Predictions with their uncertainty.
 
     Attributes:
-        mean: `(N, ...)`.
-        raw_variance: `(N, ...)`, the variance over draws, before any scale.
+        output: `(N, ...)`, the mean in the unit that the model was trained in; mostly the same as `mean`.
+        raw_variance: `(N, ...)`, the variance over draws, before any scale, in that unit.
         calibration: what turns it into the predicted variance.
         strangeness: `(N,)`, how far a row lies outside the validation rows: below 1 for 90 % of these; None where the
             calibration cannot tell.
     """
 
-    mean: Tensor
+    output: Tensor
     raw_variance: Tensor
     calibration: Calibration
     strangeness: Tensor | None = None
 
     @property
+    def mean(self) -> Tensor:
+        """The predicted mean, `(N, ...)`, in the original unit of the targets."""
+        return self.output if self.calibration.target is None else self._moments()[0]
+
+    @property
     def variance(self) -> Tensor:
-        """The calibrated variance, `(N, ...)`."""
-        return self.calibration.variance(self.raw_variance)
+        """The calibrated variance, `(N, ...)`, in the square of that unit."""
+        return self._moments()[1]
 
     @property
     def std(self) -> Tensor:
@@ -60,6 +65,10 @@ class Prediction:
         if not values:
             raise ArgumentError("expected at least one probability; found none.")
         return torch.stack(values)
+
+    def in_model_unit(self) -> Prediction:
+        """The same prediction in the unit that the model was trained in, where it is Gaussian."""
+        return replace(self, calibration=replace(self.calibration, target=None))
 
     def scaled(self, choice: Choice) -> Prediction:
         """The same prediction with another scale; nothing is run again."""
@@ -95,12 +104,18 @@ class Prediction:
             f"{float(std.max()):.4g} (scale {c.choice}, {kind} intervals)"
         )
 
+    def _moments(self) -> tuple[Tensor, Tensor]:
+        variance, unit = self.calibration.variance(self.raw_variance), self.calibration.target
+        return (self.output, variance) if unit is None else unit.moments(self.output, variance)
+
     def _at(self, q: float) -> Tensor:
-        fitted = self.calibration.intervals
+        fitted, unit = self.calibration.intervals, self.calibration.target
         if fitted is None:
-            return self.mean + normal_quantile(q) * self.std
-        std = self.calibration.scaled(self.raw_variance, fitted.scale, fitted.floor).sqrt()
-        return self.mean + along_outputs(fitted.z(q), self.mean) * std
+            found = self.output + normal_quantile(q) * self.calibration.variance(self.raw_variance).sqrt()
+        else:
+            std = self.calibration.scaled(self.raw_variance, fitted.scale, fitted.floor).sqrt()
+            found = self.output + along_outputs(fitted.z(q), self.output) * std
+        return found if unit is None else unit.inverse(found)
 
 
 @dataclass(frozen=True)
@@ -108,7 +123,7 @@ class Explanation:
     """Where the variance of one prediction comes from.
 
     Attributes:
-        mean: the model's own prediction.
+        mean: the model's own prediction, in the original unit of the targets.
         sites: each site's share of the variance; they sum to 1.
         units: the units with the largest shares, as (site, position in the layer's input, share).
     """

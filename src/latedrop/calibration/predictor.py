@@ -1,4 +1,4 @@
-"""The calibrated model: `calibrate` makes it, `load` brings it back, `predict` uses it.
+"""The calibrated model: `calibrate` makes it, `predict` uses it.
 
 `calibrate` reads top to bottom: its arguments are one `Setup`, `search` measures the validation data and writes the
 `Calibration`, and a `Predictor` is the model with that record.
@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
-from warnings import warn
 
 import torch
 from torch import Tensor, nn
@@ -24,24 +23,25 @@ from latedrop.calibration.measuring import Method, moments
 from latedrop.calibration.prediction import Explanation, Prediction
 from latedrop.calibration.rate_fit import residuals
 from latedrop.calibration.record import Calibration, Choice
-from latedrop.calibration.saving import read_calibration, save_calibration
+from latedrop.calibration.saving import save_calibration
 from latedrop.calibration.search import search
 from latedrop.calibration.setup import Setup
-from latedrop.calibration.weights import Weights, fingerprint
-from latedrop.errors import ArgumentError, DataError, FileError, LatedropError, LatedropWarning
+from latedrop.calibration.transforms import Transform
+from latedrop.calibration.weights import Weights
+from latedrop.errors import ArgumentError, DataError, LatedropError
 from latedrop.metrics import align_target
 from latedrop.model.arrays import check_inputs, floating, place
 from latedrop.model.calling import Readout
 from latedrop.model.finding import Select
 from latedrop.model.items import Collate, as_items
 from latedrop.model.rows import tensors
-from latedrop.model.sites import Kind, Rate, Site, missing_sites
+from latedrop.model.sites import Kind, Rate, Site
 from latedrop.terms import Rows, Term
 from latedrop.variance.engine.options import Engine, Sampling
 from latedrop.variance.moments import out_of_memory
 from latedrop.variance.sampling import own_output
 
-__all__ = ["Explanation", "Prediction", "Predictor", "calibrate", "load"]
+__all__ = ["Explanation", "Prediction", "Predictor", "calibrate"]
 
 
 def calibrate(
@@ -63,6 +63,7 @@ def calibrate(
     scale: Choice = "optimal",
     intervals: IntervalKind | None = None,
     conformal_data: Any = None,
+    target: Transform | None = None,
     sites: Sequence[Site] | None = None,
     select: Select = None,
     kind: Kind = "element",
@@ -107,6 +108,9 @@ def calibrate(
         scale: which scale predictions use: `"optimal"`, `"relaxed"` or a number. It can be changed later.
         intervals: `"gaussian"`, `"isotonic"` or `"conformal"`; the last where `conformal_data` is given.
         conformal_data: held-out data, in the form of `data`, for split-conformal intervals.
+        target: how targets were transformed for training, where the model was not trained on them as they are in
+            `data`: `Standardized(mean, std)`, `Log()` or `Transformed(forward, inverse)`. Predictions are then in the
+            original unit.
         sites: from `find_sites`; found on the first batch where None.
         select: narrows the sites, see `find_sites`.
         kind: `"element"` or `"channel"` masks, see `find_sites`.
@@ -144,6 +148,7 @@ def calibrate(
         "scale": scale,
         "intervals": intervals,
         "conformal_data": conformal_data,
+        "target": target,
         "sites": sites,
         "select": select,
         "kind": kind,
@@ -245,8 +250,8 @@ class Predictor:
             )
         columns: list[list[Tensor]] = []
         for x, y in batches(data, self.model, batch_size=self.batch_size, unpack=unpack, collate=self.collate):
-            part = self.predict(x)
-            target = align_target(part.mean, y)
+            part = self.predict(x).in_model_unit()
+            target = align_target(part.mean, y if calibration.target is None else calibration.target.forward(y))
             columns.append(residuals(part.mean, part.variance, target, per_output=part.mean.dim() > 1))
         if not columns:
             raise DataError("expected conformal_data with at least one row; found none.")
@@ -322,51 +327,3 @@ def _check_axes(x: Any, error: Exception) -> None:
             f"expected rows as inputs, their first axis counting them; found shape {', '.join(map(str, shapes))}, "
             "which looks like a single row. Pass x[None] to predict one row."
         ) from error
-
-
-def load(
-    path: str | os.PathLike[str],
-    model: nn.Module,
-    readout: Readout = None,
-    *,
-    collate: Collate = None,
-    terms: Sequence[Term] = (),
-) -> Predictor:
-    """Bring a saved calibration back to its model; with the same `terms`, where it was made with some of your own.
-
-    Raises `FileError` where the file is missing, truncated or edited, or where the model lacks its sites or the
-    readout that it was made with; warns where the weights are not the ones that were calibrated. With `collate`, which
-    a file cannot hold, the predictor takes lists of items.
-    """
-    try:
-        calibration = read_calibration(path)
-    except DataError as error:
-        raise FileError(f"{path}: {error}") from error
-    wrong = missing_sites(model, calibration.sites, same_type=True)
-    if wrong:
-        raise FileError(
-            f"expected a model with the sites of {path}; its layers {wrong} are missing or of another type. "
-            "Load the model that was calibrated, or calibrate this one."
-        )
-    if calibration.custom_readout is not None and readout is None:
-        raise FileError(
-            f"expected readout=, as {path} was made with the function {calibration.custom_readout!r}, which a file "
-            "cannot hold. Pass the same function to load()."
-        )
-    if calibration.terms is not None:
-        calibration = replace(calibration, terms=calibration.terms.with_terms(terms, path))
-    wide = any(p.dtype == torch.float64 for p in model.parameters())
-    least = torch.tensor([calibration.least_variance], dtype=torch.float64 if wide else torch.float32)
-    if not bool(calibration.variance(least).isfinite().all()):
-        raise FileError(
-            f"expected scales and floors in {path} that give a finite variance; found {calibration.scale} and "
-            f"{calibration.floor}. The file was edited, or its model was in float64: calibrate again."
-        )
-    if fingerprint(model) != calibration.fingerprint:
-        warn(
-            f"the model's weights are not those that {path} was made with: its intervals may not hold. "
-            "Calibrate again after training.",
-            LatedropWarning,
-            stacklevel=2,
-        )
-    return Predictor(model, calibration, readout, collate=collate)

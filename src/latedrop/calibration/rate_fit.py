@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from latedrop.calibration.scale import (
     relaxed_scale,
     tradeoff,
 )
+from latedrop.calibration.transforms import Transform
 from latedrop.calibration.verdict import Verdict, crossed, judged
 from latedrop.metrics.entries import by_output
 from latedrop.model.sites import Rate
@@ -42,6 +43,7 @@ class RateFit:
         least: the smallest positive raw variance, one value or one for each output.
         optimal: scales and floors of least NLL.
         relaxed: those that balance the calibration curve.
+        unit: how the targets were transformed for training; all of the above is in the model's unit.
     """
 
     rate: Rate
@@ -53,17 +55,20 @@ class RateFit:
     least: Tensor
     optimal: tuple[Tensor, Tensor]
     relaxed: tuple[Tensor, Tensor]
+    unit: Transform | None = None
 
     def row(self) -> RateRow:
-        """The metrics of the raw, the scaled and the relaxed variance."""
+        """The metrics of the raw, the scaled and the relaxed variance, in the original unit of the targets."""
         values: dict[str, float] = {}
+        shift = self._nll_shift()
+        ideal = metrics.ideal_nll(self.mean, None, self.target, mask=self.mean != self.target)
         for name, variance in self._variances().items():
-            values[f"nll_{name}"] = float(metrics.nll(self.mean, variance, self.target))
+            values[f"nll_{name}"] = float(metrics.nll(self.mean, variance, self.target)) + shift
             values[f"ma_{name}"] = float(metrics.miscalibration_area(self.mean, variance, self.target))
         return RateRow(
             rate=dict(self.rate) if isinstance(self.rate, Mapping) else float(self.rate),
-            rmse=float(metrics.rmse(self.mean, None, self.target)),
-            nll_ideal=float(metrics.ideal_nll(self.mean, None, self.target, mask=self.mean != self.target)),
+            rmse=self._rmse(),
+            nll_ideal=float(ideal) + shift,
             scale=tuple(self.optimal[0].tolist()),
             floor=tuple(self.optimal[1].tolist()),
             relaxed_scale=tuple(self.relaxed[0].tolist()),
@@ -94,7 +99,9 @@ class RateFit:
 
     def path(self) -> tuple[TradeoffPoint, ...]:
         """Steps from the optimal to the relaxed scale."""
-        return tradeoff(self.mean, self.variance, self.target, self.optimal, self.relaxed)
+        steps = tradeoff(self.mean, self.variance, self.target, self.optimal, self.relaxed)
+        shift = self._nll_shift()
+        return tuple(replace(step, nll=step.nll + shift) for step in steps)
 
     def curves(self) -> dict[str, tuple[float, ...]]:
         """The calibration curves of the raw, the scaled and the relaxed variance, and their levels."""
@@ -114,6 +121,18 @@ class RateFit:
         z = residuals(self.mean, fitted, self.target, self.per_output)
         return Isotonic.fit(z, tuple(scale.tolist()), tuple(floor.tolist()))
 
+    def _rmse(self) -> float:
+        if self.unit is None:
+            return float(metrics.rmse(self.mean, None, self.target))
+        mean, _ = self.unit.moments(self.mean.double(), apply_scale(self.variance.double(), *self.optimal))
+        return float(metrics.rmse(mean, None, self.unit.inverse(self.target.double())))
+
+    def _nll_shift(self) -> float:
+        """What the NLL in the original unit is larger by."""
+        if self.unit is None:
+            return 0.0
+        return -float(self.unit.log_slope(self.unit.inverse(self.target.double())).mean())
+
     def _variances(self) -> dict[str, Tensor]:
         return {
             "unscaled": self.variance,
@@ -131,10 +150,11 @@ def fit_rate(
     per_output: bool,
     floor: bool = False,
     optimal: tuple[Tensor, Tensor] | None = None,
+    unit: Transform | None = None,
 ) -> RateFit | None:
     """Fit scale, floor (if asked for) and relaxed scale; None where some output does not vary at all.
 
-    `optimal` are scales and floors that were fitted already.
+    `optimal` are scales and floors that were fitted already; `unit` says how the targets were transformed for training.
     """
     least = least_positive(variance, per_output)
     if bool(least.isinf().any()):
@@ -149,7 +169,7 @@ def fit_rate(
     total = apply_scale(variance.double(), *optimal)
     factor = relaxed_scale(mean, total, target, per_output=per_output)
     relaxed = (optimal[0] * factor, optimal[1] * factor)
-    return RateFit(rate, mean, variance, target, per_output, zeros, least, optimal, relaxed)
+    return RateFit(rate, mean, variance, target, per_output, zeros, least, optimal, relaxed, unit)
 
 
 def residuals(mean: Tensor, variance: Tensor, target: Tensor, per_output: bool) -> list[Tensor]:

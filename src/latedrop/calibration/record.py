@@ -34,6 +34,7 @@ from latedrop.calibration.record_parts import (
 )
 from latedrop.calibration.scale import TradeoffPoint, apply_scale, lifted
 from latedrop.calibration.term_record import Stored, plain_tensors, terms_from_dict, terms_to_dict
+from latedrop.calibration.transforms import Transform, transform_from_dict
 from latedrop.calibration.verdict import Verdict
 from latedrop.errors import ArgumentError, LatedropWarning
 from latedrop.model.sites import Rate, Sites, rates_by_site
@@ -84,6 +85,8 @@ class Calibration:
         constant: that constant, the validation rows' mean squared error, one per output or one for all.
         ratio_to_draws: of a method that approximates, its raw variance over that of a few draws, on a few validation
             rows; None where draws were taken anyway, or where it was not measured.
+        target: how the targets were transformed for training, None where they were not. Scales, floors, coefficients
+            and constants are in the model's unit then; the table and the path are in the original one.
     """
 
     rate: Rate
@@ -117,6 +120,7 @@ class Calibration:
     verdict: Verdict | None = None
     constant: tuple[float, ...] | None = None
     ratio_to_draws: float | None = None
+    target: Transform | None = None
 
     @property
     def scale(self) -> float | tuple[float, ...]:
@@ -188,6 +192,7 @@ class Calibration:
         record["intervals"] = intervals_to_dict(self.intervals)
         record["terms"] = None if self.terms is None else plain_tensors(terms_to_dict(self.terms), stored, file)
         record["verdict"] = None if self.verdict is None else asdict(self.verdict)
+        record["target"] = None if self.target is None else self.target.to_dict()
         record = {"format": _FORMAT, **json.loads(json.dumps(record))}
         return sealed("latedrop", record)
 
@@ -279,6 +284,7 @@ def _checked(kind: type[Calibration], record: dict[str, Any], stored: Stored) ->
         verdict=fields.maybe("verdict", None, or_none(verdict_of)),
         constant=fields.maybe("constant", None, or_none(numbers), least=0, most=LARGEST, length=count),
         ratio_to_draws=fields.maybe("ratio_to_draws", None, or_none(number), least=0),
+        target=fields.maybe("target", None, or_none(transform_from_dict), count=shape[0] if shape else 1),
     )
     fields.end()
     if (method == "terms") != (found.terms is not None) or (rate == {}) != (found.terms is not None):

@@ -63,7 +63,8 @@ def search(model: nn.Module, data: Any, setup: Setup) -> Calibration:
     if table[best].zero_variances or len(table) < tried:
         _warn_of_zeros(table, tried, target.numel())
     chosen = fits[best]
-    warn_of_poor_fit(chosen.mean, target, "validation rows", per_output=chosen.per_output, stacklevel=3)
+    told: dict[str, Any] = {"per_output": chosen.per_output, "stacklevel": 3, "hint": setup.target is None}
+    warn_of_poor_fit(chosen.mean, target, "validation rows", **told)
     if setup.method == "sample":
         warn_of_few_drops(table[best].rate, measured.sites, setup.draws)
     warn_of_edge(fits, chosen, setup.criterion)
@@ -107,7 +108,7 @@ def _by_rate(model: nn.Module, data: Any, setup: Setup) -> _Measured:
     constant: tuple[int, ...] = ()
     for rate, mean_parts, variance_parts in zip(rates, means, variances, strict=True):
         mean, variance = torch.cat(mean_parts), torch.cat(variance_parts)
-        fit = fit_rate(rate, mean, variance, target, per_output=per_output, floor=setup.floor)
+        fit = fit_rate(rate, mean, variance, target, per_output=per_output, floor=setup.floor, unit=setup.target)
         if fit is not None:
             fits.append(fit)
         else:
@@ -143,7 +144,8 @@ def _first_order(model: nn.Module, data: Any, setup: Setup) -> _Measured:
     raw = (variances.double() @ found.odds).reshape(target.shape)
     rates = (found.odds / (1 + found.odds)).tolist()
     rate: Rate = {s.name: r for s, r in zip(sites, rates, strict=True)} if setup.per_site else rates[0]
-    fit = fit_rate(rate, mean, raw, target, per_output=per_output, optimal=(found.scales, found.floors))
+    optimal = (found.scales, found.floors)
+    fit = fit_rate(rate, mean, raw, target, per_output=per_output, optimal=optimal, unit=setup.target)
     part = stacked * found.odds
     shares = (part / part.sum(-1, keepdim=True).clamp_min(torch.finfo(part.dtype).tiny)).mean((0, 1)).tolist()
     named = {site.name: share for site, share in zip(sites, shares, strict=True)}
@@ -156,11 +158,13 @@ def _by_terms(model: nn.Module, data: Any, setup: Setup) -> Calibration:
     per_output = setup.has_outputs(found.target)
     if not bool(outputs_last(found.target != found.mean, per_output).any(0).all()):
         raise DataError(_no_errors())
-    warn_of_poor_fit(found.mean, found.target, "validation rows", per_output=per_output, stacklevel=4)
+    told: dict[str, Any] = {"per_output": per_output, "stacklevel": 4, "hint": setup.target is None}
+    warn_of_poor_fit(found.mean, found.target, "validation rows", **told)
     terms, variance, verdict = fitted_terms(found, setup)
     one = torch.ones(found.target.shape[1] if per_output else 1, dtype=torch.float64)
     optimal = (one, torch.zeros_like(one))
-    fit = fit_rate({}, found.mean, variance, found.target, per_output=per_output, optimal=optimal)
+    options: dict[str, Any] = {"per_output": per_output, "optimal": optimal, "unit": setup.target}
+    fit = fit_rate({}, found.mean, variance, found.target, **options)
     assert fit is not None  # the floor is above 0
     record = _record(model, setup, _Measured(found.sites, found.target, [fit], None), [fit.row()], 0)
     return replace(record, terms=terms, verdict=verdict)
@@ -196,13 +200,14 @@ def _record(model: nn.Module, setup: Setup, measured: _Measured, table: list[Rat
         fingerprint=fingerprint(model),
         versions={"torch": torch.__version__},
         constant=tuple(fit.constant().tolist()),
+        target=setup.target,
     )
 
 
 def _batches(
     model: nn.Module, data: Any, setup: Setup, per_batch: int
 ) -> Generator[tuple[Any, Tensor, Sites, Callable[[], Any]], None, None]:
-    """Inputs, targets, sites, which are found on the first inputs, and what to call after every step of the bar."""
+    """Inputs, targets in the model's unit, sites, found on the first inputs, and what to call after every step."""
     from tqdm import tqdm
 
     sites = None if setup.sites is None else Sites(setup.sites)
@@ -216,7 +221,7 @@ def _batches(
                 pair = setup.unpack is None and is_pair(data)
                 examples = first_rows(data, model, _EXAMPLES, setup.collate) if pair else x
                 sites = find_sites(model, examples, select=setup.select, kind=setup.kind)
-            yield x, y, sites, tick
+            yield x, y if setup.target is None else setup.target.forward(y), sites, tick
 
 
 def _constant_outputs(variance: Tensor, per_output: bool) -> tuple[int, ...]:

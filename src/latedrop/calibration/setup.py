@@ -15,6 +15,7 @@ from latedrop.calibration.fitted_terms import checked_terms
 from latedrop.calibration.intervals import IntervalKind
 from latedrop.calibration.measuring import Method
 from latedrop.calibration.record import Choice, checked_choice
+from latedrop.calibration.transforms import Transform, checked_transform
 from latedrop.errors import ArgumentError
 from latedrop.masking.draws import checked_seed
 from latedrop.model.calling import Readout
@@ -51,6 +52,7 @@ class Setup:
     scale: Choice
     intervals: IntervalKind | None
     conformal_data: Any
+    target: Transform | None
     sites: Sequence[Site] | None
     select: Select
     kind: Kind
@@ -98,6 +100,7 @@ class Setup:
             terms_given=self.terms is not None,
             guard=self.guard is None or bool(self.guard),
             scale=checked_choice(self.scale),
+            target=checked_transform(self.target),
             intervals=self._checked_intervals(),
             seed=checked_seed(self.seed),
             shared=bool(self.shared),

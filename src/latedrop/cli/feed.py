@@ -247,7 +247,7 @@ def measure(predictor: Predictor, rows: Labelled, tick: Callable[[int], Any]) ->
     means, variances, targets = [], [], []
     for x, y in rows:
         part = predictor.predict(x)
-        means.append(part.mean.cpu())
+        means.append(part.output.cpu())
         variances.append(part.raw_variance.cpu())
         targets.append(align_target(means[-1], torch.from_numpy(np.array(y))))
         tick(len(y))

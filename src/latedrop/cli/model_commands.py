@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from latedrop.cli import options as opt
 from latedrop.cli.command import bar, command
-from latedrop.cli.options import example_rows, numbers, readout_of, scale_of, split
+from latedrop.cli.options import example_rows, numbers, readout_of, scale_of, split, target_of
 from latedrop.cli.printing import draw_curves, print_calibration, print_evaluations, print_sites
 from latedrop.errors import ArgumentError, DataError
 from latedrop.terminal import need, say
@@ -100,6 +100,9 @@ def calibrate(
     data: opt.Validation,
     output: opt.Written,
     target: opt.Target = None,
+    target_mean: opt.TargetMean = None,
+    target_std: opt.TargetStd = None,
+    target_log: opt.TargetLog = False,
     inputs: opt.Inputs = None,
     ignore: opt.Ignore = None,
     drop_nan: opt.DropNan = False,
@@ -132,21 +135,18 @@ def calibrate(
         import latedrop
         from latedrop.cli.feed import Labelled, Source, conformal_rows, usual_rows
         from latedrop.cli.models import load_model
-        from latedrop.cli.writing import check_apart, check_output
 
-        check_output(output)
-        _check_drawn(report, ".html", ".htm")
         read = {"MODEL": model, "--weights": weights, "--data": data, "--conformal-data": conformal_data}
-        check_apart({"--output": output, "--report": report}, {**read, "--readout": readout, "--reference": reference})
+        _check_written(output, report, {**read, "--readout": readout, "--reference": reference})
         network = load_model(model, weights, trust=trust, device=device, untrained=untrained)
         source = Source.of(data, split(inputs), split(target), ignored=split(ignore), labelled=True)
         rows = Labelled(source, network, batch_size, drop_nan, seed=seed)
         used, held = conformal_rows(rows, conformal_data, halve=intervals == "conformal")
         options: dict[str, Any] = {"method": method, "draws": draws, "floor": floor, "per_site": per_site, "kind": kind}
-        options |= {"rates": rates and numbers("--rates", rates), "terms": terms and split(terms)}
         options |= {"guard": False if no_guard else None, "reference": usual_rows(source, reference, rows)}
         options |= {"intervals": intervals, "conformal_data": held, "seed": seed, "batch_size": batch_size}
-        options |= {"scale": scale_of(scale), "readout": readout_of(readout), "select": select or None}
+        options |= _read_options(rates, terms, scale, readout, select)
+        options |= {"target": target_of(target_mean, target_std, target_log)}
         with source.explained():
             uq = latedrop.calibrate(network, used, progress=sys.stderr.isatty(), **options)
         uq.calibration = replace(uq.calibration, columns=source.names())
@@ -264,11 +264,28 @@ def evaluate(
 
 
 def _calibrated(path: str, network: "nn.Module", readout: str | None, size: int, scale: str | None) -> "Predictor":
-    from latedrop.calibration.predictor import load
+    from latedrop.calibration.loading import load
 
     uq = load(path, network, readout_of(readout))
     uq.batch_size = size
     return uq if scale is None else uq.scaled(scale_of(scale))
+
+
+def _read_options(
+    rates: str | None, terms: str | None, scale: str, readout: str | None, select: list[str] | None
+) -> dict[str, Any]:
+    """Options of `latedrop.calibrate` that are a text on the command line."""
+    named = {"rates": rates and numbers("--rates", rates), "terms": terms and split(terms)}
+    return {**named, "scale": scale_of(scale), "readout": readout_of(readout), "select": select or None}
+
+
+def _check_written(output: str, report: str | None, read: dict[str, str | None]) -> None:
+    """Before the work: a calibration and a page can be written, and are none of the files that are read."""
+    from latedrop.cli.writing import check_apart, check_output
+
+    check_output(output)
+    _check_drawn(report, ".html", ".htm")
+    check_apart({"--output": output, "--report": report}, read)
 
 
 def _check_drawn(path: str | None, *suffixes: str) -> None:
