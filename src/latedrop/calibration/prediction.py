@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from latedrop.metrics.levels import checked_level, normal_quantile
 
 if TYPE_CHECKING:
     import pandas
+    import polars
 
 __all__ = ["Explanation", "Prediction"]
 
@@ -30,12 +31,14 @@ class Prediction:
         calibration: what turns it into the predicted variance.
         strangeness: `(N,)`, how far a row lies outside the validation rows: below 1 for 90 % of these; None where the
             calibration cannot tell.
+        index: of the pandas data frame that was predicted; None for other inputs.
     """
 
     output: Tensor
     raw_variance: Tensor
     calibration: Calibration
     strangeness: Tensor | None = None
+    index: Any = None
 
     @property
     def mean(self) -> Tensor:
@@ -81,17 +84,24 @@ class Prediction:
         return named if self.strangeness is None else {**named, "strangeness": self.strangeness}
 
     def to_pandas(self, level: float = 0.9) -> pandas.DataFrame:
-        """One row per example; the columns of `to_dict`, numbered where there are several outputs."""
+        """One row per example, with the index of the data frame that was predicted.
+
+        The columns are those of `to_dict`. Of several outputs each has its own, with the name of its target column
+        where the calibration knows it, else with its number: `mean_height`, or `mean_0`.
+        """
         try:
             import pandas
         except ImportError as error:
             raise LatedropError("expected pandas; it is not installed. Run: pip install pandas") from error
-        columns = {}
-        for name, value in self.to_dict(level).items():
-            flat = value.reshape(len(value), -1).cpu().numpy()
-            for k in range(flat.shape[1]):
-                columns[name if flat.shape[1] == 1 else f"{name}_{k}"] = flat[:, k]
-        return pandas.DataFrame(columns)
+        return pandas.DataFrame(self._columns(level), index=self.index)
+
+    def to_polars(self, level: float = 0.9) -> polars.DataFrame:
+        """The same as a data frame of polars, which has no index."""
+        try:
+            import polars
+        except ImportError as error:
+            raise LatedropError("expected polars; it is not installed. Run: pip install polars") from error
+        return polars.DataFrame(self._columns(level))
 
     def __len__(self) -> int:
         return len(self.mean)
@@ -103,6 +113,16 @@ class Prediction:
             f"Prediction of {len(self)} rows, mean {tuple(self.mean.shape)}, std {float(std.min()):.4g} to "
             f"{float(std.max()):.4g} (scale {c.choice}, {kind} intervals)"
         )
+
+    def _columns(self, level: float) -> dict[str, Any]:
+        columns: dict[str, Any] = {}
+        names = self.calibration.output_names
+        for name, value in self.to_dict(level).items():
+            flat = value.reshape(len(value), -1).cpu().numpy()
+            count = flat.shape[1]
+            ends = names if names is not None and len(names) == count else range(count)
+            columns |= {name if count == 1 else f"{name}_{end}": flat[:, k] for k, end in enumerate(ends)}
+        return columns
 
     def _moments(self) -> tuple[Tensor, Tensor]:
         variance, unit = self.calibration.variance(self.raw_variance), self.calibration.target

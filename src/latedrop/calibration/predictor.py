@@ -20,6 +20,7 @@ from latedrop.calibration.explaining import explained
 from latedrop.calibration.fit import Loss
 from latedrop.calibration.intervals import Conformal, IntervalKind
 from latedrop.calibration.measuring import Method, moments
+from latedrop.calibration.names import in_order, index_of, names_of, pair_in_order
 from latedrop.calibration.prediction import Explanation, Prediction
 from latedrop.calibration.rate_fit import residuals
 from latedrop.calibration.record import Calibration, Choice
@@ -162,7 +163,7 @@ def calibrate(
         "collate": collate,
         "progress": progress,
     }
-    record = search(model, data, Setup(**options).checked())
+    record = search(model, data, Setup(**options, columns=names_of(data)).checked())
     found = Predictor(model, record, readout, batch_size=batch_size, chunk=chunk, engine=engine, collate=collate)
     return found if conformal_data is None else found.conformal(conformal_data, unpack)
 
@@ -197,10 +198,12 @@ class Predictor:
     def predict(self, x: Any) -> Prediction:
         """Predict N examples, in batches that fit memory; with `collate`, the items of a list.
 
-        The batch size does not change the result, unless every example has its own masks (`shared=False`). Warns where
-        the model's weights were changed since it was calibrated.
+        The batch size does not change the result, unless every example has its own masks (`shared=False`). A data frame
+        may have its columns in any order, where the calibration knows their names. Warns where the model's weights were
+        changed since it was calibrated.
         """
         self._weights.check(self.model)
+        x, index = in_order(x, self.calibration.columns), index_of(x)
         x = place(as_items(x, self.collate), self.model, check=self.engine == "compiled")  # else with each batch
         try:
             parts = [self._moments(part) for part in row_batches(x, self.batch_size)]
@@ -220,7 +223,7 @@ class Predictor:
             raise DataError("expected at least one row to predict; found none.")
         means, variances, strange = zip(*parts, strict=True)
         strangeness = None if strange[0] is None else _joined(strange)
-        return Prediction(_joined(means), _joined(variances), self.calibration, strangeness)
+        return Prediction(_joined(means), _joined(variances), self.calibration, strangeness, index)
 
     def predict_batches(
         self, loader: Iterable[Any], unpack: Callable[[Any], Any] | None = None
@@ -249,6 +252,7 @@ class Predictor:
                 f"{calibration.output_shape}, whose entries are not exchangeable. Pass a readout, such as a map's sum."
             )
         columns: list[list[Tensor]] = []
+        data = pair_in_order(data, calibration.columns)
         for x, y in batches(data, self.model, batch_size=self.batch_size, unpack=unpack, collate=self.collate):
             part = self.predict(x).in_model_unit()
             target = align_target(part.mean, y if calibration.target is None else calibration.target.forward(y))
@@ -269,7 +273,7 @@ class Predictor:
             output: which entry of the example's output, counted flat.
             most: how many units to list.
         """
-        x = as_items(x, self.collate)
+        x = as_items(in_order(x, self.calibration.columns), self.collate)
         return explained(self.model, x, self.calibration, self.readout, output=output, most=most)
 
     def save(self, path: str | os.PathLike[str]) -> list[Path]:

@@ -121,11 +121,14 @@ class RateFit:
         z = residuals(self.mean, fitted, self.target, self.per_output)
         return Isotonic.fit(z, tuple(scale.tolist()), tuple(floor.tolist()))
 
-    def _rmse(self) -> float:
-        if self.unit is None:
-            return float(metrics.rmse(self.mean, None, self.target))
-        mean, _ = self.unit.moments(self.mean.double(), apply_scale(self.variance.double(), *self.optimal))
-        return float(metrics.rmse(mean, None, self.unit.inverse(self.target.double())))
+    def _rmse(self) -> float | tuple[float, ...]:
+        """A number, or one for each of several outputs, which may have different units."""
+        mean, target = self.mean, self.target
+        if self.unit is not None:
+            mean, _ = self.unit.moments(mean.double(), apply_scale(self.variance.double(), *self.optimal))
+            target = self.unit.inverse(target.double())
+        found = metrics.rmse(mean, None, target, per_output=self.per_output)
+        return tuple(found.tolist()) if self.per_output else float(found)
 
     def _nll_shift(self) -> float:
         """What the NLL in the original unit is larger by."""

@@ -79,7 +79,8 @@ class Calibration:
         shares: each site's share of the raw variance, on average over the validation rows; None where the method
             does not tell the sites apart.
         intervals: fitted isotonic or conformal intervals; None is Gaussian.
-        columns: the names of the inputs and targets in the file of validation data; None where there was none.
+        columns: the names of the inputs and targets, in the file or the tables of validation data; None where there
+            were none.
         terms: what `method="terms"` fitted; the raw variance is then the fitted one, and the scale 1.
         verdict: what the variance is worth beside a constant, on rows left out of its fit.
         constant: that constant, the validation rows' mean squared error, one per output or one for all.
@@ -136,6 +137,13 @@ class Calibration:
     def floor(self) -> float | tuple[float, ...]:
         """What is added to the scaled variance: a float, or one per output."""
         return _float_or_tuple(self.floors)
+
+    @property
+    def output_names(self) -> tuple[str, ...] | None:
+        """What the outputs are called, one for each entry along axis 1: as the target columns. None where not known."""
+        known = self.columns or {}
+        names = known.get("targets") or known.get("target_arrays") or ()
+        return names if len(names) == (self.output_shape[0] if len(self.output_shape) == 1 else 1) else None
 
     def tradeoff(self) -> tuple[TradeoffPoint, ...]:
         """The path from the optimal to the relaxed scale, with NLL and miscalibration area at each step."""

@@ -201,6 +201,7 @@ def _record(model: nn.Module, setup: Setup, measured: _Measured, table: list[Rat
         versions={"torch": torch.__version__},
         constant=tuple(fit.constant().tolist()),
         target=setup.target,
+        columns=None if setup.columns is None else {key: tuple(names) for key, names in setup.columns.items()},
     )
 
 

@@ -14,6 +14,7 @@ from latedrop.calibration.fit import Loss
 from latedrop.calibration.fitted_terms import checked_terms
 from latedrop.calibration.intervals import IntervalKind
 from latedrop.calibration.measuring import Method
+from latedrop.calibration.names import Names
 from latedrop.calibration.record import Choice, checked_choice
 from latedrop.calibration.transforms import Transform, checked_transform
 from latedrop.errors import ArgumentError
@@ -66,6 +67,7 @@ class Setup:
     collate: Collate
     progress: bool
     terms_given: bool = False
+    columns: Names | None = None
 
     def checked(self) -> Setup:
         """The same with defaults filled in, or `ArgumentError`."""

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from latedrop.calibration.batches import inputs_of, row_batches
 from latedrop.calibration.fitted_terms import KINDS, FittedTerms, Guard, measured_columns, term_of
+from latedrop.calibration.names import in_order
 from latedrop.calibration.setup import Setup
 from latedrop.calibration.targets import as_output, joined
 from latedrop.calibration.term_fit import choose, guarded
@@ -198,7 +199,7 @@ def _inputs(setup: Setup, model: nn.Module) -> Iterator[Any]:
     arrays = isinstance(reference, (Tensor, dict, tuple)) or hasattr(reference, "__array__") or is_table(reference)
     listed = hasattr(reference, "__len__") and hasattr(reference, "__getitem__")
     if listed if collate is not None else arrays:
-        rows = reference if collate is not None else inputs_of(reference, model)
+        rows = in_order(reference if collate is not None else inputs_of(reference, model), setup.columns)
         yield from row_batches(place(as_items(rows, collate), model), setup.batch_size)
         return
     try:
@@ -208,7 +209,8 @@ def _inputs(setup: Setup, model: nn.Module) -> Iterator[Any]:
             f"expected reference rows as inputs, or an iterable of batches of them; found {type(reference).__name__}."
         ) from error
     for batch in batches:
-        yield place(as_items(inputs_of(batch, model, setup.unpack, collate), collate), model)
+        inputs = in_order(inputs_of(batch, model, setup.unpack, collate), setup.columns)
+        yield place(as_items(inputs, collate), model)
 
 
 def fitted(found: MeasuredTerms, setup: Setup) -> tuple[FittedTerms, Tensor, Verdict]:

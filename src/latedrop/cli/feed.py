@@ -268,7 +268,8 @@ def output_names(calibration: Calibration, *, flat: bool) -> dict[str, tuple[str
             f"expected one value or a vector of at most {_MOST_COLUMNS} per row for csv or parquet; found outputs "
             f"of shape {calibration.output_shape}. Write npz."
         )
-    return {name: tuple(f"{name}_{k}" for k in range(count)) for name in _NAMES} | alone
+    ends = calibration.output_names or range(count)
+    return {name: tuple(f"{name}_{end}" for end in ends) for name in _NAMES} | alone
 
 
 def predicted(predictor: Predictor, rows: Rows, level: float, *, flat: bool) -> dict[str, npt.NDArray[Any]]:
