@@ -18,10 +18,12 @@ from latedrop.calibration.intervals import Conformal
 from latedrop.calibration.prediction import Prediction
 from latedrop.calibration.record import Calibration
 from latedrop.calibration.scale import along_outputs
+from latedrop.calibration.seen import warn_of_seen
 from latedrop.calibration.targets import as_output, warn_of_poor_fit
 from latedrop.calibration.verdict import Verdict, correlation, judged
 from latedrop.errors import ArgumentError
 from latedrop.metrics import align_target
+from latedrop.metrics.entries import average, checked_weights
 from latedrop.metrics.levels import central_quantile, even_levels
 from latedrop.model.sites import Rate
 from latedrop.records import tuples_in
@@ -98,11 +100,13 @@ def evaluate(
     level: float = 0.9,
     interval: Callable[[float], tuple[Tensor, Tensor]] | None = None,
     levels: Sequence[float] = _LEVELS,
+    weights: Tensor | None = None,
 ) -> Evaluation:
     """Score `(mean, variance)` against the target, all `(N, ...)`.
 
     With `interval`, a function from a level to lower and upper ends, the curve, the coverage and the width are
-    those of its intervals, and there is no NLL: intervals alone are no density.
+    those of its intervals, and there is no NLL: intervals alone are no density. `weights` `(N,)` say what each row
+    counts, but for the rank correlation.
 
     >>> row = evaluate(torch.zeros(4), torch.ones(4), torch.tensor([0.1, -0.5, 1.0, 3.0]), label="raw")
     >>> row.coverage, round(row.nll, 3)
@@ -110,7 +114,7 @@ def evaluate(
     """
     target = as_output(mean, target)
     warn_of_poor_fit(mean, target, "test rows", per_output=mean.dim() == 2 and mean.shape[1] > 1, stacklevel=2)
-    options: dict[str, Any] = {"label": label, "rate": rate, "scale": scale}
+    options: dict[str, Any] = {"label": label, "rate": rate, "scale": scale, "weights": weights}
     return _evaluated(mean, variance, target, level=level, interval=interval, levels=levels, **options)
 
 
@@ -125,23 +129,24 @@ def _evaluated(
     level: float = 0.9,
     interval: Callable[[float], tuple[Tensor, Tensor]] | None = None,
     levels: Sequence[float] = _LEVELS,
+    weights: Tensor | None = None,
 ) -> Evaluation:
     nll = None
     if interval is None:
-        nll = float(metrics.nll(mean, variance, target))
-        observed = metrics.calibration_curve(mean, variance, target, levels=levels)[1]
-        coverage = float(metrics.coverage(mean, variance, target, level=level))
-        width = float(metrics.interval_width(mean, variance, target, level=level))
+        nll = float(metrics.nll(mean, variance, target, weights=weights))
+        observed = metrics.calibration_curve(mean, variance, target, levels=levels, weights=weights)[1]
+        coverage = float(metrics.coverage(mean, variance, target, level=level, weights=weights))
+        width = float(metrics.interval_width(mean, variance, target, level=level, weights=weights))
     else:
-        observed = torch.tensor([inside(*interval(a), target) for a in levels])
+        observed = torch.tensor([inside(*interval(a), target, weights) for a in levels])
         low, high = interval(level)
-        coverage, width = inside(low, high, target), float((high - low).mean())
+        coverage, width = inside(low, high, target, weights), float(_average(high - low, weights))
     return Evaluation(
         label=label,
         rows=len(mean),
         rate=rate,
         scale=None if scale is None else tuple(scale),
-        rmse=float(metrics.rmse(mean, None, target)),
+        rmse=float(metrics.rmse(mean, None, target, weights=weights)),
         nll=nll,
         ma=float((observed - torch.tensor(levels).to(observed)).abs().mean()),
         level=level,
@@ -154,7 +159,12 @@ def _evaluated(
 
 
 def evaluate_intervals(
-    prediction: Prediction, target: Tensor, *, level: float = 0.9, output: int | None = None
+    prediction: Prediction,
+    target: Tensor,
+    *,
+    level: float = 0.9,
+    output: int | None = None,
+    weights: Tensor | None = None,
 ) -> Evaluation:
     """Evaluate the isotonic or conformal intervals that a calibration was fitted with."""
     fitted = prediction.calibration.intervals
@@ -163,8 +173,8 @@ def evaluate_intervals(
             "expected isotonic or conformal intervals; found Gaussian ones. Use compare(), or calibrate(intervals=...)."
         )
     if prediction.calibration.target is not None:
-        found = evaluate_intervals(*in_model_unit(prediction, target), level=level, output=output)
-        return _restored(found, prediction, target, output)
+        found = evaluate_intervals(*in_model_unit(prediction, target), level=level, output=output, weights=weights)
+        return _restored(found, prediction, target, output, weights)
     # n conformal scores reach levels up to n / (n + 1).
     reach = min(len(s) / (len(s) + 1) for s in fitted.scores) if isinstance(fitted, Conformal) else 1.0
 
@@ -182,25 +192,32 @@ def evaluate_intervals(
         level=level,
         interval=interval,
         levels=[a for a in _LEVELS if a <= reach],
+        weights=weights,
     )
 
 
 def compare(
-    prediction: Prediction, target: Tensor, *, level: float = 0.9, output: int | None = None
+    prediction: Prediction,
+    target: Tensor,
+    *,
+    level: float = 0.9,
+    output: int | None = None,
+    weights: Tensor | None = None,
 ) -> tuple[Evaluation, ...]:
     """Evaluate the raw, scaled and relaxed variance of one prediction, its fitted intervals if any, and a constant.
 
     Terms have no raw variance; what they fit goes by their name. `output` is one index of axis 1; all outputs together
-    where None. RMSE, NLL and width are in the unit of `target`.
+    where None. RMSE, NLL and width are in the unit of `target`. `weights` `(N,)` say what each row counts.
     """
     if prediction.calibration.target is not None:
-        rows = compare(*in_model_unit(prediction, target), level=level, output=output)
-        return tuple(_restored(row, prediction, target, output) for row in rows)
+        rows = compare(*in_model_unit(prediction, target), level=level, output=output, weights=weights)
+        return tuple(_restored(row, prediction, target, output, weights) for row in rows)
     record = replace(prediction.calibration, intervals=None)
     variants = _variants(record)
     target = as_output(prediction.mean, target)
     if output is None:
         warn_of_poor_fit(prediction.mean, target, "test rows", per_output=record.per_output, stacklevel=2)
+        warn_of_seen(record.seen, prediction.mean, target, stacklevel=2)
     found = [
         _evaluated(
             _of(prediction.mean, output),
@@ -210,30 +227,33 @@ def compare(
             rate=record.rate,
             scale=_scale_of(variant.chosen()[0], output),
             level=level,
+            weights=weights,
         )
         for label, variant in variants.items()
     ]
     if prediction.calibration.intervals is not None:
-        found.append(evaluate_intervals(prediction, target, level=level, output=output))
+        found.append(evaluate_intervals(prediction, target, level=level, output=output, weights=weights))
     if record.constant is not None:
         mean, same = _of(prediction.mean, output), _of(constant_of(prediction), output)
-        found.append(_evaluated(mean, same, _of(target, output), label="constant", level=level))
+        found.append(_evaluated(mean, same, _of(target, output), label="constant", level=level, weights=weights))
     return tuple(found)
 
 
-def verdict(prediction: Prediction, target: Tensor) -> Verdict:
+def verdict(prediction: Prediction, target: Tensor, *, weights: Tensor | None = None) -> Verdict:
     """What the variance is worth on test rows beside a constant, the validation rows' mean squared error.
 
     Raises `ArgumentError` for a calibration that does not know it, as those of latedrop 0.1 do not. Where targets were
     transformed for training, both are compared in the model's unit.
     """
     if prediction.calibration.target is not None:
-        return verdict(*in_model_unit(prediction, target))
+        return verdict(*in_model_unit(prediction, target), weights=weights)
     target = as_output(prediction.mean, target)
     low, high = prediction.interval(0.9)
     within = (low <= target) & (target <= high)
     constant = constant_of(prediction)
-    return judged(target - prediction.mean, prediction.variance, constant, fitted="other rows", inside=within)
+    counts = None if weights is None else checked_weights(weights, len(target))
+    error = target - prediction.mean
+    return judged(error, prediction.variance, constant, fitted="other rows", inside=within, weights=counts)
 
 
 def likelihood(prediction: Prediction, target: Tensor) -> float:
@@ -248,7 +268,9 @@ def in_model_unit(prediction: Prediction, target: Tensor) -> tuple[Prediction, T
     return prediction.in_model_unit(), target if unit is None else unit.forward(target)
 
 
-def _restored(row: Evaluation, prediction: Prediction, target: Tensor, output: int | None) -> Evaluation:
+def _restored(
+    row: Evaluation, prediction: Prediction, target: Tensor, output: int | None, weights: Tensor | None
+) -> Evaluation:
     """The scores of one variance in the original unit of the targets, from those in the model's."""
     unit, plain = prediction.calibration.target, prediction.in_model_unit()
     assert unit is not None
@@ -261,16 +283,18 @@ def _restored(row: Evaluation, prediction: Prediction, target: Tensor, output: i
     center = _of(unit.moments(plain.mean, variance)[0], output)
     return replace(
         row,
-        rmse=float(metrics.rmse(center, None, _of(align_target(prediction.output, target), output))),
-        nll=None if row.nll is None else row.nll + _nll_shift(prediction, target, output),
-        width=float(_of(unit.inverse(ends[1]) - unit.inverse(ends[0]), output).mean()),
+        rmse=float(metrics.rmse(center, None, _of(align_target(prediction.output, target), output), weights=weights)),
+        nll=None if row.nll is None else row.nll + _nll_shift(prediction, target, output, weights),
+        width=float(_average(_of(unit.inverse(ends[1]) - unit.inverse(ends[0]), output), weights)),
     )
 
 
-def _nll_shift(prediction: Prediction, target: Tensor, output: int | None) -> float:
+def _nll_shift(prediction: Prediction, target: Tensor, output: int | None, weights: Tensor | None = None) -> float:
     """What the NLL in the original unit is larger by than in the model's: minus the mean of `log f'(y)`."""
     unit = prediction.calibration.target
-    return 0.0 if unit is None else -float(_of(unit.log_slope(align_target(prediction.output, target)), output).mean())
+    if unit is None:
+        return 0.0
+    return -float(_average(_of(unit.log_slope(align_target(prediction.output, target)), output), weights))
 
 
 def _variants(record: Calibration) -> dict[str, Calibration]:
@@ -300,9 +324,15 @@ def unscaled(record: Calibration) -> Calibration:
     return replace(record, scales=ones, floors=zeros, choice="optimal", intervals=None)
 
 
-def inside(low: Tensor, high: Tensor, target: Tensor) -> float:
-    """Fraction of targets between two ends, both included."""
-    return float(((low <= target) & (target <= high)).double().mean())
+def inside(low: Tensor, high: Tensor, target: Tensor, weights: Tensor | None = None) -> float:
+    """Fraction of targets between two ends, both included; `weights` `(N,)` say what each row counts."""
+    return float(_average(((low <= target) & (target <= high)).double(), weights))
+
+
+def _average(values: Tensor, weights: Tensor | None) -> Tensor:
+    """Of `(N, ...)`, each row counted as its weight says."""
+    by_row = values.reshape(len(values), -1).mean(1)
+    return average(by_row, None if weights is None else checked_weights(weights, len(values)))
 
 
 def _of(values: Tensor, output: int | None) -> Tensor:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -26,6 +27,7 @@ from latedrop.calibration.rate_fit import residuals
 from latedrop.calibration.record import Calibration, Choice
 from latedrop.calibration.saving import save_calibration
 from latedrop.calibration.search import search
+from latedrop.calibration.seen import marks_of, merged, sketch
 from latedrop.calibration.setup import Setup
 from latedrop.calibration.transforms import Transform
 from latedrop.calibration.weights import Weights
@@ -65,6 +67,7 @@ def calibrate(
     intervals: IntervalKind | None = None,
     conformal_data: Any = None,
     target: Transform | None = None,
+    row_weights: Any = None,
     sites: Sequence[Site] | None = None,
     select: Select = None,
     kind: Kind = "element",
@@ -112,6 +115,8 @@ def calibrate(
         target: how targets were transformed for training, where the model was not trained on them as they are in
             `data`: `Standardized(mean, std)`, `Log()` or `Transformed(forward, inverse)`. Predictions are then in the
             original unit.
+        row_weights: `(N,)`, what each row of `data` counts, in the order in which these are read; all the same where
+            None.
         sites: from `find_sites`; found on the first batch where None.
         select: narrows the sites, see `find_sites`.
         kind: `"element"` or `"channel"` masks, see `find_sites`.
@@ -150,6 +155,7 @@ def calibrate(
         "intervals": intervals,
         "conformal_data": conformal_data,
         "target": target,
+        "row_weights": row_weights,
         "sites": sites,
         "select": select,
         "kind": kind,
@@ -252,16 +258,19 @@ class Predictor:
                 f"{calibration.output_shape}, whose entries are not exchangeable. Pass a readout, such as a map's sum."
             )
         columns: list[list[Tensor]] = []
+        marks = []
         data = pair_in_order(data, calibration.columns)
         for x, y in batches(data, self.model, batch_size=self.batch_size, unpack=unpack, collate=self.collate):
             part = self.predict(x).in_model_unit()
             target = align_target(part.mean, y if calibration.target is None else calibration.target.forward(y))
             columns.append(residuals(part.mean, part.variance, target, per_output=part.mean.dim() > 1))
+            marks.append(marks_of(part.mean, target))
         if not columns:
             raise DataError("expected conformal_data with at least one row; found none.")
         scales, floors = calibration.chosen()
         joined = [torch.cat(column) for column in zip(*columns, strict=True)]
-        return self._with(replace(calibration, intervals=Conformal.fit(joined, scales, floors)))
+        seen = merged(calibration.seen, sketch(np.concatenate(marks)))
+        return self._with(replace(calibration, intervals=Conformal.fit(joined, scales, floors), seen=seen))
 
     def explain(self, x: Any, *, output: int = 0, most: int = 10) -> Explanation:
         """Where the doubt about one prediction comes from, to first order: the share of each site and its main units.

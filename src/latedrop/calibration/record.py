@@ -33,6 +33,7 @@ from latedrop.calibration.record_parts import (
     verdict_of,
 )
 from latedrop.calibration.scale import TradeoffPoint, apply_scale, lifted
+from latedrop.calibration.seen import seen_of
 from latedrop.calibration.term_record import Stored, plain_tensors, terms_from_dict, terms_to_dict
 from latedrop.calibration.transforms import Transform, transform_from_dict
 from latedrop.calibration.verdict import Verdict
@@ -88,6 +89,7 @@ class Calibration:
             rows; None where draws were taken anyway, or where it was not measured.
         target: how the targets were transformed for training, None where they were not. Scales, floors, coefficients
             and constants are in the model's unit then; the table and the path are in the original one.
+        seen: marks of up to 256 rows that it was fitted to, by which `compare` notices these; see `calibration.seen`.
     """
 
     rate: Rate
@@ -122,6 +124,7 @@ class Calibration:
     constant: tuple[float, ...] | None = None
     ratio_to_draws: float | None = None
     target: Transform | None = None
+    seen: str = ""
 
     @property
     def scale(self) -> float | tuple[float, ...]:
@@ -293,6 +296,7 @@ def _checked(kind: type[Calibration], record: dict[str, Any], stored: Stored) ->
         constant=fields.maybe("constant", None, or_none(numbers), least=0, most=LARGEST, length=count),
         ratio_to_draws=fields.maybe("ratio_to_draws", None, or_none(number), least=0),
         target=fields.maybe("target", None, or_none(transform_from_dict), count=shape[0] if shape else 1),
+        seen=fields.maybe("seen", "", seen_of),
     )
     fields.end()
     if (method == "terms") != (found.terms is not None) or (rate == {}) != (found.terms is not None):

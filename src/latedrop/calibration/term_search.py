@@ -11,12 +11,14 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from latedrop.calibration.batches import inputs_of, row_batches
 from latedrop.calibration.fitted_terms import KINDS, FittedTerms, Guard, measured_columns, term_of
 from latedrop.calibration.names import in_order
+from latedrop.calibration.seen import feature_marks, warn_of_training_rows
 from latedrop.calibration.setup import Setup
 from latedrop.calibration.targets import as_output, joined
 from latedrop.calibration.term_fit import choose, guarded
@@ -133,6 +135,8 @@ def _learned(
     """Terms that look at features, after they saw those of the reference rows."""
     own = setup.reference is None
     count = 0
+    marks = feature_marks(torch.cat(kept))
+    seen = np.zeros(len(marks), dtype=bool)
 
     def reference() -> Iterator[Tensor]:
         nonlocal count
@@ -142,6 +146,7 @@ def _learned(
         count = 0
         for features in _reference_features(found, model, setup, kept[0].shape[1]):
             count += len(features)
+            seen[np.isin(marks, feature_marks(features))] = True
             yield features
 
     learners = [term for term in found.terms if term.needs_features and not isinstance(term, LocalErrors)]
@@ -150,6 +155,7 @@ def _learned(
     # Several look at the same rows, which can perhaps be read but once.
     rows_seen = reference() if len(learners) == 1 else list(reference())
     learned: dict[Term, Term] = {term: term.learned_from(rows_seen, own) for term in learners}
+    warn_of_training_rows(float(seen.mean()), stacklevel=6)
     error = found.target - found.mean
     features = torch.cat(kept)
     rows = Rows(model, None, found.sites, setup.readout, found.features, torch.arange(len(features)))
@@ -222,21 +228,27 @@ def fitted(found: MeasuredTerms, setup: Setup) -> tuple[FittedTerms, Tensor, Ver
     columns = torch.stack(stacked, -1) if names else error.new_zeros(*error.shape, 0)
     too_few = setup.reference is None and len(found.target) < _FEW_ROWS  # then the constant stands
     factor, guard = torch.ones(len(found.target), dtype=torch.float64), None
+    weights = setup.weights(len(found.target))
+    counts = torch.ones(len(error), dtype=torch.float64)
+    if weights is not None:
+        counts = weights.repeat_interleave(len(error) // len(weights))
     if found.guard is not None and found.leverage is not None:
-        limit = float(torch.quantile(found.leverage.double(), _INSIDE, interpolation="higher"))
-        constants = tuple(error.square().mean(0).tolist())
+        limit = _quantile(found.leverage.double(), weights)
+        constants = tuple((counts[:, None] * error.square()).mean(0).tolist())
         guard = Guard(found.guard, limit, constants, bool(setup.guard), _MOST_OF_FEW if too_few else None)
         factor = guard.factor(found.leverage.double() / limit)
     groups = [_blocks(term, names) for term in found.terms]
     used = 0 if too_few else len(found.terms)
-    picked = choose(error, columns, [term.name for term in found.terms][:used], groups[:used], factor, setup.loss)
+    picked = choose(
+        error, columns, [term.name for term in found.terms][:used], groups[:used], factor, setup.loss, weights
+    )
     fit = picked.fit
     grown = factor.repeat_interleave(len(error) // len(factor))[:, None]
     variance = guarded(fit.variance(columns), grown, fit.constants)
     shape = found.target.movedim(1, -1).shape if per_output else found.target.shape
     variance = variance.reshape(shape)
     parts = torch.cat([columns * fit.coefficients, fit.floors.expand(*error.shape)[..., None]], -1)
-    shares = (parts / parts.sum(-1, keepdim=True)).mean((0, 1)).tolist()
+    shares = (counts[:, None, None] * parts / parts.sum(-1, keepdim=True)).mean((0, 1)).tolist()
     kept = FittedTerms(
         terms=found.terms,
         columns=tuple(names),
@@ -250,6 +262,16 @@ def fitted(found: MeasuredTerms, setup: Setup) -> tuple[FittedTerms, Tensor, Ver
         reference_rows=found.reference_rows,
     )
     return kept, variance.movedim(-1, 1) if per_output else variance, picked.verdict
+
+
+def _quantile(leverage: Tensor, weights: Tensor | None) -> float:
+    """What rows of nine tenths of the weight stay below."""
+    if weights is None:
+        return float(torch.quantile(leverage, _INSIDE, interpolation="higher"))
+    ordered, order = leverage.sort()
+    counts = weights[order]
+    below = counts.cumsum(0) - counts < _INSIDE * (len(counts) - 1)
+    return float(ordered[min(int(below.sum()), len(ordered) - 1)])
 
 
 def _blocks(term: Term, names: list[str]) -> list[list[int]]:
