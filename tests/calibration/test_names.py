@@ -77,7 +77,7 @@ def test_another_order_is_put_right(options: dict[str, Any], tmp_path: Path) -> 
     if not options:
         by_order = [
             latedrop.calibrate(model, straight, reference=reference, progress=False).predict(x).std
-            for reference in (x, turned[0], [turned[0][:30], turned[0][30:]])
+            for reference in (x + 1, turned[0] + 1, [turned[0][:30] + 1, turned[0][30:] + 1])
         ]
         torch.testing.assert_close(by_order[0], by_order[1])
         torch.testing.assert_close(by_order[0], by_order[2])

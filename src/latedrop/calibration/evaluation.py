@@ -23,7 +23,7 @@ from latedrop.calibration.targets import as_output, warn_of_poor_fit
 from latedrop.calibration.verdict import Verdict, correlation, judged
 from latedrop.errors import ArgumentError
 from latedrop.metrics import align_target
-from latedrop.metrics.entries import average, checked_weights
+from latedrop.metrics.entries import Array, average, checked_weights
 from latedrop.metrics.levels import central_quantile, even_levels
 from latedrop.model.sites import Rate
 from latedrop.records import tuples_in
@@ -100,7 +100,7 @@ def evaluate(
     level: float = 0.9,
     interval: Callable[[float], tuple[Tensor, Tensor]] | None = None,
     levels: Sequence[float] = _LEVELS,
-    weights: Tensor | None = None,
+    weights: Array | None = None,
 ) -> Evaluation:
     """Score `(mean, variance)` against the target, all `(N, ...)`.
 
@@ -129,7 +129,7 @@ def _evaluated(
     level: float = 0.9,
     interval: Callable[[float], tuple[Tensor, Tensor]] | None = None,
     levels: Sequence[float] = _LEVELS,
-    weights: Tensor | None = None,
+    weights: Array | None = None,
 ) -> Evaluation:
     nll = None
     if interval is None:
@@ -164,7 +164,7 @@ def evaluate_intervals(
     *,
     level: float = 0.9,
     output: int | None = None,
-    weights: Tensor | None = None,
+    weights: Array | None = None,
 ) -> Evaluation:
     """Evaluate the isotonic or conformal intervals that a calibration was fitted with."""
     fitted = prediction.calibration.intervals
@@ -202,7 +202,7 @@ def compare(
     *,
     level: float = 0.9,
     output: int | None = None,
-    weights: Tensor | None = None,
+    weights: Array | None = None,
 ) -> tuple[Evaluation, ...]:
     """Evaluate the raw, scaled and relaxed variance of one prediction, its fitted intervals if any, and a constant.
 
@@ -239,7 +239,7 @@ def compare(
     return tuple(found)
 
 
-def verdict(prediction: Prediction, target: Tensor, *, weights: Tensor | None = None) -> Verdict:
+def verdict(prediction: Prediction, target: Tensor, *, weights: Array | None = None) -> Verdict:
     """What the variance is worth on test rows beside a constant, the validation rows' mean squared error.
 
     Raises `ArgumentError` for a calibration that does not know it, as those of latedrop 0.1 do not. Where targets were
@@ -269,7 +269,7 @@ def in_model_unit(prediction: Prediction, target: Tensor) -> tuple[Prediction, T
 
 
 def _restored(
-    row: Evaluation, prediction: Prediction, target: Tensor, output: int | None, weights: Tensor | None
+    row: Evaluation, prediction: Prediction, target: Tensor, output: int | None, weights: Array | None
 ) -> Evaluation:
     """The scores of one variance in the original unit of the targets, from those in the model's."""
     unit, plain = prediction.calibration.target, prediction.in_model_unit()
@@ -289,7 +289,7 @@ def _restored(
     )
 
 
-def _nll_shift(prediction: Prediction, target: Tensor, output: int | None, weights: Tensor | None = None) -> float:
+def _nll_shift(prediction: Prediction, target: Tensor, output: int | None, weights: Array | None = None) -> float:
     """What the NLL in the original unit is larger by than in the model's: minus the mean of `log f'(y)`."""
     unit = prediction.calibration.target
     if unit is None:
@@ -324,12 +324,12 @@ def unscaled(record: Calibration) -> Calibration:
     return replace(record, scales=ones, floors=zeros, choice="optimal", intervals=None)
 
 
-def inside(low: Tensor, high: Tensor, target: Tensor, weights: Tensor | None = None) -> float:
+def inside(low: Tensor, high: Tensor, target: Tensor, weights: Array | None = None) -> float:
     """Fraction of targets between two ends, both included; `weights` `(N,)` say what each row counts."""
     return float(_average(((low <= target) & (target <= high)).double(), weights))
 
 
-def _average(values: Tensor, weights: Tensor | None) -> Tensor:
+def _average(values: Tensor, weights: Array | None) -> Tensor:
     """Of `(N, ...)`, each row counted as its weight says."""
     by_row = values.reshape(len(values), -1).mean(1)
     return average(by_row, None if weights is None else checked_weights(weights, len(values)))

@@ -105,6 +105,7 @@ def calibrate(
     target_log: opt.TargetLog = False,
     inputs: opt.Inputs = None,
     ignore: opt.Ignore = None,
+    row_weights: opt.RowWeights = None,
     drop_nan: opt.DropNan = False,
     batch_size: opt.BatchSize = 256,
     weights: opt.Weights = None,
@@ -139,20 +140,20 @@ def calibrate(
         read = {"MODEL": model, "--weights": weights, "--data": data, "--conformal-data": conformal_data}
         _check_written(output, report, {**read, "--readout": readout, "--reference": reference})
         network = load_model(model, weights, trust=trust, device=device, untrained=untrained)
-        source = Source.of(data, split(inputs), split(target), ignored=split(ignore), labelled=True)
-        rows = Labelled(source, network, batch_size, drop_nan, seed=seed)
+        columns = split(inputs), split(target), split(row_weights), split(ignore)
+        source = Source.of(data, *columns, labelled=True)
+        rows = Labelled(source, network, batch_size, drop_nan, seed=seed, weight=row_weights)
         used, held = conformal_rows(rows, conformal_data, halve=intervals == "conformal")
         options: dict[str, Any] = {"method": method, "draws": draws, "floor": floor, "per_site": per_site, "kind": kind}
         options |= {"guard": False if no_guard else None, "reference": usual_rows(source, reference, rows)}
         options |= {"intervals": intervals, "conformal_data": held, "seed": seed, "batch_size": batch_size}
         options |= _read_options(rates, terms, scale, readout, select)
-        options |= {"target": target_of(target_mean, target_std, target_log)}
+        options |= {"target": target_of(target_mean, target_std, target_log), "row_weights": row_weights and used}
         with source.explained():
             uq = latedrop.calibrate(network, used, progress=sys.stderr.isatty(), **options)
         uq.calibration = replace(uq.calibration, columns=source.names())
-        written = uq.save(output)
         facts = {"title": f"Calibration of {model}", "reproduce": {"model": model, "data": data}}
-        files = [*map(str, written), *_report(report, calibration=uq.calibration, **facts)]
+        files = [*map(str, uq.save(output)), *_report(report, calibration=uq.calibration, **facts)]
         with redirect_stdout(out):
             print_calibration(uq.calibration, used.dropped + (held.dropped if held else 0), files, as_json)
 
@@ -217,6 +218,7 @@ def evaluate(
     target: opt.Target = None,
     inputs: opt.Inputs = None,
     ignore: opt.Ignore = None,
+    row_weights: opt.RowWeights = None,
     drop_nan: opt.DropNan = False,
     level: opt.Level = 0.9,
     plot: opt.Plot = None,
@@ -245,12 +247,12 @@ def evaluate(
         check_apart({"--plot": plot, "--report": report}, {**sources, "--readout": readout})
         network = load_model(model, weights, trust=trust, device=device, untrained=untrained)
         uq = _calibrated(calibration, network, readout, batch_size, None)
-        columns = split(inputs), split(target)
-        source = Source.of(data, *columns, ignored=split(ignore), labelled=True, record=uq.calibration)
-        rows = Labelled(source, network, batch_size, drop_nan)
+        columns = split(inputs), split(target), split(row_weights), split(ignore)
+        source = Source.of(data, *columns, labelled=True, record=uq.calibration)
+        rows = Labelled(source, network, batch_size, drop_nan, weight=row_weights)
         with source.explained(), bar(source.table.count) as tick:
             prediction, truth = measure(uq, rows, tick)
-        found = _compared(prediction, truth, source.columns.targets, level)
+        found = _compared(prediction, truth, source.columns.targets, level, rows.weights())
         files = []
         if plot is not None:
             draw_curves(plot, found[""])
@@ -259,7 +261,7 @@ def evaluate(
         facts["reproduce"] = {"model": model, "calibration": calibration, "data": data}
         files += _report(report, **facts, prediction=prediction, target=truth, level=level)
         with redirect_stdout(out):
-            worth = None if uq.calibration.constant is None else verdict(prediction, truth)
+            worth = None if uq.calibration.constant is None else verdict(prediction, truth, weights=rows.weights())
             print_evaluations(found, rows.dropped, files, as_json, worth)
 
 
@@ -341,13 +343,15 @@ def _write_predictions(
 
 
 def _compared(
-    prediction: "Prediction", truth: "Tensor", targets: Sequence[str], level: float
+    prediction: "Prediction", truth: "Tensor", targets: Sequence[str], level: float, weights: Any
 ) -> "dict[str, tuple[Evaluation, ...]]":
     """The evaluations of all outputs together, under no name, and of each of several under its own."""
     from latedrop.calibration.evaluation import compare
 
-    found = {"": compare(prediction, truth, level=level)}
+    found = {"": compare(prediction, truth, level=level, weights=weights)}
     if prediction.mean.dim() == 2 and prediction.mean.shape[1] > 1:
         names = targets if len(targets) > 1 else [f"output {k}" for k in range(prediction.mean.shape[1])]
-        found |= {name: compare(prediction, truth, level=level, output=k) for k, name in enumerate(names)}
+        found |= {
+            name: compare(prediction, truth, level=level, output=k, weights=weights) for k, name in enumerate(names)
+        }
     return found

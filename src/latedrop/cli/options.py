@@ -50,6 +50,7 @@ TargetMean = Annotated[
 ]
 TargetStd = Annotated[str | None, option("Their standard deviation; one per output.", **_DATA)]
 TargetLog = Annotated[bool, option("The model was trained on the targets' logarithm.", "--target-log", **_DATA)]
+RowWeights = Annotated[str | None, option("Column with what each row counts.", "--row-weights", **_DATA)]
 DropNan = Annotated[bool, option("Leave out rows with NaN or missing values.", "--drop-nan", **_DATA)]
 BatchSize = Annotated[int, option("Rows that are read and run at once.", **_DATA)]
 Level = Annotated[float, option("Probability that the interval holds the target.", **_OUTPUT)]
