@@ -31,6 +31,7 @@ __all__ = [
     "Places",
     "Source",
     "Unlabelled",
+    "WeightsRead",
     "conformal_rows",
     "measure",
     "output_names",
@@ -144,8 +145,7 @@ class Labelled:
     """Batches (inputs, targets) for `calibrate`, read anew each time; `part` is "all" rows, or one of two halves.
 
     Each row falls into the half "fit" or "held" by chance, and the same way for the same seed. Rows that are not finite
-    are an error, or with `drop` left out and counted in `dropped`. As an array it is the weights of the rows that were
-    read, which are in the kept column `weight`.
+    are an error, or with `drop` left out and counted in `dropped`. Their weights are in the kept column `weight`.
     """
 
     source: Source
@@ -184,9 +184,6 @@ class Labelled:
         """Of the rows that were read last; None where all count the same."""
         return None if self.weight is None else np.concatenate([np.zeros(0), *self.counts])
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
-        return np.asarray(self.weights(), dtype)
-
     def _counts(self, rows: Rows) -> npt.NDArray[np.float64]:
         if self.weight is None:
             return np.ones(len(rows))
@@ -198,6 +195,16 @@ class Labelled:
                 f"expected numbers as weights in {self.weight!r} of {self.source.table.path}: {error}."
             ) from None
         return found.reshape(len(rows))
+
+
+@dataclass(frozen=True)
+class WeightsRead:
+    """The weights of rows as an array, which is known after they were read."""
+
+    rows: Labelled
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        return np.asarray(self.rows.weights(), dtype)
 
 
 @dataclass

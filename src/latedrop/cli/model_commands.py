@@ -134,7 +134,7 @@ def calibrate(
     """Fit the variance to validation rows, which the model has not seen, and say what it is worth."""
     with command(debug) as out:
         import latedrop
-        from latedrop.cli.feed import Labelled, Source, conformal_rows, usual_rows
+        from latedrop.cli.feed import Labelled, Source, WeightsRead, conformal_rows, usual_rows
         from latedrop.cli.models import load_model
 
         read = {"MODEL": model, "--weights": weights, "--data": data, "--conformal-data": conformal_data}
@@ -148,7 +148,10 @@ def calibrate(
         options |= {"guard": False if no_guard else None, "reference": usual_rows(source, reference, rows)}
         options |= {"intervals": intervals, "conformal_data": held, "seed": seed, "batch_size": batch_size}
         options |= _read_options(rates, terms, scale, readout, select)
-        options |= {"target": target_of(target_mean, target_std, target_log), "row_weights": row_weights and used}
+        options |= {
+            "target": target_of(target_mean, target_std, target_log),
+            "row_weights": row_weights and WeightsRead(used),
+        }
         with source.explained():
             uq = latedrop.calibrate(network, used, progress=sys.stderr.isatty(), **options)
         uq.calibration = replace(uq.calibration, columns=source.names())
