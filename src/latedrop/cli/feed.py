@@ -31,7 +31,6 @@ __all__ = [
     "Places",
     "Source",
     "Unlabelled",
-    "WeightsRead",
     "conformal_rows",
     "measure",
     "output_names",
@@ -183,6 +182,10 @@ class Labelled:
     def weights(self) -> npt.NDArray[np.float64] | None:
         """Of the rows that were read last; None where all count the same."""
         return None if self.weight is None else np.concatenate([np.zeros(0), *self.counts])
+
+    def weights_to_come(self) -> WeightsRead | None:
+        """The same as an array that can be asked for once the rows were read."""
+        return None if self.weight is None else WeightsRead(self)
 
     def _counts(self, rows: Rows) -> npt.NDArray[np.float64]:
         if self.weight is None:

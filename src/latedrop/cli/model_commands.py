@@ -134,24 +134,20 @@ def calibrate(
     """Fit the variance to validation rows, which the model has not seen, and say what it is worth."""
     with command(debug) as out:
         import latedrop
-        from latedrop.cli.feed import Labelled, Source, WeightsRead, conformal_rows, usual_rows
+        from latedrop.cli.feed import Labelled, Source, conformal_rows, usual_rows
         from latedrop.cli.models import load_model
 
         read = {"MODEL": model, "--weights": weights, "--data": data, "--conformal-data": conformal_data}
         _check_written(output, report, {**read, "--readout": readout, "--reference": reference})
         network = load_model(model, weights, trust=trust, device=device, untrained=untrained)
-        columns = split(inputs), split(target), split(row_weights), split(ignore)
-        source = Source.of(data, *columns, labelled=True)
+        source = Source.of(data, split(inputs), split(target), split(row_weights), split(ignore), labelled=True)
         rows = Labelled(source, network, batch_size, drop_nan, seed=seed, weight=row_weights)
         used, held = conformal_rows(rows, conformal_data, halve=intervals == "conformal")
         options: dict[str, Any] = {"method": method, "draws": draws, "floor": floor, "per_site": per_site, "kind": kind}
         options |= {"guard": False if no_guard else None, "reference": usual_rows(source, reference, rows)}
         options |= {"intervals": intervals, "conformal_data": held, "seed": seed, "batch_size": batch_size}
         options |= _read_options(rates, terms, scale, readout, select)
-        options |= {
-            "target": target_of(target_mean, target_std, target_log),
-            "row_weights": row_weights and WeightsRead(used),
-        }
+        options |= {"target": target_of(target_mean, target_std, target_log), "row_weights": used.weights_to_come()}
         with source.explained():
             uq = latedrop.calibrate(network, used, progress=sys.stderr.isatty(), **options)
         uq.calibration = replace(uq.calibration, columns=source.names())
