@@ -195,7 +195,8 @@ class Labelled:
             found = np.array(values if isinstance(values, (list, np.ndarray)) else values.tolist(), dtype=np.float64)
         except (TypeError, ValueError) as error:
             raise DataError(
-                f"expected numbers as weights in {self.weight!r} of {self.source.table.path}: {error}."
+                f"expected numbers as weights in {self.weight!r} of {self.source.table.path}; found others ({error}). "
+                "Name another column: --row-weights."
             ) from None
         return found.reshape(len(rows))
 
