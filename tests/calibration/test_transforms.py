@@ -176,6 +176,7 @@ def test_saved_and_loaded(unit: Transform, tmp_path: Path) -> None:
             latedrop.load(tmp_path / "cal.json", model)
     again = latedrop.load(tmp_path / "cal.json", model, target=OWN if unit is OWN else None)
     assert again.calibration.target == unit
+    assert f"trained on transformed targets, {unit}" in str(again.calibration)
     torch.testing.assert_close(again.predict(x).mean, uq.predict(x).mean)
     with pytest.raises((ArgumentError, FileError)):
         latedrop.load(tmp_path / "cal.json", model, target=Standardized(1, 1))

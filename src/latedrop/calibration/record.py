@@ -220,6 +220,8 @@ class Calibration:
 
     def __str__(self) -> str:
         lines = [str(self.verdict)] if self.verdict is not None else []
+        if self.target is not None:
+            lines.append(f"trained on transformed targets, {self.target}: what is fitted is in the model's unit")
         return "\n".join(lines + (self._rate_lines() if self.terms is None else self.terms.lines()))
 
     def _rate_lines(self) -> list[str]:

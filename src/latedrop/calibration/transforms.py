@@ -185,6 +185,9 @@ class Transformed(Transform):
         object.__setattr__(self, "_there", forward)
         object.__setattr__(self, "_back_again", inverse)
 
+    def __repr__(self) -> str:
+        return f"Transformed({_name(self._there)}, {_name(self._back_again)})"
+
     def forward(self, y: Tensor) -> Tensor:
         """See `Transform`; checks that the functions belong together, and that they increase."""
         t = _called(self._there, y, "forward", finite=True)
