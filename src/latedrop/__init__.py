@@ -1,6 +1,9 @@
 """Calibrated uncertainty for any trained PyTorch network, by dropout injected at test time."""
 
 from latedrop import metrics
+from latedrop.calibration.classes.prediction import ClassPrediction
+from latedrop.calibration.classes.predictor import ClassPredictor
+from latedrop.calibration.classes.record import ClassCalibration
 from latedrop.calibration.loading import load
 from latedrop.calibration.predictor import Explanation, Prediction, Predictor, calibrate
 from latedrop.calibration.record import Calibration
@@ -18,6 +21,9 @@ from latedrop.variance.sampling import sample
 
 __all__ = [
     "Calibration",
+    "ClassCalibration",
+    "ClassPrediction",
+    "ClassPredictor",
     "Explanation",
     "LatedropError",
     "LatedropWarning",

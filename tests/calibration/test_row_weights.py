@@ -177,3 +177,11 @@ def test_isotonic_intervals_take_no_weights() -> None:
     x, y, weights = rows()
     with pytest.raises(ArgumentError, match="expected other intervals than 'isotonic' with row_weights="):
         latedrop.calibrate(network(), (x, y), row_weights=weights, intervals="isotonic", progress=False)
+
+
+@pytest.mark.parametrize("name", ["target", "row_weights"])
+def test_classes_have_no_transform_and_no_weights(name: str) -> None:
+    x, _, weights = rows(3)
+    options: dict[str, Any] = {name: {"target": latedrop.Log(), "row_weights": weights.numpy()}[name]}
+    with pytest.raises(ArgumentError, match=f"expected options that classes have; found {name}"):
+        latedrop.calibrate(network(3), (x, weights), task="classification", progress=False, **options)

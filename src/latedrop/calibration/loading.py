@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 from warnings import warn
 
 import torch
 from torch import nn
 
+from latedrop.calibration.classes.predictor import ClassPredictor
+from latedrop.calibration.classes.record import ClassCalibration
 from latedrop.calibration.predictor import Predictor
 from latedrop.calibration.saving import read_calibration
 from latedrop.calibration.transforms import Transform, with_own
@@ -31,7 +34,7 @@ def load(
     collate: Collate = None,
     terms: Sequence[Term] = (),
     target: Transform | None = None,
-) -> Predictor:
+) -> Any:
     """Bring a saved calibration back to its model.
 
     With the same `terms` and `target=Transformed(...)`, where it was made with some of your own.
@@ -55,6 +58,9 @@ def load(
             f"expected readout=, as {path} was made with the function {calibration.custom_readout!r}, which a file "
             "cannot hold. Pass the same function to load()."
         )
+    if isinstance(calibration, ClassCalibration):
+        _warn_of_weights(model, calibration.fingerprint, path)
+        return ClassPredictor(model, calibration, readout, collate=collate)
     if calibration.terms is not None:
         calibration = replace(calibration, terms=calibration.terms.with_terms(terms, path))
     calibration = replace(calibration, target=with_own(calibration.target, target, path))
@@ -65,11 +71,15 @@ def load(
             f"expected scales and floors in {path} that give a finite variance; found {calibration.scale} and "
             f"{calibration.floor}. The file was edited, or its model was in float64: calibrate again."
         )
-    if fingerprint(model) != calibration.fingerprint:
+    _warn_of_weights(model, calibration.fingerprint, path)
+    return Predictor(model, calibration, readout, collate=collate)
+
+
+def _warn_of_weights(model: nn.Module, known: str, path: str | os.PathLike[str]) -> None:
+    if fingerprint(model) != known:
         warn(
             f"the model's weights are not those that {path} was made with: its intervals may not hold. "
             "Calibrate again after training.",
             LatedropWarning,
-            stacklevel=2,
+            stacklevel=3,
         )
-    return Predictor(model, calibration, readout, collate=collate)

@@ -17,6 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from latedrop.calibration.batches import Unpack, batches, inputs_of, row_batches
+from latedrop.calibration.classes.labels import Task
+from latedrop.calibration.classes.making import classifier
+from latedrop.calibration.classes.predictor import ClassPredictor
 from latedrop.calibration.explaining import explained
 from latedrop.calibration.fit import Loss
 from latedrop.calibration.intervals import Conformal, IntervalKind
@@ -80,7 +83,9 @@ def calibrate(
     unpack: Unpack | None = None,
     collate: Collate = None,
     progress: bool = True,
-) -> Predictor:
+    task: Task = "auto",
+    class_names: Sequence[str] | None = None,
+) -> Any:
     """Fit the variance of a trained model to validation data, and say what it is worth.
 
     By default the variance is `guard(x) · (floor + sum_j theta_j t_j(x))`, the terms `t_j` being dropout at the sites
@@ -130,6 +135,9 @@ def calibrate(
         collate: from a list of items to what `model` takes, where the inputs are lists of objects such as graphs; the
             predictor takes such lists, too.
         progress: show a bar on work longer than two seconds.
+        task: `"classification"` calibrates probabilities instead, and returns a `ClassPredictor`; `"auto"` does so
+            where targets are whole numbers `(N,)` and outputs `(N, K)`.
+        class_names: of the classes, in the order of the logits.
 
     >>> x = torch.linspace(-1, 1, 64)[:, None]
     >>> net = nn.Sequential(nn.Linear(1, 20), nn.Tanh(), nn.Linear(20, 1))
@@ -169,9 +177,20 @@ def calibrate(
         "collate": collate,
         "progress": progress,
     }
+    return _calibrated(model, data, options, task, class_names)
+
+
+def _calibrated(
+    model: nn.Module, data: Any, options: dict[str, Any], task: Task, class_names: Sequence[str] | None
+) -> Predictor | ClassPredictor:
+    found, data = classifier(model, data, options, task, class_names)
+    if found is not None:
+        return found
     record = search(model, data, Setup(**options, columns=names_of(data)).checked())
-    found = Predictor(model, record, readout, batch_size=batch_size, chunk=chunk, engine=engine, collate=collate)
-    return found if conformal_data is None else found.conformal(conformal_data, unpack)
+    parts = {name: options[name] for name in ("readout", "batch_size", "chunk", "engine", "collate")}
+    made = Predictor(model, record, **parts)
+    held = options["conformal_data"]
+    return made if held is None else made.conformal(held, options["unpack"])
 
 
 class Predictor:
