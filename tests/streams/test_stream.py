@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import latedrop
-from latedrop.errors import ArgumentError, DataError, FileError
+from latedrop.errors import ArgumentError, DataError, FileError, LatedropError
 from latedrop.streams import Stream
 
 Z = 1.6448536269514722
@@ -89,6 +89,24 @@ def test_every_kind_of_calibration_has_a_stream(data: Any, options: dict[str, An
     assert stream.labels == 400
     assert all(0.8 < share < 0.97 for share in stream.coverage)
     assert "errors" in stream.evidence
+
+
+def test_transformed_targets_are_followed_in_the_models_unit(data: Any) -> None:
+    model, x, y = data
+    positive = y.exp()
+    uq = latedrop.calibrate(model, (x[:200], positive[:200]), target=latedrop.Log(), progress=False)
+    logs = latedrop.calibrate(model, (x[:200], y[:200]), progress=False).stream()
+    stream = uq.stream()
+    for start in range(200, 500, 10):
+        stream.predict(x[start : start + 10])
+        logs.predict(x[start : start + 10])
+        held = stream.update(positive[start : start + 10])
+        assert bool((held == logs.update(y[start : start + 10])).all())
+    found, other = stream.predict(x[500:510]), logs.predict(x[500:510])
+    for end, log in zip((found.mean, *found.interval()), (other.mean, *other.interval()), strict=True):
+        torch.testing.assert_close(end, log.exp(), rtol=1e-4, atol=1e-6)
+    with pytest.raises(LatedropError):
+        stream.update(torch.full((10, 2), -1.0))
 
 
 def test_conformal_intervals_have_a_stream(predictor: latedrop.Predictor, data: Any) -> None:

@@ -92,7 +92,9 @@ class _Hooks:
 
     def _kept(self, found: Prediction) -> Prediction | dict[str, Tensor]:
         strangeness = None if found.strangeness is None else found.strangeness.cpu()
-        found = replace(found, mean=found.mean.cpu(), raw_variance=found.raw_variance.cpu(), strangeness=strangeness)
+        found = replace(
+            found, output=found.output.cpu(), raw_variance=found.raw_variance.cpu(), strangeness=strangeness
+        )
         return found.to_dict(self.settings["level"]) if self.settings["as_dict"] else found
 
 

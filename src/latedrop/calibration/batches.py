@@ -70,7 +70,7 @@ def first_rows(pair: Any, model: nn.Module, most: int, collate: Collate = None) 
     x, rows = as_items(pair[0], collate), len(pair[1])
     if isinstance(x, Items):
         return x.at(slice(most))
-    return place(map_values(x, lambda v: v[:most] if v.ndim and len(v) == rows else v), model)
+    return place(map_values(x, lambda v: v[:most] if getattr(v, "ndim", 2) and len(v) == rows else v), model)
 
 
 def inputs_of(batch: Any, model: nn.Module, unpack: Unpack | None = None, collate: Collate = None) -> Any:

@@ -20,6 +20,7 @@ from latedrop.calibration.scale import apply_scale
 from latedrop.calibration.setup import Setup
 from latedrop.calibration.verdict import losses, standard_error
 from latedrop.errors import LatedropWarning
+from latedrop.metrics.entries import average
 from latedrop.model.rows import row_count, take_rows, tensors
 from latedrop.model.sites import Rate, Sites, rates_by_site
 from latedrop.variance.engine.options import Sampling
@@ -83,7 +84,7 @@ def warn_of_edge(fits: Sequence[RateFit], best: RateFit, criterion: str) -> None
         return
     beside = found[1] if best is found[0] else found[-2]
     gain = _losses(beside, criterion) - _losses(best, criterion)
-    if float(gain.mean()) > max(_GAIN, 2 * standard_error(gain)):
+    if float(average(gain, best.weights)) > max(_GAIN, 2 * standard_error(gain, best.weights)):
         side, more = ("smallest", "smaller rates with more draws") if best is found[0] else ("largest", "larger rates")
         warn(
             f"the best rate, {best.rate:g}, is the {side} that was tried, and the NLL still falls towards it: a better "

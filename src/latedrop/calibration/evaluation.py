@@ -18,14 +18,28 @@ from latedrop.calibration.intervals import Conformal
 from latedrop.calibration.prediction import Prediction
 from latedrop.calibration.record import Calibration
 from latedrop.calibration.scale import along_outputs
+from latedrop.calibration.seen import warn_of_seen
 from latedrop.calibration.targets import as_output, warn_of_poor_fit
 from latedrop.calibration.verdict import Verdict, correlation, judged
 from latedrop.errors import ArgumentError
-from latedrop.metrics.levels import even_levels
+from latedrop.metrics import align_target
+from latedrop.metrics.entries import Array, average, checked_weights
+from latedrop.metrics.levels import central_quantile, even_levels
 from latedrop.model.sites import Rate
 from latedrop.records import tuples_in
 
-__all__ = ["Evaluation", "compare", "constant_of", "evaluate", "evaluate_intervals", "inside", "unscaled", "verdict"]
+__all__ = [
+    "Evaluation",
+    "compare",
+    "constant_of",
+    "evaluate",
+    "evaluate_intervals",
+    "in_model_unit",
+    "inside",
+    "likelihood",
+    "unscaled",
+    "verdict",
+]
 
 _LEVELS: list[float] = even_levels(99).tolist()
 
@@ -40,12 +54,13 @@ class Evaluation:
         rate: the dropout rate; None where there is no dropout.
         scale: what the variance was multiplied by, one per output or one for all; None where there is no dropout.
         rmse: in the target's unit.
-        nll: with its constant; None for intervals that are no Gaussian's.
+        nll: with its constant, in the target's unit; None for intervals that are no Gaussian's.
         ma: miscalibration area.
         level: of the interval that `coverage` and `width` are about.
         coverage: fraction of targets inside it.
         width: its mean width, in the target's unit.
         correlation: rank correlation of standard deviation and size of the error, 0 for a constant; None for intervals.
+            Where targets were transformed for training, it is that of the model's unit.
         levels: of the calibration curve, `(L,)`.
         observed: the calibration curve, `(L,)`.
     """
@@ -85,11 +100,13 @@ def evaluate(
     level: float = 0.9,
     interval: Callable[[float], tuple[Tensor, Tensor]] | None = None,
     levels: Sequence[float] = _LEVELS,
+    weights: Array | None = None,
 ) -> Evaluation:
     """Score `(mean, variance)` against the target, all `(N, ...)`.
 
     With `interval`, a function from a level to lower and upper ends, the curve, the coverage and the width are
-    those of its intervals, and there is no NLL: intervals alone are no density.
+    those of its intervals, and there is no NLL: intervals alone are no density. `weights` `(N,)` say what each row
+    counts, but for the rank correlation.
 
     >>> row = evaluate(torch.zeros(4), torch.ones(4), torch.tensor([0.1, -0.5, 1.0, 3.0]), label="raw")
     >>> row.coverage, round(row.nll, 3)
@@ -97,7 +114,7 @@ def evaluate(
     """
     target = as_output(mean, target)
     warn_of_poor_fit(mean, target, "test rows", per_output=mean.dim() == 2 and mean.shape[1] > 1, stacklevel=2)
-    options: dict[str, Any] = {"label": label, "rate": rate, "scale": scale}
+    options: dict[str, Any] = {"label": label, "rate": rate, "scale": scale, "weights": weights}
     return _evaluated(mean, variance, target, level=level, interval=interval, levels=levels, **options)
 
 
@@ -112,23 +129,24 @@ def _evaluated(
     level: float = 0.9,
     interval: Callable[[float], tuple[Tensor, Tensor]] | None = None,
     levels: Sequence[float] = _LEVELS,
+    weights: Array | None = None,
 ) -> Evaluation:
     nll = None
     if interval is None:
-        nll = float(metrics.nll(mean, variance, target))
-        observed = metrics.calibration_curve(mean, variance, target, levels=levels)[1]
-        coverage = float(metrics.coverage(mean, variance, target, level=level))
-        width = float(metrics.interval_width(mean, variance, target, level=level))
+        nll = float(metrics.nll(mean, variance, target, weights=weights))
+        observed = metrics.calibration_curve(mean, variance, target, levels=levels, weights=weights)[1]
+        coverage = float(metrics.coverage(mean, variance, target, level=level, weights=weights))
+        width = float(metrics.interval_width(mean, variance, target, level=level, weights=weights))
     else:
-        observed = torch.tensor([inside(*interval(a), target) for a in levels])
+        observed = torch.tensor([inside(*interval(a), target, weights) for a in levels])
         low, high = interval(level)
-        coverage, width = inside(low, high, target), float((high - low).mean())
+        coverage, width = inside(low, high, target, weights), float(_average(high - low, weights))
     return Evaluation(
         label=label,
         rows=len(mean),
         rate=rate,
         scale=None if scale is None else tuple(scale),
-        rmse=float(metrics.rmse(mean, None, target)),
+        rmse=float(metrics.rmse(mean, None, target, weights=weights)),
         nll=nll,
         ma=float((observed - torch.tensor(levels).to(observed)).abs().mean()),
         level=level,
@@ -141,7 +159,12 @@ def _evaluated(
 
 
 def evaluate_intervals(
-    prediction: Prediction, target: Tensor, *, level: float = 0.9, output: int | None = None
+    prediction: Prediction,
+    target: Tensor,
+    *,
+    level: float = 0.9,
+    output: int | None = None,
+    weights: Array | None = None,
 ) -> Evaluation:
     """Evaluate the isotonic or conformal intervals that a calibration was fitted with."""
     fitted = prediction.calibration.intervals
@@ -149,6 +172,9 @@ def evaluate_intervals(
         raise ArgumentError(
             "expected isotonic or conformal intervals; found Gaussian ones. Use compare(), or calibrate(intervals=...)."
         )
+    if prediction.calibration.target is not None:
+        found = evaluate_intervals(*in_model_unit(prediction, target), level=level, output=output, weights=weights)
+        return _restored(found, prediction, target, output, weights)
     # n conformal scores reach levels up to n / (n + 1).
     reach = min(len(s) / (len(s) + 1) for s in fitted.scores) if isinstance(fitted, Conformal) else 1.0
 
@@ -166,27 +192,33 @@ def evaluate_intervals(
         level=level,
         interval=interval,
         levels=[a for a in _LEVELS if a <= reach],
+        weights=weights,
     )
 
 
 def compare(
-    prediction: Prediction, target: Tensor, *, level: float = 0.9, output: int | None = None
+    prediction: Prediction,
+    target: Tensor,
+    *,
+    level: float = 0.9,
+    output: int | None = None,
+    weights: Array | None = None,
 ) -> tuple[Evaluation, ...]:
     """Evaluate the raw, scaled and relaxed variance of one prediction, its fitted intervals if any, and a constant.
 
     Terms have no raw variance; what they fit goes by their name. `output` is one index of axis 1; all outputs together
-    where None.
+    where None. RMSE, NLL and width are in the unit of `target`. `weights` `(N,)` say what each row counts.
     """
+    if prediction.calibration.target is not None:
+        rows = compare(*in_model_unit(prediction, target), level=level, output=output, weights=weights)
+        return tuple(_restored(row, prediction, target, output, weights) for row in rows)
     record = replace(prediction.calibration, intervals=None)
-    variants = {} if record.terms is not None else {"raw": unscaled(record)}
-    variants["scaled" if record.terms is None else "terms"] = record.with_choice("optimal")
-    variants["relaxed"] = record.with_choice("relaxed")
-    if isinstance(record.choice, float):
-        variants[f"scale {record.choice:g}"] = record
+    variants = _variants(record)
     target = as_output(prediction.mean, target)
     if output is None:
         warn_of_poor_fit(prediction.mean, target, "test rows", per_output=record.per_output, stacklevel=2)
-    rows = [
+        warn_of_seen(record.seen, prediction.mean, target, stacklevel=2)
+    found = [
         _evaluated(
             _of(prediction.mean, output),
             _of(variant.variance(prediction.raw_variance), output),
@@ -195,27 +227,84 @@ def compare(
             rate=record.rate,
             scale=_scale_of(variant.chosen()[0], output),
             level=level,
+            weights=weights,
         )
         for label, variant in variants.items()
     ]
     if prediction.calibration.intervals is not None:
-        rows.append(evaluate_intervals(prediction, target, level=level, output=output))
+        found.append(evaluate_intervals(prediction, target, level=level, output=output, weights=weights))
     if record.constant is not None:
         mean, same = _of(prediction.mean, output), _of(constant_of(prediction), output)
-        rows.append(_evaluated(mean, same, _of(target, output), label="constant", level=level))
-    return tuple(rows)
+        found.append(_evaluated(mean, same, _of(target, output), label="constant", level=level, weights=weights))
+    return tuple(found)
 
 
-def verdict(prediction: Prediction, target: Tensor) -> Verdict:
+def verdict(prediction: Prediction, target: Tensor, *, weights: Array | None = None) -> Verdict:
     """What the variance is worth on test rows beside a constant, the validation rows' mean squared error.
 
-    Raises `ArgumentError` for a calibration that does not know it, as those of latedrop 0.1 do not.
+    Raises `ArgumentError` for a calibration that does not know it, as those of latedrop 0.1 do not. Where targets were
+    transformed for training, both are compared in the model's unit.
     """
+    if prediction.calibration.target is not None:
+        return verdict(*in_model_unit(prediction, target), weights=weights)
     target = as_output(prediction.mean, target)
     low, high = prediction.interval(0.9)
     within = (low <= target) & (target <= high)
     constant = constant_of(prediction)
-    return judged(target - prediction.mean, prediction.variance, constant, fitted="other rows", inside=within)
+    counts = None if weights is None else checked_weights(weights, len(target))
+    error = target - prediction.mean
+    return judged(error, prediction.variance, constant, fitted="other rows", inside=within, weights=counts)
+
+
+def likelihood(prediction: Prediction, target: Tensor) -> float:
+    """The NLL of the targets, in their unit."""
+    plain, truth = in_model_unit(prediction, target)
+    return float(metrics.nll(plain.mean, plain.variance, truth)) + _nll_shift(prediction, target, None)
+
+
+def in_model_unit(prediction: Prediction, target: Tensor) -> tuple[Prediction, Tensor]:
+    """A prediction and its targets in the unit that the model was trained in."""
+    target, unit = align_target(prediction.output, target), prediction.calibration.target
+    return prediction.in_model_unit(), target if unit is None else unit.forward(target)
+
+
+def _restored(
+    row: Evaluation, prediction: Prediction, target: Tensor, output: int | None, weights: Array | None
+) -> Evaluation:
+    """The scores of one variance in the original unit of the targets, from those in the model's."""
+    unit, plain = prediction.calibration.target, prediction.in_model_unit()
+    assert unit is not None
+    variants = _variants(replace(plain.calibration, intervals=None))
+    variance = variants[row.label].variance(plain.raw_variance) if row.label in variants else plain.variance
+    if row.label == "constant":
+        variance = constant_of(plain)
+    half = central_quantile(row.level) * variance.sqrt()
+    ends = (plain.mean - half, plain.mean + half) if row.nll is not None else plain.interval(row.level)
+    center = _of(unit.moments(plain.mean, variance)[0], output)
+    return replace(
+        row,
+        rmse=float(metrics.rmse(center, None, _of(align_target(prediction.output, target), output), weights=weights)),
+        nll=None if row.nll is None else row.nll + _nll_shift(prediction, target, output, weights),
+        width=float(_average(_of(unit.inverse(ends[1]) - unit.inverse(ends[0]), output), weights)),
+    )
+
+
+def _nll_shift(prediction: Prediction, target: Tensor, output: int | None, weights: Array | None = None) -> float:
+    """What the NLL in the original unit is larger by than in the model's: minus the mean of `log f'(y)`."""
+    unit = prediction.calibration.target
+    if unit is None:
+        return 0.0
+    return -float(_average(_of(unit.log_slope(align_target(prediction.output, target)), output), weights))
+
+
+def _variants(record: Calibration) -> dict[str, Calibration]:
+    """The variances that are compared, by name."""
+    variants = {} if record.terms is not None else {"raw": unscaled(record)}
+    variants["scaled" if record.terms is None else "terms"] = record.with_choice("optimal")
+    variants["relaxed"] = record.with_choice("relaxed")
+    if isinstance(record.choice, float):
+        variants[f"scale {record.choice:g}"] = record
+    return variants
 
 
 def constant_of(prediction: Prediction) -> Tensor:
@@ -235,9 +324,15 @@ def unscaled(record: Calibration) -> Calibration:
     return replace(record, scales=ones, floors=zeros, choice="optimal", intervals=None)
 
 
-def inside(low: Tensor, high: Tensor, target: Tensor) -> float:
-    """Fraction of targets between two ends, both included."""
-    return float(((low <= target) & (target <= high)).double().mean())
+def inside(low: Tensor, high: Tensor, target: Tensor, weights: Array | None = None) -> float:
+    """Fraction of targets between two ends, both included; `weights` `(N,)` say what each row counts."""
+    return float(_average(((low <= target) & (target <= high)).double(), weights))
+
+
+def _average(values: Tensor, weights: Array | None) -> Tensor:
+    """Of `(N, ...)`, each row counted as its weight says."""
+    by_row = values.reshape(len(values), -1).mean(1)
+    return average(by_row, None if weights is None else checked_weights(weights, len(values)))
 
 
 def _of(values: Tensor, output: int | None) -> Tensor:

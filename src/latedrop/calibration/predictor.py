@@ -1,4 +1,4 @@
-"""The calibrated model: `calibrate` makes it, `load` brings it back, `predict` uses it.
+"""The calibrated model: `calibrate` makes it, `predict` uses it.
 
 `calibrate` reads top to bottom: its arguments are one `Setup`, `search` measures the validation data and writes the
 `Calibration`, and a `Predictor` is the model with that record.
@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
-from warnings import warn
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -20,27 +20,29 @@ from latedrop.calibration.batches import Unpack, batches, inputs_of, row_batches
 from latedrop.calibration.classes.labels import Task
 from latedrop.calibration.classes.making import classifier
 from latedrop.calibration.classes.predictor import ClassPredictor
-from latedrop.calibration.classes.record import ClassCalibration
 from latedrop.calibration.explaining import explained
 from latedrop.calibration.fit import Loss
 from latedrop.calibration.intervals import Conformal, IntervalKind
 from latedrop.calibration.measuring import Method, moments
+from latedrop.calibration.names import in_order, index_of, names_of, pair_in_order
 from latedrop.calibration.prediction import Explanation, Prediction
 from latedrop.calibration.rate_fit import residuals
 from latedrop.calibration.record import Calibration, Choice
-from latedrop.calibration.saving import read_calibration, save_calibration
+from latedrop.calibration.saving import save_calibration
 from latedrop.calibration.search import search
+from latedrop.calibration.seen import marks_of, merged, sketch
 from latedrop.calibration.setup import Setup
+from latedrop.calibration.transforms import Transform
 from latedrop.calibration.usual import usual_of
-from latedrop.calibration.weights import Weights, fingerprint
-from latedrop.errors import ArgumentError, DataError, FileError, LatedropError, LatedropWarning
+from latedrop.calibration.weights import Weights
+from latedrop.errors import ArgumentError, DataError, LatedropError
 from latedrop.metrics import align_target
 from latedrop.model.arrays import check_inputs, floating, place
 from latedrop.model.calling import Readout
 from latedrop.model.finding import Select
 from latedrop.model.items import Collate, as_items
 from latedrop.model.rows import tensors
-from latedrop.model.sites import Kind, Rate, Site, missing_sites
+from latedrop.model.sites import Kind, Rate, Site
 from latedrop.streams import Stream
 from latedrop.streams.tracking import STEP
 from latedrop.terms import Rows, Term
@@ -48,7 +50,7 @@ from latedrop.variance.engine.options import Engine, Sampling
 from latedrop.variance.moments import out_of_memory
 from latedrop.variance.sampling import own_output
 
-__all__ = ["Explanation", "Prediction", "Predictor", "calibrate", "load"]
+__all__ = ["Explanation", "Prediction", "Predictor", "calibrate"]
 
 
 def calibrate(
@@ -70,6 +72,8 @@ def calibrate(
     scale: Choice = "optimal",
     intervals: IntervalKind | None = None,
     conformal_data: Any = None,
+    target: Transform | None = None,
+    row_weights: Any = None,
     sites: Sequence[Site] | None = None,
     select: Select = None,
     kind: Kind = "element",
@@ -116,6 +120,11 @@ def calibrate(
         scale: which scale predictions use: `"optimal"`, `"relaxed"` or a number. It can be changed later.
         intervals: `"gaussian"`, `"isotonic"` or `"conformal"`; the last where `conformal_data` is given.
         conformal_data: held-out data, in the form of `data`, for split-conformal intervals.
+        target: how targets were transformed for training, where the model was not trained on them as they are in
+            `data`: `Standardized(mean, std)`, `Log()` or `Transformed(forward, inverse)`. Predictions are then in the
+            original unit.
+        row_weights: `(N,)`, what each row of `data` counts, in the order in which these are read; all the same where
+            None.
         sites: from `find_sites`; found on the first batch where None.
         select: narrows the sites, see `find_sites`.
         kind: `"element"` or `"channel"` masks, see `find_sites`.
@@ -156,6 +165,8 @@ def calibrate(
         "scale": scale,
         "intervals": intervals,
         "conformal_data": conformal_data,
+        "target": target,
+        "row_weights": row_weights,
         "sites": sites,
         "select": select,
         "kind": kind,
@@ -178,7 +189,7 @@ def _calibrated(
     found, data = classifier(model, data, options, task, class_names)
     if found is not None:
         return found
-    record = search(model, data, Setup(**options).checked())
+    record = search(model, data, Setup(**options, columns=names_of(data)).checked())
     parts = {name: options[name] for name in ("readout", "batch_size", "chunk", "engine", "collate")}
     made = Predictor(model, record, **parts)
     held = options["conformal_data"]
@@ -215,10 +226,12 @@ class Predictor:
     def predict(self, x: Any) -> Prediction:
         """Predict N examples, in batches that fit memory; with `collate`, the items of a list.
 
-        The batch size does not change the result, unless every example has its own masks (`shared=False`). Warns where
-        the model's weights were changed since it was calibrated.
+        The batch size does not change the result, unless every example has its own masks (`shared=False`). A data frame
+        may have its columns in any order, where the calibration knows their names. Warns where the model's weights were
+        changed since it was calibrated.
         """
         self._weights.check(self.model)
+        x, index = in_order(x, self.calibration.columns), index_of(x)
         x = place(as_items(x, self.collate), self.model, check=self.engine == "compiled")  # else with each batch
         try:
             parts = [self._moments(part) for part in row_batches(x, self.batch_size)]
@@ -239,7 +252,7 @@ class Predictor:
         means, variances, strange, shares = zip(*parts, strict=True)
         strangeness = None if strange[0] is None else _joined(strange)
         shared = None if shares[0] is None else {name: _joined([part[name] for part in shares]) for name in shares[0]}
-        return Prediction(_joined(means), _joined(variances), self.calibration, strangeness, shared)
+        return Prediction(_joined(means), _joined(variances), self.calibration, strangeness, index, shared)
 
     def predict_batches(
         self, loader: Iterable[Any], unpack: Callable[[Any], Any] | None = None
@@ -268,15 +281,19 @@ class Predictor:
                 f"{calibration.output_shape}, whose entries are not exchangeable. Pass a readout, such as a map's sum."
             )
         columns: list[list[Tensor]] = []
+        marks = []
+        data = pair_in_order(data, calibration.columns)
         for x, y in batches(data, self.model, batch_size=self.batch_size, unpack=unpack, collate=self.collate):
-            part = self.predict(x)
-            target = align_target(part.mean, y)
+            part = self.predict(x).in_model_unit()
+            target = align_target(part.mean, y if calibration.target is None else calibration.target.forward(y))
             columns.append(residuals(part.mean, part.variance, target, per_output=part.mean.dim() > 1))
+            marks.append(marks_of(part.mean, target))
         if not columns:
             raise DataError("expected conformal_data with at least one row; found none.")
         scales, floors = calibration.chosen()
         joined = [torch.cat(column) for column in zip(*columns, strict=True)]
-        return self._with(replace(calibration, intervals=Conformal.fit(joined, scales, floors)))
+        seen = merged(calibration.seen, sketch(np.concatenate(marks)))
+        return self._with(replace(calibration, intervals=Conformal.fit(joined, scales, floors), seen=seen))
 
     def explain(self, x: Any, *, output: int = 0, most: int = 10) -> Explanation:
         """Where the doubt about one prediction comes from, to first order: the share of each site and its main units.
@@ -288,7 +305,7 @@ class Predictor:
             output: which entry of the example's output, counted flat.
             most: how many units to list.
         """
-        x = as_items(x, self.collate)
+        x = as_items(in_order(x, self.calibration.columns), self.collate)
         return explained(self.model, x, self.calibration, self.readout, output=output, most=most)
 
     def stream(
@@ -302,9 +319,10 @@ class Predictor:
         watch_every: int = 1,
     ) -> Stream:
         """Intervals that follow the errors as labels arrive, and alarms; see `latedrop.streams.Stream`."""
-        usual, made_with = usual_of(self.calibration), self.calibration.fingerprint
+        c = self.calibration
         options: dict[str, Any] = {"alarm": alarm, "waiting": waiting, "step": step, "watch_every": watch_every}
-        return Stream(self.predict, level, path, usual=usual, made_with=made_with, **options)
+        known: dict[str, Any] = {"usual": usual_of(c), "made_with": c.fingerprint, "unit": c.target}
+        return Stream(self.predict, level, path, **options, **known)
 
     def save(self, path: str | os.PathLike[str]) -> list[Path]:
         """Write the calibration as JSON, with what is large beside it as safetensors; the weights are in neither.
@@ -361,58 +379,3 @@ def _check_axes(x: Any, error: Exception) -> None:
             f"expected rows as inputs, their first axis counting them; found shape {', '.join(map(str, shapes))}, "
             "which looks like a single row. Pass x[None] to predict one row."
         ) from error
-
-
-def load(
-    path: str | os.PathLike[str],
-    model: nn.Module,
-    readout: Readout = None,
-    *,
-    collate: Collate = None,
-    terms: Sequence[Term] = (),
-) -> Any:
-    """Bring a saved calibration back to its model; with the same `terms`, where it was made with some of your own.
-
-    Raises `FileError` where the file is missing, truncated or edited, or where the model lacks its sites or the
-    readout that it was made with; warns where the weights are not the ones that were calibrated. With `collate`, which
-    a file cannot hold, the predictor takes lists of items.
-    """
-    try:
-        calibration = read_calibration(path)
-    except DataError as error:
-        raise FileError(f"{path}: {error}") from error
-    wrong = missing_sites(model, calibration.sites, same_type=True)
-    if wrong:
-        raise FileError(
-            f"expected a model with the sites of {path}; its layers {wrong} are missing or of another type. "
-            "Load the model that was calibrated, or calibrate this one."
-        )
-    if calibration.custom_readout is not None and readout is None:
-        raise FileError(
-            f"expected readout=, as {path} was made with the function {calibration.custom_readout!r}, which a file "
-            "cannot hold. Pass the same function to load()."
-        )
-    if isinstance(calibration, ClassCalibration):
-        _warn_of_weights(model, calibration.fingerprint, path)
-        return ClassPredictor(model, calibration, readout, collate=collate)
-    if calibration.terms is not None:
-        calibration = replace(calibration, terms=calibration.terms.with_terms(terms, path))
-    wide = any(p.dtype == torch.float64 for p in model.parameters())
-    least = torch.tensor([calibration.least_variance], dtype=torch.float64 if wide else torch.float32)
-    if not bool(calibration.variance(least).isfinite().all()):
-        raise FileError(
-            f"expected scales and floors in {path} that give a finite variance; found {calibration.scale} and "
-            f"{calibration.floor}. The file was edited, or its model was in float64: calibrate again."
-        )
-    _warn_of_weights(model, calibration.fingerprint, path)
-    return Predictor(model, calibration, readout, collate=collate)
-
-
-def _warn_of_weights(model: nn.Module, known: str, path: str | os.PathLike[str]) -> None:
-    if fingerprint(model) != known:
-        warn(
-            f"the model's weights are not those that {path} was made with: its intervals may not hold. "
-            "Calibrate again after training.",
-            LatedropWarning,
-            stacklevel=3,
-        )

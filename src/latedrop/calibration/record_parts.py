@@ -20,17 +20,21 @@ Choice: TypeAlias = "Literal['optimal', 'relaxed'] | float | TradeoffPoint"
 """Which scale is in use: that of least NLL, the balanced one, a number, or a step between them from `tradeoff()`."""
 
 _SCALE_OF_ROW, _FLOOR_OF_ROW = ("scale", "relaxed_scale"), ("floor", "relaxed_floor")
-_MEASURED = ("rmse", "nll_unscaled", "nll_scaled", "nll_relaxed", "nll_ideal", "ma_unscaled", "ma_scaled", "ma_relaxed")
+_MEASURED = ("nll_unscaled", "nll_scaled", "nll_relaxed", "nll_ideal", "ma_unscaled", "ma_scaled", "ma_relaxed")
 # What a file may hold: the smallest float, the largest of float32, the largest rate below 1, entries of one output.
 TINY, LARGEST_SCALE, _LARGEST_RATE, _MOST_ENTRIES = 5e-324, 3.4e38, 1 - 2**-53, 2**31
 
 
 @dataclass(frozen=True)
 class RateRow:
-    """What one rate gave on the validation data; scales and floors are one per output, or one for all."""
+    """What one rate gave on the validation data; scales and floors are one per output, or one for all.
+
+    So is the RMSE, as outputs may have different units: a number, or one per output. The NLL is per value, averaged
+    over outputs: a change of unit adds the same to that of every rate.
+    """
 
     rate: Rate
-    rmse: float
+    rmse: float | tuple[float, ...]
     nll_unscaled: float
     nll_scaled: float
     nll_relaxed: float
@@ -43,6 +47,11 @@ class RateRow:
     floor: tuple[float, ...]
     relaxed_floor: tuple[float, ...]
     zero_variances: int
+
+    @property
+    def rmses(self) -> tuple[float, ...]:
+        """The RMSE of each output, or one for all."""
+        return self.rmse if isinstance(self.rmse, tuple) else (self.rmse,)
 
 
 def verdict_of(value: Any, name: str) -> Verdict:
@@ -94,11 +103,16 @@ def row_of(value: Any, name: str, *, count: int) -> RateRow:
     fields = Fields(value, name)
     lists = {part: fields.take(part, numbers, least=0, most=LARGEST_SCALE, length=count) for part in _SCALE_OF_ROW}
     lists |= {part: fields.take(part, numbers, least=0, most=LARGEST, length=count) for part in _FLOOR_OF_ROW}
-    measured = {part: fields.take(part, number) for part in _MEASURED}
+    measured: dict[str, Any] = {part: fields.take(part, number) for part in _MEASURED}
+    measured["rmse"] = fields.take("rmse", _number_or_several, count=count)
     zeros = fields.take("zero_variances", whole, least=0)
     row = RateRow(rate=fields.take("rate", rate_of), zero_variances=zeros, **lists, **measured)  # type: ignore[arg-type]
     fields.end()
     return row
+
+
+def _number_or_several(value: Any, name: str, *, count: int) -> float | tuple[float, ...]:
+    return numbers(value, name, length=count) if isinstance(value, list) else number(value, name)
 
 
 def point_of(value: Any, name: str, *, count: int) -> TradeoffPoint:

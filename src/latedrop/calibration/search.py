@@ -24,6 +24,7 @@ from latedrop.calibration.fit import fit_sites
 from latedrop.calibration.measuring import moments
 from latedrop.calibration.rate_fit import RateFit, fit_rate
 from latedrop.calibration.record import Calibration, RateRow
+from latedrop.calibration.seen import marks_of, sketch
 from latedrop.calibration.setup import PAPER_RATES, Setup
 from latedrop.calibration.targets import as_output, joined, warn_of_poor_fit
 from latedrop.calibration.term_search import fitted as fitted_terms
@@ -63,7 +64,8 @@ def search(model: nn.Module, data: Any, setup: Setup) -> Calibration:
     if table[best].zero_variances or len(table) < tried:
         _warn_of_zeros(table, tried, target.numel())
     chosen = fits[best]
-    warn_of_poor_fit(chosen.mean, target, "validation rows", per_output=chosen.per_output, stacklevel=3)
+    told: dict[str, Any] = {"per_output": chosen.per_output, "stacklevel": 3, "hint": setup.target is None}
+    warn_of_poor_fit(chosen.mean, target, "validation rows", **told)
     if setup.method == "sample":
         warn_of_few_drops(table[best].rate, measured.sites, setup.draws)
     warn_of_edge(fits, chosen, setup.criterion)
@@ -102,12 +104,13 @@ def _by_rate(model: nn.Module, data: Any, setup: Setup) -> _Measured:
                 means[i].append(center.cpu())
                 variances[i].append(moment.variance.cpu())
     target = joined(targets, stacklevel=4)
-    per_output = setup.has_outputs(target)
+    per_output, weights = setup.has_outputs(target), setup.weights(len(target))
     fits: list[RateFit] = []
+    options: dict[str, Any] = {"per_output": per_output, "floor": setup.floor, "unit": setup.target, "weights": weights}
     constant: tuple[int, ...] = ()
     for rate, mean_parts, variance_parts in zip(rates, means, variances, strict=True):
         mean, variance = torch.cat(mean_parts), torch.cat(variance_parts)
-        fit = fit_rate(rate, mean, variance, target, per_output=per_output, floor=setup.floor)
+        fit = fit_rate(rate, mean, variance, target, **options)
         if fit is not None:
             fits.append(fit)
         else:
@@ -139,11 +142,15 @@ def _first_order(model: nn.Module, data: Any, setup: Setup) -> _Measured:
         return _Measured(sites, target, [], few, constant=_constant_outputs(stacked.sum(2), per_output))
     if not bool(columns.any(0).all()):
         raise DataError(_no_errors())
-    found = fit_sites(columns, stacked, per_site=setup.per_site, floor=setup.floor, loss=setup.loss)
+    weights = setup.weights(len(target))
+    counts = None if weights is None else weights.repeat_interleave(len(columns) // len(target))
+    options: dict[str, Any] = {"per_site": setup.per_site, "floor": setup.floor, "loss": setup.loss, "weights": counts}
+    found = fit_sites(columns, stacked, **options)
     raw = (variances.double() @ found.odds).reshape(target.shape)
     rates = (found.odds / (1 + found.odds)).tolist()
     rate: Rate = {s.name: r for s, r in zip(sites, rates, strict=True)} if setup.per_site else rates[0]
-    fit = fit_rate(rate, mean, raw, target, per_output=per_output, optimal=(found.scales, found.floors))
+    options = {"per_output": per_output, "unit": setup.target, "weights": weights}
+    fit = fit_rate(rate, mean, raw, target, optimal=(found.scales, found.floors), **options)
     part = stacked * found.odds
     shares = (part / part.sum(-1, keepdim=True).clamp_min(torch.finfo(part.dtype).tiny)).mean((0, 1)).tolist()
     named = {site.name: share for site, share in zip(sites, shares, strict=True)}
@@ -156,11 +163,14 @@ def _by_terms(model: nn.Module, data: Any, setup: Setup) -> Calibration:
     per_output = found.per_output
     if not bool(outputs_last(found.target != found.mean, per_output).any(0).all()):
         raise DataError(_no_errors())
-    warn_of_poor_fit(found.mean, found.target, "validation rows", per_output=per_output, stacklevel=4)
+    told: dict[str, Any] = {"per_output": per_output, "stacklevel": 4, "hint": setup.target is None}
+    warn_of_poor_fit(found.mean, found.target, "validation rows", **told)
     terms, variance, verdict = fitted_terms(found, setup)
     one = torch.ones(found.target.shape[1] if per_output else 1, dtype=torch.float64)
     optimal = (one, torch.zeros_like(one))
-    fit = fit_rate({}, found.mean, variance, found.target, per_output=per_output, optimal=optimal)
+    options: dict[str, Any] = {"per_output": per_output, "optimal": optimal, "unit": setup.target}
+    options["weights"] = setup.weights(len(found.target))
+    fit = fit_rate({}, found.mean, variance, found.target, **options)
     assert fit is not None  # the floor is above 0
     record = _record(model, setup, _Measured(found.sites, found.target, [fit], None), [fit.row()], 0)
     return replace(record, terms=terms, verdict=verdict, output_shape=found.shape)
@@ -196,13 +206,16 @@ def _record(model: nn.Module, setup: Setup, measured: _Measured, table: list[Rat
         fingerprint=fingerprint(model),
         versions={"torch": torch.__version__},
         constant=tuple(fit.constant().tolist()),
+        target=setup.target,
+        seen=sketch(marks_of(fit.mean, fit.target)),
+        columns=None if setup.columns is None else {key: tuple(names) for key, names in setup.columns.items()},
     )
 
 
 def batches_with_sites(
     model: nn.Module, data: Any, setup: Setup, per_batch: int
 ) -> Generator[tuple[Any, Tensor, Sites, Callable[[], Any]], None, None]:
-    """Inputs, targets, sites, which are found on the first inputs, and what to call after every step of the bar."""
+    """Inputs, targets in the model's unit, sites, found on the first inputs, and what to call after every step."""
     from tqdm import tqdm
 
     sites = None if setup.sites is None else Sites(setup.sites)
@@ -216,7 +229,7 @@ def batches_with_sites(
                 pair = setup.unpack is None and is_pair(data)
                 examples = first_rows(data, model, _EXAMPLES, setup.collate) if pair else x
                 sites = find_sites(model, examples, select=setup.select, kind=setup.kind)
-            yield x, y, sites, tick
+            yield x, y if setup.target is None else setup.target.forward(y), sites, tick
 
 
 def _constant_outputs(variance: Tensor, per_output: bool) -> tuple[int, ...]:

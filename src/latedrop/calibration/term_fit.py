@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from latedrop.calibration.fit import Loss, polished, scored
-from latedrop.calibration.verdict import Verdict, crossed, gains, judged, standard_error
+from latedrop.calibration.verdict import Verdict, crossed, effective_rows, gains, judged, standard_error
+from latedrop.metrics.entries import average
 
 __all__ = ["Candidate", "Chosen", "TermFit", "choose", "fit_terms", "guarded"]
 
@@ -87,19 +88,26 @@ def guarded(variance: Tensor, factor: Tensor, constant: Tensor) -> Tensor:
     return factor * variance + (factor - 1) * constant
 
 
-def fit_terms(error: Tensor, columns: Tensor, blocks: Blocks, loss: Loss = "nll") -> TermFit:
+def fit_terms(
+    error: Tensor, columns: Tensor, blocks: Blocks, loss: Loss = "nll", weights: Tensor | None = None
+) -> TermFit:
     """Fit errors `(n, K)` with columns `(n, K, J)`; each output has coefficients of its own.
+
+    `weights` `(n,)` say what each row counts; n above is then `(sum w)^2 / sum w^2`.
 
     With `loss="crps"` the CRPS is lowered from there, of the rows and of k more that have the average error.
     """
     pairs = zip(error.double().unbind(1), columns.double().unbind(1), strict=True)
-    fits = [_of_one(e, u, blocks, loss) for e, u in pairs]
+    fits = [_of_one(e, u, blocks, loss, weights) for e, u in pairs]
     return TermFit(*(torch.stack(part) for part in zip(*fits, strict=True)))
 
 
-def _of_one(error: Tensor, columns: Tensor, blocks: Blocks, loss: Loss) -> tuple[Tensor, Tensor, Tensor]:
-    rows, count = columns.shape
-    size = error.square().mean()
+def _of_one(
+    error: Tensor, columns: Tensor, blocks: Blocks, loss: Loss, weights: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    counts = None if weights is None else weights.double() / weights.double().mean()
+    rows, count = effective_rows(counts, len(error)), columns.shape[1]
+    size = average(error.square(), counts)
     found = torch.zeros(count, dtype=columns.dtype, device=columns.device)
     joined = [columns[:, list(block)].sum(1) for block in blocks]
     used = [(block, column, float(column.mean())) for block, column in zip(blocks, joined, strict=True)]
@@ -109,12 +117,13 @@ def _of_one(error: Tensor, columns: Tensor, blocks: Blocks, loss: Loss) -> tuple
     start[-1] = 1
     charge = torch.full_like(start, _PRICE / rows)
     charge[-1] = 0
-    average = (rows * error.square() / size + _AVERAGE_ROWS) / (rows + _AVERAGE_ROWS)
-    theta = scored(average, unit, start, torch.zeros_like(start), charge)
+    shrunk = (rows * error.square() / size + _AVERAGE_ROWS) / (rows + _AVERAGE_ROWS)
+    theta = scored(shrunk, unit, start, torch.zeros_like(start), charge, counts)
     if loss == "crps":
         more = unit.new_ones(int(_AVERAGE_ROWS), unit.shape[1])
         scaled = torch.cat([error / size.sqrt(), more[:, 0]])
-        theta = polished(scaled, torch.cat([unit, more]), theta, torch.zeros_like(theta))
+        alike = None if counts is None else torch.cat([counts, more[:, 0]])
+        theta = polished(scaled, torch.cat([unit, more]), theta, torch.zeros_like(theta), alike)
     for (block, _, mean), value in zip(used, theta[:-1], strict=True):
         found[list(block)] = value * size / mean
     return found, theta[-1].clamp_min(_LEAST_FLOOR) * size, size
@@ -127,6 +136,7 @@ def choose(
     groups: Sequence[Blocks],
     factor: Tensor,
     loss: Loss = "nll",
+    weights: Tensor | None = None,
 ) -> Chosen:
     """Compare nested candidates on rows that were left out of their fits, and fit the one in use to all.
 
@@ -137,22 +147,28 @@ def choose(
         groups: for each term its columns, by their places: those that share a coefficient together.
         factor: `(N,)`, of the guard.
         loss: what the fits minimise; candidates are compared by their likelihood.
+        weights: `(N,)`, what each row counts.
     """
     inner = len(error) // len(factor)
     shaped = error.reshape(len(factor), inner, -1).movedim(2, 1)
     tried = _candidates(names, groups)
     scores = []
     for blocks in tried.values():
-        variance, constant = crossed(shaped, partial(_fitted_to, error, columns, blocks, inner, factor, loss), True)
+        fit = partial(_fitted_to, error, columns, blocks, inner, factor, loss, weights)
+        variance, constant = crossed(shaped, fit, True, weights)
         scores.append((variance, constant, gains(shaped, variance, constant)))
     home = list(tried).index(_name(names))
-    picked = max(range(len(tried)), key=lambda i: _lead(scores[i][2] - scores[home][2]))
+    picked = max(range(len(tried)), key=lambda i: _lead(scores[i][2] - scores[home][2], weights))
     variance, constant, _ = scores[picked]
     name = list(tried)[picked]
-    listed = (Candidate(n, float(g.mean()), standard_error(g)) for n, (_, _, g) in zip(tried, scores, strict=True))
+    listed = (
+        Candidate(n, float(average(g, weights)), standard_error(g, weights))
+        for n, (_, _, g) in zip(tried, scores, strict=True)
+    )
     values = [part[..., 0] if inner == 1 else part for part in (shaped, variance, constant)]
-    verdict = judged(*values, fitted="cross-validation")
-    return Chosen(name, fit_terms(error, columns, tried[name], loss), verdict, tuple(listed))
+    verdict = judged(*values, fitted="cross-validation", weights=weights)
+    counts = None if weights is None else weights.repeat_interleave(inner)
+    return Chosen(name, fit_terms(error, columns, tried[name], loss, counts), verdict, tuple(listed))
 
 
 def _candidates(names: Sequence[str], groups: Sequence[Blocks]) -> dict[str, Blocks]:
@@ -168,18 +184,26 @@ def _name(names: Sequence[str]) -> str:
     return " + ".join(names) or "floor alone"
 
 
-def _lead(difference: Tensor) -> float:
+def _lead(difference: Tensor, weights: Tensor | None) -> float:
     """By how much a candidate leads beyond one standard error; 0 for the one that is compared with itself."""
-    lead = float(difference.mean()) - standard_error(difference)
+    lead = float(average(difference, weights)) - standard_error(difference, weights)
     return lead if bool(difference.any()) else 0.0
 
 
 def _fitted_to(
-    error: Tensor, columns: Tensor, blocks: Blocks, inner: int, factor: Tensor, loss: Loss, rows: Tensor
+    error: Tensor,
+    columns: Tensor,
+    blocks: Blocks,
+    inner: int,
+    factor: Tensor,
+    loss: Loss,
+    weights: Tensor | None,
+    rows: Tensor,
 ) -> Callable[[Tensor], Tensor]:
     """A fit to some rows, as a function from the places of others to their variances `(rows, K, inner)`."""
     entries = _entries(rows, inner)
-    fit = fit_terms(error[entries], columns[entries], blocks, loss)
+    counts = None if weights is None else weights[rows].repeat_interleave(inner)
+    fit = fit_terms(error[entries], columns[entries], blocks, loss, counts)
 
     def variance(held: Tensor) -> Tensor:
         found = fit.variance(columns[_entries(held, inner)]).reshape(len(held), inner, -1).movedim(2, 1)

@@ -13,9 +13,20 @@ import torch
 from torch import Tensor
 
 from latedrop.metrics import rank_correlation
+from latedrop.metrics.entries import average
 from latedrop.metrics.levels import central_quantile
 
-__all__ = ["Verdict", "correlation", "crossed", "folds", "gains", "judged", "losses", "standard_error"]
+__all__ = [
+    "Verdict",
+    "correlation",
+    "crossed",
+    "effective_rows",
+    "folds",
+    "gains",
+    "judged",
+    "losses",
+    "standard_error",
+]
 
 _LEVEL = 0.9
 _FOLDS = 10
@@ -68,10 +79,19 @@ class Verdict:
         )
 
 
-def judged(error: Tensor, variance: Tensor, constant: Tensor, *, fitted: str, inside: Tensor | None = None) -> Verdict:
+def judged(
+    error: Tensor,
+    variance: Tensor,
+    constant: Tensor,
+    *,
+    fitted: str,
+    inside: Tensor | None = None,
+    weights: Tensor | None = None,
+) -> Verdict:
     """The verdict on errors and variances `(N, ...)`; the constant broadcasts with them.
 
-    `inside` `(N, ...)` says what lies in its interval where that is not the Gaussian one.
+    `inside` `(N, ...)` says what lies in its interval where that is not the Gaussian one; `weights` `(N,)` what each
+    row counts, but for the rank correlation.
     """
     error, variance, constant = (part.double() for part in (error, variance, constant.to(error)))
     if inside is None:
@@ -80,11 +100,11 @@ def judged(error: Tensor, variance: Tensor, constant: Tensor, *, fitted: str, in
     return Verdict(
         rows=len(error),
         fitted=fitted,
-        gain=float(by_row[0].mean()),
-        gain_error=standard_error(by_row[0]),
+        gain=float(average(by_row[0], weights)),
+        gain_error=standard_error(by_row[0], weights),
         correlation=correlation(error, variance),
-        coverage=float(by_row[1].mean()),
-        coverage_error=standard_error(by_row[1]),
+        coverage=float(average(by_row[1], weights)),
+        coverage_error=standard_error(by_row[1], weights),
     )
 
 
@@ -99,13 +119,27 @@ def losses(error: Tensor, variance: Tensor) -> Tensor:
     return loss.reshape(len(loss), -1).mean(1)
 
 
-def standard_error(values: Tensor) -> float:
-    """Of the mean of `(N,)`."""
-    return float(values.std() / len(values) ** 0.5) if len(values) > 1 else float("inf")
+def standard_error(values: Tensor, weights: Tensor | None = None) -> float:
+    """Of the mean of `(N,)`, or of its weighted mean: `sqrt(sum w^2 (x - mean)^2) / sum w`, times `n / (n - 1)`."""
+    if len(values) < 2:
+        return float("inf")
+    if weights is None:
+        return float(values.std() / len(values) ** 0.5)
+    weights, rows = weights.to(values), len(values)
+    spread = (weights * (values - average(values, weights))).square().sum() * rows / (rows - 1)
+    return float(spread.sqrt() / weights.sum())
+
+
+def effective_rows(weights: Tensor | None, rows: int) -> float:
+    """How many rows of one weight tell as much: `(sum w)^2 / sum w^2`."""
+    return float(rows) if weights is None else float(weights.sum().square() / weights.square().sum())
 
 
 def crossed(
-    error: Tensor, fit: Callable[[Tensor], Callable[[Tensor], Tensor]], per_output: bool
+    error: Tensor,
+    fit: Callable[[Tensor], Callable[[Tensor], Tensor]],
+    per_output: bool,
+    weights: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Variances and constants `(N, ...)` of every row, from fits to the rows of the other folds.
 
@@ -116,10 +150,12 @@ def crossed(
     fold = folds(len(error))
     axes = tuple(axis for axis in range(error.dim()) if axis != 1 or not per_output)
     variance, constant = torch.empty_like(error), torch.empty_like(error)
+    counted = torch.ones(len(error)).to(error) if weights is None else weights.to(error)
+    counted = counted.reshape(-1, *[1] * (error.dim() - 1))
     least = _LEAST * error.square().mean(axes, keepdim=True)
     for number in fold.unique().tolist():
         rest, held = (fold != number).nonzero()[:, 0], (fold == number).nonzero()[:, 0]
-        size = error[rest].square().mean(axes, keepdim=True)
+        size = (counted[rest] * error[rest].square()).mean(axes, keepdim=True) / counted[rest].mean()
         constant[held] = torch.maximum(size, least)
         variance[held] = fit(rest)(held).to(variance) if bool(size.all()) else constant[held]
     return variance, constant

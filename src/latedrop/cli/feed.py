@@ -144,7 +144,7 @@ class Labelled:
     """Batches (inputs, targets) for `calibrate`, read anew each time; `part` is "all" rows, or one of two halves.
 
     Each row falls into the half "fit" or "held" by chance, and the same way for the same seed. Rows that are not finite
-    are an error, or with `drop` left out and counted in `dropped`.
+    are an error, or with `drop` left out and counted in `dropped`. Their weights are in the kept column `weight`.
     """
 
     source: Source
@@ -153,15 +153,20 @@ class Labelled:
     drop: bool = False
     part: str = "all"
     seed: int = 0
+    weight: str | None = None
     dropped: int = field(default=0, init=False)
+    counts: list[npt.NDArray[np.float64]] = field(default_factory=list, init=False)
 
     def __iter__(self) -> Iterator[tuple[Any, npt.NDArray[Any]]]:
         dice = np.random.default_rng(self.seed)
-        self.dropped = 0
+        self.dropped, self.counts = 0, []
         for rows in self.source.read(self.model, self.batch_size):
+            counts = self._counts(rows)
             if self.part != "all":
-                rows = rows.where((dice.random(len(rows)) < 0.5) == (self.part == "held"))
+                half = (dice.random(len(rows)) < 0.5) == (self.part == "held")
+                rows, counts = rows.where(half), counts[half]
             self.dropped += int((~rows.finite).sum())
+            self.counts.append(counts[rows.finite])
             rows = _finite(rows, self.source, self.drop)
             if len(rows):
                 assert rows.target is not None
@@ -173,6 +178,37 @@ class Labelled:
         if count is None:
             raise TypeError(f"the number of rows of {self.source.table.path} is not known before they are read")
         return -(-count // self.batch_size)
+
+    def weights(self) -> npt.NDArray[np.float64] | None:
+        """Of the rows that were read last; None where all count the same."""
+        return None if self.weight is None else np.concatenate([np.zeros(0), *self.counts])
+
+    def weights_to_come(self) -> WeightsRead | None:
+        """The same as an array that can be asked for once the rows were read."""
+        return None if self.weight is None else WeightsRead(self)
+
+    def _counts(self, rows: Rows) -> npt.NDArray[np.float64]:
+        if self.weight is None:
+            return np.ones(len(rows))
+        values = rows.kept[self.weight]
+        try:
+            found = np.array(values if isinstance(values, (list, np.ndarray)) else values.tolist(), dtype=np.float64)
+        except (TypeError, ValueError) as error:
+            raise DataError(
+                f"expected numbers as weights in {self.weight!r} of {self.source.table.path}; found others ({error}). "
+                "Name another column: --row-weights."
+            ) from None
+        return found.reshape(len(rows))
+
+
+@dataclass(frozen=True)
+class WeightsRead:
+    """The weights of rows as an array, which is known after they were read."""
+
+    rows: Labelled
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        return np.asarray(self.rows.weights(), dtype)
 
 
 @dataclass
@@ -213,9 +249,9 @@ def conformal_rows(rows: Labelled, path: str | None, *, halve: bool) -> tuple[La
     """Rows to fit to, and rows for conformal intervals: those of another file, half of these, or none."""
     if path is not None:
         columns = rows.source.columns
-        return rows, replace(rows, source=Source.of(path, columns.inputs, columns.targets, labelled=True))
+        return rows, replace(rows, source=Source.of(path, columns.inputs, columns.targets, labelled=True), weight=None)
     if halve:
-        return replace(rows, part="fit"), replace(rows, part="held")
+        return replace(rows, part="fit"), replace(rows, part="held", weight=None)
     return rows, None
 
 
@@ -247,7 +283,7 @@ def measure(predictor: Predictor, rows: Labelled, tick: Callable[[int], Any]) ->
     means, variances, targets = [], [], []
     for x, y in rows:
         part = predictor.predict(x)
-        means.append(part.mean.cpu())
+        means.append(part.output.cpu())
         variances.append(part.raw_variance.cpu())
         targets.append(align_target(means[-1], torch.from_numpy(np.array(y))))
         tick(len(y))
@@ -268,7 +304,8 @@ def output_names(calibration: Calibration, *, flat: bool) -> dict[str, tuple[str
             f"expected one value or a vector of at most {_MOST_COLUMNS} per row for csv or parquet; found outputs "
             f"of shape {calibration.output_shape}. Write npz."
         )
-    return {name: tuple(f"{name}_{k}" for k in range(count)) for name in _NAMES} | alone
+    ends = calibration.output_names or range(count)
+    return {name: tuple(f"{name}_{end}" for end in ends) for name in _NAMES} | alone
 
 
 def predicted(predictor: Predictor, rows: Rows, level: float, *, flat: bool) -> dict[str, npt.NDArray[Any]]:

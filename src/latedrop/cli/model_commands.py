@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from latedrop.cli import options as opt
 from latedrop.cli.command import bar, command
-from latedrop.cli.options import example_rows, numbers, readout_of, scale_of, split
+from latedrop.cli.options import example_rows, numbers, readout_of, scale_of, split, target_of
 from latedrop.cli.printing import draw_curves, print_calibration, print_evaluations, print_sites
 from latedrop.errors import ArgumentError, DataError
 from latedrop.terminal import need, say
@@ -100,8 +100,12 @@ def calibrate(
     data: opt.Validation,
     output: opt.Written,
     target: opt.Target = None,
+    target_mean: opt.TargetMean = None,
+    target_std: opt.TargetStd = None,
+    target_log: opt.TargetLog = False,
     inputs: opt.Inputs = None,
     ignore: opt.Ignore = None,
+    row_weights: opt.RowWeights = None,
     drop_nan: opt.DropNan = False,
     batch_size: opt.BatchSize = 256,
     weights: opt.Weights = None,
@@ -132,27 +136,23 @@ def calibrate(
         import latedrop
         from latedrop.cli.feed import Labelled, Source, conformal_rows, usual_rows
         from latedrop.cli.models import load_model
-        from latedrop.cli.writing import check_apart, check_output
 
-        check_output(output)
-        _check_drawn(report, ".html", ".htm")
         read = {"MODEL": model, "--weights": weights, "--data": data, "--conformal-data": conformal_data}
-        check_apart({"--output": output, "--report": report}, {**read, "--readout": readout, "--reference": reference})
+        _check_written(output, report, {**read, "--readout": readout, "--reference": reference})
         network = load_model(model, weights, trust=trust, device=device, untrained=untrained)
-        source = Source.of(data, split(inputs), split(target), ignored=split(ignore), labelled=True)
-        rows = Labelled(source, network, batch_size, drop_nan, seed=seed)
+        source = Source.of(data, split(inputs), split(target), split(row_weights), split(ignore), labelled=True)
+        rows = Labelled(source, network, batch_size, drop_nan, seed=seed, weight=row_weights)
         used, held = conformal_rows(rows, conformal_data, halve=intervals == "conformal")
         options: dict[str, Any] = {"method": method, "draws": draws, "floor": floor, "per_site": per_site, "kind": kind}
-        options |= {"rates": rates and numbers("--rates", rates), "terms": terms and split(terms)}
         options |= {"guard": False if no_guard else None, "reference": usual_rows(source, reference, rows)}
         options |= {"intervals": intervals, "conformal_data": held, "seed": seed, "batch_size": batch_size}
-        options |= {"scale": scale_of(scale), "readout": readout_of(readout), "select": select or None}
+        options |= _read_options(rates, terms, scale, readout, select)
+        options |= {"target": target_of(target_mean, target_std, target_log), "row_weights": used.weights_to_come()}
         with source.explained():
             uq = latedrop.calibrate(network, used, progress=sys.stderr.isatty(), **options)
         uq.calibration = replace(uq.calibration, columns=source.names())
-        written = uq.save(output)
         facts = {"title": f"Calibration of {model}", "reproduce": {"model": model, "data": data}}
-        files = [*map(str, written), *_report(report, calibration=uq.calibration, **facts)]
+        files = [*map(str, uq.save(output)), *_report(report, calibration=uq.calibration, **facts)]
         with redirect_stdout(out):
             print_calibration(uq.calibration, used.dropped + (held.dropped if held else 0), files, as_json)
 
@@ -217,6 +217,7 @@ def evaluate(
     target: opt.Target = None,
     inputs: opt.Inputs = None,
     ignore: opt.Ignore = None,
+    row_weights: opt.RowWeights = None,
     drop_nan: opt.DropNan = False,
     level: opt.Level = 0.9,
     plot: opt.Plot = None,
@@ -245,12 +246,12 @@ def evaluate(
         check_apart({"--plot": plot, "--report": report}, {**sources, "--readout": readout})
         network = load_model(model, weights, trust=trust, device=device, untrained=untrained)
         uq = _calibrated(calibration, network, readout, batch_size, None)
-        columns = split(inputs), split(target)
-        source = Source.of(data, *columns, ignored=split(ignore), labelled=True, record=uq.calibration)
-        rows = Labelled(source, network, batch_size, drop_nan)
+        columns = split(inputs), split(target), split(row_weights), split(ignore)
+        source = Source.of(data, *columns, labelled=True, record=uq.calibration)
+        rows = Labelled(source, network, batch_size, drop_nan, weight=row_weights)
         with source.explained(), bar(source.table.count) as tick:
             prediction, truth = measure(uq, rows, tick)
-        found = _compared(prediction, truth, source.columns.targets, level)
+        found = _compared(prediction, truth, source.columns.targets, level, rows.weights())
         files = []
         if plot is not None:
             draw_curves(plot, found[""])
@@ -259,16 +260,33 @@ def evaluate(
         facts["reproduce"] = {"model": model, "calibration": calibration, "data": data}
         files += _report(report, **facts, prediction=prediction, target=truth, level=level)
         with redirect_stdout(out):
-            worth = None if uq.calibration.constant is None else verdict(prediction, truth)
+            worth = None if uq.calibration.constant is None else verdict(prediction, truth, weights=rows.weights())
             print_evaluations(found, rows.dropped, files, as_json, worth)
 
 
 def _calibrated(path: str, network: "nn.Module", readout: str | None, size: int, scale: str | None) -> "Predictor":
-    from latedrop.calibration.predictor import load
+    from latedrop.calibration.loading import load
 
     uq: Predictor = load(path, network, readout_of(readout))
     uq.batch_size = size
     return uq if scale is None else uq.scaled(scale_of(scale))
+
+
+def _read_options(
+    rates: str | None, terms: str | None, scale: str, readout: str | None, select: list[str] | None
+) -> dict[str, Any]:
+    """Options of `latedrop.calibrate` that are a text on the command line."""
+    named = {"rates": rates and numbers("--rates", rates), "terms": terms and split(terms)}
+    return {**named, "scale": scale_of(scale), "readout": readout_of(readout), "select": select or None}
+
+
+def _check_written(output: str, report: str | None, read: dict[str, str | None]) -> None:
+    """Before the work: a calibration and a page can be written, and are none of the files that are read."""
+    from latedrop.cli.writing import check_apart, check_output
+
+    check_output(output)
+    _check_drawn(report, ".html", ".htm")
+    check_apart({"--output": output, "--report": report}, read)
 
 
 def _check_drawn(path: str | None, *suffixes: str) -> None:
@@ -324,13 +342,15 @@ def _write_predictions(
 
 
 def _compared(
-    prediction: "Prediction", truth: "Tensor", targets: Sequence[str], level: float
+    prediction: "Prediction", truth: "Tensor", targets: Sequence[str], level: float, weights: Any
 ) -> "dict[str, tuple[Evaluation, ...]]":
     """The evaluations of all outputs together, under no name, and of each of several under its own."""
     from latedrop.calibration.evaluation import compare
 
-    found = {"": compare(prediction, truth, level=level)}
+    found = {"": compare(prediction, truth, level=level, weights=weights)}
     if prediction.mean.dim() == 2 and prediction.mean.shape[1] > 1:
         names = targets if len(targets) > 1 else [f"output {k}" for k in range(prediction.mean.shape[1])]
-        found |= {name: compare(prediction, truth, level=level, output=k) for k, name in enumerate(names)}
+        found |= {
+            name: compare(prediction, truth, level=level, output=k, weights=weights) for k, name in enumerate(names)
+        }
     return found

@@ -9,9 +9,10 @@ from latedrop.terminal import argument, option
 if TYPE_CHECKING:
     from torch import nn
 
+    from latedrop.calibration.transforms import Transform
     from latedrop.model.calling import Readout
 
-__all__ = ["example_rows", "numbers", "readout_of", "scale_of", "split"]
+__all__ = ["example_rows", "numbers", "readout_of", "scale_of", "split", "target_of"]
 
 _MODEL, _DATA, _OUTPUT = ({"rich_help_panel": name} for name in ("Model", "Data", "Output"))
 _METHODS = ["terms", "sample", "linear", "propagate"]
@@ -44,6 +45,12 @@ Inputs = Annotated[
 ]
 Ignore = Annotated[str | None, option("Columns that are no inputs, commas between.", **_DATA)]
 Target = Annotated[str | None, option("Target columns, commas between; of arrays, y by default.", **_DATA)]
+TargetMean = Annotated[
+    str | None, option("Mean of the training targets, where these were standardised; one per output.", **_DATA)
+]
+TargetStd = Annotated[str | None, option("Their standard deviation; one per output.", **_DATA)]
+TargetLog = Annotated[bool, option("The model was trained on the targets' logarithm.", "--target-log", **_DATA)]
+RowWeights = Annotated[str | None, option("Column with what each row counts.", "--row-weights", **_DATA)]
 DropNan = Annotated[bool, option("Leave out rows with NaN or missing values.", "--drop-nan", **_DATA)]
 BatchSize = Annotated[int, option("Rows that are read and run at once.", **_DATA)]
 Level = Annotated[float, option("Probability that the interval holds the target.", **_OUTPUT)]
@@ -115,6 +122,17 @@ def readout_of(text: str | None) -> "Readout":
 
         return load_function(text)
     return int(text) if text.removeprefix("-").isdecimal() else text
+
+
+def target_of(mean: str | None, std: str | None, log: bool) -> "Transform | None":
+    """How the targets were transformed for training."""
+    from latedrop.calibration.transforms import Log, Standardized
+
+    if (mean is None) != (std is None) or (log and mean is not None):
+        raise ArgumentError("expected --target-mean with --target-std, or --target-log alone; found another mixture.")
+    if mean is None or std is None:
+        return Log() if log else None
+    return Standardized(numbers("--target-mean", mean), numbers("--target-std", std))
 
 
 def example_rows(network: "nn.Module", shapes: Sequence[str] | None) -> Any:

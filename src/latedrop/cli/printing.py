@@ -124,7 +124,7 @@ def _rate_table(c: "Calibration") -> list[list[str]]:
         lines.append(
             [
                 rate_text(row.rate) + (" *" if row.rate == c.rate else ""),
-                f"{row.rmse:.4g}",
+                ", ".join(f"{value:.4g}" for value in row.rmses),
                 *values,
                 " to ".join(f"{value:.4g}" for value in ends),
             ]

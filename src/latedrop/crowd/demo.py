@@ -253,7 +253,7 @@ def _evaluations(
 ) -> tuple[Evaluation, ...]:
     raw, scaled, *_ = compare(sampled, target)
     _, first_order, *_ = compare(free, target)
-    spread = torch.full_like(free.mean, calibration.count.table[0].rmse ** 2)
+    spread = torch.full_like(free.mean, calibration.count.table[0].rmses[0] ** 2)
     return (
         replace(raw, label="sampled, raw"),
         replace(scaled, label="sampled, scaled"),

@@ -149,8 +149,10 @@ def _rate_pictures(c: Calibration, unit: str) -> Iterator[Picture]:
         return [getattr(row, name) for row in c.table]
 
     at = f"Dotted line: the chosen rate, {number(c.rate)}."
-    rmse = column("rmse")
+    rmse = [row.rmses[0] for row in c.table]
     whose = "mean over draws" if c.mean == "draws" else "model's own output"
+    if len(c.table[0].rmses) > 1:
+        whose = f"{whose}, first of {len(c.table[0].rmses)} outputs"
     yield _picture(
         "Error by rate",
         f"RMSE of the {whose}. {at}",

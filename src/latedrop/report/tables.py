@@ -48,7 +48,7 @@ def rate_table(c: Calibration, unit: str = "") -> list[list[str]]:
         chosen = " (chosen)" if row.rate == c.rate and len(c.table) > 1 else ""
         values = [f"{getattr(row, name):.3f}" for name in metric_names]
         fitted = [number(row.scale), number(row.relaxed_scale), *[number(row.floor)] * floor]
-        lines.append([number(row.rate) + chosen, f"{row.rmse:.4g}", *values, *fitted])
+        lines.append([number(row.rate) + chosen, number(row.rmse), *values, *fitted])
     return lines
 
 

@@ -45,11 +45,13 @@ class Bag:
         return (sum(self.counts[at + 1 :]) + u * self.counts[at]) / self._total
 
 
-def counted(edges: Sequence[float], scores: Sequence[float]) -> tuple[int, ...]:
-    """How many scores lie in each bin; what is not finite counts as the largest."""
-    found = [0] * (len(edges) + 1)
-    for score in scores:
-        found[bisect_right(edges, score) if isfinite(score) else -1] += 1
+def counted(
+    edges: Sequence[float], scores: Sequence[float], weights: Sequence[float] | None = None
+) -> tuple[float, ...]:
+    """How many scores lie in each bin, or how much they weigh; what is not finite counts as the largest."""
+    found = [0.0] * (len(edges) + 1)
+    for score, weight in zip(scores, weights or [1.0] * len(scores), strict=True):
+        found[bisect_right(edges, score) if isfinite(score) else -1] += weight
     return tuple(found)
 
 

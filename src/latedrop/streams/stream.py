@@ -37,7 +37,7 @@ class StreamPrediction:
 
     Attributes:
         ids: the name of each row, for `Stream.update`.
-        mean: `(N, ...)`, the model's prediction with the running bias added.
+        mean: `(N, ...)`, the prediction with the running bias added; the median, where targets were transformed.
         low, high: `(N, ...)`, both ends of the interval.
         level: what it is tracked to hold.
         prediction: what the predictor said by itself.
@@ -74,6 +74,8 @@ class Stream:
         watch_every: look for changes without labels at each k-th row alone; frames of a video are alike.
         usual: how the validation rows were spread; None lets the first rows say what is usual.
         made_with: a text that tells one model from another; a state of another one is refused.
+        unit: has `forward` and `inverse`, where the model was trained on transformed targets: errors are followed in
+            the model's unit, and the prediction has `in_model_unit()`.
     """
 
     def __init__(
@@ -88,6 +90,7 @@ class Stream:
         watch_every: int = 1,
         usual: Usual | None = None,
         made_with: str = "",
+        unit: Any = None,
     ) -> None:
         for name, value, most in (("alarm", alarm, 1), ("step", step, 10)):
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < most:
@@ -97,7 +100,7 @@ class Stream:
                 raise ArgumentError(f"expected {name} to be a whole number of rows, 1 or more; found {number!r}.")
         self.level = checked_level(level)
         self._settings = Settings(self.level, alarm, waiting, step, watch_every, usual or Usual())
-        self._predict, self._made_with = predict, made_with
+        self._predict, self._made_with, self._unit = predict, made_with, unit
         self._lock = RLock()
         self._last: list[Row] = []
         self._file = None if path is None else StateFile(Path(path), made_with)
@@ -116,7 +119,7 @@ class Stream:
 
     def follow(self, prediction: Any, ids: Sequence[Row] | None = None) -> StreamPrediction:
         """As `predict`, for a prediction that is already there."""
-        mean, std = self._columns(prediction)
+        mean, std = self._columns(prediction if self._unit is None else prediction.in_model_unit())
         with self._lock:
             state = self._begun(prediction, mean.shape[1])
             names = _names(len(mean), ids, state.rows)
@@ -126,7 +129,7 @@ class Stream:
             state.expect(names, [Waiting(*row) for row in zip(mean, std, low, high, strict=True)])
             self._last = names
             self._save()
-            shown = [_like(part, prediction.mean) for part in (centre, low, high)]
+            shown = [self._shown(part, prediction.mean) for part in (centre, low, high)]
             return StreamPrediction(names, shown[0], shown[1], shown[2], self.level, prediction, self.alarms)
 
     def update(self, y: Any, ids: Sequence[Row] | Row | None = None) -> Tensor:
@@ -147,6 +150,8 @@ class Stream:
                     f"{self._settings.waiting} rows wait at most."
                 )
             target = _targets(y, len(names), state.outputs)
+            if self._unit is not None:
+                target = _targets(self._unit.forward(torch.from_numpy(target)), len(names), state.outputs)
             held = [state.learn(name, row) for name, row in zip(names, target, strict=True)]
             self._save()
         return torch.from_numpy(np.array(held).reshape(len(names), -1))
@@ -259,6 +264,11 @@ class Stream:
                 for i in some:
                     monitor.add([column[i] for column in known], names[i])
 
+    def _shown(self, values: npt.NDArray[np.float64], mean: Tensor) -> Tensor:
+        """In the shape, the unit and the precision of the predictions."""
+        found = torch.from_numpy(values).reshape(mean.shape)
+        return (found if self._unit is None else self._unit.inverse(found)).to(mean)
+
     def _save(self) -> None:
         if self._file is not None and self._state is not None:
             self._file.write(self._state)
@@ -272,10 +282,6 @@ def _names(count: int, ids: Sequence[Row] | None, first: int) -> list[Row]:
             f"{names[:3]!r}."
         )
     return names
-
-
-def _like(values: npt.NDArray[np.float64], mean: Tensor) -> Tensor:
-    return torch.from_numpy(values).reshape(mean.shape).to(mean)
 
 
 def _targets(y: Any, count: int, outputs: int) -> npt.NDArray[np.float64]:

@@ -31,10 +31,14 @@ class Usual:
     errors: tuple[float, ...] | None = None
 
 
-def usual_of_rows(strangeness: Sequence[float] | None, shares: Mapping[str, Sequence[float]]) -> Usual:
-    """Count the validation rows."""
-    known = None if strangeness is None else counted(STRANGENESS, strangeness)
-    return Usual(known, {name: counted(SHARES, share) for name, share in shares.items()})
+def usual_of_rows(
+    strangeness: Sequence[float] | None,
+    shares: Mapping[str, Sequence[float]],
+    weights: Sequence[float] | None = None,
+) -> Usual:
+    """Count the validation rows, or add up their weights."""
+    known = None if strangeness is None else counted(STRANGENESS, strangeness, weights)
+    return Usual(known, {name: counted(SHARES, share, weights) for name, share in shares.items()})
 
 
 def usual_from_dict(value: Any, name: str) -> Usual:

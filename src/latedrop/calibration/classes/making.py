@@ -35,6 +35,8 @@ _THEIRS: dict[str, Any] = {
     "scale": "optimal",
     "intervals": None,
     "shared": True,
+    "target": None,
+    "row_weights": None,
 }
 """Options that only a regression has, and what they are where they are not given."""
 
@@ -68,7 +70,7 @@ def classifier(
         _warn_of_classes(labels, output)
         return None, data
     check_module(model)
-    wrong = [name for name, usual in _THEIRS.items() if options[name] != usual]
+    wrong = [name for name, usual in _THEIRS.items() if options[name] is not usual and _differ(options[name], usual)]
     if wrong or options["method"] not in (None, "terms", "sample"):
         wrong += [] if options["method"] in (None, "terms", "sample") else ["method"]
         raise ArgumentError(
@@ -90,6 +92,10 @@ def classifier(
     parts = {name: options[name] for name in ("batch_size", "chunk", "engine", "collate")}
     found = ClassPredictor(model, record, setup.readout, **parts)
     return found if held is None else found.conformal(held, unpack=setup.unpack), data
+
+
+def _differ(value: Any, usual: Any) -> bool:
+    return usual is None or bool(value != usual)
 
 
 def _names(names: Sequence[str] | None) -> tuple[str, ...]:

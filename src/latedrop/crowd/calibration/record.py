@@ -138,8 +138,8 @@ class CrowdCalibration:
         for name, record in (("count", self.count), ("cells", self.pixels)):
             last = record.table[[row.rate for row in record.table].index(record.rate)]
             lines.append(
-                f"{name}: scale {record.scales[0]:.4g}, floor {record.floors[0]:.4g}, validation RMSE {last.rmse:.4g}, "
-                f"NLL {last.nll_unscaled:.4g} raw, {last.nll_scaled:.4g} scaled"
+                f"{name}: scale {record.scales[0]:.4g}, floor {record.floors[0]:.4g}, "
+                f"validation RMSE {last.rmses[0]:.4g}, NLL {last.nll_unscaled:.4g} raw, {last.nll_scaled:.4g} scaled"
             )
         if self.count.scales[0] == 0:
             lines.append("the count's deviation is the floor alone: the same for every frame")
