@@ -498,7 +498,7 @@ class TestLabels:
         common = ("crowd", "count", home / "frames", "--weights", home / "w.safetensors", "--out", tmp_path)
         for option in ("--csv", "--stream"):
             code, _, err = call(*common, "--labels", labels, option, labels)
-            assert code == 1
+            assert code == 2
             assert "to be two files; found one" in err
         assert labels.read_text() == "frame,count\n"
 
