@@ -11,7 +11,7 @@ from torch import Tensor
 
 from latedrop.calibration.record import Calibration, Choice
 from latedrop.calibration.scale import along_outputs
-from latedrop.errors import ArgumentError, LatedropError
+from latedrop.errors import ArgumentError, DataError, LatedropError
 from latedrop.metrics.levels import checked_level, normal_quantile
 
 if TYPE_CHECKING:
@@ -36,6 +36,23 @@ class Prediction:
     raw_variance: Tensor
     calibration: Calibration
     strangeness: Tensor | None = None
+
+    @classmethod
+    def joined(cls, parts: Sequence[Prediction]) -> Prediction:
+        """The predictions of several batches as one."""
+        if not parts:
+            raise DataError("expected at least one row to predict; found none.")
+        if len(parts) == 1:
+            return parts[0]
+        strange = [part.strangeness for part in parts if part.strangeness is not None]
+        means, variances = ([getattr(part, name) for part in parts] for name in ("mean", "raw_variance"))
+        strangeness = torch.cat(strange) if strange else None
+        return replace(parts[0], mean=torch.cat(means), raw_variance=torch.cat(variances), strangeness=strangeness)
+
+    def cpu(self) -> Prediction:
+        """The same on the CPU."""
+        strange = None if self.strangeness is None else self.strangeness.cpu()
+        return replace(self, mean=self.mean.cpu(), raw_variance=self.raw_variance.cpu(), strangeness=strange)
 
     @property
     def variance(self) -> Tensor:
