@@ -3,6 +3,9 @@
 import logging
 
 from latedrop import metrics
+from latedrop.calibration.classes.prediction import ClassPrediction
+from latedrop.calibration.classes.predictor import ClassPredictor
+from latedrop.calibration.classes.record import ClassCalibration
 from latedrop.calibration.predictor import Explanation, Prediction, Predictor, calibrate, load
 from latedrop.calibration.record import Calibration
 from latedrop.calibration.scale import optimal_scale, relaxed_scale
@@ -18,6 +21,9 @@ from latedrop.variance.sampling import sample
 
 __all__ = [
     "Calibration",
+    "ClassCalibration",
+    "ClassPrediction",
+    "ClassPredictor",
     "Explanation",
     "LatedropError",
     "LatedropWarning",

@@ -214,3 +214,14 @@ def test_items_of_a_data_set_stay_items(net: nn.Module, rows: tuple[Tensor, Tens
     both, target = uq.predict_labelled((list(x), y))
     torch.testing.assert_close(both.std, uq.predict(list(x)).std)
     assert torch.equal(target, y)
+
+
+@pytest.mark.parametrize("form", [form for form in FORMS if "stream" not in form])
+def test_classifiers_take_them_too(rows: tuple[Tensor, Tensor], form: str) -> None:
+    torch.manual_seed(0)
+    net, x = nn.Sequential(nn.Linear(3, 20), nn.ReLU(), nn.Linear(20, 3)), rows[0]
+    labels = (net(x) + torch.randn(40, 3)).argmax(1)
+    data = FORMS[form](x, labels)
+    plain = latedrop.calibrate(net, (x, labels), progress=False)
+    uq = latedrop.calibrate(net, data, progress=False)
+    torch.testing.assert_close(uq.predict(data).probabilities, plain.predict(x).probabilities)

@@ -147,11 +147,13 @@ class CalibratedRegressor(_UncertainRegressor):
         }
         if self.rate is not None:
             options["rates"] = [self.rate]
-        self.predictor_ = calibrate(self.model, (x, np.asarray(y, np.float64)), **options)
+        options |= {"task": "regression"}
+        self.predictor_: Any = calibrate(self.model, (x, np.asarray(y, np.float64)), **options)
         return self
 
     def _predictor(self) -> Predictor:
-        return self.predictor_
+        found: Predictor = self.predictor_
+        return found
 
 
 class LatedropRegressor(_UncertainRegressor):

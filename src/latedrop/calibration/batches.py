@@ -23,6 +23,7 @@ __all__ = [
     "batches",
     "check_axes",
     "first_rows",
+    "in_batches",
     "inputs_in",
     "inputs_of",
     "is_pair",
@@ -57,8 +58,7 @@ def batches(
             yield part, y[start : start + row_count(part)]
             start += row_count(part)
         return
-    if is_dataset(data):
-        data = dataset_batches(data, batch_size)
+    data = in_batches(data, batch_size)
     if not isinstance(data, Iterable):
         raise DataError(
             f"expected a pair (x, y) or an iterable of batches such as a DataLoader; found {type(data).__name__}."
@@ -69,6 +69,29 @@ def batches(
         _check_rows(x, y)
         if len(y):
             yield x, y
+
+
+class Cut:
+    """The batches of a data set, made anew each time."""
+
+    def __init__(self, data: Any, batch_size: int) -> None:
+        self._data, self._size = data, batch_size
+
+    def __iter__(self) -> Iterator[Any]:
+        return dataset_batches(self._data, self._size)
+
+    @property
+    def row_total(self) -> int | None:
+        """How many rows there are, where the data set tells."""
+        return row_total(self._data)
+
+
+def in_batches(data: Any, batch_size: int) -> Any:
+    """A data set as an iterable of batches; all else as it is."""
+    if not is_dataset(data):
+        return data
+    _check_batch_size(batch_size)
+    return Cut(data, batch_size)
 
 
 def row_batches(x: Any, batch_size: int) -> Iterator[Any]:

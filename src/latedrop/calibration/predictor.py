@@ -17,6 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from latedrop.calibration.batches import Unpack, batches, check_axes, inputs_in, only_inputs, row_batches
+from latedrop.calibration.classes.labels import Task
+from latedrop.calibration.classes.making import classifier
+from latedrop.calibration.classes.predictor import ClassPredictor
+from latedrop.calibration.classes.record import ClassCalibration
 from latedrop.calibration.datasets import is_loader
 from latedrop.calibration.explaining import explained
 from latedrop.calibration.fit import Loss
@@ -75,7 +79,9 @@ def calibrate(
     unpack: Unpack | None = None,
     collate: Collate = None,
     progress: bool = True,
-) -> Predictor:
+    task: Task = "auto",
+    class_names: Sequence[str] | None = None,
+) -> Any:
     """Fit the variance of a trained model to validation data, and say what it is worth.
 
     By default the variance is `guard(x) · (floor + sum_j theta_j t_j(x))`, the terms `t_j` being dropout at the sites
@@ -122,6 +128,9 @@ def calibrate(
         collate: from a list of items to what `model` takes, where the inputs are lists of objects such as graphs; the
             predictor takes such lists, too.
         progress: show a bar on work longer than two seconds.
+        task: `"classification"` calibrates probabilities instead, and returns a `ClassPredictor`; `"auto"` does so
+            where targets are whole numbers `(N,)` and outputs `(N, K)`.
+        class_names: of the classes, in the order of the logits.
 
     >>> x = torch.linspace(-1, 1, 64)[:, None]
     >>> net = nn.Sequential(nn.Linear(1, 20), nn.Tanh(), nn.Linear(20, 1))
@@ -159,9 +168,20 @@ def calibrate(
         "collate": collate,
         "progress": progress,
     }
+    return _calibrated(model, data, options, task, class_names)
+
+
+def _calibrated(
+    model: nn.Module, data: Any, options: dict[str, Any], task: Task, class_names: Sequence[str] | None
+) -> Predictor | ClassPredictor:
+    found, data = classifier(model, data, options, task, class_names)
+    if found is not None:
+        return found
     record = search(model, data, Setup(**options).checked())
-    found = Predictor(model, record, readout, batch_size=batch_size, chunk=chunk, engine=engine, collate=collate)
-    return found if conformal_data is None else found.conformal(conformal_data, unpack)
+    parts = {name: options[name] for name in ("readout", "batch_size", "chunk", "engine", "collate")}
+    made = Predictor(model, record, **parts)
+    held = options["conformal_data"]
+    return made if held is None else made.conformal(held, options["unpack"])
 
 
 class Predictor:
@@ -192,9 +212,7 @@ class Predictor:
         return self.predict(x)
 
     def predict(self, x: Any) -> Prediction:
-        """Predict N examples, in batches that fit memory; with `collate`, the items of a list.
-
-        A `DataLoader`, and a data set of torch or Hugging Face, are read batch by batch, as by `predict_batches`.
+        """Predict N examples, in batches that fit memory: rows, a `DataLoader`, a data set, with `collate` a list.
 
         The batch size does not change the result, unless every example has its own masks (`shared=False`). Warns where
         the model's weights were changed since it was calibrated.
@@ -224,19 +242,17 @@ class Predictor:
     ) -> Iterator[Prediction]:
         """Yield one `Prediction` per batch; `unpack` takes the inputs out of a batch, as `lambda b: b[0]` does.
 
-        Without it a batch is inputs alone, or a pair (inputs, targets) where the model takes one input only; with
-        `collate`, a list of items, or a tuple of it and targets. Of a mapping the entries that the model takes are
-        used; `unpack` may be the name of the targets in it.
+        Without it a batch is inputs alone, a pair (inputs, targets) where the model takes one input only, or a mapping;
+        with `collate`, a list of items, or a tuple of it and targets. Of mappings `unpack` may name the targets.
         """
         yield from map(self.predict, inputs_in(loader, self.model, self.batch_size, unpack, self.collate))
 
     def predict_labelled(
         self, data: Any, unpack: Unpack | None = None, tick: Callable[[int], Any] = lambda rows: None
     ) -> tuple[Prediction, Tensor]:
-        """The prediction of all rows of labelled data, in the form that `calibrate` takes, and their targets, aligned.
+        """The prediction of data as `calibrate` takes them, and their targets, on the CPU; a batch is held at a time.
 
-        Both on the CPU, for `evaluate`; of the inputs one batch is held at a time. `tick` is called with the rows of
-        each batch.
+        `tick` is called with the rows of each batch.
         """
         parts, targets = [], []
         for x, y in batches(data, self.model, batch_size=self.batch_size, unpack=unpack, collate=self.collate):
@@ -336,7 +352,7 @@ def load(
     *,
     collate: Collate = None,
     terms: Sequence[Term] = (),
-) -> Predictor:
+) -> Any:
     """Bring a saved calibration back to its model; with the same `terms`, where it was made with some of your own.
 
     Raises `FileError` where the file is missing, truncated or edited, or where the model lacks its sites or the
@@ -358,6 +374,9 @@ def load(
             f"expected readout=, as {path} was made with the function {calibration.custom_readout!r}, which a file "
             "cannot hold. Pass the same function to load()."
         )
+    if isinstance(calibration, ClassCalibration):
+        _warn_of_weights(model, calibration.fingerprint, path)
+        return ClassPredictor(model, calibration, readout, collate=collate)
     if calibration.terms is not None:
         calibration = replace(calibration, terms=calibration.terms.with_terms(terms, path))
     wide = any(p.dtype == torch.float64 for p in model.parameters())
@@ -367,11 +386,15 @@ def load(
             f"expected scales and floors in {path} that give a finite variance; found {calibration.scale} and "
             f"{calibration.floor}. The file was edited, or its model was in float64: calibrate again."
         )
-    if fingerprint(model) != calibration.fingerprint:
+    _warn_of_weights(model, calibration.fingerprint, path)
+    return Predictor(model, calibration, readout, collate=collate)
+
+
+def _warn_of_weights(model: nn.Module, known: str, path: str | os.PathLike[str]) -> None:
+    if fingerprint(model) != known:
         warn(
             f"the model's weights are not those that {path} was made with: its intervals may not hold. "
             "Calibrate again after training.",
             LatedropWarning,
-            stacklevel=2,
+            stacklevel=3,
         )
-    return Predictor(model, calibration, readout, collate=collate)
