@@ -4,6 +4,7 @@ typer and rich are extras (`pip install "latedrop[cli]"`), imported where they a
 """
 
 import argparse
+import logging
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,6 +24,7 @@ __all__ = [
     "folder",
     "hand_on",
     "listed",
+    "logged",
     "need",
     "number_list",
     "one_line",
@@ -137,6 +139,25 @@ def listed(names: Iterable[str], most: int) -> str:
     names = list(names)
     more = f", ... ({len(names)} in all)" if len(names) > most else ""
     return ", ".join(names[:most]) + more or "none"
+
+
+@contextmanager
+def logged(verbose: int) -> Iterator[None]:
+    """What latedrop's loggers say, on stderr: nothing more with 0, what is done with 1, how with 2."""
+    logger = logging.getLogger("latedrop")
+    if not verbose:
+        yield
+        return
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("latedrop: %(message)s" if verbose == 1 else "%(name)s: %(message)s"))
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO if verbose == 1 else logging.DEBUG)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
 
 
 @contextmanager

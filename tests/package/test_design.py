@@ -14,7 +14,7 @@ SOURCE = Path(latedrop.__file__).parent
 ROOMS = [
     {"errors"},
     {"records"},
-    {"torch_inside", "files", "devices", "terminal"},
+    {"torch_inside", "files", "devices", "terminal", "progress"},
     {"metrics", "plots"},
     {"model"},
     {"masking"},

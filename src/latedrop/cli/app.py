@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated
 
 from latedrop import __version__
+from latedrop.cli.command import bundled
 from latedrop.cli.crowd_commands import crowd_calibrate, crowd_count, crowd_demo, crowd_train, study_crowd
 from latedrop.cli.model_commands import calibrate, evaluate, predict, sites, with_examples
 from latedrop.cli.printing import print_demo
@@ -37,19 +38,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
         pretty_exceptions_enable=False,
     )
     app.callback()(_common)
-    app.command()(demo)
+    app.command("demo")(bundled(demo))
     for command in (sites, calibrate, predict, evaluate):
-        app.command(help=with_examples(command))(command)
+        app.command(command.__name__, help=with_examples(command))(bundled(command))
     study = typer.Typer(help="The paper's experiments, run again: JSON, pages and figures.", no_args_is_help=True)
     study.command("uci", **HANDED_ON)(study_uci)
     study.command("shift", **HANDED_ON)(study_shift)
     study.command("crowd", **HANDED_ON)(study_crowd)
     app.add_typer(study, name="study")
     crowd = typer.Typer(help="Count people, with intervals: train, calibrate, count.", no_args_is_help=True)
-    crowd.command("count")(crowd_count)
-    crowd.command("calibrate")(crowd_calibrate)
+    crowd.command("count")(bundled(crowd_count))
+    crowd.command("calibrate")(bundled(crowd_calibrate))
     crowd.command("train", **HANDED_ON)(crowd_train)
-    crowd.command("demo")(crowd_demo)
+    crowd.command("demo")(bundled(crowd_demo))
     app.add_typer(crowd, name="crowd")
     app(arguments, prog_name="latedrop")
 
@@ -79,7 +80,7 @@ def demo(
         from latedrop.cli.demo import NOTES, UNIT, run, write
 
         where = folder(out)
-        result = run(draws, seed, progress=sys.stderr.isatty())
+        result = run(draws, seed, progress=True)
         print_demo(result, write(result, where), as_json, unit=UNIT, notes=NOTES)
 
 

@@ -4,7 +4,6 @@ Plain functions that parse, call and print; `cli` hands them to typer. What a co
 """
 
 import json
-import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -144,7 +143,7 @@ def crowd_calibrate(
             scale=_one_of("--scale", scale, "optimal", "relaxed"),
             every=every,
             seed=seed,
-            progress=sys.stderr.isatty(),
+            progress=True,
         )
         found.save(target)
         print(f"{found}\nwritten: {target}")
@@ -173,7 +172,7 @@ def crowd_demo(
         from latedrop.crowd.demo import run, write
 
         where = folder(out)
-        result = run(draws, seed, progress=sys.stderr.isatty())
+        result = run(draws, seed, progress=True)
         files = write(result, where)
         if as_json:
             print(json.dumps({**result.summary(), "files": [str(path) for path in files]}, indent=1))
@@ -282,12 +281,9 @@ def _panel(where: Path, frame: "CountedFrame", trained: "Trained") -> None:
 
 
 def _bar(rows: "Iterable[CountedFrame]", total: int | None, label: str) -> "Iterable[CountedFrame]":
-    from tqdm import tqdm
+    from latedrop.progress import shown_on
 
-    shown: Iterable[CountedFrame] = tqdm(
-        rows, desc=label, total=total, unit="frame", delay=2, disable=not sys.stderr.isatty(), leave=False
-    )
-    return shown
+    return shown_on(rows, label, total, "frames", show=True)
 
 
 def _print_demo(result: "CrowdDemo", files: list[Path]) -> None:

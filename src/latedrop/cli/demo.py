@@ -28,6 +28,7 @@ from latedrop.devices import one_thread, versions
 from latedrop.errors import ArgumentError, DataError, LatedropError
 from latedrop.files import write_aside
 from latedrop.masking.draws import checked_seed
+from latedrop.progress import shown_on
 from latedrop.records import parsed
 from latedrop.report import overview, png, write_report
 from latedrop.variance.engine.options import checked_draws
@@ -307,6 +308,4 @@ class _Affine(nn.Module):
 
 
 def _bar(epochs: int, show: bool) -> Iterator[int]:
-    from tqdm import tqdm
-
-    return iter(tqdm(range(epochs), desc="training", unit="epoch", delay=1, disable=not show, leave=False))
+    return shown_on(range(epochs), "training", unit="epochs", show=show)

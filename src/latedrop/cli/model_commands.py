@@ -5,7 +5,6 @@ are read, predicted and written a batch at a time.
 """
 
 import json
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import replace
@@ -14,10 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from latedrop.cli import options as opt
-from latedrop.cli.command import bar, command
-from latedrop.cli.options import example_rows, numbers, readout_of, scale_of, split, target_of
+from latedrop.cli.command import command
+from latedrop.cli.options import example_rows, numbers, readout_of, scale_of, split
 from latedrop.cli.printing import draw_curves, print_calibration, print_evaluations, print_sites
 from latedrop.errors import ArgumentError, DataError
+from latedrop.progress import progress
 from latedrop.terminal import need, say
 
 if TYPE_CHECKING:
@@ -67,6 +67,7 @@ def sites(
     inputs: opt.Inputs = None,
     ignore: opt.Ignore = None,
     target: opt.Target = None,
+    images: opt.Pictured = opt.NO_IMAGES,
     select: opt.Select = None,
     kind: opt.Kind = "element",
     weights: opt.Weights = None,
@@ -87,7 +88,8 @@ def sites(
         if data is not None and input_shape:
             raise ArgumentError("expected --data or --input-shape; found both. Leave one out.")
         network = load_model(model, weights, trust=trust, device=device, untrained=True)
-        source = None if data is None else Source.of(data, split(inputs), split(target), ignored=split(ignore))
+        columns: dict[str, Any] = {"targets": split(target), "ignored": split(ignore), "images": images.of()}
+        source = None if data is None else Source.of(data, split(inputs), **columns)
         with nullcontext() if source is None else source.explained():
             x = example_rows(network, input_shape) if source is None else source.example(network)
             found = find_sites(network, x, select=select or None, kind=kind)  # type: ignore[arg-type]
@@ -100,12 +102,11 @@ def calibrate(
     data: opt.Validation,
     output: opt.Written,
     target: opt.Target = None,
-    target_mean: opt.TargetMean = None,
-    target_std: opt.TargetStd = None,
-    target_log: opt.TargetLog = False,
+    unit: opt.TargetUnit = opt.AS_THEY_ARE,
     inputs: opt.Inputs = None,
     ignore: opt.Ignore = None,
     row_weights: opt.RowWeights = None,
+    images: opt.Pictured = opt.NO_IMAGES,
     drop_nan: opt.DropNan = False,
     batch_size: opt.BatchSize = 256,
     weights: opt.Weights = None,
@@ -140,16 +141,17 @@ def calibrate(
         read = {"MODEL": model, "--weights": weights, "--data": data, "--conformal-data": conformal_data}
         _check_written(output, report, {**read, "--readout": readout, "--reference": reference})
         network = load_model(model, weights, trust=trust, device=device, untrained=untrained)
-        source = Source.of(data, split(inputs), split(target), split(row_weights), split(ignore), labelled=True)
+        columns = split(inputs), split(target), split(row_weights), split(ignore)
+        source = Source.of(data, *columns, labelled=True, images=images.of())
         rows = Labelled(source, network, batch_size, drop_nan, seed=seed, weight=row_weights)
         used, held = conformal_rows(rows, conformal_data, halve=intervals == "conformal")
         options: dict[str, Any] = {"method": method, "draws": draws, "floor": floor, "per_site": per_site, "kind": kind}
         options |= {"guard": False if no_guard else None, "reference": usual_rows(source, reference, rows)}
         options |= {"intervals": intervals, "conformal_data": held, "seed": seed, "batch_size": batch_size}
         options |= _read_options(rates, terms, scale, readout, select)
-        options |= {"target": target_of(target_mean, target_std, target_log), "row_weights": used.weights_to_come()}
+        options |= {"target": unit.of(), "row_weights": used.weights_to_come()}
         with source.explained():
-            uq = latedrop.calibrate(network, used, progress=sys.stderr.isatty(), **options)
+            uq = latedrop.calibrate(network, used, **options)
         uq.calibration = replace(uq.calibration, columns=source.names())
         facts = {"title": f"Calibration of {model}", "reproduce": {"model": model, "data": data}}
         files = [*map(str, uq.save(output)), *_report(report, calibration=uq.calibration, **facts)]
@@ -166,6 +168,7 @@ def predict(
     keep: opt.Keep = None,
     inputs: opt.Inputs = None,
     ignore: opt.Ignore = None,
+    images: opt.Pictured = opt.NO_IMAGES,
     batch_size: opt.BatchSize = 256,
     scale: opt.OtherScale = None,
     weights: opt.Weights = None,
@@ -197,8 +200,12 @@ def predict(
         check_apart({"--output": output}, {**sources, "--readout": readout})
         network = load_model(model, weights, trust=trust, device=device, untrained=untrained)
         uq = _calibrated(calibration, network, readout, batch_size, scale)
-        kept, ignored = split(*keep or ()), split(ignore)
-        source = Source.of(data, split(inputs), kept=kept, ignored=ignored, record=uq.calibration)
+        columns: dict[str, Any] = {
+            "kept": split(*keep or ()),
+            "ignored": split(ignore),
+            "images": images.of(uq.calibration),
+        }
+        source = Source.of(data, split(inputs), **columns, record=uq.calibration)
         flat = not output.lower().endswith(".npz")
         names = [name for numbered in output_names(uq.calibration, flat=flat).values() for name in numbered]
         _check_kept(source.columns.kept, names)
@@ -218,6 +225,7 @@ def evaluate(
     inputs: opt.Inputs = None,
     ignore: opt.Ignore = None,
     row_weights: opt.RowWeights = None,
+    images: opt.Pictured = opt.NO_IMAGES,
     drop_nan: opt.DropNan = False,
     level: opt.Level = 0.9,
     plot: opt.Plot = None,
@@ -234,7 +242,7 @@ def evaluate(
     """Score the uncertainty on test rows: raw, scaled and relaxed side by side."""
     with command(debug) as out:
         from latedrop.calibration.evaluation import verdict
-        from latedrop.cli.feed import Labelled, Source, measure
+        from latedrop.cli.feed import Labelled, Source
         from latedrop.cli.models import load_model
         from latedrop.cli.writing import check_apart
         from latedrop.metrics.levels import checked_level
@@ -247,10 +255,11 @@ def evaluate(
         network = load_model(model, weights, trust=trust, device=device, untrained=untrained)
         uq = _calibrated(calibration, network, readout, batch_size, None)
         columns = split(inputs), split(target), split(row_weights), split(ignore)
-        source = Source.of(data, *columns, labelled=True, record=uq.calibration)
+        known: dict[str, Any] = {"images": images.of(uq.calibration), "record": uq.calibration}
+        source = Source.of(data, *columns, labelled=True, **known)
         rows = Labelled(source, network, batch_size, drop_nan, weight=row_weights)
-        with source.explained(), bar(source.table.count) as tick:
-            prediction, truth = measure(uq, rows, tick)
+        with source.explained(), progress("evaluating", source.table.count) as tick:
+            prediction, truth = uq.predict_labelled(rows, tick=tick)
         found = _compared(prediction, truth, source.columns.targets, level, rows.weights())
         files = []
         if plot is not None:
@@ -325,7 +334,7 @@ def _write_predictions(
     from latedrop.cli.writing import write_rows
 
     path, count, empty = source.table.path, 0, Places(source.table.unit)
-    with source.explained(), write_rows(output, out) as append, bar(source.table.count) as tick:
+    with source.explained(), write_rows(output, out) as append, progress("predicting", source.table.count) as tick:
         for rows in source.read(uq.model, uq.batch_size):
             append({**rows.kept, **predicted(uq, rows, level, flat=flat)})
             empty.add(rows)

@@ -32,6 +32,7 @@ from latedrop.devices import versions
 from latedrop.errors import ArgumentError
 from latedrop.files import write_aside
 from latedrop.masking.draws import checked_seed
+from latedrop.progress import shown_on
 from latedrop.report import Picture, overview, png, write_report
 from latedrop.variance.engine.options import checked_draws
 
@@ -298,6 +299,4 @@ class _Watch:
 
 
 def _bar(rows: Any, total: int, show: bool) -> Any:
-    from tqdm import tqdm
-
-    return tqdm(rows, desc="counting", total=total, unit="frame", delay=2, disable=not show, leave=False)
+    return shown_on(rows, "counting", total, "frames", show=show)
