@@ -131,8 +131,12 @@ def plain_cell(text: str) -> str:
 
 
 def digest_of(path: str | os.PathLike[str]) -> str:
-    """SHA-256 of a file."""
-    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    """SHA-256 of a file, which need not fit memory."""
+    found = hashlib.sha256()
+    with Path(path).open("rb") as file:
+        while piece := file.read(1 << 20):
+            found.update(piece)
+    return found.hexdigest()
 
 
 def _remove_left_behind(folder: Path, name: str) -> None:

@@ -6,6 +6,7 @@ makes those of the raw, the scaled and the relaxed variance of a prediction.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -16,16 +17,26 @@ from torch import Tensor
 from latedrop import metrics
 from latedrop.calibration.intervals import Conformal
 from latedrop.calibration.prediction import Prediction
-from latedrop.calibration.record import Calibration
+from latedrop.calibration.record import Calibration, Choice
 from latedrop.calibration.scale import along_outputs
 from latedrop.calibration.targets import as_output, warn_of_poor_fit
-from latedrop.calibration.verdict import Verdict, correlation, judged
+from latedrop.calibration.verdict import Verdict, correlation, gains, judged, share_error, standard_error
 from latedrop.errors import ArgumentError
-from latedrop.metrics.levels import even_levels
+from latedrop.metrics.levels import central_quantile, even_levels
 from latedrop.model.sites import Rate
 from latedrop.records import tuples_in
 
-__all__ = ["Evaluation", "compare", "constant_of", "evaluate", "evaluate_intervals", "inside", "unscaled", "verdict"]
+__all__ = [
+    "Evaluation",
+    "compare",
+    "constant_of",
+    "evaluate",
+    "evaluate_intervals",
+    "in_use",
+    "inside",
+    "unscaled",
+    "verdict",
+]
 
 _LEVELS: list[float] = even_levels(99).tolist()
 
@@ -45,9 +56,14 @@ class Evaluation:
         level: of the interval that `coverage` and `width` are about.
         coverage: fraction of targets inside it.
         width: its mean width, in the target's unit.
-        correlation: rank correlation of standard deviation and size of the error, 0 for a constant; None for intervals.
         levels: of the calibration curve, `(L,)`.
         observed: the calibration curve, `(L,)`.
+        correlation: rank correlation of standard deviation and size of the error, 0 for a constant; None for intervals.
+        mae: mean size of the error, in the target's unit.
+        coverage_error: standard error of the coverage over rows.
+        gain: nats per value by which the NLL is better than that of the constant; None where there is none to compare.
+        gain_error: its standard error over rows.
+        widths: mean width of the intervals at each level, `(L,)`, in the target's unit.
     """
 
     label: str
@@ -63,10 +79,22 @@ class Evaluation:
     levels: tuple[float, ...]
     observed: tuple[float, ...]
     correlation: float | None = None
+    mae: float | None = None
+    coverage_error: float | None = None
+    gain: float | None = None
+    gain_error: float | None = None
+    widths: tuple[float, ...] = ()
+
+    def observed_errors(self) -> tuple[float, ...]:
+        """Standard errors of the calibration curve, `(L,)`: binomial, times what values of one row have in common."""
+        common = 1.0
+        if self.coverage_error is not None and 0 < self.coverage < 1 and self.rows > 1:
+            common = self.coverage_error / math.sqrt(self.coverage * (1 - self.coverage) / (self.rows - 1))
+        return tuple(common * _binomial_error(share, self.rows) for share in self.observed)
 
     def numbers(self) -> dict[str, Any]:
-        """All but the calibration curve, as plain data."""
-        return {name: value for name, value in asdict(self).items() if name not in ("levels", "observed")}
+        """All but the curves, as plain data."""
+        return {name: value for name, value in asdict(self).items() if name not in ("levels", "observed", "widths")}
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> Evaluation:
@@ -112,17 +140,26 @@ def _evaluated(
     level: float = 0.9,
     interval: Callable[[float], tuple[Tensor, Tensor]] | None = None,
     levels: Sequence[float] = _LEVELS,
+    constant: Tensor | None = None,
 ) -> Evaluation:
     nll = None
+    gained: dict[str, float] = {}
     if interval is None:
         nll = float(metrics.nll(mean, variance, target))
         observed = metrics.calibration_curve(mean, variance, target, levels=levels)[1]
-        coverage = float(metrics.coverage(mean, variance, target, level=level))
-        width = float(metrics.interval_width(mean, variance, target, level=level))
+        reach = central_quantile(level) * variance.sqrt()
+        low, high = mean - reach, mean + reach
+        deviation = float(variance.sqrt().double().mean())
+        widths = [2 * central_quantile(a) * deviation for a in levels]
+        if constant is not None:
+            by_row = gains(*(part.double() for part in (target - mean, variance, constant)))
+            gained = {"gain": float(by_row.mean()), "gain_error": standard_error(by_row)}
     else:
-        observed = torch.tensor([inside(*interval(a), target) for a in levels])
+        ends = [interval(a) for a in levels]
+        observed = torch.tensor([inside(*pair, target) for pair in ends])
+        widths = [float((above - below).mean()) for below, above in ends]
         low, high = interval(level)
-        coverage, width = inside(low, high, target), float((high - low).mean())
+    held = ((low <= target) & (target <= high)).double().reshape(len(target), -1).mean(1)
     return Evaluation(
         label=label,
         rows=len(mean),
@@ -132,11 +169,15 @@ def _evaluated(
         nll=nll,
         ma=float((observed - torch.tensor(levels).to(observed)).abs().mean()),
         level=level,
-        coverage=coverage,
-        width=width,
+        coverage=float(held.mean()),
+        width=float((high - low).double().mean()),
         levels=tuple(levels),
         observed=tuple(observed.tolist()),
         correlation=None if nll is None else correlation(target - mean, variance),
+        mae=float((target - mean).abs().double().mean()),
+        coverage_error=share_error(held),
+        widths=tuple(widths),
+        **gained,
     )
 
 
@@ -181,41 +222,52 @@ def compare(
     variants = {} if record.terms is not None else {"raw": unscaled(record)}
     variants["scaled" if record.terms is None else "terms"] = record.with_choice("optimal")
     variants["relaxed"] = record.with_choice("relaxed")
-    if isinstance(record.choice, float):
-        variants[f"scale {record.choice:g}"] = record
+    if not isinstance(record.choice, str):
+        variants[_own_scale(record.choice)] = record
     target = as_output(prediction.mean, target)
     if output is None:
         warn_of_poor_fit(prediction.mean, target, "test rows", per_output=record.per_output, stacklevel=2)
+    mean, truth = _of(prediction.mean, output), _of(target, output)
+    same = None if record.constant is None else _of(constant_of(prediction), output)
     rows = [
         _evaluated(
-            _of(prediction.mean, output),
+            mean,
             _of(variant.variance(prediction.raw_variance), output),
-            _of(target, output),
+            truth,
             label=label,
             rate=record.rate,
             scale=_scale_of(variant.chosen()[0], output),
             level=level,
+            constant=same,
         )
         for label, variant in variants.items()
     ]
     if prediction.calibration.intervals is not None:
         rows.append(evaluate_intervals(prediction, target, level=level, output=output))
-    if record.constant is not None:
-        mean, same = _of(prediction.mean, output), _of(constant_of(prediction), output)
-        rows.append(_evaluated(mean, same, _of(target, output), label="constant", level=level))
+    if same is not None:
+        rows.append(_evaluated(mean, same, truth, label="constant", level=level, constant=same))
     return tuple(rows)
 
 
-def verdict(prediction: Prediction, target: Tensor) -> Verdict:
+def in_use(calibration: Calibration) -> str:
+    """The label that `compare` gives to what a calibration's predictions use."""
+    if calibration.intervals is not None:
+        return calibration.intervals.kind
+    optimal = "scaled" if calibration.terms is None else "terms"
+    return {"optimal": optimal, "relaxed": "relaxed"}.get(str(calibration.choice), _own_scale(calibration.choice))
+
+
+def verdict(prediction: Prediction, target: Tensor, *, output: int | None = None) -> Verdict:
     """What the variance is worth on test rows beside a constant, the validation rows' mean squared error.
 
-    Raises `ArgumentError` for a calibration that does not know it, as those of latedrop 0.1 do not.
+    `output` is one index of axis 1; all outputs together where None. Raises `ArgumentError` for a calibration that does
+    not know the constant, as those of latedrop 0.1 do not.
     """
     target = as_output(prediction.mean, target)
     low, high = prediction.interval(0.9)
-    within = (low <= target) & (target <= high)
-    constant = constant_of(prediction)
-    return judged(target - prediction.mean, prediction.variance, constant, fitted="other rows", inside=within)
+    within = _of((low <= target) & (target <= high), output)
+    values = (_of(part, output) for part in (target - prediction.mean, prediction.variance, constant_of(prediction)))
+    return judged(*values, fitted="other rows", inside=within)
 
 
 def constant_of(prediction: Prediction) -> Tensor:
@@ -238,6 +290,16 @@ def unscaled(record: Calibration) -> Calibration:
 def inside(low: Tensor, high: Tensor, target: Tensor) -> float:
     """Fraction of targets between two ends, both included."""
     return float(((low <= target) & (target <= high)).double().mean())
+
+
+def _binomial_error(share: float, rows: int) -> float:
+    if not 0 < share < 1 or rows < 2:
+        return share_error(torch.full((rows,), round(share), dtype=torch.float64))
+    return math.sqrt(share * (1 - share) / (rows - 1))
+
+
+def _own_scale(choice: Choice) -> str:
+    return f"scale {choice:g}" if isinstance(choice, float) else "step between the scales"
 
 
 def _of(values: Tensor, output: int | None) -> Tensor:

@@ -117,8 +117,9 @@ def curves_of(value: Any, name: str) -> dict[str, tuple[float, ...]]:
     levels = fields.take("levels", numbers, least=0, most=1)
     others = ("unscaled", "scaled", "relaxed")
     found = {other: fields.take(other, numbers, least=0, most=1, length=len(levels)) for other in others}
+    constant = fields.maybe("constant", None, numbers, least=0, most=1, length=len(levels))
     fields.end()
-    return {"levels": levels, **found}
+    return {"levels": levels, **found, **({} if constant is None else {"constant": constant})}
 
 
 def shares_of(value: Any, name: str, *, sites: Sites) -> dict[str, float] | None:

@@ -5,6 +5,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
+from contextvars import ContextVar
 from typing import Any, TextIO
 
 from latedrop.errors import LatedropError
@@ -15,7 +16,10 @@ try:
 except ImportError:
     typer = None  # type: ignore[assignment]
 
-__all__ = ["bar", "command"]
+__all__ = ["bar", "command", "typed"]
+
+typed: ContextVar[str] = ContextVar("typed", default="")
+"""The command line that runs, as it was typed."""
 
 
 @contextmanager

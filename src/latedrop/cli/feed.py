@@ -144,7 +144,7 @@ class Labelled:
     """Batches (inputs, targets) for `calibrate`, read anew each time; `part` is "all" rows, or one of two halves.
 
     Each row falls into the half "fit" or "held" by chance, and the same way for the same seed. Rows that are not finite
-    are an error, or with `drop` left out and counted in `dropped`.
+    are an error, or with `drop` left out and counted in `dropped`. `notice` is shown the rows of every batch.
     """
 
     source: Source
@@ -153,6 +153,7 @@ class Labelled:
     drop: bool = False
     part: str = "all"
     seed: int = 0
+    notice: Callable[[Rows], Any] = lambda rows: None
     dropped: int = field(default=0, init=False)
 
     def __iter__(self) -> Iterator[tuple[Any, npt.NDArray[Any]]]:
@@ -165,6 +166,7 @@ class Labelled:
             rows = _finite(rows, self.source, self.drop)
             if len(rows):
                 assert rows.target is not None
+                self.notice(rows)
                 yield _arguments(self.model, rows), rows.target
 
     def __len__(self) -> int:
@@ -244,16 +246,18 @@ def measure(predictor: Predictor, rows: Labelled, tick: Callable[[int], Any]) ->
 
     `tick` is called with the number of rows of each batch.
     """
-    means, variances, targets = [], [], []
+    means, variances, targets, strange = [], [], [], []
     for x, y in rows:
         part = predictor.predict(x)
         means.append(part.mean.cpu())
         variances.append(part.raw_variance.cpu())
+        strange += [] if part.strangeness is None else [part.strangeness.cpu()]
         targets.append(align_target(means[-1], torch.from_numpy(np.array(y))))
         tick(len(y))
     if not means:
         raise DataError(f"expected rows to evaluate in {rows.source.table.path}; found none.")
-    return Prediction(torch.cat(means), torch.cat(variances), predictor.calibration), torch.cat(targets)
+    strangeness = torch.cat(strange) if strange else None
+    return Prediction(torch.cat(means), torch.cat(variances), predictor.calibration, strangeness), torch.cat(targets)
 
 
 def output_names(calibration: Calibration, *, flat: bool) -> dict[str, tuple[str, ...]]:

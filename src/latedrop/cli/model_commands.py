@@ -14,17 +14,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from latedrop.cli import options as opt
-from latedrop.cli.command import bar, command
+from latedrop.cli.command import bar, command, typed
 from latedrop.cli.options import example_rows, numbers, readout_of, scale_of, split
-from latedrop.cli.printing import draw_curves, print_calibration, print_evaluations, print_sites
+from latedrop.cli.printing import broken, draw_curves, print_calibration, print_judgement, print_sites
 from latedrop.errors import ArgumentError, DataError
 from latedrop.terminal import need, say
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
 
-    from latedrop.calibration.evaluation import Evaluation
-    from latedrop.calibration.prediction import Prediction
+    from latedrop.calibration.judgement import Judgement
     from latedrop.calibration.predictor import Predictor
     from latedrop.cli.feed import Places, Source
 
@@ -49,7 +48,8 @@ _EXAMPLES = {
     ),
     "evaluate": (
         "latedrop evaluate my_model:net cal.json --data test.csv --target price",
-        "latedrop evaluate model.pt2 cal.json --data test.npz --plot curve.png",
+        "latedrop evaluate model.pt2 cal.json --data test.npz --plot curve.png --report page.html",
+        'latedrop evaluate my_model:net cal.json --data test.csv \\\n    --require "coverage90>=0.85,gain>=0"',
     ),
 }
 
@@ -123,6 +123,7 @@ def calibrate(
     intervals: opt.Intervals = None,
     conformal_data: opt.Held = None,
     seed: opt.Seed = 0,
+    unit: opt.Unit = None,
     report: opt.AlsoReport = None,
     as_json: opt.Json = False,
     debug: opt.Debug = False,
@@ -131,13 +132,15 @@ def calibrate(
     with command(debug) as out:
         import latedrop
         from latedrop.cli.feed import Labelled, Source, conformal_rows, usual_rows
+        from latedrop.cli.judging import again, read_files
         from latedrop.cli.models import load_model
         from latedrop.cli.writing import check_apart, check_output
 
         check_output(output)
-        _check_drawn(report, ".html", ".htm")
-        read = {"MODEL": model, "--weights": weights, "--data": data, "--conformal-data": conformal_data}
-        check_apart({"--output": output, "--report": report}, {**read, "--readout": readout, "--reference": reference})
+        _check_page(report)
+        read = {"--data": data, "--conformal-data": conformal_data, "--reference": reference, "MODEL": model}
+        read["--weights"] = weights
+        check_apart({"--output": output, "--report": report}, {**read, "--readout": readout})
         network = load_model(model, weights, trust=trust, device=device, untrained=untrained)
         source = Source.of(data, split(inputs), split(target), ignored=split(ignore), labelled=True)
         rows = Labelled(source, network, batch_size, drop_nan, seed=seed)
@@ -151,8 +154,9 @@ def calibrate(
             uq = latedrop.calibrate(network, used, progress=sys.stderr.isatty(), **options)
         uq.calibration = replace(uq.calibration, columns=source.names())
         written = uq.save(output)
-        facts = {"title": f"Calibration of {model}", "reproduce": {"model": model, "data": data}}
-        files = [*map(str, written), *_report(report, calibration=uq.calibration, **facts)]
+        facts: dict[str, Any] = {"title": f"Calibration of {model}", "calibration": uq.calibration}
+        facts |= {"unit": split(unit), "reproduce": again(typed.get(), read_files(read))}
+        files = [*map(str, written), *_report(report, **facts)]
         with redirect_stdout(out):
             print_calibration(uq.calibration, used.dropped + (held.dropped if held else 0), files, as_json)
 
@@ -219,6 +223,8 @@ def evaluate(
     ignore: opt.Ignore = None,
     drop_nan: opt.DropNan = False,
     level: opt.Level = 0.9,
+    unit: opt.Unit = None,
+    require: opt.Require = None,
     plot: opt.Plot = None,
     report: opt.Report = None,
     batch_size: opt.BatchSize = 256,
@@ -230,37 +236,40 @@ def evaluate(
     as_json: opt.Json = False,
     debug: opt.Debug = False,
 ) -> None:
-    """Score the uncertainty on test rows: raw, scaled and relaxed side by side."""
+    """Say what the uncertainty is worth on test rows, beside one constant variance."""
     with command(debug) as out:
-        from latedrop.calibration.evaluation import verdict
-        from latedrop.cli.feed import Labelled, Source, measure
+        from latedrop.calibration.requirements import parsed_requirements
+        from latedrop.cli.feed import Source
+        from latedrop.cli.judging import again, judged, read_files
         from latedrop.cli.models import load_model
         from latedrop.cli.writing import check_apart
         from latedrop.metrics.levels import checked_level
 
         checked_level(level)
+        parsed_requirements(require) if require else ()
         _check_drawn(plot, ".png")
-        _check_drawn(report, ".html")
-        sources = {"MODEL": model, "CALIBRATION": calibration, "--weights": weights, "--data": data}
+        _check_page(report)
+        sources = {"--data": data, "CALIBRATION": calibration, "MODEL": model, "--weights": weights}
         check_apart({"--plot": plot, "--report": report}, {**sources, "--readout": readout})
         network = load_model(model, weights, trust=trust, device=device, untrained=untrained)
         uq = _calibrated(calibration, network, readout, batch_size, None)
         columns = split(inputs), split(target)
         source = Source.of(data, *columns, ignored=split(ignore), labelled=True, record=uq.calibration)
-        rows = Labelled(source, network, batch_size, drop_nan)
-        with source.explained(), bar(source.table.count) as tick:
-            prediction, truth = measure(uq, rows, tick)
-        found = _compared(prediction, truth, source.columns.targets, level)
-        files = []
-        if plot is not None:
-            draw_curves(plot, found[""])
-            files.append(plot)
-        facts: dict[str, Any] = {"title": f"{model} on {Path(data).name}", "calibration": uq.calibration}
-        facts["reproduce"] = {"model": model, "calibration": calibration, "data": data}
-        files += _report(report, **facts, prediction=prediction, target=truth, level=level)
+        found, dropped = judged(uq, source, drop_nan, level, split(unit))
+        held = found.require(require) if require else ()
+        read = read_files(sources)
+        page: dict[str, Any] = {"title": f"{model} on {Path(data).name}", "calibration": uq.calibration}
+        page |= {
+            "judgement": found,
+            "place": source.table.unit,
+            "unit": split(unit),
+            "reproduce": again(typed.get(), read),
+        }
+        files = [*_curves(plot, found), *_report(report, **page)]
         with redirect_stdout(out):
-            worth = None if uq.calibration.constant is None else verdict(prediction, truth)
-            print_evaluations(found, rows.dropped, files, as_json, worth)
+            facts = {"command": typed.get(), "read": read, "dropped": dropped}
+            print_judgement(found, held, files, as_json, facts)
+        broken(held)
 
 
 def _calibrated(path: str, network: "nn.Module", readout: str | None, size: int, scale: str | None) -> "Predictor":
@@ -272,12 +281,20 @@ def _calibrated(path: str, network: "nn.Module", readout: str | None, size: int,
 
 
 def _check_drawn(path: str | None, *suffixes: str) -> None:
-    """Before the work: a figure or a page can be drawn and written."""
+    """Before the work: a figure can be drawn and written."""
     from latedrop.cli.writing import check_output
 
     if path is not None:
         need("plots", "matplotlib")
         check_output(path, *suffixes)
+
+
+def _check_page(path: str | None) -> None:
+    """Before the work: a page can be written."""
+    from latedrop.cli.writing import check_output
+
+    if path is not None:
+        check_output(path, ".html", ".htm")
 
 
 def _report(path: str | None, **facts: Any) -> list[str]:
@@ -323,14 +340,8 @@ def _write_predictions(
     return count, empty
 
 
-def _compared(
-    prediction: "Prediction", truth: "Tensor", targets: Sequence[str], level: float
-) -> "dict[str, tuple[Evaluation, ...]]":
-    """The evaluations of all outputs together, under no name, and of each of several under its own."""
-    from latedrop.calibration.evaluation import compare
-
-    found = {"": compare(prediction, truth, level=level)}
-    if prediction.mean.dim() == 2 and prediction.mean.shape[1] > 1:
-        names = targets if len(targets) > 1 else [f"output {k}" for k in range(prediction.mean.shape[1])]
-        found |= {name: compare(prediction, truth, level=level, output=k) for k, name in enumerate(names)}
-    return found
+def _curves(path: str | None, found: "Judgement") -> list[str]:
+    if path is None:
+        return []
+    draw_curves(path, found.together.evaluations)
+    return [path]
