@@ -673,7 +673,7 @@ class TestPage:
         for bash, text in self.STEPS:
             printed = ""
             for line in bash.replace("\\\n", "").splitlines():
-                if line.startswith("latedrop") and "|" not in line:
+                if line.startswith("latedrop") and not re.search(r" [|>] ", line):
                     printed += "".join(call(*shlex.split(line)[1:])[1:])
                 else:
                     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False)

@@ -177,13 +177,10 @@ def _deciles(output: JudgedOutput) -> Figure:
         groups, level, Axis(0.5, len(groups) + 0.5, f"rows by predicted deviation, {len(groups)} parts", ticks=ticks)
     )
     _coverage_lines(plot, groups, list(range(1, len(groups) + 1)), output.unit)
-    off = [f"part {k} holds {group.off}" for k, group in enumerate(groups, 1) if group.off]
     said = f"Share of rows inside their {percent(level, 0)} interval, from the most certain to the least certain rows. "
-    said += (
-        f"{', '.join(off).capitalize()} than chance explains."
-        if off
-        else "No part is off by more than chance explains."
-    )
+    parts = {way: [str(k) for k, group in enumerate(groups, 1) if group.off == way] for way in ("less", "more")}
+    off = [f"{way} in part{'s' * (len(of) > 1)} {', '.join(of)}" for way, of in parts.items() if of]
+    said += f"They hold {' and '.join(off)}, beyond chance." if off else "No part is off by more than chance explains."
     return Figure("Coverage by predicted deviation", said, plot.svg(said), _legend(output, groups))
 
 
@@ -195,10 +192,23 @@ def by_input(output: JudgedOutput) -> Iterator[Figure]:
         axis = Axis(0.5, len(groups) + 0.5, f"{name}, middle of each part", ticks=ticks)
         plot = _coverage_plot(groups, output.used.level, axis, SMALL)
         _coverage_lines(plot, groups, list(range(1, len(groups) + 1)), "")
-        off = [f"{group.off} from {plain(group.low)} to {plain(group.high)}" for group in groups if group.off]
+        off = [f"{way} from {plain(low)} to {plain(high)}" for way, low, high in _stretches(groups)]
         ends = [percent(end([group.coverage for group in groups]), 0) for end in (min, max)]
         said = f"Holds {' and '.join(off)}." if off else f"{ends[0]} to {ends[1]}: no more than chance explains."
         yield Figure(name, said, plot.svg(f"Coverage along {name}. {said}"), _legend(output, groups))
+
+
+def _stretches(groups: Sequence[Group]) -> list[tuple[str, float, float]]:
+    """Where groups beside one another hold less, or more: from where to where."""
+    found: list[tuple[str, float, float]] = []
+    before = ""
+    for group in groups:
+        if group.off and group.off == before:
+            found[-1] = group.off, found[-1][1], group.high
+        elif group.off:
+            found.append((group.off, group.low, group.high))
+        before = group.off
+    return found
 
 
 def _coverage_plot(groups: Sequence[Group], level: float, x: Axis, size: tuple[float, float] = SIZE) -> Plot:

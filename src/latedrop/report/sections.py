@@ -137,9 +137,13 @@ def _groups(output: JudgedOutput, level: int) -> str:
     else:
         parts.append(paragraph("The predicted deviation is the same for all rows: there is nothing to split them by."))
     if output.inputs:
-        said = "Coverage along the inputs where it differs most, the most telling first. In the grey band it is as the "
+        said = "Coverage along what it differs with most, the most telling first. In the grey band it is as the "
         said += "level says, but for chance (two standard errors)."
-        parts += [heading("By input", level + 1), paragraph(said), figures(list(charts.by_input(output)), small=True)]
+        parts += [
+            heading("By prediction and input", level + 1),
+            paragraph(said),
+            figures(list(charts.by_input(output)), small=True),
+        ]
         off = [group for groups in output.inputs for group in groups if group.off]
         if off:
             lines = [["input", *group_table(off, "range", output.unit)[0]]]

@@ -40,7 +40,9 @@ class Axis:
         if log:
             return cls(low / 1.1, high * 1.1 if high > low else 2 * high, label, True)
         low = min(low, 0.0) if zero else low
-        room = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
+        room = 0.05 * (high - low)
+        if high - low <= 1e-4 * max(abs(low), abs(high)):  # what differs by rounding is the same
+            room = 0.05 * max(abs(low), abs(high)) or 1.0
         return cls(low if zero and low == 0 else low - room, high + room, label)
 
     def at(self, value: float) -> float:
@@ -147,13 +149,13 @@ class Plot:
         return "".join([*html, *self.parts, now, "</svg></svg>"])
 
 
-def robust_limit(values: Sequence[float], share: float = 0.95) -> float | None:
+def robust_limit(values: Sequence[float], share: float = 0.9) -> float | None:
     """Where to cut an axis of values that are not below 0: None where the largest is not far beyond the others."""
     known = np.sort([value for value in values if math.isfinite(value)])
     if len(known) < 3:
         return None
     usual = float(known[min(len(known) - 2, int(share * len(known)))])
-    return 1.15 * usual if usual > 0 and known[-1] > _FAR * usual else None
+    return 2 * usual if usual > 0 and known[-1] > _FAR * usual else None
 
 
 def _title(name: str) -> str:
