@@ -37,6 +37,8 @@ def column(values: Iterable[float | None], digits: int = _DIGITS) -> list[str]:
     ['23.29', '8.40', '-', '25.31']
     >>> column([1234567.5, 998.4]), column([0.0, 1.0])
     (['1,234,568', '998'], ['0', '1'])
+    >>> column([577350.27, 0.31])
+    ['577,400', '0.31']
     """
     listed = list(values)
     sizes = [abs(value) for value in listed if value is not None and math.isfinite(value) and value != 0]
@@ -47,6 +49,8 @@ def column(values: Iterable[float | None], digits: int = _DIGITS) -> list[str]:
     if all(size == int(size) for size in sizes):
         return [f"{value:,.0f}" if _is_finite(value) else plain(value) for value in listed]
     first, last = (math.floor(math.log10(size)) for size in (max(sizes), min(sizes)))
+    if first - last > digits:  # with one number of decimals the small ones would be 0
+        return [plain(value, digits) for value in listed]
     places = max(0, digits - 1 - first, min(1 - last, digits + 1 - first))
     return [f"{_unsigned(value, places):,.{places}f}" if _is_finite(value) else plain(value) for value in listed]
 

@@ -288,6 +288,25 @@ def test_a_curve_far_off_does_not_squash_the_others(tmp_path: Path) -> None:
     assert "The raw one leaves the figure: it goes up to 10,000,000." in figure
 
 
+def test_rows_far_off_do_not_squash_the_others(tmp_path: Path) -> None:
+    """A target and a deviation a million times the others: they are cut off and counted, or the axis is logarithmic."""
+    prediction, target = predicted(rates=None, draws=None)
+    prediction, target = replace(prediction, raw_variance=prediction.raw_variance.clone()), target.clone()
+    usual = float(target.abs().max())
+    target[7] += 1e6
+    prediction.raw_variance[3] = 1e8
+    page = page_of(tmp_path / "report.html", prediction, target)
+    for title in ("Intervals of some rows", "Are the uncertain rows the wrong ones?"):
+        (figure,) = re.findall(rf"<figure><h3>{re.escape(title)}.*?</figure>", page, re.DOTALL)
+        ticks = [float(text.replace(",", "")) for text in re.findall(r'class="tick end"[^>]*>([^<]+)<', figure)]
+        assert max(ticks) < 10 * usual
+        assert "beyond the figure" in figure
+    for title in ("How wide they are", "What can be set aside"):
+        (figure,) = re.findall(rf"<figure><h3>{re.escape(title)}.*?</figure>", page, re.DOTALL)
+        ticks = [float(text.replace(",", "")) for text in re.findall(r'class="tick end"[^>]*>([^<]+)<', figure)]
+        assert max(ticks) > 50 * min(ticks) > 0
+
+
 def test_facts_of_the_slider_are_those_of_the_evaluation(tmp_path: Path) -> None:
     prediction, target = predicted()
     page = page_of(tmp_path / "report.html", prediction, target)

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from latedrop.metrics.levels import normal_quantile
 
-__all__ = ["Group", "Held", "Inputs", "by_deviation", "by_input", "by_strangeness", "input_columns"]
+__all__ = ["Floats", "Group", "Held", "Inputs", "by_deviation", "by_input", "by_strangeness", "input_columns"]
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 _FEWEST = 10  # rows of a group

@@ -126,7 +126,7 @@ class Verdict:
     def _coverage(self) -> Finding:
         where = "by cross-validation" if self.fitted == "cross-validation" else "not used for fitting"
         value = f"{100 * self.coverage:.0f} % (± {100 * self.coverage_error:.1f})"
-        text = f"{100 * _LEVEL:.0f} % intervals hold {value} of {self.rows:,} rows {where}"
+        text = f"{100 * _LEVEL:.0f} % intervals hold {value} of {self.rows:,} row{'s' * (self.rows > 1)} {where}"
         off = self.coverage - _LEVEL
         doubt = 2 * self.coverage_error
         if abs(off) - doubt <= COVERAGE_GOOD and abs(off) + doubt > COVERAGE_BAD:

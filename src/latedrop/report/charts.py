@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from latedrop.calibration.evaluation import Evaluation
-from latedrop.calibration.groups import Group
+from latedrop.calibration.groups import Floats, Group
 from latedrop.calibration.judgement import JudgedOutput
 from latedrop.metrics.levels import central_quantile
 from latedrop.numerals import percent, plain
@@ -51,9 +51,10 @@ def _widths(output: JudgedOutput, rows: Sequence[Evaluation], looks: dict[str, s
     known = [width for row in rows for width in row.widths]
     top = next((row.widths[-1] for row in rows if row.label == "constant"), own)
     high = min(max(known, default=1.0), 2 * max(own, top))
-    plot = Plot(
-        Axis(0, 1, "level of the interval", ticks=_SHARES), Axis(0, 1.05 * high, with_unit("mean width", output.unit))
-    )
+    y = Axis(0, 1.05 * high, with_unit("mean width", output.unit))
+    if min(own, top) > 0 and max(own, top) > 10 * min(own, top):  # side by side on a logarithmic axis alone
+        y = Axis.around([min(own, top) / 10, high], y.label, log=True)
+    plot = Plot(Axis(0, 1, "level of the interval", ticks=_SHARES), y)
     for row in reversed(rows):
         plot.line(
             row.levels, row.widths, looks[row.label], f"{row.label}: {plain(row.width)} at {percent(row.level, 0)}"
@@ -101,8 +102,9 @@ def _intervals(output: JudgedOutput) -> Figure:
         if values.constant is not None:
             plot.segment((k, mean - reach), (k, mean + reach), "bar constant", words)
         (plot.dot if inside else plot.cross)(k, target, "target", words)
-    beyond = int(((ends < low) | (ends > high)).sum())
-    cut = f" {beyond} ends lie beyond the figure." if beyond else ""
+    shown = np.concatenate([ends, values.target[some]])
+    beyond = int(((shown < low) | (shown > high)).sum())
+    cut = f" {beyond} ends and targets lie beyond the figure." if beyond else ""
     missed = int(((values.target < values.low) | (values.target > values.high))[some].sum())
     said = f"{percent(level, 0)} intervals with the true values; {missed} of these {len(some)} are missed.{cut}"
     legend = {"bar": f"{output.used.label}, {percent(level, 0)}"}
@@ -116,7 +118,7 @@ def _errors(output: JudgedOutput) -> Figure:
     error = np.abs(values.target - values.mean)
     some = _spread(len(error), _DOTS)
     std, size = values.std[some], error[some]
-    log = float(std.max()) > 10 * float(std.min()) > 0
+    log = 1000 >= float(std.max()) / float(std.min()) > 10
     wide = [float(std.min()), float(std.max()), *([] if values.constant is None else [values.constant])]
     cut_x = None if log else robust_limit([*std.tolist(), *wide[2:]])
     cut = robust_limit(size.tolist())
@@ -145,7 +147,8 @@ def _errors(output: JudgedOutput) -> Figure:
 
 
 def _kept(output: JudgedOutput) -> Figure:
-    all_rows = output.kept_rmse[0]
+    all_rows, label = output.kept_rmse[0], with_unit("RMSE of these", output.unit)
+    far = max(output.kept_rmse) > 10 * min(output.kept_rmse) > 0
     plot = Plot(
         Axis(
             1.0,
@@ -153,7 +156,7 @@ def _kept(output: JudgedOutput) -> Figure:
             "share of rows kept, the most certain ones",
             ticks=tuple((k / 5, f"{20 * k} %") for k in range(1, 6)),
         ),
-        Axis.around([0.0, all_rows, *output.kept_rmse], with_unit("RMSE of these", output.unit), zero=True),
+        Axis.around([*([] if far else [0.0]), *output.kept_rmse], label, zero=not far, log=far),
     )
     plot.line(output.kept, output.ideal_rmse, "ideal", "if the errors were known")
     plot.across(all_rows, _CONSTANT, f"constant: it cannot choose, {plain(all_rows)}")
@@ -267,13 +270,14 @@ def _cut(name: str) -> str:
     return name if len(name) <= 18 else f"{name[:8]}…{name[-9:]}"
 
 
-def _limits(usual: Any, ends: Any) -> tuple[float, float]:
-    """What an axis has to show: the targets and the constant, and of the intervals what is not far beyond these."""
-    low, high = float(usual.min()), float(usual.max())
+def _limits(usual: Floats, ends: Floats) -> tuple[float, float]:
+    """What an axis has to show: targets and the constant, unless they are far off, and what of intervals is near."""
+    middle = float(np.median(usual))
+    far = robust_limit(np.abs(usual - middle).tolist())
+    near = usual if far is None else usual[np.abs(usual - middle) <= far]
+    low, high = float(near.min()), float(near.max())
     room = 0.5 * (high - low)
-    return max(float(ends.min()), low - room) if ends.min() < low else low, min(
-        max(float(ends.max()), high), high + room
-    )
+    return min(low, max(float(ends.min()), low - room)), max(high, min(float(ends.max()), high + room))
 
 
 def _count(number: int) -> str:

@@ -48,7 +48,7 @@ class Axis:
     def at(self, value: float) -> float:
         """Where a value lies, from 0 to 1."""
         if self.log:
-            return math.log(max(value, self.low) / self.low) / math.log(self.high / self.low)
+            return math.log(max(value, 1e-300) / self.low) / math.log(self.high / self.low)
         return (value - self.low) / (self.high - self.low)
 
     def marks(self) -> tuple[tuple[float, str], ...]:
