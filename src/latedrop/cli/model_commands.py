@@ -132,7 +132,6 @@ def calibrate(
     with command(debug) as out:
         import latedrop
         from latedrop.cli.feed import Labelled, Source, conformal_rows, usual_rows
-        from latedrop.cli.judging import again, read_files
         from latedrop.cli.models import load_model
         from latedrop.cli.writing import check_apart, check_output
 
@@ -153,10 +152,7 @@ def calibrate(
         with source.explained():
             uq = latedrop.calibrate(network, used, progress=sys.stderr.isatty(), **options)
         uq.calibration = replace(uq.calibration, columns=source.names())
-        written = uq.save(output)
-        facts: dict[str, Any] = {"title": f"Calibration of {model}", "calibration": uq.calibration}
-        facts |= {"unit": split(unit), "reproduce": again(typed.get(), read_files(read))}
-        files = [*map(str, written), *_report(report, **facts)]
+        files = [*map(str, uq.save(output)), *_calibration_report(report, uq, unit, read)]
         with redirect_stdout(out):
             print_calibration(uq.calibration, used.dropped + (held.dropped if held else 0), files, as_json)
 
@@ -305,6 +301,15 @@ def _report(path: str | None, **facts: Any) -> list[str]:
 
     write_report(path, **facts)
     return [path]
+
+
+def _calibration_report(path: str | None, uq: "Predictor", unit: str | None, read: dict[str, str | None]) -> list[str]:
+    if path is None:
+        return []
+    from latedrop.cli.judging import again, read_files
+
+    facts: dict[str, Any] = {"title": f"Calibration of {read['MODEL']}", "calibration": uq.calibration}
+    return _report(path, **facts, unit=split(unit), reproduce=again(typed.get(), read_files(read)))
 
 
 def _check_kept(kept: Sequence[str], names: Sequence[str]) -> None:
