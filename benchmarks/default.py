@@ -85,7 +85,7 @@ def unit(name: str, seed: int, folder: Path | None = None, steps: int = STEPS) -
     own = [situation for situation in TRAINED if situation in rows]
     scaled = {situation: standardised(data, rows[situation]) for situation in own}
     jobs = [
-        (_pair(scaled[situation], rows[situation].fit), _pair(scaled[situation], rows[situation].stop))
+        (pair(scaled[situation], rows[situation].fit), pair(scaled[situation], rows[situation].stop))
         for situation in own
         for _ in range(MEMBERS)
     ]
@@ -103,10 +103,10 @@ def unit(name: str, seed: int, folder: Path | None = None, steps: int = STEPS) -
 
 def judged(nets: list[Any], data: np.ndarray, rows: Rows) -> dict[str, Any]:
     """The measures of every method; where one refuses the data, what it said."""
-    x_val, y_val = _pair(data, rows.validation)
-    x_train = _pair(data, np.concatenate([rows.fit, rows.stop]))[0]
+    x_val, y_val = pair(data, rows.validation)
+    x_train = pair(data, np.concatenate([rows.fit, rows.stop]))[0]
     case = Case(nets, x_train, x_val, y_val.double())
-    inside, (x, y) = _pair(data, rows.inside)[0], _pair(data, rows.test)
+    inside, (x, y) = pair(data, rows.inside)[0], pair(data, rows.test)
     shifted = rows.test is not rows.inside
     least = LEAST * float(constant(case)(x_val)[1][0])
     found: dict[str, Any] = {}
@@ -156,7 +156,7 @@ def _ranks(values: Tensor) -> np.ndarray:
     return np.asarray((counts.cumsum() - (counts - 1) / 2)[place])
 
 
-def _pair(data: np.ndarray, rows: np.ndarray) -> tuple[Tensor, Tensor]:
+def pair(data: np.ndarray, rows: np.ndarray) -> tuple[Tensor, Tensor]:
     part = torch.tensor(data[rows], dtype=torch.float32)
     return part[:, :-1], part[:, -1]
 

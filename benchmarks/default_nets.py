@@ -24,24 +24,32 @@ Job = tuple[Part, Part]
 """`(x, y)` to fit and `(x, y)` to stop by, of one member."""
 
 
-def trained(jobs: Sequence[Job], seed: int, *, steps: int = STEPS) -> list[nn.Sequential]:
-    """One network for each job; all have the same number of inputs."""
+def trained(
+    jobs: Sequence[Job],
+    seed: int,
+    *,
+    steps: int = STEPS,
+    hidden: Sequence[int] = HIDDEN,
+    learning_rate: float = LEARNING_RATE,
+    device: str = "cpu",
+) -> list[nn.Sequential]:
+    """One network for each job, on the CPU; all have the same number of inputs."""
     generator = torch.Generator().manual_seed(seed)
-    sizes = (jobs[0][0][0].shape[1], *HIDDEN, 1)
+    sizes = (jobs[0][0][0].shape[1], *hidden, 1)
     parameters = [
-        ((2 * torch.rand(len(jobs), *shape, generator=generator) - 1) / math.sqrt(a)).requires_grad_(True)
+        ((2 * torch.rand(len(jobs), *shape, generator=generator) - 1) / math.sqrt(a)).to(device).requires_grad_(True)
         for a, b in pairwise(sizes)
         for shape in ((a, b), (1, b))
     ]
-    x, y, counts = _stacked([job[0] for job in jobs])
-    x_stop, y_stop, stop_counts = _stacked([job[1] for job in jobs])
-    real = torch.arange(x_stop.shape[1])[None] < stop_counts[:, None]
-    optimiser = torch.optim.Adam(parameters, LEARNING_RATE, fused=True)
+    x, y, counts = _stacked([job[0] for job in jobs], device)
+    x_stop, y_stop, stop_counts = _stacked([job[1] for job in jobs], device)
+    real = torch.arange(x_stop.shape[1], device=device)[None] < stop_counts[:, None]
+    optimiser = torch.optim.Adam(parameters, learning_rate, fused=True)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
-    best, kept = torch.full((len(jobs),), math.inf), [p.detach().clone() for p in parameters]
-    members = torch.arange(len(jobs))[:, None]
+    best, kept = torch.full((len(jobs),), math.inf, device=device), [p.detach().clone() for p in parameters]
+    members = torch.arange(len(jobs), device=device)[:, None]
     for step in range(steps):
-        rows = (torch.rand(len(jobs), BATCH, generator=generator) * counts[:, None]).long()
+        rows = (torch.rand(len(jobs), BATCH, generator=generator).to(device) * counts[:, None]).long()
         optimiser.zero_grad()
         loss = (_output(parameters, x[members, rows]) - y[members, rows]).square().mean(1).sum()
         loss.backward()
@@ -64,10 +72,10 @@ def _output(parameters: Sequence[Tensor], x: Tensor) -> Tensor:
     return x[..., 0]
 
 
-def _stacked(parts: Sequence[Part]) -> tuple[Tensor, Tensor, Tensor]:
+def _stacked(parts: Sequence[Part], device: str) -> tuple[Tensor, Tensor, Tensor]:
     """Rows of all members in one tensor, filled up with zeros, and how many are real."""
     x, y = (nn.utils.rnn.pad_sequence([part[i] for part in parts], batch_first=True) for i in range(2))
-    return x, y, torch.tensor([len(part[0]) for part in parts])
+    return x.to(device), y.to(device), torch.tensor([len(part[0]) for part in parts], device=device)
 
 
 def _module(parameters: Sequence[Tensor]) -> nn.Sequential:

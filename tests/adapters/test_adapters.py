@@ -349,13 +349,19 @@ class TestHuggingFace:
             np.testing.assert_allclose(predictions, theirs.predictions, rtol=1e-4, atol=1e-6)
             assert metrics["test_mse"] == pytest.approx(theirs.metrics["test_mse"], rel=1e-4)
         p = uq.predict({name: value for name, value in padded(test).items() if name != "labels"})
-        for ours, value in zip((predictions, *found[3:]), p.to_dict(0.8).values(), strict=True):
+        for ours, value in zip((predictions, *found[3:6]), p.to_dict(0.8).values(), strict=True):
             np.testing.assert_allclose(ours, value, rtol=1e-4, atol=1e-6)
         target = torch.tensor([row["label"] for row in test])[:, None]
         assert metrics["test_nll"] == pytest.approx(float(latedrop.metrics.nll(p.mean, p.variance, target)), rel=1e-4)
         held = latedrop.metrics.coverage(p.mean, p.variance, target, level=0.8)
         assert metrics["test_coverage"] == pytest.approx(float(held))
         assert all(torch.equal(state[name], value) for name, value in run.model.state_dict().items())
+
+    def test_strange_rows_are_told_by_the_default(self, run: Any) -> None:
+        uq, test = self.calibrated(run, rates=None, draws=None), texts(12, 1)
+        p = uq.predict({name: value for name, value in padded(test).items() if name != "labels"})
+        assert p.strangeness is not None
+        np.testing.assert_allclose(predict_with(run, test, uq).strangeness, p.strangeness, rtol=1e-4)
 
     def test_data_without_labels(self, run: Any) -> None:
         uq = self.calibrated(run)

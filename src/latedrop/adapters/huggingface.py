@@ -35,6 +35,7 @@ class UncertainOutput(NamedTuple):
     std: Array
     low: Array
     high: Array
+    strangeness: Array | None = None
 
 
 def labels_apart(names: Sequence[str] = ("labels",)) -> Callable[[Mapping[str, Any]], tuple[dict[str, Any], Any]]:
@@ -90,12 +91,15 @@ def predict_with(
     if not parts:
         raise DataError("expected at least one row to predict; found none.")
     joined = [torch.cat([getattr(part, name) for part in parts]).cpu() for name in ("mean", "raw_variance")]
-    found = Prediction(joined[0], joined[1], predictor.calibration)
+    strangeness = [part.strangeness for part in parts if part.strangeness is not None]
+    found = Prediction(
+        joined[0], joined[1], predictor.calibration, torch.cat(strangeness).cpu() if strangeness else None
+    )
     labels = None if any(target is None for target in targets) else torch.cat(targets).cpu()
-    mean, std, low, high = (value.numpy() for value in found.to_dict(level).values())
+    named = {name: value.numpy() for name, value in found.to_dict(level).items()}
     measured = {} if labels is None else _measured(trainer, found, labels, level)
     prefixed = {f"{metric_key_prefix}_{name}": value for name, value in measured.items()}
-    return UncertainOutput(mean, None if labels is None else labels.numpy(), prefixed, std, low, high)
+    return UncertainOutput(named.pop("mean"), None if labels is None else labels.numpy(), prefixed, **named)
 
 
 def _measured(trainer: Any, found: Prediction, labels: Tensor, level: float) -> dict[str, float]:

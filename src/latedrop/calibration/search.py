@@ -153,7 +153,7 @@ def _first_order(model: nn.Module, data: Any, setup: Setup) -> _Measured:
 def _by_terms(model: nn.Module, data: Any, setup: Setup) -> Calibration:
     """One pass over the data, then a fit of the terms; their variance stands where other methods have a raw one."""
     found = measured_terms(model, _batches(model, data, setup, per_batch=1), setup)
-    per_output = setup.has_outputs(found.target)
+    per_output = found.per_output
     if not bool(outputs_last(found.target != found.mean, per_output).any(0).all()):
         raise DataError(_no_errors())
     warn_of_poor_fit(found.mean, found.target, "validation rows", per_output=per_output, stacklevel=4)
@@ -163,7 +163,7 @@ def _by_terms(model: nn.Module, data: Any, setup: Setup) -> Calibration:
     fit = fit_rate({}, found.mean, variance, found.target, per_output=per_output, optimal=optimal)
     assert fit is not None  # the floor is above 0
     record = _record(model, setup, _Measured(found.sites, found.target, [fit], None), [fit.row()], 0)
-    return replace(record, terms=terms, verdict=verdict)
+    return replace(record, terms=terms, verdict=verdict, output_shape=found.shape)
 
 
 def _record(model: nn.Module, setup: Setup, measured: _Measured, table: list[RateRow], best: int) -> Calibration:

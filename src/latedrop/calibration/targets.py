@@ -8,6 +8,7 @@ gains nothing over the constant, and the best linear function of its output halv
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from warnings import warn
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 from latedrop import metrics
 from latedrop.errors import DataError, LatedropWarning
 
-__all__ = ["as_output", "joined", "warn_of_poor_fit"]
+__all__ = ["as_output", "check_rows", "check_shapes", "joined", "warn_of_poor_fit"]
 
 _ERRORS = 3.0  # standard errors: what is less may be chance
 _NO_GAIN, _HALF = 0.98, 0.5
@@ -42,7 +43,13 @@ def joined(targets: list[Tensor], *, stacklevel: int) -> Tensor:
 
     `stacklevel` is that of the warning of few rows, as seen by the caller.
     """
-    rows = sum(len(part) for part in targets)
+    check_rows(sum(len(part) for part in targets), stacklevel=stacklevel + 1)
+    check_shapes(part.shape[1:] for part in targets)
+    return torch.cat(targets)
+
+
+def check_rows(rows: int, *, stacklevel: int) -> None:
+    """`DataError` where validation rows are too few; a warning where they are few."""
     if rows < 2:
         raise DataError(f"expected at least 2 validation rows, and better a hundred; found {rows}.")
     if rows < _FEW_ROWS:
@@ -51,13 +58,16 @@ def joined(targets: list[Tensor], *, stacklevel: int) -> Tensor:
             LatedropWarning,
             stacklevel=stacklevel + 1,
         )
-    shapes = sorted({tuple(part.shape[1:]) for part in targets})
-    if len(shapes) > 1:
+
+
+def check_shapes(shapes: Iterable[tuple[int, ...]]) -> None:
+    """`DataError` where outputs have more than one shape."""
+    found = sorted({tuple(shape) for shape in shapes})
+    if len(found) > 1:
         raise DataError(
-            f"expected outputs of one shape in all batches; found {shapes}. Pass a readout that gives one shape, such "
+            f"expected outputs of one shape in all batches; found {found}. Pass a readout that gives one shape, such "
             "as a map's sum, or calibrate on inputs of one size."
         )
-    return torch.cat(targets)
 
 
 def warn_of_poor_fit(mean: Tensor, target: Tensor, rows: str, *, per_output: bool, stacklevel: int) -> None:

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from latedrop.calibration.batches import inputs_of, row_batches
+from latedrop.calibration.entries import Entries
 from latedrop.calibration.fitted_terms import KINDS, FittedTerms, Guard, measured_columns, term_of
 from latedrop.calibration.setup import Setup
-from latedrop.calibration.targets import as_output, joined
+from latedrop.calibration.targets import as_output, check_rows
 from latedrop.calibration.term_fit import choose, guarded
 from latedrop.calibration.verdict import Verdict
 from latedrop.errors import ArgumentError, DataError, LatedropError, SiteError
@@ -32,6 +33,7 @@ __all__ = ["MeasuredTerms", "fitted", "measured", "outputs_last"]
 
 _INSIDE = 0.9
 _FEW_ROWS, _MOST_OF_FEW = 30, 2.0
+_MEAN, _TARGET = "(mean)", "(target)"  # beside columns, whose names are those of terms
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,8 @@ class MeasuredTerms:
         terms: after they learned.
         columns: `(N, ...)` each, by name.
         features: which they are; None where there are none.
+        shape: of one row's output, of which `mean`, `target` and `columns` may hold some entries alone.
+        per_output: whether axis 1 holds outputs.
         guard: what tells strange rows, after it learned; None where there are no features.
         leverage: its values, `(N,)`.
         reference_rows: how many there were; 0 where the validation rows stood in.
@@ -55,6 +59,8 @@ class MeasuredTerms:
     terms: tuple[Term, ...]
     columns: dict[str, Tensor]
     features: Features | None
+    shape: tuple[int, ...]
+    per_output: bool
     guard: Term | None = None
     leverage: Tensor | None = None
     reference_rows: int = 0
@@ -64,45 +70,42 @@ def measured(model: nn.Module, batches: Any, setup: Setup) -> MeasuredTerms:
     """Measure the terms on all validation rows."""
     terms: tuple[Term, ...] = ()
     features: Features | None = None
+    entries: Entries | None = None
     sites = Sites()
-    means, targets, kept, inputs = [], [], [], []
-    parts: list[dict[str, Tensor]] = []
+    kept, inputs = [], []
     with closing(batches) as stream:
         for x, y, found, tick in stream:
-            if not parts:
+            if entries is None:
                 sites = found
                 features = Features.all(sites)
                 terms, features = _fitting(setup.terms, model, x, sites, features, setup)
             rows = Rows(model, x, sites, setup.readout, features)
-            parts.append(_on_cpu(measured_columns([term for term in terms if not term.needs_features], rows)))
-            means.append(rows.mean.cpu())
-            targets.append(as_output(rows.mean, y).cpu())
+            columns = measured_columns([term for term in terms if not term.needs_features], rows)
+            entries = entries or _entries(rows.mean, terms, setup)
+            entries.add({_MEAN: rows.mean, _TARGET: as_output(rows.mean, y), **columns})
             if features is not None:
                 kept.append(rows.features.cpu())
                 inputs += [x] if any(map(_is_own, terms)) else []
             tick()
-    target, mean = joined(targets, stacklevel=5), torch.cat(means)
-    result = MeasuredTerms(sites, mean, target, terms, _together(parts), features)
-    return result if features is None else _learned(result, model, kept, inputs, setup)
+    columns = dict(entries.items()) if entries is not None else {}
+    check_rows(len(columns.get(_TARGET, ())), stacklevel=5)
+    assert entries is not None
+    mean, target = columns.pop(_MEAN), columns.pop(_TARGET)
+    per_output = setup.has_outputs(torch.empty(0, *entries.shape))
+    result = MeasuredTerms(sites, mean, target, terms, columns, features, entries.shape, per_output)
+    return result if features is None else _learned(result, model, kept, inputs, setup, entries)
+
+
+def _entries(mean: Tensor, terms: tuple[Term, ...], setup: Setup) -> Entries:
+    """For outputs like these; all of their entries where the errors of each are kept."""
+    whole = any(isinstance(term, LocalErrors) for term in terms)
+    most = {"most": None} if whole else {}
+    return Entries(tuple(mean.shape[1:]), axis=2 if setup.has_outputs(mean) else 1, **most)
 
 
 def _is_own(term: Term) -> bool:
     """Whether a term is the user's and looks at features: it may look at the inputs beside them."""
     return term.needs_features and type(term) not in KINDS.values()
-
-
-def _on_cpu(columns: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: column.cpu() for name, column in columns.items()}
-
-
-def _together(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """The columns of all batches, which must be the same ones."""
-    other = next((part for part in parts if set(part) != set(parts[0])), None)
-    if other is not None:
-        raise DataError(
-            f"expected terms to give the same columns for every batch; found {sorted(parts[0])} and {sorted(other)}."
-        )
-    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
 def _fitting(
@@ -127,7 +130,7 @@ def _fitting(
 
 
 def _learned(
-    found: MeasuredTerms, model: nn.Module, kept: list[Tensor], inputs: list[Any], setup: Setup
+    found: MeasuredTerms, model: nn.Module, kept: list[Tensor], inputs: list[Any], setup: Setup, entries: Entries
 ) -> MeasuredTerms:
     """Terms that look at features, after they saw those of the reference rows."""
     own = setup.reference is None
@@ -160,10 +163,11 @@ def _learned(
     columns = {**found.columns, **measured_columns(ours, rows)}
     if inputs:
         places = torch.arange(len(features)).split([len(part) for part in kept])
-        batches = (
-            Rows(model, x, found.sites, setup.readout, found.features, at) for x, at in zip(inputs, places, strict=True)
-        )
-        columns |= _together([_on_cpu(measured_columns(list(filter(_is_own, terms)), batch)) for batch in batches])
+        theirs = entries.like()
+        for x, at in zip(inputs, places, strict=True):
+            batch = Rows(model, x, found.sites, setup.readout, found.features, at)
+            theirs.add(measured_columns(list(filter(_is_own, terms)), batch))
+        columns |= theirs.items()
     order = [name for term in terms for name in columns if term_of(name) == term.name]
     return replace(
         found,
@@ -213,7 +217,7 @@ def _inputs(setup: Setup, model: nn.Module) -> Iterator[Any]:
 
 def fitted(found: MeasuredTerms, setup: Setup) -> tuple[FittedTerms, Tensor, Verdict]:
     """Compare the candidates and fit the chosen one: with its variances of the validation rows, and its verdict."""
-    per_output = setup.has_outputs(found.target)
+    per_output = found.per_output
     error = outputs_last((found.target - found.mean).double(), per_output)
     names = list(found.columns)
     stacked = [outputs_last(found.columns[name].double(), per_output) for name in names]

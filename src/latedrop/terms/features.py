@@ -2,7 +2,7 @@
 
 Positions (pixels, steps) are pooled to mean and standard deviation of each channel; calls of one layer are averaged;
 the sites stand one after the other. Where some sites have no positions, only these are looked at: of positions some may
-be padding. Features that depend on the other rows of a batch are left out. More than `_WIDEST` are projected to that
+be padding. Features that depend on the other rows of a batch are left out. More than `WIDEST` are projected to that
 many by a fixed random matrix.
 """
 
@@ -27,7 +27,7 @@ from latedrop.model.wrappers import layer_named
 
 __all__ = ["Features", "pooled"]
 
-_WIDEST = 256
+WIDEST = 256
 _ALONE = 8  # rows that are run alone, to see whether their features change
 _ROUNDING = 0.02
 
@@ -157,9 +157,9 @@ class _Noted:
 
 def _narrow(features: Tensor) -> Tensor:
     wide = features.shape[1]
-    if wide <= _WIDEST:
+    if wide <= WIDEST:
         return features
     generator = torch.Generator().manual_seed(wide)
-    matrix = torch.randn(wide, _WIDEST, generator=generator) / wide**0.5
+    matrix = torch.randn(wide, WIDEST, generator=generator) / wide**0.5
     narrow: Tensor = features @ matrix.to(features)
     return narrow
