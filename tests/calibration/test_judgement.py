@@ -180,6 +180,30 @@ class TestJudgement:
         assert "width90" not in found
         assert {"rmse[a]", "rmse[b]", "gain", "coverage90", "gain[a]"} <= set(found)
 
+    def test_each_output_is_held_against_its_own_constant(self) -> None:
+        prediction, target = predicted(outputs=2, guard=False)
+        factor = torch.tensor([1.0, 1e6])
+        record = prediction.calibration
+        assert record.constant is not None
+        record = replace(record, constant=(record.constant[0], record.constant[1] * 1e12))
+        moved = {"mean": prediction.mean * factor, "raw_variance": prediction.raw_variance * factor**2}
+        found = judge(replace(prediction, calibration=record, **moved), target * factor)
+        (usual, *_) = found.together.strange
+        shares = [output.strange[0].constant for output in found.outputs]
+        assert usual.constant == pytest.approx(np.mean(shares))
+        assert np.isnan(usual.rmse)
+        assert (found.together.deciles, found.together.worst, found.together.kept) == ((), (), ())
+
+    def test_the_worst_of_very_many_rows_is_found(self) -> None:
+        prediction, _ = predicted(rows=4, guard=False)
+        rows = 400_001
+        many = replace(prediction, mean=torch.zeros(rows, 1), raw_variance=torch.ones(rows, 1), strangeness=None)
+        target = torch.zeros(rows, 1)
+        target[123_457] = 99.0
+        found = judge(many, target, places=range(1, rows + 1)).together
+        assert found.worst[0]["row"] == 123_458
+        assert (len(found.values.mean), found.values.of) == (200_000, rows)
+
     def test_names(self) -> None:
         prediction, _ = predicted(outputs=2)
         record = replace(prediction.calibration, columns={"inputs": ("x",), "targets": ("u", "v")})

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from latedrop.calibration.evaluation import Evaluation, compare, constant_of, in_use, verdict
@@ -32,7 +32,7 @@ from latedrop.metrics.levels import central_quantile
 
 __all__ = ["JudgedOutput", "Judgement", "Values", "judge", "output_names"]
 
-_MOST_VALUES = 1_000_000
+_MOST_VALUES = 200_000
 _WORST = 8
 _SHARES = tuple(np.linspace(1.0, 0.1, 19).round(2).tolist())
 
@@ -48,7 +48,7 @@ class Values:
         low: lower ends of the intervals.
         high: upper ends.
         target: true values.
-        constant: the standard deviation of one constant variance; None where the constant is not known.
+        constant: the standard deviations of one constant variance; None where the constant is not known.
         of: how many values there are in all.
     """
 
@@ -58,7 +58,7 @@ class Values:
     low: Floats
     high: Floats
     target: Floats
-    constant: float | None
+    constant: Floats | None
     of: int
 
 
@@ -72,7 +72,7 @@ class JudgedOutput:
         verdict: None for a calibration that does not know its constant.
         evaluations: of the variance in use, of others from the same calibration, and of the constant.
         label: which of these is in use.
-        deciles: rows by predicted deviation.
+        deciles: rows by predicted deviation; none of several outputs, whose units may differ, nor `worst` and `kept`.
         inputs: rows along each of the inputs that tell most.
         strange: rows like the validation rows, and others; none where strangeness is not known.
         worst: the rows furthest from their prediction in predicted deviations.
@@ -192,7 +192,7 @@ def judge(
     """
     mean = prediction.mean
     target = as_output(mean, target)
-    several = mean.dim() == 2 and mean.shape[1] > 1
+    several = _several(mean)
     known = output_names(prediction.calibration, mean.shape[1] if several else 1, names)
     unit = [*units, *[""] * len(known)] if len(units) != 1 else [*units] * len(known)
     columns = input_columns(inputs, len(mean))
@@ -242,14 +242,15 @@ class _Rows:
     ) -> JudgedOutput:
         """One index of axis 1, or all of them."""
         p, known = self.prediction, self.prediction.calibration.constant is not None
+        pooled = output is None and _several(p.mean)  # over units that may differ
         rows = compare(p, self.target, level=self.level, output=output) if evaluations is None else evaluations
-        values = self._values(output)
+        parts = self._parts(output)
+        values = self._values(parts)
         error = values.target - values.mean
         inside = (values.low <= values.target) & (values.target <= values.high)
-        reach = None if values.constant is None else central_quantile(self.level) * values.constant
-        held = Held(
-            self.level, values.rows, error, values.std, inside, None if reach is None else np.abs(error) <= reach
-        )
+        same = None if values.constant is None else np.abs(error) <= central_quantile(self.level) * values.constant
+        blank = np.full_like(error, np.nan)
+        held = Held(self.level, values.rows, *((blank, blank) if pooled else (error, values.std)), inside, same)
         strange = None if p.strangeness is None else p.strangeness.detach().cpu().double().numpy()
         return JudgedOutput(
             name=name,
@@ -257,50 +258,59 @@ class _Rows:
             verdict=verdict(p, self.target, output=output) if known else None,
             evaluations=tuple(rows),
             label=self.label or in_use(p.calibration),
-            deciles=by_deviation(held),
-            inputs=by_input(held, self.columns, {"prediction": values.mean}),
+            deciles=() if pooled else by_deviation(held),
+            inputs=by_input(held, self.columns, {} if pooled else {"prediction": values.mean}),
             strange=() if strange is None else by_strangeness(held, strange),
-            worst=tuple(self._worst(values, strange)),
-            kept=_SHARES,
-            kept_rmse=_kept(error, values.std),
-            ideal_rmse=_kept(error, np.abs(error)),
+            worst=() if pooled else tuple(self._worst(parts, strange)),
+            kept=() if pooled else _SHARES,
+            kept_rmse=() if pooled else _kept(error, values.std),
+            ideal_rmse=() if pooled else _kept(error, np.abs(error)),
             values=values,
         )
 
-    def _values(self, output: int | None) -> Values:
+    def _parts(self, output: int | None) -> dict[str, Tensor]:
+        """Everything about every value of an output, each of one shape `(N, ...)`."""
         p = self.prediction
-        parts: list[Tensor] = [p.mean, p.std, *p.interval(self.level), self.target]
-        constant = None if p.calibration.constant is None else constant_of(p)
-        chosen = [part if output is None else part[:, output] for part in parts]
-        size, width = chosen[0].numel(), max(1, chosen[0].numel() // max(1, len(chosen[0])))
-        flat = np.linspace(0, size - 1, min(size, _MOST_VALUES)).round().astype(np.intp)
-        mean, std, low, high, target = (part.detach().cpu().double().flatten().numpy()[flat] for part in chosen)
-        same = None
-        if constant is not None:
-            one = constant if output is None else constant[:, output]
-            # Of several outputs the constants differ: their mean square stands for them in figures alone.
-            same = math.sqrt(float(one.double().mean()))
-        return Values(flat // width, mean, std, low, high, target, same, size)
+        low, high = p.interval(self.level)
+        parts = {"mean": p.mean, "std": p.std, "low": low, "high": high, "target": self.target}
+        if p.calibration.constant is not None:
+            parts["constant"] = constant_of(p).sqrt()
+        return {name: part if output is None else part[:, output] for name, part in parts.items()}
 
-    def _worst(self, values: Values, strange: Floats | None) -> list[dict[str, Any]]:
-        """The rows furthest from their prediction, in predicted deviations, each once."""
-        off = np.abs(values.target - values.mean) / values.std
+    def _values(self, parts: Mapping[str, Tensor]) -> Values:
+        size = parts["mean"].numel()
+        flat = np.linspace(0, size - 1, min(size, _MOST_VALUES)).round().astype(np.intp)
+        index = torch.from_numpy(flat)
+        found = {name: part.detach().cpu().flatten()[index].double().numpy() for name, part in parts.items()}
+        rows, constant = flat // max(1, size // len(parts["mean"])), found.pop("constant", None)
+        return Values(rows=rows, **found, constant=constant, of=size)
+
+    def _worst(self, parts: Mapping[str, Tensor], strange: Floats | None) -> list[dict[str, Any]]:
+        """The rows furthest from their prediction, in predicted deviations, each once; of all rows."""
+        error = (parts["target"] - parts["mean"]).abs().flatten()
+        off = error / parts["std"].flatten()
+        width = max(1, len(off) // len(self.target))
         first: dict[int, int] = {}
-        for index in np.argsort(-off, kind="stable")[: 50 * _WORST].tolist():
-            first.setdefault(int(values.rows[index]), index)
+        for index in off.topk(min(len(off), 50 * _WORST)).indices.tolist():
+            first.setdefault(index // width, index)
         found = []
         for row, index in list(first.items())[:_WORST]:
             record: dict[str, Any] = {"row": row if self.places is None else int(self.places[row])}
-            record |= {part: float(getattr(values, part)[index]) for part in ("target", "mean", "low", "high")}
+            record |= {name: float(parts[name].flatten()[index]) for name in ("target", "mean", "low", "high")}
             record["deviations"] = float(off[index])
-            if values.constant:
-                record["constant_deviations"] = abs(record["target"] - record["mean"]) / values.constant
+            if "constant" in parts:
+                record["constant_deviations"] = float(error[index] / parts["constant"].flatten()[index])
             if strange is not None:
                 record["strangeness"] = float(strange[row])
             at = np.array([row])
             record["inputs"] = {name: float(self.columns.at(name, at)[0]) for name in self.columns.columns}
             found.append(record)
         return found
+
+
+def _several(mean: Tensor) -> bool:
+    """Whether each index of axis 1 is an output of its own; a map has one unit."""
+    return mean.dim() == 2 and mean.shape[1] > 1
 
 
 def _kept(error: Floats, by: Floats) -> tuple[float, ...]:

@@ -48,7 +48,7 @@ _EXAMPLES = {
     ),
     "evaluate": (
         "latedrop evaluate my_model:net cal.json --data test.csv --target price",
-        "latedrop evaluate model.pt2 cal.json --data test.npz --plot curve.png --report page.html",
+        "latedrop evaluate model.pt2 cal.json --data test.npz --report page.html",
         'latedrop evaluate my_model:net cal.json --data test.csv \\\n    --require "coverage90>=0.85,gain>=0"',
     ),
 }

@@ -82,7 +82,8 @@ def of_rows(output: JudgedOutput) -> Iterator[Figure]:
 def _intervals(output: JudgedOutput) -> Figure:
     values, level = output.values, output.used.level
     some = np.argsort(values.mean, kind="stable")[_spread(len(values.mean), _BARS)]
-    reach = 0.0 if values.constant is None else central_quantile(level) * values.constant
+    constant = _constant(output)
+    reach = 0.0 if constant is None else central_quantile(level) * constant
     ends = np.concatenate([values.low[some], values.high[some]])
     low, high = _limits(
         np.concatenate([values.target[some], values.mean[some] - reach, values.mean[some] + reach]), ends
@@ -99,7 +100,7 @@ def _intervals(output: JudgedOutput) -> Figure:
         words = f"row {values.rows[i]}: target {plain(target)}, prediction {plain(mean)}, "
         words += f"interval {plain(float(values.low[i]))} to {plain(float(values.high[i]))}"
         plot.segment((k, float(values.low[i])), (k, float(values.high[i])), "bar", words)
-        if values.constant is not None:
+        if constant is not None:
             plot.segment((k, mean - reach), (k, mean + reach), "bar constant", words)
         (plot.dot if inside else plot.cross)(k, target, "target", words)
     shown = np.concatenate([ends, values.target[some]])
@@ -108,7 +109,7 @@ def _intervals(output: JudgedOutput) -> Figure:
     missed = int(((values.target < values.low) | (values.target > values.high))[some].sum())
     said = f"{percent(level, 0)} intervals with the true values; {missed} of these {len(some)} are missed.{cut}"
     legend = {"bar": f"{output.used.label}, {percent(level, 0)}"}
-    legend |= {} if values.constant is None else {"bar constant": "constant"}
+    legend |= {} if constant is None else {"bar constant": "constant"}
     legend |= {"dot target": "target", **({"cross": "missed target"} if missed else {})}
     return Figure("Intervals of some rows", said, plot.svg(said), legend)
 
@@ -119,7 +120,8 @@ def _errors(output: JudgedOutput) -> Figure:
     some = _spread(len(error), _DOTS)
     std, size = values.std[some], error[some]
     log = 1000 >= float(std.max()) / float(std.min()) > 10
-    wide = [float(std.min()), float(std.max()), *([] if values.constant is None else [values.constant])]
+    constant = _constant(output)
+    wide = [float(std.min()), float(std.max()), *([] if constant is None else [constant])]
     cut_x = None if log else robust_limit([*std.tolist(), *wide[2:]])
     cut = robust_limit(size.tolist())
     x = Axis.around(wide if cut_x is None else [wide[0], cut_x], with_unit("predicted deviation", output.unit), log=log)
@@ -134,8 +136,8 @@ def _errors(output: JudgedOutput) -> Figure:
         plot.dot(a, e, "faint", words, 2.2)
     plot.line(across.tolist(), (z * across).tolist(), _USED, f"end of the {percent(level, 0)} interval")
     legend = {_USED: f"end of the {percent(level, 0)} interval"}
-    if values.constant is not None:
-        plot.upright(values.constant, _CONSTANT, f"constant: {plain(values.constant)} for every row")
+    if constant is not None:
+        plot.upright(constant, _CONSTANT, f"constant: {plain(constant)} for every row")
         legend[_CONSTANT] = "deviation of the constant"
     found = output.used.correlation if output.verdict is None else output.verdict.correlation
     beyond = int((size > y.high).sum() + (std > x.high).sum())
@@ -278,6 +280,12 @@ def _limits(usual: Floats, ends: Floats) -> tuple[float, float]:
     low, high = float(near.min()), float(near.max())
     room = 0.5 * (high - low)
     return min(low, max(float(ends.min()), low - room)), max(high, min(float(ends.max()), high + room))
+
+
+def _constant(output: JudgedOutput) -> float | None:
+    """The standard deviation of the constant."""
+    known = output.values.constant
+    return None if known is None else float(known[0])
 
 
 def _count(number: int) -> str:

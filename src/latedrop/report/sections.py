@@ -6,6 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from html import escape
 
+import numpy as np
+
 from latedrop.calibration.judgement import JudgedOutput, Judgement
 from latedrop.calibration.record import Calibration
 from latedrop.calibration.verdict import GAIN_GOOD, Verdict
@@ -131,7 +133,9 @@ def _groups(output: JudgedOutput, level: int) -> str:
     parts = [heading("Where it holds less", level)]
     if output.deciles:
         name = with_unit("predicted deviation", output.unit)
-        parts.append(table(group_table(output.deciles, name, output.unit), "Rows by predicted deviation."))
+        shown, all_values = len(output.values.mean), output.values.of
+        some = f" An even choice of {shown:,} of {all_values:,} values." if shown < all_values else ""
+        parts.append(table(group_table(output.deciles, name, output.unit), f"Rows by predicted deviation.{some}"))
     elif output.used.rows < 20:
         parts.append(paragraph("The rows are too few to be split."))
     else:
@@ -197,7 +201,7 @@ def made_of(c: Calibration, judgement: Judgement | None) -> str:
 
 def _constant_share(judgement: Judgement | None) -> float | None:
     """The constant variance in units of the mean predicted one, of the test rows of one output."""
-    if judgement is None or len(judgement.outputs) > 1 or judgement.together.values.constant is None:
+    values = None if judgement is None or len(judgement.outputs) > 1 else judgement.together.values
+    if values is None or values.constant is None:
         return None
-    values = judgement.together.values
-    return float(values.constant or 0.0) ** 2 / float((values.std**2).mean())
+    return float(np.square(values.constant).mean() / np.square(values.std).mean())
