@@ -101,7 +101,7 @@ class Verdict:
         """The standard error of the rank correlation, by Fisher's transform with Bonett and Wright's variance."""
         if self.rows < 4:
             return 1.0
-        return (1 - self.correlation**2) * math.sqrt((1 + self.correlation**2 / 2) / (self.rows - 3))
+        return max(0.0, 1 - self.correlation**2) * math.sqrt((1 + self.correlation**2 / 2) / (self.rows - 3))
 
     @property
     def findings(self) -> tuple[Finding, ...]:
