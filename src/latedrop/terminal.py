@@ -193,7 +193,7 @@ def print_table(lines: Sequence[Sequence[str]], *, texts: int = 1, marked: int |
     grid = Table(box=box.SIMPLE, padding=(0, 1, 0, 0))
     for index, name in enumerate(lines[0]):
         # Broken up, so that 80 columns are enough. As Text: of a plain string rich takes [dB] for a style.
-        head = Text(name.replace(" at ", "\nat ").replace(" [", "\n["))
+        head = Text(name.replace(" at ", "\nat ").replace(" [", "\n[").replace("rank correlation", "rank\ncorrelation"))
         grid.add_column(head, justify="left" if index < texts else "right", no_wrap=True)
     for index, line in enumerate(lines[1:]):
         grid.add_row(*(Text(cell) for cell in line), style="bold green" if index == marked else None)

@@ -13,7 +13,7 @@ import latedrop
 SOURCE = Path(latedrop.__file__).parent
 ROOMS = [
     {"errors"},
-    {"records"},
+    {"records", "numerals"},
     {"torch_inside", "files", "devices", "terminal", "progress"},
     {"metrics", "plots"},
     {"model"},

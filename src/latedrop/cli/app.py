@@ -2,16 +2,18 @@
 
 Commands are plain functions; `main` hands them to typer, an extra (`pip install "latedrop[cli]"`), without which this
 module can still be imported. What a command needs is imported inside it, so that `latedrop --help` stays quick. An
-error of ours, or of the system, is one line on stderr: exit code 2 for a wrong argument, 1 for the rest.
+error of ours, or of the system, is one line on stderr: exit code 2 for a wrong argument, 1 for the rest; 3 is for a
+requirement of `evaluate` that does not hold.
 """
 
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 from latedrop import __version__
-from latedrop.cli.command import bundled
+from latedrop.cli.command import bundled, typed
 from latedrop.cli.crowd_commands import crowd_calibrate, crowd_count, crowd_demo, crowd_train, study_crowd
 from latedrop.cli.model_commands import calibrate, evaluate, predict, sites, with_examples
 from latedrop.cli.printing import print_demo
@@ -52,6 +54,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     crowd.command("train", **HANDED_ON)(crowd_train)
     crowd.command("demo")(bundled(crowd_demo))
     app.add_typer(crowd, name="crowd")
+    words = sys.argv[1:] if arguments is None else arguments
+    typed.set(shlex.join(["latedrop", *words]))
     app(arguments, prog_name="latedrop")
 
 

@@ -5,6 +5,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
+from contextvars import ContextVar
 from functools import wraps
 from inspect import Parameter, signature
 from typing import Any, TextIO, get_type_hints
@@ -18,7 +19,10 @@ try:
 except ImportError:
     typer = None  # type: ignore[assignment]
 
-__all__ = ["bundled", "command"]
+__all__ = ["bundled", "command", "typed"]
+
+typed: ContextVar[str] = ContextVar("typed", default="")
+"""The command line that runs, as it was typed."""
 
 
 def bundled(function: Callable[..., None]) -> Callable[..., None]:

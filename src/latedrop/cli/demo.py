@@ -56,6 +56,7 @@ _ABOUT = (
 )
 _FILE = Path("data", "regression", "airfoil", "airfoil_self_noise.dat.txt")
 _COLUMNS = 6
+_INPUTS = ("frequency", "angle of attack", "chord length", "air speed", "displacement thickness")
 _PARTS = {"train": 903, "validation": 300, "test": 300}
 
 
@@ -198,6 +199,8 @@ def write(result: Demo, folder: Path) -> list[Path]:
         target=result.target,
         evaluations=result.evaluations,
         unit=UNIT,
+        names=["sound pressure level"],
+        inputs=dict(zip(_INPUTS, _parts(result.seed)[2][0].T, strict=True)),
         about=_ABOUT.format(**result.rows, epochs=result.epochs),
         notes=NOTES,
         reproduce={

@@ -5,7 +5,7 @@ Every function here works on one batch of rows at a time, so that no table has t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from math import prod
@@ -164,6 +164,7 @@ class Labelled:
 
     Each row falls into the half "fit" or "held" by chance, and the same way for the same seed. Rows that are not finite
     are an error, or with `drop` left out and counted in `dropped`. Their weights are in the kept column `weight`.
+    `notice` is shown the rows of every batch.
     """
 
     source: Source
@@ -173,6 +174,7 @@ class Labelled:
     part: str = "all"
     seed: int = 0
     weight: str | None = None
+    notice: Callable[[Rows], Any] = lambda rows: None
     dropped: int = field(default=0, init=False)
     counts: list[npt.NDArray[np.float64]] = field(default_factory=list, init=False)
 
@@ -189,6 +191,7 @@ class Labelled:
             rows = _finite(rows, self.source, self.drop)
             if len(rows):
                 assert rows.target is not None
+                self.notice(rows)
                 yield _arguments(self.model, rows), rows.target
 
     @property

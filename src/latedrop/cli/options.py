@@ -110,6 +110,16 @@ Predictions = Annotated[
 Plot = Annotated[str | None, option("Draw the calibration curves to this PNG file.", **_OUTPUT)]
 AlsoReport = Annotated[str | None, option("Also write a page about it, HTML.", **_OUTPUT)]
 Report = Annotated[str | None, option("Write a page about it, HTML.", **_OUTPUT)]
+Unit = Annotated[str | None, option("Unit of the target, or one for each of several, commas between.", **_OUTPUT)]
+Require = Annotated[
+    str | None,
+    option(
+        'Bounds, such as "coverage90>=0.85,gain>=0"; exit code 3 where one does not hold. Measures: coverageNN and '
+        "widthNN (NN: level in percent), gain, correlation, rmse, mae, nll, ma, rows; of one of several outputs "
+        "gain[NAME].",
+        **_OUTPUT,
+    ),
+]
 Json = Annotated[bool, option("Print JSON, and nothing else, to stdout.", "--json", **_OUTPUT)]
 Verbose = Annotated[
     int,

@@ -202,6 +202,8 @@ def write(result: CrowdDemo, folder: Path) -> list[Path]:
         evaluations=result.evaluations,
         pictures=pictures,
         unit=UNIT,
+        names=["count"],
+        in_use="sampling-free",
         about=f"{_ABOUT.format(**result.scenes)} Rejection of regions: {result.rejection['why']}.",
         notes=NOTES,
         reproduce={"command": f"latedrop crowd demo --seed {result.seed}", **result.versions},
