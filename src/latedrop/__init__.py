@@ -1,5 +1,7 @@
 """Calibrated uncertainty for any trained PyTorch network, by dropout injected at test time."""
 
+import logging
+
 from latedrop import metrics
 from latedrop.calibration.classes.prediction import ClassPrediction
 from latedrop.calibration.classes.predictor import ClassPredictor
@@ -50,3 +52,5 @@ __all__ = [
 ]
 
 __version__ = "0.1.0"
+
+logging.getLogger(__name__).addHandler(logging.NullHandler())  # who wants to hear adds another

@@ -83,7 +83,7 @@ def test_the_record_says_what_was_asked_and_found() -> None:
     assert found.path[-1].scale == pytest.approx(found.relaxed_scales)
     assert found.path[0].nll == pytest.approx(chosen.nll_scaled, abs=1e-5)
     assert found.path[-1].ma == pytest.approx(chosen.ma_relaxed, abs=1e-5)
-    assert set(found.curves) == {"levels", "unscaled", "scaled", "relaxed"}
+    assert set(found.curves) == {"levels", "unscaled", "scaled", "relaxed", "constant"}
     assert all(len(curve) == 99 for curve in found.curves.values())
 
 

@@ -328,8 +328,8 @@ class TestVerdict:
         found = Verdict(500, "other rows", 0.02, 0.004, 0.21, 0.91, 0.015)
         assert found.better
         assert found.sentence == (
-            "Better than one constant variance by 0.020 nats (± 0.004); rank correlation of std and error 0.21; 90 % "
-            "intervals hold 91% (± 1.5) of 500 rows not used for fitting."
+            "90 % intervals hold 91 % (± 1.5) of 500 rows not used for fitting; better than one constant variance by "
+            "0.020 nats (± 0.004): negligible; it ranks the errors weakly: correlation 0.21 (± 0.04)."
         )
         assert Verdict(500, "other rows", 0.002, 0.004, 0, 0.9, 0).better is None
         assert Verdict(500, "other rows", -0.02, 0.004, 0, 0.9, 0).better is False

@@ -299,10 +299,13 @@ def test_calibrate_then_count(call: Run, home: Path, tmp_path: Path, monkeypatch
     monkeypatch.setattr(room, "make_scenes", lambda *_: plain(0, 10, 0, shape=SHAPE))
     path = tmp_path / "mine.json"
     command = ("crowd", "calibrate", "--set", "scenes", "-w", home / "w.safetensors", "-o", path)
-    code, out, err = call(*command, "--method", "sample", "--draws", "2", "--rates", "0.05")
+    page = tmp_path / "mine.html"
+    code, out, err = call(*command, "--method", "sample", "--draws", "2", "--rates", "0.05", "--report", page)
     assert (code, err) == (0, "")
     assert "10 validation frames of scenes" in out
-    assert f"written: {path}" in out
+    assert f"written: {path}, {page}" in out
+    assert 'class="verdict"' in page.read_text(encoding="utf-8")
+    one_line(call, "expected --report and --output to be two files", *command, "--report", path, code=2)
     frame = home / "frames" / "f0.png"
     common = ("-w", home / "w.safetensors", "-c", path, "--no-panels", "--out", tmp_path)
     assert call("crowd", "count", frame, *common)[0] == 0

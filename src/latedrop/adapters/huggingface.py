@@ -86,15 +86,9 @@ def predict_with(
     unpack = labels_apart(trainer.label_names)
     parts, targets = [], []
     for inputs, target in map(unpack, trainer.get_test_dataloader(dataset)):
-        parts.append(predictor.predict(inputs))
+        parts.append(predictor.predict(inputs).cpu())
         targets.append(target)
-    if not parts:
-        raise DataError("expected at least one row to predict; found none.")
-    joined = [torch.cat([getattr(part, name) for part in parts]).cpu() for name in ("output", "raw_variance")]
-    strangeness = [part.strangeness for part in parts if part.strangeness is not None]
-    found = Prediction(
-        joined[0], joined[1], predictor.calibration, torch.cat(strangeness).cpu() if strangeness else None
-    )
+    found = Prediction.joined(parts)
     labels = None if any(target is None for target in targets) else torch.cat(targets).cpu()
     named = {name: value.numpy() for name, value in found.to_dict(level).items()}
     measured = {} if labels is None else _measured(trainer, found, labels, level)

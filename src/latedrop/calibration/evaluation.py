@@ -6,6 +6,7 @@ makes those of the raw, the scaled and the relaxed variance of a prediction.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -16,11 +17,11 @@ from torch import Tensor
 from latedrop import metrics
 from latedrop.calibration.intervals import Conformal
 from latedrop.calibration.prediction import Prediction
-from latedrop.calibration.record import Calibration
+from latedrop.calibration.record import Calibration, Choice
 from latedrop.calibration.scale import along_outputs
 from latedrop.calibration.seen import warn_of_seen
 from latedrop.calibration.targets import as_output, warn_of_poor_fit
-from latedrop.calibration.verdict import Verdict, correlation, judged
+from latedrop.calibration.verdict import Verdict, correlation, gains, judged, share_error, standard_error
 from latedrop.errors import ArgumentError
 from latedrop.metrics import align_target
 from latedrop.metrics.entries import Array, average, checked_weights
@@ -32,9 +33,11 @@ __all__ = [
     "Evaluation",
     "compare",
     "constant_of",
+    "constant_std",
     "evaluate",
     "evaluate_intervals",
     "in_model_unit",
+    "in_use",
     "inside",
     "likelihood",
     "unscaled",
@@ -59,10 +62,15 @@ class Evaluation:
         level: of the interval that `coverage` and `width` are about.
         coverage: fraction of targets inside it.
         width: its mean width, in the target's unit.
-        correlation: rank correlation of standard deviation and size of the error, 0 for a constant; None for intervals.
-            Where targets were transformed for training, it is that of the model's unit.
         levels: of the calibration curve, `(L,)`.
         observed: the calibration curve, `(L,)`.
+        correlation: rank correlation of standard deviation and size of the error, 0 for a constant; None for intervals.
+            Where targets were transformed for training, it is that of the model's unit.
+        mae: mean size of the error, in the target's unit.
+        coverage_error: standard error of the coverage over rows.
+        gain: nats per value by which the NLL is better than that of the constant; None where there is none to compare.
+        gain_error: its standard error over rows.
+        widths: mean width of the intervals at each level, `(L,)`, in the target's unit.
     """
 
     label: str
@@ -78,10 +86,22 @@ class Evaluation:
     levels: tuple[float, ...]
     observed: tuple[float, ...]
     correlation: float | None = None
+    mae: float | None = None
+    coverage_error: float | None = None
+    gain: float | None = None
+    gain_error: float | None = None
+    widths: tuple[float, ...] = ()
+
+    def observed_errors(self) -> tuple[float, ...]:
+        """Standard errors of the calibration curve, `(L,)`: binomial, times what values of one row have in common."""
+        common = 1.0
+        if self.coverage_error is not None and 0 < self.coverage < 1 and self.rows > 1:
+            common = self.coverage_error / math.sqrt(self.coverage * (1 - self.coverage) / (self.rows - 1))
+        return tuple(common * _binomial_error(share, self.rows) for share in self.observed)
 
     def numbers(self) -> dict[str, Any]:
-        """All but the calibration curve, as plain data."""
-        return {name: value for name, value in asdict(self).items() if name not in ("levels", "observed")}
+        """All but the curves, as plain data."""
+        return {name: value for name, value in asdict(self).items() if name not in ("levels", "observed", "widths")}
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> Evaluation:
@@ -130,17 +150,27 @@ def _evaluated(
     interval: Callable[[float], tuple[Tensor, Tensor]] | None = None,
     levels: Sequence[float] = _LEVELS,
     weights: Array | None = None,
+    constant: Tensor | None = None,
 ) -> Evaluation:
     nll = None
+    gained: dict[str, float] = {}
+    counts = None if weights is None else checked_weights(weights, len(mean))
     if interval is None:
         nll = float(metrics.nll(mean, variance, target, weights=weights))
         observed = metrics.calibration_curve(mean, variance, target, levels=levels, weights=weights)[1]
-        coverage = float(metrics.coverage(mean, variance, target, level=level, weights=weights))
-        width = float(metrics.interval_width(mean, variance, target, level=level, weights=weights))
+        reach = central_quantile(level) * variance.sqrt()
+        low, high = mean - reach, mean + reach
+        deviation = float(_average(variance.sqrt().double(), weights))
+        widths = [2 * central_quantile(a) * deviation for a in levels]
+        if constant is not None:
+            by_row = gains(*(part.double() for part in (target - mean, variance, constant)))
+            gained = {"gain": float(average(by_row, counts)), "gain_error": standard_error(by_row, counts)}
     else:
-        observed = torch.tensor([inside(*interval(a), target, weights) for a in levels])
+        ends = [interval(a) for a in levels]
+        observed = torch.tensor([inside(*pair, target, weights) for pair in ends])
+        widths = [float(_average(above - below, weights)) for below, above in ends]
         low, high = interval(level)
-        coverage, width = inside(low, high, target, weights), float(_average(high - low, weights))
+    held = ((low <= target) & (target <= high)).double().reshape(len(target), -1).mean(1)
     return Evaluation(
         label=label,
         rows=len(mean),
@@ -150,11 +180,15 @@ def _evaluated(
         nll=nll,
         ma=float((observed - torch.tensor(levels).to(observed)).abs().mean()),
         level=level,
-        coverage=coverage,
-        width=width,
+        coverage=float(average(held, counts)),
+        width=float(_average((high - low).double(), weights)),
         levels=tuple(levels),
         observed=tuple(observed.tolist()),
         correlation=None if nll is None else correlation(target - mean, variance),
+        mae=float(_average((target - mean).abs().double(), weights)),
+        coverage_error=share_error(held, counts),
+        widths=tuple(widths),
+        **gained,
     )
 
 
@@ -218,42 +252,54 @@ def compare(
     if output is None:
         warn_of_poor_fit(prediction.mean, target, "test rows", per_output=record.per_output, stacklevel=2)
         warn_of_seen(record.seen, prediction.mean, target, stacklevel=2)
+    mean, truth = _of(prediction.mean, output), _of(target, output)
+    same = None if record.constant is None else _of(constant_of(prediction), output)
     found = [
         _evaluated(
-            _of(prediction.mean, output),
+            mean,
             _of(variant.variance(prediction.raw_variance), output),
-            _of(target, output),
+            truth,
             label=label,
             rate=record.rate,
             scale=_scale_of(variant.chosen()[0], output),
             level=level,
             weights=weights,
+            constant=same,
         )
         for label, variant in variants.items()
     ]
     if prediction.calibration.intervals is not None:
         found.append(evaluate_intervals(prediction, target, level=level, output=output, weights=weights))
-    if record.constant is not None:
-        mean, same = _of(prediction.mean, output), _of(constant_of(prediction), output)
-        found.append(_evaluated(mean, same, _of(target, output), label="constant", level=level, weights=weights))
+    if same is not None:
+        found.append(_evaluated(mean, same, truth, label="constant", level=level, weights=weights, constant=same))
     return tuple(found)
 
 
-def verdict(prediction: Prediction, target: Tensor, *, weights: Array | None = None) -> Verdict:
+def in_use(calibration: Calibration) -> str:
+    """The label that `compare` gives to what a calibration's predictions use."""
+    if calibration.intervals is not None:
+        return calibration.intervals.kind
+    optimal = "scaled" if calibration.terms is None else "terms"
+    return {"optimal": optimal, "relaxed": "relaxed"}.get(str(calibration.choice), _own_scale(calibration.choice))
+
+
+def verdict(
+    prediction: Prediction, target: Tensor, *, output: int | None = None, weights: Array | None = None
+) -> Verdict:
     """What the variance is worth on test rows beside a constant, the validation rows' mean squared error.
 
-    Raises `ArgumentError` for a calibration that does not know it, as those of latedrop 0.1 do not. Where targets were
-    transformed for training, both are compared in the model's unit.
+    `output` is one index of axis 1; all outputs together where None. Raises `ArgumentError` for a calibration that does
+    not know the constant, as those of latedrop 0.1 do not. Where targets were transformed for training, both are
+    compared in the model's unit.
     """
     if prediction.calibration.target is not None:
-        return verdict(*in_model_unit(prediction, target), weights=weights)
+        return verdict(*in_model_unit(prediction, target), output=output, weights=weights)
     target = as_output(prediction.mean, target)
     low, high = prediction.interval(0.9)
-    within = (low <= target) & (target <= high)
-    constant = constant_of(prediction)
+    within = _of((low <= target) & (target <= high), output)
     counts = None if weights is None else checked_weights(weights, len(target))
-    error = target - prediction.mean
-    return judged(error, prediction.variance, constant, fitted="other rows", inside=within, weights=counts)
+    values = (_of(part, output) for part in (target - prediction.mean, prediction.variance, constant_of(prediction)))
+    return judged(*values, fitted="other rows", inside=within, weights=counts)
 
 
 def likelihood(prediction: Prediction, target: Tensor) -> float:
@@ -268,6 +314,13 @@ def in_model_unit(prediction: Prediction, target: Tensor) -> tuple[Prediction, T
     return prediction.in_model_unit(), target if unit is None else unit.forward(target)
 
 
+def constant_std(prediction: Prediction) -> Tensor:
+    """The standard deviation of the constant variance, in the unit and shape of the prediction."""
+    unit, plain = prediction.calibration.target, prediction.in_model_unit()
+    variance = constant_of(plain)
+    return (variance if unit is None else unit.moments(plain.mean, variance)[1]).sqrt()
+
+
 def _restored(
     row: Evaluation, prediction: Prediction, target: Tensor, output: int | None, weights: Array | None
 ) -> Evaluation:
@@ -278,14 +331,21 @@ def _restored(
     variance = variants[row.label].variance(plain.raw_variance) if row.label in variants else plain.variance
     if row.label == "constant":
         variance = constant_of(plain)
-    half = central_quantile(row.level) * variance.sqrt()
-    ends = (plain.mean - half, plain.mean + half) if row.nll is not None else plain.interval(row.level)
     center = _of(unit.moments(plain.mean, variance)[0], output)
+    truth = _of(align_target(prediction.output, target), output)
+
+    def width(level: float) -> float:
+        half = central_quantile(level) * variance.sqrt()
+        low, high = (plain.mean - half, plain.mean + half) if row.nll is not None else plain.interval(level)
+        return float(_average(_of(unit.inverse(high) - unit.inverse(low), output), weights))
+
     return replace(
         row,
-        rmse=float(metrics.rmse(center, None, _of(align_target(prediction.output, target), output), weights=weights)),
+        rmse=float(metrics.rmse(center, None, truth, weights=weights)),
+        mae=float(_average((truth - center).abs().double(), weights)),
         nll=None if row.nll is None else row.nll + _nll_shift(prediction, target, output, weights),
-        width=float(_average(_of(unit.inverse(ends[1]) - unit.inverse(ends[0]), output), weights)),
+        width=width(row.level),
+        widths=tuple(width(level) for level in row.levels),
     )
 
 
@@ -302,8 +362,8 @@ def _variants(record: Calibration) -> dict[str, Calibration]:
     variants = {} if record.terms is not None else {"raw": unscaled(record)}
     variants["scaled" if record.terms is None else "terms"] = record.with_choice("optimal")
     variants["relaxed"] = record.with_choice("relaxed")
-    if isinstance(record.choice, float):
-        variants[f"scale {record.choice:g}"] = record
+    if not isinstance(record.choice, str):
+        variants[_own_scale(record.choice)] = record
     return variants
 
 
@@ -333,6 +393,16 @@ def _average(values: Tensor, weights: Array | None) -> Tensor:
     """Of `(N, ...)`, each row counted as its weight says."""
     by_row = values.reshape(len(values), -1).mean(1)
     return average(by_row, None if weights is None else checked_weights(weights, len(values)))
+
+
+def _binomial_error(share: float, rows: int) -> float:
+    if not 0 < share < 1 or rows < 2:
+        return share_error(torch.full((rows,), round(share), dtype=torch.float64))
+    return math.sqrt(share * (1 - share) / (rows - 1))
+
+
+def _own_scale(choice: Choice) -> str:
+    return f"scale {choice:g}" if isinstance(choice, float) else "step between the scales"
 
 
 def _of(values: Tensor, output: int | None) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from latedrop.calibration.record import Calibration, Choice
 from latedrop.calibration.scale import along_outputs
-from latedrop.errors import ArgumentError, LatedropError
+from latedrop.errors import ArgumentError, DataError, LatedropError
 from latedrop.metrics.levels import checked_level, normal_quantile
 
 if TYPE_CHECKING:
@@ -47,6 +47,26 @@ class Prediction:
     def mean(self) -> Tensor:
         """The predicted mean, `(N, ...)`, in the original unit of the targets."""
         return self.output if self.calibration.target is None else self._moments()[0]
+
+    @classmethod
+    def joined(cls, parts: Sequence[Prediction]) -> Prediction:
+        """The predictions of several batches as one."""
+        if not parts:
+            raise DataError("expected at least one row to predict; found none.")
+        if len(parts) == 1:
+            return parts[0]
+        strange = [part.strangeness for part in parts if part.strangeness is not None]
+        shares = [part.shares for part in parts if part.shares is not None]
+        named = {name: torch.cat([part[name] for part in shares]) for name in shares[0]} if shares else None
+        outputs, variances = (torch.cat([getattr(part, name) for part in parts]) for name in ("output", "raw_variance"))
+        return cls(outputs, variances, parts[0].calibration, torch.cat(strange) if strange else None, shares=named)
+
+    def cpu(self) -> Prediction:
+        """The same on the CPU."""
+        strange = None if self.strangeness is None else self.strangeness.cpu()
+        shares = None if self.shares is None else {name: share.cpu() for name, share in self.shares.items()}
+        found = replace(self, strangeness=strange, shares=shares)
+        return replace(found, output=self.output.cpu(), raw_variance=self.raw_variance.cpu())
 
     @property
     def variance(self) -> Tensor:

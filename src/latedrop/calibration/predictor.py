@@ -16,10 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from latedrop.calibration.batches import Unpack, batches, inputs_of, row_batches
+from latedrop.calibration.batches import Unpack, batches, check_axes, inputs_in, only_inputs, row_batches
 from latedrop.calibration.classes.labels import Task
 from latedrop.calibration.classes.making import classifier
 from latedrop.calibration.classes.predictor import ClassPredictor
+from latedrop.calibration.datasets import is_loader
 from latedrop.calibration.explaining import explained
 from latedrop.calibration.fit import Loss
 from latedrop.calibration.intervals import Conformal, IntervalKind
@@ -41,7 +42,6 @@ from latedrop.model.arrays import check_inputs, floating, place
 from latedrop.model.calling import Readout
 from latedrop.model.finding import Select
 from latedrop.model.items import Collate, as_items
-from latedrop.model.rows import tensors
 from latedrop.model.sites import Kind, Rate, Site
 from latedrop.streams import Stream
 from latedrop.streams.tracking import STEP
@@ -97,8 +97,9 @@ def calibrate(
 
     Args:
         model: a trained module; it is left as it was.
-        data: validation data that the model was not fitted to: a pair `(x, y)` of tensors, arrays or tables, or an
-            iterable of such pairs (a `DataLoader`), read once.
+        data: validation data that the model was not fitted to: a pair `(x, y)` of tensors, arrays or tables, a data
+            set of torch or Hugging Face, or an iterable of batches (a `DataLoader`), read once. A batch is a pair, or
+            a mapping with inputs by the names of `forward`'s and targets under `labels`, `label`, `target` or `y`.
         rates: the rates to try; each a float or a mapping from name patterns to floats.
         draws: thinned networks per rate.
         criterion: `"scaled"` picks the rate by the NLL of the scaled variance, `"unscaled"` of the raw one.
@@ -134,7 +135,8 @@ def calibrate(
         batch_size: rows that run at once, for a pair of arrays.
         chunk: draws that run at once; chosen to fit memory where None.
         engine: how draws are run, see `sample`; the predictor runs them so, too.
-        unpack: from a batch of the iterable to `(inputs, targets)`, also of batches of reference rows.
+        unpack: from a batch of the iterable to `(inputs, targets)`, also of batches of reference rows; of batches
+            that are mappings, the name of the targets will do.
         collate: from a list of items to what `model` takes, where the inputs are lists of objects such as graphs; the
             predictor takes such lists, too.
         progress: show a bar on work longer than two seconds.
@@ -224,46 +226,56 @@ class Predictor:
         return self.predict(x)
 
     def predict(self, x: Any) -> Prediction:
-        """Predict N examples, in batches that fit memory; with `collate`, the items of a list.
+        """Predict N examples, in batches that fit memory: rows, a `DataLoader`, a data set, with `collate` a list.
 
         The batch size does not change the result, unless every example has its own masks (`shared=False`). A data frame
         may have its columns in any order, where the calibration knows their names. Warns where the model's weights were
         changed since it was calibrated.
         """
+        if is_loader(x) and self.collate is None:
+            return Prediction.joined(list(self.predict_batches(x)))
         self._weights.check(self.model)
         x, index = in_order(x, self.calibration.columns), index_of(x)
         x = place(as_items(x, self.collate), self.model, check=self.engine == "compiled")  # else with each batch
         try:
-            parts = [self._moments(part) for part in row_batches(x, self.batch_size)]
+            parts = [self._predicted(part) for part in row_batches(x, self.batch_size)]
         except LatedropError as error:
             check_inputs(floating(x))  # which says how many of all rows are not finite
-            _check_axes(x, error)
+            check_axes(x, error)
             raise
         except (RuntimeError, TypeError, ValueError, IndexError, AssertionError) as error:
             if out_of_memory(error):
                 raise
-            _check_axes(x, error)
+            check_axes(x, error)
             raise DataError(
                 f"expected inputs that the model takes; it raised {type(error).__name__}: {error}. Pass inputs of the "
                 "shapes and dtypes that it was calibrated with; where a batch holds targets too, pass unpack=."
             ) from error
-        if not parts:
-            raise DataError("expected at least one row to predict; found none.")
-        means, variances, strange, shares = zip(*parts, strict=True)
-        strangeness = None if strange[0] is None else _joined(strange)
-        shared = None if shares[0] is None else {name: _joined([part[name] for part in shares]) for name in shares[0]}
-        return Prediction(_joined(means), _joined(variances), self.calibration, strangeness, index, shared)
+        return replace(Prediction.joined(parts), index=index)
 
     def predict_batches(
-        self, loader: Iterable[Any], unpack: Callable[[Any], Any] | None = None
+        self, loader: Iterable[Any], unpack: Callable[[Any], Any] | str | None = None
     ) -> Iterator[Prediction]:
         """Yield one `Prediction` per batch; `unpack` takes the inputs out of a batch, as `lambda b: b[0]` does.
 
-        Without it a batch is inputs alone, or a pair (inputs, targets) where the model takes one input only; with
-        `collate`, a list of items, or a tuple of it and targets.
+        Without it a batch is inputs alone, a pair (inputs, targets) where the model takes one input only, or a mapping;
+        with `collate`, a list of items, or a tuple of it and targets. Of mappings `unpack` may name the targets.
         """
-        for batch in loader:
-            yield self.predict(inputs_of(batch, self.model, collate=self.collate) if unpack is None else unpack(batch))
+        yield from map(self.predict, inputs_in(loader, self.model, self.batch_size, unpack, self.collate))
+
+    def predict_labelled(
+        self, data: Any, unpack: Unpack | None = None, tick: Callable[[int], Any] = lambda rows: None
+    ) -> tuple[Prediction, Tensor]:
+        """The prediction of data as `calibrate` takes them, and their targets, on the CPU; a batch is held at a time.
+
+        `tick` is called with the rows of each batch.
+        """
+        parts, targets = [], []
+        for x, y in batches(data, self.model, batch_size=self.batch_size, unpack=unpack, collate=self.collate):
+            parts.append(self.predict(x).cpu())
+            targets.append(align_target(parts[-1].mean, y.cpu()))
+            tick(len(y))
+        return Prediction.joined(parts), torch.cat(targets)
 
     def scaled(self, choice: Choice) -> Predictor:
         """The same predictor with another scale; nothing is run again.
@@ -301,10 +313,12 @@ class Predictor:
         With terms, also the share of every other one and of the floor.
 
         Args:
-            x: inputs of one row.
+            x: inputs of one row, or a data set with one.
             output: which entry of the example's output, counted flat.
             most: how many units to list.
         """
+        if is_loader(x) and self.collate is None:
+            x = only_inputs(x, self.model)
         x = as_items(in_order(x, self.calibration.columns), self.collate)
         return explained(self.model, x, self.calibration, self.readout, output=output, most=most)
 
@@ -340,15 +354,15 @@ class Predictor:
         found._weights = self._weights
         return found
 
-    def _moments(self, x: Any) -> tuple[Tensor, Tensor, Tensor | None, dict[str, Tensor] | None]:
-        """Mean, raw variance, and, where that can be told, how strange each row is and the terms' shares."""
+    def _predicted(self, x: Any) -> Prediction:
+        """The prediction of one batch."""
         if self.calibration.terms is not None:
             terms = self.calibration.terms
             check_inputs(floating(x))
             rows = Rows(self.model, x, self.calibration.sites, self.readout, terms.features)
             variance, strangeness, shares = terms.variance(rows)
             self._check_outputs(rows.mean)
-            return rows.mean, variance, strangeness, shares
+            return Prediction(rows.mean, variance, self.calibration, strangeness, shares=shares)
         c = self.calibration
         draws = c.draws if c.method == "sample" else 2  # the other methods draw nothing
         options = Sampling(draws, c.seed, self.readout, self.chunk, c.shared, engine=self.engine)
@@ -356,7 +370,7 @@ class Predictor:
         own = c.mean == "model" and c.method != "linear"  # which gives the model's own output anyway
         mean = own_output(self.model, x, self.readout).clone() if own else found.mean
         self._check_outputs(mean)
-        return mean, found.variance, None, None
+        return Prediction(mean, found.variance, c)
 
     def _check_outputs(self, mean: Tensor) -> None:
         c = self.calibration
@@ -365,17 +379,3 @@ class Predictor:
                 f"expected outputs of shape (N, {', '.join(map(str, c.output_shape))}), as in the calibration; found "
                 f"{tuple(mean.shape)}. Use the readout that the calibration was made with."
             )
-
-
-def _joined(parts: Sequence[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
-
-
-def _check_axes(x: Any, error: Exception) -> None:
-    """After a failure: raise where the inputs look like a single row, without the axis that counts rows."""
-    shapes = [tuple(value.shape) for value in tensors(x)]
-    if shapes and all(len(shape) == 1 for shape in shapes):
-        raise DataError(
-            f"expected rows as inputs, their first axis counting them; found shape {', '.join(map(str, shapes))}, "
-            "which looks like a single row. Pass x[None] to predict one row."
-        ) from error

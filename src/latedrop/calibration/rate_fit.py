@@ -13,6 +13,7 @@ from latedrop.calibration.intervals import Isotonic
 from latedrop.calibration.record import Choice, RateRow
 from latedrop.calibration.scale import (
     TradeoffPoint,
+    along_outputs,
     apply_scale,
     fit_floor,
     least_positive,
@@ -111,9 +112,10 @@ class RateFit:
         return tuple(replace(step, nll=step.nll + shift) for step in steps)
 
     def curves(self) -> dict[str, tuple[float, ...]]:
-        """The calibration curves of the raw, the scaled and the relaxed variance, and their levels."""
+        """The calibration curves of the raw, the scaled, the relaxed and one constant variance, and their levels."""
         curves: dict[str, tuple[float, ...]] = {}
-        for name, variance in self._variances().items():
+        constant = torch.zeros_like(self.mean) + along_outputs(self.constant(), self.mean)
+        for name, variance in {**self._variances(), "constant": constant}.items():
             levels, observed = metrics.calibration_curve(self.mean, variance, self.target, weights=self.weights)
             curves["levels"] = tuple(levels.tolist())
             curves[name] = tuple(observed.tolist())

@@ -74,7 +74,7 @@ class Calibration:
         choice: which scale predictions use: `"optimal"`, `"relaxed"`, a number, or a step of `tradeoff()`.
         table: one `RateRow` per rate.
         path: steps from the optimal to the relaxed scale.
-        curves: calibration curves at the chosen rate: `levels`, `unscaled`, `scaled`, `relaxed`.
+        curves: calibration curves at the chosen rate: `levels`, `unscaled`, `scaled`, `relaxed`, `constant`.
         least_variance: the smallest positive raw variance of each output on the validation data; it stands in for a
             variance of 0, where no draw touched a row.
         shares: each site's share of the raw variance, on average over the validation rows; None where the method

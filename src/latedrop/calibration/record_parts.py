@@ -57,11 +57,15 @@ class RateRow:
 def verdict_of(value: Any, name: str) -> Verdict:
     """A verdict."""
     fields = Fields(value, name)
-    numbers_of = ("gain", "gain_error", "correlation", "coverage", "coverage_error")
+    rounding = 1e-6
     found = Verdict(
-        rows=fields.take("rows", whole, least=1),
+        rows=fields.take("rows", whole, least=1, most=_MOST_ENTRIES),
         fitted=fields.take("fitted", text),
-        **{part: fields.take(part, number) for part in numbers_of},
+        gain=fields.take("gain", number),
+        gain_error=fields.take("gain_error", number, least=0),
+        correlation=fields.take("correlation", number, least=-1 - rounding, most=1 + rounding),
+        coverage=fields.take("coverage", number, least=0, most=1 + rounding),
+        coverage_error=fields.take("coverage_error", number, least=0, most=1),
     )
     fields.end()
     return found
@@ -131,8 +135,9 @@ def curves_of(value: Any, name: str) -> dict[str, tuple[float, ...]]:
     levels = fields.take("levels", numbers, least=0, most=1)
     others = ("unscaled", "scaled", "relaxed")
     found = {other: fields.take(other, numbers, least=0, most=1, length=len(levels)) for other in others}
+    constant = fields.maybe("constant", None, numbers, least=0, most=1, length=len(levels))
     fields.end()
-    return {"levels": levels, **found}
+    return {"levels": levels, **found, **({} if constant is None else {"constant": constant})}
 
 
 def shares_of(value: Any, name: str, *, sites: Sites) -> dict[str, float] | None:

@@ -9,16 +9,18 @@ is searched is how much each site counts.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Generator
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 from warnings import warn
 
 import torch
 from torch import Tensor, nn
 
-from latedrop.calibration.batches import batch_count, batches, first_rows, is_pair
+from latedrop.calibration.batches import batches, first_rows, is_pair, row_total
 from latedrop.calibration.checks import few_rows, ratio_to_draws, warn_of_edge, warn_of_few_drops, warn_of_ratio
 from latedrop.calibration.fit import fit_sites
 from latedrop.calibration.measuring import moments
@@ -34,11 +36,15 @@ from latedrop.calibration.weights import fingerprint
 from latedrop.errors import DataError, LatedropWarning, OutputError
 from latedrop.model.finding import check_module, find_sites
 from latedrop.model.sites import Rate, Sites
+from latedrop.progress import progress
+from latedrop.terminal import listed
 from latedrop.variance.first_order import linearize
 from latedrop.variance.sampling import own_output
 
 __all__ = ["PAPER_RATES", "batches_with_sites", "search"]
 
+_log = logging.getLogger(__name__)
+_SHOWN = 6
 _EXAMPLES = 1024  # rows that sites are found on, at most
 _MOST_UNTOUCHED = 0.1  # a rate that leaves more rows without any variance has not measured it
 
@@ -46,8 +52,9 @@ _MOST_UNTOUCHED = 0.1  # a rate that leaves more rows without any variance has n
 def search(model: nn.Module, data: Any, setup: Setup) -> Calibration:
     """Measure the validation data and record what fits it best."""
     check_module(model)
+    _log.info("calibrating %s by method %s", type(model).__name__, setup.method)
     if setup.method == "terms":
-        return _by_terms(model, data, setup)
+        return _told(_by_terms(model, data, setup))
     measured = (_first_order if setup.method == "linear" else _by_rate)(model, data, setup)
     fits, target = measured.fits, measured.target
     if not fits:
@@ -74,7 +81,20 @@ def search(model: nn.Module, data: Any, setup: Setup) -> Calibration:
         ratio = ratio_to_draws(model, measured.few, table[best].rate, measured.sites, setup)
         warn_of_ratio(ratio, setup.method)
     record = _record(model, setup, measured, table, best)
-    return replace(record, ratio_to_draws=ratio, verdict=chosen.verdict(floor=setup.floor))
+    return _told(replace(record, ratio_to_draws=ratio, verdict=chosen.verdict(floor=setup.floor)))
+
+
+def _told(record: Calibration) -> Calibration:
+    if record.terms is not None:
+        for candidate in record.terms.candidates:
+            _log.debug("%s: %+.4f nats (+- %.4f)", candidate.name, candidate.gain, candidate.gain_error)
+        _log.info("the variance is made of %s", record.terms.choice)
+    else:
+        for row in record.table:
+            _log.debug("rate %s: NLL %.4f raw, %.4f scaled", row.rate, row.nll_unscaled, row.nll_scaled)
+        _log.info("rate %s, scale %s", record.rate, record.scale)
+    _log.info("%d validation rows: %s", record.rows, record.verdict)
+    return record
 
 
 @dataclass(frozen=True)
@@ -216,20 +236,17 @@ def batches_with_sites(
     model: nn.Module, data: Any, setup: Setup, per_batch: int
 ) -> Generator[tuple[Any, Tensor, Sites, Callable[[], Any]], None, None]:
     """Inputs, targets in the model's unit, sites, found on the first inputs, and what to call after every step."""
-    from tqdm import tqdm
-
     sites = None if setup.sites is None else Sites(setup.sites)
-    count = batch_count(data, setup.batch_size)
-    total = None if count is None else count * per_batch
-    with tqdm(total=total, desc="calibrating", delay=2, disable=not setup.progress, leave=False) as bar:
-        tick: Callable[[], Any] = bar.update
+    with progress("calibrating", row_total(data), show=setup.progress) as done:
         for x, y in batches(data, model, batch_size=setup.batch_size, unpack=setup.unpack, collate=setup.collate):
             if sites is None:
                 # Of a pair more rows than the first batch are there, should it not take every branch.
                 pair = setup.unpack is None and is_pair(data)
                 examples = first_rows(data, model, _EXAMPLES, setup.collate) if pair else x
                 sites = find_sites(model, examples, select=setup.select, kind=setup.kind)
-            yield x, y if setup.target is None else setup.target.forward(y), sites, tick
+                _log.info("sites found: %s", listed([site.name for site in sites], _SHOWN))
+            y = y if setup.target is None else setup.target.forward(y)
+            yield x, y, sites, partial(done, len(y) / per_batch)
 
 
 def _constant_outputs(variance: Tensor, per_output: bool) -> tuple[int, ...]:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from latedrop.calibration.batches import inputs_of, row_batches
+from latedrop.calibration.datasets import dataset_batches, is_dataset
 from latedrop.calibration.entries import Entries
 from latedrop.calibration.fitted_terms import KINDS, FittedTerms, Guard, measured_columns, shares_of_terms, term_of
 from latedrop.calibration.names import in_order
@@ -216,7 +217,7 @@ def _inputs(setup: Setup, model: nn.Module) -> Iterator[Any]:
         yield from row_batches(place(as_items(rows, collate), model), setup.batch_size)
         return
     try:
-        batches = iter(reference)
+        batches = dataset_batches(reference, setup.batch_size) if is_dataset(reference) else iter(reference)
     except TypeError as error:
         raise DataError(
             f"expected reference rows as inputs, or an iterable of batches of them; found {type(reference).__name__}."

@@ -4,7 +4,6 @@ Plain functions that parse, call and print; `cli` hands them to typer. What a co
 """
 
 import json
-import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -114,6 +113,7 @@ def crowd_calibrate(
     every: Annotated[int, option("Use each k-th validation frame.")] = 1,
     view: Annotated[int, option("Camera of PETS2009.")] = 1,
     seed: Annotated[int, option("Fixes all masks.")] = 0,
+    report: Annotated[Path | None, option("Also write a page about the count's uncertainty, HTML.")] = None,
     device: Annotated[str, option(_DEVICE)] = "auto",
     debug: Annotated[bool, option(_DEBUG, "--debug")] = False,
 ) -> None:
@@ -132,7 +132,7 @@ def crowd_calibrate(
         target = output or (Path.cwd() if shipped_name else path.parent) / f"{path.stem}.calibration.json"
         frames = [] if data is None or not target.exists() else data.rglob("*")
         read = {f"--data {file}": file for file in frames if file.suffix != ".json"}
-        check_apart({"--output": target}, {**read, "--weights": path, "--data": data})
+        check_apart({"--output": target, "--report": report}, {**read, "--weights": path, "--data": data})
         trained = load_weights(path, chosen_device(device))
         folder(target.parent)
         found = calibrate_counter(
@@ -144,10 +144,27 @@ def crowd_calibrate(
             scale=_one_of("--scale", scale, "optimal", "relaxed"),
             every=every,
             seed=seed,
-            progress=sys.stderr.isatty(),
+            progress=True,
         )
         found.save(target)
-        print(f"{found}\nwritten: {target}")
+        _write_report(report, found, set_name, path)
+        print(f"{found}\nwritten: {target}{'' if report is None else f', {report}'}")
+
+
+def _write_report(report: Path | None, found: "CrowdCalibration", name: str, weights: Path) -> None:
+    if report is None:
+        return
+    from latedrop.cli.command import typed
+    from latedrop.cli.judging import again, read_files
+    from latedrop.report import write_report
+
+    write_report(
+        report,
+        title=f"People counting: {weights.stem} on {name}",
+        calibration=found.count,
+        unit="people",
+        reproduce=again(typed.get(), read_files({"--weights": str(weights)})),
+    )
 
 
 def crowd_train(context: "typer.Context") -> None:
@@ -173,7 +190,7 @@ def crowd_demo(
         from latedrop.crowd.demo import run, write
 
         where = folder(out)
-        result = run(draws, seed, progress=sys.stderr.isatty())
+        result = run(draws, seed, progress=True)
         files = write(result, where)
         if as_json:
             print(json.dumps({**result.summary(), "files": [str(path) for path in files]}, indent=1))
@@ -317,12 +334,9 @@ def _panel(where: Path | None, frame: "CountedFrame", trained: "Trained") -> Non
 
 
 def _bar(rows: "Iterable[CountedFrame]", total: int | None, label: str) -> "Iterable[CountedFrame]":
-    from tqdm import tqdm
+    from latedrop.progress import shown_on
 
-    shown: Iterable[CountedFrame] = tqdm(
-        rows, desc=label, total=total, unit="frame", delay=2, disable=not sys.stderr.isatty(), leave=False
-    )
-    return shown
+    return shown_on(rows, label, total, "frames", show=True)
 
 
 def _print_demo(result: "CrowdDemo", files: list[Path]) -> None:

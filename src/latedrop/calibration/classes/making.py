@@ -10,7 +10,7 @@ from warnings import warn
 
 from torch import Tensor, nn
 
-from latedrop.calibration.batches import batches, first_rows, is_pair
+from latedrop.calibration.batches import batches, first_rows, in_batches, is_pair, row_total
 from latedrop.calibration.classes.labels import Task, is_classification
 from latedrop.calibration.classes.predictor import ClassPredictor
 from latedrop.calibration.classes.search import RATES, search_classes
@@ -51,14 +51,17 @@ class Peeked:
     def __iter__(self) -> Iterator[Any]:
         return self._rest if self.first is None else chain([self.first], self._rest)
 
-    def __len__(self) -> int:
-        return len(self._all)  # type: ignore[arg-type]
+    @property
+    def row_total(self) -> int | None:
+        """How many rows there are, where the data tell."""
+        return row_total(self._all)
 
 
 def classifier(
     model: nn.Module, data: Any, options: dict[str, Any], task: Task, names: Sequence[str] | None
 ) -> tuple[ClassPredictor | None, Any]:
     """A calibrated classifier, or None where it is a regression; and the data, of which a batch may have been read."""
+    data = in_batches(data, options["batch_size"])
     one_by_one = not (options["unpack"] is None and is_pair(data))
     looks = task == "auto" and isinstance(data, Iterable) and not hasattr(data, "__array__")
     if looks and one_by_one:
