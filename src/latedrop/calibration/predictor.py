@@ -27,6 +27,7 @@ from latedrop.calibration.record import Calibration, Choice
 from latedrop.calibration.saving import read_calibration, save_calibration
 from latedrop.calibration.search import search
 from latedrop.calibration.setup import Setup
+from latedrop.calibration.verdict import Folds
 from latedrop.calibration.weights import Weights, fingerprint
 from latedrop.errors import ArgumentError, DataError, FileError, LatedropError, LatedropWarning
 from latedrop.metrics import align_target
@@ -55,6 +56,8 @@ def calibrate(
     terms: Sequence[str | Term] | None = None,
     reference: Any = None,
     guard: bool | None = None,
+    features: Sequence[str] | None = None,
+    folds: Folds = "shuffled",
     mean: Literal["draws", "model"] | None = None,
     floor: bool = False,
     per_site: bool = False,
@@ -97,6 +100,10 @@ def calibrate(
         reference: inputs of training rows, as arrays, as batches (targets in them are left out), or with `collate` as
             a list of items: what is usual. Worth much; where None the validation rows stand in.
         guard: False keeps the variance from growing for rows unlike the validation rows.
+        features: names of the sites whose inputs are a row's features, which leverage, neighbours and the guard look
+            at; all that can be used where None.
+        folds: `"blocks"` where the rows stand in their order in time and neighbours are alike, as the frames of a
+            video: folds are then runs of rows, and standard errors come from these.
         mean: `"draws"`: predict the mean over draws; `"model"`: keep the model's own prediction, and take only
             the variance from the draws. By default `"model"`, and `"draws"` where there are draws.
         floor: also fit a constant, `scale · variance + floor`.
@@ -136,6 +143,8 @@ def calibrate(
         "terms": terms,
         "reference": reference,
         "guard": guard,
+        "features": features,
+        "folds": folds,
         "mean": mean,
         "floor": floor,
         "per_site": per_site,

@@ -15,6 +15,7 @@ from latedrop.calibration.fitted_terms import checked_terms
 from latedrop.calibration.intervals import IntervalKind
 from latedrop.calibration.measuring import Method
 from latedrop.calibration.record import Choice, checked_choice
+from latedrop.calibration.verdict import Folds
 from latedrop.errors import ArgumentError
 from latedrop.masking.draws import checked_seed
 from latedrop.model.calling import Readout
@@ -43,6 +44,8 @@ class Setup:
     terms: Any
     reference: Any
     guard: bool
+    features: Sequence[str] | None
+    folds: Folds
     mean: Literal["draws", "model"] | None
     floor: bool
     per_site: bool
@@ -73,6 +76,7 @@ class Setup:
         _one_of("mean", self.mean, ("draws", "model", None))
         _one_of("loss", self.loss, get_args(Loss))
         _one_of("engine", self.engine, ENGINES)
+        _one_of("folds", self.folds, get_args(Folds))
         if self.sites is not None and self.select is not None:
             raise ArgumentError("expected sites= or select=, found both. Select when you call find_sites.")
         self._check_belonging(method)
@@ -113,7 +117,8 @@ class Setup:
     def _check_belonging(self, method: Method) -> None:
         """Options of one method are refused with another, where they would be left unheard."""
         theirs: dict[str, bool] = {"terms": self.terms is not None, "reference": self.reference is not None}
-        theirs["guard"] = self.guard is not None
+        theirs |= {"guard": self.guard is not None, "features": self.features is not None}
+        theirs["folds"] = self.folds != "shuffled"
         if method == "terms":
             theirs = {name: getattr(self, name) is not None for name in ("rates", "draws", "criterion")}
             theirs |= {"floor": self.floor, "per_site": self.per_site, "shared": not self.shared}

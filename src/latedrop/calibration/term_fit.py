@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from latedrop.calibration.fit import Loss, polished, scored
-from latedrop.calibration.verdict import Verdict, crossed, gains, judged, standard_error
+from latedrop.calibration.verdict import Folds, Verdict, crossed, gains, judged, standard_error
 
 __all__ = ["Candidate", "Chosen", "TermFit", "choose", "fit_terms", "guarded"]
 
@@ -127,6 +127,7 @@ def choose(
     groups: Sequence[Blocks],
     factor: Tensor,
     loss: Loss = "nll",
+    kind: Folds = "shuffled",
 ) -> Chosen:
     """Compare nested candidates on rows that were left out of their fits, and fit the one in use to all.
 
@@ -137,21 +138,25 @@ def choose(
         groups: for each term its columns, by their places: those that share a coefficient together.
         factor: `(N,)`, of the guard.
         loss: what the fits minimise; candidates are compared by their likelihood.
+        kind: how rows are left out.
     """
     inner = len(error) // len(factor)
     shaped = error.reshape(len(factor), inner, -1).movedim(2, 1)
     tried = _candidates(names, groups)
     scores = []
     for blocks in tried.values():
-        variance, constant = crossed(shaped, partial(_fitted_to, error, columns, blocks, inner, factor, loss), True)
+        fit = partial(_fitted_to, error, columns, blocks, inner, factor, loss)
+        variance, constant = crossed(shaped, fit, True, kind)
         scores.append((variance, constant, gains(shaped, variance, constant)))
     home = list(tried).index(_name(names))
-    picked = max(range(len(tried)), key=lambda i: _lead(scores[i][2] - scores[home][2]))
+    picked = max(range(len(tried)), key=lambda i: _lead(scores[i][2] - scores[home][2], kind))
     variance, constant, _ = scores[picked]
     name = list(tried)[picked]
-    listed = (Candidate(n, float(g.mean()), standard_error(g)) for n, (_, _, g) in zip(tried, scores, strict=True))
+    listed = (
+        Candidate(n, float(g.mean()), standard_error(g, kind)) for n, (_, _, g) in zip(tried, scores, strict=True)
+    )
     values = [part[..., 0] if inner == 1 else part for part in (shaped, variance, constant)]
-    verdict = judged(*values, fitted="cross-validation")
+    verdict = judged(*values, fitted="cross-validation", kind=kind)
     return Chosen(name, fit_terms(error, columns, tried[name], loss), verdict, tuple(listed))
 
 
@@ -168,9 +173,9 @@ def _name(names: Sequence[str]) -> str:
     return " + ".join(names) or "floor alone"
 
 
-def _lead(difference: Tensor) -> float:
+def _lead(difference: Tensor, kind: Folds) -> float:
     """By how much a candidate leads beyond one standard error; 0 for the one that is compared with itself."""
-    lead = float(difference.mean()) - standard_error(difference)
+    lead = float(difference.mean()) - standard_error(difference, kind)
     return lead if bool(difference.any()) else 0.0
 
 

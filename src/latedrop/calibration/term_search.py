@@ -77,7 +77,7 @@ def measured(model: nn.Module, batches: Any, setup: Setup) -> MeasuredTerms:
         for x, y, found, tick in stream:
             if entries is None:
                 sites = found
-                features = Features.all(sites)
+                features = Features.all(sites) if setup.features is None else Features.named(setup.features, sites)
                 terms, features = _fitting(setup.terms, model, x, sites, features, setup)
             rows = Rows(model, x, sites, setup.readout, features)
             columns = measured_columns([term for term in terms if not term.needs_features], rows)
@@ -231,7 +231,9 @@ def fitted(found: MeasuredTerms, setup: Setup) -> tuple[FittedTerms, Tensor, Ver
         factor = guard.factor(found.leverage.double() / limit)
     groups = [_blocks(term, names) for term in found.terms]
     used = 0 if too_few else len(found.terms)
-    picked = choose(error, columns, [term.name for term in found.terms][:used], groups[:used], factor, setup.loss)
+    picked = choose(
+        error, columns, [term.name for term in found.terms][:used], groups[:used], factor, setup.loss, setup.folds
+    )
     fit = picked.fit
     grown = factor.repeat_interleave(len(error) // len(factor))[:, None]
     variance = guarded(fit.variance(columns), grown, fit.constants)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -15,7 +16,10 @@ from torch import Tensor
 from latedrop.metrics import rank_correlation
 from latedrop.metrics.levels import central_quantile
 
-__all__ = ["Verdict", "correlation", "crossed", "folds", "gains", "judged", "losses", "standard_error"]
+__all__ = ["Folds", "Verdict", "correlation", "crossed", "folds", "gains", "judged", "losses", "standard_error"]
+
+Folds: TypeAlias = Literal["shuffled", "blocks"]
+"""Which rows are left out of a fit together: some of a shuffle, or a run of neighbours."""
 
 _LEVEL = 0.9
 _FOLDS = 10
@@ -68,10 +72,19 @@ class Verdict:
         )
 
 
-def judged(error: Tensor, variance: Tensor, constant: Tensor, *, fitted: str, inside: Tensor | None = None) -> Verdict:
+def judged(
+    error: Tensor,
+    variance: Tensor,
+    constant: Tensor,
+    *,
+    fitted: str,
+    inside: Tensor | None = None,
+    kind: Folds = "shuffled",
+) -> Verdict:
     """The verdict on errors and variances `(N, ...)`; the constant broadcasts with them.
 
-    `inside` `(N, ...)` says what lies in its interval where that is not the Gaussian one.
+    `inside` `(N, ...)` says what lies in its interval where that is not the Gaussian one. With `"blocks"` the rows of a
+    run are alike, and standard errors come from runs.
     """
     error, variance, constant = (part.double() for part in (error, variance, constant.to(error)))
     if inside is None:
@@ -81,10 +94,10 @@ def judged(error: Tensor, variance: Tensor, constant: Tensor, *, fitted: str, in
         rows=len(error),
         fitted=fitted,
         gain=float(by_row[0].mean()),
-        gain_error=standard_error(by_row[0]),
+        gain_error=standard_error(by_row[0], kind),
         correlation=correlation(error, variance),
         coverage=float(by_row[1].mean()),
-        coverage_error=standard_error(by_row[1]),
+        coverage_error=standard_error(by_row[1], kind),
     )
 
 
@@ -99,13 +112,16 @@ def losses(error: Tensor, variance: Tensor) -> Tensor:
     return loss.reshape(len(loss), -1).mean(1)
 
 
-def standard_error(values: Tensor) -> float:
-    """Of the mean of `(N,)`."""
+def standard_error(values: Tensor, kind: Folds = "shuffled") -> float:
+    """Of the mean of `(N,)`: of independent rows, or from the means of runs of them."""
+    if kind == "blocks":
+        fold = folds(len(values), kind)
+        values = torch.stack([values[fold == number].mean() for number in fold.unique()])
     return float(values.std() / len(values) ** 0.5) if len(values) > 1 else float("inf")
 
 
 def crossed(
-    error: Tensor, fit: Callable[[Tensor], Callable[[Tensor], Tensor]], per_output: bool
+    error: Tensor, fit: Callable[[Tensor], Callable[[Tensor], Tensor]], per_output: bool, kind: Folds = "shuffled"
 ) -> tuple[Tensor, Tensor]:
     """Variances and constants `(N, ...)` of every row, from fits to the rows of the other folds.
 
@@ -113,7 +129,7 @@ def crossed(
     each index of axis 1 has a constant of its own. Where no row of the other folds has an error, the constant is
     a small number, and the variance too.
     """
-    fold = folds(len(error))
+    fold = folds(len(error), kind)
     axes = tuple(axis for axis in range(error.dim()) if axis != 1 or not per_output)
     variance, constant = torch.empty_like(error), torch.empty_like(error)
     least = _LEAST * error.square().mean(axes, keepdim=True)
@@ -125,8 +141,13 @@ def crossed(
     return variance, constant
 
 
-def folds(rows: int) -> Tensor:
-    """A fold for each row, `(rows,)`: every tenth of a fixed shuffle, or one fold per row where they are few."""
+def folds(rows: int, kind: Folds = "shuffled") -> Tensor:
+    """A fold for each row, `(rows,)`: every tenth of a fixed shuffle, or one fold per row where they are few.
+
+    Of blocks, a run of a tenth of the rows each.
+    """
+    if kind == "blocks":
+        return torch.arange(rows) * min(_FOLDS, rows) // max(1, rows)
     order = torch.randperm(rows, generator=torch.Generator().manual_seed(rows))
     fold = torch.empty(rows, dtype=torch.long)
     fold[order] = torch.arange(rows) % min(_FOLDS, rows)

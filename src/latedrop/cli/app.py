@@ -11,7 +11,14 @@ from pathlib import Path
 from typing import Annotated
 
 from latedrop import __version__
-from latedrop.cli.crowd_commands import crowd_calibrate, crowd_count, crowd_demo, crowd_train, study_crowd
+from latedrop.cli.crowd_commands import (
+    crowd_calibrate,
+    crowd_count,
+    crowd_demo,
+    crowd_recalibrate,
+    crowd_train,
+    study_crowd,
+)
 from latedrop.cli.model_commands import calibrate, evaluate, predict, sites, with_examples
 from latedrop.cli.printing import print_demo
 from latedrop.errors import LatedropError
@@ -47,6 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     crowd = typer.Typer(help="Count people, with intervals: train, calibrate, count.", no_args_is_help=True)
     crowd.command("count")(crowd_count)
     crowd.command("calibrate")(crowd_calibrate)
+    crowd.command("recalibrate")(crowd_recalibrate)
     crowd.command("train", **HANDED_ON)(crowd_train)
     crowd.command("demo")(crowd_demo)
     app.add_typer(crowd, name="crowd")

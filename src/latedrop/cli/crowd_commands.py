@@ -1,4 +1,4 @@
-"""The commands of people counting: `latedrop crowd count`, `calibrate`, `train`, `demo`, and `latedrop study crowd`.
+"""The commands of people counting: `latedrop crowd count`, `calibrate`, `recalibrate`, `train`, `demo`, and the study.
 
 Plain functions that parse, call and print; `cli` hands them to typer. What a command needs is imported inside it.
 """
@@ -10,6 +10,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from latedrop.cli.crowd_counters import (
+    CALIBRATION,
+    CHANNELS,
+    DENSITY_SCALE,
+    INPUT_SCALE,
+    RELU,
+    ROI,
+    STATE,
+    STRIDE,
+    WEIGHTS,
+    CounterOptions,
+    calibrated,
+    load_counter,
+    weights_path,
+)
 from latedrop.errors import ArgumentError, LatedropError
 from latedrop.terminal import argument, folder, hand_on, need, number_list, one_line, option, print_table, say
 
@@ -19,30 +34,24 @@ except ImportError:
     typer = None  # type: ignore[assignment]
 
 if TYPE_CHECKING:
-    import torch
-
-    from latedrop.crowd.calibration import CrowdCalibration
     from latedrop.crowd.counting import CountedFrame
     from latedrop.crowd.demo import CrowdDemo
     from latedrop.crowd.layouts import CrowdSet
     from latedrop.crowd.mcnn import Trained
 
-__all__ = ["crowd_calibrate", "crowd_count", "crowd_demo", "crowd_train", "study_crowd"]
+__all__ = ["crowd_calibrate", "crowd_count", "crowd_demo", "crowd_recalibrate", "crowd_train", "study_crowd"]
 
-_WEIGHTS = "Weights: a file that `crowd train` wrote, or a shipped name such as mall."
 _DEVICE = "auto, cpu or cuda."
+_SHOWN = 3  # warnings of strange frames
 _DEBUG = "Show the traceback of an error."
-_DATA = "Folder of the set, as it was released; scenes need none."
-_SET = "mall, ucsd, pets, shanghaitech-a, shanghaitech-b or scenes."
+_DATA = "Folder of the set, as it was released, or of your own frames; scenes need none."
+_SET = "mall, ucsd, pets, shanghaitech-a, shanghaitech-b, own (frames of your own) or scenes."
 
 
 def crowd_count(
     sources: Annotated[list[Path], argument("Images, folders of images, and videos.", metavar="SOURCE")],
-    weights: Annotated[str, option(_WEIGHTS, "--weights", "-w")],
-    calibration: Annotated[
-        Path | None,
-        option("What `crowd calibrate` wrote; by default the one beside the weights.", "--calibration", "-c"),
-    ] = None,
+    weights: WEIGHTS,
+    calibration: CALIBRATION = None,
     level: Annotated[float, option("Probability that the interval holds the true count.")] = 0.9,
     out: Annotated[Path, option("Folder for counts and panels.")] = Path("crowd-counts"),
     panels: Annotated[bool, option("A picture of each frame: density, uncertainty, regions in doubt.")] = True,
@@ -55,6 +64,13 @@ def crowd_count(
         bool, option("Go on: frames that are in the file of counts are passed over.", "--resume")
     ] = False,
     skip_bad: Annotated[bool, option("Warn of frames that cannot be counted, and go on.", "--skip-bad")] = False,
+    state: STATE = None,
+    input_scale: INPUT_SCALE = None,
+    density_scale: DENSITY_SCALE = None,
+    relu: RELU = False,
+    stride: STRIDE = None,
+    channels: CHANNELS = None,
+    roi: ROI = None,
     as_json: Annotated[bool, option("Print JSON, one line a frame, and nothing else.", "--json")] = False,
     debug: Annotated[bool, option(_DEBUG, "--debug")] = False,
 ) -> None:
@@ -64,14 +80,16 @@ def crowd_count(
     """
     with one_line(debug):
         _need_crowd(panels)
-        from latedrop.crowd.counting import CountFile, count_people, finished_frames
+        from latedrop.crowd.calibration.record import NO_DROPOUT
+        from latedrop.crowd.counting import CountFile, count_people, finished_frames, provenance_of
         from latedrop.crowd.frames import open_frames
         from latedrop.devices import chosen_device
         from latedrop.metrics.levels import checked_level
 
         checked_level(level)
         path = _count_path(csv, jsonl, out, panels, sources, weights, calibration)
-        trained, used = _counter(weights, calibration, chosen_device(device))
+        options = CounterOptions(state, input_scale, density_scale, relu, stride, channels, roi)
+        trained, used = calibrated(weights, calibration, chosen_device(device), options)
         used = used if scale is None else used.with_choice(_one_of("--scale", scale, "optimal", "relaxed"))
         skipped: list[str] = []
 
@@ -79,19 +97,24 @@ def crowd_count(
             skipped.append(str(error))
             say(f"warning: left out: {error}")
 
-        stream = open_frames(sources, trained.model.channels, every=every, on_bad=bad if skip_bad else None)
+        stream = open_frames(sources, trained.channels, every=every, on_bad=bad if skip_bad else None)
         where = folder(out)
-        done = finished_frames(path) if resume else set()
+        done = finished_frames(path, provenance_of(used, checked_level(level))) if resume else set()
+        if not used.has_dropout:
+            say(f"note: {NO_DROPOUT}.")
         if done:
             say(f"passing over what {path} has: {_frames(len(done))}.")
         rows = count_people(trained, used, stream, level, skip=done, on_bad=bad if skip_bad else None)
+        strange = _Strange()
         with _kept(path) as tally, CountFile(path, resume=resume) as file:
             for frame in _bar(rows, stream.total, "counting"):
                 file.add(frame)
                 tally.append(frame.count)
+                strange.see(frame)
                 if panels:
                     _panel(where, frame, trained)
                 print(json.dumps(frame.row()) if as_json else f"{frame.name}: {frame}", flush=True)
+        strange.end(len(tally))
         if not tally and not done:
             raise LatedropError(f"expected frames that can be counted; all {len(skipped)} were left out.")
         if not as_json:
@@ -100,7 +123,7 @@ def crowd_count(
 
 def crowd_calibrate(
     set_name: Annotated[str, option(_SET, "--set")],
-    weights: Annotated[str, option(_WEIGHTS, "--weights", "-w")],
+    weights: WEIGHTS,
     data: Annotated[Path | None, option(_DATA)] = None,
     output: Annotated[
         Path | None, option("File to write; by default beside the weights, or NAME.calibration.json.", "--output", "-o")
@@ -114,6 +137,13 @@ def crowd_calibrate(
     every: Annotated[int, option("Use each k-th validation frame.")] = 1,
     view: Annotated[int, option("Camera of PETS2009.")] = 1,
     seed: Annotated[int, option("Fixes all masks.")] = 0,
+    state: STATE = None,
+    input_scale: INPUT_SCALE = None,
+    density_scale: DENSITY_SCALE = None,
+    relu: RELU = False,
+    stride: STRIDE = None,
+    channels: CHANNELS = None,
+    roi: ROI = None,
     device: Annotated[str, option(_DEVICE)] = "auto",
     debug: Annotated[bool, option(_DEBUG, "--debug")] = False,
 ) -> None:
@@ -124,16 +154,16 @@ def crowd_calibrate(
     with one_line(debug):
         _need_crowd()
         from latedrop.crowd.calibration import calibrate_counter
-        from latedrop.crowd.mcnn import load_weights
         from latedrop.devices import chosen_device
         from latedrop.files import check_apart
 
-        path, shipped_name = _weights_path(weights)
+        path, shipped_name = weights_path(weights)
         target = output or (Path.cwd() if shipped_name else path.parent) / f"{path.stem}.calibration.json"
         frames = [] if data is None or not target.exists() else data.rglob("*")
         read = {f"--data {file}": file for file in frames if file.suffix != ".json"}
         check_apart({"--output": target}, {**read, "--weights": path, "--data": data})
-        trained = load_weights(path, chosen_device(device))
+        options = CounterOptions(state, input_scale, density_scale, relu, stride, channels, roi)
+        trained = load_counter(weights, chosen_device(device), options)
         folder(target.parent)
         found = calibrate_counter(
             trained,
@@ -148,6 +178,49 @@ def crowd_calibrate(
         )
         found.save(target)
         print(f"{found}\nwritten: {target}")
+
+
+def crowd_recalibrate(
+    sources: Annotated[list[Path], argument("Images, folders and videos of the new scene.", metavar="SOURCE")],
+    labels: Annotated[Path, option("CSV with columns frame and count: 10 to 40 frames, spread over the scene.")],
+    weights: WEIGHTS,
+    calibration: CALIBRATION = None,
+    output: Annotated[
+        Path | None, option("File to write; by default NAME.scene.calibration.json.", "--output", "-o")
+    ] = None,
+    state: STATE = None,
+    input_scale: INPUT_SCALE = None,
+    density_scale: DENSITY_SCALE = None,
+    relu: RELU = False,
+    stride: STRIDE = None,
+    channels: CHANNELS = None,
+    roi: ROI = None,
+    device: Annotated[str, option(_DEVICE)] = "auto",
+    debug: Annotated[bool, option(_DEBUG, "--debug")] = False,
+) -> None:
+    """Fit a calibration to a new scene from a few of its frames, whose people you counted.
+
+    Example: latedrop crowd recalibrate lobby/ --labels lobby.csv --weights mall -o lobby.calibration.json
+    """
+    with one_line(debug):
+        _need_crowd()
+        from latedrop.crowd.frames import open_frames
+        from latedrop.crowd.layouts import read_counts
+        from latedrop.crowd.recalibrating import recalibrate_counter
+        from latedrop.devices import chosen_device
+        from latedrop.files import check_apart
+
+        path, _ = weights_path(weights)
+        target = output or Path.cwd() / f"{path.stem}.scene.calibration.json"
+        check_apart({"--output": target}, {"--weights": path, "--labels": labels, "--calibration": calibration})
+        counts = read_counts(labels)
+        options = CounterOptions(state, input_scale, density_scale, relu, stride, channels, roi)
+        trained, used = calibrated(weights, calibration, chosen_device(device), options)
+        folder(target.parent)
+        stream = open_frames(sources, trained.channels)
+        found = recalibrate_counter(trained, used, stream, counts)
+        found.save(target)
+        print(f"{found.recalibration}\nwritten: {target}")
 
 
 def crowd_train(context: "typer.Context") -> None:
@@ -194,30 +267,6 @@ def _need_crowd(plots: bool = False) -> None:
         need("plots", "matplotlib")
 
 
-def _counter(weights: str, calibration: Path | None, device: "torch.device") -> "tuple[Trained, CrowdCalibration]":
-    from latedrop.crowd.calibration import load_calibration
-    from latedrop.crowd.mcnn import load_weights
-
-    path, _ = _weights_path(weights)
-    trained = load_weights(path, device)
-    beside = path.with_name(f"{path.stem}.calibration.json")
-    if calibration is None and not beside.is_file():
-        raise ArgumentError(
-            f"expected --calibration, as there is no {beside.name} beside the weights. Run: latedrop crowd calibrate "
-            f"--weights {weights} --set ..."
-        )
-    return trained, load_calibration(calibration or beside, trained)
-
-
-def _weights_path(weights: str) -> tuple[Path, bool]:
-    """The file, and whether it is a shipped one; a path goes before a name."""
-    from latedrop.crowd.mcnn import shipped
-
-    if Path(weights).is_file() or Path(weights).name != weights or weights.endswith(".safetensors"):
-        return Path(weights), False
-    return shipped(weights), True
-
-
 def _count_path(
     csv: Path | None,
     jsonl: bool,
@@ -233,7 +282,7 @@ def _count_path(
     read = {f"SOURCE {source}": source for source in sources}
     folders = [source for source in sources if source.is_dir()]
     read |= {f"SOURCE {file}": file for source in folders for file in source.iterdir()}
-    read |= {"--weights": _weights_path(weights)[0]} | ({} if calibration is None else {"--calibration": calibration})
+    read |= {"--weights": weights_path(weights)[0]} | ({} if calibration is None else {"--calibration": calibration})
     path = csv or out / ("counts.jsonl" if jsonl else "counts.csv")
     check_apart({"--out": out if panels else None, "--csv": path}, read)
     return path
@@ -245,7 +294,7 @@ def _opened(name: str, data: Path | None, trained: "Trained", view: int) -> "Cro
     from latedrop.crowd.scenes import make_scenes
 
     if name == "scenes":
-        return make_scenes(0, 80, 0)
+        return make_scenes(160, 80, 0)
     if data is None:
         raise ArgumentError(f"expected the folder of {name}; found none. Pass --data DIR.")
     return open_as_trained(name, data, trained, part="train", view=view)
@@ -273,12 +322,30 @@ def _kept(path: Path) -> Iterator[list[float]]:
         raise
 
 
+class _Strange:
+    """Frames unlike those that were seen: warned of, the first few one by one."""
+
+    def __init__(self) -> None:
+        self.number = 0
+
+    def see(self, frame: "CountedFrame") -> None:
+        if not frame.reasons:
+            return
+        self.number += 1
+        if self.number <= _SHOWN:
+            say(f"warning: {frame.name} is strange: {'; '.join(frame.reasons)}. Its interval is wider.")
+
+    def end(self, frames: int) -> None:
+        if self.number > _SHOWN:
+            say(f"warning: {self.number} of {_frames(frames)} are strange; see the column strangeness.")
+
+
 def _panel(where: Path, frame: "CountedFrame", trained: "Trained") -> None:
     from latedrop.crowd.panels import write_panel
 
     # A frame's name may be a path, and a video's has a number behind it.
     name = "".join(c if c.isalnum() or c in "-_." else "_" for c in frame.name)
-    write_panel(where / f"{name}.panel.png", frame, roi=trained.roi, enlarge=trained.enlarge)
+    write_panel(where / f"{name}.panel.png", frame, roi=trained.roi, enlarge=trained.enlarge, stride=trained.stride)
 
 
 def _bar(rows: "Iterable[CountedFrame]", total: int | None, label: str) -> "Iterable[CountedFrame]":

@@ -15,14 +15,16 @@ from tqdm import tqdm
 from latedrop import Calibration, Predictor, calibrate, find_sites
 from latedrop.calibration.record import Choice
 from latedrop.calibration.weights import fingerprint
-from latedrop.crowd.calibration.cells import Cells, FrameBatches
+from latedrop.crowd.calibration.cells import Cells, FrameBatches, FrameInputs
 from latedrop.crowd.calibration.record import METHODS, CrowdCalibration, CrowdMethod, roi_record
+from latedrop.crowd.calibration.usual import Usual
 from latedrop.crowd.layouts import CrowdSet
-from latedrop.crowd.mcnn import Trained
+from latedrop.crowd.mcnn import STRIDE, Trained
 from latedrop.crowd.regions import Maps, fit_policy, near_cells, to_cells
 from latedrop.devices import versions
 from latedrop.errors import ArgumentError, DataError, LatedropWarning
-from latedrop.model.sites import Rate
+from latedrop.model.sites import Rate, Sites
+from latedrop.terms import Dropout, Leverage, Size
 
 __all__ = ["calibrate_counter", "counted_heads", "read_maps"]
 
@@ -30,6 +32,9 @@ __all__ = ["calibrate_counter", "counted_heads", "read_maps"]
 # but proportional to the rate, which the scale takes up: one rate is enough.
 _SAMPLED_RATES = (0.001, 0.002, 0.005, 0.01)
 _PROPAGATED_RATES = (0.01,)
+# What may explain the size of the count's errors, in the order in which candidates take them up.
+_TERMS = (Dropout(), Size(1), Leverage())
+_REFERENCE_FRAMES = 160
 # A frame has thousands of cells, so a few frames fix a scale; regions are a few to a frame, so they need more.
 _PIXEL_FRAMES, _POLICY_FRAMES = 24, 80
 
@@ -52,13 +57,14 @@ def calibrate_counter(
 
     Args:
         trained: the network; it is left as it was.
-        crowd_set: its validation frames are used, no others.
+        crowd_set: its validation frames are fitted to; its training frames, if it has any, say what is usual.
         method: `"sampling-free"` suits a CPU; `"sample"` runs `draws` thinned networks, GPU work for large frames.
         rates: to choose from with `"sample"`: the count's NLL decides, and the cells take the same rate, so that one
             run of draws serves both. Without sampling, the rate that the cells' variance is propagated at.
         draws: thinned networks per rate.
         scale: which scale intervals use: `"optimal"`, `"relaxed"` or a number.
-        floor: fit a constant variance beside the scale: what is left where no mask moves the output.
+        floor: fit a constant variance beside the scale: what is left where no mask moves the output. The count has one
+            anyway without sampling.
         every: use each k-th validation frame only.
         policy: also choose which regions to reject.
         seed: fixes all masks.
@@ -66,25 +72,42 @@ def calibrate_counter(
 
     Raises:
         DataError: the set's region of interest or size of frames is not the network's, or it has too few frames.
+        OutputError: the counts are below 0 on average.
     """
     if method not in METHODS:
         raise ArgumentError(f"expected method 'sampling-free' or 'sample'; found {method!r}.")
     chosen = _chosen(trained, crowd_set, every)
-    cells = Cells(trained)
+    cells, known = Cells(trained), _some(chosen, _PIXEL_FRAMES) if crowd_set.has_points else []
     counts = FrameBatches(trained, crowd_set, chosen, None)
-    maps = FrameBatches(trained, crowd_set, _some(chosen, _PIXEL_FRAMES), cells)
+    maps = FrameBatches(trained, crowd_set, known, cells)
+    reference = FrameInputs(trained, crowd_set, _some(crowd_set.train, _REFERENCE_FRAMES))
     sites = find_sites(trained.model, counts.image(chosen[0]))
-    shared: dict[str, Any] = {"sites": sites, "scale": scale, "floor": floor, "seed": seed, "progress": progress}
+    shared: dict[str, Any] = {"sites": sites, "scale": scale, "seed": seed, "progress": progress}
     if method == "sample":
-        count, pixels = _sampled(trained, counts, maps, rates or _SAMPLED_RATES, draws=draws, **shared)
+        options = shared | {"draws": draws, "floor": floor}
+        count = calibrate(
+            trained.model, counts, rates or _SAMPLED_RATES, readout=trained.count_of, **options
+        ).calibration
+        rates = [count.rate]  # the count chooses it, and one run of draws serves both
     else:
-        count, pixels = _sampling_free(trained, counts, maps, rates or _PROPAGATED_RATES, **shared)
-    about = _about(trained, crowd_set, len(chosen), len(maps), every)
-    found = CrowdCalibration(method, count, pixels, None, fingerprint(trained.model), roi_record(trained), about)
-    if not policy:
+        count = _count_by_terms(trained, counts, reference, **shared)
+        options = shared | {"method": "propagate", "mean": "model", "floor": floor}
+        rates = rates or _PROPAGATED_RATES
+    pixels = _calibrated_cells(trained, maps, rates, **options) if known else None
+    found = CrowdCalibration(
+        method,
+        count,
+        pixels,
+        None,
+        fingerprint(trained.model),
+        roi_record(trained),
+        _about(trained, crowd_set, len(chosen), len(maps), len(reference), every),
+        Usual.of(image for part in (counts.images(), reference) for image in part),
+    )
+    if not policy or not known:
         return found
     measured = read_maps(trained, found, crowd_set, _some(chosen, _POLICY_FRAMES), progress=progress)
-    return replace(found, policy=fit_policy(measured, near=near_cells(crowd_set.sigma)))
+    return replace(found, policy=fit_policy(measured, near=near_cells(crowd_set.sigma, trained.stride)))
 
 
 def read_maps(
@@ -96,6 +119,8 @@ def read_maps(
     progress: bool = True,
 ) -> Maps:
     """Density, deviations and true heads of some frames of a set, all of one size, for `regions`."""
+    if calibration.pixels is None:
+        raise DataError("expected a calibration of the map's cells; found one of counts alone. Calibrate with heads.")
     cells, frames = Cells(trained), FrameBatches(trained, crowd_set, indices, None)
     means, stds, heads = [], [], []
     for index in tqdm(indices, desc="reading maps", unit="frame", delay=2, disable=not progress, leave=False):
@@ -104,14 +129,14 @@ def read_maps(
         mean, std = cells.maps(pixels, x)
         means.append(mean.astype(np.float32))
         stds.append(std.astype(np.float32))
-        heads.append(counted_heads(crowd_set, index))
+        heads.append(counted_heads(crowd_set, index, trained.stride))
     roi = None if trained.roi is None else trained.roi.cpu().numpy()
     return Maps(np.stack(means), np.stack(stds), heads, roi)
 
 
-def counted_heads(crowd_set: CrowdSet, index: int) -> npt.NDArray[np.float64]:
+def counted_heads(crowd_set: CrowdSet, index: int, stride: int = STRIDE) -> npt.NDArray[np.float64]:
     """The heads of a frame that count, `(P, 2)` as x, y in cells."""
-    return to_cells(crowd_set.heads(index))
+    return to_cells(crowd_set.heads(index), stride)
 
 
 def _chosen(trained: Trained, crowd_set: CrowdSet, every: int) -> tuple[int, ...]:
@@ -127,20 +152,22 @@ def _chosen(trained: Trained, crowd_set: CrowdSet, every: int) -> tuple[int, ...
     return chosen
 
 
-def _sampled(
-    trained: Trained, counts: FrameBatches, maps: FrameBatches, rates: Sequence[Rate], **settings: Any
-) -> tuple[Calibration, Calibration]:
-    """Of count and cells, from draws: the count chooses the rate."""
-    count = calibrate(trained.model, counts, rates, readout=trained.count_of, **settings).calibration
-    return count, _calibrated_cells(trained, maps, [count.rate], **settings)
-
-
-def _sampling_free(
-    trained: Trained, counts: FrameBatches, maps: FrameBatches, rates: Sequence[Rate], **settings: Any
-) -> tuple[Calibration, Calibration]:
-    """Of count and cells: first order, and propagated."""
-    count = calibrate(trained.model, counts, method="linear", readout=trained.count_of, **settings).calibration
-    return count, _calibrated_cells(trained, maps, rates, method="propagate", mean="model", **settings)
+def _count_by_terms(
+    trained: Trained, counts: FrameBatches, reference: FrameInputs, *, sites: Sites, **settings: Any
+) -> Calibration:
+    """Of the count: a floor and the terms that win on blocks of frames; features are what enters the last layer."""
+    if not len(reference):
+        warnings.warn(
+            "expected training frames, which say what frames are usual; found none, and the validation frames stand "
+            "in. Ordinary frames of other hours will often be called strange.",
+            LatedropWarning,
+            stacklevel=3,
+        )
+    usable = [site.name for site in sites if site.batch_axis is not None and not site.moved and not site.skipped]
+    options: dict[str, Any] = {"features": usable[-1:] or None, "folds": "blocks", "terms": _TERMS, **settings}
+    options |= {"reference": reference} if len(reference) else {}
+    found = calibrate(trained.model, counts, sites=sites, readout=trained.count_of, **options)
+    return found.calibration
 
 
 def _calibrated_cells(trained: Trained, maps: FrameBatches, rates: Sequence[Rate], **settings: Any) -> Calibration:
@@ -158,7 +185,7 @@ def _check_set(trained: Trained, crowd_set: CrowdSet) -> None:
             f"expected frames enlarged {enlarge} times, as the network was trained with; found {crowd_set.enlarge}. "
             f"Open the set with enlarge={enlarge}."
         )
-    theirs, ours = crowd_set.cells(), None if trained.roi is None else trained.roi.cpu()
+    theirs, ours = crowd_set.cells(trained.stride), None if trained.roi is None else trained.roi.cpu()
     same = ours is theirs if ours is None or theirs is None else torch.equal(theirs, ours)
     if not same:
         said = ["none" if roi is None else f"{roi.shape[0]} x {roi.shape[1]} cells" for roi in (ours, theirs)]
@@ -168,18 +195,21 @@ def _check_set(trained: Trained, crowd_set: CrowdSet) -> None:
         )
 
 
-def _about(trained: Trained, crowd_set: CrowdSet, frames: int, maps: int, every: int) -> dict[str, Any]:
+def _about(trained: Trained, crowd_set: CrowdSet, frames: int, maps: int, reference: int, every: int) -> dict[str, Any]:
     return {
         "set": crowd_set.name,
         "weights": trained.about.get("set"),
-        "frames": {"count": frames, "cells": maps},
+        "frames": {"count": frames, "cells": maps, "reference": reference},
         "every": every,
         "enlarge": crowd_set.enlarge,
+        "counter": trained.about.get("counter"),
         "versions": {name: versions()[name] for name in ("latedrop", "torch")},
     }
 
 
 def _some(indices: Sequence[int], most: int) -> list[int]:
     """At most so many, evenly spaced, from the first to the last."""
+    if not len(indices):
+        return []
     at = np.unique(np.linspace(0, len(indices) - 1, min(most, len(indices))).round().astype(int))
     return [indices[i] for i in at]

@@ -21,7 +21,7 @@ from torch import Tensor
 from latedrop import Sites, find_sites, linearize, propagate, sample
 from latedrop.calibration.fit import fit_sites
 from latedrop.crowd.layouts import CrowdSet, Sigma, in_order
-from latedrop.crowd.mcnn import STRIDE, Trained
+from latedrop.crowd.mcnn import Trained
 from latedrop.errors import DataError
 from latedrop.studies.crowd.measures import Fit, Predicted, agreement, conformal, judge, judge_both
 
@@ -157,10 +157,10 @@ def load(item: CrowdSet, trained: Trained, settings: Settings, *, batch: int, ch
     Raises:
         DataError: no validation or test frames; frames of several sizes; weights made for another region of interest.
     """
-    device = next(trained.model.parameters()).device
+    device = trained.device
     height, width = item.shape(item.test[0] if item.test else 0)
-    grid = (height // STRIDE, width // STRIDE)
-    region = item.cells()
+    grid = (height // trained.stride, width // trained.stride)
+    region = item.cells(trained.stride)
     cells = torch.ones(grid, dtype=torch.bool) if region is None else region
     if trained.roi is not None and not torch.equal(trained.roi.cpu(), cells):
         raise DataError(
@@ -174,7 +174,7 @@ def load(item: CrowdSet, trained: Trained, settings: Settings, *, batch: int, ch
         chosen = list(getattr(item, name))[:: settings.every][: settings.frames]
         if not chosen:
             raise DataError(f"expected {name} frames in {item.name}; found none. Check the folder, and --every.")
-        parts[name] = _frames(item, chosen, trained.model.channels, inside)
+        parts[name] = _frames(item, chosen, trained, inside)
     roi = None if region is None else region.to(device)
     return Study(parts, replace(trained, roi=roi), inside, grid, item.sigma, settings, batch, chunk)
 
@@ -336,9 +336,9 @@ def _per_site(study: Study, plain: dict[str, tuple[Tensor, Tensor]], by_site: di
     return found
 
 
-def _frames(item: CrowdSet, chosen: Sequence[int], channels: int, inside: Tensor) -> Frames:
+def _frames(item: CrowdSet, chosen: Sequence[int], trained: Trained, inside: Tensor) -> Frames:
     def read(index: int) -> tuple[Tensor, Tensor]:
-        return item.pixels(index, channels), item.density(index).flatten()
+        return item.pixels(index, trained.channels), item.density(index, trained.stride).flatten()
 
     images: list[Tensor] = []
     densities: list[Tensor] = []

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from latedrop.crowd.mcnn import STRIDE, Trained
+from latedrop.crowd.mcnn import Trained
 from latedrop.crowd.regions import Maps, measure_rejection, near_cells, to_cells
 from latedrop.metrics.levels import central_quantile
 from latedrop.studies.crowd.measured_set import (
@@ -223,10 +223,10 @@ def _rejection(study: Study, maps: Mapping[str, Drawn], fit: Record) -> Record:
     roi = study.inside.reshape(study.grid).cpu().numpy()
     found = {}
     for name, drawn in maps.items():
-        heads = [to_cells(points, STRIDE) for points in study.parts[name].points]
+        heads = [to_cells(points, study.trained.stride) for points in study.parts[name].points]
         mean, std = _full(study, drawn.mean), _full(study, _std(drawn, fit))
         found[name] = Maps(mean, std, heads, roi)
-    near = near_cells(study.sigma, STRIDE)
+    near = near_cells(study.sigma, study.trained.stride)
     return measure_rejection(found["validation"], found["test"], study.settings.seed, near=near)
 
 
