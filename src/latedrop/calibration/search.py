@@ -26,9 +26,9 @@ from latedrop.calibration.rate_fit import RateFit, fit_rate
 from latedrop.calibration.record import Calibration, RateRow
 from latedrop.calibration.setup import PAPER_RATES, Setup
 from latedrop.calibration.targets import as_output, joined, warn_of_poor_fit
+from latedrop.calibration.term_search import MeasuredTerms, outputs_last
 from latedrop.calibration.term_search import fitted as fitted_terms
 from latedrop.calibration.term_search import measured as measured_terms
-from latedrop.calibration.term_search import outputs_last
 from latedrop.calibration.weights import fingerprint
 from latedrop.errors import DataError, LatedropWarning, OutputError
 from latedrop.model.finding import check_module, find_sites
@@ -36,7 +36,7 @@ from latedrop.model.sites import Rate, Sites
 from latedrop.variance.first_order import linearize
 from latedrop.variance.sampling import own_output
 
-__all__ = ["PAPER_RATES", "search"]
+__all__ = ["PAPER_RATES", "measured_by_terms", "recorded_terms", "search"]
 
 _EXAMPLES = 1024  # rows that sites are found on, at most
 _MOST_UNTOUCHED = 0.1  # a rate that leaves more rows without any variance has not measured it
@@ -152,7 +152,16 @@ def _first_order(model: nn.Module, data: Any, setup: Setup) -> _Measured:
 
 def _by_terms(model: nn.Module, data: Any, setup: Setup) -> Calibration:
     """One pass over the data, then a fit of the terms; their variance stands where other methods have a raw one."""
-    found = measured_terms(model, _batches(model, data, setup, per_batch=1), setup)
+    return recorded_terms(model, measured_by_terms(model, data, setup), setup)
+
+
+def measured_by_terms(model: nn.Module, data: Any, setup: Setup) -> MeasuredTerms:
+    """The validation rows with their terms, before any fit."""
+    return measured_terms(model, _batches(model, data, setup, per_batch=1), setup)
+
+
+def recorded_terms(model: nn.Module, found: MeasuredTerms, setup: Setup) -> Calibration:
+    """The record of what fits measured terms best."""
     per_output = found.per_output
     if not bool(outputs_last(found.target != found.mean, per_output).any(0).all()):
         raise DataError(_no_errors())

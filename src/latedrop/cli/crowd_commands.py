@@ -22,6 +22,7 @@ from latedrop.cli.crowd_counters import (
     WEIGHTS,
     CounterOptions,
     calibrated,
+    fold_networks,
     load_counter,
     weights_path,
 )
@@ -175,6 +176,7 @@ def crowd_calibrate(
             every=every,
             seed=seed,
             progress=sys.stderr.isatty(),
+            folds=fold_networks(trained, path, chosen_device(device)),
         )
         found.save(target)
         print(f"{found}\nwritten: {target}")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CALIBRATION", "CHANNELS", "DENSITY_SCALE", "INPUT_SCALE", "RELU", "ROI", "STATE", "STRIDE", "WEIGHTS",
-    "CounterOptions", "calibrated", "is_foreign", "load_counter", "weights_path",
+    "CounterOptions", "calibrated", "fold_networks", "is_foreign", "load_counter", "weights_path",
 ]  # fmt: skip
 
 WEIGHTS = Annotated[
@@ -105,6 +105,14 @@ def calibrated(
             f"--weights {weights} --set ..."
         )
     return trained, load_calibration(calibration or beside, trained)
+
+
+def fold_networks(trained: Trained, path: Path, device: Any) -> list[Trained]:
+    """The networks beside a cross-fitted one, which left its blocks of frames out; none for others."""
+    from latedrop.crowd.mcnn import load_weights
+
+    names = [path.with_suffix(f".fold{number}.safetensors") for number in range(int(trained.about.get("folds", 0)))]
+    return [load_weights(name, device) for name in names]
 
 
 def _ours(weights: str, device: Any, options: CounterOptions) -> Trained:

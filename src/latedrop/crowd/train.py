@@ -72,7 +72,7 @@ def _parser(program: str = _PROGRAM) -> argparse.ArgumentParser:
     add(
         "--data",
         type=Path,
-        help="folder of the set, in the layout of its release, or of your own frames; not needed for scenes",
+        help="folder of the set as it was released, or of your own frames; not needed for scenes",
     )
     add("--out", type=Path, required=True, help="where the weights go: NAME.safetensors")
     add("--epochs", type=int, help="passes over the training frames")

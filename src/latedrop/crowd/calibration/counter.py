@@ -15,7 +15,9 @@ from tqdm import tqdm
 from latedrop import Calibration, Predictor, calibrate, find_sites
 from latedrop.calibration.record import Choice
 from latedrop.calibration.weights import fingerprint
+from latedrop.crowd.blocks import time_blocks
 from latedrop.crowd.calibration.cells import Cells, FrameBatches, FrameInputs
+from latedrop.crowd.calibration.count_terms import count_by_terms, left_out
 from latedrop.crowd.calibration.record import METHODS, CrowdCalibration, CrowdMethod, roi_record
 from latedrop.crowd.calibration.usual import Usual
 from latedrop.crowd.layouts import CrowdSet
@@ -23,8 +25,7 @@ from latedrop.crowd.mcnn import STRIDE, Trained
 from latedrop.crowd.regions import Maps, fit_policy, near_cells, to_cells
 from latedrop.devices import versions
 from latedrop.errors import ArgumentError, DataError, LatedropWarning
-from latedrop.model.sites import Rate, Sites
-from latedrop.terms import Dropout, Leverage, Size
+from latedrop.model.sites import Rate
 
 __all__ = ["calibrate_counter", "counted_heads", "read_maps"]
 
@@ -32,8 +33,6 @@ __all__ = ["calibrate_counter", "counted_heads", "read_maps"]
 # but proportional to the rate, which the scale takes up: one rate is enough.
 _SAMPLED_RATES = (0.001, 0.002, 0.005, 0.01)
 _PROPAGATED_RATES = (0.01,)
-# What may explain the size of the count's errors, in the order in which candidates take them up.
-_TERMS = (Dropout(), Size(1), Leverage())
 _REFERENCE_FRAMES = 160
 # A frame has thousands of cells, so a few frames fix a scale; regions are a few to a frame, so they need more.
 _PIXEL_FRAMES, _POLICY_FRAMES = 24, 80
@@ -52,6 +51,7 @@ def calibrate_counter(
     policy: bool = True,
     seed: int = 0,
     progress: bool = True,
+    folds: Sequence[Trained] = (),
 ) -> CrowdCalibration:
     """Calibrate a counter on the validation frames of a set.
 
@@ -69,17 +69,23 @@ def calibrate_counter(
         policy: also choose which regions to reject.
         seed: fixes all masks.
         progress: show bars.
+        folds: where the network was cross-fitted, those that left blocks of time out, in their order. The count's
+            variance is then fitted to the errors of each on its own block: to all training and validation frames.
 
     Raises:
-        DataError: the set's region of interest or size of frames is not the network's, or it has too few frames.
-        OutputError: the counts are below 0 on average.
+        DataError: the set's region of interest or size of frames is not the network's, it has too few frames, or the
+            networks of the folds are missing.
     """
     if method not in METHODS:
         raise ArgumentError(f"expected method 'sampling-free' or 'sample'; found {method!r}.")
-    chosen = _chosen(trained, crowd_set, every)
-    cells, known = Cells(trained), _some(chosen, _PIXEL_FRAMES) if crowd_set.has_points else []
+    _check_folds(trained, folds, method)
+    chosen, mapped = _chosen(trained, crowd_set, every), trained
+    if folds:  # the last one stands for all where maps are concerned: its block is the end of the frames
+        crowd_set = replace(crowd_set, train=(*crowd_set.train, *crowd_set.validation), validation=())
+        chosen, mapped = time_blocks(crowd_set.train, len(folds))[-1][::every], folds[-1]
+    known = _some(chosen, _PIXEL_FRAMES) if crowd_set.has_points else []
     counts = FrameBatches(trained, crowd_set, chosen, None)
-    maps = FrameBatches(trained, crowd_set, known, cells)
+    maps = FrameBatches(mapped, crowd_set, known, Cells(mapped))
     reference = FrameInputs(trained, crowd_set, _some(crowd_set.train, _REFERENCE_FRAMES))
     sites = find_sites(trained.model, counts.image(chosen[0]))
     shared: dict[str, Any] = {"sites": sites, "scale": scale, "seed": seed, "progress": progress}
@@ -90,10 +96,10 @@ def calibrate_counter(
         ).calibration
         rates = [count.rate]  # the count chooses it, and one run of draws serves both
     else:
-        count = _count_by_terms(trained, counts, reference, **shared)
+        count = count_by_terms(trained, counts, reference, folds=left_out(folds, crowd_set, every), **shared)
         options = shared | {"method": "propagate", "mean": "model", "floor": floor}
         rates = rates or _PROPAGATED_RATES
-    pixels = _calibrated_cells(trained, maps, rates, **options) if known else None
+    pixels = _calibrated_cells(mapped, maps, rates, **options) if known else None
     found = CrowdCalibration(
         method,
         count,
@@ -106,8 +112,22 @@ def calibrate_counter(
     )
     if not policy or not known:
         return found
-    measured = read_maps(trained, found, crowd_set, _some(chosen, _POLICY_FRAMES), progress=progress)
-    return replace(found, policy=fit_policy(measured, near=near_cells(crowd_set.sigma, trained.stride)))
+    measured = read_maps(mapped, found, crowd_set, _some(chosen, _POLICY_FRAMES), progress=progress)
+    own = replace(pixels, fingerprint=found.fingerprint) if pixels is not None else None
+    return replace(found, pixels=own, policy=fit_policy(measured, near=near_cells(crowd_set.sigma, trained.stride)))
+
+
+def _check_folds(trained: Trained, folds: Sequence[Trained], method: str) -> None:
+    wanted = int(trained.about.get("folds", 0))
+    if wanted != len(folds):
+        raise DataError(
+            f"expected the {wanted} networks of the folds, as this one was trained on all frames; found {len(folds)}. "
+            "Keep NAME.fold0.safetensors, ... beside the weights."
+            if wanted
+            else f"expected no networks of folds, as this one was not cross-fitted; found {len(folds)}."
+        )
+    if folds and method == "sample":
+        raise ArgumentError("expected method 'sampling-free' for a network that was cross-fitted; found 'sample'.")
 
 
 def read_maps(
@@ -150,24 +170,6 @@ def _chosen(trained: Trained, crowd_set: CrowdSet, every: int) -> tuple[int, ...
             f"expected at least 2 validation frames in {crowd_set.name}, and better a hundred; found {len(chosen)}."
         )
     return chosen
-
-
-def _count_by_terms(
-    trained: Trained, counts: FrameBatches, reference: FrameInputs, *, sites: Sites, **settings: Any
-) -> Calibration:
-    """Of the count: a floor and the terms that win on blocks of frames; features are what enters the last layer."""
-    if not len(reference):
-        warnings.warn(
-            "expected training frames, which say what frames are usual; found none, and the validation frames stand "
-            "in. Ordinary frames of other hours will often be called strange.",
-            LatedropWarning,
-            stacklevel=3,
-        )
-    usable = [site.name for site in sites if site.batch_axis is not None and not site.moved and not site.skipped]
-    options: dict[str, Any] = {"features": usable[-1:] or None, "folds": "blocks", "terms": _TERMS, **settings}
-    options |= {"reference": reference} if len(reference) else {}
-    found = calibrate(trained.model, counts, sites=sites, readout=trained.count_of, **options)
-    return found.calibration
 
 
 def _calibrated_cells(trained: Trained, maps: FrameBatches, rates: Sequence[Rate], **settings: Any) -> Calibration:

@@ -170,7 +170,7 @@ def train(
             return load_weights(out, device)
     state = fit(crowd_set, settings, device, checkpoint, progress=progress)
     trained = _trained(crowd_set, settings, state, device, about)
-    record = record_of(identity, crowd_set, trained, state, device) | (notes or {})
+    record = record_of(identity, crowd_set, trained, state, device) | dict(notes or {})
     record |= {"seconds": round(time.perf_counter() - start, 1), "command": command}
     if checked:
         check_better(record)
