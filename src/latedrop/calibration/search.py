@@ -61,7 +61,7 @@ def search(model: nn.Module, data: Any, setup: Setup) -> Calibration:
     able = [i for i, enough in enumerate(touched) if enough or not any(touched)]
     best = min(able, key=lambda i: float(getattr(table[i], f"nll_{setup.criterion}")))
     if table[best].zero_variances or len(table) < tried:
-        _warn_of_zeros(table, tried, target.numel())
+        _warn_of_zeros(table, tried, target.numel(), drawn=setup.method == "sample")
     chosen = fits[best]
     warn_of_poor_fit(chosen.mean, target, "validation rows", per_output=chosen.per_output, stacklevel=3)
     if setup.method == "sample":
@@ -243,15 +243,16 @@ def _no_errors() -> str:
     )
 
 
-def _warn_of_zeros(table: list[RateRow], tried: int, values: int) -> None:
+def _warn_of_zeros(table: list[RateRow], tried: int, values: int, *, drawn: bool) -> None:
     found = [f"{row.zero_variances} at rate {row.rate}" for row in table if row.zero_variances]
     if len(table) < tried:
         found.insert(0, f"all {values} at {tried - len(table)} rates, which are left out")
+    touched, remedy = ("draw touched", "more draws or larger rates avoid") if drawn else ("site moves", "a floor mends")
     if found:
         warn(
-            f"of {values} validation values, some have zero variance, as no draw touched them: {'; '.join(found)}. "
-            "They are lifted to the smallest positive variance, and a rate with more than a tenth of them is not "
-            "chosen where another is there; more draws or larger rates avoid it.",
+            f"of {values} validation values, some have zero variance, as no {touched} them: {'; '.join(found)}. They "
+            "are lifted to the smallest positive variance, and a rate with more than a tenth of them is not chosen "
+            f"where another is there; {remedy} it.",
             LatedropWarning,
             stacklevel=4,
         )

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from latedrop.calibration.fit import Loss, polished, scored
-from latedrop.calibration.verdict import Folds, Verdict, crossed, gains, judged, standard_error
+from latedrop.calibration.verdict import Folds, Verdict, crossed, folds, gains, judged, standard_error
 
 __all__ = ["Candidate", "Chosen", "TermFit", "choose", "fit_terms", "guarded"]
 
@@ -87,17 +87,23 @@ def guarded(variance: Tensor, factor: Tensor, constant: Tensor) -> Tensor:
     return factor * variance + (factor - 1) * constant
 
 
-def fit_terms(error: Tensor, columns: Tensor, blocks: Blocks, loss: Loss = "nll") -> TermFit:
+def fit_terms(
+    error: Tensor, columns: Tensor, blocks: Blocks, loss: Loss = "nll", *, worth: float | None = None
+) -> TermFit:
     """Fit errors `(n, K)` with columns `(n, K, J)`; each output has coefficients of its own.
+
+    `worth` is how many independent rows they are, where neighbours are alike; n where None.
 
     With `loss="crps"` the CRPS is lowered from there, of the rows and of k more that have the average error.
     """
     pairs = zip(error.double().unbind(1), columns.double().unbind(1), strict=True)
-    fits = [_of_one(e, u, blocks, loss) for e, u in pairs]
+    fits = [_of_one(e, u, blocks, loss, worth) for e, u in pairs]
     return TermFit(*(torch.stack(part) for part in zip(*fits, strict=True)))
 
 
-def _of_one(error: Tensor, columns: Tensor, blocks: Blocks, loss: Loss) -> tuple[Tensor, Tensor, Tensor]:
+def _of_one(
+    error: Tensor, columns: Tensor, blocks: Blocks, loss: Loss, worth: float | None
+) -> tuple[Tensor, Tensor, Tensor]:
     rows, count = columns.shape
     size = error.square().mean()
     found = torch.zeros(count, dtype=columns.dtype, device=columns.device)
@@ -109,7 +115,8 @@ def _of_one(error: Tensor, columns: Tensor, blocks: Blocks, loss: Loss) -> tuple
     start[-1] = 1
     charge = torch.full_like(start, _PRICE / rows)
     charge[-1] = 0
-    average = (rows * error.square() / size + _AVERAGE_ROWS) / (rows + _AVERAGE_ROWS)
+    known = rows if worth is None else worth
+    average = (known * error.square() / size + _AVERAGE_ROWS) / (known + _AVERAGE_ROWS)
     theta = scored(average, unit, start, torch.zeros_like(start), charge)
     if loss == "crps":
         more = unit.new_ones(int(_AVERAGE_ROWS), unit.shape[1])
@@ -142,10 +149,12 @@ def choose(
     """
     inner = len(error) // len(factor)
     shaped = error.reshape(len(factor), inner, -1).movedim(2, 1)
-    tried = _candidates(names, groups)
+    # Runs of rows that are alike are too few to tell every site apart.
+    tried = _candidates(names, groups, apart=kind != "blocks")
+    worth = len(folds(len(factor), kind).unique()) if kind == "blocks" else None
     scores = []
     for blocks in tried.values():
-        fit = partial(_fitted_to, error, columns, blocks, inner, factor, loss)
+        fit = partial(_fitted_to, error, columns, blocks, inner, factor, loss, worth)
         variance, constant = crossed(shaped, fit, True, kind)
         scores.append((variance, constant, gains(shaped, variance, constant)))
     home = list(tried).index(_name(names))
@@ -157,14 +166,14 @@ def choose(
     )
     values = [part[..., 0] if inner == 1 else part for part in (shaped, variance, constant)]
     verdict = judged(*values, fitted="cross-validation", kind=kind)
-    return Chosen(name, fit_terms(error, columns, tried[name], loss), verdict, tuple(listed))
+    return Chosen(name, fit_terms(error, columns, tried[name], loss, worth=worth), verdict, tuple(listed))
 
 
-def _candidates(names: Sequence[str], groups: Sequence[Blocks]) -> dict[str, Blocks]:
+def _candidates(names: Sequence[str], groups: Sequence[Blocks], *, apart: bool) -> dict[str, Blocks]:
     found: dict[str, Blocks] = {_name(()): []}
     for count in range(1, len(names) + 1):
         found[_name(names[:count])] = [block for group in groups[:count] for block in group]
-    if any(len(block) > 1 for group in groups for block in group):
+    if apart and any(len(block) > 1 for group in groups for block in group):
         found[f"{_name(names)}, each site apart"] = [[place] for group in groups for block in group for place in block]
     return found
 
@@ -180,11 +189,19 @@ def _lead(difference: Tensor, kind: Folds) -> float:
 
 
 def _fitted_to(
-    error: Tensor, columns: Tensor, blocks: Blocks, inner: int, factor: Tensor, loss: Loss, rows: Tensor
+    error: Tensor,
+    columns: Tensor,
+    blocks: Blocks,
+    inner: int,
+    factor: Tensor,
+    loss: Loss,
+    worth: int | None,
+    rows: Tensor,
 ) -> Callable[[Tensor], Tensor]:
     """A fit to some rows, as a function from the places of others to their variances `(rows, K, inner)`."""
     entries = _entries(rows, inner)
-    fit = fit_terms(error[entries], columns[entries], blocks, loss)
+    share = None if worth is None else worth * len(rows) / len(factor)
+    fit = fit_terms(error[entries], columns[entries], blocks, loss, worth=share)
 
     def variance(held: Tensor) -> Tensor:
         found = fit.variance(columns[_entries(held, inner)]).reshape(len(held), inner, -1).movedim(2, 1)
