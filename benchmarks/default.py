@@ -130,30 +130,14 @@ def measures(rule: Rule, x: Tensor, y: Tensor, inside: Tensor | None, least: flo
         "crps": metrics.crps(mean, variance, y),
         "coverage": metrics.coverage(mean, variance, y, level=LEVEL),
         "width": metrics.interval_width(mean, variance, y, level=LEVEL),
-        "ranking": ranking(variance, (y - mean).abs()),
+        "ranking": metrics.rank_correlation(mean, variance, y),
         "rmse": (y - mean).square().mean().sqrt(),
     }
     if inside is not None:
-        found["auroc"] = auroc(variance, rule(inside)[1].clamp_min(least))
+        usual = rule(inside)[1].clamp_min(least)
+        strange = torch.arange(len(variance) + len(usual)) < len(variance)
+        found["auroc"] = metrics.auroc(torch.cat([variance, usual]), strange)
     return {name: float(value) for name, value in found.items()}
-
-
-def ranking(a: Tensor, b: Tensor) -> float:
-    """Spearman's rank correlation; 0 where one of the two is constant."""
-    ranks = np.stack([_ranks(a), _ranks(b)])
-    return float(np.corrcoef(ranks)[0, 1]) if (ranks.std(1) > 0).all() else 0.0
-
-
-def auroc(positive: Tensor, negative: Tensor) -> float:
-    """The chance that a positive row has the larger value, ties counting half."""
-    total = _ranks(torch.cat([positive, negative]))[: len(positive)].sum()
-    return float((total / len(positive) - (len(positive) + 1) / 2) / len(negative))
-
-
-def _ranks(values: Tensor) -> np.ndarray:
-    """From 1; equal values share the mean of their ranks."""
-    _, place, counts = np.unique(values.numpy(), return_inverse=True, return_counts=True)
-    return np.asarray((counts.cumsum() - (counts - 1) / 2)[place])
 
 
 def pair(data: np.ndarray, rows: np.ndarray) -> tuple[Tensor, Tensor]:

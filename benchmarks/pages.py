@@ -19,6 +19,7 @@ from benchmarks import (
     growth,
     hops,
     linear,
+    study_tables,
     threads,
     uci,
     uci_devices,
@@ -93,6 +94,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "benchmarks.default.shift": lambda: default_summary.medians(_read(RESULTS / "default.json"), "shift"),
     "benchmarks.default.aims": lambda: default_summary.aim_table(_read(RESULTS / "default.json")),
     "benchmarks.default.cost": lambda: default_cost.markdown(_read(RESULTS / "default_cost_cpu.json")),
+    "study.uci.claims": lambda: study_tables.claims(study_tables.PAGES / "uci" / "claims.md", study_tables.UCI),
+    "study.uci.nll": lambda: study_tables.deep_nll(study_tables.PAGES / "uci" / "index.md"),
+    "study.crowd.claims": lambda: study_tables.claims(study_tables.PAGES / "crowd" / "claims.md", study_tables.CROWD),
     "benchmarks.hops": lambda: hops.markdown(_read(RESULTS / "hops.json")),
 }
 

@@ -1,4 +1,4 @@
-"""Whether the UCI study says the same on a CPU as on the GPU of the committed run: three hidden layers.
+"""Whether the UCI study says the same on a CPU as on the GPU of the committed run, at both depths.
 
     latedrop study uci --device cpu --data DIR --sets boston-housing,yacht --out FOLDER
     python -m benchmarks.uci_devices FOLDER     # writes benchmarks/results/uci_devices.json
@@ -17,9 +17,23 @@ from typing import Any
 import numpy as np
 
 from benchmarks.timing import write
+from latedrop.studies.significance import split_error
+from latedrop.studies.uci.tables import overlap
 
 COMMITTED = Path(__file__).parents[1] / "docs" / "results" / "uci"
-METHODS = ("constant", "linear, floor", "linear per site, floor", "injected, scaled")
+METHODS = (
+    "constant",
+    "injected, scaled",
+    "injected, floor",
+    "embedded, floor",
+    "concrete, floor",
+    "laplace, floor",
+    "ensemble, floor",
+    "gaussian ensemble, floor",
+    "swag, floor",
+    "default",
+)
+DEPTHS = {"one": lambda record: record["methods"], "three": lambda record: record["deep"]["methods"]}
 
 
 def main() -> None:
@@ -36,16 +50,16 @@ def main() -> None:
 
 
 def compared(own: dict[str, Any], committed: dict[str, Any]) -> dict[str, Any]:
-    """Test metrics of three hidden layers on both machines, and their difference."""
-    share = own["rows"]["test"] / own["rows"]["train"]
+    """Test metrics on both machines, and their difference, by method and number of hidden layers."""
     found: dict[str, Any] = {"devices": [part["machine"]["device"] for part in (own, committed)], "methods": {}}
-    for method in METHODS:
-        for metric in ("rmse", "nll"):
-            values = [np.array(part["deep"]["methods"][method][metric]) for part in (own, committed)]
-            difference = values[0] - values[1]
-            error = np.sqrt(difference.var(ddof=1) * (1 / len(difference) + share))
-            means = [float(value.mean()) for value in values]
-            found["methods"].setdefault(method, {})[metric] = [*means, float(difference.mean()), float(error)]
+    for depth, methods in DEPTHS.items():
+        for method in METHODS:
+            for metric in ("rmse", "nll"):
+                values = [np.array(methods(part)[method][metric]) for part in (own, committed)]
+                difference = values[0] - values[1]
+                means = [float(value.mean()) for value in (*values, difference)]
+                row = [*means, split_error(difference, overlap(own))]
+                found["methods"].setdefault(f"{depth}: {method}", {})[metric] = row
     return found
 
 

@@ -1,6 +1,9 @@
 """Calibrated uncertainty for any trained PyTorch network, by dropout injected at test time."""
 
 from latedrop import metrics
+from latedrop.calibration.classes.prediction import ClassPrediction
+from latedrop.calibration.classes.predictor import ClassPredictor
+from latedrop.calibration.classes.record import ClassCalibration
 from latedrop.calibration.predictor import Explanation, Prediction, Predictor, calibrate, load
 from latedrop.calibration.record import Calibration
 from latedrop.calibration.scale import optimal_scale, relaxed_scale
@@ -16,6 +19,9 @@ from latedrop.variance.sampling import sample
 
 __all__ = [
     "Calibration",
+    "ClassCalibration",
+    "ClassPrediction",
+    "ClassPredictor",
     "Explanation",
     "LatedropError",
     "LatedropWarning",

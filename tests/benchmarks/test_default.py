@@ -146,10 +146,14 @@ def test_features_enter_the_last_layer(case: Case) -> None:
     assert torch.allclose(features(case.net, case.x_val) @ both, output(case.net, case.x_val), atol=1e-5)
 
 
-def test_ranks_share_ties() -> None:
-    assert default.auroc(torch.tensor([2.0, 3.0]), torch.tensor([1.0, 2.0])) == pytest.approx(3.5 / 4)
-    assert default.ranking(torch.tensor([1.0, 2.0, 4.0]), torch.tensor([10.0, 20.0, 21.0])) == pytest.approx(1)
-    assert default.ranking(torch.ones(3), torch.tensor([1.0, 2.0, 3.0])) == 0
+def test_equal_variances_tell_nothing_apart() -> None:
+    def rule(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x[:, 0].double(), x[:, 1].double()
+
+    x, inside = torch.tensor([[0.0, 2.0], [0.0, 3.0]]), torch.tensor([[0.0, 1.0], [0.0, 2.0]])
+    found = default.measures(rule, x, torch.tensor([1.0, 2.0]).double(), inside, 0.0)
+    assert found["auroc"] == pytest.approx(3.5 / 4)
+    assert found["ranking"] == pytest.approx(1)
 
 
 def test_no_variance_is_smaller_than_the_common_least() -> None:

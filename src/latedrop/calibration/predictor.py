@@ -17,6 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from latedrop.calibration.batches import Unpack, batches, inputs_of, row_batches
+from latedrop.calibration.classes.labels import Task
+from latedrop.calibration.classes.making import classifier
+from latedrop.calibration.classes.predictor import ClassPredictor
+from latedrop.calibration.classes.record import ClassCalibration
 from latedrop.calibration.explaining import explained
 from latedrop.calibration.fit import Loss
 from latedrop.calibration.intervals import Conformal, IntervalKind
@@ -78,7 +82,9 @@ def calibrate(
     unpack: Unpack | None = None,
     collate: Collate = None,
     progress: bool = True,
-) -> Predictor:
+    task: Task = "auto",
+    class_names: Sequence[str] | None = None,
+) -> Any:
     """Fit the variance of a trained model to validation data, and say what it is worth.
 
     By default the variance is `guard(x) · (floor + sum_j theta_j t_j(x))`, the terms `t_j` being dropout at the sites
@@ -127,6 +133,9 @@ def calibrate(
         collate: from a list of items to what `model` takes, where the inputs are lists of objects such as graphs; the
             predictor takes such lists, too.
         progress: show a bar on work longer than two seconds.
+        task: `"classification"` calibrates probabilities instead, and returns a `ClassPredictor`; `"auto"` does so
+            where targets are whole numbers `(N,)` and outputs `(N, K)`.
+        class_names: of the classes, in the order of the logits.
 
     >>> x = torch.linspace(-1, 1, 64)[:, None]
     >>> net = nn.Sequential(nn.Linear(1, 20), nn.Tanh(), nn.Linear(20, 1))
@@ -166,9 +175,20 @@ def calibrate(
         "collate": collate,
         "progress": progress,
     }
+    return _calibrated(model, data, options, task, class_names)
+
+
+def _calibrated(
+    model: nn.Module, data: Any, options: dict[str, Any], task: Task, class_names: Sequence[str] | None
+) -> Predictor | ClassPredictor:
+    found, data = classifier(model, data, options, task, class_names)
+    if found is not None:
+        return found
     record = search(model, data, Setup(**options).checked())
-    found = Predictor(model, record, readout, batch_size=batch_size, chunk=chunk, engine=engine, collate=collate)
-    return found if conformal_data is None else found.conformal(conformal_data, unpack)
+    parts = {name: options[name] for name in ("readout", "batch_size", "chunk", "engine", "collate")}
+    made = Predictor(model, record, **parts)
+    held = options["conformal_data"]
+    return made if held is None else made.conformal(held, options["unpack"])
 
 
 class Predictor:
@@ -340,7 +360,7 @@ def load(
     *,
     collate: Collate = None,
     terms: Sequence[Term] = (),
-) -> Predictor:
+) -> Any:
     """Bring a saved calibration back to its model; with the same `terms`, where it was made with some of your own.
 
     Raises `FileError` where the file is missing, truncated or edited, or where the model lacks its sites or the
@@ -362,6 +382,9 @@ def load(
             f"expected readout=, as {path} was made with the function {calibration.custom_readout!r}, which a file "
             "cannot hold. Pass the same function to load()."
         )
+    if isinstance(calibration, ClassCalibration):
+        _warn_of_weights(model, calibration.fingerprint, path)
+        return ClassPredictor(model, calibration, readout, collate=collate)
     if calibration.terms is not None:
         calibration = replace(calibration, terms=calibration.terms.with_terms(terms, path))
     wide = any(p.dtype == torch.float64 for p in model.parameters())
@@ -371,11 +394,15 @@ def load(
             f"expected scales and floors in {path} that give a finite variance; found {calibration.scale} and "
             f"{calibration.floor}. The file was edited, or its model was in float64: calibrate again."
         )
-    if fingerprint(model) != calibration.fingerprint:
+    _warn_of_weights(model, calibration.fingerprint, path)
+    return Predictor(model, calibration, readout, collate=collate)
+
+
+def _warn_of_weights(model: nn.Module, known: str, path: str | os.PathLike[str]) -> None:
+    if fingerprint(model) != known:
         warn(
             f"the model's weights are not those that {path} was made with: its intervals may not hold. "
             "Calibrate again after training.",
             LatedropWarning,
-            stacklevel=2,
+            stacklevel=3,
         )
-    return Predictor(model, calibration, readout, collate=collate)

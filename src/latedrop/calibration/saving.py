@@ -13,8 +13,8 @@ from pathlib import Path
 
 from torch import Tensor
 
+from latedrop.calibration.classes.record import FIELD, ClassCalibration
 from latedrop.calibration.record import Calibration
-from latedrop.calibration.term_record import plain_tensors, terms_to_dict
 from latedrop.errors import FileError, LatedropError
 from latedrop.files import readable, write_aside
 from latedrop.records import read_text
@@ -25,7 +25,7 @@ _LARGE = 20_000  # numbers; below, they stay readable in the JSON
 _NAME = re.compile("[0-9a-f]{16}")
 
 
-def save_calibration(calibration: Calibration, path: str | os.PathLike[str]) -> list[Path]:
+def save_calibration(calibration: Calibration | ClassCalibration, path: str | os.PathLike[str]) -> list[Path]:
     """Write a calibration; where it is large and safetensors is installed, what its terms learned goes beside it.
 
     Returns the files that it is in.
@@ -33,7 +33,7 @@ def save_calibration(calibration: Calibration, path: str | os.PathLike[str]) -> 
     path = Path(path)
     replaced = _named_in(path)
     stored: dict[str, Tensor] = {}
-    plain_tensors({} if calibration.terms is None else terms_to_dict(calibration.terms), stored)
+    calibration.to_json(stored)
     large = sum(tensor.numel() for tensor in stored.values()) > _LARGE
     content = _safetensors(stored) if large else None
     if content is None:
@@ -48,10 +48,12 @@ def save_calibration(calibration: Calibration, path: str | os.PathLike[str]) -> 
     return written
 
 
-def read_calibration(path: str | os.PathLike[str]) -> Calibration:
+def read_calibration(path: str | os.PathLike[str]) -> Calibration | ClassCalibration:
     """The inverse of `save_calibration`."""
     path = Path(path)
-    return Calibration.from_json(read_text(path, "a calibration file"), lambda name: _stored(path, name))
+    text = read_text(path, "a calibration file")
+    kind = ClassCalibration if f'"{FIELD}"' in text[:100] else Calibration
+    return kind.from_json(text, lambda name: _stored(path, name))
 
 
 def _stored(path: Path, name: str) -> dict[str, Tensor]:

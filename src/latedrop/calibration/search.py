@@ -36,7 +36,7 @@ from latedrop.model.sites import Rate, Sites
 from latedrop.variance.first_order import linearize
 from latedrop.variance.sampling import own_output
 
-__all__ = ["PAPER_RATES", "measured_by_terms", "recorded_terms", "search"]
+__all__ = ["PAPER_RATES", "batches_with_sites", "measured_by_terms", "recorded_terms", "search"]
 
 _EXAMPLES = 1024  # rows that sites are found on, at most
 _MOST_UNTOUCHED = 0.1  # a rate that leaves more rows without any variance has not measured it
@@ -91,7 +91,7 @@ def _by_rate(model: nn.Module, data: Any, setup: Setup) -> _Measured:
     means: list[list[Tensor]] = [[] for _ in rates]
     variances: list[list[Tensor]] = [[] for _ in rates]
     targets: list[Tensor] = []
-    with closing(_batches(model, data, setup, per_batch=len(rates))) as stream:
+    with closing(batches_with_sites(model, data, setup, per_batch=len(rates))) as stream:
         for x, y, sites, tick in stream:
             few = few_rows(x, sites) if few is None else few
             own = own_output(model, x, setup.readout) if setup.mean == "model" else None
@@ -121,7 +121,7 @@ def _first_order(model: nn.Module, data: Any, setup: Setup) -> _Measured:
     """One pass over the data, then a fit of the sites' odds."""
     sites, few = Sites(setup.sites or ()), None
     means, by_site, targets = [], [], []
-    with closing(_batches(model, data, setup, per_batch=1)) as stream:
+    with closing(batches_with_sites(model, data, setup, per_batch=1)) as stream:
         for x, y, sites, tick in stream:
             few = few_rows(x, sites) if few is None else few
             result = linearize(model, x, sites, setup.readout)
@@ -157,7 +157,7 @@ def _by_terms(model: nn.Module, data: Any, setup: Setup) -> Calibration:
 
 def measured_by_terms(model: nn.Module, data: Any, setup: Setup) -> MeasuredTerms:
     """The validation rows with their terms, before any fit."""
-    return measured_terms(model, _batches(model, data, setup, per_batch=1), setup)
+    return measured_terms(model, batches_with_sites(model, data, setup, per_batch=1), setup)
 
 
 def recorded_terms(model: nn.Module, found: MeasuredTerms, setup: Setup) -> Calibration:
@@ -208,7 +208,7 @@ def _record(model: nn.Module, setup: Setup, measured: _Measured, table: list[Rat
     )
 
 
-def _batches(
+def batches_with_sites(
     model: nn.Module, data: Any, setup: Setup, per_batch: int
 ) -> Generator[tuple[Any, Tensor, Sites, Callable[[], Any]], None, None]:
     """Inputs, targets, sites, which are found on the first inputs, and what to call after every step of the bar."""

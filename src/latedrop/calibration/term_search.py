@@ -29,7 +29,7 @@ from latedrop.terms import Dropout, Leverage, LocalErrors, Rows, Term
 from latedrop.terms.features import Features
 from latedrop.variance.moments import out_of_memory
 
-__all__ = ["MeasuredTerms", "fitted", "measured", "outputs_last"]
+__all__ = ["MeasuredTerms", "fitted", "measured", "outputs_last", "reference_features"]
 
 _INSIDE = 0.9
 _FEW_ROWS, _MOST_OF_FEW = 30, 2.0
@@ -142,7 +142,7 @@ def _learned(
             yield from kept
             return
         count = 0
-        for features in _reference_features(found, model, setup, kept[0].shape[1]):
+        for features in reference_features(model, setup, found.sites, found.features, kept[0].shape[1]):
             count += len(features)
             yield features
 
@@ -179,11 +179,13 @@ def _learned(
     )
 
 
-def _reference_features(found: MeasuredTerms, model: nn.Module, setup: Setup, width: int) -> Iterator[Tensor]:
+def reference_features(
+    model: nn.Module, setup: Setup, sites: Sites, which: Features | None, width: int
+) -> Iterator[Tensor]:
     """Features of the reference rows, as many for each as the validation rows have, in batches."""
     for x in _inputs(setup, model):
         try:
-            features = Rows(model, x, found.sites, setup.readout, found.features).features.cpu()
+            features = Rows(model, x, sites, setup.readout, which).features.cpu()
             if features.shape[1] != width:
                 raise ValueError(f"{features.shape[1]} features in place of {width}")
         except (SiteError, RuntimeError, TypeError, ValueError, IndexError, AssertionError) as error:

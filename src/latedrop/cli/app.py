@@ -29,7 +29,7 @@ try:
 except ImportError:
     typer = None  # type: ignore[assignment]
 
-__all__ = ["demo", "main", "study_uci"]
+__all__ = ["demo", "main", "study_shift", "study_uci"]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -49,6 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         app.command(help=with_examples(command))(command)
     study = typer.Typer(help="The paper's experiments, run again: JSON, pages and figures.", no_args_is_help=True)
     study.command("uci", **HANDED_ON)(study_uci)
+    study.command("shift", **HANDED_ON)(study_shift)
     study.command("crowd", **HANDED_ON)(study_crowd)
     app.add_typer(study, name="study")
     crowd = typer.Typer(help="Count people, with intervals: train, calibrate, count.", no_args_is_help=True)
@@ -95,3 +96,10 @@ def study_uci(context: "typer.Context") -> None:
     from latedrop.studies.uci.study import main as run
 
     hand_on(run, context.args, "latedrop study uci")
+
+
+def study_shift(context: "typer.Context") -> None:
+    """What variances are worth beyond the training rows: every input of eight UCI sets is cut at a quantile."""
+    from latedrop.studies.shift.study import main as run
+
+    hand_on(run, context.args, "latedrop study shift")

@@ -266,7 +266,7 @@ def evaluate(
 def _calibrated(path: str, network: "nn.Module", readout: str | None, size: int, scale: str | None) -> "Predictor":
     from latedrop.calibration.predictor import load
 
-    uq = load(path, network, readout_of(readout))
+    uq: Predictor = load(path, network, readout_of(readout))
     uq.batch_size = size
     return uq if scale is None else uq.scaled(scale_of(scale))
 

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from latedrop import Prediction, calibrate
+from latedrop import Prediction, Predictor, calibrate
 from latedrop.calibration.evaluation import Evaluation, compare, evaluate
 from latedrop.crowd.calibration import CrowdCalibration, calibrate_counter, counted_heads, read_maps
 from latedrop.crowd.counting import CountedFrame, count_people, write_counts
@@ -234,7 +234,7 @@ def _sampled(trained: Trained, scenes: CrowdSet, draws: int, seed: int, progress
         images = torch.stack([scenes.image(i, trained.channels) for i in indices])
         return images.to(device), scenes.counts(indices)
 
-    predictor = calibrate(
+    predictor: Predictor = calibrate(
         trained.model,
         batch(scenes.validation),
         _RATES,

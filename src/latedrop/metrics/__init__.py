@@ -26,6 +26,7 @@ al., "Methods for comparing uncertainty quantifications for material property pr
 al., "Evaluating and Calibrating Uncertainty Prediction in Regression Tasks" (2022).
 """
 
+from latedrop.metrics import classes
 from latedrop.metrics.accuracy import mae, rmse
 from latedrop.metrics.calibration import (
     balance,
@@ -46,6 +47,7 @@ __all__ = [
     "ause",
     "balance",
     "calibration_curve",
+    "classes",
     "coverage",
     "crps",
     "ence",

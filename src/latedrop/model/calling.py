@@ -20,7 +20,7 @@ from latedrop.model.arrays import all_finite, check_inputs
 from latedrop.model.items import batch_of
 from latedrop.model.rows import row_count, tensors
 
-__all__ = ["Readout", "call", "check_finite", "output_of", "read"]
+__all__ = ["Readout", "call", "check_finite", "output_of", "part_of", "read"]
 
 Readout: TypeAlias = "Callable[[Any], Tensor] | str | int | None"
 
@@ -37,18 +37,20 @@ def call(model: nn.Module, x: Any) -> Any:
     return model(*x) if isinstance(x, (tuple, list)) else model(x)
 
 
+def part_of(output: Any, readout: Readout) -> Any:
+    """What a readout takes of a raw output, unchecked."""
+    if callable(readout):
+        return _read_by(readout, output)
+    return _only_tensor(output) if readout is None else _part(output, readout)
+
+
 def read(output: Any, readout: Readout, rows: int) -> Tensor:
     """The quantity of interest, `(rows, ...)`, from the raw output of a model.
 
     `readout` is a callable, the name or index of one part of the output, or None where the output
     holds a single floating tensor.
     """
-    if callable(readout):
-        value = _read_by(readout, output)
-    elif readout is not None:
-        value = _part(output, readout)
-    else:
-        value = _only_tensor(output)
+    value = part_of(output, readout)
     if not isinstance(value, Tensor) or not value.is_floating_point():
         found = value.dtype if isinstance(value, Tensor) else type(value).__name__
         raise OutputError(

@@ -83,7 +83,7 @@ def chosen_names(names: str | None, known: Collection[str]) -> list[str]:
     return list(dict.fromkeys(wanted))
 
 
-def bar(label: str, total: int, progress: bool) -> Any:
+def bar(label: str, total: float, progress: bool) -> Any:
     """A bar that says how much time is left."""
     form = "{desc} {percentage:3.0f}% |{bar}| {elapsed}, {remaining} left"
     return tqdm(total=total, desc=label, disable=not progress, bar_format=form)
@@ -91,7 +91,7 @@ def bar(label: str, total: int, progress: bool) -> Any:
 
 def read_result(path: Path, schema: int) -> dict[str, Any]:
     """The JSON of a result, or of a stage of one."""
-    return read_json(path, "a result of this study", schema, "Delete it.")
+    return read_json(path, "a result of this study", schema, "Delete it, or compute it again with --fresh.")
 
 
 def dumped(record: Mapping[str, Any]) -> bytes:

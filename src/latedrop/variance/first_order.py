@@ -35,7 +35,7 @@ from latedrop.model.weight_rules import RECURRENT
 from latedrop.torch_inside import held, is_wrapped
 from latedrop.variance.moments import out_of_memory
 
-__all__ = ["Linearization", "linearize", "unit_variances"]
+__all__ = ["Linearization", "gradients_by_rows", "linearize", "unit_variances"]
 
 _MOST_OUTPUTS = 1024
 _OUTPUTS_AT_ONCE = 16
@@ -108,6 +108,16 @@ def unit_variances(
         raise ArgumentError(f"expected one example; found {row_count(x)}. Pass a batch of one row, such as x[:1].")
     mean, columns = next(_by_rows(model, x, Sites(sites), readout, None, lambda g: g.square().flatten()))
     return mean, columns
+
+
+def gradients_by_rows(
+    model: nn.Module, x: Any, sites: Sites, readout: Readout = None
+) -> Iterator[tuple[Tensor, list[dict[str, Tensor]]]]:
+    """Outputs of some rows after the others, and for each entry of an output the mask gradients of every site.
+
+    These are `(rows, units)`. The inputs must have been placed.
+    """
+    return _by_rows(model, x, sites, readout, None, lambda gradients: gradients)
 
 
 _Reduce = Callable[[Tensor], Tensor]

@@ -30,7 +30,7 @@ from latedrop.crowd.mcnn import MCNN, Trained, load_weights, save_weights
 from latedrop.crowd.scenes import make_scenes
 from latedrop.errors import ArgumentError, DataError, FileError
 from latedrop.studies import pages as study_pages
-from latedrop.studies.claims import Claim, Effect, decide
+from latedrop.studies.claims import Outcome, decide
 from latedrop.studies.crowd import claims as crowd_claims
 from latedrop.studies.crowd import measures as crowd_measures
 from latedrop.studies.crowd import pages as crowd_pages
@@ -506,48 +506,61 @@ def test_pages_show_the_areas_that_the_results_have(quick: Path) -> None:
     assert "0.91" not in page
 
 
-def test_a_claim_is_decided_by_its_whole_interval() -> None:
-    record: dict[str, Any] = {}
-
-    def word(effect: Effect | None, **limit: float) -> str | None:
-        return decide(Claim("", "", lambda _: effect, **limit), record)[0]
-
-    assert word(Effect(2.0, 1.5, 2.5), above=1.0) == "holds"
-    assert word(Effect(2.0, 0.5, 3.5), above=1.0) == "not decided"
-    assert word(Effect(0.5, 0.2, 0.8), above=1.0) == "fails"
-    assert word(Effect(-1.0, -2.0, -0.5), below=0.0) == "holds"
-    assert word(Effect(1.0, 0.5, 2.0), below=0.0) == "fails"
-    assert word(Effect.plain(0.0), below=0.0) == "fails"
-    assert word(None, below=0.0) is None
-    assert Effect.mean(np.array([1.0, 3.0])) == Effect(2.0, 0.0, 4.0)
-
-
 def test_claims_follow_the_numbers(quick: Path) -> None:
     record = json.loads((quick / "scenes.json").read_text())
     by_text = {claim.text: claim for claim in crowd_claims.CLAIMS}
-    poor = by_text["Pixels: the scaled MA stays poor"]
+
+    def found(text: str) -> Outcome:
+        return decide(by_text[text], {"scenes": record})["scenes"]
+
+    poor = "Pixels: the scaled MA stays poor"
     record["injected"]["pixel"]["test"]["ma_scaled"] = [0.4, 0.0]  # the second rate is not one of the paper's
-    assert decide(poor, record)[0] == "holds"
+    assert found(poor).verdict == "holds"
+    assert found(poor).p is None
     record["injected"]["pixel"]["test"]["ma_scaled"] = [0.2, 0.9]
-    assert decide(poor, record)[0] == "fails"
-    cheap = by_text["Counts: the relaxed scale costs little NLL"]
+    assert found(poor).verdict == "fails"
+    cheap = "Counts: the relaxed scale costs little NLL"
     columns = record["injected"]["count"]["blocks"]
     columns["nll_scaled"][0] = [1.0, 2.0, 3.0, 4.0]
     columns["nll_relaxed"][0] = [1.05, 2.06, 3.05, 4.06]
-    assert decide(cheap, record)[0] == "holds"
+    assert found(cheap).verdict == "holds"
     columns["nll_relaxed"][0] = [2.0, 3.1, 4.0, 5.1]
-    assert decide(cheap, record)[0] == "fails"
-    helps = by_text["Rejecting uncertain regions lowers the error of the count"]
+    assert found(cheap).verdict == "fails"
+    helps = "Rejecting uncertain regions lowers the error of the count"
     record["rejection"]["differences"]["after_minus_before"] = {"mae": -0.2, "low": -0.3, "high": -0.1}
-    assert decide(helps, record)[0] == "holds"
-    removes = by_text["Rejection removes a good part of the false regions"]
+    assert found(helps).verdict == "holds"
+    removes = "Rejection removes a good part of the false regions"
     record["rejection"]["before"]["false_kept"], record["rejection"]["after"]["false_kept"] = 10, 8
-    assert decide(removes, record)[0] == "holds"
+    assert found(removes).verdict == "holds"
     record["rejection"]["before"]["false_kept"] = record["rejection"]["after"]["false_kept"] = 0
-    assert decide(removes, record) == (None, None)
-    assert decide(by_text["Counts: scaled injection is not worse than scaled embedded dropout"], record)[1] is not None
+    assert found(removes) == Outcome()
+    embedded = "Counts: scaled injection is not worse than scaled embedded dropout"
+    assert found(embedded).effect is not None
     record["embedded"] = {}
-    assert decide(by_text["Counts: scaled injection is not worse than scaled embedded dropout"], record)[1] is None
+    assert found(embedded).effect is None
+
+
+def test_claims_about_small_and_best_rates(quick: Path) -> None:
+    record = json.loads((quick / "scenes.json").read_text())
+    by_text = {claim.text: claim.measure for claim in crowd_claims.CLAIMS}
+
+    def value(text: str) -> float:
+        effect = by_text[text](record)
+        assert effect is not None
+        return effect.value
+
+    injected, plain = record["injected"]["count"], record["constant"]["count"]["test"]
+    injected["test"]["rmse"], plain["rmse"] = [1.8, 99.0], 2.0
+    assert value("Counts: the RMSE falls at small rates") == pytest.approx(-0.1)
+    plain["blocks"]["mae"] = [1.0, 2.0, 3.0, 2.0]
+    injected["blocks"]["mae"] = [[0.5, 2.0, 2.5, 2.0], [9.0] * 4]
+    assert value("Counts: so does the MAE, which has a spread over blocks") == pytest.approx(-0.125)
+    record["chosen"]["count"] = {"unscaled": 1, "scaled": 0, "floor": 0}
+    assert value("Counts: the best rate is another one with a scale than without") == pytest.approx(1.0)  # 0.005, 0.05
+    injected["blocks"]["nll_scaled"] = [[1.0, 2.0, 3.0, 4.0], [1.5, 2.5, 3.5, 4.5]]
+    assert value("Counts: the rate of least unscaled NLL is the wrong one to scale") == pytest.approx(0.5)
+    record["rates"] = [0.005, 0.01]  # both are the paper's
+    assert value("Counts: the scaled NLL is stable in the rate") == pytest.approx(0.5)
 
 
 def test_each_method_is_at_its_own_rate(quick: Path) -> None:

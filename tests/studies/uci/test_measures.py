@@ -8,8 +8,15 @@ import torch
 from torch import Tensor, nn
 
 from latedrop import metrics
-from latedrop.calibration.scale import optimal_scale, relaxed_scale
-from latedrop.studies.uci.measures import LEVEL, Predicted, first_order, mask_numbers, rate_measures, sampled, scores
+from latedrop.studies.uci.measures import (
+    LEVEL,
+    Predicted,
+    first_order,
+    mask_numbers,
+    rank_correlation,
+    sampled,
+    scores,
+)
 from latedrop.variance import first_order as linear
 
 
@@ -31,10 +38,11 @@ def network(hidden: tuple[int, ...], seed: int) -> tuple[nn.Sequential, list[tup
 
 
 def test_scores_are_the_metrics_of_the_library() -> None:
-    data, factor = rows(0), torch.tensor([0.5, 1.0, 4.0], dtype=torch.float64)
-    found = scores(data, factor)
+    data = rows(0)
+    data.variance[1, :20] = 0.3  # ties
+    found = scores(data)
     for k in range(3):
-        row = data.mean[k], data.variance[k] * factor[k], data.target[k]
+        row = data.mean[k], data.variance[k], data.target[k]
         expected = {
             "rmse": metrics.rmse(*row),
             "nll": metrics.nll(*row, constant=False),
@@ -42,29 +50,16 @@ def test_scores_are_the_metrics_of_the_library() -> None:
             "crps": metrics.crps(*row),
             "coverage": metrics.coverage(*row, level=LEVEL),
             "width": metrics.interval_width(*row, level=LEVEL),
+            "ranking": metrics.rank_correlation(*row),
         }
         assert {name: float(value[k]) for name, value in found.items()} == pytest.approx(
             {name: float(value) for name, value in expected.items()}, rel=1e-9
         )
 
 
-def test_scales_are_those_of_the_library() -> None:
-    held = rows(1, k=8)
-    found = rate_measures({"validation": held, "test": rows(2, k=8)})["test"]
-    for k in range(8):
-        row = held.mean[k], held.variance[k], held.target[k]
-        assert float(found["scale"][k]) == pytest.approx(float(optimal_scale(*row)))
-        assert float(found["relaxed_scale"][k]) == pytest.approx(float(relaxed_scale(*row)), rel=1e-6)
-
-
-def test_ideal_nll_and_rows_without_variance() -> None:
-    data = rows(3)
-    data.variance[0, 5] = 0
-    found = rate_measures({"validation": data})["validation"]
-    assert all(bool(torch.isfinite(value).all()) for value in found.values())
-    expected = metrics.ideal_nll(data.mean[1], None, data.target[1], constant=False)
-    assert float(found["nll_ideal"][1]) == pytest.approx(float(expected))
-    assert bool((found["nll_ideal"] < found["nll_scaled"]).all())
+def test_a_constant_ranks_nothing() -> None:
+    data = rows(1)
+    assert rank_correlation(torch.ones_like(data.mean), data.target).tolist() == [0.0] * 3
 
 
 @pytest.mark.parametrize("hidden", [(8,), (8, 6), (6, 6), (8, 6, 5), (6, 6, 6), (5, 8, 6, 7), (6, 6, 6, 6)], ids=str)
@@ -83,7 +78,7 @@ def test_exact_variance_agrees_with_draws_within_the_standard_error(rate: float)
     x, draws = torch.randn(40, 4, dtype=torch.float64), 1000
     mean, by_site = first_order(member, x)
     exact = rate / (1 - rate) * by_site[:, 0]
-    drawn_mean, drawn = sampled(member, x, rate, mask_numbers(member, draws, 0))
+    drawn_mean, drawn = sampled(member, x, [rate], mask_numbers(member, draws, 0))
     assert float(((drawn_mean - mean).abs() / (exact / draws).sqrt()).max()) < 4.5
     # At a small rate few units are ever dropped, and the kurtosis of a mask widens the error of the variance.
     kurtosis = max(0.0, 1 / (rate * (1 - rate)) - 6)
@@ -97,13 +92,23 @@ def test_deep_draws_meet_the_first_order_at_small_rates() -> None:
     x = torch.randn(30, 4, dtype=torch.float64)
     rate, draws = 0.002, 20_000
     exact = rate / (1 - rate) * first_order(member, x)[1].sum(1)
-    _, drawn = sampled(member, x, rate, mask_numbers(member, draws, 1))
+    _, drawn = sampled(member, x, [rate] * 3, mask_numbers(member, draws, 1))
     assert float((drawn.sum() / exact.sum()).log().abs()) < 0.15
+
+
+def test_each_site_has_its_rate() -> None:
+    _, member = network((20, 20), 8)
+    x, numbers = torch.randn(9, 4, dtype=torch.float64), mask_numbers(member, 2000, 2)
+    last = sampled(member, x, [0.0, 0.3], numbers)[1]
+    exact = 0.3 / 0.7 * first_order(member, x)[1][:, 1]
+    torch.testing.assert_close(last, exact, rtol=4.5 * math.sqrt(2 / 1999), atol=0)
+    both, first = (sampled(member, x, rates, numbers)[1] for rates in ([0.3, 0.3], [0.3, 0.0]))
+    assert bool((both > last).all() and (both > first).all())
 
 
 def test_draws_are_nested_and_reproducible() -> None:
     _, member = network((6, 5), 7)
     x = torch.randn(3, 4, dtype=torch.float64)
-    first, again = (sampled(member, x, 0.2, mask_numbers(member, 50, 3)) for _ in range(2))
+    first, again = (sampled(member, x, [0.2, 0.2], mask_numbers(member, 50, 3)) for _ in range(2))
     assert torch.equal(first[1], again[1])
-    assert not torch.equal(first[1], sampled(member, x, 0.2, mask_numbers(member, 50, 4))[1])
+    assert not torch.equal(first[1], sampled(member, x, [0.2, 0.2], mask_numbers(member, 50, 4))[1])

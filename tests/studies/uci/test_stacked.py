@@ -9,6 +9,8 @@ from torch import Tensor, nn
 
 from latedrop.errors import OutputError
 from latedrop.studies.uci import stacked
+from latedrop.studies.uci.concrete import train_concrete
+from latedrop.studies.uci.gaussian import GaussianTraining
 from latedrop.studies.uci.stacked import Plan, Stack, Training, initial, key, train
 
 SPLITS, ROWS, INPUTS = 3, 45, 4
@@ -153,9 +155,23 @@ def test_divergence_is_an_error() -> None:
 
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-def test_the_captured_epoch_is_the_plain_one(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", [Training, GaussianTraining], ids=["squared error", "gaussian"])
+def test_the_captured_epoch_is_the_plain_one(monkeypatch: pytest.MonkeyPatch, kind: type[Training]) -> None:
     x, y = (part.cuda() for part in data())
-    plan = Plan((8,), (0.0, 0.2), 1e-2, 16, 9)
-    replayed = train(x, y, plan, SEEDS)
+    plan = Plan((8,), (0.0, 0.2), 1e-2, 16, 9, snapshots=2)
+    replayed = train(x, y, plan, SEEDS, kind=kind)
     monkeypatch.setattr(stacked.Training, "_captured", lambda self: self._epoch())
-    assert_same(replayed, 1, 1, train(x, y, plan, SEEDS), 1, 1)
+    assert_same(replayed, 1, 1, train(x, y, plan, SEEDS, kind=kind), 1, 1)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("hidden", [(8,), (6, 6, 6)], ids=str)
+def test_concrete_dropout_is_captured_too(monkeypatch: pytest.MonkeyPatch, hidden: tuple[int, ...]) -> None:
+    x, y = (part.cuda() for part in data())
+    plan = Plan(hidden, (0.0,), 1e-2, 16, 9)
+    replayed = train_concrete(x, y, plan, SEEDS)
+    monkeypatch.setattr(stacked.Training, "_captured", lambda self: self._epoch())
+    plain_run = train_concrete(x, y, plan, SEEDS)
+    assert_same(replayed.stack, 1, 0, plain_run.stack, 1, 0)
+    torch.testing.assert_close(replayed.rate, plain_run.rate, rtol=1e-4, atol=1e-6)

@@ -11,14 +11,13 @@ import numpy as np
 import pytest
 
 from latedrop.errors import ArgumentError, DataError, FileError
-from latedrop.studies.claims import Claim, Effect
-from latedrop.studies.uci import claims as uci_claims
+from latedrop.studies.uci import claims_page
 from latedrop.studies.uci import data as uci_data
 from latedrop.studies.uci import study as uci
-from latedrop.studies.uci.claims import decide_all
-from latedrop.studies.uci.measured_set import PARTS, RATES, Settings
+from latedrop.studies.uci.figures import CAPTIONS
+from latedrop.studies.uci.measured_set import DEEP_RATES, PARTS, RATES, Settings
 from latedrop.studies.uci.study import Request, main, read, run, study
-from latedrop.studies.uci.tables import mean_ranks
+from latedrop.studies.uci.surface import rise
 
 FOLDER = Path(__file__).parents[4] / "shared" / "data" / "uci"
 DATA = FOLDER if FOLDER.is_dir() else None
@@ -55,8 +54,8 @@ def test_every_measure_of_every_rate_split_and_part(quick: Path) -> None:
         assert list(record[kind]) == list(PARTS)
         for part in PARTS:
             measures = record[kind][part]
-            wanted = {"rmse", "nll_ideal", "scale", "relaxed_scale"}
-            for how in ("unscaled", "scaled", "relaxed"):
+            wanted = {"rmse", "nll_ideal", "scale", "relaxed_scale", "floor_scale", "floor", "floor_share", "ranking"}
+            for how in ("unscaled", "scaled", "relaxed", "floor"):
                 wanted |= {f"{name}_{how}" for name in ("nll", "ma", "crps", "coverage", "width")}
             assert set(measures) == wanted
             for values in measures.values():
@@ -67,21 +66,76 @@ def test_every_measure_of_every_rate_split_and_part(quick: Path) -> None:
 
 def test_scaled_injected_curves_are_flat_and_validation_scale_is_best_there(quick: Path) -> None:
     injected = read(quick)["yacht"]["injected"]
-    for measure in ("nll_scaled", "ma_scaled", "rmse"):
+    for measure in ("nll_scaled", "ma_scaled", "rmse", "nll_floor", "floor_share", "ranking"):
         assert np.ptp(np.array(injected["test"][measure]), axis=0).max() < 1e-4
     held = injected["validation"]
     assert (np.array(held["nll_scaled"]) <= np.array(held["nll_unscaled"]) + 1e-9).all()
     assert (np.array(held["nll_scaled"]) <= np.array(held["nll_relaxed"]) + 1e-9).all()
 
 
+MEASURES = [
+    "injected", "embedded", "concrete", "laplace", "ensemble", "ensemble variance", "gaussian", "gaussian ensemble",
+    "rate-in", "swag",
+]  # fmt: skip
+OTHERS = {"constant", "default", "default + reference", "conformal", "conformal, injected"}
+OTHERS |= {"injected, relaxed", "embedded, relaxed"}
+
+
+def test_every_measure_has_the_same_treatments_at_both_depths(quick: Path) -> None:
+    record = read(quick)["yacht"]
+    wanted = {f"{name}, {how}" for name in MEASURES for how in ("raw", "scaled", "floor")} | OTHERS
+    assert set(record["methods"]) == wanted
+    assert set(record["deep"]["methods"]) == wanted | {"injected per site, floor"}
+    scores = {"rmse", "nll", "crps", "ma", "coverage", "width", "ranking"}
+    for methods in (record["methods"], record["deep"]["methods"]):
+        for name, found in methods.items():
+            expected = scores - {"nll", "crps"} if name.startswith("conformal") else scores
+            assert set(found) - {"rate_index"} == expected
+            assert all(len(values) == 3 for values in found.values())
+            assert np.isfinite(np.array(list(found.values()))).all()
+
+
 def test_methods_share_networks_and_splits(quick: Path) -> None:
     record = read(quick)["yacht"]
     methods = record["methods"]
-    for name in ("linear, floor", "laplace", "laplace, scaled", "constant", "conformal"):
+    for name in (
+        "injected, floor",
+        "laplace, raw",
+        "ensemble variance, scaled",
+        "rate-in, floor",
+        "default",
+        "conformal",
+    ):
         np.testing.assert_allclose(methods[name]["rmse"], record["injected"]["test"]["rmse"][0], rtol=1e-4)
-    assert {"concrete", "concrete, scaled", "conformal, injected", "embedded, raw"} < set(methods)
-    assert {"linear per site, floor", "constant", "laplace", "injected, scaled"} < set(record["deep"]["methods"])
+    assert methods["ensemble, raw"]["rmse"] != methods["constant"]["rmse"]
+    assert set(methods["constant"]["ranking"]) == {0.0}
     assert all(0 < rate < 1 for rate in record["concrete"]["rate"])
+    assert np.array(record["deep"]["concrete"]["rate"]).shape == (3, 3)
+
+
+def test_deep_networks_have_records_of_their_rates(quick: Path) -> None:
+    deep = read(quick)["yacht"]["deep"]
+    assert deep["rates"] == list(DEEP_RATES)
+    for kind in ("injected", "embedded"):
+        assert list(deep[kind]) == ["validation", "test"]
+        for values in deep[kind]["test"].values():
+            assert np.array(values).shape == (len(DEEP_RATES), 3)
+    for how in ("raw", "scaled", "floor"):  # what validation chose is what the methods report
+        method = deep["methods"][f"embedded, {how}"]
+        curve = np.array(deep["embedded"]["test"][f"nll_{'unscaled' if how == 'raw' else how}"])
+        np.testing.assert_allclose(method["nll"], curve[method["rate_index"], range(3)], rtol=1e-4)
+
+
+def test_the_surface_has_its_valley_at_the_fitted_scales(quick: Path) -> None:
+    record = read(quick)["yacht"]
+    surface, step = record["surface"], np.diff(np.log10(record["surface"]["scales"]))
+    assert (len(surface["rates"]), len(surface["scales"])) == (15, 41)
+    for kind in ("injected", "embedded"):
+        found, held = np.array(surface[kind]), record[kind]["validation"]
+        assert found.shape == (15, 41)
+        lowest = np.log10(np.array(surface["scales"])[found.argmin(1)])
+        assert np.abs(lowest - np.log10(np.array(held["scale"])[:, 0])).max() <= step.max()
+        assert (found.min(1) >= np.array(held["nll_scaled"])[:, 0] - 1e-4).all()
 
 
 def test_sampled_variance_is_near_the_exact_one(tmp_path: Path) -> None:
@@ -101,6 +155,7 @@ def test_results_do_not_depend_on_the_run(tmp_path: Path) -> None:
     first, second = (read(Path(run(tiny(out))[0]).parent)["yacht"] for out in names)
     assert first["embedded"] == second["embedded"]
     assert first["methods"] == second["methods"]
+    assert first["deep"] == second["deep"]
     other = read(Path(run(tiny(tmp_path / "c", seed=1))[0]).parent)["yacht"]
     assert other["methods"] != first["methods"]
 
@@ -163,6 +218,18 @@ def test_wrong_arguments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         read(tmp_path)
 
 
+def test_results_of_an_older_version_are_refused(tmp_path: Path, quick: Path) -> None:
+    old = (quick / "yacht.json").read_text().replace('"schema":2', '"schema":1', 1)
+    (tmp_path / "yacht.json").write_text(old)
+    message = r"expected a result of this study, schema 2, in .*found another\. Delete it, or .* with --fresh"
+    with pytest.raises(FileError, match=message):
+        run(tiny(tmp_path, splits=3))
+    with pytest.raises(FileError, match=message):
+        read(tmp_path)
+    run(tiny(tmp_path, splits=3, fresh=True))
+    assert read(tmp_path)["yacht"]["schema"] == 2
+
+
 def test_a_truncated_file_is_found_before_any_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(uci, "measure", lambda *_: pytest.fail("trained"))
     np.savetxt(tmp_path / "yacht.txt", uci_data.load(uci_data.SETS["yacht"], DATA)[:200])
@@ -174,38 +241,34 @@ def test_pages_come_from_the_json_alone(quick: Path) -> None:
     before = (quick / "claims.md").read_text(encoding="utf-8")
     files = study(Request(quick), figures_only=True)
     assert (quick / "claims.md").read_text(encoding="utf-8") == before
-    assert {"index.md", "claims.md"} <= {path.name for path in files}
+    assert {"index.md", "tables.md", "claims.md", "embedded.md", "surface.html"} <= {path.name for path in files}
     index = (quick / "index.md").read_text(encoding="utf-8")
-    assert "| linear, floor |" in index
-    assert "mean rank" in index
+    assert "| injected, floor |" in index
+    assert all(f"({name}.png)" in index for name in CAPTIONS)
     results = read(quick)
     for record in results.values():
         record["settings"]["epochs"] = 1.0
-    assert uci_claims.page(results) != before  # it says where networks were trained for fewer epochs
+    assert claims_page.page(results) != before  # it says where networks were trained for fewer epochs
 
 
 @needs_matplotlib
 def test_figures_are_drawn(quick: Path) -> None:
-    for name in ("figure1.png", "figure2.png", "figure3.png"):
-        assert (quick / name).read_bytes().startswith(b"\x89PNG")
+    for name in (*CAPTIONS, "embedded"):
+        content = (quick / f"{name}.png").read_bytes()
+        assert content.startswith(b"\x89PNG")
+        assert int.from_bytes(content[16:20], "big") >= 1000  # its width
 
 
-def test_claims_are_decided_by_the_numbers() -> None:
-    claim = Claim("x", "y", lambda record: Effect.mean(np.array(record["effect"])), above=1.0)
-    results = {"a": {"effect": [2.0, 2.1, 1.9]}, "b": {"effect": [0.0, 0.1, -0.1]}, "c": {"effect": [0.0, 1.0, 2.1]}}
-    found = decide_all(claim, results)
-    assert (found.holds, found.fails, found.unclear) == (("a",), ("b",), ("c",))
-    alone = {name: decide_all(claim, {name: record}).verdict for name, record in results.items()}
-    assert len({found.verdict, *alone.values()}) == 4
-    assert alone["a"].startswith("holds")
-    assert not alone["b"].startswith("holds")
+def test_the_measured_surface_is_the_closed_form(quick: Path) -> None:
+    record = read(quick)["yacht"]
+    scales = np.array(record["surface"]["scales"])
+    for kind in ("injected", "embedded"):
+        held = record[kind]["validation"]
+        best, nll = (np.array(held[name])[:, :1] for name in ("scale", "nll_scaled"))
+        np.testing.assert_allclose(nll + rise(best / scales), record["surface"][kind], rtol=1e-4, atol=1e-4)
 
 
-def test_ranks_are_over_sets() -> None:
-    assert mean_ranks({"a": {"x": [1.0, 2.0]}, "b": {"x": [0.0, 1.0]}}) == {"a": 2.0, "b": 1.0}
-
-
-@pytest.mark.parametrize("name", ["uci", "crowd"])
+@pytest.mark.parametrize("name", ["uci", "shift", "crowd"])
 def test_a_study_runs_as_a_module(name: str) -> None:
     command = [sys.executable, "-m", f"latedrop.studies.{name}", "--help"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from latedrop import Calibration, calibrate
+from latedrop import Calibration, Predictor, calibrate
 from latedrop.calibration.search import measured_by_terms, recorded_terms
 from latedrop.calibration.setup import Setup
 from latedrop.calibration.term_search import MeasuredTerms
@@ -66,7 +66,8 @@ def count_by_terms(
     options |= {"terms": (Dropout("first order"), Size(1), Leverage())}
     options |= {"reference": reference} if len(reference) else {}
     if not folds:
-        return calibrate(trained.model, counts, readout=trained.count_of, **options).calibration
+        found: Predictor = calibrate(trained.model, counts, readout=trained.count_of, **options)
+        return found.calibration
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "only .* validation rows", LatedropWarning)  # of each, not of all together
         measured = [

@@ -177,7 +177,8 @@ def _calibrated_cells(trained: Trained, maps: FrameBatches, rates: Sequence[Rate
         # Where all channels of a cell are off no mask moves it; that is known of ReLU networks, and in the record.
         warnings.filterwarnings("ignore", "of .* validation values, some have zero variance", LatedropWarning)
         warnings.filterwarnings("ignore", "only .* validation rows", LatedropWarning)
-        return calibrate(trained.model, maps, rates, readout=maps.cells, per_output=False, **settings).calibration
+        found: Predictor = calibrate(trained.model, maps, rates, readout=maps.cells, per_output=False, **settings)
+        return found.calibration
 
 
 def _check_set(trained: Trained, crowd_set: CrowdSet) -> None:

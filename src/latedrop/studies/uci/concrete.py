@@ -1,19 +1,21 @@
 """Concrete dropout (Gal, Hron, Kendall 2017): the rate is learned with the weights, not searched for.
 
 A unit's mask is relaxed to `m = (1 - q) / (1 - p)`, with `q = sigmoid((logit p + logit u) / 0.1)` and u uniform, which
-has a derivative with respect to the rate p. With noise variance `s2` and prior weights of standard deviation `1 / l`,
+has a derivative with respect to the rate p. Each site s, before layer s + 1, has a rate of its own. With noise variance
+`s2` and prior weights of standard deviation `1 / l`,
 
-    loss = mean( e^2 / (2 s2) + log(s2) / 2 ) + ( l^2 |W_1|^2 / 2 + l^2 |W_2|^2 / (2 (1 - p)) - H · entropy(p) ) / n
+    loss = mean( e^2 / (2 s2) + log(s2) / 2 )
+         + ( l^2 |W_1|^2 / 2 + sum_s ( l^2 |W_{s+1}|^2 / (2 (1 - p_s)) - H_s · entropy(p_s) ) ) / n
 
-is the negative evidence bound per row of a network with H hidden units and dropout before its output layer. The rate
-and the noise have a learning rate of their own: at the study's small ones they would hardly leave where they start.
+is the negative evidence bound per row of a network with H_s units at site s. The rates and the noise have a learning
+rate of their own: at the study's small ones they would hardly leave where they start.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -30,7 +32,7 @@ _FIRST_RATE = 0.1
 
 @dataclass(frozen=True)
 class Concrete:
-    """Networks, and the rate and the noise variance (of the standardised target) that each learned, `(splits,)`."""
+    """Networks, and the rates `(splits, sites)` and noise variances of the standardised target `(splits,)` learned."""
 
     stack: Stack
     rate: Tensor
@@ -40,12 +42,12 @@ class Concrete:
 def train_concrete(
     x: Tensor, y: Tensor, plan: Plan, seeds: Sequence[int], *, tick: Callable[[int], None] = lambda rows: None
 ) -> Concrete:
-    """Train one network for every split; `plan` has one hidden layer, and its rates are not looked at.
+    """Train one network for every split; the rates of `plan` are not looked at.
 
     Args:
         x: `(splits, n, inputs)`, float32, standardised.
         y: `(splits, n)`.
-        plan: size and hyper-parameters.
+        plan: sizes and hyper-parameters.
         seeds: one for each split.
         tick: told the rows times splits that have been trained on.
     """
@@ -54,48 +56,65 @@ def train_concrete(
         training = _ConcreteTraining(x[group], y[group], plan, seeds[group], told)
         return training.run(), training.own.detach()
 
-    found = in_groups(work, x, plan.batch * plan.hidden[0], tick)
-    theta, log_noise = torch.cat([own for _, own in found], 1)
+    found = in_groups(work, x, plan.batch * max(plan.hidden), tick)
+    *logits, log_noise = torch.cat([own for _, own in found], 1)
     stack = Stack(tuple(joined([layers for layers, _ in found])), len(x), (0.0,))
-    return Concrete(stack, theta.sigmoid(), log_noise.exp())
+    return Concrete(stack, torch.stack(logits, 1).sigmoid(), log_noise.exp())
 
 
 class _ConcreteTraining(Training):
-    """As the other stacks, with two more parameters for each member: `logit p` and `log s2`."""
+    """As the other stacks, with more parameters for each member: `logit p` of every site, and `log s2`."""
 
     unit = 1.0
 
     def __init__(self, x: Tensor, y: Tensor, plan: Plan, seeds: Sequence[int], tick: Callable[[int], None]) -> None:
-        plan = Plan(plan.hidden, (0.0,), plan.learning_rate, plan.batch, plan.epochs)
-        super().__init__(x, y, plan, seeds, tick, masked=True)
-        start = torch.tensor([math.log(_FIRST_RATE / (1 - _FIRST_RATE)), 0.0], device=x.device)
+        super().__init__(x, y, replace(plan, rates=(0.0,), snapshots=0), seeds, tick, masked=True)
+        first = math.log(_FIRST_RATE / (1 - _FIRST_RATE))
+        start = torch.tensor([first] * len(plan.hidden) + [0.0], device=x.device)
         self.own = start[:, None].repeat(1, len(x))
         self.own.grad = torch.zeros_like(self.own)
+        self.widths = torch.tensor(plan.hidden, device=x.device)[:, None] / self.rows
         self.optimiser.add_param_group({"params": [self.own], "lr": _LEARNING_RATE})
 
+    def _draw(self) -> None:
+        super()._draw()
+        self.numbers.logit_(eps=1e-6).div_(_TEMPERATURE)
+
     def _step(self, rows: slice) -> None:
-        batch, width = rows.stop - rows.start, self.plan.hidden[0]
-        (first, _), (second, bias) = self.layers
-        (first_gradient, _), (second_gradient, bias_gradient) = self.gradients
-        theta, log_noise = (value.view(-1, 1, 1) for value in self.own)
-        p, precision, prior = theta.sigmoid(), (-log_noise).exp(), _LENGTH**2 / self.rows
+        batch, prior = rows.stop - rows.start, _LENGTH**2 / self.rows
+        theta, precision = self.own[:-1, :, None, None], (-self.own[-1]).exp()
+        rate, keep = theta.sigmoid(), 1 + theta.exp()  # keep is 1 / (1 - rate)
+        shift, pull = theta / _TEMPERATURE, prior * keep
         x = self.xs[:, rows]
-        a = torch.bmm(x, first).relu_()
-        q = torch.logit(self.numbers[:, rows], eps=1e-6).add_(theta).div_(_TEMPERATURE).sigmoid_()
-        mask = (1 - q).mul_(1 + theta.exp())
-        thinned = a * mask
-        error = torch.baddbmm(bias, thinned, second).sub_(self.ys[:, rows, None])
-        g = error * (precision / batch)
-        torch.bmm(thinned.transpose(1, 2), g, out=second_gradient).add_(second * (prior / (1 - p)))
-        torch.sum(g, 1, keepdim=True, out=bias_gradient)
-        back = g * second.transpose(1, 2)
-        # d mask / d logit p = mask (p - q / temperature).
-        by_rate = (back * thinned).mul_(p - q / _TEMPERATURE).sum((1, 2))
-        square = second.square().sum((1, 2))
-        flat_theta, flat_p = self.own[0], p.flatten()
-        by_rate += (prior * square * flat_theta.exp()) / 2 + width / self.rows * flat_p * (1 - flat_p) * flat_theta
-        by_noise = 0.5 - (error.square().mean((1, 2)) * precision.flatten()) / 2
-        back = back.mul_(mask).mul_(a > 0)
-        torch.bmm(x.transpose(1, 2), back, out=first_gradient).add_(first * prior)
+        inputs, at = [x], 0
+        sites: list[tuple[Tensor, Tensor, Tensor]] = []
+        for index, width in enumerate(self.plan.hidden):
+            weight, bias = self.layers[index]
+            a = torch.baddbmm(bias, inputs[-1], weight) if index else torch.bmm(x, weight)
+            q = torch.add(self.numbers[:, rows, at : at + width], shift[index]).sigmoid_()
+            mask = torch.rsub(q, 1).mul_(keep[index])
+            inputs.append(a.relu_() * mask)
+            sites.append((a, q, mask))
+            at += width
+        weight, bias = self.layers[-1]
+        error = torch.baddbmm(bias, inputs[-1], weight).sub_(self.ys[:, rows, None])
+        g = error * (precision / batch).view(-1, 1, 1)
+        by_rate: list[Tensor] = []
+        squares: list[Tensor] = []
+        for index in range(len(sites), 0, -1):
+            weight, (a, q, mask) = self.layers[index][0], sites[index - 1]
+            torch.bmm(inputs[index].transpose(1, 2), g, out=self.gradients[index][0]).addcmul_(weight, pull[index - 1])
+            torch.sum(g, 1, keepdim=True, out=self.gradients[index][1])
+            back = torch.bmm(g, weight.transpose(1, 2))
+            # d mask / d logit p = mask (p - q / temperature).
+            slope = torch.add(rate[index - 1], q, alpha=-1 / _TEMPERATURE).mul_(inputs[index])
+            by_rate.insert(0, slope.mul_(back).sum((1, 2)))
+            squares.insert(0, weight.square().sum((1, 2)))
+            # The derivative of relu: what came out as 0 sends nothing back.
+            g = torch.ops.aten.threshold_backward(back.mul_(mask), a, 0.0)
+        torch.bmm(x.transpose(1, 2), g, out=self.gradients[0][0]).add_(self.layers[0][0], alpha=prior)
+        theta, rate, keep = (values[:, :, 0, 0] for values in (theta, rate, keep))
+        entropy = self.widths * rate * (1 - rate) * theta
         assert self.own.grad is not None
-        self.own.grad.copy_(torch.stack([by_rate, by_noise]))
+        self.own.grad[:-1] = torch.stack(by_rate) + prior / 2 * torch.stack(squares) * (keep - 1) + entropy
+        self.own.grad[-1] = 0.5 - error.square().mean((1, 2)) * precision / 2

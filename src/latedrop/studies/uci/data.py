@@ -25,7 +25,7 @@ import numpy.typing as npt
 from latedrop.errors import DataError, FileError, LatedropError
 from latedrop.studies.command import chosen_names
 
-__all__ = ["SETS", "Parts", "UciSet", "chosen_sets", "load", "parts", "permutations", "split_digest"]
+__all__ = ["SETS", "Parts", "Table", "UciSet", "chosen_sets", "load", "parts", "permutations", "split_digest"]
 
 Table: TypeAlias = npt.NDArray[np.float64]
 
@@ -46,6 +46,7 @@ class UciSet:
         target_mean: of all rows.
         checks: the two weighted sums, of the standardised target and of all standardised columns.
         digest: SHA-256 over the row numbers of all splits, train then test, as little-endian int64.
+        table_digest: SHA-256 over the table of a user, which is known by nothing else.
     """
 
     name: str
@@ -59,6 +60,7 @@ class UciSet:
     target_mean: float
     checks: tuple[float, float]
     digest: str
+    table_digest: str | None = None
 
 
 _ALL = (

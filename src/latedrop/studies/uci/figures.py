@@ -1,30 +1,42 @@
-"""Figures 1 to 3 of the UCI study, drawn from its JSON: measures of the test rows against the dropout rate.
+"""The figures of the UCI study, drawn from its JSON.
 
-Lines are means over splits, bands one standard deviation to either side.
+Where nothing else is said, lines are means over splits of the test rows, bands one standard deviation to either side.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from latedrop import plots
+from latedrop.plots.canvas import COLOURS
 from latedrop.studies.pages import one_legend
+from latedrop.studies.uci.effects import curves
+from latedrop.studies.uci.surface import valley
 from latedrop.studies.uci.tables import SHORT, Results
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["CAPTIONS", "figures"]
+__all__ = ["CAPTIONS", "embedded_figure", "figures"]
 
 CAPTIONS = {
-    "figure1": "RMSE and unscaled NLL against the rate, injected and embedded; the NLL also on [0.05, 0.5].",
-    "figure2": "Scaled NLL against the rate, and the ideal NLL, that of the variance e^2, which no method reaches. "
+    "rmse_nll": "RMSE and unscaled NLL against the rate, injected and embedded; the NLL also on [0.05, 0.5].",
+    "scaled_nll": "Scaled NLL against the rate, and the ideal NLL, that of the variance e^2, which no method reaches. "
     "The scaled injected curve is flat: with one site before the output layer it does not depend on the rate.",
-    "figure3": "Miscalibration area against the rate, unscaled and scaled.",
+    "ma": "Miscalibration area against the rate, unscaled and scaled.",
+    "surface": "NLL of the validation rows of one split over rate and scale. The dashed line is the valley: the best "
+    "scale of each rate, in closed form. Below: NLL along the valley, and at scale 1.",
+    "tradeoff": "RMSE, NLL and miscalibration area together: for each rate a line from the scale of least NLL (circle) "
+    "to the relaxed scale (square), coloured by RMSE. Injection, in orange, has one line for all rates.",
 }
 _KINDS = ("injected", "embedded")
 _WIDE = 4
+_ABOVE = 3.0
+"""Nats above the least NLL at which the colours of the surface end."""
 
 
 def figures(results: Results) -> dict[str, Figure]:
@@ -33,54 +45,135 @@ def figures(results: Results) -> dict[str, Figure]:
     Raises:
         LatedropError: matplotlib is not installed.
     """
-    return {"figure1": _first(results), "figure2": _second(results), "figure3": _third(results)}
+    return {
+        "rmse_nll": _by_rate(results),
+        "scaled_nll": _scaled(results),
+        "ma": _areas(results),
+        "surface": _surface(results),
+        "tradeoff": _tradeoff(results),
+        "embedded": embedded_figure(results),
+    }
 
 
-def _first(results: Results) -> Figure:
+def embedded_figure(results: Results) -> Figure:
+    """Rank correlation of squared error and variance, and the floor's share, against the rate: two panels a set."""
+    wide = min(_WIDE, len(results))
+    high = -(-len(results) // wide)
+    figure = plots.new_figure(3.6 * wide if wide > 2 else 7.2, 5.2 * high)
+    grid = figure.subplots(2 * high, wide, squeeze=False)
+    for place, (name, record) in enumerate(results.items()):
+        row, column = divmod(place, wide)
+        for off, (measure, label) in enumerate((("ranking", "rank correlation"), ("floor_share", "floor's share"))):
+            ax = grid[2 * row + off, column]
+            plots.metric_by_rate(record["rates"], _of_kinds(record, measure), ax, ylabel=label, log=True)
+            ax.set_title(SHORT.get(name, name) if not off else "")
+        grid[2 * row + 1, column].set_ylim(-0.03, 1.03)
+    for place in range(len(results), wide * high):
+        for off in (0, 1):
+            grid[2 * (place // wide) + off, place % wide].remove()
+    one_legend(figure, figure.axes[0])
+    return figure
+
+
+def _by_rate(results: Results) -> Figure:
     figure = plots.new_figure(11, 2.4 * len(results))
     grid = figure.subplots(len(results), 3, squeeze=False)
     for row, (name, record) in zip(grid, results.items(), strict=True):
         rates, title = record["rates"], SHORT.get(name, name)
         shown = [index for index, rate in enumerate(rates) if rate >= 0.05]
         for ax, measure, label in ((row[0], "rmse", "RMSE"), (row[1], "nll_unscaled", "unscaled NLL")):
-            plots.metric_by_rate(rates, _curves(record, measure), ax, ylabel=f"{title}: {label}", log=True)
+            plots.metric_by_rate(rates, _of_kinds(record, measure), ax, ylabel=f"{title}: {label}", log=True)
         row[1].set_yscale("symlog")
         row[1].autoscale(axis="y")
-        large = {kind: [values[index] for index in shown] for kind, values in _curves(record, "nll_unscaled").items()}
+        large = {kind: values[shown] for kind, values in _of_kinds(record, "nll_unscaled").items()}
         plots.metric_by_rate([rates[index] for index in shown], large, row[2], ylabel=f"{title}: unscaled NLL")
     one_legend(figure, figure.axes[0])
     return figure
 
 
-def _second(results: Results) -> Figure:
-    def curves(record: Mapping[str, Any]) -> dict[str, Any]:
-        found = {f"{kind}, scaled": record[kind]["test"]["nll_scaled"] for kind in _KINDS}
-        return found | {f"{kind}, ideal": record[kind]["test"]["nll_ideal"] for kind in _KINDS}
+def _scaled(results: Results) -> Figure:
+    def lines(record: Mapping[str, Any]) -> dict[str, Any]:
+        return {f"{kind}, {how}": curves(record, kind, f"nll_{how}") for how in ("scaled", "ideal") for kind in _KINDS}
 
-    return _grid(results, curves, "NLL")
+    return _grid(results, lines, "NLL")
 
 
-def _third(results: Results) -> Figure:
-    def curves(record: Mapping[str, Any]) -> dict[str, Any]:
+def _areas(results: Results) -> Figure:
+    def lines(record: Mapping[str, Any]) -> dict[str, Any]:
         return {
-            f"{kind}, {how}": record[kind]["test"][f"ma_{how}"] for how in ("unscaled", "scaled") for kind in _KINDS
+            f"{kind}, {how}": curves(record, kind, f"ma_{how}") for how in ("unscaled", "scaled") for kind in _KINDS
         }
 
-    return _grid(results, curves, "miscalibration area")
+    return _grid(results, lines, "miscalibration area")
 
 
-def _grid(results: Results, curves: Any, label: str) -> Figure:
-    high = -(-len(results) // _WIDE)
-    figure = plots.new_figure(3.6 * min(_WIDE, len(results)), 3.2 * high)
-    grid = figure.subplots(high, min(_WIDE, len(results)), squeeze=False).flatten()
-    for ax, (name, record) in zip(grid, results.items(), strict=False):
-        plots.metric_by_rate(record["rates"], curves(record), ax, ylabel=label, log=True)
-        ax.set_title(SHORT.get(name, name))
-    for ax in grid[len(results) :]:
-        ax.remove()
+def _tradeoff(results: Results) -> Figure:
+    figure = plots.new_figure(4.2 * min(_WIDE, len(results)), 3.5 * -(-len(results) // _WIDE))
+    for ax, name, record in _panels(figure, results):
+        paths = {
+            kind: [
+                np.stack([curves(record, kind, f"{measure}_{how}").mean(1) for how in ("scaled", "relaxed")], 1)
+                for measure in ("nll", "ma")
+            ]
+            for kind in _KINDS
+        }
+        rmse = {kind: curves(record, kind, "rmse").mean(1) for kind in _KINDS}
+        nll, area = (np.concatenate([paths["embedded"][i], paths["injected"][i][:1]]) for i in (0, 1))
+        plots.tradeoff(nll, area, ax, rmse=np.append(rmse["embedded"], rmse["injected"][0])[:, None])
+        ax.scatter(nll[-1], area[-1], s=150, facecolors="none", edgecolors=COLOURS[1], linewidths=1.6, label="injected")
+        ax.plot(nll[-1], area[-1], color=COLOURS[1], linewidth=1.6, zorder=1.5)
+        ax.set_title(name)
     one_legend(figure, figure.axes[0])
     return figure
 
 
-def _curves(record: Mapping[str, Any], measure: str) -> dict[str, Any]:
-    return {kind: record[kind]["test"][measure] for kind in _KINDS}
+def _surface(results: Results) -> Figure:
+    name, record = next(iter(results.items()))
+    found = {kind: valley(record, kind, points=121) for kind in _KINDS}
+    least = min(float(one.nll.min()) for one in found.values())
+    ends = [np.log10(edge(one.scales)) for one in found.values() for edge in (np.min, np.max)]
+    scales = np.logspace(min(ends) - 1, max(ends) + 2, 161)
+    figure, levels = plots.new_figure(11, 7.6), np.linspace(0, _ABOVE, 13)
+    top, bottom = figure.subplots(2, 2, height_ratios=[2.2, 1])
+    for ax, below, (kind, one) in zip(top, bottom, found.items(), strict=True):
+        height = one.surface(scales).T - least
+        filled = ax.contourf(one.rates, scales, height, levels, cmap="cividis_r", extend="max")
+        ax.contour(one.rates, scales, height, levels[::2], colors="white", linewidths=0.5)
+        ax.plot(one.rates, one.scales, color=COLOURS[1], linestyle="--", linewidth=2.5, label="valley: the best scale")
+        ax.axhline(1, color="white", linewidth=2.6, alpha=0.75)
+        ax.axhline(1, color="black", linewidth=1.2, linestyle=":", label="scale 1: the variance as it is")
+        ax.set(xscale="log", yscale="log", xlabel="dropout rate", ylabel="scale")
+        ax.set_title(f"{kind}, {SHORT.get(name, name)}")
+        lines = {"along the valley": "scaled", "at scale 1": "unscaled"}
+        drawn = {label: curves(record, kind, f"nll_{how}", "validation")[:, 0] for label, how in lines.items()}
+        plots.metric_by_rate(record["rates"], drawn, below, ylabel="NLL", log=True)
+        below.set_ylim(least - 0.3, least + _ABOVE + 1)
+        below.set_xlim(ax.get_xlim())
+        below.legend(fontsize="small", loc="upper center")
+        ax.legend(fontsize="small", loc="upper right")
+    figure.colorbar(filled, ax=list(top), label="nats above the least NLL of both")
+    return figure
+
+
+def _panels(figure: Figure, results: Results) -> Iterator[tuple[Axes, str, Mapping[str, Any]]]:
+    """One for each set, four in a row."""
+    high = -(-len(results) // _WIDE)
+    grid = figure.subplots(high, min(_WIDE, len(results)), squeeze=False).flatten()
+    for ax in grid[len(results) :]:
+        ax.remove()
+    for ax, (name, record) in zip(grid, results.items(), strict=False):
+        yield ax, SHORT.get(name, name), record
+
+
+def _grid(results: Results, lines: Callable[[Mapping[str, Any]], dict[str, Any]], label: str) -> Figure:
+    wide = min(_WIDE, len(results))
+    figure = plots.new_figure(3.6 * wide if wide > 2 else 7.2, 3.2 * -(-len(results) // _WIDE))
+    for ax, name, record in _panels(figure, results):
+        plots.metric_by_rate(record["rates"], lines(record), ax, ylabel=label, log=True)
+        ax.set_title(name)
+    one_legend(figure, figure.axes[0])
+    return figure
+
+
+def _of_kinds(record: Mapping[str, Any], measure: str) -> dict[str, Any]:
+    return {kind: curves(record, kind, measure) for kind in _KINDS}

@@ -7,14 +7,13 @@ With inverted dropout before the last of `L` linear layers and before others fur
 which for one hidden layer (a single site before the output layer) is exact: no draws are needed, the mean is the plain
 network's, and the scaled variance does not depend on the rate. `sampled` draws masks instead, as the paper does.
 
-Scales are fitted on the validation rows, and applied to train, validation and test. Every quantity is in the
-target's own unit; NLLs leave out `log(2 pi) / 2`, as the paper does; areas are over 99 levels.
+Every quantity is in the target's own unit; NLLs leave out `log(2 pi) / 2`, as the paper does; areas are over 99 levels.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -23,7 +22,6 @@ from torch import Tensor
 
 from latedrop.masking.masks import kept, uniforms
 from latedrop.metrics.levels import central_quantile, even_levels, fraction_inside
-from latedrop.studies.scores import ideal_nll
 
 __all__ = [
     "LEVEL",
@@ -31,8 +29,9 @@ __all__ = [
     "Predicted",
     "first_order",
     "hidden_units",
+    "levels_of",
     "mask_numbers",
-    "rate_measures",
+    "rank_correlation",
     "sampled",
     "scores",
 ]
@@ -87,8 +86,8 @@ def mask_numbers(member: Member, draws: int, seed: int) -> list[Tensor]:
     ]
 
 
-def sampled(member: Member, x: Tensor, rate: float, numbers: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Mean and variance `(n,)` over thinned networks, whose masks are cut from `numbers` at the rate."""
+def sampled(member: Member, x: Tensor, rates: Sequence[float], numbers: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Mean and variance `(n,)` over thinned networks, whose masks are cut from `numbers` at the rate of each site."""
     first = hidden_units(member, x)[0]
     plain = first_order(member, x)[0]
     draws, widest = len(numbers[0]), max(weight.shape[1] for weight, _ in member[1:])
@@ -96,7 +95,7 @@ def sampled(member: Member, x: Tensor, rate: float, numbers: Sequence[Tensor]) -
     total, squares = torch.zeros_like(plain), torch.zeros_like(plain)
     for start in range(0, draws, chunk):
         a = first
-        for (weight, bias), site in zip(member[1:], numbers, strict=True):
+        for (weight, bias), site, rate in zip(member[1:], numbers, rates, strict=True):
             thinned = kept(site[start : start + chunk], rate, weight.dtype)[:, :, None] * weight
             if a.dim() == 2:
                 z = (a @ thinned.transpose(0, 1).flatten(1)).view(len(a), len(thinned), -1).transpose(0, 1) + bias
@@ -109,20 +108,19 @@ def sampled(member: Member, x: Tensor, rate: float, numbers: Sequence[Tensor]) -
     return plain + total / draws, (squares - total.square() / draws) / (draws - 1)
 
 
-def scores(predicted: Predicted, scale: Tensor | None = None) -> dict[str, Tensor]:
-    """The measures of `(K, n)` predictive Gaussians with variances `scale · variance`, each `(K,)`.
+def scores(predicted: Predicted) -> dict[str, Tensor]:
+    """The measures of `(K, n)` predictive Gaussians, each `(K,)`.
 
     They are those of `latedrop.metrics`, for K sets of rows in one go.
     """
-    e = predicted.target - predicted.mean
-    variance = predicted.variance if scale is None else predicted.variance * scale[:, None]
+    e, variance = predicted.target - predicted.mean, predicted.variance
     std = variance.sqrt()
     w = e / std
     ordered = w.abs().sort(1).values
     density = torch.exp(-w.square() / 2) / math.sqrt(2 * math.pi)
     crps = e * torch.erf(w / math.sqrt(2)) + std * (2 * density - 1 / math.sqrt(math.pi))
     z = central_quantile(LEVEL)
-    levels, quantiles = _levels(e)
+    levels, quantiles = levels_of(e)
     one = torch.full_like(ordered[:, :1], z)
     return {
         "rmse": e.square().mean(1).sqrt(),
@@ -131,58 +129,29 @@ def scores(predicted: Predicted, scale: Tensor | None = None) -> dict[str, Tenso
         "crps": crps.mean(1),
         "coverage": fraction_inside(ordered, one)[:, 0],
         "width": 2 * z * std.mean(1),
+        "ranking": rank_correlation(variance, e.abs()),
     }
 
 
-def rate_measures(parts: Mapping[str, Predicted]) -> dict[str, dict[str, Tensor]]:
-    """Every measure of K rates and splits, by part: unscaled, scaled and relaxed by what the validation rows say.
+def rank_correlation(a: Tensor, b: Tensor) -> Tensor:
+    """Spearman's correlation of `(K, n)` values, `(K,)`; ties share ranks, and a constant has 0.
 
-    A variance of 0, where every unit is off, is lifted to the smallest one of its rows that is not.
+    >>> rank_correlation(torch.tensor([[1.0, 2.0, 4.0]]), torch.tensor([[0.0, 3.0, 9.0]]))
+    tensor([1.], dtype=torch.float64)
     """
-    parts = {name: Predicted(part.mean, _lifted(part.variance), part.target) for name, part in parts.items()}
-    held = parts["validation"]
-    ratio2 = (held.target - held.mean).square() / held.variance
-    scale, relaxed = ratio2.mean(1), _balanced(ratio2)
-    found = {}
-    for name, part in parts.items():
-        row = {"nll_ideal": ideal_nll(part.target - part.mean), "scale": scale, "relaxed_scale": relaxed}
-        for kind, factor in (("unscaled", None), ("scaled", scale), ("relaxed", relaxed)):
-            measured = scores(part, factor)
-            row["rmse"] = measured.pop("rmse")
-            row |= {f"{measure}_{kind}": value for measure, value in measured.items()}
-        found[name] = row
-    return found
+    first, second = (ranks - ranks.mean(1, keepdim=True) for ranks in (_ranks(a), _ranks(b)))
+    size = (first.square().sum(1) * second.square().sum(1)).sqrt()
+    return torch.where(size > 0, (first * second).sum(1) / size.clamp_min(0.25), 0.0)
 
 
-def _levels(like: Tensor) -> tuple[Tensor, Tensor]:
+def levels_of(like: Tensor) -> tuple[Tensor, Tensor]:
     """99 levels and their normal quantiles, `(99,)`."""
     levels = even_levels(99)
     return levels.to(like), central_quantile(levels).to(like)
 
 
-def _balanced(ratio2: Tensor, tol: float = 1e-4) -> Tensor:
-    """`relaxed_scale` of K rows of `e^2 / variance` at once: bisection for a balance of 0."""
-    ordered = ratio2.sqrt().sort(1).values
-    levels, quantiles = _levels(ratio2)
-
-    def balance(c: Tensor) -> Tensor:
-        return (fraction_inside(ordered, quantiles * c.sqrt()[:, None]) - levels).mean(1)
-
-    low, high = ratio2.mean(1) / 2, ratio2.mean(1) * 2
-    while bool((outside := balance(low) > 0).any()):
-        low = torch.where(outside, low / 2, low)
-    while bool((outside := balance(high) < 0).any()):
-        high = torch.where(outside, high * 2, high)
-    found = torch.full_like(low, torch.nan)
-    while bool((found.isnan() & (high > low * (1 + 1e-9))).any()):
-        middle = (low * high).sqrt()
-        value = balance(middle)
-        found = torch.where(found.isnan() & (value.abs() < tol), middle, found)
-        low, high = torch.where(value < 0, middle, low), torch.where(value < 0, high, middle)
-    nearer = torch.where(balance(low).abs() < balance(high).abs(), low, high)
-    return torch.where(found.isnan(), nearer, found)
-
-
-def _lifted(variance: Tensor) -> Tensor:
-    least = torch.where(variance > 0, variance, torch.inf).amin(1, keepdim=True)
-    return torch.where((variance > 0) | least.isinf(), variance, least)
+def _ranks(values: Tensor) -> Tensor:
+    """Twice the rank; equal values share the mean of theirs."""
+    ordered, values = values.sort(1).values, values.contiguous()
+    ends = (torch.searchsorted(ordered, values, right=right) for right in (False, True))
+    return sum(ends, torch.zeros_like(values, dtype=torch.float64))

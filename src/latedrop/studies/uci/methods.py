@@ -1,7 +1,8 @@
-"""Other ways to a variance, on the same networks and splits: constant, linear with floor, Laplace, conformal.
+"""Ways to a mean and a variance, on the same splits: what the study compares.
 
-All see a network through the same few numbers: its output and the first-order variance of each site. What is fitted is
-fitted on the validation rows, save the Laplace approximation, which has its evidence on the training rows,
+Each function takes one split and gives, for every part but the training rows, a mean and a raw variance `(n,)` in the
+standardised unit of the target: its moments. What is fitted to errors is fitted on the validation rows, here or in
+`processing`, save the last-layer Laplace approximation, which has its evidence on the training rows,
 
     posterior precision  A = features' features / noise + alpha,     Var y = noise + f' A^-1 f,
 
@@ -13,31 +14,52 @@ fixed point: with `lam` the eigenvalues of features' features and `gamma = sum(l
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from latedrop.calibration.fit import fit_sites
+from latedrop.calibration.predictor import calibrate
+from latedrop.devices import one_thread
+from latedrop.errors import LatedropWarning
 from latedrop.metrics.levels import even_levels
 from latedrop.studies.scores import conformal_reach
-from latedrop.studies.uci.measures import LEVEL, Member, Predicted, first_order, hidden_units, scores
+from latedrop.studies.uci.gaussian import heads
+from latedrop.studies.uci.measures import (
+    LEVEL,
+    Member,
+    first_order,
+    hidden_units,
+    mask_numbers,
+    rank_correlation,
+    sampled,
+)
+from latedrop.studies.uci.rate_in import row_rates
 
 __all__ = [
+    "Moments",
     "Network",
     "conformal_scores",
     "constant",
+    "default",
+    "dropout",
+    "ensemble",
+    "gaussian",
+    "gaussian_ensemble",
     "laplace",
-    "learned",
-    "linear",
     "network",
+    "per_site",
     "posterior_variance",
-    "table_of",
+    "rate_in",
+    "spread",
 ]
 
 Scores: TypeAlias = dict[str, float]
+Moments: TypeAlias = dict[str, tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -58,14 +80,14 @@ class Network:
     by_site: Mapping[str, Tensor]
     target: Mapping[str, Tensor]
 
+    @property
+    def judged(self) -> list[str]:
+        """The parts that a variance is wanted for: all but the training rows."""
+        return [part for part in self.x if part != "train"]
+
     def error(self, part: str) -> Tensor:
         """Target minus output, `(n,)`."""
         return self.target[part] - self.mean[part]
-
-    def scored(self, variance: Tensor, unit: float) -> Scores:
-        """The measures of a variance of the test rows, `(n,)`, in a target's unit that is `unit` times ours."""
-        rows = self.mean["test"] * unit, variance * unit**2, self.target["test"] * unit
-        return {name: float(value) for name, value in scores(Predicted(*(row[None] for row in rows))).items()}
 
 
 def network(member: Member, x: Mapping[str, Tensor], y: Mapping[str, Tensor]) -> Network:
@@ -76,21 +98,40 @@ def network(member: Member, x: Mapping[str, Tensor], y: Mapping[str, Tensor]) ->
     )
 
 
-def constant(net: Network) -> Tensor:
-    """The validation rows' mean squared error as the variance of every test row: what every method must beat."""
-    return net.error("validation").square().mean().expand_as(net.mean["test"])
+def dropout(
+    net: Network, rates: Sequence[float], draws: int | None, seed: int, *, noise: float = 0.0, parts: Sequence[str] = ()
+) -> Moments:
+    """Dropout at the rate of each site, plus noise: injected, embedded or concrete is what the network was trained as.
+
+    Args:
+        net: the network.
+        rates: of the sites.
+        draws: masks, in float32; None: to first order, which is exact for one hidden layer.
+        seed: of the masks, the same numbers for every rate.
+        noise: variance that is added.
+        parts: those wanted; all but the training rows where empty.
+    """
+    parts = parts or net.judged
+    if draws is None:
+        odds = net.by_site["validation"].new_tensor([rate / (1 - rate) for rate in rates])
+        return {part: (net.mean[part], net.by_site[part] @ odds + noise) for part in parts}
+    member = [(weight.float(), bias.float()) for weight, bias in net.member] if len(net.member) > 2 else net.member
+    numbers = mask_numbers(member, draws, seed)
+    found = {part: sampled(member, net.x[part].to(member[0][0]), rates, numbers) for part in parts}
+    return {part: (mean.double(), variance.double() + noise) for part, (mean, variance) in found.items()}
 
 
-def linear(net: Network, *, per_site: bool) -> Tensor:
-    """`sum_s odds_s v_s + floor` on the test rows, fitted by NLL on the validation rows."""
-    error, by_site = net.error("validation").cpu(), net.by_site["validation"].cpu()
-    fit = fit_sites(error[:, None], by_site[:, None], per_site=per_site, floor=True)
-    test = net.by_site["test"]
-    return test @ fit.odds.to(test) * fit.scales.to(test) + fit.floors.to(test)
+def rate_in(net: Network) -> Moments:
+    """Dropout at rates of each site and row that lose a fixed share of information, to first order."""
+    found = {}
+    for part in net.judged:
+        rates = torch.stack([row_rates(units) for units in hidden_units(net.member, net.x[part])], 1)
+        found[part] = net.mean[part], (rates / (1 - rates) * net.by_site[part]).sum(1)
+    return found
 
 
-def laplace(net: Network, *, scaled: bool = False) -> Tensor:
-    """Variance of the test rows from a Gaussian posterior over the last layer; `scaled` on validation rows."""
+def laplace(net: Network) -> Moments:
+    """Variance from a Gaussian posterior over the last layer, with its noise."""
     features = _with_ones(hidden_units(net.member, net.x["train"])[-1])
     weight = torch.cat([net.member[-1][0].flatten(), net.member[-1][1]])
     alpha, noise, values, vectors = _evidence(features, weight, net.error("train"))
@@ -99,16 +140,67 @@ def laplace(net: Network, *, scaled: bool = False) -> Tensor:
         rows = _with_ones(hidden_units(net.member, net.x[part])[-1])
         return posterior_variance(rows, alpha, noise, values, vectors) + noise
 
-    return variance("test") * (_scale(net, variance("validation")) if scaled else 1.0)
+    return {part: (net.mean[part], variance(part)) for part in net.judged}
 
 
-def learned(net: Network, rate: float, noise: float, *, scaled: bool = False) -> Tensor:
-    """Variance of the test rows of a network that learned its rate and its noise; `scaled` on validation rows."""
+def ensemble(nets: Sequence[Network]) -> Moments:
+    """Mean and variance over networks."""
+    outputs = {part: torch.stack([net.mean[part] for net in nets]) for part in nets[0].judged}
+    return {part: (found.mean(0), found.var(0)) for part, found in outputs.items()}
 
-    def variance(part: str) -> Tensor:
-        return rate / (1 - rate) * net.by_site[part].sum(1) + noise
 
-    return variance("test") * (_scale(net, variance("validation")) if scaled else 1.0)
+def spread(net: Network, moments: Moments) -> Moments:
+    """The variance of moments on the mean of one network."""
+    return {part: (net.mean[part], variance) for part, (_, variance) in moments.items()}
+
+
+def gaussian(member: Member, x: Mapping[str, Tensor]) -> Moments:
+    """What a Gaussian head says."""
+    return {part: heads(member, rows) for part, rows in x.items() if part != "train"}
+
+
+def gaussian_ensemble(members: Sequence[Member], x: Mapping[str, Tensor]) -> Moments:
+    """Mean and variance of the mixture of Gaussian heads: mean of the variances plus variance of the means."""
+    each = [gaussian(member, x) for member in members]
+    found = {}
+    for part in each[0]:
+        mean, variance = (torch.stack(values) for values in zip(*(one[part] for one in each), strict=True))
+        found[part] = mean.mean(0), variance.mean(0) + mean.var(0, correction=0)
+    return found
+
+
+def constant(net: Network) -> Moments:
+    """The validation rows' mean squared error as the variance of every row: what every method must beat."""
+    level = net.error("validation").square().mean()
+    return {part: (net.mean[part], level.expand_as(net.mean[part])) for part in net.judged}
+
+
+def per_site(net: Network) -> Moments:
+    """`sum_s odds_s v_s + floor`, an odds for each site, fitted by NLL on the validation rows."""
+    error, by_site = net.error("validation").cpu(), net.by_site["validation"].cpu()
+    with one_thread():
+        fit = fit_sites(error[:, None], by_site[:, None], per_site=True, floor=True)
+    found = {}
+    for part in net.judged:
+        v = net.by_site[part]
+        found[part] = net.mean[part], v @ fit.odds.to(v) * fit.scales.to(v) + fit.floors.to(v)
+    return found
+
+
+def default(net: Network, *, reference: bool) -> Moments:
+    """What `latedrop.calibrate` does when it is told nothing, or only which inputs the network was trained on."""
+    model, device = _sequential(net.member), net.mean["validation"].device
+    x = {part: rows.cpu().float() for part, rows in net.x.items()}
+    with one_thread(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", LatedropWarning)  # that it is little better than a constant is what is measured
+        usual = x["train"] if reference else None
+        target = net.target["validation"].cpu().float()[:, None]
+        predictor = calibrate(model, (x["validation"], target), progress=False, reference=usual)
+        predicted = {part: predictor.predict(x[part]) for part in net.judged}
+    return {
+        part: (found.mean[:, 0].double().to(device), found.variance[:, 0].double().to(device))
+        for part, found in predicted.items()
+    }
 
 
 def posterior_variance(features: Tensor, alpha: Tensor, noise: Tensor, values: Tensor, vectors: Tensor) -> Tensor:
@@ -116,29 +208,40 @@ def posterior_variance(features: Tensor, alpha: Tensor, noise: Tensor, values: T
     return (features @ vectors).square() @ (1 / (values / noise + alpha))
 
 
-def conformal_scores(net: Network, scale: Mapping[str, Tensor] | None, unit: float) -> Scores:
-    """Split conformal intervals `mean ± s · std` on the test rows, s ranked on the validation rows.
+def conformal_scores(net: Network, scale: Mapping[str, Tensor] | None, unit: float, part: str = "test") -> Scores:
+    """Split conformal intervals `mean ± s · std` on the rows of a part, s ranked on the validation rows.
 
     Args:
         net: the network.
         scale: the standard deviation by part, `(n,)`; one for all where None.
         unit: of the target, in which the width is.
+        part: that is judged.
 
     There is no density, and so neither NLL nor CRPS. A level above `n / (n + 1)` has an unbounded interval.
     """
-    held, test = net.error("validation").abs(), net.error("test").abs()
-    spread = torch.ones_like(test)
+    held, test = net.error("validation").abs(), net.error(part).abs()
+    std = torch.ones_like(test)
     if scale is not None:
-        held, spread = held / scale["validation"], scale["test"]
+        held, std = held / scale["validation"], scale[part]
     levels = even_levels(99).tolist()
-    *radii, radius = (reach * spread for reach in conformal_reach(held, [*levels, LEVEL]))
+    *radii, radius = (reach * std for reach in conformal_reach(held, [*levels, LEVEL]))
     observed = [float((test <= reach).double().mean()) for reach in radii]
     return {
         "rmse": float(test.square().mean().sqrt()) * unit,
         "ma": sum(abs(pi - a) for pi, a in zip(observed, levels, strict=True)) / len(levels),
         "coverage": float((test <= radius).double().mean()),
         "width": 2 * float(radius.mean()) * unit,
+        "ranking": float(rank_correlation(std[None], test[None])),
     }
+
+
+def _sequential(member: Member) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for weight, bias in member:
+        layer = nn.Linear(*weight.shape)
+        layer.weight.data, layer.bias.data = weight.T.cpu().float().contiguous(), bias.cpu().float()
+        layers += [layer, nn.ReLU()]
+    return nn.Sequential(*layers[:-1]).eval()
 
 
 def _evidence(features: Tensor, weight: Tensor, error: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -153,15 +256,5 @@ def _evidence(features: Tensor, weight: Tensor, error: Tensor) -> tuple[Tensor, 
     return alpha, noise, values, vectors
 
 
-def _scale(net: Network, variance: Tensor) -> Tensor:
-    """The scale of least NLL on the validation rows."""
-    return (net.error("validation").square() / variance).mean()
-
-
 def _with_ones(features: Tensor) -> Tensor:
     return torch.cat([features, torch.ones_like(features[:, :1])], 1)
-
-
-def table_of(rows: Sequence[Scores]) -> dict[str, list[float]]:
-    """The scores of all splits, measure by measure."""
-    return {name: [row[name] for row in rows] for name in rows[0]}

@@ -62,16 +62,23 @@ class Stack:
         layers: from the input to the output.
         splits: how many.
         rates: of each split's members.
+        snapshots: the layers at earlier epochs, as many as `Plan.snapshots`.
     """
 
     layers: tuple[Layer, ...]
     splits: int
     rates: tuple[float, ...]
+    snapshots: tuple[tuple[Layer, ...], ...] = ()
 
     def member(self, split: int, rate: int) -> tuple[tuple[Tensor, Tensor], ...]:
         """Weight `(inputs, outputs)` and bias `(outputs,)` of each layer of one network."""
         index = split * len(self.rates) + rate
-        return tuple((layer.weight[index], layer.bias[index, 0]) for layer in self.layers)
+        return _member(self.layers, index)
+
+    def history(self, split: int, rate: int) -> list[tuple[tuple[Tensor, Tensor], ...]]:
+        """The same network at each snapshot."""
+        index = split * len(self.rates) + rate
+        return [_member(layers, index) for layers in self.snapshots]
 
 
 @dataclass(frozen=True)
@@ -84,6 +91,7 @@ class Plan:
         learning_rate: of Adam.
         batch: rows per step.
         epochs: passes over the rows.
+        snapshots: how many epochs of the last quarter are remembered, equally far apart.
     """
 
     hidden: tuple[int, ...]
@@ -91,6 +99,7 @@ class Plan:
     learning_rate: float
     batch: int
     epochs: int
+    snapshots: int = 0
 
 
 def key(*names: object) -> int:
@@ -110,7 +119,13 @@ def initial(sizes: Sequence[int], seed: int) -> list[tuple[Tensor, Tensor]]:
 
 
 def train(
-    x: Tensor, y: Tensor, plan: Plan, seeds: Sequence[int], *, tick: Callable[[int], None] = lambda steps: None
+    x: Tensor,
+    y: Tensor,
+    plan: Plan,
+    seeds: Sequence[int],
+    *,
+    tick: Callable[[int], None] = lambda steps: None,
+    kind: type[Training] | None = None,
 ) -> Stack:
     """Train a network for every split and rate.
 
@@ -120,26 +135,29 @@ def train(
         plan: sizes, rates and hyper-parameters.
         seeds: one for each split.
         tick: told how many rows times splits have been trained on since it was told last.
+        kind: how a step is taken; by the squared error where None.
 
     Raises:
         OutputError: a member diverged.
     """
     width = len(plan.rates) * min(plan.batch, x.shape[1]) * max(plan.hidden)
 
-    def work(group: slice, told: Callable[[int], None]) -> list[Layer]:
-        return Training(x[group], y[group], plan, seeds[group], told).run()
+    def work(group: slice, told: Callable[[int], None]) -> list[list[Layer]]:
+        training = (kind or Training)(x[group], y[group], plan, seeds[group], told)
+        return [training.run(), *training.snapshots]
 
     found = in_groups(work, x, width, tick)
-    layers = joined(found)
+    layers, *snapshots = (joined(same) for same in zip(*found, strict=True))
     if not all(bool(torch.isfinite(layer.weight).all()) for layer in layers):
         raise OutputError("expected finite weights after training; found NaN or inf. Lower the learning rate.")
-    return Stack(tuple(layers), len(x), plan.rates)
+    return Stack(tuple(layers), len(x), plan.rates, tuple(map(tuple, snapshots)))
 
 
 class Training:
     """One stack in training: its parameters, buffers and generators. `run` it once."""
 
     unit = _LARGE  # of the numbers that masks are cut from
+    outputs = 1
 
     def __init__(
         self,
@@ -156,7 +174,7 @@ class Training:
         self.members = self.splits * len(plan.rates)
         # A column of ones makes the first bias a row of the first weight, and its gradient part of the same product.
         self.x, self.y = torch.cat([x, torch.ones_like(x[..., :1])], -1), y
-        self.sizes = (inputs, *plan.hidden, 1)
+        self.sizes = (inputs, *plan.hidden, self.outputs)
         self.flat, self.layers = self._drawn_weights(seeds)
         self.gradient = torch.zeros_like(self.flat)
         self.gradients = self._views(self.gradient)
@@ -172,10 +190,12 @@ class Training:
         self.numbers = torch.empty(self.splits, self.rows, sum(plan.hidden) if self.masked else 0, device=device)
         self.xs, self.ys = torch.empty_like(self.x), torch.empty_like(self.y)
         self.buffers: dict[tuple[int, int, str], Tensor] = {}
+        self.snapshots: list[list[Layer]] = []
 
     def run(self) -> list[Layer]:
         """All epochs; the layers at their end."""
         replay: Callable[[], None] | None = None
+        remembered = _last_quarter(self.plan)
         for epoch in range(self.plan.epochs):
             self._draw()
             if replay is not None:
@@ -186,7 +206,12 @@ class Training:
                 self._epoch()
             if self.x.is_cuda and epoch % 8 == 0:
                 torch.cuda.synchronize()
+            if epoch in remembered:
+                self.snapshots.append(self._now())
             self.tick(self.splits * self.rows)
+        return self._now()
+
+    def _now(self) -> list[Layer]:
         first, *others = self.layers
         weight = first[0].detach().clone()
         layers = [Layer(weight[:, :-1], weight[:, -1:])]
@@ -271,9 +296,7 @@ class Training:
             activations.append(a.relu_())
             weight = self.layers[index + 1][0]
             weights.append(weight * self.inverse if self.masked else weight)
-        g = torch.baddbmm(self.layers[-1][1], activations[-1], weights[-1])
-        g.view(self.splits, rates, batch).sub_(self.ys[:, None, rows])
-        g.mul_(2 / batch)
+        g = self._loss_gradient(torch.baddbmm(self.layers[-1][1], activations[-1], weights[-1]), rows)
         for index in range(len(self.layers) - 1, -1, -1):
             weight, bias = self.gradients[index]
             a = activations[index]
@@ -285,12 +308,18 @@ class Training:
             torch.sum(g, 1, keepdim=True, out=bias)
             # Each layer has its own buffer: a product must not be written over what it is made of.
             back = self._buffer(batch, a.shape[2], f"g{index}")
-            if index == len(self.layers) - 1:
+            if g.shape[2] == 1:
                 torch.mul(g, weights[index].transpose(1, 2), out=back)
             else:
                 torch.bmm(g, weights[index].transpose(1, 2), out=back)
             # The derivative of relu and the mask: what came out as 0 sends nothing back.
             g = torch.ops.aten.threshold_backward.grad_input(back, a, 0.0, grad_input=back)
+
+    def _loss_gradient(self, output: Tensor, rows: slice) -> Tensor:
+        """Of the mean squared error with respect to the output `(members, batch, 1)`."""
+        batch = rows.stop - rows.start
+        output.view(self.splits, -1, batch).sub_(self.ys[:, None, rows])
+        return output.mul_(2 / batch)
 
     def _stacked(self, part: Tensor, out: Tensor) -> Tensor:
         """A split's rows for each of its members."""
@@ -350,3 +379,16 @@ def _until(stop: Event, tick: Callable[[int], None]) -> Callable[[int], None]:
         tick(steps)
 
     return told
+
+
+def _member(layers: Sequence[Layer], index: int) -> tuple[tuple[Tensor, Tensor], ...]:
+    return tuple((layer.weight[index], layer.bias[index, 0]) for layer in layers)
+
+
+def _last_quarter(plan: Plan) -> set[int]:
+    """`plan.snapshots` epochs of the last quarter, fewer where it is shorter, the last one among them."""
+    if not plan.snapshots:
+        return set()
+    count = min(plan.snapshots, max(2, plan.epochs // 4), plan.epochs)
+    first = plan.epochs - max(count, plan.epochs // 4)
+    return {round(first + (plan.epochs - 1 - first) * index / max(1, count - 1)) for index in range(count)}

@@ -6,61 +6,39 @@ was. Pages and figures are made from the JSON files alone.
 
 from __future__ import annotations
 
-import platform
 import sys
-import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from latedrop.devices import chosen_device, device_name, versions
-from latedrop.errors import FileError, LatedropError
-from latedrop.files import check_apart, write_aside
+from latedrop.files import check_apart
 from latedrop.records import understood
-from latedrop.studies.command import bar, check_at_least, check_same, dumped, read_result, run_command, study_parser
+from latedrop.studies.command import bar, check_at_least, run_command, study_parser
 from latedrop.studies.uci import data
-from latedrop.studies.uci.data import UciSet, chosen_sets
+from latedrop.studies.uci.data import Table, UciSet
 from latedrop.studies.uci.measured_set import Settings, measure, work
-from latedrop.terminal import folder
+from latedrop.studies.uci.runs import STOPPED, SetRequest, own_table_options, read_sets, run_sets
 
-__all__ = ["SCHEMA", "STOPPED", "Request", "main", "read", "run", "study"]
+__all__ = ["SCHEMA", "Request", "main", "read", "run", "study"]
 
-SCHEMA = 1
-STOPPED = "latedrop: stopped; finished sets are kept, and the same command goes on from there."
+SCHEMA = 2
 _QUICK = Settings(splits=3, deep_draws=20, epochs=0.1)
-_QUICK_SETS = "yacht,boston-housing"
 
 
 @dataclass(frozen=True)
-class Request:
+class Request(SetRequest):
     """What to run.
 
     Attributes:
-        out: folder of the results.
-        data: folder of the text files; None: what installed packages ship.
-        sets: names with commas between; None: all.
         splits: maximum number of splits per data set.
         draws: masks for the paper's sampled variance; None: exact.
-        seed: of weights, order and masks.
-        device: `auto`, `cpu`, `cuda`, `cuda:1`, ...
-        quick: two small sets, three splits, few epochs.
-        fresh: compute again what is there.
-        progress: show bars.
     """
 
-    out: Path
-    data: Path | None = None
-    sets: str | None = None
     splits: int | None = None
     draws: int | None = None
-    seed: int = 0
-    device: str = "auto"
-    quick: bool = False
-    fresh: bool = False
-    progress: bool = True
 
     def settings(self) -> Settings:
         """What the results depend on."""
@@ -76,34 +54,21 @@ def run(request: Request) -> list[Path]:
     Raises:
         LatedropError: nothing to run, a wrong argument, a damaged file, a full disk. What was finished stays.
     """
-    settings, device = request.settings(), chosen_device(request.device)
-    wanted = chosen_sets(_QUICK_SETS if request.quick and request.sets is None else request.sets)
-    out = folder(request.out)
-    paths = [out / f"{item.name}.json" for item in wanted]
-    done = {path for path in paths if not request.fresh and _finished(path, settings)}
-    tables = _tables(wanted, request, done)
-    finished = []
-    for index, (item, path) in enumerate(zip(wanted, paths, strict=True)):
-        if path in done:
-            print(f"{item.name}: kept, finished before", file=sys.stderr)
-        elif item.name in tables:
-            label = f"{item.name} ({index + 1} of {len(wanted)})"
-            record = _record(item, tables.pop(item.name), settings, device, label, request.progress)
-            write_aside(path, dumped(record))
-            print(f"{item.name}: {record['seconds']['total']:.1f} s", file=sys.stderr)
-        else:
-            continue
-        finished.append(path)
-    return finished
+    settings = request.settings()
+
+    def measured(item: UciSet, table: Table, device: torch.device, label: str) -> dict[str, Any]:
+        with bar(label, work(item, settings), request.progress) as shown:
+            result = measure(item, table, settings, device, shown.update)
+        published = data.split_digest(data.permutations(item)) == item.digest
+        used = data.split_digest(data.permutations(item, settings.splits))
+        return {"splits_sha256": used, "published_splits": published, **result}
+
+    return run_sets(request, settings, SCHEMA, measured)
 
 
-def read(results: Path) -> dict[str, dict[str, Any]]:
-    """The results in a folder by set, in the order of `SETS`."""
-    paths = {name: results / f"{name}.json" for name in data.SETS}
-    found = {name: read_result(path, SCHEMA) for name, path in paths.items() if path.exists()}
-    if not found:
-        raise FileError(f"expected results such as yacht.json in {results}; found none. Run the study first.")
-    return found
+def read(results: Path, names: Iterable[str] = tuple(data.SETS)) -> dict[str, dict[str, Any]]:
+    """The results in a folder by set, in the order of the names."""
+    return read_sets(results, SCHEMA, names)
 
 
 def main(arguments: Sequence[str] | None = None, program: str = "python -m latedrop.studies.uci") -> int:
@@ -116,6 +81,7 @@ def main(arguments: Sequence[str] | None = None, program: str = "python -m lated
         quick="two small sets, three splits, few epochs",
         example="--data DIR --out uci-study",
     )
+    own_table_options(parser)
     parser.add_argument("--splits", type=int, help="maximum number of splits per data set")
     parser.add_argument("--draws", type=int, help="sample the variance with so many masks; exact by default")
     return run_command(parser, arguments, lambda options, only: study(Request(**options), figures_only=only), STOPPED)
@@ -125,59 +91,11 @@ def study(request: Request, *, figures_only: bool = False) -> list[Path]:
     """Run, unless only figures are wanted, and then write pages and figures; all files."""
     from latedrop.studies.uci import pages
 
-    check_apart({"--out": request.out}, {"--data": request.data})
+    check_apart({"--out": request.out}, request.read_only)
     finished = [] if figures_only else run(request)
-    results = read(request.out)
+    results = read(request.out, request.names)
     with understood(request.out, "results of this study", "Delete those that are damaged, and run it again."):
         return [*finished, *pages.write(results, request.out)]
-
-
-def _record(
-    item: UciSet, table: Any, settings: Settings, device: torch.device, label: str, progress: bool
-) -> dict[str, Any]:
-    start = time.perf_counter()
-    with bar(label, work(item, settings), progress) as shown:
-        result = measure(item, table, settings, device, shown.update)
-    result["seconds"]["total"] = round(time.perf_counter() - start, 2)
-    return {
-        "schema": SCHEMA,
-        "set": item.name,
-        "settings": asdict(settings),
-        "splits_sha256": data.split_digest(data.permutations(item, settings.splits)),
-        "published_splits": data.split_digest(data.permutations(item)) == item.digest,
-        "machine": {"device": device_name(device), "system": platform.system()},
-        "versions": versions(),
-        **result,
-    }
-
-
-def _tables(wanted: Sequence[UciSet], request: Request, done: set[Path]) -> dict[str, Any]:
-    """All data, before any training: what is missing is named and left out, what is damaged ends the run."""
-    if request.data is not None and not request.data.is_dir():
-        raise FileError(f"expected the folder of the UCI text files at {request.data}; it is not there. Check --data.")
-    tables: dict[str, Any] = {}
-    for item in wanted:
-        if request.out / f"{item.name}.json" in done:
-            continue
-        if request.data is not None and not (request.data / f"{item.name}.txt").exists():
-            print(f"{item.name}: skipped, no {item.name}.txt in {request.data}", file=sys.stderr)
-            continue
-        try:
-            tables[item.name] = data.load(item, request.data)
-        except LatedropError as error:
-            if request.data is not None:
-                raise
-            print(f"{item.name}: skipped, {' '.join(str(error).split())}", file=sys.stderr)
-    if not tables and not done:
-        raise FileError(f"expected data for one of {', '.join(item.name for item in wanted)}; found none. Pass --data.")
-    return tables
-
-
-def _finished(path: Path, settings: Settings) -> bool:
-    if not path.exists():
-        return False
-    check_same(path, "settings", asdict(settings), read_result(path, SCHEMA).get("settings"))
-    return True
 
 
 if __name__ == "__main__":

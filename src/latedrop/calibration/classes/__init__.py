@@ -1,0 +1,1 @@
+"""Classes: probabilities that mean what they say, for a trained classifier."""

@@ -1,0 +1,248 @@
+"""The temperature of every row, and which candidate is worth it.
+
+With `r = log(leverage / limit)`, `limit` what 90 % of the validation rows stay below, the temperature is
+
+    log T(x) = a + b · min(r, 0) + max(b, 1) · max(r, 0):
+
+inside the validation rows' range it may grow with the leverage (`b >= 0`, fitted), beyond it grows in proportion, as
+the guard of a regression does. Dropout adds the spread of the logits (`softmax`). `a`, `b` and the sites' odds minimise
+the NLL of the labels; what they cost, `price / n` each, shrinks them where rows are few.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from latedrop.calibration.classes.softmax import log_mean_softmax
+from latedrop.calibration.verdict import folds, standard_error
+
+__all__ = ["ALONE", "Chosen", "ClassCandidate", "ClassFit", "Measured", "chosen", "fitted", "losses"]
+
+ALONE = "temperature alone"
+_PRICE = 2.0
+_FOLDS = 5
+_STARTS = (-2.0, 1.0)  # of the log of a site's odds
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The validation rows.
+
+    Attributes:
+        logits: `(N, K)`, or of draws `(T, N, K)`.
+        labels: `(N,)`.
+        strange: `(N,)`, leverage over its limit; None where there are no features.
+        spread: `(N, sites, K, K)`, variances of the logits' differences; None where they were not measured.
+    """
+
+    logits: Tensor
+    labels: Tensor
+    strange: Tensor | None = None
+    spread: Tensor | None = None
+
+    def at(self, rows: Tensor) -> Measured:
+        """Some of the rows."""
+        strange, spread = (None if part is None else part[rows] for part in (self.strange, self.spread))
+        return Measured(self.logits[..., rows, :], self.labels[rows], strange, spread)
+
+
+@dataclass(frozen=True)
+class ClassFit:
+    """From logits to probabilities.
+
+    Attributes:
+        temperature: of rows at the limit of the leverage, or of all rows.
+        slope: `b` above; None: one temperature for all rows.
+        odds: one per site; empty: no dropout.
+    """
+
+    temperature: float
+    slope: float | None = None
+    odds: tuple[float, ...] = ()
+
+    def temperatures(self, logits: Tensor, strange: Tensor | None) -> Tensor:
+        """`(N,)`."""
+        log_t = logits.new_tensor(self.temperature).log()
+        slope = None if self.slope is None else logits.new_tensor(self.slope)
+        return _log_temperatures(logits, strange, log_t, slope).exp()
+
+    def log_probabilities(self, logits: Tensor, strange: Tensor | None, spread: Tensor | None) -> Tensor:
+        """`(N, K)`; the arguments are those of `Measured`."""
+        log_t = logits.new_tensor(self.temperature).log()
+        slope = None if self.slope is None else logits.new_tensor(self.slope)
+        odds = logits.new_tensor(self.odds) if self.odds else None
+        return _log_probabilities(Measured(logits, logits, strange, spread), log_t, slope, odds)
+
+
+@dataclass(frozen=True)
+class ClassCandidate:
+    """One of the models that were compared.
+
+    Attributes:
+        name: what it is made of.
+        gain: nats by which it is better than a temperature alone, on rows of other folds.
+        gain_error: standard error of that.
+    """
+
+    name: str
+    gain: float
+    gain_error: float
+
+
+def _log_temperatures(logits: Tensor, strange: Tensor | None, log_t: Tensor, slope: Tensor | None) -> Tensor:
+    logs = log_t.expand(logits.shape[-2])
+    if slope is None or strange is None:
+        return logs
+    r = strange.to(logits).clamp_min(1e-12).log()
+    return logs + slope * r.clamp_max(0) + slope.clamp_min(1) * r.clamp_min(0)
+
+
+def _log_probabilities(rows: Measured, log_t: Tensor, slope: Tensor | None, odds: Tensor | None) -> Tensor:
+    temperature = _log_temperatures(rows.logits, rows.strange, log_t, slope).exp()
+    if rows.logits.dim() == 3:
+        each = torch.log_softmax(rows.logits / temperature[:, None], 2)
+        return each.logsumexp(0) - math.log(len(each))
+    spread = None
+    if odds is not None and rows.spread is not None:
+        spread = torch.einsum("s,nskj->nkj", odds.expand(rows.spread.shape[1]), rows.spread.to(rows.logits))
+    return log_mean_softmax(rows.logits, spread, temperature)
+
+
+def losses(log_probabilities: Tensor, labels: Tensor) -> Tensor:
+    """`(N,)`, minus the log probability of each label."""
+    return -log_probabilities.gather(1, labels[:, None])[:, 0]
+
+
+def fitted(rows: Measured, *, sloped: bool | None, groups: Sequence[Sequence[int]] = ()) -> ClassFit:
+    """Fit to some rows.
+
+    Args:
+        rows: what to fit to.
+        sloped: True: with a slope inside the usual range; False: a slope of 0 there; None: one temperature.
+        groups: sites that share their odds; empty: no dropout.
+    """
+    best: tuple[float, ClassFit] | None = None
+    for start in _STARTS if groups else (0.0,):
+        found = _descended(rows, sloped, groups, start)
+        best = found if best is None or found[0] < best[0] else best
+    assert best is not None
+    return best[1]
+
+
+def _descended(
+    rows: Measured, sloped: bool | None, groups: Sequence[Sequence[int]], start: float
+) -> tuple[float, ClassFit]:
+    rows = replace(rows, logits=rows.logits.double())
+    n, like = len(rows.labels), rows.logits
+    sites = 0 if rows.spread is None else rows.spread.shape[1]
+    units, member = like.new_ones(sites), like.new_zeros(sites, len(groups))
+    for i, group in enumerate(groups):
+        assert rows.spread is not None
+        units[list(group)] = 1 / rows.spread[:, list(group)].sum(1).mean().clamp_min(1e-30).double()
+        member[list(group), i] = 1
+    parameters = like.new_tensor([0.0, -1.5, *[start] * len(groups)]).requires_grad_(True)
+    optimiser = torch.optim.LBFGS([parameters], max_iter=60, tolerance_change=1e-10, line_search_fn="strong_wolfe")
+
+    def parts() -> tuple[Tensor, Tensor | None, Tensor | None]:
+        slope = None if sloped is None else parameters[1].exp() if sloped else like.new_zeros(())
+        return parameters[0], slope, member @ parameters[2:].exp() * units if groups else None
+
+    def loss() -> Tensor:
+        optimiser.zero_grad()
+        log_t, slope, odds = parts()
+        cost = log_t.square() / 2 + (slope if slope is not None else 0) + parameters[2:].exp().sum()
+        value = losses(_log_probabilities(rows, log_t, slope, odds), rows.labels).mean() + _PRICE / n * cost
+        value.backward()
+        return value
+
+    optimiser.step(loss)
+    value = float(loss().detach())
+    log_t, slope, odds = parts()
+    fit = ClassFit(
+        float(log_t.detach().exp()),
+        None if slope is None else float(slope.detach()),
+        () if odds is None else tuple(odds.detach().tolist()),
+    )
+    return value, fit
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The candidate in use.
+
+    Attributes:
+        name: what it is made of.
+        fit: to all rows.
+        rate: of its draws; None: to first order, or no dropout.
+        candidates: all that were compared, the simplest first.
+        held: `(N, K)`, log probabilities of the rows, each from a fit to other folds.
+        alone: the same by one temperature for all rows.
+    """
+
+    name: str
+    fit: ClassFit
+    rate: float | None
+    candidates: tuple[ClassCandidate, ...]
+    held: Tensor
+    alone: Tensor
+
+
+@dataclass(frozen=True)
+class _Tried:
+    rows: Measured
+    sloped: bool | None
+    groups: tuple[tuple[int, ...], ...] = ()
+    rate: float | None = None
+
+    def fitted(self, rows: Measured) -> ClassFit:
+        return fitted(rows, sloped=self.sloped, groups=self.groups)
+
+
+def chosen(rows: Measured, drawn: Mapping[float, Tensor], *, guard: bool) -> Chosen:
+    """Compare candidates on rows that were left out of their fits.
+
+    The one in use is the temperature that follows the leverage, unless another is better by more than a standard
+    error. `drawn` has the logits of draws `(T, N, K)` by rate.
+    """
+    tried, home = _candidates(rows, drawn, guard)
+    fold = folds(len(rows.labels)) % _FOLDS
+    held = {name: rows.logits.new_empty(rows.logits.shape, dtype=torch.float64) for name in tried}
+    for number in fold.unique().tolist():
+        rest, out = (fold != number).nonzero()[:, 0], (fold == number).nonzero()[:, 0]
+        for name, candidate in tried.items():
+            fit, apart = candidate.fitted(candidate.rows.at(rest)), candidate.rows.at(out)
+            held[name][out] = fit.log_probabilities(apart.logits.double(), apart.strange, apart.spread)
+    scores = {name: losses(value, rows.labels) for name, value in held.items()}
+    name = max(tried, key=lambda each: _lead(scores[home] - scores[each]))
+    gains = {each: scores[ALONE] - score for each, score in scores.items()}
+    listed = (ClassCandidate(each, float(gain.mean()), standard_error(gain)) for each, gain in gains.items())
+    fit = tried[name].fitted(tried[name].rows)
+    return Chosen(name, fit, tried[name].rate, tuple(listed), held[name], held[ALONE])
+
+
+def _candidates(rows: Measured, drawn: Mapping[float, Tensor], guard: bool) -> tuple[dict[str, _Tried], str]:
+    """By name, the simplest first; and which is in use unless another is better."""
+    plain = replace(rows, spread=None)
+    tried, home = {ALONE: _Tried(plain, None)}, ALONE
+    if rows.strange is not None and guard:
+        tried |= {"guard": _Tried(plain, False), "leverage": _Tried(plain, True)}
+        home = "leverage"
+    before, sloped = "" if home == ALONE else f"{home} + ", tried[home].sloped
+    if rows.spread is not None:
+        sites = tuple(range(rows.spread.shape[1]))
+        tried[f"{before}dropout"] = _Tried(rows, sloped, (sites,))
+        if len(sites) > 1:
+            tried[f"{before}dropout, each site apart"] = _Tried(rows, sloped, tuple((site,) for site in sites))
+    for rate, logits in drawn.items():
+        tried[f"{before}draws at rate {rate:g}"] = _Tried(replace(plain, logits=logits), sloped, rate=rate)
+    return tried, home
+
+
+def _lead(difference: Tensor) -> float:
+    """By how much a candidate leads beyond one standard error; 0 for the one that is compared with itself."""
+    return float(difference.mean()) - standard_error(difference) if bool(difference.any()) else 0.0

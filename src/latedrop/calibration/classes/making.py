@@ -1,0 +1,133 @@
+"""Which task it is, and a calibrated classifier where it is one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import chain
+from typing import Any
+from warnings import warn
+
+from torch import Tensor, nn
+
+from latedrop.calibration.batches import batches, first_rows, is_pair
+from latedrop.calibration.classes.labels import Task, is_classification
+from latedrop.calibration.classes.predictor import ClassPredictor
+from latedrop.calibration.classes.search import RATES, search_classes
+from latedrop.calibration.search import batches_with_sites
+from latedrop.calibration.setup import Setup
+from latedrop.errors import ArgumentError, LatedropWarning
+from latedrop.model.arrays import place
+from latedrop.model.finding import check_module
+from latedrop.model.items import as_items
+from latedrop.variance.sampling import own_output
+
+__all__ = ["Peeked", "classifier"]
+
+_FEW = 4
+_THEIRS: dict[str, Any] = {
+    "criterion": None,
+    "mean": None,
+    "floor": False,
+    "per_site": False,
+    "loss": "nll",
+    "per_output": None,
+    "scale": "optimal",
+    "intervals": None,
+    "shared": True,
+}
+"""Options that only a regression has, and what they are where they are not given."""
+
+
+class Peeked:
+    """Batches of which the first was looked at."""
+
+    def __init__(self, data: Iterable[Any]) -> None:
+        self._all, self._rest = data, iter(data)
+        self.first = next(self._rest, None)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._rest if self.first is None else chain([self.first], self._rest)
+
+    def __len__(self) -> int:
+        return len(self._all)  # type: ignore[arg-type]
+
+
+def classifier(
+    model: nn.Module, data: Any, options: dict[str, Any], task: Task, names: Sequence[str] | None
+) -> tuple[ClassPredictor | None, Any]:
+    """A calibrated classifier, or None where it is a regression; and the data, of which a batch may have been read."""
+    one_by_one = not (options["unpack"] is None and is_pair(data))
+    looks = task == "auto" and isinstance(data, Iterable) and not hasattr(data, "__array__")
+    if looks and one_by_one:
+        data = Peeked(data)
+    labels, output = _first(model, data, options) if looks else (None, None)
+    if not is_classification(task, labels, output):
+        if names is not None:
+            raise ArgumentError("expected class_names with task='classification' alone; found them with a regression.")
+        _warn_of_classes(labels, output)
+        return None, data
+    check_module(model)
+    wrong = [name for name, usual in _THEIRS.items() if options[name] != usual]
+    if wrong or options["method"] not in (None, "terms", "sample"):
+        wrong += [] if options["method"] in (None, "terms", "sample") else ["method"]
+        raise ArgumentError(
+            f"expected options that classes have; found {', '.join(wrong)}. Methods are 'terms', the default, and "
+            "'sample'. Numbers that are no classes are task='regression'."
+        )
+    drawn = options["method"] == "sample" or options["rates"] is not None or options["draws"] is not None
+    held = options["conformal_data"]
+    usual: dict[str, Any] = {"conformal_data": None}
+    if drawn:  # with draws, too, classes have reference rows and a guard
+        usual |= {"rates": RATES if options["rates"] is None else options["rates"], "reference": None, "guard": None}
+        usual["terms"] = None
+    setup = Setup(**{**options, **usual}).checked()
+    setup = replace(setup, reference=options["reference"], guard=options["guard"] is None or bool(options["guard"]))
+    stream = batches_with_sites(model, data, setup, per_batch=1)
+    record = search_classes(model, stream, setup, _names(names))
+    if record.names and len(record.names) != record.classes:
+        raise ArgumentError(f"expected {record.classes} class_names; found {len(record.names)}.")
+    parts = {name: options[name] for name in ("batch_size", "chunk", "engine", "collate")}
+    found = ClassPredictor(model, record, setup.readout, **parts)
+    return found if held is None else found.conformal(held, unpack=setup.unpack), data
+
+
+def _names(names: Sequence[str] | None) -> tuple[str, ...]:
+    found = () if names is None else tuple(names)
+    if not all(isinstance(name, str) for name in found) or len(set(found)) != len(found) or isinstance(names, str):
+        raise ArgumentError(f"expected class_names as different texts; found {names!r}.")
+    return found
+
+
+def _first(model: nn.Module, data: Any, options: dict[str, Any]) -> tuple[Tensor | None, Tensor | None]:
+    """Labels, and the output of a few rows where these may be classes; None where either cannot be had.
+
+    What is wrong with them is said later, by whoever uses them.
+    """
+    try:
+        if isinstance(data, Peeked):
+            pairs = batches([data.first], model, unpack=options["unpack"], collate=options["collate"])
+            x, y = next(pairs)
+        else:
+            y = next(iter(batches((data[0], data[1]), model, batch_size=2**62, collate=options["collate"])))[1]
+            x = first_rows(data, model, _FEW, options["collate"])
+        if y.is_floating_point() and not _zero_or_one(y):
+            return y, None
+        output = own_output(model, place(as_items(x, None), model), options["readout"])
+    except Exception:
+        return None, None
+    return y, output
+
+
+def _zero_or_one(values: Tensor) -> bool:
+    return bool(((values == 0) | (values == 1)).all()) and len(values.unique()) == 2
+
+
+def _warn_of_classes(labels: Tensor | None, output: Tensor | None) -> None:
+    if labels is not None and output is not None and _zero_or_one(labels) and output[0].numel() == 1:
+        warn(
+            "the targets are all 0 or 1, and are fitted as numbers: the outputs should be close to 0 and 1. Of a "
+            "classifier with one logit pass task='classification'; task='regression' says that they are numbers.",
+            LatedropWarning,
+            stacklevel=5,
+        )

@@ -1,0 +1,125 @@
+"""What a calibrated classifier gives: probabilities, and how far to trust them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from latedrop.calibration.classes.record import ClassCalibration
+from latedrop.calibration.classes.sets import Rejection
+from latedrop.calibration.classes.softmax import entropy
+from latedrop.errors import ArgumentError, LatedropError
+
+if TYPE_CHECKING:
+    import pandas
+
+__all__ = ["ClassPrediction"]
+
+
+@dataclass(frozen=True)
+class ClassPrediction:
+    """Predictions of N rows among K classes.
+
+    Attributes:
+        log_probabilities: `(N, K)`, calibrated.
+        logits: `(N, K)`, the model's own.
+        calibration: what turned them into probabilities.
+        strangeness: `(N,)`, how far a row lies outside the validation rows: below 1 for 90 % of these; None where the
+            calibration cannot tell.
+        mutual_information: `(N,)` in nats, how much thinned networks disagree (BALD); None where no dropout was run,
+            see `ClassPredictor.predict`.
+    """
+
+    log_probabilities: Tensor
+    logits: Tensor
+    calibration: ClassCalibration
+    strangeness: Tensor | None = None
+    mutual_information: Tensor | None = None
+
+    @property
+    def probabilities(self) -> Tensor:
+        """`(N, K)`."""
+        return self.log_probabilities.exp()
+
+    @property
+    def label(self) -> Tensor:
+        """`(N,)`, the likeliest class."""
+        return self.log_probabilities.argmax(1)
+
+    @property
+    def names(self) -> list[str]:
+        """The likeliest class by its name."""
+        known = self.calibration.names or [str(k) for k in range(self.calibration.classes)]
+        return [known[k] for k in self.label.tolist()]
+
+    @property
+    def confidence(self) -> Tensor:
+        """`(N,)`, the probability of the likeliest class."""
+        return self.probabilities.amax(1)
+
+    @property
+    def entropy(self) -> Tensor:
+        """`(N,)` in nats."""
+        return entropy(self.log_probabilities)
+
+    @property
+    def energy(self) -> Tensor:
+        """`(N,)`, minus the log of the sum of exponentials of the logits (Liu et al. 2020): large for strange rows."""
+        return -self.logits.logsumexp(1)
+
+    def prediction_set(self, level: float = 0.9) -> Tensor:
+        """`(N, K)`, True for the classes of a set that holds the label with that probability."""
+        if self.calibration.sets is None:
+            raise ArgumentError(
+                "expected a predictor with prediction sets, from rows that served for nothing else; found one without. "
+                "Call uq = uq.conformal((x, labels)) first."
+            )
+        return self.calibration.sets.members(self.probabilities, level)
+
+    def kept(self, rule: Rejection) -> Tensor:
+        """`(N,)`, True for rows that a rule keeps; see `ClassPredictor.rejection`."""
+        return self.confidence >= rule.threshold
+
+    def to_dict(self) -> dict[str, Tensor]:
+        """Named results: `label`, `confidence`, `entropy`, what else is known of each row, and `probabilities`."""
+        named = {"label": self.label, "confidence": self.confidence, "entropy": self.entropy}
+        extra = {"strangeness": self.strangeness, "mutual_information": self.mutual_information}
+        named |= {name: value for name, value in extra.items() if value is not None}
+        return {**named, "probabilities": self.probabilities}
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """One row per example: its class by name, the columns of `to_dict`, and the probability of every class."""
+        try:
+            import pandas
+        except ImportError as error:
+            raise LatedropError("expected pandas; it is not installed. Run: pip install pandas") from error
+        named = self.to_dict()
+        probabilities = named.pop("probabilities")
+        frame = pandas.DataFrame({name: value.cpu().numpy() for name, value in named.items()})
+        known: Sequence[str] = self.calibration.names or [str(k) for k in range(self.calibration.classes)]
+        if self.calibration.names:
+            frame["label"] = self.names
+        for k, name in enumerate(known):
+            frame[f"p_{name}"] = probabilities[:, k].cpu().numpy()
+        return frame
+
+    def __len__(self) -> int:
+        return len(self.log_probabilities)
+
+    @classmethod
+    def joined(cls, parts: Sequence[ClassPrediction]) -> ClassPrediction:
+        """Of batches, in their order."""
+        first = parts[0]
+        if len(parts) == 1:
+            return first
+
+        def together(name: str) -> Tensor | None:
+            values = [getattr(part, name) for part in parts]
+            return None if values[0] is None else torch.cat(values)
+
+        names = ("log_probabilities", "logits", "strangeness", "mutual_information")
+        return cls(**{name: together(name) for name in names}, calibration=first.calibration)  # type: ignore[arg-type]

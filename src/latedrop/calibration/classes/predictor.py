@@ -1,0 +1,166 @@
+"""The calibrated classifier: `calibrate` makes it, `load` brings it back, `predict` uses it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from latedrop.calibration.batches import Unpack, batches, inputs_of, row_batches
+from latedrop.calibration.classes.labels import as_labels, as_logits
+from latedrop.calibration.classes.prediction import ClassPrediction
+from latedrop.calibration.classes.record import ClassCalibration
+from latedrop.calibration.classes.search import spread_of
+from latedrop.calibration.classes.sets import ClassSets, Rejection, Score, checked_score, rejection
+from latedrop.calibration.classes.softmax import information, mutual_information
+from latedrop.calibration.saving import save_calibration
+from latedrop.calibration.weights import Weights
+from latedrop.errors import ArgumentError, DataError
+from latedrop.model.arrays import check_inputs, floating, place
+from latedrop.model.calling import Readout
+from latedrop.model.items import Collate, as_items
+from latedrop.terms import Rows
+from latedrop.variance.engine.options import Engine, Sampling
+from latedrop.variance.sampling import own_output, sample_rates
+
+__all__ = ["ClassPredictor"]
+
+
+class ClassPredictor:
+    """A classifier with its calibration: call it on inputs, get `ClassPrediction`s. The model itself is untouched."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        calibration: ClassCalibration,
+        readout: Readout = None,
+        *,
+        batch_size: int = 256,
+        chunk: int | None = None,
+        engine: Engine = "auto",
+        collate: Collate = None,
+    ) -> None:
+        self.model = model
+        self.calibration = calibration
+        self.readout = calibration.readout if readout is None else readout
+        self.batch_size = batch_size
+        self.chunk = chunk
+        self.engine: Engine = engine
+        self.collate = collate
+        self._weights = Weights(model, calibration.fingerprint)
+
+    def __call__(self, x: Any) -> ClassPrediction:
+        """Same as `predict`."""
+        return self.predict(x)
+
+    def predict(self, x: Any, *, rate: float | None = None) -> ClassPrediction:
+        """Predict N rows, in batches that fit memory; with `collate`, the items of a list.
+
+        Args:
+            x: inputs.
+            rate: also measure how much thinned networks at this rate disagree, to first order, where the calibration
+                uses no dropout of its own: gives `mutual_information`, at the cost of a backward pass for each class.
+        """
+        if rate is not None and (isinstance(rate, bool) or not 0 < rate < 1):
+            raise ArgumentError(f"expected a rate inside (0, 1); found {rate!r}.")
+        self._weights.check(self.model)
+        x = place(as_items(x, self.collate), self.model)
+        parts = [self._batch(part, rate) for part in row_batches(x, self.batch_size)]
+        if not parts:
+            raise DataError("expected at least one row to predict; found none.")
+        return ClassPrediction.joined(parts)
+
+    def predict_batches(
+        self, loader: Iterable[Any], unpack: Callable[[Any], Any] | None = None
+    ) -> Iterator[ClassPrediction]:
+        """Yield one `ClassPrediction` per batch; see `Predictor.predict_batches`."""
+        for batch in loader:
+            yield self.predict(inputs_of(batch, self.model, collate=self.collate) if unpack is None else unpack(batch))
+
+    def conformal(
+        self, data: Any, score: Score = "lac", *, per_class: bool = False, unpack: Unpack | None = None
+    ) -> ClassPredictor:
+        """The same predictor with prediction sets from `data`, which must have served for nothing else.
+
+        Args:
+            data: rows and labels, in the form of `calibrate`'s.
+            score: `"lac"` makes the smallest sets, `"aps"` covers easy and hard rows more evenly, `"raps"` does so
+                without long sets.
+            per_class: sets that hold each class as often as they say, and not only the labels as a whole.
+            unpack: from a batch to `(inputs, labels)`.
+        """
+        found, labels = self._on(data, unpack)
+        sets = ClassSets.fit(found.probabilities.cpu(), labels, checked_score(score), per_class=per_class)
+        made = ClassPredictor(
+            self.model,
+            replace(self.calibration, sets=sets),
+            self.readout,
+            batch_size=self.batch_size,
+            chunk=self.chunk,
+            engine=self.engine,
+            collate=self.collate,
+        )
+        made._weights = self._weights
+        return made
+
+    def rejection(
+        self, data: Any, risk: float = 0.01, *, confidence: float = 0.95, unpack: Unpack | None = None
+    ) -> Rejection:
+        """The most lenient threshold under which the error rate of kept rows stays below `risk`.
+
+        It does so with probability `confidence` over the rows of `data`, which must have served for nothing else.
+        """
+        found, labels = self._on(data, unpack)
+        return rejection(found.confidence.cpu(), found.label.cpu() == labels, risk, confidence)
+
+    def save(self, path: str | os.PathLike[str]) -> list[Path]:
+        """Write the calibration as JSON, with what is large beside it as safetensors; the weights are in neither."""
+        return save_calibration(self.calibration, path)
+
+    def __repr__(self) -> str:
+        return f"ClassPredictor of {type(self.model).__name__}: {self.calibration}"
+
+    def _on(self, data: Any, unpack: Unpack | None) -> tuple[ClassPrediction, Tensor]:
+        parts, labels = [], []
+        for x, y in batches(data, self.model, batch_size=self.batch_size, unpack=unpack, collate=self.collate):
+            parts.append(self.predict(x))
+            labels.append(as_labels(y, self.calibration.classes).cpu())
+        if not parts:
+            raise DataError("expected at least one row with its label; found none.")
+        return ClassPrediction.joined(parts), torch.cat(labels)
+
+    def _batch(self, x: Any, rate: float | None) -> ClassPrediction:
+        c = self.calibration
+        check_inputs(floating(x))
+        logits = as_logits(own_output(self.model, x, self.readout))
+        if logits.shape[1] != c.classes:
+            raise DataError(
+                f"expected logits of {c.classes} classes, as in the calibration; found {logits.shape[1]}. Use the "
+                "readout that the calibration was made with."
+            )
+        logits = logits.double()
+        strange = None
+        if c.leverage is not None:
+            strange = c.leverage.values(Rows(self.model, x, c.sites, self.readout, c.features)) / c.limit
+            strange = strange.to(logits)
+        temperature = c.fit.temperatures(logits, strange)
+        if c.rate is not None:
+            options = Sampling(c.draws, c.seed, self.readout, self.chunk, True, True, self.engine)
+            (found,) = sample_rates(self.model, x, [c.rate], c.sites, options)
+            assert found.outputs is not None
+            drawn = torch.stack([as_logits(part) for part in found.outputs]).double()
+            logs = c.fit.log_probabilities(drawn, strange, None)
+            each = torch.log_softmax(drawn / temperature[:, None], 2)
+            return ClassPrediction(logs, logits, c, strange, information(each))
+        spread, doubt = None, None
+        if c.fit.odds or rate is not None:
+            spread = spread_of(self.model, x, c.sites, self.readout).to(logits)
+            odds = torch.tensor(c.fit.odds or [rate / (1 - rate)], dtype=logits.dtype, device=logits.device)  # type: ignore[operator]
+            summed = (odds.reshape(-1, 1, 1) * spread).sum(1)
+            doubt = mutual_information(logits, summed, temperature)
+        return ClassPrediction(c.fit.log_probabilities(logits, strange, spread), logits, c, strange, doubt)

@@ -1,0 +1,211 @@
+"""The calibration of a classifier: logits, leverage and spread of the validation rows, then a fit.
+
+The validation data are read once. Logits of draws are kept for all rates, as every temperature is tried on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from latedrop.calibration.classes.fit import Chosen, Measured, chosen, losses
+from latedrop.calibration.classes.labels import as_labels, as_logits, check_labels
+from latedrop.calibration.classes.record import ClassCalibration, ClassVerdict
+from latedrop.calibration.classes.softmax import read_classes
+from latedrop.calibration.setup import Setup
+from latedrop.calibration.term_search import reference_features
+from latedrop.calibration.verdict import standard_error
+from latedrop.calibration.weights import fingerprint
+from latedrop.errors import ArgumentError, DataError, LatedropError
+from latedrop.metrics.classes import accuracy, ece
+from latedrop.model.calling import Readout, part_of
+from latedrop.model.rows import take_rows
+from latedrop.model.sites import Sites
+from latedrop.terms import Leverage, Rows
+from latedrop.terms.features import Features
+from latedrop.variance.engine.options import Sampling
+from latedrop.variance.joint import differences
+from latedrop.variance.sampling import own_output, sample_rates
+
+__all__ = ["RATES", "classes_of", "search_classes", "spread_of"]
+
+RATES = (0.01, 0.05, 0.1, 0.2, 0.3)
+_DRAWS = 30
+_INSIDE = 0.9
+_MOST_NUMBERS = 2**28  # of logits of draws that are kept
+_MOST_APART = 1024  # numbers per row in the spreads of single sites; beyond, only their sum is kept
+
+Batches = Iterator[tuple[Any, Tensor, Sites, Callable[[], Any]]]
+
+
+def classes_of(readout: Readout) -> Callable[[Any], Tensor]:
+    """A readout of the logits whose differences count."""
+    return lambda output: read_classes(as_logits(part_of(output, readout)))
+
+
+def search_classes(model: nn.Module, stream: Batches, setup: Setup, names: tuple[str, ...]) -> ClassCalibration:
+    """Measure the validation rows and record what fits them best."""
+    found = _measured(model, stream, setup)
+    check_labels(found.labels, found.classes)
+    leverage, values, count = _leverage(found, model, setup)
+    limit, strange = 1.0, None
+    if values is not None:
+        limit = float(torch.quantile(values.double(), _INSIDE, interpolation="higher"))
+        strange = values.double() / limit
+    picked = chosen(Measured(found.logits, found.labels, strange, found.spread), found.drawn, guard=setup.guard)
+    readout = setup.readout
+    return ClassCalibration(
+        classes=found.classes,
+        names=names,
+        binary=found.binary,
+        fit=picked.fit,
+        rate=picked.rate,
+        draws=setup.draws if picked.rate is not None else 0,
+        seed=setup.seed,
+        sites=found.sites,
+        features=found.features if leverage is not None else None,
+        leverage=leverage,
+        limit=limit,
+        reference_rows=count,
+        rows=len(found.labels),
+        choice=picked.name,
+        candidates=picked.candidates,
+        verdict=_verdict(picked, found.labels),
+        readout=None if callable(readout) else readout,
+        custom_readout=getattr(readout, "__qualname__", type(readout).__name__) if callable(readout) else None,
+        fingerprint=fingerprint(model),
+    )
+
+
+def _verdict(picked: Chosen, labels: Tensor) -> ClassVerdict:
+    gain = losses(picked.alone, labels) - losses(picked.held, labels)
+    p = picked.held.exp()
+    return ClassVerdict(
+        rows=len(labels),
+        fitted="cross-validation",
+        gain=float(gain.mean()),
+        gain_error=standard_error(gain),
+        nll=float(losses(picked.held, labels).mean()),
+        accuracy=float(accuracy(p, labels)),
+        ece=float(ece(p, labels, mass=True)),
+    )
+
+
+@dataclass
+class _Found:
+    sites: Sites
+    features: Features | None
+    logits: Tensor
+    labels: Tensor
+    spread: Tensor | None
+    drawn: dict[float, Tensor]
+    kept: list[Tensor]
+    binary: bool
+
+    @property
+    def classes(self) -> int:
+        return self.logits.shape[1]
+
+
+def _measured(model: nn.Module, stream: Batches, setup: Setup) -> _Found:
+    features: Features | None = None
+    dropout, binary, sites = False, False, Sites()
+    logits: list[Tensor] = []
+    labels, spreads, kept = [], [], []
+    drawn: dict[float, list[Tensor]] = {}
+    with closing(stream) as rows:  # type: ignore[type-var]
+        for x, y, sites, tick in rows:
+            output = own_output(model, x, setup.readout)
+            z = as_logits(output)
+            if not logits:
+                binary = output.dim() == 1 or output.shape[1] == 1
+                features = _features(model, x, sites, setup)
+                dropout = "dropout" in _names(setup) and _differentiable(model, x, sites, setup)
+            logits.append(z.cpu())
+            labels.append(as_labels(y, z.shape[1]).cpu())
+            if features is not None:
+                kept.append(features.of(model, x, sites).cpu())
+            if dropout:
+                spreads.append(spread_of(model, x, sites, setup.readout).cpu())
+            if setup.method == "sample":
+                _draw(drawn, model, x, sites, setup)
+            tick()
+    if not logits:
+        raise DataError("expected at least 2 validation rows, and better a thousand; found 0.")
+    together = {rate: torch.cat(parts, 1) for rate, parts in drawn.items()}
+    spread = torch.cat(spreads) if spreads else None
+    return _Found(sites, features, torch.cat(logits), torch.cat(labels), spread, together, kept, binary)
+
+
+def spread_of(model: nn.Module, x: Any, sites: Sites, readout: Readout) -> Tensor:
+    """`(N, sites, k, k)`, or `(N, 1, k, k)` for all sites together where that would be much."""
+    _, found = differences(model, x, sites, classes_of(readout))
+    return found if found[0].numel() <= _MOST_APART else found.sum(1, keepdim=True)
+
+
+def _names(setup: Setup) -> set[str]:
+    names = {term.name for term in setup.terms}
+    unknown = names - {"dropout", "leverage"}
+    if unknown:
+        raise ArgumentError(f"expected terms 'dropout' and 'leverage' for classes; found {sorted(unknown)}.")
+    return names
+
+
+def _features(model: nn.Module, x: Any, sites: Sites, setup: Setup) -> Features | None:
+    found = Features.all(sites) if "leverage" in _names(setup) else None
+    try:
+        return None if found is None else found.steady(model, x, sites)
+    except LatedropError:
+        return None
+
+
+def _differentiable(model: nn.Module, x: Any, sites: Sites, setup: Setup) -> bool:
+    if setup.method == "sample" or any(site.coupled for site in sites):
+        return False
+    try:
+        differences(model, take_rows(x, slice(1)), sites, classes_of(setup.readout))
+    except LatedropError:
+        if setup.terms_given:
+            raise
+        return False
+    return True
+
+
+def _draw(drawn: dict[float, list[Tensor]], model: nn.Module, x: Any, sites: Sites, setup: Setup) -> None:
+    rates = [rate for rate in setup.rates if isinstance(rate, float)]
+    if len(rates) < len(setup.rates):
+        raise ArgumentError("expected one rate for all sites for classes; found rates by site.")
+    options = Sampling(setup.draws, setup.seed, setup.readout, setup.chunk, setup.shared, True, setup.engine)
+    for rate, moments in zip(rates, sample_rates(model, x, rates, sites, options), strict=True):
+        assert moments.outputs is not None
+        drawn.setdefault(rate, []).append(torch.stack([as_logits(part) for part in moments.outputs]).cpu())
+    if sum(part.numel() for parts in drawn.values() for part in parts) > _MOST_NUMBERS:
+        raise ArgumentError(
+            f"expected draws, rates, rows and classes of which at most {_MOST_NUMBERS:,} logits come; found more. Pass "
+            "fewer rates=, draws= or validation rows."
+        )
+
+
+def _leverage(found: _Found, model: nn.Module, setup: Setup) -> tuple[Leverage | None, Tensor | None, int]:
+    """What tells strange rows, its values of the validation rows, and how many reference rows there were."""
+    if found.features is None:
+        return None, None, 0
+    own, count = setup.reference is None, 0
+
+    def reference() -> Iterator[Tensor]:
+        nonlocal count
+        width = found.kept[0].shape[1]
+        for part in found.kept if own else reference_features(model, setup, found.sites, found.features, width):
+            count += 0 if own else len(part)
+            yield part
+
+    learned = Leverage().learned_from(reference(), own)
+    features = torch.cat(found.kept)
+    rows = Rows(model, None, found.sites, setup.readout, found.features, torch.arange(len(features)))
+    rows.__dict__["features"] = features
+    return learned, learned.values(rows), count

@@ -1,0 +1,225 @@
+"""How good probabilities of classes are: pure functions of `(probabilities, labels)`.
+
+`probabilities` is `(N, K)`, rows summing to 1, a tensor or array; `labels` `(N,)` are whole numbers from 0 to `K - 1`.
+With `p_y` the probability of the label, `c` the largest one and `a` whether it is the label's,
+
+    NLL = mean(-log p_y),   Brier = mean(sum_k (p_k - [k = y])^2),   ECE = sum over bins of n_b / N · |mean a - mean c|.
+
+References: Guo et al., "On Calibration of Modern Neural Networks" (2017). Nixon et al., "Measuring Calibration in Deep
+Learning" (2019). Geifman, El-Yaniv, "Selective Classification for Deep Neural Networks" (2017). Hendrycks, Gimpel, "A
+Baseline for Detecting Misclassified and Out-of-Distribution Examples" (2017).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from latedrop.errors import ArgumentError, DataError
+from latedrop.metrics.entries import Array
+
+__all__ = [
+    "accuracy",
+    "aupr",
+    "brier",
+    "classwise_ece",
+    "cross_entropy",
+    "ece",
+    "fpr_at",
+    "reliability",
+    "risk_coverage",
+    "selective_risk",
+    "set_coverage",
+    "set_size",
+]
+
+_BINS = 15
+
+
+def accuracy(probabilities: Array, labels: Array) -> Tensor:
+    """Share of rows whose likeliest class is the label.
+
+    >>> accuracy([[0.2, 0.8], [0.6, 0.4]], [1, 1])
+    tensor(0.5000)
+    """
+    p, y = _checked(probabilities, labels)
+    return (p.argmax(1) == y).to(p.dtype).mean()
+
+
+def cross_entropy(probabilities: Array, labels: Array) -> Tensor:
+    """Mean of `-log p_y`, in nats: the NLL of the labels.
+
+    >>> cross_entropy([[0.5, 0.5]], [1])
+    tensor(0.6931)
+    """
+    p, y = _checked(probabilities, labels)
+    return -p.gather(1, y[:, None]).log().mean()
+
+
+def brier(probabilities: Array, labels: Array) -> Tensor:
+    """Mean over rows of the squared distance to the label's corner, from 0 to 2.
+
+    >>> brier([[0.5, 0.5]], [1])
+    tensor(0.5000)
+    """
+    p, y = _checked(probabilities, labels)
+    return (p - torch.nn.functional.one_hot(y, p.shape[1]).to(p)).square().sum(1).mean()
+
+
+def ece(probabilities: Array, labels: Array, *, bins: int = _BINS, mass: bool = False) -> Tensor:
+    """Expected calibration error of the largest probability, in bins of equal width, or of equal mass.
+
+    >>> ece([[0.2, 0.8], [0.2, 0.8]], [1, 0])
+    tensor(0.3000)
+    """
+    p, y = _checked(probabilities, labels)
+    sure, place = p.max(1)
+    return _gap(sure, place == y, bins, mass)
+
+
+def classwise_ece(probabilities: Array, labels: Array, *, bins: int = _BINS, mass: bool = False) -> Tensor:
+    """The mean over classes of the calibration error of each class's probability (Nixon et al. 2019).
+
+    >>> classwise_ece([[0.2, 0.8], [0.2, 0.8]], [1, 0])
+    tensor(0.3000)
+    """
+    p, y = _checked(probabilities, labels)
+    return torch.stack([_gap(p[:, k], y == k, bins, mass) for k in range(p.shape[1])]).mean()
+
+
+def reliability(
+    probabilities: Array, labels: Array, *, bins: int = _BINS, mass: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
+    """For every bin that has rows: mean confidence, accuracy, and how many rows: what a reliability diagram shows."""
+    p, y = _checked(probabilities, labels)
+    sure, place = p.max(1)
+    return _binned(sure, place == y, bins, mass)
+
+
+def risk_coverage(score: Array, wrong: Array) -> tuple[Tensor, Tensor]:
+    """Share of rows kept, and the error rate of those, keeping the rows of least `score` first; `(N,)` each.
+
+    Rows of equal score count as their mean.
+    """
+    doubt, bad = _pair(score, wrong)
+    order = doubt.argsort(stable=True)
+    values, group = torch.unique_consecutive(doubt[order], return_inverse=True)
+    sums = torch.zeros(len(values), dtype=torch.float64).index_add_(0, group, bad[order])
+    counts = torch.bincount(group, minlength=len(values)).double()
+    kept = torch.arange(1, len(doubt) + 1, dtype=torch.float64)
+    errors = (sums / counts)[group].cumsum(0)
+    return kept / len(doubt), errors / kept
+
+
+def selective_risk(score: Array, wrong: Array) -> Tensor:
+    """Area under the risk-coverage curve: the mean error rate over all shares that are kept.
+
+    >>> selective_risk([0.1, 0.9], [0, 1])
+    tensor(0.2500, dtype=torch.float64)
+    """
+    return risk_coverage(score, wrong)[1].mean()
+
+
+def aupr(positive: Array, negative: Array) -> Tensor:
+    """Average precision of telling positives from negatives by a score that is larger for positives.
+
+    >>> aupr([2.0, 3.0], [0.0, 1.0])
+    tensor(1., dtype=torch.float64)
+    """
+    _, true, false = _thresholds(positive, negative)
+    precision, recall = true / (true + false), true / true[-1]
+    steps = torch.diff(recall, prepend=recall.new_zeros(1))
+    return (precision * steps).sum()
+
+
+def fpr_at(positive: Array, negative: Array, recall: float = 0.95) -> Tensor:
+    """Share of negatives that score at least as high as the threshold that finds `recall` of the positives.
+
+    >>> fpr_at([2.0, 3.0], [0.0, 2.5])
+    tensor(0.5000, dtype=torch.float64)
+    """
+    if not 0 < recall <= 1:
+        raise ArgumentError(f"expected a recall inside (0, 1]; found {recall!r}.")
+    _, true, false = _thresholds(positive, negative)
+    first = int((true / true[-1] >= recall - 1e-12).nonzero()[0])
+    return false[first] / false[-1]
+
+
+def set_coverage(members: Array, labels: Array) -> Tensor:
+    """Share of rows whose set `(N, K)` of bools holds the label.
+
+    >>> set_coverage([[True, False], [True, True]], [1, 1])
+    tensor(0.5000)
+    """
+    inside, y = _sets(members, labels)
+    return inside.gather(1, y[:, None]).float().mean()
+
+
+def set_size(members: Array) -> Tensor:
+    """Mean number of classes in sets `(N, K)` of bools.
+
+    >>> set_size([[True, False], [True, True]])
+    tensor(1.5000)
+    """
+    return torch.as_tensor(members).bool().float().sum(1).mean()
+
+
+def _checked(probabilities: Array, labels: Array) -> tuple[Tensor, Tensor]:
+    p, y = torch.as_tensor(probabilities).detach(), torch.as_tensor(labels).detach()
+    if p.dim() != 2 or y.dim() != 1 or len(p) != len(y) or not len(p):
+        raise DataError(
+            f"expected probabilities (N, K) and labels (N,); found shapes {tuple(p.shape)} and {tuple(y.shape)}."
+        )
+    if y.is_floating_point() or int(y.min()) < 0 or int(y.max()) >= p.shape[1]:
+        raise DataError(f"expected labels as whole numbers from 0 to {p.shape[1] - 1}; found others.")
+    p = p if p.dtype == torch.float64 else p.float()
+    if not bool(((p >= 0) & (p <= 1 + 1e-4)).all()) or not bool(((p.sum(1) - 1).abs() < 1e-2).all()):
+        raise DataError("expected rows of probabilities that sum to 1; found others. Pass a softmax of logits.")
+    return p, y.long().to(p.device)
+
+
+def _sets(members: Array, labels: Array) -> tuple[Tensor, Tensor]:
+    inside, y = torch.as_tensor(members).bool(), torch.as_tensor(labels).long()
+    if inside.dim() != 2 or y.dim() != 1 or len(inside) != len(y):
+        raise DataError(f"expected sets (N, K) and labels (N,); found {tuple(inside.shape)} and {tuple(y.shape)}.")
+    return inside, y.to(inside.device)
+
+
+def _gap(sure: Tensor, right: Tensor, bins: int, mass: bool) -> Tensor:
+    confidence, share, count = _binned(sure, right, bins, mass)
+    return (count * (confidence - share).abs()).sum() / count.sum()
+
+
+def _binned(sure: Tensor, right: Tensor, bins: int, mass: bool) -> tuple[Tensor, Tensor, Tensor]:
+    if isinstance(bins, bool) or not isinstance(bins, int) or bins < 1:
+        raise ArgumentError(f"expected at least 1 bin; found {bins!r}.")
+    if mass:
+        place = sure.argsort(stable=True).argsort() * bins // len(sure)
+    else:
+        place = (sure * bins).ceil().long().sub(1).clamp(0, bins - 1)  # (0, 1/b], (1/b, 2/b], ...
+    count = torch.bincount(place, minlength=bins).to(sure)
+    used = count > 0
+    total = [torch.zeros_like(count).index_add_(0, place, part.to(sure)) for part in (sure, right)]
+    return total[0][used] / count[used], total[1][used] / count[used], count[used]
+
+
+def _pair(a: Any, b: Any) -> tuple[Tensor, Tensor]:
+    first, second = (torch.as_tensor(part).detach().double().cpu() for part in (a, b))
+    if first.dim() != 1 or first.shape != second.shape or not len(first):
+        raise DataError(f"expected two rows (N,) of one length; found {tuple(first.shape)} and {tuple(second.shape)}.")
+    return first, second
+
+
+def _thresholds(positive: Array, negative: Array) -> tuple[Tensor, Tensor, Tensor]:
+    """Distinct scores from the largest on, and how many positives and negatives are at or above each."""
+    ups, downs = (torch.as_tensor(part).detach().double().flatten().cpu() for part in (positive, negative))
+    if not len(ups) or not len(downs) or bool(torch.cat([ups, downs]).isnan().any()):
+        raise DataError("expected scores of at least one positive and one negative row, none of them NaN.")
+    both = torch.cat([ups, downs])
+    isup = torch.cat([torch.ones_like(ups), torch.zeros_like(downs)])
+    values, group = torch.unique(both, return_inverse=True)
+    true = torch.zeros(len(values), dtype=torch.float64).index_add_(0, group, isup).flip(0).cumsum(0)
+    false = torch.zeros(len(values), dtype=torch.float64).index_add_(0, group, 1 - isup).flip(0).cumsum(0)
+    return values.flip(0), true, false

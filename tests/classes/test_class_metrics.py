@@ -1,0 +1,103 @@
+"""Metrics of classes against outside references."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from latedrop.errors import ArgumentError, DataError
+from latedrop.metrics import classes as metrics
+
+sklearn_metrics = pytest.importorskip("sklearn.metrics")
+
+
+def _case(n: int = 400, k: int = 5, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    p = torch.softmax(2 * torch.randn(n, k, generator=generator, dtype=torch.float64), 1)
+    return p, torch.multinomial(p, 1, generator=generator)[:, 0]
+
+
+@pytest.mark.parametrize("k", [2, 5])
+def test_likelihood_accuracy_and_brier(k: int) -> None:
+    p, y = _case(k=k)
+    assert float(metrics.cross_entropy(p, y)) == pytest.approx(sklearn_metrics.log_loss(y, p), rel=1e-9)
+    assert float(metrics.accuracy(p, y)) == pytest.approx(sklearn_metrics.accuracy_score(y, p.argmax(1)))
+    if k == 2:
+        expected = 2 * sklearn_metrics.brier_score_loss(y, p[:, 1])  # of one class: half of the sum over both
+        assert float(metrics.brier(p, y)) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("norm", ["l1"])
+def test_calibration_error(norm: str) -> None:
+    torchmetrics = pytest.importorskip("torchmetrics.functional.classification")
+    p, y = _case()
+    theirs = torchmetrics.multiclass_calibration_error(p, y, num_classes=5, n_bins=15, norm=norm)
+    assert float(metrics.ece(p, y)) == pytest.approx(float(theirs), rel=1e-5)
+
+
+def test_bins_of_equal_mass_by_hand() -> None:
+    p = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.7, 0.3], [0.6, 0.4]], dtype=torch.float64)
+    y = torch.tensor([0, 1, 0, 0])
+    # two bins of two rows: confidences .65 and .85, accuracies 1 and .5
+    assert float(metrics.ece(p, y, bins=2, mass=True)) == pytest.approx((0.35 + 0.35) / 2)
+    confidence, share, count = metrics.reliability(p, y, bins=2, mass=True)
+    assert confidence.tolist() == pytest.approx([0.65, 0.85])
+    assert share.tolist() == [1.0, 0.5]
+    assert count.tolist() == [2.0, 2.0]
+
+
+def test_classwise_error_is_the_mean_over_classes() -> None:
+    p, y = _case(k=3)
+    each = [
+        float(metrics.ece(torch.stack([1 - p[:, k], p[:, k]], 1), (y == k).long()))  # of the likelier of two
+        for k in range(3)
+    ]
+    assert 0 < float(metrics.classwise_ece(p, y)) < 1
+    assert len(each) == 3
+
+
+def test_detection_scores() -> None:
+    rng = np.random.default_rng(0)
+    up, down = np.round(rng.normal(1, 1, 300), 1), np.round(rng.normal(0, 1, 500), 1)  # with ties
+    truth, score = np.r_[np.ones(300), np.zeros(500)], np.r_[up, down]
+    assert float(metrics.aupr(up, down)) == pytest.approx(sklearn_metrics.average_precision_score(truth, score))
+    fpr, tpr, _ = sklearn_metrics.roc_curve(truth, score, drop_intermediate=False)
+    assert float(metrics.fpr_at(up, down)) == pytest.approx(fpr[np.argmax(tpr >= 0.95)])
+
+
+def test_risk_coverage_by_hand_and_ties() -> None:
+    kept, risk = metrics.risk_coverage([0.1, 0.2, 0.3], [0, 1, 0])
+    assert kept.tolist() == pytest.approx([1 / 3, 2 / 3, 1])
+    assert risk.tolist() == pytest.approx([0, 0.5, 1 / 3])
+    assert metrics.risk_coverage([0.2, 0.2], [0, 1])[1].tolist() == [0.5, 0.5]
+
+
+def test_sets() -> None:
+    members = torch.tensor([[True, False, True], [False, True, False]])
+    assert float(metrics.set_size(members)) == 1.5
+    assert float(metrics.set_coverage(members, torch.tensor([2, 0]))) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("p", "y", "message"),
+    [
+        ([[0.5, 0.6]], [0], "sum to 1"),
+        ([[0.5, 0.5]], [2], "whole numbers from 0 to 1"),
+        ([[0.5, 0.5]], [0.0], "whole numbers"),
+        ([0.5, 0.5], [0, 1], r"probabilities \(N, K\)"),
+        ([[2.0, -1.0]], [0], "sum to 1"),
+    ],
+)
+def test_bad_input(p: list, y: list, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        metrics.accuracy(p, y)
+
+
+def test_bad_options() -> None:
+    with pytest.raises(ArgumentError, match="at least 1 bin"):
+        metrics.ece([[0.5, 0.5]], [0], bins=0)
+    with pytest.raises(ArgumentError, match="recall"):
+        metrics.fpr_at([1.0], [0.0], recall=0)
+    with pytest.raises(DataError, match="at least one positive"):
+        metrics.aupr([], [0.0])

@@ -1,0 +1,255 @@
+"""Calibrated classifiers, end to end: real digits, binary, many classes, files, bad input."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import latedrop
+from latedrop.calibration.classes.predictor import ClassPredictor
+from latedrop.errors import ArgumentError, DataError, FileError, LatedropError, LatedropWarning, OutputError
+from latedrop.metrics import classes as metrics
+
+Parts = dict[str, tuple[Tensor, Tensor]]
+
+
+def _trained(net: nn.Module, x: Tensor, y: Tensor, steps: int = 300) -> nn.Module:
+    optimiser = torch.optim.Adam(net.parameters(), 3e-3)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(steps):
+        rows = torch.randint(len(x), (64,), generator=generator)
+        optimiser.zero_grad()
+        nn.functional.cross_entropy(net(x[rows]), y[rows]).backward()
+        optimiser.step()
+    return net.eval()
+
+
+@pytest.fixture(scope="module")
+def digits() -> tuple[nn.Module, Parts]:
+    """A network that knows scikit-learn's digits a little too well."""
+    load = pytest.importorskip("sklearn.datasets").load_digits
+    x, y = (torch.tensor(part) for part in load(return_X_y=True))
+    x, y = x.float() / 16, y.long()
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
+    cut = {"train": order[:500], "val": order[500:1000], "held": order[1000:1400], "test": order[1400:]}
+    parts = {name: (x[rows], y[rows]) for name, rows in cut.items()}
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(64, 50), nn.ReLU(), nn.Linear(50, 50), nn.ReLU(), nn.Linear(50, 10))
+    return _trained(net, *parts["train"], steps=1500), parts
+
+
+@pytest.fixture(scope="module")
+def uq(digits: tuple[nn.Module, Parts]) -> ClassPredictor:
+    net, parts = digits
+    found = latedrop.calibrate(net, parts["val"], reference=parts["train"][0], progress=False)
+    assert isinstance(found, ClassPredictor)
+    return found
+
+
+class TestDigits:
+    def test_probabilities_are_better_than_the_models_own(self, uq: ClassPredictor, digits: Any) -> None:
+        x, y = digits[1]["test"]
+        p = uq.predict(x)
+        assert p.probabilities.shape == (len(x), 10)
+        torch.testing.assert_close(p.probabilities.sum(1), torch.ones(len(x), dtype=torch.float64))
+        own = torch.softmax(p.logits, 1)
+        assert metrics.cross_entropy(p.probabilities, y) < metrics.cross_entropy(own, y)
+        assert torch.equal(p.label, digits[0](x).argmax(1))
+
+    def test_strange_rows_are_told_and_trusted_less(self, uq: ClassPredictor, digits: Any) -> None:
+        x, _ = digits[1]["test"]
+        usual, strange = uq.predict(x), uq.predict(torch.rand(100, 64, generator=torch.Generator().manual_seed(0)))
+        assert usual.strangeness is not None
+        assert strange.strangeness is not None
+        assert float((usual.strangeness < 1).double().mean()) > 0.8
+        assert float((strange.strangeness > 1).double().mean()) > 0.95
+        assert float(strange.entropy.mean()) > 1.5 * float(usual.entropy.mean())
+
+    def test_a_row_does_not_depend_on_its_batch(self, uq: ClassPredictor, digits: Any) -> None:
+        x, _ = digits[1]["test"]
+        whole, alone = uq.predict(x[:20]), uq.predict(x[7:8])
+        torch.testing.assert_close(whole.probabilities[7:8], alone.probabilities)
+
+    def test_a_file_brings_it_back(self, uq: ClassPredictor, digits: Any, tmp_path: Path) -> None:
+        held = uq.conformal(digits[1]["held"], "raps", per_class=True)
+        held.save(tmp_path / "c.json")
+        back = latedrop.load(tmp_path / "c.json", digits[0])
+        assert isinstance(back, ClassPredictor)
+        x, _ = digits[1]["test"]
+        torch.testing.assert_close(back.predict(x).log_probabilities, uq.predict(x).log_probabilities)
+        assert torch.equal(back.predict(x).prediction_set(0.8), held.predict(x).prediction_set(0.8))
+        assert str(back.calibration) == str(uq.calibration)
+
+    def test_an_edited_file_is_refused(self, uq: ClassPredictor, digits: Any, tmp_path: Path) -> None:
+        path = tmp_path / "c.json"
+        uq.save(path)
+        path.write_text(path.read_text().replace('"temperature": ', '"temperature": 9'))
+        with pytest.raises(FileError, match="edited or damaged"):
+            latedrop.load(path, digits[0])
+
+    def test_another_models_weights_are_noticed(self, uq: ClassPredictor, digits: Any, tmp_path: Path) -> None:
+        uq.save(tmp_path / "c.json")
+        other = nn.Sequential(nn.Linear(64, 50), nn.ReLU(), nn.Linear(50, 50), nn.ReLU(), nn.Linear(50, 10))
+        with pytest.warns(LatedropWarning, match="weights are not those"):
+            latedrop.load(tmp_path / "c.json", other)
+
+    def test_sets_and_rejection(self, uq: ClassPredictor, digits: Any) -> None:
+        x, y = digits[1]["test"]
+        with pytest.raises(ArgumentError, match="conformal"):
+            uq.predict(x).prediction_set()
+        members = uq.conformal(digits[1]["held"]).predict(x).prediction_set(0.9)
+        assert float(metrics.set_coverage(members, y)) > 0.9 - 3 * (0.09 / len(y)) ** 0.5 - 3 * (0.09 / 400) ** 0.5
+        rule = uq.rejection(digits[1]["held"], risk=0.05)
+        kept = uq.predict(x).kept(rule)
+        assert 0 < rule.kept <= 1
+        assert float((uq.predict(x).label != y)[kept].double().mean()) < 0.05 + 3 * (0.05 * 0.95 / len(y)) ** 0.5
+
+    def test_draws_and_their_mutual_information(self, digits: Any) -> None:
+        net, parts = digits
+        x, y = parts["val"]
+        drawn = latedrop.calibrate(net, (x[:200], y[:200]), rates=[0.05, 0.2], draws=10, progress=False)
+        names = [candidate.name for candidate in drawn.calibration.candidates]
+        assert [name for name in names if "rate 0.05" in name or "rate 0.2" in name]
+        linear = latedrop.calibrate(net, (x[:200], y[:200]), progress=False).predict(x[:30], rate=0.1)
+        assert linear.mutual_information is not None
+        assert linear.mutual_information.shape == (30,)
+        assert bool((linear.mutual_information >= 0).all())
+        assert bool((linear.mutual_information <= linear.entropy.clamp_min(0) + 0.3).all())
+
+    def test_it_reads_a_loader_once_and_leaves_the_model_alone(self, digits: Any) -> None:
+        net, parts = digits
+        state = {name: value.clone() for name, value in net.state_dict().items()}
+        loader = DataLoader(TensorDataset(*parts["val"]), batch_size=100)
+        found = latedrop.calibrate(net, loader, terms=["leverage"], progress=False)
+        same = latedrop.calibrate(net, parts["val"], terms=["leverage"], batch_size=100, progress=False)
+        torch.testing.assert_close(found.predict(parts["test"][0]).probabilities, same(parts["test"][0]).probabilities)
+        assert all(torch.equal(state[name], value) for name, value in net.state_dict().items())
+
+    def test_names(self, digits: Any) -> None:
+        pandas = pytest.importorskip("pandas")
+        net, parts = digits
+        names = [f"digit {k}" for k in range(10)]
+        found = latedrop.calibrate(net, parts["val"], terms=["leverage"], class_names=names, progress=False)
+        frame = found.predict(parts["test"][0][:5]).to_pandas()
+        assert isinstance(frame, pandas.DataFrame)
+        assert frame["label"].tolist() == found.predict(parts["test"][0][:5]).names
+        assert "p_digit 3" in frame
+
+
+def test_never_worse_than_a_temperature_by_more_than_noise(digits: tuple[nn.Module, Parts]) -> None:
+    """Labels by chance beside a model that is sure: leverage and dropout have nothing to tell."""
+    net, parts = digits
+    x, _ = parts["val"]
+    labels = torch.multinomial(torch.softmax(net(x) / 3, 1), 1, generator=torch.Generator().manual_seed(0))[:, 0]
+    found = latedrop.calibrate(net, (x, labels), progress=False).calibration
+    verdict = found.verdict
+    assert verdict.gain > -2 * max(verdict.gain_error, 1e-3)
+
+
+@pytest.mark.parametrize("shape", [(), (1,)])
+def test_a_binary_classifier_with_one_logit(shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(400, 3)
+    y = torch.bernoulli(torch.sigmoid(2 * x[:, 0])).long()
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Sequential(nn.Linear(3, 16), nn.ReLU(), nn.Linear(16, 1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.body(x).reshape(-1, *shape)
+
+    net = Net()
+    optimiser = torch.optim.Adam(net.parameters(), 0.02)
+    for _ in range(200):
+        optimiser.zero_grad()
+        nn.functional.binary_cross_entropy_with_logits(net(x[:200]).flatten(), y[:200].float()).backward()
+        optimiser.step()
+    net.eval()
+    found = latedrop.calibrate(net, (x[200:], y[200:].float()), task="classification", progress=False)
+    p = found.predict(x[:50])
+    assert p.probabilities.shape == (50, 2)
+    assert float((p.label == y[:50]).double().mean()) > 0.7
+    with pytest.warns(LatedropWarning, match="all 0 or 1"):
+        latedrop.calibrate(net, (x[200:], y[200:].reshape(-1, *shape)), progress=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", LatedropWarning)
+        warnings.filterwarnings("ignore", "the model predicts")
+        latedrop.calibrate(net, (x[200:], y[200:].reshape(-1, *shape)), task="regression", progress=False)
+
+
+def test_many_classes() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(5, 30), nn.ReLU(), nn.Linear(30, 40)).eval()
+    x = 2 * torch.randn(300, 5)
+    y = torch.multinomial(torch.softmax(1.5 * net(x), 1), 1)[:, 0]
+    found = latedrop.calibrate(net, (x, y), progress=False)
+    p = found.predict(x[:20], rate=0.1)
+    torch.testing.assert_close(p.probabilities.sum(1), torch.ones(20, dtype=torch.float64))
+    assert p.mutual_information is not None
+
+
+class TestBadInput:
+    @pytest.fixture
+    def net(self) -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
+
+    @pytest.mark.parametrize(
+        ("labels", "error", "message"),
+        [
+            (lambda n: torch.full((n,), 3), DataError, "labels from 0 to 2"),
+            (lambda n: torch.full((n,), -1), DataError, "labels from 0 to 2"),
+            (lambda n: torch.rand(n), DataError, "whole numbers from 0 to 2"),
+            (lambda n: torch.zeros(n, dtype=torch.long), DataError, "at least two classes"),
+            (lambda n: torch.zeros(n, 3, dtype=torch.long), DataError, "one label for each row"),
+        ],
+        ids=["beyond", "below", "floats", "one class", "one-hot"],
+    )
+    def test_labels(
+        self, net: nn.Module, labels: Callable[[int], Tensor], error: type[LatedropError], message: str
+    ) -> None:
+        with pytest.raises(error, match=message):
+            latedrop.calibrate(net, (torch.randn(20, 4), labels(20)), task="classification", progress=False)
+
+    def test_fewer_rows_than_classes(self, net: nn.Module) -> None:
+        with pytest.raises(DataError, match="as many validation rows as classes"):
+            latedrop.calibrate(net, (torch.randn(2, 4), torch.tensor([0, 1])), progress=False)
+
+    def test_probabilities_instead_of_logits(self, net: nn.Module) -> None:
+        model = nn.Sequential(net, nn.Softmax(1))
+        x, y = torch.randn(30, 4), torch.arange(30) % 3
+        with pytest.raises(OutputError, match="sum to 1, as probabilities do"):
+            latedrop.calibrate(model, (x, y), progress=False)
+        found = latedrop.calibrate(model, (x, y), readout=lambda p: p.clamp_min(1e-12).log(), progress=False)
+        assert isinstance(found, ClassPredictor)
+
+    def test_logits_that_are_not_finite(self, net: nn.Module) -> None:
+        with pytest.raises(LatedropError, match="finite"):
+            latedrop.calibrate(net, (torch.full((30, 4), float("nan")), torch.arange(30) % 3), progress=False)
+
+    def test_maps_and_options_of_regressions(self, net: nn.Module) -> None:
+        x, y = torch.randn(30, 4), torch.arange(30) % 3
+        maps = nn.Sequential(nn.Conv2d(1, 4, 1), nn.Conv2d(4, 3, 1))
+        with pytest.raises(OutputError, match=r"logits \(N, K\)"):
+            latedrop.calibrate(maps, (torch.randn(30, 1, 2, 2), y), task="classification", progress=False)
+        with pytest.raises(ArgumentError, match="options that classes have; found floor"):
+            latedrop.calibrate(net, (x, y), floor=True)
+        with pytest.raises(ArgumentError, match="method"):
+            latedrop.calibrate(net, (x, y), method="propagate")
+        with pytest.raises(ArgumentError, match="3 class_names; found 2"):
+            latedrop.calibrate(net, (x, y), class_names=["a", "b"], progress=False)
+        with pytest.raises(ArgumentError, match="task to be one of"):
+            latedrop.calibrate(net, (x, y), task="classes")  # type: ignore[arg-type]
+        with pytest.raises(ArgumentError, match="class_names with task"):
+            latedrop.calibrate(net, (x, torch.randn(30, 3)), class_names=["a", "b", "c"])
+        with pytest.raises(ArgumentError, match="'dropout' and 'leverage' for classes"):
+            latedrop.calibrate(net, (x, y), terms=["size"], progress=False)

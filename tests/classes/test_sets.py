@@ -1,0 +1,99 @@
+"""Prediction sets hold what they say over repeated draws; a rejection rule keeps its risk."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from latedrop.calibration.classes.sets import ClassSets, Score, rejection, scores_of
+from latedrop.errors import ArgumentError, DataError
+
+scipy_stats = pytest.importorskip("scipy.stats")
+
+
+def _rows(n: int, seed: int, k: int = 6) -> tuple[torch.Tensor, torch.Tensor]:
+    """Overconfident probabilities, and labels of the true ones."""
+    generator = torch.Generator().manual_seed(seed)
+    z = 2 * torch.randn(n, k, generator=generator, dtype=torch.float64)
+    labels = torch.multinomial(torch.softmax(z, 1), 1, generator=generator)[:, 0]
+    return torch.softmax(2 * z, 1), labels
+
+
+@pytest.mark.parametrize("score", ["lac", "aps", "raps"])
+def test_sets_hold_the_label_as_often_as_they_say(score: Score) -> None:
+    level, n, held = 0.8, 60, []
+    for seed in range(300):
+        p, y = _rows(n + 20, seed)
+        members = ClassSets.fit(p[:n], y[:n], score, per_class=False).members(p[n:], level)
+        held.append(float(members.gather(1, y[n:, None]).double().mean()))
+    share, error = torch.tensor(held).mean(), torch.tensor(held).std() / 300**0.5
+    # At least the level, and at most 1 / (n + 1) above it, as scores hardly tie.
+    assert level - 3 * error <= share <= level + 1 / (n + 1) + 3 * error
+
+
+def test_sets_per_class_hold_every_class() -> None:
+    held: dict[int, list[float]] = {k: [] for k in range(3)}
+    for seed in range(200):
+        generator = torch.Generator().manual_seed(seed)
+        y = torch.multinomial(torch.tensor([0.7, 0.2, 0.1]), 400, replacement=True, generator=generator)
+        lift = torch.nn.functional.one_hot(y, 3) * torch.tensor([3.0, 1.5, 0.5])
+        p = torch.softmax(torch.randn(400, 3, generator=generator) + lift, 1)
+        members = ClassSets.fit(p[:300], y[:300], "lac", per_class=True).members(p[300:], 0.8)
+        for k in range(3):
+            inside = members[y[300:] == k, k].double()
+            held[k] += [float(inside.mean())] if len(inside) else []
+    for shares in held.values():
+        values = torch.tensor(shares)
+        assert float(values.mean()) > 0.8 - 3 * float(values.std() / len(values) ** 0.5)
+
+
+def test_scores_do_not_depend_on_the_batch() -> None:
+    p, _ = _rows(50, 0)
+    torch.testing.assert_close(scores_of(p, "aps")[7:9], scores_of(p[7:9], "aps"))
+
+
+def test_aps_by_hand() -> None:
+    p = torch.tensor([[0.2, 0.5, 0.3]], dtype=torch.float64)
+    (found,) = scores_of(p, "aps").tolist()
+    u = found[1] / 0.5
+    assert 0 <= u <= 1
+    assert found[2] == pytest.approx(0.5 + u * 0.3)
+    assert found[0] == pytest.approx(0.8 + u * 0.2)
+
+
+def test_too_few_rows_for_a_level() -> None:
+    p, y = _rows(10, 0)
+    with pytest.raises(ArgumentError, match="at least 19 conformal rows"):
+        ClassSets.fit(p, y, "lac", per_class=False).members(p, 0.95)
+
+
+def test_the_bound_is_clopper_and_pearsons() -> None:
+    from latedrop.calibration.classes.sets import _upper
+
+    for errors, rows in ((0, 50), (3, 100), (40, 41), (7, 7)):
+        expected = 1.0 if errors == rows else scipy_stats.beta.ppf(0.95, errors + 1, rows - errors)
+        assert _upper(errors, rows, 0.95) == pytest.approx(expected, abs=1e-9)
+
+
+def test_rejection_keeps_its_risk_in_repeated_trials() -> None:
+    risk, broken, kept = 0.2, 0, 0
+    fresh, labels = _rows(200_000, 10_000)
+    sure, wrong = fresh.amax(1), fresh.argmax(1) != labels
+    for seed in range(200):
+        p, y = _rows(800, seed)
+        rule = rejection(p.amax(1), p.argmax(1) == y, risk, 0.9)
+        keep = sure >= rule.threshold
+        kept += int(keep.any())
+        broken += bool(keep.any()) and float(wrong[keep].double().mean()) > risk
+    assert kept > 100
+    assert broken <= 0.1 * 200 + 3 * (0.1 * 0.9 * 200) ** 0.5
+
+
+def test_a_risk_that_cannot_be_had_keeps_nothing() -> None:
+    rule = rejection(torch.linspace(0.5, 1, 20), torch.zeros(20, dtype=torch.bool), 0.01, 0.95)
+    assert rule.kept == 0
+    assert "no row can be kept" in str(rule)
+    with pytest.raises(ArgumentError, match="inside"):
+        rejection(torch.ones(3), torch.ones(3, dtype=torch.bool), 2.0, 0.95)
+    with pytest.raises(DataError, match="found none"):
+        rejection(torch.ones(0), torch.ones(0, dtype=torch.bool), 0.1, 0.95)

@@ -1,0 +1,113 @@
+"""The mean softmax of uncertain logits, the spread of logits, and what thinned networks disagree about."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import latedrop
+from latedrop.calibration.classes.softmax import (
+    MOST,
+    TOP,
+    entropy,
+    information,
+    log_mean_softmax,
+    mutual_information,
+    read_classes,
+)
+from latedrop.variance.joint import differences
+
+
+def _spread(covariance: torch.Tensor) -> torch.Tensor:
+    d = covariance.diagonal(dim1=-2, dim2=-1)
+    return d[..., :, None] + d[..., None, :] - 2 * covariance
+
+
+def _net(classes: int) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 12), nn.Tanh(), nn.Linear(12, 12), nn.Tanh(), nn.Linear(12, classes))
+
+
+@pytest.mark.parametrize("k", [2, 3, 10, 40])
+def test_no_doubt_is_a_softmax(k: int) -> None:
+    z = torch.randn(7, k, dtype=torch.float64, generator=torch.Generator().manual_seed(k))
+    t = torch.full((7,), 1.7, dtype=torch.float64)
+    size = read_classes(z).shape[1]
+    found = log_mean_softmax(z, torch.zeros(7, size, size, dtype=torch.float64), t)
+    torch.testing.assert_close(found, torch.log_softmax(z / 1.7, 1))
+    torch.testing.assert_close(log_mean_softmax(z, None, t), torch.log_softmax(z / 1.7, 1))
+
+
+@pytest.mark.parametrize("k", [2, 5])
+@pytest.mark.parametrize("size", [0.3, 2.0])
+def test_the_mean_of_gaussian_logits(k: int, size: float) -> None:
+    generator = torch.Generator().manual_seed(1)
+    z = 2 * torch.randn(20, k, dtype=torch.float64, generator=generator)
+    root = size * torch.randn(20, k, k, dtype=torch.float64, generator=generator) / k**0.5
+    noise = torch.randn(20_000, k, dtype=torch.float64, generator=generator)
+    drawn = torch.log_softmax(z + torch.einsum("nkj,tj->tnk", root, noise), 2).exp().mean(0)
+    found = log_mean_softmax(z, _spread(root @ root.mT), torch.ones(20, dtype=torch.float64)).exp()
+    plain = torch.softmax(z, 1)
+
+    def apart(p: torch.Tensor) -> float:
+        return float((drawn * (drawn.log() - p.log())).sum(1).mean())
+
+    assert apart(found) < 0.25 * apart(plain)  # it explains most of what the doubt does
+    assert apart(found) < {0.3: 2e-4, 2.0: 0.02}[size]
+
+
+def test_many_classes_agree_with_all_pairs_where_the_rest_is_unlikely() -> None:
+    k = MOST + 8
+    generator = torch.Generator().manual_seed(2)
+    z = torch.randn(6, k, dtype=torch.float64, generator=generator)
+    top = z.topk(TOP, 1).indices
+    z.scatter_(1, top, z.gather(1, top) + 12)
+    root = torch.randn(6, TOP, 4, dtype=torch.float64, generator=generator)
+    covariance = torch.zeros(6, TOP + 1, TOP + 1, dtype=torch.float64)
+    covariance[:, :TOP, :TOP] = root @ root.mT
+    found = log_mean_softmax(z, _spread(covariance), torch.ones(6, dtype=torch.float64))
+    torch.testing.assert_close(found.exp().sum(1), torch.ones(6, dtype=torch.float64))
+    few = log_mean_softmax(z.gather(1, top), _spread(root @ root.mT), torch.ones(6, dtype=torch.float64))
+    torch.testing.assert_close(found.gather(1, top).exp(), few.exp(), atol=1e-3, rtol=0)
+
+
+def test_differences_are_those_of_single_outputs() -> None:
+    net, x = _net(3), torch.randn(5, 4)
+    sites = latedrop.find_sites(net, x)
+    mean, spread = differences(net, x, sites)
+    torch.testing.assert_close(mean, net(x).detach())
+    for k, j in ((0, 1), (1, 2), (2, 0)):
+        one = latedrop.linearize(net, x, sites, readout=lambda z, k=k, j=j: z[:, k] - z[:, j])
+        torch.testing.assert_close(spread[:, :, k, j], one.variance_by_site[:, 0])
+
+
+def test_the_mean_softmax_of_a_network_agrees_with_draws() -> None:
+    net, x, rate = _net(4), 2 * torch.randn(200, 4, generator=torch.Generator().manual_seed(0)), 0.05
+    sites = latedrop.find_sites(net, x)
+    z, spread = differences(net, x, sites)
+    found = log_mean_softmax(z, rate / (1 - rate) * spread.sum(1), torch.ones(len(x)))
+    drawn = latedrop.sample(net, x, rate, 2000, sites=sites, keep_draws=True).outputs
+    assert drawn is not None
+    mean = torch.log_softmax(drawn, 2).logsumexp(0) - torch.log(torch.tensor(2000.0))
+    labels = torch.multinomial(mean.exp(), 1, generator=torch.Generator().manual_seed(1))
+    nll = [float(-logs.gather(1, labels).mean()) for logs in (found, mean, torch.log_softmax(z, 1))]
+    assert abs(nll[0] - nll[1]) < 0.002
+
+
+def test_mutual_information_of_gaussian_logits_and_of_draws() -> None:
+    net, x, rate = _net(4), 2 * torch.randn(40, 4, generator=torch.Generator().manual_seed(3)), 0.02
+    sites = latedrop.find_sites(net, x)
+    z, spread = differences(net, x, sites)
+    found = mutual_information(z, rate / (1 - rate) * spread.sum(1), torch.ones(len(x)), draws=2000)
+    drawn = latedrop.sample(net, x, rate, 2000, sites=sites, keep_draws=True).outputs
+    assert drawn is not None
+    expected = information(torch.log_softmax(drawn, 2))
+    correlation = torch.corrcoef(torch.stack([found, expected]))[0, 1]
+    assert float(correlation) > 0.97
+    assert float(found.mean() / expected.mean()) == pytest.approx(1, abs=0.15)
+
+
+def test_entropy_of_certain_and_even_rows() -> None:
+    logs = torch.tensor([[0.0, -torch.inf], [-0.6931471806, -0.6931471806]])
+    assert entropy(logs).tolist() == pytest.approx([0, 0.6931471806])

@@ -1,0 +1,102 @@
+"""Effects, tests and tables on hand-made results."""
+
+import numpy as np
+import pytest
+
+from latedrop.studies.claims import Claim
+from latedrop.studies.shift import claims
+from latedrop.studies.shift.claims import CLAIMS, decide_all
+from latedrop.studies.shift.tables import by_set, method_tables, order_interval, set_tables, slope
+from latedrop.studies.uci.data import SETS
+from studies.shift.records import random_results, record
+
+
+def named(text: str) -> Claim:
+    """The claim that begins so."""
+    return next(claim for claim in CLAIMS if claim.text.startswith(text))
+
+
+def coverages(**methods: list[float]) -> dict[str, dict[str, list[float]]]:
+    return {name.replace("_", ", "): {"coverage": values} for name, values in methods.items()}
+
+
+def test_an_effect_is_the_mean_over_cuts() -> None:
+    found = record(coverages(constant=[0.5, 0.6, 0.7, 0.8], injected_floor=[0.7, 0.7, 0.7, 0.7]))
+    below, more = named("A constant's"), named("Injected dropout with a floor")
+    assert below.measure(found).value == pytest.approx(0.65)
+    assert more.measure(found).value == pytest.approx(0.05)
+    assert named("The default holds more").measure(found) is None
+
+
+def test_nlls_are_compared_by_the_share_of_cuts() -> None:
+    nlls = {"default + reference": {"nll": [1.0, 2.0, 3.0, 4.0]}, "constant": {"nll": [900.0, 1.0, 3.0, 5.0]}}
+    claim = named("The default with reference rows has a lower NLL than a c")
+    assert claim.measure(record(nlls)).value == pytest.approx((1 + 0 + 0.5 + 1) / 4)
+
+
+def test_growth_is_compared_over_cuts() -> None:
+    growth = {"error_growth": [0.0, 1.0, 2.0], "variance_growth": [1.0, 1.5, 2.0]}
+    found = record({"default + reference": growth}, 3)
+    assert named("The guard's variance").measure(found).value == pytest.approx(0.5)
+    lag = named("The variance of the default with reference rows grows less")
+    assert lag.measure(found).value == pytest.approx(-0.5)
+    assert slope(record({"a": {name: values[:2] for name, values in growth.items()}}, 2), "a") is None
+
+
+def test_sets_not_cuts_are_the_units() -> None:
+    claim = (Claim("x", "coverage", claims._level("a"), above=0.5),)
+    sure = {name: record(coverages(a=[level] * 4)) for name, level in (("p", 0.6), ("q", 0.61), ("r", 0.62))}
+    decided = decide_all(sure, claim)[0]
+    assert (decided.verdict, decided.agreeing, decided.mean.freedom) == ("holds", 3, 2)
+    # A hundred equal cuts of each of two sets that disagree say no more than two numbers do.
+    torn = {name: record(coverages(a=[level] * 100), 100) for name, level in (("p", 0.4), ("q", 0.9))}
+    assert decide_all(torn, claim)[0].verdict == "not decided"
+    assert decide_all({"p": sure["p"]}, claim) == []
+    low = {name: record(coverages(a=[level] * 4)) for name, level in (("p", 0.3), ("q", 0.31), ("r", 0.32))}
+    assert decide_all(low, claim)[0].verdict == "fails"
+
+
+def test_more_claims_make_each_harder() -> None:
+    claim = Claim("x", "coverage", claims._level("a"), above=0.5)
+    results = {name: record(coverages(a=[level] * 4)) for name, level in (("p", 0.6), ("q", 0.65), ("r", 0.7))}
+    alone, together = decide_all(results, (claim,))[0], decide_all(results, (claim,) * 5)[0]
+    assert alone.p < 0.05 < together.p
+
+
+def test_the_number_of_a_set() -> None:
+    found = record({"a": {"coverage": [0.0, 0.0, 0.9], "nll": [0.0, 0.0, 900.0], "inside_nll": [1.0, 2.0, 9.0]}}, 3)
+    assert by_set(found, "a", "coverage") == pytest.approx(0.3)
+    assert by_set(found, "a", "nll") == 0.0
+    assert by_set(found, "a", "inside_nll") == 2.0
+    assert by_set(found, "b", "nll") is None
+
+
+def test_the_interval_of_a_median_holds_it_as_often_as_it_says() -> None:
+    assert order_interval([1.0, 2.0, 3.0, 4.0]) is None
+    random = np.random.default_rng(0)
+    inside = 0
+    for _ in range(2000):
+        low, high = order_interval(random.normal(size=8).tolist()) or (0.0, 0.0)
+        inside += low <= 0 <= high
+    # The truth is 1 - 18 / 256 = 0.93; four standard errors of 2000 trials are 0.023.
+    assert inside / 2000 == pytest.approx(1 - 18 / 256, abs=0.023)
+
+
+def test_pages_name_every_method_set_and_claim() -> None:
+    results = random_results(("constant", "injected, floor", "default", "default + reference"), tuple(SETS))
+    text = claims.page(results)
+    for decision in decide_all(results):
+        assert decision.claim.text in text
+    assert len(decide_all(results)) >= 6
+    tables = "\n".join([*method_tables(results), *set_tables(results)])
+    assert tables.count("| default + reference |") == 6
+    assert "decide nothing" not in text
+    assert "decide nothing" in claims.page({"yacht": record({"constant": {}}, epochs=0.1)})
+
+
+def test_one_set_has_effects_and_no_verdict() -> None:
+    text = claims.page({"mine": record(coverages(constant=[0.5] * 4, injected_floor=[0.4] * 4))})
+    assert "One set alone decides nothing" in text
+    assert "| coverage of shifted rows | 0.500 | yes |" in text
+    assert "| coverage of shifted rows, difference | -0.100 | no |" in text
+    assert "**" not in text
