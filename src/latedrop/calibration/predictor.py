@@ -144,42 +144,13 @@ def calibrate(
     >>> low.shape
     torch.Size([64, 1])
     """
-    options: dict[str, Any] = {
-        "rates": rates,
-        "draws": draws,
-        "criterion": criterion,
-        "method": method,
-        "terms": terms,
-        "reference": reference,
-        "guard": guard,
-        "features": features,
-        "folds": folds,
-        "mean": mean,
-        "floor": floor,
-        "per_site": per_site,
-        "loss": loss,
-        "per_output": per_output,
-        "scale": scale,
-        "intervals": intervals,
-        "conformal_data": conformal_data,
-        "sites": sites,
-        "select": select,
-        "kind": kind,
-        "readout": readout,
-        "seed": seed,
-        "shared": shared,
-        "batch_size": batch_size,
-        "chunk": chunk,
-        "engine": engine,
-        "unpack": unpack,
-        "collate": collate,
-        "progress": progress,
-    }
-    return _calibrated(model, data, options, task, class_names)
+    options: dict[str, Any] = dict(locals())
+    options = {name: value for name, value in options.items() if name not in ("model", "data", "task", "class_names")}
+    return _calibrated(model, data, task, class_names, options)
 
 
 def _calibrated(
-    model: nn.Module, data: Any, options: dict[str, Any], task: Task, class_names: Sequence[str] | None
+    model: nn.Module, data: Any, task: Task, class_names: Sequence[str] | None, options: dict[str, Any]
 ) -> Predictor | ClassPredictor:
     found, data = classifier(model, data, options, task, class_names)
     if found is not None:

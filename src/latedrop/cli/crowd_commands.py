@@ -61,9 +61,7 @@ def crowd_count(
     every: Annotated[int, option("Take each k-th frame of a folder or video.")] = 1,
     scale: Annotated[str | None, option("optimal or relaxed; by default as calibrated.")] = None,
     device: Annotated[str, option(_DEVICE)] = "auto",
-    resume: Annotated[
-        bool, option("Go on: frames that are in the file of counts are passed over.", "--resume")
-    ] = False,
+    resume: Annotated[bool, option("Go on: frames that the file has are passed over.", "--resume")] = False,
     skip_bad: Annotated[bool, option("Warn of frames that cannot be counted, and go on.", "--skip-bad")] = False,
     state: STATE = None,
     input_scale: INPUT_SCALE = None,
@@ -92,34 +90,25 @@ def crowd_count(
         options = CounterOptions(state, input_scale, density_scale, relu, stride, channels, roi)
         trained, used = calibrated(weights, calibration, chosen_device(device), options)
         used = used if scale is None else used.with_choice(_one_of("--scale", scale, "optimal", "relaxed"))
-        skipped: list[str] = []
-
-        def bad(error: LatedropError) -> None:
-            skipped.append(str(error))
-            say(f"warning: left out: {error}")
-
-        stream = open_frames(sources, trained.channels, every=every, on_bad=bad if skip_bad else None)
+        bad = _LeftOut() if skip_bad else None
+        stream = open_frames(sources, trained.channels, every=every, on_bad=bad)
         where = folder(out)
         done = finished_frames(path, provenance_of(used, checked_level(level))) if resume else set()
         if not used.has_dropout:
             say(f"note: {NO_DROPOUT}.")
         if done:
             say(f"passing over what {path} has: {_frames(len(done))}.")
-        rows = count_people(trained, used, stream, level, skip=done, on_bad=bad if skip_bad else None)
-        strange = _Strange()
+        rows = count_people(trained, used, stream, level, skip=done, on_bad=bad)
         with _kept(path) as tally, CountFile(path, resume=resume) as file:
-            for frame in _bar(rows, stream.total, "counting"):
+            for frame in _warned(_bar(rows, stream.total, "counting")):
                 file.add(frame)
                 tally.append(frame.count)
-                strange.see(frame)
                 if panels:
                     _panel(where, frame, trained)
                 print(json.dumps(frame.row()) if as_json else f"{frame.name}: {frame}", flush=True)
-        strange.end(len(tally))
         if not tally and not done:
-            raise LatedropError(f"expected frames that can be counted; all {len(skipped)} were left out.")
-        if not as_json:
-            print(f"written: {path}{f', panels in {where}' if panels and tally else ''}")
+            raise LatedropError(f"expected frames that can be counted; all {bad.number if bad else 0} were left out.")
+        print("" if as_json else f"written: {path}{f', panels in {where}' if panels and tally else ''}\n", end="")
 
 
 def crowd_calibrate(
@@ -324,22 +313,27 @@ def _kept(path: Path) -> Iterator[list[float]]:
         raise
 
 
-class _Strange:
-    """Frames unlike those that were seen: warned of, the first few one by one."""
+class _LeftOut:
+    """Warns of frames that cannot be counted, and counts them."""
 
-    def __init__(self) -> None:
-        self.number = 0
+    number = 0
 
-    def see(self, frame: "CountedFrame") -> None:
-        if not frame.reasons:
-            return
+    def __call__(self, error: LatedropError) -> None:
         self.number += 1
-        if self.number <= _SHOWN:
-            say(f"warning: {frame.name} is strange: {'; '.join(frame.reasons)}. Its interval is wider.")
+        say(f"warning: left out: {error}")
 
-    def end(self, frames: int) -> None:
-        if self.number > _SHOWN:
-            say(f"warning: {self.number} of {_frames(frames)} are strange; see the column strangeness.")
+
+def _warned(frames: "Iterable[CountedFrame]") -> "Iterator[CountedFrame]":
+    """The frames, with a warning of those unlike what was seen: the first few one by one."""
+    number = strange = 0
+    for frame in frames:
+        number += 1
+        strange += bool(frame.reasons)
+        if frame.reasons and strange <= _SHOWN:
+            say(f"warning: {frame.name} is strange: {'; '.join(frame.reasons)}. Its interval is wider.")
+        yield frame
+    if strange > _SHOWN:
+        say(f"warning: {strange} of {_frames(number)} are strange; see the column strangeness.")
 
 
 def _panel(where: Path, frame: "CountedFrame", trained: "Trained") -> None:

@@ -60,12 +60,12 @@ def recalibrate_counter(
         raise DataError(
             f"expected all {len(counts)} labelled frames among the frames; missing: {some}. Check their names."
         )
+    count, variance, truth, strange = np.array(rows).reshape(-1, 4).T
+    fitted = fit_recalibration(count, variance, truth, float(max(strange, default=1.0)))
     if len(rows) < _FEW:
         warnings.warn(
             f"only {len(rows)} labelled frames: the new counts are rough. 20 frames spread over the scene serve well.",
             LatedropWarning,
             stacklevel=2,
         )
-    count, variance, truth, strange = np.array(rows).reshape(-1, 4).T
-    fitted = fit_recalibration(count, variance, truth, float(max(strange, default=1.0)))
     return replace(calibration, recalibration=fitted, usual=Usual.of(images))

@@ -17,7 +17,7 @@ from latedrop.calibration.record import Choice
 from latedrop.calibration.weights import fingerprint
 from latedrop.crowd.blocks import time_blocks
 from latedrop.crowd.calibration.cells import Cells, FrameBatches, FrameInputs
-from latedrop.crowd.calibration.count_terms import count_by_terms, left_out
+from latedrop.crowd.calibration.count_terms import Fold, count_by_terms, left_out
 from latedrop.crowd.calibration.record import METHODS, CrowdCalibration, CrowdMethod, roi_record
 from latedrop.crowd.calibration.usual import Usual
 from latedrop.crowd.layouts import CrowdSet
@@ -25,7 +25,7 @@ from latedrop.crowd.mcnn import STRIDE, Trained
 from latedrop.crowd.regions import Maps, fit_policy, near_cells, to_cells
 from latedrop.devices import versions
 from latedrop.errors import ArgumentError, DataError, LatedropWarning
-from latedrop.model.sites import Rate
+from latedrop.model.sites import Rate, Sites
 
 __all__ = ["calibrate_counter", "counted_heads", "read_maps"]
 
@@ -83,38 +83,62 @@ def calibrate_counter(
     if folds:  # the last one stands for all where maps are concerned: its block is the end of the frames
         crowd_set = replace(crowd_set, train=(*crowd_set.train, *crowd_set.validation), validation=())
         chosen, mapped = time_blocks(crowd_set.train, len(folds))[-1][::every], folds[-1]
-    known = _some(chosen, _PIXEL_FRAMES) if crowd_set.has_points else []
+    options: dict[str, Any] = {"scale": scale, "seed": seed, "progress": progress}
+    if method == "sample":
+        options |= {"draws": draws, "floor": floor, "rates": rates or _SAMPLED_RATES}
+    found, sites = _of_count(trained, crowd_set, chosen, method, every, options, left_out(folds, crowd_set, every))
+    if not crowd_set.has_points:
+        return found
+    if method == "sample":
+        options |= {"rates": [found.count.rate]}  # the count chooses it, and one run of draws serves both
+    else:
+        options |= {"method": "propagate", "mean": "model", "floor": floor, "rates": rates or _PROPAGATED_RATES}
+    return _with_maps(mapped, found, crowd_set, chosen, policy, options | {"sites": sites})
+
+
+def _of_count(
+    trained: Trained,
+    crowd_set: CrowdSet,
+    chosen: Sequence[int],
+    method: CrowdMethod,
+    every: int,
+    options: dict[str, Any],
+    folds: Sequence[Fold],
+) -> tuple[CrowdCalibration, Sites]:
+    """The calibration of the count alone, and where dropout goes."""
     counts = FrameBatches(trained, crowd_set, chosen, None)
-    maps = FrameBatches(mapped, crowd_set, known, Cells(mapped))
     reference = FrameInputs(trained, crowd_set, _some(crowd_set.train, _REFERENCE_FRAMES))
     sites = find_sites(trained.model, counts.image(chosen[0]))
-    shared: dict[str, Any] = {"sites": sites, "scale": scale, "seed": seed, "progress": progress}
     if method == "sample":
-        options = shared | {"draws": draws, "floor": floor}
-        count = calibrate(
-            trained.model, counts, rates or _SAMPLED_RATES, readout=trained.count_of, **options
-        ).calibration
-        rates = [count.rate]  # the count chooses it, and one run of draws serves both
+        own: Predictor = calibrate(trained.model, counts, readout=trained.count_of, sites=sites, **options)
+        count = own.calibration
     else:
-        count = count_by_terms(trained, counts, reference, folds=left_out(folds, crowd_set, every), **shared)
-        options = shared | {"method": "propagate", "mean": "model", "floor": floor}
-        rates = rates or _PROPAGATED_RATES
-    pixels = _calibrated_cells(mapped, maps, rates, **options) if known else None
-    found = CrowdCalibration(
-        method,
-        count,
-        pixels,
-        None,
-        fingerprint(trained.model),
-        roi_record(trained),
-        _about(trained, crowd_set, len(chosen), len(maps), len(reference), every),
-        Usual.of(image for part in (counts.images(), reference) for image in part),
-    )
-    if not policy or not known:
-        return found
-    measured = read_maps(mapped, found, crowd_set, _some(chosen, _POLICY_FRAMES), progress=progress)
-    own = replace(pixels, fingerprint=found.fingerprint) if pixels is not None else None
-    return replace(found, pixels=own, policy=fit_policy(measured, near=near_cells(crowd_set.sigma, trained.stride)))
+        count = count_by_terms(trained, counts, reference, sites=sites, folds=folds, **options)
+    about = _about(trained, crowd_set, len(chosen), len(reference), every)
+    usual = Usual.of(image for part in (counts.images(), reference) for image in part)
+    mark = fingerprint(trained.model)
+    return CrowdCalibration(method, count, None, None, mark, roi_record(trained), about, usual), sites
+
+
+def _with_maps(
+    trained: Trained,
+    found: CrowdCalibration,
+    crowd_set: CrowdSet,
+    chosen: Sequence[int],
+    policy: bool,
+    options: dict[str, Any],
+) -> CrowdCalibration:
+    """The calibration with that of the cells, and with what to reject."""
+    maps = FrameBatches(trained, crowd_set, _some(chosen, _PIXEL_FRAMES), Cells(trained))
+    pixels = _calibrated_cells(trained, maps, **options)
+    about = {**found.about, "frames": {**found.about["frames"], "cells": len(maps)}}
+    own = replace(pixels, fingerprint=found.fingerprint)  # the network of a fold may stand for the final one
+    if not policy:
+        return replace(found, pixels=own, about=about)
+    known = replace(found, pixels=pixels)
+    measured = read_maps(trained, known, crowd_set, _some(chosen, _POLICY_FRAMES), progress=options["progress"])
+    rejected = fit_policy(measured, near=near_cells(crowd_set.sigma, trained.stride))
+    return replace(found, pixels=own, about=about, policy=rejected)
 
 
 def _check_folds(trained: Trained, folds: Sequence[Trained], method: str) -> None:
@@ -172,12 +196,12 @@ def _chosen(trained: Trained, crowd_set: CrowdSet, every: int) -> tuple[int, ...
     return chosen
 
 
-def _calibrated_cells(trained: Trained, maps: FrameBatches, rates: Sequence[Rate], **settings: Any) -> Calibration:
+def _calibrated_cells(trained: Trained, maps: FrameBatches, **settings: Any) -> Calibration:
     with warnings.catch_warnings():
         # Where all channels of a cell are off no mask moves it; that is known of ReLU networks, and in the record.
         warnings.filterwarnings("ignore", "of .* validation values, some have zero variance", LatedropWarning)
         warnings.filterwarnings("ignore", "only .* validation rows", LatedropWarning)
-        found: Predictor = calibrate(trained.model, maps, rates, readout=maps.cells, per_output=False, **settings)
+        found: Predictor = calibrate(trained.model, maps, readout=maps.cells, per_output=False, **settings)
         return found.calibration
 
 
@@ -198,11 +222,11 @@ def _check_set(trained: Trained, crowd_set: CrowdSet) -> None:
         )
 
 
-def _about(trained: Trained, crowd_set: CrowdSet, frames: int, maps: int, reference: int, every: int) -> dict[str, Any]:
+def _about(trained: Trained, crowd_set: CrowdSet, frames: int, reference: int, every: int) -> dict[str, Any]:
     return {
         "set": crowd_set.name,
         "weights": trained.about.get("set"),
-        "frames": {"count": frames, "cells": maps, "reference": reference},
+        "frames": {"count": frames, "cells": 0, "reference": reference},
         "every": every,
         "enlarge": crowd_set.enlarge,
         "counter": trained.about.get("counter"),

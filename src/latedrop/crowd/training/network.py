@@ -215,35 +215,39 @@ def cross_fit(
     if settings.minutes is not None:
         raise ArgumentError("expected epochs to cross-fit, as blocks must be trained alike; found minutes.")
     options: dict[str, Any] = {"fresh": fresh, "command": command}
-    runs, notes = [], []
-    for number, part in enumerate(fold_sets(crowd_set, folds)):
-        path = None if out is None else fold_path(out, number)
-        network = train(
-            replace(part, test=()), settings, path, device, progress, checked=False, about={"fold": number}, **options
-        )
-        predicted = predict_counts(network, crowd_set, part.test, device)
-        runs.append(torch.stack([predicted.double(), crowd_set.counts(part.test, torch.float64)]))
-        epoch = int(network.about["best_epoch"])
-        notes.append({"epoch": epoch, "frames": len(part.test), "mae": float((runs[-1][0] - runs[-1][1]).abs().mean())})
-    error = torch.cat(runs, 1)[0] - torch.cat(runs, 1)[1]
+    error, notes = _errors_of_folds(crowd_set, settings, out, device, progress, folds, options)
     held = {"mae": float(error.abs().mean()), "rmse": float(error.square().mean().sqrt()), "bias": float(error.mean())}
     kept = int(np.median([note["epoch"] for note in notes]).round())
     every = tuple(sorted((*crowd_set.train, *crowd_set.validation)))
     if checked:
         mean = mean_errors(crowd_set.counts(every, torch.float64).mean().item(), crowd_set, every)
-        check_better({"validation": held, "mean_predictor": {"validation": mean}, "epochs": settings.epochs,
-                      "best_epoch": kept})  # fmt: skip
-    return train(
-        replace(crowd_set, train=every, validation=()),
-        replace(settings, keep=kept),
-        out,
-        device,
-        progress,
-        checked=False,
-        about={"folds": folds},
-        notes={"folds": notes, "held_out": held},
-        **options,
-    )
+        record = {"validation": held, "mean_predictor": {"validation": mean}}
+        check_better(record | {"epochs": settings.epochs, "best_epoch": kept})
+    about, said = {"folds": folds}, {"folds": notes, "held_out": held}
+    whole, settings = replace(crowd_set, train=every, validation=()), replace(settings, keep=kept)
+    return train(whole, settings, out, device, progress, checked=False, about=about, notes=said, **options)
+
+
+def _errors_of_folds(
+    crowd_set: CrowdSet,
+    settings: Settings,
+    out: str | os.PathLike[str] | None,
+    device: str | torch.device,
+    progress: bool,
+    folds: int,
+    options: dict[str, Any],
+) -> tuple[torch.Tensor, list[dict[str, Any]]]:
+    """Errors of all frames `(N,)`, each by the network that left it out, and what the log says of these networks."""
+    errors, notes = [], []
+    for number, part in enumerate(fold_sets(crowd_set, folds)):
+        path = None if out is None else fold_path(out, number)
+        options = options | {"checked": False, "about": {"fold": number}}
+        network = train(replace(part, test=()), settings, path, device, progress, **options)
+        predicted = predict_counts(network, crowd_set, part.test, device).double()
+        errors.append(predicted - crowd_set.counts(part.test, torch.float64))
+        epoch = int(network.about["best_epoch"])
+        notes.append({"epoch": epoch, "frames": len(part.test), "mae": float(errors[-1].abs().mean())})
+    return torch.cat(errors), notes
 
 
 def fold_sets(crowd_set: CrowdSet, folds: int) -> list[CrowdSet]:
