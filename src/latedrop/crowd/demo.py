@@ -41,7 +41,7 @@ UNIT = "people"
 NOTES = {
     "sampled, raw": "the variance over draws of the count, as it is.",
     "sampled, scaled": "the same, times the scale of least NLL on the validation scenes, and a floor.",
-    "sampling-free": "first-order variance of the count, one pass forth and back; scale and floor fitted alike.",
+    "sampling-free": "a floor and terms (dropout to first order, size of the count, leverage), without draws.",
     "constant": "no dropout: the validation RMSE as standard deviation of every scene.",
 }
 _ABOUT = (

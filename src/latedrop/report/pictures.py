@@ -187,9 +187,19 @@ def _rate_pictures(c: Calibration, unit: str) -> Iterator[Picture]:
 
 
 def _picture(title: str, caption: str, alt: str, draw: Callable[[Axes], object]) -> Picture:
+    return Picture(title, caption, alt, png(drawn(draw)))
+
+
+def drawn(draw: Callable[[Axes], object]) -> Figure:
+    """A figure with one panel, as wide as what stands beside it asks for: a square with a legend is not cut."""
     figure = plots.new_figure(5.2, 4)
-    draw(figure.subplots())
-    return Picture(title, caption, alt, png(figure))
+    ax = figure.subplots()
+    draw(ax)
+    figure.draw_without_rendering()
+    needed = figure.get_tightbbox().width + 0.1
+    if needed > figure.get_figwidth():
+        figure.set_figwidth(needed)
+    return figure
 
 
 def _draw_curves(ax: Axes, evaluations: Sequence[Evaluation]) -> None:
