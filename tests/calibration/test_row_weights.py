@@ -15,7 +15,7 @@ from latedrop.calibration.evaluation import compare, verdict
 from latedrop.calibration.fit import fit_sites
 from latedrop.calibration.scale import fit_floor, optimal_scale, relaxed_scale, tradeoff
 from latedrop.calibration.term_fit import fit_terms
-from latedrop.calibration.verdict import effective_rows, standard_error
+from latedrop.calibration.verdict import Left, effective_rows, standard_error
 from latedrop.errors import ArgumentError, DataError
 
 METHODS: list[dict[str, Any]] = [
@@ -152,8 +152,10 @@ def test_evaluations_count_rows(target: Any) -> None:
 def test_standard_errors() -> None:
     values, weights = torch.randn(2, 400, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     weights = weights.exp()
-    assert standard_error(values, torch.ones(400)) == pytest.approx(standard_error(values))
-    assert standard_error(values, weights) == pytest.approx(effective_rows(weights, 400) ** -0.5, rel=0.15)
+    assert standard_error(values, Left(weights=torch.ones(400))) == pytest.approx(standard_error(values))
+    assert standard_error(values, Left(weights=weights)) == pytest.approx(
+        effective_rows(weights, 400) ** -0.5, rel=0.15
+    )
     assert effective_rows(None, 7) == effective_rows(torch.full((7,), 2.0), 7) == 7
 
 

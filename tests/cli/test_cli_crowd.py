@@ -40,7 +40,7 @@ Run = Callable[..., tuple[int, str, str]]
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Weights with their calibration beside them, other weights without, and a folder of three frames."""
     home = tmp_path_factory.mktemp("crowd")
-    scenes = make_scenes(0, 10, 3, shape=SHAPE)
+    scenes = make_scenes(6, 10, 3, shape=SHAPE)
     trained = Trained(network(0), None, {"set": "scenes"})
     save_weights(home / "w.safetensors", trained)
     calibrate_counter(trained, scenes, policy=False, progress=False).save(home / "w.calibration.json")
@@ -75,7 +75,8 @@ def test_help(call: Run) -> None:
             "--labels",
             "--stream",
         ),
-        "calibrate": ("--set", "--data", "--method", "--draws"),
+        "calibrate": ("--set", "--data", "--method", "--draws", "--input-scale", "--density-scale", "--relu"),
+        "recalibrate": ("--labels", "--weights", "--output"),
         "train": ("--set", "--data", "--minutes", "--fresh", "--precision"),
         "demo": ("--out", "--json"),
     }.items():
@@ -148,6 +149,8 @@ def test_resume(call: Run, home: Path, tmp_path: Path) -> None:
     assert [row["frame"] for row in rows(tmp_path / "counts.csv")] == ["f1.png", "f0.png", "f2.png"]
     assert "f1.png" not in printed
     assert call("crowd", "count", home / "frames", *common, "--resume")[0] == 0
+    again = ("crowd", "count", home / "frames", *common, "--resume", "--level", "0.8")
+    one_line(call, "expected counts of these weights, this calibration and this level", *again)
 
 
 def one_line(call: Run, match: str, *arguments: object, code: int = 1) -> str:
@@ -296,7 +299,7 @@ def test_calibrate_then_count(call: Run, home: Path, tmp_path: Path, monkeypatch
     from latedrop.crowd import scenes as room
 
     plain = room.make_scenes
-    monkeypatch.setattr(room, "make_scenes", lambda *_: plain(0, 10, 0, shape=SHAPE))
+    monkeypatch.setattr(room, "make_scenes", lambda *_: plain(6, 10, 0, shape=SHAPE))
     path = tmp_path / "mine.json"
     command = ("crowd", "calibrate", "--set", "scenes", "-w", home / "w.safetensors", "-o", path)
     page = tmp_path / "mine.html"

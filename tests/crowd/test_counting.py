@@ -17,13 +17,13 @@ pytest.importorskip("safetensors")
 import latedrop
 from counters import network
 from latedrop.crowd.calibration import CrowdCalibration, calibrate_counter, load_calibration, read_maps
-from latedrop.crowd.counting import COLUMNS, CountFile, count_people, finished_frames, write_counts
+from latedrop.crowd.counting import COLUMNS, CountFile, count_people, finished_frames, provenance_of, write_counts
 from latedrop.crowd.layouts import CrowdSet
 from latedrop.crowd.mcnn import Trained, load_weights, shipped
 from latedrop.crowd.panels import draw_panel, write_panel
 from latedrop.crowd.regions import Policy
 from latedrop.crowd.scenes import make_scenes
-from latedrop.errors import ArgumentError, DataError, FileError
+from latedrop.errors import ArgumentError, DataError, FileError, LatedropError, OutputError
 
 WEIGHTS = Path(latedrop.__file__).parent / "crowd" / "weights"
 SHAPE = (72, 96)
@@ -32,7 +32,7 @@ GRID = (18, 24)
 
 @pytest.fixture(scope="module")
 def scenes() -> CrowdSet:
-    return make_scenes(0, 12, 4, shape=SHAPE)
+    return make_scenes(6, 12, 4, shape=SHAPE)
 
 
 @pytest.fixture(scope="module")
@@ -75,9 +75,11 @@ def test_sampling_free_and_sampled_say_what_the_core_says(
     assert reading.density.shape == reading.std.shape == GRID
     np.testing.assert_allclose(reading.density, own, rtol=1e-5)
     assert float(reading.count.mean) == pytest.approx(float(own.sum()), rel=1e-5)
-    first_order = latedrop.linearize(trained.model, x[None], free.count.sites, trained.count_of)
-    expected = free.count.variance(first_order.variance(free.count.rate))
-    torch.testing.assert_close(reading.count.variance, expected)
+    expected = latedrop.Predictor(trained.model, free.count, trained.count_of).predict(x[None])
+    torch.testing.assert_close(reading.count.variance, expected.variance)
+    assert reading.strangeness >= float(expected.strangeness)  # type: ignore[arg-type]
+    assert free.count.terms is not None
+    assert {name.partition(":")[0] for name in free.count.terms.columns} == {"dropout", "size", "leverage"}
     moments = latedrop.sample(trained.model, x[None], sampled.count.rate, 3, 0, sampled.count.sites, trained.both)
     drawn = sampled.read(trained, x)
     torch.testing.assert_close(drawn.count.raw_variance, moments.variance[:, -1])
@@ -113,7 +115,7 @@ def test_saved_and_loaded(
     path = tmp_path / "c.json"
     calibration.save(path)
     again = load_calibration(path, trained)
-    assert again == calibration
+    assert again.to_json() == calibration.to_json()
     x = scenes.image(scenes.test[0])
     assert torch.equal(again.read(trained, x).count.std, calibration.read(trained, x).count.std)
     assert f"{calibration.method}, 12 validation frames of scenes" in str(again)
@@ -179,13 +181,21 @@ def test_counts_with_intervals(trained: Trained, scenes: CrowdSet, free: CrowdCa
         )
 
 
-def test_nobody_counts_below_zero(scenes: CrowdSet, trained: Trained, free: CrowdCalibration) -> None:
+def test_a_density_that_sums_below_zero_is_an_error(scenes: CrowdSet, free: CrowdCalibration) -> None:
     model = network()
     with torch.no_grad():
         model.fuse.weight.neg_()
         model.fuse.bias.fill_(-1)
+    with pytest.raises(OutputError, match=r"expected a density that sums to people; found -\d.* in scene_0018"):
+        next(count_people(Trained(model), free, images(scenes)))
+    bad: list[LatedropError] = []
+    assert list(count_people(Trained(model), free, images(scenes), on_bad=bad.append)) == []
+    assert len(bad) == 4
+    with torch.no_grad():
+        model.fuse.weight.zero_()
+        model.fuse.bias.fill_(-1e-3)
     (row, *_) = count_people(Trained(model), free, images(scenes))
-    assert (row.count, row.low, row.count_kept) == (0, 0, 0)
+    assert (row.count, row.low, row.count_kept) == (0, 0, 0)  # rounding of an empty frame
     assert row.density.sum() < 0 < row.high
 
 
@@ -364,16 +374,18 @@ def test_panel(trained: Trained, scenes: CrowdSet, free: CrowdCalibration, tmp_p
     roi = torch.ones(GRID, dtype=torch.bool)
     roi[:, 5:] = False
     figure = draw_panel(row, roi=roi, heads=np.array([[3.0, 4.0]]), enlarge=2)
-    assert figure.get_suptitle().startswith(f"{row}; {row.count_kept:.1f} without {len(row.regions)} rejected region")
-    assert figure.get_suptitle().endswith("truly 1")
-    titles = [ax.get_title() for ax in figure.axes[:4]]
+    said = figure.get_suptitle()
+    assert said.startswith(
+        f"{replace(row, reasons=())}; {row.count_kept:.1f} without {len(row.regions)} rejected region"
+    )
+    assert "; truly 1" in said
+    titles = [ax.get_title() for ax in figure.axes[:3]]
     assert titles == [
-        f"frame {row.name}",
+        f"{row.name}, {len(row.regions)} region{'s' if len(row.regions) != 1 else ''} of density",
         "density",
         "standard deviation of the density",
-        f"{len(row.regions)} region{'s' if len(row.regions) != 1 else ''} of density",
     ]
-    assert [ax.get_ylabel() for ax in figure.axes[4:]] == ["people per 2 x 2 pixels"] * 2
+    assert [ax.get_ylabel() for ax in figure.axes[3:]] == ["people per 2 x 2 pixels"] * 2
     write_panel(tmp_path / "p.png", row)
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
 
@@ -387,3 +399,30 @@ def test_panel_outlines_cells(trained: Trained) -> None:
     assert len(edges) == 6  # around two cells side by side
     assert edges.reshape(-1, 2).min(0).tolist() == [1, 1]
     assert edges.reshape(-1, 2).max(0).tolist() == [3, 2]
+
+
+def test_counts_of_two_calibrations_are_not_mixed(
+    trained: Trained, scenes: CrowdSet, free: CrowdCalibration, tmp_path: Path
+) -> None:
+    for name in ("counts.csv", "counts.jsonl"):
+        path = tmp_path / name
+        write_counts(count_people(trained, free, list(images(scenes))[:2]), path)
+        assert len(finished_frames(path, provenance_of(free, 0.9))) == 2
+        for other, level in ((free, 0.8), (free.with_choice("relaxed"), 0.9), (replace(free, policy=None), 0.9)):
+            with pytest.raises(FileError, match="expected counts of these weights, this calibration and this level"):
+                finished_frames(path, provenance_of(other, level))
+
+
+def test_strange_frames_are_flagged_and_wider(trained: Trained, scenes: CrowdSet, free: CrowdCalibration) -> None:
+    image = scenes.image(scenes.test[0])
+    big = torch.nn.functional.interpolate(image[None], scale_factor=1.5)[0]
+    strange = {"bright": image.clamp_min(0.9), "another size": big}
+    (plain,) = count_people(trained, free, [("plain", image)])
+    assert plain.reasons == ()
+    for name, frame in strange.items():
+        (row,) = count_people(trained, free, [(name, frame)])
+        assert row.strangeness >= 2 > plain.strangeness
+        assert row.reasons
+        assert row.std > plain.std
+        assert "strange: " in str(row)
+        assert row.row()["strangeness"] == pytest.approx(row.strangeness, rel=1e-3)

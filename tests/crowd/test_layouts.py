@@ -307,7 +307,7 @@ def test_arguments_are_checked(mall: Path) -> None:
         open_set("mall", mall, validation_runs=0)
     with pytest.raises(ArgumentError, match="expected a view only for pets; found view 2 for mall"):
         open_set("mall", mall, view=2)
-    with pytest.raises(ArgumentError, match="expected use_roi only for mall and ucsd; pets has no region"):
+    with pytest.raises(ArgumentError, match="expected use_roi only for mall, ucsd and own; pets has no region"):
         open_set("pets", mall, use_roi=True)
 
 

@@ -92,12 +92,20 @@ def test_it_learns(tmp_path: Path) -> None:
     assert trained.about["enlarge"] == 1
 
 
-def test_the_best_epoch_of_the_second_half_is_kept(
-    scenes: CrowdSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("errors", "best"), [([5.0, 0.1, 4.0, 5.0], 2), ([9.0, 8.0, 7.0, 6.0], 4)])
+def test_the_best_epoch_is_kept(
+    scenes: CrowdSet, monkeypatch: pytest.MonkeyPatch, errors: list[float], best: int
 ) -> None:
-    errors = iter([0.1, 9.0, 4.0, 5.0])
-    monkeypatch.setattr(loop, "_validate", lambda *_: (torch.tensor(next(errors)), torch.tensor(1.0)))
-    assert quietly(scenes).about["best_epoch"] == 3
+    following = iter(errors)
+    monkeypatch.setattr(loop, "_validate", lambda *_: (torch.tensor(next(following)), torch.tensor(1.0)))
+    assert quietly(scenes).about["best_epoch"] == best
+
+
+def test_an_epoch_can_be_named(scenes: CrowdSet) -> None:
+    kept = quietly(scenes, replace(TINY, keep=2))
+    assert kept.about["best_epoch"] == 2
+    longer = quietly(replace(scenes, train=(*scenes.train, *scenes.validation), validation=()), replace(TINY, keep=1))
+    assert longer.about["best_epoch"] == 1
 
 
 def test_seeded(scenes: CrowdSet) -> None:

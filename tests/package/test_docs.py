@@ -30,7 +30,10 @@ LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)")
 PATTERN = re.compile(r"^\| `(\S+ .+?)` \|", re.MULTILINE)
 # Programs print their errors themselves, and rules of propagation speak through `propagate`.
 UNLISTED = {
-    *(f"cli.{name}" for name in ("app", "command", "options", "model_commands", "crowd_commands", "demo")),
+    *(
+        f"cli.{name}"
+        for name in ("app", "command", "options", "model_commands", "crowd_commands", "crowd_counters", "demo")
+    ),
     "variance.pairs",
     "variance.propagation_rules",
     "latedrop.terminal",

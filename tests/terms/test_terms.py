@@ -345,3 +345,49 @@ class TestInACalibration:
         (dropout,) = (term for term in uq.calibration.terms.terms if isinstance(term, Dropout))
         assert dropout.way == "draws"
         assert uq.predict(x).std.shape == (60, 9)
+
+
+class TestBlocks:
+    def test_runs_of_rows_are_left_out_together(self) -> None:
+        from latedrop.calibration.verdict import folds, standard_error
+
+        fold = folds(25, "blocks")
+        assert fold.tolist() == sorted(fold.tolist())
+        assert fold.unique().tolist() == list(range(10))
+        assert folds(3, "blocks").tolist() == [0, 1, 2]
+        walk = torch.randn(500, generator=torch.Generator().manual_seed(0)).cumsum(0)
+        assert standard_error(walk, "blocks") > 3 * standard_error(walk)  # neighbours are alike
+
+    def test_rows_that_come_in_runs_are_not_taken_for_many(self) -> None:
+        """Every row thirty times in a row says no more than each once."""
+        x, y = data(12)
+        often = (x.repeat_interleave(30, 0), y.repeat_interleave(30, 0))
+        shuffled, blocks = (calibrate(mlp(), often, folds=kind).calibration for kind in ("shuffled", "blocks"))  # type: ignore[arg-type]
+        assert shuffled.verdict is not None
+        assert blocks.verdict is not None
+        assert blocks.verdict.gain_error > 2 * shuffled.verdict.gain_error
+        assert blocks.terms is not None
+        assert not any("each site apart" in candidate.name for candidate in blocks.terms.candidates)
+
+    def test_wrong_folds(self) -> None:
+        with pytest.raises(ArgumentError, match=r"expected folds to be one of .*; found 'weeks'"):
+            calibrate(mlp(), data(), folds="weeks")  # type: ignore[arg-type]
+        with pytest.raises(ArgumentError, match="found folds, which belong to"):
+            calibrate(mlp(), data(), method="linear", folds="blocks")
+
+
+class TestNamedFeatures:
+    def test_leverage_looks_at_these_alone(self) -> None:
+        x, y = data()
+        found = calibrate(mlp(), (x, y), features=["4"]).calibration
+        assert found.terms is not None
+        assert found.terms.features == Features(("4",))
+        assert found.terms.guard is not None
+        assert found.terms.guard.term.state()["root"].shape == (9, 9)  # type: ignore[index]
+
+    @pytest.mark.parametrize("names", [["0"], [], ["4", "nobody"]])
+    def test_names_that_are_no_features(self, names: list[str]) -> None:
+        with pytest.raises(
+            ArgumentError, match=r"expected features among the sites whose input has the rows, \['2', '4'\]"
+        ):
+            calibrate(mlp(), data(), features=names)

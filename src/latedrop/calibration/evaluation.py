@@ -6,28 +6,27 @@ makes those of the raw, the scaled and the relaxed variance of a prediction.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from latedrop import metrics
+from latedrop.calibration.evaluated import Evaluation
 from latedrop.calibration.intervals import Conformal
 from latedrop.calibration.prediction import Prediction
 from latedrop.calibration.record import Calibration, Choice
 from latedrop.calibration.scale import along_outputs
 from latedrop.calibration.seen import warn_of_seen
 from latedrop.calibration.targets import as_output, warn_of_poor_fit
-from latedrop.calibration.verdict import Verdict, correlation, gains, judged, share_error, standard_error
+from latedrop.calibration.verdict import Left, Verdict, correlation, gains, judged, share_error, standard_error
 from latedrop.errors import ArgumentError
 from latedrop.metrics import align_target
 from latedrop.metrics.entries import Array, average, checked_weights
 from latedrop.metrics.levels import central_quantile, even_levels
 from latedrop.model.sites import Rate
-from latedrop.records import tuples_in
 
 __all__ = [
     "Evaluation",
@@ -45,68 +44,6 @@ __all__ = [
 ]
 
 _LEVELS: list[float] = even_levels(99).tolist()
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """What one measure of uncertainty is worth on test rows.
-
-    Attributes:
-        label: its name in tables and legends.
-        rows: how many test rows.
-        rate: the dropout rate; None where there is no dropout.
-        scale: what the variance was multiplied by, one per output or one for all; None where there is no dropout.
-        rmse: in the target's unit.
-        nll: with its constant, in the target's unit; None for intervals that are no Gaussian's.
-        ma: miscalibration area.
-        level: of the interval that `coverage` and `width` are about.
-        coverage: fraction of targets inside it.
-        width: its mean width, in the target's unit.
-        levels: of the calibration curve, `(L,)`.
-        observed: the calibration curve, `(L,)`.
-        correlation: rank correlation of standard deviation and size of the error, 0 for a constant; None for intervals.
-            Where targets were transformed for training, it is that of the model's unit.
-        mae: mean size of the error, in the target's unit.
-        coverage_error: standard error of the coverage over rows.
-        gain: nats per value by which the NLL is better than that of the constant; None where there is none to compare.
-        gain_error: its standard error over rows.
-        widths: mean width of the intervals at each level, `(L,)`, in the target's unit.
-    """
-
-    label: str
-    rows: int
-    rate: Rate | None
-    scale: tuple[float, ...] | None
-    rmse: float
-    nll: float | None
-    ma: float
-    level: float
-    coverage: float
-    width: float
-    levels: tuple[float, ...]
-    observed: tuple[float, ...]
-    correlation: float | None = None
-    mae: float | None = None
-    coverage_error: float | None = None
-    gain: float | None = None
-    gain_error: float | None = None
-    widths: tuple[float, ...] = ()
-
-    def observed_errors(self) -> tuple[float, ...]:
-        """Standard errors of the calibration curve, `(L,)`: binomial, times what values of one row have in common."""
-        common = 1.0
-        if self.coverage_error is not None and 0 < self.coverage < 1 and self.rows > 1:
-            common = self.coverage_error / math.sqrt(self.coverage * (1 - self.coverage) / (self.rows - 1))
-        return tuple(common * _binomial_error(share, self.rows) for share in self.observed)
-
-    def numbers(self) -> dict[str, Any]:
-        """All but the curves, as plain data."""
-        return {name: value for name, value in asdict(self).items() if name not in ("levels", "observed", "widths")}
-
-    @classmethod
-    def from_dict(cls, record: Mapping[str, Any]) -> Evaluation:
-        """The inverse of `dataclasses.asdict`, also by way of JSON."""
-        return cls(**tuples_in(record))
 
 
 def evaluate(
@@ -155,6 +92,7 @@ def _evaluated(
     nll = None
     gained: dict[str, float] = {}
     counts = None if weights is None else checked_weights(weights, len(mean))
+    left = Left(weights=counts)
     if interval is None:
         nll = float(metrics.nll(mean, variance, target, weights=weights))
         observed = metrics.calibration_curve(mean, variance, target, levels=levels, weights=weights)[1]
@@ -164,7 +102,7 @@ def _evaluated(
         widths = [2 * central_quantile(a) * deviation for a in levels]
         if constant is not None:
             by_row = gains(*(part.double() for part in (target - mean, variance, constant)))
-            gained = {"gain": float(average(by_row, counts)), "gain_error": standard_error(by_row, counts)}
+            gained = {"gain": float(average(by_row, counts)), "gain_error": standard_error(by_row, left)}
     else:
         ends = [interval(a) for a in levels]
         observed = torch.tensor([inside(*pair, target, weights) for pair in ends])
@@ -186,7 +124,7 @@ def _evaluated(
         observed=tuple(observed.tolist()),
         correlation=None if nll is None else correlation(target - mean, variance),
         mae=float(_average((target - mean).abs().double(), weights)),
-        coverage_error=share_error(held, counts),
+        coverage_error=share_error(held, left),
         widths=tuple(widths),
         **gained,
     )
@@ -299,7 +237,7 @@ def verdict(
     within = _of((low <= target) & (target <= high), output)
     counts = None if weights is None else checked_weights(weights, len(target))
     values = (_of(part, output) for part in (target - prediction.mean, prediction.variance, constant_of(prediction)))
-    return judged(*values, fitted="other rows", inside=within, weights=counts)
+    return judged(*values, fitted="other rows", inside=within, rows=Left(weights=counts))
 
 
 def likelihood(prediction: Prediction, target: Tensor) -> float:
@@ -393,12 +331,6 @@ def _average(values: Tensor, weights: Array | None) -> Tensor:
     """Of `(N, ...)`, each row counted as its weight says."""
     by_row = values.reshape(len(values), -1).mean(1)
     return average(by_row, None if weights is None else checked_weights(weights, len(values)))
-
-
-def _binomial_error(share: float, rows: int) -> float:
-    if not 0 < share < 1 or rows < 2:
-        return share_error(torch.full((rows,), round(share), dtype=torch.float64))
-    return math.sqrt(share * (1 - share) / (rows - 1))
 
 
 def _own_scale(choice: Choice) -> str:

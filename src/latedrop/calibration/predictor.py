@@ -35,6 +35,7 @@ from latedrop.calibration.seen import marks_of, merged, sketch
 from latedrop.calibration.setup import Setup
 from latedrop.calibration.transforms import Transform
 from latedrop.calibration.usual import usual_of
+from latedrop.calibration.verdict import Folds
 from latedrop.calibration.weights import Weights
 from latedrop.errors import ArgumentError, DataError, LatedropError
 from latedrop.metrics import align_target
@@ -64,6 +65,8 @@ def calibrate(
     terms: Sequence[str | Term] | None = None,
     reference: Any = None,
     guard: bool | None = None,
+    features: Sequence[str] | None = None,
+    folds: Folds = "shuffled",
     mean: Literal["draws", "model"] | None = None,
     floor: bool = False,
     per_site: bool = False,
@@ -111,6 +114,10 @@ def calibrate(
         reference: inputs of training rows, as arrays, as batches (targets in them are left out), or with `collate` as
             a list of items: what is usual. Worth much; where None the validation rows stand in.
         guard: False keeps the variance from growing for rows unlike the validation rows.
+        features: names of the sites whose inputs are a row's features, which leverage, neighbours and the guard look
+            at; all that can be used where None.
+        folds: `"blocks"` where the rows stand in their order in time and neighbours are alike, as the frames of a
+            video: folds are then runs of rows, and standard errors come from these.
         mean: `"draws"`: predict the mean over draws; `"model"`: keep the model's own prediction, and take only
             the variance from the draws. By default `"model"`, and `"draws"` where there are draws.
         floor: also fit a constant, `scale · variance + floor`.
@@ -151,42 +158,13 @@ def calibrate(
     >>> low.shape
     torch.Size([64, 1])
     """
-    options: dict[str, Any] = {
-        "rates": rates,
-        "draws": draws,
-        "criterion": criterion,
-        "method": method,
-        "terms": terms,
-        "reference": reference,
-        "guard": guard,
-        "mean": mean,
-        "floor": floor,
-        "per_site": per_site,
-        "loss": loss,
-        "per_output": per_output,
-        "scale": scale,
-        "intervals": intervals,
-        "conformal_data": conformal_data,
-        "target": target,
-        "row_weights": row_weights,
-        "sites": sites,
-        "select": select,
-        "kind": kind,
-        "readout": readout,
-        "seed": seed,
-        "shared": shared,
-        "batch_size": batch_size,
-        "chunk": chunk,
-        "engine": engine,
-        "unpack": unpack,
-        "collate": collate,
-        "progress": progress,
-    }
-    return _calibrated(model, data, options, task, class_names)
+    options: dict[str, Any] = dict(locals())
+    options = {name: value for name, value in options.items() if name not in ("model", "data", "task", "class_names")}
+    return _calibrated(model, data, task, class_names, options)
 
 
 def _calibrated(
-    model: nn.Module, data: Any, options: dict[str, Any], task: Task, class_names: Sequence[str] | None
+    model: nn.Module, data: Any, task: Task, class_names: Sequence[str] | None, options: dict[str, Any]
 ) -> Predictor | ClassPredictor:
     found, data = classifier(model, data, options, task, class_names)
     if found is not None:

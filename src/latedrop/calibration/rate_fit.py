@@ -23,7 +23,7 @@ from latedrop.calibration.scale import (
     tradeoff,
 )
 from latedrop.calibration.transforms import Transform
-from latedrop.calibration.verdict import Verdict, crossed, judged
+from latedrop.calibration.verdict import Left, Verdict, crossed, judged
 from latedrop.metrics.entries import average, by_output, weights_of
 from latedrop.model.sites import Rate
 
@@ -102,8 +102,8 @@ class RateFit:
                 fitted = scale, torch.zeros_like(scale)
             return lambda held: apply_scale(self.variance[held].double(), *fitted)
 
-        found = crossed(error, fit, self.per_output, self.weights)
-        return judged(error, *found, fitted="cross-validation", weights=self.weights)
+        left = Left(weights=self.weights)
+        return judged(error, *crossed(error, fit, self.per_output, left), fitted="cross-validation", rows=left)
 
     def path(self) -> tuple[TradeoffPoint, ...]:
         """Steps from the optimal to the relaxed scale."""

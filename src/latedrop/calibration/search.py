@@ -29,9 +29,9 @@ from latedrop.calibration.record import Calibration, RateRow
 from latedrop.calibration.seen import marks_of, sketch
 from latedrop.calibration.setup import PAPER_RATES, Setup
 from latedrop.calibration.targets import as_output, joined, warn_of_poor_fit
+from latedrop.calibration.term_search import MeasuredTerms, outputs_last
 from latedrop.calibration.term_search import fitted as fitted_terms
 from latedrop.calibration.term_search import measured as measured_terms
-from latedrop.calibration.term_search import outputs_last
 from latedrop.calibration.weights import fingerprint
 from latedrop.errors import DataError, LatedropWarning, OutputError
 from latedrop.model.finding import check_module, find_sites
@@ -41,7 +41,7 @@ from latedrop.terminal import listed
 from latedrop.variance.first_order import linearize
 from latedrop.variance.sampling import own_output
 
-__all__ = ["PAPER_RATES", "batches_with_sites", "search"]
+__all__ = ["PAPER_RATES", "batches_with_sites", "measured_by_terms", "recorded_terms", "search"]
 
 _log = logging.getLogger(__name__)
 _SHOWN = 6
@@ -69,9 +69,9 @@ def search(model: nn.Module, data: Any, setup: Setup) -> Calibration:
     able = [i for i, enough in enumerate(touched) if enough or not any(touched)]
     best = min(able, key=lambda i: float(getattr(table[i], f"nll_{setup.criterion}")))
     if table[best].zero_variances or len(table) < tried:
-        _warn_of_zeros(table, tried, target.numel())
+        _warn_of_zeros(table, tried, target.numel(), drawn=setup.method == "sample")
     chosen = fits[best]
-    told: dict[str, Any] = {"per_output": chosen.per_output, "stacklevel": 3, "hint": setup.target is None}
+    told: dict[str, Any] = {"per_output": chosen.per_output, "stacklevel": 4, "hint": setup.target is None}
     warn_of_poor_fit(chosen.mean, target, "validation rows", **told)
     if setup.method == "sample":
         warn_of_few_drops(table[best].rate, measured.sites, setup.draws)
@@ -123,7 +123,7 @@ def _by_rate(model: nn.Module, data: Any, setup: Setup) -> _Measured:
                     targets.append(as_output(center, y).cpu())
                 means[i].append(center.cpu())
                 variances[i].append(moment.variance.cpu())
-    target = joined(targets, stacklevel=4)
+    target = joined(targets, stacklevel=5)
     per_output, weights = setup.has_outputs(target), setup.weights(len(target))
     fits: list[RateFit] = []
     options: dict[str, Any] = {"per_output": per_output, "floor": setup.floor, "unit": setup.target, "weights": weights}
@@ -152,7 +152,7 @@ def _first_order(model: nn.Module, data: Any, setup: Setup) -> _Measured:
             means.append(result.mean.cpu())
             by_site.append(result.variance_by_site.cpu())
             tick()
-    target = joined(targets, stacklevel=4)
+    target = joined(targets, stacklevel=5)
     mean, variances = torch.cat(means), torch.cat(by_site)
     per_output = setup.has_outputs(target)
     columns = outputs_last((target - mean).double(), per_output)
@@ -179,11 +179,20 @@ def _first_order(model: nn.Module, data: Any, setup: Setup) -> _Measured:
 
 def _by_terms(model: nn.Module, data: Any, setup: Setup) -> Calibration:
     """One pass over the data, then a fit of the terms; their variance stands where other methods have a raw one."""
-    found = measured_terms(model, batches_with_sites(model, data, setup, per_batch=1), setup)
+    return recorded_terms(model, measured_by_terms(model, data, setup), setup)
+
+
+def measured_by_terms(model: nn.Module, data: Any, setup: Setup) -> MeasuredTerms:
+    """The validation rows with their terms, before any fit."""
+    return measured_terms(model, batches_with_sites(model, data, setup, per_batch=1), setup)
+
+
+def recorded_terms(model: nn.Module, found: MeasuredTerms, setup: Setup) -> Calibration:
+    """The record of what fits measured terms best."""
     per_output = found.per_output
     if not bool(outputs_last(found.target != found.mean, per_output).any(0).all()):
         raise DataError(_no_errors())
-    told: dict[str, Any] = {"per_output": per_output, "stacklevel": 4, "hint": setup.target is None}
+    told: dict[str, Any] = {"per_output": per_output, "stacklevel": 5, "hint": setup.target is None}
     warn_of_poor_fit(found.mean, found.target, "validation rows", **told)
     terms, variance, verdict = fitted_terms(found, setup)
     one = torch.ones(found.target.shape[1] if per_output else 1, dtype=torch.float64)
@@ -264,15 +273,16 @@ def _no_errors() -> str:
     )
 
 
-def _warn_of_zeros(table: list[RateRow], tried: int, values: int) -> None:
+def _warn_of_zeros(table: list[RateRow], tried: int, values: int, *, drawn: bool) -> None:
     found = [f"{row.zero_variances} at rate {row.rate}" for row in table if row.zero_variances]
     if len(table) < tried:
         found.insert(0, f"all {values} at {tried - len(table)} rates, which are left out")
+    touched, remedy = ("draw touched", "more draws or larger rates avoid") if drawn else ("site moves", "a floor mends")
     if found:
         warn(
-            f"of {values} validation values, some have zero variance, as no draw touched them: {'; '.join(found)}. "
-            "They are lifted to the smallest positive variance, and a rate with more than a tenth of them is not "
-            "chosen where another is there; more draws or larger rates avoid it.",
+            f"of {values} validation values, some have zero variance, as no {touched} them: {'; '.join(found)}. They "
+            "are lifted to the smallest positive variance, and a rate with more than a tenth of them is not chosen "
+            f"where another is there; {remedy} it.",
             LatedropWarning,
-            stacklevel=4,
+            stacklevel=5,
         )

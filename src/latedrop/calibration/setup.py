@@ -17,6 +17,7 @@ from latedrop.calibration.measuring import Method
 from latedrop.calibration.names import Names
 from latedrop.calibration.record import Choice, checked_choice
 from latedrop.calibration.transforms import Transform, checked_transform
+from latedrop.calibration.verdict import Folds
 from latedrop.errors import ArgumentError
 from latedrop.masking.draws import checked_seed
 from latedrop.metrics.entries import checked_weights
@@ -46,6 +47,8 @@ class Setup:
     terms: Any
     reference: Any
     guard: bool
+    features: Sequence[str] | None
+    folds: Folds
     mean: Literal["draws", "model"] | None
     floor: bool
     per_site: bool
@@ -79,6 +82,7 @@ class Setup:
         _one_of("mean", self.mean, ("draws", "model", None))
         _one_of("loss", self.loss, get_args(Loss))
         _one_of("engine", self.engine, ENGINES)
+        _one_of("folds", self.folds, get_args(Folds))
         if self.sites is not None and self.select is not None:
             raise ArgumentError("expected sites= or select=, found both. Select when you call find_sites.")
         self._check_belonging(method)
@@ -120,7 +124,8 @@ class Setup:
     def _check_belonging(self, method: Method) -> None:
         """Options of one method are refused with another, where they would be left unheard."""
         theirs: dict[str, bool] = {"terms": self.terms is not None, "reference": self.reference is not None}
-        theirs["guard"] = self.guard is not None
+        theirs |= {"guard": self.guard is not None, "features": self.features is not None}
+        theirs["folds"] = self.folds != "shuffled"
         if method == "terms":
             theirs = {name: getattr(self, name) is not None for name in ("rates", "draws", "criterion")}
             theirs |= {"floor": self.floor, "per_site": self.per_site, "shared": not self.shared}

@@ -24,7 +24,7 @@ from latedrop.calibration.seen import feature_marks, warn_of_training_rows
 from latedrop.calibration.setup import Setup
 from latedrop.calibration.targets import as_output, check_rows
 from latedrop.calibration.term_fit import choose, guarded
-from latedrop.calibration.verdict import Verdict
+from latedrop.calibration.verdict import Left, Verdict
 from latedrop.errors import ArgumentError, DataError, LatedropError, SiteError
 from latedrop.model.arrays import is_table, place
 from latedrop.model.items import as_items
@@ -82,7 +82,7 @@ def measured(model: nn.Module, batches: Any, setup: Setup) -> MeasuredTerms:
         for x, y, found, tick in stream:
             if entries is None:
                 sites = found
-                features = Features.all(sites)
+                features = Features.all(sites) if setup.features is None else Features.named(setup.features, sites)
                 terms, features = _fitting(setup.terms, model, x, sites, features, setup)
             rows = Rows(model, x, sites, setup.readout, features)
             columns = measured_columns([term for term in terms if not term.needs_features], rows)
@@ -93,7 +93,7 @@ def measured(model: nn.Module, batches: Any, setup: Setup) -> MeasuredTerms:
                 inputs += [x] if any(map(_is_own, terms)) else []
             tick()
     columns = dict(entries.items()) if entries is not None else {}
-    check_rows(len(columns.get(_TARGET, ())), stacklevel=5)
+    check_rows(len(columns.get(_TARGET, ())), stacklevel=6)
     assert entries is not None
     mean, target = columns.pop(_MEAN), columns.pop(_TARGET)
     per_output = setup.has_outputs(torch.empty(0, *entries.shape))
@@ -161,7 +161,7 @@ def _learned(
     # Several look at the same rows, which can perhaps be read but once.
     rows_seen = reference() if len(learners) == 1 else list(reference())
     learned: dict[Term, Term] = {term: term.learned_from(rows_seen, own) for term in learners}
-    warn_of_training_rows(float(seen.mean()), stacklevel=6)
+    warn_of_training_rows(float(seen.mean()), stacklevel=7)
     error = found.target - found.mean
     rows = Rows(model, None, found.sites, setup.readout, found.features, torch.arange(len(features)))
     rows.__dict__.update(features=features, mean=found.mean)
@@ -248,7 +248,13 @@ def fitted(found: MeasuredTerms, setup: Setup) -> tuple[FittedTerms, Tensor, Ver
     groups = [_blocks(term, names) for term in found.terms]
     used = 0 if too_few else len(found.terms)
     picked = choose(
-        error, columns, [term.name for term in found.terms][:used], groups[:used], factor, setup.loss, weights
+        error,
+        columns,
+        [term.name for term in found.terms][:used],
+        groups[:used],
+        factor,
+        setup.loss,
+        Left(setup.folds, weights),
     )
     fit = picked.fit
     grown = factor.repeat_interleave(len(error) // len(factor))[:, None]

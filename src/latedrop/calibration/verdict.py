@@ -24,7 +24,9 @@ from latedrop.numerals import nats
 
 __all__ = [
     "Finding",
+    "Folds",
     "Grade",
+    "Left",
     "Verdict",
     "correlation",
     "crossed",
@@ -36,6 +38,9 @@ __all__ = [
     "share_error",
     "standard_error",
 ]
+
+Folds: TypeAlias = Literal["shuffled", "blocks"]
+"""Which rows are left out of a fit together: some of a shuffle, or a run of neighbours."""
 
 Grade: TypeAlias = Literal["good", "weak", "bad"]
 
@@ -180,13 +185,14 @@ def judged(
     *,
     fitted: str,
     inside: Tensor | None = None,
-    weights: Tensor | None = None,
+    rows: Left | None = None,
 ) -> Verdict:
     """The verdict on errors and variances `(N, ...)`; the constant broadcasts with them.
 
-    `inside` `(N, ...)` says what lies in its interval where that is not the Gaussian one; `weights` `(N,)` what each
-    row counts, but for the rank correlation.
+    `inside` `(N, ...)` says what lies in its interval where that is not the Gaussian one; `rows` what each row counts,
+    but for the rank correlation, and which are alike.
     """
+    left = rows or Left()
     error, variance, constant = (part.double() for part in (error, variance, constant.to(error)))
     if inside is None:
         inside = error.abs() <= central_quantile(_LEVEL) * variance.sqrt()
@@ -194,11 +200,11 @@ def judged(
     return Verdict(
         rows=len(error),
         fitted=fitted,
-        gain=float(average(by_row[0], weights)),
-        gain_error=standard_error(by_row[0], weights),
+        gain=float(average(by_row[0], left.weights)),
+        gain_error=standard_error(by_row[0], left),
         correlation=correlation(error, variance),
-        coverage=float(average(by_row[1], weights)),
-        coverage_error=share_error(by_row[1], weights),
+        coverage=float(average(by_row[1], left.weights)),
+        coverage_error=share_error(by_row[1], left),
     )
 
 
@@ -213,8 +219,40 @@ def losses(error: Tensor, variance: Tensor) -> Tensor:
     return loss.reshape(len(loss), -1).mean(1)
 
 
-def standard_error(values: Tensor, weights: Tensor | None = None) -> float:
-    """Of the mean of `(N,)`, or of its weighted mean: `sqrt(sum w^2 (x - mean)^2) / sum w`, times `n / (n - 1)`."""
+@dataclass(frozen=True)
+class Left:
+    """Which rows are left out together, and what each row counts.
+
+    Attributes:
+        kind: by chance, or runs of neighbours, which are alike.
+        weights: `(N,)`; None where all count the same.
+    """
+
+    kind: Folds = "shuffled"
+    weights: Tensor | None = None
+
+    def at(self, rows: Tensor) -> Tensor | None:
+        """The weights of some rows."""
+        return None if self.weights is None else self.weights[rows]
+
+    def worth(self, rows: int) -> float:
+        """How many independent rows of one weight tell as much: `(sum w)^2 / sum w^2`, or the number of runs."""
+        if self.kind == "blocks":
+            return float(len(folds(rows, self.kind).unique()))
+        return effective_rows(self.weights, rows)
+
+
+def standard_error(values: Tensor, left: Left | None = None) -> float:
+    """Of the mean of `(N,)`, or of its weighted mean: `sqrt(sum w^2 (x - mean)^2) / sum w`, times `n / (n - 1)`.
+
+    Where rows of a run are alike, it comes from the means of runs.
+    """
+    weights = None if left is None else left.weights
+    if left is not None and left.kind == "blocks":
+        fold = folds(len(values), left.kind)
+        runs = [(fold == number).nonzero()[:, 0] for number in fold.unique()]
+        values = torch.stack([average(values[run], left.at(run)) for run in runs])
+        weights = None if weights is None else torch.stack([weights[run].sum() for run in runs])
     if len(values) < 2:
         return float("inf")
     if weights is None:
@@ -229,19 +267,20 @@ def effective_rows(weights: Tensor | None, rows: int) -> float:
     return float(rows) if weights is None else float(weights.sum().square() / weights.square().sum())
 
 
-def share_error(values: Tensor, weights: Tensor | None = None) -> float:
+def share_error(values: Tensor, left: Left | None = None) -> float:
     """Of the mean of shares `(N,)`; where all are 0 or all are 1, as if one of two more were different."""
-    rows, share = effective_rows(weights, len(values)), float(average(values, weights))
+    left = left or Left()
+    rows, share = left.worth(len(values)), float(average(values, left.weights))
     if share in (0.0, 1.0):
         return math.sqrt((rows + 1) / rows) / (rows + 2)
-    return standard_error(values, weights)
+    return standard_error(values, left)
 
 
 def crossed(
     error: Tensor,
     fit: Callable[[Tensor], Callable[[Tensor], Tensor]],
     per_output: bool,
-    weights: Tensor | None = None,
+    left: Left | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Variances and constants `(N, ...)` of every row, from fits to the rows of the other folds.
 
@@ -249,7 +288,8 @@ def crossed(
     each index of axis 1 has a constant of its own. Where no row of the other folds has an error, the constant is
     a small number, and the variance too.
     """
-    fold = folds(len(error))
+    left = left or Left()
+    fold, weights = folds(len(error), left.kind), left.weights
     axes = tuple(axis for axis in range(error.dim()) if axis != 1 or not per_output)
     variance, constant = torch.empty_like(error), torch.empty_like(error)
     counted = torch.ones(len(error)).to(error) if weights is None else weights.to(error)
@@ -263,8 +303,13 @@ def crossed(
     return variance, constant
 
 
-def folds(rows: int) -> Tensor:
-    """A fold for each row, `(rows,)`: every tenth of a fixed shuffle, or one fold per row where they are few."""
+def folds(rows: int, kind: Folds = "shuffled") -> Tensor:
+    """A fold for each row, `(rows,)`: every tenth of a fixed shuffle, or one fold per row where they are few.
+
+    Of blocks, a run of a tenth of the rows each.
+    """
+    if kind == "blocks":
+        return torch.arange(rows) * min(_FOLDS, rows) // max(1, rows)
     order = torch.randperm(rows, generator=torch.Generator().manual_seed(rows))
     fold = torch.empty(rows, dtype=torch.long)
     fold[order] = torch.arange(rows) % min(_FOLDS, rows)

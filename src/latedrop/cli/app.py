@@ -14,7 +14,14 @@ from typing import Annotated
 
 from latedrop import __version__
 from latedrop.cli.command import bundled, typed
-from latedrop.cli.crowd_commands import crowd_calibrate, crowd_count, crowd_demo, crowd_train, study_crowd
+from latedrop.cli.crowd_commands import (
+    crowd_calibrate,
+    crowd_count,
+    crowd_demo,
+    crowd_recalibrate,
+    crowd_train,
+    study_crowd,
+)
 from latedrop.cli.model_commands import calibrate, evaluate, predict, sites, with_examples
 from latedrop.cli.printing import print_demo
 from latedrop.errors import LatedropError
@@ -51,6 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     crowd = typer.Typer(help="Count people, with intervals: train, calibrate, count.", no_args_is_help=True)
     crowd.command("count")(bundled(crowd_count))
     crowd.command("calibrate")(bundled(crowd_calibrate))
+    crowd.command("recalibrate")(bundled(crowd_recalibrate))
     crowd.command("train", **HANDED_ON)(crowd_train)
     crowd.command("demo")(bundled(crowd_demo))
     app.add_typer(crowd, name="crowd")

@@ -1,4 +1,4 @@
-"""The commands of people counting: `latedrop crowd count`, `calibrate`, `train`, `demo`, and `latedrop study crowd`.
+"""The commands of people counting: `latedrop crowd count`, `calibrate`, `recalibrate`, `train`, `demo`, and the study.
 
 Plain functions that parse, call and print; `cli` hands them to typer. What a command needs is imported inside it.
 """
@@ -9,6 +9,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from latedrop.cli.crowd_counters import (
+    CALIBRATION,
+    NO_OPTIONS,
+    WEIGHTS,
+    CounterOptions,
+    calibrated,
+    fold_networks,
+    load_counter,
+    weights_path,
+)
 from latedrop.errors import ArgumentError, LatedropError
 from latedrop.terminal import argument, folder, hand_on, need, number_list, one_line, option, print_table, say
 
@@ -18,30 +28,25 @@ except ImportError:
     typer = None  # type: ignore[assignment]
 
 if TYPE_CHECKING:
-    import torch
-
     from latedrop.crowd.calibration import CrowdCalibration
     from latedrop.crowd.counting import CountedFrame
     from latedrop.crowd.demo import CrowdDemo
     from latedrop.crowd.layouts import CrowdSet
     from latedrop.crowd.mcnn import Trained
 
-__all__ = ["crowd_calibrate", "crowd_count", "crowd_demo", "crowd_train", "study_crowd"]
+__all__ = ["crowd_calibrate", "crowd_count", "crowd_demo", "crowd_recalibrate", "crowd_train", "study_crowd"]
 
-_WEIGHTS = "Weights: a file that `crowd train` wrote, or a shipped name such as mall."
 _DEVICE = "auto, cpu or cuda."
+_SHOWN = 3  # warnings of strange frames
 _DEBUG = "Show the traceback of an error."
-_DATA = "Folder of the set, as it was released; scenes need none."
-_SET = "mall, ucsd, pets, shanghaitech-a, shanghaitech-b or scenes."
+_DATA = "Folder of the set, as it was released, or of your own frames; scenes need none."
+_SET = "mall, ucsd, pets, shanghaitech-a, shanghaitech-b, own (frames of your own) or scenes."
 
 
 def crowd_count(
     sources: Annotated[list[Path], argument("Images, folders of images, and videos.", metavar="SOURCE")],
-    weights: Annotated[str, option(_WEIGHTS, "--weights", "-w")],
-    calibration: Annotated[
-        Path | None,
-        option("What `crowd calibrate` wrote; by default the one beside the weights.", "--calibration", "-c"),
-    ] = None,
+    weights: WEIGHTS,
+    calibration: CALIBRATION = None,
     level: Annotated[float, option("Probability that the interval holds the true count.")] = 0.9,
     out: Annotated[Path, option("Folder for counts and panels.")] = Path("crowd-counts"),
     panels: Annotated[bool, option("A picture of each frame: density, uncertainty, regions in doubt.")] = True,
@@ -50,12 +55,11 @@ def crowd_count(
     every: Annotated[int, option("Take each k-th frame of a folder or video.")] = 1,
     scale: Annotated[str | None, option("optimal or relaxed; by default as calibrated.")] = None,
     device: Annotated[str, option(_DEVICE)] = "auto",
-    resume: Annotated[
-        bool, option("Go on: frames that are in the file of counts are passed over.", "--resume")
-    ] = False,
+    resume: Annotated[bool, option("Go on: frames that the file has are passed over.", "--resume")] = False,
     labels: Annotated[Path | None, option("CSV of true counts, frame,count; intervals follow them.")] = None,
     stream: Annotated[Path | None, option("File of what was learned from --labels; it goes on from there.")] = None,
     skip_bad: Annotated[bool, option("Warn of frames that cannot be counted, and go on.", "--skip-bad")] = False,
+    counter: CounterOptions = NO_OPTIONS,
     as_json: Annotated[bool, option("Print JSON, one line a frame, and nothing else.", "--json")] = False,
     debug: Annotated[bool, option(_DEBUG, "--debug")] = False,
 ) -> None:
@@ -65,6 +69,7 @@ def crowd_count(
     """
     with one_line(debug):
         _need_crowd(panels)
+        from latedrop.crowd.calibration.record import NO_DROPOUT
         from latedrop.crowd.counting import CountFile, count_people
         from latedrop.crowd.frames import open_frames
         from latedrop.devices import chosen_device
@@ -72,34 +77,30 @@ def crowd_count(
 
         checked_level(level)
         path = _count_path(csv, jsonl, out, panels, sources, weights, calibration)
-        trained, used = _counter(weights, calibration, chosen_device(device))
+        trained, used = calibrated(weights, calibration, chosen_device(device), counter)
         used = used if scale is None else used.with_choice(_one_of("--scale", scale, "optimal", "relaxed"))
-        skipped: list[str] = []
-
-        def bad(error: LatedropError) -> None:
-            skipped.append(str(error))
-            say(f"warning: left out: {error}")
-
-        images = open_frames(sources, trained.model.channels, every=every, on_bad=bad if skip_bad else None)
+        bad = _LeftOut() if skip_bad else None
+        images = open_frames(sources, trained.channels, every=every, on_bad=bad)
         where = folder(out)
-        done = _done(path) if resume else set()
-        rows = count_people(trained, used, images, level, skip=done, on_bad=bad if skip_bad else None)
+        done = _done(path, used, level) if resume else set()
+        if not used.has_dropout:
+            say(f"note: {NO_DROPOUT}.")
+        rows = count_people(trained, used, images, level, skip=done, on_bad=bad)
         rows = _followed(rows, labels, stream, used, level, path)
         with _kept(path) as tally, CountFile(path, resume=resume) as file:
-            for frame in _bar(rows, images.total, "counting"):
+            for frame in _warned(_bar(rows, images.total, "counting")):
                 file.add(frame)
                 tally.append(frame.count)
                 _panel(where if panels else None, frame, trained)
                 print(json.dumps(frame.row()) if as_json else f"{frame.name}: {frame}", flush=True)
         if not tally and not done:
-            raise LatedropError(f"expected frames that can be counted; all {len(skipped)} were left out.")
-        if not as_json:
-            print(f"written: {path}{f', panels in {where}' if panels and tally else ''}")
+            raise LatedropError(f"expected frames that can be counted; all {bad.number if bad else 0} were left out.")
+        print("" if as_json else f"written: {path}{f', panels in {where}' if panels and tally else ''}\n", end="")
 
 
 def crowd_calibrate(
     set_name: Annotated[str, option(_SET, "--set")],
-    weights: Annotated[str, option(_WEIGHTS, "--weights", "-w")],
+    weights: WEIGHTS,
     data: Annotated[Path | None, option(_DATA)] = None,
     output: Annotated[
         Path | None, option("File to write; by default beside the weights, or NAME.calibration.json.", "--output", "-o")
@@ -114,6 +115,7 @@ def crowd_calibrate(
     view: Annotated[int, option("Camera of PETS2009.")] = 1,
     seed: Annotated[int, option("Fixes all masks.")] = 0,
     report: Annotated[Path | None, option("Also write a page about the count's uncertainty, HTML.")] = None,
+    counter: CounterOptions = NO_OPTIONS,
     device: Annotated[str, option(_DEVICE)] = "auto",
     debug: Annotated[bool, option(_DEBUG, "--debug")] = False,
 ) -> None:
@@ -124,16 +126,15 @@ def crowd_calibrate(
     with one_line(debug):
         _need_crowd()
         from latedrop.crowd.calibration import calibrate_counter
-        from latedrop.crowd.mcnn import load_weights
         from latedrop.devices import chosen_device
         from latedrop.files import check_apart
 
-        path, shipped_name = _weights_path(weights)
+        path, shipped_name = weights_path(weights)
         target = output or (Path.cwd() if shipped_name else path.parent) / f"{path.stem}.calibration.json"
         frames = [] if data is None or not target.exists() else data.rglob("*")
         read = {f"--data {file}": file for file in frames if file.suffix != ".json"}
         check_apart({"--output": target, "--report": report}, {**read, "--weights": path, "--data": data})
-        trained = load_weights(path, chosen_device(device))
+        trained = load_counter(weights, chosen_device(device), counter)
         folder(target.parent)
         found = calibrate_counter(
             trained,
@@ -145,6 +146,7 @@ def crowd_calibrate(
             every=every,
             seed=seed,
             progress=True,
+            folds=fold_networks(trained, path, chosen_device(device)),
         )
         found.save(target)
         _write_report(report, found, set_name, path)
@@ -165,6 +167,42 @@ def _write_report(report: Path | None, found: "CrowdCalibration", name: str, wei
         unit="people",
         reproduce=again(typed.get(), read_files({"--weights": str(weights)})),
     )
+
+
+def crowd_recalibrate(
+    sources: Annotated[list[Path], argument("Images, folders and videos of the new scene.", metavar="SOURCE")],
+    labels: Annotated[Path, option("CSV with columns frame and count: 10 to 40 frames, spread over the scene.")],
+    weights: WEIGHTS,
+    calibration: CALIBRATION = None,
+    output: Annotated[
+        Path | None, option("File to write; by default NAME.scene.calibration.json.", "--output", "-o")
+    ] = None,
+    counter: CounterOptions = NO_OPTIONS,
+    device: Annotated[str, option(_DEVICE)] = "auto",
+    debug: Annotated[bool, option(_DEBUG, "--debug")] = False,
+) -> None:
+    """Fit a calibration to a new scene from a few of its frames, whose people you counted.
+
+    Example: latedrop crowd recalibrate lobby/ --labels lobby.csv --weights mall -o lobby.calibration.json
+    """
+    with one_line(debug):
+        _need_crowd()
+        from latedrop.crowd.frames import open_frames
+        from latedrop.crowd.layouts import read_counts
+        from latedrop.crowd.recalibrating import recalibrate_counter
+        from latedrop.devices import chosen_device
+        from latedrop.files import check_apart
+
+        path, _ = weights_path(weights)
+        target = output or Path.cwd() / f"{path.stem}.scene.calibration.json"
+        check_apart({"--output": target}, {"--weights": path, "--labels": labels, "--calibration": calibration})
+        counts = read_counts(labels)
+        trained, used = calibrated(weights, calibration, chosen_device(device), counter)
+        folder(target.parent)
+        stream = open_frames(sources, trained.channels)
+        found = recalibrate_counter(trained, used, stream, counts)
+        found.save(target)
+        print(f"{found.recalibration}\nwritten: {target}")
 
 
 def crowd_train(context: "typer.Context") -> None:
@@ -211,30 +249,6 @@ def _need_crowd(plots: bool = False) -> None:
         need("plots", "matplotlib")
 
 
-def _counter(weights: str, calibration: Path | None, device: "torch.device") -> "tuple[Trained, CrowdCalibration]":
-    from latedrop.crowd.calibration import load_calibration
-    from latedrop.crowd.mcnn import load_weights
-
-    path, _ = _weights_path(weights)
-    trained = load_weights(path, device)
-    beside = path.with_name(f"{path.stem}.calibration.json")
-    if calibration is None and not beside.is_file():
-        raise ArgumentError(
-            f"expected --calibration, as there is no {beside.name} beside the weights. Run: latedrop crowd calibrate "
-            f"--weights {weights} --set ..."
-        )
-    return trained, load_calibration(calibration or beside, trained)
-
-
-def _weights_path(weights: str) -> tuple[Path, bool]:
-    """The file, and whether it is a shipped one; a path goes before a name."""
-    from latedrop.crowd.mcnn import shipped
-
-    if Path(weights).is_file() or Path(weights).name != weights or weights.endswith(".safetensors"):
-        return Path(weights), False
-    return shipped(weights), True
-
-
 def _count_path(
     csv: Path | None,
     jsonl: bool,
@@ -250,17 +264,18 @@ def _count_path(
     read = {f"SOURCE {source}": source for source in sources}
     folders = [source for source in sources if source.is_dir()]
     read |= {f"SOURCE {file}": file for source in folders for file in source.iterdir()}
-    read |= {"--weights": _weights_path(weights)[0]} | ({} if calibration is None else {"--calibration": calibration})
+    read |= {"--weights": weights_path(weights)[0]} | ({} if calibration is None else {"--calibration": calibration})
     path = csv or out / ("counts.jsonl" if jsonl else "counts.csv")
     check_apart({"--out": out if panels else None, "--csv": path}, read)
     return path
 
 
-def _done(path: Path) -> set[str]:
-    """The frames that a file of counts has."""
-    from latedrop.crowd.counting import finished_frames
+def _done(path: Path, calibration: "CrowdCalibration", level: float) -> set[str]:
+    """The frames that a file of counts has, made with the same calibration and level."""
+    from latedrop.crowd.counting import finished_frames, provenance_of
+    from latedrop.metrics.levels import checked_level
 
-    done = finished_frames(path)
+    done = finished_frames(path, provenance_of(calibration, checked_level(level)))
     if done:
         say(f"passing over what {path} has: {_frames(len(done))}.")
     return done
@@ -295,7 +310,7 @@ def _opened(name: str, data: Path | None, trained: "Trained", view: int) -> "Cro
     from latedrop.crowd.scenes import make_scenes
 
     if name == "scenes":
-        return make_scenes(0, 80, 0)
+        return make_scenes(160, 80, 0)
     if data is None:
         raise ArgumentError(f"expected the folder of {name}; found none. Pass --data DIR.")
     return open_as_trained(name, data, trained, part="train", view=view)
@@ -323,6 +338,29 @@ def _kept(path: Path) -> Iterator[list[float]]:
         raise
 
 
+class _LeftOut:
+    """Warns of frames that cannot be counted, and counts them."""
+
+    number = 0
+
+    def __call__(self, error: LatedropError) -> None:
+        self.number += 1
+        say(f"warning: left out: {error}")
+
+
+def _warned(frames: "Iterable[CountedFrame]") -> "Iterator[CountedFrame]":
+    """The frames, with a warning of those unlike what was seen: the first few one by one."""
+    number = strange = 0
+    for frame in frames:
+        number += 1
+        strange += bool(frame.reasons)
+        if frame.reasons and strange <= _SHOWN:
+            say(f"warning: {frame.name} is strange: {'; '.join(frame.reasons)}. Its interval is wider.")
+        yield frame
+    if strange > _SHOWN:
+        say(f"warning: {strange} of {_frames(number)} are strange; see the column strangeness.")
+
+
 def _panel(where: Path | None, frame: "CountedFrame", trained: "Trained") -> None:
     if where is None:
         return
@@ -330,7 +368,7 @@ def _panel(where: Path | None, frame: "CountedFrame", trained: "Trained") -> Non
 
     # A frame's name may be a path, and a video's has a number behind it.
     name = "".join(c if c.isalnum() or c in "-_." else "_" for c in frame.name)
-    write_panel(where / f"{name}.panel.png", frame, roi=trained.roi, enlarge=trained.enlarge)
+    write_panel(where / f"{name}.panel.png", frame, roi=trained.roi, enlarge=trained.enlarge, stride=trained.stride)
 
 
 def _bar(rows: "Iterable[CountedFrame]", total: int | None, label: str) -> "Iterable[CountedFrame]":

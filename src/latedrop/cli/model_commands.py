@@ -139,19 +139,18 @@ def calibrate(
         from latedrop.cli.feed import Labelled, Source, conformal_rows, usual_rows
         from latedrop.cli.models import load_model
 
-        read = {"--data": data, "--conformal-data": conformal_data, "--reference": reference, "MODEL": model}
-        read["--weights"] = weights
+        read = {"--data": data, "--conformal-data": conformal_data, "--reference": reference}
+        read |= {"MODEL": model, "--weights": weights}
         _check_written(output, report, {**read, "--readout": readout})
         network = load_model(model, weights, trust=trust, device=device, untrained=untrained)
-        columns = split(inputs), split(target), split(row_weights), split(ignore)
-        source = Source.of(data, *columns, labelled=True, images=images.of())
+        source = Source.of(data, *map(split, (inputs, target, row_weights, ignore)), labelled=True, images=images.of())
         rows = Labelled(source, network, batch_size, drop_nan, seed=seed, weight=row_weights)
         used, held = conformal_rows(rows, conformal_data, halve=intervals == "conformal")
         options: dict[str, Any] = {"method": method, "draws": draws, "floor": floor, "per_site": per_site, "kind": kind}
         options |= {"guard": False if no_guard else None, "reference": usual_rows(source, reference, rows)}
         options |= {"intervals": intervals, "conformal_data": held, "seed": seed, "batch_size": batch_size}
         options |= _read_options(rates, terms, scale, readout, select)
-        options |= {"target": learned.of(), "row_weights": used.weights_to_come()}
+        options |= {"target": learned.of(), "row_weights": used.weights_to_come(), "task": "regression"}
         with source.explained():
             uq = latedrop.calibrate(network, used, **options)
         uq.calibration = replace(uq.calibration, columns=source.names())

@@ -6,12 +6,13 @@ Neighbouring frames of a video are alike; the spread of the means of blocks tell
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["block_means", "block_size", "blocks_of", "standard_error"]
+__all__ = ["block_means", "block_size", "blocks_of", "standard_error", "time_blocks"]
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 
@@ -36,6 +37,15 @@ def blocks_of(values: npt.NDArray[Any]) -> list[Floats]:
 def block_means(values: npt.NDArray[Any]) -> Floats:
     """The mean of each block, `(B,)`."""
     return np.array([block.mean() for block in blocks_of(values)])
+
+
+def time_blocks(indices: Sequence[int], count: int) -> list[tuple[int, ...]]:
+    """Indices in rising order, cut into so many runs of about the same length.
+
+    >>> time_blocks([4, 0, 1, 2, 3], 2)
+    [(0, 1, 2), (3, 4)]
+    """
+    return [tuple(int(i) for i in part) for part in np.array_split(np.sort(np.asarray(indices, dtype=np.int64)), count)]
 
 
 def standard_error(values: npt.NDArray[Any]) -> float:

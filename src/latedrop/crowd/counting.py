@@ -1,17 +1,19 @@
 """Count people frame by frame, with intervals: a stream in, a stream out, and a file that keeps what is finished.
 
 For each frame the count `c`, its standard deviation, and the interval `[low, high]` that holds the true count with
-probability `level`; and, where a calibration has a policy, the count without the regions that it rejects. Memory does
-not grow with the number of frames.
+probability `level`; how strange the frame is; and, where a calibration has a policy, the count without the regions that
+it rejects. Every line says by which calibration it was made, so that no file mixes two. Memory does not grow with the
+number of frames.
 """
 
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
@@ -23,17 +25,28 @@ from torch import Tensor
 from latedrop import Prediction
 from latedrop.crowd.calibration import CrowdCalibration
 from latedrop.crowd.frames import check_size, enlarged
-from latedrop.crowd.mcnn import STRIDE, Trained
+from latedrop.crowd.mcnn import Trained
 from latedrop.crowd.regions import Policy, Regions, find_regions, usual_threshold
 from latedrop.errors import ArgumentError, DataError, FileError, LatedropError, OutputError
 from latedrop.files import locked, plain_cell, safe_cell
 from latedrop.metrics.levels import checked_level
 from latedrop.records import parsed
 
-__all__ = ["COLUMNS", "CountFile", "CountedFrame", "count_people", "finished_frames", "write_counts"]
+__all__ = [
+    "COLUMNS",
+    "CountFile",
+    "CountedFrame",
+    "count_people",
+    "finished_frames",
+    "prepared",
+    "provenance_of",
+    "write_counts",
+]
 
-COLUMNS = ("frame", "count", "std", "low", "high", "count_kept", "regions_rejected")
+COLUMNS = ("frame", "count", "std", "low", "high", "count_kept", "regions_rejected", "strangeness", "provenance")
 """Of a file of counts."""
+_BELOW = -0.5
+"""People: a count below is no rounding of an empty frame, but a network, or a scaling, that does not fit."""
 _Frame = tuple[str, Tensor]
 
 
@@ -55,8 +68,13 @@ class CountedFrame:
         regions: R connected regions of the density.
         rejected: which of them are rejected, bool `(R,)`.
         doubt: which of them are in doubt, bool `(R,)`.
-        prediction: the count as the core gives it, one row: other levels, quantiles, another scale.
+        prediction: the count as the core gives it, one row, before any recalibration for a scene: other levels,
+            quantiles, another scale.
         image: the frame, `(C, H, W)` in [0, 1], as it came in.
+        strangeness: how unlike the frames that were seen it is; 1 where the usual ends, see `calibration.usual`.
+        reasons: what is strange about it, in words; none where it is usual.
+        provenance: by which calibration and level it was counted.
+        mapped: whether `std_map` was calibrated; without, it is zero.
     """
 
     name: str
@@ -74,14 +92,20 @@ class CountedFrame:
     doubt: npt.NDArray[np.bool_] = field(repr=False)
     prediction: Prediction = field(repr=False)
     image: Tensor = field(repr=False)
+    strangeness: float = 0.0
+    reasons: tuple[str, ...] = ()
+    provenance: str = ""
+    mapped: bool = True
 
     def row(self) -> dict[str, Any]:
         """What a file of counts says about it, by `COLUMNS`."""
         numbers = (self.count, self.std, self.low, self.high, self.count_kept)
-        return dict(zip(COLUMNS, (self.name, *(round(n, 4) for n in numbers), int(self.rejected.sum())), strict=True))
+        cells = (self.name, *(round(n, 4) for n in numbers), int(self.rejected.sum()))
+        return dict(zip(COLUMNS, (*cells, float(f"{self.strangeness:.4g}"), self.provenance), strict=True))
 
     def __str__(self) -> str:
-        return f"{self.count:.1f} people, {100 * self.level:.4g} % interval {self.low:.1f} to {self.high:.1f}"
+        said = f"{self.count:.1f} people, {100 * self.level:.4g} % interval {self.low:.1f} to {self.high:.1f}"
+        return f"{said} (strange: {'; '.join(self.reasons)})" if self.reasons else said
 
 
 def count_people(
@@ -107,14 +131,16 @@ def count_people(
     Raises:
         DataError: a frame is smaller than the receptive field, of other channels, or not of the size of the region of
             interest; the message names the frame.
+        OutputError: the density sums below 0.
     """
     level = checked_level(level)
-    device = next(trained.model.parameters()).device
+    device, made_by = trained.device, provenance_of(calibration, level)
     for name, image in frames:
         if name in skip:
             continue
         try:
-            counted = _counted(trained, calibration, name, image, _prepared(trained, name, image).to(device), level)
+            counted = _counted(trained, calibration, name, image, prepared(trained, name, image).to(device), level)
+            counted = replace(counted, provenance=made_by)
         except (DataError, OutputError) as error:
             named = error if name in str(error) else type(error)(f"{name}: {error}")
             if on_bad is None:
@@ -122,6 +148,11 @@ def count_people(
             on_bad(named)
         else:
             yield counted
+
+
+def provenance_of(calibration: CrowdCalibration, level: float) -> str:
+    """What tells counts of one calibration (with its weights and its scale) and level from those of another."""
+    return hashlib.sha256(f"{calibration.to_json()} {level!r}".encode()).hexdigest()[:12]
 
 
 def write_counts(rows: Iterable[CountedFrame], path: str | os.PathLike[str], *, resume: bool = False) -> int:
@@ -140,11 +171,15 @@ def write_counts(rows: Iterable[CountedFrame], path: str | os.PathLike[str], *, 
     return number
 
 
-def finished_frames(path: str | os.PathLike[str]) -> set[str]:
+def finished_frames(path: str | os.PathLike[str], provenance: str | None = None) -> set[str]:
     """Names of the frames that a file of counts has; none where there is no file.
 
+    Args:
+        path: of the file.
+        provenance: where given, all its counts must be of this one.
+
     Raises:
-        FileError: the file is not one of counts.
+        FileError: the file is not one of counts, or has counts of other weights, another calibration or level.
     """
     path = Path(path)
     try:
@@ -155,14 +190,24 @@ def finished_frames(path: str | os.PathLike[str]) -> set[str]:
     if not lines:
         return set()
     try:
+        rows: Any = csv.DictReader(lines)
         if _is_jsonl(path):
-            return {str(parsed(line, "a frame", "")["frame"]) for line in lines}
-        reader = csv.DictReader(lines)
-        if tuple(reader.fieldnames or ()) == COLUMNS:
-            return {plain_cell(row["frame"]) for row in reader}
+            rows = [parsed(line, "a frame", "") for line in lines]
+        elif tuple(rows.fieldnames or ()) != COLUMNS:
+            raise KeyError(COLUMNS)
+        found = {plain_cell(str(row["frame"])): str(row["provenance"]) for row in rows}
     except (ValueError, KeyError, TypeError):
-        pass
-    raise FileError(
+        raise _no_counts(path) from None
+    if provenance is not None and set(found.values()) - {provenance}:
+        raise FileError(
+            f"expected counts of these weights, this calibration and this level in {path}; found counts of others. "
+            "Pass what they were made with to go on, or another file."
+        )
+    return set(found)
+
+
+def _no_counts(path: Path) -> FileError:
+    return FileError(
         f"expected a file of counts in {path}, with {', '.join(COLUMNS)}; found something else. Pass another file."
     )
 
@@ -243,8 +288,13 @@ def _counted(
     trained: Trained, calibration: CrowdCalibration, name: str, image: Tensor, ready: Tensor, level: float
 ) -> CountedFrame:
     reading = calibration.read(trained, ready)
-    low, high = (float(end) for end in reading.count.interval(level))
-    count = float(reading.count.mean)
+    low, high = reading.interval(level)
+    count, total = reading.mean, float(reading.count.mean)
+    if total < _BELOW:
+        raise OutputError(
+            f"expected a density that sums to people; found {total:.3g} in {name}. Check the scaling of frames and map "
+            "(input_scale, density_scale), pass relu where the network ends in one, or leave the frame out."
+        )
     policy = calibration.policy or Policy(usual_threshold(reading.density[None]))
     regions = find_regions(reading.density, reading.std, threshold=policy.threshold)
     rejected = policy.rejects(regions)
@@ -252,7 +302,7 @@ def _counted(
     return CountedFrame(
         name=name,
         count=max(0.0, count),
-        std=float(reading.count.std),
+        std=reading.deviation,
         low=max(0.0, low),
         high=max(0.0, high),
         level=level,
@@ -265,12 +315,15 @@ def _counted(
         doubt=policy.doubts(regions),
         prediction=reading.count,
         image=image,
+        strangeness=reading.strangeness,
+        reasons=reading.reasons,
+        mapped=calibration.pixels is not None,
     )
 
 
-def _prepared(trained: Trained, name: str, image: Tensor) -> Tensor:
+def prepared(trained: Trained, name: str, image: Tensor) -> Tensor:
     """The frame as the network takes it, enlarged as in training; `DataError` where it does not fit."""
-    channels = trained.model.channels
+    channels, stride = trained.channels, trained.stride
     if image.dim() != 3 or len(image) != channels:
         raise DataError(
             f"expected frames ({channels}, H, W), as the network takes; found {tuple(image.shape)} in {name}. Read "
@@ -278,10 +331,10 @@ def _prepared(trained: Trained, name: str, image: Tensor) -> Tensor:
         )
     enlarge = trained.enlarge
     image = enlarged(image, enlarge)
-    check_size(image.shape, name)
-    cells = (image.shape[1] // STRIDE, image.shape[2] // STRIDE)
+    check_size(image.shape, name, trained.least_side)
+    cells = (image.shape[1] // stride, image.shape[2] // stride)
     if trained.roi is not None and cells != tuple(trained.roi.shape):
-        h, w = (side * STRIDE // enlarge for side in trained.roi.shape)
+        h, w = (side * stride // enlarge for side in trained.roi.shape)
         raise DataError(
             f"expected frames of about {h} x {w} pixels, the size of the weights' region of interest; found "
             f"{image.shape[1] // enlarge} x {image.shape[2] // enlarge} in {name}. Use the camera that the weights "

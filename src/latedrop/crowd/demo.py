@@ -42,7 +42,7 @@ UNIT = "people"
 NOTES = {
     "sampled, raw": "the variance over draws of the count, as it is.",
     "sampled, scaled": "the same, times the scale of least NLL on the validation scenes, and a floor.",
-    "sampling-free": "first-order variance of the count, one pass forth and back; scale and floor fitted alike.",
+    "sampling-free": "a floor and terms (dropout to first order, size of the count, leverage), without draws.",
     "constant": "no dropout: the validation RMSE as standard deviation of every scene.",
 }
 _ABOUT = (
@@ -140,7 +140,7 @@ def run(
         raise ArgumentError(f"expected a seed from 0 to 2**32 - 1; found {seed}.")
     trained = load_weights(shipped("scenes")) if trained is None else trained
     watch = _Watch()
-    scenes = make_scenes(0, _SCENES, _SCENES, seed=seed) if scenes is None else scenes
+    scenes = make_scenes(_SCENES, _SCENES, _SCENES, seed=seed) if scenes is None else scenes
     watch.lap("scenes")
     calibration = calibrate_counter(trained, scenes, policy=False, progress=progress)
     fitted = read_maps(trained, calibration, scenes, scenes.validation, progress=progress)
@@ -231,10 +231,10 @@ def rejection_table(result: Mapping[str, Any]) -> list[list[str]]:
 
 def _sampled(trained: Trained, scenes: CrowdSet, draws: int, seed: int, progress: bool) -> Prediction:
     """The count by draws: calibrated on the same validation scenes, predicted on the test scenes."""
-    device = next(trained.model.parameters()).device
+    device = trained.device
 
     def batch(indices: Sequence[int]) -> tuple[Tensor, Tensor]:
-        images = torch.stack([scenes.image(i, trained.model.channels) for i in indices])
+        images = torch.stack([scenes.image(i, trained.channels) for i in indices])
         return images.to(device), scenes.counts(indices)
 
     predictor: Predictor = calibrate(

@@ -31,9 +31,12 @@ __all__ = [
     "check_size",
     "enlarged",
     "image_shape",
+    "images_in",
+    "is_video",
     "open_frames",
     "read_image",
     "to_tensor",
+    "video_frames",
 ]
 
 Pixels: TypeAlias = npt.NDArray[Any]
@@ -91,16 +94,16 @@ def enlarged(image: Tensor, times: int) -> Tensor:
     return F.interpolate(image[None], scale_factor=times, mode="bilinear", align_corners=False)[0]
 
 
-def check_size(shape: Sequence[int], name: str = "the frame") -> None:
-    """Raise where a frame `(..., H, W)` is smaller than what one cell of MCNN's map sees.
+def check_size(shape: Sequence[int], name: str = "the frame", least: int = RECEPTIVE_FIELD) -> None:
+    """Raise where a frame `(..., H, W)` is smaller than what one cell of the map sees, by default of MCNN's.
 
     Raises:
-        DataError: the shorter side is below `RECEPTIVE_FIELD`.
+        DataError: the shorter side is below `least` pixels.
     """
     height, width = shape[-2:]
-    if min(height, width) < RECEPTIVE_FIELD:
+    if min(height, width) < least:
         raise DataError(
-            f"expected {RECEPTIVE_FIELD} pixels or more on each side, the receptive field of the network; found "
+            f"expected {least} pixels or more on each side, the receptive field of the network; found "
             f"{height} x {width} in {name}. Enlarge the frame, or leave it out."
         )
 
@@ -170,9 +173,9 @@ def open_frames(
     total: int | None = 0
     for group in groups:
         count: int | None = len(group)
-        if _is_video(group[0]):
+        if is_video(group[0]):
             count = _video_length(group[0])
-            streams.append(_later(_video, group[0], names[group[0]], every))
+            streams.append(_later(video_frames, group[0], names[group[0]], every))
         else:
             streams += [_later(_image, path, names[path]) for path in group[::every]]
         total = None if total is None or count is None else total + -(-count // every)
@@ -191,16 +194,16 @@ def _grouped(paths: Sequence[Path]) -> list[list[Path]]:
         if not path.exists():
             raise FileError(f"expected an image, a folder or a video at {path}; there is no such file. Check the path.")
         if path.is_dir():
-            groups.append(_listed(path))
-        elif run and not _is_video(path):
+            groups.append(images_in(path))
+        elif run and not is_video(path):
             groups[-1].append(path)
         else:
             groups.append([path])
-        run = not path.is_dir() and not _is_video(path)
+        run = not path.is_dir() and not is_video(path)
     return groups
 
 
-def _listed(folder: Path) -> list[Path]:
+def images_in(folder: Path) -> list[Path]:
     """The images in a folder, in natural order."""
     there = [path for path in folder.iterdir() if path.is_file() and not path.name.startswith(".")]
     images = [path for path in there if path.suffix.lower() in _IMAGES]
@@ -229,7 +232,8 @@ def _image(path: Path, name: str) -> Iterator[tuple[str, Pixels]]:
     yield name, pixels
 
 
-def _is_video(path: Path) -> bool:
+def is_video(path: Path) -> bool:
+    """By the ending of its name."""
     return path.suffix.lower() in _VIDEOS
 
 
@@ -241,7 +245,7 @@ def _video_length(path: Path) -> int | None:
         return round(seconds * float(stream.average_rate)) if seconds and stream.average_rate else None
 
 
-def _video(path: Path, name: str, every: int) -> Iterator[tuple[str, Pixels]]:
+def video_frames(path: Path, name: str, every: int) -> Iterator[tuple[str, Pixels]]:
     """Every so many frames of a video; an error after the last good one where it ends too early."""
     import av
 

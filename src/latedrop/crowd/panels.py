@@ -1,4 +1,4 @@
-"""The picture of one counted frame: the frame, its density, the standard deviation, and the regions in doubt.
+"""The picture of one counted frame: the frame with its regions in doubt, its density, and the standard deviation.
 
 Regions are outlined along the edges of their cells. Colours are Okabe and Ito's, the maps of equal steps in lightness
 (magma, viridis), and rejected regions differ from doubtful ones in line as well as in colour. matplotlib is an extra.
@@ -7,6 +7,7 @@ Regions are outlined along the edges of their cells. Colours are Okabe and Ito's
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,41 +36,41 @@ def draw_panel(
     roi: Tensor | npt.NDArray[Any] | None = None,
     heads: npt.NDArray[Any] | None = None,
     enlarge: int = 1,
+    stride: int = STRIDE,
 ) -> Figure:
-    """Four panels about one frame.
+    """Three panels about one frame: itself, large, and the two maps beside it.
 
     Args:
         frame: from `count_people`.
         roi: cells that count, bool `(h, w)`; the rest is dimmed.
         heads: annotated heads `(P, 2)` as x, y in pixels of the frame, where they are known.
         enlarge: how many times larger than the frame the network saw it.
+        stride: pixels of what the network saw on each side of a cell.
     """
     height, width = frame.image.shape[1:]
-    figure = new_figure(_WIDTH, 0.9 + (_WIDTH - 1.2) * height / width)
-    axes = figure.subplots(2, 2)
+    figure = new_figure(_WIDTH, 0.9 + (_WIDTH - 1.2) * 0.64 * height / width)
+    grid = figure.add_gridspec(2, 2, width_ratios=(2, 1.25))
+    own = figure.add_subplot(grid[:, 0])
+    maps = [figure.add_subplot(grid[row, 1]) for row in range(2)]
     figure.suptitle(_title(frame, heads))
     cells = None if roi is None else np.asarray(roi.cpu() if isinstance(roi, Tensor) else roi, dtype=bool)
-    side = STRIDE / enlarge
+    side = stride / enlarge
     unit = f"people per {side:g} x {side:g} pixels"
-    for ax in axes.flat:
+    for ax in (own, *maps):
         ax.set(xlim=(-0.5, width - 0.5), ylim=(height - 0.5, -0.5), xticks=[], yticks=[], aspect="equal")
-    _draw_frame(axes[0, 0], frame, cells, side)
-    axes[0, 0].set_title(f"frame {frame.name}")
-    if heads is not None and len(heads):
-        axes[0, 0].scatter(*np.asarray(heads).T, s=14, facecolors="none", edgecolors=_HEAD, label="annotated head")
-        _legend(axes[0, 0])
+    _draw_frame(own, frame, cells, side)
+    _draw_regions(own, frame, side, heads)
+    deviation = "standard deviation of the density" if frame.mapped else "no deviations: counts alone were known"
     for ax, values, colours, title in (
-        (axes[0, 1], frame.density, "magma", "density"),
-        (axes[1, 0], frame.std_map, "viridis", "standard deviation of the density"),
+        (maps[0], frame.density, "magma", "density"),
+        (maps[1], frame.std_map, "viridis", deviation),
     ):
         # A map without anybody still has a scale.
         top = max(float(values.max()), 1e-6)
         drawn = ax.imshow(values, cmap=colours, vmin=0, vmax=top, extent=_extent(values, side), interpolation="nearest")
         figure.colorbar(drawn, ax=ax, label=unit, shrink=0.85, pad=0.02)
-        ax.set_title(title)
+        ax.set_title(title, fontsize="medium")
         ax.set(xlim=(-0.5, width - 0.5), ylim=(height - 0.5, -0.5))
-    _draw_frame(axes[1, 1], frame, cells, side)
-    _draw_regions(axes[1, 1], frame, side)
     return figure
 
 
@@ -79,11 +80,12 @@ def write_panel(path: str | os.PathLike[str], frame: CountedFrame, **settings: A
 
 
 def _title(frame: CountedFrame, heads: npt.NDArray[Any] | None) -> str:
-    said = str(frame)
+    said = str(replace(frame, reasons=()))
     number = int(frame.rejected.sum())
     if number:
         said += f"; {frame.count_kept:.1f} without {number} rejected region{'s' if number > 1 else ''}"
-    return said if heads is None else f"{said}; truly {len(heads)}"
+    said = said if heads is None else f"{said}; truly {len(heads)}"
+    return f"{said}\nstrange: {'; '.join(frame.reasons)}" if frame.reasons else said
 
 
 def _draw_frame(ax: Axes, frame: CountedFrame, roi: npt.NDArray[np.bool_] | None, side: float) -> None:
@@ -97,7 +99,7 @@ def _draw_frame(ax: Axes, frame: CountedFrame, roi: npt.NDArray[np.bool_] | None
     ax.set(xlim=(-0.5, width - 0.5), ylim=(height - 0.5, -0.5))
 
 
-def _draw_regions(ax: Axes, frame: CountedFrame, side: float) -> None:
+def _draw_regions(ax: Axes, frame: CountedFrame, side: float, heads: npt.NDArray[Any] | None) -> None:
     from matplotlib.collections import LineCollection
     from matplotlib.lines import Line2D
 
@@ -110,17 +112,21 @@ def _draw_regions(ax: Axes, frame: CountedFrame, side: float) -> None:
         ax.add_collection(LineCollection(list(edges), colors="black", linewidths=2.6))
         ax.add_collection(LineCollection(list(edges), colors=colour, linewidths=1.4, linestyles=line))
     total = len(frame.regions)
-    ax.set_title(f"{total} region{'s' if total != 1 else ''} of density")
+    ax.set_title(f"{frame.name}, {total} region{'s' if total != 1 else ''} of density", fontsize="medium")
     handles = [
         Line2D([], [], color=colour, linestyle=line, label=f"{int(chosen.sum())} {name}")
         for name, chosen, colour, line in kinds
     ]
+    if heads is not None and len(heads):
+        x, y = np.asarray(heads).T
+        ax.scatter(x, y, s=14, facecolors="none", edgecolors=_HEAD)
+        handles.append(Line2D([], [], color=_HEAD, marker="o", fillstyle="none", linestyle="", label="annotated head"))
     _legend(ax, handles=handles)
 
 
 def _legend(ax: Axes, **settings: Any) -> None:
     """Below the picture, so that it hides none of it."""
-    ax.legend(loc="upper center", bbox_to_anchor=(0.5, 0), ncols=2, frameon=False, borderaxespad=0.2, **settings)
+    ax.legend(loc="upper center", bbox_to_anchor=(0.5, 0), ncols=3, frameon=False, borderaxespad=0.2, **settings)
 
 
 def _edges(mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from latedrop.crowd.training.counts import evaluate_counts, predict_counts
 from latedrop.crowd.training.log import SCHEMA, add_test, read_logs, said, table, update_page
-from latedrop.crowd.training.network import SETS, Request, run, test, train
+from latedrop.crowd.training.network import SETS, Request, cross_fit, run, test, train
 from latedrop.crowd.training.settings import RECOMMENDED, Settings
 from latedrop.devices import chosen_device
 from latedrop.errors import ArgumentError
@@ -30,6 +30,7 @@ __all__ = [
     "Request",
     "Settings",
     "add_test",
+    "cross_fit",
     "evaluate_counts",
     "main",
     "predict_counts",
@@ -68,7 +69,11 @@ def _parser(program: str = _PROGRAM) -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--set", required=True, choices=SETS)
-    add("--data", type=Path, help="folder of the set, in the layout of its release; not needed for scenes")
+    add(
+        "--data",
+        type=Path,
+        help="folder of the set as it was released, or of your own frames; not needed for scenes",
+    )
     add("--out", type=Path, required=True, help="where the weights go: NAME.safetensors")
     add("--epochs", type=int, help="passes over the training frames")
     add("--minutes", type=float, help="instead of --epochs: as many as fit into this time")
@@ -86,10 +91,17 @@ def _parser(program: str = _PROGRAM) -> argparse.ArgumentParser:
     add("--view", type=int, default=1, help="camera of PETS2009")
     add("--enlarge", type=int, help="make frames so many times larger; 2 by default for ucsd")
     add("--roi", action=argparse.BooleanOptionalAction, help="count only inside the region of interest")
+    add("--sigma", type=_sigma, help="of a head's kernel in pixels, or adaptive; by default the set's own, 4 for own")
+    add("--folds", type=int, default=0, help="cross-fit in so many blocks of time, and train on all frames")
     add("--resume", action="store_true", help="go on from a checkpoint, if there is one; this is the default")
     add("--fresh", action="store_true", help="start again, and write over what is there")
     add("--unchecked", dest="checked", action="store_false", help="keep a network that is no better than the mean")
     return parser
+
+
+def _sigma(text: str) -> float | str:
+    """A width, or the word adaptive."""
+    return text if text == "adaptive" else float(text)
 
 
 def _request(options: Mapping[str, Any]) -> Request:
@@ -102,7 +114,7 @@ def _request(options: Mapping[str, Any]) -> Request:
     chosen = {"precision": "bf16" if device.type == "cuda" else "fp32"} | chosen
     if chosen.get("crop") == 0:
         chosen["crop"] = None
-    return Request(settings=replace(RECOMMENDED[given["set"]], **chosen), **given)
+    return Request(settings=replace(RECOMMENDED.get(given["set"], Settings()), **chosen), **given)
 
 
 def _command(arguments: Sequence[str]) -> str:

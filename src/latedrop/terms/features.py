@@ -8,13 +8,14 @@ many by a fixed random matrix.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from latedrop.errors import SiteError
+from latedrop.errors import ArgumentError, SiteError
 from latedrop.masking.thinning import Thinning
 from latedrop.model.arrays import widened
 from latedrop.model.calling import call
@@ -43,6 +44,18 @@ class Features:
         """Of all sites that run for every batch on the examples in their order; None where none does."""
         names = tuple(s.name for s in sites if s.batch_axis is not None and not s.moved and not s.skipped)
         return cls(names) if names else None
+
+    @classmethod
+    def named(cls, names: Sequence[str], sites: Sites) -> Features:
+        """Of these sites alone."""
+        usable = cls.all(sites)
+        known = () if usable is None else usable.sites
+        missing = [name for name in names if name not in known]
+        if missing or not names:
+            raise ArgumentError(
+                f"expected features among the sites whose input has the rows, {list(known)}; found {missing or 'none'}."
+            )
+        return cls(tuple(names))
 
     def of(self, model: nn.Module, x: Any, sites: Sites) -> Tensor:
         """`(N, features)`, in one plain pass."""

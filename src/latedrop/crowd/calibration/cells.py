@@ -11,9 +11,9 @@ from torch import Tensor
 
 from latedrop import Prediction
 from latedrop.crowd.layouts import CrowdSet
-from latedrop.crowd.mcnn import STRIDE, Trained
+from latedrop.crowd.mcnn import Trained
 
-__all__ = ["READOUTS", "Cells", "FrameBatches"]
+__all__ = ["READOUTS", "Cells", "FrameBatches", "FrameInputs"]
 
 READOUTS = {"count": "Trained.count_of", "pixels": "_Cells"}
 """What the readouts are called in files."""
@@ -39,11 +39,11 @@ class Cells:
 
     def maps(self, pixels: Prediction, image: Tensor) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
         """Density and deviations `(h, w)` of a frame `(..., H, W)` whose cells were predicted as one row."""
-        h, w = (side // STRIDE for side in image.shape[-2:])
-        return self._spread(pixels.mean[0], h, w), self._spread(pixels.std[0], h, w)
+        return self.spread(pixels.mean[0], image), self.spread(pixels.std[0], image)
 
-    def _spread(self, values: Tensor, h: int, w: int) -> npt.NDArray[np.float64]:
-        """The map `(h, w)` with these values in the cells that count, and zeros elsewhere."""
+    def spread(self, values: Tensor, image: Tensor) -> npt.NDArray[np.float64]:
+        """The map `(h, w)` of a frame `(..., H, W)` with these values in the cells that count, and zeros elsewhere."""
+        h, w = (side // self.trained.stride for side in image.shape[-2:])
         flat = values.detach().cpu().double()
         if self.index is not None:
             flat = torch.zeros(h * w, dtype=torch.float64).index_copy(0, self.index.cpu(), flat)
@@ -56,12 +56,15 @@ class FrameBatches:
 
     def __init__(self, trained: Trained, crowd_set: CrowdSet, indices: Sequence[int], cells: Cells | None) -> None:
         self.crowd_set, self.indices, self.cells = crowd_set, indices, cells
-        self.channels = trained.model.channels
-        self.device = next(trained.model.parameters()).device
+        self.channels, self.stride, self.device = trained.channels, trained.stride, trained.device
 
     def image(self, index: int) -> Tensor:
         """One frame, `(1, C, H, W)`."""
         return self.crowd_set.image(index, self.channels)[None].to(self.device)
+
+    def images(self) -> Iterator[Tensor]:
+        """The frames without their targets."""
+        return (self.image(index) for index in self.indices)
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -76,5 +79,18 @@ class FrameBatches:
             if self.cells is None:
                 target = torch.tensor([float(self.crowd_set.count(index))])
             else:
-                target = self.cells(self.crowd_set.density(index)[None].to(self.device)).cpu()
+                target = self.cells(self.crowd_set.density(index, self.stride)[None].to(self.device)).cpu()
             yield self.image(index), target
+
+
+class FrameInputs:
+    """Frames of a set as batches of one, without targets; what is usual is told by them."""
+
+    def __init__(self, trained: Trained, crowd_set: CrowdSet, indices: Sequence[int]) -> None:
+        self._frames = FrameBatches(trained, crowd_set, indices, None)
+
+    def __len__(self) -> int:
+        return len(self._frames)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return self._frames.images()

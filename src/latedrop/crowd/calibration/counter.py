@@ -14,14 +14,17 @@ import torch
 from latedrop import Calibration, Predictor, calibrate, find_sites
 from latedrop.calibration.record import Choice
 from latedrop.calibration.weights import fingerprint
-from latedrop.crowd.calibration.cells import Cells, FrameBatches
+from latedrop.crowd.blocks import time_blocks
+from latedrop.crowd.calibration.cells import Cells, FrameBatches, FrameInputs
+from latedrop.crowd.calibration.count_terms import Fold, count_by_terms, left_out
 from latedrop.crowd.calibration.record import METHODS, CrowdCalibration, CrowdMethod, roi_record
+from latedrop.crowd.calibration.usual import Usual
 from latedrop.crowd.layouts import CrowdSet
-from latedrop.crowd.mcnn import Trained
+from latedrop.crowd.mcnn import STRIDE, Trained
 from latedrop.crowd.regions import Maps, fit_policy, near_cells, to_cells
 from latedrop.devices import versions
 from latedrop.errors import ArgumentError, DataError, LatedropWarning
-from latedrop.model.sites import Rate
+from latedrop.model.sites import Rate, Sites
 from latedrop.progress import shown_on
 
 __all__ = ["calibrate_counter", "counted_heads", "read_maps"]
@@ -30,6 +33,7 @@ __all__ = ["calibrate_counter", "counted_heads", "read_maps"]
 # but proportional to the rate, which the scale takes up: one rate is enough.
 _SAMPLED_RATES = (0.001, 0.002, 0.005, 0.01)
 _PROPAGATED_RATES = (0.01,)
+_REFERENCE_FRAMES = 160
 # A frame has thousands of cells, so a few frames fix a scale; regions are a few to a frame, so they need more.
 _PIXEL_FRAMES, _POLICY_FRAMES = 24, 80
 
@@ -47,44 +51,107 @@ def calibrate_counter(
     policy: bool = True,
     seed: int = 0,
     progress: bool = True,
+    folds: Sequence[Trained] = (),
 ) -> CrowdCalibration:
     """Calibrate a counter on the validation frames of a set.
 
     Args:
         trained: the network; it is left as it was.
-        crowd_set: its validation frames are used, no others.
+        crowd_set: its validation frames are fitted to; its training frames, if it has any, say what is usual.
         method: `"sampling-free"` suits a CPU; `"sample"` runs `draws` thinned networks, GPU work for large frames.
         rates: to choose from with `"sample"`: the count's NLL decides, and the cells take the same rate, so that one
             run of draws serves both. Without sampling, the rate that the cells' variance is propagated at.
         draws: thinned networks per rate.
         scale: which scale intervals use: `"optimal"`, `"relaxed"` or a number.
-        floor: fit a constant variance beside the scale: what is left where no mask moves the output.
+        floor: fit a constant variance beside the scale: what is left where no mask moves the output. The count has one
+            anyway without sampling.
         every: use each k-th validation frame only.
         policy: also choose which regions to reject.
         seed: fixes all masks.
         progress: show bars.
+        folds: where the network was cross-fitted, those that left blocks of time out, in their order. The count's
+            variance is then fitted to the errors of each on its own block: to all training and validation frames.
 
     Raises:
-        DataError: the set's region of interest or size of frames is not the network's, or it has too few frames.
+        DataError: the set's region of interest or size of frames is not the network's, it has too few frames, or the
+            networks of the folds are missing.
     """
     if method not in METHODS:
         raise ArgumentError(f"expected method 'sampling-free' or 'sample'; found {method!r}.")
-    chosen = _chosen(trained, crowd_set, every)
-    cells = Cells(trained)
-    counts = FrameBatches(trained, crowd_set, chosen, None)
-    maps = FrameBatches(trained, crowd_set, _some(chosen, _PIXEL_FRAMES), cells)
-    sites = find_sites(trained.model, counts.image(chosen[0]))
-    shared: dict[str, Any] = {"sites": sites, "scale": scale, "floor": floor, "seed": seed, "progress": progress}
+    _check_folds(trained, folds, method)
+    chosen, mapped = _chosen(trained, crowd_set, every), trained
+    if folds:  # the last one stands for all where maps are concerned: its block is the end of the frames
+        crowd_set = replace(crowd_set, train=(*crowd_set.train, *crowd_set.validation), validation=())
+        chosen, mapped = time_blocks(crowd_set.train, len(folds))[-1][::every], folds[-1]
+    options: dict[str, Any] = {"scale": scale, "seed": seed, "progress": progress}
     if method == "sample":
-        count, pixels = _sampled(trained, counts, maps, rates or _SAMPLED_RATES, draws=draws, **shared)
-    else:
-        count, pixels = _sampling_free(trained, counts, maps, rates or _PROPAGATED_RATES, **shared)
-    about = _about(trained, crowd_set, len(chosen), len(maps), every)
-    found = CrowdCalibration(method, count, pixels, None, fingerprint(trained.model), roi_record(trained), about)
-    if not policy:
+        options |= {"draws": draws, "floor": floor, "rates": rates or _SAMPLED_RATES}
+    found, sites = _of_count(trained, crowd_set, chosen, method, every, options, left_out(folds, crowd_set, every))
+    if not crowd_set.has_points:
         return found
-    measured = read_maps(trained, found, crowd_set, _some(chosen, _POLICY_FRAMES), progress=progress)
-    return replace(found, policy=fit_policy(measured, near=near_cells(crowd_set.sigma)))
+    if method == "sample":
+        options |= {"rates": [found.count.rate]}  # the count chooses it, and one run of draws serves both
+    else:
+        options |= {"method": "propagate", "mean": "model", "floor": floor, "rates": rates or _PROPAGATED_RATES}
+    return _with_maps(mapped, found, crowd_set, chosen, policy, options | {"sites": sites})
+
+
+def _of_count(
+    trained: Trained,
+    crowd_set: CrowdSet,
+    chosen: Sequence[int],
+    method: CrowdMethod,
+    every: int,
+    options: dict[str, Any],
+    folds: Sequence[Fold],
+) -> tuple[CrowdCalibration, Sites]:
+    """The calibration of the count alone, and where dropout goes."""
+    counts = FrameBatches(trained, crowd_set, chosen, None)
+    reference = FrameInputs(trained, crowd_set, _some(crowd_set.train, _REFERENCE_FRAMES))
+    sites = find_sites(trained.model, counts.image(chosen[0]))
+    if method == "sample":
+        own: Predictor = calibrate(trained.model, counts, readout=trained.count_of, sites=sites, **options)
+        count = own.calibration
+    else:
+        count = count_by_terms(trained, counts, reference, sites=sites, folds=folds, **options)
+    about = _about(trained, crowd_set, len(chosen), len(reference), every)
+    usual = Usual.of(image for part in (counts.images(), reference) for image in part)
+    mark = fingerprint(trained.model)
+    return CrowdCalibration(method, count, None, None, mark, roi_record(trained), about, usual), sites
+
+
+def _with_maps(
+    trained: Trained,
+    found: CrowdCalibration,
+    crowd_set: CrowdSet,
+    chosen: Sequence[int],
+    policy: bool,
+    options: dict[str, Any],
+) -> CrowdCalibration:
+    """The calibration with that of the cells, and with what to reject."""
+    maps = FrameBatches(trained, crowd_set, _some(chosen, _PIXEL_FRAMES), Cells(trained))
+    pixels = _calibrated_cells(trained, maps, **options)
+    about = {**found.about, "frames": {**found.about["frames"], "cells": len(maps)}}
+    own = replace(pixels, fingerprint=found.fingerprint)  # the network of a fold may stand for the final one
+    if not policy:
+        return replace(found, pixels=own, about=about)
+    known = replace(found, pixels=pixels)
+    measured = read_maps(trained, known, crowd_set, _some(chosen, _POLICY_FRAMES), progress=options["progress"])
+    rejected = fit_policy(measured, near=near_cells(crowd_set.sigma, trained.stride))
+    return replace(found, pixels=own, about=about, policy=rejected)
+
+
+def _check_folds(trained: Trained, folds: Sequence[Trained], method: str) -> None:
+    wanted = int(trained.about.get("folds", 0))
+    if wanted != len(folds):
+        raise DataError(
+            f"expected the {wanted} networks of the folds, as this one was trained on all frames; found {len(folds)}. "
+            "Keep NAME.fold0.safetensors, ... beside the weights."
+            if wanted
+            else f"expected no networks of folds, as this one was not cross-fitted; found {len(folds)}."
+        )
+    if folds and method == "sample":
+        raise ArgumentError("expected method 'sampling-free' for a network that was cross-fitted; found 'sample'.")
 
 
 def read_maps(
@@ -96,6 +163,8 @@ def read_maps(
     progress: bool = True,
 ) -> Maps:
     """Density, deviations and true heads of some frames of a set, all of one size, for `regions`."""
+    if calibration.pixels is None:
+        raise DataError("expected a calibration of the map's cells; found one of counts alone. Calibrate with heads.")
     cells, frames = Cells(trained), FrameBatches(trained, crowd_set, indices, None)
     means, stds, heads = [], [], []
     for index in shown_on(indices, "reading maps", unit="frames", show=progress):
@@ -104,14 +173,14 @@ def read_maps(
         mean, std = cells.maps(pixels, x)
         means.append(mean.astype(np.float32))
         stds.append(std.astype(np.float32))
-        heads.append(counted_heads(crowd_set, index))
+        heads.append(counted_heads(crowd_set, index, trained.stride))
     roi = None if trained.roi is None else trained.roi.cpu().numpy()
     return Maps(np.stack(means), np.stack(stds), heads, roi)
 
 
-def counted_heads(crowd_set: CrowdSet, index: int) -> npt.NDArray[np.float64]:
+def counted_heads(crowd_set: CrowdSet, index: int, stride: int = STRIDE) -> npt.NDArray[np.float64]:
     """The heads of a frame that count, `(P, 2)` as x, y in cells."""
-    return to_cells(crowd_set.heads(index))
+    return to_cells(crowd_set.heads(index), stride)
 
 
 def _chosen(trained: Trained, crowd_set: CrowdSet, every: int) -> tuple[int, ...]:
@@ -127,28 +196,12 @@ def _chosen(trained: Trained, crowd_set: CrowdSet, every: int) -> tuple[int, ...
     return chosen
 
 
-def _sampled(
-    trained: Trained, counts: FrameBatches, maps: FrameBatches, rates: Sequence[Rate], **settings: Any
-) -> tuple[Calibration, Calibration]:
-    """Of count and cells, from draws: the count chooses the rate."""
-    count = calibrate(trained.model, counts, rates, readout=trained.count_of, **settings).calibration
-    return count, _calibrated_cells(trained, maps, [count.rate], **settings)
-
-
-def _sampling_free(
-    trained: Trained, counts: FrameBatches, maps: FrameBatches, rates: Sequence[Rate], **settings: Any
-) -> tuple[Calibration, Calibration]:
-    """Of count and cells: first order, and propagated."""
-    count = calibrate(trained.model, counts, method="linear", readout=trained.count_of, **settings).calibration
-    return count, _calibrated_cells(trained, maps, rates, method="propagate", mean="model", **settings)
-
-
-def _calibrated_cells(trained: Trained, maps: FrameBatches, rates: Sequence[Rate], **settings: Any) -> Calibration:
+def _calibrated_cells(trained: Trained, maps: FrameBatches, **settings: Any) -> Calibration:
     with warnings.catch_warnings():
         # Where all channels of a cell are off no mask moves it; that is known of ReLU networks, and in the record.
         warnings.filterwarnings("ignore", "of .* validation values, some have zero variance", LatedropWarning)
         warnings.filterwarnings("ignore", "only .* validation rows", LatedropWarning)
-        found: Predictor = calibrate(trained.model, maps, rates, readout=maps.cells, per_output=False, **settings)
+        found: Predictor = calibrate(trained.model, maps, readout=maps.cells, per_output=False, **settings)
         return found.calibration
 
 
@@ -159,7 +212,7 @@ def _check_set(trained: Trained, crowd_set: CrowdSet) -> None:
             f"expected frames enlarged {enlarge} times, as the network was trained with; found {crowd_set.enlarge}. "
             f"Open the set with enlarge={enlarge}."
         )
-    theirs, ours = crowd_set.cells(), None if trained.roi is None else trained.roi.cpu()
+    theirs, ours = crowd_set.cells(trained.stride), None if trained.roi is None else trained.roi.cpu()
     same = ours is theirs if ours is None or theirs is None else torch.equal(theirs, ours)
     if not same:
         said = ["none" if roi is None else f"{roi.shape[0]} x {roi.shape[1]} cells" for roi in (ours, theirs)]
@@ -169,18 +222,21 @@ def _check_set(trained: Trained, crowd_set: CrowdSet) -> None:
         )
 
 
-def _about(trained: Trained, crowd_set: CrowdSet, frames: int, maps: int, every: int) -> dict[str, Any]:
+def _about(trained: Trained, crowd_set: CrowdSet, frames: int, reference: int, every: int) -> dict[str, Any]:
     return {
         "set": crowd_set.name,
         "weights": trained.about.get("set"),
-        "frames": {"count": frames, "cells": maps},
+        "frames": {"count": frames, "cells": 0, "reference": reference},
         "every": every,
         "enlarge": crowd_set.enlarge,
+        "counter": trained.about.get("counter"),
         "versions": {name: versions()[name] for name in ("latedrop", "torch")},
     }
 
 
 def _some(indices: Sequence[int], most: int) -> list[int]:
     """At most so many, evenly spaced, from the first to the last."""
+    if not len(indices):
+        return []
     at = np.unique(np.linspace(0, len(indices) - 1, min(most, len(indices))).round().astype(int))
     return [indices[i] for i in at]

@@ -5,7 +5,7 @@ The density map of a frame sums to its count, the number of heads inside the fra
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -37,12 +37,16 @@ class Frame:
         path: the image file; None: made in memory.
         points: heads `(P, 2)` as x, y in pixels, all that are annotated, also those outside the region of interest.
         pixels: the image where it was made in memory, uint8 `(H, W)` or `(H, W, 3)`.
+        people: how many there are, where that is all that is known; `points` is then empty.
+        source: gives the image where it has no file of its own, as a frame of a video.
     """
 
     name: str
     path: Path | None
     points: Floats
     pixels: npt.NDArray[np.uint8] | None = None
+    people: int | None = None
+    source: Callable[[], npt.NDArray[Any]] | None = None
 
 
 @dataclass(frozen=True)
@@ -98,35 +102,49 @@ class CrowdSet:
         height, width = image_shape(frame.path) if frame.path else _made(frame).shape[:2]
         return height * self.enlarge, width * self.enlarge
 
-    def density(self, index: int) -> Tensor:
+    @property
+    def has_points(self) -> bool:
+        """Whether heads are known, not only how many there are."""
+        return all(frame.people is None for frame in self.frames)
+
+    def density(self, index: int, stride: int = STRIDE) -> Tensor:
         """The map to learn, `(1, H // 4, W // 4)` float32: people per cell, inside frame and region of interest."""
         points, shape = self.heads(index), self.shape(index)
         # The bounds of adaptive widths are in pixels of the file.
         sigma = adaptive_sigma(points / self.enlarge) * self.enlarge if self.sigma == "adaptive" else self.sigma
-        return torch.from_numpy(density_map(points, shape, sigma, self.roi, stride=STRIDE))[None]
+        return torch.from_numpy(density_map(points, shape, sigma, self.roi, stride=stride))[None]
 
     def heads(self, index: int) -> Floats:
         """The heads inside frame and region of interest, `(P, 2)` as x, y in pixels."""
-        points = self.frames[index].points
+        frame = self.frames[index]
+        if frame.people is not None:
+            raise DataError(
+                f"expected head points of {frame.name}; {self.name} has counts alone. Maps, training and the rejection "
+                "of regions need points: write heads.csv."
+            )
+        points = frame.points
         return points[heads_inside(points, self.shape(index), self.roi)]
 
     def count(self, index: int) -> int:
         """How many heads there are inside frame and region of interest: what `density` sums to."""
-        return len(self.heads(index))
+        people = self.frames[index].people
+        return len(self.heads(index)) if people is None else people
 
     def counts(self, indices: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
         """The counts of some frames, `(N,)`."""
         return torch.tensor([self.count(index) for index in indices], dtype=dtype)
 
-    def cells(self) -> Tensor | None:
+    def cells(self, stride: int = STRIDE) -> Tensor | None:
         """Cells of the density map that count, bool `(H // 4, W // 4)`; None: all."""
-        return None if self.roi is None else torch.from_numpy(roi_cells(self.roi, STRIDE))
+        return None if self.roi is None else torch.from_numpy(roi_cells(self.roi, stride))
 
     def summary(self) -> dict[str, Any]:
         """What is in the set, as plain JSON: points in all and left out, and frames and counts of each part."""
         shapes = [self.shape(index) for index in range(len(self.frames))]
-        total = sum(len(frame.points) for frame in self.frames)
-        inside = sum(int(heads_inside(f.points, shape).sum()) for f, shape in zip(self.frames, shapes, strict=True))
+        total = sum(len(frame.points) if frame.people is None else frame.people for frame in self.frames)
+        inside = sum(frame.people or 0 for frame in self.frames) + sum(
+            int(heads_inside(f.points, shape).sum()) for f, shape in zip(self.frames, shapes, strict=True)
+        )
         counts = np.array([self.count(index) for index in range(len(self.frames))])
         found: dict[str, Any] = {
             "points": total,
@@ -158,7 +176,9 @@ def of_one_size(name: str, frames: Sequence[Frame], roi: Any, perspective: Any, 
     return CrowdSet(name, tuple(frames), (), (), (), maps[0], maps[1], sigma, size=size)
 
 
-def _made(frame: Frame) -> npt.NDArray[np.uint8]:
+def _made(frame: Frame) -> npt.NDArray[Any]:
+    if frame.source is not None:
+        return frame.source()
     if frame.pixels is None:
         raise DataError(f"expected a path or pixels in frame {frame.name}; found neither. Make it with one of them.")
     return frame.pixels

@@ -1,4 +1,4 @@
-"""Open a set in the layout of its release, with its standard split."""
+"""Open a set in the layout of its release, with its standard split, or frames of your own."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from latedrop.crowd.layouts.crowd_set import CrowdSet, Part, Sigma
 from latedrop.crowd.layouts.mall import read_mall
+from latedrop.crowd.layouts.own import read_own
 from latedrop.crowd.layouts.pets import read_pets
 from latedrop.crowd.layouts.shanghaitech import read_shanghaitech
 from latedrop.crowd.layouts.ucsd import read_ucsd
@@ -19,10 +20,10 @@ from latedrop.errors import ArgumentError, FileError
 
 __all__ = ["SETS", "open_as_trained", "open_set"]
 
-SETS = ("mall", "ucsd", "pets", "shanghaitech-a", "shanghaitech-b")
+SETS = ("mall", "ucsd", "pets", "shanghaitech-a", "shanghaitech-b", "own")
 """The sets that `open_set` knows."""
 _CLIPS = {"ucsd": 4}  # of the standard training frames; one where it is not said
-_WITH_REGION = ("mall", "ucsd")
+_WITH_REGION = ("mall", "ucsd", "own")
 
 
 def open_set(
@@ -34,11 +35,12 @@ def open_set(
     enlarge: int = 1,
     use_roi: bool | None = None,
     validation_runs: int | None = None,
+    sigma: Sigma | None = None,
 ) -> CrowdSet:
-    """Open a set in the layout of its release.
+    """Open a set in the layout of its release, or frames of your own.
 
     Args:
-        name: `mall`, `ucsd`, `pets`, `shanghaitech-a` or `shanghaitech-b`.
+        name: `mall`, `ucsd`, `pets`, `shanghaitech-a`, `shanghaitech-b`, or `own` for the layout of `layouts.own`.
         folder: where it was unpacked.
         part: `"train"` asks only for the standard training frames, which become train and validation; `"test"` only
             for the test frames.
@@ -46,9 +48,10 @@ def open_set(
         enlarge: make frames this many times larger, and points, region of interest, perspective map and sigma with
             them.
         use_roi: count only inside the region of interest. None: as the set's protocol does (UCSD does; Mall has a
-            region, but counts all heads).
+            region, but counts all heads; frames of your own do where there is a roi.png).
         validation_runs: cut the training frames into so many stretches, and take the last fifth of each. None: one
-            for each clip, four on UCSD and one elsewhere.
+            for each clip, four on UCSD and one elsewhere. Frames of your own have lists for that.
+        sigma: of the density kernel in pixels of the files, or `"adaptive"`; None: the set's own, 4 for your frames.
 
     Raises:
         ArgumentError: no such set, part or option.
@@ -57,6 +60,8 @@ def open_set(
     """
     runs = _CLIPS.get(name, 1) if validation_runs is None else validation_runs
     folder = _check_arguments(name, Path(folder), part, view, enlarge, use_roi, runs)
+    if name == "own":
+        return _enlarged(read_own(folder, part, use_roi is not False, sigma), int(enlarge))
     if name == "mall":
         opened, standard = read_mall(folder, part, bool(use_roi))
     elif name == "ucsd":
@@ -65,7 +70,8 @@ def open_set(
         opened, standard = read_pets(folder, part, view)
     else:
         opened, standard = read_shanghaitech(folder, part, name)
-    return _enlarged(_split(opened, standard, runs), int(enlarge))
+    opened = _split(opened if sigma is None else replace(opened, sigma=sigma), standard, runs)
+    return _enlarged(opened, int(enlarge))
 
 
 def open_as_trained(
@@ -73,7 +79,9 @@ def open_as_trained(
 ) -> CrowdSet:
     """Open a set as a network was trained on it: as much enlarged, and inside its region of interest."""
     use_roi = trained.roi is not None if name in _WITH_REGION else None
-    return open_set(name, folder, part=part, view=view, enlarge=trained.enlarge, use_roi=use_roi)
+    sigma = trained.about.get("sigma") if name == "own" else None
+    sigma = sigma / trained.enlarge if isinstance(sigma, float) else sigma
+    return open_set(name, folder, part=part, view=view, enlarge=trained.enlarge, use_roi=use_roi, sigma=sigma)
 
 
 def _split(opened: CrowdSet, standard: int, runs: int) -> CrowdSet:
@@ -111,7 +119,7 @@ def _check_arguments(
     if view != 1 and name != "pets":
         raise ArgumentError(f"expected a view only for pets; found view {view} for {name}. Leave it out.")
     if use_roi and name not in _WITH_REGION:
-        raise ArgumentError(f"expected use_roi only for mall and ucsd; {name} has no region. Leave it out.")
+        raise ArgumentError(f"expected use_roi only for mall, ucsd and own; {name} has no region. Leave it out.")
     if not folder.is_dir():
         raise FileError(f"expected the folder of {name} at {folder}; there is none. Pass where it was unpacked.")
     return folder

@@ -119,7 +119,7 @@ def _lowest(mass: Floats, number: int) -> npt.NDArray[np.bool_]:
 def _verdict(
     policy: Policy, differences: dict[str, dict[str, float]], random_mae: float, after_mae: float
 ) -> tuple[str, str]:
-    """One of five words, by rule, and the reason in a sentence."""
+    """A few words, by rule, and the reason in a sentence."""
     gain, beside = differences["after_minus_before"], differences["after_minus_low_density"]
     said = f"count MAE changes by {gain['mae']:+.3f} (95 % interval {gain['low']:+.3f} to {gain['high']:+.3f})"
     if policy.rejects_nothing:
@@ -131,6 +131,10 @@ def _verdict(
     against = f"against low density alone by {beside['mae']:+.3f} ({beside['low']:+.3f} to {beside['high']:+.3f})"
     if after_mae >= random_mae:
         return "helps as chance does", f"{said}, but regions rejected at random do as well: MAE {random_mae:.3f}"
+    bias = differences["after_minus_shift"]
+    if bias["high"] >= 0:
+        shifted = f"by {bias['mae']:+.3f} ({bias['low']:+.3f} to {bias['high']:+.3f})"
+        return "helps no more than subtracting the bias", f"{said}; against subtracting the mean error {shifted}"
     if beside["high"] >= 0:
         return "helps without uncertainty", f"{said}, {against}: the uncertainty adds nothing that can be told"
     return "helps", f"{said}, {against}"

@@ -59,7 +59,8 @@ def load(crowd_set: CrowdSet, settings: Settings, device: torch.device, progress
             f"expected a crop, as frames of {crowd_set.name} differ in size; found none. Pass --crop 256."
         )
     cells = crowd_set.cells()
-    return Data(train, part("validation", 0), None if cells is None else cells.to(device), unit)
+    held = part("validation", 0) if crowd_set.validation or settings.keep is None else train
+    return Data(train, held, None if cells is None else cells.to(device), unit)
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ class Fit:
         epoch: epochs done.
         epochs: to do in all; 0: not known yet, as the time is given and an epoch has not been timed.
         seconds: spent.
-        best: weights of the best epoch of the second half.
+        best: weights of the best epoch.
         best_epoch: which it was, from 1.
         best_mae: its validation error.
         history: by epoch, `loss`, `mae` of validation counts and `seconds`.

@@ -22,7 +22,7 @@ def predict_counts(
     """Predicted counts of frames, `(N,)`; neighbours of one size go through together."""
     model = deepcopy(trained.model).to(device).eval()
     moved = replace(trained, roi=None if trained.roi is None else trained.roi.to(device))
-    frames = in_order(lambda index: crowd_set.image(index, model.channels), indices)
+    frames = in_order(lambda index: crowd_set.image(index, trained.channels), indices)
     size = 16 if torch.device(device).type == "cuda" else 1
     with torch.inference_mode():
         counts = [moved.count_of(model(torch.stack(run).to(device))).float().cpu() for run in _alike(frames, size)]

@@ -59,7 +59,7 @@ def fit(
         saved = time.perf_counter()
         options = {"desc": "training", "initial": state.epoch, "total": state.epochs or None, "unit": "epoch"}
         with tqdm(disable=not progress, **options) as bar:
-            while not state.epochs or state.epoch < state.epochs:
+            while not state.epochs or state.epoch < min(state.epochs, settings.keep or state.epochs):
                 state = _go_on(state, data, settings)
                 _show(bar, state)
                 if checkpoint and time.perf_counter() - saved > _SAVE_EVERY:
@@ -99,8 +99,8 @@ def _go_on(state: Fit, data: Data, settings: Settings) -> Fit:
     state.history.append({"loss": loss_value, "mae": mae, "seconds": seconds})
     if spread == 0:
         return _restarted(state, settings)
-    # In its first half a training passes good counts by luck, with maps that are still wrong.
-    if state.epochs and 2 * state.epoch > state.epochs and mae < state.best_mae:
+    better = mae < state.best_mae if settings.keep is None else state.epoch == settings.keep
+    if better or not state.best:
         weights = {name: value.detach().cpu().clone() for name, value in state.average.state_dict().items()}
         state.best, state.best_epoch, state.best_mae = weights, state.epoch, mae
     if settings.minutes and not state.epochs and state.epoch >= _WARM:

@@ -9,17 +9,21 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from latedrop.crowd import layouts
+from latedrop.crowd.blocks import time_blocks
 from latedrop.crowd.layouts import CrowdSet, open_set
 from latedrop.crowd.mcnn import MCNN, Trained, load_weights, save_weights
 from latedrop.crowd.scenes import make_scenes
 from latedrop.crowd.training.checkpoint import Checkpoint, Fit
+from latedrop.crowd.training.counts import mean_errors, predict_counts
 from latedrop.crowd.training.log import (
     add_test,
     beside,
@@ -37,7 +41,7 @@ from latedrop.errors import ArgumentError
 from latedrop.files import digest_of
 from latedrop.terminal import need
 
-__all__ = ["SETS", "Request", "run", "test", "train"]
+__all__ = ["SETS", "Request", "cross_fit", "fold_path", "fold_sets", "run", "test", "train"]
 
 SETS = (*layouts.SETS, "scenes")
 """What can be trained on."""
@@ -61,6 +65,8 @@ class Request:
         fresh: do not go on from a checkpoint, and write over what is there.
         checked: fail if the network is no better than the mean count of the training frames.
         progress: show bars.
+        sigma: of the density kernel in pixels of the files, or `"adaptive"`; None: the set's own.
+        folds: at least 3: cross-fit in so many blocks of time, see `crossfit`; 0: one training.
     """
 
     set: str
@@ -75,6 +81,8 @@ class Request:
     fresh: bool = False
     checked: bool = True
     progress: bool = True
+    sigma: layouts.Sigma | None = None
+    folds: int = 0
 
     def open(self) -> CrowdSet:
         """The frames."""
@@ -85,7 +93,15 @@ class Request:
         if self.data is None:
             raise ArgumentError(f"expected the folder of {self.set}; found none. Pass --data DIR.")
         enlarge = _ENLARGE.get(self.set, 1) if self.enlarge is None else self.enlarge
-        return open_set(self.set, self.data, part=self.part, view=self.view, enlarge=enlarge, use_roi=self.roi)
+        return open_set(
+            self.set,
+            self.data,
+            part=self.part,
+            view=self.view,
+            enlarge=enlarge,
+            use_roi=self.roi,
+            sigma=self.sigma,
+        )
 
 
 def run(request: Request, *, command: str | None = None) -> dict[str, Any]:
@@ -94,17 +110,12 @@ def run(request: Request, *, command: str | None = None) -> dict[str, Any]:
     Raises:
         LatedropError: a wrong argument, missing or malformed data, a file that cannot be written, a failed training.
     """
-    device = chosen_device(request.device)
-    train(
-        request.open(),
-        request.settings,
-        request.out,
-        device,
-        request.progress,
-        fresh=request.fresh,
-        checked=request.checked,
-        command=command,
-    )
+    options: dict[str, Any] = {"fresh": request.fresh, "checked": request.checked, "command": command}
+    where = (request.out, chosen_device(request.device), request.progress)
+    if request.folds:
+        cross_fit(request.open(), request.settings, *where, folds=request.folds, **options)
+    else:
+        train(request.open(), request.settings, *where, **options)
     return read_log(beside(request.out, ".log.json"))
 
 
@@ -123,6 +134,8 @@ def train(
     fresh: bool = False,
     checked: bool = True,
     command: str | None = None,
+    about: Mapping[str, Any] | None = None,
+    notes: Mapping[str, Any] | None = None,
 ) -> Trained:
     """Train a network; with `out`, write its weights there and a log beside them, and checkpoints while it goes on.
 
@@ -137,6 +150,8 @@ def train(
         fresh: do not go on from a checkpoint, and write over what is there.
         checked: raise if the network is no better on validation frames than the mean count of the training frames.
         command: for the log.
+        about: what else the weights say about themselves; plain JSON.
+        notes: what else the log says; plain JSON.
 
     Raises:
         FileError: `out` cannot be written, or it or its checkpoint was made with other settings or frames.
@@ -154,8 +169,8 @@ def train(
         elif finished(Path(out), identity):
             return load_weights(out, device)
     state = fit(crowd_set, settings, device, checkpoint, progress=progress)
-    trained = _trained(crowd_set, settings, state, device)
-    record = record_of(identity, crowd_set, trained, state, device)
+    trained = _trained(crowd_set, settings, state, device, about)
+    record = record_of(identity, crowd_set, trained, state, device) | dict(notes or {})
     record |= {"seconds": round(time.perf_counter() - start, 1), "command": command}
     if checked:
         check_better(record)
@@ -166,7 +181,104 @@ def train(
     return trained
 
 
-def _trained(crowd_set: CrowdSet, settings: Settings, state: Fit, device: torch.device) -> Trained:
+def cross_fit(
+    crowd_set: CrowdSet,
+    settings: Settings | None = None,
+    out: str | os.PathLike[str] | None = None,
+    device: str | torch.device = "cpu",
+    progress: bool = True,
+    *,
+    folds: int = 5,
+    fresh: bool = False,
+    checked: bool = True,
+    command: str | None = None,
+) -> Trained:
+    """Train on all frames, for as many epochs as networks need that leave blocks of time out.
+
+    The training and validation frames are cut into `folds` runs. For each run a network is trained on the others but
+    the next, which chooses its epoch; the run itself is seen by neither, and its counts say how far off a network of
+    this kind is. The final network is trained on all frames and kept after the median of the chosen epochs.
+    `NAME.fold0.safetensors`, ... stay beside it: `calibrate_counter` fits the variance to the counts of their runs.
+
+    Args:
+        crowd_set: its train and validation frames, and its test frames, if it has any, for the log.
+        settings: None: those recommended for the set.
+        out: `NAME.safetensors`; None writes nothing.
+        device: `cpu`, `cuda`, ...
+        progress: show bars.
+        folds: how many runs, at least 3.
+        fresh: do not go on from checkpoints, and write over what is there.
+        checked: raise if the networks are no better on their runs than the mean count of the training frames.
+        command: for the log.
+    """
+    settings = settings or RECOMMENDED.get(crowd_set.name, Settings())
+    if settings.minutes is not None:
+        raise ArgumentError("expected epochs to cross-fit, as blocks must be trained alike; found minutes.")
+    options: dict[str, Any] = {"fresh": fresh, "command": command}
+    error, notes = _errors_of_folds(crowd_set, settings, out, device, progress, folds, options)
+    held = {"mae": float(error.abs().mean()), "rmse": float(error.square().mean().sqrt()), "bias": float(error.mean())}
+    kept = int(np.median([note["epoch"] for note in notes]).round())
+    every = tuple(sorted((*crowd_set.train, *crowd_set.validation)))
+    if checked:
+        mean = mean_errors(crowd_set.counts(every, torch.float64).mean().item(), crowd_set, every)
+        record = {"validation": held, "mean_predictor": {"validation": mean}}
+        check_better(record | {"epochs": settings.epochs, "best_epoch": kept})
+    about, said = {"folds": folds}, {"folds": notes, "held_out": held}
+    whole, settings = replace(crowd_set, train=every, validation=()), replace(settings, keep=kept)
+    return train(whole, settings, out, device, progress, checked=False, about=about, notes=said, **options)
+
+
+def _errors_of_folds(
+    crowd_set: CrowdSet,
+    settings: Settings,
+    out: str | os.PathLike[str] | None,
+    device: str | torch.device,
+    progress: bool,
+    folds: int,
+    options: dict[str, Any],
+) -> tuple[torch.Tensor, list[dict[str, Any]]]:
+    """Errors of all frames `(N,)`, each by the network that left it out, and what the log says of these networks."""
+    errors, notes = [], []
+    for number, part in enumerate(fold_sets(crowd_set, folds)):
+        path = None if out is None else fold_path(out, number)
+        options = options | {"checked": False, "about": {"fold": number}}
+        network = train(replace(part, test=()), settings, path, device, progress, **options)
+        predicted = predict_counts(network, crowd_set, part.test, device).double()
+        errors.append(predicted - crowd_set.counts(part.test, torch.float64))
+        epoch = int(network.about["best_epoch"])
+        notes.append({"epoch": epoch, "frames": len(part.test), "mae": float(errors[-1].abs().mean())})
+    return torch.cat(errors), notes
+
+
+def fold_sets(crowd_set: CrowdSet, folds: int) -> list[CrowdSet]:
+    """For each block of time the set that leaves it out: `test` is the block, `validation` the next one.
+
+    Raises:
+        ArgumentError: fewer than 3 folds, or fewer frames than folds.
+    """
+    every = (*crowd_set.train, *crowd_set.validation)
+    if folds < 3 or len(every) < folds:
+        raise ArgumentError(
+            f"expected 3 folds or more (one to train on, one to choose, one left out) and a frame for each; found "
+            f"{folds} folds of {len(every)} frames. Change --folds."
+        )
+    blocks = time_blocks(every, folds)
+    found = []
+    for number, block in enumerate(blocks):
+        choosing = blocks[(number + 1) % folds]
+        rest = tuple(index for other in blocks if other not in (block, choosing) for index in other)
+        found.append(replace(crowd_set, train=rest, validation=choosing, test=block))
+    return found
+
+
+def fold_path(out: str | os.PathLike[str], number: int) -> Path:
+    """Where the network of a fold is kept, beside the final one."""
+    return beside(out, f".fold{number}.safetensors")
+
+
+def _trained(
+    crowd_set: CrowdSet, settings: Settings, state: Fit, device: torch.device, more: Mapping[str, Any] | None
+) -> Trained:
     with torch.random.fork_rng([]):  # initial weights that are thrown away should not move the caller's dice
         model = MCNN()
     model.load_state_dict(state.best)
@@ -180,5 +292,6 @@ def _trained(crowd_set: CrowdSet, settings: Settings, state: Fit, device: torch.
         "seed": settings.seed,
         "epochs": state.epochs,
         "best_epoch": state.best_epoch,
+        **(more or {}),
     }
     return Trained(model.to(device).eval(), None if cells is None else cells.to(device), about)

@@ -26,6 +26,8 @@ class Settings:
         flip: mirror half of the frames.
         average: how much of the averaged weights each step keeps.
         precision: `"bf16"` for a GPU, where it is faster; `"fp32"`.
+        keep: the epoch after which it ends and whose weights are kept, whatever the validation frames say; None: the
+            best by these.
     """
 
     epochs: int = 200
@@ -39,6 +41,7 @@ class Settings:
     flip: bool = True
     average: float = 0.99
     precision: str = "fp32"
+    keep: int | None = None
 
     def __post_init__(self) -> None:
         limits = {
@@ -51,6 +54,7 @@ class Settings:
             "seed": (0 <= self.seed < 2**63, "a seed from 0 to 2**63 - 1"),
             "jitter": (0 <= self.jitter < 1, "a jitter from 0 to below 1"),
             "average": (0 <= self.average < 1, "a share from 0 to below 1"),
+            "keep": (self.keep is None or self.keep >= 1, "an epoch from 1 on"),
             "precision": (self.precision in ("bf16", "fp32"), "bf16 or fp32"),
         }
         for name, (good, expected) in limits.items():
@@ -64,6 +68,7 @@ RECOMMENDED: dict[str, Settings] = {
     "pets": Settings(epochs=300),
     "shanghaitech-a": Settings(epochs=600, crop=256),
     "shanghaitech-b": Settings(epochs=400, crop=512),
+    "own": Settings(epochs=200),
     "scenes": Settings(epochs=40, lr=3e-3, crop=96),
 }
 """Settings to start from, by set."""

@@ -12,6 +12,7 @@ from collections.abc import Callable
 import numpy as np
 
 from latedrop.studies.claims import Claim, Effect, Outcome, Record, Values, decide
+from latedrop.studies.crowd.controls import SIZE
 from latedrop.studies.crowd.tables import NAMES, Results, methods, number, paper_rates
 
 __all__ = ["CLAIMS", "page"]
@@ -209,6 +210,10 @@ def _against_random(record: Record) -> Effect:
 _SUBJECTS = {"pixel": "Pixels", "count": "Counts"}
 
 
+def _against_size(record: Record) -> Effect | None:
+    return _methods("count", "injected, floor", SIZE)(record) if "size_control" in record else None
+
+
 def _of(target: str) -> tuple[Claim, ...]:
     """The claims about scales and rates that are made of pixels and of counts alike."""
     subject = _SUBJECTS[target]
@@ -332,6 +337,14 @@ CLAIMS = (
         "Rejection does better than as many regions at random",
         "count MAE after minus the mean of random choices, people; the spread is that of one random choice",
         _against_random, below=0.0, source="us",
+    ),
+    Claim(
+        "Rejection does better than subtracting the mean validation error from every count",
+        "count MAE after minus that, people", _rejection("after_minus_shift"), below=0.0, source="us",
+    ),
+    Claim(
+        "Counts: injection with scale and floor beats a variance of a · count + b",
+        "NLL at the chosen rate minus that of the control", _against_size, below=0.0, source="us",
     ),
 )  # fmt: skip
 

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from latedrop import plots
+from latedrop.studies.crowd.controls import SIZE
 from latedrop.studies.crowd.tables import KINDS, NAMES, PAPER, Results, intervals, paper_rates
 from latedrop.studies.pages import one_legend
 
@@ -26,14 +27,16 @@ Examples: TypeAlias = Mapping[str, Mapping[str, npt.NDArray[Any]]]
 CAPTIONS = {
     "rates_pixel": "Pixels: RMSE, NLL and miscalibration area against the dropout rate. The unscaled NLL has a panel "
     "and a logarithmic axis of its own. Grey is the network without dropout and with a constant variance, which every "
-    "method must beat; dotted black is the ideal variance, e^2, which none reaches. Left of the dotted line are the "
+    "method must beat; dotted black is the ideal variance, e^2, which none reaches. The axis of the NLL shows the "
+    "paper's rates and the constant; curves that leave the panel go on beyond it. Left of the dotted line are the "
     "paper's rates.",
-    "rates_count": "Counts: the same. Errors are in people.",
+    "rates_count": "Counts: the same. Errors are in people. The other control is a variance of a · count + b.",
     "tradeoff": "From the scale of least NLL (circles) to the relaxed scale (squares), one path for each of the "
     "paper's rates; the colour is the RMSE at that rate.",
     "calibration": "Calibration curves, unscaled at the rate that the unscaled NLL chooses on validation frames, the "
     "others at the rate that the scaled one chooses.",
-    "counts": "Counts of the test frames in order, with the relaxed interval and the annotated counts.",
+    "counts": "Counts of the test frames in order, with the relaxed interval and the annotated counts; lines "
+    "break where a clip ends.",
     "coverage": "Share of test counts inside their intervals at four levels (the black bars), and the mean width of "
     "these intervals. Conformal intervals are in proportion to the standard deviation over draws.",
     "rejection": "Rejecting regions: error of the count, and false regions that are kept. Grey bars are controls that "
@@ -52,7 +55,11 @@ _LOOKS: dict[str, dict[str, Any]] = {
     "ideal": {"color": "black", "linestyle": (0, (1, 1))},
     "constant": {"color": "0.55", "marker": "", "linewidth": 2.5, "linestyle": "-"},
     "conformal": {"color": "#E69F00", "marker": "v", "linestyle": "-"},
+    SIZE: {"color": "#E69F00", "marker": "", "linewidth": 2, "linestyle": (0, (6, 2))},
 }
+_BAND = "#BBDDF2"
+_CLIPS = {"ucsd": 200}
+"""Frames of a clip, of sets that have several."""
 _WIDE_RANGE = 1000
 """Of NLLs: beyond it an axis is logarithmic."""
 _UNITS = {"pixel": "people per cell", "count": "people"}
@@ -76,9 +83,16 @@ def _rates(results: Results, target: str) -> Figure:
         rates, test = record["rates"], record["injected"][target]["test"]
         constant = {key: [value] * len(rates) for key, value in record["constant"][target]["test"].items()}
         _lines(row[0], rates, {"constant": constant["rmse"], "mean of draws": test["rmse"]})
+        row[0].set_yscale("log")
+        row[0].yaxis.set_major_formatter("{x:g}")
+        row[0].yaxis.set_minor_formatter("{x:g}")
         _lines(row[1], rates, {"unscaled": test["nll_unscaled"]})
         nll = {kind: test[f"nll_{kind}"] for kind in (*KINDS[1:], "ideal")}
+        if target == "count" and "size_control" in record:
+            constant["size"] = [record["size_control"]["test"]["nll"]] * len(rates)
+            nll = {SIZE: constant["size"], **nll}
         _lines(row[2], rates, {"constant": constant["nll"], **nll})
+        row[2].set_ylim(*_readable(record, target))
         _lines(row[3], rates, {"constant": constant["ma"], **{kind: test[f"ma_{kind}"] for kind in KINDS}})
         row[0].set_ylabel(name)
         row[1].set_yscale("log" if min(test["nll_unscaled"]) > 0 else "symlog")
@@ -124,15 +138,43 @@ def _calibration(results: Results) -> Figure:
 def _counts(results: Results) -> Figure:
     figure, grid = _grid(results, 1, 11.0, 2.8)
     for name, (ax,), record in _rows(results, grid):
-        series = record["series"]
-        at = np.arange(len(series["truth"])) * record["settings"]["every"]
-        band = {series["level"]: (series["low"], series["high"])}
-        plots.intervals(at, series["mean"], band, ax=ax, target=series["truth"], xlabel="test frame")
-        ax.set_ylabel(f"{name}\npeople")
+        series, every = record["series"], record["settings"]["every"]
+        shown = {key: np.array(series[key], dtype=np.float64) for key in ("mean", "low", "high", "truth")}
+        at = np.arange(len(shown["mean"]), dtype=np.float64) * every
+        for end in reversed(_clip_ends(record)):  # nothing joins the last frame of a clip with the first of the next
+            at = np.insert(at, end, end * every - 0.5)
+            shown = {key: np.insert(values, end, np.nan) for key, values in shown.items()}
+        ax.fill_between(at, shown["low"], shown["high"], color=_BAND, linewidth=0, label=_band_label(record))
+        ax.plot(at, shown["mean"], color=_LOOKS["unscaled"]["color"], linewidth=1, label="mean of draws")
+        ax.scatter(at, shown["truth"], s=6, c="black", linewidths=0, label="annotated", zorder=3)
+        ax.set(xlabel="test frame", ylabel=f"{name}\npeople")
         ax.set_ylim(bottom=0)
         ax.margins(x=0.01)
-    one_legend(figure, grid[0][0], target="annotated", mean="mean of draws")
+    one_legend(figure, grid[0][0])
     return figure
+
+
+def _clip_ends(record: Mapping[str, Any]) -> list[int]:
+    """Where a new clip begins among the test frames: those of UCSD are clips of their own, with gaps between."""
+    length = _CLIPS.get(record["set"])
+    places = [place // length for place in record["series"]["frame"]] if length else []
+    return [i for i in range(1, len(places)) if places[i] != places[i - 1]]
+
+
+def _band_label(record: Mapping[str, Any]) -> str:
+    return f"{100 * record['series']['level']:g} % interval, relaxed scale"
+
+
+def _readable(record: Mapping[str, Any], target: str) -> tuple[float, float]:
+    """Ends of the axis of NLLs: what the paper's rates and the controls need, and not one curve that runs away."""
+    test, places = record["injected"][target]["test"], paper_rates(record)
+    values = [test[f"nll_{kind}"][i] for kind in KINDS[1:] for i in places] + [
+        record["constant"][target]["test"]["nll"]
+    ]
+    if target == "count" and "size_control" in record:
+        values.append(record["size_control"]["test"]["nll"])
+    margin = 0.25 * max(max(values) - min(values), 0.2)
+    return min(values) - 2 * margin, max(values) + margin
 
 
 def _coverage(results: Results) -> Figure:
@@ -141,6 +183,7 @@ def _coverage(results: Results) -> Figure:
         found, levels = intervals(record), record["coverages"]
         shown = {kind: found[f"injected, {kind}"] for kind in KINDS}
         shown |= {"constant": found["constant"], "conformal": found["conformal, injected"]}
+        shown |= {SIZE: found[SIZE]} if SIZE in found else {}
         places = np.arange(len(levels))
         row[0].hlines(levels, places - 0.4, places + 0.4, color="black", linewidth=2, zorder=1)
         for index, (kind, values) in enumerate(shown.items()):

@@ -21,8 +21,9 @@ from torch import Tensor
 from latedrop import Sites, find_sites, linearize, propagate, sample
 from latedrop.calibration.fit import fit_sites
 from latedrop.crowd.layouts import CrowdSet, Sigma, in_order
-from latedrop.crowd.mcnn import STRIDE, Trained
+from latedrop.crowd.mcnn import Trained
 from latedrop.errors import DataError
+from latedrop.studies.crowd.controls import control, size_control
 from latedrop.studies.crowd.measures import Fit, Predicted, agreement, conformal, judge, judge_both
 
 __all__ = [
@@ -36,6 +37,8 @@ __all__ = [
     "embedded",
     "first_order",
     "load",
+    "plain_counts",
+    "plain_maps",
     "rate_stage",
     "sampled",
     "timed",
@@ -157,10 +160,10 @@ def load(item: CrowdSet, trained: Trained, settings: Settings, *, batch: int, ch
     Raises:
         DataError: no validation or test frames; frames of several sizes; weights made for another region of interest.
     """
-    device = next(trained.model.parameters()).device
+    device = trained.device
     height, width = item.shape(item.test[0] if item.test else 0)
-    grid = (height // STRIDE, width // STRIDE)
-    region = item.cells()
+    grid = (height // trained.stride, width // trained.stride)
+    region = item.cells(trained.stride)
     cells = torch.ones(grid, dtype=torch.bool) if region is None else region
     if trained.roi is not None and not torch.equal(trained.roi.cpu(), cells):
         raise DataError(
@@ -174,7 +177,7 @@ def load(item: CrowdSet, trained: Trained, settings: Settings, *, batch: int, ch
         chosen = list(getattr(item, name))[:: settings.every][: settings.frames]
         if not chosen:
             raise DataError(f"expected {name} frames in {item.name}; found none. Check the folder, and --every.")
-        parts[name] = _frames(item, chosen, trained.model.channels, inside)
+        parts[name] = _frames(item, chosen, trained, inside)
     roi = None if region is None else region.to(device)
     return Study(parts, replace(trained, roi=roi), inside, grid, item.sigma, settings, batch, chunk)
 
@@ -198,6 +201,7 @@ def first_order(study: Study, tick: Tick) -> Stage:
     total = {name: values.sum(1) for name, values in by_site.items()}
     found: Stage = {
         "constant": {"pixel": _constant(study, plain, 0), "count": _constant(study, plain, 1)},
+        "size_control": size_control({name: (plain[name][1], frames.count) for name, frames in study.parts.items()}),
         "linear": {"rates": [], "first_order": {name: _list(values) for name, values in total.items()}},
         "sites": [site.name for site in sites],
         "plain_count": {name: _list(count) for name, (_, count) in plain.items()},
@@ -244,6 +248,25 @@ def embedded(study: Study, trained: Trained, tick: Tick) -> Stage:
     other = replace(trained, roi=study.trained.roi)
     found = _judged(study, sampled(study, other, rate, study.settings, tick))
     return found | {"rate": rate}
+
+
+def plain_maps(study: Study) -> dict[str, Tensor]:
+    """The network's own maps of every part, without dropout, in the cells of the region of interest, `(N, cells)`."""
+    found = {}
+    with torch.inference_mode():
+        for name, frames in study.parts.items():
+            maps = [study.trained.model(images).flatten(1)[:, study.inside] for images in frames.batches(study.batch)]
+            found[name] = torch.cat(maps)
+    return found
+
+
+def plain_counts(study: Study, part: str) -> Tensor:
+    """The network's own counts of one part, `(N,)`."""
+    with torch.inference_mode():
+        counts = [
+            study.trained.count_of(study.trained.model(images)) for images in study.parts[part].batches(study.batch)
+        ]
+    return torch.cat(counts)
 
 
 def sampled(study: Study, trained: Trained, rate: float, settings: Settings, tick: Tick) -> dict[str, Drawn]:
@@ -305,18 +328,8 @@ def _constant(study: Study, plain: dict[str, tuple[Tensor, Tensor]], index: int)
         return Predicted(mean, torch.full_like(mean, variance, dtype=torch.float64), target, len(frames))
 
     variance = float(predicted("validation", 1.0).error.square().mean())
-    same = Fit(1.0, 1.0, 1.0, 0.0, variance)
     found: Stage = {"variance": variance}
-    for name in PARTS:
-        measures = judge(predicted(name, variance), same, intervals=index == 1)
-        kept = {key: measures[key] for key in ("rmse", "mae", "nll_ideal")}
-        kept |= {"nll": measures["nll_unscaled"], "ma": measures["ma_unscaled"]}
-        kept["curve"] = measures["curves"]["unscaled"]
-        kept["blocks"] = {"mae": measures["blocks"]["mae"], "nll": measures["blocks"]["nll_unscaled"]}
-        if index == 1:
-            kept |= {key: measures[key]["unscaled"] for key in ("coverage", "width")}
-        found[name] = kept
-    return found
+    return found | {name: control(predicted(name, variance), intervals=index == 1) for name in PARTS}
 
 
 def _per_site(study: Study, plain: dict[str, tuple[Tensor, Tensor]], by_site: dict[str, Tensor]) -> Stage:
@@ -336,9 +349,9 @@ def _per_site(study: Study, plain: dict[str, tuple[Tensor, Tensor]], by_site: di
     return found
 
 
-def _frames(item: CrowdSet, chosen: Sequence[int], channels: int, inside: Tensor) -> Frames:
+def _frames(item: CrowdSet, chosen: Sequence[int], trained: Trained, inside: Tensor) -> Frames:
     def read(index: int) -> tuple[Tensor, Tensor]:
-        return item.pixels(index, channels), item.density(index).flatten()
+        return item.pixels(index, trained.channels), item.density(index, trained.stride).flatten()
 
     images: list[Tensor] = []
     densities: list[Tensor] = []

@@ -33,14 +33,15 @@ from latedrop.studies.command import (
     run_command,
     study_parser,
 )
-from latedrop.studies.crowd.measured_set import RATES, Settings, Study, load, sampled, timed, tuned
+from latedrop.studies.crowd.controls import size_control
+from latedrop.studies.crowd.measured_set import RATES, Settings, Study, load, plain_counts, sampled, timed, tuned
 from latedrop.studies.crowd.parts import SCHEMA, Parts
 from latedrop.studies.crowd.record import measure, packed, reject, same_draws, work
 from latedrop.terminal import folder, need, number_list
 
 __all__ = ["SETS", "STOPPED", "Request", "main", "read", "run", "study"]
 
-SETS = {"mall": "mall", "ucsd": "ucsd", "pets": "pets2009", "scenes": None}
+SETS = {"mall": "mall", "ucsd": "ucsd", "pets": "pets2009", "own": "own", "scenes": None}
 """The sets, and the folder of each inside the data folder."""
 STOPPED = "latedrop: stopped; finished rates are kept, and the same command goes on from there."
 _QUICK = Settings(draws=4, rates=(0.001, 0.01, 0.1), frames=6)
@@ -66,6 +67,7 @@ class Request:
         quick: scenes only, few frames, rates and draws.
         fresh: compute again what is there.
         rejection: measure only the rejection again, of sets that are finished.
+        controls: measure only the controls again, of sets that are finished: no draws are needed.
         progress: show bars.
     """
 
@@ -83,7 +85,13 @@ class Request:
     quick: bool = False
     fresh: bool = False
     rejection: bool = False
+    controls: bool = False
     progress: bool = True
+
+    @property
+    def again(self) -> str:
+        """The option by which finished results are measured again in part; empty where all is measured."""
+        return "--rejection" if self.rejection else "--controls" if self.controls else ""
 
     def settings(self) -> Settings:
         """What the results depend on."""
@@ -103,7 +111,7 @@ def run(request: Request) -> list[Path]:
     need("crowd", "scipy", "safetensors")
     settings, device = request.settings(), chosen_device(request.device)
     wanted = chosen_names("scenes" if request.quick and request.sets is None else request.sets, SETS)
-    if request.rejection:
+    if request.again:
         wanted = _finished(wanted, request)
     if request.data is not None and not request.data.is_dir():
         raise FileError(f"expected the folder of the data sets at {request.data}; it is not there. Check --data.")
@@ -138,8 +146,10 @@ def study(request: Request, *, figures_only: bool = False) -> list[Path]:
     from latedrop.studies.crowd import pages
 
     check_apart({"--out": request.out}, {"--data": request.data, "--weights": request.weights})
-    if figures_only and request.rejection:
-        raise ArgumentError("expected one of --figures and --rejection; found both. Leave one out.")
+    several = [name for name, on in (("--figures", figures_only), ("--rejection", request.rejection),
+                                     ("--controls", request.controls)) if on]  # fmt: skip
+    if len(several) > 1:
+        raise ArgumentError(f"expected one of {several[0]} and {several[1]}; found both. Leave one out.")
     finished = [] if figures_only else run(request)
     results = read(request.out)
     with understood(request.out, "results of this study", "Delete those that are damaged, and run it again."):
@@ -164,6 +174,7 @@ def main(arguments: Sequence[str] | None = None, program: str = "python -m lated
     add("--batch", type=int, default=8, help="frames that run at once")
     add("--chunk", type=int, help="draws that run at once; what fits by default")
     add("--rejection", action="store_true", help="measure only the rejection again, of finished sets")
+    add("--controls", action="store_true", help="measure only the controls again, of finished sets")
     return run_command(parser, arguments, lambda options, only: study(Request(**options), figures_only=only), STOPPED)
 
 
@@ -181,7 +192,7 @@ def _run_set(name: str, request: Request, settings: Settings, device: torch.devi
     hashes = {stem: digest_of(path) for stem, path in files.items()}
     result = request.out / f"{name}.json"
     before = _same(result, settings, hashes) if result.exists() and not request.fresh else None
-    if before is not None and not request.rejection:
+    if before is not None and not request.again:
         print(f"{name}: kept, finished before", file=sys.stderr)
         return result
     inner = SETS[name]
@@ -193,11 +204,15 @@ def _run_set(name: str, request: Request, settings: Settings, device: torch.devi
     item = _open(name, where, networks[name], settings)
     parts = Parts(request.out / "parts" / name, {"settings": _plain(settings), "weights": hashes[name]}, request.fresh)
     start = time.perf_counter()
+    arrays: dict[str, Any] = {}
     if before is None:
         record, arrays = _measured(item, networks, hashes, parts, request, settings)
+    elif request.controls:
+        record = _controlled(item, networks[name], before, settings, request)
     else:
         record, arrays = _rejected(item, networks[name], before, request, settings)
-    write_aside(result.with_suffix(".npz"), packed(arrays))
+    if arrays:
+        write_aside(result.with_suffix(".npz"), packed(arrays))
     write_aside(result, dumped(record))
     parts.clear()
     print(f"{name}: {time.perf_counter() - start:.1f} s", file=sys.stderr)
@@ -255,6 +270,24 @@ def _rejected(
     return {**record, "rejection": rejection, "seconds": record["seconds"] | {"rejection": seconds}}, arrays
 
 
+def _controlled(
+    item: CrowdSet, trained: Trained, record: Mapping[str, Any], settings: Settings, request: Request
+) -> dict[str, Any]:
+    """A finished record with its controls measured again: the validation frames are counted once without dropout."""
+    series = record["series"]
+    few = replace(item, test=item.test[:1])  # the test frames' counts are in the record
+    frames = load(few, trained, replace(settings, frames=settings.frames), batch=request.batch)
+    held = frames.parts["validation"]
+    if len(held) != record["frames"]["validation"]:
+        raise DataError(
+            f"expected the {record['frames']['validation']} validation frames that the result of {item.name} is of; "
+            f"found {len(held)}. Check --data."
+        )
+    test = torch.tensor(series["plain"]), torch.tensor(series["truth"])
+    parts = {"validation": (plain_counts(frames, "validation"), held.count), "test": test}
+    return {**record, "size_control": size_control(parts)}
+
+
 def _open(name: str, where: Path | None, trained: Trained, settings: Settings) -> CrowdSet:
     """The set as the network was trained on it."""
     about = trained.about
@@ -282,12 +315,12 @@ def _weights(name: str, folder: Path | None) -> Path:
 def _finished(wanted: Sequence[str], request: Request) -> list[str]:
     """The sets whose rejection can be measured again; those that were named must all be there."""
     if request.fresh:
-        raise ArgumentError("expected one of --fresh and --rejection; found both. Leave one out.")
+        raise ArgumentError(f"expected one of --fresh and {request.again}; found both. Leave one out.")
     there = [name for name in wanted if (request.out / f"{name}.json").exists()]
     missing = [name for name in wanted if name not in there]
     if not there or (missing and request.sets is not None):
         raise FileError(
-            f"expected finished results in {request.out}, to measure their rejection again; found none of "
+            f"expected finished results in {request.out}, to measure them again in part; found none of "
             f"{', '.join(missing)}. Run the study first."
         )
     return there

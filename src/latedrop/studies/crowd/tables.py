@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
+from latedrop.studies.crowd.controls import SIZE
+
 __all__ = [
     "KINDS",
     "NAMES",
@@ -25,7 +27,7 @@ Results: TypeAlias = Mapping[str, Mapping[str, Any]]
 Methods: TypeAlias = dict[str, dict[str, Any]]
 
 KINDS = ("unscaled", "scaled", "relaxed", "floor")
-NAMES = {"mall": "Mall", "ucsd": "UCSD", "pets": "PETS2009", "scenes": "scenes"}
+NAMES = {"mall": "Mall", "ucsd": "UCSD", "pets": "PETS2009", "own": "own frames", "scenes": "scenes"}
 OURS = ("injected", "propagated", "linear")
 """First words of what this library does."""
 PAPER = 0.01
@@ -46,6 +48,8 @@ def methods(record: Mapping[str, Any], target: str) -> Methods:
     if target == "count":
         found["linear per site, floor"] = dict(record["per_site"]["test"])
     found["constant"] = dict(record["constant"][target]["test"])
+    if target == "count" and "size_control" in record:  # which results of earlier versions have not
+        found[SIZE] = dict(record["size_control"]["test"])
     for stage in record["embedded"].values():
         for kind in KINDS:
             found[f"embedded {stage['rate']:g}, {kind}"] = _own(stage[target]["test"], kind) | {"rate": stage["rate"]}
@@ -77,11 +81,14 @@ def verdict(record: Mapping[str, Any], target: str) -> str:
     rows = methods(record, target)
     first = {measure: min(rows, key=lambda method: float(rows[method][measure])) for measure in ("nll", "ma")}
     own = [name for name in rows if name.startswith(OURS)]
-    beaten = [name for name in own if rows[name]["nll"] >= rows["constant"]["nll"]]
     said = f"{target}: lowest NLL `{first['nll']}`, lowest MA `{first['ma']}`."
-    if not beaten:
-        return f"{said} Every injected or sampling-free variance has a lower NLL than a constant one."
-    return f"{said} A constant variance has a lower NLL than {', '.join(f'`{name}`' for name in beaten)}."
+    for control, words in (("constant", "A constant variance"), (SIZE, f"A variance of `{SIZE}`")):
+        if control not in rows:
+            continue
+        beaten = [name for name in own if rows[name]["nll"] >= rows[control]["nll"]]
+        listed = ", ".join(f"`{name}`" for name in beaten) or "no injected or sampling-free variance"
+        said += f" {words} has a lower NLL than {listed}."
+    return said
 
 
 def coverage_table(record: Mapping[str, Any]) -> list[str]:

@@ -1,0 +1,78 @@
+"""What frames a calibration knows: their size, their brightness, and, through the count's terms, their features.
+
+A frame's strangeness is the largest of three numbers, each 1 where the usual ends: the leverage of its features beside
+the reference frames (see `latedrop.terms`), how far its brightness is from the middle of what was seen, and the square
+of how many times larger or smaller it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from latedrop.records import Fields, number, or_none, wholes
+
+__all__ = ["STRANGE", "Usual"]
+
+STRANGE = 2.0
+"""From this strangeness on a frame is called strange; the variance grows from 1 on."""
+_WIDER = 0.5  # of the range of brightness: what lies outside of it by less is still usual
+_LEAST = 0.02
+
+
+@dataclass(frozen=True)
+class Usual:
+    """What frames were seen.
+
+    Attributes:
+        size: `(H, W)` in pixels as the network sees them; None where they differ.
+        darkest: mean of the darkest frame that is usual, in [0, 1].
+        brightest: of the brightest one.
+    """
+
+    size: tuple[int, int] | None
+    darkest: float
+    brightest: float
+
+    @classmethod
+    def of(cls, images: Iterable[Tensor]) -> Usual:
+        """What frames `(..., H, W)` are; their range of brightness made half as wide again on both sides."""
+        sizes, means = set(), []
+        for image in images:
+            sizes.add((int(image.shape[-2]), int(image.shape[-1])))
+            means.append(float(image.float().mean()))
+        more = max(_WIDER * (max(means) - min(means)), _LEAST)
+        return cls(sizes.pop() if len(sizes) == 1 else None, max(0.0, min(means) - more), min(1.0, max(means) + more))
+
+    def strangeness(self, image: Tensor) -> tuple[float, tuple[str, ...]]:
+        """Of size and brightness of a frame `(..., H, W)`: the larger one, and what is strange in words."""
+        found, words = 0.0, []
+        height, width = image.shape[-2:]
+        if self.size is not None and (height, width) != self.size:
+            h, w = self.size
+            found = STRANGE * max(height / h, h / height, width / w, w / width) ** 2
+            words.append(f"{height} x {width} pixels, not {h} x {w}")
+        mean = float(image.float().mean())
+        middle, half = (self.darkest + self.brightest) / 2, max((self.brightest - self.darkest) / 2, 1e-6)
+        apart = abs(mean - middle) / half
+        if apart > 1:
+            words.append(f"brightness {mean:.2f}, usually {self.darkest:.2f} to {self.brightest:.2f}")
+            apart = max(STRANGE, apart)
+        return max(found, apart), tuple(words)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        size = None if self.size is None else list(self.size)
+        return {"size": size, "darkest": self.darkest, "brightest": self.brightest}
+
+    @classmethod
+    def from_dict(cls, record: Any, name: str = "usual") -> Usual:
+        """The inverse of `to_dict`; `DataError` where a field is not as it should be."""
+        fields = Fields(record, name)
+        size = fields.take("size", or_none(wholes), length=2, least=1)
+        ends = {part: fields.take(part, number, least=0, most=1) for part in ("darkest", "brightest")}
+        fields.end()
+        return cls(None if size is None else (size[0], size[1]), **ends)

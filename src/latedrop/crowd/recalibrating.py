@@ -1,0 +1,71 @@
+"""A calibrated counter for a new scene, from a few of its frames whose people somebody counted.
+
+The counts are refitted, `a · count + b`, and get t-intervals; both are drawn to the old calibration where the frames
+say little (see `calibration.recalibration`). What is usual is told by these frames from then on.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from torch import Tensor
+
+from latedrop.crowd.calibration import CrowdCalibration
+from latedrop.crowd.calibration.recalibration import fit_recalibration
+from latedrop.crowd.calibration.usual import Usual
+from latedrop.crowd.counting import prepared
+from latedrop.crowd.mcnn import Trained
+from latedrop.errors import DataError, LatedropWarning
+
+__all__ = ["recalibrate_counter"]
+
+_FEW = 10
+
+
+def recalibrate_counter(
+    trained: Trained,
+    calibration: CrowdCalibration,
+    frames: Iterable[tuple[str, Tensor]],
+    counts: Mapping[str, int],
+) -> CrowdCalibration:
+    """The calibration for a new scene; the old one stays as it is.
+
+    Args:
+        trained: the network.
+        calibration: made for it; an earlier recalibration is left out.
+        frames: pairs of a name and an image `(C, H, W)` in [0, 1], in their order in time. Those that are not labelled
+            are passed over.
+        counts: people by the name of a frame, or by that without its ending; 10 to 40 frames, spread over the scene.
+
+    Raises:
+        DataError: a labelled frame is not among the frames, or there are too few.
+    """
+    before, left, rows, images = replace(calibration, recalibration=None), dict(counts), [], []
+    for name, image in frames:
+        key = next((key for key in (name, Path(name).stem, name.rpartition("#")[2].lstrip("0")) if key in left), None)
+        if key is None:
+            continue
+        ready = prepared(trained, name, image).to(trained.device)
+        reading = before.read(trained, ready)
+        plain = before.plain_variance(reading.count)
+        features = 1.0 if reading.count.strangeness is None else float(reading.count.strangeness)
+        rows.append((reading.mean, plain, float(left.pop(key)), features))
+        images.append(ready)
+    if left:
+        some = ", ".join(list(left)[:3]) + (", ..." if len(left) > 3 else "")
+        raise DataError(
+            f"expected all {len(counts)} labelled frames among the frames; missing: {some}. Check their names."
+        )
+    count, variance, truth, strange = np.array(rows).reshape(-1, 4).T
+    fitted = fit_recalibration(count, variance, truth, float(max(strange, default=1.0)))
+    if len(rows) < _FEW:
+        warnings.warn(
+            f"only {len(rows)} labelled frames: the new counts are rough. 20 frames spread over the scene serve well.",
+            LatedropWarning,
+            stacklevel=2,
+        )
+    return replace(calibration, recalibration=fitted, usual=Usual.of(images))

@@ -1,0 +1,90 @@
+"""Counts of a new scene from a few labelled frames: the fit, what it is drawn to, and how it is kept."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scipy.stats import norm, t
+
+from latedrop.crowd.calibration.recalibration import (
+    Recalibration,
+    effective_frames,
+    fit_recalibration,
+    t_quantile,
+)
+from latedrop.errors import DataError
+
+
+def frames(rng: np.random.Generator, n: int, bias: float, slope: float, std: float) -> tuple[np.ndarray, np.ndarray]:
+    count = rng.uniform(5, 30, n)
+    return count, count + bias + slope * (count - 17) + std * rng.standard_normal(n)
+
+
+def test_many_frames_decide_by_themselves() -> None:
+    rng = np.random.default_rng(0)
+    count, truth = frames(rng, 4000, -3, -0.2, 1.5)
+    found = fit_recalibration(count, np.full(4000, 9.0), truth)
+    mean, variance = found.apply(25.0, 9.0)
+    assert mean == pytest.approx(25 - 3 - 0.2 * 8, abs=0.15)  # three standard errors of a line at its end
+    assert variance**0.5 == pytest.approx(1.5, rel=0.05)
+    assert found.effective > 2000
+    assert found.mae_after < found.mae_before
+
+
+def test_no_information_leaves_the_old_calibration() -> None:
+    """Frames that are one and the same are worth a single one: the slope stays, and the intervals are wide."""
+    found = fit_recalibration(np.full(20, 10.0), np.full(20, 4.0), np.full(20, 12.0))
+    assert found.slope == pytest.approx(0, abs=1e-6)
+    assert 0 < found.offset <= 2
+    drifting = np.cumsum(np.random.default_rng(1).standard_normal(40)) / 2
+    count = np.full(40, 20.0) + np.linspace(-1, 1, 40)
+    alike = fit_recalibration(count, np.full(40, 4.0), count + drifting)
+    assert alike.effective < 15
+    assert t_quantile(0.9, alike.dof) > 1.75
+
+
+@pytest.mark.parametrize("n", [10, 20, 40])
+def test_intervals_hold_on_average_over_scenes(n: int) -> None:
+    rng = np.random.default_rng(n)
+    inside = []
+    for _ in range(300):
+        count, truth = frames(rng, n + 50, rng.normal(0, 4), rng.normal(0, 0.15), 2.0)
+        found = fit_recalibration(count[:n], np.full(n, 4.0), truth[:n])
+        for c, y in zip(count[n:], truth[n:], strict=True):
+            mean, variance = found.apply(c, 4.0)
+            inside.append(abs(y - mean) <= t_quantile(0.9, found.dof) * variance**0.5)
+    assert np.mean(inside) == pytest.approx(0.9, abs=0.03)
+
+
+def test_a_variance_twice_as_large_stays_so() -> None:
+    rng = np.random.default_rng(3)
+    count, truth = frames(rng, 400, 0, 0, 1)
+    found = fit_recalibration(count, np.full(400, 4.0), truth)
+    assert found.apply(17, 8.0)[1] / found.apply(17, 4.0)[1] == pytest.approx(2, rel=0.02)
+
+
+def test_effective_frames() -> None:
+    rng = np.random.default_rng(0)
+    assert effective_frames(rng.standard_normal(500)) > 250
+    rho, values = 0.9, [0.0]
+    for _ in range(4000):
+        values.append(rho * values[-1] + rng.standard_normal())
+    assert 4000 / effective_frames(values) == pytest.approx((1 + rho) / (1 - rho), rel=0.5)
+    assert effective_frames([2.0] * 9) == 9  # no errors left to be alike
+
+
+def test_quantiles_and_records() -> None:
+    assert t_quantile(0.9, 7) == pytest.approx(t.ppf(0.95, 7))
+    assert t_quantile(0.9, 1e9) == pytest.approx(norm.ppf(0.95), rel=1e-6)
+    found = fit_recalibration(np.arange(8.0), np.ones(8), np.arange(8.0) + 1, strangeness=7.0)
+    assert Recalibration.from_dict(found.to_dict()) == found
+    assert found.strangeness == 7
+    assert "8 frames of the scene" in str(found)
+    for wrong in ({"dof": 1.0}, {"variance": -1.0}, {"frames": 2}, {"slope": None}):
+        with pytest.raises(DataError, match=r"recalibration\."):
+            Recalibration.from_dict(replace(found).to_dict() | wrong)
+
+
+def test_too_few_frames() -> None:
+    with pytest.raises(DataError, match=r"of the same 5 frames or more, better 20 .*; found 4, 4 and 4"):
+        fit_recalibration(np.ones(4), np.ones(4), np.ones(4))

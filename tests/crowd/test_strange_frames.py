@@ -1,0 +1,115 @@
+"""Shipped calibrations on frames unlike any that they have seen: each is flagged, and its interval is wider."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+pytest.importorskip("scipy")
+pytest.importorskip("safetensors")
+
+from latedrop.crowd.calibration import CrowdCalibration, load_calibration
+from latedrop.crowd.calibration.usual import STRANGE, Usual
+from latedrop.crowd.counting import CountedFrame, count_people
+from latedrop.crowd.layouts import open_as_trained
+from latedrop.crowd.mcnn import Trained, load_weights, shipped
+from latedrop.crowd.scenes import make_scenes
+from latedrop.errors import OutputError
+
+MALL = Path(__file__).parents[3] / "shared" / "data" / "mall"
+
+
+def noise(image: Tensor) -> Tensor:
+    return torch.rand(image.shape, generator=torch.Generator().manual_seed(0))
+
+
+def blurred(image: Tensor, sigma: int = 4) -> Tensor:
+    reach = 3 * sigma
+    at = torch.arange(-reach, reach + 1.0)
+    kernel = torch.exp(-(at**2) / (2 * sigma**2))
+    kernel /= kernel.sum()
+    wide = F.pad(image[None], (reach, reach, reach, reach), mode="reflect")
+    return F.conv2d(F.conv2d(wide, kernel[None, None, None]), kernel[None, None, :, None])[0]
+
+
+def half_size(image: Tensor) -> Tensor:
+    return F.interpolate(image[None], scale_factor=0.5, mode="bilinear", antialias=True)[0]
+
+
+KINDS: dict[str, Callable[[Tensor], Tensor]] = {
+    "noise": noise,
+    "black": torch.zeros_like,
+    "blurred": blurred,
+    "half size": half_size,
+}
+
+
+def counted(trained: Trained, calibration: CrowdCalibration, image: Tensor) -> CountedFrame | None:
+    """The frame, counted; None where its density sums below 0, which is an error of its own."""
+    try:
+        (row,) = count_people(trained, calibration, [("frame", image)])
+    except OutputError:
+        return None
+    return row
+
+
+def loaded(name: str) -> tuple[Trained, CrowdCalibration]:
+    trained = load_weights(shipped(name))
+    return trained, load_calibration(shipped(name, ".calibration.json"), trained)
+
+
+@pytest.mark.parametrize("kind", ["noise", "black", "half size"])  # scenes without people look like blurred ones
+def test_strange_scenes(kind: str) -> None:
+    trained, calibration = loaded("scenes")
+    scenes = make_scenes(0, 0, 3)
+    plain = counted(trained, calibration, scenes.image(scenes.test[1]))
+    assert plain is not None
+    assert plain.strangeness < STRANGE
+    row = counted(trained, calibration, KINDS[kind](scenes.image(scenes.test[1])))
+    assert row is None or (row.strangeness > STRANGE and row.reasons and row.std > plain.std)
+
+
+@pytest.mark.skipif(not MALL.is_dir(), reason="needs the Mall frames")
+def test_strange_frames_of_mall() -> None:
+    trained, calibration = loaded("mall")
+    frames = open_as_trained("mall", MALL, trained, part="test")
+    image = frames.image(frames.test[600])
+    plain = counted(trained, calibration, image)
+    assert plain is not None
+    assert plain.strangeness < STRANGE
+    for kind, change in KINDS.items():
+        row = counted(trained, calibration, change(image))
+        assert row is None or (row.strangeness > STRANGE and row.std > plain.std), kind
+
+
+@pytest.mark.parametrize("name", ["mall", "ucsd", "pets", "scenes"])
+def test_every_shipped_calibration_knows_what_is_usual(name: str) -> None:
+    _, calibration = loaded(name)
+    terms = calibration.count.terms
+    assert calibration.usual is not None
+    assert calibration.usual.size is not None
+    assert terms is not None
+    assert terms.guard is not None
+    assert terms.reference_rows >= 80
+    assert calibration.has_dropout or "has no share of dropout" in str(calibration)
+
+
+def test_size_and_brightness() -> None:
+    usual = Usual.of([torch.full((1, 40, 60), value) for value in (0.4, 0.5)])
+    assert usual.size == (40, 60)
+    assert (usual.darkest, usual.brightest) == (pytest.approx(0.35), pytest.approx(0.55))
+    assert Usual.from_dict(usual.to_dict()) == usual
+    assert usual.strangeness(torch.full((1, 40, 60), 0.45)) == (pytest.approx(0, abs=1e-5), ())
+    assert usual.strangeness(torch.full((1, 40, 60), 0.54))[0] < 1
+    found, words = usual.strangeness(torch.full((1, 40, 60), 0.9))
+    assert found == pytest.approx(4.5)
+    assert words == ("brightness 0.90, usually 0.35 to 0.55",)
+    found, words = usual.strangeness(torch.full((1, 20, 30), 0.45))
+    assert found == 4 * STRANGE
+    assert words == ("20 x 30 pixels, not 40 x 60",)
+    several = Usual.of([torch.zeros(1, 4, 4), torch.zeros(1, 4, 5)])
+    assert several.size is None
+    assert several.strangeness(torch.zeros(1, 9, 9))[1] == ()
