@@ -19,6 +19,7 @@ from benchmarks import (
     growth,
     hops,
     linear,
+    projection,
     stream_figure,
     stream_pages,
     study_tables,
@@ -32,7 +33,7 @@ from benchmarks.speed_pages import IMAGES, figure, memory_table, rows_for_readme
 from benchmarks.timing import RESULTS
 
 ROOT = Path(__file__).parents[1]
-_NAMES = ("performance", "linear", "uci", "design", "worth", "stream")
+_NAMES = ("performance", "linear", "uci", "design", "worth", "stream", "terms")
 PAGES = (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in _NAMES))
 _BLOCK = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 
@@ -98,6 +99,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "benchmarks.default.shift": lambda: default_summary.medians(_read(RESULTS / "default.json"), "shift"),
     "benchmarks.default.aims": lambda: default_summary.aim_table(_read(RESULTS / "default.json")),
     "benchmarks.default.cost": lambda: default_cost.markdown(_read(RESULTS / "default_cost_cpu.json")),
+    "benchmarks.projection": lambda: projection.markdown(_read(RESULTS / "projection.json")),
     "benchmarks.stream.methods": lambda: stream_pages.methods(_read(RESULTS / "stream.json")),
     "benchmarks.stream.crowd": lambda: stream_pages.counts(_read(RESULTS / "stream.json")),
     "benchmarks.stream.delays": lambda: stream_pages.delays(_read(RESULTS / "stream.json")),
