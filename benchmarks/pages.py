@@ -19,6 +19,8 @@ from benchmarks import (
     growth,
     hops,
     linear,
+    stream_figure,
+    stream_pages,
     study_tables,
     threads,
     uci,
@@ -30,7 +32,7 @@ from benchmarks.speed_pages import IMAGES, figure, memory_table, rows_for_readme
 from benchmarks.timing import RESULTS
 
 ROOT = Path(__file__).parents[1]
-_NAMES = ("performance", "linear", "uci", "design", "worth")
+_NAMES = ("performance", "linear", "uci", "design", "worth", "stream")
 PAGES = (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in _NAMES))
 _BLOCK = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 
@@ -45,6 +47,8 @@ def main() -> None:
     for path in sorted(RESULTS.glob("growth_*.json")):
         print(growth.figure(_read(path), IMAGES / f"{path.stem}.png").relative_to(ROOT))
     print(default_figure.figure(_read(RESULTS / "default.json"), IMAGES / "worth.png").relative_to(ROOT))
+    for path in stream_figure.figures(_read(RESULTS / "stream.json")):
+        print(path.relative_to(ROOT))
     if (RESULTS / "video_gpu.json").exists():
         print(video.figure(_read(RESULTS / "video_gpu.json")).relative_to(ROOT))
 
@@ -94,6 +98,12 @@ TABLES: dict[str, Callable[[], str]] = {
     "benchmarks.default.shift": lambda: default_summary.medians(_read(RESULTS / "default.json"), "shift"),
     "benchmarks.default.aims": lambda: default_summary.aim_table(_read(RESULTS / "default.json")),
     "benchmarks.default.cost": lambda: default_cost.markdown(_read(RESULTS / "default_cost_cpu.json")),
+    "benchmarks.stream.methods": lambda: stream_pages.methods(_read(RESULTS / "stream.json")),
+    "benchmarks.stream.crowd": lambda: stream_pages.counts(_read(RESULTS / "stream.json")),
+    "benchmarks.stream.delays": lambda: stream_pages.delays(_read(RESULTS / "stream.json")),
+    "benchmarks.stream.shift": lambda: stream_pages.shifts(_read(RESULTS / "stream.json")),
+    "benchmarks.stream.alarms": lambda: stream_pages.alarms_of_counts(_read(RESULTS / "stream.json")),
+    "benchmarks.stream.uci": lambda: stream_pages.alarms_of_uci(_read(RESULTS / "stream.json")),
     "study.uci.claims": lambda: study_tables.claims(study_tables.PAGES / "uci" / "claims.md", study_tables.UCI),
     "study.uci.nll": lambda: study_tables.deep_nll(study_tables.PAGES / "uci" / "index.md"),
     "study.crowd.claims": lambda: study_tables.claims(study_tables.PAGES / "crowd" / "claims.md", study_tables.CROWD),

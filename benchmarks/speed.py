@@ -36,7 +36,6 @@ from benchmarks.speed_pages import IMAGES, LABELS, OTHER_TARGET, figure, one_tab
 from benchmarks.timing import RESULTS, first_line, machine, peak_bytes, seconds_of, timed, turns_within, write
 from latedrop import Site, find_sites, linearize, sample
 from latedrop.devices import chosen_device
-from latedrop.model.sites import odds_by_site
 
 RATE = 0.05
 REFERENCE = 5000
@@ -241,7 +240,7 @@ def candidates(case: Case, sites: Sequence[Site], draws: int, plan: Plan) -> dic
     def first_order() -> Run:
         def run() -> tuple[Tensor, Tensor]:
             result = linearize(case.model, case.x, sites)
-            return result.mean, result.variance(odds_by_site(sites, RATE))
+            return result.mean, result.variance(RATE)
 
         return run
 

@@ -232,7 +232,7 @@ class Methods:
         """What `uq` predicts; draws that `other` has made already are not made again."""
         c = uq.calibration
         if (c.rate, c.mean, c.draws) == (other.calibration.rate, other.calibration.mean, other.calibration.draws):
-            return latedrop.Prediction(other.mean, other.raw_variance, c)
+            return latedrop.Prediction(other.output, other.raw_variance, c)
         return uq.predict(x)
 
     def _ends(self, center: Tensor) -> Callable[[float], tuple[Tensor, Tensor]]:

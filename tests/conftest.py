@@ -14,3 +14,9 @@ def one_thread() -> Iterator[None]:
     yield
     if torch.get_num_threads() != 1:
         torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def no_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No progress is told, however slow the machine; what a test compares on stderr does not depend on time."""
+    monkeypatch.setattr("latedrop.progress._EVERY", float("inf"))

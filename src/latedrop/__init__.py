@@ -1,12 +1,16 @@
 """Calibrated uncertainty for any trained PyTorch network, by dropout injected at test time."""
 
+import logging
+
 from latedrop import metrics
 from latedrop.calibration.classes.prediction import ClassPrediction
 from latedrop.calibration.classes.predictor import ClassPredictor
 from latedrop.calibration.classes.record import ClassCalibration
-from latedrop.calibration.predictor import Explanation, Prediction, Predictor, calibrate, load
+from latedrop.calibration.loading import load
+from latedrop.calibration.predictor import Explanation, Prediction, Predictor, calibrate
 from latedrop.calibration.record import Calibration
 from latedrop.calibration.scale import optimal_scale, relaxed_scale
+from latedrop.calibration.transforms import Log, Standardized, Transformed
 from latedrop.errors import LatedropError, LatedropWarning
 from latedrop.masking.inject import inject
 from latedrop.model.finding import find_sites
@@ -26,11 +30,14 @@ __all__ = [
     "LatedropError",
     "LatedropWarning",
     "Linearization",
+    "Log",
     "Moments",
     "Prediction",
     "Predictor",
     "Site",
     "Sites",
+    "Standardized",
+    "Transformed",
     "calibrate",
     "find_sites",
     "inject",
@@ -45,3 +52,5 @@ __all__ = [
 ]
 
 __version__ = "0.1.0"
+
+logging.getLogger(__name__).addHandler(logging.NullHandler())  # who wants to hear adds another

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import re
 import secrets
@@ -28,6 +29,7 @@ __all__ = [
     "write_aside",
 ]
 
+_log = logging.getLogger(__name__)
 _FORMULA = "=+-@\t\r\n"  # what a formula starts with, or a cell that becomes one when its edges are cut
 _LEFT_AFTER = 60.0  # seconds without a change: a writer locks its file within these
 
@@ -63,6 +65,7 @@ def aside(path: str | os.PathLike[str]) -> Iterator[Path]:
                 shutil.copyfileobj(made, file)
         else:
             part.replace(end)
+        _log.info("written: %s", path)
     except OSError as error:
         raise FileError(f"expected to write {path}; the system says: {error}. Pass another path.") from error
     finally:
@@ -131,8 +134,16 @@ def plain_cell(text: str) -> str:
 
 
 def digest_of(path: str | os.PathLike[str]) -> str:
-    """SHA-256 of a file."""
-    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    """SHA-256 of a file; of a folder, that of its files' names and contents."""
+    found = hashlib.sha256()
+    where = Path(path)
+    for part in sorted(where.rglob("*")) if where.is_dir() else [where]:
+        if part.is_file():
+            found.update(str(part.relative_to(where)).encode() if where.is_dir() else b"")
+            with part.open("rb") as file:
+                while block := file.read(1 << 20):
+                    found.update(block)
+    return found.hexdigest()
 
 
 def _remove_left_behind(folder: Path, name: str) -> None:

@@ -4,6 +4,7 @@ typer and rich are extras (`pip install "latedrop[cli]"`), imported where they a
 """
 
 import argparse
+import logging
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,6 +24,7 @@ __all__ = [
     "folder",
     "hand_on",
     "listed",
+    "logged",
     "need",
     "number_list",
     "one_line",
@@ -140,6 +142,25 @@ def listed(names: Iterable[str], most: int) -> str:
 
 
 @contextmanager
+def logged(verbose: int) -> Iterator[None]:
+    """What latedrop's loggers say, on stderr: nothing more with 0, what is done with 1, how with 2."""
+    logger = logging.getLogger("latedrop")
+    if not verbose:
+        yield
+        return
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("latedrop: %(message)s" if verbose == 1 else "%(name)s: %(message)s"))
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO if verbose == 1 else logging.DEBUG)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+
+
+@contextmanager
 def one_line(debug: bool, stopped: str = "latedrop: stopped.") -> Iterator[None]:
     """Warnings, and errors of ours or of the system, as a line on stderr; `debug` keeps an error's traceback.
 
@@ -172,7 +193,7 @@ def print_table(lines: Sequence[Sequence[str]], *, texts: int = 1, marked: int |
     grid = Table(box=box.SIMPLE, padding=(0, 1, 0, 0))
     for index, name in enumerate(lines[0]):
         # Broken up, so that 80 columns are enough. As Text: of a plain string rich takes [dB] for a style.
-        head = Text(name.replace(" at ", "\nat ").replace(" [", "\n["))
+        head = Text(name.replace(" at ", "\nat ").replace(" [", "\n[").replace("rank correlation", "rank\ncorrelation"))
         grid.add_column(head, justify="left" if index < texts else "right", no_wrap=True)
     for index, line in enumerate(lines[1:]):
         grid.add_row(*(Text(cell) for cell in line), style="bold green" if index == marked else None)

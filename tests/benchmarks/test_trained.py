@@ -125,7 +125,7 @@ def test_the_last_site_has_the_variance_of_the_closed_form(kind: str) -> None:
     handle.remove()
     exact = RATE / (1 - RATE) * (net.layers[6].weight * seen[0]).square().sum(1).detach()
     sites = find_sites(net, x, select=names[-1])
-    first = linearize(net, x, sites).variance(torch.tensor([RATE / (1 - RATE)])).flatten()
+    first = linearize(net, x, sites).variance(RATE).flatten()
     torch.testing.assert_close(first, exact)
     drawn = sample(net, x, RATE, 4000, sites=sites).variance.flatten()
     assert bool(((drawn / exact - 1).abs() < 5 * math.sqrt(2 / 3999)).all())  # five standard errors

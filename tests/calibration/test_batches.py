@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from latedrop.calibration.batches import batch_count, batches, inputs_of, row_batches
+from latedrop.calibration.batches import batches, inputs_of, row_batches, row_total
 from latedrop.errors import ArgumentError, DataError
 
 MODEL = nn.Linear(2, 1, device="meta").to_empty(device="cpu")  # only its device and dtype are looked at
@@ -74,19 +74,19 @@ def test_every_form_gives_all_rows_in_order(data: Any) -> None:
 @pytest.mark.parametrize(("size", "sizes"), [(1, [1] * 7), (3, [3, 3, 1]), (7, [7]), (100, [7])])
 def test_a_pair_is_cut(size: int, sizes: list[int]) -> None:
     assert collected((X, Y), batch_size=size)[0] == sizes
-    assert batch_count((X, Y), size) == len(sizes)
 
 
 def test_the_batches_of_an_iterable_stay_as_they_are() -> None:
     data = [(X[:4], Y[:4]), (X[4:], Y[4:])]
     assert collected(data, batch_size=1)[0] == [4, 3]
-    assert batch_count(data, 1) == 2
 
 
-def test_the_count_is_none_where_nobody_knows() -> None:
-    assert batch_count(iter([(X, Y)]), 3) is None
-    assert batch_count(DataLoader(Stream(), batch_size=3), 3) is None
-    assert batch_count(DataLoader(TensorDataset(X, Y), batch_size=3), 100) == 3
+def test_the_total_is_none_where_nobody_knows() -> None:
+    assert row_total(iter([(X, Y)])) is None
+    assert row_total([(X, Y), (X, Y)]) is None
+    assert row_total(DataLoader(Stream(), batch_size=3)) is None
+    assert row_total(DataLoader(TensorDataset(X, Y), batch_size=3)) == 7
+    assert row_total(TensorDataset(X, Y)) == row_total((X, Y)) == 7
 
 
 def test_float64_inputs_take_the_models_dtype_and_targets_keep_theirs() -> None:
@@ -234,7 +234,7 @@ def test_a_batch_has_at_least_one_row(size: Any) -> None:
     with pytest.raises(ArgumentError, match=match):
         list(row_batches(X, size))
     with pytest.raises(ArgumentError, match=match):
-        batch_count((X, Y), size)
+        list(batches([(X, Y)], MODEL, batch_size=size))
     with pytest.raises(ArgumentError, match=match):
         list(batches((X, Y), MODEL, batch_size=size))
 
@@ -249,7 +249,6 @@ class Rows(Dataset):
 
 REFUSED = {
     "none": (None, r"expected a pair \(x, y\) or an iterable of batches.*found NoneType"),
-    "data set": (Rows(), r"iterable of batches such as a DataLoader; found Rows"),
     "inputs alone": (X, r"expected a pair \(x, y\) or an iterable of batches; found a Tensor alone"),
     "dict": ({"x": X, "y": Y}, r"expected every batch to be a pair.*found str of 1"),
     "triple": ((X, Y, Y), r"expected every batch to be a pair.*found Tensor of 7"),
@@ -284,7 +283,7 @@ REFUSED = {
 
 @pytest.mark.parametrize(("data", "match"), REFUSED.values(), ids=REFUSED)
 def test_what_is_no_data_is_refused(data: Any, match: str) -> None:
-    batch_count(data, 3)  # what is wrong is for `batches` to say
+    row_total(data)  # what is wrong is for `batches` to say
     with pytest.raises(DataError, match=match):
         list(batches(data, MODEL))
 

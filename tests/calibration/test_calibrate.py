@@ -83,7 +83,7 @@ def test_the_record_says_what_was_asked_and_found() -> None:
     assert found.path[-1].scale == pytest.approx(found.relaxed_scales)
     assert found.path[0].nll == pytest.approx(chosen.nll_scaled, abs=1e-5)
     assert found.path[-1].ma == pytest.approx(chosen.ma_relaxed, abs=1e-5)
-    assert set(found.curves) == {"levels", "unscaled", "scaled", "relaxed"}
+    assert set(found.curves) == {"levels", "unscaled", "scaled", "relaxed", "constant"}
     assert all(len(curve) == 99 for curve in found.curves.values())
 
 
@@ -108,7 +108,8 @@ def test_the_table_is_what_sampling_and_the_metrics_give(
             optimal = (scale, torch.zeros_like(scale))
         # Batches change the last bits of the moments, which the steps of the relaxed scale and the flat floor enlarge.
         close = partial(pytest.approx, rel=1e-3, abs=1e-4)
-        assert row.rmse == close(float(metrics.rmse(center, None, y)))
+        rmse = metrics.rmse(center, None, y, per_output=own)
+        assert row.rmses == close(tuple(rmse.tolist()) if own else (float(rmse),))
         assert row.nll_unscaled == close(float(metrics.nll(center, raw, y)))
         assert row.nll_scaled == close(float(metrics.nll(center, apply_scale(raw, *optimal), y)))
         assert row.nll_ideal == close(float(metrics.ideal_nll(center, None, y)))

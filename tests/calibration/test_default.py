@@ -32,7 +32,7 @@ def noisy(model: nn.Module, rows: int, seed: int = 0, *, size: Any = 0.3) -> tup
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(rows, 3, generator=generator)
     found = latedrop.linearize(model, x)
-    std = found.variance(torch.ones(len(found.sites))).sqrt()
+    std = found.variance(0.5).sqrt()
     return x, found.mean + size * std * torch.randn(std.shape, generator=generator)
 
 
@@ -199,7 +199,7 @@ class TestDefault:
 
     @pytest.mark.parametrize(
         "reference",
-        [torch.randn(20, 4), torch.randn(20, 3).double(), list(torch.randn(20, 3)), torch.randn(20)],
+        [torch.randn(20, 4), torch.randn(20, 3).bfloat16(), list(torch.randn(20, 3)), torch.randn(20)],
         ids=["columns", "dtype", "rows in a list", "one axis"],
     )
     def test_reference_rows_that_the_model_does_not_take(self, reference: Any) -> None:
@@ -233,7 +233,8 @@ class TestBatches:
         torch.manual_seed(0)
         model, items = _Bag().eval(), [torch.randn(6 - i % 6, 3) for i in range(60)]
         y = model(*_padded(items)).detach() + 0.3 * torch.randn(60, 1)
-        uq = default(model, (items, y), collate=_padded, terms=["leverage"], reference=items)
+        usual = [item + 0.1 for item in items]
+        uq = default(model, (items, y), collate=_padded, terms=["leverage"], reference=usual)
         assert uq.calibration.terms is not None
         assert uq.calibration.terms.reference_rows == 60
         assert uq.calibration.terms.features is not None
@@ -241,7 +242,7 @@ class TestBatches:
         together = uq.predict(items)
         alone = torch.cat([uq.predict([item]).strangeness for item in items])  # type: ignore[misc]
         torch.testing.assert_close(alone, together.strangeness, rtol=1e-4, atol=0)
-        batches = default(model, (items, y), collate=_padded, terms=["leverage"], reference=iter([(items, y)]))
+        batches = default(model, (items, y), collate=_padded, terms=["leverage"], reference=iter([(usual, y)]))
         torch.testing.assert_close(batches.predict(items).strangeness, together.strangeness, rtol=1e-4, atol=0)
 
     def test_padding_of_the_users_own_changes_nothing(self) -> None:
@@ -327,8 +328,8 @@ class TestVerdict:
         found = Verdict(500, "other rows", 0.02, 0.004, 0.21, 0.91, 0.015)
         assert found.better
         assert found.sentence == (
-            "Better than one constant variance by 0.020 nats (± 0.004); rank correlation of std and error 0.21; 90 % "
-            "intervals hold 91% (± 1.5) of 500 rows not used for fitting."
+            "90 % intervals hold 91 % (± 1.5) of 500 rows not used for fitting; better than one constant variance by "
+            "0.020 nats (± 0.004): negligible; it ranks the errors weakly: correlation 0.21 (± 0.04)."
         )
         assert Verdict(500, "other rows", 0.002, 0.004, 0, 0.9, 0).better is None
         assert Verdict(500, "other rows", -0.02, 0.004, 0, 0.9, 0).better is False
@@ -387,7 +388,8 @@ class TestVerdict:
         uq = default(model, (x, y), method=method, **draws)
         assert uq.calibration.verdict is not None
         assert uq.calibration.constant is not None
-        rows = {row.label: row for row in compare(uq.predict(x), y)}
+        other, truth = noisy(model, 60, seed=1)
+        rows = {row.label: row for row in compare(uq.predict(other), truth)}
         assert rows["constant"].correlation == 0
         mean = uq.predict(x).mean
         assert uq.calibration.constant[0] == pytest.approx(float((y - mean).square().mean()), rel=1e-4)
@@ -395,7 +397,9 @@ class TestVerdict:
     def test_tables_have_a_constant_and_no_raw_row_for_terms(self) -> None:
         model = network()
         x, y = noisy(model, 60)
-        assert [row.label for row in compare(default(model, (x, y)).predict(x), y)] == ["terms", "relaxed", "constant"]
+        other, truth = noisy(model, 60, seed=1)
+        found = compare(default(model, (x, y)).predict(other), truth)
+        assert [row.label for row in found] == ["terms", "relaxed", "constant"]
 
 
 class TestFiles:

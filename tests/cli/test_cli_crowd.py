@@ -64,7 +64,17 @@ def test_help(call: Run) -> None:
     assert code == 0
     assert all(name in out for name in ("count", "calibrate", "train", "demo"))
     for name, options in {
-        "count": ("--weights", "--calibration", "--level", "--skip-bad", "--resume", "--jsonl", "--every"),
+        "count": (
+            "--weights",
+            "--calibration",
+            "--level",
+            "--skip-bad",
+            "--resume",
+            "--jsonl",
+            "--every",
+            "--labels",
+            "--stream",
+        ),
         "calibrate": ("--set", "--data", "--method", "--draws", "--input-scale", "--density-scale", "--relu"),
         "recalibrate": ("--labels", "--weights", "--output"),
         "train": ("--set", "--data", "--minutes", "--fresh", "--precision"),
@@ -292,10 +302,13 @@ def test_calibrate_then_count(call: Run, home: Path, tmp_path: Path, monkeypatch
     monkeypatch.setattr(room, "make_scenes", lambda *_: plain(6, 10, 0, shape=SHAPE))
     path = tmp_path / "mine.json"
     command = ("crowd", "calibrate", "--set", "scenes", "-w", home / "w.safetensors", "-o", path)
-    code, out, err = call(*command, "--method", "sample", "--draws", "2", "--rates", "0.05")
+    page = tmp_path / "mine.html"
+    code, out, err = call(*command, "--method", "sample", "--draws", "2", "--rates", "0.05", "--report", page)
     assert (code, err) == (0, "")
     assert "10 validation frames of scenes" in out
-    assert f"written: {path}" in out
+    assert f"written: {path}, {page}" in out
+    assert 'class="verdict"' in page.read_text(encoding="utf-8")
+    one_line(call, "expected --report and --output to be two files", *command, "--report", path, code=2)
     frame = home / "frames" / "f0.png"
     common = ("-w", home / "w.safetensors", "-c", path, "--no-panels", "--out", tmp_path)
     assert call("crowd", "count", frame, *common)[0] == 0
@@ -419,4 +432,93 @@ class TestFilesApart:
         assert (code, "expected a file of counts that ends in .csv or .jsonl; found 'counts.csv.gz'" in err) == (
             2,
             True,
+        )
+
+
+class TestLabels:
+    def test_intervals_follow_labels(self, call: Run, home: Path, tmp_path: Path) -> None:
+        common = ("--weights", home / "w.safetensors", "--no-panels")
+        assert call("crowd", "count", home / "frames", *common, "--out", tmp_path / "plain")[0] == 0
+        plain = rows(tmp_path / "plain" / "counts.csv")
+        labels = tmp_path / "labels.csv"
+        labels.write_text(f"frame,count\nf0.png,{float(plain[0]['count']) + 40000}\n")
+        options = ("--labels", labels, "--stream", tmp_path / "state.json", "--out", tmp_path / "followed")
+        assert call("crowd", "count", home / "frames", *common, *options)[0] == 0
+        found = rows(tmp_path / "followed" / "counts.csv")
+        assert found[0] == plain[0]  # a label is used after its frame
+        for row, own in zip(found[1:], plain[1:], strict=True):
+            assert float(row["count"]) > float(own["count"]) + 1
+            assert float(row["high"]) - float(row["count"]) > float(own["high"]) - float(own["count"])
+            assert float(row["count_kept"]) <= float(row["count"])
+
+    def test_late_labels_count_in_the_next_run(self, call: Run, home: Path, tmp_path: Path) -> None:
+        common = ("--weights", home / "w.safetensors", "--no-panels", "--out", tmp_path)
+        state, labels = tmp_path / "state.json", tmp_path / "labels.csv"
+        assert call("crowd", "count", home / "frames" / "f0.png", *common, "--stream", state)[0] == 0
+        first = rows(tmp_path / "counts.csv")[0]
+        labels.write_text(f"count,frame\n{float(first['count']) + 40},f0.png\n7,elsewhere.png\n")
+        code, _, err = call(
+            "crowd", "count", home / "frames", *common, "--stream", state, "--labels", labels, "--resume"
+        )
+        assert (code, err) == (0, f"latedrop: passing over what {tmp_path / 'counts.csv'} has: 1 frame.\n")
+        assert call("crowd", "count", home / "frames", *common[:-1], tmp_path / "plain")[0] == 0
+        plain, found = rows(tmp_path / "plain" / "counts.csv"), rows(tmp_path / "counts.csv")
+        assert float(found[1]["count"]) > float(plain[1]["count"]) + 1
+        from latedrop.streams import Stream
+
+        with pytest.raises(LatedropError, match="of another model"):
+            Stream(path=state)
+        assert json.loads(state.read_text())["latedrop stream"]["labels"] == 1
+
+    @pytest.mark.parametrize(
+        ("content", "said"),
+        [
+            ("name,count\n", "expected the columns frame and count"),
+            ("frame,count\nf0.png,many\n", "in line 2 of"),
+            ("frame,count\nf0.png,-1\n", "in line 2 of"),
+            ("frame,count\nf0.png,1\nf0.png,2\n", "in line 3 of"),
+            ("frame,count\n,1\n", "in line 2 of"),
+        ],
+        ids=["columns", "word", "negative", "twice", "nameless"],
+    )
+    def test_bad_labels(self, call: Run, home: Path, tmp_path: Path, content: str, said: str) -> None:
+        labels = tmp_path / "labels.csv"
+        labels.write_text(content)
+        code, _, err = call(
+            "crowd",
+            "count",
+            home / "frames",
+            "--weights",
+            home / "w.safetensors",
+            "--labels",
+            labels,
+            "--out",
+            tmp_path,
+        )
+        assert code == 1
+        assert said in err
+
+    def test_files_stay_apart(self, call: Run, home: Path, tmp_path: Path) -> None:
+        labels = tmp_path / "labels.csv"
+        labels.write_text("frame,count\n")
+        common = ("crowd", "count", home / "frames", "--weights", home / "w.safetensors", "--out", tmp_path)
+        for option in ("--csv", "--stream"):
+            code, _, err = call(*common, "--labels", labels, option, labels)
+            assert code == 2
+            assert "to be two files; found one" in err
+        assert labels.read_text() == "frame,count\n"
+
+    def test_an_alarm_is_one_line(self, call: Run, home: Path, tmp_path: Path) -> None:
+        frames, labels = tmp_path / "frames", tmp_path / "labels.csv"
+        frames.mkdir()
+        lines = ["frame,count"]
+        for k in range(24):
+            (frames / f"g{k:02}.png").write_bytes((home / "frames" / f"f{k % 3}.png").read_bytes())
+            lines.append(f"g{k:02}.png,{50000 if k > 7 else 0}")
+        labels.write_text("\n".join(lines) + "\n")
+        options = ("--labels", labels, "--no-panels", "--out", tmp_path / "out")
+        code, _, err = call("crowd", "count", frames, "--weights", home / "w.safetensors", *options)
+        assert code == 0
+        assert re.fullmatch(
+            r"latedrop: alarm: errors are no longer as they were, since frame g\d\d\.png at the latest\n", err
         )

@@ -1,6 +1,8 @@
 """The commands on a user's own model and files: what they print and write, exit codes, one line for every error."""
 
 import csv
+import hashlib
+import html
 import json
 import os
 import re
@@ -307,7 +309,7 @@ class TestCalibrate:
         assert (code, "58 validation rows, 2 left out" in out) == (0, True)
 
     def test_reference_rows_that_are_not_finite(self, call: Run) -> None:
-        lines = Path("val.csv").read_text().splitlines()
+        lines = Path("test.csv").read_text().splitlines()
         lines[4] = "r3,,1,2,3,4"
         Path("gaps.csv").write_text("\n".join(lines))
         data = ("--data", "val.csv", "--target", "y", "--ignore", "id,z", "--reference", "gaps.csv", "-o", "c.json")
@@ -379,10 +381,10 @@ class TestPredict:
         }
         np.testing.assert_allclose(arrays["mean"][:, 0], mean, rtol=1e-4)
 
-    def test_several_outputs_are_numbered(self, call: Run) -> None:
-        arguments = ("--data", "val.csv", "--target", "y,z", "--ignore", "id", *QUICK, "-o", "c.json")
+    def test_several_outputs_without_names_are_numbered(self, call: Run) -> None:
+        arguments = ("--data", "val.npz", "--target", "y2", *QUICK, "-o", "c.json")
         assert call("calibrate", "user_model:two", *arguments)[0] == 0
-        assert call("predict", "user_model:two", "c.json", "--data", "test.csv", "-o", "out.csv")[0] == 0
+        assert call("predict", "user_model:two", "c.json", "--data", "test.npz", "-o", "out.csv")[0] == 0
         names = [f"{name}_{k}" for name in ("mean", "std", "low", "high") for k in (0, 1)]
         assert list(rows_of("out.csv")[0]) == names
 
@@ -537,14 +539,15 @@ class TestEvaluate:
         assert call("calibrate", "user_model:two", *arguments)[0] == 0
         code, out, _ = call("evaluate", "user_model:two", "c.json", "--data", "test.csv")
         assert code == 0
-        assert re.findall(r"^(all outputs together|y|z)$", out, re.MULTILINE) == ["all outputs together", "y", "z"]
+        assert re.findall(r"^(y|z)$", out, re.MULTILINE) == ["y", "z"]
+        assert re.findall(r"^ (y|z) .*(?:good|weak|bad)", out, re.MULTILINE) == ["y", "z"]
         code, out, _ = call("evaluate", "user_model:two", "c.json", "--data", "test.csv", "--json")
         found = json.loads(out)
-        rmse = [found["outputs"][name][0]["rmse"] for name in ("y", "z")]
+        rmse = [found["outputs"][name]["evaluations"][0]["rmse"] for name in ("y", "z")]
         assert found["evaluations"][0]["rmse"] == pytest.approx(np.sqrt(np.mean(np.square(rmse))), rel=1e-5)
         data = ("--data", "test.npz", "--target", "y2")
         code, out, _ = call("evaluate", "user_model:two", "c.json", *data, "--json")
-        assert list(json.loads(out)["outputs"]) == ["output 0", "output 1"]
+        assert list(json.loads(out)["outputs"]) == ["y", "z"]  # as calibrated, where the array has no names
 
     def test_target_is_remembered_or_named(self, call: Run, calibrated: str) -> None:
         arguments = ("--data", "test.csv", "--target", "z", "--json")
@@ -553,6 +556,58 @@ class TestEvaluate:
         other = json.loads(out)["evaluations"][0]["rmse"]
         code, out, _ = call("evaluate", "user_model:net", calibrated, "--data", "test.csv", "--json")
         assert json.loads(out)["evaluations"][0]["rmse"] != other
+
+    def test_verdict_in_text_json_and_page_is_the_same(self, call: Run, calibrated: str) -> None:
+        arguments = ("evaluate", "user_model:net", calibrated, "--data", "test.csv")
+        text = call(*arguments, "--report", "page.html")[1]
+        found = json.loads(call(*arguments, "--json")[1])["verdict"]
+        page = Path("page.html").read_text(encoding="utf-8")
+        for about, finding in found["findings"].items():
+            assert re.search(rf"^{about} +{finding['grade']} +{re.escape(finding['text'])}$", text, re.MULTILINE)
+            assert finding["text"].lower() in page.lower()
+        assert found["text"] == "; ".join(finding["text"] for finding in found["findings"].values())
+
+    def test_json_has_it_all(self, call: Run, calibrated: str) -> None:
+        arguments = ("--data", "test.csv", "--unit", "m", "--json", "--require", "rows>=60")
+        code, out, _ = call("evaluate", "user_model:net", calibrated, *arguments)
+        found = json.loads(out)
+        assert code == 0
+        assert found["command"] == shlex.join(["latedrop", "evaluate", "user_model:net", calibrated, *arguments])
+        for name, path in (("data", "test.csv"), ("calibration", calibrated)):
+            assert found["read"][name] == {"path": path, "sha256": hashlib.sha256(Path(path).read_bytes()).hexdigest()}
+        assert (found["name"], found["unit"]) == ("y", "m")
+        assert found["measures"]["coverage90"] == pytest.approx(found["evaluations"][1]["coverage"])
+        assert found["requirements"] == [{"measure": "rows", "sign": ">=", "bound": 60, "found": 60, "met": True}]
+        worst = found["worst"][0]
+        line = Path("test.csv").read_text().splitlines()[worst["row"] - 1].split(",")
+        names = Path("test.csv").read_text().splitlines()[0].split(",")
+        assert float(line[names.index("y")]) == pytest.approx(worst["target"], rel=1e-5)
+        assert all(float(line[names.index(name)]) == pytest.approx(v, rel=1e-5) for name, v in worst["inputs"].items())
+
+    def test_a_requirement_that_does_not_hold(self, call: Run, calibrated: str) -> None:
+        arguments = ("evaluate", "user_model:net", calibrated, "--data", "test.csv", "--require")
+        code, out, err = call(*arguments, "rows>=61,coverage50>=0,rmse<0", "--report", "page.html")
+        assert code == 3
+        assert re.fullmatch(
+            r"latedrop: required rows >= 61; found 60\.\nlatedrop: required rmse < 0; found [\d.]+\.\n", err
+        )
+        assert out.startswith("60 test rows\n")
+        assert Path("page.html").exists()
+        assert call(*arguments, "rows>=60")[0] == 0
+
+    @pytest.mark.parametrize("text", ["coverag>=1", "gain", "gain[y]>=0"])
+    def test_requirements_that_make_no_sense(self, call: Run, calibrated: str, text: str) -> None:
+        code, out, err = call("evaluate", "user_model:net", calibrated, "--data", "test.csv", "--require", text)
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert "expected" in err
+
+    def test_page_says_how_to_get_it_again(self, call: Run, calibrated: str) -> None:
+        words = ("evaluate", "user_model:net", calibrated, "--data", "test.csv", "--report", "a page.html")
+        assert call(*words)[0] == 0
+        page = Path("a page.html").read_text(encoding="utf-8")
+        assert html.escape(shlex.join(["latedrop", *words])) in page
+        for path in ("test.csv", calibrated):
+            assert hashlib.sha256(Path(path).read_bytes()).hexdigest() in page
 
     def test_one_line(self, call: Run, calibrated: str) -> None:
         pytest.importorskip("matplotlib")
@@ -566,7 +621,7 @@ class TestEvaluate:
         def broken(*_: object, **__: object) -> None:
             raise ZeroDivisionError("oh")
 
-        monkeypatch.setattr("latedrop.cli.feed.measure", broken)
+        monkeypatch.setattr("latedrop.calibration.predictor.Predictor.predict_labelled", broken)
         code, out, err = call("evaluate", "user_model:net", calibrated, "--data", "test.csv")
         assert (code, out) == (1, "")
         assert err == (
@@ -609,7 +664,7 @@ class TestPage:
     @pytest.mark.slow
     def test_it_is_true(self, folder: Path, call: Run, monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.importorskip("matplotlib")
-        assert len(self.STEPS) == 7
+        assert len(self.STEPS) == 8
         (folder / "my_model.py").write_text((ROOT / "examples" / "my_model.py").read_text())
         for name, start in (("latedrop", "-c 'from latedrop.cli.app import main; main()'"), ("python", "")):
             (folder / name).write_text(f'#!/bin/sh\nexec {sys.executable} {start} "$@"\n')
@@ -618,7 +673,7 @@ class TestPage:
         for bash, text in self.STEPS:
             printed = ""
             for line in bash.replace("\\\n", "").splitlines():
-                if line.startswith("latedrop") and "|" not in line:
+                if line.startswith("latedrop") and not re.search(r" [|>] ", line):
                     printed += "".join(call(*shlex.split(line)[1:])[1:])
                 else:
                     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False)
@@ -629,4 +684,98 @@ class TestPage:
     def _shape(text: str) -> list[str]:
         """The words of each line, with # for numbers."""
         lines = [re.sub(r"-?\d[\d.]*", "#", re.sub(r"─+", "─", line)).replace(" *", "") for line in text.splitlines()]
-        return [" ".join(line.split()) for line in lines if line.strip()]
+        return [" ".join(line.split()) for line in lines if line.strip() and "rows/s" not in line]
+
+
+class TestData:
+    """What the commands know of the data beside its numbers: transformed targets, names, weights, rows seen before."""
+
+    COLUMNS = ("--data", "val.csv", "--target", "y", "--ignore", "id,z")
+
+    def calibrated(self, call: Run, *options: str, model: str = "net") -> Any:
+        code, _, err = call("calibrate", f"user_model:{model}", *self.COLUMNS, *options, "-o", "cal.json")
+        assert (code, err) == (0, "")
+        return json.loads(Path("cal.json").read_text())["latedrop"]
+
+    def test_standardised_targets(self, call: Run) -> None:
+        plain = self.calibrated(call, *QUICK)
+        with open("val.csv", newline="") as file:
+            rows = list(csv.DictReader(file))
+        for row in rows:
+            row["y"] = str(float(row["y"]) * 50 + 200)
+        with open("val.csv", "w", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+        found = self.calibrated(call, *QUICK, "--target-mean", "200", "--target-std", "50")
+        assert found["target"] == {"kind": "standardized", "mean": [200.0], "std": [50.0]}
+        assert found["scales"] == pytest.approx(plain["scales"], rel=1e-4)
+        assert found["table"][0]["rmse"] == pytest.approx(50 * plain["table"][0]["rmse"], rel=1e-4)
+        assert call("predict", "user_model:net", "cal.json", "--data", "test.csv", "-o", "out.csv")[0] == 0
+        means = [float(row["mean"]) for row in rows_of("out.csv")]
+        assert 100 < min(means) < max(means) < 300
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            (("--target-mean", "1"), "expected --target-mean with --target-std, or --target-log alone"),
+            (("--target-mean", "1", "--target-std", "1", "--target-log"), "expected --target-mean with --target-std"),
+            (("--target-mean", "a", "--target-std", "1"), "expected numbers with commas between for --target-mean"),
+            (("--target-log",), "expected targets above 0, as their logarithm was learned"),
+        ],
+        ids=["mean alone", "both", "text", "log"],
+    )
+    def test_wrong_transforms(self, call: Run, options: tuple[str, ...], message: str) -> None:
+        code, out, err = call("calibrate", "user_model:net", *self.COLUMNS, *QUICK, *options, "-o", "cal.json")
+        assert (code != 0, out) == (True, "")
+        assert message in err
+
+    def test_outputs_have_the_names_of_their_targets(self, call: Run) -> None:
+        columns = ("--data", "val.csv", "--target", "y,z", "--ignore", "id")
+        assert call("calibrate", "user_model:two", *columns, *QUICK, "-o", "cal.json")[0] == 0
+        assert call("predict", "user_model:two", "cal.json", "--data", "test.csv", "-o", "out.csv")[0] == 0
+        assert list(rows_of("out.csv")[0]) == [f"{n}_{o}" for n in ("mean", "std", "low", "high") for o in ("y", "z")]
+
+    def test_row_weights(self, call: Run) -> None:
+        rows = rows_of("val.csv")
+        for name, repeats in (("val.csv", [1] * 60), ("twice.csv", [1 + i % 2 for i in range(60)])):
+            with open(name, "w", newline="") as file:
+                writer = csv.writer(file)
+                writer.writerow([*rows[0], "count"])
+                for i, row in enumerate(rows):
+                    writer.writerows([[*row.values(), 1 + i % 2]] * repeats[i])
+        weighted = self.calibrated(call, "--method", "linear", "--row-weights", "count")
+        options = ("--data", "twice.csv", "--target", "y", "--ignore", "id,z,count", "--method", "linear")
+        assert call("calibrate", "user_model:net", *options, "-o", "twice.json")[0] == 0
+        repeated = json.loads(Path("twice.json").read_text())["latedrop"]
+        assert weighted["columns"]["inputs"] == repeated["columns"]["inputs"] == ["a", "b", "c"]
+        assert weighted["scales"] == pytest.approx(repeated["scales"], rel=1e-4)
+        assert weighted["rows"] == 60
+        code, _, err = call("calibrate", "user_model:net", *self.COLUMNS, "--row-weights", "none", "-o", "cal.json")
+        assert code != 0
+        assert "expected column 'none' in val.csv" in err
+
+    def test_weighted_evaluation(self, call: Run) -> None:
+        self.calibrated(call, *QUICK)
+        rows = rows_of("test.csv")
+        with open("test.csv", "w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow([*rows[0], "count"])
+            writer.writerows([*row.values(), 1 + i % 5] for i, row in enumerate(rows))
+        asked = ("evaluate", "user_model:net", "cal.json", "--data", "test.csv", "--json")
+        found = json.loads(call(*asked, "--row-weights", "count")[1])["evaluations"][0]
+        assert call("predict", "user_model:net", "cal.json", "--data", "test.csv", "-o", "out.csv")[0] == 0
+        error = np.array([float(p["mean"]) - float(r["y"]) for p, r in zip(rows_of("out.csv"), rows, strict=True)])
+        expected = np.sqrt(np.average(error**2, weights=1 + np.arange(60) % 5))
+        assert found["rmse"] == pytest.approx(expected, rel=1e-5)
+
+    @pytest.mark.filterwarnings("always::latedrop.LatedropWarning")
+    def test_the_calibrations_own_rows_are_noticed(self, call: Run) -> None:
+        self.calibrated(call, *QUICK)
+        words = "of the test rows are rows that the calibration was fitted to"
+        code, out, err = call("evaluate", "user_model:net", "cal.json", "--data", "val.csv")
+        assert (code, words in err, "60 test rows" in out) == (0, True, True)
+        assert words not in call("evaluate", "user_model:net", "cal.json", "--data", "test.csv")[2]
+        again = ("--data", "val.csv", "--target", "y", "--ignore", "id,z", "--reference", "val.csv", "-o", "cal.json")
+        code, _, err = call("calibrate", "user_model:net", *again)
+        assert (code, "of the validation rows are among the reference rows" in err) == (0, True)

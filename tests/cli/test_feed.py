@@ -15,7 +15,7 @@ import latedrop
 from held import Held
 from latedrop.calibration.predictor import Predictor
 from latedrop.cli import tables
-from latedrop.cli.feed import Labelled, Places, Source, measure, output_names, predicted
+from latedrop.cli.feed import Labelled, Places, Source, output_names, predicted
 from latedrop.cli.tables import read_batches
 from latedrop.cli.writing import write_rows
 from latedrop.errors import ArgumentError, DataError
@@ -114,7 +114,7 @@ class TestMemory:
     def test_labelled_rows(self, uq: Predictor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         source = Source.of(csv_file(tmp_path, self.ROWS), ["b", "a"], ["y"])
         held = Held(monkeypatch)
-        prediction, target = measure(uq, Labelled(source, uq.model, self.SIZE), lambda _: None)
+        prediction, target = uq.predict_labelled(Labelled(source, uq.model, self.SIZE))
         assert (len(prediction), len(target), held.all) == (self.ROWS, self.ROWS, self.ROWS)
         assert held.most <= 2 * self.SIZE
 
@@ -181,16 +181,15 @@ class TestLabelled:
 
     def test_no_rows(self, uq: Predictor, tmp_path: Path) -> None:
         source = Source.of(csv_file(tmp_path, 0), ["b", "a"], ["y"])
-        with pytest.raises(DataError, match=r"expected rows to evaluate in .*found none"):
-            measure(uq, Labelled(source, uq.model), lambda _: None)
+        with pytest.raises(DataError, match=r"expected rows to evaluate in .*found none"), source.explained():
+            uq.predict_labelled(Labelled(source, uq.model))
         with pytest.raises(DataError, match=r"expected rows to run the model on in .*found none"):
             source.example(uq.model)
 
-    def test_how_many_batches(self, uq: Predictor, tmp_path: Path) -> None:
+    def test_how_many_rows(self, uq: Predictor, tmp_path: Path) -> None:
         np.savez(tmp_path / "data.npz", x=np.zeros((41, 2)), y=np.zeros(41))
-        assert len(Labelled(Source.of(str(tmp_path / "data.npz"), labelled=True), uq.model, 20)) == 3
-        with pytest.raises(TypeError, match="is not known before they are read"):
-            len(Labelled(Source.of(csv_file(tmp_path, 3), ["a"], ["y"]), uq.model))
+        assert Labelled(Source.of(str(tmp_path / "data.npz"), labelled=True), uq.model).row_total == 41
+        assert Labelled(Source.of(csv_file(tmp_path, 3), ["a"], ["y"]), uq.model).row_total is None
 
     def test_calibrates(self, uq: Predictor, tmp_path: Path) -> None:
         source = Source.of(csv_file(tmp_path, 40), ["b", "a"], ["y"])

@@ -75,7 +75,7 @@ def test_one_site_before_the_last_layer_has_the_closed_form() -> None:
         h = torch.tanh(F.linear(x, raw.w1, raw.b1).relu() @ raw.w2 + raw.b2)
     exact = RATE / (1 - RATE) * (h.square() @ raw.w3.detach().square().T)
     found = linearize(raw, x, sites)
-    torch.testing.assert_close(found.variance(torch.tensor([RATE / (1 - RATE)])), exact)
+    torch.testing.assert_close(found.variance(RATE), exact)
     draws = 4000
     moments = sample(raw, x, RATE, draws, sites=sites)
     # Sums of many masks are nearly Gaussian: the variance has a relative standard error of sqrt(2 / (T - 1)).

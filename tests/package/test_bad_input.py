@@ -339,20 +339,43 @@ class TestData:
         assert all(math.isfinite(row.nll_relaxed) and math.isfinite(row.nll_ideal) for row in found.table)
 
     def test_inputs_that_the_model_does_not_take(self) -> None:
-        for x in (X.double(), torch.ones(40, 4), (X, X)):
+        for x in (X.bfloat16(), torch.ones(40, 4), (X, X)):
             with pytest.raises(DataError, match="expected the model to run on the example inputs; it raised"):
                 quietly(mlp(), (x, Y))
 
-    @pytest.mark.parametrize("x", [X.double(), torch.ones(40, 4), (X, X)], ids=["dtype", "width", "two inputs"])
+    @pytest.mark.parametrize("x", [X.bfloat16(), torch.ones(40, 4), (X, X)], ids=["dtype", "width", "two inputs"])
     def test_inputs_to_predict_that_the_model_does_not_take(self, x: Any) -> None:
         with pytest.raises(LatedropError):
             quietly(mlp(), (X, Y)).predict(x)
+
+    def test_double_tensors_are_cast_as_arrays_are(self) -> None:
+        predictor = quietly(mlp(), (X.double(), Y.double()))
+        for x in (X.double(), X.double().numpy()):
+            torch.testing.assert_close(predictor.predict(x).mean, predictor.predict(X).mean, rtol=0, atol=0)
+        for huge in (X.double() + 1e39, X.double().numpy() + 1e39):
+            with pytest.raises(DataError, match=r"expected inputs that fit torch\.float32"):
+                predictor.predict(huge)
+
+    def test_a_tuple_as_one_argument(self) -> None:
+        class Pair(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.inner = mlp()
+
+            def forward(self, pair: tuple[Tensor, Tensor]) -> Tensor:
+                left, right = pair
+                return self.inner(left) + self.inner(right)
+
+        several: list[dict[str, Any]] = [{}, {"draws": 10, "rates": [0.1]}, {"method": "linear"}]
+        for options in several:
+            found = calibrate(Pair(), (((X, X),), Y), progress=False, **options)
+            assert found.predict(((X, X),)).mean.shape == Y.shape
 
     def test_nothing_to_predict(self) -> None:
         predictor = quietly(mlp(), (X, Y))
         with pytest.raises(DataError, match="expected at least one row to predict; found none"):
             predictor.predict(X[:0])
-        for x in (None, "text", [[1.0, 2.0, 3.0]], DataLoader(TensorDataset(X))):
+        for x in (None, "text", [[1.0, 2.0, 3.0]]):
             with pytest.raises(DataError, match="expected inputs with at least one tensor whose first axis counts"):
                 predictor.predict(x)
 

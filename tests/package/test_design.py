@@ -13,13 +13,14 @@ import latedrop
 SOURCE = Path(latedrop.__file__).parent
 ROOMS = [
     {"errors"},
-    {"records"},
-    {"torch_inside", "files", "devices", "terminal"},
+    {"records", "numerals"},
+    {"torch_inside", "files", "devices", "terminal", "progress"},
     {"metrics", "plots"},
     {"model"},
     {"masking"},
     {"variance"},
     {"terms"},
+    {"streams"},
     {"calibration"},
     {"report"},
     {"adapters"},

@@ -38,7 +38,7 @@ UNLISTED = {
     "variance.propagation_rules",
     "latedrop.terminal",
 }
-LISTED = ("metrics", "plots", "model", "masking", "variance", "terms", "calibration", "report", "cli")
+LISTED = ("metrics", "plots", "model", "masking", "variance", "terms", "streams", "calibration", "report", "cli")
 
 
 @pytest.fixture

@@ -1,6 +1,8 @@
 """Evaluations against the metrics, and the report as a reader, a screen reader and an attacker would find it."""
 
 import base64
+import hashlib
+import json
 import re
 import sys
 from dataclasses import replace
@@ -14,12 +16,12 @@ from torch import nn
 
 import latedrop
 from latedrop import metrics
-from latedrop.calibration.evaluation import compare, evaluate, evaluate_intervals
+from latedrop.calibration.evaluation import compare, evaluate, evaluate_intervals, verdict
 from latedrop.errors import ArgumentError, FileError, LatedropError
 from latedrop.files import write_aside
 from latedrop.report import Picture, overview, png, table, write_report
 
-VOID = {"meta", "img", "br"}
+VOID = {"meta", "img", "br", "input"}
 
 
 pytestmark = pytest.mark.filterwarnings("ignore:the best rate, 0.05, is the smallest")
@@ -69,14 +71,27 @@ class Outline(HTMLParser):
         self.headings: list[str] = []
         self.attributes: set[str] = set()
         self.tags: set[str] = set()
+        self.links: list[str] = []
+        self.figures: list[str] = []
+        self.tables: list[list[list[str]]] = []
         self.feed(page)
         assert not self.stack
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.add(tag)
         self.attributes |= {name for name, _ in attrs}
+        named = dict(attrs)
         if tag == "img":
-            self.images.append(dict(attrs))
+            self.images.append(named)
+        self.links += [str(named["href"])] if "href" in named else []
+        if tag == "svg" and named.get("role") == "img":
+            self.figures.append(str(named["aria-label"]))
+        if tag == "table":
+            self.tables.append([])
+        if tag == "tr":
+            self.tables[-1].append([])
+        if tag in ("th", "td"):
+            self.tables[-1][-1].append("")
         if tag not in VOID:
             self.stack.append(tag)
 
@@ -84,8 +99,10 @@ class Outline(HTMLParser):
         assert self.stack.pop() == tag
 
     def handle_data(self, data: str) -> None:
-        if self.stack and self.stack[-1] in ("h1", "h2", "h3"):
+        if self.stack and self.stack[-1] in ("h1", "h2", "h3", "h4"):
             self.headings.append(data)
+        if {"td", "th"} & set(self.stack):
+            self.tables[-1][-1][-1] += data
 
 
 def test_evaluation_is_what_the_metrics_say() -> None:
@@ -165,40 +182,140 @@ def test_gaussian_intervals_are_not_fitted_ones() -> None:
 def test_table_text() -> None:
     prediction, target = predicted()
     rows = compare(prediction, target)
-    head, first, *_ = table([replace(rows[0], nll=None, coverage=0.12345), replace(rows[1], rate={"0": 0.1})], "m/s")
-    assert head[3:] == ["RMSE [m/s]", "NLL", "MA", "coverage at 90 %", "width at 90 % [m/s]", "rank correlation"]
-    assert (first[0], first[4], first[6]) == ("raw", "-", "12.3 %")
+    changed = replace(rows[0], nll=None, coverage=0.12345, coverage_error=0.02)
+    head, first, *_ = table([changed, replace(rows[1], rate={"0": 0.1})], "m/s")
+    named = dict(zip(head, first, strict=True))
+    assert head[3:7] == ["RMSE [m/s]", "NLL", "gain [nats]", "MA"]
+    assert head[7:] == ["coverage at 90 %", "width at 90 % [m/s]", "rank correlation"]
+    assert (named[""], named["NLL"], named["coverage at 90 %"]) == ("raw", "-", "12.3 % ± 2.0")
     assert table([replace(rows[1], rate={"0": 0.1})])[1][1] == "per site"
-    assert table([rows[0], replace(rows[1], level=0.5)])[0][6] == "coverage at its level"
+    assert "coverage at its level" in table([rows[0], replace(rows[1], level=0.5)])[0]
+    assert table(rows[3:])[0][:2] == ["", "RMSE"]  # of a constant alone, rate and scale say nothing
+
+
+@pytest.mark.parametrize(("factor", "expected"), [(1e6, r"[\d,]{5,}"), (1e-6, r"\d\.\d{3}e-\d"), (1.0, r"\d\.\d{3,4}")])
+def test_numbers_have_sensible_digits(factor: float, expected: str) -> None:
+    prediction, target = predicted()
+    rows = [replace(row, rmse=factor * row.rmse, width=factor * row.width) for row in compare(prediction, target)]
+    head, *lines = table(rows)
+    for line in lines:
+        assert re.fullmatch(expected, line[head.index("RMSE")])
 
 
 def test_page_stands_alone(tmp_path: Path) -> None:
     page = page_of(tmp_path / "report.html", *predicted(), unit="m")
     outline = Outline(page)
-    assert not {"script", "link", "iframe", "object"} & outline.tags
-    assert not {"href", "srcset", "onload", "onerror"} & outline.attributes
+    assert not {"link", "iframe", "object", "base", "form"} & outline.tags
+    assert not {"srcset", "onload", "onerror", "style"} & outline.attributes
     assert not re.search(r"https?:|url\(|@import", page)
     assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
-    for image in outline.images:
-        kind, content = str(image["src"]).split(",", 1)
-        assert kind == "data:image/png;base64"
-        assert base64.b64decode(content).startswith(b"\x89PNG")
+
+
+def test_policy_lets_only_our_script_run(tmp_path: Path) -> None:
+    page = page_of(tmp_path / "report.html", *predicted())
+    (script,) = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'" in page
 
 
 def test_page_says_what_a_reader_needs(tmp_path: Path) -> None:
     prediction, target = predicted()
-    page = page_of(tmp_path / "report.html", prediction, target, unit="m", about="Ours.", reproduce={"seed": "7"})
+    given = {"unit": "m", "names": ["height"], "about": "Ours.", "reproduce": {"seed": "7"}}
+    page = page_of(tmp_path / "report.html", prediction, target, inputs=data(60)[0], **given)
     outline = Outline(page)
     assert outline.headings[0] == "A model"
-    for heading in ("On test rows", "Calibration curves", "Likelihood by rate", "Every rate", "To get this again"):
+    for heading in (
+        "On test rows",
+        "At every level",
+        "Row by row",
+        "Where it holds less",
+        "The worst rows",
+        "What the variance is made of",
+        "How it was fitted",
+        "Likelihood by rate",
+        "To get this again",
+    ):
         assert heading in outline.headings
-    assert len(outline.images) == 8
-    assert all(len(str(image["alt"])) > 20 for image in outline.images)
+    assert all(len(words) > 20 for words in outline.figures)
     assert "20 thinned networks were run at each of 3 rates on 120 validation rows" in page
     for row in compare(prediction, target):
         assert f"<td>{row.nll:.3f}</td>" in page
-    for text in ("RMSE [m]", "Ours.", latedrop.__version__, torch.__version__, "<html lang=", 'name="viewport"'):
+    for text in ("RMSE\n[m]", "height [m]", "Ours.", latedrop.__version__, torch.__version__, "<html lang="):
         assert text in page
+    assert 'name="viewport"' in page
+
+
+def test_verdict_comes_first_with_a_word_beside_each_colour(tmp_path: Path) -> None:
+    prediction, target = predicted()
+    page = page_of(tmp_path / "report.html", prediction, target)
+    found = verdict(prediction, target)
+    assert page.index(found.sentence) < page.index("<h2")
+    for finding in found.findings:
+        assert f'<span class="light {finding.grade}">{finding.grade}</span>' in page
+        assert finding.advice in page
+
+
+@pytest.mark.parametrize("settings", [{}, {"rates": None, "draws": None}], ids=["sample", "terms"])
+def test_a_constant_is_in_every_table_of_scores_and_every_figure(tmp_path: Path, settings: dict[str, Any]) -> None:
+    prediction, target = predicted(**settings)
+    page = page_of(tmp_path / "report.html", prediction, target, inputs=data(60)[0])
+    for figure in re.findall(r"<figure>.*?</figure>", page, re.DOTALL):
+        assert "constant" in figure, re.search("<h3>(.*?)</h3>", figure)
+    scores = {"NLL", "level", "inside", "predicted deviation", "candidate", "term", "rate", "row"}
+    found = [table for table in Outline(page).tables if set(table[0]) & scores]
+    assert len(found) >= 6
+    for table_found in found:
+        assert any("constant" in cell for line in table_found for cell in line), table_found[0]
+
+
+def test_worst_rows_are_those_furthest_off(tmp_path: Path) -> None:
+    prediction, target = predicted()
+    target[17] += 50
+    page = page_of(tmp_path / "report.html", prediction, target, inputs={"weight": torch.arange(60.0)})
+    (worst,) = [found for found in Outline(page).tables if "deviations off" in found[0]]
+    assert worst[1][0] == "17"
+    assert worst[1][-1] == "17"  # its weight
+
+
+def test_a_curve_far_off_does_not_squash_the_others(tmp_path: Path) -> None:
+    prediction, target = predicted()
+    rows = tuple(replace(row, nll_unscaled=1e7) for row in prediction.calibration.table)
+    page = page_of(tmp_path / "r.html", prediction, target, calibration=replace(prediction.calibration, table=rows))
+    (figure,) = re.findall(r"<figure><h3>Likelihood by rate.*?</figure>", page, re.DOTALL)
+    ticks = [float(text.replace(",", "")) for text in re.findall(r'class="tick end"[^>]*>([^<]*)<', figure)]
+    scaled = [row.nll_scaled for row in rows]
+    assert max(ticks) < max(scaled) + 3
+    assert "The raw one leaves the figure: it goes up to 10,000,000." in figure
+
+
+def test_rows_far_off_do_not_squash_the_others(tmp_path: Path) -> None:
+    """A target and a deviation a million times the others: they are cut off and counted, or the axis is logarithmic."""
+    prediction, target = predicted(rates=None, draws=None)
+    prediction, target = replace(prediction, raw_variance=prediction.raw_variance.clone()), target.clone()
+    usual = float(target.abs().max())
+    target[7] += 1e6
+    prediction.raw_variance[3] = 1e8
+    page = page_of(tmp_path / "report.html", prediction, target)
+    for title in ("Intervals of some rows", "Are the uncertain rows the wrong ones?"):
+        (figure,) = re.findall(rf"<figure><h3>{re.escape(title)}.*?</figure>", page, re.DOTALL)
+        ticks = [float(text.replace(",", "")) for text in re.findall(r'class="tick end"[^>]*>([^<]+)<', figure)]
+        assert max(ticks) < 10 * usual
+        assert "beyond the figure" in figure
+    for title in ("How wide they are", "What can be set aside"):
+        (figure,) = re.findall(rf"<figure><h3>{re.escape(title)}.*?</figure>", page, re.DOTALL)
+        ticks = [float(text.replace(",", "")) for text in re.findall(r'class="tick end"[^>]*>([^<]+)<', figure)]
+        assert max(ticks) > 50 * min(ticks) > 0
+
+
+def test_facts_of_the_slider_are_those_of_the_evaluation(tmp_path: Path) -> None:
+    prediction, target = predicted()
+    page = page_of(tmp_path / "report.html", prediction, target)
+    (content,) = re.findall(r'<script type="application/json">(.*?)</script>', page)
+    found, rows = json.loads(content), compare(prediction, target)
+    assert found["shares"] == pytest.approx(rows[0].levels)
+    for k, row in enumerate(rows):
+        shown = [float(text.partition(" %")[0]) for text in found["rows"][str(k)]["inside"]]
+        assert shown == pytest.approx([100 * share for share in row.observed], abs=0.051)
 
 
 def test_user_text_is_escaped(tmp_path: Path) -> None:
@@ -212,6 +329,8 @@ def test_user_text_is_escaped(tmp_path: Path) -> None:
         target,
         title=bad,
         unit=bad,
+        names=[bad],
+        inputs={bad: torch.arange(60.0)},
         about=bad,
         evaluations=rows,
         pictures=[mine],
@@ -219,9 +338,40 @@ def test_user_text_is_escaped(tmp_path: Path) -> None:
         reproduce={bad: bad},
     )
     outline = Outline(page)
-    assert "script" not in outline.tags
-    assert outline.headings.count(bad) == 2
+    assert page.count("<script") == 2  # the data of the slider, and ours
+    assert outline.headings.count(bad) >= 2
     assert any(image["alt"] == bad for image in outline.images)
+
+
+def test_several_outputs_have_sections_of_their_own(tmp_path: Path) -> None:
+    prediction, target = predicted(outputs=3)
+    page = page_of(tmp_path / "report.html", prediction, target, names=["a", "b", "c"], unit=["m", "kg", "s"])
+    outline = Outline(page)
+    assert outline.links == ["#output-0", "#output-1", "#output-2"]
+    assert [heading for heading in outline.headings if heading in ("a [m]", "b [kg]", "c [s]")] == [
+        "a [m]",
+        "b [kg]",
+        "c [s]",
+    ]
+    assert outline.headings.count("On test rows") == 3
+
+
+def test_many_outputs_have_a_table_and_the_worst_of_them_sections(tmp_path: Path) -> None:
+    prediction, target = predicted(outputs=9)
+    target[:, 7] += 30
+    outline = Outline(page_of(tmp_path / "report.html", prediction, target))
+    assert len(outline.links) == 6
+    assert "#output-7" in outline.links
+
+
+@pytest.mark.filterwarnings("ignore:only .* validation rows")
+def test_many_values_are_thinned_and_said_to_be(tmp_path: Path) -> None:
+    x, y = data(20_000)
+    net = nn.Sequential(nn.Linear(3, 30), nn.Tanh(), nn.Linear(30, 1))
+    uq = latedrop.calibrate(net, data(), progress=False)
+    page = page_of(tmp_path / "report.html", uq.predict(x), y, inputs=x)
+    assert "500 of 20,000 values, evenly chosen." in page
+    assert len(page) < 400_000
 
 
 @pytest.mark.parametrize(
@@ -236,6 +386,7 @@ def test_user_text_is_escaped(tmp_path: Path) -> None:
         ({"intervals": "isotonic"}, ["isotonic"]),
         ({"conformal_data": data(40)}, ["conformal"]),
         ({"scale": 2.0}, ["scale 2"]),
+        ({"rates": None, "draws": None}, ["strangeness", "leverage"]),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )
@@ -253,7 +404,7 @@ def test_page_without_test_rows(tmp_path: Path) -> None:
     write_report(path, title="t", calibration=predicted()[0].calibration)
     outline = Outline(path.read_text(encoding="utf-8"))
     assert "On test rows" not in outline.headings
-    assert "On validation rows" in outline.headings
+    assert "How it was fitted" in outline.headings
 
 
 def test_prediction_needs_its_target(tmp_path: Path) -> None:
@@ -281,12 +432,12 @@ def test_folder_that_is_not_there(tmp_path: Path) -> None:
         write_report(tmp_path / "no" / "report.html", title="t", calibration=prediction.calibration)
 
 
-def test_missing_matplotlib_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_needs_no_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prediction, target = predicted()
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    Outline(page_of(tmp_path / "report.html", prediction, target))
     with pytest.raises(LatedropError, match=r"expected matplotlib.*pip install 'latedrop\[plots\]'"):
-        page_of(tmp_path / "report.html", prediction, target)
-    assert not list(tmp_path.iterdir())
+        overview(prediction, target, compare(prediction, target))
 
 
 def test_figures_leave_pyplot_alone() -> None:

@@ -18,10 +18,6 @@ from zoo import ZOO, Case, Columns, mlp
 SMALL = 4e-3
 
 
-def odds(rate: float, sites: int) -> Tensor:
-    return torch.full((sites,), rate / (1 - rate), dtype=torch.float64)
-
-
 def test_exact_where_the_output_is_affine_in_the_masks() -> None:
     model, x = nn.Sequential(nn.Linear(4, 30), nn.ReLU(), nn.Linear(30, 3)).double(), torch.randn(6, 4).double()
     result = linearize(model, x)
@@ -53,7 +49,7 @@ def test_it_is_the_limit_of_sampling_at_small_rates(case: Case, kind: str) -> No
     sites = find_sites(model, x, kind=kind)
     result = linearize(model, x, sites, case.readout)
     assert result.variance_by_site.shape == (6, result.mean[0].numel(), len(sites))
-    linear = result.variance(odds(SMALL, len(sites)))
+    linear = result.variance(SMALL)
     draws = 4000
     moments = sample(model, x, SMALL, draws, sites=sites, readout=case.readout, keep_draws=True)
     fourth = (moments.outputs - moments.mean).pow(4).mean(0)
@@ -161,6 +157,16 @@ def test_inputs_from_inference_mode_and_callers_without_gradients() -> None:
         x = torch.randn(3, 5)
     with torch.no_grad():
         assert linearize(model, x).variance_by_site.shape == (3, 1, 2)
+
+
+def test_variance_at_a_rate() -> None:
+    result = linearize(mlp(), torch.ones(4, 5))
+    names = [site.name for site in result.sites]
+    each = result.variance_by_site.reshape(*result.mean.shape, len(names))
+    torch.testing.assert_close(result.variance(0.2), 0.25 * each.sum(-1))
+    torch.testing.assert_close(result.variance({names[-1]: 0.5}), each[..., -1])
+    with pytest.raises(ArgumentError, match="expected a rate in"):
+        result.variance(1.5)
 
 
 def test_units_add_up_to_their_site() -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from latedrop import metrics
-from latedrop.calibration.evaluation import inside
+from latedrop.calibration.evaluation import inside, likelihood
 from latedrop.calibration.prediction import Prediction
 from latedrop.calibration.predictor import Predictor
 from latedrop.errors import ArgumentError, DataError
@@ -86,15 +86,9 @@ def predict_with(
     unpack = labels_apart(trainer.label_names)
     parts, targets = [], []
     for inputs, target in map(unpack, trainer.get_test_dataloader(dataset)):
-        parts.append(predictor.predict(inputs))
+        parts.append(predictor.predict(inputs).cpu())
         targets.append(target)
-    if not parts:
-        raise DataError("expected at least one row to predict; found none.")
-    joined = [torch.cat([getattr(part, name) for part in parts]).cpu() for name in ("mean", "raw_variance")]
-    strangeness = [part.strangeness for part in parts if part.strangeness is not None]
-    found = Prediction(
-        joined[0], joined[1], predictor.calibration, torch.cat(strangeness).cpu() if strangeness else None
-    )
+    found = Prediction.joined(parts)
     labels = None if any(target is None for target in targets) else torch.cat(targets).cpu()
     named = {name: value.numpy() for name, value in found.to_dict(level).items()}
     measured = {} if labels is None else _measured(trainer, found, labels, level)
@@ -109,5 +103,4 @@ def _measured(trainer: Any, found: Prediction, labels: Tensor, level: float) -> 
         theirs = trainer.compute_metrics(both(predictions=found.mean.numpy(), label_ids=labels.numpy()))
     target = metrics.align_target(found.mean, labels)
     low, high = found.interval(level)
-    nll = metrics.nll(found.mean, found.variance, target)
-    return {**theirs, "nll": float(nll), "coverage": inside(low, high, target)}
+    return {**theirs, "nll": likelihood(found, target), "coverage": inside(low, high, target)}

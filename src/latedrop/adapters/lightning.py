@@ -7,7 +7,6 @@ eval mode, has nothing to switch off. The module is not written to.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -91,8 +90,7 @@ class _Hooks:
         self._found = []
 
     def _kept(self, found: Prediction) -> Prediction | dict[str, Tensor]:
-        strangeness = None if found.strangeness is None else found.strangeness.cpu()
-        found = replace(found, mean=found.mean.cpu(), raw_variance=found.raw_variance.cpu(), strangeness=strangeness)
+        found = found.cpu()
         return found.to_dict(self.settings["level"]) if self.settings["as_dict"] else found
 
 

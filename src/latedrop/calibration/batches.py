@@ -1,24 +1,39 @@
-"""Validation data as a stream of (inputs, targets): a pair of arrays, or any iterable of batches."""
+"""Validation data as a stream of (inputs, targets): a pair of arrays, a data set, or any iterable of batches."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from latedrop.calibration.datasets import Columns, dataset_batches, is_dataset, labels_apart, named_inputs
 from latedrop.errors import ArgumentError, DataError
 from latedrop.model.arrays import from_array, from_table, is_table, map_values, place
 from latedrop.model.items import Collate, Items, as_items
-from latedrop.model.rows import row_count, take_rows
+from latedrop.model.rows import row_count, take_rows, tensors
 from latedrop.model.wrappers import bare
 
-__all__ = ["Unpack", "batch_count", "batches", "first_rows", "inputs_of", "is_pair", "row_batches"]
+__all__ = [
+    "Unpack",
+    "batches",
+    "check_axes",
+    "first_rows",
+    "in_batches",
+    "inputs_in",
+    "inputs_of",
+    "is_pair",
+    "only_inputs",
+    "row_batches",
+    "row_total",
+]
 
-Unpack = Callable[[Any], "tuple[Any, Any]"]
+Unpack = Callable[[Any], "tuple[Any, Any]"] | str
+"""From a batch to (inputs, targets); of batches that are mappings, the name of the targets will do."""
 
 
 def batches(
@@ -26,9 +41,10 @@ def batches(
 ) -> Iterator[tuple[Any, Tensor]]:
     """Yield `(inputs, targets)` with the inputs on the model's device.
 
-    `data` is a pair `(x, y)` with y a tensor, array or table, or an iterable of batches, each a pair or what `unpack`
-    turns into one. With `collate`, inputs are lists of items.
+    `data` is a pair `(x, y)` with y a tensor, array or table, a data set of torch or Hugging Face, or an iterable of
+    batches, each a pair, a mapping, or what `unpack` turns into a pair. With `collate`, inputs are lists of items.
     """
+    _check_batch_size(batch_size)
     if isinstance(data, Tensor) or hasattr(data, "__array__"):
         raise DataError(
             f"expected a pair (x, y) or an iterable of batches; found a {type(data).__name__} alone. "
@@ -42,16 +58,40 @@ def batches(
             yield part, y[start : start + row_count(part)]
             start += row_count(part)
         return
+    data = in_batches(data, batch_size)
     if not isinstance(data, Iterable):
         raise DataError(
             f"expected a pair (x, y) or an iterable of batches such as a DataLoader; found {type(data).__name__}."
         )
     for batch in data:
-        x, y = _unpacked(batch, unpack)
+        x, y = _unpacked(batch, unpack, model)
         x, y = place(as_items(x, collate), model), _target(y)
         _check_rows(x, y)
         if len(y):
             yield x, y
+
+
+class Cut:
+    """The batches of a data set, made anew each time."""
+
+    def __init__(self, data: Any, batch_size: int) -> None:
+        self._data, self._size = data, batch_size
+
+    def __iter__(self) -> Iterator[Any]:
+        return dataset_batches(self._data, self._size)
+
+    @property
+    def row_total(self) -> int | None:
+        """How many rows there are, where the data set tells."""
+        return row_total(self._data)
+
+
+def in_batches(data: Any, batch_size: int) -> Any:
+    """A data set as an iterable of batches; all else as it is."""
+    if not is_dataset(data):
+        return data
+    _check_batch_size(batch_size)
+    return Cut(data, batch_size)
 
 
 def row_batches(x: Any, batch_size: int) -> Iterator[Any]:
@@ -70,19 +110,24 @@ def first_rows(pair: Any, model: nn.Module, most: int, collate: Collate = None) 
     x, rows = as_items(pair[0], collate), len(pair[1])
     if isinstance(x, Items):
         return x.at(slice(most))
-    return place(map_values(x, lambda v: v[:most] if v.ndim and len(v) == rows else v), model)
+    return place(map_values(x, lambda v: v[:most] if getattr(v, "ndim", 2) and len(v) == rows else v), model)
 
 
 def inputs_of(batch: Any, model: nn.Module, unpack: Unpack | None = None, collate: Collate = None) -> Any:
     """The inputs in a batch: all of it, or the first part where it can only be a pair (inputs, targets).
 
-    With `unpack`, the first part of what it gives; with `collate`, a list of items, or a tuple of it and targets.
+    Of a mapping, the entries that the model takes. With `unpack`, the first part of what it gives; with `collate`, a
+    list of items, or a tuple of it and targets.
 
     A pair is two inputs where `forward` needs two, and inputs with targets where it takes but one. In between, which is
     meant cannot be seen, and guessing wrong would go unnoticed.
     """
+    if isinstance(unpack, str) and isinstance(batch, Mapping):
+        return named_inputs(batch, model, unpack)
     if unpack is not None:
-        return _unpacked(batch, unpack)[0]
+        return _unpacked(batch, unpack, model)[0]
+    if type(batch) in (dict, Columns) and collate is None:
+        return named_inputs(batch, model)
     if collate is not None:
         return batch[0] if isinstance(batch, tuple) and len(batch) == 2 else batch
     if not isinstance(batch, (tuple, list)) or len(batch) != 2:
@@ -100,13 +145,48 @@ def inputs_of(batch: Any, model: nn.Module, unpack: Unpack | None = None, collat
     )
 
 
-def batch_count(data: Any, batch_size: int) -> int | None:
-    """How many batches `batches` will yield, or None where that is not known beforehand."""
-    _check_batch_size(batch_size)
+def inputs_in(
+    loader: Any,
+    model: nn.Module,
+    batch_size: int,
+    take: Callable[[Any], Any] | str | None = None,
+    collate: Collate = None,
+) -> Iterator[Any]:
+    """The inputs of every batch of a loader or a data set; `take` takes them out of a batch, or names the targets."""
+    for batch in dataset_batches(loader, batch_size) if is_dataset(loader) else loader:
+        if isinstance(take, str) or take is None:
+            yield inputs_of(batch, model, take, collate)
+        else:
+            yield take(batch)
+
+
+def only_inputs(loader: Any, model: nn.Module) -> Any:
+    """The inputs of a loader or a data set that is one batch."""
+    found = list(islice(inputs_in(loader, model, 2), 2))
+    if len(found) != 1:
+        raise ArgumentError(f"expected one example; found {'several batches' if found else 'none'}. Pass one row.")
+    return found[0]
+
+
+def check_axes(x: Any, error: Exception) -> None:
+    """After a failure: raise where the inputs look like a single row, without the axis that counts rows."""
+    shapes = [tuple(value.shape) for value in tensors(x)]
+    if shapes and all(len(shape) == 1 for shape in shapes):
+        raise DataError(
+            f"expected rows as inputs, their first axis counting them; found shape {', '.join(map(str, shapes))}, "
+            "which looks like a single row. Pass x[None] to predict one row."
+        ) from error
+
+
+def row_total(data: Any) -> int | None:
+    """How many rows `batches` will yield at most, or None where that is not known beforehand.
+
+    A `DataLoader` knows it by its `dataset`; other iterables may have an attribute `row_total`.
+    """
     try:
-        return -(-len(data[1]) // batch_size) if is_pair(data) else len(data)
-    except TypeError:
-        return None
+        return len(data[1] if is_pair(data) else data if is_dataset(data) else data.dataset)
+    except (TypeError, AttributeError):
+        return getattr(data, "row_total", None)
 
 
 def is_pair(data: Any) -> bool:
@@ -119,7 +199,14 @@ def _check_batch_size(batch_size: Any) -> None:
         raise ArgumentError(f"expected a batch size of at least 1; found {batch_size!r}.")
 
 
-def _unpacked(batch: Any, unpack: Unpack | None) -> tuple[Any, Any]:
+def _unpacked(batch: Any, unpack: Unpack | None, model: nn.Module) -> tuple[Any, Any]:
+    if isinstance(batch, Mapping) and not callable(unpack):
+        return labels_apart(batch, model, unpack)
+    if isinstance(unpack, str):
+        raise DataError(
+            f"expected batches that are mappings, with the targets under {unpack!r}; found {type(batch).__name__}. "
+            "Pass a function as unpack=."
+        )
     pair = unpack(batch) if unpack is not None else batch
     if not isinstance(pair, (tuple, list)) or len(pair) != 2:
         found = f"{type(pair).__name__} of {len(pair)}" if hasattr(pair, "__len__") else type(pair).__name__

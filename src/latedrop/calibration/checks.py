@@ -18,8 +18,9 @@ from latedrop.calibration.measuring import moments
 from latedrop.calibration.rate_fit import RateFit
 from latedrop.calibration.scale import apply_scale
 from latedrop.calibration.setup import Setup
-from latedrop.calibration.verdict import losses, standard_error
+from latedrop.calibration.verdict import Left, losses, standard_error
 from latedrop.errors import LatedropWarning
+from latedrop.metrics.entries import average
 from latedrop.model.rows import row_count, take_rows, tensors
 from latedrop.model.sites import Rate, Sites, rates_by_site
 from latedrop.variance.engine.options import Sampling
@@ -71,7 +72,7 @@ def warn_of_ratio(ratio: float | None, method: str) -> None:
             f"{why}. The scale makes up for its size, not for what it says about one row against another. Compare with "
             "method='sample'.",
             LatedropWarning,
-            stacklevel=4,
+            stacklevel=5,
         )
 
 
@@ -83,13 +84,13 @@ def warn_of_edge(fits: Sequence[RateFit], best: RateFit, criterion: str) -> None
         return
     beside = found[1] if best is found[0] else found[-2]
     gain = _losses(beside, criterion) - _losses(best, criterion)
-    if float(gain.mean()) > max(_GAIN, 2 * standard_error(gain)):
+    if float(average(gain, best.weights)) > max(_GAIN, 2 * standard_error(gain, Left(weights=best.weights))):
         side, more = ("smallest", "smaller rates with more draws") if best is found[0] else ("largest", "larger rates")
         warn(
             f"the best rate, {best.rate:g}, is the {side} that was tried, and the NLL still falls towards it: a better "
             f"one may lie beyond. Try {more}, rates=[...].",
             LatedropWarning,
-            stacklevel=4,
+            stacklevel=5,
         )
 
 
@@ -102,7 +103,7 @@ def warn_of_few_drops(rate: Rate, sites: Sites, draws: int) -> None:
             f"at the chosen rate {draws} draws drop {drops:.1f} units in all, on average: the variance rests on these. "
             "Take more draws, larger rates, or method='linear', which is the limit of small rates.",
             LatedropWarning,
-            stacklevel=4,
+            stacklevel=5,
         )
 
 

@@ -47,7 +47,8 @@ def explained(
     units.sort(key=lambda unit: -unit[2])
     shares = {name: float(part.sum()) / total for name, part in parts.items()}
     shares |= {name: value / total for name, value in others.items()}
-    return Explanation(float(mean.flatten()[output]), shares, tuple(units[:most]))
+    own = mean if calibration.target is None else calibration.target.inverse(mean)
+    return Explanation(float(own.flatten()[output]), shares, tuple(units[:most]))
 
 
 def _odds(calibration: Calibration, output: int) -> list[float]:

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from latedrop.calibration.scale import fit_floor, least_positive
 from latedrop.metrics import crps, nll
+from latedrop.metrics.entries import average
 
 __all__ = ["Loss", "SiteFit", "fit_sites", "polished", "scored"]
 
@@ -32,6 +33,7 @@ Loss: TypeAlias = Literal["nll", "crps"]
 
 _STEPS = 100
 _NOMINAL_ODDS = 0.01
+_FARTHEST = 20.0  # in logarithms
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,9 @@ class SiteFit:
         return by_site @ self.odds * self.scales + self.floors
 
 
-def fit_sites(error: Tensor, by_site: Tensor, *, per_site: bool, floor: bool, loss: Loss = "nll") -> SiteFit:
+def fit_sites(
+    error: Tensor, by_site: Tensor, *, per_site: bool, floor: bool, loss: Loss = "nll", weights: Tensor | None = None
+) -> SiteFit:
     """Fit the sites' odds, shared by all outputs, and a scale and a floor for each output.
 
     Args:
@@ -62,21 +66,25 @@ def fit_sites(error: Tensor, by_site: Tensor, *, per_site: bool, floor: bool, lo
         per_site: each site has its own odds; False: one for all.
         floor: also fit a constant.
         loss: what to minimise.
+        weights: `(n,)`, what each row counts, with mean 1.
     """
     error, by_site = error.double(), _lifted(by_site.double())
     candidates = []
     for constant in (False, True) if floor else (False,):
-        common = [_common(e, v.sum(1), constant, loss) for e, v in zip(error.unbind(1), by_site.unbind(1), strict=True)]
+        common = [
+            _common(e, v.sum(1), constant, loss, weights)
+            for e, v in zip(error.unbind(1), by_site.unbind(1), strict=True)
+        ]
         scales, floors = (torch.stack(values) for values in zip(*common, strict=True))
         candidates.append(_fit(scales, floors, torch.ones_like(by_site[0, 0])))
         if per_site:
-            candidates.append(_own(error, by_site, scales, floors, constant, "nll"))
+            candidates.append(_own(error, by_site, scales, floors, constant, "nll", weights))
             if loss == "crps":
-                candidates.append(_own(error, by_site, scales, floors, constant, "crps"))
+                candidates.append(_own(error, by_site, scales, floors, constant, "crps", weights))
     # The nested models are candidates too, so that the larger one never ends worse.
     score = _nll if loss == "nll" else _crps
     size = error.square().mean(0).sqrt()
-    return min(candidates, key=lambda fit: float(score(error / size, fit.variance(by_site) / size.square())))
+    return min(candidates, key=lambda fit: float(score(error / size, fit.variance(by_site) / size.square(), weights)))
 
 
 def _fit(scales: Tensor, floors: Tensor, odds: Tensor) -> SiteFit:
@@ -86,21 +94,30 @@ def _fit(scales: Tensor, floors: Tensor, odds: Tensor) -> SiteFit:
     return SiteFit(odds * size, scales / size, floors)
 
 
-def _common(error: Tensor, total: Tensor, floor: bool, loss: Loss) -> tuple[Tensor, Tensor]:
+def _common(error: Tensor, total: Tensor, floor: bool, loss: Loss, weights: Tensor | None) -> tuple[Tensor, Tensor]:
     """Scale and floor of one output where all sites have the same rate."""
     zero = torch.zeros_like(error)
     if floor:
-        scale, constant = (value[0] for value in fit_floor(zero, total, error))
+        scale, constant = (value[0] for value in fit_floor(zero, total, error, weights=weights))
     else:
-        scale, constant = (error.square() / total).mean(), error.new_zeros(())
+        scale, constant = average(error.square() / total, weights), error.new_zeros(())
     if loss == "nll":
         return scale, constant
     columns = torch.stack([total, torch.ones_like(total)], 1)[:, : 1 + floor]
-    theta = polished(error, columns, torch.stack([scale, constant])[: 1 + floor], torch.zeros(1 + int(floor)).to(error))
+    start, pull = torch.stack([scale, constant])[: 1 + floor], torch.zeros(1 + int(floor)).to(error)
+    theta = polished(error, columns, start, pull, weights)
     return theta[0], theta[1] if floor else constant
 
 
-def _own(error: Tensor, by_site: Tensor, scales: Tensor, floors: Tensor, floor: bool, loss: Loss) -> SiteFit:
+def _own(
+    error: Tensor,
+    by_site: Tensor,
+    scales: Tensor,
+    floors: Tensor,
+    floor: bool,
+    loss: Loss,
+    weights: Tensor | None,
+) -> SiteFit:
     """Odds of their own for every site, from the common ones; outputs are brought to one size by their scales."""
     rows, outputs, sites = by_site.shape
     # Where a floor explained all there is, the sites start from a tenth of the squared error and not from nothing.
@@ -114,32 +131,41 @@ def _own(error: Tensor, by_site: Tensor, scales: Tensor, floors: Tensor, floor: 
         start = torch.cat([start, floors / scales])
         pull = torch.cat([pull, torch.zeros_like(scales)])
     flat = (error / scales.sqrt()).flatten()
-    theta = scored(flat.square(), columns, start, pull)
+    counted = None if weights is None else weights.repeat_interleave(outputs)
+    theta = scored(flat.square(), columns, start, pull, weights=counted)
     if loss == "crps":
-        theta = polished(flat, columns, theta, pull)
+        theta = polished(flat, columns, theta, pull, counted)
     return _fit(scales, theta[sites:] * scales if floor else torch.zeros_like(scales), theta[:sites])
 
 
-def scored(e2: Tensor, columns: Tensor, start: Tensor, pull: Tensor, charge: Tensor | None = None) -> Tensor:
+def scored(
+    e2: Tensor,
+    columns: Tensor,
+    start: Tensor,
+    pull: Tensor,
+    charge: Tensor | None = None,
+    weights: Tensor | None = None,
+) -> Tensor:
     """Fisher scoring with non-negative steps and backtracking.
 
-    Minimises `NLL + sum_j (pull_j (theta_j - start_j)^2 / 2 + charge_j theta_j)`.
+    Minimises `NLL + sum_j (pull_j (theta_j - start_j)^2 / 2 + charge_j theta_j)`; `weights` have mean 1.
     """
     price = torch.zeros_like(pull) if charge is None else charge
+    counts = torch.ones_like(e2) if weights is None else weights.to(e2)
 
     def objective(theta: Tensor) -> float:
         w = columns @ theta
         if bool((w <= 0).any()):
             return float("inf")
-        value = ((e2 / w + w.log()).mean() + (pull * (theta - start).square()).sum()) / 2 + price @ theta
+        value = ((counts * (e2 / w + w.log())).mean() + (pull * (theta - start).square()).sum()) / 2 + price @ theta
         return float(value)
 
     theta, value = start.clone(), objective(start)
     for _ in range(_STEPS):
         weight = (columns @ theta).reciprocal()
         scaled = columns * weight[:, None]
-        curvature = scaled.T @ scaled / len(e2) + torch.diag(2 * pull)
-        linear = scaled.T @ (e2 * weight) / len(e2) + 2 * pull * start - 2 * price
+        curvature = scaled.T @ (counts[:, None] * scaled) / len(e2) + torch.diag(2 * pull)
+        linear = scaled.T @ (counts * e2 * weight) / len(e2) + 2 * pull * start - 2 * price
         aim = _non_negative(curvature, linear, theta)
         step = 1.0
         while step > 1e-6:
@@ -173,19 +199,24 @@ def _non_negative(curvature: Tensor, linear: Tensor, start: Tensor) -> Tensor:
     return torch.tensor(t, dtype=start.dtype, device=start.device)
 
 
-def polished(error: Tensor, columns: Tensor, start: Tensor, pull: Tensor) -> Tensor:
+def polished(error: Tensor, columns: Tensor, start: Tensor, pull: Tensor, weights: Tensor | None = None) -> Tensor:
     """Lower the CRPS from `start`, in the logarithm of the coefficients."""
     sizes = columns.mean(0).clamp_min(torch.finfo(columns.dtype).tiny)
     least = 1e-4 * error.square().mean() / sizes
-    logs = torch.maximum(start, least).log().detach().requires_grad_(True)
+    first = torch.maximum(start, least).log().detach()
+    logs = first.clone().requires_grad_(True)
+
+    def bounded() -> Tensor:
+        # A step of the search may be far too long where the CRPS is flat, and overflow.
+        return torch.minimum(torch.maximum(logs, first - _FARTHEST), first + _FARTHEST).exp()
 
     def cost(theta: Tensor) -> Tensor:
         # Relative to its size, the CRPS curves about a quarter as much as the NLL does.
-        return _crps(error, columns @ theta) * (1 + (pull * (theta - 1).square()).sum() / 8)
+        return _crps(error, columns @ theta, weights) * (1 + (pull * (theta - 1).square()).sum() / 8)
 
     def closure() -> Tensor:
         optimiser.zero_grad()
-        value = cost(logs.exp())
+        value = cost(bounded())
         value.backward()
         return value
 
@@ -193,7 +224,7 @@ def polished(error: Tensor, columns: Tensor, start: Tensor, pull: Tensor) -> Ten
     with torch.enable_grad():
         optimiser.step(closure)
     with torch.no_grad():
-        return min((start, logs.exp()), key=lambda theta: float(cost(theta)))
+        return min((start, bounded()), key=lambda theta: float(cost(theta)))
 
 
 def _lifted(by_site: Tensor) -> Tensor:
@@ -203,11 +234,11 @@ def _lifted(by_site: Tensor) -> Tensor:
     return torch.where(total[..., None] > 0, by_site, least[:, None])
 
 
-def _nll(error: Tensor, variance: Tensor) -> Tensor:
+def _nll(error: Tensor, variance: Tensor, weights: Tensor | None = None) -> Tensor:
     if bool((variance <= 0).any()):
         return torch.full((), torch.inf)
-    return nll(torch.zeros_like(error), variance, error, constant=False)
+    return nll(torch.zeros_like(error), variance, error, constant=False, weights=weights)
 
 
-def _crps(error: Tensor, variance: Tensor) -> Tensor:
-    return crps(torch.zeros_like(error), variance, error)
+def _crps(error: Tensor, variance: Tensor, weights: Tensor | None = None) -> Tensor:
+    return crps(torch.zeros_like(error), variance, error, weights=weights)

@@ -8,7 +8,7 @@ their mean squared error.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,10 +18,21 @@ from torch import Tensor
 from latedrop.calibration.scale import along_outputs
 from latedrop.calibration.term_fit import Candidate, guarded
 from latedrop.errors import ArgumentError, DataError, FileError
+from latedrop.streams.usual import Usual
 from latedrop.terms import Dropout, Given, InputNoise, Leverage, LocalErrors, Neighbours, OwnDropout, Rows, Size, Term
 from latedrop.terms.features import Features
 
-__all__ = ["KINDS", "FittedTerms", "Guard", "aligned", "checked_terms", "is_site", "measured_columns", "term_of"]
+__all__ = [
+    "KINDS",
+    "FittedTerms",
+    "Guard",
+    "aligned",
+    "checked_terms",
+    "is_site",
+    "measured_columns",
+    "shares_of_terms",
+    "term_of",
+]
 
 KINDS: dict[str, type[Term]] = {
     kind.name: kind for kind in (Dropout, OwnDropout, Leverage, Neighbours, LocalErrors, Size, Given, InputNoise)
@@ -70,6 +81,7 @@ class FittedTerms:
         candidates: the nested models that were compared, the simplest first.
         choice: the name of the one in use.
         reference_rows: how many reference rows there were; 0 where the validation rows stood in.
+        usual: how strangeness and shares of the validation rows are spread; None where it is not known.
     """
 
     terms: tuple[Term, ...]
@@ -82,6 +94,7 @@ class FittedTerms:
     candidates: tuple[Candidate, ...]
     choice: str
     reference_rows: int = 0
+    usual: Usual | None = None
 
     @property
     def active(self) -> tuple[Term, ...]:
@@ -104,15 +117,17 @@ class FittedTerms:
         floors = torch.tensor(self.floors, dtype=torch.float64)
         return {**parts, "floor": torch.zeros_like(rows.mean) + along_outputs(floors, rows.mean)}
 
-    def variance(self, rows: Rows) -> tuple[Tensor, Tensor | None]:
-        """The variance `(N, ...)`, and how strange each row is, `(N,)`, where there is a guard."""
-        total = torch.stack(list(self.parts(rows).values())).sum(0)
+    def variance(self, rows: Rows) -> tuple[Tensor, Tensor | None, dict[str, Tensor] | None]:
+        """The variance `(N, ...)`; how strange each row is, `(N,)`, where there is a guard; shares, but not of maps."""
+        parts = self.parts(rows)
+        total = torch.stack(list(parts.values())).sum(0)
+        shares = shares_of_terms(parts) if total.dim() < 3 else None
         if self.guard is None:
-            return total, None
+            return total, None, shares
         strange = self.guard.strangeness(rows)
         factor = self.guard.factor(strange).reshape(-1, *[1] * (total.dim() - 1)).to(total)
         constant = along_outputs(torch.tensor(self.guard.constants, dtype=torch.float64), total)
-        return guarded(total, factor, constant), strange
+        return guarded(total, factor, constant), strange, shares
 
     def lines(self) -> list[str]:
         """The candidates, and the share of every column, as lines of text."""
@@ -198,6 +213,16 @@ def measured_columns(terms: Sequence[Term], rows: Rows) -> dict[str, Tensor]:
                 raise DataError(f"expected term {name!r} to be finite and not below 0; found other values.")
             full = value.reshape(-1, *[1] * (mean.dim() - 1)) if value.dim() == 1 else value
             found[name] = full.expand(mean.shape)
+    return found
+
+
+def shares_of_terms(parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Each term's share of the variance of every row, `(N,)`, from what its columns add; the mean over outputs."""
+    total = torch.stack(list(parts.values())).sum(0)
+    found: dict[str, Tensor] = {}
+    for name, part in parts.items():
+        share = (part / total).reshape(len(total), -1).mean(1)
+        found[term_of(name)] = found[term_of(name)] + share if term_of(name) in found else share
     return found
 
 

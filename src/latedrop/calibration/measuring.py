@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 
 from torch import nn
 
-from latedrop.model.sites import Rate, Sites, odds_by_site
+from latedrop.model.sites import Rate, Sites
 from latedrop.variance.engine.options import Sampling
 from latedrop.variance.first_order import linearize
 from latedrop.variance.moments import Moments
@@ -39,7 +39,7 @@ def moments(
         return sample_rates(model, x, rates, sites, options, tick)
     if method == "linear":
         result = linearize(model, x, sites, options.readout)
-        return [Moments(result.mean, result.variance(odds_by_site(sites, rate)), 0) for rate in rates]
+        return [Moments(result.mean, result.variance(rate), 0) for rate in rates]
     found = []
     for rate in rates:
         found.append(propagate(model, x, rate, sites, options.readout))

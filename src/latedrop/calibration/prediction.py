@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from latedrop.calibration.record import Calibration, Choice
 from latedrop.calibration.scale import along_outputs
-from latedrop.errors import ArgumentError, LatedropError
+from latedrop.errors import ArgumentError, DataError, LatedropError
 from latedrop.metrics.levels import checked_level, normal_quantile
 
 if TYPE_CHECKING:
     import pandas
+    import polars
 
 __all__ = ["Explanation", "Prediction"]
 
@@ -25,22 +26,52 @@ class Prediction:
     """Predictions with their uncertainty.
 
     Attributes:
-        mean: `(N, ...)`.
-        raw_variance: `(N, ...)`, the variance over draws, before any scale.
+        output: `(N, ...)`, the mean in the unit that the model was trained in; mostly the same as `mean`.
+        raw_variance: `(N, ...)`, the variance over draws, before any scale, in that unit.
         calibration: what turns it into the predicted variance.
         strangeness: `(N,)`, how far a row lies outside the validation rows: below 1 for 90 % of these; None where the
             calibration cannot tell.
+        index: of the pandas data frame that was predicted; None for other inputs.
+        shares: `(N,)` for each term, its share of the variance before the guard; None where there are no terms, and for
+            maps.
     """
 
-    mean: Tensor
+    output: Tensor
     raw_variance: Tensor
     calibration: Calibration
     strangeness: Tensor | None = None
+    index: Any = None
+    shares: dict[str, Tensor] | None = field(default=None, repr=False)
+
+    @property
+    def mean(self) -> Tensor:
+        """The predicted mean, `(N, ...)`, in the original unit of the targets."""
+        return self.output if self.calibration.target is None else self._moments()[0]
+
+    @classmethod
+    def joined(cls, parts: Sequence[Prediction]) -> Prediction:
+        """The predictions of several batches as one."""
+        if not parts:
+            raise DataError("expected at least one row to predict; found none.")
+        if len(parts) == 1:
+            return parts[0]
+        strange = [part.strangeness for part in parts if part.strangeness is not None]
+        shares = [part.shares for part in parts if part.shares is not None]
+        named = {name: torch.cat([part[name] for part in shares]) for name in shares[0]} if shares else None
+        outputs, variances = (torch.cat([getattr(part, name) for part in parts]) for name in ("output", "raw_variance"))
+        return cls(outputs, variances, parts[0].calibration, torch.cat(strange) if strange else None, shares=named)
+
+    def cpu(self) -> Prediction:
+        """The same on the CPU."""
+        strange = None if self.strangeness is None else self.strangeness.cpu()
+        shares = None if self.shares is None else {name: share.cpu() for name, share in self.shares.items()}
+        found = replace(self, strangeness=strange, shares=shares)
+        return replace(found, output=self.output.cpu(), raw_variance=self.raw_variance.cpu())
 
     @property
     def variance(self) -> Tensor:
-        """The calibrated variance, `(N, ...)`."""
-        return self.calibration.variance(self.raw_variance)
+        """The calibrated variance, `(N, ...)`, in the square of that unit."""
+        return self._moments()[1]
 
     @property
     def std(self) -> Tensor:
@@ -61,6 +92,10 @@ class Prediction:
             raise ArgumentError("expected at least one probability; found none.")
         return torch.stack(values)
 
+    def in_model_unit(self) -> Prediction:
+        """The same prediction in the unit that the model was trained in, where it is Gaussian."""
+        return replace(self, calibration=replace(self.calibration, target=None))
+
     def scaled(self, choice: Choice) -> Prediction:
         """The same prediction with another scale; nothing is run again."""
         return replace(self, calibration=self.calibration.with_choice(choice))
@@ -72,17 +107,24 @@ class Prediction:
         return named if self.strangeness is None else {**named, "strangeness": self.strangeness}
 
     def to_pandas(self, level: float = 0.9) -> pandas.DataFrame:
-        """One row per example; the columns of `to_dict`, numbered where there are several outputs."""
+        """One row per example, with the index of the data frame that was predicted.
+
+        The columns are those of `to_dict`. Of several outputs each has its own, with the name of its target column
+        where the calibration knows it, else with its number: `mean_height`, or `mean_0`.
+        """
         try:
             import pandas
         except ImportError as error:
             raise LatedropError("expected pandas; it is not installed. Run: pip install pandas") from error
-        columns = {}
-        for name, value in self.to_dict(level).items():
-            flat = value.reshape(len(value), -1).cpu().numpy()
-            for k in range(flat.shape[1]):
-                columns[name if flat.shape[1] == 1 else f"{name}_{k}"] = flat[:, k]
-        return pandas.DataFrame(columns)
+        return pandas.DataFrame(self._columns(level), index=self.index)
+
+    def to_polars(self, level: float = 0.9) -> polars.DataFrame:
+        """The same as a data frame of polars, which has no index."""
+        try:
+            import polars
+        except ImportError as error:
+            raise LatedropError("expected polars; it is not installed. Run: pip install polars") from error
+        return polars.DataFrame(self._columns(level))
 
     def __len__(self) -> int:
         return len(self.mean)
@@ -95,12 +137,28 @@ class Prediction:
             f"{float(std.max()):.4g} (scale {c.choice}, {kind} intervals)"
         )
 
+    def _columns(self, level: float) -> dict[str, Any]:
+        columns: dict[str, Any] = {}
+        names = self.calibration.output_names
+        for name, value in self.to_dict(level).items():
+            flat = value.reshape(len(value), -1).cpu().numpy()
+            count = flat.shape[1]
+            ends = names if names is not None and len(names) == count else range(count)
+            columns |= {name if count == 1 else f"{name}_{end}": flat[:, k] for k, end in enumerate(ends)}
+        return columns
+
+    def _moments(self) -> tuple[Tensor, Tensor]:
+        variance, unit = self.calibration.variance(self.raw_variance), self.calibration.target
+        return (self.output, variance) if unit is None else unit.moments(self.output, variance)
+
     def _at(self, q: float) -> Tensor:
-        fitted = self.calibration.intervals
+        fitted, unit = self.calibration.intervals, self.calibration.target
         if fitted is None:
-            return self.mean + normal_quantile(q) * self.std
-        std = self.calibration.scaled(self.raw_variance, fitted.scale, fitted.floor).sqrt()
-        return self.mean + along_outputs(fitted.z(q), self.mean) * std
+            found = self.output + normal_quantile(q) * self.calibration.variance(self.raw_variance).sqrt()
+        else:
+            std = self.calibration.scaled(self.raw_variance, fitted.scale, fitted.floor).sqrt()
+            found = self.output + along_outputs(fitted.z(q), self.output) * std
+        return found if unit is None else unit.inverse(found)
 
 
 @dataclass(frozen=True)
@@ -108,7 +166,7 @@ class Explanation:
     """Where the variance of one prediction comes from.
 
     Attributes:
-        mean: the model's own prediction.
+        mean: the model's own prediction, in the original unit of the targets.
         sites: each site's share of the variance; they sum to 1.
         units: the units with the largest shares, as (site, position in the layer's input, share).
     """

@@ -1,4 +1,4 @@
-"""The calibrated model: `calibrate` makes it, `load` brings it back, `predict` uses it.
+"""The calibrated model: `calibrate` makes it, `predict` uses it.
 
 `calibrate` reads top to bottom: its arguments are one `Setup`, `search` measures the validation data and writes the
 `Calibration`, and a `Predictor` is the model with that record.
@@ -11,42 +11,47 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
-from warnings import warn
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from latedrop.calibration.batches import Unpack, batches, inputs_of, row_batches
+from latedrop.calibration.batches import Unpack, batches, check_axes, inputs_in, only_inputs, row_batches
 from latedrop.calibration.classes.labels import Task
 from latedrop.calibration.classes.making import classifier
 from latedrop.calibration.classes.predictor import ClassPredictor
-from latedrop.calibration.classes.record import ClassCalibration
+from latedrop.calibration.datasets import is_loader
 from latedrop.calibration.explaining import explained
 from latedrop.calibration.fit import Loss
 from latedrop.calibration.intervals import Conformal, IntervalKind
 from latedrop.calibration.measuring import Method, moments
+from latedrop.calibration.names import in_order, index_of, names_of, pair_in_order
 from latedrop.calibration.prediction import Explanation, Prediction
 from latedrop.calibration.rate_fit import residuals
 from latedrop.calibration.record import Calibration, Choice
-from latedrop.calibration.saving import read_calibration, save_calibration
+from latedrop.calibration.saving import save_calibration
 from latedrop.calibration.search import search
+from latedrop.calibration.seen import marks_of, merged, sketch
 from latedrop.calibration.setup import Setup
+from latedrop.calibration.transforms import Transform
+from latedrop.calibration.usual import usual_of
 from latedrop.calibration.verdict import Folds
-from latedrop.calibration.weights import Weights, fingerprint
-from latedrop.errors import ArgumentError, DataError, FileError, LatedropError, LatedropWarning
+from latedrop.calibration.weights import Weights
+from latedrop.errors import ArgumentError, DataError, LatedropError
 from latedrop.metrics import align_target
 from latedrop.model.arrays import check_inputs, floating, place
 from latedrop.model.calling import Readout
 from latedrop.model.finding import Select
 from latedrop.model.items import Collate, as_items
-from latedrop.model.rows import tensors
-from latedrop.model.sites import Kind, Rate, Site, missing_sites
+from latedrop.model.sites import Kind, Rate, Site
+from latedrop.streams import Stream
+from latedrop.streams.tracking import STEP
 from latedrop.terms import Rows, Term
 from latedrop.variance.engine.options import Engine, Sampling
 from latedrop.variance.moments import out_of_memory
 from latedrop.variance.sampling import own_output
 
-__all__ = ["Explanation", "Prediction", "Predictor", "calibrate", "load"]
+__all__ = ["Explanation", "Prediction", "Predictor", "calibrate"]
 
 
 def calibrate(
@@ -70,6 +75,8 @@ def calibrate(
     scale: Choice = "optimal",
     intervals: IntervalKind | None = None,
     conformal_data: Any = None,
+    target: Transform | None = None,
+    row_weights: Any = None,
     sites: Sequence[Site] | None = None,
     select: Select = None,
     kind: Kind = "element",
@@ -93,8 +100,9 @@ def calibrate(
 
     Args:
         model: a trained module; it is left as it was.
-        data: validation data that the model was not fitted to: a pair `(x, y)` of tensors, arrays or tables, or an
-            iterable of such pairs (a `DataLoader`), read once.
+        data: validation data that the model was not fitted to: a pair `(x, y)` of tensors, arrays or tables, a data
+            set of torch or Hugging Face, or an iterable of batches (a `DataLoader`), read once. A batch is a pair, or
+            a mapping with inputs by the names of `forward`'s and targets under `labels`, `label`, `target` or `y`.
         rates: the rates to try; each a float or a mapping from name patterns to floats.
         draws: thinned networks per rate.
         criterion: `"scaled"` picks the rate by the NLL of the scaled variance, `"unscaled"` of the raw one.
@@ -120,6 +128,11 @@ def calibrate(
         scale: which scale predictions use: `"optimal"`, `"relaxed"` or a number. It can be changed later.
         intervals: `"gaussian"`, `"isotonic"` or `"conformal"`; the last where `conformal_data` is given.
         conformal_data: held-out data, in the form of `data`, for split-conformal intervals.
+        target: how targets were transformed for training, where the model was not trained on them as they are in
+            `data`: `Standardized(mean, std)`, `Log()` or `Transformed(forward, inverse)`. Predictions are then in the
+            original unit.
+        row_weights: `(N,)`, what each row of `data` counts, in the order in which these are read; all the same where
+            None.
         sites: from `find_sites`; found on the first batch where None.
         select: narrows the sites, see `find_sites`.
         kind: `"element"` or `"channel"` masks, see `find_sites`.
@@ -129,7 +142,8 @@ def calibrate(
         batch_size: rows that run at once, for a pair of arrays.
         chunk: draws that run at once; chosen to fit memory where None.
         engine: how draws are run, see `sample`; the predictor runs them so, too.
-        unpack: from a batch of the iterable to `(inputs, targets)`, also of batches of reference rows.
+        unpack: from a batch of the iterable to `(inputs, targets)`, also of batches of reference rows; of batches
+            that are mappings, the name of the targets will do.
         collate: from a list of items to what `model` takes, where the inputs are lists of objects such as graphs; the
             predictor takes such lists, too.
         progress: show a bar on work longer than two seconds.
@@ -155,7 +169,7 @@ def _calibrated(
     found, data = classifier(model, data, options, task, class_names)
     if found is not None:
         return found
-    record = search(model, data, Setup(**options).checked())
+    record = search(model, data, Setup(**options, columns=names_of(data)).checked())
     parts = {name: options[name] for name in ("readout", "batch_size", "chunk", "engine", "collate")}
     made = Predictor(model, record, **parts)
     held = options["conformal_data"]
@@ -190,43 +204,56 @@ class Predictor:
         return self.predict(x)
 
     def predict(self, x: Any) -> Prediction:
-        """Predict N examples, in batches that fit memory; with `collate`, the items of a list.
+        """Predict N examples, in batches that fit memory: rows, a `DataLoader`, a data set, with `collate` a list.
 
-        The batch size does not change the result, unless every example has its own masks (`shared=False`). Warns where
-        the model's weights were changed since it was calibrated.
+        The batch size does not change the result, unless every example has its own masks (`shared=False`). A data frame
+        may have its columns in any order, where the calibration knows their names. Warns where the model's weights were
+        changed since it was calibrated.
         """
+        if is_loader(x) and self.collate is None:
+            return Prediction.joined(list(self.predict_batches(x)))
         self._weights.check(self.model)
+        x, index = in_order(x, self.calibration.columns), index_of(x)
         x = place(as_items(x, self.collate), self.model, check=self.engine == "compiled")  # else with each batch
         try:
-            parts = [self._moments(part) for part in row_batches(x, self.batch_size)]
+            parts = [self._predicted(part) for part in row_batches(x, self.batch_size)]
         except LatedropError as error:
             check_inputs(floating(x))  # which says how many of all rows are not finite
-            _check_axes(x, error)
+            check_axes(x, error)
             raise
         except (RuntimeError, TypeError, ValueError, IndexError, AssertionError) as error:
             if out_of_memory(error):
                 raise
-            _check_axes(x, error)
+            check_axes(x, error)
             raise DataError(
                 f"expected inputs that the model takes; it raised {type(error).__name__}: {error}. Pass inputs of the "
                 "shapes and dtypes that it was calibrated with; where a batch holds targets too, pass unpack=."
             ) from error
-        if not parts:
-            raise DataError("expected at least one row to predict; found none.")
-        means, variances, strange = zip(*parts, strict=True)
-        strangeness = None if strange[0] is None else _joined(strange)
-        return Prediction(_joined(means), _joined(variances), self.calibration, strangeness)
+        return replace(Prediction.joined(parts), index=index)
 
     def predict_batches(
-        self, loader: Iterable[Any], unpack: Callable[[Any], Any] | None = None
+        self, loader: Iterable[Any], unpack: Callable[[Any], Any] | str | None = None
     ) -> Iterator[Prediction]:
         """Yield one `Prediction` per batch; `unpack` takes the inputs out of a batch, as `lambda b: b[0]` does.
 
-        Without it a batch is inputs alone, or a pair (inputs, targets) where the model takes one input only; with
-        `collate`, a list of items, or a tuple of it and targets.
+        Without it a batch is inputs alone, a pair (inputs, targets) where the model takes one input only, or a mapping;
+        with `collate`, a list of items, or a tuple of it and targets. Of mappings `unpack` may name the targets.
         """
-        for batch in loader:
-            yield self.predict(inputs_of(batch, self.model, collate=self.collate) if unpack is None else unpack(batch))
+        yield from map(self.predict, inputs_in(loader, self.model, self.batch_size, unpack, self.collate))
+
+    def predict_labelled(
+        self, data: Any, unpack: Unpack | None = None, tick: Callable[[int], Any] = lambda rows: None
+    ) -> tuple[Prediction, Tensor]:
+        """The prediction of data as `calibrate` takes them, and their targets, on the CPU; a batch is held at a time.
+
+        `tick` is called with the rows of each batch.
+        """
+        parts, targets = [], []
+        for x, y in batches(data, self.model, batch_size=self.batch_size, unpack=unpack, collate=self.collate):
+            parts.append(self.predict(x).cpu())
+            targets.append(align_target(parts[-1].mean, y.cpu()))
+            tick(len(y))
+        return Prediction.joined(parts), torch.cat(targets)
 
     def scaled(self, choice: Choice) -> Predictor:
         """The same predictor with another scale; nothing is run again.
@@ -244,15 +271,19 @@ class Predictor:
                 f"{calibration.output_shape}, whose entries are not exchangeable. Pass a readout, such as a map's sum."
             )
         columns: list[list[Tensor]] = []
+        marks = []
+        data = pair_in_order(data, calibration.columns)
         for x, y in batches(data, self.model, batch_size=self.batch_size, unpack=unpack, collate=self.collate):
-            part = self.predict(x)
-            target = align_target(part.mean, y)
+            part = self.predict(x).in_model_unit()
+            target = align_target(part.mean, y if calibration.target is None else calibration.target.forward(y))
             columns.append(residuals(part.mean, part.variance, target, per_output=part.mean.dim() > 1))
+            marks.append(marks_of(part.mean, target))
         if not columns:
             raise DataError("expected conformal_data with at least one row; found none.")
         scales, floors = calibration.chosen()
         joined = [torch.cat(column) for column in zip(*columns, strict=True)]
-        return self._with(replace(calibration, intervals=Conformal.fit(joined, scales, floors)))
+        seen = merged(calibration.seen, sketch(np.concatenate(marks)))
+        return self._with(replace(calibration, intervals=Conformal.fit(joined, scales, floors), seen=seen))
 
     def explain(self, x: Any, *, output: int = 0, most: int = 10) -> Explanation:
         """Where the doubt about one prediction comes from, to first order: the share of each site and its main units.
@@ -260,12 +291,30 @@ class Predictor:
         With terms, also the share of every other one and of the floor.
 
         Args:
-            x: inputs of one row.
+            x: inputs of one row, or a data set with one.
             output: which entry of the example's output, counted flat.
             most: how many units to list.
         """
-        x = as_items(x, self.collate)
+        if is_loader(x) and self.collate is None:
+            x = only_inputs(x, self.model)
+        x = as_items(in_order(x, self.calibration.columns), self.collate)
         return explained(self.model, x, self.calibration, self.readout, output=output, most=most)
+
+    def stream(
+        self,
+        level: float = 0.9,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        alarm: float = 0.01,
+        waiting: int = 1000,
+        step: float = STEP,
+        watch_every: int = 1,
+    ) -> Stream:
+        """Intervals that follow the errors as labels arrive, and alarms; see `latedrop.streams.Stream`."""
+        c = self.calibration
+        options: dict[str, Any] = {"alarm": alarm, "waiting": waiting, "step": step, "watch_every": watch_every}
+        known: dict[str, Any] = {"usual": usual_of(c), "made_with": c.fingerprint, "unit": c.target}
+        return Stream(self.predict, level, path, **options, **known)
 
     def save(self, path: str | os.PathLike[str]) -> list[Path]:
         """Write the calibration as JSON, with what is large beside it as safetensors; the weights are in neither.
@@ -283,15 +332,15 @@ class Predictor:
         found._weights = self._weights
         return found
 
-    def _moments(self, x: Any) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Mean, raw variance, and how strange each row is, where that can be told."""
+    def _predicted(self, x: Any) -> Prediction:
+        """The prediction of one batch."""
         if self.calibration.terms is not None:
             terms = self.calibration.terms
             check_inputs(floating(x))
             rows = Rows(self.model, x, self.calibration.sites, self.readout, terms.features)
-            variance, strangeness = terms.variance(rows)
+            variance, strangeness, shares = terms.variance(rows)
             self._check_outputs(rows.mean)
-            return rows.mean, variance, strangeness
+            return Prediction(rows.mean, variance, self.calibration, strangeness, shares=shares)
         c = self.calibration
         draws = c.draws if c.method == "sample" else 2  # the other methods draw nothing
         options = Sampling(draws, c.seed, self.readout, self.chunk, c.shared, engine=self.engine)
@@ -299,7 +348,7 @@ class Predictor:
         own = c.mean == "model" and c.method != "linear"  # which gives the model's own output anyway
         mean = own_output(self.model, x, self.readout).clone() if own else found.mean
         self._check_outputs(mean)
-        return mean, found.variance, None
+        return Prediction(mean, found.variance, c)
 
     def _check_outputs(self, mean: Tensor) -> None:
         c = self.calibration
@@ -308,72 +357,3 @@ class Predictor:
                 f"expected outputs of shape (N, {', '.join(map(str, c.output_shape))}), as in the calibration; found "
                 f"{tuple(mean.shape)}. Use the readout that the calibration was made with."
             )
-
-
-def _joined(parts: Sequence[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
-
-
-def _check_axes(x: Any, error: Exception) -> None:
-    """After a failure: raise where the inputs look like a single row, without the axis that counts rows."""
-    shapes = [tuple(value.shape) for value in tensors(x)]
-    if shapes and all(len(shape) == 1 for shape in shapes):
-        raise DataError(
-            f"expected rows as inputs, their first axis counting them; found shape {', '.join(map(str, shapes))}, "
-            "which looks like a single row. Pass x[None] to predict one row."
-        ) from error
-
-
-def load(
-    path: str | os.PathLike[str],
-    model: nn.Module,
-    readout: Readout = None,
-    *,
-    collate: Collate = None,
-    terms: Sequence[Term] = (),
-) -> Any:
-    """Bring a saved calibration back to its model; with the same `terms`, where it was made with some of your own.
-
-    Raises `FileError` where the file is missing, truncated or edited, or where the model lacks its sites or the
-    readout that it was made with; warns where the weights are not the ones that were calibrated. With `collate`, which
-    a file cannot hold, the predictor takes lists of items.
-    """
-    try:
-        calibration = read_calibration(path)
-    except DataError as error:
-        raise FileError(f"{path}: {error}") from error
-    wrong = missing_sites(model, calibration.sites, same_type=True)
-    if wrong:
-        raise FileError(
-            f"expected a model with the sites of {path}; its layers {wrong} are missing or of another type. "
-            "Load the model that was calibrated, or calibrate this one."
-        )
-    if calibration.custom_readout is not None and readout is None:
-        raise FileError(
-            f"expected readout=, as {path} was made with the function {calibration.custom_readout!r}, which a file "
-            "cannot hold. Pass the same function to load()."
-        )
-    if isinstance(calibration, ClassCalibration):
-        _warn_of_weights(model, calibration.fingerprint, path)
-        return ClassPredictor(model, calibration, readout, collate=collate)
-    if calibration.terms is not None:
-        calibration = replace(calibration, terms=calibration.terms.with_terms(terms, path))
-    wide = any(p.dtype == torch.float64 for p in model.parameters())
-    least = torch.tensor([calibration.least_variance], dtype=torch.float64 if wide else torch.float32)
-    if not bool(calibration.variance(least).isfinite().all()):
-        raise FileError(
-            f"expected scales and floors in {path} that give a finite variance; found {calibration.scale} and "
-            f"{calibration.floor}. The file was edited, or its model was in float64: calibrate again."
-        )
-    _warn_of_weights(model, calibration.fingerprint, path)
-    return Predictor(model, calibration, readout, collate=collate)
-
-
-def _warn_of_weights(model: nn.Module, known: str, path: str | os.PathLike[str]) -> None:
-    if fingerprint(model) != known:
-        warn(
-            f"the model's weights are not those that {path} was made with: its intervals may not hold. "
-            "Calibrate again after training.",
-            LatedropWarning,
-            stacklevel=3,
-        )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from latedrop.calibration.intervals import Isotonic
 from latedrop.calibration.record import Choice, RateRow
 from latedrop.calibration.scale import (
     TradeoffPoint,
+    along_outputs,
     apply_scale,
     fit_floor,
     least_positive,
@@ -21,8 +22,9 @@ from latedrop.calibration.scale import (
     relaxed_scale,
     tradeoff,
 )
-from latedrop.calibration.verdict import Verdict, crossed, judged
-from latedrop.metrics.entries import by_output
+from latedrop.calibration.transforms import Transform
+from latedrop.calibration.verdict import Left, Verdict, crossed, judged
+from latedrop.metrics.entries import average, by_output, weights_of
 from latedrop.model.sites import Rate
 
 __all__ = ["RateFit", "fit_rate", "residuals"]
@@ -42,6 +44,8 @@ class RateFit:
         least: the smallest positive raw variance, one value or one for each output.
         optimal: scales and floors of least NLL.
         relaxed: those that balance the calibration curve.
+        unit: how the targets were transformed for training; all of the above is in the model's unit.
+        weights: `(N,)`, what each row counts, with mean 1; None where all count the same.
     """
 
     rate: Rate
@@ -53,17 +57,23 @@ class RateFit:
     least: Tensor
     optimal: tuple[Tensor, Tensor]
     relaxed: tuple[Tensor, Tensor]
+    unit: Transform | None = None
+    weights: Tensor | None = None
 
     def row(self) -> RateRow:
-        """The metrics of the raw, the scaled and the relaxed variance."""
+        """The metrics of the raw, the scaled and the relaxed variance, in the original unit of the targets."""
         values: dict[str, float] = {}
+        shift = self._nll_shift()
+        ideal = metrics.ideal_nll(self.mean, None, self.target, mask=self.mean != self.target, weights=self.weights)
         for name, variance in self._variances().items():
-            values[f"nll_{name}"] = float(metrics.nll(self.mean, variance, self.target))
-            values[f"ma_{name}"] = float(metrics.miscalibration_area(self.mean, variance, self.target))
+            values[f"nll_{name}"] = float(metrics.nll(self.mean, variance, self.target, weights=self.weights)) + shift
+            values[f"ma_{name}"] = float(
+                metrics.miscalibration_area(self.mean, variance, self.target, weights=self.weights)
+            )
         return RateRow(
             rate=dict(self.rate) if isinstance(self.rate, Mapping) else float(self.rate),
-            rmse=float(metrics.rmse(self.mean, None, self.target)),
-            nll_ideal=float(metrics.ideal_nll(self.mean, None, self.target, mask=self.mean != self.target)),
+            rmse=self._rmse(),
+            nll_ideal=float(ideal) + shift,
             scale=tuple(self.optimal[0].tolist()),
             floor=tuple(self.optimal[1].tolist()),
             relaxed_scale=tuple(self.relaxed[0].tolist()),
@@ -75,7 +85,8 @@ class RateFit:
     def constant(self) -> Tensor:
         """The mean squared error of each output, or of all, `(1,)` or `(K,)`."""
         squares = by_output((self.target - self.mean).double().square(), self.per_output)
-        return torch.stack([column.mean() for column in squares])
+        counted = weights_of(self.weights, self.mean, None, self.per_output)
+        return torch.stack([average(column.flatten(), w) for column, w in zip(squares, counted, strict=True)])
 
     def verdict(self, *, floor: bool) -> Verdict:
         """What scale and floor are worth on rows left out of their fit; the rate is that of all rows."""
@@ -83,24 +94,29 @@ class RateFit:
 
         def fit(rest: Tensor) -> Callable[[Tensor], Tensor]:
             part = self.mean[rest], self.variance[rest], self.target[rest]
+            counts = None if self.weights is None else self.weights[rest]
             if floor:
-                fitted = fit_floor(*part, per_output=self.per_output)
+                fitted = fit_floor(*part, per_output=self.per_output, weights=counts)
             else:
-                scale = optimal_scale(*part, per_output=self.per_output)
+                scale = optimal_scale(*part, per_output=self.per_output, weights=counts)
                 fitted = scale, torch.zeros_like(scale)
             return lambda held: apply_scale(self.variance[held].double(), *fitted)
 
-        return judged(error, *crossed(error, fit, self.per_output), fitted="cross-validation")
+        left = Left(weights=self.weights)
+        return judged(error, *crossed(error, fit, self.per_output, left), fitted="cross-validation", rows=left)
 
     def path(self) -> tuple[TradeoffPoint, ...]:
         """Steps from the optimal to the relaxed scale."""
-        return tradeoff(self.mean, self.variance, self.target, self.optimal, self.relaxed)
+        steps = tradeoff(self.mean, self.variance, self.target, self.optimal, self.relaxed, weights=self.weights)
+        shift = self._nll_shift()
+        return tuple(replace(step, nll=step.nll + shift) for step in steps)
 
     def curves(self) -> dict[str, tuple[float, ...]]:
-        """The calibration curves of the raw, the scaled and the relaxed variance, and their levels."""
+        """The calibration curves of the raw, the scaled, the relaxed and one constant variance, and their levels."""
         curves: dict[str, tuple[float, ...]] = {}
-        for name, variance in self._variances().items():
-            levels, observed = metrics.calibration_curve(self.mean, variance, self.target)
+        constant = torch.zeros_like(self.mean) + along_outputs(self.constant(), self.mean)
+        for name, variance in {**self._variances(), "constant": constant}.items():
+            levels, observed = metrics.calibration_curve(self.mean, variance, self.target, weights=self.weights)
             curves["levels"] = tuple(levels.tolist())
             curves[name] = tuple(observed.tolist())
         return curves
@@ -113,6 +129,22 @@ class RateFit:
         fitted = apply_scale(self.variance, scale, floor)
         z = residuals(self.mean, fitted, self.target, self.per_output)
         return Isotonic.fit(z, tuple(scale.tolist()), tuple(floor.tolist()))
+
+    def _rmse(self) -> float | tuple[float, ...]:
+        """A number, or one for each of several outputs, which may have different units."""
+        mean, target = self.mean, self.target
+        if self.unit is not None:
+            mean, _ = self.unit.moments(mean.double(), apply_scale(self.variance.double(), *self.optimal))
+            target = self.unit.inverse(target.double())
+        found = metrics.rmse(mean, None, target, per_output=self.per_output, weights=self.weights)
+        return tuple(found.tolist()) if self.per_output else float(found)
+
+    def _nll_shift(self) -> float:
+        """What the NLL in the original unit is larger by."""
+        if self.unit is None:
+            return 0.0
+        slopes = self.unit.log_slope(self.unit.inverse(self.target.double()))
+        return -float(average(slopes.flatten(), weights_of(self.weights, self.mean, None, False)[0]))
 
     def _variances(self) -> dict[str, Tensor]:
         return {
@@ -131,10 +163,13 @@ def fit_rate(
     per_output: bool,
     floor: bool = False,
     optimal: tuple[Tensor, Tensor] | None = None,
+    unit: Transform | None = None,
+    weights: Tensor | None = None,
 ) -> RateFit | None:
     """Fit scale, floor (if asked for) and relaxed scale; None where some output does not vary at all.
 
-    `optimal` are scales and floors that were fitted already.
+    `optimal` are scales and floors that were fitted already; `unit` says how the targets were transformed for training,
+    `weights` `(N,)` what each row counts.
     """
     least = least_positive(variance, per_output)
     if bool(least.isinf().any()):
@@ -142,14 +177,14 @@ def fit_rate(
     zeros = int((variance == 0).sum())
     variance = lifted(variance, least)
     if optimal is None and floor:
-        optimal = fit_floor(mean, variance, target, per_output=per_output)
+        optimal = fit_floor(mean, variance, target, per_output=per_output, weights=weights)
     elif optimal is None:
-        scale = optimal_scale(mean, variance, target, per_output=per_output)
+        scale = optimal_scale(mean, variance, target, per_output=per_output, weights=weights)
         optimal = (scale, torch.zeros_like(scale))
     total = apply_scale(variance.double(), *optimal)
-    factor = relaxed_scale(mean, total, target, per_output=per_output)
+    factor = relaxed_scale(mean, total, target, per_output=per_output, weights=weights)
     relaxed = (optimal[0] * factor, optimal[1] * factor)
-    return RateFit(rate, mean, variance, target, per_output, zeros, least, optimal, relaxed)
+    return RateFit(rate, mean, variance, target, per_output, zeros, least, optimal, relaxed, unit, weights)
 
 
 def residuals(mean: Tensor, variance: Tensor, target: Tensor, per_output: bool) -> list[Tensor]:

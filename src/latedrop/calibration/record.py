@@ -33,7 +33,9 @@ from latedrop.calibration.record_parts import (
     verdict_of,
 )
 from latedrop.calibration.scale import TradeoffPoint, apply_scale, lifted
+from latedrop.calibration.seen import seen_of
 from latedrop.calibration.term_record import Stored, plain_tensors, terms_from_dict, terms_to_dict
+from latedrop.calibration.transforms import Transform, transform_from_dict
 from latedrop.calibration.verdict import Verdict
 from latedrop.errors import ArgumentError, LatedropWarning
 from latedrop.model.sites import Rate, Sites, rates_by_site
@@ -72,18 +74,22 @@ class Calibration:
         choice: which scale predictions use: `"optimal"`, `"relaxed"`, a number, or a step of `tradeoff()`.
         table: one `RateRow` per rate.
         path: steps from the optimal to the relaxed scale.
-        curves: calibration curves at the chosen rate: `levels`, `unscaled`, `scaled`, `relaxed`.
+        curves: calibration curves at the chosen rate: `levels`, `unscaled`, `scaled`, `relaxed`, `constant`.
         least_variance: the smallest positive raw variance of each output on the validation data; it stands in for a
             variance of 0, where no draw touched a row.
         shares: each site's share of the raw variance, on average over the validation rows; None where the method
             does not tell the sites apart.
         intervals: fitted isotonic or conformal intervals; None is Gaussian.
-        columns: the names of the inputs and targets in the file of validation data; None where there was none.
+        columns: the names of the inputs and targets, in the file or the tables of validation data; None where there
+            were none.
         terms: what `method="terms"` fitted; the raw variance is then the fitted one, and the scale 1.
         verdict: what the variance is worth beside a constant, on rows left out of its fit.
         constant: that constant, the validation rows' mean squared error, one per output or one for all.
         ratio_to_draws: of a method that approximates, its raw variance over that of a few draws, on a few validation
             rows; None where draws were taken anyway, or where it was not measured.
+        target: how the targets were transformed for training, None where they were not. Scales, floors, coefficients
+            and constants are in the model's unit then; the table and the path are in the original one.
+        seen: marks of up to 256 rows that it was fitted to, by which `compare` notices these; see `calibration.seen`.
     """
 
     rate: Rate
@@ -117,6 +123,8 @@ class Calibration:
     verdict: Verdict | None = None
     constant: tuple[float, ...] | None = None
     ratio_to_draws: float | None = None
+    target: Transform | None = None
+    seen: str = ""
 
     @property
     def scale(self) -> float | tuple[float, ...]:
@@ -132,6 +140,13 @@ class Calibration:
     def floor(self) -> float | tuple[float, ...]:
         """What is added to the scaled variance: a float, or one per output."""
         return _float_or_tuple(self.floors)
+
+    @property
+    def output_names(self) -> tuple[str, ...] | None:
+        """What the outputs are called, one for each entry along axis 1: as the target columns. None where not known."""
+        known = self.columns or {}
+        names = known.get("targets") or known.get("target_arrays") or ()
+        return names if len(names) == (self.output_shape[0] if len(self.output_shape) == 1 else 1) else None
 
     def tradeoff(self) -> tuple[TradeoffPoint, ...]:
         """The path from the optimal to the relaxed scale, with NLL and miscalibration area at each step."""
@@ -188,6 +203,7 @@ class Calibration:
         record["intervals"] = intervals_to_dict(self.intervals)
         record["terms"] = None if self.terms is None else plain_tensors(terms_to_dict(self.terms), stored, file)
         record["verdict"] = None if self.verdict is None else asdict(self.verdict)
+        record["target"] = None if self.target is None else self.target.to_dict()
         record = {"format": _FORMAT, **json.loads(json.dumps(record))}
         return sealed("latedrop", record)
 
@@ -204,6 +220,8 @@ class Calibration:
 
     def __str__(self) -> str:
         lines = [str(self.verdict)] if self.verdict is not None else []
+        if self.target is not None:
+            lines.append(f"trained on transformed targets, {self.target}: what is fitted is in the model's unit")
         return "\n".join(lines + (self._rate_lines() if self.terms is None else self.terms.lines()))
 
     def _rate_lines(self) -> list[str]:
@@ -279,6 +297,8 @@ def _checked(kind: type[Calibration], record: dict[str, Any], stored: Stored) ->
         verdict=fields.maybe("verdict", None, or_none(verdict_of)),
         constant=fields.maybe("constant", None, or_none(numbers), least=0, most=LARGEST, length=count),
         ratio_to_draws=fields.maybe("ratio_to_draws", None, or_none(number), least=0),
+        target=fields.maybe("target", None, or_none(transform_from_dict), count=shape[0] if shape else 1),
+        seen=fields.maybe("seen", "", seen_of),
     )
     fields.end()
     if (method == "terms") != (found.terms is not None) or (rate == {}) != (found.terms is not None):

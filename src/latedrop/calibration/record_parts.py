@@ -20,17 +20,21 @@ Choice: TypeAlias = "Literal['optimal', 'relaxed'] | float | TradeoffPoint"
 """Which scale is in use: that of least NLL, the balanced one, a number, or a step between them from `tradeoff()`."""
 
 _SCALE_OF_ROW, _FLOOR_OF_ROW = ("scale", "relaxed_scale"), ("floor", "relaxed_floor")
-_MEASURED = ("rmse", "nll_unscaled", "nll_scaled", "nll_relaxed", "nll_ideal", "ma_unscaled", "ma_scaled", "ma_relaxed")
+_MEASURED = ("nll_unscaled", "nll_scaled", "nll_relaxed", "nll_ideal", "ma_unscaled", "ma_scaled", "ma_relaxed")
 # What a file may hold: the smallest float, the largest of float32, the largest rate below 1, entries of one output.
 TINY, LARGEST_SCALE, _LARGEST_RATE, _MOST_ENTRIES = 5e-324, 3.4e38, 1 - 2**-53, 2**31
 
 
 @dataclass(frozen=True)
 class RateRow:
-    """What one rate gave on the validation data; scales and floors are one per output, or one for all."""
+    """What one rate gave on the validation data; scales and floors are one per output, or one for all.
+
+    So is the RMSE, as outputs may have different units: a number, or one per output. The NLL is per value, averaged
+    over outputs: a change of unit adds the same to that of every rate.
+    """
 
     rate: Rate
-    rmse: float
+    rmse: float | tuple[float, ...]
     nll_unscaled: float
     nll_scaled: float
     nll_relaxed: float
@@ -44,15 +48,24 @@ class RateRow:
     relaxed_floor: tuple[float, ...]
     zero_variances: int
 
+    @property
+    def rmses(self) -> tuple[float, ...]:
+        """The RMSE of each output, or one for all."""
+        return self.rmse if isinstance(self.rmse, tuple) else (self.rmse,)
+
 
 def verdict_of(value: Any, name: str) -> Verdict:
     """A verdict."""
     fields = Fields(value, name)
-    numbers_of = ("gain", "gain_error", "correlation", "coverage", "coverage_error")
+    rounding = 1e-6
     found = Verdict(
-        rows=fields.take("rows", whole, least=1),
+        rows=fields.take("rows", whole, least=1, most=_MOST_ENTRIES),
         fitted=fields.take("fitted", text),
-        **{part: fields.take(part, number) for part in numbers_of},
+        gain=fields.take("gain", number),
+        gain_error=fields.take("gain_error", number, least=0),
+        correlation=fields.take("correlation", number, least=-1 - rounding, most=1 + rounding),
+        coverage=fields.take("coverage", number, least=0, most=1 + rounding),
+        coverage_error=fields.take("coverage_error", number, least=0, most=1),
     )
     fields.end()
     return found
@@ -94,11 +107,16 @@ def row_of(value: Any, name: str, *, count: int) -> RateRow:
     fields = Fields(value, name)
     lists = {part: fields.take(part, numbers, least=0, most=LARGEST_SCALE, length=count) for part in _SCALE_OF_ROW}
     lists |= {part: fields.take(part, numbers, least=0, most=LARGEST, length=count) for part in _FLOOR_OF_ROW}
-    measured = {part: fields.take(part, number) for part in _MEASURED}
+    measured: dict[str, Any] = {part: fields.take(part, number) for part in _MEASURED}
+    measured["rmse"] = fields.take("rmse", _number_or_several, count=count)
     zeros = fields.take("zero_variances", whole, least=0)
     row = RateRow(rate=fields.take("rate", rate_of), zero_variances=zeros, **lists, **measured)  # type: ignore[arg-type]
     fields.end()
     return row
+
+
+def _number_or_several(value: Any, name: str, *, count: int) -> float | tuple[float, ...]:
+    return numbers(value, name, length=count) if isinstance(value, list) else number(value, name)
 
 
 def point_of(value: Any, name: str, *, count: int) -> TradeoffPoint:
@@ -117,8 +135,9 @@ def curves_of(value: Any, name: str) -> dict[str, tuple[float, ...]]:
     levels = fields.take("levels", numbers, least=0, most=1)
     others = ("unscaled", "scaled", "relaxed")
     found = {other: fields.take(other, numbers, least=0, most=1, length=len(levels)) for other in others}
+    constant = fields.maybe("constant", None, numbers, least=0, most=1, length=len(levels))
     fields.end()
-    return {"levels": levels, **found}
+    return {"levels": levels, **found, **({} if constant is None else {"constant": constant})}
 
 
 def shares_of(value: Any, name: str, *, sites: Sites) -> dict[str, float] | None:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from latedrop.errors import DataError
 from latedrop.metrics import miscalibration_area, nll
-from latedrop.metrics.entries import by_output, columns
+from latedrop.metrics.entries import average, by_output, columns, weights_of
 from latedrop.metrics.levels import Levels, central_quantile, checked_levels, fraction_inside
 
 __all__ = [
@@ -44,17 +44,29 @@ class TradeoffPoint:
     ma: float
 
 
-def optimal_scale(mean: Tensor, variance: Tensor, target: Tensor, *, per_output: bool = False) -> Tensor:
+def optimal_scale(
+    mean: Tensor, variance: Tensor, target: Tensor, *, per_output: bool = False, weights: Tensor | None = None
+) -> Tensor:
     """The scale of least NLL, `mean(e2 / variance)`, shape `(1,)`, or `(K,)` with `per_output`.
+
+    `weights` `(N,)` say what each row counts.
 
     >>> optimal_scale(torch.zeros(2), torch.ones(2), torch.tensor([1.0, 3.0]))
     tensor([5.], dtype=torch.float64)
     """
-    return torch.stack([(e2 / v).mean() for e2, v in _squares(mean, variance, target, per_output)])
+    used = _squares(mean, variance, target, per_output, weights)
+    return torch.stack([average(e2 / v, w) for e2, v, w in used])
 
 
 def relaxed_scale(
-    mean: Tensor, variance: Tensor, target: Tensor, *, per_output: bool = False, levels: Levels = 99, tol: float = 1e-4
+    mean: Tensor,
+    variance: Tensor,
+    target: Tensor,
+    *,
+    per_output: bool = False,
+    levels: Levels = 99,
+    tol: float = 1e-4,
+    weights: Tensor | None = None,
 ) -> Tensor:
     """The scale at which the calibration curve is balanced around the bisector, `(1,)` or `(K,)`.
 
@@ -63,16 +75,18 @@ def relaxed_scale(
     jump with the smaller balance is returned.
     """
     grid = checked_levels(levels)
-    used = _squares(mean, variance, target, per_output)
-    return torch.stack([_balanced(e2 / v, grid.to(v.device), tol) for e2, v in used])
+    used = _squares(mean, variance, target, per_output, weights)
+    return torch.stack([_balanced(e2 / v, grid.to(v.device), tol, w) for e2, v, w in used])
 
 
-def fit_floor(mean: Tensor, variance: Tensor, target: Tensor, *, per_output: bool = False) -> tuple[Tensor, Tensor]:
+def fit_floor(
+    mean: Tensor, variance: Tensor, target: Tensor, *, per_output: bool = False, weights: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Scale and floor, both `>= 0` and `(1,)` or `(K,)`, of least NLL for `scale · variance + floor`.
 
     `floor = 0` with the optimal scale is among the candidates, so the fit is never worse than without a floor.
     """
-    fits = [_floor_of(e2, v) for e2, v in _squares(mean, variance, target, per_output, positive=False)]
+    fits = [_floor_of(*used) for used in _squares(mean, variance, target, per_output, weights, positive=False)]
     scales, floors = zip(*fits, strict=True)
     return torch.stack(scales), torch.stack(floors)
 
@@ -112,21 +126,28 @@ def tradeoff(
     end: tuple[Tensor, Tensor],
     *,
     steps: int = 21,
+    weights: Tensor | None = None,
 ) -> tuple[TradeoffPoint, ...]:
     """The path of geometric steps from one (scale, floor) to another, with NLL and miscalibration area."""
     points = []
     for t in torch.linspace(0, 1, steps, dtype=torch.float64):
         scale, floor = (_geometric(a.double(), b.double(), t) for a, b in zip(start, end, strict=True))
         fitted = apply_scale(variance, scale, floor)
-        measured = float(nll(mean, fitted, target)), float(miscalibration_area(mean, fitted, target))
+        measured = (float(score(mean, fitted, target, weights=weights)) for score in (nll, miscalibration_area))
         points.append(TradeoffPoint(tuple(scale.tolist()), tuple(floor.tolist()), *measured))
     return tuple(points)
 
 
 def _squares(
-    mean: Tensor, variance: Tensor, target: Tensor, per_output: bool, *, positive: bool = True
-) -> list[tuple[Tensor, Tensor]]:
-    """Squared error and variance, flat and in float64: one pair, or one for each index of axis 1."""
+    mean: Tensor,
+    variance: Tensor,
+    target: Tensor,
+    per_output: bool,
+    weights: Tensor | None = None,
+    *,
+    positive: bool = True,
+) -> list[tuple[Tensor, Tensor, Tensor | None]]:
+    """Squared error, variance and weight, flat and in float64: once, or for each index of axis 1."""
     mean, variance, target = (torch.as_tensor(values).double() for values in (mean, variance, target))
     used = columns(mean, variance, target, None, per_output, positive)
     if not all(bool(error.any()) for error, _ in used):
@@ -134,22 +155,24 @@ def _squares(
             "expected errors to fit a scale to; found every prediction equal to its target. "
             "Pass held-out data, not what the model was fitted to."
         )
-    return [(error.square(), v) for error, v in used]
+    counted = weights_of(weights, mean, None, per_output)
+    return [(error.square(), v, w) for (error, v), w in zip(used, counted, strict=True)]
 
 
-def _balanced(ratio2: Tensor, levels: Tensor, tol: float) -> Tensor:
+def _balanced(ratio2: Tensor, levels: Tensor, tol: float, weights: Tensor | None) -> Tensor:
     """The relaxed scale of one output, from `ratio2 = e2 / variance`."""
-    ordered = ratio2.sqrt().sort().values
+    ordered, order = ratio2.sqrt().sort()
+    counted = None if weights is None else weights[order]
     z = central_quantile(levels)
 
     def balance(c: Tensor) -> float:
-        return float((fraction_inside(ordered, z * c.sqrt()) - levels).mean())
+        return float((fraction_inside(ordered, z * c.sqrt(), counted) - levels).mean())
 
     # Below this scale only errors of exactly 0 are inside, at any level; half of them keep the balance above 0.
     least: Tensor = (ordered[ordered > 0][0] / z[-1]).square() * (1 - 1e-9)
     if balance(least) >= 0:
         return least
-    scale = ratio2.mean()
+    scale = average(ratio2, weights)
     low, high = scale / 2, scale * 2
     while balance(low) > 0:
         low = low / 2
@@ -164,15 +187,15 @@ def _balanced(ratio2: Tensor, levels: Tensor, tol: float) -> Tensor:
     return low if abs(balance(low)) < abs(balance(high)) else high
 
 
-def _floor_of(e2: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+def _floor_of(e2: Tensor, v: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:
     if not bool(v.any()):
-        return v.new_zeros(()), e2.mean()
+        return v.new_zeros(()), average(e2, weights)
     size = v.mean()
     unit = v / size
 
     def cost(t: Tensor) -> Tensor:
         w = t * unit + (1 - t)
-        value = (e2 / w).mean().log() + w.log().mean()
+        value = average(e2 / w, weights).log() + average(w.log(), weights)
         return torch.where(torch.isfinite(value), value, torch.inf)
 
     # The cost can have several dips: a fine grid, denser towards both ends, then golden section around its best.
@@ -186,7 +209,7 @@ def _floor_of(e2: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         a, b = high - golden * (high - low), low + golden * (high - low)
         low, high = (low, b) if bool(cost(a) < cost(b)) else (a, high)
     t = min((grid[best], (low + high) / 2), key=lambda t: float(cost(t)))
-    s = (e2 / (t * unit + (1 - t))).mean()
+    s = average(e2 / (t * unit + (1 - t)), weights)
     return s * t / size, s * (1 - t)
 
 

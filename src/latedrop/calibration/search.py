@@ -9,21 +9,24 @@ is searched is how much each site counts.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Generator
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 from warnings import warn
 
 import torch
 from torch import Tensor, nn
 
-from latedrop.calibration.batches import batch_count, batches, first_rows, is_pair
+from latedrop.calibration.batches import batches, first_rows, is_pair, row_total
 from latedrop.calibration.checks import few_rows, ratio_to_draws, warn_of_edge, warn_of_few_drops, warn_of_ratio
 from latedrop.calibration.fit import fit_sites
 from latedrop.calibration.measuring import moments
 from latedrop.calibration.rate_fit import RateFit, fit_rate
 from latedrop.calibration.record import Calibration, RateRow
+from latedrop.calibration.seen import marks_of, sketch
 from latedrop.calibration.setup import PAPER_RATES, Setup
 from latedrop.calibration.targets import as_output, joined, warn_of_poor_fit
 from latedrop.calibration.term_search import MeasuredTerms, outputs_last
@@ -33,11 +36,15 @@ from latedrop.calibration.weights import fingerprint
 from latedrop.errors import DataError, LatedropWarning, OutputError
 from latedrop.model.finding import check_module, find_sites
 from latedrop.model.sites import Rate, Sites
+from latedrop.progress import progress
+from latedrop.terminal import listed
 from latedrop.variance.first_order import linearize
 from latedrop.variance.sampling import own_output
 
 __all__ = ["PAPER_RATES", "batches_with_sites", "measured_by_terms", "recorded_terms", "search"]
 
+_log = logging.getLogger(__name__)
+_SHOWN = 6
 _EXAMPLES = 1024  # rows that sites are found on, at most
 _MOST_UNTOUCHED = 0.1  # a rate that leaves more rows without any variance has not measured it
 
@@ -45,8 +52,9 @@ _MOST_UNTOUCHED = 0.1  # a rate that leaves more rows without any variance has n
 def search(model: nn.Module, data: Any, setup: Setup) -> Calibration:
     """Measure the validation data and record what fits it best."""
     check_module(model)
+    _log.info("calibrating %s by method %s", type(model).__name__, setup.method)
     if setup.method == "terms":
-        return _by_terms(model, data, setup)
+        return _told(_by_terms(model, data, setup))
     measured = (_first_order if setup.method == "linear" else _by_rate)(model, data, setup)
     fits, target = measured.fits, measured.target
     if not fits:
@@ -63,7 +71,8 @@ def search(model: nn.Module, data: Any, setup: Setup) -> Calibration:
     if table[best].zero_variances or len(table) < tried:
         _warn_of_zeros(table, tried, target.numel(), drawn=setup.method == "sample")
     chosen = fits[best]
-    warn_of_poor_fit(chosen.mean, target, "validation rows", per_output=chosen.per_output, stacklevel=3)
+    told: dict[str, Any] = {"per_output": chosen.per_output, "stacklevel": 4, "hint": setup.target is None}
+    warn_of_poor_fit(chosen.mean, target, "validation rows", **told)
     if setup.method == "sample":
         warn_of_few_drops(table[best].rate, measured.sites, setup.draws)
     warn_of_edge(fits, chosen, setup.criterion)
@@ -72,7 +81,20 @@ def search(model: nn.Module, data: Any, setup: Setup) -> Calibration:
         ratio = ratio_to_draws(model, measured.few, table[best].rate, measured.sites, setup)
         warn_of_ratio(ratio, setup.method)
     record = _record(model, setup, measured, table, best)
-    return replace(record, ratio_to_draws=ratio, verdict=chosen.verdict(floor=setup.floor))
+    return _told(replace(record, ratio_to_draws=ratio, verdict=chosen.verdict(floor=setup.floor)))
+
+
+def _told(record: Calibration) -> Calibration:
+    if record.terms is not None:
+        for candidate in record.terms.candidates:
+            _log.debug("%s: %+.4f nats (+- %.4f)", candidate.name, candidate.gain, candidate.gain_error)
+        _log.info("the variance is made of %s", record.terms.choice)
+    else:
+        for row in record.table:
+            _log.debug("rate %s: NLL %.4f raw, %.4f scaled", row.rate, row.nll_unscaled, row.nll_scaled)
+        _log.info("rate %s, scale %s", record.rate, record.scale)
+    _log.info("%d validation rows: %s", record.rows, record.verdict)
+    return record
 
 
 @dataclass(frozen=True)
@@ -101,13 +123,14 @@ def _by_rate(model: nn.Module, data: Any, setup: Setup) -> _Measured:
                     targets.append(as_output(center, y).cpu())
                 means[i].append(center.cpu())
                 variances[i].append(moment.variance.cpu())
-    target = joined(targets, stacklevel=4)
-    per_output = setup.has_outputs(target)
+    target = joined(targets, stacklevel=5)
+    per_output, weights = setup.has_outputs(target), setup.weights(len(target))
     fits: list[RateFit] = []
+    options: dict[str, Any] = {"per_output": per_output, "floor": setup.floor, "unit": setup.target, "weights": weights}
     constant: tuple[int, ...] = ()
     for rate, mean_parts, variance_parts in zip(rates, means, variances, strict=True):
         mean, variance = torch.cat(mean_parts), torch.cat(variance_parts)
-        fit = fit_rate(rate, mean, variance, target, per_output=per_output, floor=setup.floor)
+        fit = fit_rate(rate, mean, variance, target, **options)
         if fit is not None:
             fits.append(fit)
         else:
@@ -129,7 +152,7 @@ def _first_order(model: nn.Module, data: Any, setup: Setup) -> _Measured:
             means.append(result.mean.cpu())
             by_site.append(result.variance_by_site.cpu())
             tick()
-    target = joined(targets, stacklevel=4)
+    target = joined(targets, stacklevel=5)
     mean, variances = torch.cat(means), torch.cat(by_site)
     per_output = setup.has_outputs(target)
     columns = outputs_last((target - mean).double(), per_output)
@@ -139,11 +162,15 @@ def _first_order(model: nn.Module, data: Any, setup: Setup) -> _Measured:
         return _Measured(sites, target, [], few, constant=_constant_outputs(stacked.sum(2), per_output))
     if not bool(columns.any(0).all()):
         raise DataError(_no_errors())
-    found = fit_sites(columns, stacked, per_site=setup.per_site, floor=setup.floor, loss=setup.loss)
+    weights = setup.weights(len(target))
+    counts = None if weights is None else weights.repeat_interleave(len(columns) // len(target))
+    options: dict[str, Any] = {"per_site": setup.per_site, "floor": setup.floor, "loss": setup.loss, "weights": counts}
+    found = fit_sites(columns, stacked, **options)
     raw = (variances.double() @ found.odds).reshape(target.shape)
     rates = (found.odds / (1 + found.odds)).tolist()
     rate: Rate = {s.name: r for s, r in zip(sites, rates, strict=True)} if setup.per_site else rates[0]
-    fit = fit_rate(rate, mean, raw, target, per_output=per_output, optimal=(found.scales, found.floors))
+    options = {"per_output": per_output, "unit": setup.target, "weights": weights}
+    fit = fit_rate(rate, mean, raw, target, optimal=(found.scales, found.floors), **options)
     part = stacked * found.odds
     shares = (part / part.sum(-1, keepdim=True).clamp_min(torch.finfo(part.dtype).tiny)).mean((0, 1)).tolist()
     named = {site.name: share for site, share in zip(sites, shares, strict=True)}
@@ -165,11 +192,14 @@ def recorded_terms(model: nn.Module, found: MeasuredTerms, setup: Setup) -> Cali
     per_output = found.per_output
     if not bool(outputs_last(found.target != found.mean, per_output).any(0).all()):
         raise DataError(_no_errors())
-    warn_of_poor_fit(found.mean, found.target, "validation rows", per_output=per_output, stacklevel=4)
+    told: dict[str, Any] = {"per_output": per_output, "stacklevel": 5, "hint": setup.target is None}
+    warn_of_poor_fit(found.mean, found.target, "validation rows", **told)
     terms, variance, verdict = fitted_terms(found, setup)
     one = torch.ones(found.target.shape[1] if per_output else 1, dtype=torch.float64)
     optimal = (one, torch.zeros_like(one))
-    fit = fit_rate({}, found.mean, variance, found.target, per_output=per_output, optimal=optimal)
+    options: dict[str, Any] = {"per_output": per_output, "optimal": optimal, "unit": setup.target}
+    options["weights"] = setup.weights(len(found.target))
+    fit = fit_rate({}, found.mean, variance, found.target, **options)
     assert fit is not None  # the floor is above 0
     record = _record(model, setup, _Measured(found.sites, found.target, [fit], None), [fit.row()], 0)
     return replace(record, terms=terms, verdict=verdict, output_shape=found.shape)
@@ -205,27 +235,27 @@ def _record(model: nn.Module, setup: Setup, measured: _Measured, table: list[Rat
         fingerprint=fingerprint(model),
         versions={"torch": torch.__version__},
         constant=tuple(fit.constant().tolist()),
+        target=setup.target,
+        seen=sketch(marks_of(fit.mean, fit.target)),
+        columns=None if setup.columns is None else {key: tuple(names) for key, names in setup.columns.items()},
     )
 
 
 def batches_with_sites(
     model: nn.Module, data: Any, setup: Setup, per_batch: int
 ) -> Generator[tuple[Any, Tensor, Sites, Callable[[], Any]], None, None]:
-    """Inputs, targets, sites, which are found on the first inputs, and what to call after every step of the bar."""
-    from tqdm import tqdm
-
+    """Inputs, targets in the model's unit, sites, found on the first inputs, and what to call after every step."""
     sites = None if setup.sites is None else Sites(setup.sites)
-    count = batch_count(data, setup.batch_size)
-    total = None if count is None else count * per_batch
-    with tqdm(total=total, desc="calibrating", delay=2, disable=not setup.progress, leave=False) as bar:
-        tick: Callable[[], Any] = bar.update
+    with progress("calibrating", row_total(data), show=setup.progress) as done:
         for x, y in batches(data, model, batch_size=setup.batch_size, unpack=setup.unpack, collate=setup.collate):
             if sites is None:
                 # Of a pair more rows than the first batch are there, should it not take every branch.
                 pair = setup.unpack is None and is_pair(data)
                 examples = first_rows(data, model, _EXAMPLES, setup.collate) if pair else x
                 sites = find_sites(model, examples, select=setup.select, kind=setup.kind)
-            yield x, y, sites, tick
+                _log.info("sites found: %s", listed([site.name for site in sites], _SHOWN))
+            y = y if setup.target is None else setup.target.forward(y)
+            yield x, y, sites, partial(done, len(y) / per_batch)
 
 
 def _constant_outputs(variance: Tensor, per_output: bool) -> tuple[int, ...]:
@@ -254,5 +284,5 @@ def _warn_of_zeros(table: list[RateRow], tried: int, values: int, *, drawn: bool
             "are lifted to the smallest positive variance, and a rate with more than a tenth of them is not chosen "
             f"where another is there; {remedy} it.",
             LatedropWarning,
-            stacklevel=4,
+            stacklevel=5,
         )

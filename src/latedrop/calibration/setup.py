@@ -14,10 +14,13 @@ from latedrop.calibration.fit import Loss
 from latedrop.calibration.fitted_terms import checked_terms
 from latedrop.calibration.intervals import IntervalKind
 from latedrop.calibration.measuring import Method
+from latedrop.calibration.names import Names
 from latedrop.calibration.record import Choice, checked_choice
+from latedrop.calibration.transforms import Transform, checked_transform
 from latedrop.calibration.verdict import Folds
 from latedrop.errors import ArgumentError
 from latedrop.masking.draws import checked_seed
+from latedrop.metrics.entries import checked_weights
 from latedrop.model.calling import Readout
 from latedrop.model.finding import Select
 from latedrop.model.items import Collate
@@ -54,6 +57,8 @@ class Setup:
     scale: Choice
     intervals: IntervalKind | None
     conformal_data: Any
+    target: Transform | None
+    row_weights: Any
     sites: Sequence[Site] | None
     select: Select
     kind: Kind
@@ -67,6 +72,7 @@ class Setup:
     collate: Collate
     progress: bool
     terms_given: bool = False
+    columns: Names | None = None
 
     def checked(self) -> Setup:
         """The same with defaults filled in, or `ArgumentError`."""
@@ -102,6 +108,7 @@ class Setup:
             terms_given=self.terms is not None,
             guard=self.guard is None or bool(self.guard),
             scale=checked_choice(self.scale),
+            target=checked_transform(self.target),
             intervals=self._checked_intervals(),
             seed=checked_seed(self.seed),
             shared=bool(self.shared),
@@ -135,6 +142,10 @@ class Setup:
         """How draws are run."""
         return Sampling(self.draws, self.seed, self.readout, self.chunk, self.shared, engine=self.engine)
 
+    def weights(self, rows: int) -> Tensor | None:
+        """What each of so many validation rows counts, with mean 1; None where all count the same."""
+        return None if self.row_weights is None else checked_weights(self.row_weights, rows)
+
     def has_outputs(self, target: Tensor) -> bool:
         """Whether each index of axis 1 of outputs like `target` has its own scale."""
         wanted = target.dim() != 3 if self.per_output is None else self.per_output
@@ -146,6 +157,11 @@ class Setup:
         intervals = default if self.intervals is None else self.intervals
         if intervals not in get_args(IntervalKind):
             raise ArgumentError(f"expected intervals 'gaussian', 'isotonic' or 'conformal'; found {intervals!r}.")
+        if intervals == "isotonic" and self.row_weights is not None:
+            raise ArgumentError(
+                "expected other intervals than 'isotonic' with row_weights=, as its ranks count every row alike; found "
+                "both. Leave one out, or use conformal_data."
+            )
         if (intervals == "conformal") != held:
             raise ArgumentError(
                 "expected conformal_data with intervals='conformal', and only then: coverage is guaranteed by data "

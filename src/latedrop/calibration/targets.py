@@ -3,7 +3,9 @@
 With `e2 = (target - mean)^2` of the model and `c2 = (target - average target)^2`, each averaged over a row, the model
 is worse than a constant where the average of `d = e2 - c2` over the rows is above 0 by three of its standard errors. In
 units that are far smaller than the targets' it is no worse, as it is nearly constant: it is in other units where it
-gains nothing over the constant, and the best linear function of its output halves the squared error.
+gains nothing over the constant, and the best linear function of its output halves the squared error. Either is what a
+forgotten `target=` looks like: with `target = a + b · output` fitted, `a` and `b > 0` are the mean and the std to try;
+where the output is near the targets' logarithm, that is.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ __all__ = ["as_output", "check_rows", "check_shapes", "joined", "warn_of_poor_fi
 
 _ERRORS = 3.0  # standard errors: what is less may be chance
 _NO_GAIN, _HALF = 0.98, 0.5
+_MOST_LINES = 8  # that a warning can list
 _SHOWN = 3
 _FEW_ROWS = 10
 
@@ -70,7 +73,9 @@ def check_shapes(shapes: Iterable[tuple[int, ...]]) -> None:
         )
 
 
-def warn_of_poor_fit(mean: Tensor, target: Tensor, rows: str, *, per_output: bool, stacklevel: int) -> None:
+def warn_of_poor_fit(
+    mean: Tensor, target: Tensor, rows: str, *, per_output: bool, stacklevel: int, hint: bool = False
+) -> None:
     """Warn of outputs whose targets are all the same, or that the model predicts no better than their average does.
 
     Args:
@@ -79,6 +84,7 @@ def warn_of_poor_fit(mean: Tensor, target: Tensor, rows: str, *, per_output: boo
         rows: what the rows are called.
         per_output: whether each index of axis 1 is looked at on its own.
         stacklevel: of the warning, as seen by the caller.
+        hint: whether to look for a transform of the targets that makes up for it.
     """
     mean, target = mean.detach().double(), target.detach().double()
     if len(target) < 2:
@@ -97,10 +103,41 @@ def warn_of_poor_fit(mean: Tensor, target: Tensor, rows: str, *, per_output: boo
         warn(
             f"the model predicts the targets of the {rows} no better than their average does: {_some(worse)}. Its "
             "output may be in other units than the targets, or normalised, or the weights untrained. "
-            "Compare a few rows.",
+            f"Compare a few rows.{_hint(outputs) if hint else ''}",
             LatedropWarning,
             stacklevel=stacklevel + 1,
         )
+
+
+def _hint(outputs: list[tuple[str, Tensor, Tensor]]) -> str:
+    """Which transform of the targets makes up for it, if one does."""
+    if all(bool((y > 0).all()) and _explains(m, y.log()) for _, m, y in outputs):
+        return " It is near the logarithm of the targets: if that was learned, pass target=Log()."
+    lines = [_line(m, y) for _, m, y in outputs]
+    if len(lines) > _MOST_LINES or not all(slope > 0 and share > _HALF for _, slope, share in lines):
+        return ""
+    means, stds = (", ".join(f"{line[i]:.4g}" for line in lines) for i in (0, 1))
+    if len(lines) > 1:
+        means, stds = f"[{means}]", f"[{stds}]"
+    share = min(line[2] for line in lines)
+    return (
+        f" A straight line through outputs and targets explains {share:.0%} of the targets' variance: if these were "
+        f"standardised for training, pass target=Standardized(mean={means}, std={stds}), or the values of training."
+    )
+
+
+def _explains(mean: Tensor, target: Tensor) -> bool:
+    """Whether the output leaves less than half of the targets' variance."""
+    return bool((target - mean).square().mean() < (1 - _HALF) * (target - target.mean()).square().mean())
+
+
+def _line(mean: Tensor, target: Tensor) -> tuple[float, float, float]:
+    """Intercept and slope of the targets over the outputs, and the share of the variance that the line explains."""
+    x, y = mean - mean.mean(), target - target.mean()
+    tiny = torch.finfo(x.dtype).tiny
+    slope = (x * y).sum() / x.square().sum().clamp_min(tiny)
+    share = slope * (x * y).sum() / y.square().sum().clamp_min(tiny)
+    return float(target.mean() - slope * mean.mean()), float(slope), float(share)
 
 
 def _columns(mean: Tensor, target: Tensor, per_output: bool) -> list[tuple[Tensor, Tensor]]:
@@ -116,9 +153,7 @@ def _poor(mean: Tensor, target: Tensor) -> bool:
         return False
     d = e2 - c2
     worse = d.mean() > _ERRORS * d.std() / len(d) ** 0.5
-    x, y = mean - mean.mean(), target - target.mean()
-    explained = (x * y).sum().square() / (x.square().sum() * y.square().sum()).clamp_min(torch.finfo(x.dtype).tiny)
-    return bool(worse | ((e2.mean() > _NO_GAIN * c2.mean()) & (explained > _HALF)))
+    return bool(worse | ((e2.mean() > _NO_GAIN * c2.mean()) & (_line(mean, target)[2] > _HALF)))
 
 
 def _said(mean: Tensor, target: Tensor) -> str:

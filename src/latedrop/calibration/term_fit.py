@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from latedrop.calibration.fit import Loss, polished, scored
-from latedrop.calibration.verdict import Folds, Verdict, crossed, folds, gains, judged, standard_error
+from latedrop.calibration.verdict import Left, Verdict, crossed, effective_rows, gains, judged, standard_error
+from latedrop.metrics.entries import average
 
 __all__ = ["Candidate", "Chosen", "TermFit", "choose", "fit_terms", "guarded"]
 
@@ -88,24 +89,32 @@ def guarded(variance: Tensor, factor: Tensor, constant: Tensor) -> Tensor:
 
 
 def fit_terms(
-    error: Tensor, columns: Tensor, blocks: Blocks, loss: Loss = "nll", *, worth: float | None = None
+    error: Tensor,
+    columns: Tensor,
+    blocks: Blocks,
+    loss: Loss = "nll",
+    weights: Tensor | None = None,
+    *,
+    worth: float | None = None,
 ) -> TermFit:
     """Fit errors `(n, K)` with columns `(n, K, J)`; each output has coefficients of its own.
 
-    `worth` is how many independent rows they are, where neighbours are alike; n where None.
+    `weights` `(n,)` say what each row counts; n above is then `(sum w)^2 / sum w^2`. `worth` is how many independent
+    rows they are, where neighbours are alike.
 
     With `loss="crps"` the CRPS is lowered from there, of the rows and of k more that have the average error.
     """
     pairs = zip(error.double().unbind(1), columns.double().unbind(1), strict=True)
-    fits = [_of_one(e, u, blocks, loss, worth) for e, u in pairs]
+    fits = [_of_one(e, u, blocks, loss, weights, worth) for e, u in pairs]
     return TermFit(*(torch.stack(part) for part in zip(*fits, strict=True)))
 
 
 def _of_one(
-    error: Tensor, columns: Tensor, blocks: Blocks, loss: Loss, worth: float | None
+    error: Tensor, columns: Tensor, blocks: Blocks, loss: Loss, weights: Tensor | None, worth: float | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    rows, count = columns.shape
-    size = error.square().mean()
+    counts = None if weights is None else weights.double() / weights.double().mean()
+    rows, count = effective_rows(counts, len(error)), columns.shape[1]
+    size = average(error.square(), counts)
     found = torch.zeros(count, dtype=columns.dtype, device=columns.device)
     joined = [columns[:, list(block)].sum(1) for block in blocks]
     used = [(block, column, float(column.mean())) for block, column in zip(blocks, joined, strict=True)]
@@ -116,12 +125,13 @@ def _of_one(
     charge = torch.full_like(start, _PRICE / rows)
     charge[-1] = 0
     known = rows if worth is None else worth
-    average = (known * error.square() / size + _AVERAGE_ROWS) / (known + _AVERAGE_ROWS)
-    theta = scored(average, unit, start, torch.zeros_like(start), charge)
+    shrunk = (known * error.square() / size + _AVERAGE_ROWS) / (known + _AVERAGE_ROWS)
+    theta = scored(shrunk, unit, start, torch.zeros_like(start), charge, counts)
     if loss == "crps":
         more = unit.new_ones(int(_AVERAGE_ROWS), unit.shape[1])
         scaled = torch.cat([error / size.sqrt(), more[:, 0]])
-        theta = polished(scaled, torch.cat([unit, more]), theta, torch.zeros_like(theta))
+        alike = None if counts is None else torch.cat([counts, more[:, 0]])
+        theta = polished(scaled, torch.cat([unit, more]), theta, torch.zeros_like(theta), alike)
     for (block, _, mean), value in zip(used, theta[:-1], strict=True):
         found[list(block)] = value * size / mean
     return found, theta[-1].clamp_min(_LEAST_FLOOR) * size, size
@@ -134,7 +144,7 @@ def choose(
     groups: Sequence[Blocks],
     factor: Tensor,
     loss: Loss = "nll",
-    kind: Folds = "shuffled",
+    left: Left | None = None,
 ) -> Chosen:
     """Compare nested candidates on rows that were left out of their fits, and fit the one in use to all.
 
@@ -145,28 +155,31 @@ def choose(
         groups: for each term its columns, by their places: those that share a coefficient together.
         factor: `(N,)`, of the guard.
         loss: what the fits minimise; candidates are compared by their likelihood.
-        kind: how rows are left out.
+        left: how rows are left out, and what each counts.
     """
+    left = left or Left()
     inner = len(error) // len(factor)
     shaped = error.reshape(len(factor), inner, -1).movedim(2, 1)
     # Runs of rows that are alike are too few to tell every site apart.
-    tried = _candidates(names, groups, apart=kind != "blocks")
-    worth = len(folds(len(factor), kind).unique()) if kind == "blocks" else None
+    tried = _candidates(names, groups, apart=left.kind != "blocks")
     scores = []
     for blocks in tried.values():
-        fit = partial(_fitted_to, error, columns, blocks, inner, factor, loss, worth)
-        variance, constant = crossed(shaped, fit, True, kind)
+        fit = partial(_fitted_to, error, columns, blocks, inner, factor, loss, left)
+        variance, constant = crossed(shaped, fit, True, left)
         scores.append((variance, constant, gains(shaped, variance, constant)))
     home = list(tried).index(_name(names))
-    picked = max(range(len(tried)), key=lambda i: _lead(scores[i][2] - scores[home][2], kind))
+    picked = max(range(len(tried)), key=lambda i: _lead(scores[i][2] - scores[home][2], left))
     variance, constant, _ = scores[picked]
     name = list(tried)[picked]
     listed = (
-        Candidate(n, float(g.mean()), standard_error(g, kind)) for n, (_, _, g) in zip(tried, scores, strict=True)
+        Candidate(n, float(average(g, left.weights)), standard_error(g, left))
+        for n, (_, _, g) in zip(tried, scores, strict=True)
     )
     values = [part[..., 0] if inner == 1 else part for part in (shaped, variance, constant)]
-    verdict = judged(*values, fitted="cross-validation", kind=kind)
-    return Chosen(name, fit_terms(error, columns, tried[name], loss, worth=worth), verdict, tuple(listed))
+    verdict = judged(*values, fitted="cross-validation", rows=left)
+    counts = None if left.weights is None else left.weights.repeat_interleave(inner)
+    worth = left.worth(len(factor)) if left.kind == "blocks" else None
+    return Chosen(name, fit_terms(error, columns, tried[name], loss, counts, worth=worth), verdict, tuple(listed))
 
 
 def _candidates(names: Sequence[str], groups: Sequence[Blocks], *, apart: bool) -> dict[str, Blocks]:
@@ -182,9 +195,9 @@ def _name(names: Sequence[str]) -> str:
     return " + ".join(names) or "floor alone"
 
 
-def _lead(difference: Tensor, kind: Folds) -> float:
+def _lead(difference: Tensor, left: Left) -> float:
     """By how much a candidate leads beyond one standard error; 0 for the one that is compared with itself."""
-    lead = float(difference.mean()) - standard_error(difference, kind)
+    lead = float(average(difference, left.weights)) - standard_error(difference, left)
     return lead if bool(difference.any()) else 0.0
 
 
@@ -195,13 +208,15 @@ def _fitted_to(
     inner: int,
     factor: Tensor,
     loss: Loss,
-    worth: int | None,
+    left: Left,
     rows: Tensor,
 ) -> Callable[[Tensor], Tensor]:
     """A fit to some rows, as a function from the places of others to their variances `(rows, K, inner)`."""
     entries = _entries(rows, inner)
-    share = None if worth is None else worth * len(rows) / len(factor)
-    fit = fit_terms(error[entries], columns[entries], blocks, loss, worth=share)
+    weights = left.at(rows)
+    counts = None if weights is None else weights.repeat_interleave(inner)
+    worth = left.worth(len(factor)) * len(rows) / len(factor) if left.kind == "blocks" else None
+    fit = fit_terms(error[entries], columns[entries], blocks, loss, counts, worth=worth)
 
     def variance(held: Tensor) -> Tensor:
         found = fit.variance(columns[_entries(held, inner)]).reshape(len(held), inner, -1).movedim(2, 1)

@@ -13,6 +13,7 @@ from latedrop.calibration.fitted_terms import KINDS, FittedTerms, Guard, Missing
 from latedrop.calibration.term_fit import Candidate
 from latedrop.errors import LatedropError
 from latedrop.records import Fields, each, flag, mapping, number, numbers, or_none, text, whole, wrong
+from latedrop.streams.usual import USUAL, usual_from_dict
 from latedrop.terms import Leverage, Term
 from latedrop.terms.features import Features
 
@@ -39,6 +40,7 @@ def terms_to_dict(terms: FittedTerms) -> dict[str, Any]:
         "guard": guard,
         "features": None if terms.features is None else terms.features.sites,
         "candidates": [asdict(candidate) for candidate in terms.candidates],
+        "usual": None if terms.usual is None else {name: getattr(terms.usual, name) for name in USUAL},
     }
 
 
@@ -65,6 +67,7 @@ def terms_from_dict(value: Any, name: str, *, stored: Stored, count: int) -> Fit
         candidates=fields.take("candidates", each(_candidate)),
         choice=fields.take("choice", text),
         reference_rows=fields.take("reference_rows", whole, least=0),
+        usual=fields.maybe("usual", None, or_none(usual_from_dict)),  # older files have none
     )
     fields.end()
     if set(found.shares) != {*columns, "floor"}:

@@ -11,20 +11,25 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from latedrop.calibration.batches import inputs_of, row_batches
+from latedrop.calibration.datasets import dataset_batches, is_dataset
 from latedrop.calibration.entries import Entries
-from latedrop.calibration.fitted_terms import KINDS, FittedTerms, Guard, measured_columns, term_of
+from latedrop.calibration.fitted_terms import KINDS, FittedTerms, Guard, measured_columns, shares_of_terms, term_of
+from latedrop.calibration.names import in_order
+from latedrop.calibration.seen import feature_marks, warn_of_training_rows
 from latedrop.calibration.setup import Setup
 from latedrop.calibration.targets import as_output, check_rows
 from latedrop.calibration.term_fit import choose, guarded
-from latedrop.calibration.verdict import Verdict
+from latedrop.calibration.verdict import Left, Verdict
 from latedrop.errors import ArgumentError, DataError, LatedropError, SiteError
 from latedrop.model.arrays import is_table, place
 from latedrop.model.items import as_items
 from latedrop.model.sites import Sites
+from latedrop.streams.usual import Usual, usual_of_rows
 from latedrop.terms import Dropout, Leverage, LocalErrors, Rows, Term
 from latedrop.terms.features import Features
 from latedrop.variance.moments import out_of_memory
@@ -88,7 +93,7 @@ def measured(model: nn.Module, batches: Any, setup: Setup) -> MeasuredTerms:
                 inputs += [x] if any(map(_is_own, terms)) else []
             tick()
     columns = dict(entries.items()) if entries is not None else {}
-    check_rows(len(columns.get(_TARGET, ())), stacklevel=5)
+    check_rows(len(columns.get(_TARGET, ())), stacklevel=6)
     assert entries is not None
     mean, target = columns.pop(_MEAN), columns.pop(_TARGET)
     per_output = setup.has_outputs(torch.empty(0, *entries.shape))
@@ -135,6 +140,9 @@ def _learned(
     """Terms that look at features, after they saw those of the reference rows."""
     own = setup.reference is None
     count = 0
+    features = torch.cat(kept)
+    marks = feature_marks(features)
+    seen = np.zeros(len(marks), dtype=bool)
 
     def reference() -> Iterator[Tensor]:
         nonlocal count
@@ -142,9 +150,10 @@ def _learned(
             yield from kept
             return
         count = 0
-        for features in reference_features(model, setup, found.sites, found.features, kept[0].shape[1]):
-            count += len(features)
-            yield features
+        for usual in reference_features(model, setup, found.sites, found.features, kept[0].shape[1]):
+            count += len(usual)
+            seen[np.isin(marks, feature_marks(usual))] = True
+            yield usual
 
     learners = [term for term in found.terms if term.needs_features and not isinstance(term, LocalErrors)]
     guard = next((term for term in learners if isinstance(term, Leverage)), Leverage())
@@ -152,8 +161,8 @@ def _learned(
     # Several look at the same rows, which can perhaps be read but once.
     rows_seen = reference() if len(learners) == 1 else list(reference())
     learned: dict[Term, Term] = {term: term.learned_from(rows_seen, own) for term in learners}
+    warn_of_training_rows(float(seen.mean()), stacklevel=7)
     error = found.target - found.mean
-    features = torch.cat(kept)
     rows = Rows(model, None, found.sites, setup.readout, found.features, torch.arange(len(features)))
     rows.__dict__.update(features=features, mean=found.mean)
     learned |= {term: term.learned_from_errors(kept, error) for term in found.terms if isinstance(term, LocalErrors)}
@@ -204,17 +213,18 @@ def _inputs(setup: Setup, model: nn.Module) -> Iterator[Any]:
     arrays = isinstance(reference, (Tensor, dict, tuple)) or hasattr(reference, "__array__") or is_table(reference)
     listed = hasattr(reference, "__len__") and hasattr(reference, "__getitem__")
     if listed if collate is not None else arrays:
-        rows = reference if collate is not None else inputs_of(reference, model)
+        rows = in_order(reference if collate is not None else inputs_of(reference, model), setup.columns)
         yield from row_batches(place(as_items(rows, collate), model), setup.batch_size)
         return
     try:
-        batches = iter(reference)
+        batches = dataset_batches(reference, setup.batch_size) if is_dataset(reference) else iter(reference)
     except TypeError as error:
         raise DataError(
             f"expected reference rows as inputs, or an iterable of batches of them; found {type(reference).__name__}."
         ) from error
     for batch in batches:
-        yield place(as_items(inputs_of(batch, model, setup.unpack, collate), collate), model)
+        inputs = in_order(inputs_of(batch, model, setup.unpack, collate), setup.columns)
+        yield place(as_items(inputs, collate), model)
 
 
 def fitted(found: MeasuredTerms, setup: Setup) -> tuple[FittedTerms, Tensor, Verdict]:
@@ -226,15 +236,25 @@ def fitted(found: MeasuredTerms, setup: Setup) -> tuple[FittedTerms, Tensor, Ver
     columns = torch.stack(stacked, -1) if names else error.new_zeros(*error.shape, 0)
     too_few = setup.reference is None and len(found.target) < _FEW_ROWS  # then the constant stands
     factor, guard = torch.ones(len(found.target), dtype=torch.float64), None
+    weights = setup.weights(len(found.target))
+    counts = torch.ones(len(error), dtype=torch.float64)
+    if weights is not None:
+        counts = weights.repeat_interleave(len(error) // len(weights))
     if found.guard is not None and found.leverage is not None:
-        limit = float(torch.quantile(found.leverage.double(), _INSIDE, interpolation="higher"))
-        constants = tuple(error.square().mean(0).tolist())
+        limit = _quantile(found.leverage.double(), weights)
+        constants = tuple((counts[:, None] * error.square()).mean(0).tolist())
         guard = Guard(found.guard, limit, constants, bool(setup.guard), _MOST_OF_FEW if too_few else None)
         factor = guard.factor(found.leverage.double() / limit)
     groups = [_blocks(term, names) for term in found.terms]
     used = 0 if too_few else len(found.terms)
     picked = choose(
-        error, columns, [term.name for term in found.terms][:used], groups[:used], factor, setup.loss, setup.folds
+        error,
+        columns,
+        [term.name for term in found.terms][:used],
+        groups[:used],
+        factor,
+        setup.loss,
+        Left(setup.folds, weights),
     )
     fit = picked.fit
     grown = factor.repeat_interleave(len(error) // len(factor))[:, None]
@@ -242,20 +262,40 @@ def fitted(found: MeasuredTerms, setup: Setup) -> tuple[FittedTerms, Tensor, Ver
     shape = found.target.movedim(1, -1).shape if per_output else found.target.shape
     variance = variance.reshape(shape)
     parts = torch.cat([columns * fit.coefficients, fit.floors.expand(*error.shape)[..., None]], -1)
-    shares = (parts / parts.sum(-1, keepdim=True)).mean((0, 1)).tolist()
+    named = dict(zip([*names, "floor"], parts.unbind(-1), strict=True))
+    shares = (counts[:, None, None] * parts / parts.sum(-1, keepdim=True)).mean((0, 1)).tolist()
     kept = FittedTerms(
         terms=found.terms,
         columns=tuple(names),
         coefficients=tuple(tuple(row) for row in fit.coefficients.tolist()),
         floors=tuple(fit.floors.tolist()),
-        shares=dict(zip([*names, "floor"], shares, strict=True)),
+        shares=dict(zip(named, shares, strict=True)),
         guard=guard,
         features=found.features,
         candidates=picked.candidates,
         choice=picked.name,
         reference_rows=found.reference_rows,
+        usual=_usual(found, guard, named, weights) if len(error) == len(found.target) else None,
     )
     return kept, variance.movedim(-1, 1) if per_output else variance, picked.verdict
+
+
+def _usual(found: MeasuredTerms, guard: Guard | None, parts: dict[str, Tensor], weights: Tensor | None) -> Usual:
+    """How the validation rows are spread, for streams; of the terms that are in use."""
+    strangeness = None if guard is None or found.leverage is None else (found.leverage / guard.limit).tolist()
+    shares = shares_of_terms({name: part for name, part in parts.items() if bool(part.any()) or name == "floor"})
+    counts = None if weights is None else weights.tolist()
+    return usual_of_rows(strangeness, {name: share.tolist() for name, share in shares.items()}, counts)
+
+
+def _quantile(leverage: Tensor, weights: Tensor | None) -> float:
+    """What rows of nine tenths of the weight stay below."""
+    if weights is None:
+        return float(torch.quantile(leverage, _INSIDE, interpolation="higher"))
+    ordered, order = leverage.sort()
+    counts = weights[order]
+    below = counts.cumsum(0) - counts < _INSIDE * (len(counts) - 1)
+    return float(ordered[min(int(below.sum()), len(ordered) - 1)])
 
 
 def _blocks(term: Term, names: list[str]) -> list[list[int]]:

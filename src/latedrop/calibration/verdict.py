@@ -2,10 +2,14 @@
 
 The measure is one constant variance for all rows, the validation rows' mean squared error. The gain over it is the mean
 over rows of `(log c + e^2 / c - log v - e^2 / v) / 2` nats, with `c` the constant and `v` the variance.
+
+The grades good, weak and bad follow from the numbers below and from nothing else. Where two standard errors to either
+side reach from good to bad, the rows are too few to tell, which is weak.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -14,16 +18,62 @@ import torch
 from torch import Tensor
 
 from latedrop.metrics import rank_correlation
+from latedrop.metrics.entries import average
 from latedrop.metrics.levels import central_quantile
+from latedrop.numerals import nats
 
-__all__ = ["Folds", "Verdict", "correlation", "crossed", "folds", "gains", "judged", "losses", "standard_error"]
+__all__ = [
+    "Finding",
+    "Folds",
+    "Grade",
+    "Left",
+    "Verdict",
+    "correlation",
+    "crossed",
+    "effective_rows",
+    "folds",
+    "gains",
+    "judged",
+    "losses",
+    "share_error",
+    "standard_error",
+]
 
 Folds: TypeAlias = Literal["shuffled", "blocks"]
 """Which rows are left out of a fit together: some of a shuffle, or a run of neighbours."""
 
+Grade: TypeAlias = Literal["good", "weak", "bad"]
+
+COVERAGE_GOOD, COVERAGE_BAD = 0.03, 0.08
+"""How far the share inside 90 % intervals may be from 0.9: up to the first it is good, beyond the second bad."""
+GAIN_GOOD = 0.05
+"""Nats: a gain of less is negligible; good and bad are beyond this and beyond two standard errors."""
+RANKING_GOOD, RANKING_BAD = 0.3, 0.1
+"""Rank correlation: from the first on it is good, below the second bad."""
 _LEVEL = 0.9
+_MORE_ROWS = "These rows are too few to tell: judge again on more."
+_AS_WELL = "One standard deviation for all rows would do as well."
 _FOLDS = 10
 _LEAST = 1e-4  # of the mean squared error
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One of the things that a verdict looks at.
+
+    Attributes:
+        about: what it is: "coverage", "worth" or "ranking".
+        grade: "good", "weak" or "bad".
+        text: what was found, as part of a sentence.
+        value: the number that it rests on, with its standard error.
+        advice: what follows from it, as sentences.
+    """
+
+    about: str
+    grade: Grade
+    text: str
+    value: str
+    advice: str
 
 
 @dataclass(frozen=True)
@@ -54,22 +104,78 @@ class Verdict:
         return None if abs(self.gain) <= 2 * self.gain_error else self.gain > 0
 
     @property
+    def correlation_error(self) -> float:
+        """The standard error of the rank correlation, by Fisher's transform with Bonett and Wright's variance."""
+        if self.rows < 4:
+            return 1.0
+        return max(0.0, 1 - self.correlation**2) * math.sqrt((1 + self.correlation**2 / 2) / (self.rows - 3))
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """Coverage, worth and ranking, each with its grade."""
+        return self._coverage(), self._worth(), self._ranking()
+
+    @property
+    def grade(self) -> Grade:
+        """The worst of the grades for coverage and worth: a sound interval need not tell rows apart."""
+        found = {finding.grade for finding in self.findings[:2]}
+        return "bad" if "bad" in found else "weak" if "weak" in found else "good"
+
+    @property
     def sentence(self) -> str:
         """The same as a sentence of its own."""
         text = str(self)
         return f"{text[0].upper()}{text[1:]}."
 
     def __str__(self) -> str:
-        words = {True: "better than one constant variance by", False: "worse than one constant variance by", None: ""}
-        size = f"{abs(self.gain):.3f} nats (± {self.gain_error:.3f})"
-        worth = f"{words[self.better]} {size}"
-        if self.better is None:
-            worth = f"no better than one constant variance ({self.gain:+.3f} ± {self.gain_error:.3f} nats)"
+        return "; ".join(finding.text for finding in self.findings)
+
+    def _coverage(self) -> Finding:
         where = "by cross-validation" if self.fitted == "cross-validation" else "not used for fitting"
-        return (
-            f"{worth}; rank correlation of std and error {self.correlation:.2f}; 90 % intervals hold "
-            f"{self.coverage:.0%} (± {100 * self.coverage_error:.1f}) of {self.rows} rows {where}"
-        )
+        value = f"{100 * self.coverage:.0f} % (± {100 * self.coverage_error:.1f})"
+        text = f"{100 * _LEVEL:.0f} % intervals hold {value} of {self.rows:,} row{'s' * (self.rows > 1)} {where}"
+        off = self.coverage - _LEVEL
+        doubt = 2 * self.coverage_error
+        if abs(off) - doubt <= COVERAGE_GOOD and abs(off) + doubt > COVERAGE_BAD:
+            return Finding("coverage", "weak", f"{text}: too few rows to tell", value, _MORE_ROWS)
+        if abs(off) <= COVERAGE_GOOD:
+            return Finding("coverage", "good", text, value, "The intervals can be taken as they are.")
+        way = "narrow" if off < 0 else "wide"
+        if abs(off) <= COVERAGE_BAD:
+            advice = f"Read a 90 % interval as one of about {100 * self.coverage:.0f} %, or calibrate on more rows."
+            return Finding("coverage", "weak", f"{text}: somewhat too {way}", value, advice)
+        advice = "Do not rely on them. Calibrate on rows like these, or use conformal intervals."
+        return Finding("coverage", "bad", f"{text}: far too {way}", value, advice)
+
+    def _worth(self) -> Finding:
+        size = f"{nats(abs(self.gain))} nats (± {nats(self.gain_error)})"
+        value = f"{'-' if self.gain <= -0.0005 else '+'}{size}"
+        if self.better is None and 2 * self.gain_error > GAIN_GOOD:
+            text = f"perhaps no better than one constant variance, {value}: too few rows to tell"
+            return Finding("worth", "weak", text, value, _MORE_ROWS)
+        if self.better is None:
+            return Finding("worth", "weak", f"no better than one constant variance, {value}", value, _AS_WELL)
+        text = f"{'better' if self.better else 'worse'} than one constant variance by {size}"
+        if abs(self.gain) < GAIN_GOOD:
+            return Finding("worth", "weak", f"{text}: negligible", value, _AS_WELL)
+        if self.better:
+            return Finding("worth", "good", text, value, "It is worth having: it says where errors are larger.")
+        return Finding("worth", "bad", text, value, "Use one constant instead, or calibrate on rows like these.")
+
+    def _ranking(self) -> Finding:
+        value, doubt = self.correlation, 2 * self.correlation_error
+        number = f"{value:.2f} (± {self.correlation_error:.2f})"
+        if value - doubt < RANKING_BAD and value + doubt >= RANKING_GOOD:
+            text = f"too few rows to tell whether it ranks the errors: correlation {number}"
+            return Finding("ranking", "weak", text, number, _MORE_ROWS)
+        if value < RANKING_BAD:
+            text, advice = "it does not rank the errors", "Do not sort or reject rows by it."
+        elif value < RANKING_GOOD:
+            text, advice = "it ranks the errors weakly", "Large deviations are a hint, no more."
+        else:
+            text, advice = "it ranks the errors", "Look first at the rows of large deviation."
+        grade: Grade = "bad" if value < RANKING_BAD else "weak" if value < RANKING_GOOD else "good"
+        return Finding("ranking", grade, f"{text}: correlation {number}", number, advice)
 
 
 def judged(
@@ -79,13 +185,14 @@ def judged(
     *,
     fitted: str,
     inside: Tensor | None = None,
-    kind: Folds = "shuffled",
+    rows: Left | None = None,
 ) -> Verdict:
     """The verdict on errors and variances `(N, ...)`; the constant broadcasts with them.
 
-    `inside` `(N, ...)` says what lies in its interval where that is not the Gaussian one. With `"blocks"` the rows of a
-    run are alike, and standard errors come from runs.
+    `inside` `(N, ...)` says what lies in its interval where that is not the Gaussian one; `rows` what each row counts,
+    but for the rank correlation, and which are alike.
     """
+    left = rows or Left()
     error, variance, constant = (part.double() for part in (error, variance, constant.to(error)))
     if inside is None:
         inside = error.abs() <= central_quantile(_LEVEL) * variance.sqrt()
@@ -93,11 +200,11 @@ def judged(
     return Verdict(
         rows=len(error),
         fitted=fitted,
-        gain=float(by_row[0].mean()),
-        gain_error=standard_error(by_row[0], kind),
+        gain=float(average(by_row[0], left.weights)),
+        gain_error=standard_error(by_row[0], left),
         correlation=correlation(error, variance),
-        coverage=float(by_row[1].mean()),
-        coverage_error=standard_error(by_row[1], kind),
+        coverage=float(average(by_row[1], left.weights)),
+        coverage_error=share_error(by_row[1], left),
     )
 
 
@@ -112,16 +219,68 @@ def losses(error: Tensor, variance: Tensor) -> Tensor:
     return loss.reshape(len(loss), -1).mean(1)
 
 
-def standard_error(values: Tensor, kind: Folds = "shuffled") -> float:
-    """Of the mean of `(N,)`: of independent rows, or from the means of runs of them."""
-    if kind == "blocks":
-        fold = folds(len(values), kind)
-        values = torch.stack([values[fold == number].mean() for number in fold.unique()])
-    return float(values.std() / len(values) ** 0.5) if len(values) > 1 else float("inf")
+@dataclass(frozen=True)
+class Left:
+    """Which rows are left out together, and what each row counts.
+
+    Attributes:
+        kind: by chance, or runs of neighbours, which are alike.
+        weights: `(N,)`; None where all count the same.
+    """
+
+    kind: Folds = "shuffled"
+    weights: Tensor | None = None
+
+    def at(self, rows: Tensor) -> Tensor | None:
+        """The weights of some rows."""
+        return None if self.weights is None else self.weights[rows]
+
+    def worth(self, rows: int) -> float:
+        """How many independent rows of one weight tell as much: `(sum w)^2 / sum w^2`, or the number of runs."""
+        if self.kind == "blocks":
+            return float(len(folds(rows, self.kind).unique()))
+        return effective_rows(self.weights, rows)
+
+
+def standard_error(values: Tensor, left: Left | None = None) -> float:
+    """Of the mean of `(N,)`, or of its weighted mean: `sqrt(sum w^2 (x - mean)^2) / sum w`, times `n / (n - 1)`.
+
+    Where rows of a run are alike, it comes from the means of runs.
+    """
+    weights = None if left is None else left.weights
+    if left is not None and left.kind == "blocks":
+        fold = folds(len(values), left.kind)
+        runs = [(fold == number).nonzero()[:, 0] for number in fold.unique()]
+        values = torch.stack([average(values[run], left.at(run)) for run in runs])
+        weights = None if weights is None else torch.stack([weights[run].sum() for run in runs])
+    if len(values) < 2:
+        return float("inf")
+    if weights is None:
+        return float(values.std() / len(values) ** 0.5)
+    weights, rows = weights.to(values), len(values)
+    spread = (weights * (values - average(values, weights))).square().sum() * rows / (rows - 1)
+    return float(spread.sqrt() / weights.sum())
+
+
+def effective_rows(weights: Tensor | None, rows: int) -> float:
+    """How many rows of one weight tell as much: `(sum w)^2 / sum w^2`."""
+    return float(rows) if weights is None else float(weights.sum().square() / weights.square().sum())
+
+
+def share_error(values: Tensor, left: Left | None = None) -> float:
+    """Of the mean of shares `(N,)`; where all are 0 or all are 1, as if one of two more were different."""
+    left = left or Left()
+    rows, share = left.worth(len(values)), float(average(values, left.weights))
+    if share in (0.0, 1.0):
+        return math.sqrt((rows + 1) / rows) / (rows + 2)
+    return standard_error(values, left)
 
 
 def crossed(
-    error: Tensor, fit: Callable[[Tensor], Callable[[Tensor], Tensor]], per_output: bool, kind: Folds = "shuffled"
+    error: Tensor,
+    fit: Callable[[Tensor], Callable[[Tensor], Tensor]],
+    per_output: bool,
+    left: Left | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Variances and constants `(N, ...)` of every row, from fits to the rows of the other folds.
 
@@ -129,13 +288,16 @@ def crossed(
     each index of axis 1 has a constant of its own. Where no row of the other folds has an error, the constant is
     a small number, and the variance too.
     """
-    fold = folds(len(error), kind)
+    left = left or Left()
+    fold, weights = folds(len(error), left.kind), left.weights
     axes = tuple(axis for axis in range(error.dim()) if axis != 1 or not per_output)
     variance, constant = torch.empty_like(error), torch.empty_like(error)
+    counted = torch.ones(len(error)).to(error) if weights is None else weights.to(error)
+    counted = counted.reshape(-1, *[1] * (error.dim() - 1))
     least = _LEAST * error.square().mean(axes, keepdim=True)
     for number in fold.unique().tolist():
         rest, held = (fold != number).nonzero()[:, 0], (fold == number).nonzero()[:, 0]
-        size = error[rest].square().mean(axes, keepdim=True)
+        size = (counted[rest] * error[rest].square()).mean(axes, keepdim=True) / counted[rest].mean()
         constant[held] = torch.maximum(size, least)
         variance[held] = fit(rest)(held).to(variance) if bool(size.all()) else constant[held]
     return variance, constant

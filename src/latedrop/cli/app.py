@@ -2,15 +2,18 @@
 
 Commands are plain functions; `main` hands them to typer, an extra (`pip install "latedrop[cli]"`), without which this
 module can still be imported. What a command needs is imported inside it, so that `latedrop --help` stays quick. An
-error of ours, or of the system, is one line on stderr: exit code 2 for a wrong argument, 1 for the rest.
+error of ours, or of the system, is one line on stderr: exit code 2 for a wrong argument, 1 for the rest; 3 is for a
+requirement of `evaluate` that does not hold.
 """
 
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 from latedrop import __version__
+from latedrop.cli.command import bundled, typed
 from latedrop.cli.crowd_commands import (
     crowd_calibrate,
     crowd_count,
@@ -44,21 +47,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
         pretty_exceptions_enable=False,
     )
     app.callback()(_common)
-    app.command()(demo)
+    app.command("demo")(bundled(demo))
     for command in (sites, calibrate, predict, evaluate):
-        app.command(help=with_examples(command))(command)
+        app.command(command.__name__, help=with_examples(command))(bundled(command))
     study = typer.Typer(help="The paper's experiments, run again: JSON, pages and figures.", no_args_is_help=True)
     study.command("uci", **HANDED_ON)(study_uci)
     study.command("shift", **HANDED_ON)(study_shift)
     study.command("crowd", **HANDED_ON)(study_crowd)
     app.add_typer(study, name="study")
     crowd = typer.Typer(help="Count people, with intervals: train, calibrate, count.", no_args_is_help=True)
-    crowd.command("count")(crowd_count)
-    crowd.command("calibrate")(crowd_calibrate)
-    crowd.command("recalibrate")(crowd_recalibrate)
+    crowd.command("count")(bundled(crowd_count))
+    crowd.command("calibrate")(bundled(crowd_calibrate))
+    crowd.command("recalibrate")(bundled(crowd_recalibrate))
     crowd.command("train", **HANDED_ON)(crowd_train)
-    crowd.command("demo")(crowd_demo)
+    crowd.command("demo")(bundled(crowd_demo))
     app.add_typer(crowd, name="crowd")
+    words = sys.argv[1:] if arguments is None else arguments
+    typed.set(shlex.join(["latedrop", *words]))
     app(arguments, prog_name="latedrop")
 
 
@@ -87,7 +92,7 @@ def demo(
         from latedrop.cli.demo import NOTES, UNIT, run, write
 
         where = folder(out)
-        result = run(draws, seed, progress=sys.stderr.isatty())
+        result = run(draws, seed, progress=True)
         print_demo(result, write(result, where), as_json, unit=UNIT, notes=NOTES)
 
 

@@ -5,17 +5,55 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
-from typing import Any, TextIO
+from contextvars import ContextVar
+from functools import wraps
+from inspect import Parameter, signature
+from typing import Any, TextIO, get_type_hints
 
+from latedrop.cli.options import Verbose
 from latedrop.errors import LatedropError
-from latedrop.terminal import one_line
+from latedrop.terminal import logged, one_line
 
 try:
     import typer
 except ImportError:
     typer = None  # type: ignore[assignment]
 
-__all__ = ["bar", "command"]
+__all__ = ["bundled", "command", "typed"]
+
+typed: ContextVar[str] = ContextVar("typed", default="")
+"""The command line that runs, as it was typed."""
+
+
+def bundled(function: Callable[..., None]) -> Callable[..., None]:
+    """A command for typer: parameters whose annotation is a tuple of options are these options, and -v is added.
+
+    The function gets the tuple under the name of its parameter.
+    """
+    bundles: dict[str, type] = {}
+    options: list[Parameter] = []
+    for parameter in signature(function).parameters.values():
+        kind = parameter.annotation
+        if isinstance(kind, type) and hasattr(kind, "_fields"):
+            bundles[parameter.name] = kind
+            hints, defaults = get_type_hints(kind, include_extras=True), kind._field_defaults  # type: ignore[attr-defined]
+            options += [Parameter(n, Parameter.KEYWORD_ONLY, default=defaults[n], annotation=hints[n]) for n in hints]
+        else:
+            options.append(parameter.replace(kind=Parameter.KEYWORD_ONLY))
+    options.append(Parameter("verbose", Parameter.KEYWORD_ONLY, default=0, annotation=Verbose))
+
+    @wraps(function)
+    def run(verbose: int = 0, **words: Any) -> None:
+        made = {
+            name: kind(**{field: words.pop(field) for field in kind._fields})  # type: ignore[attr-defined]
+            for name, kind in bundles.items()
+        }
+        with logged(verbose):
+            function(**words, **made)
+
+    run.__signature__ = signature(function).replace(parameters=options)  # type: ignore[attr-defined]
+    run.__annotations__ = {option.name: option.annotation for option in options}
+    return run
 
 
 @contextmanager
@@ -54,12 +92,3 @@ def _in_options(text: str) -> str:
     text = re.sub(rf"\b(?P<name>{names})=(?P<value>True|'\w+'|\['[^]]+'\]|(?![\[{{\w]))", spoken, text)
     text = text.replace(" conformal_data", " --conformal-data")
     return text.replace("Pass the same function to load()", "Name it: --readout package.module:function")
-
-
-@contextmanager
-def bar(total: int | None) -> Iterator[Callable[[int], Any]]:
-    """A bar of rows on a terminal; gives what to call with the number of rows that are done."""
-    from tqdm import tqdm
-
-    with tqdm(total=total, unit=" rows", delay=2, disable=not sys.stderr.isatty(), leave=False) as bar:
-        yield bar.update

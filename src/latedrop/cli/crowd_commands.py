@@ -4,7 +4,6 @@ Plain functions that parse, call and print; `cli` hands them to typer. What a co
 """
 
 import json
-import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,13 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from latedrop.cli.crowd_counters import (
     CALIBRATION,
-    CHANNELS,
-    DENSITY_SCALE,
-    INPUT_SCALE,
-    RELU,
-    ROI,
-    STATE,
-    STRIDE,
+    NO_OPTIONS,
     WEIGHTS,
     CounterOptions,
     calibrated,
@@ -35,6 +28,7 @@ except ImportError:
     typer = None  # type: ignore[assignment]
 
 if TYPE_CHECKING:
+    from latedrop.crowd.calibration import CrowdCalibration
     from latedrop.crowd.counting import CountedFrame
     from latedrop.crowd.demo import CrowdDemo
     from latedrop.crowd.layouts import CrowdSet
@@ -62,14 +56,10 @@ def crowd_count(
     scale: Annotated[str | None, option("optimal or relaxed; by default as calibrated.")] = None,
     device: Annotated[str, option(_DEVICE)] = "auto",
     resume: Annotated[bool, option("Go on: frames that the file has are passed over.", "--resume")] = False,
+    labels: Annotated[Path | None, option("CSV of true counts, frame,count; intervals follow them.")] = None,
+    stream: Annotated[Path | None, option("File of what was learned from --labels; it goes on from there.")] = None,
     skip_bad: Annotated[bool, option("Warn of frames that cannot be counted, and go on.", "--skip-bad")] = False,
-    state: STATE = None,
-    input_scale: INPUT_SCALE = None,
-    density_scale: DENSITY_SCALE = None,
-    relu: RELU = False,
-    stride: STRIDE = None,
-    channels: CHANNELS = None,
-    roi: ROI = None,
+    counter: CounterOptions = NO_OPTIONS,
     as_json: Annotated[bool, option("Print JSON, one line a frame, and nothing else.", "--json")] = False,
     debug: Annotated[bool, option(_DEBUG, "--debug")] = False,
 ) -> None:
@@ -80,31 +70,28 @@ def crowd_count(
     with one_line(debug):
         _need_crowd(panels)
         from latedrop.crowd.calibration.record import NO_DROPOUT
-        from latedrop.crowd.counting import CountFile, count_people, finished_frames, provenance_of
+        from latedrop.crowd.counting import CountFile, count_people
         from latedrop.crowd.frames import open_frames
         from latedrop.devices import chosen_device
         from latedrop.metrics.levels import checked_level
 
         checked_level(level)
         path = _count_path(csv, jsonl, out, panels, sources, weights, calibration)
-        options = CounterOptions(state, input_scale, density_scale, relu, stride, channels, roi)
-        trained, used = calibrated(weights, calibration, chosen_device(device), options)
+        trained, used = calibrated(weights, calibration, chosen_device(device), counter)
         used = used if scale is None else used.with_choice(_one_of("--scale", scale, "optimal", "relaxed"))
         bad = _LeftOut() if skip_bad else None
-        stream = open_frames(sources, trained.channels, every=every, on_bad=bad)
+        images = open_frames(sources, trained.channels, every=every, on_bad=bad)
         where = folder(out)
-        done = finished_frames(path, provenance_of(used, checked_level(level))) if resume else set()
+        done = _done(path, used, level) if resume else set()
         if not used.has_dropout:
             say(f"note: {NO_DROPOUT}.")
-        if done:
-            say(f"passing over what {path} has: {_frames(len(done))}.")
-        rows = count_people(trained, used, stream, level, skip=done, on_bad=bad)
+        rows = count_people(trained, used, images, level, skip=done, on_bad=bad)
+        rows = _followed(rows, labels, stream, used, level, path)
         with _kept(path) as tally, CountFile(path, resume=resume) as file:
-            for frame in _warned(_bar(rows, stream.total, "counting")):
+            for frame in _warned(_bar(rows, images.total, "counting")):
                 file.add(frame)
                 tally.append(frame.count)
-                if panels:
-                    _panel(where, frame, trained)
+                _panel(where if panels else None, frame, trained)
                 print(json.dumps(frame.row()) if as_json else f"{frame.name}: {frame}", flush=True)
         if not tally and not done:
             raise LatedropError(f"expected frames that can be counted; all {bad.number if bad else 0} were left out.")
@@ -127,13 +114,8 @@ def crowd_calibrate(
     every: Annotated[int, option("Use each k-th validation frame.")] = 1,
     view: Annotated[int, option("Camera of PETS2009.")] = 1,
     seed: Annotated[int, option("Fixes all masks.")] = 0,
-    state: STATE = None,
-    input_scale: INPUT_SCALE = None,
-    density_scale: DENSITY_SCALE = None,
-    relu: RELU = False,
-    stride: STRIDE = None,
-    channels: CHANNELS = None,
-    roi: ROI = None,
+    report: Annotated[Path | None, option("Also write a page about the count's uncertainty, HTML.")] = None,
+    counter: CounterOptions = NO_OPTIONS,
     device: Annotated[str, option(_DEVICE)] = "auto",
     debug: Annotated[bool, option(_DEBUG, "--debug")] = False,
 ) -> None:
@@ -151,9 +133,8 @@ def crowd_calibrate(
         target = output or (Path.cwd() if shipped_name else path.parent) / f"{path.stem}.calibration.json"
         frames = [] if data is None or not target.exists() else data.rglob("*")
         read = {f"--data {file}": file for file in frames if file.suffix != ".json"}
-        check_apart({"--output": target}, {**read, "--weights": path, "--data": data})
-        options = CounterOptions(state, input_scale, density_scale, relu, stride, channels, roi)
-        trained = load_counter(weights, chosen_device(device), options)
+        check_apart({"--output": target, "--report": report}, {**read, "--weights": path, "--data": data})
+        trained = load_counter(weights, chosen_device(device), counter)
         folder(target.parent)
         found = calibrate_counter(
             trained,
@@ -164,11 +145,28 @@ def crowd_calibrate(
             scale=_one_of("--scale", scale, "optimal", "relaxed"),
             every=every,
             seed=seed,
-            progress=sys.stderr.isatty(),
+            progress=True,
             folds=fold_networks(trained, path, chosen_device(device)),
         )
         found.save(target)
-        print(f"{found}\nwritten: {target}")
+        _write_report(report, found, set_name, path)
+        print(f"{found}\nwritten: {target}{'' if report is None else f', {report}'}")
+
+
+def _write_report(report: Path | None, found: "CrowdCalibration", name: str, weights: Path) -> None:
+    if report is None:
+        return
+    from latedrop.cli.command import typed
+    from latedrop.cli.judging import again, read_files
+    from latedrop.report import write_report
+
+    write_report(
+        report,
+        title=f"People counting: {weights.stem} on {name}",
+        calibration=found.count,
+        unit="people",
+        reproduce=again(typed.get(), read_files({"--weights": str(weights)})),
+    )
 
 
 def crowd_recalibrate(
@@ -179,13 +177,7 @@ def crowd_recalibrate(
     output: Annotated[
         Path | None, option("File to write; by default NAME.scene.calibration.json.", "--output", "-o")
     ] = None,
-    state: STATE = None,
-    input_scale: INPUT_SCALE = None,
-    density_scale: DENSITY_SCALE = None,
-    relu: RELU = False,
-    stride: STRIDE = None,
-    channels: CHANNELS = None,
-    roi: ROI = None,
+    counter: CounterOptions = NO_OPTIONS,
     device: Annotated[str, option(_DEVICE)] = "auto",
     debug: Annotated[bool, option(_DEBUG, "--debug")] = False,
 ) -> None:
@@ -205,8 +197,7 @@ def crowd_recalibrate(
         target = output or Path.cwd() / f"{path.stem}.scene.calibration.json"
         check_apart({"--output": target}, {"--weights": path, "--labels": labels, "--calibration": calibration})
         counts = read_counts(labels)
-        options = CounterOptions(state, input_scale, density_scale, relu, stride, channels, roi)
-        trained, used = calibrated(weights, calibration, chosen_device(device), options)
+        trained, used = calibrated(weights, calibration, chosen_device(device), counter)
         folder(target.parent)
         stream = open_frames(sources, trained.channels)
         found = recalibrate_counter(trained, used, stream, counts)
@@ -237,7 +228,7 @@ def crowd_demo(
         from latedrop.crowd.demo import run, write
 
         where = folder(out)
-        result = run(draws, seed, progress=sys.stderr.isatty())
+        result = run(draws, seed, progress=True)
         files = write(result, where)
         if as_json:
             print(json.dumps({**result.summary(), "files": [str(path) for path in files]}, indent=1))
@@ -277,6 +268,40 @@ def _count_path(
     path = csv or out / ("counts.jsonl" if jsonl else "counts.csv")
     check_apart({"--out": out if panels else None, "--csv": path}, read)
     return path
+
+
+def _done(path: Path, calibration: "CrowdCalibration", level: float) -> set[str]:
+    """The frames that a file of counts has, made with the same calibration and level."""
+    from latedrop.crowd.counting import finished_frames, provenance_of
+    from latedrop.metrics.levels import checked_level
+
+    done = finished_frames(path, provenance_of(calibration, checked_level(level)))
+    if done:
+        say(f"passing over what {path} has: {_frames(len(done))}.")
+    return done
+
+
+def _followed(
+    rows: "Iterator[CountedFrame]",
+    labels: Path | None,
+    state: Path | None,
+    calibration: "CrowdCalibration",
+    level: float,
+    counts: Path,
+) -> "Iterator[CountedFrame]":
+    """Frames whose intervals follow labels, where there are any; `counts` is the file that they go to."""
+    if labels is None and state is None:
+        return rows
+    from latedrop.calibration.usual import usual_of
+    from latedrop.crowd.labelled import followed, read_labels
+    from latedrop.files import check_apart
+    from latedrop.streams import Stream
+
+    check_apart({"--csv": counts, "--stream": state}, {"--labels": labels})
+    usual, made_with = usual_of(calibration.count), calibration.fingerprint
+    found = Stream(None, level, state, usual=usual, made_with=made_with)
+    known = {} if labels is None else read_labels(labels)
+    return followed(rows, found, known, lambda text: say(f"alarm: {text}"))
 
 
 def _opened(name: str, data: Path | None, trained: "Trained", view: int) -> "CrowdSet":
@@ -336,7 +361,9 @@ def _warned(frames: "Iterable[CountedFrame]") -> "Iterator[CountedFrame]":
         say(f"warning: {strange} of {_frames(number)} are strange; see the column strangeness.")
 
 
-def _panel(where: Path, frame: "CountedFrame", trained: "Trained") -> None:
+def _panel(where: Path | None, frame: "CountedFrame", trained: "Trained") -> None:
+    if where is None:
+        return
     from latedrop.crowd.panels import write_panel
 
     # A frame's name may be a path, and a video's has a number behind it.
@@ -345,12 +372,9 @@ def _panel(where: Path, frame: "CountedFrame", trained: "Trained") -> None:
 
 
 def _bar(rows: "Iterable[CountedFrame]", total: int | None, label: str) -> "Iterable[CountedFrame]":
-    from tqdm import tqdm
+    from latedrop.progress import shown_on
 
-    shown: Iterable[CountedFrame] = tqdm(
-        rows, desc=label, total=total, unit="frame", delay=2, disable=not sys.stderr.isatty(), leave=False
-    )
-    return shown
+    return shown_on(rows, label, total, "frames", show=True)
 
 
 def _print_demo(result: "CrowdDemo", files: list[Path]) -> None:

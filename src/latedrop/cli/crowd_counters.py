@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from latedrop.errors import ArgumentError
 from latedrop.terminal import option
@@ -14,9 +14,16 @@ if TYPE_CHECKING:
     from latedrop.crowd.mcnn import Trained
 
 __all__ = [
-    "CALIBRATION", "CHANNELS", "DENSITY_SCALE", "INPUT_SCALE", "RELU", "ROI", "STATE", "STRIDE", "WEIGHTS",
-    "CounterOptions", "calibrated", "fold_networks", "is_foreign", "load_counter", "weights_path",
-]  # fmt: skip
+    "CALIBRATION",
+    "NO_OPTIONS",
+    "WEIGHTS",
+    "CounterOptions",
+    "calibrated",
+    "fold_networks",
+    "is_foreign",
+    "load_counter",
+    "weights_path",
+]
 
 WEIGHTS = Annotated[
     str,
@@ -41,22 +48,25 @@ CHANNELS = Annotated[int | None, option(f"{_OTHERS} 1 for grey frames, the defau
 ROI = Annotated[Path | None, option("Image whose pixels that are not black are counted; by default the weights' own.")]
 
 
-@dataclass(frozen=True)
-class CounterOptions:
-    """What the options about a counter say; None where they were not given."""
+class CounterOptions(NamedTuple):
+    """The options about a counter, which `command.bundled` makes of one parameter; None where they were not given."""
 
-    state: str | None = None
-    input_scale: float | None = None
-    density_scale: float | None = None
-    relu: bool = False
-    stride: int | None = None
-    channels: int | None = None
-    roi: Path | None = None
+    state: STATE = None
+    input_scale: INPUT_SCALE = None
+    density_scale: DENSITY_SCALE = None
+    relu: RELU = False
+    stride: STRIDE = None
+    channels: CHANNELS = None
+    roi: ROI = None
 
     def given(self) -> dict[str, Any]:
         """Those about a counter of others that were given."""
-        found = {name: value for name, value in vars(self).items() if name not in ("roi", "relu") and value is not None}
+        said = {name: value for name, value in self._asdict().items() if name not in ("roi", "relu")}
+        found = {name: value for name, value in said.items() if value is not None}
         return found | ({"relu": True} if self.relu else {})
+
+
+NO_OPTIONS = CounterOptions()
 
 
 def is_foreign(weights: str) -> bool:

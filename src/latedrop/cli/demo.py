@@ -28,6 +28,7 @@ from latedrop.devices import one_thread, versions
 from latedrop.errors import ArgumentError, DataError, LatedropError
 from latedrop.files import write_aside
 from latedrop.masking.draws import checked_seed
+from latedrop.progress import shown_on
 from latedrop.records import parsed
 from latedrop.report import overview, png, write_report
 from latedrop.variance.engine.options import checked_draws
@@ -55,6 +56,7 @@ _ABOUT = (
 )
 _FILE = Path("data", "regression", "airfoil", "airfoil_self_noise.dat.txt")
 _COLUMNS = 6
+_INPUTS = ("frequency", "angle of attack", "chord length", "air speed", "displacement thickness")
 _PARTS = {"train": 903, "validation": 300, "test": 300}
 
 
@@ -197,6 +199,8 @@ def write(result: Demo, folder: Path) -> list[Path]:
         target=result.target,
         evaluations=result.evaluations,
         unit=UNIT,
+        names=["sound pressure level"],
+        inputs=dict(zip(_INPUTS, _parts(result.seed)[2][0].T, strict=True)),
         about=_ABOUT.format(**result.rows, epochs=result.epochs),
         notes=NOTES,
         reproduce={
@@ -307,6 +311,4 @@ class _Affine(nn.Module):
 
 
 def _bar(epochs: int, show: bool) -> Iterator[int]:
-    from tqdm import tqdm
-
-    return iter(tqdm(range(epochs), desc="training", unit="epoch", delay=1, disable=not show, leave=False))
+    return shown_on(range(epochs), "training", unit="epochs", show=show)

@@ -9,30 +9,28 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from latedrop.calibration.prediction import Prediction
 from latedrop.calibration.predictor import Predictor
 from latedrop.calibration.record import Calibration
 from latedrop.cli.models import as_arguments
-from latedrop.cli.tables import Columns, Rows, Table, choose, open_table, read_batches
+from latedrop.cli.tables import Columns, Rows, Table, choose, open_images, open_table, read_batches
 from latedrop.errors import ArgumentError, DataError
-from latedrop.metrics import align_target
 from latedrop.model.arrays import place
 from latedrop.terminal import listed
 
 __all__ = [
     "Labelled",
+    "Pictures",
     "Places",
     "Source",
     "Unlabelled",
     "conformal_rows",
-    "measure",
     "output_names",
     "predicted",
     "usual_rows",
@@ -44,12 +42,21 @@ _MOST_COLUMNS = 16_384  # of a spreadsheet
 _KEYS = {False: ("inputs", "targets"), True: ("input_arrays", "target_arrays")}
 
 
+class Pictures(NamedTuple):
+    """Where the images lie that a table names, in which of its columns, and what is made of each."""
+
+    folder: str
+    column: str
+    transform: str
+
+
 @dataclass(frozen=True)
 class Source:
     """A table, and what its columns are for."""
 
     table: Table
     columns: Columns
+    images: Pictures | None = None
 
     @classmethod
     def of(
@@ -62,10 +69,11 @@ class Source:
         *,
         labelled: bool = False,
         record: Calibration | None = None,
+        images: Pictures | None = None,
     ) -> Source:
         """Open a table; columns that are not named are those that `record` remembers, or that `choose` takes.
 
-        With `labelled` there must be targets.
+        With `labelled` there must be targets; with `images` the inputs are the images that a column names.
         """
         table = open_table(path)
         remembered = (record.columns if record is not None else None) or {}
@@ -74,10 +82,15 @@ class Source:
             targets = targets or remembered.get(target_key, ()) or (["y"] if table.arrays else ())
             if not targets:
                 raise ArgumentError(f"expected --target, the column of {path} that is to be predicted; found none.")
-        return cls(table, choose(table, inputs or remembered.get(input_key, ()), targets, kept, ignored))
+        if images is not None:
+            table = open_images(table, *images)
+            inputs = _inputs_of(images, inputs)
+        return cls(table, choose(table, inputs or remembered.get(input_key, ()), targets, kept, ignored), images)
 
     def names(self) -> dict[str, tuple[str, ...]]:
         """What a calibration remembers of it: names of columns do not serve for arrays, nor the other way round."""
+        if self.images is not None:
+            return {"images": self.images[1:], "targets": self.columns.targets}
         return dict(zip(_KEYS[self.table.arrays], (self.columns.inputs, self.columns.targets), strict=True))
 
     def read(self, model: nn.Module, size: int) -> Iterator[Rows]:
@@ -126,17 +139,23 @@ class Source:
             yield
         except DataError as error:
             message = str(error).rstrip(".")
+            if message.startswith("expected at least one row to predict"):
+                raise DataError(f"expected rows to evaluate in {self.table.path}; found none.") from error
             if "it raised" in message:
-                raise DataError(
-                    f"{message}. Its input was {self._named(self.columns.inputs)}: see --inputs."
-                ) from error
+                see = "--inputs" if self.images is None else "--transform"
+                raise DataError(f"{message}. Its input was {self._named(self.columns.inputs)}: see {see}.") from error
             if message.startswith("expected target of"):
                 raise DataError(f"{message}. It was {self._named(self.columns.targets)}: see --target.") from error
             raise
 
     def _named(self, names: Sequence[str]) -> str:
-        what = "array" if self.table.arrays else "column"
-        return f"{what}{'s' if len(names) > 1 else ''} {listed(names, _SHOWN)} of {self.table.path}"
+        return f"{self.table.word}{'s' if len(names) > 1 else ''} {listed(names, _SHOWN)} of {self.table.path}"
+
+
+def _inputs_of(images: Pictures, inputs: Sequence[str]) -> list[str]:
+    if inputs and list(inputs) != [images.column]:
+        raise ArgumentError("expected --inputs or --images; found both. The images are the inputs.")
+    return [images.column]
 
 
 @dataclass
@@ -144,7 +163,8 @@ class Labelled:
     """Batches (inputs, targets) for `calibrate`, read anew each time; `part` is "all" rows, or one of two halves.
 
     Each row falls into the half "fit" or "held" by chance, and the same way for the same seed. Rows that are not finite
-    are an error, or with `drop` left out and counted in `dropped`.
+    are an error, or with `drop` left out and counted in `dropped`. Their weights are in the kept column `weight`.
+    `notice` is shown the rows of every batch.
     """
 
     source: Source
@@ -153,26 +173,62 @@ class Labelled:
     drop: bool = False
     part: str = "all"
     seed: int = 0
+    weight: str | None = None
+    notice: Callable[[Rows], Any] = lambda rows: None
     dropped: int = field(default=0, init=False)
+    counts: list[npt.NDArray[np.float64]] = field(default_factory=list, init=False)
 
     def __iter__(self) -> Iterator[tuple[Any, npt.NDArray[Any]]]:
         dice = np.random.default_rng(self.seed)
-        self.dropped = 0
+        self.dropped, self.counts = 0, []
         for rows in self.source.read(self.model, self.batch_size):
+            counts = self._counts(rows)
             if self.part != "all":
-                rows = rows.where((dice.random(len(rows)) < 0.5) == (self.part == "held"))
+                half = (dice.random(len(rows)) < 0.5) == (self.part == "held")
+                rows, counts = rows.where(half), counts[half]
             self.dropped += int((~rows.finite).sum())
+            self.counts.append(counts[rows.finite])
             rows = _finite(rows, self.source, self.drop)
             if len(rows):
                 assert rows.target is not None
+                self.notice(rows)
                 yield _arguments(self.model, rows), rows.target
 
-    def __len__(self) -> int:
-        """How many batches there are at most; a TypeError where the table does not tell."""
-        count = self.source.table.count
-        if count is None:
-            raise TypeError(f"the number of rows of {self.source.table.path} is not known before they are read")
-        return -(-count // self.batch_size)
+    @property
+    def row_total(self) -> int | None:
+        """How many rows there are at most; None where the table does not tell."""
+        return self.source.table.count
+
+    def weights(self) -> npt.NDArray[np.float64] | None:
+        """Of the rows that were read last; None where all count the same."""
+        return None if self.weight is None else np.concatenate([np.zeros(0), *self.counts])
+
+    def weights_to_come(self) -> WeightsRead | None:
+        """The same as an array that can be asked for once the rows were read."""
+        return None if self.weight is None else WeightsRead(self)
+
+    def _counts(self, rows: Rows) -> npt.NDArray[np.float64]:
+        if self.weight is None:
+            return np.ones(len(rows))
+        values = rows.kept[self.weight]
+        try:
+            found = np.array(values if isinstance(values, (list, np.ndarray)) else values.tolist(), dtype=np.float64)
+        except (TypeError, ValueError) as error:
+            raise DataError(
+                f"expected numbers as weights in {self.weight!r} of {self.source.table.path}; found others ({error}). "
+                "Name another column: --row-weights."
+            ) from None
+        return found.reshape(len(rows))
+
+
+@dataclass(frozen=True)
+class WeightsRead:
+    """The weights of rows as an array, which is known after they were read."""
+
+    rows: Labelled
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        return np.asarray(self.rows.weights(), dtype)
 
 
 @dataclass
@@ -206,16 +262,19 @@ def usual_rows(source: Source, path: str | None, like: Labelled) -> Unlabelled |
     """The inputs of the reference rows in a file, in the columns of the validation rows."""
     if path is None:
         return None
-    return Unlabelled(Source.of(path, source.columns.inputs), like.model, like.batch_size, like.drop)
+    return Unlabelled(
+        Source.of(path, source.columns.inputs, images=source.images), like.model, like.batch_size, like.drop
+    )
 
 
 def conformal_rows(rows: Labelled, path: str | None, *, halve: bool) -> tuple[Labelled, Labelled | None]:
     """Rows to fit to, and rows for conformal intervals: those of another file, half of these, or none."""
     if path is not None:
-        columns = rows.source.columns
-        return rows, replace(rows, source=Source.of(path, columns.inputs, columns.targets, labelled=True))
+        columns, images = rows.source.columns, rows.source.images
+        held = Source.of(path, columns.inputs, columns.targets, labelled=True, images=images)
+        return rows, replace(rows, source=held, weight=None)
     if halve:
-        return replace(rows, part="fit"), replace(rows, part="held")
+        return replace(rows, part="fit"), replace(rows, part="held", weight=None)
     return rows, None
 
 
@@ -225,7 +284,7 @@ class Places:
 
     unit: str
     count: int = 0
-    first: list[int] = field(default_factory=list)
+    first: list[int | str] = field(default_factory=list)
 
     def add(self, rows: Rows) -> Places:
         """Count the rows that are not finite."""
@@ -237,23 +296,6 @@ class Places:
     def __str__(self) -> str:
         plural = {"line": "lines", "index": "indices"}[self.unit] if len(self.first) > 1 else self.unit
         return f"{plural} {', '.join(map(str, self.first))}{', ...' if self.count > len(self.first) else ''}"
-
-
-def measure(predictor: Predictor, rows: Labelled, tick: Callable[[int], Any]) -> tuple[Prediction, Tensor]:
-    """The prediction of all rows, and their targets; of the inputs one batch is held at a time.
-
-    `tick` is called with the number of rows of each batch.
-    """
-    means, variances, targets = [], [], []
-    for x, y in rows:
-        part = predictor.predict(x)
-        means.append(part.mean.cpu())
-        variances.append(part.raw_variance.cpu())
-        targets.append(align_target(means[-1], torch.from_numpy(np.array(y))))
-        tick(len(y))
-    if not means:
-        raise DataError(f"expected rows to evaluate in {rows.source.table.path}; found none.")
-    return Prediction(torch.cat(means), torch.cat(variances), predictor.calibration), torch.cat(targets)
 
 
 def output_names(calibration: Calibration, *, flat: bool) -> dict[str, tuple[str, ...]]:
@@ -268,7 +310,8 @@ def output_names(calibration: Calibration, *, flat: bool) -> dict[str, tuple[str
             f"expected one value or a vector of at most {_MOST_COLUMNS} per row for csv or parquet; found outputs "
             f"of shape {calibration.output_shape}. Write npz."
         )
-    return {name: tuple(f"{name}_{k}" for k in range(count)) for name in _NAMES} | alone
+    ends = calibration.output_names or range(count)
+    return {name: tuple(f"{name}_{end}" for end in ends) for name in _NAMES} | alone
 
 
 def predicted(predictor: Predictor, rows: Rows, level: float, *, flat: bool) -> dict[str, npt.NDArray[Any]]:

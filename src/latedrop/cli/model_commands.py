@@ -5,7 +5,6 @@ are read, predicted and written a batch at a time.
 """
 
 import json
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import replace
@@ -14,17 +13,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from latedrop.cli import options as opt
-from latedrop.cli.command import bar, command
+from latedrop.cli.command import command, typed
 from latedrop.cli.options import example_rows, numbers, readout_of, scale_of, split
-from latedrop.cli.printing import draw_curves, print_calibration, print_evaluations, print_sites
+from latedrop.cli.printing import broken, draw_curves, print_calibration, print_judgement, print_sites
 from latedrop.errors import ArgumentError, DataError
+from latedrop.progress import progress
 from latedrop.terminal import need, say
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
 
-    from latedrop.calibration.evaluation import Evaluation
-    from latedrop.calibration.prediction import Prediction
+    from latedrop.calibration.judgement import Judgement
     from latedrop.calibration.predictor import Predictor
     from latedrop.cli.feed import Places, Source
 
@@ -49,7 +48,8 @@ _EXAMPLES = {
     ),
     "evaluate": (
         "latedrop evaluate my_model:net cal.json --data test.csv --target price",
-        "latedrop evaluate model.pt2 cal.json --data test.npz --plot curve.png",
+        "latedrop evaluate model.pt2 cal.json --data test.npz --report page.html",
+        'latedrop evaluate my_model:net cal.json --data test.csv \\\n    --require "coverage90>=0.85,gain>=0"',
     ),
 }
 
@@ -67,6 +67,7 @@ def sites(
     inputs: opt.Inputs = None,
     ignore: opt.Ignore = None,
     target: opt.Target = None,
+    images: opt.Pictured = opt.NO_IMAGES,
     select: opt.Select = None,
     kind: opt.Kind = "element",
     weights: opt.Weights = None,
@@ -87,7 +88,8 @@ def sites(
         if data is not None and input_shape:
             raise ArgumentError("expected --data or --input-shape; found both. Leave one out.")
         network = load_model(model, weights, trust=trust, device=device, untrained=True)
-        source = None if data is None else Source.of(data, split(inputs), split(target), ignored=split(ignore))
+        columns: dict[str, Any] = {"targets": split(target), "ignored": split(ignore), "images": images.of()}
+        source = None if data is None else Source.of(data, split(inputs), **columns)
         with nullcontext() if source is None else source.explained():
             x = example_rows(network, input_shape) if source is None else source.example(network)
             found = find_sites(network, x, select=select or None, kind=kind)  # type: ignore[arg-type]
@@ -100,8 +102,11 @@ def calibrate(
     data: opt.Validation,
     output: opt.Written,
     target: opt.Target = None,
+    learned: opt.TargetUnit = opt.AS_THEY_ARE,
     inputs: opt.Inputs = None,
     ignore: opt.Ignore = None,
+    row_weights: opt.RowWeights = None,
+    images: opt.Pictured = opt.NO_IMAGES,
     drop_nan: opt.DropNan = False,
     batch_size: opt.BatchSize = 256,
     weights: opt.Weights = None,
@@ -123,6 +128,7 @@ def calibrate(
     intervals: opt.Intervals = None,
     conformal_data: opt.Held = None,
     seed: opt.Seed = 0,
+    unit: opt.Unit = None,
     report: opt.AlsoReport = None,
     as_json: opt.Json = False,
     debug: opt.Debug = False,
@@ -132,27 +138,23 @@ def calibrate(
         import latedrop
         from latedrop.cli.feed import Labelled, Source, conformal_rows, usual_rows
         from latedrop.cli.models import load_model
-        from latedrop.cli.writing import check_apart, check_output
 
-        check_output(output)
-        _check_drawn(report, ".html", ".htm")
-        read = {"MODEL": model, "--weights": weights, "--data": data, "--conformal-data": conformal_data}
-        check_apart({"--output": output, "--report": report}, {**read, "--readout": readout, "--reference": reference})
+        read = {"--data": data, "--conformal-data": conformal_data, "--reference": reference}
+        read |= {"MODEL": model, "--weights": weights}
+        _check_written(output, report, {**read, "--readout": readout})
         network = load_model(model, weights, trust=trust, device=device, untrained=untrained)
-        source = Source.of(data, split(inputs), split(target), ignored=split(ignore), labelled=True)
-        rows = Labelled(source, network, batch_size, drop_nan, seed=seed)
+        source = Source.of(data, *map(split, (inputs, target, row_weights, ignore)), labelled=True, images=images.of())
+        rows = Labelled(source, network, batch_size, drop_nan, seed=seed, weight=row_weights)
         used, held = conformal_rows(rows, conformal_data, halve=intervals == "conformal")
         options: dict[str, Any] = {"method": method, "draws": draws, "floor": floor, "per_site": per_site, "kind": kind}
-        options |= {"rates": rates and numbers("--rates", rates), "terms": terms and split(terms)}
         options |= {"guard": False if no_guard else None, "reference": usual_rows(source, reference, rows)}
         options |= {"intervals": intervals, "conformal_data": held, "seed": seed, "batch_size": batch_size}
-        options |= {"scale": scale_of(scale), "readout": readout_of(readout), "select": select or None}
+        options |= _read_options(rates, terms, scale, readout, select)
+        options |= {"target": learned.of(), "row_weights": used.weights_to_come(), "task": "regression"}
         with source.explained():
-            uq = latedrop.calibrate(network, used, progress=sys.stderr.isatty(), **options)
+            uq = latedrop.calibrate(network, used, **options)
         uq.calibration = replace(uq.calibration, columns=source.names())
-        written = uq.save(output)
-        facts = {"title": f"Calibration of {model}", "reproduce": {"model": model, "data": data}}
-        files = [*map(str, written), *_report(report, calibration=uq.calibration, **facts)]
+        files = [*map(str, uq.save(output)), *_calibration_report(report, uq, unit, read)]
         with redirect_stdout(out):
             print_calibration(uq.calibration, used.dropped + (held.dropped if held else 0), files, as_json)
 
@@ -166,6 +168,7 @@ def predict(
     keep: opt.Keep = None,
     inputs: opt.Inputs = None,
     ignore: opt.Ignore = None,
+    images: opt.Pictured = opt.NO_IMAGES,
     batch_size: opt.BatchSize = 256,
     scale: opt.OtherScale = None,
     weights: opt.Weights = None,
@@ -197,8 +200,12 @@ def predict(
         check_apart({"--output": output}, {**sources, "--readout": readout})
         network = load_model(model, weights, trust=trust, device=device, untrained=untrained)
         uq = _calibrated(calibration, network, readout, batch_size, scale)
-        kept, ignored = split(*keep or ()), split(ignore)
-        source = Source.of(data, split(inputs), kept=kept, ignored=ignored, record=uq.calibration)
+        columns: dict[str, Any] = {
+            "kept": split(*keep or ()),
+            "ignored": split(ignore),
+            "images": images.of(uq.calibration),
+        }
+        source = Source.of(data, split(inputs), **columns, record=uq.calibration)
         flat = not output.lower().endswith(".npz")
         names = [name for numbered in output_names(uq.calibration, flat=flat).values() for name in numbered]
         _check_kept(source.columns.kept, names)
@@ -217,8 +224,12 @@ def evaluate(
     target: opt.Target = None,
     inputs: opt.Inputs = None,
     ignore: opt.Ignore = None,
+    row_weights: opt.RowWeights = None,
+    images: opt.Pictured = opt.NO_IMAGES,
     drop_nan: opt.DropNan = False,
     level: opt.Level = 0.9,
+    unit: opt.Unit = None,
+    require: opt.Require = None,
     plot: opt.Plot = None,
     report: opt.Report = None,
     batch_size: opt.BatchSize = 256,
@@ -230,54 +241,84 @@ def evaluate(
     as_json: opt.Json = False,
     debug: opt.Debug = False,
 ) -> None:
-    """Score the uncertainty on test rows: raw, scaled and relaxed side by side."""
+    """Say what the uncertainty is worth on test rows, beside one constant variance."""
     with command(debug) as out:
-        from latedrop.calibration.evaluation import verdict
-        from latedrop.cli.feed import Labelled, Source, measure
+        from latedrop.calibration.requirements import parsed_requirements
+        from latedrop.cli.feed import Labelled, Source
+        from latedrop.cli.judging import again, judged, read_files
         from latedrop.cli.models import load_model
         from latedrop.cli.writing import check_apart
         from latedrop.metrics.levels import checked_level
 
         checked_level(level)
+        parsed_requirements(require) if require else ()
         _check_drawn(plot, ".png")
-        _check_drawn(report, ".html")
-        sources = {"MODEL": model, "CALIBRATION": calibration, "--weights": weights, "--data": data}
+        _check_page(report)
+        sources = {"--data": data, "CALIBRATION": calibration, "MODEL": model, "--weights": weights}
         check_apart({"--plot": plot, "--report": report}, {**sources, "--readout": readout})
         network = load_model(model, weights, trust=trust, device=device, untrained=untrained)
         uq = _calibrated(calibration, network, readout, batch_size, None)
-        columns = split(inputs), split(target)
-        source = Source.of(data, *columns, ignored=split(ignore), labelled=True, record=uq.calibration)
-        rows = Labelled(source, network, batch_size, drop_nan)
-        with source.explained(), bar(source.table.count) as tick:
-            prediction, truth = measure(uq, rows, tick)
-        found = _compared(prediction, truth, source.columns.targets, level)
-        files = []
-        if plot is not None:
-            draw_curves(plot, found[""])
-            files.append(plot)
-        facts: dict[str, Any] = {"title": f"{model} on {Path(data).name}", "calibration": uq.calibration}
-        facts["reproduce"] = {"model": model, "calibration": calibration, "data": data}
-        files += _report(report, **facts, prediction=prediction, target=truth, level=level)
+        columns = split(inputs), split(target), split(row_weights), split(ignore)
+        known: dict[str, Any] = {"images": images.of(uq.calibration), "record": uq.calibration}
+        source = Source.of(data, *columns, labelled=True, **known)
+        rows = Labelled(source, network, batch_size, drop_nan, weight=row_weights)
+        found = judged(uq, rows, level, split(unit))
+        held = found.require(require) if require else ()
+        read = read_files(sources)
+        page: dict[str, Any] = {"title": f"{model} on {Path(data).name}", "calibration": uq.calibration}
+        page |= {
+            "judgement": found,
+            "place": source.table.unit,
+            "unit": split(unit),
+            "reproduce": again(typed.get(), read),
+        }
+        files = [*_curves(plot, found), *_report(report, **page)]
         with redirect_stdout(out):
-            worth = None if uq.calibration.constant is None else verdict(prediction, truth)
-            print_evaluations(found, rows.dropped, files, as_json, worth)
+            facts = {"command": typed.get(), "read": read, "dropped": rows.dropped}
+            print_judgement(found, held, files, as_json, facts)
+        broken(held)
 
 
 def _calibrated(path: str, network: "nn.Module", readout: str | None, size: int, scale: str | None) -> "Predictor":
-    from latedrop.calibration.predictor import load
+    from latedrop.calibration.loading import load
 
     uq: Predictor = load(path, network, readout_of(readout))
     uq.batch_size = size
     return uq if scale is None else uq.scaled(scale_of(scale))
 
 
+def _read_options(
+    rates: str | None, terms: str | None, scale: str, readout: str | None, select: list[str] | None
+) -> dict[str, Any]:
+    """Options of `latedrop.calibrate` that are a text on the command line."""
+    named = {"rates": rates and numbers("--rates", rates), "terms": terms and split(terms)}
+    return {**named, "scale": scale_of(scale), "readout": readout_of(readout), "select": select or None}
+
+
+def _check_written(output: str, report: str | None, read: dict[str, str | None]) -> None:
+    """Before the work: a calibration and a page can be written, and are none of the files that are read."""
+    from latedrop.cli.writing import check_apart, check_output
+
+    check_output(output)
+    _check_page(report)
+    check_apart({"--output": output, "--report": report}, read)
+
+
 def _check_drawn(path: str | None, *suffixes: str) -> None:
-    """Before the work: a figure or a page can be drawn and written."""
+    """Before the work: a figure can be drawn and written."""
     from latedrop.cli.writing import check_output
 
     if path is not None:
         need("plots", "matplotlib")
         check_output(path, *suffixes)
+
+
+def _check_page(path: str | None) -> None:
+    """Before the work: a page can be written."""
+    from latedrop.cli.writing import check_output
+
+    if path is not None:
+        check_output(path, ".html", ".htm")
 
 
 def _report(path: str | None, **facts: Any) -> list[str]:
@@ -288,6 +329,15 @@ def _report(path: str | None, **facts: Any) -> list[str]:
 
     write_report(path, **facts)
     return [path]
+
+
+def _calibration_report(path: str | None, uq: "Predictor", unit: str | None, read: dict[str, str | None]) -> list[str]:
+    if path is None:
+        return []
+    from latedrop.cli.judging import again, read_files
+
+    facts: dict[str, Any] = {"title": f"Calibration of {read['MODEL']}", "calibration": uq.calibration}
+    return _report(path, **facts, unit=split(unit), reproduce=again(typed.get(), read_files(read)))
 
 
 def _check_kept(kept: Sequence[str], names: Sequence[str]) -> None:
@@ -307,7 +357,7 @@ def _write_predictions(
     from latedrop.cli.writing import write_rows
 
     path, count, empty = source.table.path, 0, Places(source.table.unit)
-    with source.explained(), write_rows(output, out) as append, bar(source.table.count) as tick:
+    with source.explained(), write_rows(output, out) as append, progress("predicting", source.table.count) as tick:
         for rows in source.read(uq.model, uq.batch_size):
             append({**rows.kept, **predicted(uq, rows, level, flat=flat)})
             empty.add(rows)
@@ -323,14 +373,8 @@ def _write_predictions(
     return count, empty
 
 
-def _compared(
-    prediction: "Prediction", truth: "Tensor", targets: Sequence[str], level: float
-) -> "dict[str, tuple[Evaluation, ...]]":
-    """The evaluations of all outputs together, under no name, and of each of several under its own."""
-    from latedrop.calibration.evaluation import compare
-
-    found = {"": compare(prediction, truth, level=level)}
-    if prediction.mean.dim() == 2 and prediction.mean.shape[1] > 1:
-        names = targets if len(targets) > 1 else [f"output {k}" for k in range(prediction.mean.shape[1])]
-        found |= {name: compare(prediction, truth, level=level, output=k) for k, name in enumerate(names)}
-    return found
+def _curves(path: str | None, found: "Judgement") -> list[str]:
+    if path is None:
+        return []
+    draw_curves(path, found.together.evaluations)
+    return [path]

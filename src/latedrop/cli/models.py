@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import logging
 import secrets
 import sys
 from collections.abc import Callable, Mapping
@@ -31,6 +32,7 @@ from latedrop.terminal import listed
 
 __all__ = ["as_arguments", "example_inputs", "load_function", "load_model"]
 
+_log = logging.getLogger(__name__)
 _PICKLED = (".pt", ".pth", ".bin", ".ckpt", ".pkl")
 _NESTED = ("state_dict", "model_state_dict", "model")
 _SHOWN = 4
@@ -59,6 +61,7 @@ def load_model(
     made = _from_code(name, trained=not untrained and weights is None)
     if weights is not None:
         _load_weights(made, name, weights, trust)
+    _log.info("model %s: %s, on %s", name, type(made).__name__, place)
     return made.to(place)
 
 

@@ -1,7 +1,7 @@
 """The options of the commands on a user's own model: what they are called, what they say, how their text is read."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from latedrop.errors import ArgumentError
 from latedrop.terminal import argument, option
@@ -9,9 +9,22 @@ from latedrop.terminal import argument, option
 if TYPE_CHECKING:
     from torch import nn
 
+    from latedrop.calibration.record import Calibration
+    from latedrop.calibration.transforms import Transform
+    from latedrop.cli.feed import Pictures
     from latedrop.model.calling import Readout
 
-__all__ = ["example_rows", "numbers", "readout_of", "scale_of", "split"]
+__all__ = [
+    "AS_THEY_ARE",
+    "NO_IMAGES",
+    "Pictured",
+    "TargetUnit",
+    "example_rows",
+    "numbers",
+    "readout_of",
+    "scale_of",
+    "split",
+]
 
 _MODEL, _DATA, _OUTPUT = ({"rich_help_panel": name} for name in ("Model", "Data", "Output"))
 _METHODS = ["terms", "sample", "linear", "propagate"]
@@ -44,10 +57,24 @@ Inputs = Annotated[
 ]
 Ignore = Annotated[str | None, option("Columns that are no inputs, commas between.", **_DATA)]
 Target = Annotated[str | None, option("Target columns, commas between; of arrays, y by default.", **_DATA)]
+TargetMean = Annotated[
+    str | None, option("Mean of the training targets, where these were standardised; one per output.", **_DATA)
+]
+TargetStd = Annotated[str | None, option("Their standard deviation; one per output.", **_DATA)]
+TargetLog = Annotated[bool, option("The model was trained on the targets' logarithm.", "--target-log", **_DATA)]
+RowWeights = Annotated[str | None, option("Column with what each row counts.", "--row-weights", **_DATA)]
+Images = Annotated[
+    str | None, option("Folder of images that a column of the data names: they are the inputs.", "--images", **_DATA)
+]
+Column = Annotated[str | None, option("The column with the images' names; file by default.", "--column", **_DATA)]
+ImageTransform = Annotated[
+    str | None,
+    option("What is made of an image: size=224,normalize=imagenet; timm:MODEL; package.module:function.", **_DATA),
+]
 DropNan = Annotated[bool, option("Leave out rows with NaN or missing values.", "--drop-nan", **_DATA)]
 BatchSize = Annotated[int, option("Rows that are read and run at once.", **_DATA)]
 Level = Annotated[float, option("Probability that the interval holds the target.", **_OUTPUT)]
-_FILES = "csv, parquet, npz or pt"
+_FILES = "csv, parquet, feather, npz, pt, or a folder of these"
 Example = Annotated[str | None, option(f"Example rows: {_FILES}.", **_DATA)]
 InputShape = Annotated[
     list[str] | None, option("Or random rows of this shape, such as 3,224,224; one for each input.", **_DATA)
@@ -77,12 +104,78 @@ OtherScale = Annotated[
 Intervals = Annotated[str | None, option("gaussian, isotonic or conformal.", autocompletion=lambda: _INTERVALS)]
 Seed = Annotated[int, option("Fixes all masks, and which rows are held out.")]
 Written = Annotated[str, option("The calibration to write, JSON.", "--output", "-o", **_OUTPUT)]
-Predictions = Annotated[str, option("File for csv, parquet or npz; - is csv to stdout.", "--output", "-o", **_OUTPUT)]
+Predictions = Annotated[
+    str, option("File for csv, parquet, feather or npz; - is csv to stdout.", "--output", "-o", **_OUTPUT)
+]
 Plot = Annotated[str | None, option("Draw the calibration curves to this PNG file.", **_OUTPUT)]
 AlsoReport = Annotated[str | None, option("Also write a page about it, HTML.", **_OUTPUT)]
 Report = Annotated[str | None, option("Write a page about it, HTML.", **_OUTPUT)]
+Unit = Annotated[str | None, option("Unit of the target, or one for each of several, commas between.", **_OUTPUT)]
+Require = Annotated[
+    str | None,
+    option(
+        'Bounds, such as "coverage90>=0.85,gain>=0"; exit code 3 where one does not hold. Measures: coverageNN and '
+        "widthNN (NN: level in percent), gain, correlation, rmse, mae, nll, ma, rows; of one of several outputs "
+        "gain[NAME].",
+        **_OUTPUT,
+    ),
+]
 Json = Annotated[bool, option("Print JSON, and nothing else, to stdout.", "--json", **_OUTPUT)]
+Verbose = Annotated[
+    int,
+    option("Say what is done, on stderr; -vv says more.", "--verbose", "-v", count=True, show_default=False, **_OUTPUT),
+]
 Debug = Annotated[bool, option("Show the traceback of an error.", "--debug", **_OUTPUT)]
+
+
+class Pictured(NamedTuple):
+    """The options that speak of images, which `command.bundled` makes of one parameter `images`."""
+
+    images: Images = None
+    column: Column = None
+    transform: ImageTransform = None
+
+    def of(self, record: "Calibration | None" = None) -> "Pictures | None":
+        """What they mean; what is not named is as `record` remembers. None where the inputs are no images."""
+        from latedrop.cli.feed import Pictures
+
+        remembered = (record.columns or {}).get("images") if record is not None else None
+        if self.images is None:
+            if remembered or self.column or self.transform:
+                why = (
+                    "the calibration was made with images" if remembered else "--column and --transform speak of images"
+                )
+                raise ArgumentError(f"expected --images, the folder of the images, as {why}; found none.")
+            return None
+        column, transform = remembered or ("file", "")
+        return Pictures(self.images, self.column or column, transform if self.transform is None else self.transform)
+
+
+NO_IMAGES = Pictured()
+
+
+class TargetUnit(NamedTuple):
+    """The options that say how targets were transformed for training, of one parameter."""
+
+    target_mean: TargetMean = None
+    target_std: TargetStd = None
+    target_log: TargetLog = False
+
+    def of(self) -> "Transform | None":
+        """What they mean."""
+        from latedrop.calibration.transforms import Log, Standardized
+
+        mean, std, log = self
+        if (mean is None) != (std is None) or (log and mean is not None):
+            raise ArgumentError(
+                "expected --target-mean with --target-std, or --target-log alone; found another mixture."
+            )
+        if mean is None or std is None:
+            return Log() if log else None
+        return Standardized(numbers("--target-mean", mean), numbers("--target-std", std))
+
+
+AS_THEY_ARE = TargetUnit()
 
 
 def split(*texts: str | None) -> list[str]:

@@ -1,20 +1,31 @@
 """What commands print: tables for people, or JSON."""
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from latedrop.terminal import print_table
+from latedrop.terminal import print_table, say
 
 if TYPE_CHECKING:
     from latedrop.calibration.evaluation import Evaluation
+    from latedrop.calibration.judgement import Judgement
     from latedrop.calibration.record import Calibration
+    from latedrop.calibration.requirements import Requirement
     from latedrop.calibration.verdict import Verdict
     from latedrop.model.sites import Sites
 
-__all__ = ["draw_curves", "print_calibration", "print_demo", "print_evaluations", "print_sites"]
+__all__ = [
+    "broken",
+    "draw_curves",
+    "print_calibration",
+    "print_demo",
+    "print_findings",
+    "print_judgement",
+    "print_sites",
+]
 
 
 def draw_curves(path: str, rows: "Sequence[Evaluation]") -> None:
@@ -124,7 +135,7 @@ def _rate_table(c: "Calibration") -> list[list[str]]:
         lines.append(
             [
                 rate_text(row.rate) + (" *" if row.rate == c.rate else ""),
-                f"{row.rmse:.4g}",
+                ", ".join(f"{value:.4g}" for value in row.rmses),
                 *values,
                 " to ".join(f"{value:.4g}" for value in ends),
             ]
@@ -132,31 +143,56 @@ def _rate_table(c: "Calibration") -> list[list[str]]:
     return lines
 
 
-def print_evaluations(
-    found: "dict[str, tuple[Evaluation, ...]]",
-    dropped: int,
-    files: Sequence[str],
-    as_json: bool,
-    verdict: "Verdict | None" = None,
+def print_judgement(
+    found: "Judgement", held: "Sequence[Requirement]", files: Sequence[str], as_json: bool, facts: Mapping[str, Any]
 ) -> None:
-    """The metrics on test rows, of all outputs together and of each of several."""
+    """The verdict on test rows, and the metrics of every output."""
     from latedrop.report import table
+    from latedrop.report.tables import output_table
 
-    rows = found[""][0].rows
     if as_json:
-        outputs = {name: [asdict(row) for row in part] for name, part in found.items()}
-        together = outputs.pop("")
-        record = {"rows": rows, "dropped": dropped, "evaluations": together, "outputs": outputs, "files": list(files)}
-        record["verdict"] = None if verdict is None else {**asdict(verdict), "text": str(verdict)}
-        print(json.dumps(record, indent=1))
+        required = [{**asdict(item), "met": item.met} for item in held]
+        record = {**found.to_dict(), **facts, "requirements": required, "files": list(files)}
+        print(json.dumps(_plain(record), indent=1))
         return
-    left = f", {dropped} left out" if dropped else ""
-    print(f"{rows} test rows{left}")
-    if verdict is not None:
-        print(verdict.sentence)
-    for name, part in found.items():
-        if len(found) > 1:
-            print(name or "all outputs together")
-        print_table(table(part))
+    left = f", {facts['dropped']} left out" if facts["dropped"] else ""
+    print(f"{found.rows:,} test rows{left}")
+    if found.together.verdict is not None:
+        print_findings(found.together.verdict)
+    if len(found.outputs) > 1:
+        print_table(output_table(found.outputs))
+    for output in found.outputs:
+        if len(found.outputs) > 1:
+            print(output.name)
+        print_table(table(output.evaluations, output.unit))
     if files:
         print(f"written: {', '.join(files)}")
+
+
+def print_findings(verdict: "Verdict") -> None:
+    """A line for each thing that a verdict looks at, with its grade; in colours on a terminal."""
+    from rich.console import Console
+    from rich.text import Text
+
+    colours = {"good": "bold green", "weak": "bold yellow", "bad": "bold red"}
+    for found in verdict.findings:
+        line = Text.assemble(f"{found.about:<10}", (f"{found.grade:<6}", colours[found.grade]), found.text)
+        Console(highlight=False).print(line, soft_wrap=True)
+
+
+def broken(held: "Sequence[Requirement]") -> None:
+    """A line on stderr for each requirement that does not hold, and exit code 3."""
+    failed = [item for item in held if not item.met]
+    for item in failed:
+        say(f"{item}.")
+    if failed:
+        raise SystemExit(3)
+
+
+def _plain(value: Any) -> Any:
+    """What JSON can hold: null for what is not finite."""
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,4 +1,4 @@
-"""Rows out to a file, a few at a time: csv, parquet or npz.
+"""Rows out to a file, a few at a time: csv, parquet, feather or npz.
 
 `write_rows` gives a function that takes some rows after another, as columns by name. The file is written aside and
 renamed at the end: nobody finds half of it, whatever comes in between. Standard output, `-`, takes csv as it comes.
@@ -22,13 +22,13 @@ import numpy as np
 import numpy.typing as npt
 
 from latedrop import files
-from latedrop.cli.tables import STANDARD, parquet_package
+from latedrop.cli.tables import STANDARD, arrow_package
 from latedrop.errors import ArgumentError, DataError, FileError
 from latedrop.files import aside, safe_cell
 
 __all__ = ["ROW_FILES", "check_apart", "check_output", "write_rows"]
 
-ROW_FILES = (".csv", ".csv.gz", ".parquet", ".npz")
+ROW_FILES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet", ".feather", ".npz")
 
 _Append: TypeAlias = "Callable[[Mapping[str, Any]], None]"
 _GROUP = 16_384  # rows of a parquet row group: few and large ones are quick to read
@@ -58,6 +58,13 @@ def check_apart(outputs: Mapping[str, str | None], inputs: Mapping[str, str | No
         if path is not None and ":" in path and not Path(path).exists():
             read[name] = Path(*path.partition(":")[0].split(".")).with_suffix(".py")
     files.check_apart({name: standard.get(path or "", path) for name, path in outputs.items()}, read)
+    for name, output in outputs.items():
+        for other, folder in inputs.items():
+            if output and folder and Path(folder).is_dir() and Path(folder).resolve() in Path(output).resolve().parents:
+                raise ArgumentError(
+                    f"expected {name} outside of the folder of {other}, {folder}; found {output}, which would be read "
+                    f"as data the next time. Pass another {name}."
+                )
 
 
 @contextmanager
@@ -80,24 +87,28 @@ def write_rows(path: str, standard: IO[str] | None = None) -> Iterator[_Append]:
 
 @contextmanager
 def _writer(part: Path, name: str) -> Iterator[_Append]:
-    if name.endswith(".csv"):
+    between = "\t" if name.endswith((".tsv", ".tsv.gz")) else ","
+    if name.endswith((".csv", ".tsv")):
         with part.open("w", encoding="utf-8", newline="") as file:
-            yield _csv_writer(file)
-    elif name.endswith(".csv.gz"):
+            yield _csv_writer(file, between)
+    elif name.endswith(".gz"):
         # Without name and time in its head: the same rows give the same bytes.
         with (
             part.open("wb") as raw,
             gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as packed,
             io.TextIOWrapper(packed, encoding="utf-8", newline="") as file,
         ):
-            yield _csv_writer(file)
+            yield _csv_writer(file, between)
+    elif name.endswith(".npz"):
+        with _npz_writer(part) as append:
+            yield append
     else:
-        with (_parquet_writer if name.endswith(".parquet") else _npz_writer)(part) as append:
+        with _arrow_writer(part, feather=name.endswith(".feather")) as append:
             yield append
 
 
-def _csv_writer(file: IO[str]) -> _Append:
-    writer = csv.writer(file, lineterminator="\n")
+def _csv_writer(file: IO[str], between: str = ",") -> _Append:
+    writer = csv.writer(file, delimiter=between, lineterminator="\n")
     begun = False
 
     def append(columns: Mapping[str, Any]) -> None:
@@ -121,30 +132,51 @@ def _cells(values: Any) -> list[Any]:
 
 
 @contextmanager
-def _parquet_writer(part: Path) -> Iterator[_Append]:
-    parquet = parquet_package()
-    import pyarrow
+def _arrow_writer(part: Path, *, feather: bool) -> Iterator[_Append]:
+    arrow = arrow_package()
+
+    def opened(schema: Any) -> Any:
+        if feather:
+            return arrow.ipc.new_file(str(part), schema, options=arrow.ipc.IpcWriteOptions(compression="lz4"))
+        return arrow.parquet.ParquetWriter(part, schema)
 
     with ExitStack() as stack:
         writer: Any = None
+        schema: Any = None
         waiting: list[Any] = []
 
         def flush() -> None:
             nonlocal writer
             if waiting:
-                group = pyarrow.Table.from_batches(waiting)
-                writer = writer or stack.enter_context(parquet.ParquetWriter(part, group.schema))
-                writer.write_table(group)
+                writer = writer or stack.enter_context(opened(schema))
+                writer.write_table(arrow.Table.from_batches(waiting).combine_chunks())
                 waiting.clear()
 
         def append(columns: Mapping[str, Any]) -> None:
+            nonlocal schema
             _check_flat(columns)
-            waiting.append(pyarrow.record_batch({name: pyarrow.array(value) for name, value in columns.items()}))
+            batch = arrow.record_batch({name: arrow.array(value) for name, value in columns.items()})
+            schema = schema or batch.schema
+            waiting.append(batch if batch.schema == schema else _as_before(arrow, batch, schema))
             if sum(map(len, waiting)) >= _GROUP:
                 flush()
 
         yield append
         flush()
+
+
+def _as_before(arrow: Any, batch: Any, schema: Any) -> Any:
+    """A batch in the types of the first one: files of one folder may differ in them."""
+    columns = []
+    for name, values in zip(schema.names, batch.columns, strict=True):
+        try:
+            columns.append(values.cast(schema.field(name).type))
+        except arrow.ArrowException as error:
+            raise DataError(
+                f"expected values of one kind in {name!r}; found {schema.field(name).type} and {values.type}. Write "
+                "csv."
+            ) from error
+    return arrow.record_batch(columns, schema=schema)
 
 
 @contextmanager

@@ -32,6 +32,7 @@ from latedrop.devices import versions
 from latedrop.errors import ArgumentError
 from latedrop.files import write_aside
 from latedrop.masking.draws import checked_seed
+from latedrop.progress import shown_on
 from latedrop.report import Picture, overview, png, write_report
 from latedrop.variance.engine.options import checked_draws
 
@@ -201,6 +202,8 @@ def write(result: CrowdDemo, folder: Path) -> list[Path]:
         evaluations=result.evaluations,
         pictures=pictures,
         unit=UNIT,
+        names=["count"],
+        in_use="sampling-free",
         about=f"{_ABOUT.format(**result.scenes)} Rejection of regions: {result.rejection['why']}.",
         notes=NOTES,
         reproduce={"command": f"latedrop crowd demo --seed {result.seed}", **result.versions},
@@ -253,7 +256,7 @@ def _evaluations(
 ) -> tuple[Evaluation, ...]:
     raw, scaled, *_ = compare(sampled, target)
     _, first_order, *_ = compare(free, target)
-    spread = torch.full_like(free.mean, calibration.count.table[0].rmse ** 2)
+    spread = torch.full_like(free.mean, calibration.count.table[0].rmses[0] ** 2)
     return (
         replace(raw, label="sampled, raw"),
         replace(scaled, label="sampled, scaled"),
@@ -298,6 +301,4 @@ class _Watch:
 
 
 def _bar(rows: Any, total: int, show: bool) -> Any:
-    from tqdm import tqdm
-
-    return tqdm(rows, desc="counting", total=total, unit="frame", delay=2, disable=not show, leave=False)
+    return shown_on(rows, "counting", total, "frames", show=show)

@@ -16,6 +16,7 @@ Every metric takes the same arguments:
 - `target`: true values, shaped as `mean`. Nothing is broadcast, except that a target `(N,)` goes with a mean `(N, 1)`.
 - `mask`: bool, broadcastable to the target. Entries that are False do not count, and may even be NaN.
 - `per_output`: reduce over all axes but axis 1, to shape `(K,)` (`(1,)` for inputs `(N,)`), not to a scalar.
+- `weights`: `(N,)`, not below 0: what each row counts, 2 as much as two such rows. Not of `ence` and rankings.
 - `level`: probability content `a` of a central interval. `levels`: how many, evenly spaced inside (0, 1) at
   `k / (levels + 1)`; or the levels themselves.
 

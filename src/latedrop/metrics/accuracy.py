@@ -2,13 +2,19 @@
 
 from torch import Tensor
 
-from latedrop.metrics.entries import Array, columns, joined
+from latedrop.metrics.entries import Array, average, columns, joined, weights_of
 
 __all__ = ["mae", "rmse"]
 
 
 def rmse(
-    mean: Array, variance: Array | None, target: Array, *, mask: Array | None = None, per_output: bool = False
+    mean: Array,
+    variance: Array | None,
+    target: Array,
+    *,
+    mask: Array | None = None,
+    per_output: bool = False,
+    weights: Array | None = None,
 ) -> Tensor:
     """Root mean squared error, `sqrt(mean(e^2))`, a scalar or `(K,)` in the target's unit.
 
@@ -17,12 +23,18 @@ def rmse(
     >>> rmse([0.0, 0.0], None, [3.0, 4.0])
     tensor(3.5355)
     """
-    used = columns(mean, None, target, mask, per_output)
-    return joined([error.square().mean().sqrt() for error, _ in used], per_output)
+    used = zip(columns(mean, None, target, mask, per_output), weights_of(weights, mean, mask, per_output), strict=True)
+    return joined([average(error.square(), w).sqrt() for (error, _), w in used], per_output)
 
 
 def mae(
-    mean: Array, variance: Array | None, target: Array, *, mask: Array | None = None, per_output: bool = False
+    mean: Array,
+    variance: Array | None,
+    target: Array,
+    *,
+    mask: Array | None = None,
+    per_output: bool = False,
+    weights: Array | None = None,
 ) -> Tensor:
     """Mean absolute error, `mean(|e|)`, a scalar or `(K,)` in the target's unit.
 
@@ -31,5 +43,5 @@ def mae(
     >>> mae([0.0, 0.0], None, [3.0, -4.0])
     tensor(3.5000)
     """
-    used = columns(mean, None, target, mask, per_output)
-    return joined([error.abs().mean() for error, _ in used], per_output)
+    used = zip(columns(mean, None, target, mask, per_output), weights_of(weights, mean, mask, per_output), strict=True)
+    return joined([average(error.abs(), w) for (error, _), w in used], per_output)

@@ -1,10 +1,12 @@
 """Whether intervals hold as many targets as they promise: the calibration curve and what is read off it."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from latedrop.errors import ArgumentError
-from latedrop.metrics.entries import Array, columns, joined
+from latedrop.metrics.entries import Array, average, columns, joined, weights_of
 from latedrop.metrics.levels import Levels, central_quantile, checked_level, checked_levels, fraction_inside
 
 __all__ = ["balance", "calibration_curve", "coverage", "ence", "interval_width", "miscalibration_area"]
@@ -18,6 +20,7 @@ def calibration_curve(
     mask: Array | None = None,
     per_output: bool = False,
     levels: Levels = 99,
+    weights: Array | None = None,
 ) -> tuple[Tensor, Tensor]:
     """How often the target lies in the central interval `mean ± z_a std`, against the interval's level `a`.
 
@@ -33,11 +36,12 @@ def calibration_curve(
     """
     grid = checked_levels(levels)
     observed = []
-    for error, var in columns(mean, variance, target, mask, per_output):
+    used = columns(mean, variance, target, mask, per_output)
+    for (error, var), w in zip(used, weights_of(weights, mean, mask, per_output), strict=True):
         size, var = error.detach().abs(), var.detach()
         # An interval of no width holds only error 0.
-        ratio = torch.where(size == 0, 0, size / var.sqrt()).sort().values
-        observed.append(fraction_inside(ratio, central_quantile(grid).to(ratio)))
+        ratio, order = torch.where(size == 0, 0, size / var.sqrt()).sort()
+        observed.append(fraction_inside(ratio, central_quantile(grid).to(ratio), None if w is None else w[order]))
     return grid.to(observed[0]), joined(observed, per_output)
 
 
@@ -49,6 +53,7 @@ def miscalibration_area(
     mask: Array | None = None,
     per_output: bool = False,
     levels: Levels = 99,
+    weights: Array | None = None,
 ) -> Tensor:
     """Area between the calibration curve and the bisector, `mean(|pi(a) - a|)` over the levels.
 
@@ -57,7 +62,9 @@ def miscalibration_area(
     >>> miscalibration_area([0.0] * 4, [1.0] * 4, [0.1, -0.5, 1.0, 3.0], levels=[0.5, 0.9])
     tensor(0.0750)
     """
-    grid, pi = calibration_curve(mean, variance, target, mask=mask, per_output=per_output, levels=levels)
+    grid, pi = calibration_curve(
+        mean, variance, target, mask=mask, per_output=per_output, levels=levels, weights=weights
+    )
     return (pi - grid).abs().mean(-1)
 
 
@@ -69,6 +76,7 @@ def balance(
     mask: Array | None = None,
     per_output: bool = False,
     levels: Levels = 99,
+    weights: Array | None = None,
 ) -> Tensor:
     """Signed area between the calibration curve and the bisector, `mean(pi(a) - a)` over the levels.
 
@@ -79,7 +87,9 @@ def balance(
     >>> balance([0.0] * 4, [1.0] * 4, [0.1, -0.5, 1.0, 3.0], levels=[0.5, 0.9])
     tensor(-0.0750)
     """
-    grid, pi = calibration_curve(mean, variance, target, mask=mask, per_output=per_output, levels=levels)
+    grid, pi = calibration_curve(
+        mean, variance, target, mask=mask, per_output=per_output, levels=levels, weights=weights
+    )
     return (pi - grid).mean(-1)
 
 
@@ -91,6 +101,7 @@ def coverage(
     mask: Array | None = None,
     per_output: bool = False,
     level: float = 0.9,
+    weights: Array | None = None,
 ) -> Tensor:
     """Fraction of targets inside the central interval at one level, `pi(a)`, a scalar or `(K,)`; `level` is calibrated.
 
@@ -100,7 +111,8 @@ def coverage(
     tensor(0.7500)
     """
     levels = [checked_level(level)]
-    _, observed = calibration_curve(mean, variance, target, mask=mask, per_output=per_output, levels=levels)
+    options: dict[str, Any] = {"mask": mask, "per_output": per_output, "weights": weights}
+    _, observed = calibration_curve(mean, variance, target, levels=levels, **options)
     return observed.squeeze(-1)
 
 
@@ -112,6 +124,7 @@ def interval_width(
     mask: Array | None = None,
     per_output: bool = False,
     level: float = 0.9,
+    weights: Array | None = None,
 ) -> Tensor:
     """Mean width of the central interval at one level, `2 z_a mean(std)`; the sharpness.
 
@@ -122,8 +135,10 @@ def interval_width(
     tensor(4.9346)
     """
     z = central_quantile(checked_level(level))
-    used = columns(mean, variance, target, mask, per_output)
-    return joined([2 * z * var.sqrt().mean() for _, var in used], per_output)
+    used = zip(
+        columns(mean, variance, target, mask, per_output), weights_of(weights, mean, mask, per_output), strict=True
+    )
+    return joined([2 * z * average(var.sqrt(), w) for (_, var), w in used], per_output)
 
 
 def ence(

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from latedrop.errors import DataError
 
-__all__ = ["Array", "align_target", "by_output", "columns", "joined"]
+__all__ = ["Array", "align_target", "average", "by_output", "checked_weights", "columns", "joined", "weights_of"]
 
 Array = Tensor | npt.ArrayLike
 
@@ -67,6 +67,36 @@ def columns(
 def joined(scores: list[Tensor], per_output: bool) -> Tensor:
     """The only score, or those of all outputs in one tensor."""
     return torch.stack(scores) if per_output else scores[0]
+
+
+def weights_of(weights: Array | None, mean: Array, mask: Array | None, per_output: bool) -> list[Tensor | None]:
+    """What the used entries count, flat, one tensor for all or for each output; None where all count the same."""
+    mean = _tensor("mean", mean)
+    if weights is None:
+        return [None] * (mean.shape[1] if per_output and mean.dim() > 1 else 1)
+    given = checked_weights(weights, len(mean)).to(mean.device)
+    full = given.reshape(-1, *[1] * (mean.dim() - 1)).expand(mean.shape)
+    pairs = zip(by_output(full, per_output), by_output(_keep(mask, mean), per_output), strict=True)
+    return [values.masked_select(kept) for values, kept in pairs]
+
+
+def checked_weights(weights: Array, rows: int) -> Tensor:
+    """Weights of rows as float64 `(rows,)` with mean 1, or `DataError`."""
+    found = _tensor("weights", weights).detach().double()
+    found = found[:, 0] if found.dim() == 2 and found.shape[1] == 1 else found
+    if found.shape != (rows,):
+        raise DataError(f"expected one weight for each of the {rows} rows; found shape {tuple(found.shape)}.")
+    if not bool(found.isfinite().all()) or bool((found < 0).any()) or not bool(found.any()):
+        raise DataError("expected weights that are finite, not below 0 and not all 0; found others.")
+    return found / found.mean()
+
+
+def average(values: Tensor, weights: Tensor | None) -> Tensor:
+    """The mean of `(n,)`, each value counted as often as its weight says."""
+    if weights is None:
+        return values.mean()
+    weights = weights.to(values)
+    return (weights * values).sum() / weights.sum()
 
 
 def by_output(values: Tensor, per_output: bool) -> tuple[Tensor, ...]:

@@ -77,9 +77,13 @@ def central_quantile(level: float | Tensor) -> float | Tensor:
     return z
 
 
-def fraction_inside(ordered: Tensor, bounds: Tensor) -> Tensor:
+def fraction_inside(ordered: Tensor, bounds: Tensor, weights: Tensor | None = None) -> Tensor:
     """Fraction of the sorted ratios `(n,)` of error to deviation that are at most each of the bounds.
 
-    Sorted once, each bound is a look-up: memory is linear in n.
+    Sorted once, each bound is a look-up: memory is linear in n. `weights` `(n,)` go with the sorted ratios.
     """
-    return torch.searchsorted(ordered, bounds, right=True).to(ordered) / ordered.shape[-1]
+    below = torch.searchsorted(ordered, bounds, right=True)
+    if weights is None:
+        return below.to(ordered) / ordered.shape[-1]
+    sums = torch.cat([weights.new_zeros(1), weights.cumsum(0)])
+    return (sums[below] / sums[-1]).to(ordered)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from latedrop.errors import DataError, LatedropWarning
-from latedrop.metrics.entries import Array, columns, joined
+from latedrop.metrics.entries import Array, average, columns, joined, weights_of
 from latedrop.metrics.levels import central_quantile, checked_level
 
 __all__ = ["crps", "ideal_nll", "interval_score", "nll"]
@@ -23,6 +23,7 @@ def nll(
     mask: Array | None = None,
     per_output: bool = False,
     constant: bool = True,
+    weights: Array | None = None,
 ) -> Tensor:
     """Gaussian negative log-likelihood, `mean(e^2 / (2 v) + log(v) / 2) + log(2 pi) / 2`, a scalar or `(K,)` in nats.
 
@@ -33,7 +34,8 @@ def nll(
     tensor(0.8466)
     """
     used = columns(mean, variance, target, mask, per_output, positive=True)
-    scores = [(error.square() / var + var.log()).mean() / 2 for error, var in used]
+    pairs = zip(used, weights_of(weights, mean, mask, per_output), strict=True)
+    scores = [average(error.square() / var + var.log(), w) / 2 for (error, var), w in pairs]
     return joined(scores, per_output) + (_CONSTANT if constant else 0.0)
 
 
@@ -45,6 +47,7 @@ def ideal_nll(
     mask: Array | None = None,
     per_output: bool = False,
     constant: bool = True,
+    weights: Array | None = None,
 ) -> Tensor:
     """The lowest `nll` any variance reaches, that of `v = e^2`: `mean(1 + log(e^2)) / 2 + log(2 pi) / 2`.
 
@@ -69,10 +72,19 @@ def ideal_nll(
             stacklevel=2,
         )
     floored = [torch.where(size > 0, size, size[size > 0].min()) for size in sizes]
-    return joined([size.log().mean() + 0.5 for size in floored], per_output) + (_CONSTANT if constant else 0.0)
+    pairs = zip(floored, weights_of(weights, mean, mask, per_output), strict=True)
+    return joined([average(size.log(), w) + 0.5 for size, w in pairs], per_output) + (_CONSTANT if constant else 0.0)
 
 
-def crps(mean: Array, variance: Array, target: Array, *, mask: Array | None = None, per_output: bool = False) -> Tensor:
+def crps(
+    mean: Array,
+    variance: Array,
+    target: Array,
+    *,
+    mask: Array | None = None,
+    per_output: bool = False,
+    weights: Array | None = None,
+) -> Tensor:
     """Continuous ranked probability score: the integral of `(F(t) - [t >= target])^2`, `F` the Gaussian CDF.
 
     In closed form `mean(std (w (2 Phi(w) - 1) + 2 phi(w) - 1 / sqrt(pi)))`, with `w = e / std`, a scalar or `(K,)` in
@@ -83,13 +95,14 @@ def crps(mean: Array, variance: Array, target: Array, *, mask: Array | None = No
     tensor(1.6168)
     """
     scores = []
-    for error, var in columns(mean, variance, target, mask, per_output):
+    used = columns(mean, variance, target, mask, per_output)
+    for (error, var), w in zip(used, weights_of(weights, mean, mask, per_output), strict=True):
         # The inner `where` keeps 0 / 0, and so NaN gradients, out of the branch that is not taken.
         std = torch.where(var > 0, var, 1).sqrt()
-        w = error / std
-        density = torch.exp(-w.square() / 2) / math.sqrt(2 * math.pi)
-        score = error * torch.erf(w / math.sqrt(2)) + std * (2 * density - 1 / math.sqrt(math.pi))
-        scores.append(torch.where(var > 0, score, error.abs()).mean())
+        z = error / std
+        density = torch.exp(-z.square() / 2) / math.sqrt(2 * math.pi)
+        score = error * torch.erf(z / math.sqrt(2)) + std * (2 * density - 1 / math.sqrt(math.pi))
+        scores.append(average(torch.where(var > 0, score, error.abs()), w))
     return joined(scores, per_output)
 
 
@@ -101,6 +114,7 @@ def interval_score(
     mask: Array | None = None,
     per_output: bool = False,
     level: float = 0.9,
+    weights: Array | None = None,
 ) -> Tensor:
     """Width of the interval at one level, plus a fine for each target outside it; a scalar or `(K,)`.
 
@@ -114,7 +128,8 @@ def interval_score(
     level = checked_level(level)
     z = central_quantile(level)
     scores = []
-    for error, var in columns(mean, variance, target, mask, per_output):
+    used = columns(mean, variance, target, mask, per_output)
+    for (error, var), w in zip(used, weights_of(weights, mean, mask, per_output), strict=True):
         half = z * var.sqrt()
-        scores.append((2 * half + 2 / (1 - level) * torch.relu(error.abs() - half)).mean())
+        scores.append(average(2 * half + 2 / (1 - level) * torch.relu(error.abs() - half), w))
     return joined(scores, per_output)

@@ -28,7 +28,7 @@ __all__ = [
 
 
 def place(x: Any, model: nn.Module, *, check: bool = True) -> Any:
-    """Move inputs to the model's device; numpy arrays and tables also take the model's floating dtype.
+    """Move inputs to the model's device; numpy arrays, tables and float64 tensors also take its floating dtype.
 
     With `check`, raises `DataError` where a floating input has NaN or inf.
     """
@@ -38,8 +38,11 @@ def place(x: Any, model: nn.Module, *, check: bool = True) -> Any:
     def move(value: Any) -> Tensor:
         if not isinstance(value, Tensor):
             value = from_table(value, "inputs") if is_table(value) else from_array(value, "inputs")
-            if value.is_floating_point() and parameter is not None:
-                value = _converted(value, parameter.dtype)
+            convert = value.is_floating_point()
+        else:
+            convert = value.dtype == torch.float64  # as numpy makes them; others were chosen
+        if convert and parameter is not None and value.dtype != parameter.dtype:
+            value = _converted(value, parameter.dtype)
         moved: Tensor = value.to(device)
         return moved
 

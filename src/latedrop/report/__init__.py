@@ -1,7 +1,7 @@
 """Everything about a calibration in one HTML file."""
 
-from latedrop.report.page import write_report
+from latedrop.report.page import page_of, write_report
 from latedrop.report.pictures import Picture, overview, png
 from latedrop.report.tables import site_table, table
 
-__all__ = ["Picture", "overview", "png", "site_table", "table", "write_report"]
+__all__ = ["Picture", "overview", "page_of", "png", "site_table", "table", "write_report"]

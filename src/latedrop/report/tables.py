@@ -2,53 +2,159 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from latedrop.calibration.evaluation import Evaluation
 from latedrop.calibration.fitted_terms import FittedTerms
+from latedrop.calibration.groups import Group
+from latedrop.calibration.judgement import JudgedOutput
 from latedrop.calibration.record import Calibration, rate_text
 from latedrop.model.sites import Site
+from latedrop.numerals import column, nats, percent, plain
 
-__all__ = ["KINDS", "candidate_table", "number", "rate_table", "site_table", "table", "with_unit"]
+__all__ = [
+    "KINDS",
+    "candidate_table",
+    "constant_nll",
+    "group_table",
+    "number",
+    "output_table",
+    "rate_table",
+    "site_table",
+    "table",
+    "with_unit",
+    "worst_table",
+]
 
 KINDS = {"raw": "unscaled", "scaled": "scaled", "relaxed": "relaxed"}
 """What a variance is called in tables and legends, and in the fields of `RateRow`."""
+_INPUTS = 8
 
 
 def table(evaluations: Sequence[Evaluation], unit: str = "") -> list[list[str]]:
-    """The headline table as text, header first; metrics to three decimals, shares to a tenth of a percent."""
+    """The headline table as text, header first; columns in which no row has anything are left out."""
     levels = {row.level for row in evaluations}
     level = f"{100 * levels.pop():.4g} %" if len(levels) == 1 else "its level"
-    head = ["", "rate", "scale", "RMSE", "NLL", "MA", f"coverage at {level}", f"width at {level}", "rank correlation"]
-    head = [f"{name} [{unit}]" if unit and name.startswith(("RMSE", "width")) else name for name in head]
-    return [head] + [
-        [
-            row.label,
-            rate_text(row.rate),
-            number(row.scale),
-            f"{row.rmse:.3f}",
-            "-" if row.nll is None else f"{row.nll:.3f}",
-            f"{row.ma:.3f}",
-            f"{100 * row.coverage:.1f} %",
-            f"{row.width:.2f}",
-            "-" if row.correlation is None else f"{row.correlation:.2f}",
-        ]
-        for row in evaluations
+    columns = {
+        "": [row.label for row in evaluations],
+        "rate": [rate_text(row.rate) for row in evaluations],
+        "scale": [number(row.scale) for row in evaluations],
+        with_unit("RMSE", unit): column(row.rmse for row in evaluations),
+        "NLL": ["-" if row.nll is None else nats(row.nll) for row in evaluations],
+        "gain [nats]": [_gain(row) for row in evaluations],
+        "MA": [f"{row.ma:.3f}" for row in evaluations],
+        f"coverage at {level}": [_share(row.coverage, row.coverage_error) for row in evaluations],
+        with_unit(f"width at {level}", unit): column(row.width for row in evaluations),
+        "rank correlation": ["-" if row.correlation is None else f"{row.correlation:.2f}" for row in evaluations],
+    }
+    used = any(row.rate for row in evaluations)  # without a rate the scale says nothing either
+    left = {"rate", "scale"} if not used else set()
+    kept = {name: cells for name, cells in columns.items() if name not in left and set(cells) != {"-"}}
+    return [list(kept), *map(list, zip(*kept.values(), strict=True))]
+
+
+def _gain(row: Evaluation) -> str:
+    if row.gain is None or row.gain_error is None or row.label == "constant":
+        return "-"
+    return f"{'-' if row.gain <= -0.0005 else '+'}{nats(abs(row.gain))} ± {nats(row.gain_error)}"
+
+
+def _share(share: float, error: float | None) -> str:
+    return percent(share) if error is None else f"{percent(share)} ± {100 * error:.1f}"
+
+
+def output_table(outputs: Sequence[JudgedOutput]) -> list[list[str]]:
+    """The verdict on each of several outputs, header first."""
+    lines = [["output", "coverage", "", "coverage, constant", "gain over constant [nats]", "", "rank correlation", ""]]
+    for output in outputs:
+        found = output.verdict
+        if found is None:
+            lines.append([output.name, percent(output.used.coverage), *["-"] * 6])
+            continue
+        coverage, worth, ranking = (finding.grade for finding in found.findings)
+        gain = f"{'-' if found.gain <= -0.0005 else '+'}{nats(abs(found.gain))} ± {nats(found.gain_error)}"
+        share = _share(found.coverage, found.coverage_error)
+        order = f"{found.correlation:.2f} ± {found.correlation_error:.2f}"
+        constant = next((row.coverage for row in output.evaluations if row.label == "constant"), None)
+        lines.append([output.name, share, coverage, percent(constant), gain, worth, order, ranking])
+    return lines
+
+
+def group_table(groups: Sequence[Group], by: str, unit: str = "") -> list[list[str]]:
+    """Rows in groups: what they are, what their intervals hold, and what those of a constant hold."""
+    ends = column([end for group in groups for end in (group.low, group.high)])
+    some = any(group.off for group in groups)
+    lines = [
+        [by, "rows", with_unit("RMSE", unit), "inside", "inside, constant", "by chance", *["beyond chance"] * some]
     ]
+    for k, (group, rmse) in enumerate(zip(groups, column(group.rmse for group in groups), strict=True)):
+        shares = [percent(group.coverage), percent(group.constant), f"± {100 * group.coverage_error:.1f}"]
+        off = [f"holds {group.off}" if group.off else ""] * some
+        lines.append([f"{ends[2 * k]} to {ends[2 * k + 1]}", f"{group.rows:,}", rmse, *shares, *off])
+    return lines
+
+
+def worst_table(output: JudgedOutput, place: str = "row") -> list[list[str]]:
+    """The rows furthest from their prediction; inputs up to the eighth."""
+    rows = output.worst
+    if not rows:
+        return []
+    names = list(rows[0]["inputs"])[:_INPUTS]
+    parts = {part: column(row[part] for row in rows) for part in ("target", "mean", "low", "high")}
+    columns: dict[str, list[str]] = {
+        place: [str(row["row"]) for row in rows],
+        with_unit(output.name, output.unit): parts["target"],
+        "prediction": parts["mean"],
+        f"{100 * output.used.level:.4g} % interval": [
+            f"{low} to {high}" for low, high in zip(parts["low"], parts["high"], strict=True)
+        ],
+        "deviations off": [f"{row['deviations']:,.1f}" for row in rows],
+    }
+    if "constant_deviations" in rows[0]:
+        columns["of the constant"] = [f"{row['constant_deviations']:,.1f}" for row in rows]
+    if "strangeness" in rows[0]:
+        columns["strangeness"] = column(row["strangeness"] for row in rows)
+    taken = {name: column(row["inputs"][name] for row in rows) for name in names}
+    lines = zip(*columns.values(), *taken.values(), strict=True)
+    return [[*columns, *names], *map(list, lines)]
+
+
+def constant_nll(c: Calibration) -> float | None:
+    """The NLL of one constant variance on the validation rows whose mean squared error it is.
+
+    None where targets were transformed for training: the record does not know it in their unit.
+    """
+    if c.constant is None or not all(c.constant) or c.target is not None:
+        return None
+    return sum((math.log(2 * math.pi * value) + 1) / 2 for value in c.constant) / len(c.constant)
+
+
+def constant_area(c: Calibration) -> float | None:
+    """The miscalibration area of one constant variance on the validation rows."""
+    if "constant" not in c.curves:
+        return None
+    levels, observed = c.curves["levels"], c.curves["constant"]
+    return sum(abs(a - b) for a, b in zip(levels, observed, strict=True)) / len(levels)
 
 
 def rate_table(c: Calibration, unit: str = "") -> list[list[str]]:
-    """What every rate gave on the validation rows, header first."""
+    """What every rate gave on the validation rows, and one constant variance, header first."""
     metric_names = [f"nll_{kind}" for kind in (*KINDS.values(), "ideal")] + [f"ma_{kind}" for kind in KINDS.values()]
     heads = [f"NLL {name}" for name in (*KINDS, "ideal")] + [f"MA {name}" for name in KINDS]
     floor = any(any(row.floor) for row in c.table)
     lines = [["rate", with_unit("RMSE", unit), *heads, "scale", "relaxed scale", *["floor"] * floor]]
     for row in c.table:
         chosen = " (chosen)" if row.rate == c.rate and len(c.table) > 1 else ""
-        values = [f"{getattr(row, name):.3f}" for name in metric_names]
+        values = [nats(getattr(row, name)) for name in metric_names]
         fitted = [number(row.scale), number(row.relaxed_scale), *[number(row.floor)] * floor]
-        lines.append([number(row.rate) + chosen, f"{row.rmse:.4g}", *values, *fitted])
+        lines.append([number(row.rate) + chosen, ", ".join(map(plain, row.rmses)), *values, *fitted])
+    nll, area = constant_nll(c), constant_area(c)
+    if nll is not None:
+        scores = ["-", f"{nll:.3f}", "-", "-", "-", "-" if area is None else f"{area:.3f}", "-"]
+        fitted = ["-", "-", *[number(c.constant)] * floor]
+        lines.append(["constant", "-", *scores, *fitted])
     return lines
 
 
@@ -58,7 +164,7 @@ def candidate_table(terms: FittedTerms) -> list[list[str]]:
     for found in terms.candidates:
         chosen = " (chosen)" if found.name == terms.choice else ""
         cells.append([found.name + chosen, f"{found.gain:+.4f}", f"{found.gain_error:.4f}"])
-    return [["candidate", "gain over a constant [nats]", "standard error"], *cells]
+    return [["candidate", "gain over a constant [nats]", "standard error"], *cells, ["constant", "0", "-"]]
 
 
 def site_table(sites: Sequence[Site]) -> list[list[str]]:
@@ -75,7 +181,7 @@ def number(value: Any) -> str:
         return ", ".join(f"{key}: {number(item)}" for key, item in value.items())
     if isinstance(value, tuple):
         return ", ".join(number(item) for item in value)
-    return f"{value:.4g}"
+    return plain(value)
 
 
 def with_unit(name: str, unit: str) -> str:

@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
 from latedrop.errors import ArgumentError, DataError
 from latedrop.masking.draws import checked_seed
 from latedrop.model.finding import own_dropouts
-from latedrop.model.sites import Site, Sites, odds_by_site
+from latedrop.model.sites import Site, Sites
 from latedrop.terms.term import Learned, Rows, Term
 from latedrop.variance.engine.options import Sampling, checked_draws
 from latedrop.variance.first_order import linearize
@@ -60,9 +59,7 @@ class OwnDropout(Term):
         if self.draws:
             options = Sampling(self.draws, self.seed, rows.readout)
             return sample_rates(rows.model, rows.x, [self._rates], self._sites, options)[0].variance
-        found = linearize(rows.model, rows.x, self._sites, rows.readout)
-        odds: Tensor = odds_by_site(self._sites, self._rates).to(torch.float64)
-        return found.variance(odds)
+        return linearize(rows.model, rows.x, self._sites, rows.readout).variance(self._rates)
 
     def state(self) -> Learned:
         """See `Term`."""

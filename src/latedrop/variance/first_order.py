@@ -29,7 +29,7 @@ from latedrop.model.items import Collate, as_items
 from latedrop.model.rows import copied, filled_up, row_count, row_limits, take_rows, tensors
 from latedrop.model.running import derives, running
 from latedrop.model.scripts import wrap_scripts
-from latedrop.model.sites import Site, Sites
+from latedrop.model.sites import Rate, Site, Sites, odds_by_site
 from latedrop.model.twin import release, twin_of
 from latedrop.model.weight_rules import RECURRENT
 from latedrop.torch_inside import held, is_wrapped
@@ -56,9 +56,17 @@ class Linearization:
     variance_by_site: Tensor
     sites: Sites
 
-    def variance(self, odds: Tensor) -> Tensor:
-        """`sum_s odds_s · v_s`, in the shape of `mean`; `odds` `(sites,)` holds `rate / (1 - rate)`."""
-        return (self.variance_by_site @ odds.to(self.variance_by_site)).reshape(self.mean.shape)
+    def variance(self, rate: Rate) -> Tensor:
+        """`sum_s rate_s / (1 - rate_s) · v_s`, in the shape of `mean`.
+
+        `rate` is a number, or a mapping from site names or patterns to numbers, as for `sample`.
+
+        >>> net = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1))
+        >>> linearize(net, torch.ones(5, 2)).variance(0.1).shape
+        torch.Size([5, 1])
+        """
+        odds = odds_by_site(self.sites, rate).to(self.variance_by_site)
+        return (self.variance_by_site @ odds).reshape(self.mean.shape)
 
 
 def linearize(

@@ -10,7 +10,7 @@ from warnings import warn
 
 from torch import Tensor, nn
 
-from latedrop.calibration.batches import batches, first_rows, is_pair
+from latedrop.calibration.batches import batches, first_rows, in_batches, is_pair, row_total
 from latedrop.calibration.classes.labels import Task, is_classification
 from latedrop.calibration.classes.predictor import ClassPredictor
 from latedrop.calibration.classes.search import RATES, search_classes
@@ -35,6 +35,8 @@ _THEIRS: dict[str, Any] = {
     "scale": "optimal",
     "intervals": None,
     "shared": True,
+    "target": None,
+    "row_weights": None,
 }
 """Options that only a regression has, and what they are where they are not given."""
 
@@ -49,14 +51,17 @@ class Peeked:
     def __iter__(self) -> Iterator[Any]:
         return self._rest if self.first is None else chain([self.first], self._rest)
 
-    def __len__(self) -> int:
-        return len(self._all)  # type: ignore[arg-type]
+    @property
+    def row_total(self) -> int | None:
+        """How many rows there are, where the data tell."""
+        return row_total(self._all)
 
 
 def classifier(
     model: nn.Module, data: Any, options: dict[str, Any], task: Task, names: Sequence[str] | None
 ) -> tuple[ClassPredictor | None, Any]:
     """A calibrated classifier, or None where it is a regression; and the data, of which a batch may have been read."""
+    data = in_batches(data, options["batch_size"])
     one_by_one = not (options["unpack"] is None and is_pair(data))
     looks = task == "auto" and isinstance(data, Iterable) and not hasattr(data, "__array__")
     if looks and one_by_one:
@@ -68,7 +73,7 @@ def classifier(
         _warn_of_classes(labels, output)
         return None, data
     check_module(model)
-    wrong = [name for name, usual in _THEIRS.items() if options[name] != usual]
+    wrong = [name for name, usual in _THEIRS.items() if options[name] is not usual and _differ(options[name], usual)]
     if wrong or options["method"] not in (None, "terms", "sample"):
         wrong += [] if options["method"] in (None, "terms", "sample") else ["method"]
         raise ArgumentError(
@@ -90,6 +95,10 @@ def classifier(
     parts = {name: options[name] for name in ("batch_size", "chunk", "engine", "collate")}
     found = ClassPredictor(model, record, setup.readout, **parts)
     return found if held is None else found.conformal(held, unpack=setup.unpack), data
+
+
+def _differ(value: Any, usual: Any) -> bool:
+    return usual is None or bool(value != usual)
 
 
 def _names(names: Sequence[str] | None) -> tuple[str, ...]:

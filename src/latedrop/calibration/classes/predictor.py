@@ -11,13 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from latedrop.calibration.batches import Unpack, batches, inputs_of, row_batches
+from latedrop.calibration.batches import Unpack, batches, inputs_in, row_batches
 from latedrop.calibration.classes.labels import as_labels, as_logits
 from latedrop.calibration.classes.prediction import ClassPrediction
 from latedrop.calibration.classes.record import ClassCalibration
 from latedrop.calibration.classes.search import spread_of
 from latedrop.calibration.classes.sets import ClassSets, Rejection, Score, checked_score, rejection
 from latedrop.calibration.classes.softmax import information, mutual_information
+from latedrop.calibration.datasets import is_loader
 from latedrop.calibration.saving import save_calibration
 from latedrop.calibration.weights import Weights
 from latedrop.errors import ArgumentError, DataError
@@ -62,12 +63,15 @@ class ClassPredictor:
         """Predict N rows, in batches that fit memory; with `collate`, the items of a list.
 
         Args:
-            x: inputs.
+            x: inputs, a `DataLoader`, or a data set.
             rate: also measure how much thinned networks at this rate disagree, to first order, where the calibration
                 uses no dropout of its own: gives `mutual_information`, at the cost of a backward pass for each class.
         """
         if rate is not None and (isinstance(rate, bool) or not 0 < rate < 1):
             raise ArgumentError(f"expected a rate inside (0, 1); found {rate!r}.")
+        if is_loader(x) and self.collate is None:
+            found = inputs_in(x, self.model, self.batch_size)
+            return ClassPrediction.joined([self.predict(part, rate=rate) for part in found])
         self._weights.check(self.model)
         x = place(as_items(x, self.collate), self.model)
         parts = [self._batch(part, rate) for part in row_batches(x, self.batch_size)]
@@ -76,11 +80,10 @@ class ClassPredictor:
         return ClassPrediction.joined(parts)
 
     def predict_batches(
-        self, loader: Iterable[Any], unpack: Callable[[Any], Any] | None = None
+        self, loader: Iterable[Any], unpack: Callable[[Any], Any] | str | None = None
     ) -> Iterator[ClassPrediction]:
         """Yield one `ClassPrediction` per batch; see `Predictor.predict_batches`."""
-        for batch in loader:
-            yield self.predict(inputs_of(batch, self.model, collate=self.collate) if unpack is None else unpack(batch))
+        yield from map(self.predict, inputs_in(loader, self.model, self.batch_size, unpack, self.collate))
 
     def conformal(
         self, data: Any, score: Score = "lac", *, per_class: bool = False, unpack: Unpack | None = None

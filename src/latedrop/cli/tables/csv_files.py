@@ -7,7 +7,7 @@ import gzip
 import re
 import sys
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from itertools import chain, islice
 from typing import Any
@@ -28,6 +28,8 @@ def open_csv(path: str) -> Table:
     """Commas, semicolons or tabs between cells, whichever the first line has most of."""
     opened = _records(path)
     _, names = next(opened, (0, []))
+    if path != STANDARD:
+        opened.close()  # it is opened again to be read
     names = [name.strip() for name in names]
     if not names:
         raise DataError(f"expected a first line with column names in {path}; found nothing.")
@@ -61,7 +63,7 @@ def open_csv(path: str) -> Table:
     return Table(path, tuple(names), arrays=False, count=None, unit="line", read=read)
 
 
-def _records(path: str) -> Iterator[tuple[int, list[str]]]:
+def _records(path: str) -> Generator[tuple[int, list[str]], None, None]:
     """The cells of every line that is not blank, the header's first, and the number of that line."""
     with ExitStack() as stack:
         file: Any = sys.stdin if path == STANDARD else stack.enter_context(_opened(path))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -9,8 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from latedrop.cli.tables.array_files import open_npz, open_pt
+from latedrop.cli.tables.arrow_files import open_feather, open_parquet
 from latedrop.cli.tables.csv_files import open_csv
-from latedrop.cli.tables.parquet_files import open_parquet
+from latedrop.cli.tables.folders import open_folder
 from latedrop.cli.tables.rows import STANDARD, Array, Columns, Rows, Table
 from latedrop.errors import ArgumentError, DataError
 from latedrop.files import readable
@@ -24,23 +26,35 @@ _OPENERS = {
     ".csv.gz": open_csv,
     ".tsv.gz": open_csv,
     ".parquet": open_parquet,
+    ".feather": open_feather,
     ".npz": open_npz,
     ".pt": open_pt,
     ".pth": open_pt,
 }
+_log = logging.getLogger(__name__)
 _SHOWN = 12
 
 
 def open_table(path: str) -> Table:
-    """What the file holds; only its head is read. `-` is csv from standard input, which can be read once."""
+    """What a file or a folder of files holds; only heads are read. `-` is csv from standard input, read once."""
     name = Path(path).name.lower()
+    if path != STANDARD and Path(path).is_dir():
+        with readable(path, "a folder of data"):
+            return _told(open_folder(path, _OPENERS))
     opener = open_csv if path == STANDARD else next((_OPENERS[end] for end in _OPENERS if name.endswith(end)), None)
     if opener is None:
         raise ArgumentError(
-            f"expected data that end in {', '.join(_OPENERS)}, or - for csv from standard input; found {path!r}."
+            f"expected data that end in {', '.join(_OPENERS)}, a folder of these, or - for csv from standard input; "
+            f"found {path!r}."
         )
     with readable(path, "data"):
-        return opener(path)
+        return _told(opener(path))
+
+
+def _told(table: Table) -> Table:
+    count = "" if table.count is None else f"{table.count} rows, "
+    _log.info("data %s: %s%ss %s", table.path, count, table.word, listed(table.names, _SHOWN))
+    return table
 
 
 def choose(
@@ -100,11 +114,10 @@ def _target(table: Table, columns: Columns, numbers: dict[str, Array]) -> Array 
 
 
 def _check_names(table: Table, asked: Sequence[str]) -> None:
-    what = "array" if table.arrays else "column"
     for name in asked:
         if name not in table.names:
             close = get_close_matches(name, table.names, n=1)
             hint = f"Did you mean {close[0]!r}?" if close else f"It has {listed(map(repr, table.names), _SHOWN)}."
-            raise ArgumentError(f"expected {what} {name!r} in {table.path}; it is not there. {hint}")
+            raise ArgumentError(f"expected {table.word} {name!r} in {table.path}; it is not there. {hint}")
         if table.names.count(name) > 1:
-            raise DataError(f"expected one {what} {name!r} in {table.path}; found several. Rename them.")
+            raise DataError(f"expected one {table.word} {name!r} in {table.path}; found several. Rename them.")

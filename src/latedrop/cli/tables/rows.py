@@ -10,20 +10,22 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["STANDARD", "Array", "Block", "Columns", "Reader", "Rows", "Table"]
+__all__ = ["STANDARD", "Array", "Block", "Columns", "Place", "Reader", "Rows", "Table"]
 
 STANDARD = "-"
 """The path of standard input and output."""
 
 Array: TypeAlias = npt.NDArray[Any]
-Block: TypeAlias = "tuple[Sequence[int], dict[str, Array], dict[str, Any]]"
+Place: TypeAlias = int | str
+"""A line or an index; in a folder, with the file's name: `part1.csv:7`."""
+Block: TypeAlias = "tuple[Sequence[Place], dict[str, Array], dict[str, Any]]"
 """Places, numbers by name, and what is carried along by name."""
 Reader: TypeAlias = Callable[["Columns", int], "Iterator[Block]"]
 
 
 @dataclass(frozen=True)
 class Table:
-    """A file with rows.
+    """A file with rows, or a folder of such files.
 
     Attributes:
         path: where it is; `-` is standard input.
@@ -32,6 +34,7 @@ class Table:
         count: how many rows, where that is known without reading them.
         unit: what `Rows.places` counts: the file's lines from 1, or its rows from 0.
         read: makes the iterator over rows; use `read_batches`.
+        images: the column that names images, which are the inputs; None where there are none.
     """
 
     path: str
@@ -40,6 +43,12 @@ class Table:
     count: int | None
     unit: str
     read: Reader
+    images: str | None = None
+
+    @property
+    def word(self) -> str:
+        """What its names are names of."""
+        return "array" if self.arrays and self.images is None else "column"
 
 
 @dataclass(frozen=True)
@@ -73,7 +82,7 @@ class Rows:
         finite: `(N,)`, whether a row has neither NaN nor inf.
     """
 
-    places: Sequence[int]
+    places: Sequence[Place]
     inputs: Array | dict[str, Array]
     target: Array | None
     kept: dict[str, Any]

@@ -69,6 +69,11 @@ class FrameBatches:
     def __len__(self) -> int:
         return len(self.indices)
 
+    @property
+    def row_total(self) -> int:
+        """How many frames there are."""
+        return len(self.indices)
+
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         for index in self.indices:
             if self.cells is None:

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from tqdm import tqdm
 
 from latedrop import Calibration, Predictor, calibrate, find_sites
 from latedrop.calibration.record import Choice
@@ -26,6 +25,7 @@ from latedrop.crowd.regions import Maps, fit_policy, near_cells, to_cells
 from latedrop.devices import versions
 from latedrop.errors import ArgumentError, DataError, LatedropWarning
 from latedrop.model.sites import Rate, Sites
+from latedrop.progress import shown_on
 
 __all__ = ["calibrate_counter", "counted_heads", "read_maps"]
 
@@ -167,7 +167,7 @@ def read_maps(
         raise DataError("expected a calibration of the map's cells; found one of counts alone. Calibrate with heads.")
     cells, frames = Cells(trained), FrameBatches(trained, crowd_set, indices, None)
     means, stds, heads = [], [], []
-    for index in tqdm(indices, desc="reading maps", unit="frame", delay=2, disable=not progress, leave=False):
+    for index in shown_on(indices, "reading maps", unit="frames", show=progress):
         x = frames.image(index)
         pixels = Predictor(trained.model, calibration.pixels, cells).predict(x)
         mean, std = cells.maps(pixels, x)

@@ -172,7 +172,7 @@ class CrowdCalibration:
     @property
     def _constant(self) -> float:
         """Mean squared error of the validation counts, as the terms' guard has it: times the scale in use."""
-        constant = self.count.constant[0] if self.count.constant else float(self.count.table[0].rmse) ** 2
+        constant = self.count.constant[0] if self.count.constant else self.count.table[0].rmses[0] ** 2
         return constant if self.count.terms is None else constant * self.count.chosen()[0][0]
 
     def with_choice(self, choice: Choice) -> CrowdCalibration:
@@ -233,8 +233,8 @@ class CrowdCalibration:
                 continue
             last = record.table[[row.rate for row in record.table].index(record.rate)]
             lines.append(
-                f"{name}: scale {record.scales[0]:.4g}, floor {record.floors[0]:.4g}, validation RMSE {last.rmse:.4g}, "
-                f"NLL {last.nll_unscaled:.4g} raw, {last.nll_scaled:.4g} scaled"
+                f"{name}: scale {record.scales[0]:.4g}, floor {record.floors[0]:.4g}, "
+                f"validation RMSE {last.rmses[0]:.4g}, NLL {last.nll_unscaled:.4g} raw, {last.nll_scaled:.4g} scaled"
             )
         if not self.has_dropout:
             lines.append(NO_DROPOUT)

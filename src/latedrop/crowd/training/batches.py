@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from latedrop.crowd.layouts import CrowdSet, in_order
 from latedrop.crowd.mcnn import MCNN, STRIDE
 from latedrop.crowd.training.settings import Settings
 from latedrop.errors import ArgumentError, DataError
+from latedrop.progress import shown_on
 
 __all__ = ["Data", "Frames", "Plan", "cut_batch", "load", "plan_epoch"]
 
@@ -48,8 +48,7 @@ def load(crowd_set: CrowdSet, settings: Settings, device: torch.device, progress
             raise DataError(f"expected {name} frames in {crowd_set.name}; found none. Open the set's training part.")
         images, targets = [], []
         found = in_order(read, indices)
-        options = {"desc": f"reading {name} frames", "total": len(indices), "delay": 1, "leave": False}
-        for image, target in tqdm(found, disable=not progress, **options):
+        for image, target in shown_on(found, f"reading {name} frames", len(indices), "frames", show=progress):
             images.append(_at_least(image, crop))
             targets.append(_at_least(target, crop // STRIDE))
         return Frames(_held(images, device), _held(targets, device), crowd_set.counts(indices).to(device))

@@ -12,6 +12,7 @@ A program is what the model did when it was traced; what it takes for granted, a
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from math import isfinite
 from threading import Lock, RLock
@@ -41,6 +42,7 @@ from latedrop.variance.moments import merged, out_of_memory
 __all__ = ["Program", "program"]
 
 _Result = TypeVar("_Result")
+_log = logging.getLogger(__name__)
 _PROGRAMS: WeakKeyDictionary[nn.Module, dict[Any, Program]] = WeakKeyDictionary()
 _MOST_PROGRAMS = 8  # of one model: each holds a CUDA graph's memory
 _COMPILING = RLock()
@@ -66,6 +68,7 @@ def program(model: nn.Module, x: Any, sites: Sequence[Site], options: Sampling, 
             if key not in kept:
                 if len(kept) >= _MOST_PROGRAMS:
                     kept.pop(next(iter(kept)))
+                _log.info("compiling %s for inputs of this shape; it takes seconds", type(model).__name__)
                 kept[key] = Program(model, x, sites, options, options.chunk or fitting())
             found = kept[key]
     return found

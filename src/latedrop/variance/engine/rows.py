@@ -7,6 +7,7 @@ meet, or a site's input has no rows, draws run one by one.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from warnings import warn
@@ -32,6 +33,7 @@ from latedrop.variance.moments import Moments, Stream, moments_of, out_of_memory
 
 __all__ = ["ThinnedNetworks"]
 
+_log = logging.getLogger(__name__)
 _ROUNDING = {torch.float64: 1e-6, torch.float32: 1e-3}
 """How much a row may change with the rows beside it, of the largest output; more in half precision."""
 _UNSHARED: WeakSet[nn.Module] = WeakSet()
@@ -65,6 +67,8 @@ class ThinnedNetworks:
         self._why = ""
         self._as_rows = options.engine != "loop" and self._may_be_rows()
         self._layers = SharedLayers(model) if sharing and self._as_rows and model not in _UNSHARED else None
+        way = f"{self._chunk} at once" if self._as_rows else "one by one"
+        _log.debug("%d draws of %d rows, %s%s", draws, self._count, way, ", first layers once" if self._layers else "")
 
     def moments(self, rates: Mapping[str, float]) -> Moments:
         """Mean and variance over all draws, at a rate for each site."""
@@ -95,11 +99,13 @@ class ThinnedNetworks:
             except Exception as error:
                 if out_of_memory(error) and size > 1:
                     self._chunk = size // 2
+                    _log.info("out of memory with %d draws at once; going on with %d", size, self._chunk)
                     torch.cuda.empty_cache()
                 elif out_of_memory(error):
                     raise
                 elif self._layers is not None:
                     self._layers = None
+                    _log.debug("the first layers run with every draw, as sharing them raised %s", _first_line(error))
                 elif self._as_rows and self.options.engine == "auto":
                     self._as_rows, self._why = False, f"with the rows of several draws it raised {_first_line(error)}"
                 else:

@@ -1,0 +1,192 @@
+"""Where intervals hold less than elsewhere: test rows in groups, by deviation, by an input, by how strange they are.
+
+In each group stand the share of values inside the intervals, and the share inside those of one constant variance.
+A group differs from the level where it is off by more standard errors than chance gives to the worst of all groups
+that are looked at: `z` with `2 (1 - Phi(z)) = 0.05 / groups`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from latedrop.metrics.levels import normal_quantile
+
+__all__ = ["Floats", "Group", "Held", "Inputs", "by_deviation", "by_input", "by_strangeness", "input_columns"]
+
+Floats: TypeAlias = npt.NDArray[np.float64]
+_FEWEST = 10  # rows of a group
+_DECILES, _PARTS = 10, 5
+_CHANCE = 0.05
+_TELLING = 6
+
+
+@dataclass(frozen=True)
+class Group:
+    """Some of the test rows.
+
+    Attributes:
+        name: of what they are grouped by.
+        low: the smallest value of that in the group.
+        high: the largest.
+        rows: how many.
+        coverage: share of their values inside the intervals.
+        coverage_error: standard error of that, for intervals that hold what their level says.
+        constant: share inside the intervals of one constant variance; None where the constant is not known.
+        rmse: of these rows, in the target's unit.
+        std: root of the mean predicted variance.
+        off: "less" or "more" where the coverage is further from the level than chance explains; else empty.
+    """
+
+    name: str
+    low: float
+    high: float
+    rows: int
+    coverage: float
+    coverage_error: float
+    constant: float | None
+    rmse: float
+    std: float
+    off: str = ""
+
+
+@dataclass(frozen=True)
+class Held:
+    """One entry per value: errors, deviations, and whether the value lies in its interval.
+
+    Attributes:
+        level: of the intervals.
+        rows: the row that each value belongs to.
+        error: target less prediction.
+        std: the predicted standard deviation.
+        inside: whether the interval holds the target.
+        constant: the same of one constant variance; None where it is not known.
+    """
+
+    level: float
+    rows: npt.NDArray[np.intp]
+    error: Floats
+    std: Floats
+    inside: npt.NDArray[np.bool_]
+    constant: npt.NDArray[np.bool_] | None
+
+    def group(self, name: str, by: Floats, chosen: npt.NDArray[np.intp], groups: int) -> Group:
+        """The values at some indices as a group, one of so many that are looked at."""
+        rows = len(np.unique(self.rows[chosen]))
+        coverage = float(self.inside[chosen].mean())
+        error = self._error(chosen, coverage, rows)
+        far = abs(coverage - self.level) > normal_quantile(1 - _CHANCE / 2 / groups) * error and rows >= _FEWEST
+        return Group(
+            name,
+            float(by[chosen].min()),
+            float(by[chosen].max()),
+            rows,
+            coverage,
+            error,
+            None if self.constant is None else float(self.constant[chosen].mean()),
+            float(np.sqrt(np.square(self.error[chosen]).mean())),
+            float(np.sqrt(np.square(self.std[chosen]).mean())),
+            ("less" if coverage < self.level else "more") if far else "",
+        )
+
+    def _error(self, chosen: npt.NDArray[np.intp], coverage: float, rows: int) -> float:
+        """By chance alone; where a row has several values, what these have in common is more."""
+        values = len(chosen)
+        alone = float(np.sqrt(self.level * (1 - self.level) / values))
+        if values == rows:
+            return alone
+        of_row = np.bincount(self.rows[chosen], self.inside[chosen] - coverage)
+        return max(alone, float(np.sqrt(np.square(of_row).sum())) / values)
+
+
+def by_deviation(held: Held) -> tuple[Group, ...]:
+    """From the smallest to the largest tenth of the predicted deviations; none where these are all the same."""
+    if np.ptp(held.std) <= 1e-6 * held.std.max():
+        return ()
+    return _parts(held, "std", held.std, _DECILES, 1)
+
+
+def by_strangeness(held: Held, strangeness: Floats) -> tuple[Group, ...]:
+    """Rows like the validation rows, and rows beyond nine in ten of these; `strangeness` is one per row."""
+    by = strangeness[held.rows]
+    cuts = [np.flatnonzero(by <= 1), np.flatnonzero(by > 1)]
+    return tuple(held.group("strangeness", by, chosen, 2) for chosen in cuts if len(chosen))
+
+
+def by_input(held: Held, inputs: Inputs, own: Mapping[str, Floats]) -> tuple[tuple[Group, ...], ...]:
+    """Groups along the inputs that tell most, the most telling first; `own` are others, one per value."""
+    found = []
+    count = len(inputs.columns) + len(own)
+    for name in [*inputs.columns, *own]:
+        by = own[name] if name in own else inputs.at(name, held.rows)
+        groups = _parts(held, name, by, _PARTS, _PARTS * count)
+        if len(groups) > 1:
+            found.append(groups)
+    return tuple(sorted(found, key=_difference, reverse=True)[:_TELLING])
+
+
+def _difference(groups: Sequence[Group]) -> float:
+    """How much the coverage differs between the groups, beside what chance does: the mean of squares of `z`."""
+    middle = sum(group.coverage * group.rows for group in groups) / sum(group.rows for group in groups)
+    return sum(((group.coverage - middle) / group.coverage_error) ** 2 for group in groups) / (len(groups) - 1)
+
+
+def _parts(held: Held, name: str, by: Floats, most: int, groups: int) -> tuple[Group, ...]:
+    """Groups of about as many values each; what is equal stays together, and NaN out."""
+    known = np.flatnonzero(np.isfinite(by))
+    values = np.unique(by[known])
+    parts = min(most, len(known) // _FEWEST)
+    if parts < 2 or len(values) < 2:
+        return ()
+    edges = np.unique(np.quantile(by[known], np.arange(1, parts) / parts))
+    places = np.searchsorted(values if len(values) <= parts else edges, by[known], side="left")
+    total = len(np.unique(places)) if groups == 1 else groups
+    cuts = [known[places == place] for place in np.unique(places)]
+    return tuple(held.group(name, by, chosen, total) for chosen in cuts)
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Columns of numbers that rows can be grouped by.
+
+    Attributes:
+        columns: by name, one value per row.
+        rows: which rows these are, in rising order; all of them where None.
+    """
+
+    columns: Mapping[str, Floats]
+    rows: npt.NDArray[np.intp] | None = None
+
+    def at(self, name: str, rows: npt.NDArray[np.intp]) -> Floats:
+        """The values of some rows; NaN where a row is not among those that are known."""
+        column = self.columns[name]
+        if self.rows is None:
+            return column[rows]
+        places = np.searchsorted(self.rows, rows).clip(max=len(self.rows) - 1)
+        return np.where(self.rows[places] == rows, column[places], np.nan)
+
+
+def input_columns(inputs: Any, rows: int) -> Inputs:
+    """Columns of numbers, from a mapping, a DataFrame, or an array `(N, columns)`; none where there are none.
+
+    Columns that are not one number per row are left out.
+    """
+    if isinstance(inputs, Inputs):
+        return inputs
+    columns: dict[str, Any] = {}
+    if hasattr(inputs, "columns") or isinstance(inputs, Mapping):
+        names = inputs.columns if hasattr(inputs, "columns") else inputs
+        columns = {str(name): inputs[name] for name in names}
+    elif inputs is not None:
+        array = np.asarray(inputs.detach().cpu() if hasattr(inputs, "detach") else inputs)
+        columns = {f"input {k}": part for k, part in enumerate(array.T)} if array.ndim == 2 else {}
+    found = {}
+    for name, column in columns.items():
+        values = np.asarray(column.detach().cpu() if hasattr(column, "detach") else column)
+        if values.shape == (rows,) and values.dtype.kind in "fiub":
+            found[name] = values.astype(np.float64)
+    return Inputs(found)

@@ -1,0 +1,94 @@
+"""Bounds on measures, as a pipeline states them: `coverage90>=0.85, gain>=0, rmse[price]<12`."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from latedrop.errors import ArgumentError
+from latedrop.numerals import plain
+
+__all__ = ["MEASURES", "Requirement", "checked_requirements", "parsed_requirements"]
+
+MEASURES = ("coverage90", "width90", "gain", "correlation", "rmse", "mae", "nll", "ma", "rows")
+"""What can be required; coverage and width at any level in percent, from 1 to 99."""
+
+_COMPARE: dict[str, Callable[[float, float], bool]] = {
+    ">=": operator.ge,
+    "<=": operator.le,
+    ">": operator.gt,
+    "<": operator.lt,
+}
+_ONE = re.compile(r"\s*(?P<name>[A-Za-z_]+[\d.]*(?:\[.+\])?)\s*(?P<sign>>=|<=|>|<)\s*(?P<bound>[-+\d.eE]+)\s*")
+_BETWEEN = re.compile(r",(?![^\[]*\])")  # no comma inside brackets
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """A bound on a measure.
+
+    Attributes:
+        measure: its name.
+        sign: `>=`, `>`, `<=` or `<`.
+        bound: what it is held against.
+        found: what was measured; None before that.
+    """
+
+    measure: str
+    sign: str
+    bound: float
+    found: float | None = None
+
+    @property
+    def met(self) -> bool:
+        """Whether the bound is kept; not where the measure is NaN."""
+        return self.found is not None and _COMPARE[self.sign](self.found, self.bound)
+
+    def __str__(self) -> str:
+        found = "" if self.found is None else f"; found {plain(self.found)}"
+        return f"required {self.measure} {self.sign} {self.bound:g}{found}"
+
+
+def parsed_requirements(text: str) -> tuple[Requirement, ...]:
+    """Requirements with commas between; `ArgumentError` where one cannot be read, or no measure has its name."""
+    found = []
+    for part in _BETWEEN.split(text):
+        match = _ONE.fullmatch(part)
+        try:
+            bound = float(match["bound"]) if match else None
+        except ValueError:
+            bound = None
+        if match is None or bound is None:
+            raise ArgumentError(
+                f"expected requirements as NAME>=NUMBER, or with >, <= or <, commas between; found {part.strip()!r}."
+            )
+        _check_name(match["name"].partition("[")[0])
+        found.append(Requirement(match["name"], match["sign"], bound))
+    return tuple(found)
+
+
+def checked_requirements(text: str, measures: Mapping[str, float]) -> tuple[Requirement, ...]:
+    """The requirements with what was measured; `ArgumentError` where a measure is not among these."""
+    found = []
+    for item in parsed_requirements(text):
+        if item.measure not in measures:
+            outputs = sorted({name.partition("[")[2][:-1] for name in measures if "[" in name})
+            alike = [name for name in MEASURES if name in measures]
+            of = f"; of one output with its name, as in gain[{outputs[0]}], among {outputs}" if outputs else ""
+            raise ArgumentError(
+                f"expected a measure of these rows to require; found {item.measure!r}. Known: {', '.join(alike)}{of}. "
+                "coverage and width take a level in percent."
+            )
+        found.append(Requirement(item.measure, item.sign, item.bound, measures[item.measure]))
+    return tuple(found)
+
+
+def _check_name(name: str) -> None:
+    base = re.sub(r"^(coverage|width)\d\d?$", r"\g<1>90", name)
+    if base not in MEASURES:
+        raise ArgumentError(
+            f"expected a measure to require among {', '.join(MEASURES)}, with coverage and width at any level from 1 "
+            f"to 99; found {name!r}."
+        )

@@ -1,0 +1,143 @@
+"""Rows that were seen before: validation rows in the training of the model, test rows in the fit of the calibration.
+
+A row's mark is a 64-bit hash of numbers that belong to it, rounded so that the batch that it ran in does not matter.
+Two questions are answered with marks:
+
+- Which share of the validation rows are reference rows? Both have features, and a mark of these.
+- Which share of test rows are the calibration's own? A mark of prediction and target tells, and the calibration keeps
+  the 256 smallest (a bottom-k sketch): of test rows whose mark is at most the largest kept, the share that is kept.
+
+Below a half nothing is said: data sets have duplicates.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+from warnings import warn
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from latedrop.errors import LatedropWarning
+from latedrop.records import wrong
+
+__all__ = [
+    "feature_marks",
+    "marks_of",
+    "merged",
+    "seen_of",
+    "share_seen",
+    "sketch",
+    "warn_of_seen",
+    "warn_of_training_rows",
+]
+
+Marks: TypeAlias = "npt.NDArray[np.uint64]"
+
+_KEPT, _DIGITS = 256, 16
+_LEAST, _HALF = 5, 0.5  # rows that can tell, and the share of them that is worth a word
+_OUTPUT_BITS, _TARGET_BITS = 10, 20  # of a prediction, whose last digits depend on the batch, and of a target
+_PARTS = 3  # sums of the features that a mark is made of
+
+
+def marks_of(output: Tensor, target: Tensor) -> Marks:
+    """A mark for each row of predictions and targets, `(N, ...)` both."""
+    return _hashed([(_summed(output, 0), _OUTPUT_BITS), (_summed(target, 0), _TARGET_BITS)])
+
+
+def feature_marks(features: Tensor) -> Marks:
+    """A mark for each row of features, `(N, F)`."""
+    return _hashed([(_summed(features, part), _OUTPUT_BITS) for part in range(_PARTS)])
+
+
+def sketch(marks: Marks) -> str:
+    """The smallest marks, as digits; empty where most rows share theirs with others, and cannot be told apart."""
+    found = np.unique(marks)
+    return "" if 2 * len(found) < len(marks) else _text(found[:_KEPT])
+
+
+def merged(one: str, other: str) -> str:
+    """The sketch of two sets of rows together."""
+    return _text(np.unique(np.concatenate([_marks(one), _marks(other)]))[:_KEPT])
+
+
+def share_seen(kept: str, marks: Marks) -> float | None:
+    """The share of rows that a sketch has seen; None where fewer than 5 can tell.
+
+    >>> rows = torch.arange(40.0)
+    >>> share_seen(sketch(marks_of(rows, rows)), marks_of(rows[::4], rows[::4]))
+    1.0
+    """
+    known = _marks(kept)
+    if len(known) < _LEAST:
+        return None
+    told = marks[marks <= known[-1]] if len(known) == _KEPT else marks
+    return float(np.isin(told, known).mean()) if len(told) >= _LEAST else None
+
+
+def warn_of_seen(kept: str, output: Tensor, target: Tensor, *, stacklevel: int) -> None:
+    """Warn where test rows are the calibration's own."""
+    share = share_seen(kept, marks_of(output, target)) if kept else None
+    if share is not None and share >= _HALF:
+        warn(
+            f"{share:.0%} of the test rows are rows that the calibration was fitted to: the scores are too good. "
+            "Evaluate on other rows; what cross-validation found is in the calibration's verdict.",
+            LatedropWarning,
+            stacklevel=stacklevel + 1,
+        )
+
+
+def warn_of_training_rows(share: float, *, stacklevel: int) -> None:
+    """Warn where validation rows are among the reference rows, which are training rows."""
+    if share >= _HALF:
+        warn(
+            f"{share:.0%} of the validation rows are among the reference rows. If the model was trained with them, its "
+            "errors there are smaller than on new rows, and intervals will be too narrow. Pass validation rows that it "
+            "was not trained with, and training rows as reference=.",
+            LatedropWarning,
+            stacklevel=stacklevel + 1,
+        )
+
+
+def seen_of(value: Any, name: str) -> str:
+    """A sketch in a record."""
+    digits = set("0123456789abcdef")
+    if not isinstance(value, str) or len(value) % _DIGITS or len(value) > _KEPT * _DIGITS or not set(value) <= digits:
+        wrong(name, f"marks of {_DIGITS} digits each", value)
+    return value
+
+
+def _summed(values: Tensor, part: int) -> npt.NDArray[np.float64]:
+    """One number for each row: a sum with fixed factors between 1 and 2, others for each part."""
+    flat = values.detach().reshape(len(values), -1)
+    factors = 1 + (torch.arange(flat.shape[1], dtype=torch.float64) * (0.6180339887 + 0.1 * part)) % 1
+    found: npt.NDArray[np.float64] = (flat.double() @ factors.to(flat.device)).cpu().numpy()
+    return found
+
+
+def _hashed(numbers: list[tuple[npt.NDArray[np.float64], int]]) -> Marks:
+    mark = np.zeros(len(numbers[0][0]), dtype=np.uint64)
+    for values, bits in numbers:
+        digits, exponent = np.frexp(values)
+        rounded = np.round(digits * 2.0**bits).astype(np.int64) * 4096 + exponent
+        mark = _mixed(mark ^ rounded.astype(np.uint64))
+    return mark
+
+
+def _mixed(mark: Marks) -> Marks:
+    """The finalizer of splitmix64."""
+    mark = mark + np.uint64(0x9E3779B97F4A7C15)
+    mark = (mark ^ (mark >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mark = (mark ^ (mark >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    found: Marks = mark ^ (mark >> np.uint64(31))
+    return found
+
+
+def _text(marks: Marks) -> str:
+    return "".join(f"{mark:016x}" for mark in marks.tolist())
+
+
+def _marks(text: str) -> Marks:
+    return np.array([int(text[i : i + _DIGITS], 16) for i in range(0, len(text), _DIGITS)], dtype=np.uint64)

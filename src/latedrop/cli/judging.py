@@ -1,0 +1,106 @@
+"""What `evaluate` says besides numbers: where rows stand in their file, which inputs they had, and what was read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from latedrop.calibration.groups import Inputs
+from latedrop.calibration.judgement import Judgement, judge
+from latedrop.calibration.predictor import Predictor
+from latedrop.cli.feed import Labelled
+from latedrop.cli.tables import STANDARD, Rows
+from latedrop.files import digest_of
+from latedrop.progress import progress
+
+__all__ = ["Noticed", "again", "judged", "read_files"]
+
+_MOST_VALUES = 20_000_000
+_MOST_COLUMNS = 200
+
+
+class Noticed:
+    """The places of rows as they pass by, and their inputs where these are columns of numbers.
+
+    Of very many rows the inputs of every second, fourth, ... are kept, so that they fit memory.
+    """
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self._names = names
+        self._places: list[npt.NDArray[np.int64]] = []
+        self._parts: list[npt.NDArray[np.float32]] = []
+        self._rows: list[npt.NDArray[np.intp]] = []
+        self._step, self._count, self._kept = 1, 0, 0
+
+    def add(self, rows: Rows) -> None:
+        """Some more rows."""
+        self._places.append(np.asarray(rows.places, dtype=np.int64))
+        index = np.arange(self._count, self._count + len(rows))
+        self._count += len(rows)
+        if isinstance(rows.inputs, dict) or len(self._names) > _MOST_COLUMNS:
+            return
+        chosen = index % self._step == 0
+        self._parts.append(rows.inputs.reshape(len(rows), -1)[chosen].astype(np.float32))
+        self._rows.append(index[chosen])
+        self._kept += self._parts[-1].size
+        if self._kept > _MOST_VALUES:
+            self._thin()
+
+    def _thin(self) -> None:
+        self._step *= 2
+        keep = [rows % self._step == 0 for rows in self._rows]
+        self._parts = [part[mask] for part, mask in zip(self._parts, keep, strict=True)]
+        self._rows = [rows[mask] for rows, mask in zip(self._rows, keep, strict=True)]
+        self._kept = sum(part.size for part in self._parts)
+
+    @property
+    def places(self) -> list[int]:
+        """The line or index of every row in its file."""
+        found: list[int] = np.concatenate(self._places).tolist()
+        return found
+
+    def inputs(self) -> Inputs:
+        """The columns that were kept."""
+        if not self._parts:
+            return Inputs({})
+        whole = np.concatenate(self._parts).astype(np.float64)
+        columns = dict(zip(self._names, whole.T, strict=True)) if whole.shape[1] == len(self._names) else {}
+        return Inputs(columns, np.concatenate(self._rows))
+
+
+def judged(uq: Predictor, rows: Labelled, level: float, units: Sequence[str]) -> Judgement:
+    """Predict the rows of a file and judge them by their targets."""
+    source, noticed = rows.source, Noticed(rows.source.columns.inputs)
+    rows.notice = noticed.add
+    with source.explained(), progress("evaluating", source.table.count) as tick:
+        prediction, truth = uq.predict_labelled(rows, tick=tick)
+    several = prediction.mean.dim() == 2 and prediction.mean.shape[1] > 1
+    names = source.columns.targets
+    known = names if len(names) == (prediction.mean.shape[1] if several else 1) else ()
+    about: dict[str, Any] = {"inputs": noticed.inputs(), "places": noticed.places, "weights": rows.weights()}
+    return judge(prediction, truth, level=level, names=known, units=units, **about)
+
+
+def again(command: str, read: Mapping[str, Any]) -> dict[str, str]:
+    """The command and the files that it read, for the end of a page."""
+    found = {"command": command} if command else {}
+    for name, file in read.items():
+        found[name] = file["path"]
+        if file["sha256"]:
+            found[f"{name}, SHA-256"] = file["sha256"]
+    return found
+
+
+def read_files(files: Mapping[str, str | None]) -> dict[str, Any]:
+    """The files that a command read, by their options: their path, and their SHA-256 where they can be read again."""
+    found: dict[str, Any] = {}
+    for option, path in files.items():
+        if path is not None:
+            known = path != STANDARD and Path(path).is_file()
+            name = option.strip("-").replace("-", " ").lower()
+            found[name] = {"path": path, "sha256": digest_of(path) if known else None}
+    return found

@@ -1,0 +1,207 @@
+"""The sections of a page: what test rows say, each a function of what was judged."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from html import escape
+
+import numpy as np
+
+from latedrop.calibration.judgement import JudgedOutput, Judgement
+from latedrop.calibration.record import Calibration
+from latedrop.calibration.verdict import GAIN_GOOD, Verdict
+from latedrop.numerals import column, percent
+from latedrop.report import charts
+from latedrop.report.html import figures, heading, light, lights, paragraph, table
+from latedrop.report.tables import (
+    group_table,
+    output_table,
+    site_table,
+    with_unit,
+    worst_table,
+)
+from latedrop.report.tables import table as evaluation_table
+
+__all__ = ["made_of", "on_rows", "opening", "overview_of_outputs", "strange_rows"]
+
+_LEVELS = (0.5, 0.68, 0.8, 0.9, 0.95, 0.99)
+_NOTES = {
+    "terms": "the variance of the fitted terms, the default of calibrate.",
+    "constant": "one variance for all rows, the mean squared error of the validation rows: what has to be beaten.",
+    "raw": "the variance under dropout as it is, at the chosen rate.",
+    "scaled": "the same, times the scale of least NLL on the validation rows.",
+    "relaxed": "the variance times the scale that balances the calibration curve of the validation rows.",
+    "isotonic": "intervals bent to the observed frequencies of the validation rows.",
+    "conformal": "intervals from the ranked errors of rows that served for nothing else.",
+}
+_WORDS = (
+    "RMSE: root mean squared error. NLL: Gaussian negative log-likelihood, lower is better. Gain: how far the NLL is "
+    f"below that of the constant; {GAIN_GOOD:g} nats and more are worth having. MA: miscalibration area, 0 is "
+    "calibrated. Rank correlation: of predicted deviation and size of the error, 0 where it does not tell. After ± "
+    "stands one standard error."
+)
+
+
+def opening(found: Verdict | None, about: str = "") -> str:
+    """The verdict in words, and a light for each of its parts."""
+    if found is None:
+        return paragraph("The calibration does not know its constant variance: calibrate again for a verdict.")
+    top = f'<p class="verdict">{light(found.grade)} · {escape(found.sentence)}</p>'
+    return f"{top}{lights(found.findings)}{paragraph(about, 'soft')}"
+
+
+def overview_of_outputs(judgement: Judgement, shown: Sequence[JudgedOutput]) -> str:
+    """The verdict on each of several outputs, and where they stand on the page."""
+    names = {id(output): k for k, output in enumerate(judgement.outputs)}
+    links = "".join(f'<li><a href="#output-{names[id(o)]}">{escape(o.name)}</a></li>' for o in shown)
+    more = len(judgement.outputs) - len(shown)
+    note = f"{more} outputs are in this table alone; those of the worst verdict have sections." if more else ""
+    parts = [heading("Every output"), table(output_table(judgement.outputs)), paragraph(note, "soft")]
+    return "".join([*parts, f"<nav><ul>{links}</ul></nav>"])
+
+
+def on_rows(output: JudgedOutput, place: str, notes: Mapping[str, str], *, number: int | None = None) -> str:
+    """All about one output; with a number, under its name and with a verdict of its own."""
+    parts = []
+    if number is not None:
+        name = with_unit(output.name, output.unit)
+        parts.append(f'<h2 class="output" id="output-{number}">{escape(name)}</h2>')
+        parts.append("" if output.verdict is None else lights(output.verdict.findings))
+    level = 2 if number is None else 3
+    known = {**_NOTES, **notes}
+    explained = [[row.label, known[row.label]] for row in output.evaluations if row.label in known]
+    rows = output.used.rows
+    caption = f"{rows:,} test rows, used for nothing else; what is in use is marked."
+    first = not number  # what the words mean is said once
+    parts += [
+        heading("On test rows", level),
+        table(evaluation_table(output.evaluations, output.unit), caption, marked=output.used.label),
+        _details("What the words mean", table(explained, head=False, texts=True) + paragraph(_WORDS)) if first else "",
+        _by_level(output, level),
+        heading("Row by row", level),
+        figures(list(charts.of_rows(output))),
+        _groups(output, level),
+        _worst(output, level, place),
+    ]
+    return "".join(parts)
+
+
+def _details(title: str, html: str) -> str:
+    return f"<details><summary>{escape(title)}</summary>{html}</details>"
+
+
+def _by_level(output: JudgedOutput, level: int) -> str:
+    """Coverage and width at some levels for all, and at any level for those who can move the slider."""
+    rows = [row for row in output.evaluations if row.widths]
+    heads = [f"{row.label}{what}" for row in rows for what in (", inside", f", {with_unit('width', output.unit)}")]
+    cells: dict[str, dict[str, list[str]]] = {}
+    for k, row in enumerate(rows):
+        pairs = zip(row.observed, row.observed_errors(), strict=True)
+        inside = [f"{percent(share)} ± {100 * error:.1f}" for share, error in pairs]
+        cells[str(k)] = {"inside": inside, "width": column(row.widths)}
+    lines = [["level", *heads]]
+    for wanted in _LEVELS:
+        line = [percent(wanted, 0)]
+        for k, row in enumerate(rows):
+            at = next((i for i, a in enumerate(row.levels) if abs(a - wanted) < 1e-9), None)
+            line += ["-", "-"] if at is None else [cells[str(k)]["inside"][at], cells[str(k)]["width"][at]]
+        lines.append(line)
+    grid = max((row.levels for row in rows), key=len, default=())
+    start = min(range(len(grid)), key=lambda i: abs(grid[i] - output.used.level), default=0)
+    data = json.dumps({"levels": [percent(a, 0) for a in grid], "shares": grid, "rows": cells}).replace("<", "\\u003c")
+    moving = "".join(
+        f'<tr{" class=marked" if row.label == output.used.label else ""}><th scope="row">{escape(row.label)}</th>'
+        f'<td data-of="{k}" data-what="inside"></td><td data-of="{k}" data-what="width"></td></tr>'
+        for k, row in enumerate(rows)
+    )
+    slider = (
+        f'<div class="slider" hidden><label>Level of the interval: <output></output><input type="range" min="0" '
+        f'max="{len(grid) - 1}" value="{start}" aria-label="Level of the interval"></label><table><tr><td></td>'
+        f'<th scope="col">inside</th><th scope="col">{escape(with_unit("mean width", output.unit))}</th></tr>{moving}'
+        "</table></div>"
+    )
+    return (
+        f'<section class="levels">{heading("At every level", level)}{slider}'
+        f'<script type="application/json">{data}</script>{figures(list(charts.by_level(output)))}'
+        f"{table(lines, 'Share of rows inside, and mean width of the intervals.')}</section>"
+    )
+
+
+def _groups(output: JudgedOutput, level: int) -> str:
+    """Where the intervals hold less: by deviation, and along the inputs."""
+    parts = [heading("Where it holds less", level)]
+    if output.deciles:
+        name = with_unit("predicted deviation", output.unit)
+        shown, all_values = len(output.values.mean), output.values.of
+        some = f" An even choice of {shown:,} of {all_values:,} values." if shown < all_values else ""
+        parts.append(table(group_table(output.deciles, name, output.unit), f"Rows by predicted deviation.{some}"))
+    elif output.used.rows < 20:
+        parts.append(paragraph("The rows are too few to be split."))
+    else:
+        parts.append(paragraph("The predicted deviation is the same for all rows: there is nothing to split them by."))
+    if output.inputs:
+        said = "Coverage along what it differs with most, the most telling first. In the grey band it is as the "
+        said += "level says, but for chance (two standard errors)."
+        parts += [
+            heading("By prediction and input", level + 1),
+            paragraph(said),
+            figures(list(charts.by_input(output)), small=True),
+        ]
+        off = [group for groups in output.inputs for group in groups if group.off]
+        if off:
+            lines = [["input", *group_table(off, "range", output.unit)[0]]]
+            for group in off:
+                lines.append([group.name, *group_table([group], "range", output.unit)[1]])
+            parts.append(table(lines, "Ranges in which the intervals hold more or less than chance explains."))
+    return "".join(parts)
+
+
+def _worst(output: JudgedOutput, level: int, place: str) -> str:
+    lines = worst_table(output, place)
+    if not lines:
+        return ""
+    said = "The rows furthest from their prediction, in predicted deviations, and in deviations of the constant. "
+    count = len(output.worst[0]["inputs"])
+    said += f"The first 8 of {count} inputs are shown." if count > 8 else ""
+    return heading("The worst rows", level) + paragraph(said) + table(lines)
+
+
+def strange_rows(judgement: Judgement, c: Calibration) -> str:
+    """How many rows are unlike the validation rows, and what their intervals hold."""
+    output = judgement.together
+    if judgement.strangeness is None or not output.strange:
+        return ""
+    grows = c.terms is not None and c.terms.guard is not None and c.terms.guard.grows
+    said = (
+        f"{percent(judgement.strangeness)} of the test rows are beyond nine in ten of the validation rows (strangeness "
+        f"above 1); about 10 % are to be expected. Their intervals {'are wider' if grows else 'stay as they are'}."
+    )
+    lines = group_table(output.strange, "strangeness", output.unit)
+    if len(judgement.outputs) > 1:  # of several units an RMSE says nothing
+        lines = [[cell for k, cell in enumerate(line) if k != 2] for line in lines]
+    return heading("Rows unlike the others") + paragraph(said) + table(lines)
+
+
+def made_of(c: Calibration, judgement: Judgement | None) -> str:
+    """The shares of the terms or sites, and where dropout goes."""
+    parts = []
+    shares = c.shares if c.terms is None else c.terms.shares
+    if shares:
+        ordered = dict(sorted(shares.items(), key=lambda item: -item[1]))
+        parts.append(figures([charts.share_bars(ordered, _constant_share(judgement))]))
+    if c.terms is not None:
+        lines = c.terms.table()
+        constant = ", ".join(f"{value:.4g}" for value in c.constant or ())
+        lines = [*lines, ["constant, to compare", constant, "100.0%"]] if constant else lines
+        parts.append(table(lines, "Shares are averages over the validation rows."))
+    parts.append(table(site_table(c.sites), "Dropout goes on the input of these layers."))
+    return heading("What the variance is made of") + "".join(parts)
+
+
+def _constant_share(judgement: Judgement | None) -> float | None:
+    """The constant variance in units of the mean predicted one, of the test rows of one output."""
+    values = None if judgement is None or len(judgement.outputs) > 1 else judgement.together.values
+    if values is None or values.constant is None:
+        return None
+    return float(np.square(values.constant).mean() / np.square(values.std).mean())

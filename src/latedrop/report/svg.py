@@ -1,0 +1,189 @@
+"""Figures as SVG text: axes with ticks that people count in, lines, dots and bars, in the colours of the page's style.
+
+A figure is drawn in a box of 360 x 240, or a smaller one; the page scales it to the width that there is. What can be
+pointed at has a `<title>`, which browsers show without any script.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from html import escape
+
+import numpy as np
+
+from latedrop.numerals import plain
+
+__all__ = ["SIZE", "SMALL", "Axis", "Plot", "robust_limit"]
+
+SIZE, SMALL = (360.0, 240.0), (270.0, 180.0)
+_TOP, _RIGHT, _BOTTOM, _LETTER = 8.0, 18.0, 38.0, 5.6
+_FAR = 4.0  # a largest value of more than this many times the rest is cut off
+
+
+@dataclass(frozen=True)
+class Axis:
+    """From the smallest to the largest value shown; `ticks` are (value, text), chosen where there are none."""
+
+    low: float
+    high: float
+    label: str = ""
+    log: bool = False
+    ticks: tuple[tuple[float, str], ...] = ()
+
+    @classmethod
+    def around(cls, values: Iterable[float], label: str = "", *, zero: bool = False, log: bool = False) -> Axis:
+        """An axis that shows all finite values, and a little more; with `zero`, from 0 on."""
+        known = [value for value in values if math.isfinite(value) and (value > 0 or not log)]
+        low, high = (min(known), max(known)) if known else (0.0, 1.0)
+        if log:
+            return cls(low / 1.1, high * 1.1 if high > low else 2 * high, label, True)
+        low = min(low, 0.0) if zero else low
+        room = 0.05 * (high - low)
+        if high - low <= 1e-4 * max(abs(low), abs(high)):  # what differs by rounding is the same
+            room = 0.05 * max(abs(low), abs(high)) or 1.0
+        return cls(low if zero and low == 0 else low - room, high + room, label)
+
+    def at(self, value: float) -> float:
+        """Where a value lies, from 0 to 1."""
+        if self.log:
+            return math.log(max(value, 1e-300) / self.low) / math.log(self.high / self.low)
+        return (value - self.low) / (self.high - self.low)
+
+    def marks(self) -> tuple[tuple[float, str], ...]:
+        """Values to write at the axis, with their texts."""
+        if self.ticks:
+            return self.ticks
+        if self.log:
+            return tuple((value, plain(value, 3)) for value in _powers(self.low, self.high))
+        steps, size = _steps(self.low, self.high)
+        return tuple((value, _tick(value, size, max(abs(self.low), abs(self.high)))) for value in steps)
+
+
+@dataclass
+class Plot:
+    """A figure in the making."""
+
+    x: Axis
+    y: Axis
+    size: tuple[float, float] = SIZE
+    parts: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        widest = max((len(text) for _, text in self.y.marks()), default=1)
+        self.left = 24 + _LETTER * widest
+
+    def place(self, x: float, y: float) -> tuple[float, float]:
+        """Where a point lies in the box; what is beyond the axes is cut off by the frame."""
+        right, bottom = self.size[0] - _RIGHT - self.left, self.size[1] - _TOP - _BOTTOM
+        # Far outside, browsers lose precision; a box to either side is enough.
+        across, up = (min(max(value, -1.0), 2.0) for value in (self.x.at(x), self.y.at(y)))
+        return round(self.left + across * right, 1), round(_TOP + (1 - up) * bottom, 1)
+
+    def line(self, xs: Sequence[float], ys: Sequence[float], series: str, name: str = "") -> None:
+        """A line through points; what is not finite is left out."""
+        points = [self.place(x, y) for x, y in zip(xs, ys, strict=True) if math.isfinite(x) and math.isfinite(y)]
+        text = " ".join(f"{x:g},{y:g}" for x, y in points)
+        self.parts.append(f'<polyline class="line {series}" points="{text}">{_title(name)}</polyline>')
+
+    def segment(self, start: tuple[float, float], end: tuple[float, float], series: str, name: str = "") -> None:
+        """One straight line."""
+        (x1, y1), (x2, y2) = self.place(*start), self.place(*end)
+        inner = _title(name)
+        self.parts.append(f'<line class="{series}" x1="{x1:g}" y1="{y1:g}" x2="{x2:g}" y2="{y2:g}">{inner}</line>')
+
+    def dot(self, x: float, y: float, series: str, name: str = "", size: float = 3) -> None:
+        """A dot that can be pointed at."""
+        cx, cy = self.place(x, y)
+        self.parts.append(f'<circle class="dot {series}" cx="{cx:g}" cy="{cy:g}" r="{size:g}">{_title(name)}</circle>')
+
+    def cross(self, x: float, y: float, series: str, name: str = "", size: float = 3.5) -> None:
+        """A cross, for what was missed."""
+        cx, cy = self.place(x, y)
+        path = f"M{cx - size:g} {cy - size:g}l{2 * size:g} {2 * size:g}m0 {-2 * size:g}l{-2 * size:g} {2 * size:g}"
+        self.parts.append(f'<path class="cross {series}" d="{path}">{_title(name)}</path>')
+
+    def band(self, low: float, high: float, name: str = "") -> None:
+        """What lies between two values of y, from left to right."""
+        (x1, y1), (x2, y2) = self.place(self.x.low, high), self.place(self.x.high, low)
+        inner = _title(name)
+        self.parts.append(
+            f'<rect class="band" x="{x1:g}" y="{y1:g}" width="{x2 - x1:g}" height="{max(y2 - y1, 0):g}">{inner}</rect>'
+        )
+
+    def across(self, y: float, series: str, name: str = "") -> None:
+        """A line from left to right."""
+        self.segment((self.x.low, y), (self.x.high, y), f"line {series}", name)
+
+    def upright(self, x: float, series: str, name: str = "") -> None:
+        """A line from bottom to top."""
+        self.segment((x, self.y.low), (x, self.y.high), f"line {series}", name)
+
+    def svg(self, words: str, *, moving: bool = False) -> str:
+        """The figure; `words` say the same to those who cannot see it. With `moving` it has a line for the slider."""
+        full, high = self.size
+        bottom, right = high - _BOTTOM, full - _RIGHT
+        clip = f"{self.left:g} {_TOP:g} {right - self.left:g} {bottom - _TOP:g}"
+        html = [
+            f'<svg class="figure" viewBox="0 0 {full:g} {high:g}" role="img" aria-label="{escape(words)}" '
+            f'data-box="{clip}">'
+        ]
+        for value, text in self.y.marks():
+            y = self.place(self.x.low, value)[1]
+            html.append(f'<line class="grid" x1="{self.left:g}" x2="{right:g}" y1="{y:g}" y2="{y:g}"/>')
+            html.append(f'<text class="tick end" x="{self.left - 5:g}" y="{y + 3.5:g}">{escape(text)}</text>')
+        for value, text in self.x.marks():
+            x = self.place(value, self.y.low)[0]
+            html.append(f'<line class="grid" x1="{x:g}" x2="{x:g}" y1="{bottom:g}" y2="{bottom + 4:g}"/>')
+            html.append(f'<text class="tick middle" x="{x:g}" y="{bottom + 15:g}">{escape(text)}</text>')
+        middle = (self.left + right) / 2
+        html.append(f'<text class="axis middle" x="{middle:g}" y="{high - 5:g}">{escape(self.x.label)}</text>')
+        html.append(
+            f'<text class="axis middle" transform="translate(11 {(_TOP + bottom) / 2:g}) rotate(-90)">'
+            f"{escape(self.y.label)}</text>"
+        )
+        places = zip(("x", "y", "width", "height"), clip.split(), strict=True)
+        html.append(f'<svg {" ".join(f"{name}={chr(34)}{value}{chr(34)}" for name, value in places)} viewBox="{clip}">')
+        now = f'<line class="now" x1="-9" x2="-9" y1="{_TOP:g}" y2="{bottom:g}"/>' if moving else ""
+        return "".join([*html, *self.parts, now, "</svg></svg>"])
+
+
+def robust_limit(values: Sequence[float], share: float = 0.9) -> float | None:
+    """Where to cut an axis of values that are not below 0: None where the largest is not far beyond the others."""
+    known = np.sort([value for value in values if math.isfinite(value)])
+    if len(known) < 3:
+        return None
+    usual = float(known[min(len(known) - 2, int(share * len(known)))])
+    return 2 * usual if usual > 0 and known[-1] > _FAR * usual else None
+
+
+def _title(name: str) -> str:
+    return f"<title>{escape(name)}</title>" if name else ""
+
+
+def _tick(value: float, step: float, largest: float) -> str:
+    """A value on an axis with as many digits as its step needs."""
+    if step >= 1e-4 and largest < 1e9:
+        places = next(k for k in range(9) if abs(step * 10**k - round(step * 10**k)) < 1e-6 * step * 10**k)
+        return f"{value:,.{places}f}"
+    return plain(value, math.floor(math.log10(largest)) - math.floor(math.log10(step)) + 2)
+
+
+def _steps(low: float, high: float, count: int = 5) -> tuple[list[float], float]:
+    """Multiples of a step, and the step: 1, 2, 2.5 or 5 times a power of ten."""
+    rough = (high - low) / count
+    power = 10 ** math.floor(math.log10(rough))
+    step = next(size * power for size in (1, 2, 2.5, 5, 10) if size * power >= 0.99 * rough)
+    first = math.ceil(low / step - 1e-9)
+    return [0.0 if k == 0 else k * step for k in range(first, math.floor(high / step + 1e-9) + 1)], step
+
+
+def _powers(low: float, high: float) -> list[float]:
+    """Powers of ten, with 2 and 5 times these where they are few."""
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for sizes in ((1,), (1, 3), (1, 2, 5), (1, 2, 3, 4, 5, 6, 8)):
+        found = [size * 10.0**power for power in powers for size in sizes if low <= size * 10.0**power <= high]
+        if len(found) >= 3:
+            return found[:: math.ceil(len(found) / 7)]
+    return found

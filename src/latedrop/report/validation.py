@@ -1,0 +1,164 @@
+"""What a page says of the validation rows: the search over rates, the way between the scales, the terms, the sites."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from latedrop.calibration.record import Calibration
+from latedrop.numerals import plain
+from latedrop.report.html import Figure, figures, heading, paragraph, table
+from latedrop.report.svg import Axis, Plot
+from latedrop.report.tables import KINDS, candidate_table, constant_area, constant_nll, number, rate_table, with_unit
+
+__all__ = ["fitting", "summary"]
+
+_LOOKS = {"raw": "raw", "scaled": "used", "relaxed": "relaxed", "ideal": "ideal", "constant": "constant"}
+
+
+def summary(c: Calibration) -> str:
+    """How the variance was fitted, in a few sentences."""
+    sites = f"{len(c.sites)} site{'s' if len(c.sites) != 1 else ''} of a trained network"
+    if c.terms is not None:
+        guard = c.terms.guard
+        grows = " The variance grows for rows unlike these." if guard is not None and guard.grows else ""
+        terms = [f"dropout at {sites}" if term.name == "dropout" else term.name for term in c.terms.terms]
+        usual = f"{c.terms.reference_rows:,} reference" if c.terms.reference_rows else "the validation"
+        return (
+            f"The variance was fitted to {c.rows:,} validation rows as a floor plus {_listed(terms)}; the candidate in "
+            f"use is: {c.terms.choice}. What is usual was learned from {usual} rows.{grows}"
+        )
+    rates = f"each of {len(c.table)} rates" if len(c.table) > 1 else "one rate"
+    done = {
+        "sample": f"Dropout was injected at {sites}, and {c.draws} thinned networks were run at {rates}",
+        "linear": f"The variance that dropout at {sites} would give was worked out to first order, without draws,",
+        "propagate": f"Mean and variance under dropout at {sites} were carried through its layers at {rates}",
+    }[c.method]
+    kept = "The fitted rate is" if c.method == "linear" else f"The rate of least {c.criterion} NLL is"
+    floor = f" plus {number(c.floors)}" if any(c.floors) else ""
+    return (
+        f"{done} on {c.rows:,} validation rows. {kept} {number(c.rate)}; the predicted variance is the raw one times "
+        f"{number(c.scales)}{floor} (relaxed: times {number(c.relaxed_scales)})."
+    )
+
+
+def fitting(c: Calibration, unit: str) -> str:
+    """The section about the validation rows."""
+    rows = f"{c.rows:,} validation rows"
+    parts = [heading("How it was fitted"), paragraph(summary(c))]
+    drawn = [_curves(c), *(_by_rate(c, unit) if len(c.table) > 1 else ()), _tradeoff(c)]
+    parts.append(figures(drawn))
+    if c.terms is None:
+        parts += [heading("Every rate", 3), table(rate_table(c, unit), f"{rows}; the fit has seen them.")]
+    else:
+        said = f"{rows}, each left out of the fit that it was scored with."
+        parts += [heading("Candidates", 3), table(candidate_table(c.terms), said)]
+    return "".join(parts)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join([*([", ".join(names[:-1])] if len(names) > 1 else []), *names[-1:]]) or "no terms"
+
+
+def _curves(c: Calibration) -> Figure:
+    ticks = tuple((k / 4, f"{25 * k} %") for k in range(5))
+    plot = Plot(Axis(0, 1, "level of the interval", ticks=ticks), Axis(0, 1, "share of rows inside", ticks=ticks))
+    plot.line([0, 1], [0, 1], "ideal")
+    kinds = {"raw": "unscaled", "scaled": "scaled", "relaxed": "relaxed", "constant": "constant"}
+    if c.terms is not None:
+        del kinds["raw"]
+    named = {"scaled": "terms"} if c.terms is not None else {}
+    found = {name: kind for name, kind in kinds.items() if kind in c.curves}
+    for name, kind in found.items():
+        plot.line(c.curves["levels"], c.curves[kind], _LOOKS[name], named.get(name, name))
+    said = "Validation rows, which the fit has seen: test rows tell more."
+    return Figure(
+        "Calibration curves of validation rows",
+        said,
+        plot.svg(f"Share of rows inside against level. {said}"),
+        {_LOOKS[name]: named.get(name, name) for name in found},
+    )
+
+
+def _tradeoff(c: Calibration) -> Figure:
+    points = [(point.nll, point.ma) for point in c.path]
+    other = constant_nll(c), constant_area(c)
+    first, last = c.path[0], c.path[-1]
+    near = [nll for nll, _ in points]
+    room = max(max(near) - min(near), 0.02)
+    shown = other[0] is not None and other[1] is not None and other[0] <= max(near) + 4 * room
+    xs = [*near, *([other[0]] if shown and other[0] is not None else [])]
+    ys = [0.0, *(ma for _, ma in points), *([other[1]] if shown and other[1] is not None else [])]
+    plot = Plot(Axis.around(xs, "NLL, lower is better"), Axis.around(ys, "miscalibration area", zero=True))
+    plot.line(near, [ma for _, ma in points], "used", "from the scale of least NLL to the relaxed one")
+    for index, point in enumerate(c.path):
+        words = f"scale {number(point.scale)}: NLL {point.nll:.3f}, area {point.ma:.3f}"
+        plot.dot(point.nll, point.ma, "used", words, 4 if index in (0, len(c.path) - 1) else 2)
+    note = ""
+    if shown and other[0] is not None and other[1] is not None:
+        plot.dot(other[0], other[1], "constant", f"constant: NLL {other[0]:.3f}, area {other[1]:.3f}", 5)
+    elif other[0] is not None:
+        note = f" The constant lies beyond the figure: NLL {other[0]:.3f}."
+    said = (
+        f"NLL {first.nll:.3f} and area {first.ma:.3f} at the scale of least NLL, {last.nll:.3f} and {last.ma:.3f} at "
+        f"the relaxed one; uq.scaled(number) takes any in between.{note}"
+    )
+    legend = {"used": "between the scales", **({"constant": "constant"} if shown else {})}
+    return Figure("Likelihood against calibration", said, plot.svg(said), legend)
+
+
+def _by_rate(c: Calibration, unit: str) -> Iterator[Figure]:
+    """Error, likelihood and calibration of every rate, and of one constant variance."""
+    over = _Rates(c)
+    whose = "mean over draws" if c.mean == "draws" else "model's own output"
+    if len(c.table[0].rmses) > 1:
+        whose = f"{whose}, first of {len(c.table[0].rmses)} outputs"
+    rmse = {"scaled": [row.rmses[0] for row in c.table]}
+    if c.constant is not None and len(c.constant) == 1 and c.target is None:
+        rmse["constant"] = [c.constant[0] ** 0.5] * len(over.rates)
+    plot = over.drawn(rmse, with_unit("RMSE", unit))[0]
+    said = f"RMSE of the {whose}; the constant is that of the chosen rate. {over.chosen_at}"
+    legend = {_LOOKS[name]: whose if name == "scaled" else name for name in rmse}
+    yield Figure("Error by rate", said, plot.svg(said), legend)
+    nll, area = constant_nll(c), constant_area(c)
+    lines = {name: over.values(f"nll_{kind}") for name, kind in {"raw": "unscaled", "scaled": "scaled"}.items()}
+    lines |= {"ideal": over.values("nll_ideal")} | ({} if nll is None else {"constant": [nll] * len(over.rates)})
+    plot, note = over.drawn(lines, "NLL")
+    said = f"Lower is better; no variance gets below the ideal line.{note} {over.chosen_at}"
+    yield Figure("Likelihood by rate", said, plot.svg(said), {_LOOKS[name]: name for name in lines})
+    lines = {name: over.values(f"ma_{kind}") for name, kind in KINDS.items()}
+    lines |= {} if area is None else {"constant": [area] * len(over.rates)}
+    plot, _ = over.drawn(lines, "miscalibration area", whole=True)
+    said = f"Area between calibration curve and diagonal, 0 is calibrated. {over.chosen_at}"
+    yield Figure("Calibration by rate", said, plot.svg(said), {_LOOKS[name]: name for name in lines})
+
+
+class _Rates:
+    """Lines over the rates of a calibration."""
+
+    def __init__(self, c: Calibration) -> None:
+        numbers = [row.rate for row in c.table if isinstance(row.rate, float)]
+        named = len(numbers) != len(c.table)
+        self.c = c
+        self.rates = [float(k) for k in range(1, len(c.table) + 1)] if named else numbers
+        self.chosen = self.rates[[row.rate for row in c.table].index(c.rate)]
+        self.chosen_at = f"The upright line is at the chosen rate, {number(c.rate)}."
+        log = not named and min(self.rates) > 0 and max(self.rates) > 5 * min(self.rates)
+        self.axis = Axis.around(self.rates, "line of the table of rates" if named else "dropout rate", log=log)
+
+    def values(self, name: str) -> list[float]:
+        return [float(getattr(row, name)) for row in self.c.table]
+
+    def drawn(self, lines: Mapping[str, Sequence[float]], label: str, *, whole: bool = False) -> tuple[Plot, str]:
+        """The lines, and what is to be said of a raw one that runs away and is cut off, unless `whole`."""
+        others = [value for name, values in lines.items() for value in values if name != "raw"]
+        raw = list(lines.get("raw", ()))
+        limit = max(others) + max(max(others) - min(others), 0.5)
+        within = [value for value in raw if value <= limit or whole]
+        plot = Plot(self.axis, Axis.around([*others, *within], label, zero=whole))
+        plot.upright(self.chosen, "grid", f"chosen: {number(self.c.rate)}")
+        for name, values in lines.items():
+            plot.line(self.rates, values, _LOOKS[name], name)
+            for rate, value in zip(self.rates, values, strict=True):
+                plot.dot(rate, value, _LOOKS[name], f"{name} at {plain(rate)}: {plain(value)}", 2.5)
+        gone = len(raw) > len(within)
+        return plot, f" The raw one leaves the figure: it goes up to {plain(max(raw))}." if gone else ""

@@ -1,0 +1,298 @@
+"""A predictor that learns from labels as they arrive: `predict` now, `update` when the truth is known.
+
+`tracking` moves the intervals, `monitor` watches; here rows wait for their labels, and the state goes to a file and
+back. With a path the state is written, whole, after every call: a process that is killed loses the call it was in.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import RLock
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from latedrop.errors import ArgumentError, DataError
+from latedrop.metrics.levels import checked_level, normal_quantile
+from latedrop.streams.monitor import Alarm, Row
+from latedrop.streams.saving import StateFile
+from latedrop.streams.state import Settings, State, Waiting
+from latedrop.streams.tracking import STEP
+from latedrop.streams.usual import Usual
+
+__all__ = ["Stream", "StreamPrediction"]
+
+_MOST_WATCHED = 256  # rows of one call: with many, some of them say as much
+
+
+@dataclass(frozen=True)
+class StreamPrediction:
+    """Predictions of a stream.
+
+    Attributes:
+        ids: the name of each row, for `Stream.update`.
+        mean: `(N, ...)`, the prediction with the running bias added; the median, where targets were transformed.
+        low, high: `(N, ...)`, both ends of the interval.
+        level: what it is tracked to hold.
+        prediction: what the predictor said by itself.
+        alarms: those that are on, these rows included.
+    """
+
+    ids: list[Row]
+    mean: Tensor
+    low: Tensor
+    high: Tensor
+    level: float
+    prediction: Any = field(repr=False)
+    alarms: tuple[Alarm, ...] = ()
+
+    def interval(self) -> tuple[Tensor, Tensor]:
+        """Both ends."""
+        return self.low, self.high
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+class Stream:
+    """Intervals that follow the errors of a stream of rows, and alarms; safe to use from several threads.
+
+    Args:
+        predict: from inputs to a prediction with `mean`, `interval(level)` and perhaps `strangeness` and `shares`, such
+            as `Predictor.predict`; None where predictions are passed to `follow` instead.
+        level: what intervals are to hold.
+        path: file of the state; one that is there is resumed. None keeps it in memory.
+        alarm: probability of a false alarm, of each kind and over the whole stream.
+        waiting: how many rows can wait for their label; older ones are forgotten.
+        step: how far a label moves the width; more follows faster and is less steady.
+        watch_every: look for changes without labels at each k-th row alone; frames of a video are alike.
+        usual: how the validation rows were spread; None lets the first rows say what is usual.
+        made_with: a text that tells one model from another; a state of another one is refused.
+        unit: has `forward` and `inverse`, where the model was trained on transformed targets: errors are followed in
+            the model's unit, and the prediction has `in_model_unit()`.
+    """
+
+    def __init__(
+        self,
+        predict: Callable[[Any], Any] | None = None,
+        level: float = 0.9,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        alarm: float = 0.01,
+        waiting: int = 1000,
+        step: float = STEP,
+        watch_every: int = 1,
+        usual: Usual | None = None,
+        made_with: str = "",
+        unit: Any = None,
+    ) -> None:
+        for name, value, most in (("alarm", alarm, 1), ("step", step, 10)):
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < most:
+                raise ArgumentError(f"expected {name} between 0 and {most}; found {value!r}.")
+        for name, number in (("waiting", waiting), ("watch_every", watch_every)):
+            if type(number) is not int or number < 1:
+                raise ArgumentError(f"expected {name} to be a whole number of rows, 1 or more; found {number!r}.")
+        self.level = checked_level(level)
+        self._settings = Settings(self.level, alarm, waiting, step, watch_every, usual or Usual())
+        self._predict, self._made_with, self._unit = predict, made_with, unit
+        self._lock = RLock()
+        self._last: list[Row] = []
+        self._file = None if path is None else StateFile(Path(path), made_with)
+        self._state = None if self._file is None else self._file.read(self._settings)
+
+    def predict(self, x: Any, ids: Sequence[Row] | None = None) -> StreamPrediction:
+        """Predict N rows, with intervals as the labels so far have made them.
+
+        Args:
+            x: inputs, as the predictor takes them.
+            ids: your own names for the rows, texts or whole numbers; numbered from 0 on where None.
+        """
+        if self._predict is None:
+            raise ArgumentError("expected a stream with a predictor; this one has none. Pass predictions to follow().")
+        return self.follow(self._predict(x), ids)
+
+    def follow(self, prediction: Any, ids: Sequence[Row] | None = None) -> StreamPrediction:
+        """As `predict`, for a prediction that is already there."""
+        mean, std = self._columns(prediction if self._unit is None else prediction.in_model_unit())
+        with self._lock:
+            state = self._begun(prediction, mean.shape[1])
+            names = _names(len(mean), ids, state.rows)
+            centre, half = mean + state.tracker.bias, std * state.tracker.factor
+            low, high = centre - half, centre + half
+            self._watch(state, prediction, names)
+            state.expect(names, [Waiting(*row) for row in zip(mean, std, low, high, strict=True)])
+            self._last = names
+            self._save()
+            shown = [self._shown(part, prediction.mean) for part in (centre, low, high)]
+            return StreamPrediction(names, shown[0], shown[1], shown[2], self.level, prediction, self.alarms)
+
+    def update(self, y: Any, ids: Sequence[Row] | Row | None = None) -> Tensor:
+        """Learn from labels, at any delay and of any rows; whether the intervals that were given held them, `(M, K)`.
+
+        Args:
+            y: M labels, in the shape of the model's outputs.
+            ids: whose they are; None: those of the last call of `predict`, all of them.
+        """
+        with self._lock:
+            names = self._last if ids is None else [ids] if isinstance(ids, (int, str)) else list(ids)
+            state = self._state
+            absent = [name for name in names if state is None or name not in state.waiting]
+            if state is None or absent or len(set(names)) != len(names):
+                raise DataError(
+                    f"expected ids of rows that wait for a label, each once; found {(absent or names)[:3]!r}. They "
+                    f"have had their label, were never predicted, or were forgotten: "
+                    f"{self._settings.waiting} rows wait at most."
+                )
+            target = _targets(y, len(names), state.outputs)
+            if self._unit is not None:
+                target = _targets(self._unit.forward(torch.from_numpy(target)), len(names), state.outputs)
+            held = [state.learn(name, row) for name, row in zip(names, target, strict=True)]
+            self._save()
+        return torch.from_numpy(np.array(held).reshape(len(names), -1))
+
+    @property
+    def alarms(self) -> tuple[Alarm, ...]:
+        """The alarms that are on."""
+        with self._lock:
+            found = [] if self._state is None else list(self._state.monitors.values())
+            return tuple(monitor.alarm for monitor in found if monitor.alarm is not None)
+
+    @property
+    def evidence(self) -> dict[str, float]:
+        """The capital of each kind of alarm, by name: it is raised at `1 / alarm`."""
+        with self._lock:
+            found = {} if self._state is None else self._state.monitors
+            return {name: monitor.capital for name, monitor in found.items()}
+
+    @property
+    def rows(self) -> int:
+        """How many rows it has predicted."""
+        return 0 if self._state is None else self._state.rows
+
+    @property
+    def labels(self) -> int:
+        """How many labels it has learned from."""
+        return 0 if self._state is None else self._state.labels
+
+    @property
+    def waiting(self) -> tuple[Row, ...]:
+        """The rows that wait for a label, oldest first."""
+        with self._lock:
+            return () if self._state is None else tuple(self._state.waiting)
+
+    @property
+    def coverage(self) -> tuple[float, ...]:
+        """The share of labels, of each output, that lay in the interval that was given; empty before the first."""
+        with self._lock:
+            state = self._state
+            return () if state is None or not state.labels else tuple((state.held / state.labels).tolist())
+
+    @property
+    def bias(self) -> tuple[float, ...]:
+        """What is added to each output now; empty before the first row."""
+        with self._lock:
+            return () if self._state is None else tuple(self._state.tracker.bias.tolist())
+
+    @property
+    def widening(self) -> tuple[float, ...]:
+        """By how much intervals of each output are wider now than the predictor's own; empty before the first row."""
+        with self._lock:
+            return () if self._state is None else tuple((self._state.tracker.factor / self._state.tracker.z).tolist())
+
+    def silence(self) -> None:
+        """Switch alarms off and watch anew: what comes from now on is usual."""
+        with self._lock:
+            for monitor in () if self._state is None else self._state.monitors.values():
+                monitor.restart()
+            self._save()
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the state to a file, whole or not at all; `path=` of a new stream resumes it."""
+        with self._lock:
+            if self._state is None:
+                raise DataError("expected a stream that has predicted; there is nothing to save yet.")
+            StateFile(Path(path), self._made_with).write(self._state)
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{share:.1%}" for share in self.coverage) or "none"
+        names = ", ".join(alarm.kind for alarm in self.alarms) or "none"
+        return (
+            f"Stream at level {self.level:g}: {self.rows} rows; {self.labels} labels, {shown} of them held; alarms: "
+            f"{names}"
+        )
+
+    def _columns(self, prediction: Any) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+        """Centre and standard deviation of the predictor's own interval, `(N, K)` each."""
+        low, high = (end.detach().double().cpu() for end in prediction.interval(self.level))
+        if low.dim() > 2:
+            raise DataError(
+                f"expected one value or a vector per row in a stream; found outputs of shape {tuple(low.shape[1:])}. "
+                "Calibrate with a readout, such as a map's sum."
+            )
+        mean, half = (part.reshape(len(low), -1).numpy() for part in ((low + high) / 2, (high - low) / 2))
+        if not (np.isfinite(mean).all() and np.isfinite(half).all() and (half > 0).all()):
+            raise DataError(
+                "expected finite predictions with intervals wider than 0; found others. A floor keeps a variance above "
+                "0: calibrate with the default method, or floor=True."
+            )
+        return mean, half / normal_quantile((1 + self.level) / 2)
+
+    def _begun(self, prediction: Any, outputs: int) -> State:
+        """The state, which is made with the first row."""
+        if self._state is None:
+            strange, shares = getattr(prediction, "strangeness", None), getattr(prediction, "shares", None)
+            self._state = State(self._settings, outputs, strange is not None, tuple(shares or ()))
+        if self._state.outputs != outputs:
+            raise DataError(f"expected {self._state.outputs} outputs, as in rows before; found {outputs}.")
+        return self._state
+
+    def _watch(self, state: State, prediction: Any, names: Sequence[Row]) -> None:
+        """Look at rows without labels."""
+        wanted = [i for i in range(len(names)) if (state.rows + i) % self._settings.watch_every == 0]
+        some = wanted[:: max(1, -(-len(wanted) // _MOST_WATCHED))]
+        strange, shares = getattr(prediction, "strangeness", None), getattr(prediction, "shares", None) or {}
+        for kind, columns in (("strangeness", [strange]), ("shares", [shares.get(name) for name in state.shares])):
+            monitor = state.monitors.get(kind)
+            known = [column.detach().cpu().tolist() for column in columns if column is not None]
+            if monitor is not None and len(known) == len(columns):
+                for i in some:
+                    monitor.add([column[i] for column in known], names[i])
+
+    def _shown(self, values: npt.NDArray[np.float64], mean: Tensor) -> Tensor:
+        """In the shape, the unit and the precision of the predictions."""
+        found = torch.from_numpy(values).reshape(mean.shape)
+        return (found if self._unit is None else self._unit.inverse(found)).to(mean)
+
+    def _save(self) -> None:
+        if self._file is not None and self._state is not None:
+            self._file.write(self._state)
+
+
+def _names(count: int, ids: Sequence[Row] | None, first: int) -> list[Row]:
+    names: list[Row] = list(range(first, first + count)) if ids is None else list(ids)
+    if len(names) != count or len(set(names)) != count or not all(type(name) in (int, str) for name in names):
+        raise ArgumentError(
+            f"expected {count} different ids, texts or whole numbers, one for each row; found {len(names)}, such as "
+            f"{names[:3]!r}."
+        )
+    return names
+
+
+def _targets(y: Any, count: int, outputs: int) -> npt.NDArray[np.float64]:
+    try:
+        target = torch.as_tensor(y).detach().double().cpu().numpy()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DataError(f"expected labels as numbers; found {type(y).__name__} ({error}).") from error
+    fits = target.size == count * outputs and (outputs == 1 or target.ndim == 0 or target.shape[-1] == outputs)
+    if not fits or not np.isfinite(target).all():
+        raise DataError(
+            f"expected {count} finite labels, of {outputs} value{'s' * (outputs > 1)} each; found shape "
+            f"{tuple(target.shape)}. Pass the ids of the rows that have labels."
+        )
+    return target.reshape(count, outputs)

@@ -1,0 +1,138 @@
+"""Intervals that follow the errors: a running bias, a running scale, and quantile tracking.
+
+For a row with prediction `m` and standard deviation `s`, the interval is
+
+    m + b ± t · c · exp(theta) · s,
+
+where `t` is the quantile of Student's distribution with `n + PRIOR` degrees of freedom, n being the labels remembered,
+and before the first label that of the normal one, `z`. Each output has three numbers, which change with every label,
+after its own interval was judged:
+
+- `b`, the bias: running means of the errors with several gains, averaged with weights that fall with the squared errors
+  that each has made (Vovk 1990, aggregation of experts; one of them never moves from 0);
+- `c`, the scale: the root of the running mean of squared standardised errors, after `PRIOR` labels of 1;
+- `theta += step · (missed - (1 - level))`: quantile tracking, the P of conformal PID control (Angelopoulos, Candes,
+  Tibshirani 2023), of the logarithm of the score. A miss widens all later intervals by a factor, a hit narrows them.
+
+Errors beyond `MOST` running standard deviations move bias and scale no further than that.
+
+Whatever the data do, `theta` cannot rise once intervals hold the largest error; so the share of misses is bounded, see
+`most_misses`. Nothing is assumed about the data, and nothing is needed of `b` and `c` but that `c` stays above 0.
+"""
+
+from __future__ import annotations
+
+from math import log, sqrt
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from latedrop.metrics.levels import normal_quantile
+from latedrop.records import Fields, each, number, numbers
+
+__all__ = ["GAINS", "STEP", "Tracker", "most_misses", "student"]
+
+STEP = 0.15
+GAINS = (0.0, 0.05, 0.2, 0.5, 0.8)
+PRIOR = 2.0
+KEEP = 0.98
+"""Of what was learned, at every label."""
+MOST = 5.0
+"""Errors beyond so many of the running scale count as if they were there: a label may be a slip of the pen."""
+LEAST_SCALE = sqrt(PRIOR * (1 - KEEP) / (1 + PRIOR * (1 - KEEP)))
+_LEAST_THETA = log(0.01)
+_LARGEST = 1e300
+
+Array = npt.NDArray[np.float64]
+
+
+def most_misses(labels: int, largest: float, level: float, step: float = STEP) -> float:
+    """How many of some labels can lie outside their intervals at most, if no error is above `largest · s`.
+
+    A miss means `z · c · exp(theta) < largest`, as `t >= z`, and `c` is never below `LEAST_SCALE`; only a miss raises
+    `theta`, by `step · level`. With `theta` bounded so, and the sum of its steps being its value,
+
+        misses <= (1 - level) · labels + max(0, log(largest / (z · LEAST_SCALE))) / step + level.
+    """
+    top = max(0.0, log(largest / (normal_quantile((1 + level) / 2) * LEAST_SCALE)))
+    return (1 - level) * labels + top / step + level
+
+
+def student(z: float, freedom: float) -> float:
+    """The quantile of Student's distribution where the normal one has `z`, by Fisher's expansion; never below `z > 0`.
+
+    >>> round(student(1.6449, 3), 3), round(student(1.6449, 50), 3)  # exact: 2.353, 1.676
+    (2.347, 1.676)
+    """
+    first = (z**3 + z) / (4 * freedom)
+    second = (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
+    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * freedom**3)
+    return z + max(0.0, first + second + third)
+
+
+class Tracker:
+    """The three numbers for each of K outputs."""
+
+    def __init__(self, level: float, outputs: int, step: float = STEP) -> None:
+        self.level, self.step = level, step
+        self.z = normal_quantile((1 + level) / 2)
+        self.theta = np.zeros(outputs)
+        self.squares = np.zeros(outputs)
+        self.weight = 0.0
+        self.means = np.zeros((len(GAINS), outputs))
+        self.losses = np.zeros((len(GAINS), outputs))
+
+    @property
+    def bias(self) -> Array:
+        """What is added to a prediction, `(K,)`."""
+        weights = np.exp(self.losses.min(0) - self.losses)
+        found: Array = (weights * self.means).sum(0) / weights.sum(0)
+        return found
+
+    @property
+    def scale(self) -> Array:
+        """The running scale `c`, `(K,)`."""
+        found: Array = np.sqrt((PRIOR + self.squares) / (PRIOR + self.weight))
+        return found
+
+    @property
+    def factor(self) -> Array:
+        """Half the interval in standard deviations, `(K,)`."""
+        t = student(self.z, PRIOR + self.weight) if self.weight else self.z
+        found: Array = t * self.scale * np.exp(self.theta)
+        return found
+
+    def learn(self, mean: Array, std: Array, target: Array) -> npt.NDArray[np.bool_]:
+        """Learn from the label of one row, `(K,)` each; whether the interval as it is now would have missed it."""
+        error, scale = target - mean, self.scale
+        z = (error - self.bias) / std
+        missed: npt.NDArray[np.bool_] = np.abs(z) > self.factor
+        self.theta = np.maximum(self.theta + self.step * (missed - (1 - self.level)), _LEAST_THETA)
+        off = np.clip((error - self.means) / std / scale, -MOST, MOST)
+        self.losses = KEEP * self.losses + off**2 / 2
+        self.losses = self.losses - self.losses.min(0)
+        self.means = self.means + np.array(GAINS)[:, None] * off * scale * std
+        squared = np.clip(z / scale, -MOST, MOST) ** 2 * scale**2
+        self.squares, self.weight = KEEP * self.squares + squared, KEEP * self.weight + 1
+        return missed
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        names = ("theta", "squares", "means", "losses")
+        return {"weight": self.weight, **{name: getattr(self, name).tolist() for name in names}}
+
+    def restore(self, value: Any, name: str) -> None:
+        """Take the numbers that `to_dict` gave; `DataError` where one is not as it should be."""
+        fields, outputs = Fields(value, name), len(self.theta)
+        self.weight = fields.take("weight", number, least=0, most=1 / (1 - KEEP) + 1e-9)
+        self.theta = np.array(fields.take("theta", numbers, least=_LEAST_THETA - 1e-9, most=700, length=outputs))
+        self.squares = np.array(fields.take("squares", numbers, least=0, most=_LARGEST, length=outputs))
+        for part, least in (("means", -_LARGEST), ("losses", 0)):
+            rows = fields.take(part, each(_row), length=len(GAINS), outputs=outputs, least=least)
+            setattr(self, part, np.array(rows))
+        fields.end()
+
+
+def _row(value: Any, name: str, *, outputs: int, least: float) -> tuple[float, ...]:
+    return numbers(value, name, length=outputs, least=least, most=_LARGEST)

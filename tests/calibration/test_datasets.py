@@ -1,0 +1,227 @@
+"""Data sets, loaders and batches that are mappings: every entry point takes them, and gives what arrays give."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+import latedrop
+from latedrop.calibration.evaluation import compare
+from latedrop.errors import ArgumentError, DataError
+
+
+class Tabular:
+    """What latedrop asks of a data set of Hugging Face, and nothing more."""
+
+    def __init__(self, columns: dict[str, list[Any]], kind: str | None = None) -> None:
+        self.columns, self.format = columns, {"type": kind}
+
+    @property
+    def column_names(self) -> list[str]:
+        return list(self.columns)
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values())))
+
+    def with_format(self, kind: str) -> Tabular:
+        return Tabular(self.columns, kind)
+
+    def iter(self, batch_size: int) -> Iterator[dict[str, Any]]:
+        for start in range(0, len(self), batch_size):
+            part = {name: values[start : start + batch_size] for name, values in self.columns.items()}
+            yield {name: torch.tensor(v) for name, v in part.items()} if self.format["type"] == "torch" else part
+
+
+class Dicts(Dataset):
+    """Rows that are dicts, with one entry that no model takes."""
+
+    def __init__(self, x: Tensor, y: Tensor, names: tuple[str, str] = ("input", "label")) -> None:
+        self.x, self.y, self.names = x, y, names
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        return {self.names[0]: self.x[i], self.names[1]: self.y[i], "id": i}
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+
+class Stream(IterableDataset):
+    def __init__(self, x: Tensor, y: Tensor) -> None:
+        self.x, self.y = x, y
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        yield from zip(self.x, self.y, strict=True)
+
+
+def real_dataset(x: Tensor, y: Tensor) -> Any:
+    return pytest.importorskip("datasets").Dataset.from_dict({"x": x.tolist(), "label": y.tolist()})
+
+
+FORMS = {
+    "loader": lambda x, y: DataLoader(TensorDataset(x, y), batch_size=16),
+    "data set of torch": TensorDataset,
+    "stream of torch": Stream,
+    "data set of dicts": Dicts,
+    "loader of dicts": lambda x, y: DataLoader(Dicts(x, y), batch_size=16),
+    "like Hugging Face": lambda x, y: Tabular({"x": x.tolist(), "label": y.tolist()}),
+    "Hugging Face": real_dataset,
+    "stream of Hugging Face": lambda x, y: real_dataset(x, y).to_iterable_dataset(),
+}
+
+
+@pytest.fixture
+def net() -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(3, 20), nn.ReLU(), nn.Linear(20, 1))
+
+
+@pytest.fixture
+def rows(net: nn.Module) -> tuple[Tensor, Tensor]:
+    dice = torch.Generator().manual_seed(0)
+    x = torch.randn(40, 3, generator=dice)
+    return x, net(x).detach() + 0.3 * torch.randn(40, 1, generator=dice) * x[:, :1]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_entry_point(net: nn.Module, rows: tuple[Tensor, Tensor], form: str) -> None:
+    data = FORMS[form](*rows)
+    plain = latedrop.calibrate(net, rows, reference=rows[0], progress=False)
+    uq = latedrop.calibrate(net, data, reference=data, batch_size=16, progress=False)
+    expected = plain.predict(rows[0])
+    assert uq.calibration.rows == uq.calibration.terms.reference_rows == 40  # type: ignore[union-attr]
+    found = uq.predict(data)
+    torch.testing.assert_close(found.mean, expected.mean)
+    torch.testing.assert_close(found.std, expected.std)
+    torch.testing.assert_close(found.strangeness, expected.strangeness)
+    both, target = uq.predict_labelled(data)
+    torch.testing.assert_close(both.std, expected.std)
+    assert torch.equal(target, rows[1])
+    ours, theirs = compare(both, target), compare(expected, rows[1])
+    assert ours[0].nll == pytest.approx(theirs[0].nll, rel=1e-5)
+    uq.batch_size = 16
+    sizes = [len(part.mean) for part in uq.predict_batches(data)]
+    assert sizes == [16, 16, 8]
+    held = uq.conformal(data).predict(rows[0]).interval(0.8)
+    torch.testing.assert_close(held, plain.conformal(rows).predict(rows[0]).interval(0.8))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_one_row_is_explained(net: nn.Module, rows: tuple[Tensor, Tensor], form: str) -> None:
+    uq = latedrop.calibrate(net, rows, progress=False)
+    x, y = rows
+    expected = uq.explain(x[3:4])
+    assert str(uq.explain(FORMS[form](x[3:4], y[3:4]))) == str(expected)
+    with pytest.raises(ArgumentError, match="expected one example; found"):
+        uq.explain(FORMS[form](x[:3], y[:3]))
+    with pytest.raises(ArgumentError, match="expected one example; found several batches"):
+        uq.explain(DataLoader(TensorDataset(x, y), batch_size=1))
+
+
+def test_targets_of_another_name(net: nn.Module, rows: tuple[Tensor, Tensor]) -> None:
+    data = Dicts(*rows, names=("input", "price"))
+    uq = latedrop.calibrate(net, data, unpack="price", progress=False)
+    torch.testing.assert_close(uq.predict(data).std, latedrop.calibrate(net, rows, progress=False).predict(rows[0]).std)
+    assert torch.equal(uq.predict_labelled(data, "price")[1], rows[1])
+    (found,) = uq.predict_batches([{"x": rows[0], "price": rows[1]}], "price")
+    torch.testing.assert_close(found.mean, uq.predict(rows[0]).mean)
+
+
+class Two(nn.Module):
+    """Takes two inputs by name, and labels too, as models of transformers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(3, 20), nn.ReLU(), nn.Linear(20, 1))
+
+    def forward(self, values: Tensor, mask: Tensor, labels: Tensor | None = None) -> Tensor:
+        assert labels is None
+        return self.layers(values * mask)
+
+
+def test_inputs_go_by_their_names(rows: tuple[Tensor, Tensor]) -> None:
+    torch.manual_seed(0)
+    x, y = rows
+    batch = {"mask": (x > 0).float(), "values": x, "labels": y, "row": torch.arange(40)}
+    model = Two()
+    uq = latedrop.calibrate(model, [batch], progress=False)
+    expected = uq.predict({"values": x, "mask": batch["mask"]})
+    (found,) = uq.predict_batches([batch])
+    torch.testing.assert_close(found.std, expected.std)
+
+
+class OneDict(Two):
+    """Takes one dict."""
+
+    def forward(self, batch: dict[str, Tensor]) -> Tensor:  # type: ignore[override]
+        return self.layers(batch["values"] * batch.get("mask", torch.ones(1)))
+
+
+@pytest.mark.parametrize("names", [("values", "mask"), ("values",)], ids=["two", "one"])
+def test_a_model_that_takes_one_dict(rows: tuple[Tensor, Tensor], names: tuple[str, ...]) -> None:
+    torch.manual_seed(0)
+    x, y = rows
+    model, batch = OneDict(), {"values": x, "mask": (x > 0).float()}
+    inputs = {name: batch[name] for name in names}
+    uq = latedrop.calibrate(model, [(inputs, y)], progress=False)
+    (found,) = uq.predict_batches([inputs])
+    assert torch.equal(found.mean, model(inputs))
+    if len(names) > 1:
+        same = latedrop.calibrate(model, [{**inputs, "label": y}], progress=False)
+        torch.testing.assert_close(same.predict(inputs).std, uq.predict(inputs).std)
+
+
+class Splits(dict[str, Any]):
+    """Several data sets by name, as Hugging Face's `load_dataset` gives."""
+
+    column_names: Mapping[str, Any] = {}
+
+    def with_format(self, kind: str) -> Splits:
+        return self
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "message"),
+    [
+        (lambda x, y: [{"input": x}], {}, r"expected the targets of a batch under one of labels, .*; found none among"),
+        (lambda x, y: [{"input": x, "y": y, "label": y}], {}, r"found \['label', 'y'\] among its keys"),
+        (lambda x, y: [{"input": x, "y": y}], {"unpack": "price"}, "under 'price'; found none among its keys"),
+        (lambda x, y: [(x, y)], {"unpack": "price"}, r"expected batches that are mappings.*under 'price'; found tuple"),
+        (
+            lambda x, y: Tabular({"a": x.tolist(), "b": x.tolist(), "y": y.tolist()}),
+            {},
+            r"among the inputs of the model, \['input'\]; found \['a', 'b'\]",
+        ),
+        (lambda x, y: Splits(train=1, test=2), {}, r"expected one data set; found a mapping of \['train', 'test'\]"),
+    ],
+    ids=["no targets", "two targets", "another name", "no mapping", "unknown inputs", "splits"],
+)
+def test_what_cannot_be_told_apart(
+    net: nn.Module, rows: tuple[Tensor, Tensor], make: Any, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(DataError, match=message):
+        latedrop.calibrate(net, make(*rows), progress=False, **options)
+
+
+def test_items_of_a_data_set_stay_items(net: nn.Module, rows: tuple[Tensor, Tensor]) -> None:
+    x, y = rows
+    uq = latedrop.calibrate(net, (list(x), y), collate=torch.stack, progress=False)
+    both, target = uq.predict_labelled((list(x), y))
+    torch.testing.assert_close(both.std, uq.predict(list(x)).std)
+    assert torch.equal(target, y)
+
+
+@pytest.mark.parametrize("form", [form for form in FORMS if "stream" not in form])
+def test_classifiers_take_them_too(rows: tuple[Tensor, Tensor], form: str) -> None:
+    torch.manual_seed(0)
+    net, x = nn.Sequential(nn.Linear(3, 20), nn.ReLU(), nn.Linear(20, 3)), rows[0]
+    labels = (net(x) + torch.randn(40, 3)).argmax(1)
+    data = FORMS[form](x, labels)
+    plain = latedrop.calibrate(net, (x, labels), progress=False)
+    uq = latedrop.calibrate(net, data, progress=False)
+    torch.testing.assert_close(uq.predict(data).probabilities, plain.predict(x).probabilities)

@@ -1,0 +1,265 @@
+"""What test rows say: grades, groups in which intervals hold less, the worst rows, and what can be required."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import latedrop
+from latedrop.calibration.evaluation import compare, in_use
+from latedrop.calibration.groups import Held, Inputs, by_deviation, by_input, input_columns
+from latedrop.calibration.judgement import judge, output_names
+from latedrop.calibration.requirements import parsed_requirements
+from latedrop.calibration.verdict import Verdict, share_error
+from latedrop.errors import ArgumentError
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> Any:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        yield
+
+
+def predicted(outputs: int = 1, rows: int = 200, **settings: Any) -> tuple[latedrop.Prediction, torch.Tensor]:
+    net = nn.Sequential(nn.Linear(3, 30), nn.Tanh(), nn.Linear(30, outputs))
+
+    def made(count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        x = torch.randn(count, 3)
+        with torch.no_grad():
+            return x, net(x) + 0.3 * torch.randn(count, outputs)
+
+    x, y = made(rows)
+    return latedrop.calibrate(net, made(150), progress=False, **settings).predict(x), y
+
+
+class TestGrades:
+    @pytest.mark.parametrize(
+        ("coverage", "error", "grade", "word"),
+        [
+            (0.91, 0.01, "good", "not used for fitting"),
+            (0.86, 0.01, "weak", "somewhat too narrow"),
+            (0.95, 0.01, "weak", "somewhat too wide"),
+            (0.70, 0.01, "bad", "far too narrow"),
+            (0.99, 0.001, "bad", "far too wide"),
+            (0.90, 0.06, "weak", "too few rows to tell"),
+        ],
+    )
+    def test_coverage(self, coverage: float, error: float, grade: str, word: str) -> None:
+        found = Verdict(500, "other rows", 0.1, 0.01, 0.4, coverage, error).findings[0]
+        assert (found.about, found.grade) == ("coverage", grade)
+        assert found.text.endswith(word)
+
+    @pytest.mark.parametrize(
+        ("gain", "error", "grade", "word"),
+        [
+            (0.2, 0.02, "good", "better than one constant variance by 0.200 nats (± 0.020)"),
+            (0.02, 0.002, "weak", "negligible"),
+            (-0.02, 0.002, "weak", "negligible"),
+            (-0.2, 0.02, "bad", "worse than one constant variance by 0.200 nats (± 0.020)"),
+            (0.001, 0.002, "weak", "no better than one constant variance, +0.001 nats (± 0.002)"),
+            (0.5, 0.4, "weak", "too few rows to tell"),
+            (-12345.6, 20000.0, "weak", "too few rows to tell"),
+        ],
+    )
+    def test_worth(self, gain: float, error: float, grade: str, word: str) -> None:
+        found = Verdict(500, "other rows", gain, error, 0.4, 0.9, 0.01).findings[1]
+        assert (found.about, found.grade) == ("worth", grade)
+        assert found.text.endswith(word)
+
+    @pytest.mark.parametrize(
+        ("rows", "correlation", "grade", "word"),
+        [
+            (1000, 0.4, "good", "it ranks the errors:"),
+            (1000, 0.2, "weak", "weakly"),
+            (1000, 0.01, "bad", "does not rank"),
+            (20, 0.2, "weak", "too few rows to tell"),
+            (3, 0.2, "weak", "too few rows to tell"),
+        ],
+    )
+    def test_ranking(self, rows: int, correlation: float, grade: str, word: str) -> None:
+        found = Verdict(rows, "other rows", 0.1, 0.01, correlation, 0.9, 0.01).findings[2]
+        assert (found.about, found.grade) == ("ranking", grade)
+        assert word in found.text
+
+    def test_the_error_of_a_correlation_is_its_spread_over_samples(self) -> None:
+        generator = torch.Generator().manual_seed(3)
+        rows, found = 100, []
+        for _ in range(400):
+            pair = torch.randn(2, rows, generator=generator)
+            other = 0.5 * pair[0] + 0.75**0.5 * pair[1]
+            ranks = torch.stack([pair[0].argsort().argsort().double(), other.argsort().argsort().double()])
+            found.append(float(torch.corrcoef(ranks)[0, 1]))
+        expected = Verdict(rows, "other rows", 0, 0, float(np.mean(found)), 0.9, 0.01).correlation_error
+        assert np.std(found) == pytest.approx(expected, rel=0.12)  # three standard errors of a deviation of 400
+
+    def test_all_inside_has_an_error_of_its_own(self) -> None:
+        assert share_error(torch.ones(10)) == pytest.approx(np.sqrt(11 / 10) / 12)
+        assert share_error(torch.tensor([1.0, 0.0, 1.0, 1.0])) == pytest.approx(0.25)
+
+
+def held(rows: int, inside: Any, std: Any = None, level: float = 0.9) -> Held:
+    deviation = np.linspace(1, 2, rows) if std is None else std
+    return Held(level, np.arange(rows), np.ones(rows), deviation, np.asarray(inside, dtype=bool), np.ones(rows, bool))
+
+
+class TestGroups:
+    def test_by_deviation_are_tenths(self) -> None:
+        groups = by_deviation(held(200, np.arange(200) >= 20))
+        assert [group.rows for group in groups] == [20] * 10
+        assert [group.coverage for group in groups] == [0.0] + [1.0] * 9
+        assert (groups[0].off, groups[0].constant) == ("less", 1.0)
+        assert groups[0].high <= groups[1].low
+
+    def test_none_where_the_deviation_is_one(self) -> None:
+        assert by_deviation(held(200, np.ones(200), np.full(200, 3.0))) == ()
+
+    def test_few_rows_are_not_split(self) -> None:
+        assert by_deviation(held(19, np.ones(19))) == ()
+
+    def test_the_input_that_tells_comes_first(self) -> None:
+        dice = np.random.default_rng(0)
+        age, noise = dice.random(500), dice.random(500)
+        found = by_input(held(500, age < 0.8), Inputs({"noise": noise, "age": age}), {})
+        assert [groups[0].name for groups in found] == ["age", "noise"]
+        assert [group.off for group in found[0]][-1] == "less"
+
+    def test_what_is_equal_stays_together(self) -> None:
+        night = np.repeat([0.0, 1.0], [450, 50])
+        (groups,) = by_input(held(500, np.ones(500)), Inputs({"night": night, "same": np.ones(500)}), {})
+        assert [(group.low, group.high, group.rows) for group in groups] == [(0, 0, 450), (1, 1, 50)]
+
+    def test_values_of_one_row_count_together(self) -> None:
+        """100 copies of a value tell no more than one."""
+        inside = np.repeat(np.arange(40) % 10 != 0, 100)
+        rows = np.repeat(np.arange(40), 100)
+        many = Held(0.9, rows, np.ones(4000), np.tile(np.linspace(1, 2, 100), 40), inside, None)
+        for group in by_deviation(many):
+            assert group.coverage_error == pytest.approx(np.sqrt(0.09 / 40), rel=0.05)
+
+    def test_inputs_of_some_rows(self) -> None:
+        known = Inputs({"a": np.array([5.0, 7.0])}, np.array([0, 2]))
+        np.testing.assert_equal(known.at("a", np.array([0, 1, 2, 3])), [5, np.nan, 7, np.nan])
+
+    def test_columns_from_what_people_have(self) -> None:
+        pandas = pytest.importorskip("pandas")
+        frame = pandas.DataFrame({"a": [1, 2, 3], "b": ["x", "y", "z"]})
+        assert list(input_columns(frame, 3).columns) == ["a"]
+        assert list(input_columns(torch.zeros(3, 2), 3).columns) == ["input 0", "input 1"]
+        assert list(input_columns({"c": torch.arange(3), "map": torch.zeros(3, 2)}, 3).columns) == ["c"]
+        assert input_columns(None, 3).columns == {}
+
+
+class TestJudgement:
+    def test_measures_are_those_of_what_is_in_use(self) -> None:
+        prediction, target = predicted()
+        found = judge(prediction, target)
+        used = next(row for row in compare(prediction, target) if row.label == in_use(prediction.calibration))
+        measures = found.measures()
+        assert measures["coverage90"] == pytest.approx(used.coverage)
+        assert measures["width90"] == pytest.approx(used.width)
+        assert measures["rmse"] == used.rmse
+        assert measures["gain"] == pytest.approx(used.gain)
+
+    @pytest.mark.parametrize("choice", ["relaxed", 2.0, "step"])
+    def test_any_scale_in_use_is_in_the_table(self, choice: Any) -> None:
+        prediction, target = predicted(method="sample", rates=[0.1, 0.2], draws=10)
+        step = prediction.calibration.tradeoff()[1]
+        prediction = prediction.scaled(step if choice == "step" else choice)
+        used = judge(prediction, target).together.used
+        assert used.label == in_use(prediction.calibration)
+        assert used.nll == pytest.approx(float(latedrop.metrics.nll(prediction.mean, prediction.variance, target)))
+
+    def test_units_are_not_mixed(self) -> None:
+        prediction, target = predicted(outputs=2)
+        found = judge(prediction, target, names=["a", "b"]).measures()
+        assert "rmse" not in found
+        assert "width90" not in found
+        assert {"rmse[a]", "rmse[b]", "gain", "coverage90", "gain[a]"} <= set(found)
+
+    def test_each_output_is_held_against_its_own_constant(self) -> None:
+        prediction, target = predicted(outputs=2, guard=False)
+        factor = torch.tensor([1.0, 1e6])
+        record = prediction.calibration
+        assert record.constant is not None
+        record = replace(record, constant=(record.constant[0], record.constant[1] * 1e12))
+        moved = {"mean": prediction.mean * factor, "raw_variance": prediction.raw_variance * factor**2}
+        found = judge(replace(prediction, calibration=record, **moved), target * factor)
+        (usual, *_) = found.together.strange
+        shares = [output.strange[0].constant for output in found.outputs]
+        assert usual.constant == pytest.approx(np.mean(shares))
+        assert np.isnan(usual.rmse)
+        assert (found.together.deciles, found.together.worst, found.together.kept) == ((), (), ())
+
+    def test_the_worst_of_very_many_rows_is_found(self) -> None:
+        prediction, _ = predicted(rows=4, guard=False)
+        rows = 400_001
+        many = replace(prediction, mean=torch.zeros(rows, 1), raw_variance=torch.ones(rows, 1), strangeness=None)
+        target = torch.zeros(rows, 1)
+        target[123_457] = 99.0
+        found = judge(many, target, places=range(1, rows + 1)).together
+        assert found.worst[0]["row"] == 123_458
+        assert (len(found.values.mean), found.values.of) == (200_000, rows)
+
+    def test_names(self) -> None:
+        prediction, _ = predicted(outputs=2)
+        record = replace(prediction.calibration, columns={"inputs": ("x",), "targets": ("u", "v")})
+        assert output_names(record, 2) == ("u", "v")
+        assert output_names(prediction.calibration, 2) == ("output 0", "output 1")
+        with pytest.raises(ArgumentError, match="expected 2 names of outputs; found 1"):
+            judge(*predicted(outputs=2), names=["a"])
+
+    def test_errors_of_the_curve(self) -> None:
+        prediction, target = predicted()
+        row = judge(prediction, target).together.used
+        at = row.levels.index(0.9)
+        assert row.observed_errors()[at] == pytest.approx(row.coverage_error, rel=1e-5)
+        assert all(error > 0 for error in row.observed_errors())
+
+    def test_kept_rows(self) -> None:
+        found = judge(*predicted()).together
+        assert found.kept_rmse[0] == pytest.approx(found.used.rmse, rel=1e-5)
+        assert all(own >= ideal - 1e-9 for own, ideal in zip(found.kept_rmse, found.ideal_rmse, strict=True))
+
+    def test_one_variance_for_all_rows_chooses_nothing(self) -> None:
+        prediction, target = predicted(guard=False)
+        same = replace(prediction, raw_variance=torch.ones_like(prediction.raw_variance))
+        found = judge(same, target).together
+        assert found.deciles == ()
+        assert len(set(found.kept_rmse)) == 1
+
+
+class TestRequirements:
+    def test_held_and_broken(self) -> None:
+        found = judge(*predicted()).require("coverage90 >= 0.1, gain<-5 ,rows>1e2,width50<=1000")
+        assert [item.met for item in found] == [True, False, True, True]
+        assert str(found[1]).startswith("required gain < -5; found ")
+
+    def test_of_one_output(self) -> None:
+        found = judge(*predicted(outputs=2), names=["a", "b, c"]).require("rmse[b, c]<9,gain[a]>-9")
+        assert [item.measure for item in found] == ["rmse[b, c]", "gain[a]"]
+        assert all(item.met for item in found)
+
+    def test_nan_does_not_hold(self) -> None:
+        item = parsed_requirements("gain>=0")[0]
+        assert not replace(item, found=float("nan")).met
+
+    @pytest.mark.parametrize("text", ["coverage90", "gain=>0", "gain>=a", "", "gain>=0;ma<1", ">=0"])
+    def test_what_cannot_be_read(self, text: str) -> None:
+        with pytest.raises(ArgumentError, match="expected requirements as NAME>=NUMBER"):
+            parsed_requirements(text)
+
+    @pytest.mark.parametrize("text", ["coverag90>=0", "coverage>=0", "coverage100>=0", "gain,5>1"])
+    def test_unknown_names_list_the_known(self, text: str) -> None:
+        with pytest.raises(
+            ArgumentError, match=r"expected (a measure to require among coverage90, width90|requirements)"
+        ):
+            parsed_requirements(text)
+
+    def test_measures_that_these_rows_have_not(self) -> None:
+        found = judge(*predicted(outputs=2), names=["a", "b"])
+        with pytest.raises(ArgumentError, match=r"found 'rmse'\. Known: coverage90.*gain\[a\], among \['a', 'b'\]"):
+            found.require("rmse<1")

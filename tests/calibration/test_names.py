@@ -1,0 +1,116 @@
+"""Names are kept: of the columns of data frames, their order, their index, and what outputs are called."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import latedrop
+from latedrop.calibration.names import in_order, names_of
+from latedrop.errors import DataError
+
+pandas = pytest.importorskip("pandas")
+NAMES = ["a", "b", "c"]
+OPTIONS: list[dict[str, Any]] = [{}, {"method": "sample", "rates": [0.1], "draws": 10}]
+
+
+def network(outputs: int) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(3, 16), nn.Tanh(), nn.Linear(16, outputs))
+
+
+def frames(outputs: int = 2) -> tuple[nn.Module, Any, Any]:
+    model, dice = network(outputs), np.random.default_rng(0)
+    x = pandas.DataFrame(dice.normal(size=(60, 3)), columns=NAMES, index=[f"row {i}" for i in range(60)])
+    with torch.no_grad():
+        y = model(torch.tensor(x.to_numpy()).float()).numpy() + 0.2 * dice.normal(size=(60, outputs))
+    return model, x, pandas.DataFrame(y, columns=["height", "width"][:outputs], index=x.index)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=["terms", "sample"])
+def test_frames_in_frames_out(options: dict[str, Any]) -> None:
+    model, x, y = frames()
+    uq = latedrop.calibrate(model, (x, y), progress=False, **options)
+    assert uq.calibration.columns == {"inputs": tuple(NAMES), "targets": ("height", "width")}
+    assert uq.calibration.output_names == ("height", "width")
+    p = uq.predict(x[5:15])
+    found = p.to_pandas(0.8)
+    assert list(found.index) == list(x.index[5:15])
+    assert list(found.columns)[:8] == [f"{n}_{o}" for n in ("mean", "std", "low", "high") for o in ("height", "width")]
+    np.testing.assert_array_equal(found["std_width"], p.std[:, 1])
+    np.testing.assert_array_equal(found["high_height"], p.interval(0.8)[1][:, 0])
+    whole = np.concatenate([part.mean for part in uq.predict_batches([x[:20], x[20:]])])
+    np.testing.assert_allclose(whole, uq.predict(x).mean, rtol=1e-5)
+
+
+def test_one_output_needs_no_name() -> None:
+    model, x, y = frames(1)
+    uq = latedrop.calibrate(model, (x, y["height"]), progress=False)
+    assert uq.calibration.output_names == ("height",)
+    assert list(uq.predict(x).to_pandas().columns)[:4] == ["mean", "std", "low", "high"]
+
+
+def test_to_polars() -> None:
+    polars = pytest.importorskip("polars")
+    model, x, y = frames()
+    uq = latedrop.calibrate(model, (polars.DataFrame(dict(x)), polars.DataFrame(dict(y))), progress=False)
+    p = uq.predict(polars.DataFrame(dict(x))[["c", "a", "b"]])
+    assert p.to_polars()["mean_width"].to_list() == uq.predict(x).mean[:, 1].tolist()
+    assert p.index is None
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=["terms", "sample"])
+def test_another_order_is_put_right(options: dict[str, Any], tmp_path: Path) -> None:
+    model, x, y = frames()
+    turned, straight = (x[["c", "a", "b"]], y[["width", "height"]]), (x, y)
+    uq = latedrop.calibrate(model, straight, progress=False, conformal_data=straight, **options)
+    again = latedrop.calibrate(model, straight, progress=False, conformal_data=turned, **options)
+    assert uq.calibration.intervals == again.calibration.intervals
+    uq.save(tmp_path / "cal.json")
+    for predictor in (uq, latedrop.load(tmp_path / "cal.json", model)):
+        torch.testing.assert_close(predictor.predict(turned[0]).mean, predictor.predict(x).mean, rtol=0, atol=0)
+        assert predictor.explain(turned[0][:1]).mean == predictor.explain(x[:1]).mean
+    if not options:
+        by_order = [
+            latedrop.calibrate(model, straight, reference=reference, progress=False).predict(x).std
+            for reference in (x + 1, turned[0] + 1, [turned[0][:30] + 1, turned[0][30:] + 1])
+        ]
+        torch.testing.assert_close(by_order[0], by_order[1])
+        torch.testing.assert_close(by_order[0], by_order[2])
+
+
+def test_missing_and_surplus_columns_are_refused_by_name() -> None:
+    model, x, y = frames()
+    uq = latedrop.calibrate(model, (x, y), progress=False)
+    with pytest.raises(DataError, match=r"expected the inputs in the columns .* found a table without 'b'"):
+        uq.predict(x[["a", "c"]])
+    with pytest.raises(DataError, match="found a table with 'height', 'width' besides"):
+        uq.predict(pandas.concat([x, y], axis=1))
+    with pytest.raises(DataError, match="found a table without 'a' and with 'A' besides"):
+        uq.predict(x.rename(columns={"a": "A"}))
+    torch.testing.assert_close(uq.predict(x.to_numpy()).mean, uq.predict(x).mean)  # arrays have no names
+
+
+def test_columns_without_names_are_not_remembered() -> None:
+    model, x, y = frames()
+    bare = pandas.DataFrame(x.to_numpy())
+    assert names_of((bare, y.to_numpy())) is None
+    assert names_of([(x, y)]) is None
+    assert in_order(bare, {"inputs": tuple(NAMES)}) is bare
+    assert latedrop.calibrate(model, (bare, y.to_numpy()), progress=False).calibration.output_names is None
+
+
+def test_nothing_is_pooled_over_units() -> None:
+    model, x, y = frames()
+    rows = latedrop.calibrate(model, (x, y), rates=[0.1, 0.3], draws=10, progress=False).calibration.table
+    other = latedrop.calibrate(model, (x, y), method="linear", progress=False).calibration
+    with torch.no_grad():
+        error = model(torch.tensor(x.to_numpy()).float()).numpy() - y.to_numpy()
+    np.testing.assert_allclose(other.table[0].rmse, np.sqrt((error**2).mean(0)), rtol=1e-5)
+    assert all(len(row.rmses) == 2 for row in rows)
+    again = latedrop.Calibration.from_json(other.to_json())
+    assert again.table == other.table

@@ -1,0 +1,189 @@
+"""Weights of rows: a row of weight w counts as w rows, in fits and in scores."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import latedrop
+from latedrop import metrics
+from latedrop.calibration.evaluation import compare, verdict
+from latedrop.calibration.fit import fit_sites
+from latedrop.calibration.scale import fit_floor, optimal_scale, relaxed_scale, tradeoff
+from latedrop.calibration.term_fit import fit_terms
+from latedrop.calibration.verdict import Left, effective_rows, standard_error
+from latedrop.errors import ArgumentError, DataError
+
+METHODS: list[dict[str, Any]] = [
+    {},
+    {"loss": "crps"},
+    {"method": "linear", "floor": True, "per_site": True},
+    {"method": "propagate", "rates": [0.1, 0.3], "floor": True},
+    {"method": "sample", "rates": [0.1, 0.3], "draws": 10},
+]
+SCORES = ("nll", "crps", "rmse", "mae", "ideal_nll", "interval_score", "coverage", "interval_width")
+
+
+def network(outputs: int = 1) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, outputs)).double()
+
+
+def rows(outputs: int = 1, count: int = 50) -> tuple[Tensor, Tensor, Tensor]:
+    """Inputs, targets with errors that grow with the first input, and whole numbers as weights."""
+    dice = torch.Generator().manual_seed(1)
+    x = torch.randn(count, 3, generator=dice, dtype=torch.float64)
+    noise = torch.randn(count, outputs, generator=dice, dtype=torch.float64)
+    with torch.no_grad():
+        y = network(outputs)(x) + (0.1 + 0.2 * x[:, :1].abs()) * noise
+    return x, y, torch.randint(0, 4, (count,), generator=dice)
+
+
+def repeated(values: Tensor, weights: Tensor) -> Tensor:
+    return values.repeat_interleave(weights, 0)
+
+
+@settings(deadline=None, max_examples=30)
+@given(seed=st.integers(0, 1000), outputs=st.integers(1, 3), per_output=st.booleans())
+def test_scores_count_a_row_as_often_as_its_weight(seed: int, outputs: int, per_output: bool) -> None:
+    dice = torch.Generator().manual_seed(seed)
+    mean, target = torch.randn(2, 20, outputs, generator=dice)
+    variance, weights = torch.rand(20, outputs, generator=dice) + 0.1, torch.randint(0, 4, (20,), generator=dice)
+    weights[0] = 1
+    again = [repeated(part, weights) for part in (mean, variance, target)]
+    for name in SCORES:
+        found = getattr(metrics, name)(mean, variance, target, per_output=per_output, weights=weights)
+        torch.testing.assert_close(found, getattr(metrics, name)(*again, per_output=per_output))
+    for name in ("calibration_curve", "miscalibration_area", "balance"):
+        found = getattr(metrics, name)(mean, variance, target, per_output=per_output, weights=0.1 * weights)
+        torch.testing.assert_close(found, getattr(metrics, name)(*again, per_output=per_output))
+
+
+@settings(deadline=None, max_examples=15)
+@given(seed=st.integers(0, 1000), per_output=st.booleans())
+def test_scales_count_a_row_as_often_as_its_weight(seed: int, per_output: bool) -> None:
+    dice = torch.Generator().manual_seed(seed)
+    mean, target = torch.randn(2, 30, 2, generator=dice, dtype=torch.float64)
+    variance = torch.rand(30, 2, generator=dice, dtype=torch.float64) + 0.1
+    weights = torch.randint(1, 4, (30,), generator=dice)
+    whole, again = (mean, variance, target), [repeated(part, weights) for part in (mean, variance, target)]
+    options: dict[str, Any] = {"per_output": per_output}
+    for fit in (optimal_scale, relaxed_scale, fit_floor):
+        torch.testing.assert_close(
+            fit(*whole, **options, weights=weights.double()), fit(*again, **options), rtol=1e-3, atol=1e-6
+        )
+    ends = [(torch.full((1,), float(s)), torch.zeros(1)) for s in (1, 2)]
+    assert [step.nll for step in tradeoff(*whole, *ends, weights=weights.double())] == pytest.approx(
+        [step.nll for step in tradeoff(*again, *ends)]
+    )
+
+
+@pytest.mark.parametrize("loss", ["nll", "crps"])
+def test_fits_count_a_row_as_often_as_its_weight(loss: Any) -> None:
+    dice = torch.Generator().manual_seed(3)
+    columns = torch.rand(2000, 1, 2, generator=dice, dtype=torch.float64)
+    error = torch.randn(2000, 1, generator=dice, dtype=torch.float64) * (0.2 + columns.sum(-1)).sqrt()
+    weights = torch.randint(1, 4, (2000,), generator=dice)
+    normal = weights.double() / weights.double().mean()
+    for per_site in (False, True):
+        options: dict[str, Any] = {"per_site": per_site, "floor": True, "loss": loss}
+        found = fit_sites(error, columns, weights=normal, **options)
+        again = fit_sites(repeated(error, weights), repeated(columns, weights), **options)
+        # A pull and the shrinkage count rows, and there are more of these in the one than in the other.
+        torch.testing.assert_close(
+            found.variance(columns), again.variance(columns), rtol=0.05 if per_site else 1e-3, atol=1e-4
+        )
+    found_terms = fit_terms(error, columns, [[0], [1]], loss, normal)
+    again_terms = fit_terms(repeated(error, weights), repeated(columns, weights), [[0], [1]], loss)
+    torch.testing.assert_close(found_terms.constants, again_terms.constants)
+    torch.testing.assert_close(found_terms.variance(columns), again_terms.variance(columns), rtol=0.1, atol=1e-3)
+
+
+@pytest.mark.parametrize("options", METHODS, ids=lambda o: f"{o.get('method', 'terms')}-{o.get('loss', 'nll')}")
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_equal_weights_change_nothing_and_others_do(options: dict[str, Any], outputs: int) -> None:
+    model, (x, y, weights) = network(outputs), rows(outputs)
+    plain = latedrop.calibrate(model, (x, y), progress=False, **options)
+    equal = latedrop.calibrate(model, (x, y), row_weights=torch.full((50,), 7.0), progress=False, **options)
+    torch.testing.assert_close(equal.predict(x).std, plain.predict(x).std, rtol=1e-3, atol=0)
+    assert equal.calibration.verdict is not None
+    assert plain.calibration.verdict is not None
+    assert equal.calibration.verdict.gain_error == pytest.approx(plain.calibration.verdict.gain_error, rel=1e-2)
+    other = latedrop.calibrate(model, (x, y), row_weights=weights.tolist(), progress=False, **options)
+    assert not torch.allclose(other.predict(x).std, plain.predict(x).std, rtol=1e-3)
+    by_batch = [(x[:20], y[:20]), (x[20:], y[20:])]
+    again = latedrop.calibrate(model, by_batch, row_weights=weights.numpy(), progress=False, **options)
+    torch.testing.assert_close(again.predict(x).std, other.predict(x).std, rtol=1e-4, atol=0)
+
+
+def test_the_constant_and_the_table_are_those_of_the_rows_that_count() -> None:
+    x, y, weights = rows()
+    options: dict[str, Any] = {"method": "linear", "progress": False}
+    found = latedrop.calibrate(network(), (x, y), row_weights=weights, **options).calibration
+    again = latedrop.calibrate(network(), (repeated(x, weights), repeated(y, weights)), **options).calibration
+    assert found.constant == pytest.approx(again.constant)
+    assert found.scale == pytest.approx(again.scale)
+    for name in ("rmse", "nll_scaled", "nll_unscaled", "ma_scaled"):
+        assert getattr(found.table[0], name) == pytest.approx(getattr(again.table[0], name), rel=1e-6)
+    np.testing.assert_allclose(found.curves["scaled"], again.curves["scaled"])
+
+
+@pytest.mark.parametrize("target", [None, latedrop.Log()], ids=["plain", "log"])
+def test_evaluations_count_rows(target: Any) -> None:
+    x, y, weights = rows()
+    y = y if target is None else y.exp()
+    uq = latedrop.calibrate(network(), (x + 1, y), target=target, method="linear", progress=False)
+    found = compare(uq.predict(x), y, weights=weights)
+    again = compare(uq.predict(repeated(x, weights)), repeated(y, weights))
+    for mine, theirs in zip(found, again, strict=True):
+        for name in ("rmse", "nll", "ma", "coverage", "width"):
+            assert getattr(mine, name) == pytest.approx(getattr(theirs, name), rel=1e-6)
+    one = verdict(uq.predict(x), y, weights=weights)
+    other = verdict(uq.predict(repeated(x, weights)), repeated(y, weights))
+    assert (one.gain, one.coverage) == pytest.approx((other.gain, other.coverage))
+    assert one.coverage_error > other.coverage_error  # as there are fewer rows than their weights sum up to
+
+
+def test_standard_errors() -> None:
+    values, weights = torch.randn(2, 400, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    weights = weights.exp()
+    assert standard_error(values, Left(weights=torch.ones(400))) == pytest.approx(standard_error(values))
+    assert standard_error(values, Left(weights=weights)) == pytest.approx(
+        effective_rows(weights, 400) ** -0.5, rel=0.15
+    )
+    assert effective_rows(None, 7) == effective_rows(torch.full((7,), 2.0), 7) == 7
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        (torch.ones(49), "expected one weight for each of the 50 rows"),
+        (-torch.ones(50), "expected weights that are finite"),
+        (torch.zeros(50), "expected weights that are finite"),
+        (torch.full((50,), torch.nan), "expected weights that are finite"),
+    ],
+    ids=["count", "negative", "zero", "nan"],
+)
+def test_wrong_weights(weights: Tensor, message: str) -> None:
+    x, y, _ = rows()
+    with pytest.raises(DataError, match=message):
+        latedrop.calibrate(network(), (x, y), row_weights=weights, progress=False)
+
+
+def test_isotonic_intervals_take_no_weights() -> None:
+    x, y, weights = rows()
+    with pytest.raises(ArgumentError, match="expected other intervals than 'isotonic' with row_weights="):
+        latedrop.calibrate(network(), (x, y), row_weights=weights, intervals="isotonic", progress=False)
+
+
+@pytest.mark.parametrize("name", ["target", "row_weights"])
+def test_classes_have_no_transform_and_no_weights(name: str) -> None:
+    x, _, weights = rows(3)
+    options: dict[str, Any] = {name: {"target": latedrop.Log(), "row_weights": weights.numpy()}[name]}
+    with pytest.raises(ArgumentError, match=f"expected options that classes have; found {name}"):
+        latedrop.calibrate(network(3), (x, weights), task="classification", progress=False, **options)

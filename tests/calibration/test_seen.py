@@ -1,0 +1,109 @@
+"""Rows that were seen before are noticed, by few marks, and others are not."""
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import latedrop
+from latedrop import LatedropWarning, Log
+from latedrop.calibration.evaluation import compare
+from latedrop.calibration.seen import feature_marks, marks_of, merged, share_seen, sketch
+
+OWN = "of the test rows are rows that the calibration was fitted to"
+TRAINED = "of the validation rows are among the reference rows"
+METHODS: list[dict[str, Any]] = [
+    {},
+    {"method": "linear"},
+    {"method": "sample", "rates": [0.1, 0.3], "draws": 10},
+]
+
+
+def network() -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(3, 16), nn.Tanh(), nn.Linear(16, 1))
+
+
+def rows(seed: int, count: int = 60) -> tuple[Tensor, Tensor]:
+    dice = torch.Generator().manual_seed(seed)
+    x = torch.randn(count, 3, generator=dice)
+    with torch.no_grad():
+        return x, network()(x) + 0.1 * torch.randn(count, 1, generator=dice)
+
+
+@settings(deadline=None)
+@given(known=st.integers(5, 2000), new=st.integers(5, 500), old=st.integers(5, 500), seed=st.integers(0, 100))
+def test_the_share_is_estimated_from_few_marks(known: int, new: int, old: int, seed: int) -> None:
+    dice = torch.Generator().manual_seed(seed)
+    values = torch.randn(known + new, 2, generator=dice)
+    kept = sketch(marks_of(values[:known, :1], values[:known, 1:]))
+    assert len(kept) <= 256 * 16
+    tried = torch.cat([values[:known][:old], values[known:]])
+    share = share_seen(kept, marks_of(tried[:, :1], tried[:, 1:]))
+    if share is not None:
+        told = min(1.0, 256 / known) * len(tried)
+        exact = min(old, known) / len(tried)
+        assert abs(share - exact) < 5 * (0.25 / told) ** 0.5 + 1e-9
+
+
+def test_rounding_in_the_last_digits_does_not_matter() -> None:
+    x, y = torch.randn(2, 1000, 4, generator=torch.Generator().manual_seed(0))
+    noisy = x * (1 + 1e-6 * torch.randn(x.shape, generator=torch.Generator().manual_seed(1)))
+    assert np.mean(marks_of(x, y) == marks_of(noisy, y)) > 0.97
+    assert np.mean(feature_marks(x) == feature_marks(noisy)) > 0.95
+    assert not np.isin(marks_of(x, y), marks_of(x + 0.1, y)).any()
+
+
+def test_rows_that_cannot_be_told_apart_have_no_sketch() -> None:
+    same = torch.zeros(50, 1)
+    assert sketch(marks_of(same, same)) == ""
+    assert share_seen("", marks_of(same, same)) is None
+
+
+def test_merged_sketches() -> None:
+    one, other = torch.randn(2, 400, generator=torch.Generator().manual_seed(0))
+    both = torch.cat([one, other])
+    assert merged(sketch(marks_of(one, one)), sketch(marks_of(other, other))) == sketch(marks_of(both, both))
+
+
+@pytest.mark.parametrize("options", METHODS, ids=lambda o: str(o.get("method", "terms")))
+def test_the_calibrations_own_rows_are_noticed(options: dict[str, Any], tmp_path: Path) -> None:
+    x, y = rows(0)
+    uq = latedrop.calibrate(network(), (x, y), progress=False, **options)
+    uq.save(tmp_path / "cal.json")
+    uq = latedrop.load(tmp_path / "cal.json", network())
+    uq.batch_size = 7
+    with pytest.warns(LatedropWarning, match=f"100% {OWN}"):
+        compare(uq.predict(x), y)
+    mixed = [torch.cat([a[:40], b[:20]]) for a, b in zip((x, y), rows(1), strict=True)]
+    with pytest.warns(LatedropWarning, match=f"67% {OWN}"):
+        compare(uq.predict(mixed[0]), mixed[1])
+    compare(uq.predict(rows(1)[0]), rows(1)[1])  # other rows: no warning, which would be an error
+
+
+def test_conformal_rows_and_transformed_targets_are_noticed() -> None:
+    x, y = rows(0)
+    held, truth = rows(1)
+    uq = latedrop.calibrate(network(), (x, y.exp()), target=Log(), conformal_data=(held, truth.exp()), progress=False)
+    for inputs, targets in ((x, y), (held, truth)):
+        with pytest.warns(LatedropWarning, match=OWN):
+            compare(uq.predict(inputs), targets.exp())
+    compare(uq.predict(rows(2)[0]), rows(2)[1].exp())
+
+
+def test_training_rows_as_validation_rows_are_noticed() -> None:
+    trained, (x, y) = rows(0, 200)[0], rows(1)
+    latedrop.calibrate(network(), (x, y), reference=trained, progress=False)
+    both = torch.cat([trained, x])
+    with pytest.warns(LatedropWarning, match=f"100% {TRAINED}"):
+        latedrop.calibrate(network(), (x, y), reference=list(both.split(50)), progress=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        latedrop.calibrate(network(), (x, y), reference=both[:220], progress=False)  # a third: duplicates may be

@@ -1,0 +1,243 @@
+"""Targets that were transformed for training: predictions, intervals and scores in the original unit."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from torch import Tensor, nn
+
+import latedrop
+from latedrop import Log, Standardized, Transformed
+from latedrop.calibration.evaluation import compare, likelihood, verdict
+from latedrop.calibration.transforms import Transform
+from latedrop.errors import ArgumentError, DataError, FileError
+
+METHODS: list[dict[str, Any]] = [
+    {},
+    {"method": "linear", "floor": True},
+    {"method": "propagate", "rates": [0.1, 0.3]},
+    {"method": "sample", "rates": [0.1, 0.3], "draws": 10},
+]
+OWN = Transformed(torch.log1p, torch.expm1)
+NUMBERS = st.floats(-3, 3)
+VARIANCES = st.floats(0.01, 1.5)
+
+
+def network(outputs: int = 1) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(3, 16), nn.Tanh(), nn.Linear(16, outputs)).double()
+
+
+def rows(model: nn.Module, count: int = 60, seed: int = 1) -> tuple[Tensor, Tensor]:
+    """Inputs, and what the model was trained on: its own output with noise."""
+    dice = torch.Generator().manual_seed(seed)
+    x = torch.randn(count, 3, generator=dice, dtype=torch.float64)
+    with torch.no_grad():
+        t = model(x)
+    return x, t + 0.2 * torch.randn(t.shape, generator=dice, dtype=torch.float64)
+
+
+def others(model: nn.Module) -> tuple[Tensor, Tensor]:
+    """Rows that were not calibrated with."""
+    return rows(model, seed=2)
+
+
+def calibrated(model: nn.Module, y: Tensor, target: Transform | None, **options: Any) -> latedrop.Predictor:
+    return latedrop.calibrate(model, (rows(model)[0], y), target=target, progress=False, **options)
+
+
+@settings(deadline=None)
+@given(m=NUMBERS, v=VARIANCES)
+def test_log_is_a_log_normal(m: float, v: float) -> None:
+    mean, variance = Log().moments(torch.tensor([m], dtype=torch.float64), torch.tensor([v], dtype=torch.float64))
+    exact = stats.lognorm(math.sqrt(v), scale=math.exp(m))
+    assert float(mean) == pytest.approx(exact.mean(), rel=1e-9)
+    assert float(variance) == pytest.approx(exact.var(), rel=1e-9)
+
+
+@settings(deadline=None)
+@given(m=NUMBERS, v=VARIANCES)
+def test_quadrature_agrees_with_closed_forms(m: float, v: float) -> None:
+    mean, variance = torch.tensor([m], dtype=torch.float64), torch.tensor([v], dtype=torch.float64)
+    for own, known in (
+        (Transformed(torch.log, torch.exp), Log()),
+        (Transformed(lambda y: (y - 3) / 5, lambda t: t * 5 + 3), Standardized(3, 5)),
+    ):
+        for found, exact in zip(own.moments(mean, variance), known.moments(mean, variance), strict=True):
+            torch.testing.assert_close(found, exact, rtol=1e-6, atol=1e-12)
+
+
+@settings(deadline=None)
+@given(y=st.lists(st.floats(0.01, 1e4), min_size=1, max_size=5))
+def test_there_and_back(y: list[float]) -> None:
+    target = torch.tensor(y, dtype=torch.float64)
+    for unit in (Standardized(10, 3), Log(), OWN):
+        t = unit.forward(target)
+        torch.testing.assert_close(unit.inverse(t), target)
+        numeric = (unit.forward(target * (1 + 1e-6)) - unit.forward(target * (1 - 1e-6))) / (2e-6 * target)
+        torch.testing.assert_close(unit.log_slope(target), numeric.log(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("options", METHODS, ids=lambda o: str(o.get("method", "terms")))
+def test_standardized_is_the_same_prediction_in_another_unit(options: dict[str, Any]) -> None:
+    model = network()
+    x, t = rows(model)
+    plain, unit = (
+        calibrated(model, t, None, **options),
+        calibrated(model, t * 50 + 200, Standardized(200, 50), **options),
+    )
+    x, t = others(model)
+    a, b = plain.predict(x), unit.predict(x)
+    torch.testing.assert_close(b.mean, a.mean * 50 + 200)
+    torch.testing.assert_close(b.std, a.std * 50)
+    for mine, theirs in zip(b.interval(0.8), a.interval(0.8), strict=True):
+        torch.testing.assert_close(mine, theirs * 50 + 200)
+    for mine, theirs in zip(compare(b, t * 50 + 200), compare(a, t), strict=True):
+        assert mine.label == theirs.label
+        assert (mine.rmse, mine.width) == pytest.approx((50 * theirs.rmse, 50 * theirs.width))
+        assert mine.nll == pytest.approx((theirs.nll or 0) + math.log(50))
+        assert (mine.coverage, mine.ma, mine.correlation) == pytest.approx(
+            (theirs.coverage, theirs.ma, theirs.correlation)
+        )
+    mine, theirs = unit.calibration.table[0], plain.calibration.table[0]
+    assert (mine.rmse, mine.nll_scaled) == pytest.approx((50 * theirs.rmse, theirs.nll_scaled + math.log(50)))
+    assert str(verdict(b, t * 50 + 200)) == str(verdict(a, t))
+    assert unit.explain(x[:1]).mean == pytest.approx(plain.explain(x[:1]).mean * 50 + 200)
+    assert unit.explain(x[:1]).sites == pytest.approx(plain.explain(x[:1]).sites)
+
+
+@pytest.mark.parametrize("options", METHODS, ids=lambda o: str(o.get("method", "terms")))
+def test_log_predicts_log_normals(options: dict[str, Any]) -> None:
+    model = network()
+    x, t = rows(model)
+    uq = calibrated(model, t.exp(), Log(), **options)
+    x, t = others(model)
+    found = uq.predict(x)
+    plain = found.in_model_unit()
+    exact = stats.lognorm(plain.std.numpy(), scale=np.exp(plain.mean.numpy()))
+    np.testing.assert_allclose(found.mean, exact.mean(), rtol=1e-6)
+    np.testing.assert_allclose(found.std, exact.std(), rtol=1e-6)
+    np.testing.assert_allclose(found.quantile([0.1, 0.5]), [exact.ppf(0.1), exact.ppf(0.5)], rtol=1e-6)
+    nll = -exact.logpdf(t.exp().numpy()).mean()
+    assert likelihood(found, t.exp()) == pytest.approx(nll)
+    assert compare(found, t.exp())[1 if options else 0].nll == pytest.approx(nll)
+
+
+def test_outputs_have_units_of_their_own() -> None:
+    model = network(2)
+    x, t = rows(model)
+    mean, std = torch.tensor([200.0, -3.0]).double(), torch.tensor([50.0, 0.1]).double()
+    own, other = (
+        calibrated(model, t, None),
+        calibrated(model, t * std + mean, Standardized(mean.tolist(), std.tolist())),
+    )
+    x, t = others(model)
+    plain, found = own.predict(x), other.predict(x)
+    torch.testing.assert_close(found.mean, plain.mean * std + mean)
+    torch.testing.assert_close(found.std, plain.std * std)
+    for k in range(2):
+        mine, theirs = compare(found, t * std + mean, output=k)[0], compare(plain, t, output=k)[0]
+        assert (mine.rmse, mine.width) == pytest.approx((theirs.rmse * float(std[k]), theirs.width * float(std[k])))
+        assert mine.nll == pytest.approx((theirs.nll or 0) + math.log(float(std[k])))
+
+
+@pytest.mark.parametrize("unit", [Standardized([5.0], [2.0]), Log(), OWN], ids=["standardized", "log", "own"])
+@pytest.mark.parametrize("kind", ["conformal", "isotonic"])
+def test_fitted_intervals_are_transformed(unit: Transform, kind: str) -> None:
+    if kind == "isotonic":
+        pytest.importorskip("sklearn")
+    model = network()
+    x, t = rows(model)
+    options: dict[str, Any] = {"intervals": kind}
+    held = {"conformal_data": (x[:40], unit.inverse(t)[:40])} if kind == "conformal" else {}
+    found = calibrated(model, unit.inverse(t), unit, **options, **held).predict(x)
+    held = {"conformal_data": (x[:40], t[:40])} if kind == "conformal" else {}
+    plain = calibrated(model, t, None, **options, **held).predict(x)
+    for mine, theirs in zip(found.interval(0.8), plain.interval(0.8), strict=True):
+        torch.testing.assert_close(mine, unit.inverse(theirs))
+
+
+@pytest.mark.parametrize("unit", [Standardized(5.0, 2.0), Log(), OWN], ids=["standardized", "log", "own"])
+def test_saved_and_loaded(unit: Transform, tmp_path: Path) -> None:
+    model = network()
+    x, t = rows(model)
+    uq = calibrated(model, unit.inverse(t), unit)
+    uq.save(tmp_path / "cal.json")
+    if unit is OWN:
+        with pytest.raises(FileError, match="expected target=, as"):
+            latedrop.load(tmp_path / "cal.json", model)
+    again = latedrop.load(tmp_path / "cal.json", model, target=OWN if unit is OWN else None)
+    assert again.calibration.target == unit
+    assert f"trained on transformed targets, {unit}" in str(again.calibration)
+    torch.testing.assert_close(again.predict(x).mean, uq.predict(x).mean)
+    with pytest.raises((ArgumentError, FileError)):
+        latedrop.load(tmp_path / "cal.json", model, target=Standardized(1, 1))
+
+
+def test_files_from_before_have_no_transform() -> None:
+    model = network()
+    record = json.loads(calibrated(model, rows(model)[1], None).calibration.to_json())["latedrop"]
+    del record["target"]
+    from latedrop.records import sealed
+
+    assert latedrop.Calibration.from_json(sealed("latedrop", record)).target is None
+
+
+@pytest.mark.parametrize(
+    ("attempt", "message"),
+    [
+        (lambda: Standardized("a", 1), "expected mean of the training targets"),
+        (lambda: Standardized(0, 0), "expected a std above 0"),
+        (lambda: Standardized([0, 1], [1, 2, 3]), "expected a std above 0"),
+        (lambda: Transformed(1, 2), "expected two functions"),  # type: ignore[arg-type]
+        (lambda: calibrated(network(), torch.zeros(60, 1), "log"), "expected target= as"),  # type: ignore[arg-type]
+    ],
+    ids=["text", "zero", "lengths", "numbers", "name"],
+)
+def test_wrong_arguments(attempt: Any, message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        attempt()
+
+
+@pytest.mark.parametrize(
+    ("unit", "y", "message"),
+    [
+        (Log(), torch.tensor([1.0, 0.0, -2.0]), "expected targets above 0.*found 2 of 3"),
+        (Standardized([1, 2], [1, 2]), torch.ones(3), r"expected targets \(N, 2\)"),
+        (Transformed(torch.log, torch.sinh), torch.ones(3), "whose inverse undoes forward"),
+        (Transformed(torch.neg, torch.neg), torch.arange(3.0), "that increase"),
+        (Transformed(torch.log, torch.exp), torch.zeros(3), "expected forward of target=Transformed"),
+        (Transformed(torch.sum, torch.exp), torch.ones(3), "found shape"),
+    ],
+    ids=["log", "outputs", "apart", "falls", "inf", "shape"],
+)
+def test_targets_that_a_transform_cannot_take(unit: Transform, y: Tensor, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        unit.forward(y)
+
+
+def test_a_forgotten_transform_is_noticed() -> None:
+    model = network()
+    _, t = rows(model)
+    with pytest.warns(latedrop.LatedropWarning, match=r"no better than.*pass target=Standardized\(mean=(20\d|19\d)"):
+        calibrated(model, t * 50 + 200, None)
+    with pytest.warns(latedrop.LatedropWarning, match="no better than(?!.*Standardized)"):
+        calibrated(model, torch.randn(60, 1, generator=torch.Generator().manual_seed(3)).double() + 100, None)
+
+
+def test_a_forgotten_logarithm_is_noticed() -> None:
+    model = network()
+    x, _ = rows(model)
+    with torch.no_grad():
+        nn.init.constant_(model[2].bias, 4.0)
+        y = (model(x) + 0.01 * torch.sin(9 * x[:, :1])).exp()
+    with pytest.warns(latedrop.LatedropWarning, match=r"no better than.*pass target=Log\(\)"):
+        calibrated(model, y, None)

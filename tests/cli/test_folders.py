@@ -1,0 +1,201 @@
+"""Folders of files as one table, and feather files: the same rows in the same order as one csv file has."""
+
+import gzip
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from latedrop.cli.tables import Columns, choose, open_table, read_batches
+from latedrop.cli.writing import write_rows
+from latedrop.errors import ArgumentError, DataError, FileError
+
+NAMES = ("id", "a", "y")
+
+
+def part(first: int, count: int = 4) -> dict[str, list[Any]]:
+    rows = range(first, first + count)
+    return {"id": [f"r{i}" for i in rows], "a": [float(i) for i in rows], "y": [2.0 * i for i in rows]}
+
+
+def write(path: Path, columns: dict[str, list[Any]]) -> None:
+    """A file of one of the kinds, by its ending."""
+    if path.suffix in (".parquet", ".feather"):
+        pyarrow = pytest.importorskip("pyarrow")
+        from pyarrow import feather, parquet
+
+        table = pyarrow.table(columns)
+        if path.suffix == ".parquet":
+            parquet.write_table(table, path, row_group_size=2)
+        else:
+            feather.write_feather(table, path, chunksize=2)
+        return
+    text = "\n".join(",".join(map(str, row)) for row in [tuple(columns), *zip(*columns.values(), strict=True)]) + "\n"
+    path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
+
+
+def folder(where: Path, *names: str, **other: Any) -> str:
+    made = where / "rows"
+    made.mkdir()
+    for index, name in enumerate(names):
+        write(made / name, other.get(f"part{index}", part(4 * index)))
+    return str(made)
+
+
+def seen(path: str, size: int = 3) -> tuple[list[float], list[float], list[str]]:
+    table = open_table(path)
+    rows = list(read_batches(table, choose(table, ["a"], ["y"], ["id"]), size))
+    assert all(len(batch) <= size for batch in rows)
+    kept = [name for batch in rows for name in batch.kept["id"]]
+    inputs = [value for batch in rows for value in np.ravel(batch.inputs).tolist()]  # type: ignore[arg-type]
+    return inputs, [v for b in rows for v in b.target.tolist()], [str(name) for name in kept]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("ending", [".csv", ".csv.gz", ".tsv", ".parquet", ".feather"])
+def test_files_of_a_folder_are_one_table(tmp_path: Path, ending: str) -> None:
+    path = folder(tmp_path, f"b{ending}", f"a{ending}", f"c{ending}", part0=part(4), part1=part(0), part2=part(8))
+    for name in ("_SUCCESS", ".hidden.csv", "readme.txt"):
+        (Path(path) / name).write_text("x")
+    table = open_table(path)
+    assert table.names == NAMES
+    assert table.count == (12 if ending in (".parquet", ".feather") else None)
+    inputs, target, kept = seen(path)
+    assert inputs == list(range(12))
+    assert target == [2.0 * i for i in range(12)]
+    assert kept == [f"r{i}" for i in range(12)]
+    assert seen(path) == (inputs, target, kept)  # it can be read again
+
+
+def test_arrays_of_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "rows").mkdir()
+    for index in range(2):
+        np.savez(tmp_path / "rows" / f"{index}.npz", x=np.full((3, 2), index), y=np.arange(3.0))
+    found = list(read_batches(open_table(str(tmp_path / "rows")), Columns(("x",), ("y",)), 2))
+    assert [list(rows.places) for rows in found][:2] == [["0.npz:0", "0.npz:1"], ["0.npz:2"]]
+    assert np.concatenate([rows.inputs["x"] for rows in found]).sum() == 6  # type: ignore[call-overload]
+
+
+def test_columns_may_stand_in_another_order(tmp_path: Path) -> None:
+    turned = dict(reversed(part(4).items()))
+    assert seen(folder(tmp_path, "a.csv", "b.csv", part1=turned))[0] == list(range(8))
+
+
+def test_a_place_names_the_file(tmp_path: Path) -> None:
+    path = folder(tmp_path, "a.csv", "b.csv", part1={**part(4), "a": [1.0, "oh", 2.0, 3.0]})
+    with pytest.raises(DataError, match=r"found 'oh' in line 3"):
+        seen(path)
+    gaps = folder(tmp_path / "rows", "a.csv", "b.csv", part1={**part(4), "a": [1.0, "", 2.0, 3.0]})
+    table = open_table(gaps)
+    rows = [batch for batch in read_batches(table, Columns(("a",)), 9) if not batch.finite.all()]
+    assert [place for place, finite in zip(rows[0].places, rows[0].finite, strict=True) if not finite] == ["b.csv:3"]
+
+
+@pytest.mark.parametrize(
+    ("files", "parts", "message"),
+    [
+        ((), {}, r"expected files that end in \.csv, .* in the folder .*rows; found none"),
+        (("a.csv", "b.parquet"), {}, r"expected files of one kind in the folder .*; found a\.csv, b\.parquet"),
+        (
+            ("a.csv", "b.csv"),
+            {"part1": {"id": ["r"], "a": [1.0], "z": [1.0]}},
+            r"found that b\.csv lacks 'y' and also has 'z', unlike a\.csv",
+        ),
+        (
+            ("a.csv", "b.csv"),
+            {"part1": {"id": ["r"], "a": [1.0]}},
+            r"the same columns in all .*b\.csv lacks 'y', unlike",
+        ),
+    ],
+    ids=["empty", "two kinds", "other columns", "one column less"],
+)
+def test_what_is_no_table(tmp_path: Path, files: tuple[str, ...], parts: dict[str, Any], message: str) -> None:
+    path = folder(tmp_path, *files, **parts)
+    with pytest.raises(DataError, match=message):
+        open_table(path)
+
+
+def test_folders_inside_are_not_left_out_unseen(tmp_path: Path) -> None:
+    path = folder(tmp_path, "a.csv")
+    (Path(path) / "year=2020").mkdir()
+    with pytest.raises(DataError, match=r"expected files side by side .* found folders in it: year=2020\. Name one"):
+        open_table(path)
+
+
+def test_a_thousand_files_are_not_open_at_once(tmp_path: Path) -> None:
+    resource = pytest.importorskip("resource")
+    path = folder(tmp_path, *(f"{i:04d}.csv" for i in range(80)))
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, limits[1]))
+    try:
+        assert len(seen(path)[0]) == 320
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+class TestFeather:
+    def test_rows_and_types(self, tmp_path: Path) -> None:
+        path = tmp_path / "rows.feather"
+        write(path, part(0, 7))
+        assert seen(str(path)) == ([*map(float, range(7))], [2.0 * i for i in range(7)], [f"r{i}" for i in range(7)])
+        with pytest.raises(DataError, match=r"numbers in column 'id' .*its type is string.*--ignore id"):
+            list(read_batches(open_table(str(path)), Columns(("id",)), 2))
+
+    def test_another_file(self, tmp_path: Path) -> None:
+        pytest.importorskip("pyarrow")
+        path = tmp_path / "rows.feather"
+        path.write_text("id,a\n1,2\n")
+        with pytest.raises(FileError, match=r"expected a feather file at .*damaged or another one"):
+            open_table(str(path))
+
+
+@pytest.mark.parametrize("ending", [".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet", ".feather"])
+def test_what_is_written_can_be_read(tmp_path: Path, ending: str) -> None:
+    if ending in (".parquet", ".feather"):
+        pytest.importorskip("pyarrow")
+    path, rows = str(tmp_path / f"out{ending}"), part(0, 6)
+    with write_rows(path) as append:
+        for first in (0, 4):
+            chosen = {name: values[first : first + 4] for name, values in rows.items()}
+            append({"id": chosen["id"], "a": np.array(chosen["a"]), "y": np.array(chosen["y"])})
+    assert seen(path) == (rows["a"], rows["y"], rows["id"])
+
+
+def test_kept_columns_whose_types_differ_between_files(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    path = str(tmp_path / "out.parquet")
+    with write_rows(path) as append:
+        append({"id": pyarrow.array([1, 2], pyarrow.int64())})
+        append({"id": pyarrow.array([3], pyarrow.int32())})
+    assert pyarrow.parquet.read_table(path)["id"].to_pylist() == [1, 2, 3]
+    with write_rows(path) as append:
+        append({"id": pyarrow.array([1])})
+        with pytest.raises(DataError, match="expected values of one kind in 'id'; found int64 and string"):
+            append({"id": pyarrow.array(["x"])})
+
+
+@pytest.mark.parametrize("ending", [".csv", ".parquet", ".feather"])
+def test_memory_does_not_grow_with_the_files(tmp_path: Path, ending: str) -> None:
+    """Of numpy and Python; a row of the data takes 24 bytes, and at most two batches are held."""
+    pytest.importorskip("pyarrow")
+    rows = 20_000
+    path = folder(tmp_path, *(f"{i}{ending}" for i in range(5)), **{f"part{i}": part(rows * i, rows) for i in range(5)})
+    table = open_table(path)
+    tracemalloc.start()
+    try:
+        count = sum(len(batch) for batch in read_batches(table, Columns(("a",), ("y",)), 500))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert count == 5 * rows
+    assert peak < 5 * rows * 16 / 2  # half of the numbers alone
+
+
+def test_no_output_into_the_folder_that_is_read(tmp_path: Path) -> None:
+    from latedrop.cli.writing import check_apart
+
+    path = folder(tmp_path, "a.csv")
+    check_apart({"--output": str(tmp_path / "out.csv")}, {"--data": path})
+    with pytest.raises(ArgumentError, match=r"expected --output outside of the folder of --data, .*found .*out\.csv"):
+        check_apart({"--output": f"{path}/out.csv"}, {"--data": path})

@@ -1,0 +1,236 @@
+"""Images that a table names, through the whole command line: real files in, columns out, and each wrong one named."""
+
+import csv
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from architectures import missing
+from latedrop.cli.tables.transforms import image_transform
+from latedrop.errors import ArgumentError, LatedropError
+
+Image: Any = pytest.importorskip("PIL.Image")
+for package in ("typer", "rich"):
+    pytest.importorskip(package, reason="typer and rich make the command line")
+
+CODE = """
+import numpy as np
+import torch
+from torch import nn
+
+def net():
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        layers = nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU()
+        return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 1))
+
+def half(image):
+    return torch.tensor(np.asarray(image.convert("RGB").resize((8, 8)))).permute(2, 0, 1) / 510
+
+def text(image):
+    return "no numbers"
+"""
+Run = Callable[..., tuple[int, str, str]]
+QUICK = ("--rates", "0.3", "--draws", "4")
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    Path("pictured_model.py").write_text(CODE)
+    Path("photos/more").mkdir(parents=True)
+    dice = np.random.default_rng(0)
+    lines = ["file,size,y"]
+    for index in range(12):
+        name = f"more/{index}.jpg" if index % 2 else f"{index}.png"
+        Image.fromarray(dice.integers(0, 255, (10 + index % 2, 12, 3)).astype(np.uint8)).save(f"photos/{name}")
+        lines.append(f"{name},{index},{0.1 * index}")
+    Path("val.csv").write_text("\n".join(lines) + "\n")
+    yield tmp_path
+    sys.modules.pop("pictured_model", None)
+
+
+def calibrate(call: Run, *words: object, target: str = "y") -> tuple[int, str, str]:
+    model = ("calibrate", "pictured_model:net", "--data", "val.csv", "--images", "photos")
+    return call(*model, "--target", target, "-o", "cal.json", *QUICK, *words)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_from_photos_to_intervals(call: Run, place: Path) -> None:
+    import torch
+
+    code, _, err = calibrate(call, "--transform", "size=9x8,normalize=imagenet")
+    assert (code, [line for line in err.splitlines() if "warning" not in line]) == (0, [])
+    words = ("pictured_model:net", "cal.json", "--data", "val.csv", "--images", "photos")
+    assert call("predict", *words, "--keep", "file,size", "-o", "out.csv", "--batch-size", 5)[0] == 0
+    with open("out.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["file"] for row in rows[:2]] == ["0.png", "more/1.jpg"]
+    from pictured_model import net  # type: ignore[import-not-found]
+
+    from latedrop import load
+
+    transform = image_transform("size=9x8,normalize=imagenet")
+    with Image.open("photos/more/1.jpg") as image:
+        x = torch.tensor(transform(image))[None]
+    assert x.shape == (1, 3, 9, 8)
+    expected = load("cal.json", net()).predict(x)
+    np.testing.assert_allclose(float(rows[1]["mean"]), expected.mean.item(), rtol=1e-4)
+    np.testing.assert_allclose(float(rows[1]["std"]), expected.std.item(), rtol=1e-4)
+    assert call("evaluate", *words)[0] == 0
+    code, out, err = call("predict", *words[:4])
+    assert (code, out) == (2, "")
+    assert "expected --images, the folder of the images, as the calibration was made with images" in err
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("ending", ["parquet", "feather"])
+def test_names_in_other_tables(call: Run, place: Path, ending: str) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import feather, parquet
+
+    with open("val.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    table = pyarrow.table({"path": [row["file"] for row in rows], "y": [float(row["y"]) for row in rows]})
+    (parquet.write_table if ending == "parquet" else feather.write_feather)(table, f"val.{ending}")
+    words = ("--data", f"val.{ending}", "--images", "photos", "--column", "path", "--transform", "size=8")
+    assert call("calibrate", "pictured_model:net", *words, "--target", "y", "-o", "cal.json", *QUICK)[0] == 0
+    assert (
+        call("predict", "pictured_model:net", "cal.json", *words[:4], "--keep", "path", "-o", f"out.{ending}")[0] == 0
+    )
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_function_of_ones_own(call: Run, place: Path) -> None:
+    assert calibrate(call, "--transform", "pictured_model:half")[0] == 0
+    code, _, err = calibrate(call, "--transform", "pictured_model:text")
+    assert (code, err) == (1, f"latedrop: expected numbers from --transform; found <U10 of shape () for {first()}.\n")
+
+
+def first() -> Path:
+    return Path("photos") / "0.png"
+
+
+def damage(name: str) -> None:
+    path = Path("photos") / name
+    path.write_bytes(path.read_bytes()[:60])
+
+
+def deepen(name: str) -> None:
+    Image.fromarray(np.full((10, 12), 40_000, np.uint16)).save(Path("photos") / name)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words", "code", "message"),
+    [
+        (lambda: damage("2.png"), ("size=8",), 1, r"expected an image at photos/2.png, named at line 4 of val.csv; it"),
+        (lambda: damage("more/1.jpg"), ("size=8",), 1, "expected an image at photos/more/1.jpg, named at line 3 of"),
+        (
+            lambda: Path("photos/2.png").write_text("no"),
+            ("size=8",),
+            1,
+            "photos/2.png, named at line 4 of val.csv; it cannot",
+        ),
+        (
+            lambda: Path("photos/2.png").unlink(),
+            ("size=8",),
+            1,
+            "expected image '2.png', named at line 4 of val.csv, in photos",
+        ),
+        (lambda: deepen("2.png"), ("size=8",), 1, "it has more than 8 bits per channel, mode I;16"),
+        (
+            lambda: None,
+            ("mode=RGB",),
+            1,
+            "expected images of one shape; found (3, 10, 12) and, for 'more/1.jpg' at line 3",
+        ),
+        (lambda: None, ("crop=11",), 1, "photos/0.png, named at line 2 of val.csv; it cannot be used: 10x12 pixels"),
+        (lambda: None, ("size=2",), 1, "Its input was column file of val.csv: see --transform."),
+        (lambda: None, ("size=0",), 2, "expected size=224, or size=240x320 for height and width, in --transform"),
+        (lambda: None, ("size=8", "--column", "path"), 2, "expected column 'path' in val.csv; it is not there."),
+        (lambda: None, ("size=8", "--inputs", "size"), 2, "expected --inputs or --images; found both."),
+        (lambda: None, ("size=8", "--images", "none"), 1, "expected a folder of images at none; there is none."),
+        (
+            lambda: None,
+            ("size=8", "--data", "val.npz"),
+            1,
+            "expected a table with names of images, csv, parquet or feather",
+        ),
+    ],
+    ids=[
+        "damaged png",
+        "damaged jpg",
+        "no image",
+        "missing",
+        "16 bits",
+        "sizes",
+        "crop",
+        "too small",
+        "size 0",
+        "column",
+        "inputs",
+        "no folder",
+        "arrays",
+    ],
+)
+def test_each_wrong_input_is_one_line(
+    call: Run, place: Path, wrong: Callable[[], Any], words: tuple[str, ...], code: int, message: str
+) -> None:
+    np.savez("val.npz", x=np.zeros((3, 2)), y=np.zeros(3))
+    wrong()
+    found, out, err = calibrate(call, "--transform", *words)
+    assert (found, out, err.count("\n")) == (code, "", 1)
+    assert message in err
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("sizes=3", r"expected --transform as settings among mode=, size=, .*found 'sizes=3'"),
+        ("224", "expected --transform as settings .*found '224'"),
+        ("mode=CMYK", "expected mode=RGB or mode=L in --transform; found 'CMYK'"),
+        ("mean=x", "expected numbers with / between, one for each channel.*found 'x'"),
+        ("mean=1/2", r"one for each of the 3 channels.*found \(1.0, 2.0\)"),
+        ("std=0", "std above 0; found"),
+        ("normalize=mine", "expected normalize=imagenet, or mean= and std=, .*found normalize=mine"),
+        ("normalize=imagenet,mean=0", "expected normalize=imagenet, or mean= and std="),
+        ("mode=L,normalize=imagenet", "one for each of the 1 channels"),
+        ("crop=1x2x3", "expected crop=224"),
+    ],
+)
+def test_texts_that_mean_no_transform(text: str, message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        image_transform(text)
+
+
+def test_the_formula() -> None:
+    pixels = np.arange(6 * 8 * 3, dtype=np.uint8).reshape(6, 8, 3)
+    image = Image.fromarray(pixels)
+    plain = image_transform("")(image)
+    np.testing.assert_allclose(plain, pixels.transpose(2, 0, 1) / 255, rtol=1e-6)
+    cropped = image_transform("crop=4x2,mean=0.5,std=0.1/0.2/0.5")(image)
+    spread = np.array([0.1, 0.2, 0.5])[:, None, None]
+    np.testing.assert_allclose(cropped, (plain[:, 1:5, 3:5] - 0.5) / spread, rtol=1e-5, atol=1e-6)
+    assert image_transform("mode=L")(image).shape == (1, 6, 8)
+    assert image_transform("size=3x5")(image.convert("P")).shape == (3, 3, 5)
+
+
+@pytest.mark.skipif(bool(missing("timm", "torchvision")), reason="needs timm and torchvision")
+def test_the_transform_of_a_model_of_timm() -> None:
+    image = Image.fromarray(np.zeros((300, 400, 3), np.uint8))
+    found = image_transform("timm:resnet18")(image)
+    assert found.shape == (3, 224, 224)
+    np.testing.assert_allclose(found[:, 0, 0], [-0.485 / 0.229, -0.456 / 0.224, -0.406 / 0.225], rtol=1e-4)
+    with pytest.raises(ArgumentError, match="expected a model of timm in --transform timm:resnet19x"):
+        image_transform("timm:resnet19x")
+
+
+def test_timm_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "timm.data", None)
+    with pytest.raises(LatedropError, match="expected timm and torchvision for --transform timm:resnet18"):
+        image_transform("timm:resnet18")

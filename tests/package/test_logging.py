@@ -1,0 +1,121 @@
+"""Loggers below `latedrop` tell what is done; the root logger is nobody's but the user's."""
+
+import logging
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import latedrop
+from latedrop.variance.engine.rows import ThinnedNetworks
+
+
+@pytest.fixture
+def net() -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(2, 20), nn.ReLU(), nn.Linear(20, 1))
+
+
+@pytest.fixture
+def rows(net: nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
+    dice = torch.Generator().manual_seed(0)
+    x = torch.randn(40, 2, generator=dice)
+    return x, net(x).detach() + torch.randn(40, 1, generator=dice)
+
+
+def test_a_calibration_is_told(net: nn.Module, rows: Any, caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    caplog.set_level(logging.INFO, "latedrop")
+    latedrop.calibrate(net, rows, progress=False).save(tmp_path / "cal.json")
+    told = [record.getMessage() for record in caplog.records]
+    assert told[:2] == ["calibrating Sequential by method terms", "sites found: 2"]
+    assert told[-1] == f"written: {tmp_path / 'cal.json'}"
+    assert any(text.startswith("40 validation rows: ") for text in told)
+    assert {record.name.partition(".")[0] for record in caplog.records} == {"latedrop"}
+    caplog.clear()
+    caplog.set_level(logging.DEBUG, "latedrop")
+    latedrop.calibrate(net, rows, [0.1, 0.3], 6, progress=False)
+    told = [record.getMessage() for record in caplog.records]
+    assert "6 draws of 40 rows, 6 at once, first layers once" in told
+    assert any(text.startswith("rate 0.3: NLL ") for text in told)
+
+
+def test_a_halved_chunk_is_told(net: nn.Module, caplog: pytest.LogCaptureFixture, monkeypatch: Any) -> None:
+    caplog.set_level(logging.INFO, "latedrop")
+    real = ThinnedNetworks._outputs
+
+    def small(self: ThinnedNetworks, draws: range) -> torch.Tensor:
+        if len(draws) > 4:
+            raise torch.OutOfMemoryError("too much")
+        return real(self, draws)
+
+    monkeypatch.setattr(ThinnedNetworks, "_outputs", small)
+    latedrop.sample(net, torch.randn(5, 2), 0.1, 8)
+    assert "out of memory with 8 draws at once; going on with 4" in caplog.text
+
+
+def test_nothing_is_heard_unless_asked_for() -> None:
+    code = """
+import logging, torch, latedrop
+from torch import nn
+torch.manual_seed(0)
+x = torch.randn(40, 2)
+net = nn.Sequential(nn.Linear(2, 9), nn.ReLU(), nn.Linear(9, 1))
+latedrop.calibrate(net, (x, net(x).detach() + torch.randn(40, 1)), progress=False)
+assert logging.getLogger().handlers == []
+assert [type(handler) for handler in logging.getLogger("latedrop").handlers] == [logging.NullHandler]
+assert logging.getLogger("latedrop").level == logging.NOTSET
+"""
+    ran = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")
+
+
+def test_no_file_speaks_to_the_root_logger() -> None:
+    source = Path(latedrop.__file__).parent
+    calls = [f"logging.{name}(" for name in ("debug", "info", "warning", "error", "basicConfig", "log")]
+    calls += ["getLogger()"]
+    found = [path.name for path in source.rglob("*.py") if any(call in path.read_text("utf-8") for call in calls)]
+    assert found == []
+
+
+class TestVerbose:
+    @pytest.fixture
+    def words(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, net: nn.Module, rows: Any) -> Any:
+        for package in ("typer", "rich"):
+            pytest.importorskip(package, reason="typer and rich make the command line")
+        import numpy as np
+
+        monkeypatch.chdir(tmp_path)
+        np.savez("val.npz", x=rows[0], y=rows[1])
+        torch.save(net.state_dict(), "net.pt")
+        Path("verbose_model.py").write_text(
+            "from torch import nn\nnet = lambda: nn.Sequential(nn.Linear(2, 20), nn.ReLU(), nn.Linear(20, 1))\n"
+        )
+        monkeypatch.setattr(sys, "path", list(sys.path))
+        yield ["calibrate", "verbose_model:net", "--weights", "net.pt", "--data", "val.npz", "-o", "cal.json"]
+        sys.modules.pop("verbose_model", None)
+
+    def stderr_of(self, words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+        from latedrop.cli import app
+
+        with pytest.raises(SystemExit) as stop:
+            app.main(words)
+        assert not stop.value.code
+        return capsys.readouterr().err
+
+    def test_v_and_vv(self, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+        assert self.stderr_of(words, capsys) == ""
+        once = self.stderr_of([*words, "-v"], capsys).splitlines()
+        assert once[0].startswith("latedrop: model verbose_model:net: Sequential, on ")
+        assert once[1] == "latedrop: data val.npz: 40 rows, arrays x, y"
+        assert once[-1] == "latedrop: written: cal.json"
+        twice = self.stderr_of([*words, "-vv"], capsys).splitlines()
+        assert any(line.startswith("latedrop.progress: calibrating: 40 rows in ") for line in twice)
+        assert len(twice) > len(once)
+        assert self.stderr_of([*words, "--verbose"], capsys).splitlines() == once
+        assert [type(handler) for handler in logging.getLogger("latedrop").handlers] == [logging.NullHandler]
+        assert self.stderr_of(words, capsys) == ""

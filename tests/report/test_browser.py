@@ -1,0 +1,150 @@
+"""The report in a browser: nothing fails, nothing is fetched, the slider moves numbers, it fits screens and paper."""
+
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import latedrop
+from latedrop.report import write_report
+
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright opens the report")
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine")
+
+WIDE, PHONE = {"width": 1100, "height": 900}, {"width": 360, "height": 740}
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A page about a model with two outputs, of long names and very different units."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(3, 30), nn.Tanh(), nn.Linear(30, 2))
+        factor = torch.tensor([1e6, 1e-6])
+        x = torch.randn(500, 3)
+        with torch.no_grad():
+            y = (net(x) + (0.1 + 0.2 * x[:, :1].abs()) * torch.randn(500, 2)) * factor
+        model = nn.Sequential(net, Times(factor))
+        uq = latedrop.calibrate(model, (x[:250], y[:250]), progress=False)
+    path = tmp_path_factory.mktemp("page") / "report.html"
+    write_report(
+        path,
+        title="A model whose name is rather long, to see whether it fits",
+        calibration=uq.calibration,
+        prediction=uq.predict(x[250:]),
+        target=y[250:],
+        names=["price of a house with a garden", "thickness"],
+        unit=["EUR", "m"],
+        inputs=x[250:],
+        reproduce={"command": "latedrop evaluate " + 20 * "a_very_long_word_without_any_break", "sha": 64 * "0"},
+    )
+    return path
+
+
+class Times(nn.Module):
+    def __init__(self, factor: torch.Tensor) -> None:
+        super().__init__()
+        self.register_buffer("factor", factor)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.factor
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright.sync_playwright() as play:
+        opened = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+class Opened:
+    """A page, with what it said to the console and what it asked for."""
+
+    def __init__(self, browser: Any, report: Path, **settings: Any) -> None:
+        self.context = browser.new_context(**{"viewport": WIDE, **settings})
+        self.page = self.context.new_page()
+        self.wrong: list[str] = []
+        self.asked: list[str] = []
+        self.page.on("console", lambda said: self.wrong.append(said.text))
+        self.page.on("pageerror", lambda error: self.wrong.append(str(error)))
+        self.page.on("request", lambda request: self.asked.append(request.url))
+        self.page.goto(report.as_uri())
+
+    def __enter__(self) -> "Opened":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.context.close()
+
+    def beyond(self) -> int:
+        """By how many pixels the page is wider than the screen."""
+        found: int = self.page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+        return found
+
+
+def test_nothing_fails_and_nothing_is_fetched(browser: Any, report: Path) -> None:
+    with Opened(browser, report) as opened:
+        assert opened.wrong == []
+        assert opened.asked == [report.as_uri()]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("screen", [WIDE, PHONE], ids=["wide", "phone"])
+def test_it_fits_the_screen(browser: Any, report: Path, screen: dict[str, int], scheme: str) -> None:
+    with Opened(browser, report, viewport=screen, color_scheme=scheme) as opened:
+        assert opened.beyond() == 0
+        verdict = opened.page.locator(".verdict").bounding_box()
+        assert verdict["y"] + verdict["height"] < screen["height"]
+        paper, ink = (
+            opened.page.evaluate(f"getComputedStyle(document.body).{name}") for name in ("background", "color")
+        )
+        dark, light = (sum(map(int, re.findall(r"\d+", text)[:3])) for text in (paper, ink))
+        assert (dark < light) == (scheme == "dark")
+
+
+def test_slider_moves_numbers_and_lines(browser: Any, report: Path) -> None:
+    with Opened(browser, report) as opened:
+        box = opened.page.locator(".levels").first
+        assert box.locator("output").inner_text() == "90 %"
+        before = box.locator("[data-of]").all_inner_texts()
+        place = box.locator("line.now").first.get_attribute("x1")
+        box.locator("input").press("Home")
+        assert box.locator("output").inner_text() == "1 %"
+        after = box.locator("[data-of]").all_inner_texts()
+        assert all(text for text in before + after)
+        assert before != after
+        assert float(box.locator("line.now").first.get_attribute("x1")) < float(place)
+        other = opened.page.locator(".levels").nth(1).locator("output").inner_text()
+        assert other == "90 %"  # each output has its own
+
+
+def test_pointing_at_a_mark_says_its_numbers(browser: Any, report: Path) -> None:
+    with Opened(browser, report) as opened:
+        opened.page.locator("circle.dot.used").nth(5).hover(force=True)  # the first lie on the edge
+        assert re.search(r"\d", opened.page.locator(".tip").inner_text())
+        assert opened.beyond() == 0
+
+
+def test_without_scripts_the_facts_are_there(browser: Any, report: Path) -> None:
+    with Opened(browser, report, java_script_enabled=False) as opened:
+        assert not opened.page.locator(".slider").first.is_visible()
+        assert opened.page.locator(".verdict").is_visible()
+        table = opened.page.locator(".levels table:visible").first.inner_text()
+        assert [level for level in ("50 %", "68 %", "90 %", "99 %") if level not in table] == []
+        assert opened.page.locator("circle title").count() > 100
+
+
+def test_it_can_be_printed(browser: Any, report: Path) -> None:
+    with Opened(browser, report, color_scheme="dark") as opened:
+        opened.page.emulate_media(media="print")
+        assert not opened.page.locator(".slider").first.is_visible()
+        assert opened.page.locator(".verdict").is_visible()
+        assert opened.page.evaluate("getComputedStyle(document.querySelector('h1')).color") == "rgb(0, 0, 0)"
+        assert opened.page.pdf(format="A4").startswith(b"%PDF")

@@ -1,0 +1,42 @@
+"""What is usual: counted, kept small, and checked when it is read."""
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+
+from latedrop.errors import DataError
+from latedrop.streams.bag import SHARES, STRANGENESS
+from latedrop.streams.usual import USUAL, Usual, usual_from_dict, usual_of_rows
+
+
+def test_rows_are_counted() -> None:
+    found = usual_of_rows([0.5, 1.0, 1e9, float("inf")], {"floor": [0.0, 1.0]})
+    assert found.strangeness is not None
+    assert (len(found.strangeness), sum(found.strangeness), found.strangeness[-1]) == (len(STRANGENESS) + 1, 4, 2)
+    assert (found.shares["floor"][0], found.shares["floor"][-1]) == (1, 1)
+    assert usual_of_rows(None, {}) == Usual()
+
+
+def test_there_and_back() -> None:
+    found = usual_of_rows([0.5, 2.0], {"floor": [0.2, 0.3], "leverage": [0.8, 0.7]})
+    record = {name: asdict(found)[name] for name in USUAL}
+    assert usual_from_dict(json.loads(json.dumps(record)), "usual") == found
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("strangeness", [1]),
+        ("strangeness", [-1] * (len(STRANGENESS) + 1)),
+        ("shares", {"floor": [0] * len(SHARES)}),
+        ("shares", None),
+        ("more", 1),
+    ],
+    ids=["short", "negative", "bins", "none", "other"],
+)
+def test_damaged_counts_are_refused(field: str, value: Any) -> None:
+    record = {"strangeness": None, "shares": {}, field: value}
+    with pytest.raises(DataError, match="usual"):
+        usual_from_dict(record, "usual")
