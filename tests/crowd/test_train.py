@@ -546,3 +546,14 @@ def test_shipped_scenes_count_as_the_log_says() -> None:
     found = evaluate_counts(trained, made, made.test)["mae"]
     spread = np.sqrt(log["test"]["rmse"] ** 2 - log["test"]["mae"] ** 2)
     assert abs(found - log["test"]["mae"]) < 4 * spread / np.sqrt(12)
+
+
+def test_the_page_names_only_options_that_there_are() -> None:
+    import re
+
+    from latedrop.crowd.train import _parser
+
+    page = (Path(__file__).parents[2] / "docs" / "crowd_training.md").read_text(encoding="utf-8")
+    known = {word for action in _parser()._actions for word in action.option_strings}
+    calibrating = {"--weights"}  # of `crowd calibrate`, which the page calls too
+    assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", page)) - known - calibrating == set()

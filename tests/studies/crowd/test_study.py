@@ -427,7 +427,7 @@ def test_a_full_disk_loses_nothing_that_was_finished(
 
 
 def test_what_cannot_be_run_is_said(tmp_path: Path, weights: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(ArgumentError, match="expected --sets of mall, ucsd, pets, scenes; found subway"):
+    with pytest.raises(ArgumentError, match="expected --sets of mall, ucsd, pets, own, scenes; found subway"):
         run(tiny(tmp_path, weights, sets="mall,subway"))
     with pytest.raises(ArgumentError, match="expected --rates between 0 and 1"):
         run(tiny(tmp_path, weights, rates="0.1,2"))

@@ -131,10 +131,10 @@ def _verdict(
     against = f"against low density alone by {beside['mae']:+.3f} ({beside['low']:+.3f} to {beside['high']:+.3f})"
     if after_mae >= random_mae:
         return "helps as chance does", f"{said}, but regions rejected at random do as well: MAE {random_mae:.3f}"
+    if beside["high"] >= 0:
+        return "helps without uncertainty", f"{said}, {against}: the uncertainty adds nothing that can be told"
     bias = differences["after_minus_shift"]
     if bias["high"] >= 0:
         shifted = f"by {bias['mae']:+.3f} ({bias['low']:+.3f} to {bias['high']:+.3f})"
         return "helps no more than subtracting the bias", f"{said}; against subtracting the mean error {shifted}"
-    if beside["high"] >= 0:
-        return "helps without uncertainty", f"{said}, {against}: the uncertainty adds nothing that can be told"
     return "helps", f"{said}, {against}"
