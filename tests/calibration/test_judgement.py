@@ -186,7 +186,7 @@ class TestJudgement:
         record = prediction.calibration
         assert record.constant is not None
         record = replace(record, constant=(record.constant[0], record.constant[1] * 1e12))
-        moved = {"mean": prediction.mean * factor, "raw_variance": prediction.raw_variance * factor**2}
+        moved = {"output": prediction.output * factor, "raw_variance": prediction.raw_variance * factor**2}
         found = judge(replace(prediction, calibration=record, **moved), target * factor)
         (usual, *_) = found.together.strange
         shares = [output.strange[0].constant for output in found.outputs]
@@ -197,7 +197,7 @@ class TestJudgement:
     def test_the_worst_of_very_many_rows_is_found(self) -> None:
         prediction, _ = predicted(rows=4, guard=False)
         rows = 400_001
-        many = replace(prediction, mean=torch.zeros(rows, 1), raw_variance=torch.ones(rows, 1), strangeness=None)
+        many = replace(prediction, output=torch.zeros(rows, 1), raw_variance=torch.ones(rows, 1), strangeness=None)
         target = torch.zeros(rows, 1)
         target[123_457] = 99.0
         found = judge(many, target, places=range(1, rows + 1)).together

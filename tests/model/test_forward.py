@@ -47,11 +47,13 @@ def test_rows_and_slices() -> None:
         row_count({"a": 3})
 
 
-def test_arrays_take_the_models_dtype_and_tensors_keep_theirs() -> None:
+def test_arrays_and_tensors_take_the_models_dtype() -> None:
     model = Keywords()
     assert place(np.zeros((2, 2)), model).dtype == torch.float32
     assert place(np.zeros((2, 2), dtype=np.int64), model).dtype == torch.int64
-    assert place(torch.zeros(2, 2, dtype=torch.float64), model).dtype == torch.float64
+    assert place(torch.zeros(2, 2, dtype=torch.float64), model).dtype == torch.float32
+    assert place(torch.zeros(2, 2, dtype=torch.float64), model.double()).dtype == torch.float64
+    model.float()
     frozen = np.zeros((2, 2), dtype=np.float32)
     frozen.flags.writeable = False
     assert place(frozen, model).shape == (2, 2)

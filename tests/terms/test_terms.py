@@ -349,14 +349,14 @@ class TestInACalibration:
 
 class TestBlocks:
     def test_runs_of_rows_are_left_out_together(self) -> None:
-        from latedrop.calibration.verdict import folds, standard_error
+        from latedrop.calibration.verdict import Left, folds, standard_error
 
         fold = folds(25, "blocks")
         assert fold.tolist() == sorted(fold.tolist())
         assert fold.unique().tolist() == list(range(10))
         assert folds(3, "blocks").tolist() == [0, 1, 2]
         walk = torch.randn(500, generator=torch.Generator().manual_seed(0)).cumsum(0)
-        assert standard_error(walk, "blocks") > 3 * standard_error(walk)  # neighbours are alike
+        assert standard_error(walk, Left("blocks")) > 3 * standard_error(walk)  # neighbours are alike
 
     def test_rows_that_come_in_runs_are_not_taken_for_many(self) -> None:
         """Every row thirty times in a row says no more than each once."""

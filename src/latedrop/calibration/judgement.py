@@ -250,7 +250,7 @@ class _Rows:
         if rows is None:
             rows = compare(p, self.target, level=self.level, output=output, weights=self.weights)
         parts = self._parts(output)
-        values = self._values(parts)
+        values = self._chosen(parts)
         error = values.target - values.mean
         inside = (values.low <= values.target) & (values.target <= values.high)
         same = None if values.constant is None else np.abs(error) <= central_quantile(self.level) * values.constant
@@ -282,7 +282,7 @@ class _Rows:
             parts["constant"] = constant_std(p)
         return {name: part if output is None else part[:, output] for name, part in parts.items()}
 
-    def _values(self, parts: Mapping[str, Tensor]) -> Values:
+    def _chosen(self, parts: Mapping[str, Tensor]) -> Values:
         size = parts["mean"].numel()
         flat = np.linspace(0, size - 1, min(size, _MOST_VALUES)).round().astype(np.intp)
         index = torch.from_numpy(flat)

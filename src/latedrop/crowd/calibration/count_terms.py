@@ -70,6 +70,8 @@ def count_by_terms(
         return found.calibration
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "only .* validation rows", LatedropWarning)  # of each, not of all together
+        # The final network has seen every frame; its errors are not used, but those of the networks of the folds.
+        warnings.filterwarnings("ignore", ".* among the reference rows", LatedropWarning)
         measured = [
             measured_by_terms(one.model, held, _setup(one, options | {"reference": seen})) for one, held, seen in folds
         ]
@@ -80,7 +82,7 @@ def count_by_terms(
 def _setup(trained: Trained, options: dict[str, Any]) -> Setup:
     plain: dict[str, Any] = dict.fromkeys(
         ("rates", "draws", "criterion", "method", "guard", "mean", "per_output", "intervals", "conformal_data",
-         "select", "chunk", "unpack", "collate")
+         "select", "chunk", "unpack", "collate", "target", "row_weights")
     )  # fmt: skip
     plain |= {"floor": False, "per_site": False, "loss": "nll", "kind": "element", "shared": True, "batch_size": 256}
     plain |= {"engine": "auto", "readout": trained.count_of}
