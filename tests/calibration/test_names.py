@@ -114,3 +114,12 @@ def test_nothing_is_pooled_over_units() -> None:
     assert all(len(row.rmses) == 2 for row in rows)
     again = latedrop.Calibration.from_json(other.to_json())
     assert again.table == other.table
+
+
+def test_labelled_tables_in_any_order() -> None:
+    model, x, y = frames()
+    uq = latedrop.calibrate(model, (x, y), progress=False)
+    expected = uq.predict_labelled((x, y))
+    found = uq.predict_labelled((x[["c", "a", "b"]], y[["width", "height"]]))
+    assert torch.equal(found[0].mean, expected[0].mean)
+    assert torch.equal(found[1], expected[1])

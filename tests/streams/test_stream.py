@@ -432,3 +432,46 @@ def test_any_object_with_an_interval_will_do() -> None:
     mean = torch.tensor([1.0, 2.0])
     stream = Stream(lambda x: SimpleNamespace(mean=mean, interval=lambda level: (mean - 1, mean + 1)))
     assert stream.predict(None).low.tolist() == pytest.approx([0, 1])
+
+
+def test_numbers_do_not_take_the_place_of_rows_that_wait() -> None:
+    stream = Stream()
+    stream.follow(zeros(1, 1), ids=[3])
+    for _ in range(3):
+        stream.follow(zeros(2, 1))
+    assert 3 in stream.waiting
+    assert len(stream.waiting) == 7
+
+
+def test_ids_and_labels_of_numpy_and_pandas(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    stream = Stream(path=tmp_path / "state.json")
+    stream.follow(zeros(60, 1), ids=np.arange(10, 70))
+    stream.update(pandas.Series([0.1, 0.2], index=["x", "y"]), np.array([12, 11]))
+    stream.update(pandas.DataFrame({"y": [0.1] * 27}, index=range(5, 32)), pandas.Index(range(13, 40)))
+    stream.update(np.full(29, 90.0), np.arange(40, 69))
+    stream.update(90.0, np.int64(10))
+    assert stream.waiting == (69,)
+    assert [type(alarm.row) for alarm in stream.alarms] == [int]
+    assert Stream(path=tmp_path / "state.json").waiting == (69,)
+
+
+def test_no_labels_change_nothing() -> None:
+    stream = Stream()
+    stream.follow(zeros(3, 2))
+    assert stream.update(torch.zeros(0, 2), []).shape == (0, 2)
+    assert stream.waiting == (0, 1, 2)
+
+
+def test_a_state_in_another_unit_is_refused(data: tuple[nn.Module, Tensor, Tensor], tmp_path: Path) -> None:
+    model, x, y = data
+    units = (None, latedrop.Standardized(0.0, 2.0), latedrop.Standardized(0.0, 3.0))
+    one, two, three = (
+        latedrop.calibrate(model, (x[300:500], y[300:500] * scale), target=unit, progress=False)
+        for unit, scale in zip(units, (1.0, 2.0, 3.0), strict=True)
+    )
+    two.stream(path=tmp_path / "state.json").predict(x[:2])
+    assert two.stream(path=tmp_path / "state.json").waiting == (0, 1)
+    for other in (one, three):
+        with pytest.raises(FileError, match="another"):
+            other.stream(path=tmp_path / "state.json")

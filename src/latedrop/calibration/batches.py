@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
@@ -12,16 +13,17 @@ import torch
 from torch import Tensor, nn
 
 from latedrop.calibration.datasets import Columns, dataset_batches, is_dataset, labels_apart, named_inputs
-from latedrop.errors import ArgumentError, DataError
-from latedrop.model.arrays import from_array, from_table, is_table, map_values, place
+from latedrop.errors import ArgumentError, DataError, LatedropError
+from latedrop.model.arrays import check_inputs, floating, from_array, from_table, is_table, map_values, place
 from latedrop.model.items import Collate, Items, as_items
 from latedrop.model.rows import row_count, take_rows, tensors
 from latedrop.model.wrappers import bare
+from latedrop.variance.moments import out_of_memory
 
 __all__ = [
     "Unpack",
     "batches",
-    "check_axes",
+    "failures_explained",
     "first_rows",
     "in_batches",
     "inputs_in",
@@ -168,7 +170,26 @@ def only_inputs(loader: Any, model: nn.Module) -> Any:
     return found[0]
 
 
-def check_axes(x: Any, error: Exception) -> None:
+@contextmanager
+def failures_explained(x: Any) -> Iterator[None]:
+    """Where the model fails on inputs that were placed, `DataError` that says what may be wrong with them."""
+    try:
+        yield
+    except LatedropError as error:
+        check_inputs(floating(x))  # which says how many of all rows are not finite
+        _check_axes(x, error)
+        raise
+    except (RuntimeError, TypeError, ValueError, IndexError, AssertionError) as error:
+        if out_of_memory(error):
+            raise
+        _check_axes(x, error)
+        raise DataError(
+            f"expected inputs that the model takes; it raised {type(error).__name__}: {error}. Pass inputs of the "
+            "shapes and dtypes that it was calibrated with; where a batch holds targets too, pass unpack=."
+        ) from error
+
+
+def _check_axes(x: Any, error: Exception) -> None:
     """After a failure: raise where the inputs look like a single row, without the axis that counts rows."""
     shapes = [tuple(value.shape) for value in tensors(x)]
     if shapes and all(len(shape) == 1 for shape in shapes):
@@ -224,7 +245,7 @@ def _target(y: Any) -> Tensor:
             "do it."
         )
     if not isinstance(y, Tensor):
-        y = from_table(y, "targets") if is_table(y) else from_array(y, "targets")
+        y = from_table(y, "targets", whole=True) if is_table(y) else from_array(y, "targets")
     if y.is_complex():
         raise DataError(f"expected real targets; found {y.dtype}.")
     if not bool(torch.isfinite(y).all()):

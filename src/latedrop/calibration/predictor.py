@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -16,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from latedrop.calibration.batches import Unpack, batches, check_axes, inputs_in, only_inputs, row_batches
+from latedrop.calibration.batches import Unpack, batches, failures_explained, inputs_in, only_inputs, row_batches
 from latedrop.calibration.classes.labels import Task
 from latedrop.calibration.classes.making import classifier
 from latedrop.calibration.classes.predictor import ClassPredictor
@@ -37,7 +38,7 @@ from latedrop.calibration.transforms import Transform
 from latedrop.calibration.usual import usual_of
 from latedrop.calibration.verdict import Folds
 from latedrop.calibration.weights import Weights
-from latedrop.errors import ArgumentError, DataError, LatedropError
+from latedrop.errors import ArgumentError, DataError
 from latedrop.metrics import align_target
 from latedrop.model.arrays import check_inputs, floating, place
 from latedrop.model.calling import Readout
@@ -48,7 +49,6 @@ from latedrop.streams import Stream
 from latedrop.streams.tracking import STEP
 from latedrop.terms import Rows, Term
 from latedrop.variance.engine.options import Engine, Sampling
-from latedrop.variance.moments import out_of_memory
 from latedrop.variance.sampling import own_output
 
 __all__ = ["Explanation", "Prediction", "Predictor", "calibrate"]
@@ -215,20 +215,8 @@ class Predictor:
         self._weights.check(self.model)
         x, index = in_order(x, self.calibration.columns), index_of(x)
         x = place(as_items(x, self.collate), self.model, check=self.engine == "compiled")  # else with each batch
-        try:
+        with failures_explained(x):
             parts = [self._predicted(part) for part in row_batches(x, self.batch_size)]
-        except LatedropError as error:
-            check_inputs(floating(x))  # which says how many of all rows are not finite
-            check_axes(x, error)
-            raise
-        except (RuntimeError, TypeError, ValueError, IndexError, AssertionError) as error:
-            if out_of_memory(error):
-                raise
-            check_axes(x, error)
-            raise DataError(
-                f"expected inputs that the model takes; it raised {type(error).__name__}: {error}. Pass inputs of the "
-                "shapes and dtypes that it was calibrated with; where a batch holds targets too, pass unpack=."
-            ) from error
         return replace(Prediction.joined(parts), index=index)
 
     def predict_batches(
@@ -249,6 +237,7 @@ class Predictor:
         `tick` is called with the rows of each batch.
         """
         parts, targets = [], []
+        data = pair_in_order(data, self.calibration.columns)
         for x, y in batches(data, self.model, batch_size=self.batch_size, unpack=unpack, collate=self.collate):
             parts.append(self.predict(x).cpu())
             targets.append(align_target(parts[-1].mean, y.cpu()))
@@ -313,7 +302,8 @@ class Predictor:
         """Intervals that follow the errors as labels arrive, and alarms; see `latedrop.streams.Stream`."""
         c = self.calibration
         options: dict[str, Any] = {"alarm": alarm, "waiting": waiting, "step": step, "watch_every": watch_every}
-        known: dict[str, Any] = {"usual": usual_of(c), "made_with": c.fingerprint, "unit": c.target}
+        made_with = c.fingerprint if c.target is None else f"{c.fingerprint} {json.dumps(c.target.to_dict())}"
+        known: dict[str, Any] = {"usual": usual_of(c), "made_with": made_with, "unit": c.target}
         return Stream(self.predict, level, path, **options, **known)
 
     def save(self, path: str | os.PathLike[str]) -> list[Path]:

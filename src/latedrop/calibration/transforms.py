@@ -76,6 +76,7 @@ class Standardized(Transform):
     def __init__(self, mean: float | Sequence[float], std: float | Sequence[float]) -> None:
         found = []
         for name, value in (("mean", mean), ("std", std)):
+            value = value.detach().cpu() if isinstance(value, Tensor) else value
             try:
                 array = np.atleast_1d(np.asarray(value, dtype=np.float64))
             except (TypeError, ValueError):

@@ -118,8 +118,10 @@ def is_table(value: Any) -> bool:
     return hasattr(value, "to_numpy") and not isinstance(value, (Tensor, np.ndarray, type))
 
 
-def from_table(table: Any, what: str) -> Tensor:
+def from_table(table: Any, what: str, *, whole: bool = False) -> Tensor:
     """A data frame `(N, D)` or a series `(N,)` of numbers as a float64 tensor; missing values are NaN.
+
+    With `whole`, columns of whole numbers alone are an int64 tensor.
 
     >>> import pandas
     >>> from_table(pandas.DataFrame({"a": [1, 2], "b": [True, False]}), "inputs")
@@ -127,10 +129,10 @@ def from_table(table: Any, what: str) -> Tensor:
             [2., 0.]], dtype=torch.float64)
     """
     if not hasattr(table, "columns"):
-        return from_array(_numbers(getattr(table, "name", None), table, what), what)
+        return from_array(_numbers(getattr(table, "name", None), table, what, whole), what)
     # pandas names its columns by `items`, polars by `iter_columns`.
     named = table.items() if hasattr(table, "items") else ((column.name, column) for column in table.iter_columns())
-    columns = [_numbers(name, column, what) for name, column in named]
+    columns = [_numbers(name, column, what, whole) for name, column in named]
     return from_array(np.stack(columns, 1) if columns else np.zeros((len(table), 0)), what)
 
 
@@ -155,13 +157,15 @@ def widened(output: Tensor) -> Tensor:
     return output if output.dtype == torch.float64 else output.float()
 
 
-def _numbers(name: Any, column: Any, what: str) -> np.ndarray:
-    """One column of a table as float64."""
-    nullable = not isinstance(column.dtype, np.dtype) and getattr(column.dtype, "kind", None) in (*"fiub",)  # pandas
+def _numbers(name: Any, column: Any, what: str, whole: bool) -> np.ndarray:
+    """One column of a table as float64, or as int64 where it is wanted and has whole numbers alone."""
+    kind = getattr(column.dtype, "kind", None)
+    nullable = not isinstance(column.dtype, np.dtype) and kind in (*"fiub",)  # pandas
     values = np.asarray(column.to_numpy(dtype=np.float64, na_value=np.nan) if nullable else column.to_numpy())
     if values.dtype.kind not in "fiub":
         raise DataError(
             f"expected numeric {what}; found column {name!r} of type {column.dtype}. Encode text, categories and dates "
             "as numbers, or leave the column out."
         )
-    return values.astype(np.float64)
+    counted = np.can_cast(values.dtype, np.int64) or (nullable and kind != "f" and not np.isnan(values).any())
+    return values.astype(np.int64 if whole and counted else np.float64)

@@ -63,6 +63,11 @@ class State:
         self.rows = self.labels = 0
         self.held: npt.NDArray[np.int64] = np.zeros(outputs, np.int64)
 
+    @property
+    def next_number(self) -> int:
+        """The number of the next row that has no name; no row that waits has it."""
+        return max([self.rows, *(name + 1 for name in self.waiting if isinstance(name, int))])
+
     def expect(self, names: Sequence[Row], rows: Sequence[Waiting]) -> None:
         """Keep rows until their labels come; the oldest are forgotten where too many wait."""
         for name, row in zip(names, rows, strict=True):

@@ -7,7 +7,7 @@ back. With a path the state is written, whole, after every call: a process that 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import RLock
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from latedrop.errors import ArgumentError, DataError
 from latedrop.metrics.levels import checked_level, normal_quantile
+from latedrop.model.arrays import from_table, is_table
 from latedrop.streams.monitor import Alarm, Row
 from latedrop.streams.saving import StateFile
 from latedrop.streams.state import Settings, State, Waiting
@@ -122,7 +123,7 @@ class Stream:
         mean, std = self._columns(prediction if self._unit is None else prediction.in_model_unit())
         with self._lock:
             state = self._begun(prediction, mean.shape[1])
-            names = _names(len(mean), ids, state.rows)
+            names = _names(len(mean), ids, state.next_number)
             centre, half = mean + state.tracker.bias, std * state.tracker.factor
             low, high = centre - half, centre + half
             self._watch(state, prediction, names)
@@ -140,7 +141,7 @@ class Stream:
             ids: whose they are; None: those of the last call of `predict`, all of them.
         """
         with self._lock:
-            names = self._last if ids is None else [ids] if isinstance(ids, (int, str)) else list(ids)
+            names = self._last if ids is None else _plain(ids)
             state = self._state
             absent = [name for name in names if state is None or name not in state.waiting]
             if state is None or absent or len(set(names)) != len(names):
@@ -154,7 +155,7 @@ class Stream:
                 target = _targets(self._unit.forward(torch.from_numpy(target)), len(names), state.outputs)
             held = [state.learn(name, row) for name, row in zip(names, target, strict=True)]
             self._save()
-        return torch.from_numpy(np.array(held).reshape(len(names), -1))
+        return torch.from_numpy(np.array(held, dtype=bool).reshape(len(names), state.outputs))
 
     @property
     def alarms(self) -> tuple[Alarm, ...]:
@@ -275,7 +276,7 @@ class Stream:
 
 
 def _names(count: int, ids: Sequence[Row] | None, first: int) -> list[Row]:
-    names: list[Row] = list(range(first, first + count)) if ids is None else list(ids)
+    names: list[Row] = list(range(first, first + count)) if ids is None else _plain(ids)
     if len(names) != count or len(set(names)) != count or not all(type(name) in (int, str) for name in names):
         raise ArgumentError(
             f"expected {count} different ids, texts or whole numbers, one for each row; found {len(names)}, such as "
@@ -284,9 +285,16 @@ def _names(count: int, ids: Sequence[Row] | None, first: int) -> list[Row]:
     return names
 
 
+def _plain(ids: Any) -> list[Row]:
+    """One id or several as a list; those of numpy as Python's own, which JSON can hold."""
+    several = ids if isinstance(ids, Iterable) and not isinstance(ids, str) else [ids]
+    return [name.item() if isinstance(name, np.generic) else name for name in several]
+
+
 def _targets(y: Any, count: int, outputs: int) -> npt.NDArray[np.float64]:
     try:
-        target = torch.as_tensor(y).detach().double().cpu().numpy()
+        one = is_table(y) and len(getattr(y, "columns", "1")) == 1  # the order of several columns is not known here
+        target = (from_table(y, "labels") if one else torch.as_tensor(y)).detach().double().cpu().numpy()
     except (TypeError, ValueError, RuntimeError) as error:
         raise DataError(f"expected labels as numbers; found {type(y).__name__} ({error}).") from error
     fits = target.size == count * outputs and (outputs == 1 or target.ndim == 0 or target.shape[-1] == outputs)

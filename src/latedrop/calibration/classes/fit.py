@@ -27,6 +27,8 @@ ALONE = "temperature alone"
 _PRICE = 2.0
 _FOLDS = 5
 _STARTS = (-2.0, 1.0)  # of the log of a site's odds
+_FARTHEST = 60.0  # logs of temperatures: labels that are all right ask for 0, and a step of the search may go anywhere
+_LARGEST = 30.0  # likewise, logs of slopes and odds
 
 
 @dataclass(frozen=True)
@@ -97,9 +99,10 @@ class ClassCandidate:
 def _log_temperatures(logits: Tensor, strange: Tensor | None, log_t: Tensor, slope: Tensor | None) -> Tensor:
     logs = log_t.expand(logits.shape[-2])
     if slope is None or strange is None:
-        return logs
+        return logs.clamp(-_FARTHEST, _FARTHEST)
     r = strange.to(logits).clamp_min(1e-12).log()
-    return logs + slope * r.clamp_max(0) + slope.clamp_min(1) * r.clamp_min(0)
+    logs = logs + slope * r.clamp_max(0) + slope.clamp_min(1) * r.clamp_min(0)
+    return logs.clamp(-_FARTHEST, _FARTHEST)
 
 
 def _log_probabilities(rows: Measured, log_t: Tensor, slope: Tensor | None, odds: Tensor | None) -> Tensor:
@@ -149,13 +152,15 @@ def _descended(
     optimiser = torch.optim.LBFGS([parameters], max_iter=60, tolerance_change=1e-10, line_search_fn="strong_wolfe")
 
     def parts() -> tuple[Tensor, Tensor | None, Tensor | None]:
-        slope = None if sloped is None else parameters[1].exp() if sloped else like.new_zeros(())
-        return parameters[0], slope, member @ parameters[2:].exp() * units if groups else None
+        grown = parameters[1:].clamp_max(_LARGEST).exp()
+        slope = None if sloped is None else grown[0] if sloped else like.new_zeros(())
+        return parameters[0], slope, member @ grown[1:] * units if groups else None
 
     def loss() -> Tensor:
         optimiser.zero_grad()
         log_t, slope, odds = parts()
-        cost = log_t.square() / 2 + (slope if slope is not None else 0) + parameters[2:].exp().sum()
+        cost = log_t.square() / 2 + (slope if slope is not None else 0)
+        cost = cost + parameters[2:].clamp_max(_LARGEST).exp().sum()
         value = losses(_log_probabilities(rows, log_t, slope, odds), rows.labels).mean() + _PRICE / n * cost
         value.backward()
         return value
@@ -164,7 +169,7 @@ def _descended(
     value = float(loss().detach())
     log_t, slope, odds = parts()
     fit = ClassFit(
-        float(log_t.detach().exp()),
+        float(log_t.detach().clamp(-_FARTHEST, _FARTHEST).exp()),
         None if slope is None else float(slope.detach()),
         () if odds is None else tuple(odds.detach().tolist()),
     )

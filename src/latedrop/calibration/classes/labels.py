@@ -68,7 +68,7 @@ def as_labels(labels: Any, classes: int) -> Tensor:
             "labels.argmax(1)."
         )
     numbers = labels.is_complex() or (labels.is_floating_point() and classes > 2)
-    if numbers or not bool((labels == labels.round()).all()):
+    if numbers or (labels.is_floating_point() and not bool((labels == labels.round()).all())):
         raise DataError(
             f"expected labels as whole numbers from 0 to {classes - 1}; found {labels.dtype}. Convert them with "
             "labels.long() if they are; numbers that are no classes are task='regression'."

@@ -14,6 +14,7 @@ from latedrop.calibration.batches import batches, first_rows, in_batches, is_pai
 from latedrop.calibration.classes.labels import Task, is_classification
 from latedrop.calibration.classes.predictor import ClassPredictor
 from latedrop.calibration.classes.search import RATES, search_classes
+from latedrop.calibration.names import names_of
 from latedrop.calibration.search import batches_with_sites
 from latedrop.calibration.setup import Setup
 from latedrop.errors import ArgumentError, LatedropWarning
@@ -86,7 +87,7 @@ def classifier(
     if drawn:  # with draws, too, classes have reference rows and a guard
         usual |= {"rates": RATES if options["rates"] is None else options["rates"], "reference": None, "guard": None}
         usual["terms"] = None
-    setup = Setup(**{**options, **usual}).checked()
+    setup = Setup(**{**options, **usual}, columns=names_of(data)).checked()
     setup = replace(setup, reference=options["reference"], guard=options["guard"] is None or bool(options["guard"]))
     stream = batches_with_sites(model, data, setup, per_batch=1)
     record = search_classes(model, stream, setup, _names(names))

@@ -12,7 +12,7 @@ from torch import Tensor
 from latedrop.calibration.classes.record import ClassCalibration
 from latedrop.calibration.classes.sets import Rejection
 from latedrop.calibration.classes.softmax import entropy
-from latedrop.errors import ArgumentError, LatedropError
+from latedrop.errors import ArgumentError, DataError, LatedropError
 
 if TYPE_CHECKING:
     import pandas
@@ -113,6 +113,8 @@ class ClassPrediction:
     @classmethod
     def joined(cls, parts: Sequence[ClassPrediction]) -> ClassPrediction:
         """Of batches, in their order."""
+        if not parts:
+            raise DataError("expected at least one row to predict; found none.")
         first = parts[0]
         if len(parts) == 1:
             return first

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from latedrop.calibration.batches import Unpack, batches, inputs_in, row_batches
+from latedrop.calibration.batches import Unpack, batches, failures_explained, inputs_in, row_batches
 from latedrop.calibration.classes.labels import as_labels, as_logits
 from latedrop.calibration.classes.prediction import ClassPrediction
 from latedrop.calibration.classes.record import ClassCalibration
@@ -19,6 +19,7 @@ from latedrop.calibration.classes.search import spread_of
 from latedrop.calibration.classes.sets import ClassSets, Rejection, Score, checked_score, rejection
 from latedrop.calibration.classes.softmax import information, mutual_information
 from latedrop.calibration.datasets import is_loader
+from latedrop.calibration.names import in_order, pair_in_order
 from latedrop.calibration.saving import save_calibration
 from latedrop.calibration.weights import Weights
 from latedrop.errors import ArgumentError, DataError
@@ -67,16 +68,15 @@ class ClassPredictor:
             rate: also measure how much thinned networks at this rate disagree, to first order, where the calibration
                 uses no dropout of its own: gives `mutual_information`, at the cost of a backward pass for each class.
         """
-        if rate is not None and (isinstance(rate, bool) or not 0 < rate < 1):
+        if rate is not None and (type(rate) not in (int, float) or not 0 < rate < 1):
             raise ArgumentError(f"expected a rate inside (0, 1); found {rate!r}.")
         if is_loader(x) and self.collate is None:
             found = inputs_in(x, self.model, self.batch_size)
             return ClassPrediction.joined([self.predict(part, rate=rate) for part in found])
         self._weights.check(self.model)
-        x = place(as_items(x, self.collate), self.model)
-        parts = [self._batch(part, rate) for part in row_batches(x, self.batch_size)]
-        if not parts:
-            raise DataError("expected at least one row to predict; found none.")
+        x = place(as_items(in_order(x, self.calibration.columns), self.collate), self.model)
+        with failures_explained(x):
+            parts = [self._batch(part, rate) for part in row_batches(x, self.batch_size)]
         return ClassPrediction.joined(parts)
 
     def predict_batches(
@@ -130,6 +130,7 @@ class ClassPredictor:
 
     def _on(self, data: Any, unpack: Unpack | None) -> tuple[ClassPrediction, Tensor]:
         parts, labels = [], []
+        data = pair_in_order(data, self.calibration.columns)
         for x, y in batches(data, self.model, batch_size=self.batch_size, unpack=unpack, collate=self.collate):
             parts.append(self.predict(x))
             labels.append(as_labels(y, self.calibration.classes).cpu())

@@ -17,6 +17,7 @@ from latedrop.model.sites import Sites
 from latedrop.records import (
     Fields,
     each,
+    mapping,
     number,
     numbers,
     or_none,
@@ -100,6 +101,7 @@ class ClassCalibration:
         custom_readout: the name of a function that a file cannot hold.
         fingerprint: of the weights.
         sets: what makes prediction sets; None before `conformal`.
+        columns: the names of the inputs and labels, in tables of validation data; None where there are none.
     """
 
     classes: int
@@ -122,6 +124,7 @@ class ClassCalibration:
     custom_readout: str | None
     fingerprint: str
     sets: ClassSets | None = None
+    columns: dict[str, tuple[str, ...]] | None = None
 
     def to_json(self, stored: dict[str, Tensor] | None = None, file: str = "") -> str:
         """Readable JSON, with a checksum over its content; see `Calibration.to_json`."""
@@ -150,7 +153,7 @@ class ClassCalibration:
             fit=fields.take("fit", _fit, sites=len(sites)),
             rate=fields.take("rate", or_none(number), least=1e-12, most=1 - 1e-12),
             draws=fields.take("draws", whole, least=0),
-            seed=fields.take("seed", whole, least=0),
+            seed=fields.take("seed", whole),
             sites=sites,
             features=fields.take("features", _features),
             leverage=fields.take("leverage", or_none(_leverage)),
@@ -164,6 +167,7 @@ class ClassCalibration:
             custom_readout=fields.take("custom_readout", or_none(text)),
             fingerprint=fields.take("fingerprint", text),
             sets=fields.take("sets", or_none(_sets), classes=classes),
+            columns=fields.maybe("columns", None, or_none(mapping(each(text)))),
         )
         fields.end()
         if found.leverage is not None and found.features is None:
@@ -191,10 +195,10 @@ def _flag(value: Any, name: str) -> bool:
 
 def _fit(value: Any, name: str, *, sites: int) -> ClassFit:
     fields = Fields(value, name)
-    temperature = fields.take("temperature", number, least=1e-6, most=1e6)
-    slope = fields.take("slope", or_none(number), least=0, most=1e6)
+    temperature = fields.take("temperature", number, least=1e-30, most=1e30)
+    slope = fields.take("slope", or_none(number), least=0, most=1e30)
     given = fields.take("odds", lambda odds, where: odds)
-    odds = () if given == [] else numbers(given, f"{name}.odds", least=0, most=1e30)
+    odds = () if given == [] else numbers(given, f"{name}.odds", least=0, most=1e60)
     if odds and len(odds) not in (1, sites):
         wrong(f"{name}.odds", f"one number or {sites}", given)
     fields.end()

@@ -79,6 +79,7 @@ def search_classes(model: nn.Module, stream: Batches, setup: Setup, names: tuple
         readout=None if callable(readout) else readout,
         custom_readout=getattr(readout, "__qualname__", type(readout).__name__) if callable(readout) else None,
         fingerprint=fingerprint(model),
+        columns=None if setup.columns is None else {name: tuple(found) for name, found in setup.columns.items()},
     )
 
 
@@ -138,7 +139,7 @@ def _measured(model: nn.Module, stream: Batches, setup: Setup) -> _Found:
     if not logits:
         raise DataError("expected at least 2 validation rows, and better a thousand; found 0.")
     together = {rate: torch.cat(parts, 1) for rate, parts in drawn.items()}
-    spread = torch.cat(spreads) if spreads else None
+    spread = torch.cat(spreads) if spreads and all(bool(part.isfinite().all()) for part in spreads) else None
     return _Found(sites, features, torch.cat(logits), torch.cat(labels), spread, together, kept, binary)
 
 

@@ -1,0 +1,138 @@
+"""What people pass to a classifier's calibration: labels of any type, tables, large logits, rows that do not fit."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import latedrop
+from latedrop.calibration.classes.predictor import ClassPredictor
+from latedrop.errors import ArgumentError, DataError
+
+NAMES = ["a", "b", "c", "d"]
+
+
+class Times(nn.Module):
+    """A network whose logits are multiplied."""
+
+    def __init__(self, factor: float, classes: int = 3) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 20), nn.Tanh(), nn.Linear(20, classes))
+        self.factor = factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x) * self.factor
+
+
+def case(factor: float = 3.0, classes: int = 3, seed: int = 0) -> tuple[nn.Module, Tensor, Tensor]:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model, x = Times(factor, classes), torch.randn(120, 4)
+        with torch.no_grad():
+            y = (model(x) / factor + 0.2 * torch.randn(120, classes)).argmax(1)
+    return model, x, y
+
+
+def calibrated(*args: Any, **options: Any) -> ClassPredictor:
+    found = latedrop.calibrate(*args, progress=False, **options)
+    assert isinstance(found, ClassPredictor)
+    return found
+
+
+def same(one: Any, other: Any) -> bool:
+    return torch.equal(one.probabilities, other.probabilities)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.uint8, torch.bool], ids=str)
+@pytest.mark.parametrize("task", ["auto", "classification"])
+def test_labels_of_any_whole_type(dtype: torch.dtype, task: Any) -> None:
+    model, x, y = case()
+    y = y.clamp_max(1)
+    assert same(calibrated(model, (x, y.to(dtype)), task=task).predict(x), calibrated(model, (x, y)).predict(x))
+
+
+def test_a_binary_classifier_takes_bools() -> None:
+    model, x, _ = case(classes=1)
+    y = x[:, 0] > 0
+    expected = calibrated(model, (x, y.long()), task="classification").predict(x)
+    assert same(calibrated(model, (x, y), task="classification").predict(x), expected)
+
+
+@pytest.mark.parametrize("kind", ["int64", "Int64", "uint8", "category"])
+def test_labels_in_tables_are_classes(kind: str) -> None:
+    pandas = pytest.importorskip("pandas")
+    model, x, y = case()
+    labels = pandas.Series(y.numpy()).astype(kind)
+    assert same(calibrated(model, (x, labels)).predict(x), calibrated(model, (x, y)).predict(x))
+
+
+def test_labels_in_a_polars_series_are_classes() -> None:
+    polars = pytest.importorskip("polars")
+    model, x, y = case()
+    assert same(calibrated(model, (x, polars.Series(y.tolist()))).predict(x), calibrated(model, (x, y)).predict(x))
+
+
+def test_columns_in_any_order(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    model, x, y = case()
+    table, labels = pandas.DataFrame(x.numpy(), columns=NAMES), pandas.Series(y.numpy(), name="kind")
+    turned = table[NAMES[::-1]]
+    uq = calibrated(model, (table, labels), reference=turned, conformal_data=(turned, labels))
+    plain = calibrated(model, (x, y), reference=x, conformal_data=(x, y))
+    uq.save(tmp_path / "uq.json")
+    for each in (uq, latedrop.load(tmp_path / "uq.json", model)):
+        assert same(each.predict(turned), plain.predict(x))
+        assert torch.equal(each.predict(turned).prediction_set(), plain.predict(x).prediction_set())
+        assert each.rejection((turned, labels), risk=0.4) == plain.rejection((x, y), risk=0.4)
+        with pytest.raises(DataError, match="without 'd'"):
+            each.predict(table[NAMES[:3]])
+
+
+def test_rows_that_the_model_does_not_take() -> None:
+    model, x, y = case()
+    uq = calibrated(model, (x, y))
+    with pytest.raises(DataError, match="expected inputs that the model takes"):
+        uq.predict(x[:, :3])
+    with pytest.raises(DataError, match="single row"):
+        uq.predict(x[0])
+    with pytest.raises(DataError, match="at least one row"):
+        uq.predict(DataLoader(TensorDataset(x[:0])))
+    with pytest.raises(ArgumentError, match="inside"):
+        uq.predict(x, rate="0.1")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("factor", [1e-30, 1e-8, 1e4, 1e8, 1e20])
+def test_logits_of_any_size_come_back_from_a_file(factor: float, tmp_path: Path) -> None:
+    model, x, y = case(factor)
+    uq = calibrated(model, (x, y))
+    uq.save(tmp_path / "uq.json")
+    found = latedrop.load(tmp_path / "uq.json", model).predict(x)
+    assert same(found, uq.predict(x))
+    assert bool(found.probabilities.isfinite().all())
+
+
+def test_a_negative_seed_comes_back_from_a_file(tmp_path: Path) -> None:
+    model, x, y = case()
+    uq = calibrated(model, (x, y), rates=[0.1], draws=4, seed=-1)
+    uq.save(tmp_path / "uq.json")
+    assert latedrop.load(tmp_path / "uq.json", model).calibration.seed == -1
+
+
+@pytest.mark.parametrize("classes", [2, 3, 20])
+def test_labels_that_are_all_right(classes: int) -> None:
+    for seed in range(4):
+        model, x, _ = case(1.0, classes, seed)
+        with torch.no_grad():
+            x = x[:50]
+            y = model(x).argmax(1)
+        if len(y.unique()) < 2:
+            continue
+        uq = calibrated(model, (x, y))
+        assert all(math.isfinite(found.gain) for found in uq.calibration.candidates)
+        assert bool(uq.predict(100 * x).probabilities.isfinite().all())
