@@ -9,6 +9,8 @@ import torch
 from torch import nn
 
 import latedrop
+from latedrop.calibration.evaluation import compare, verdict
+from latedrop.calibration.judgement import judge
 from latedrop.calibration.names import in_order, names_of
 from latedrop.errors import DataError
 
@@ -123,3 +125,16 @@ def test_labelled_tables_in_any_order() -> None:
     found = uq.predict_labelled((x[["c", "a", "b"]], y[["width", "height"]]))
     assert torch.equal(found[0].mean, expected[0].mean)
     assert torch.equal(found[1], expected[1])
+
+
+@pytest.mark.parametrize("target", [None, latedrop.Standardized([0.0, 1.0], [2.0, 3.0])], ids=["plain", "standardized"])
+def test_targets_in_tables_are_judged_in_any_order(target: Any) -> None:
+    model, x, y = frames()
+    if target is not None:
+        y = y * [2.0, 3.0] + [0.0, 1.0]
+    uq = latedrop.calibrate(model, (x[:30], y[:30]), target=target, conformal_data=(x[30:50], y[30:50]), progress=False)
+    p, turned = uq.predict(x[50:]), y[50:][["width", "height"]]
+    assert compare(p, turned) == compare(p, torch.tensor(y[50:].to_numpy()))
+    assert verdict(p, turned) == verdict(p, torch.tensor(y[50:].to_numpy()))
+    found, expected = judge(p, turned).outputs, judge(p, torch.tensor(y[50:].to_numpy())).outputs
+    assert [(output.name, output.worst) for output in found] == [(output.name, output.worst) for output in expected]

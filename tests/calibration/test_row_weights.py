@@ -187,3 +187,25 @@ def test_classes_have_no_transform_and_no_weights(name: str) -> None:
     options: dict[str, Any] = {name: {"target": latedrop.Log(), "row_weights": weights.numpy()}[name]}
     with pytest.raises(ArgumentError, match=f"expected options that classes have; found {name}"):
         latedrop.calibrate(network(3), (x, weights), task="classification", progress=False, **options)
+
+
+@pytest.mark.parametrize("options", [{}, {"folds": "blocks"}, {"method": "linear"}], ids=["terms", "blocks", "linear"])
+def test_few_rows_that_count(options: dict[str, Any]) -> None:
+    x, y, _ = rows()
+    weights = torch.zeros(50)
+    weights[[7, 8, 9]] = 1.0
+    uq = latedrop.calibrate(network(), (x, y), row_weights=weights, progress=False, **options)
+    assert bool(uq.predict(x).variance.isfinite().all())
+    assert uq.calibration.verdict is not None
+    assert np.isfinite(uq.calibration.verdict.gain_error)
+    weights[[7, 8]] = 0.0
+    with pytest.raises(DataError, match="at least 2 validation rows"):
+        latedrop.calibrate(network(), (x, y), row_weights=weights, progress=False, **options)
+
+
+def test_rows_of_weight_0_do_not_choose_the_folds() -> None:
+    weights = torch.zeros(60)
+    weights[::3] = 1.0
+    for kind in ("shuffled", "blocks"):
+        found = Left(kind, weights).folds(60)  # type: ignore[arg-type]
+        assert torch.equal(found[::3], Left(kind).folds(20))  # type: ignore[arg-type]

@@ -241,3 +241,7 @@ def test_a_forgotten_logarithm_is_noticed() -> None:
         y = (model(x) + 0.01 * torch.sin(9 * x[:, :1])).exp()
     with pytest.warns(latedrop.LatedropWarning, match=r"no better than.*pass target=Log\(\)"):
         calibrated(model, y, None)
+
+
+def test_a_mean_that_wants_a_gradient_is_a_number() -> None:
+    assert Standardized(torch.tensor(3.0, requires_grad=True), torch.tensor([2.0])) == Standardized(3.0, 2.0)

@@ -16,6 +16,7 @@ from torch import Tensor
 from latedrop import metrics
 from latedrop.calibration.evaluated import Evaluation
 from latedrop.calibration.intervals import Conformal
+from latedrop.calibration.names import in_order
 from latedrop.calibration.prediction import Prediction
 from latedrop.calibration.record import Calibration, Choice
 from latedrop.calibration.scale import along_outputs
@@ -144,6 +145,7 @@ def evaluate_intervals(
         raise ArgumentError(
             "expected isotonic or conformal intervals; found Gaussian ones. Use compare(), or calibrate(intervals=...)."
         )
+    target = in_order(target, prediction.calibration.columns, "targets")
     if prediction.calibration.target is not None:
         found = evaluate_intervals(*in_model_unit(prediction, target), level=level, output=output, weights=weights)
         return _restored(found, prediction, target, output, weights)
@@ -181,6 +183,7 @@ def compare(
     Terms have no raw variance; what they fit goes by their name. `output` is one index of axis 1; all outputs together
     where None. RMSE, NLL and width are in the unit of `target`. `weights` `(N,)` say what each row counts.
     """
+    target = in_order(target, prediction.calibration.columns, "targets")
     if prediction.calibration.target is not None:
         rows = compare(*in_model_unit(prediction, target), level=level, output=output, weights=weights)
         return tuple(_restored(row, prediction, target, output, weights) for row in rows)
@@ -230,6 +233,7 @@ def verdict(
     not know the constant, as those of latedrop 0.1 do not. Where targets were transformed for training, both are
     compared in the model's unit.
     """
+    target = in_order(target, prediction.calibration.columns, "targets")
     if prediction.calibration.target is not None:
         return verdict(*in_model_unit(prediction, target), output=output, weights=weights)
     target = as_output(prediction.mean, target)

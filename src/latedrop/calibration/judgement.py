@@ -22,6 +22,7 @@ from latedrop.calibration.groups import (
     by_strangeness,
     input_columns,
 )
+from latedrop.calibration.names import in_order
 from latedrop.calibration.prediction import Prediction
 from latedrop.calibration.record import Calibration
 from latedrop.calibration.requirements import Requirement, checked_requirements
@@ -193,7 +194,7 @@ def judge(
         weights: what each row counts, `(N,)`, in verdict and scores; groups and figures show rows as they are.
     """
     mean = prediction.mean
-    target = as_output(mean, target)
+    target = as_output(mean, in_order(target, prediction.calibration.columns, "targets"))
     several = _several(mean)
     known = output_names(prediction.calibration, mean.shape[1] if several else 1, names)
     unit = [*units, *[""] * len(known)] if len(units) != 1 else [*units] * len(known)

@@ -18,7 +18,7 @@ from latedrop.calibration.names import Names
 from latedrop.calibration.record import Choice, checked_choice
 from latedrop.calibration.transforms import Transform, checked_transform
 from latedrop.calibration.verdict import Folds
-from latedrop.errors import ArgumentError
+from latedrop.errors import ArgumentError, DataError
 from latedrop.masking.draws import checked_seed
 from latedrop.metrics.entries import checked_weights
 from latedrop.model.calling import Readout
@@ -144,7 +144,12 @@ class Setup:
 
     def weights(self, rows: int) -> Tensor | None:
         """What each of so many validation rows counts, with mean 1; None where all count the same."""
-        return None if self.row_weights is None else checked_weights(self.row_weights, rows)
+        if self.row_weights is None:
+            return None
+        found = checked_weights(self.row_weights, rows)
+        if int((found > 0).sum()) < 2:
+            raise DataError(f"expected a weight above 0 for at least 2 validation rows; found one among {rows}.")
+        return found
 
     def has_outputs(self, target: Tensor) -> bool:
         """Whether each index of axis 1 of outputs like `target` has its own scale."""

@@ -235,10 +235,19 @@ class Left:
         """The weights of some rows."""
         return None if self.weights is None else self.weights[rows]
 
+    def folds(self, rows: int) -> Tensor:
+        """A fold for each row, `(rows,)`; those of weight 0 are put into the first."""
+        if self.weights is None or bool(self.weights.all()):
+            return folds(rows, self.kind)
+        counted = self.weights.cpu() > 0
+        found = torch.zeros(rows, dtype=torch.long)
+        found[counted] = folds(int(counted.sum()), self.kind)
+        return found
+
     def worth(self, rows: int) -> float:
         """How many independent rows of one weight tell as much: `(sum w)^2 / sum w^2`, or the number of runs."""
         if self.kind == "blocks":
-            return float(len(folds(rows, self.kind).unique()))
+            return float(len(self.folds(rows).unique()))
         return effective_rows(self.weights, rows)
 
 
@@ -249,7 +258,7 @@ def standard_error(values: Tensor, left: Left | None = None) -> float:
     """
     weights = None if left is None else left.weights
     if left is not None and left.kind == "blocks":
-        fold = folds(len(values), left.kind)
+        fold = left.folds(len(values))
         runs = [(fold == number).nonzero()[:, 0] for number in fold.unique()]
         values = torch.stack([average(values[run], left.at(run)) for run in runs])
         weights = None if weights is None else torch.stack([weights[run].sum() for run in runs])
@@ -289,7 +298,7 @@ def crossed(
     a small number, and the variance too.
     """
     left = left or Left()
-    fold, weights = folds(len(error), left.kind), left.weights
+    fold, weights = left.folds(len(error)), left.weights
     axes = tuple(axis for axis in range(error.dim()) if axis != 1 or not per_output)
     variance, constant = torch.empty_like(error), torch.empty_like(error)
     counted = torch.ones(len(error)).to(error) if weights is None else weights.to(error)
