@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import latedrop
 from latedrop.calibration.classes.predictor import ClassPredictor
-from latedrop.errors import ArgumentError, DataError
+from latedrop.calibration.classes.record import FIELD
+from latedrop.errors import ArgumentError, DataError, FileError, OutputError
+from latedrop.records import sealed
 
 NAMES = ["a", "b", "c", "d"]
 
@@ -136,3 +139,56 @@ def test_labels_that_are_all_right(classes: int) -> None:
         uq = calibrated(model, (x, y))
         assert all(math.isfinite(found.gain) for found in uq.calibration.candidates)
         assert bool(uq.predict(100 * x).probabilities.isfinite().all())
+
+
+@pytest.mark.parametrize("size", [1, 40])
+def test_a_sigmoid_is_refused(size: int) -> None:
+    model, x, _ = case(4.0, 1)
+    with torch.no_grad():
+        y = (torch.sigmoid(model(x)[:, 0]) > torch.rand(len(x), generator=torch.Generator().manual_seed(0))).long()
+    ended, loader = nn.Sequential(model, nn.Sigmoid()), DataLoader(TensorDataset(x, y), batch_size=size)
+    with pytest.raises(OutputError, match="before a sigmoid"):
+        calibrated(ended, loader, task="classification")
+    found = calibrated(ended, (x, y), task="classification", readout=lambda p: p.clamp(1e-7, 1 - 1e-7).logit())
+    expected = calibrated(model, (x, y), task="classification")
+    assert torch.allclose(found.predict(x).probabilities, expected.predict(x).probabilities, atol=1e-3)
+
+
+def test_small_logits_of_one_sign_are_no_probabilities() -> None:
+    x = torch.randn(200, 4, generator=torch.Generator().manual_seed(0))
+    y = (torch.arange(200) % 3 > 0).long()  # two in three, a logit of 0.7
+    head = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+    with torch.no_grad():
+        head[2].weight.mul_(1e-2)
+        head[2].bias.fill_(0.7)
+    assert calibrated(head, (x, y), task="classification").predict(x).label.all()
+
+
+@pytest.mark.parametrize("size", [1, 40])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_a_softmax_is_refused_in_any_precision_and_batch(size: int, dtype: torch.dtype) -> None:
+    model, x, y = case()
+    ended = nn.Sequential(model, nn.Softmax(1)).to(dtype)
+    with pytest.raises(OutputError, match="before a softmax"):
+        calibrated(ended, DataLoader(TensorDataset(x.to(dtype), y), batch_size=size))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("features", ["another"]),
+        ("rate", 0.5),
+        ("leverage", {}),
+        ("sets", {"score": "another", "scores": [[0.1]]}),
+        ("sets", {"score": "lac", "scores": [[0.2, 0.1]]}),
+    ],
+    ids=["features", "draws", "leverage", "score", "order"],
+)
+def test_a_file_that_was_edited_and_sealed_again(name: str, value: Any, tmp_path: Path) -> None:
+    model, x, y = case()
+    path = tmp_path / "uq.json"
+    calibrated(model, (x, y)).save(path)
+    record = json.loads(path.read_text())[FIELD]
+    path.write_text(sealed(FIELD, {**record, name: value}))
+    with pytest.raises(FileError, match=f"calibration.{'draws' if name == 'rate' else name}"):
+        latedrop.load(path, model)

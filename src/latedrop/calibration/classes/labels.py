@@ -9,14 +9,16 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.nn.functional import binary_cross_entropy, binary_cross_entropy_with_logits
 
 from latedrop.errors import ArgumentError, DataError, OutputError
 
-__all__ = ["Task", "as_labels", "as_logits", "check_labels", "is_classification"]
+__all__ = ["Task", "as_labels", "as_logits", "check_labels", "check_logits", "is_classification"]
 
 Task = Literal["auto", "regression", "classification"]
 _TASKS = ("auto", "regression", "classification")
 _SUMS = 1e-3  # by how much the sum of probabilities may differ from 1, also in half precision
+_COARSE_SUMS = 8e-3  # in bfloat16
 
 
 def is_classification(task: Task, labels: Any, output: Tensor | None) -> bool:
@@ -48,12 +50,32 @@ def as_logits(output: Tensor) -> Tensor:
 
 
 def _check_probabilities(output: Tensor) -> None:
+    most = _COARSE_SUMS if bool((output == output.bfloat16()).all()) else _SUMS
     sums = output.double().sum(1)
-    if len(output) > 1 and bool(((output >= 0).all(1) & ((sums - 1).abs() < _SUMS)).all()):
+    if len(output) > 1 and bool(((output >= 0).all(1) & ((sums - 1).abs() < most)).all()):
         raise OutputError(
             "expected logits, as they are before a softmax; found rows that are not below 0 and sum to 1, as "
             "probabilities do. Pass readout=lambda p: p.clamp_min(1e-12).log(), or the model without its last softmax."
         )
+
+
+def check_logits(logits: Tensor, labels: Tensor, *, binary: bool) -> None:
+    """`OutputError` where the outputs of all validation rows look like probabilities.
+
+    One number between 0 and 1 may be either: it is a probability where the labels are likelier under it.
+    """
+    if not binary:
+        _check_probabilities(logits)
+        return
+    z, y = logits[:, 1].double(), labels.double()
+    if bool(((z >= 0) & (z <= 1)).all()):
+        taken = binary_cross_entropy(z, y), binary_cross_entropy_with_logits(z, y)
+        if taken[0] < taken[1]:
+            raise OutputError(
+                "expected logits of a binary classifier, as they are before a sigmoid; found numbers from 0 to 1, as "
+                "probabilities are. Pass readout=lambda p: p.clamp(1e-7, 1 - 1e-7).logit(), or the model without its "
+                "last sigmoid."
+            )
 
 
 def as_labels(labels: Any, classes: int) -> Tensor:

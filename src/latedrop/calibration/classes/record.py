@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, get_args
 
 from torch import Tensor
 
 from latedrop.calibration.classes.fit import ALONE, ClassCandidate, ClassFit
-from latedrop.calibration.classes.sets import ClassSets, checked_score
+from latedrop.calibration.classes.sets import ClassSets, Score, checked_score
 from latedrop.calibration.fitted_terms import aligned
 from latedrop.calibration.term_record import Stored, plain_tensors, tensors_in
 from latedrop.errors import LatedropError
@@ -170,8 +170,11 @@ class ClassCalibration:
             columns=fields.maybe("columns", None, or_none(mapping(each(text)))),
         )
         fields.end()
-        if found.leverage is not None and found.features is None:
-            wrong("calibration.features", "the sites that the leverage looks at", None)
+        known = () if found.features is None else found.features.sites
+        if (found.leverage is not None and not known) or not set(known) <= {site.name for site in sites}:
+            wrong("calibration.features", "the sites that the leverage looks at", known or None)
+        if found.rate is not None and found.draws < 2:
+            wrong("calibration.draws", "how many draws are averaged, 2 or more", found.draws)
         return found
 
     def __str__(self) -> str:
@@ -226,8 +229,10 @@ def _features(value: Any, name: str) -> Features | None:
 
 def _leverage(value: Any, name: str) -> Leverage:
     try:
-        return Leverage(**value)
-    except (LatedropError, TypeError, AttributeError) as error:
+        if value["root"] is not None:
+            return Leverage(**value)
+        wrong(name, "what a leverage has learned", value)
+    except (LatedropError, TypeError, AttributeError, KeyError) as error:
         wrong(name, f"what a leverage has learned ({error})", value)
 
 
@@ -237,10 +242,12 @@ def _readout(value: Any, name: str) -> str | int | None:
 
 def _sets(value: Any, name: str, *, classes: int) -> ClassSets:
     fields = Fields(value, name)
-    score = checked_score(fields.take("score", text))
+    score = checked_score(fields.take("score", text, among=get_args(Score)))
     given = fields.take("scores", lambda scores, where: scores)
     if not isinstance(given, list) or len(given) not in (1, classes):
         wrong(f"{name}.scores", f"one list, or {classes}", given)
     scores = tuple(() if part == [] else numbers(part, f"{name}.scores", least=-10, most=1e6) for part in given)
+    if any(list(part) != sorted(part) for part in scores):
+        wrong(f"{name}.scores", "scores in rising order", given)
     fields.end()
     return ClassSets(score, scores)

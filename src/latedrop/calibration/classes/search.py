@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from latedrop.calibration.classes.fit import Chosen, Measured, chosen, losses
-from latedrop.calibration.classes.labels import as_labels, as_logits, check_labels
+from latedrop.calibration.classes.labels import as_labels, as_logits, check_labels, check_logits
 from latedrop.calibration.classes.record import ClassCalibration, ClassVerdict
 from latedrop.calibration.classes.softmax import read_classes
 from latedrop.calibration.setup import Setup
@@ -52,6 +52,7 @@ def search_classes(model: nn.Module, stream: Batches, setup: Setup, names: tuple
     """Measure the validation rows and record what fits them best."""
     found = _measured(model, stream, setup)
     check_labels(found.labels, found.classes)
+    check_logits(found.logits, found.labels, binary=found.binary)
     leverage, values, count = _leverage(found, model, setup)
     limit, strange = 1.0, None
     if values is not None:
