@@ -138,3 +138,12 @@ def test_targets_in_tables_are_judged_in_any_order(target: Any) -> None:
     assert verdict(p, turned) == verdict(p, torch.tensor(y[50:].to_numpy()))
     found, expected = judge(p, turned).outputs, judge(p, torch.tensor(y[50:].to_numpy())).outputs
     assert [(output.name, output.worst) for output in found] == [(output.name, output.worst) for output in expected]
+
+
+def test_names_that_stand_twice_are_no_names() -> None:
+    model, x, y = frames()
+    x.columns, y.columns = ["a", "a", "b"], ["h", "h"]
+    uq = latedrop.calibrate(model, (x, y), progress=False)
+    assert uq.calibration.columns is None
+    found = uq.predict(x).to_pandas()
+    assert {"mean_0", "mean_1", "high_0", "high_1"} <= set(found.columns)

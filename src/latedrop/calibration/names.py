@@ -23,7 +23,7 @@ _SHOWN = 6
 
 
 def names_of(data: Any) -> dict[str, tuple[str, ...]] | None:
-    """The names of the columns of a pair `(x, y)`; None where neither has any.
+    """The names of the columns of a pair `(x, y)`; None where neither has any. Names that stand twice tell nothing.
 
     >>> import pandas
     >>> names_of((pandas.DataFrame({"a": [1.0], "b": [2.0]}), pandas.Series([3.0], name="price")))
@@ -31,8 +31,8 @@ def names_of(data: Any) -> dict[str, tuple[str, ...]] | None:
     """
     if not is_pair(data):
         return None
-    named = {key: found for key, part in zip(("inputs", "targets"), data, strict=True) if (found := _columns(part))}
-    return named or None
+    named = {key: _columns(part) for key, part in zip(("inputs", "targets"), data, strict=True)}
+    return {key: found for key, found in named.items() if found and len(set(found)) == len(found)} or None
 
 
 def in_order(x: Any, names: Names | None, key: str = "inputs") -> Any:
