@@ -153,7 +153,7 @@ class ClassCalibration:
             names=fields.take("names", _texts, length=classes),
             binary=fields.take("binary", _flag),
             fit=fields.take("fit", _fit, sites=len(sites)),
-            alone=fields.take("alone", number, least=1e-6, most=1e6),
+            alone=fields.take("alone", number, least=1e-30, most=1e30),
             rate=fields.take("rate", or_none(number), least=1e-12, most=1 - 1e-12),
             draws=fields.take("draws", whole, least=0),
             seed=fields.take("seed", whole),
