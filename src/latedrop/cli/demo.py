@@ -149,7 +149,10 @@ class Demo:
             rows = [Evaluation.from_dict(row) for row in record.pop("evaluations")]
             strange = record.pop("strangeness")
             prediction = Prediction(
-                test["mean"], test["raw_variance"], calibration, None if strange is None else torch.tensor(strange)
+                test["mean"],
+                test["raw_variance"],
+                calibration,
+                None if strange is None else torch.tensor(strange, dtype=torch.float64),
             )
             return cls(prediction=prediction, target=test["target"], paper=paper, evaluations=tuple(rows), **record)
         except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
