@@ -66,11 +66,11 @@ class Source:
         targets: Sequence[str] = (),
         kept: Sequence[str] = (),
         ignored: Sequence[str] = (),
+        weight: str | None = None,
         *,
         labelled: bool = False,
         record: Calibration | None = None,
         images: Pictures | None = None,
-        weight: str | None = None,
     ) -> Source:
         """Open a table; columns that are not named are those that `record` remembers, or that `choose` takes.
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["calibrate", "evaluate", "predict", "sites", "with_examples"]
 
+_READ = ("--data", "--conformal-data", "--reference", "MODEL", "--weights")
 _EXAMPLES = {
     "sites": (
         "latedrop sites my_model:net --input-shape 8",
@@ -139,20 +140,18 @@ def calibrate(
         from latedrop.cli.feed import Labelled, Source, conformal_rows, usual_rows
         from latedrop.cli.models import load_model
 
-        read = {"--data": data, "--conformal-data": conformal_data, "--reference": reference}
-        read |= {"MODEL": model, "--weights": weights}
+        read = dict(zip(_READ, (data, conformal_data, reference, model, weights), strict=True))
         _check_written(output, report, {**read, "--readout": readout})
         network = load_model(model, weights, trust=trust, device=device, untrained=untrained)
-        columns = split(inputs), split(target), (), split(ignore)
-        source = Source.of(data, *columns, weight=row_weights, labelled=True, images=images.of())
-        rows = Labelled(source, network, batch_size, drop_nan, seed=seed)
-        units = _units(unit, source)
+        columns = split(inputs), split(target), (), split(ignore), row_weights
+        source = Source.of(data, *columns, labelled=True, images=images.of())
+        rows, units = Labelled(source, network, batch_size, drop_nan, seed=seed), _units(unit, source)
         used, held = conformal_rows(rows, conformal_data, halve=intervals == "conformal")
         options: dict[str, Any] = {"method": method, "draws": draws, "floor": floor, "per_site": per_site, "kind": kind}
         options |= {"guard": False if no_guard else None, "reference": usual_rows(source, reference, rows)}
         options |= {"intervals": intervals, "conformal_data": held, "seed": seed, "batch_size": batch_size}
-        options |= _read_options(rates, terms, scale, readout, select)
         options |= {"target": learned.of(), "row_weights": used.weights_to_come(), "task": "regression"}
+        options |= _read_options(rates, terms, scale, readout, select)
         with source.explained():
             uq = latedrop.calibrate(network, used, **options)
         uq.calibration = replace(uq.calibration, columns=source.names())
@@ -261,8 +260,8 @@ def evaluate(
         network = load_model(model, weights, trust=trust, device=device, untrained=untrained)
         uq = _calibrated(calibration, network, readout, batch_size, None)
         known: dict[str, Any] = {"images": images.of(uq.calibration), "record": uq.calibration}
-        columns = split(inputs), split(target), (), split(ignore)
-        source = Source.of(data, *columns, weight=row_weights, labelled=True, **known)
+        columns = split(inputs), split(target), (), split(ignore), row_weights
+        source = Source.of(data, *columns, labelled=True, **known)
         rows = Labelled(source, network, batch_size, drop_nan)
         units = _units(unit, source)
         found = judged(uq, rows, level, units)
