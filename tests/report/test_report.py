@@ -20,6 +20,7 @@ from latedrop.calibration.evaluation import compare, evaluate, evaluate_interval
 from latedrop.errors import ArgumentError, FileError, LatedropError
 from latedrop.files import write_aside
 from latedrop.report import Picture, overview, png, table, write_report
+from latedrop.report.charts import series_of
 
 VOID = {"meta", "img", "br", "input"}
 
@@ -341,6 +342,22 @@ def test_user_text_is_escaped(tmp_path: Path) -> None:
     assert page.count("<script") == 2  # the data of the slider, and ours
     assert outline.headings.count(bad) >= 2
     assert any(image["alt"] == bad for image in outline.images)
+
+
+def test_what_is_in_use_looks_so_whatever_it_is_called() -> None:
+    labels = ["raw", "scaled", "relaxed", "constant"]
+    for used in labels[:-1]:
+        looks = series_of(labels, used)
+        assert [label for label, look in looks.items() if look == "used"] == [used]
+    assert len(set(series_of(labels, "relaxed").values())) == len(labels)
+
+
+def test_long_names_do_not_leave_their_axis(tmp_path: Path) -> None:
+    name, unit = "a name that is rather long, " * 4, "and a unit beside it"
+    page = page_of(tmp_path / "r.html", *predicted(), names=[name], unit=unit)
+    labels = re.findall(r'<text class="axis middle"[^>]*>([^<]*)</text>', page)
+    assert [label for label in labels if label.endswith("a unit beside it]") and "…" in label]
+    assert max(map(len, labels)) < 60
 
 
 def test_several_outputs_have_sections_of_their_own(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ from latedrop.calibration.verdict import Verdict
 from latedrop.errors import ArgumentError
 from latedrop.metrics.levels import central_quantile
 
-__all__ = ["JudgedOutput", "Judgement", "Values", "judge", "output_names"]
+__all__ = ["JudgedOutput", "Judgement", "Values", "judge", "output_names", "output_units"]
 
 _MOST_VALUES = 200_000
 _WORST = 8
@@ -174,7 +174,7 @@ def judge(
     names: Sequence[str] = (),
     units: Sequence[str] = (),
     inputs: Any = None,
-    places: Sequence[int] | None = None,
+    places: Sequence[int | str] | None = None,
     evaluations: Sequence[Evaluation] | None = None,
     label: str | None = None,
     weights: Any = None,
@@ -197,7 +197,7 @@ def judge(
     target = as_output(mean, in_order(target, prediction.calibration.columns, "targets"))
     several = _several(mean)
     known = output_names(prediction.calibration, mean.shape[1] if several else 1, names)
-    unit = [*units, *[""] * len(known)] if len(units) != 1 else [*units] * len(known)
+    unit = output_units(len(known), units)
     columns = input_columns(inputs, len(mean))
     about = _Rows(prediction, target, level, columns, places, label, weights)
     name, shared = (known[0], unit[0]) if not several else ("all outputs together", "")
@@ -220,6 +220,15 @@ def output_names(calibration: Calibration, count: int, names: Sequence[str] = ()
     return ("target",) if count == 1 else tuple(f"output {k}" for k in range(count))
 
 
+def output_units(count: int, units: Sequence[str]) -> list[str]:
+    """A unit for each output: as asked for, one for all, or none."""
+    if len(units) not in (0, 1, count):
+        raise ArgumentError(
+            f"expected one unit, or one for each of {count} outputs; found {len(units)}: {list(units)}."
+        )
+    return list(units) if len(units) == count else [units[0] if units else ""] * count
+
+
 def verdict_dict(found: Verdict | None) -> dict[str, Any] | None:
     """A verdict as plain data, with its grades and words."""
     if found is None:
@@ -237,7 +246,7 @@ class _Rows:
     target: Tensor
     level: float
     columns: Inputs
-    places: Sequence[int] | None
+    places: Sequence[int | str] | None
     label: str | None
     weights: Any
 
@@ -301,7 +310,7 @@ class _Rows:
             first.setdefault(index // width, index)
         found = []
         for row, index in list(first.items())[:_WORST]:
-            record: dict[str, Any] = {"row": row if self.places is None else int(self.places[row])}
+            record: dict[str, Any] = {"row": row if self.places is None else self.places[row]}
             record |= {name: float(parts[name].flatten()[index]) for name in ("target", "mean", "low", "high")}
             record["deviations"] = float(off[index])
             if "constant" in parts:

@@ -86,7 +86,7 @@ def checked_requirements(text: str, measures: Mapping[str, float]) -> tuple[Requ
 
 
 def _check_name(name: str) -> None:
-    base = re.sub(r"^(coverage|width)\d\d?$", r"\g<1>90", name)
+    base = re.sub(r"^(coverage|width)[1-9]\d?$", r"\g<1>90", name)
     if base not in MEASURES:
         raise ArgumentError(
             f"expected a measure to require among {', '.join(MEASURES)}, with coverage and width at any level from 1 "

@@ -202,10 +202,19 @@ def judged(
         fitted=fitted,
         gain=float(average(by_row[0], left.weights)),
         gain_error=standard_error(by_row[0], left),
-        correlation=correlation(error, variance),
+        correlation=correlation(error, _alike(variance, constant) if fitted == "cross-validation" else variance),
         coverage=float(average(by_row[1], left.weights)),
         coverage_error=share_error(by_row[1], left),
     )
+
+
+def _alike(variance: Tensor, constant: Tensor) -> Tensor:
+    """Variances of several folds, in units of each fold's constant, so that they can be ranked together.
+
+    A fit that had to do without a large error is smaller, and is held against that error: a floor alone would rank the
+    errors the wrong way round. Rounded, so that equal ones are equal.
+    """
+    return (variance / constant).float()
 
 
 def gains(error: Tensor, variance: Tensor, constant: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from latedrop.calibration.evaluation import Evaluation, compare, evaluate_intervals
+from latedrop.calibration.evaluation import Evaluation, compare, evaluate_intervals, verdict
 from latedrop.calibration.prediction import Prediction
 from latedrop.calibration.predictor import calibrate
 from latedrop.calibration.record import Calibration
@@ -42,10 +42,13 @@ Data: TypeAlias = tuple[Tensor, Tensor]
 
 UNIT = "dB"
 NOTES = {
+    "terms": "the default of calibrate, training inputs as reference: dropout to first order, leverage, a floor.",
+    "raw": "the variance over draws as it is (method='sample'), at the rate that is best after scaling.",
+    "scaled": "the same times one number, fitted to the validation rows: the paper's way.",
+    "relaxed": "the same times the number that balances the calibration curve.",
     "raw, best rate": "the variance over draws as it is, at the rate that is best so (Loquercio et al. 2020).",
     "linear": "first-order variance: no draws; a rate for each site and a constant floor, fitted by NLL.",
     "conformal": "linear, fitted on half of the validation rows; intervals from the ranked errors of the other half.",
-    "terms": "the default of calibrate, training inputs as reference: dropout to first order, leverage, a floor.",
     "constant": "no dropout: the network's own prediction, and the validation RMSE as standard deviation of every row.",
 }
 _ABOUT = (
@@ -68,9 +71,10 @@ class Demo:
         seed: fixes the split, the initial weights, the order of the batches and the masks.
         epochs: of training.
         rows: how many, by part.
-        prediction: of the test rows, `(N, 1)`; it carries the calibration.
+        prediction: of the test rows, `(N, 1)`, by the default of `calibrate`; it carries the calibration.
         target: of the test rows, `(N, 1)`.
-        evaluations: the headline table.
+        paper: the calibration with draws, `method="sample"`.
+        evaluations: the headline table: the default, and what else one could do.
         versions: of what the numbers depend on.
         seconds: that training, calibration and evaluation took.
     """
@@ -80,6 +84,7 @@ class Demo:
     rows: dict[str, int]
     prediction: Prediction
     target: Tensor
+    paper: Calibration
     evaluations: tuple[Evaluation, ...]
     versions: dict[str, str]
     seconds: float
@@ -90,10 +95,11 @@ class Demo:
         return self.prediction.calibration
 
     def headline(self) -> str:
-        """Two lines for people."""
+        """What was done, and the verdict on it."""
         return (
             f"Airfoil self-noise: a network without dropout, trained on {self.rows['train']} rows, calibrated on "
-            f"{self.rows['validation']},\nevaluated on {self.rows['test']} test rows."
+            f"{self.rows['validation']},\nevaluated on {self.rows['test']} test rows. terms, calibrate's default:\n"
+            f"{verdict(self.prediction, self.target)}."
         )
 
     def summary(self) -> dict[str, Any]:
@@ -104,10 +110,8 @@ class Demo:
             "rows": self.rows,
             "seed": self.seed,
             "epochs": self.epochs,
-            "draws": self.calibration.draws,
-            "rate": self.calibration.rate,
-            "scale": self.calibration.scale,
-            "relaxed_scale": self.calibration.relaxed_scale,
+            "verdict": str(verdict(self.prediction, self.target)),
+            "paper": {name: getattr(self.paper, name) for name in ("draws", "rate", "scale", "relaxed_scale")},
             "evaluations": [row.numbers() for row in self.evaluations],
             "versions": self.versions,
             "seconds": round(self.seconds, 2),
@@ -120,27 +124,37 @@ class Demo:
             "epochs": self.epochs,
             "rows": self.rows,
             "calibration": json.loads(self.calibration.to_json()),
+            "paper": json.loads(self.paper.to_json()),
             "evaluations": [asdict(row) for row in self.evaluations],
             "test": {
                 "mean": self.prediction.mean.flatten().tolist(),
                 "raw_variance": self.prediction.raw_variance.flatten().tolist(),
                 "target": self.target.flatten().tolist(),
             },
+            "strangeness": None if self.prediction.strangeness is None else self.prediction.strangeness.tolist(),
             "versions": self.versions,
             "seconds": round(self.seconds, 2),
         }
-        return json.dumps(record, indent=1)
+        return json.dumps(record)
 
     @classmethod
     def from_json(cls, text: str) -> Demo:
         """Read what `to_json` wrote."""
         try:
             record = parsed(text, "a demo", "Run the demo again.")
-            calibration = Calibration.from_json(json.dumps(record.pop("calibration")))
+            calibration, paper = (
+                Calibration.from_json(json.dumps(record.pop(name))) for name in ("calibration", "paper")
+            )
             test = {name: torch.tensor(values)[:, None] for name, values in record.pop("test").items()}
             rows = [Evaluation.from_dict(row) for row in record.pop("evaluations")]
-            prediction = Prediction(test["mean"], test["raw_variance"], calibration)
-            return cls(prediction=prediction, target=test["target"], evaluations=tuple(rows), **record)
+            strange = record.pop("strangeness")
+            prediction = Prediction(
+                test["mean"],
+                test["raw_variance"],
+                calibration,
+                None if strange is None else torch.tensor(strange, dtype=torch.float64),
+            )
+            return cls(prediction=prediction, target=test["target"], paper=paper, evaluations=tuple(rows), **record)
         except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
             raise DataError(
                 f"expected the JSON of a demo; found something else ({error}). Run the demo again."
@@ -173,16 +187,24 @@ def run(
     with one_thread():
         train, validation, test = _parts(seed)
         model = network(*train, seed=seed, epochs=epochs, progress=progress)
-        predictor = calibrate(model, validation, rates, draws, seed=seed, progress=progress)
-        prediction = predictor.predict(test[0])
-        others = _others(model, predictor.calibration, train[0], validation, test)
+        prediction = calibrate(model, validation, reference=train[0], progress=progress).predict(test[0])
+        sampled = calibrate(model, validation, rates, draws, seed=seed, progress=progress)
+        own = compare(prediction, test[1])
+        paper = compare(sampled.predict(test[0]), test[1])
+        others = _others(model, sampled.calibration, validation, test)
     return Demo(
         seed=seed,
         epochs=epochs,
         rows=dict(_PARTS),
         prediction=prediction,
         target=test[1],
-        evaluations=(*(row for row in compare(prediction, test[1]) if row.label != "constant"), *others),
+        paper=sampled.calibration,
+        evaluations=(
+            *(row for row in own if row.label == "terms"),
+            *(row for row in paper if row.label != "constant"),
+            *others,
+            *(row for row in own if row.label == "constant"),
+        ),
         versions=versions(),
         seconds=time.perf_counter() - start,
     )
@@ -204,7 +226,7 @@ def write(result: Demo, folder: Path) -> list[Path]:
         about=_ABOUT.format(**result.rows, epochs=result.epochs),
         notes=NOTES,
         reproduce={
-            "command": f"latedrop demo --draws {result.calibration.draws} --seed {result.seed}",
+            "command": f"latedrop demo --draws {result.paper.draws} --seed {result.seed}",
             **{name: value for name, value in result.versions.items() if name in ("python", "system")},
         },
     )
@@ -214,8 +236,8 @@ def write(result: Demo, folder: Path) -> list[Path]:
 
 
 def picture(result: Demo) -> Figure:
-    """The result at a glance: calibration curves of the variances over draws, and some intervals."""
-    rows = [row for row in result.evaluations if row.label in ("raw", "scaled", "relaxed", "raw, best rate")]
+    """The result at a glance: calibration curves of the default and of the variances over draws; some intervals."""
+    rows = [row for row in result.evaluations if row.label not in ("linear", "conformal")]
     return overview(result.prediction, result.target, rows, unit=UNIT)
 
 
@@ -276,7 +298,7 @@ def _parts(seed: int) -> list[Data]:
     return [(x[part], y[part]) for part in order.split(list(_PARTS.values()))]
 
 
-def _others(model: nn.Module, chosen: Calibration, usual: Tensor, validation: Data, test: Data) -> list[Evaluation]:
+def _others(model: nn.Module, chosen: Calibration, validation: Data, test: Data) -> list[Evaluation]:
     """What else one could do with the same network and the same rows."""
     x, y = test
     best = min(chosen.table, key=lambda row: row.nll_unscaled).rate
@@ -286,12 +308,10 @@ def _others(model: nn.Module, chosen: Calibration, usual: Tensor, validation: Da
     half = len(validation[1]) // 2
     fitted, ranked = ((validation[0][part], validation[1][part]) for part in (slice(half), slice(half, None)))
     conformal = calibrate(model, fitted, conformal_data=ranked, **first_order)
-    default = calibrate(model, validation, reference=usual, progress=False)
     return [
         replace(compare(unscaled.predict(x), y)[0], label="raw, best rate"),
         replace(compare(linear.predict(x), y)[1], label="linear"),
         evaluate_intervals(conformal.predict(x), y),
-        *(row for row in compare(default.predict(x), y) if row.label in ("terms", "constant")),
     ]
 
 

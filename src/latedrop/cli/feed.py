@@ -66,6 +66,7 @@ class Source:
         targets: Sequence[str] = (),
         kept: Sequence[str] = (),
         ignored: Sequence[str] = (),
+        weight: str | None = None,
         *,
         labelled: bool = False,
         record: Calibration | None = None,
@@ -85,7 +86,9 @@ class Source:
         if images is not None:
             table = open_images(table, *images)
             inputs = _inputs_of(images, inputs)
-        return cls(table, choose(table, inputs or remembered.get(input_key, ()), targets, kept, ignored), images)
+        return cls(
+            table, choose(table, inputs or remembered.get(input_key, ()), targets, kept, ignored, weight), images
+        )
 
     def names(self) -> dict[str, tuple[str, ...]]:
         """What a calibration remembers of it: names of columns do not serve for arrays, nor the other way round."""
@@ -163,8 +166,7 @@ class Labelled:
     """Batches (inputs, targets) for `calibrate`, read anew each time; `part` is "all" rows, or one of two halves.
 
     Each row falls into the half "fit" or "held" by chance, and the same way for the same seed. Rows that are not finite
-    are an error, or with `drop` left out and counted in `dropped`. Their weights are in the kept column `weight`.
-    `notice` is shown the rows of every batch.
+    are an error, or with `drop` left out and counted in `dropped`. `notice` is shown the rows of every batch.
     """
 
     source: Source
@@ -173,7 +175,6 @@ class Labelled:
     drop: bool = False
     part: str = "all"
     seed: int = 0
-    weight: str | None = None
     notice: Callable[[Rows], Any] = lambda rows: None
     dropped: int = field(default=0, init=False)
     counts: list[npt.NDArray[np.float64]] = field(default_factory=list, init=False)
@@ -182,13 +183,12 @@ class Labelled:
         dice = np.random.default_rng(self.seed)
         self.dropped, self.counts = 0, []
         for rows in self.source.read(self.model, self.batch_size):
-            counts = self._counts(rows)
             if self.part != "all":
-                half = (dice.random(len(rows)) < 0.5) == (self.part == "held")
-                rows, counts = rows.where(half), counts[half]
+                rows = rows.where((dice.random(len(rows)) < 0.5) == (self.part == "held"))
             self.dropped += int((~rows.finite).sum())
-            self.counts.append(counts[rows.finite])
             rows = _finite(rows, self.source, self.drop)
+            if rows.weights is not None:
+                self.counts.append(rows.weights)
             if len(rows):
                 assert rows.target is not None
                 self.notice(rows)
@@ -201,24 +201,11 @@ class Labelled:
 
     def weights(self) -> npt.NDArray[np.float64] | None:
         """Of the rows that were read last; None where all count the same."""
-        return None if self.weight is None else np.concatenate([np.zeros(0), *self.counts])
+        return None if self.source.columns.weight is None else np.concatenate([np.zeros(0), *self.counts])
 
     def weights_to_come(self) -> WeightsRead | None:
         """The same as an array that can be asked for once the rows were read."""
-        return None if self.weight is None else WeightsRead(self)
-
-    def _counts(self, rows: Rows) -> npt.NDArray[np.float64]:
-        if self.weight is None:
-            return np.ones(len(rows))
-        values = rows.kept[self.weight]
-        try:
-            found = np.array(values if isinstance(values, (list, np.ndarray)) else values.tolist(), dtype=np.float64)
-        except (TypeError, ValueError) as error:
-            raise DataError(
-                f"expected numbers as weights in {self.weight!r} of {self.source.table.path}; found others ({error}). "
-                "Name another column: --row-weights."
-            ) from None
-        return found.reshape(len(rows))
+        return None if self.source.columns.weight is None else WeightsRead(self)
 
 
 @dataclass(frozen=True)
@@ -272,9 +259,9 @@ def conformal_rows(rows: Labelled, path: str | None, *, halve: bool) -> tuple[La
     if path is not None:
         columns, images = rows.source.columns, rows.source.images
         held = Source.of(path, columns.inputs, columns.targets, labelled=True, images=images)
-        return rows, replace(rows, source=held, weight=None)
+        return rows, replace(rows, source=held)
     if halve:
-        return replace(rows, part="fit"), replace(rows, part="held", weight=None)
+        return replace(rows, part="fit"), replace(rows, part="held")
     return rows, None
 
 

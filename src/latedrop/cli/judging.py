@@ -13,7 +13,7 @@ from latedrop.calibration.groups import Inputs
 from latedrop.calibration.judgement import Judgement, judge
 from latedrop.calibration.predictor import Predictor
 from latedrop.cli.feed import Labelled
-from latedrop.cli.tables import STANDARD, Rows
+from latedrop.cli.tables import STANDARD, Place, Rows
 from latedrop.files import digest_of
 from latedrop.progress import progress
 
@@ -31,14 +31,14 @@ class Noticed:
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self._names = names
-        self._places: list[npt.NDArray[np.int64]] = []
+        self._places: list[npt.NDArray[Any]] = []
         self._parts: list[npt.NDArray[np.float32]] = []
         self._rows: list[npt.NDArray[np.intp]] = []
         self._step, self._count, self._kept = 1, 0, 0
 
     def add(self, rows: Rows) -> None:
         """Some more rows."""
-        self._places.append(np.asarray(rows.places, dtype=np.int64))
+        self._places.append(np.asarray(rows.places))
         index = np.arange(self._count, self._count + len(rows))
         self._count += len(rows)
         if isinstance(rows.inputs, dict) or len(self._names) > _MOST_COLUMNS:
@@ -58,9 +58,9 @@ class Noticed:
         self._kept = sum(part.size for part in self._parts)
 
     @property
-    def places(self) -> list[int]:
-        """The line or index of every row in its file."""
-        found: list[int] = np.concatenate(self._places).tolist()
+    def places(self) -> list[Place]:
+        """The line or index of every row in its file, or both in a folder."""
+        found: list[Place] = np.concatenate(self._places).tolist()
         return found
 
     def inputs(self) -> Inputs:
@@ -100,7 +100,7 @@ def read_files(files: Mapping[str, str | None]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for option, path in files.items():
         if path is not None:
-            known = path != STANDARD and Path(path).is_file()
+            known = path != STANDARD and Path(path).exists()
             name = option.strip("-").replace("-", " ").lower()
             found[name] = {"path": path, "sha256": digest_of(path) if known else None}
     return found

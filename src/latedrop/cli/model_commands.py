@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["calibrate", "evaluate", "predict", "sites", "with_examples"]
 
+_READ = ("--data", "--conformal-data", "--reference", "MODEL", "--weights")
 _EXAMPLES = {
     "sites": (
         "latedrop sites my_model:net --input-shape 8",
@@ -139,22 +140,22 @@ def calibrate(
         from latedrop.cli.feed import Labelled, Source, conformal_rows, usual_rows
         from latedrop.cli.models import load_model
 
-        read = {"--data": data, "--conformal-data": conformal_data, "--reference": reference}
-        read |= {"MODEL": model, "--weights": weights}
+        read = dict(zip(_READ, (data, conformal_data, reference, model, weights), strict=True))
         _check_written(output, report, {**read, "--readout": readout})
         network = load_model(model, weights, trust=trust, device=device, untrained=untrained)
-        source = Source.of(data, *map(split, (inputs, target, row_weights, ignore)), labelled=True, images=images.of())
-        rows = Labelled(source, network, batch_size, drop_nan, seed=seed, weight=row_weights)
+        columns = split(inputs), split(target), (), split(ignore), row_weights
+        source = Source.of(data, *columns, labelled=True, images=images.of())
+        rows, units = Labelled(source, network, batch_size, drop_nan, seed=seed), _units(unit, source)
         used, held = conformal_rows(rows, conformal_data, halve=intervals == "conformal")
         options: dict[str, Any] = {"method": method, "draws": draws, "floor": floor, "per_site": per_site, "kind": kind}
         options |= {"guard": False if no_guard else None, "reference": usual_rows(source, reference, rows)}
         options |= {"intervals": intervals, "conformal_data": held, "seed": seed, "batch_size": batch_size}
-        options |= _read_options(rates, terms, scale, readout, select)
         options |= {"target": learned.of(), "row_weights": used.weights_to_come(), "task": "regression"}
+        options |= _read_options(rates, terms, scale, readout, select)
         with source.explained():
             uq = latedrop.calibrate(network, used, **options)
         uq.calibration = replace(uq.calibration, columns=source.names())
-        files = [*map(str, uq.save(output)), *_calibration_report(report, uq, unit, read)]
+        files = [*map(str, uq.save(output)), *_calibration_report(report, uq, units, read)]
         with redirect_stdout(out):
             print_calibration(uq.calibration, used.dropped + (held.dropped if held else 0), files, as_json)
 
@@ -251,27 +252,23 @@ def evaluate(
         from latedrop.metrics.levels import checked_level
 
         checked_level(level)
-        parsed_requirements(require) if require else ()
+        parsed_requirements(require) if require is not None else ()
         _check_drawn(plot, ".png")
         _check_page(report)
         sources = {"--data": data, "CALIBRATION": calibration, "MODEL": model, "--weights": weights}
         check_apart({"--plot": plot, "--report": report}, {**sources, "--readout": readout})
         network = load_model(model, weights, trust=trust, device=device, untrained=untrained)
         uq = _calibrated(calibration, network, readout, batch_size, None)
-        columns = split(inputs), split(target), split(row_weights), split(ignore)
         known: dict[str, Any] = {"images": images.of(uq.calibration), "record": uq.calibration}
+        columns = split(inputs), split(target), (), split(ignore), row_weights
         source = Source.of(data, *columns, labelled=True, **known)
-        rows = Labelled(source, network, batch_size, drop_nan, weight=row_weights)
-        found = judged(uq, rows, level, split(unit))
-        held = found.require(require) if require else ()
+        rows = Labelled(source, network, batch_size, drop_nan)
+        units = _units(unit, source)
+        found = judged(uq, rows, level, units)
+        held = found.require(require) if require is not None else ()
         read = read_files(sources)
         page: dict[str, Any] = {"title": f"{model} on {Path(data).name}", "calibration": uq.calibration}
-        page |= {
-            "judgement": found,
-            "place": source.table.unit,
-            "unit": split(unit),
-            "reproduce": again(typed.get(), read),
-        }
+        page |= {"judgement": found, "place": source.table.unit, "unit": units, "reproduce": again(typed.get(), read)}
         files = [*_curves(plot, found), *_report(report, **page)]
         with redirect_stdout(out):
             facts = {"command": typed.get(), "read": read, "dropped": rows.dropped}
@@ -331,13 +328,25 @@ def _report(path: str | None, **facts: Any) -> list[str]:
     return [path]
 
 
-def _calibration_report(path: str | None, uq: "Predictor", unit: str | None, read: dict[str, str | None]) -> list[str]:
+def _units(text: str | None, source: "Source") -> list[str]:
+    """None, one, or one for each target; how many outputs an array holds is not known yet."""
+    from latedrop.calibration.judgement import output_units
+
+    found = split(text)
+    if source.table.word == "column":
+        output_units(len(source.columns.targets), found)
+    return found
+
+
+def _calibration_report(
+    path: str | None, uq: "Predictor", units: Sequence[str], read: dict[str, str | None]
+) -> list[str]:
     if path is None:
         return []
     from latedrop.cli.judging import again, read_files
 
     facts: dict[str, Any] = {"title": f"Calibration of {read['MODEL']}", "calibration": uq.calibration}
-    return _report(path, **facts, unit=split(unit), reproduce=again(typed.get(), read_files(read)))
+    return _report(path, **facts, unit=units, reproduce=again(typed.get(), read_files(read)))
 
 
 def _check_kept(kept: Sequence[str], names: Sequence[str]) -> None:

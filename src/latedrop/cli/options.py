@@ -1,5 +1,6 @@
 """The options of the commands on a user's own model: what they are called, what they say, how their text is read."""
 
+import csv
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -179,8 +180,9 @@ AS_THEY_ARE = TargetUnit()
 
 
 def split(*texts: str | None) -> list[str]:
-    """Names with commas between."""
-    return [name.strip() for text in texts if text for name in text.split(",") if name.strip()]
+    """Names with commas between; one that holds a comma stands in double quotes, as in csv."""
+    lines = csv.reader([text for text in texts if text], skipinitialspace=True)
+    return [name.strip() for line in lines for name in line if name.strip()]
 
 
 def numbers(name: str, text: str) -> list[float]:

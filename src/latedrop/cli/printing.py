@@ -156,7 +156,7 @@ def print_judgement(
         print(json.dumps(_plain(record), indent=1))
         return
     left = f", {facts['dropped']} left out" if facts["dropped"] else ""
-    print(f"{found.rows:,} test rows{left}")
+    print(f"{found.rows:,} test row{'s' * (found.rows > 1)}{left}")
     if found.together.verdict is not None:
         print_findings(found.together.verdict)
     if len(found.outputs) > 1:

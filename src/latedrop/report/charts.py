@@ -27,7 +27,7 @@ _SHARES = tuple((k / 4, f"{25 * k} %") for k in range(5))
 def series_of(labels: Sequence[str], used: str) -> dict[str, str]:
     """The look of each label: the one in use, the constant, and others."""
     others = iter(["other0", "other1", "other2", "other3"] * len(labels))
-    looks = {used: _USED, "constant": _CONSTANT, "relaxed": "relaxed", "raw": "raw"}
+    looks = {"constant": _CONSTANT, "relaxed": "relaxed", "raw": "raw", used: _USED}
     return {label: looks.get(label) or next(others) for label in labels}
 
 

@@ -117,9 +117,10 @@ def _by_level(output: JudgedOutput, level: int) -> str:
     )
     slider = (
         f'<div class="slider" hidden><label>Level of the interval: <output></output><input type="range" min="0" '
-        f'max="{len(grid) - 1}" value="{start}" aria-label="Level of the interval"></label><table><tr><td></td>'
+        f'max="{len(grid) - 1}" value="{start}" aria-label="Level of the interval"></label>'
+        '<div class="wide"><table><tr><td></td>'
         f'<th scope="col">inside</th><th scope="col">{escape(with_unit("mean width", output.unit))}</th></tr>{moving}'
-        "</table></div>"
+        "</table></div></div>"
     )
     return (
         f'<section class="levels">{heading("At every level", level)}{slider}'

@@ -138,10 +138,11 @@ class Plot:
             html.append(f'<line class="grid" x1="{x:g}" x2="{x:g}" y1="{bottom:g}" y2="{bottom + 4:g}"/>')
             html.append(f'<text class="tick middle" x="{x:g}" y="{bottom + 15:g}">{escape(text)}</text>')
         middle = (self.left + right) / 2
-        html.append(f'<text class="axis middle" x="{middle:g}" y="{high - 5:g}">{escape(self.x.label)}</text>')
+        across, up = _shortened(self.x.label, right - self.left), _shortened(self.y.label, bottom - _TOP)
+        html.append(f'<text class="axis middle" x="{middle:g}" y="{high - 5:g}">{escape(across)}</text>')
         html.append(
             f'<text class="axis middle" transform="translate(11 {(_TOP + bottom) / 2:g}) rotate(-90)">'
-            f"{escape(self.y.label)}</text>"
+            f"{escape(up)}</text>"
         )
         places = zip(("x", "y", "width", "height"), clip.split(), strict=True)
         html.append(f'<svg {" ".join(f"{name}={chr(34)}{value}{chr(34)}" for name, value in places)} viewBox="{clip}">')
@@ -187,3 +188,9 @@ def _powers(low: float, high: float) -> list[float]:
         if len(found) >= 3:
             return found[:: math.ceil(len(found) / 7)]
     return found
+
+
+def _shortened(text: str, room: float) -> str:
+    """A label that would be longer than its axis, without its middle."""
+    most = int(room / _LETTER)
+    return text if len(text) <= most else f"{text[: (most - 1) // 2]}…{text[-(most // 2) :]}"

@@ -10,11 +10,12 @@ unpickled. Parquet and feather need pyarrow (`pip install "latedrop[parquet]"`),
 from latedrop.cli.tables.arrow_files import arrow_package
 from latedrop.cli.tables.images import open_images
 from latedrop.cli.tables.reading import choose, open_table, read_batches
-from latedrop.cli.tables.rows import STANDARD, Columns, Rows, Table
+from latedrop.cli.tables.rows import STANDARD, Columns, Place, Rows, Table
 
 __all__ = [
     "STANDARD",
     "Columns",
+    "Place",
     "Rows",
     "Table",
     "arrow_package",

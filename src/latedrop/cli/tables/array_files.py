@@ -149,7 +149,7 @@ def _blocks(
     for first in range(0, count, size):
         last = min(first + size, count)
         block = {name: rows(first, last) for name, (_, rows) in streams.items()}
-        numbers = {name: block[name] for name in (*columns.inputs, *columns.targets)}
+        numbers = {name: block[name] for name in columns.numbers}
         for name, value in numbers.items():
             if value.dtype.kind == "U":
                 raise DataError(f"expected numbers in array {name!r} of {path}; found text. Encode it as numbers.")

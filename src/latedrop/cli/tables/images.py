@@ -32,7 +32,7 @@ def open_images(table: Table, folder: str, column: str, transform: str = "") -> 
         raise DataError(f"expected a folder of images at {folder}; there is none.")
 
     def read(columns: Columns, size: int) -> Iterator[Block]:
-        named = Columns((), columns.targets, tuple(dict.fromkeys((column, *columns.kept))))
+        named = replace(columns, inputs=(), kept=tuple(dict.fromkeys((column, *columns.kept))))
         for places, numbers, kept in table.read(named, size):
             names = kept[column] if isinstance(kept[column], list) else kept[column].to_pylist()
             where = [f"{table.unit} {place} of {table.path}" for place in places]

@@ -63,12 +63,14 @@ def choose(
     targets: Sequence[str] = (),
     kept: Sequence[str] = (),
     ignored: Sequence[str] = (),
+    weight: str | None = None,
 ) -> Columns:
     """Which columns serve for what; without `inputs`, all that are none of the others, or the array `x`."""
-    for asked in (inputs, targets, kept, ignored):
+    weights = [] if weight is None else [weight]
+    for asked in (inputs, targets, kept, ignored, weights):
         _check_names(table, asked)
     if not inputs:
-        others = {*targets, *kept, *ignored}
+        others = {*targets, *kept, *ignored, *weights}
         inputs = ["x"] if table.arrays else [name for name in table.names if name not in others]
         _check_names(table, inputs)
         if "" in inputs:
@@ -81,7 +83,7 @@ def choose(
     both = [name for name in inputs if name in targets]
     if both:
         raise ArgumentError(f"expected inputs and targets to differ; found {listed(map(repr, both), _SHOWN)} in both.")
-    return Columns(tuple(inputs), tuple(targets), tuple(kept))
+    return Columns(tuple(inputs), tuple(targets), tuple(kept), weight)
 
 
 def read_batches(table: Table, columns: Columns, batch_size: int = 256) -> Iterator[Rows]:
@@ -96,7 +98,18 @@ def read_batches(table: Table, columns: Columns, batch_size: int = 256) -> Itera
                     finite &= np.isfinite(value).reshape(len(value), -1).all(1)
             found = [numbers[name] for name in columns.inputs]
             inputs = dict(zip(columns.inputs, found, strict=True)) if table.arrays else np.column_stack(found)
-            yield Rows(places, inputs, _target(table, columns, numbers), kept, finite)
+            weights = None if columns.weight is None else _weights(table, columns.weight, numbers)
+            yield Rows(places, inputs, _target(table, columns, numbers), kept, finite, weights)
+
+
+def _weights(table: Table, name: str, numbers: dict[str, Array]) -> Array:
+    found = numbers[name]
+    if found[:1].size > 1:
+        raise ArgumentError(
+            f"expected one weight per row in {name!r} of {table.path}; found values of shape {found.shape[1:]}. Name "
+            "another: --row-weights."
+        )
+    return found.reshape(len(found)).astype(np.float64)
 
 
 def _target(table: Table, columns: Columns, numbers: dict[str, Array]) -> Array | None:

@@ -53,16 +53,18 @@ class Table:
 
 @dataclass(frozen=True)
 class Columns:
-    """What each column is for: the model's inputs, the targets, or to be carried along as it is."""
+    """What each column is for: the model's inputs, the targets, to be carried along as it is, or what rows count."""
 
     inputs: tuple[str, ...]
     targets: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
+    weight: str | None = None
 
     @property
     def numbers(self) -> list[str]:
-        """Inputs and targets, each once."""
-        return list(dict.fromkeys((*self.inputs, *self.targets)))
+        """Inputs, targets and weights, each once."""
+        weight = () if self.weight is None else (self.weight,)
+        return list(dict.fromkeys((*self.inputs, *self.targets, *weight)))
 
     @property
     def all(self) -> list[str]:
@@ -80,6 +82,7 @@ class Rows:
         target: `(N,)`, `(N, targets)` or an array `(N, ...)`; None where no target was asked for.
         kept: what is carried along, by name, N values each.
         finite: `(N,)`, whether a row has neither NaN nor inf.
+        weights: `(N,)`, what each row counts; None where all count the same.
     """
 
     places: Sequence[Place]
@@ -87,6 +90,7 @@ class Rows:
     target: Array | None
     kept: dict[str, Any]
     finite: npt.NDArray[np.bool_]
+    weights: Array | None = None
 
     def __len__(self) -> int:
         return len(self.places)
@@ -100,4 +104,5 @@ class Rows:
             None if self.target is None else self.target[mask],
             {},
             self.finite[mask],
+            None if self.weights is None else self.weights[mask],
         )
