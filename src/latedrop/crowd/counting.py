@@ -24,6 +24,7 @@ from torch import Tensor
 
 from latedrop import Prediction
 from latedrop.crowd.calibration import CrowdCalibration
+from latedrop.crowd.calibration.record import Reading
 from latedrop.crowd.frames import check_size, enlarged
 from latedrop.crowd.mcnn import Trained
 from latedrop.crowd.regions import Policy, Regions, find_regions, usual_threshold
@@ -68,8 +69,7 @@ class CountedFrame:
         regions: R connected regions of the density.
         rejected: which of them are rejected, bool `(R,)`.
         doubt: which of them are in doubt, bool `(R,)`.
-        prediction: the count as the core gives it, one row, before any recalibration for a scene: other levels,
-            quantiles, another scale.
+        reading: what the calibrated counter says; other levels by its `interval`.
         image: the frame, `(C, H, W)` in [0, 1], as it came in.
         strangeness: how unlike the frames that were seen it is; 1 where the usual ends, see `calibration.usual`.
         reasons: what is strange about it, in words; none where it is usual.
@@ -90,12 +90,17 @@ class CountedFrame:
     regions: Regions = field(repr=False)
     rejected: npt.NDArray[np.bool_] = field(repr=False)
     doubt: npt.NDArray[np.bool_] = field(repr=False)
-    prediction: Prediction = field(repr=False)
+    reading: Reading = field(repr=False)
     image: Tensor = field(repr=False)
     strangeness: float = 0.0
     reasons: tuple[str, ...] = ()
     provenance: str = ""
     mapped: bool = True
+
+    @property
+    def prediction(self) -> Prediction:
+        """The count as the core gives it, one row, before guard and recalibration for a scene."""
+        return self.reading.count
 
     def row(self) -> dict[str, Any]:
         """What a file of counts says about it, by `COLUMNS`."""
@@ -200,8 +205,8 @@ def finished_frames(path: str | os.PathLike[str], provenance: str | None = None)
         raise _no_counts(path) from None
     if provenance is not None and set(found.values()) - {provenance}:
         raise FileError(
-            f"expected counts of these weights, this calibration and this level in {path}; found counts of others. "
-            "Pass what they were made with to go on, or another file."
+            f"expected counts of these weights, this calibration and this level in {path}, all with --labels or "
+            "--stream, or none; found others. Pass what they were made with to go on, or another file."
         )
     return set(found)
 
@@ -313,7 +318,7 @@ def _counted(
         regions=regions,
         rejected=rejected,
         doubt=policy.doubts(regions),
-        prediction=reading.count,
+        reading=reading,
         image=image,
         strangeness=reading.strangeness,
         reasons=reading.reasons,

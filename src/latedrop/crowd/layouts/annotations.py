@@ -7,17 +7,19 @@ COCO, an image without annotations: a frame that is merely missing is an error, 
 from __future__ import annotations
 
 import csv
+import os
 from collections.abc import Iterable, Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, TypeAlias
 
 import numpy as np
 
+from latedrop.crowd.frames import is_video
 from latedrop.crowd.layouts.crowd_set import Floats
 from latedrop.errors import DataError
 from latedrop.records import parsed, read_text
 
-__all__ = ["Heads", "read_counts", "read_heads"]
+__all__ = ["Heads", "csv_rows", "names_of", "read_counts", "read_heads"]
 
 Heads: TypeAlias = dict[str, Floats]
 """By the name of their frame, `(P, 2)` as x, y in pixels from 0."""
@@ -29,7 +31,7 @@ def read_heads(path: Path) -> Heads:
     """The heads of each frame in `heads.csv` (frame, x, y) or `heads.json` (points by frame, or COCO keypoints)."""
     if path.suffix.lower() == ".csv":
         points: dict[str, list[tuple[float, float]]] = {}
-        for line, row in _rows(path, "frame", "x", "y"):
+        for line, row in csv_rows(path, "frame", "x", "y"):
             of_frame = points.setdefault(row["frame"], [])
             if row["x"] or row["y"]:
                 of_frame.append((_number(row["x"], path, line), _number(row["y"], path, line)))
@@ -46,7 +48,7 @@ def read_heads(path: Path) -> Heads:
 def read_counts(path: Path) -> dict[str, int]:
     """How many people each frame has, from a CSV of frame and count."""
     found: dict[str, int] = {}
-    for line, row in _rows(path, "frame", "count"):
+    for line, row in csv_rows(path, "frame", "count"):
         value = _number(row["count"], path, line)
         if value < 0 or value != int(value):
             raise DataError(f"expected whole numbers of people in {path}; found {row['count']!r} on line {line}.")
@@ -57,7 +59,22 @@ def read_counts(path: Path) -> dict[str, int]:
     return found
 
 
-def _rows(path: Path, *columns: str) -> Iterable[tuple[int, dict[str, str]]]:
+def names_of(frame: str) -> tuple[str, str, str]:
+    """What a file may call a frame: its name; its path without the ending; the name without either.
+
+    A frame of a video is called `clip.mp4#000012`, `clip.mp4#12`, or `12` where only one video is meant.
+
+    >>> names_of("lobby/f01.png"), names_of("clip.mp4#000000")
+    (('lobby/f01.png', 'lobby/f01', 'f01'), ('clip.mp4#000000', 'clip.mp4#0', '0'))
+    """
+    video, _, number = frame.rpartition("#")
+    if number.isdecimal() and is_video(Path(video)):
+        return frame, f"{video}#{int(number)}", str(int(number))
+    path = PurePosixPath(frame)
+    return frame, frame.removesuffix(path.suffix), path.stem
+
+
+def csv_rows(path: str | os.PathLike[str], *columns: str) -> Iterable[tuple[int, dict[str, str]]]:
     """Lines of a CSV file as far as some columns go, with their numbers."""
     reader = csv.DictReader(read_text(path, "annotations").removeprefix("\ufeff").splitlines())
     names = [(name or "").strip().lower() for name in reader.fieldnames or ()]
