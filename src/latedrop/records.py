@@ -46,7 +46,7 @@ Check = Callable[..., _T]
 def read_text(path: str | os.PathLike[str], what: str) -> str:
     """The text of a file; `FileError` where it cannot be read, or is no text."""
     try:
-        return Path(path).read_text(encoding="utf-8")
+        return Path(path).read_text(encoding="utf-8-sig")
     except OSError as error:
         raise FileError(f"expected {what} at {path}; the system says: {error.strerror or error}.") from error
     except UnicodeDecodeError as error:

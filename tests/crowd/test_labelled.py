@@ -14,12 +14,13 @@ pytest.importorskip("safetensors")
 from counters import network
 from latedrop.crowd.calibration import CrowdCalibration, calibrate_counter
 from latedrop.crowd.calibration.recalibration import fit_recalibration
+from latedrop.crowd.calibration.record import Reading
 from latedrop.crowd.counting import CountedFrame, count_people
 from latedrop.crowd.labelled import counts_stream, followed, label_of, read_labels
 from latedrop.crowd.mcnn import Trained
 from latedrop.crowd.recalibrating import recalibrate_counter
 from latedrop.crowd.scenes import make_scenes
-from latedrop.errors import FileError
+from latedrop.errors import FileError, OutputError
 
 SHAPE = (72, 96)
 Frames = list[tuple[str, torch.Tensor]]
@@ -133,3 +134,17 @@ def test_digits_of_an_image_are_its_name(trained: Trained, calibration: CrowdCal
     images = [(f"{k:02}.png", image) for k, (_, image) in enumerate(frames)]
     with pytest.raises(Exception, match=r"missing: 1\.png"):
         recalibrate_counter(trained, calibration, images, {f"{k}.png": 5 for k in range(1, 6)})
+
+
+def test_recalibration_refuses_what_is_not_counted(
+    trained: Trained, calibration: CrowdCalibration, frames: Frames, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = CrowdCalibration.read
+
+    def below(self: CrowdCalibration, trained: Trained, image: torch.Tensor) -> Reading:
+        found = plain(self, trained, image)
+        return replace(found, count=replace(found.count, output=-1 - found.count.output.abs()))
+
+    monkeypatch.setattr(CrowdCalibration, "read", below)
+    with pytest.raises(OutputError, match="expected a density that sums to people"):
+        recalibrate_counter(trained, calibration, frames, {name: 3 for name, _ in frames})

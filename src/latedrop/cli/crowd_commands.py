@@ -134,7 +134,7 @@ def crowd_calibrate(
         path, shipped_name = weights_path(weights)
         target = output or (Path.cwd() if shipped_name else path.parent) / f"{path.stem}.calibration.json"
         frames = [] if data is None or not target.exists() else data.rglob("*")
-        read = {f"--data {file}": file for file in frames if file.suffix != ".json"}
+        read = {f"--data {file}": file for file in frames if file.suffix != ".json" or file.name == "heads.json"}
         check_apart({"--output": target, "--report": report}, {**read, "--weights": path, "--data": data})
         trained = load_counter(weights, chosen_device(device), counter)
         folder(target.parent)
@@ -197,7 +197,8 @@ def crowd_recalibrate(
 
         path, _ = weights_path(weights)
         target = output or Path.cwd() / f"{path.stem}.scene.calibration.json"
-        check_apart({"--output": target}, {"--weights": path, "--labels": labels, "--calibration": calibration})
+        read = {"--weights": path, "--labels": labels, "--calibration": calibration, **_read(sources)}
+        check_apart({"--output": target}, read)
         counts = read_counts(labels)
         trained, used = calibrated(weights, calibration, chosen_device(device), counter)
         folder(target.parent)
@@ -263,13 +264,16 @@ def _count_path(
     """Where counts go: nowhere that is read. Panels stay out of folders of frames, or they were counted next time."""
     from latedrop.files import check_apart
 
-    read = {f"SOURCE {source}": source for source in sources}
-    folders = [source for source in sources if source.is_dir()]
-    read |= {f"SOURCE {file}": file for source in folders for file in source.iterdir()}
-    read |= {"--weights": weights_path(weights)[0]} | ({} if calibration is None else {"--calibration": calibration})
+    read = {**_read(sources), "--weights": weights_path(weights)[0], "--calibration": calibration}
     path = csv or out / ("counts.jsonl" if jsonl else "counts.csv")
     check_apart({"--out": out if panels else None, "--csv": path}, read)
     return path
+
+
+def _read(sources: Iterable[Path]) -> dict[str, Path]:
+    """All files of the sources, which no output may take the place of."""
+    found = [file for source in sources for file in (source, *(source.iterdir() if source.is_dir() else ()))]
+    return {f"SOURCE {file}": file for file in found}
 
 
 def _opened(name: str, data: Path | None, trained: "Trained", view: int) -> "CrowdSet":

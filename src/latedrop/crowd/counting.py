@@ -37,6 +37,7 @@ __all__ = [
     "COLUMNS",
     "CountFile",
     "CountedFrame",
+    "check_total",
     "count_people",
     "finished_frames",
     "prepared",
@@ -294,12 +295,8 @@ def _counted(
 ) -> CountedFrame:
     reading = calibration.read(trained, ready)
     low, high = reading.interval(level)
-    count, total = reading.mean, float(reading.count.mean)
-    if total < _BELOW:
-        raise OutputError(
-            f"expected a density that sums to people; found {total:.3g} in {name}. Check the scaling of frames and map "
-            "(input_scale, density_scale), pass relu where the network ends in one, or leave the frame out."
-        )
+    check_total(name, reading)
+    count = reading.mean
     policy = calibration.policy or Policy(usual_threshold(reading.density[None]))
     regions = find_regions(reading.density, reading.std, threshold=policy.threshold)
     rejected = policy.rejects(regions)
@@ -324,6 +321,16 @@ def _counted(
         reasons=reading.reasons,
         mapped=calibration.pixels is not None,
     )
+
+
+def check_total(name: str, reading: Reading) -> None:
+    """Raise `OutputError` where the density of a frame sums below 0."""
+    total = float(reading.count.mean)
+    if total < _BELOW:
+        raise OutputError(
+            f"expected a density that sums to people; found {total:.3g} in {name}. Check the scaling of frames and map "
+            "(input_scale, density_scale), pass relu where the network ends in one, or leave the frame out."
+        )
 
 
 def prepared(trained: Trained, name: str, image: Tensor) -> Tensor:

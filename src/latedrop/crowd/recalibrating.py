@@ -14,9 +14,9 @@ import numpy as np
 from torch import Tensor
 
 from latedrop.crowd.calibration import CrowdCalibration
-from latedrop.crowd.calibration.recalibration import fit_recalibration
+from latedrop.crowd.calibration.recalibration import FEWEST, fit_recalibration
 from latedrop.crowd.calibration.usual import Usual
-from latedrop.crowd.counting import prepared
+from latedrop.crowd.counting import check_total, prepared
 from latedrop.crowd.layouts.annotations import names_of
 from latedrop.crowd.mcnn import Trained
 from latedrop.errors import DataError, LatedropWarning
@@ -44,7 +44,13 @@ def recalibrate_counter(
 
     Raises:
         DataError: a labelled frame is not among the frames, or there are too few.
+        OutputError: the density of one sums below 0.
     """
+    if len(counts) < FEWEST:
+        raise DataError(
+            f"expected the people of {FEWEST} frames or more, better of 20 spread over the scene; found {len(counts)}. "
+            "Count more."
+        )
     before, left, rows, images = replace(calibration, recalibration=None), dict(counts), [], []
     for name, image in frames:
         key = next((key for key in names_of(name) if key in left), None)
@@ -52,6 +58,7 @@ def recalibrate_counter(
             continue
         ready = prepared(trained, name, image).to(trained.device)
         reading = before.read(trained, ready)
+        check_total(name, reading)
         plain = before.plain_variance(reading.count)
         features = 1.0 if reading.count.strangeness is None else float(reading.count.strangeness)
         rows.append((reading.mean, plain, float(left.pop(key)), features))

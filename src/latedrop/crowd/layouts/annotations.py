@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeAlias
 
@@ -24,6 +24,7 @@ __all__ = ["Heads", "csv_rows", "names_of", "read_counts", "read_heads"]
 Heads: TypeAlias = dict[str, Floats]
 """By the name of their frame, `(P, 2)` as x, y in pixels from 0."""
 _HEADS = ("head", "head_top", "nose", "left_eye", "right_eye", "left_ear", "right_ear")
+_PEOPLE = ("person", "people", "pedestrian", "head")
 _BOX = 0.1  # of a box's height below its top: the middle of the head
 
 
@@ -76,7 +77,7 @@ def names_of(frame: str) -> tuple[str, str, str]:
 
 def csv_rows(path: str | os.PathLike[str], *columns: str) -> Iterable[tuple[int, dict[str, str]]]:
     """Lines of a CSV file as far as some columns go, with their numbers."""
-    reader = csv.DictReader(read_text(path, "annotations").removeprefix("\ufeff").splitlines())
+    reader = csv.DictReader(read_text(path, "annotations").splitlines())
     names = [(name or "").strip().lower() for name in reader.fieldnames or ()]
     missing = [name for name in columns if name not in names]
     if missing:
@@ -126,10 +127,13 @@ def _array(values: Any, name: object, path: Path) -> Floats:
 def _coco(content: Mapping[str, Any], path: Path) -> Heads:
     try:
         names = {image["id"]: str(image["file_name"]) for image in content["images"]}
-        skeletons = {kind["id"]: list(kind.get("keypoints", ())) for kind in content.get("categories", ())}
+        people = _people(content.get("categories", ()), path)
+        skeletons = {kind["id"]: list(kind.get("keypoints", ())) for kind in people}
         heads: dict[str, list[tuple[float, float]]] = {name: [] for name in names.values()}
         for person in content["annotations"]:
             name = names[person["image_id"]]
+            if people and person.get("category_id") not in skeletons:
+                continue
             if person.get("iscrowd"):
                 raise DataError(
                     f"expected one annotation for each person in {path}; found a crowd as one in {name!r}. Annotate "
@@ -144,6 +148,18 @@ def _coco(content: Mapping[str, Any], path: Path) -> Heads:
             f"{type(error).__name__}: {error}."
         ) from error
     return {name: _array(values, name, path) for name, values in heads.items()}
+
+
+def _people(kinds: Sequence[Mapping[str, Any]], path: Path) -> list[Mapping[str, Any]]:
+    """The categories that are people: the only one, or those with keypoints or such a name."""
+    named = [kind for kind in kinds if kind.get("keypoints") or str(kind.get("name", "")).strip().lower() in _PEOPLE]
+    if len(kinds) > 1 and not named:
+        found = ", ".join(repr(kind.get("name")) for kind in kinds)
+        raise DataError(
+            f"expected a category of people in {path}, with keypoints or called {' or '.join(_PEOPLE)}; found {found}. "
+            "Rename it."
+        )
+    return named if len(kinds) > 1 else list(kinds)
 
 
 def _head(person: Mapping[str, Any], skeleton: list[str]) -> tuple[float, float]:
