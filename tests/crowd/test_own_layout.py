@@ -192,6 +192,7 @@ def test_folders_that_are_refused(camera: Path, file: str, content: str, match: 
 @pytest.mark.parametrize(
     ("content", "match"),
     [
+        ('{"f1.png": [[1, 2]], "f1.png": []}', "the key 'f1.png' stands there twice"),
         ("[1]", "expected points by frame, .* or COCO .*; found a list"),
         ("{", "expected the JSON of heads of people"),
         ('{"f1.png": [[1, 2, 3]]}', r"expected finite points \[\[x, y\], ...\] for 'f1.png'"),
@@ -202,7 +203,7 @@ def test_folders_that_are_refused(camera: Path, file: str, content: str, match: 
             "found a crowd as one in 'f1.png'",
         ),
     ],
-    ids=["list", "cut", "triples", "text", "coco", "crowd"],
+    ids=["twice", "list", "cut", "triples", "text", "coco", "crowd"],
 )
 def test_json_that_is_refused(camera: Path, content: str, match: str) -> None:
     (camera / "heads.csv").unlink()
