@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from latedrop.calibration.classes.sets import ClassSets, Score, rejection, scores_of
+from latedrop.calibration.classes.sets import ClassSets, Score, at_most, rejection, scores_of
 from latedrop.errors import ArgumentError, DataError
 
 scipy_stats = pytest.importorskip("scipy.stats")
@@ -67,12 +67,11 @@ def test_too_few_rows_for_a_level() -> None:
         ClassSets.fit(p, y, "lac", per_class=False).members(p, 0.95)
 
 
-def test_the_bound_is_clopper_and_pearsons() -> None:
-    from latedrop.calibration.classes.sets import _upper
-
-    for errors, rows in ((0, 50), (3, 100), (40, 41), (7, 7)):
-        expected = 1.0 if errors == rows else scipy_stats.beta.ppf(0.95, errors + 1, rows - errors)
-        assert _upper(errors, rows, 0.95) == pytest.approx(expected, abs=1e-9)
+def test_the_test_is_clopper_and_pearsons() -> None:
+    for errors, rows, rate in ((0, 50, 0.05), (3, 100, 0.06), (40, 41, 0.9), (7, 7, 0.3), (120, 5000, 0.02)):
+        assert at_most(errors, rows, rate) == pytest.approx(scipy_stats.binom.cdf(errors, rows, rate), rel=1e-9)
+        bound = 1.0 if errors == rows else scipy_stats.beta.ppf(0.95, errors + 1, rows - errors)
+        assert (at_most(errors, rows, rate) > 0.05) == (bound > rate)
 
 
 def test_rejection_keeps_its_risk_in_repeated_trials() -> None:

@@ -182,6 +182,7 @@ class Chosen:
         candidates: all that were compared, the simplest first.
         held: `(N, K)`, log probabilities of the rows, each from a fit to other folds.
         alone: the same by one temperature for all rows.
+        temperature: that one, fitted to all rows.
     """
 
     name: str
@@ -190,6 +191,7 @@ class Chosen:
     candidates: tuple[ClassCandidate, ...]
     held: Tensor
     alone: Tensor
+    temperature: float
 
 
 @dataclass(frozen=True)
@@ -222,7 +224,8 @@ def chosen(rows: Measured, drawn: Mapping[float, Tensor], *, guard: bool) -> Cho
     gains = {each: scores[ALONE] - score for each, score in scores.items()}
     listed = (ClassCandidate(each, float(gain.mean()), standard_error(gain)) for each, gain in gains.items())
     fit = tried[name].fitted(tried[name].rows)
-    return Chosen(name, fit, tried[name].rate, tuple(listed), held[name], held[ALONE])
+    one = tried[ALONE].fitted(tried[ALONE].rows).temperature
+    return Chosen(name, fit, tried[name].rate, tuple(listed), held[name], held[ALONE], one)
 
 
 def _candidates(rows: Measured, drawn: Mapping[float, Tensor], guard: bool) -> tuple[dict[str, _Tried], str]:

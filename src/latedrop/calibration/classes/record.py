@@ -85,6 +85,7 @@ class ClassCalibration:
         names: of the classes; empty where they have none.
         binary: whether the model has one logit for two classes.
         fit: from logits to probabilities.
+        alone: one temperature for all rows, the trivial answer.
         rate: of the draws that are averaged; None: none are run.
         draws, seed: of these.
         sites: where dropout goes.
@@ -106,6 +107,7 @@ class ClassCalibration:
     names: tuple[str, ...]
     binary: bool
     fit: ClassFit
+    alone: float
     rate: float | None
     draws: int
     seed: int
@@ -148,6 +150,7 @@ class ClassCalibration:
             names=fields.take("names", _texts, length=classes),
             binary=fields.take("binary", _flag),
             fit=fields.take("fit", _fit, sites=len(sites)),
+            alone=fields.take("alone", number, least=1e-6, most=1e6),
             rate=fields.take("rate", or_none(number), least=1e-12, most=1 - 1e-12),
             draws=fields.take("draws", whole, least=0),
             seed=fields.take("seed", whole, least=0),

@@ -64,6 +64,7 @@ def search_classes(model: nn.Module, stream: Batches, setup: Setup, names: tuple
         names=names,
         binary=found.binary,
         fit=picked.fit,
+        alone=picked.temperature,
         rate=picked.rate,
         draws=setup.draws if picked.rate is not None else 0,
         seed=setup.seed,

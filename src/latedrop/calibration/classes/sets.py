@@ -127,9 +127,9 @@ class Rejection:
 def rejection(confidence: Tensor, correct: Tensor, risk: float, probability: float) -> Rejection:
     """The most lenient threshold whose error rate is below `risk` with a given probability.
 
-    Thresholds are tested one after the other, from the strictest on, each by the Clopper-Pearson bound; the first that
-    fails ends it, so that the chance of any wrong one among those that passed is at most `1 - probability` (fixed
-    sequence testing, as in Angelopoulos et al. 2021, "Learn then Test").
+    Thresholds are tested one after the other, from the strictest on, each by the exact binomial test that Clopper and
+    Pearson's bound is made of; the first that fails ends it, so that the chance of any wrong one among those that
+    passed is at most `1 - probability` (fixed sequence testing, as in Angelopoulos et al. 2021, "Learn then Test").
     """
     if not 0 < risk < 1 or not 0 < probability < 1:
         raise ArgumentError(f"expected a risk and a confidence inside (0, 1); found {risk!r} and {probability!r}.")
@@ -146,7 +146,7 @@ def rejection(confidence: Tensor, correct: Tensor, risk: float, probability: flo
         kept, errors = int(keep.sum()), int(wrong[keep].sum())
         if kept < least:
             continue
-        if _upper(errors, kept, probability) > risk:
+        if at_most(errors, kept, risk) > 1 - probability:  # so few errors would be no surprise at this risk
             break
         best = threshold, kept, errors
     if best is None:
@@ -155,22 +155,8 @@ def rejection(confidence: Tensor, correct: Tensor, risk: float, probability: flo
     return Rejection(threshold, risk, probability, kept / n, errors / kept, n)
 
 
-def _upper(errors: int, rows: int, probability: float) -> float:
-    """The Clopper-Pearson bound: the rate at which as few errors would come with probability `1 - probability`."""
-    if errors >= rows:
-        return 1.0
-    low, high = errors / rows, 1.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        if _at_most(errors, rows, middle) > 1 - probability:
-            low = middle
-        else:
-            high = middle
-    return high
-
-
-def _at_most(errors: int, rows: int, rate: float) -> float:
-    """The probability of at most so many errors."""
+def at_most(errors: int, rows: int, rate: float) -> float:
+    """The probability of at most so many errors among so many rows."""
     k = torch.arange(errors + 1, dtype=torch.float64)
     n = torch.tensor(float(rows), dtype=torch.float64)
     log = torch.lgamma(n + 1) - torch.lgamma(k + 1) - torch.lgamma(n - k + 1)

@@ -1,0 +1,149 @@
+"""A page about a calibrated classifier: verdict, scores beside one temperature, reliability, rows to look at."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from html import escape
+from typing import Any
+
+import torch
+
+from latedrop.calibration.classes.fit import ALONE
+from latedrop.calibration.classes.judging import ClassJudgement, judge_classes
+from latedrop.calibration.classes.prediction import ClassPrediction
+from latedrop.calibration.classes.record import ClassCalibration
+from latedrop.files import write_aside
+from latedrop.metrics.classes import reliability, risk_coverage
+from latedrop.numerals import percent
+from latedrop.report.html import Figure, figures, heading, light, lights, paragraph, table
+from latedrop.report.page import page_of
+from latedrop.report.svg import Axis, Plot
+
+__all__ = ["write_class_report"]
+
+_WORST = 8
+_SHARES = tuple((k / 4, f"{25 * k} %") for k in range(5))
+
+
+def write_class_report(
+    path: str | os.PathLike[str],
+    *,
+    title: str,
+    prediction: ClassPrediction,
+    labels: Any,
+    about: str = "",
+    reproduce: Mapping[str, str] | None = None,
+) -> None:
+    """Write one self-contained HTML page about a calibrated classifier.
+
+    Args:
+        path: the file; it appears complete or not at all.
+        title: heading of the page.
+        prediction: of test rows that served for nothing else.
+        labels: their classes, whole numbers from 0.
+        about: a paragraph of your own, on the model and the data.
+        reproduce: names and values for the last section, such as the command.
+    """
+    found, c = judge_classes(prediction, labels), prediction.calibration
+    sentence = "; ".join(finding.text for finding in found.findings)
+    body = [
+        heading(title, 1),
+        f'<p class="verdict">{light(found.grade)} · {escape(sentence[0].upper() + sentence[1:])}.</p>',
+        lights(found.findings),
+        paragraph(about, "soft"),
+        heading("On test rows"),
+        _scores(found),
+        figures(list(_figures(found))),
+        heading("Every class"),
+        table(_classes(found, c)),
+        heading("The surest mistakes"),
+        table(_worst(found, prediction)),
+        heading("What was compared on the validation rows"),
+        table(_candidates(c), marked=c.choice),
+        heading("To get this again"),
+        table([[k, v] for k, v in _facts(c, reproduce or {}).items()], head=False, texts=True),
+    ]
+    write_aside(path, page_of(title, body).encode())
+
+
+def _scores(found: ClassJudgement) -> str:
+    lines = [["", "NLL", "Brier", "accuracy", "calibration error", "risk over coverage"]]
+    for row in found.scores:
+        shares = [percent(value, 1) for value in (row.accuracy, row.ece, row.selective_risk)]
+        lines.append([row.label, f"{row.nll:.4f}", f"{row.brier:.4f}", *shares])
+    strange = (
+        "" if found.strange is None else f" {percent(found.strange, 0)} of them lie beyond 90 % of the validation rows."
+    )
+    said = f"{found.verdict.rows:,} test rows, used for nothing else; what is in use is marked.{strange}"
+    return table(lines, said, marked=found.scores[0].label)
+
+
+def _figures(found: ClassJudgement) -> Iterator[Figure]:
+    used, *others = found.probabilities
+    names = {"used": used, **{"constant" if name == ALONE else "raw": name for name in others}}
+    plot = Plot(Axis(0, 1, "confidence", ticks=_SHARES), Axis(0, 1, "share of rows that are right", ticks=_SHARES))
+    plot.line([0, 1], [0, 1], "ideal", "exact: as many right as the confidence says")
+    for look, name in reversed(names.items()):
+        sure, right, count = reliability(found.probabilities[name], found.labels, bins=10, mass=True)
+        plot.line(sure.tolist(), right.tolist(), look, name)
+        for x, y, n in zip(sure.tolist(), right.tolist(), count.tolist(), strict=True):
+            plot.dot(x, y, look, f"{name}: {percent(y, 1)} of {n:.0f} rows right at confidence {percent(x, 1)}", 2)
+    said = "Below the diagonal the probabilities are too sure. Ten groups of as many rows each."
+    yield Figure("Does the confidence hold?", said, plot.svg(f"Accuracy against confidence. {said}"), names)
+    risks = {name: risk_coverage(-p.amax(1), p.argmax(1) != found.labels) for name, p in found.probabilities.items()}
+    highest = max(float(risk.max()) for _, risk in risks.values())
+    plot = Plot(
+        Axis(0, 1, "share of rows kept", ticks=_SHARES),
+        Axis.around([0.0, highest or 0.01], "error rate of these", zero=True),
+    )
+    for look, name in reversed(names.items()):
+        kept, risk = risks[name]
+        some = torch.linspace(0, len(kept) - 1, min(len(kept), 200)).round().long()
+        plot.line(kept[some].tolist(), risk[some].tolist(), look, name)
+    said = "The surest rows are kept first: the line should rise from the left to the right."
+    yield Figure("What rejecting rows gains", said, plot.svg(f"Error rate against share kept. {said}"), names)
+
+
+def _names(c: ClassCalibration) -> list[str]:
+    return list(c.names) or [str(k) for k in range(c.classes)]
+
+
+def _classes(found: ClassJudgement, c: ClassCalibration) -> list[list[str]]:
+    p = next(iter(found.probabilities.values()))
+    label = p.argmax(1)
+    lines = [["class", "rows", "found", "right where predicted", "mean probability of its rows"]]
+    for k, name in enumerate(_names(c)):
+        own, said = found.labels == k, label == k
+        shares = [
+            percent(float((label[own] == k).double().mean()), 0) if bool(own.any()) else "-",
+            percent(float(own[said].double().mean()), 0) if bool(said.any()) else "-",
+            percent(float(p[own, k].mean()), 0) if bool(own.any()) else "-",
+        ]
+        lines.append([name, f"{int(own.sum()):,}", *shares])
+    return lines if len(lines) <= 41 else [*lines[:41], ["...", "", "", "", ""]]
+
+
+def _worst(found: ClassJudgement, prediction: ClassPrediction) -> list[list[str]]:
+    names, p = _names(prediction.calibration), prediction.probabilities
+    wrong = (prediction.label != found.labels).nonzero()[:, 0]
+    order = wrong[prediction.confidence[wrong].argsort(descending=True)][:_WORST]
+    lines = [["row", "predicted", "with confidence", "is", "which had", "strangeness"]]
+    for row in order.tolist():
+        strange = "-" if prediction.strangeness is None else f"{float(prediction.strangeness[row]):.2f}"
+        said, true = int(prediction.label[row]), int(found.labels[row])
+        shares = percent(float(p[row, said]), 1), percent(float(p[row, true]), 1)
+        lines.append([str(row), names[said], shares[0], names[true], shares[1], strange])
+    return lines
+
+
+def _candidates(c: ClassCalibration) -> list[list[str]]:
+    cells = [[one.name, f"{one.gain:+.4f} ± {one.gain_error:.4f}"] for one in c.candidates]
+    return [["candidate", "gain over one temperature [nats]"], *cells]
+
+
+def _facts(c: ClassCalibration, extra: Mapping[str, str]) -> dict[str, str]:
+    from latedrop import __version__
+
+    facts = {**extra, "latedrop": __version__, "torch": torch.__version__, "validation rows": f"{c.rows:,}"}
+    return {**facts, "reference rows": f"{c.reference_rows:,}", "fingerprint of the weights": c.fingerprint}

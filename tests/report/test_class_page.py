@@ -1,0 +1,60 @@
+"""The page about a classifier: verdict, one temperature beside it, and nothing from outside."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import latedrop
+from latedrop.calibration.classes.fit import ALONE
+from latedrop.calibration.classes.judging import judge_classes
+from latedrop.calibration.classes.predictor import ClassPredictor
+from latedrop.errors import DataError
+from latedrop.metrics import classes as metrics
+from latedrop.report import write_class_report
+
+
+def _case(terms: list[str]) -> tuple[ClassPredictor, torch.Tensor, torch.Tensor]:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 20), nn.ReLU(), nn.Linear(20, 3)).eval()
+    x = 2 * torch.randn(900, 4)
+    y = torch.multinomial(torch.softmax(8 * net(x).detach(), 1), 1)[:, 0]
+    names = ["cat", "dog <b>", "bird"]
+    uq = latedrop.calibrate(net, (x[:500], y[:500]), terms=terms, class_names=names, progress=False)
+    return uq, x[500:], y[500:]
+
+
+@pytest.mark.parametrize("guard", [True, False], ids=["leverage", "temperature"])
+def test_scores_are_those_of_the_metrics_and_the_page_has_them(tmp_path: Path, guard: bool) -> None:
+    uq, x, y = _case(["leverage"])
+    if not guard:
+        uq = latedrop.calibrate(uq.model, (x[:200], y[:200]), guard=False, terms=["leverage"], progress=False)
+        assert uq.calibration.choice == ALONE
+    p = uq.predict(x)
+    found = judge_classes(p, y)
+    assert found.scores[0].nll == pytest.approx(float(metrics.cross_entropy(p.probabilities, y)))
+    alone = torch.softmax(p.logits / uq.calibration.alone, 1)
+    by_label = {row.label: row for row in found.scores}
+    assert by_label[ALONE].nll == pytest.approx(float(metrics.cross_entropy(alone, y)), rel=1e-6)
+    assert found.verdict.gain == pytest.approx(by_label[ALONE].nll - found.scores[0].nll, abs=1e-9)
+    assert "the model's softmax" in by_label
+    path = tmp_path / "page.html"
+    write_class_report(path, title="Pets <i>", prediction=p, labels=y, reproduce={"command": "make pets"})
+    text = path.read_text(encoding="utf-8")
+    assert 'class="verdict"' in text
+    assert "Pets &lt;i&gt;" in text
+    assert f"{found.scores[0].nll:.4f}" in text
+    assert "http" not in text.replace("http-equiv", "")
+    assert ("dog &lt;b&gt;" in text) == guard
+    assert found.to_dict()["verdict"]["grade"] == found.grade
+
+
+def test_a_sure_and_wrong_classifier_is_told() -> None:
+    uq, x, y = _case(["leverage"])
+    found = judge_classes(uq.predict(x), (y + 1) % 3)
+    assert found.grade == "bad"
+    with pytest.raises(DataError, match="one label for each of the 400 predictions; found 3"):
+        judge_classes(uq.predict(x), y[:3])
