@@ -46,7 +46,7 @@ Check = Callable[..., _T]
 def read_text(path: str | os.PathLike[str], what: str) -> str:
     """The text of a file; `FileError` where it cannot be read, or is no text."""
     try:
-        return Path(path).read_text(encoding="utf-8")
+        return Path(path).read_text(encoding="utf-8-sig")
     except OSError as error:
         raise FileError(f"expected {what} at {path}; the system says: {error.strerror or error}.") from error
     except UnicodeDecodeError as error:
@@ -54,8 +54,9 @@ def read_text(path: str | os.PathLike[str], what: str) -> str:
 
 
 def parsed(content: str, what: str, remedy: str, *, finite: bool = False) -> Any:
-    """The value of JSON; `DataError` where it is none, or nested too deeply; with `finite`, or has NaN or infinity."""
+    """The value of JSON; `DataError` where it is none, nested too deeply, or has a key twice; with `finite`, or NaN."""
     options: dict[str, Any] = {"parse_constant": _refused, "parse_float": _finite} if finite else {}
+    options |= {"object_pairs_hook": _once}
     try:
         return json.loads(content.removeprefix("\ufeff"), **options)
     except (ValueError, RecursionError) as error:
@@ -64,6 +65,14 @@ def parsed(content: str, what: str, remedy: str, *, finite: bool = False) -> Any
         raise DataError(
             f"expected the JSON of {what}; it is truncated or something else ({found}). {remedy}"
         ) from error
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(key for i, (key, _) in enumerate(pairs) if key in dict(pairs[:i]))
+        raise ValueError(f"the key {twice!r} stands there twice")
+    return found
 
 
 def sealed(name: str, record: Mapping[str, Any]) -> str:

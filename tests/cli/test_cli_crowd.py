@@ -474,11 +474,11 @@ class TestLabels:
     @pytest.mark.parametrize(
         ("content", "said"),
         [
-            ("name,count\n", "expected the columns frame and count"),
+            ("name,count\n", "expected the columns frame, count"),
             ("frame,count\nf0.png,many\n", "in line 2 of"),
             ("frame,count\nf0.png,-1\n", "in line 2 of"),
             ("frame,count\nf0.png,1\nf0.png,2\n", "in line 3 of"),
-            ("frame,count\n,1\n", "in line 2 of"),
+            ("frame,count\n,1\n", "on line 2 of"),
         ],
         ids=["columns", "word", "negative", "twice", "nameless"],
     )
@@ -508,6 +508,33 @@ class TestLabels:
             assert code == 2
             assert "to be two files; found one" in err
         assert labels.read_text() == "frame,count\n"
+
+    def test_labels_of_no_frame_are_told(self, call: Run, home: Path, tmp_path: Path) -> None:
+        labels = tmp_path / "labels.csv"
+        labels.write_text("frame,count\nframe0.png,3\n")
+        common = ("crowd", "count", home / "frames", "--weights", home / "w.safetensors", "--no-panels")
+        code, _, err = call(*common, "--out", tmp_path / "a", "--labels", labels)
+        assert code == 0
+        assert "no label in" in err
+        assert "it has 'frame0.png', where frames are called 'f2.png'" in err
+        labels.write_text("frame,count\nframe0.png,3\nf1,3\n")
+        assert call(*common, "--out", tmp_path / "b", "--labels", labels)[2] == ""
+        code, _, err = call(*common, "--out", tmp_path / "b", "--labels", labels, "--resume")
+        assert code == 0
+        assert "without --stream, what was learned from labels before is lost" in err
+        assert "no label in" not in err
+
+    def test_a_file_has_counts_that_follow_or_plain_ones(self, call: Run, home: Path, tmp_path: Path) -> None:
+        common = ("crowd", "count", "--weights", home / "w.safetensors", "--no-panels")
+        state = ("--stream", tmp_path / "state.json")
+        assert call(*common, home / "frames" / "f0.png", "--out", tmp_path / "a")[0] == 0
+        assert call(*common, home / "frames" / "f0.png", "--out", tmp_path / "b", *state)[0] == 0
+        for out, more in (("a", state), ("b", ())):
+            code, _, err = call(*common, home / "frames", "--out", tmp_path / out, "--resume", *more)
+            assert code == 1
+            assert "all with --labels or --stream, or none; found others" in err
+        code, _, err = call(*common, home / "frames", "--out", tmp_path / "b", "--resume", *state)
+        assert code == 0, err
 
     def test_an_alarm_is_one_line(self, call: Run, home: Path, tmp_path: Path) -> None:
         frames, labels = tmp_path / "frames", tmp_path / "labels.csv"

@@ -104,12 +104,28 @@ def test_their_counter_on_own_frames(call: Run, camera: Path) -> None:
     code, again, err = call(*common[:4], "scene.json", *common[5:], *OURS, "--out", "scene", "--json")
     assert code == 0, err
     assert json.loads(again.splitlines()[0])["count"] != float(rows[0]["count"])
-    labels.write_text("frame,count\nf1,3\nf99,3\n")
+    labels.write_text("frame,count\nf1,3\nf2,3\nf3,3\nf4,3\nf99,3\n")
     code, _, err = call(*where, "--labels", labels)
     assert code == 1
-    assert "expected all 2 labelled frames among the frames; missing: f99" in err
+    assert "expected all 5 labelled frames among the frames; missing: f99" in err
     labels.write_text("frame,count\nf1,3\nf2,3\n")
-    assert call(*where, "--labels", labels)[0] == 1
+    code, _, err = call(*where, "--labels", labels)
+    assert code == 1
+    assert "expected the people of 5 frames or more, better of 20 spread over the scene; found 2" in err
+
+
+def test_no_output_takes_the_place_of_a_frame_or_its_heads(call: Run, camera: Path) -> None:
+    frame, heads = camera / "frames" / "f1.png", camera / "heads.json"
+    (camera / "labels.csv").write_text("frame,count\nf1,3\n")
+    heads.write_text("{}")
+    scene = ("crowd", "recalibrate", camera / "frames", "--labels", camera / "labels.csv", *OURS)
+    calibrate = ("crowd", "calibrate", "--set", "own", "--data", camera, *OURS)
+    for command, output in ((scene, frame), (calibrate, frame), (calibrate, heads)):
+        before = output.read_bytes()
+        code, _, err = call(*command, "-o", output)
+        assert code == 2
+        assert "to be two files; found one" in err
+        assert output.read_bytes() == before
 
 
 def test_counts_are_enough(call: Run, camera: Path) -> None:

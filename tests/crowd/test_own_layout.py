@@ -73,6 +73,41 @@ def test_points_in_json_and_coco(camera: Path) -> None:
     assert opened.count(0) == 0
 
 
+def test_other_categories_than_people(camera: Path) -> None:
+    (camera / "heads.csv").unlink()
+    boxes = [{"image_id": 0, "category_id": kind, "bbox": [10, 20, 8, 40]} for kind in (1, 2, 2)]
+    coco = {
+        "images": [{"id": 0, "file_name": "f0.png"}],
+        "categories": [{"id": 1, "name": "Person"}, {"id": 2, "name": "car"}],
+        "annotations": boxes,
+    }
+    (camera / "heads.json").write_text(json.dumps(coco))
+    assert counts(open_set("own", camera)) == [1]
+    (camera / "heads.json").write_text(json.dumps(coco | {"categories": [{"id": 2, "name": "visitor"}]}))
+    assert counts(open_set("own", camera)) == [2]
+    several = [{"id": 1, "name": "visitor"}, {"id": 2, "name": "car"}]
+    (camera / "heads.json").write_text(json.dumps(coco | {"categories": several}))
+    with pytest.raises(DataError, match=r"expected a category of people .* found 'visitor', 'car'"):
+        open_set("own", camera)
+
+
+def test_one_name_for_each_frame(camera: Path) -> None:
+    heads = (camera / "heads.csv").read_text()
+    (camera / "heads.csv").write_text(heads + "\nf1,3,3\n")
+    with pytest.raises(DataError, match=r"expected one name for each frame .* found f1\.png, f1 for"):
+        open_set("own", camera)
+    (camera / "heads.csv").write_text(heads.replace(".png", ""))
+    assert len(open_set("own", camera).frames) == 10
+    (camera / "frames" / "f1.bmp").write_bytes((camera / "frames" / "f1.png").read_bytes())
+    with pytest.raises(DataError, match=r"expected one name for each frame .* found f1 for .*f1\.png"):
+        open_set("own", camera)
+
+
+def test_lists_that_an_editor_marked_as_utf8(camera: Path) -> None:
+    (camera / "train.txt").write_text("\ufefff0\nf2\n", encoding="utf-8")
+    assert [frame.name for frame in open_set("own", camera).frames] == ["f0.png", "f2.png"]
+
+
 def test_counts_alone(camera: Path) -> None:
     (camera / "heads.csv").unlink()
     (camera / "counts.csv").write_text("count,frame\n" + "".join(f"{n + 1},f{n}\n" for n in range(10)))
@@ -143,7 +178,7 @@ def test_a_video(camera: Path) -> None:
         ),
         ("train.txt", "f1.png\nf1.png\n", "expected each frame in one list; found 'f1.png' in train and train"),
         ("test.txt", "nobody.png\n", "found 'nobody.png', which is not annotated"),
-        ("perspective.csv", "1,2\n3,4\n", r"expected a perspective map and frames of 80 x 96 .*; found 2 x 2"),
+        ("perspective.csv", "1,2\n3,4\n", r"expected a perspective map of 80 x 96 pixels, .*; found 2 x 2"),
         ("perspective.csv", "a,b\n", "expected a map of numbers in .*perspective.csv"),
         ("roi.png", "no image", "expected an image at .*roi.png; found another kind of file"),
     ],
@@ -157,6 +192,7 @@ def test_folders_that_are_refused(camera: Path, file: str, content: str, match: 
 @pytest.mark.parametrize(
     ("content", "match"),
     [
+        ('{"f1.png": [[1, 2]], "f1.png": []}', "the key 'f1.png' stands there twice"),
         ("[1]", "expected points by frame, .* or COCO .*; found a list"),
         ("{", "expected the JSON of heads of people"),
         ('{"f1.png": [[1, 2, 3]]}', r"expected finite points \[\[x, y\], ...\] for 'f1.png'"),
@@ -167,7 +203,7 @@ def test_folders_that_are_refused(camera: Path, file: str, content: str, match: 
             "found a crowd as one in 'f1.png'",
         ),
     ],
-    ids=["list", "cut", "triples", "text", "coco", "crowd"],
+    ids=["twice", "list", "cut", "triples", "text", "coco", "crowd"],
 )
 def test_json_that_is_refused(camera: Path, content: str, match: str) -> None:
     (camera / "heads.csv").unlink()

@@ -19,6 +19,7 @@ from latedrop.cli.crowd_counters import (
     load_counter,
     weights_path,
 )
+from latedrop.cli.crowd_following import Following
 from latedrop.errors import ArgumentError, LatedropError
 from latedrop.terminal import argument, folder, hand_on, need, number_list, one_line, option, print_table, say
 
@@ -82,11 +83,12 @@ def crowd_count(
         bad = _LeftOut() if skip_bad else None
         images = open_frames(sources, trained.channels, every=every, on_bad=bad)
         where = folder(out)
-        done = _done(path, used, level) if resume else set()
+        following = Following(labels, stream, path)
+        done = following.done(used, level) if resume else set()
         if not used.has_dropout:
             say(f"note: {NO_DROPOUT}.")
         rows = count_people(trained, used, images, level, skip=done, on_bad=bad)
-        rows = _followed(rows, labels, stream, used, level, path)
+        rows = following.of(rows, used, level, done)
         with _kept(path) as tally, CountFile(path, resume=resume) as file:
             for frame in _warned(_bar(rows, images.total, "counting")):
                 file.add(frame)
@@ -132,7 +134,7 @@ def crowd_calibrate(
         path, shipped_name = weights_path(weights)
         target = output or (Path.cwd() if shipped_name else path.parent) / f"{path.stem}.calibration.json"
         frames = [] if data is None or not target.exists() else data.rglob("*")
-        read = {f"--data {file}": file for file in frames if file.suffix != ".json"}
+        read = {f"--data {file}": file for file in frames if file.suffix != ".json" or file.name == "heads.json"}
         check_apart({"--output": target, "--report": report}, {**read, "--weights": path, "--data": data})
         trained = load_counter(weights, chosen_device(device), counter)
         folder(target.parent)
@@ -195,7 +197,8 @@ def crowd_recalibrate(
 
         path, _ = weights_path(weights)
         target = output or Path.cwd() / f"{path.stem}.scene.calibration.json"
-        check_apart({"--output": target}, {"--weights": path, "--labels": labels, "--calibration": calibration})
+        read = {"--weights": path, "--labels": labels, "--calibration": calibration, **_read(sources)}
+        check_apart({"--output": target}, read)
         counts = read_counts(labels)
         trained, used = calibrated(weights, calibration, chosen_device(device), counter)
         folder(target.parent)
@@ -261,47 +264,16 @@ def _count_path(
     """Where counts go: nowhere that is read. Panels stay out of folders of frames, or they were counted next time."""
     from latedrop.files import check_apart
 
-    read = {f"SOURCE {source}": source for source in sources}
-    folders = [source for source in sources if source.is_dir()]
-    read |= {f"SOURCE {file}": file for source in folders for file in source.iterdir()}
-    read |= {"--weights": weights_path(weights)[0]} | ({} if calibration is None else {"--calibration": calibration})
+    read = {**_read(sources), "--weights": weights_path(weights)[0], "--calibration": calibration}
     path = csv or out / ("counts.jsonl" if jsonl else "counts.csv")
     check_apart({"--out": out if panels else None, "--csv": path}, read)
     return path
 
 
-def _done(path: Path, calibration: "CrowdCalibration", level: float) -> set[str]:
-    """The frames that a file of counts has, made with the same calibration and level."""
-    from latedrop.crowd.counting import finished_frames, provenance_of
-    from latedrop.metrics.levels import checked_level
-
-    done = finished_frames(path, provenance_of(calibration, checked_level(level)))
-    if done:
-        say(f"passing over what {path} has: {_frames(len(done))}.")
-    return done
-
-
-def _followed(
-    rows: "Iterator[CountedFrame]",
-    labels: Path | None,
-    state: Path | None,
-    calibration: "CrowdCalibration",
-    level: float,
-    counts: Path,
-) -> "Iterator[CountedFrame]":
-    """Frames whose intervals follow labels, where there are any; `counts` is the file that they go to."""
-    if labels is None and state is None:
-        return rows
-    from latedrop.calibration.usual import usual_of
-    from latedrop.crowd.labelled import followed, read_labels
-    from latedrop.files import check_apart
-    from latedrop.streams import Stream
-
-    check_apart({"--csv": counts, "--stream": state}, {"--labels": labels})
-    usual, made_with = usual_of(calibration.count), calibration.fingerprint
-    found = Stream(None, level, state, usual=usual, made_with=made_with)
-    known = {} if labels is None else read_labels(labels)
-    return followed(rows, found, known, lambda text: say(f"alarm: {text}"))
+def _read(sources: Iterable[Path]) -> dict[str, Path]:
+    """All files of the sources, which no output may take the place of."""
+    found = [file for source in sources for file in (source, *(source.iterdir() if source.is_dir() else ()))]
+    return {f"SOURCE {file}": file for file in found}
 
 
 def _opened(name: str, data: Path | None, trained: "Trained", view: int) -> "CrowdSet":

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from latedrop import Prediction
 from latedrop.crowd.calibration import CrowdCalibration
+from latedrop.crowd.calibration.record import Reading
 from latedrop.crowd.frames import check_size, enlarged
 from latedrop.crowd.mcnn import Trained
 from latedrop.crowd.regions import Policy, Regions, find_regions, usual_threshold
@@ -36,6 +37,7 @@ __all__ = [
     "COLUMNS",
     "CountFile",
     "CountedFrame",
+    "check_total",
     "count_people",
     "finished_frames",
     "prepared",
@@ -68,8 +70,7 @@ class CountedFrame:
         regions: R connected regions of the density.
         rejected: which of them are rejected, bool `(R,)`.
         doubt: which of them are in doubt, bool `(R,)`.
-        prediction: the count as the core gives it, one row, before any recalibration for a scene: other levels,
-            quantiles, another scale.
+        reading: what the calibrated counter says; other levels by its `interval`.
         image: the frame, `(C, H, W)` in [0, 1], as it came in.
         strangeness: how unlike the frames that were seen it is; 1 where the usual ends, see `calibration.usual`.
         reasons: what is strange about it, in words; none where it is usual.
@@ -90,12 +91,17 @@ class CountedFrame:
     regions: Regions = field(repr=False)
     rejected: npt.NDArray[np.bool_] = field(repr=False)
     doubt: npt.NDArray[np.bool_] = field(repr=False)
-    prediction: Prediction = field(repr=False)
+    reading: Reading = field(repr=False)
     image: Tensor = field(repr=False)
     strangeness: float = 0.0
     reasons: tuple[str, ...] = ()
     provenance: str = ""
     mapped: bool = True
+
+    @property
+    def prediction(self) -> Prediction:
+        """The count as the core gives it, one row, before guard and recalibration for a scene."""
+        return self.reading.count
 
     def row(self) -> dict[str, Any]:
         """What a file of counts says about it, by `COLUMNS`."""
@@ -200,8 +206,8 @@ def finished_frames(path: str | os.PathLike[str], provenance: str | None = None)
         raise _no_counts(path) from None
     if provenance is not None and set(found.values()) - {provenance}:
         raise FileError(
-            f"expected counts of these weights, this calibration and this level in {path}; found counts of others. "
-            "Pass what they were made with to go on, or another file."
+            f"expected counts of these weights, this calibration and this level in {path}, all with --labels or "
+            "--stream, or none; found others. Pass what they were made with to go on, or another file."
         )
     return set(found)
 
@@ -289,12 +295,8 @@ def _counted(
 ) -> CountedFrame:
     reading = calibration.read(trained, ready)
     low, high = reading.interval(level)
-    count, total = reading.mean, float(reading.count.mean)
-    if total < _BELOW:
-        raise OutputError(
-            f"expected a density that sums to people; found {total:.3g} in {name}. Check the scaling of frames and map "
-            "(input_scale, density_scale), pass relu where the network ends in one, or leave the frame out."
-        )
+    check_total(name, reading)
+    count = reading.mean
     policy = calibration.policy or Policy(usual_threshold(reading.density[None]))
     regions = find_regions(reading.density, reading.std, threshold=policy.threshold)
     rejected = policy.rejects(regions)
@@ -313,12 +315,22 @@ def _counted(
         regions=regions,
         rejected=rejected,
         doubt=policy.doubts(regions),
-        prediction=reading.count,
+        reading=reading,
         image=image,
         strangeness=reading.strangeness,
         reasons=reading.reasons,
         mapped=calibration.pixels is not None,
     )
+
+
+def check_total(name: str, reading: Reading) -> None:
+    """Raise `OutputError` where the density of a frame sums below 0."""
+    total = float(reading.count.mean)
+    if total < _BELOW:
+        raise OutputError(
+            f"expected a density that sums to people; found {total:.3g} in {name}. Check the scaling of frames and map "
+            "(input_scale, density_scale), pass relu where the network ends in one, or leave the frame out."
+        )
 
 
 def prepared(trained: Trained, name: str, image: Tensor) -> Tensor:

@@ -9,15 +9,15 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 from torch import Tensor
 
 from latedrop.crowd.calibration import CrowdCalibration
-from latedrop.crowd.calibration.recalibration import fit_recalibration
+from latedrop.crowd.calibration.recalibration import FEWEST, fit_recalibration
 from latedrop.crowd.calibration.usual import Usual
-from latedrop.crowd.counting import prepared
+from latedrop.crowd.counting import check_total, prepared
+from latedrop.crowd.layouts.annotations import names_of
 from latedrop.crowd.mcnn import Trained
 from latedrop.errors import DataError, LatedropWarning
 
@@ -39,22 +39,32 @@ def recalibrate_counter(
         calibration: made for it; an earlier recalibration is left out.
         frames: pairs of a name and an image `(C, H, W)` in [0, 1], in their order in time. Those that are not labelled
             are passed over.
-        counts: people by the name of a frame, or by that without its ending; 10 to 40 frames, spread over the scene.
+        counts: people by the name of a frame, or by that without its ending, or by its number in a video; 10 to 40
+            frames, spread over the scene.
 
     Raises:
         DataError: a labelled frame is not among the frames, or there are too few.
+        OutputError: the density of one sums below 0.
     """
+    if len(counts) < FEWEST:
+        raise DataError(
+            f"expected the people of {FEWEST} frames or more, better of 20 spread over the scene; found {len(counts)}. "
+            "Count more."
+        )
     before, left, rows, images = replace(calibration, recalibration=None), dict(counts), [], []
     for name, image in frames:
-        key = next((key for key in (name, Path(name).stem, name.rpartition("#")[2].lstrip("0")) if key in left), None)
+        key = next((key for key in names_of(name) if key in left), None)
         if key is None:
             continue
         ready = prepared(trained, name, image).to(trained.device)
         reading = before.read(trained, ready)
+        check_total(name, reading)
         plain = before.plain_variance(reading.count)
         features = 1.0 if reading.count.strangeness is None else float(reading.count.strangeness)
         rows.append((reading.mean, plain, float(left.pop(key)), features))
         images.append(ready)
+        if not left:
+            break
     if left:
         some = ", ".join(list(left)[:3]) + (", ..." if len(left) > 3 else "")
         raise DataError(

@@ -43,9 +43,10 @@ class StateFile:
                 return State.from_fields(fields, settings)
         except DataError as error:
             raise FileError(f"{self.path}: {error}") from error
+        whose = "this model" if made_with == self.made_with else "another model or calibration"
         raise FileError(
             f"expected the state of a stream at level {settings.level:g} of this model in {self.path}; found level "
-            f"{level:g}, of {'this' if made_with == self.made_with else 'another'} model. {_REMEDY}"
+            f"{level:g}, of {whose}. {_REMEDY}"
         )
 
     def write(self, state: State) -> None:

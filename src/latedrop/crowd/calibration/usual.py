@@ -1,8 +1,9 @@
 """What frames a calibration knows: their size, their brightness, and, through the count's terms, their features.
 
-A frame's strangeness is the largest of three numbers, each 1 where the usual ends: the leverage of its features beside
-the reference frames (see `latedrop.terms`), how far its brightness is from the middle of what was seen, and the square
-of how many times larger or smaller it is.
+A frame's strangeness is the largest of three numbers: the leverage of its features beside the reference frames, 1
+where the usual ends (see `latedrop.terms`); how far its brightness is from the middle of what was seen; and the square
+of how many times larger or smaller it is. Inside of what was seen the last two are 0, so that frames like those of the
+validation have the strangeness that is on record of them.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class Usual:
         return cls(sizes.pop() if len(sizes) == 1 else None, max(0.0, min(means) - more), min(1.0, max(means) + more))
 
     def strangeness(self, image: Tensor) -> tuple[float, tuple[str, ...]]:
-        """Of size and brightness of a frame `(..., H, W)`: the larger one, and what is strange in words."""
+        """Of size and brightness of a frame `(..., H, W)`: the larger one, 0 where usual, and what is strange."""
         found, words = 0.0, []
         height, width = image.shape[-2:]
         if self.size is not None and (height, width) != self.size:
@@ -60,8 +61,8 @@ class Usual:
         apart = abs(mean - middle) / half
         if apart > 1:
             words.append(f"brightness {mean:.2f}, usually {self.darkest:.2f} to {self.brightest:.2f}")
-            apart = max(STRANGE, apart)
-        return max(found, apart), tuple(words)
+            found = max(found, STRANGE, apart)
+        return found, tuple(words)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""

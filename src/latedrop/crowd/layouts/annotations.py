@@ -7,21 +7,24 @@ COCO, an image without annotations: a frame that is merely missing is an error, 
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Mapping
-from pathlib import Path
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path, PurePosixPath
 from typing import Any, TypeAlias
 
 import numpy as np
 
+from latedrop.crowd.frames import is_video
 from latedrop.crowd.layouts.crowd_set import Floats
 from latedrop.errors import DataError
 from latedrop.records import parsed, read_text
 
-__all__ = ["Heads", "read_counts", "read_heads"]
+__all__ = ["Heads", "csv_rows", "names_of", "read_counts", "read_heads"]
 
 Heads: TypeAlias = dict[str, Floats]
 """By the name of their frame, `(P, 2)` as x, y in pixels from 0."""
 _HEADS = ("head", "head_top", "nose", "left_eye", "right_eye", "left_ear", "right_ear")
+_PEOPLE = ("person", "people", "pedestrian", "head")
 _BOX = 0.1  # of a box's height below its top: the middle of the head
 
 
@@ -29,7 +32,7 @@ def read_heads(path: Path) -> Heads:
     """The heads of each frame in `heads.csv` (frame, x, y) or `heads.json` (points by frame, or COCO keypoints)."""
     if path.suffix.lower() == ".csv":
         points: dict[str, list[tuple[float, float]]] = {}
-        for line, row in _rows(path, "frame", "x", "y"):
+        for line, row in csv_rows(path, "frame", "x", "y"):
             of_frame = points.setdefault(row["frame"], [])
             if row["x"] or row["y"]:
                 of_frame.append((_number(row["x"], path, line), _number(row["y"], path, line)))
@@ -46,7 +49,7 @@ def read_heads(path: Path) -> Heads:
 def read_counts(path: Path) -> dict[str, int]:
     """How many people each frame has, from a CSV of frame and count."""
     found: dict[str, int] = {}
-    for line, row in _rows(path, "frame", "count"):
+    for line, row in csv_rows(path, "frame", "count"):
         value = _number(row["count"], path, line)
         if value < 0 or value != int(value):
             raise DataError(f"expected whole numbers of people in {path}; found {row['count']!r} on line {line}.")
@@ -57,9 +60,24 @@ def read_counts(path: Path) -> dict[str, int]:
     return found
 
 
-def _rows(path: Path, *columns: str) -> Iterable[tuple[int, dict[str, str]]]:
+def names_of(frame: str) -> tuple[str, str, str]:
+    """What a file may call a frame: its name; its path without the ending; the name without either.
+
+    A frame of a video is called `clip.mp4#000012`, `clip.mp4#12`, or `12` where only one video is meant.
+
+    >>> names_of("lobby/f01.png"), names_of("clip.mp4#000000")
+    (('lobby/f01.png', 'lobby/f01', 'f01'), ('clip.mp4#000000', 'clip.mp4#0', '0'))
+    """
+    video, _, number = frame.rpartition("#")
+    if number.isdecimal() and is_video(Path(video)):
+        return frame, f"{video}#{int(number)}", str(int(number))
+    path = PurePosixPath(frame)
+    return frame, frame.removesuffix(path.suffix), path.stem
+
+
+def csv_rows(path: str | os.PathLike[str], *columns: str) -> Iterable[tuple[int, dict[str, str]]]:
     """Lines of a CSV file as far as some columns go, with their numbers."""
-    reader = csv.DictReader(read_text(path, "annotations").removeprefix("\ufeff").splitlines())
+    reader = csv.DictReader(read_text(path, "annotations").splitlines())
     names = [(name or "").strip().lower() for name in reader.fieldnames or ()]
     missing = [name for name in columns if name not in names]
     if missing:
@@ -109,10 +127,13 @@ def _array(values: Any, name: object, path: Path) -> Floats:
 def _coco(content: Mapping[str, Any], path: Path) -> Heads:
     try:
         names = {image["id"]: str(image["file_name"]) for image in content["images"]}
-        skeletons = {kind["id"]: list(kind.get("keypoints", ())) for kind in content.get("categories", ())}
+        people = _people(content.get("categories", ()), path)
+        skeletons = {kind["id"]: list(kind.get("keypoints", ())) for kind in people}
         heads: dict[str, list[tuple[float, float]]] = {name: [] for name in names.values()}
         for person in content["annotations"]:
             name = names[person["image_id"]]
+            if people and person.get("category_id") not in skeletons:
+                continue
             if person.get("iscrowd"):
                 raise DataError(
                     f"expected one annotation for each person in {path}; found a crowd as one in {name!r}. Annotate "
@@ -127,6 +148,18 @@ def _coco(content: Mapping[str, Any], path: Path) -> Heads:
             f"{type(error).__name__}: {error}."
         ) from error
     return {name: _array(values, name, path) for name, values in heads.items()}
+
+
+def _people(kinds: Sequence[Mapping[str, Any]], path: Path) -> list[Mapping[str, Any]]:
+    """The categories that are people: the only one, or those with keypoints or such a name."""
+    named = [kind for kind in kinds if kind.get("keypoints") or str(kind.get("name", "")).strip().lower() in _PEOPLE]
+    if len(kinds) > 1 and not named:
+        found = ", ".join(repr(kind.get("name")) for kind in kinds)
+        raise DataError(
+            f"expected a category of people in {path}, with keypoints or called {' or '.join(_PEOPLE)}; found {found}. "
+            "Rename it."
+        )
+    return named if len(kinds) > 1 else list(kinds)
 
 
 def _head(person: Mapping[str, Any], skeleton: list[str]) -> tuple[float, float]:

@@ -91,9 +91,15 @@ def _frames(folder: Path, known: Mapping[str, Floats | int]) -> list[Frame]:
         return sorted(frames, key=lambda frame: frame.name)
     images = folder / "frames" if (folder / "frames").is_dir() else folder
     for path in images_in(images):
-        names = [name for name in (path.name, f"frames/{path.name}", path.stem) if name in left]
-        if names and path.name not in _MAPS:
-            frames.append(_frame(path.name, path, left.pop(names[0]), None))
+        names = [name for name in (path.name, f"frames/{path.name}", path.stem) if name in known]
+        if not names or path.name in _MAPS:
+            continue
+        if len(names) > 1 or names[0] not in left:
+            raise DataError(
+                f"expected one name for each frame and one frame for each name; found {some(names)} for {path} in the "
+                "annotations. Use the names of the files, with their endings."
+            )
+        frames.append(_frame(path.name, path, left.pop(names[0]), None))
     if left:
         raise FileError(f"expected the annotated frames in {images}; missing: {some(left)}. Put them there.")
     return frames
@@ -165,6 +171,6 @@ def _perspective(folder: Path, size: tuple[int, int] | None) -> Floats | None:
 
 def _check_map(what: str, shape: Sequence[int], size: tuple[int, int] | None, path: Path) -> None:
     if size is None or tuple(shape) != size:
-        by = "of one size" if size is None else f"of {size[0]} x {size[1]} pixels, as its"
+        by = " and frames of one size" if size is None else f" of {size[0]} x {size[1]} pixels, as its frames are"
         found = "several sizes" if size is None else " x ".join(map(str, shape))
-        raise DataError(f"expected a {what} and frames {by}, in {path}; found {found}. Make them fit, or remove it.")
+        raise DataError(f"expected a {what}{by}, in {path}; found {found}. Make them fit, or remove it.")
