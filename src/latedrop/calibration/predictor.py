@@ -342,9 +342,8 @@ class Predictor:
 
     def _check_outputs(self, mean: Tensor) -> None:
         c = self.calibration
-        if mean.dim() != len(c.output_shape) + 1 or (
-            (c.per_output or len(c.output_shape) == 1) and mean.shape[1] != c.output_shape[0]
-        ):
+        fixed = c.per_output or c.output_shape == (1,)  # else the cells of a map, which may be of another size
+        if mean.dim() != len(c.output_shape) + 1 or (fixed and mean.shape[1] != c.output_shape[0]):
             raise DataError(
                 f"expected outputs of shape (N, {', '.join(map(str, c.output_shape))}), as in the calibration; found "
                 f"{tuple(mean.shape)}. Use the readout that the calibration was made with."
