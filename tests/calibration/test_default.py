@@ -486,3 +486,16 @@ def test_nan_inputs_are_refused_as_by_other_methods() -> None:
     x[3, 1] = math.nan
     with pytest.raises(DataError, match="found 1 NaN or inf among 180 input values"):
         uq.predict(x)
+
+
+def test_a_verdict_on_another_scale_says_so() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 1))
+    x = torch.randn(120, 2)
+    y = net(x).detach() + 0.3 * torch.randn(120, 1)
+    uq = latedrop.calibrate(net, (x[:80], y[:80]), progress=False)
+    assert uq.calibration.verdict_of_other == ""
+    relaxed = uq.scaled("relaxed").calibration
+    assert "predictions use another scale" in relaxed.verdict_of_other
+    assert relaxed.verdict_of_other in str(relaxed)
+    assert "predictions use conformal intervals" in uq.conformal((x[80:], y[80:])).calibration.verdict_of_other

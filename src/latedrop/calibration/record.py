@@ -218,8 +218,17 @@ class Calibration:
         again = "Calibrate again with this version."
         return _checked(cls, unsealed(document, "latedrop", "a calibration", _FORMAT, again, edited), stored)
 
+    @property
+    def verdict_of_other(self) -> str:
+        """What the verdict is about, in words, where that is not what predictions use; empty where it is."""
+        if self.verdict is None or (self.choice == "optimal" and self.intervals is None):
+            return ""
+        used = f"{self.intervals.kind} intervals" if self.intervals is not None else "another scale"
+        return f"This is said of Gaussian intervals with the scale of least NLL; predictions use {used}: evaluate them."
+
     def __str__(self) -> str:
         lines = [str(self.verdict)] if self.verdict is not None else []
+        lines += [self.verdict_of_other] if self.verdict_of_other else []
         if self.target is not None:
             lines.append(f"trained on transformed targets, {self.target}: what is fitted is in the model's unit")
         return "\n".join(lines + (self._rate_lines() if self.terms is None else self.terms.lines()))

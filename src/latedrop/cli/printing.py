@@ -119,7 +119,7 @@ def print_calibration(c: "Calibration", dropped: int, files: Sequence[str], as_j
         print(f"The raw variance of {c.method} is {c.ratio_to_draws:.2g} times that of a few draws.")
     print(f"{c.rows} validation rows{left}; {marked}.")
     if c.verdict is not None:
-        print(c.verdict.sentence)
+        print(f"{c.verdict.sentence} {c.verdict_of_other}".rstrip())
     print(f"written: {', '.join(files)}")
 
 
