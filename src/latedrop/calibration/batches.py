@@ -22,6 +22,7 @@ from latedrop.variance.moments import out_of_memory
 
 __all__ = [
     "Unpack",
+    "as_target",
     "batches",
     "failures_explained",
     "first_rows",
@@ -53,7 +54,7 @@ def batches(
             "Pass inputs and targets together: calibrate(model, (x, y))."
         )
     if unpack is None and is_pair(data):
-        x, y = place(as_items(data[0], collate), model), _target(data[1])
+        x, y = place(as_items(data[0], collate), model), as_target(data[1])
         _check_rows(x, y)
         start = 0
         for part in row_batches(x, batch_size):
@@ -67,7 +68,7 @@ def batches(
         )
     for batch in data:
         x, y = _unpacked(batch, unpack, model)
-        x, y = place(as_items(x, collate), model), _target(y)
+        x, y = place(as_items(x, collate), model), as_target(y)
         _check_rows(x, y)
         if len(y):
             yield x, y
@@ -238,7 +239,8 @@ def _unpacked(batch: Any, unpack: Unpack | None, model: nn.Module) -> tuple[Any,
     return pair[0], pair[1]
 
 
-def _target(y: Any) -> Tensor:
+def as_target(y: Any) -> Tensor:
+    """Targets as a tensor of finite real numbers, or `DataError`."""
     if not isinstance(y, (Tensor, np.ndarray)) and not is_table(y):
         raise DataError(
             f"expected targets as a tensor, array or table; found {type(y).__name__}. Convert them, or pass unpack= to "

@@ -10,7 +10,6 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from latedrop.calibration.batches import Unpack, batches, failures_explained, inputs_in, only_inputs, row_batches
+from latedrop.calibration.calibrated import Calibrated
 from latedrop.calibration.classes.labels import Task
 from latedrop.calibration.classes.making import classifier
 from latedrop.calibration.classes.predictor import ClassPredictor
@@ -30,14 +30,12 @@ from latedrop.calibration.names import in_order, index_of, names_of, pair_in_ord
 from latedrop.calibration.prediction import Explanation, Prediction
 from latedrop.calibration.rate_fit import residuals
 from latedrop.calibration.record import Calibration, Choice
-from latedrop.calibration.saving import save_calibration
 from latedrop.calibration.search import search
 from latedrop.calibration.seen import marks_of, merged, sketch
 from latedrop.calibration.setup import Setup
 from latedrop.calibration.transforms import Transform
 from latedrop.calibration.usual import usual_of
 from latedrop.calibration.verdict import Folds
-from latedrop.calibration.weights import Weights
 from latedrop.errors import ArgumentError, DataError
 from latedrop.metrics import align_target
 from latedrop.model.arrays import check_inputs, floating, place
@@ -176,28 +174,8 @@ def _calibrated(
     return made if held is None else made.conformal(held, options["unpack"])
 
 
-class Predictor:
+class Predictor(Calibrated[Calibration]):
     """A model with its calibration: call it on inputs, get `Prediction`s. The model itself is untouched."""
-
-    def __init__(
-        self,
-        model: nn.Module,
-        calibration: Calibration,
-        readout: Readout = None,
-        *,
-        batch_size: int = 256,
-        chunk: int | None = None,
-        engine: Engine = "auto",
-        collate: Collate = None,
-    ) -> None:
-        self.model = model
-        self.calibration = calibration
-        self.readout = calibration.readout if readout is None else readout
-        self.batch_size = batch_size
-        self.chunk = chunk
-        self.engine: Engine = engine
-        self.collate = collate
-        self._weights = Weights(model, calibration.fingerprint)
 
     def __call__(self, x: Any) -> Prediction:
         """Same as `predict`."""
@@ -305,22 +283,6 @@ class Predictor:
         made_with = c.fingerprint if c.target is None else f"{c.fingerprint} {json.dumps(c.target.to_dict())}"
         known: dict[str, Any] = {"usual": usual_of(c), "made_with": made_with, "unit": c.target}
         return Stream(self.predict, level, path, **options, **known)
-
-    def save(self, path: str | os.PathLike[str]) -> list[Path]:
-        """Write the calibration as JSON, with what is large beside it as safetensors; the weights are in neither.
-
-        Returns the files that were written.
-        """
-        return save_calibration(self.calibration, path)
-
-    def __repr__(self) -> str:
-        return f"Predictor of {type(self.model).__name__}: {self.calibration}"
-
-    def _with(self, calibration: Calibration) -> Predictor:
-        options: dict[str, Any] = {"batch_size": self.batch_size, "chunk": self.chunk, "engine": self.engine}
-        found = Predictor(self.model, calibration, self.readout, collate=self.collate, **options)
-        found._weights = self._weights
-        return found
 
     def _predicted(self, x: Any) -> Prediction:
         """The prediction of one batch."""

@@ -18,9 +18,9 @@ from torch.nn.utils.rnn import PackedSequence
 from latedrop.errors import LatedropError, OutputError
 from latedrop.model.arrays import all_finite, check_inputs
 from latedrop.model.items import batch_of
-from latedrop.model.rows import row_count, tensors
+from latedrop.model.rows import tensors
 
-__all__ = ["Readout", "call", "check_finite", "output_of", "part_of", "read"]
+__all__ = ["Readout", "call", "check_finite", "part_of", "read"]
 
 Readout: TypeAlias = "Callable[[Any], Tensor] | str | int | None"
 
@@ -64,11 +64,6 @@ def read(output: Any, readout: Readout, rows: int) -> Tensor:
             "one for each item of the list, in its order."
         )
     return value
-
-
-def output_of(model: nn.Module, x: Any, readout: Readout) -> Tensor:
-    """The model's own output on `x`, read out."""
-    return read(call(model, x), readout, row_count(x))
 
 
 def check_finite(output: Tensor, when: str, inputs: Sequence[Tensor] = ()) -> None:

@@ -10,7 +10,7 @@ from warnings import warn
 
 from torch import Tensor, nn
 
-from latedrop.calibration.batches import batches, first_rows, in_batches, is_pair, row_total
+from latedrop.calibration.batches import as_target, batches, first_rows, in_batches, is_pair, row_total
 from latedrop.calibration.classes.labels import Task, is_classification
 from latedrop.calibration.classes.predictor import ClassPredictor
 from latedrop.calibration.classes.search import RATES, search_classes
@@ -116,13 +116,12 @@ def _first(model: nn.Module, data: Any, options: dict[str, Any]) -> tuple[Tensor
     """
     try:
         if isinstance(data, Peeked):
-            pairs = batches([data.first], model, unpack=options["unpack"], collate=options["collate"])
-            x, y = next(pairs)
-        else:
-            y = next(iter(batches((data[0], data[1]), model, batch_size=2**62, collate=options["collate"])))[1]
-            x = first_rows(data, model, _FEW, options["collate"])
+            x, y = next(batches([data.first], model, unpack=options["unpack"], collate=options["collate"]))
+        else:  # of a pair only a few rows go to the device
+            x, y = None, as_target(data[1])
         if y.is_floating_point() and not _zero_or_one(y):
             return y, None
+        x = first_rows(data, model, _FEW, options["collate"]) if x is None else x
         output = own_output(model, place(as_items(x, None), model), options["readout"])
     except Exception:
         return None, None

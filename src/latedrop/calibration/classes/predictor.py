@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from latedrop.calibration.batches import Unpack, batches, failures_explained, inputs_in, row_batches
+from latedrop.calibration.calibrated import Calibrated
 from latedrop.calibration.classes.labels import as_labels, as_logits
 from latedrop.calibration.classes.prediction import ClassPrediction
 from latedrop.calibration.classes.record import ClassCalibration
@@ -20,41 +19,18 @@ from latedrop.calibration.classes.sets import ClassSets, Rejection, Score, check
 from latedrop.calibration.classes.softmax import information, mutual_information
 from latedrop.calibration.datasets import is_loader
 from latedrop.calibration.names import in_order, pair_in_order
-from latedrop.calibration.saving import save_calibration
-from latedrop.calibration.weights import Weights
 from latedrop.errors import ArgumentError, DataError
 from latedrop.model.arrays import check_inputs, floating, place
-from latedrop.model.calling import Readout
-from latedrop.model.items import Collate, as_items
+from latedrop.model.items import as_items
 from latedrop.terms import Rows
-from latedrop.variance.engine.options import Engine, Sampling
+from latedrop.variance.engine.options import Sampling
 from latedrop.variance.sampling import own_output, sample_rates
 
 __all__ = ["ClassPredictor"]
 
 
-class ClassPredictor:
+class ClassPredictor(Calibrated[ClassCalibration]):
     """A classifier with its calibration: call it on inputs, get `ClassPrediction`s. The model itself is untouched."""
-
-    def __init__(
-        self,
-        model: nn.Module,
-        calibration: ClassCalibration,
-        readout: Readout = None,
-        *,
-        batch_size: int = 256,
-        chunk: int | None = None,
-        engine: Engine = "auto",
-        collate: Collate = None,
-    ) -> None:
-        self.model = model
-        self.calibration = calibration
-        self.readout = calibration.readout if readout is None else readout
-        self.batch_size = batch_size
-        self.chunk = chunk
-        self.engine: Engine = engine
-        self.collate = collate
-        self._weights = Weights(model, calibration.fingerprint)
 
     def __call__(self, x: Any) -> ClassPrediction:
         """Same as `predict`."""
@@ -99,17 +75,7 @@ class ClassPredictor:
         """
         found, labels = self._on(data, unpack)
         sets = ClassSets.fit(found.probabilities.cpu(), labels, checked_score(score), per_class=per_class)
-        made = ClassPredictor(
-            self.model,
-            replace(self.calibration, sets=sets),
-            self.readout,
-            batch_size=self.batch_size,
-            chunk=self.chunk,
-            engine=self.engine,
-            collate=self.collate,
-        )
-        made._weights = self._weights
-        return made
+        return self._with(replace(self.calibration, sets=sets))
 
     def rejection(
         self, data: Any, risk: float = 0.01, *, confidence: float = 0.95, unpack: Unpack | None = None
@@ -120,13 +86,6 @@ class ClassPredictor:
         """
         found, labels = self._on(data, unpack)
         return rejection(found.confidence.cpu(), found.label.cpu() == labels, risk, confidence)
-
-    def save(self, path: str | os.PathLike[str]) -> list[Path]:
-        """Write the calibration as JSON, with what is large beside it as safetensors; the weights are in neither."""
-        return save_calibration(self.calibration, path)
-
-    def __repr__(self) -> str:
-        return f"ClassPredictor of {type(self.model).__name__}: {self.calibration}"
 
     def _on(self, data: Any, unpack: Unpack | None) -> tuple[ClassPrediction, Tensor]:
         parts, labels = [], []

@@ -17,6 +17,7 @@ from latedrop.model.sites import Sites
 from latedrop.records import (
     Fields,
     each,
+    flag,
     mapping,
     number,
     numbers,
@@ -151,7 +152,7 @@ class ClassCalibration:
         found = cls(
             classes=classes,
             names=fields.take("names", _texts, length=classes),
-            binary=fields.take("binary", _flag),
+            binary=fields.take("binary", flag),
             fit=fields.take("fit", _fit, sites=len(sites)),
             alone=fields.take("alone", number, least=1e-30, most=1e30),
             rate=fields.take("rate", or_none(number), least=1e-12, most=1 - 1e-12),
@@ -193,10 +194,6 @@ class ClassCalibration:
 
 def _texts(value: Any, name: str, *, length: int) -> tuple[str, ...]:
     return () if value == [] else each(text)(value, name, length=length)
-
-
-def _flag(value: Any, name: str) -> bool:
-    return value if isinstance(value, bool) else wrong(name, "true or false", value)
 
 
 def _fit(value: Any, name: str, *, sites: int) -> ClassFit:
