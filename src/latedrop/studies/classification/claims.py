@@ -50,7 +50,14 @@ _WORDS = {
     "accuracy": "accuracy gained",
     "aurc": "area under the risk-coverage curve gained",
 }
-_ROWS = {"test": "test rows", "shift": "shifted rows", "others": "rows of other sets"}
+_ROWS = {
+    "test": "test rows",
+    "shift": "shifted rows",
+    "rotation": "turned rows",
+    "noise": "noisy rows",
+    "blur": "blurred rows",
+    "others": "rows of other sets",
+}
 _MI = "injected, mutual information"
 
 
@@ -78,6 +85,10 @@ CLAIMS = (
     _better("Embedded dropout has a lower NLL than draws of injected dropout", "embedded", "draws"),
     _better("Laplace in the last layer has a lower NLL than one temperature", "laplace", "temperature"),
     _better("Under shift the default has a lower NLL than one temperature", "default", "temperature", where="shift"),
+    _better("Under rotation the default has a lower NLL than one temperature", "default", "temperature",
+            where="rotation"),
+    _better("Under noise the default has a lower NLL than one temperature", "default", "temperature", where="noise"),
+    _better("Under blur the default has a lower NLL than one temperature", "default", "temperature", where="blur"),
     _better("Under shift the guard alone has a lower NLL than one temperature", "guard", "temperature", where="shift"),
     _better("Under shift draws of injected dropout have a lower NLL than one temperature", "draws", "temperature",
             where="shift"),

@@ -10,7 +10,7 @@ from latedrop import plots
 from latedrop.plots.canvas import GREY, style_of
 from latedrop.studies.claims import Effect
 from latedrop.studies.classification.shifts import SHIFTS, STRENGTHS
-from latedrop.studies.classification.tables import Results, method_names, score_names, told, values
+from latedrop.studies.classification.tables import Record, Results, method_names, score_names, told, values
 from latedrop.studies.pages import one_legend
 
 if TYPE_CHECKING:
@@ -23,12 +23,12 @@ CAPTIONS = {
     "gains": "Nats gained over one temperature for all rows, method by method: left on test rows, right on shifted "
     "rows (mean over all shifts and strengths). A mark is the mean over the repeats of a set, a line its 95 % "
     "interval. Right of 0 is better.",
-    "strengths": "NLL on test rows (strength 0) and under rotation, noise and blur of five strengths; mean over the "
-    "repeats. A row of panels for each set.",
+    "strengths": "Nats gained over one temperature on test rows (strength 0) and under rotation, noise and blur of "
+    "five strengths; mean over the repeats. A row of panels for each set; their scales differ. Above 0 is better.",
     "strange": "How well scores tell rows of other sets from test rows: AUROC, 0.5 for chance. A mark is one other "
-    "set, mean over the repeats; the bar is the mean of a set.",
+    "set, or noise, mean over the repeats; the bar is the mean over the other sets, without the noise.",
 }
-_LINES = ("temperature", "default", "draws", "embedded", "ensemble", "laplace")
+_LINES = ("default", "draws", "embedded", "ensemble", "laplace")
 _BASE = "temperature"
 
 
@@ -55,10 +55,7 @@ def _gains(results: Results) -> Figure:
             at, gained = [y for y, _ in shown], [effect.value for _, effect in shown]
             reach = [(effect.interval[1] - effect.value) for _, effect in shown]
             look = style_of(index) | {"linestyle": "none"}
-            if np.isfinite(reach).all():
-                ax.errorbar(gained, at, xerr=reach, elinewidth=1, label=key, **look)
-            else:
-                ax.plot(gained, at, label=key, **look)
+            ax.errorbar(gained, at, xerr=np.nan_to_num(reach, posinf=0.0), elinewidth=1, label=key, **look)
         ax.axvline(0, color="black", linewidth=1)
         ax.set_xscale("symlog", linthresh=0.01 if where == "test" else 0.1)
         ax.set_xlabel(f"nats gained over one temperature, {title}")
@@ -73,22 +70,31 @@ def _offset(index: int, count: int) -> float:
 
 
 def _strengths(results: Results) -> Figure:
-    figure = plots.new_figure(10, 0.6 + 2.0 * len(results))
-    grid = figure.subplots(len(results), len(SHIFTS), squeeze=False, sharex=True, sharey="row")
+    figure = plots.new_figure(8.5, 0.6 + 1.5 * len(results))
+    grid = figure.subplots(len(results), len(SHIFTS), squeeze=False, sharex=True)
     for row, (key, record) in zip(grid, results.items(), strict=True):
         for ax, shift in zip(row, SHIFTS, strict=True):
+            parts = ("test", *(f"{shift}-{strength}" for strength in STRENGTHS))
             for index, method in enumerate(_LINES):
-                found = [values(record, method, "nll", part) for part in ("test", *(f"{shift}-{s}" for s in STRENGTHS))]
-                means = [part.mean() for part in found if part is not None]
-                if len(means) == len(found):
-                    ax.plot((0, *STRENGTHS), means, label=method, linewidth=1.4, **style_of(index))
-        row[0].set_ylabel(f"{key}\nNLL")
+                gains = [_mean_gain(record, method, part) for part in parts]
+                if None not in gains:
+                    ax.plot(
+                        (0, *STRENGTHS), gains, label=method, **style_of(index) | {"markersize": 3, "linestyle": "-"}
+                    )
+            ax.axhline(0, color=GREY, linewidth=0.8, zorder=0)
+            ax.tick_params(labelsize="small")
+        row[0].set_ylabel(f"{key}\nnats gained", fontsize="small")
     for ax, shift in zip(grid[0], SHIFTS, strict=True):
-        ax.set_title(shift)
+        ax.set_title(shift, fontsize="medium")
     for ax in grid[-1]:
         ax.set_xlabel("strength")
     one_legend(figure, grid[0][0])
     return figure
+
+
+def _mean_gain(record: Record, method: str, part: str) -> float | None:
+    own, base = (values(record, name, "nll", part) for name in (method, _BASE))
+    return None if own is None or base is None else float((base - own).mean())
 
 
 def _strange(results: Results) -> Figure:
