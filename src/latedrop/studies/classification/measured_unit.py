@@ -126,4 +126,4 @@ def _told(values: Mapping[str, Tensor], others: list[str]) -> dict[str, list[flo
 
 
 def _short(value: float) -> float:
-    return float(f"{value:.4g}")
+    return float(f"{value:.6g}")  # of differences between methods the last digits count
