@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from latedrop.errors import ArgumentError, FileError
 from latedrop.studies.claims import decide
 from latedrop.studies.classification import study as classification
 from latedrop.studies.classification.claims import CLAIMS
+from latedrop.studies.classification.data import SETS
 from latedrop.studies.classification.measured_unit import Settings
 from latedrop.studies.classification.measures import MEASURES
 from latedrop.studies.classification.study import Request, main, read, run, study
@@ -21,6 +23,7 @@ from latedrop.studies.classification.tables import told, values
 
 pytest.importorskip("sklearn", reason="needs scikit-learn")
 TINY = Settings(epochs=0.1, shifted=40, strange=40, draws=3)
+SMALL = replace(SETS["digits-mlp"], train=300, validation=80, test=150)
 METHODS = {"softmax", "temperature", "guard", "leverage", "dropout", "leverage + dropout", "default", "draws",
            "embedded", "ensemble", "laplace"}  # fmt: skip
 
@@ -28,6 +31,7 @@ METHODS = {"softmax", "temperature", "guard", "leverage", "dropout", "leverage +
 @pytest.fixture(autouse=True)
 def few_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(classification, "_QUICK", TINY)
+    monkeypatch.setitem(SETS, "digits-mlp", SMALL)
 
 
 def tiny(out: Path, **changes: Any) -> Request:
@@ -40,6 +44,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("classification") / "out"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(classification, "_QUICK", TINY)
+        patch.setitem(SETS, "digits-mlp", SMALL)
         assert main(["--quick", "--no-progress", "--device", "cpu", "--out", str(out)]) == 0
     return out
 

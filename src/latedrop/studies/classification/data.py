@@ -126,7 +126,7 @@ def parts(item: ImageSet, images: Images, repeat: int, seed: int) -> Parts:
     if item.source == "digits":
         order = _order(len(images.y["train"]), seed, item.source, repeat)
         names, sizes = ("train", "validation", "test"), [item.train, item.validation, item.test]
-        rows = dict(zip(names, order.split(sizes), strict=True))
+        rows = dict(zip(names, order[: sum(sizes)].split(sizes), strict=True))
         pools = dict.fromkeys(rows, "train")
     else:
         both = item.train + item.validation
