@@ -26,8 +26,8 @@ CAPTIONS = {
     "bars medians over the sets. Lines divide methods with a floor or a fit of their own, scaled ones and raw ones. "
     "Left: shifted rows. Right: held-out rows from the side of the training rows.",
     "auroc": "How well the standard deviation tells shifted rows from rows inside: AUROC, 0.5 for chance. "
-    "Scaling does not change the order of rows, so each measure is shown once, scaled; a floor changes it only where it "
-    "is all that is left of the variance. Marks as above.",
+    "Scaling does not change the order of rows, so each measure is shown once, scaled; a floor changes it only where "
+    "it is all that is left of the variance. Marks as above.",
     "growth": "How much the mean variance grows from the rows inside to the shifted rows, against how much the mean "
     "squared error does, both as factors. One mark for each cut. On the line the variance grows as the squared error; "
     "below it intervals become too narrow.",

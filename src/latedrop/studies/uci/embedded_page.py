@@ -137,7 +137,11 @@ def embedded_page(results: Results) -> str:
                 "scale asked for, against the rate, injected and embedded, set by set.](embedded.png)",
                 "",
             ]
-        lines += [f"Injected and embedded are {_BEST}; ± is the standard error over splits that share rows.", "", *_table(part)]
+        lines += [
+            f"Injected and embedded are {_BEST}; ± is the standard error over splits that share rows.",
+            "",
+            *_table(part),
+        ]
         lines += ["", *_scales(part)]
         for one in found:
             lines += ["", f"### {one.claim.text}", "", one.claim.threshold, "", *effect_table(one)]
@@ -152,7 +156,8 @@ def _depths(results: Results) -> dict[str, Results]:
 
 def _sentence(found: Decision) -> str:
     values = found.effects
-    return f"{found.claim.text}: {found.verdict}; median over sets {np.median(values):+.3f} ({found.claim.effect})."
+    whose = "median over sets " if len(values) > 1 else ""
+    return f"{found.claim.text}: {found.verdict}; {whose}{np.median(values):+.3f} ({found.claim.effect})."
 
 
 def _answer(ranking: Decision, floor: Decision, shrunk: Decision) -> str:

@@ -25,9 +25,9 @@ __all__ = ["CAPTIONS", "embedded_figure", "figures"]
 
 _FAR = 10.0
 CAPTIONS = {
-    "rmse_nll": "RMSE and unscaled NLL against the rate, injected and embedded; on the right the NLL of rates from 0.05 "
-    "on. Lines are means over splits, bands one standard deviation to either side, here and below. Where an NLL is "
-    f"above {_FAR:g}, its axis is logarithmic, and linear near 0.",
+    "rmse_nll": "RMSE and unscaled NLL against the rate, injected and embedded; on the right the NLL of rates from "
+    "0.05 on. Lines are means over splits, bands one standard deviation to either side, here and below. Where an NLL "
+    f"is above {_FAR:g}, its axis is logarithmic, and linear near 0.",
     "scaled_nll": "Scaled NLL against the rate, and the ideal NLL, that of the variance e^2, which no method reaches. "
     "The scaled injected curve is flat: with one site before the output layer it does not depend on the rate.",
     "ma": "Miscalibration area against the rate, unscaled and scaled.",
@@ -118,7 +118,7 @@ def _areas(results: Results) -> Figure:
 
 
 def _tradeoff(results: Results) -> Figure:
-    figure = plots.new_figure(4.2 * min(_WIDE, len(results)), 3.5 * -(-len(results) // _WIDE))
+    figure = plots.new_figure(max(7.2, 4.2 * min(_WIDE, len(results))), 3.5 * -(-len(results) // _WIDE))
     for ax, name, record in _panels(figure, results):
         paths = {
             kind: [
