@@ -31,6 +31,10 @@ UCI = (
     "Three hidden layers: an ensemble of five Gaussian heads with floor beats injection with floor",
     "Three hidden layers: the default of `calibrate` beats a constant variance",
     "Three hidden layers: with training inputs as reference the default beats injection with floor",
+    "Three hidden layers: the injected RMSE does not grow with the rate",
+    "Three hidden layers: at large rates the injected RMSE is below the embedded one",
+    "Three hidden layers: scaling helps injected dropout more than embedded dropout, at the rates that validation "
+    "chooses",
 )
 CROWD = (
     "Pixels: the scaled NLL is far better than the unscaled one",

@@ -17,7 +17,7 @@ import numpy as np
 from latedrop.studies.claims import Claim, Effect, Record
 from latedrop.studies.significance import split_error
 from latedrop.studies.uci.claims_page import Decision, decide_all, effect_table
-from latedrop.studies.uci.effects import at_rates, best_rates, curves, of_splits
+from latedrop.studies.uci.effects import at_rates, best_rates, curves, deeper, of_splits
 from latedrop.studies.uci.tables import SHORT, Results, overlap
 
 __all__ = ["QUESTIONS", "embedded_page"]
@@ -150,7 +150,7 @@ def embedded_page(results: Results) -> str:
 
 def _depths(results: Results) -> dict[str, Results]:
     """The records of one hidden layer, and those of three in the same form."""
-    deep = {name: {**record, **record["deep"]} for name, record in results.items() if "embedded" in record["deep"]}
+    deep = {name: found for name, record in results.items() if (found := deeper(record)) is not None}
     return {"One hidden layer": results} | ({"Three hidden layers": deep} if deep else {})
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from latedrop import plots
 from latedrop.plots.canvas import COLOURS, GREY
 from latedrop.studies.pages import one_legend
-from latedrop.studies.uci.effects import curves
+from latedrop.studies.uci.effects import curves, deeper
 from latedrop.studies.uci.surface import valley
 from latedrop.studies.uci.tables import SHORT, Results
 
@@ -31,6 +31,8 @@ CAPTIONS = {
     "scaled_nll": "Scaled NLL against the rate, and the ideal NLL, that of the variance e^2, which no method reaches. "
     "The scaled injected curve is flat: with one site before the output layer it does not depend on the rate.",
     "ma": "Miscalibration area against the rate, unscaled and scaled.",
+    "deep": "Three hidden layers: RMSE, unscaled and scaled NLL against the rate. Here injection is not flat: the "
+    "output is no longer linear in the masked units.",
     "surface": "NLL of the validation rows of one split over rate and scale. The dashed line is the valley: the best "
     "scale of each rate, in closed form. Below: NLL along the valley, and at scale 1.",
     "tradeoff": "RMSE, NLL and miscalibration area together: for each rate a line from the scale of least NLL (circle) "
@@ -51,7 +53,8 @@ def figures(results: Results) -> dict[str, Figure]:
     Raises:
         LatedropError: matplotlib is not installed.
     """
-    return {
+    deep = {name: found for name, record in results.items() if (found := deeper(record)) is not None}
+    return ({"deep": _deep(deep)} if deep else {}) | {
         "rmse_nll": _by_rate(results),
         "scaled_nll": _scaled(results),
         "ma": _areas(results),
@@ -84,6 +87,28 @@ def embedded_figure(results: Results) -> Figure:
     return figure
 
 
+def _deep(results: Results) -> Figure:
+    """Like the first figure, of the networks with three hidden layers."""
+    columns = {"rmse": "RMSE", "nll_unscaled": "unscaled NLL", "nll_scaled": "scaled NLL"}
+    figure = plots.new_figure(11, 2.2 * len(results))
+    grid = figure.subplots(len(results), len(columns), squeeze=False)
+    for row, (name, record) in zip(grid, results.items(), strict=True):
+        for ax, (measure, label) in zip(row, columns.items(), strict=True):
+            values = _of_kinds(record, measure)
+            plots.metric_by_rate(record["rates"], values, ax, ylabel=f"{SHORT.get(name, name)}: {label}", log=True)
+            if measure != "rmse":
+                _far(ax, values)
+    one_legend(figure, figure.axes[0])
+    return figure
+
+
+def _far(ax: Axes, values: Mapping[str, Any]) -> None:
+    """A logarithmic axis, linear near 0, where values are large."""
+    if max(found.mean(1).max() for found in values.values()) > _FAR:
+        ax.set_yscale("symlog")
+        ax.autoscale(axis="y")
+
+
 def _by_rate(results: Results) -> Figure:
     figure = plots.new_figure(11, 2.4 * len(results))
     grid = figure.subplots(len(results), 3, squeeze=False)
@@ -92,9 +117,7 @@ def _by_rate(results: Results) -> Figure:
         shown = [index for index, rate in enumerate(rates) if rate >= 0.05]
         for ax, measure, label in ((row[0], "rmse", "RMSE"), (row[1], "nll_unscaled", "unscaled NLL")):
             plots.metric_by_rate(rates, _of_kinds(record, measure), ax, ylabel=f"{title}: {label}", log=True)
-        if max(values.mean(1).max() for values in _of_kinds(record, "nll_unscaled").values()) > _FAR:
-            row[1].set_yscale("symlog")
-            row[1].autoscale(axis="y")
+        _far(row[1], _of_kinds(record, "nll_unscaled"))
         large = {kind: values[shown] for kind, values in _of_kinds(record, "nll_unscaled").items()}
         plots.metric_by_rate([rates[index] for index in shown], large, row[2], ylabel=f"{title}: unscaled NLL")
     one_legend(figure, figure.axes[0])
