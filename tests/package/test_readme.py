@@ -89,4 +89,7 @@ def test_links_lead_somewhere(page: str) -> None:
     links = re.findall(r"\]\(([^)\s]+)\)", page)
     local = [link for link in links if not link.startswith("https://")]
     assert "docs/images/demo.png" in local
-    assert not [link for link in local if not (ROOT / link).exists()]
+    assert not [link for link in local if not (ROOT / link.partition("#")[0]).exists()]
+    for path, _, heading in (link.partition("#") for link in local if "#" in link):
+        headings = re.findall(r"^#+ (.+)$", (ROOT / path).read_text(encoding="utf-8"), re.MULTILINE)
+        assert heading in {re.sub(r"[^\w -]", "", found.lower()).replace(" ", "-") for found in headings}
