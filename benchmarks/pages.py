@@ -29,11 +29,12 @@ from benchmarks import (
     versions,
     video,
 )
+from benchmarks.headline import headline
 from benchmarks.speed_pages import IMAGES, figure, memory_table, rows_for_readme
 from benchmarks.timing import RESULTS
 
 ROOT = Path(__file__).parents[1]
-_NAMES = ("performance", "linear", "uci", "shift", "design", "worth", "stream", "terms")
+_NAMES = ("performance", "linear", "uci", "shift", "design", "worth", "stream", "terms", "crowd_study")
 PAGES = (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in _NAMES))
 _BLOCK = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 
@@ -105,6 +106,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "benchmarks.stream.shift": lambda: stream_pages.shifts(_read(RESULTS / "stream.json")),
     "benchmarks.stream.alarms": lambda: stream_pages.alarms_of_counts(_read(RESULTS / "stream.json")),
     "benchmarks.stream.uci": lambda: stream_pages.alarms_of_uci(_read(RESULTS / "stream.json")),
+    "headline": headline,
     "study.uci.claims": lambda: study_tables.claims(study_tables.PAGES / "uci" / "claims.md", study_tables.UCI),
     "study.uci.nll": lambda: study_tables.deep_nll(study_tables.PAGES / "uci" / "index.md"),
     "study.shift": lambda: study_tables.shift(study_tables.PAGES / "shift" / "index.md"),
