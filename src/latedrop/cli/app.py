@@ -22,7 +22,8 @@ from latedrop.cli.crowd_commands import (
     crowd_train,
     study_crowd,
 )
-from latedrop.cli.model_commands import calibrate, evaluate, predict, sites, with_examples
+from latedrop.cli.evaluating import evaluate
+from latedrop.cli.model_commands import calibrate, predict, sites, with_examples
 from latedrop.cli.printing import print_demo
 from latedrop.errors import LatedropError
 from latedrop.terminal import HANDED_ON, folder, hand_on, need, one_line, option

@@ -13,6 +13,7 @@ colours.
 
 from latedrop.plots.calibration import calibration_curves, metric_by_rate, tradeoff
 from latedrop.plots.canvas import new_figure
+from latedrop.plots.classes import reliability_diagram
 from latedrop.plots.predictions import error_against_std, intervals, site_shares
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "intervals",
     "metric_by_rate",
     "new_figure",
+    "reliability_diagram",
     "site_shares",
     "tradeoff",
 ]
