@@ -9,8 +9,8 @@ of false ones (conformal p-values; Vovk et al. 2005, Bates et al. 2023, "Testing
 
 Several scores are put on one scale, `q = normal quantile of the score's rank among usual rows`, and summed with weights
 `w = S^-1 d`, none below 0: `S` is the covariance of `q` over usual rows, `d` is 1 for each score. Where strange rows
-are known `S` is the mean of both covariances, and `d` how far their means are apart (Fisher 1936). Weights come from other
-usual rows than p-values do.
+are known `S` is the mean of both covariances, and `d` how far their means are apart (Fisher 1936). Weights come from
+other usual rows than p-values do.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Combination:
         """`(N, scores)`: the normal quantile of each score's rank, growing on slowly beyond all usual rows."""
         found = []
         for name, usual in self.usual.items():
-            s = scores[name].double()
+            s = scores[name].double().contiguous()
             rank = torch.searchsorted(usual, s) + torch.searchsorted(usual, s, right=True)
             q = torch.special.ndtri((rank / 2 + 0.5) / (len(usual) + 1))
             far = (s - usual[-1]).clamp_min(0) / (usual[-1] - usual.median()).clamp_min(1e-12)
