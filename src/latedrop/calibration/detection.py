@@ -7,10 +7,10 @@ With `s` the score of a new row, large for strange ones, and `u_1, ..., u_n` tho
 If the row is exchangeable with those, `P(p <= a) <= a`: whoever raises an alarm where `p <= a` has at most that share
 of false ones (conformal p-values; Vovk et al. 2005, Bates et al. 2023, "Testing for outliers with conformal p-values").
 
-Several scores are put on one scale, `q = normal quantile of the score's rank among usual rows`, and summed with weights
-`w = S^-1 d`, none below 0: `S` is the covariance of `q` over usual rows, `d` is 1 for each score. Where strange rows
-are known `S` is the mean of both covariances, and `d` how far their means are apart (Fisher 1936). Weights come from
-other usual rows than p-values do.
+Several scores are put on one scale, `q = normal quantile of the score's rank among usual rows`. Their combination is
+the largest `q`: a row is strange if any score says so. Where strange rows are known it is a sum with weights
+`w = S^-1 d`, none below 0, with `S` the mean of the covariances of `q` over usual and over strange rows, and `d` how
+far their means are apart (Fisher 1936). Ranks and weights come from other usual rows than p-values do.
 """
 
 from __future__ import annotations
@@ -55,27 +55,26 @@ class Combination:
 
     Attributes:
         usual: of every score, those of usual rows in rising order, `(n,)`.
-        weights: of every score, none below 0; they sum to 1.
+        weights: of every score, none below 0; they sum to 1. None: the largest counts.
     """
 
     usual: dict[str, Tensor] = field(repr=False)
-    weights: dict[str, float]
+    weights: dict[str, float] | None = None
 
     @classmethod
     def fit(cls, usual: Mapping[str, Tensor], strange: Mapping[str, Tensor] | None = None) -> Combination:
         """From the scores of usual rows, and of strange ones where some are known."""
-        ordered = {name: values.double().sort().values for name, values in usual.items()}
-        even = cls(ordered, dict.fromkeys(ordered, 1 / len(ordered)))
-        q = even.places(usual)
-        spread, shift = torch.cov(q.T), torch.ones(q.shape[1], dtype=q.dtype)
-        if strange is not None:
-            far = even.places(strange)
-            spread, shift = (spread + torch.cov(far.T)) / 2, far.mean(0) - q.mean(0)
-        spread = (1 - _SHRINK) * spread + _SHRINK * torch.eye(len(ordered), dtype=spread.dtype)
-        weights = torch.linalg.solve(spread, shift).clamp_min(0)
-        if not float(weights.sum()) > 0:
-            return even
-        return cls(ordered, dict(zip(ordered, (weights / weights.sum()).tolist(), strict=True)))
+        largest = cls({name: values.double().sort().values for name, values in usual.items()})
+        if strange is None:
+            return largest
+        q, far = largest.places(usual), largest.places(strange)
+        if len(far) < 2:
+            raise DataError(f"expected at least 2 strange rows to fit a combination to; found {len(far)}.")
+        spread = (1 - _SHRINK) * (torch.cov(q.T) + torch.cov(far.T)) / 2 + _SHRINK * torch.eye(q.shape[1])
+        weights = torch.linalg.solve(spread, far.mean(0) - q.mean(0)).clamp_min(0)
+        if not float(weights.sum()) > 0:  # strange rows score lower than usual ones
+            return largest
+        return cls(largest.usual, dict(zip(usual, (weights / weights.sum()).tolist(), strict=True)))
 
     def places(self, scores: Mapping[str, Tensor]) -> Tensor:
         """`(N, scores)`: the normal quantile of each score's rank, growing on slowly beyond all usual rows."""
@@ -90,8 +89,10 @@ class Combination:
 
     def __call__(self, scores: Mapping[str, Tensor]) -> Tensor:
         """The combined score, `(N,)`."""
-        weights = torch.tensor([self.weights[name] for name in self.usual], dtype=torch.float64)
-        return self.places(scores) @ weights
+        q = self.places(scores)
+        if self.weights is None:
+            return q.amax(1)
+        return q @ torch.tensor([self.weights[name] for name in self.usual], dtype=torch.float64)
 
 
 @dataclass(frozen=True)

@@ -140,7 +140,7 @@ class Detector:
         fields.end()
         if made_with != uq.calibration.fingerprint:
             raise DataError(f"expected the model that the detector was made with; found another. {again}")
-        parts = None if weights is None or combined is None else Combination(combined, weights)
+        parts = None if combined is None else Combination(combined, weights)
         return cls(uq, names, usual, parts, None if learned is None else Neighbours(**learned))
 
 
