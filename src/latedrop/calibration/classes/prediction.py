@@ -86,11 +86,16 @@ class ClassPrediction:
         """`(N,)`, True for rows that a rule keeps; see `ClassPredictor.rejection`."""
         return self.confidence >= rule.threshold
 
-    def to_dict(self) -> dict[str, Tensor]:
-        """Named results: `label`, `confidence`, `entropy`, what else is known of each row, and `probabilities`."""
+    def to_dict(self, level: float | None = None) -> dict[str, Tensor]:
+        """Named results: `label`, `confidence`, `entropy`, what else is known of each row, and `probabilities`.
+
+        With a level, where the calibration makes prediction sets, also `set`.
+        """
         named = {"label": self.label, "confidence": self.confidence, "entropy": self.entropy}
         extra = {"strangeness": self.strangeness, "mutual_information": self.mutual_information}
         named |= {name: value for name, value in extra.items() if value is not None}
+        if level is not None and self.calibration.sets is not None:
+            named["set"] = self.prediction_set(level)
         return {**named, "probabilities": self.probabilities}
 
     def to_pandas(self) -> pandas.DataFrame:
