@@ -59,6 +59,24 @@ def broken():
     model.load_state_dict(net().state_dict())
     return model
 
+class Shades(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 4), nn.Linear(4, 3)
+        for layer in (self.first, self.second):
+            nn.init.constant_(layer.weight, 0.4)
+        with torch.no_grad():
+            self.second.weight[0].fill_(-1.0)
+            self.second.weight[2].fill_(1.6)
+            self.first.bias.zero_()
+            self.second.bias.copy_(torch.tensor([3.5, 1.5, -2.2]))
+
+    def forward(self, x):
+        return 4 * self.second(self.first(x.mean((2, 3))).relu())
+
+def shades():
+    return Shades()
+
 def log(probabilities):
     return probabilities.clamp_min(1e-12).log()
 """
@@ -180,6 +198,34 @@ def test_names_say_the_order_of_the_outputs(call: Run) -> None:
     code, out, _ = call("calibrate", "user_classes:net", *data("val.csv", "code"), "-o", "cal.json", *names)
     assert (code, json.loads(out)["names"]) == (0, ["x", "y", "z"])  # numbers are the classes' own
     assert record_in("cal.json").verdict.accuracy > 0.5
+
+
+@pytest.mark.filterwarnings("default")
+def test_an_order_worse_than_chance_is_warned_of(call: Run) -> None:
+    order = ("--class-names", 'dog,"owl, snowy",cat')
+    code, _, err = call("calibrate", "user_classes:net", *data("val.csv", "kind"), "-o", "cal.json", *order)
+    assert (code, err.count("\n")) == (0, 1)
+    assert "less than by chance" in err
+
+
+def test_images_with_labels(call: Run) -> None:
+    image = pytest.importorskip("PIL.Image")
+    dice = np.random.default_rng(0)
+    Path("photos").mkdir()
+    with open("names.csv", "w") as file:
+        file.write("file,kind\n")
+        for i in range(30):
+            shade = (i % 3) * 80 + dice.integers(0, 60)
+            image.fromarray(np.full((4, 4, 3), shade, np.uint8)).save(f"photos/{i}.png")
+            file.write(f"{i}.png,{'abc'[i % 3]}\n")
+    pictures = ("--data", "names.csv", "--images", "photos")
+    words = (*pictures, "--target", "kind", "--terms", "leverage", "-o", "cal.json", "--json")
+    code, out, _ = call("calibrate", "user_classes:shades", *words)
+    assert (code, json.loads(out)["names"], json.loads(out)["verdict"]["accuracy"] > 0.5) == (0, ["a", "b", "c"], True)
+    code, out, _ = call("predict", "user_classes:shades", "cal.json", *pictures, "--keep", "file")
+    assert (code, out.splitlines()[0]) == (0, "file,label,confidence,entropy,strangeness,p_a,p_b,p_c")
+    code, out, _ = call("evaluate", "user_classes:shades", "cal.json", *pictures, "--json")
+    assert (code, json.loads(out)["rows"]) == (0, 30)
 
 
 @pytest.mark.parametrize("end", ["csv", "parquet", "npz"])

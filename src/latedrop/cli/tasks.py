@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast, get_args
+from warnings import warn
 
 from torch import Tensor, nn
 
@@ -15,11 +16,14 @@ from latedrop.calibration.predictor import Predictor
 from latedrop.cli.feed import Source, only_target
 from latedrop.cli.options import Classes
 from latedrop.cli.tables import STANDARD, Labels, check_count, distinct
-from latedrop.errors import ArgumentError
+from latedrop.errors import ArgumentError, LatedropWarning
 from latedrop.model.calling import Readout
+from latedrop.terminal import listed
 from latedrop.variance.sampling import own_output
 
 __all__ = ["remembering", "with_labels"]
+
+_SHOWN = 6
 
 
 def with_labels(source: Source, network: nn.Module, options: Classes, readout: Readout) -> tuple[Source, Task]:
@@ -65,6 +69,14 @@ def remembering(
     if units:
         raise ArgumentError("expected --unit with a regression; found it with classes. Leave it out.")
     uq.calibration = replace(uq.calibration, columns=source.names())
+    c = uq.calibration
+    if c.verdict.accuracy < 1 / c.classes:
+        warn(
+            f"the model is right in {c.verdict.accuracy:.0%} of the validation rows, less than by chance: the classes "
+            f"may have another order than {listed(c.known_names, _SHOWN)}. Give that of the outputs: --class-names.",
+            LatedropWarning,
+            stacklevel=2,
+        )
     return uq if options.sets is None else uq.conformal(held, checked_score(options.sets), per_class=options.per_class)
 
 
