@@ -17,6 +17,7 @@ import torch
 
 import latedrop
 from latedrop.calibration.classes.record import ClassCalibration
+from latedrop.cli.command import _in_options
 
 for package in ("typer", "rich"):
     pytest.importorskip(package, reason="typer and rich make the command line")
@@ -371,10 +372,16 @@ SINGLE = "id,a,b,c,d,kind\n" + "".join(f"{i},{i},1,1,1,cat\n" for i in range(9))
         ("net", (*data("val.csv", "kind"), "--per-class"), 2, "expected --sets with --per-class"),
         ("one", (*data("val.csv", "a"), "--inputs", "b,c,d,code", "--sets", "lac"), 2, "expected --sets with classes"),
         ("net", (*data("val.csv", "kind"), "--floor"), 2, "expected options that classes have; found --floor."),
+        (
+            "net",
+            (*data("val.csv", "kind"), "--inputs", "a,b"),
+            1,
+            "Its input was columns a, b of val.csv: see --inputs.",
+        ),
         ("net", (*data("val.csv", "kind"), "--unit", "cm"), 2, "expected --unit with a regression"),
         ("net", (*data("val.csv", "kind"), "--target-log"), 2, "found --target-mean, --target-std or --target-log."),
     ],
-    ids=range(20),
+    ids=range(21),
 )
 def test_wrong_input_is_one_line(call: Run, model: str, words: tuple[str, ...], code: int, message: str) -> None:
     Path("single.csv").write_text(SINGLE)
@@ -414,3 +421,20 @@ def test_a_label_that_the_calibration_does_not_know(call: Run, calibrated: str) 
     Path("new.csv").write_text(Path("test.csv").read_text().replace("dog", "frog", 1))
     code, _, err = call("evaluate", "user_classes:net", calibrated, "--data", "new.csv")
     assert (code, "found 'frog' at line" in err) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("words", "options"),
+    [
+        ("pass target=Standardized(mean=[1, 2], std=[3, 4]), or", "pass --target-mean 1,2 --target-std 3,4, or"),
+        ("pass target=Standardized(mean=1.5, std=3), or", "pass --target-mean 1.5 --target-std 3, or"),
+        ("if that was learned, pass target=Log().", "if that was learned, pass --target-log."),
+        ("found floor=, target=. Numbers", "found --floor, --target-mean, --target-std or --target-log. Numbers"),
+        ("expected 3 class_names; found 2.", "expected 3 --class-names; found 2."),
+        ("are task='regression'.", "are --task regression."),
+        ("training rows as reference=.", "training rows: --reference."),
+    ],
+    ids=range(7),
+)
+def test_python_becomes_options(words: str, options: str) -> None:
+    assert _in_options(words) == options

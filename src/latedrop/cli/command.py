@@ -88,6 +88,7 @@ _NAMES = "method|floor|per_site|draws|rates|select|kind|readout|intervals|confor
 _NAMES += "|task|row_weights"
 _WORDS = {
     "Pass the same function to load()": "Name it: --readout package.module:function",
+    "; where a batch holds targets too, pass unpack=": "",
     "readout=lambda p: p.clamp_min(1e-12).log()": "--readout package.module:function, for their logarithm",
     "readout=lambda p: p.clamp(1e-7, 1 - 1e-7).logit()": "--readout package.module:function, for log(p / (1 - p))",
     "Of one-hot rows pass labels.argmax(1)": "Name one column with a label for each row: --target",
@@ -95,17 +96,24 @@ _WORDS = {
     "Convert them with labels.long() if they are; numbers": "Numbers",
     "Pass more rows to conformal()": "Pass more rows: --conformal-data",
     "Call uq = uq.conformal((x, labels)) first": "Calibrate with --sets lac",
-    "target=": "--target-mean, --target-std or --target-log",
+    "; with collate=, a batch must give one for each item of the list, in its order": "",
+    "rates=[...]": "--rates",
+    " as reference=": ": --reference",
+    "target=Log()": "--target-log",
+    "target=,": "--target-mean, --target-std or --target-log,",
+    "target=.": "--target-mean, --target-std or --target-log.",
     " class_names": " --class-names",
     " conformal_data": " --conformal-data",
 }
 """What messages say in Python, and what they say on the command line."""
+_UNITS = re.compile(r"target=Standardized\(mean=\[?([^])]*)\]?, std=\[?([^])]*)\]?\)")
 
 
 def _in_options(text: str) -> str:
     """The arguments of Python that a message speaks of, as options: `floor=True` is --floor."""
     for words, options in _WORDS.items():
         text = text.replace(words, options)
+    text = _UNITS.sub(lambda match: f"--target-mean {match[1]} --target-std {match[2]}".replace(", ", ","), text)
 
     def spoken(match: re.Match[str]) -> str:
         value = match["value"].replace("True", "").strip("[]'")

@@ -9,6 +9,7 @@ from warnings import warn
 
 from torch import Tensor, nn
 
+from latedrop.calibration.batches import failures_explained
 from latedrop.calibration.classes.labels import Task, as_logits
 from latedrop.calibration.classes.predictor import ClassPredictor
 from latedrop.calibration.classes.sets import checked_score
@@ -85,8 +86,9 @@ def _reading(source: Source, labels: Labels) -> Source:
 
 
 def _output(source: Source, network: nn.Module, readout: Readout) -> Tensor:
-    with source.explained():
-        return own_output(network, source.example(network), readout)
+    x = source.example(network)
+    with source.explained(), failures_explained(x):
+        return own_output(network, x, readout)
 
 
 def _check_names(names: tuple[str, ...], classes: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -36,6 +37,7 @@ ERROR_GOOD, ERROR_BAD = 0.03, 0.08
 GAIN_GOOD = 0.01
 """Nats over one temperature: less is negligible."""
 _LEVEL = 0.9
+_BINS = 15  # of the calibration error
 RANKING_GOOD, RANKING_BAD = 0.8, 0.65
 """AUROC of telling right from wrong rows by the confidence."""
 
@@ -212,8 +214,19 @@ def _calibration(v: ClassVerdict) -> Finding:
     if v.ece <= ERROR_BAD:
         advice = "Take them as rough, or calibrate on more rows like these."
         return Finding("Do the probabilities hold?", "weak", text, value, advice)
+    if v.ece <= _by_chance(v):
+        advice = "So few rows cannot tell: exact probabilities would look like this. Evaluate on more."
+        return Finding("Do the probabilities hold?", "weak", text, value, advice)
     advice = "Do not rely on them. Calibrate on rows like these."
     return Finding("Do the probabilities hold?", "bad", text, value, advice)
+
+
+def _by_chance(v: ClassVerdict) -> float:
+    """What the calibration error of exact probabilities would be at most, on average, among so many rows.
+
+    The share of right rows in a bin of n has a standard deviation of at most `sqrt(a (1 - a) / n)`, `a` the accuracy.
+    """
+    return math.sqrt(2 / math.pi * v.accuracy * (1 - v.accuracy) * _BINS / v.rows)
 
 
 def _worth(v: ClassVerdict) -> Finding:
