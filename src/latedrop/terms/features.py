@@ -8,7 +8,7 @@ many by a fixed random matrix.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,12 +57,12 @@ class Features:
             )
         return cls(tuple(names))
 
-    def of(self, model: nn.Module, x: Any, sites: Sites) -> Tensor:
-        """`(N, features)`, in one plain pass."""
+    def of(self, model: nn.Module, x: Any, sites: Sites, seen: Callable[[Any], object] = lambda output: None) -> Tensor:
+        """`(N, features)`, in one plain pass; `seen` is shown the raw output of it, batch by batch."""
         parts = fitting_batches(model, x)
         if parts is not None:
-            return torch.cat([self.of(model, part, sites)[:rows] for part, rows in parts])
-        noted = self._noted(model, x, sites)
+            return torch.cat([self.of(model, part, sites, seen)[:rows] for part, rows in parts])
+        noted = self._noted(model, x, sites, seen)
         return _narrow(torch.cat([noted.features(name) for name in self.sites], 1))
 
     def steady(self, model: nn.Module, x: Any, sites: Sites) -> Features | None:
@@ -84,7 +84,9 @@ class Features:
             kept = tuple(name for name in kept if together.agrees(alone, name, i))
         return Features(kept) if kept else None
 
-    def _noted(self, model: nn.Module, x: Any, sites: Sites) -> _Noted:
+    def _noted(
+        self, model: nn.Module, x: Any, sites: Sites, seen: Callable[[Any], object] = lambda output: None
+    ) -> _Noted:
         chosen = [site for site in sites if site.name in self.sites]
         channels = {site.name: _channels(model, site) for site in chosen}
 
@@ -93,7 +95,8 @@ class Features:
             twin = twin_of(model, own_gradients=may_derive(model))
             try:
                 with Thinning(twin, chosen, noted, shared=False).passing(x):
-                    call(twin, copied(x))
+                    output = call(twin, copied(x))
+                seen(output)
             finally:
                 release(twin)
             return noted
