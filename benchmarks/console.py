@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from benchmarks.timing import RESULTS, machine, write
 from latedrop.console.alarms import Rule
@@ -212,13 +213,15 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=5)
     parser.add_argument("--sets", nargs="+", default=["mall", "ucsd"], choices=list(SETS))
     parser.add_argument("--tables", action="store_true")
-    parser.add_argument("--out", type=Path, default=RESULTS / "console.json")
+    parser.add_argument("--out", default="console", help="name of the result")
     words = parser.parse_args()
     if not words.tables:
-        rows = {name: measured(name, words.data, words.every) for name in words.sets}
-        record = {"every": words.every, "machine": machine(), "summary": summary(rows), "rows": rows}
-        write(words.out, record)
-    record = json.loads(words.out.read_text(encoding="utf-8"))
+        rows: dict[str, list[dict[str, Any]]] = {}
+        for name in words.sets:
+            rows[name] = measured(name, words.data, words.every)
+            about = {"every": words.every, "machine": machine(torch.device("cpu"))}
+            write(words.out, {**about, "summary": summary(rows), "rows": rows})
+    record = json.loads((RESULTS / f"{words.out}.json").read_text(encoding="utf-8"))
     for table in (alarm_table, zone_table, label_table):
         print(table(record), end="\n\n")
 

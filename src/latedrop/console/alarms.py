@@ -40,7 +40,7 @@ class Rule:
         """The colour that a probability asks for, given the present one."""
         if probability >= self.sure or (now == "red" and probability >= _KEEP):
             return "red"
-        calm = 1 - self.sure
+        calm = 1 - self.sure + 1e-9
         # From green one leaves later than one comes back to it.
         if probability <= calm or (now == "green" and probability <= min(2 * calm, _KEEP)):
             return "green"

@@ -12,7 +12,7 @@ from latedrop.console.sources import Pixels
 
 __all__ = ["density_layer", "doubt_layer", "jpeg", "png", "regions_layer"]
 
-_WIDEST = 1280
+_WIDEST, _FINER = 1280, 6
 # From clear to strong, at steps of equal size: what a map is drawn in.
 _DENSITY = ((10, 80, 130), (20, 130, 165), (60, 185, 200), (140, 225, 225), (235, 255, 250))
 _DOUBT = ((90, 60, 160), (160, 70, 190), (225, 90, 180), (255, 140, 160), (255, 225, 215))
@@ -43,13 +43,14 @@ def doubt_layer(std: npt.NDArray[np.float64]) -> bytes:
 
 def regions_layer(regions: npt.NDArray[np.bool_]) -> bytes:
     """Regions in doubt: a rim, and a light fill."""
-    inner = regions.copy()
-    for axis, step in ((0, 1), (0, -1), (1, 1), (1, -1)):
-        inner &= np.roll(regions, step, axis)
-    layer = np.zeros((*regions.shape, 4), dtype=np.uint8)
-    layer[regions] = (255, 176, 32, 230)
-    layer[inner] = (255, 176, 32, 70)
-    return png(layer.repeat(4, 0).repeat(4, 1))
+    large = np.pad(regions, 1).repeat(_FINER, 0).repeat(_FINER, 1)
+    inner = large.copy()
+    for axis, step in ((0, 2), (0, -2), (1, 2), (1, -2)):
+        inner &= np.roll(large, step, axis)
+    layer = np.zeros((*large.shape, 4), dtype=np.uint8)
+    layer[large] = (255, 186, 60, 240)
+    layer[inner] = (255, 186, 60, 60)
+    return png(layer[_FINER:-_FINER, _FINER:-_FINER])
 
 
 def _coloured(

@@ -62,6 +62,7 @@ def _listening(host: str, port: int) -> socket.socket:
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         found.bind((host, port))
+        found.listen(128)  # whoever comes before the server is up waits, and is not refused
     except OSError as error:
         found.close()
         raise ArgumentError(

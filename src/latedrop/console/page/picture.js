@@ -56,6 +56,7 @@ export class Picture {
     if (canvas.width !== image.width || canvas.height !== image.height) {
       canvas.width = image.width;
       canvas.height = image.height;
+      $("frame").style.setProperty("--ratio", image.width / image.height);
       this.outline();
     }
     const paper = canvas.getContext("2d");

@@ -127,9 +127,12 @@ export class Timeline {
       ctx.setLineDash([]);
       ctx.fillStyle = css("--red");
       ctx.font = `${12 * devicePixelRatio}px system-ui`;
+      ctx.textAlign = "left";
+      ctx.textBaseline = "alphabetic";
       ctx.fillText(`limit ${limit}`, bbox.left + 8, y - 6);
     }
     ctx.textAlign = "center";
+    ctx.textBaseline = "alphabetic";
     ctx.font = `${13 * devicePixelRatio}px system-ui`;
     for (const event of this.known.events) {
       if (event.kind !== "alarm" || event.zone !== zone) continue;

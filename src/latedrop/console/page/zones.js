@@ -20,7 +20,7 @@ export class ZoneList {
 
   row(source, zone) {
     const parts = {
-      light: make("i", { class: "light" }), number: make("span", { class: "number" }, "–"), word: make("span", { class: "word" }),
+      light: make("i", { class: "light" }), number: make("span", { class: "number" }, "–"), word: make("span", { class: "word", role: "status" }), chance: make("small"),
     };
     const limit = make("input", {
       type: "number", min: 0, step: 1, placeholder: "none", value: zone.limit, "aria-label": `Limit of ${zone.name}`,
@@ -29,9 +29,10 @@ export class ZoneList {
     const remove = zone.points.length ? make("button", {
       type: "button", title: `Remove ${zone.name}`, "aria-label": `Remove ${zone.name}`, onclick: () => this.remove(source, zone),
     }, "✕") : null;
+    parts.limit = limit;
     this.rows.set(zone.id, parts);
     return make("li", { "data-zone": zone.id }, parts.light, make("span", { class: "name" }, zone.name), parts.number,
-      make("div", { class: "row" }, parts.word, make("span", {}, make("label", {}, "limit ", limit), remove)));
+      make("div", { class: "row" }, make("span", { class: "said" }, parts.word, parts.chance), make("span", {}, make("label", {}, "limit ", limit), remove)));
   }
 
   async save(source, zone, changes) {
@@ -54,16 +55,17 @@ export class ZoneList {
       if (!parts) continue;
       parts.number.replaceChildren(people(zone.count), make("small", {}, range(zone.low, zone.high)));
       parts.light.className = `light ${zone.colour ?? ""}`;
-      const said = zone.colour ? `${WORDS[zone.colour]}, ${sureness(zone)}` : "";
-      if (parts.word.textContent !== said) parts.word.textContent = said;
+      const said = zone.colour ? WORDS[zone.colour] : "";
+      if (parts.word.textContent !== said) parts.word.textContent = said; // said aloud only when it changes
       parts.word.className = `word ${zone.colour ?? ""}`;
+      parts.chance.textContent = zone.colour ? chance(zone.probability, parts.limit.value) : "";
     }
   }
 }
 
-function sureness({ colour, probability }) {
-  const percent = Math.round(100 * (colour === "green" ? 1 - probability : probability));
-  return `${percent > 99 ? "over 99" : percent < 1 ? "under 1" : percent} % ${colour === "amber" ? "likely above" : "sure"}`;
+function chance(probability, limit) {
+  const percent = Math.round(100 * probability);
+  return `more than ${limit}: ${percent > 99 ? "over 99" : percent < 1 ? "under 1" : percent} % likely`;
 }
 
 export function drawing(known, save) {
