@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +152,46 @@ def _judged(c: Any, v: Any, y: Any, chosen: list[int], half: int) -> tuple[float
     return float(error.mean()), float((error <= reach * np.sqrt(variance)).mean())
 
 
+def speed(repeats: int = 7) -> dict[str, float]:
+    """CPU seconds on one thread for a frame of 640 x 480, by the shipped counter for Mall; medians."""
+    trained = load_weights(shipped("mall"))
+    calibration = load_calibration(shipped("mall", ".calibration.json"), trained)
+    torch.set_num_threads(1)
+    pixels = np.random.default_rng(0).integers(60, 200, (480, 640), dtype=np.uint8)
+    image = torch.from_numpy(pixels[None] / np.float32(255))
+
+    def seconds(run: Callable[[], Any]) -> float:
+        run()
+        found = []
+        for _ in range(repeats):
+            begun = time.process_time()
+            run()
+            found.append(time.process_time() - begun)
+        return float(np.median(found))
+
+    with torch.inference_mode():
+        times = {"plain pass": seconds(lambda: trained.model(image[None]))}
+    times["as `crowd count`"] = seconds(lambda: calibration.read(trained, image))
+    times["one pass"] = seconds(lambda: calibration.read(trained, image, deviations=False))
+    counter = LiveCounter(faster(trained), calibration)
+    zones = list(ZONES.values())[:4]
+    times["one pass, weights laid out for it"] = seconds(lambda: calibration.read(trained, image, deviations=False))
+    times["a frame of the console: three zones"] = seconds(lambda: counter.count("frame", pixels, zones))
+    count = counter.count("frame", pixels, zones)
+    times["shares of three zones, measured again"] = seconds(
+        lambda: Shares.measured(trained, calibration, image, count.density, zones)
+    )
+    times["map of doubt, while it is shown"] = seconds(lambda: counter.doubt(count))
+    return times
+
+
+def speed_table(record: dict[str, Any]) -> str:
+    times = record["speed"]
+    lines = ["| step | in plain passes | frames per second and core |", "| --- | ---: | ---: |"]
+    lines += [f"| {name} | {t / times['plain pass']:.2f} | {1 / t:.1f} |" for name, t in times.items()]
+    return "\n".join(lines)
+
+
 def summary(rows: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
     parts = {"whole picture": [0], "zones": list(range(1, len(ZONES)))}
     return {
@@ -213,16 +255,21 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=5)
     parser.add_argument("--sets", nargs="+", default=["mall", "ucsd"], choices=list(SETS))
     parser.add_argument("--tables", action="store_true")
+    parser.add_argument("--speed", action="store_true", help="measure the speed alone, and add it to the result")
     parser.add_argument("--out", default="console", help="name of the result")
     words = parser.parse_args()
-    if not words.tables:
+    path = RESULTS / f"{words.out}.json"
+    if words.speed:
+        write(words.out, {**json.loads(path.read_text(encoding="utf-8")), "speed": speed()})
+    elif not words.tables:
+        known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
         rows: dict[str, list[dict[str, Any]]] = {}
         for name in words.sets:
             rows[name] = measured(name, words.data, words.every)
             about = {"every": words.every, "machine": machine(torch.device("cpu"))}
-            write(words.out, {**about, "summary": summary(rows), "rows": rows})
-    record = json.loads((RESULTS / f"{words.out}.json").read_text(encoding="utf-8"))
-    for table in (alarm_table, zone_table, label_table):
+            write(words.out, {**known, **about, "summary": summary(rows), "rows": rows})
+    record = json.loads(path.read_text(encoding="utf-8"))
+    for table in (alarm_table, zone_table, label_table, *([speed_table] if "speed" in record else [])):
         print(table(record), end="\n\n")
 
 

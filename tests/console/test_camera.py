@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from threading import Condition, Event
 
@@ -70,7 +71,7 @@ def test_a_broken_stream_is_opened_again_and_says_so() -> None:
     camera.close()
     assert said[:3] == ["live", "lost", "live"]
     gaps = np.diff(opened[:5])
-    assert all(later > earlier for earlier, later in zip(gaps, gaps[1:], strict=False))  # twice as long each time
+    assert all(later > earlier for earlier, later in pairwise(gaps))  # twice as long each time
     assert "Trying again in" in camera.words or camera.state == "live"
 
 

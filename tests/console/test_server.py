@@ -59,7 +59,10 @@ class Console:
 
     def ask(self, path: str, method: str = "GET", body: Any = None, **headers: str) -> tuple[int, Any, dict[str, str]]:
         wire = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
-        sent = {"Content-Type": "application/json", **{name.replace("_", "-"): value for name, value in headers.items()}}
+        sent = {
+            "Content-Type": "application/json",
+            **{name.replace("_", "-"): value for name, value in headers.items()},
+        }
         wire.request(method, path, None if body is None else json.dumps(body), sent)
         answer = wire.getresponse()
         content, found = answer.read(), {name.lower(): value for name, value in answer.getheaders()}
@@ -210,6 +213,35 @@ def test_a_restart_finds_everything_again(tmp_path: Path) -> None:
         assert again.watch.views[0].counter.stream.bias == pytest.approx(bias)
     finally:
         again.close()
+
+
+def test_a_frame_that_cannot_be_counted_stops_nothing(tmp_path: Path) -> None:
+    def frames() -> Iterator[Pixels]:
+        for pixels in (np.zeros((8, 8), np.uint8), np.zeros((5,), np.uint8), SCENES[0]):
+            assert pixels is not None
+            yield pixels
+            waited(lambda: len(told) or seen)
+            seen.append(len(told))
+            told.clear()
+
+    told: list[dict[str, Any]] = []
+    seen: list[int] = []
+    trained = load_weights(shipped("scenes"))
+    calibration = load_calibration(shipped("scenes", ".calibration.json"), trained)
+    watch = Watch([Source("door", False, frames)], trained, calibration, Store(tmp_path / "a"), Settings(), Notices([]))
+    said: list[str] = []
+
+    def tell(message: dict[str, Any]) -> None:
+        if message["kind"] in ("bad", "count"):
+            said.append(message.get("text", "counted"))
+            told.append(message)
+
+    watch.tell = tell
+    watch.start()
+    waited(lambda: "counted" in said)
+    watch.close()
+    assert "receptive field" in said[0]
+    assert said[-1] == "counted"
 
 
 def test_a_day_of_frames_leaves_memory_and_disk_flat(tmp_path: Path) -> None:

@@ -31,7 +31,9 @@ def test_cells_of_a_polygon() -> None:
     assert (both == 1).all()  # neighbours share no cell and leave none out
 
 
-@pytest.mark.parametrize("value", ["[[0, 0]]", [[0, 0], [1, 1]], [[0, 0], [2, 0], [0, 1]], "nonsense", [[0, 0, 1]] * 3, 7])
+@pytest.mark.parametrize(
+    "value", ["[[0, 0]]", [[0, 0], [1, 1]], [[0, 0], [2, 0], [0, 1]], "nonsense", [[0, 0, 1]] * 3, 7]
+)
 def test_corners_that_make_no_zone(value: object) -> None:
     with pytest.raises(DataError, match="corners"):
         checked_points(value)

@@ -32,7 +32,16 @@ PATTERN = re.compile(r"^\| `(\S+ .+?)` \|", re.MULTILINE)
 UNLISTED = {
     *(
         f"cli.{name}"
-        for name in ("app", "command", "options", "model_commands", "crowd_commands", "crowd_counters", "demo")
+        for name in (
+            "app",
+            "command",
+            "options",
+            "model_commands",
+            "crowd_commands",
+            "crowd_counters",
+            "crowd_watch",
+            "demo",
+        )
     ),
     "variance.pairs",
     "variance.propagation_rules",

@@ -21,6 +21,7 @@ from latedrop.console.sources import Pixels
 from latedrop.console.store import Store
 from latedrop.crowd.calibration import CrowdCalibration
 from latedrop.crowd.calibration.recalibration import FEWEST
+from latedrop.crowd.calibration.usual import STRANGE
 from latedrop.crowd.recalibrating import recalibrate_counter
 from latedrop.errors import DataError, LatedropWarning
 
@@ -59,13 +60,7 @@ class Proposals:
         doubt, strange = width / max(self._usual, 1e-9), count.strangeness
         score = doubt + max(0.0, strange - 0.5)
         if self._best is None or score > self._best.score:
-            why = (
-                "unlike the frames seen before"
-                if strange > 1
-                else "a wide interval"
-                if doubt > 1.1
-                else "regular check"
-            )
+            why = _why(strange, doubt)
             self._best = Proposal(score, name, why, count, pixels)
         self._since = now if self._since is None else self._since
         if now - self._since < self.stretch:
@@ -74,20 +69,30 @@ class Proposals:
         return found
 
 
+def _why(strange: float, doubt: float) -> str:
+    if strange >= STRANGE:
+        return "unlike the frames seen before"
+    if strange > 1:
+        return "a little unusual"
+    return "a wide interval" if doubt > 1.1 else "regular check"
+
+
 def lossless(image: Tensor) -> bytes:
     """A frame as the network takes it, `(C, H, W)` in [0, 1], as PNG."""
     pixels = (image * 255).round().to(torch.uint8).permute(1, 2, 0).numpy()
     return png(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
 
 
-def learn(counter: LiveCounter, store: Store, source: str, frame: int, people: float, heads: Any) -> str:
-    """Take a label into account at once; what was done, in words."""
+def learn(counter: LiveCounter, store: Store, source: str, frame: int, people: float, heads: Any, lock: Any) -> str:
+    """Take a label into account at once; what was done, in words. Counting goes on meanwhile, but for `lock`."""
     kept = store.frame(frame)
     if kept is None or kept["source"] != source:
         raise DataError("expected a frame that is still kept; it is gone. Take another one.")
     store.label(frame, people, heads)
     known = store.frames(source, labelled=True)
-    counter.learn(kept["name"], counter.read(kept["name"], _opened(kept["png"])), people)
+    reading = counter.read(kept["name"], _opened(kept["png"]))
+    with lock:
+        counter.learn(kept["name"], reading, people)
     if len(known) < FEWEST:
         missing = FEWEST - len(known)
         return (
@@ -95,8 +100,9 @@ def learn(counter: LiveCounter, store: Store, source: str, frame: int, people: f
             "are fitted to this scene."
         )
     fitted = recalibrated(counter, store, source)
-    store.add_calibration(source, f"from {len(known)} labels", fitted.to_json())
-    counter.use(fitted)
+    with lock:
+        store.add_calibration(source, f"from {len(known)} labels", fitted.to_json())
+        counter.use(fitted)
     assert fitted.recalibration is not None
     before, after = fitted.recalibration.mae_before, fitted.recalibration.mae_after
     return (

@@ -37,7 +37,7 @@ CREATE TABLE IF NOT EXISTS calibrations (id INTEGER PRIMARY KEY, source TEXT NOT
     note TEXT NOT NULL, record TEXT NOT NULL, used INTEGER NOT NULL DEFAULT 0);
 """
 _FINE, _STEP = 3600.0, 10.0  # seconds: for how long every frame is kept, and what is averaged after
-_MOST_PICTURES, _MOST_EVENTS, _MOST_PROPOSED = 200, 5000, 12
+_MOST_PICTURES, _MOST_EVENTS, _MOST_PROPOSED, _MOST_CALIBRATIONS = 200, 5000, 12, 20
 
 
 class Store:
@@ -218,6 +218,12 @@ class Store:
             record,
         )
         self.use_calibration(source, number)
+        newest = "SELECT id FROM calibrations WHERE source = ? ORDER BY id DESC LIMIT ?"
+        first = "SELECT MIN(id) FROM calibrations WHERE source = ?"
+        self._do(
+            f"DELETE FROM calibrations WHERE source = ? AND id NOT IN ({newest}) AND id != ({first})",
+            source, source, _MOST_CALIBRATIONS, source,
+        )  # fmt: skip
         return number
 
     def use_calibration(self, source: str, number: int) -> None:

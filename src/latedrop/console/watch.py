@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+import sqlite3
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from threading import Condition, Event, RLock, Thread
 from typing import Any
@@ -27,6 +30,7 @@ __all__ = ["Settings", "View", "Watch"]
 _LOOKED_AT = 4.0  # seconds after which a layer that nobody asked for is no longer worked out
 _MAP_PART = 0.5  # of a source's time that maps of doubt may take
 _KINDS = ("density", "doubt", "regions")
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -130,7 +134,7 @@ class Watch:
         notices: Notices,
     ) -> None:
         self.store, self.settings, self.notices, self.own = store, settings, notices, calibration
-        self.lock, self._arrived, self._stop = RLock(), Condition(), Event()
+        self.lock, self._labelling, self._arrived, self._stop = RLock(), RLock(), Condition(), Event()
         self.tell: Callable[[dict[str, Any]], None] = lambda message: None
         self.views = []
         for number, source in enumerate(sources):
@@ -188,8 +192,8 @@ class Watch:
 
     def label(self, view: View, frame: int, people: float, heads: Any) -> str:
         """Learn from what somebody counted."""
-        with self.lock:
-            said = learn(view.counter, self.store, view.name, frame, people, heads)
+        with self._labelling:
+            said = learn(view.counter, self.store, view.name, frame, people, heads, self.lock)
         self.store.add_event(view.name, "label", f"{people:g} people in a labelled frame. {said}", view.zones[0].id)
         self.tell({"kind": "labels", "source": view.number})
         return said
@@ -207,7 +211,8 @@ class Watch:
 
     def _noted(self, view: View) -> Callable[[str, str], object]:
         def noted(state: str, words: str) -> None:
-            self.store.add_event(view.name, "source", words)
+            with suppress(sqlite3.Error):  # a full disk must not stop the camera
+                self.store.add_event(view.name, "source", words)
             self.tell({"kind": "state", "source": view.number, "camera": {"state": state, "words": words}})
 
         return noted
@@ -220,7 +225,7 @@ class Watch:
                 shot = view.camera.take() if view.camera is not None else None
                 if shot is not None and not self._stop.is_set():
                     busy = True
-                    self._look(view, shot)
+                    self._tried(view, shot)
             if not busy:
                 with self._arrived:
                     self._arrived.wait(0.5)
@@ -230,14 +235,21 @@ class Watch:
                     if view.camera is not None:
                         self.tell({"kind": "state", "source": view.number, "camera": view.camera.about()})
 
+    def _tried(self, view: View, shot: Shot) -> None:
+        """Count a frame; whatever goes wrong is shown, and the next frame is counted."""
+        try:
+            self._look(view, shot)
+        except sqlite3.Error as error:
+            self.tell({"kind": "bad", "source": view.number, "text": f"nothing can be remembered: {error}."})
+        except Exception as error:  # a frame, or a counter of others, may raise anything
+            _logger.warning("a frame was not counted", exc_info=True)
+            text = str(error) if isinstance(error, LatedropError) else f"{type(error).__name__} in a frame"
+            self.tell({"kind": "bad", "source": view.number, "text": text})
+
     def _look(self, view: View, shot: Shot) -> None:
         with self.lock:
             name = frame_name(view.name)
-            try:
-                count = view.counter.count(name, shot.pixels, [zone.points for zone in view.zones])
-            except LatedropError as error:
-                self.tell({"kind": "bad", "source": view.number, "text": str(error)})
-                return
+            count = view.counter.count(name, shot.pixels, [zone.points for zone in view.zones])
             view.count, view.shot = count, shot
             if view.wants_maps():
                 begun = time.monotonic()
@@ -278,7 +290,8 @@ class Watch:
         before = alarm.colour
         changed = alarm.update(probability, shot.time)
         if changed == "red":
-            text = f"more than {zone.limit:g} people, {100 * probability:.0f} % sure: {amount.mean:.0f} counted"
+            sure = "over 99" if probability > 0.99 else f"{100 * probability:.0f}"
+            text = f"more than {zone.limit:g} people, {sure} % sure: {amount.mean:.0f} counted"
             event = self.store.add_event(view.name, "alarm", f"{zone.name}: {text}", zone.id, view.picture_of(shot))
             numbers = {"count": said["count"], "low": low, "high": high, "probability": probability}
             about = {"zone": zone.name, "limit": zone.limit, "time": shot.time, **numbers}

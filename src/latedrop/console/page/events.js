@@ -3,13 +3,20 @@
 import { $, ask, clock, make } from "./dom.js";
 
 export function showAlarms(known, changed) {
-  const open = known.alarms.filter((alarm) => alarm.acknowledged === null);
-  $("alarms").replaceChildren(...open.map((alarm) => make("div", { class: alarm.ended === null ? "" : "over" },
-    make("b", {}, alarm.ended === null ? "Alarm" : "Over"),
-    make("span", {}, `${alarm.source}, ${alarm.text} (${clock(alarm.time)})`),
-    make("button", {
-      type: "button", onclick: async () => { await ask(`/api/alarms/${alarm.id}/acknowledge`, "POST"); changed(); },
-    }, "Acknowledge"))));
+  const waiting = known.alarms.filter((alarm) => alarm.acknowledged === null);
+  const on = waiting.filter((alarm) => alarm.ended === null);
+  const first = on[0] ?? waiting[0];
+  if (!first) { $("alarms").replaceChildren(); return; }
+  const others = waiting.length - 1;
+  const acknowledge = async (alarms) => {
+    for (const alarm of alarms) await ask(`/api/alarms/${alarm.id}/acknowledge`, "POST");
+    changed();
+  };
+  $("alarms").replaceChildren(make("div", { class: on.length ? "" : "over" },
+    make("b", {}, on.length ? "Alarm" : "Over"),
+    make("span", {}, `${first.source}, ${first.text} (${clock(first.time)})`, others ? make("small", {}, ` and ${others} more`) : null),
+    make("button", { type: "button", onclick: () => acknowledge([first]) }, "Acknowledge"),
+    others ? make("button", { type: "button", class: "all", onclick: () => acknowledge(waiting) }, `All ${waiting.length}`) : null));
 }
 
 export function showEvents(known) {

@@ -65,8 +65,8 @@ function showCamera() {
   const skipped = camera.skipped ? `, ${camera.skipped} skipped` : "";
   $("rate").textContent = camera.counted === undefined ? "" : `${camera.counted} of ${camera.arriving} frames per second counted${skipped}`;
   const lost = camera.state !== "live" && camera.state !== undefined;
-  $("curtain").hidden = !lost && Boolean(source().message?.frame);
-  $("curtain").textContent = lost ? camera.words : "waiting for the first frame";
+  $("curtain").hidden = !lost && !source().bad && Boolean(source().message?.frame);
+  $("curtain").textContent = lost ? camera.words : source().bad ?? "waiting for the first frame";
 }
 
 async function news(message) {
@@ -76,6 +76,7 @@ async function news(message) {
   const here = message.source === known.current;
   if (message.kind === "count") {
     one.message = message;
+    one.bad = null;
     for (const zone of message.zones) one.colours[zone.id] = zone.colour;
     showSources();
     if (here) {
@@ -94,9 +95,9 @@ async function news(message) {
     events();
   } else if (message.kind === "events") {
     events();
-  } else if (message.kind === "bad" && here) {
-    $("curtain").hidden = false;
-    $("curtain").textContent = message.text;
+  } else if (message.kind === "bad") {
+    one.bad = message.text;
+    if (here) showCamera();
   }
 }
 
