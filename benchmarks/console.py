@@ -133,6 +133,7 @@ def labels(rows: list[dict[str, Any]], seeds: int = 20) -> list[dict[str, Any]]:
         if number > half:
             continue
         picks = {"picked": [[int(s[np.argmax(score[s])]) for s in np.array_split(np.arange(half), max(number, 1))]]}
+        picks["evenly spread"] = [[int(s[len(s) // 2]) for s in np.array_split(np.arange(half), max(number, 1))]]
         rng = np.random.default_rng(0)
         picks["random"] = [sorted(rng.choice(half, max(number, 1), replace=False).tolist()) for _ in range(seeds)]
         for how, sets in picks.items():
@@ -237,9 +238,8 @@ def label_table(record: dict[str, Any]) -> str:
     names = list(record["summary"])
     lines = ["| labels | how | " + " | ".join(f"{n}: MAE | {n}: coverage of 90 %" for n in names) + " |"]
     lines.append("| ---: | --- |" + " ---: | ---: |" * len(names))
-    keys = [(row["labels"], row["how"]) for row in record["summary"][names[0]]["labels"]]
-    for key in keys:
-        if key == (0, "random"):
+    for key in ((number, how) for number in LABELS for how in ("picked", "evenly spread", "random")):
+        if key[0] == 0 and key[1] != "picked":
             continue
         cells = []
         for name in names:
@@ -269,6 +269,8 @@ def main() -> None:
             about = {"every": words.every, "machine": machine(torch.device("cpu"))}
             write(words.out, {**known, **about, "summary": summary(rows), "rows": rows})
     record = json.loads(path.read_text(encoding="utf-8"))
+    record["summary"] = summary(record["rows"])
+    write(words.out, record)
     for table in (alarm_table, zone_table, label_table, *([speed_table] if "speed" in record else [])):
         print(table(record), end="\n\n")
 

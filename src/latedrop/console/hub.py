@@ -42,10 +42,8 @@ class Hub:
             while True:
                 try:
                     text = await asyncio.wait_for(own.get(), 10)
-                except TimeoutError:
+                except asyncio.TimeoutError:  # noqa: UP041 - another class before Python 3.11
                     yield ": still here\n\n"
-                    continue
-                except asyncio.TimeoutError:
                     continue
                 if text is None:
                     return

@@ -16,14 +16,20 @@ const zones = new ZoneList(known, () => { picture.outline(); timeline.choices();
 const labels = new Labels(known);
 
 function showSources() {
-  $("sources").replaceChildren(...known.sources.map((one) => {
+  const nav = $("sources");
+  if (nav.children.length !== known.sources.length) {
+    nav.replaceChildren(...known.sources.map((one) => make("button", { type: "button", onclick: () => choose(one.number) },
+      make("i", { class: "light" }), one.name, make("b", {}, "–"))));
+  }
+  known.sources.forEach((one, number) => { // changed in place, so that the focus stays
+    const button = nav.children[number];
     const whole = one.message?.zones?.[0];
     const colours = Object.values(one.colours ?? {});
     const worst = ["red", "amber", "green"].find((colour) => colours.includes(colour)) ?? "";
-    return make("button", {
-      type: "button", "aria-pressed": String(one.number === known.current), onclick: () => choose(one.number),
-    }, make("i", { class: `light ${worst}` }), one.name, make("b", {}, whole ? people(whole.count) : "–"));
-  }));
+    button.setAttribute("aria-pressed", String(number === known.current));
+    button.firstChild.className = `light ${worst}`;
+    button.lastChild.textContent = whole ? people(whole.count) : "–";
+  });
 }
 
 function choose(number) {
