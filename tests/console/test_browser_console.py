@@ -157,7 +157,7 @@ def test_a_shift_at_the_console(demo: Demo) -> None:
 def test_pictures_of_the_documentation(demo: Demo) -> None:
     with playwright.sync_playwright() as play:
         browser = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        opened = Opened(browser, demo.address, color_scheme="dark")
+        opened = Opened(browser, demo.address, color_scheme="dark", viewport={"width": 1440, "height": 960})
         opened.draw([(0.07, 0.36), (0.52, 0.32), (0.57, 0.93), (0.09, 0.95)], "Stairs", 9)
         opened.draw([(0.62, 0.2), (0.97, 0.22), (0.98, 0.62), (0.64, 0.6)], "Platform", 4)
         opened.page.fill("#zones li:first-child input", "30")
