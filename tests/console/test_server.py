@@ -215,6 +215,19 @@ def test_a_restart_finds_everything_again(tmp_path: Path) -> None:
         again.close()
 
 
+@pytest.mark.parametrize("record", ["{", "other"], ids=["damaged", "of another counter"])
+def test_a_calibration_that_does_not_fit_is_no_reason_not_to_start(tmp_path: Path, record: str) -> None:
+    trained = load_weights(shipped("scenes"))
+    calibration = load_calibration(shipped("scenes", ".calibration.json"), trained)
+    store = Store(tmp_path / "a.sqlite")
+    other = replace(calibration, fingerprint="other").to_json() if record == "other" else record
+    store.add_calibration("door", "from 9 labels", other)
+    watch = Watch([Source("door", True, walking)], trained, calibration, store, Settings(), Notices([]))
+    assert watch.views[0].counter.calibration.fingerprint == calibration.fingerprint
+    assert "last time" in store.events()[0]["text"]
+    store.close()
+
+
 def test_a_frame_that_cannot_be_counted_stops_nothing(tmp_path: Path) -> None:
     def frames() -> Iterator[Pixels]:
         for pixels in (np.zeros((8, 8), np.uint8), np.zeros((5,), np.uint8), SCENES[0]):

@@ -39,6 +39,14 @@ def test_one_pass_says_the_same(counter: tuple[Trained, CrowdCalibration], dropo
     assert all_of_it.std.any()
 
 
+@pytest.mark.parametrize("name", ["mall", "pets", "scenes", "ucsd"])
+def test_shipped_calibrations_can_be_written_and_read_again(name: str) -> None:
+    trained = load_weights(shipped(name))
+    found = load_calibration(shipped(name, ".calibration.json"), trained)
+    again = CrowdCalibration.from_json(found.to_json())
+    assert again.to_json() == found.to_json()
+
+
 def test_the_network_runs_once(counter: tuple[Trained, CrowdCalibration]) -> None:
     trained, calibration = counter
     passes = []

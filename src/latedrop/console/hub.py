@@ -42,7 +42,7 @@ class Hub:
             while True:
                 try:
                     text = await asyncio.wait_for(own.get(), 10)
-                except asyncio.TimeoutError:  # noqa: UP041 - another class before Python 3.11
+                except asyncio.TimeoutError:  # another class than TimeoutError before Python 3.11
                     yield ": still here\n\n"
                     continue
                 if text is None:

@@ -125,9 +125,10 @@ def restored(counter: LiveCounter, store: Store, source: str, own: CrowdCalibrat
     used = [row for row in store.calibrations(source) if row["used"]]
     since = 0.0
     if used:
-        found = CrowdCalibration.from_json(used[0]["record"])
-        if found.fingerprint != own.fingerprint or found.roi != own.roi:
-            store.add_event(source, "calibration", "the counter is another one now: its own calibration is in use")
+        found = _read(used[0]["record"])
+        if found is None or found.fingerprint != own.fingerprint or found.roi != own.roi:
+            why = "cannot be read" if found is None else "is of another counter"
+            store.add_event(source, "calibration", f"the calibration of last time {why}: that of the weights is in use")
             store.add_calibration(source, "as it came", own.to_json())
             return
         counter.use(found)
@@ -138,6 +139,13 @@ def restored(counter: LiveCounter, store: Store, source: str, own: CrowdCalibrat
         if (row["labelled"] or 0) > since:
             png_bytes = (store.frame(row["id"]) or row)["png"]
             counter.learn(row["name"], counter.read(row["name"], _opened(png_bytes)), row["people"])
+
+
+def _read(record: str) -> CrowdCalibration | None:
+    try:
+        return CrowdCalibration.from_json(record)
+    except DataError:  # of another version, or damaged: no reason not to start
+        return None
 
 
 def frame_name(source: str) -> str:
