@@ -270,6 +270,7 @@ class Watch:
             "source": view.number,
             "frame": shot.number,
             "time": shot.time,
+            "mapped": None if view.mapped is None else view.mapped[0].time,
             "zones": zones,
             "strangeness": round(count.strangeness, 2),
             "reasons": list(count.reasons),

@@ -42,6 +42,8 @@ export class Picture {
       if (number !== this.known.current) return;
       for (const [kind, image] of found) if (image) this.kept.set(kind, image);
       this.paint();
+      const late = mapped && message.mapped ? Math.round(message.time - message.mapped) : 0;
+      $("late").textContent = late > 0 ? `picture and doubt of ${late} s ago` : "";
       const whole = message.zones[0];
       $("picture").setAttribute("aria-label", `Live picture of ${this.known.sources[number].name}: about ${people(whole.count)} people`);
     } catch { /* the next frame comes */ } finally {
