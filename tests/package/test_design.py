@@ -25,6 +25,7 @@ ROOMS = [
     {"report"},
     {"adapters"},
     {"crowd"},
+    {"console"},
     {"studies"},
     {"cli"},
 ]

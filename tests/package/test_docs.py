@@ -39,6 +39,7 @@ UNLISTED = {
             "model_commands",
             "crowd_commands",
             "crowd_counters",
+            "crowd_watch",
             "demo",
             "class_demo",
         )

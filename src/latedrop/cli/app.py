@@ -22,6 +22,7 @@ from latedrop.cli.crowd_commands import (
     crowd_train,
     study_crowd,
 )
+from latedrop.cli.crowd_watch import crowd_watch
 from latedrop.cli.evaluating import evaluate
 from latedrop.cli.model_commands import calibrate, predict, sites, with_examples
 from latedrop.cli.printing import print_demo
@@ -63,6 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     crowd.command("recalibrate")(bundled(crowd_recalibrate))
     crowd.command("train", **HANDED_ON)(crowd_train)
     crowd.command("demo")(bundled(crowd_demo))
+    crowd.command("watch")(bundled(crowd_watch))
     app.add_typer(crowd, name="crowd")
     words = sys.argv[1:] if arguments is None else arguments
     typed.set(shlex.join(["latedrop", *words]))
