@@ -34,11 +34,13 @@ UNLISTED = {
         f"cli.{name}"
         for name in ("app", "command", "options", "model_commands", "crowd_commands", "crowd_counters", "demo")
     ),
+    "cli.serving",
     "variance.pairs",
     "variance.propagation_rules",
     "latedrop.terminal",
 }
-LISTED = ("metrics", "plots", "model", "masking", "variance", "terms", "streams", "calibration", "report", "cli")
+LISTED = ("metrics", "plots", "model", "masking", "variance", "terms", "streams", "calibration", "report", "serving")
+LISTED += ("cli",)
 
 
 @pytest.fixture
@@ -147,7 +149,9 @@ def _messages() -> Iterator[str]:
             if not isinstance(call, ast.Call) or not call.args:
                 continue
             called = ast.unparse(call.func).rpartition(".")[2]
-            if called == "warn" or (isinstance(node, ast.Raise) and called in latedrop.errors.__all__):
+            if called == "warn" or (
+                isinstance(node, ast.Raise) and called in (*latedrop.errors.__all__, "RefusalError")
+            ):
                 first = call.args[0]
                 made_by = ast.unparse(first.func) if isinstance(first, ast.Call) else None
                 templates = map(_template, returned.get(made_by, [first]))

@@ -24,6 +24,7 @@ from latedrop.cli.crowd_commands import (
 )
 from latedrop.cli.model_commands import calibrate, evaluate, predict, sites, with_examples
 from latedrop.cli.printing import print_demo
+from latedrop.cli.serving import serve
 from latedrop.errors import LatedropError
 from latedrop.terminal import HANDED_ON, folder, hand_on, need, one_line, option
 
@@ -50,6 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     app.command("demo")(bundled(demo))
     for command in (sites, calibrate, predict, evaluate):
         app.command(command.__name__, help=with_examples(command))(bundled(command))
+    app.command("serve")(bundled(serve))
     study = typer.Typer(help="The paper's experiments, run again: JSON, pages and figures.", no_args_is_help=True)
     study.command("uci", **HANDED_ON)(study_uci)
     study.command("shift", **HANDED_ON)(study_shift)
