@@ -20,6 +20,7 @@ from benchmarks import (
     hops,
     linear,
     projection,
+    serve,
     stream_figure,
     stream_pages,
     study_tables,
@@ -33,7 +34,7 @@ from benchmarks.speed_pages import IMAGES, figure, memory_table, rows_for_readme
 from benchmarks.timing import RESULTS
 
 ROOT = Path(__file__).parents[1]
-_NAMES = ("performance", "linear", "uci", "design", "worth", "stream", "terms")
+_NAMES = ("performance", "linear", "uci", "design", "worth", "stream", "terms", "serving")
 PAGES = (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in _NAMES))
 _BLOCK = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 
@@ -106,6 +107,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "benchmarks.stream.shift": lambda: stream_pages.shifts(_read(RESULTS / "stream.json")),
     "benchmarks.stream.alarms": lambda: stream_pages.alarms_of_counts(_read(RESULTS / "stream.json")),
     "benchmarks.stream.uci": lambda: stream_pages.alarms_of_uci(_read(RESULTS / "stream.json")),
+    "benchmarks.serve": lambda: serve.markdown(_read(RESULTS / "serve.json")),
+    "benchmarks.serve.accidents": lambda: serve.accidents(_read(RESULTS / "serve.json")),
     "study.uci.claims": lambda: study_tables.claims(study_tables.PAGES / "uci" / "claims.md", study_tables.UCI),
     "study.uci.nll": lambda: study_tables.deep_nll(study_tables.PAGES / "uci" / "index.md"),
     "study.crowd.claims": lambda: study_tables.claims(study_tables.PAGES / "crowd" / "claims.md", study_tables.CROWD),

@@ -149,9 +149,8 @@ def _messages() -> Iterator[str]:
             if not isinstance(call, ast.Call) or not call.args:
                 continue
             called = ast.unparse(call.func).rpartition(".")[2]
-            if called == "warn" or (
-                isinstance(node, ast.Raise) and called in (*latedrop.errors.__all__, "RefusalError")
-            ):
+            made = called in ("warn", "RefusalError")  # the latter also where it is raised elsewhere
+            if made or (isinstance(node, ast.Raise) and called in latedrop.errors.__all__):
                 first = call.args[0]
                 made_by = ast.unparse(first.func) if isinstance(first, ast.Call) else None
                 templates = map(_template, returned.get(made_by, [first]))

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
-from latedrop.errors import ArgumentError, DataError, LatedropError
+from latedrop.errors import ArgumentError, DataError, LatedropError, OutputError
 from latedrop.serving.answers import answer_bytes
 from latedrop.serving.bodies import JSON, rows_of
 from latedrop.serving.descriptions import described
@@ -168,15 +168,13 @@ def _number(text: str | None) -> float | None:
     try:
         return None if text is None else float(text)
     except ValueError:
-        raise RefusalError(
-            f"expected level as a number; found {text[:40]!r}." if text else "expected level=0.9."
-        ) from None
+        raise RefusalError(f"expected level as a number; found {str(text)[:40]!r}.") from None
 
 
 def _explained(error: Exception) -> tuple[int, bytes, str]:
     if isinstance(error, RefusalError):
         return _error(error.status, str(error))
-    if isinstance(error, (DataError, ArgumentError)):
+    if isinstance(error, (DataError, ArgumentError, OutputError)):
         return _error(422, str(error))
     if isinstance(error, LatedropError):
         return _error(500, str(error))

@@ -44,6 +44,7 @@ def listen(app: Any, host: str, port: int, limits: Limits, ready: Callable[[str]
         raise LatedropError(
             f"expected to listen at {host}, port {port}; the system says: {error}. Pass another --port or --host."
         ) from error
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # connections inherit it; asyncio sets it elsewhere only
     config = uvicorn.Config(
         app,
         log_level="warning",
