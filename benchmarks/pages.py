@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import (
+    cluster,
     costs,
     default_cost,
     default_figure,
     default_summary,
     growth,
     hops,
+    large_file,
     linear,
     projection,
     serve,
@@ -34,7 +36,7 @@ from benchmarks.speed_pages import IMAGES, figure, memory_table, rows_for_readme
 from benchmarks.timing import RESULTS
 
 ROOT = Path(__file__).parents[1]
-_NAMES = ("performance", "linear", "uci", "design", "worth", "stream", "terms", "serving")
+_NAMES = ("performance", "linear", "uci", "design", "worth", "stream", "terms", "serving", "command_line", "cluster")
 PAGES = (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in _NAMES))
 _BLOCK = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 
@@ -109,6 +111,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "benchmarks.stream.uci": lambda: stream_pages.alarms_of_uci(_read(RESULTS / "stream.json")),
     "benchmarks.serve": lambda: serve.markdown(_read(RESULTS / "serve.json")),
     "benchmarks.serve.accidents": lambda: serve.accidents(_read(RESULTS / "serve.json")),
+    "benchmarks.cluster": lambda: cluster.markdown(_read(RESULTS / "cluster.json")),
+    "benchmarks.large_file": lambda: large_file.markdown(_read(RESULTS / "large_file.json")),
     "study.uci.claims": lambda: study_tables.claims(study_tables.PAGES / "uci" / "claims.md", study_tables.UCI),
     "study.uci.nll": lambda: study_tables.deep_nll(study_tables.PAGES / "uci" / "index.md"),
     "study.crowd.claims": lambda: study_tables.claims(study_tables.PAGES / "crowd" / "claims.md", study_tables.CROWD),

@@ -16,9 +16,9 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
+from latedrop.calibration.named import as_arguments
 from latedrop.calibration.predictor import Predictor
 from latedrop.calibration.record import Calibration
-from latedrop.cli.models import as_arguments
 from latedrop.cli.tables import Columns, Rows, Table, choose, open_images, open_table, read_batches
 from latedrop.errors import ArgumentError, DataError
 from latedrop.model.arrays import place
@@ -30,6 +30,7 @@ __all__ = [
     "Places",
     "Source",
     "Unlabelled",
+    "check_kept",
     "conformal_rows",
     "output_names",
     "predicted",
@@ -299,6 +300,16 @@ def output_names(calibration: Calibration, *, flat: bool) -> dict[str, tuple[str
         )
     ends = calibration.output_names or range(count)
     return {name: tuple(f"{name}_{end}" for end in ends) for name in _NAMES} | alone
+
+
+def check_kept(kept: Sequence[str], names: Sequence[str]) -> None:
+    """Raise where a column to carry along has the name of one that is written."""
+    both = [name for name in kept if name in names]
+    if both:
+        raise ArgumentError(
+            f"expected to keep columns beside {', '.join(names[:4])}; found {', '.join(both)}, names of the output. "
+            "Rename them in the data."
+        )
 
 
 def predicted(predictor: Predictor, rows: Rows, level: float, *, flat: bool) -> dict[str, npt.NDArray[Any]]:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["calibrate", "evaluate", "predict", "sites", "with_examples"]
 
+_SOME, _MANY, _NUMBERS = 256, 8192, 1 << 20  # rows at once; the most rows of a table, and the most of its numbers
 _READ = ("--data", "--conformal-data", "--reference", "MODEL", "--weights")
 _EXAMPLES = {
     "sites": (
@@ -82,8 +83,8 @@ def sites(
     It needs rows to run the model on: --data, --input-shape, or those that a .pt2 file was exported with.
     """
     with command(debug) as out:
+        from latedrop.calibration.named import load_model
         from latedrop.cli.feed import Source
-        from latedrop.cli.models import load_model
         from latedrop.model.finding import find_sites
 
         if data is not None and input_shape:
@@ -137,8 +138,8 @@ def calibrate(
     """Fit the variance to validation rows, which the model has not seen, and say what it is worth."""
     with command(debug) as out:
         import latedrop
+        from latedrop.calibration.named import load_model
         from latedrop.cli.feed import Labelled, Source, conformal_rows, usual_rows
-        from latedrop.cli.models import load_model
 
         read = dict(zip(_READ, (data, conformal_data, reference, model, weights), strict=True))
         _check_written(output, report, {**read, "--readout": readout})
@@ -170,13 +171,14 @@ def predict(
     inputs: opt.Inputs = None,
     ignore: opt.Ignore = None,
     images: opt.Pictured = opt.NO_IMAGES,
-    batch_size: opt.BatchSize = 256,
+    batch_size: opt.RowsAtOnce = None,
     scale: opt.OtherScale = None,
     weights: opt.Weights = None,
     trust: opt.Trust = False,
     untrained: opt.Untrained = False,
     device: opt.Device = "auto",
     readout: opt.ReadOut = None,
+    ray: opt.OnRay = None,
     as_json: opt.Json = False,
     debug: opt.Debug = False,
 ) -> None:
@@ -186,31 +188,41 @@ def predict(
     nothing in these columns, and is warned of.
     """
     with command(debug) as out:
-        from latedrop.cli.feed import Source, output_names
-        from latedrop.cli.models import load_model
+        from latedrop.calibration.named import load_model
+        from latedrop.cli.feed import Places, Source, check_kept, output_names
+        from latedrop.cli.on_ray import check_folder, on_ray
         from latedrop.cli.tables import STANDARD
         from latedrop.cli.writing import ROW_FILES, check_apart, check_output
         from latedrop.metrics.levels import checked_level
 
         checked_level(level)
-        if output != STANDARD:
+        if ray is not None:
+            check_folder(output, images)
+        elif output != STANDARD:
             check_output(output, *ROW_FILES)
         elif as_json:
             raise ArgumentError("expected --json or the rows on stdout; found both. Name a file with -o.")
         sources = {"MODEL": model, "CALIBRATION": calibration, "--weights": weights, "--data": data}
         check_apart({"--output": output}, {**sources, "--readout": readout})
         network = load_model(model, weights, trust=trust, device=device, untrained=untrained)
-        uq = _calibrated(calibration, network, readout, batch_size, scale)
+        uq = _calibrated(calibration, network, readout, batch_size or _SOME, scale)
         columns: dict[str, Any] = {
             "kept": split(*keep or ()),
             "ignored": split(ignore),
             "images": images.of(uq.calibration),
         }
         source = Source.of(data, split(inputs), **columns, record=uq.calibration)
+        if batch_size is None and not source.table.arrays:
+            uq.batch_size = max(_SOME, min(_MANY, _NUMBERS // len(source.columns.inputs)))
         flat = not output.lower().endswith(".npz")
         names = [name for numbered in output_names(uq.calibration, flat=flat).values() for name in numbered]
-        _check_kept(source.columns.kept, names)
-        count, empty = _write_predictions(uq, source, output, out, level, flat=flat)
+        check_kept(source.columns.kept, names)
+        if ray is not None:
+            given = {"weights": weights, "readout": readout, "device": device, "trust": trust, "untrained": untrained}
+            given |= {"model": model, "calibration": calibration}
+            count, empty = on_ray(ray, source, output, level, batch_size, scale, **given), Places("index")
+        else:
+            count, empty = _write_predictions(uq, source, output, out, level, flat=flat)
         if as_json:
             summary = {"rows": count, "empty": empty.count, "level": level, "columns": names, "file": output}
             print(json.dumps(summary, indent=1), file=out)
@@ -244,10 +256,10 @@ def evaluate(
 ) -> None:
     """Say what the uncertainty is worth on test rows, beside one constant variance."""
     with command(debug) as out:
+        from latedrop.calibration.named import load_model
         from latedrop.calibration.requirements import parsed_requirements
         from latedrop.cli.feed import Labelled, Source
         from latedrop.cli.judging import again, judged, read_files
-        from latedrop.cli.models import load_model
         from latedrop.cli.writing import check_apart
         from latedrop.metrics.levels import checked_level
 
@@ -347,15 +359,6 @@ def _calibration_report(
 
     facts: dict[str, Any] = {"title": f"Calibration of {read['MODEL']}", "calibration": uq.calibration}
     return _report(path, **facts, unit=units, reproduce=again(typed.get(), read_files(read)))
-
-
-def _check_kept(kept: Sequence[str], names: Sequence[str]) -> None:
-    both = [name for name in kept if name in names]
-    if both:
-        raise ArgumentError(
-            f"expected to keep columns beside {', '.join(names[:4])}; found {', '.join(both)}, names of the output. "
-            "Rename them in the data."
-        )
 
 
 def _write_predictions(

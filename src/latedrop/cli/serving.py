@@ -75,7 +75,7 @@ def serve(
     with command(debug):
         need("serve", "fastapi", "uvicorn")
         from latedrop.calibration.loading import load
-        from latedrop.cli.models import load_model
+        from latedrop.calibration.named import load_model
         from latedrop.serving.app import make_app
         from latedrop.serving.server import check_address, listen
 
@@ -97,7 +97,7 @@ def _service(
     uq: Any, limits: "Limits", *, level: float, stream: str | None, exact: bool, transform: str | None
 ) -> "Service":
     """Of anything with `predict(rows)`; what a calibrated model of torch also has is used where it is there."""
-    from latedrop.cli.models import as_arguments
+    from latedrop.calibration.named import as_arguments
     from latedrop.cli.tables.transforms import image_transform
     from latedrop.serving import Service
     from latedrop.serving.bodies import Form
