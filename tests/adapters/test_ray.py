@@ -151,8 +151,15 @@ def test_partitions_and_a_killed_worker_change_no_byte(folder: Path, cluster: An
     predict_folder(mortal, str(folder / "data"), str(tmp_path / "killed"), workers=2, partitions=7)
     assert (folder / "died").exists()
     assert alike(whole(tmp_path / "killed"), once)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # Ray's own
+def test_an_error_in_a_worker_is_told_as_here(folder: Path, cluster: Any, tmp_path: Path) -> None:
+    from latedrop.adapters.ray import predict_folder
+
     with pytest.raises(FileError, match="expected no"):
-        predict_folder(asked(folder), str(folder / "data"), str(tmp_path / "killed"))
-    with pytest.raises(DataError, match="expected the columns zz"):
+        predict_folder(asked(folder), str(folder / "data"), str(tmp_path))
+    with pytest.raises(DataError, match=r"^expected the columns zz in all files; found a table without"):
         predict_folder(asked(folder, keep=("zz",)), str(folder / "data"), str(tmp_path / "wrong"))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["killed", "out1", "out2", "out7"]
+    assert list(tmp_path.iterdir()) == []

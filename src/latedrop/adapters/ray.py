@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import secrets
 import shutil
 import sys
@@ -20,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from latedrop import errors
 from latedrop.calibration.loading import load
 from latedrop.calibration.named import load_function, load_model
 from latedrop.calibration.predictor import Predictor
@@ -254,12 +256,12 @@ def _counted(folder: Path) -> int:
     return sum(parquet.read_metadata(file).num_rows for file in folder.glob("*.parquet"))
 
 
-def _cause(error: Any) -> LatedropError:
-    """What went wrong inside a worker, as it would have been said here."""
-    inner: Any = error
-    while inner is not None:
-        if isinstance(inner, LatedropError):
-            return inner
-        inner = getattr(inner, "cause", None) or inner.__cause__
+def _cause(error: Exception) -> LatedropError:
+    """What went wrong inside a worker, as it would have been said here; errors come from there as text alone."""
+    said = re.findall(r"^latedrop\.errors\.(\w+): (.+)$", str(error), re.MULTILINE)
+    if said:
+        kind, message = said[-1]
+        found: LatedropError = getattr(errors, kind, LatedropError)(message)
+        return found
     lines = [line for line in str(error).splitlines() if line.strip()]
     return LatedropError(f"expected Ray to finish; it failed: {lines[-1] if lines else type(error).__name__}")

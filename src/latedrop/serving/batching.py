@@ -124,7 +124,7 @@ class Batcher:
                 self._changed.wait()
             first = self._jobs[0]
             until = min(first.born + self._wait, first.deadline)
-            while first.key is not None and not self._closed and sum(j.rows for j in self._fitting()) < self._most:
+            while first.key is not None and not self._closed and self._waiting < self._most:
                 left = until - time.monotonic()
                 if left <= 0 or not self._changed.wait(left):
                     break
