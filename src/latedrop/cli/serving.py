@@ -74,23 +74,33 @@ def serve(
     """
     with command(debug):
         need("serve", "fastapi", "uvicorn")
-        from latedrop.calibration.loading import load
-        from latedrop.calibration.named import load_model
         from latedrop.serving.app import make_app
         from latedrop.serving.server import check_address, listen
 
         token = _token(token_file)
         check_address(host, token)
         limits = bounds.of()
-        network = load_model(model, weights, trust=trust, device=device, untrained=untrained)
-        uq = load(calibration, network, readout_of(readout))
-        uq.batch_size = limits.batch_rows
-        uq = uq if scale is None else uq.scaled(scale_of(scale))
+        given = {"weights": weights, "trust": trust, "untrained": untrained, "device": device}
+        uq = _predictor(model, calibration, readout, scale, limits.batch_rows, given)
         options: dict[str, Any] = {"level": level, "stream": stream, "exact": exact, "transform": transform}
         service = _service(uq, limits, **options)
         listen(
             make_app(service, token), host, port, limits, lambda url: say(f"serving {model} at {url}, see {url}/docs")
         )
+
+
+def _predictor(
+    model: str, calibration: str, readout: str | None, scale: str | None, rows: int, given: dict[str, Any]
+) -> Any:
+    """What is served: anything with `predict(rows)`. Another kind of MODEL than those of torch is opened here."""
+    from latedrop.calibration.loading import load
+    from latedrop.calibration.named import load_model
+
+    uq = load(calibration, load_model(model, **given), readout_of(readout))
+    uq.batch_size = rows
+    if scale is not None and not hasattr(uq, "scaled"):
+        raise ArgumentError("expected a regression model for --scale; found a classifier. Leave it out.")
+    return uq if scale is None else uq.scaled(scale_of(scale))
 
 
 def _service(
@@ -104,7 +114,7 @@ def _service(
 
     if stream is not None and not hasattr(uq, "stream"):
         raise ArgumentError("expected a regression model for --stream; found a classifier. Leave it out.")
-    known = getattr(uq.calibration, "columns", None) or {}
+    known = getattr(getattr(uq, "calibration", None), "columns", None) or {}
     if transform is None and "images" in known:
         transform = known["images"][1]
     if transform is not None:
