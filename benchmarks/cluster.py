@@ -19,8 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow
-import pyarrow.parquet
 import torch
 
 from benchmarks.large_file import NAMES, calibrated
@@ -43,6 +41,9 @@ def main() -> None:
 
 
 def measured(folder: Path, rows: int) -> dict[str, Any]:
+    import pyarrow
+    import pyarrow.parquet
+
     calibrated(folder)
     data = folder / "data"
     data.mkdir()
@@ -62,6 +63,8 @@ def measured(folder: Path, rows: int) -> dict[str, Any]:
 
 def worker(asked: Asked, data: Path, folder: Path) -> dict[str, float]:
     """CPU seconds of one worker for all files, and rows per CPU second."""
+    import pyarrow.parquet
+
     predictions, rows = Predictions(asked), 0
     predictions(pyarrow.parquet.read_table(data / "0.parquet").slice(0, 10))
     start = time.process_time()
