@@ -190,28 +190,19 @@ def predict(
     with command(debug) as out:
         from latedrop.calibration.named import load_model
         from latedrop.cli.feed import Places, Source, check_kept, output_names
-        from latedrop.cli.on_ray import check_folder, on_ray
+        from latedrop.cli.on_ray import on_ray
         from latedrop.cli.tables import STANDARD
-        from latedrop.cli.writing import ROW_FILES, check_apart, check_output
+        from latedrop.cli.writing import check_apart
         from latedrop.metrics.levels import checked_level
 
         checked_level(level)
-        if ray is not None:
-            check_folder(output, images)
-        elif output != STANDARD:
-            check_output(output, *ROW_FILES)
-        elif as_json:
-            raise ArgumentError("expected --json or the rows on stdout; found both. Name a file with -o.")
+        _check_rows_out(output, as_json, ray, images)
         sources = {"MODEL": model, "CALIBRATION": calibration, "--weights": weights, "--data": data}
         check_apart({"--output": output}, {**sources, "--readout": readout})
         network = load_model(model, weights, trust=trust, device=device, untrained=untrained)
-        uq = _calibrated(calibration, network, readout, batch_size or _SOME, scale)
-        columns: dict[str, Any] = {
-            "kept": split(*keep or ()),
-            "ignored": split(ignore),
-            "images": images.of(uq.calibration),
-        }
-        source = Source.of(data, split(inputs), **columns, record=uq.calibration)
+        uq = _calibrated(calibration, network, readout, _SOME if batch_size is None else batch_size, scale)
+        known: dict[str, Any] = {"images": images.of(uq.calibration), "record": uq.calibration}
+        source = Source.of(data, split(inputs), kept=split(*keep or ()), ignored=split(ignore), **known)
         if batch_size is None and not source.table.arrays:
             uq.batch_size = max(_SOME, min(_MANY, _NUMBERS // len(source.columns.inputs)))
         flat = not output.lower().endswith(".npz")
@@ -311,6 +302,20 @@ def _check_written(output: str, report: str | None, read: dict[str, str | None])
     check_output(output)
     _check_page(report)
     check_apart({"--output": output, "--report": report}, read)
+
+
+def _check_rows_out(output: str, as_json: bool, ray: str | None, images: opt.Pictured) -> None:
+    """Before the work: rows can be written."""
+    from latedrop.cli.on_ray import check_folder
+    from latedrop.cli.tables import STANDARD
+    from latedrop.cli.writing import ROW_FILES, check_output
+
+    if ray is not None:
+        check_folder(output, images)
+    elif output != STANDARD:
+        check_output(output, *ROW_FILES)
+    elif as_json:
+        raise ArgumentError("expected --json or the rows on stdout; found both. Name a file with -o.")
 
 
 def _check_drawn(path: str | None, *suffixes: str) -> None:

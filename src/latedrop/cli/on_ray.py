@@ -46,6 +46,6 @@ def on_ray(
         level=level,
         scale=None if scale is None else scale_of(scale),
         folder=os.getcwd() if local else None,
-        batch_size=size or _ROWS,
+        batch_size=_ROWS if size is None else size,
     )
     return predict_folder(asked, source.table.path, output, address=address)
