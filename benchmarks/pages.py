@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import (
+    cluster,
     console,
     costs,
     default_cost,
@@ -19,8 +20,10 @@ from benchmarks import (
     default_summary,
     growth,
     hops,
+    large_file,
     linear,
     projection,
+    serve,
     stream_figure,
     stream_pages,
     study_tables,
@@ -36,6 +39,7 @@ from benchmarks.timing import RESULTS
 
 ROOT = Path(__file__).parents[1]
 _NAMES = ("performance", "linear", "uci", "shift", "design", "worth", "stream", "terms", "crowd_study", "console")
+_NAMES += ("serving", "command_line", "cluster")
 PAGES = (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in _NAMES))
 _BLOCK = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 
@@ -111,6 +115,10 @@ TABLES: dict[str, Callable[[], str]] = {
     "benchmarks.console.zones": lambda: console.zone_table(_read(RESULTS / "console.json")),
     "benchmarks.console.labels": lambda: console.label_table(_read(RESULTS / "console.json")),
     "benchmarks.console.speed": lambda: console.speed_table(_read(RESULTS / "console.json")),
+    "benchmarks.serve": lambda: serve.markdown(_read(RESULTS / "serve.json")),
+    "benchmarks.serve.accidents": lambda: serve.accidents(_read(RESULTS / "serve.json")),
+    "benchmarks.cluster": lambda: cluster.markdown(_read(RESULTS / "cluster.json")),
+    "benchmarks.large_file": lambda: large_file.markdown(_read(RESULTS / "large_file.json")),
     "headline": headline,
     "study.uci.claims": lambda: study_tables.claims(study_tables.PAGES / "uci" / "claims.md", study_tables.UCI),
     "study.uci.nll": lambda: study_tables.deep_nll(study_tables.PAGES / "uci" / "index.md"),

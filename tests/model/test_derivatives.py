@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from latedrop import calibrate, find_sites, inject, linearize, load, propagate, sample
-from latedrop.errors import ArgumentError, OutputError, SiteError
+from latedrop.errors import ArgumentError, DataError, OutputError, SiteError
+from latedrop.model.running import derives
 from untouched import assert_same, state
 
 
@@ -131,6 +132,18 @@ def test_weights_get_no_gradients_from_a_calibration_or_a_loaded_one(tmp_path: P
     other = deepcopy(model)
     torch.testing.assert_close(load(tmp_path / "uq.json", other).predict(x).variance, uq.predict(x).variance)
     assert all(parameter.grad is None for parameter in [*model.parameters(), *other.parameters()])
+
+
+def test_our_own_gradients_are_not_the_models(tmp_path: Path) -> None:
+    """The first pass of a model that was loaded is one of first order: what is differentiated there is our doing."""
+    model, x = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1)), torch.randn(60, 3)
+    uq = calibrate(model, (x, torch.randn(60, 1)), method="linear", progress=False)
+    uq.save(tmp_path / "uq.json")
+    loaded = load(tmp_path / "uq.json", deepcopy(model))
+    loaded.predict(x)
+    assert not derives(loaded.model)
+    with pytest.raises(DataError, match="expected inputs that the model takes"):
+        loaded.predict(x[:, :2])
 
 
 def test_first_order_where_the_model_keeps_its_graph() -> None:

@@ -23,7 +23,7 @@ ROOMS = [
     {"streams"},
     {"calibration"},
     {"report"},
-    {"adapters"},
+    {"adapters", "serving"},
     {"crowd"},
     {"console"},
     {"studies"},

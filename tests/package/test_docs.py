@@ -44,11 +44,13 @@ UNLISTED = {
             "class_demo",
         )
     ),
+    "cli.serving",
     "variance.pairs",
     "variance.propagation_rules",
     "latedrop.terminal",
 }
-LISTED = ("metrics", "plots", "model", "masking", "variance", "terms", "streams", "calibration", "report", "cli")
+LISTED = ("metrics", "plots", "model", "masking", "variance", "terms", "streams", "calibration", "report", "serving")
+LISTED += ("cli",)
 
 
 @pytest.fixture
@@ -157,7 +159,8 @@ def _messages() -> Iterator[str]:
             if not isinstance(call, ast.Call) or not call.args:
                 continue
             called = ast.unparse(call.func).rpartition(".")[2]
-            if called == "warn" or (isinstance(node, ast.Raise) and called in latedrop.errors.__all__):
+            made = called in ("warn", "RefusalError")  # the latter also where it is raised elsewhere
+            if made or (isinstance(node, ast.Raise) and called in latedrop.errors.__all__):
                 first = call.args[0]
                 made_by = ast.unparse(first.func) if isinstance(first, ast.Call) else None
                 templates = map(_template, returned.get(made_by, [first]))

@@ -391,3 +391,33 @@ class TestNamedFeatures:
             ArgumentError, match=r"expected features among the sites whose input has the rows, \['2', '4'\]"
         ):
             calibrate(mlp(), data(), features=names)
+
+
+def test_guard_and_term_share_what_they_measure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    x = torch.randn(200, 4)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+    y = model(x).detach() + torch.randn(200, 1) * x[:, :1].abs()
+    uq = calibrate(model, (x, y), terms=["leverage"], progress=False)
+    uq.save(tmp_path / "uq.json")
+    calls = []
+    values = Leverage.values
+    monkeypatch.setattr(Leverage, "values", lambda self, rows: calls.append(1) or values(self, rows))
+    assert uq.predict(x).strangeness is not None
+    assert latedrop.load(tmp_path / "uq.json", model).predict(x).strangeness is not None
+    assert len(calls) == 2
+
+
+def test_leverage_does_not_depend_on_how_many_rows_come() -> None:
+    dice = torch.Generator().manual_seed(0)
+    x = torch.randn(3000, 4, generator=dice)
+    term = Leverage().learned_from([x], own=False)
+
+    class Known:
+        index = None
+        features = x
+
+    value = term.values(Known())  # type: ignore[arg-type]
+    h = torch.cat([x, torch.ones(3000, 1)], 1).double()
+    gram = h.T @ h / 3000
+    gram.diagonal().add_(term.ridge * float(gram.diagonal().mean()))
+    torch.testing.assert_close(value, (h * torch.linalg.solve(gram, h.T).T).sum(1))

@@ -63,7 +63,7 @@ class Guard:
 
     def strangeness(self, rows: Rows) -> Tensor:
         """`(N,)`: below 1 for rows like 90 % of the validation rows."""
-        return self.term.values(rows) / self.limit
+        return rows.values_of(self.term) / self.limit
 
     def factor(self, strangeness: Tensor) -> Tensor:
         """What the variance is multiplied by, `(N,)`."""

@@ -26,6 +26,7 @@ from latedrop.cli.crowd_watch import crowd_watch
 from latedrop.cli.evaluating import evaluate
 from latedrop.cli.model_commands import calibrate, predict, sites, with_examples
 from latedrop.cli.printing import print_demo
+from latedrop.cli.serving import serve
 from latedrop.errors import ArgumentError, LatedropError
 from latedrop.terminal import HANDED_ON, folder, hand_on, need, one_line, option
 
@@ -52,6 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     app.command("demo")(bundled(demo))
     for command in (sites, calibrate, predict, evaluate):
         app.command(command.__name__, help=with_examples(command))(bundled(command))
+    app.command("serve")(bundled(serve))
     study = typer.Typer(help="The paper's experiments, run again: JSON, pages and figures.", no_args_is_help=True)
     study.command("uci", **HANDED_ON)(study_uci)
     study.command("shift", **HANDED_ON)(study_shift)

@@ -138,7 +138,7 @@ def _ours(weights: str, device: Any, options: CounterOptions) -> Trained:
 
 
 def _foreign(weights: str, device: Any, options: CounterOptions) -> Trained:
-    from latedrop.cli.models import load_model
+    from latedrop.calibration.named import load_model
     from latedrop.crowd.counters import as_counter
 
     given = options.given()

@@ -48,10 +48,10 @@ def evaluate(
 ) -> None:
     """Say what the uncertainty is worth on test rows, beside one constant variance, or one temperature for classes."""
     with command(debug) as out:
+        from latedrop.calibration.named import load_calibrated, load_model
         from latedrop.calibration.requirements import parsed_requirements
         from latedrop.cli.feed import Labelled, Source
         from latedrop.cli.judging import again, judged, read_files, report_on, units_of
-        from latedrop.cli.models import load_calibrated, load_model
         from latedrop.cli.writing import check_apart, check_drawn, check_page
         from latedrop.metrics.levels import checked_level
 

@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 from latedrop.calibration.classes.record import ClassCalibration
+from latedrop.calibration.named import as_arguments
 from latedrop.calibration.record import Calibration
-from latedrop.cli.models import as_arguments
 from latedrop.cli.tables import Columns, Labels, Rows, Table, choose, open_images, open_table, read_batches
 from latedrop.errors import ArgumentError, DataError
 from latedrop.files import readable
@@ -31,6 +31,7 @@ __all__ = [
     "Source",
     "Unlabelled",
     "arguments",
+    "check_kept",
     "conformal_rows",
     "only_target",
     "usual_rows",
@@ -313,6 +314,16 @@ class Places:
     def __str__(self) -> str:
         plural = {"line": "lines", "index": "indices"}[self.unit] if len(self.first) > 1 else self.unit
         return f"{plural} {', '.join(map(str, self.first))}{', ...' if self.count > len(self.first) else ''}"
+
+
+def check_kept(kept: Sequence[str], names: Sequence[str]) -> None:
+    """Raise where a column to carry along has the name of one that is written."""
+    both = [name for name in kept if name in names]
+    if both:
+        raise ArgumentError(
+            f"expected to keep columns beside {', '.join(names[:4])}; found {', '.join(both)}, names of the output. "
+            "Rename them in the data."
+        )
 
 
 def arguments(model: nn.Module, rows: Rows) -> Any:

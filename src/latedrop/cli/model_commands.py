@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["calibrate", "predict", "sites", "with_examples"]
 
 _STANDARD = "-"  # as in `tables`, which is imported late
+_SOME, _MANY, _NUMBERS = 256, 8192, 1 << 20  # rows at once; the most rows of a table, and the most of its numbers
 _READ = ("--data", "--conformal-data", "--reference", "MODEL", "--weights")
 _EXAMPLES = {
     "sites": (
@@ -81,8 +82,8 @@ def sites(
     It needs rows to run the model on: --data, --input-shape, or those that a .pt2 file was exported with.
     """
     with command(debug) as out:
+        from latedrop.calibration.named import load_model
         from latedrop.cli.feed import Source
-        from latedrop.cli.models import load_model
         from latedrop.model.finding import find_sites
 
         if data is not None and input_shape:
@@ -130,9 +131,9 @@ def calibrate(
     """Fit the variance, or the probabilities of classes, to rows not used for training; say what it is worth."""
     with command(debug) as out:
         import latedrop
+        from latedrop.calibration.named import load_model
         from latedrop.cli.feed import Labelled, Source, conformal_rows, usual_rows
         from latedrop.cli.judging import calibration_report, units_of
-        from latedrop.cli.models import load_model
         from latedrop.cli.tasks import remembering, with_labels
 
         read = dict(zip(_READ, (data, conformal_data, reference, model, weights), strict=True))
@@ -169,13 +170,14 @@ def predict(
     inputs: opt.Inputs = None,
     ignore: opt.Ignore = None,
     images: opt.Pictured = opt.NO_IMAGES,
-    batch_size: opt.BatchSize = 256,
+    batch_size: opt.RowsAtOnce = None,
     scale: opt.OtherScale = None,
     weights: opt.Weights = None,
     trust: opt.Trust = False,
     untrained: opt.Untrained = False,
     device: opt.Device = "auto",
     readout: opt.ReadOut = None,
+    ray: opt.OnRay = None,
     as_json: opt.Json = False,
     debug: opt.Debug = False,
 ) -> None:
@@ -185,33 +187,33 @@ def predict(
     nothing in these columns, and is warned of.
     """
     with command(debug) as out:
+        from latedrop.calibration.named import load_calibrated, load_model
         from latedrop.cli.columns import output_names
-        from latedrop.cli.feed import Source
-        from latedrop.cli.models import load_calibrated, load_model
-        from latedrop.cli.writing import ROW_FILES, check_apart, check_output
+        from latedrop.cli.feed import Places, Source, check_kept
+        from latedrop.cli.on_ray import on_ray
+        from latedrop.cli.writing import check_apart
         from latedrop.metrics.levels import checked_level
 
         _ = level is None or checked_level(level)
-        if output != _STANDARD:
-            check_output(output, *ROW_FILES)
-        elif as_json:
-            raise ArgumentError("expected --json or the rows on stdout; found both. Name a file with -o.")
+        _check_rows_out(output, as_json, ray, images)
         sources = {"MODEL": model, "CALIBRATION": calibration, "--weights": weights, "--data": data}
         check_apart({"--output": output}, {**sources, "--readout": readout})
         network = load_model(model, weights, trust=trust, device=device, untrained=untrained)
-        uq = load_calibrated(
-            calibration, network, readout_of(readout), batch_size, None if scale is None else scale_of(scale)
-        )
-        columns: dict[str, Any] = {
-            "kept": split(*keep or ()),
-            "ignored": split(ignore),
-            "images": images.of(uq.calibration),
-        }
-        source = Source.of(data, split(inputs), **columns, record=uq.calibration)
+        other = None if scale is None else scale_of(scale)
+        uq = load_calibrated(calibration, network, readout_of(readout), batch_size or _SOME, other)
+        known: dict[str, Any] = {"images": images.of(uq.calibration), "record": uq.calibration}
+        source = Source.of(data, split(inputs), kept=split(*keep or ()), ignored=split(ignore), **known)
+        if batch_size is None and not source.table.arrays:
+            uq.batch_size = max(_SOME, min(_MANY, _NUMBERS // len(source.columns.inputs)))
         flat = not output.lower().endswith(".npz")
         names = output_names(uq.calibration, level, flat=flat)
-        _check_kept(source.columns.kept, names)
-        count, empty = _write_predictions(uq, source, output, out, level, flat=flat)
+        check_kept(source.columns.kept, names)
+        if ray is not None:
+            given = {"weights": weights, "readout": readout, "device": device, "trust": trust, "untrained": untrained}
+            given |= {"model": model, "calibration": calibration}
+            count, empty = on_ray(ray, uq, source, output, level, batch_size, scale, **given), Places("index")
+        else:
+            count, empty = _write_predictions(uq, source, output, out, level, flat=flat)
         _print_predicted(count, empty, level, names, output, out, as_json)
 
 
@@ -236,13 +238,17 @@ def _print_predicted(
         print(f"{count} rows predicted{what}\nwritten: {output}", file=out)
 
 
-def _check_kept(kept: Sequence[str], names: Sequence[str]) -> None:
-    both = [name for name in kept if name in names]
-    if both:
-        raise ArgumentError(
-            f"expected to keep columns beside {', '.join(names[:4])}; found {', '.join(both)}, names of the output. "
-            "Rename them in the data."
-        )
+def _check_rows_out(output: str, as_json: bool, ray: str | None, images: opt.Pictured) -> None:
+    """Before the work: rows can be written."""
+    from latedrop.cli.on_ray import check_folder
+    from latedrop.cli.writing import ROW_FILES, check_output
+
+    if ray is not None:
+        check_folder(output, images)
+    elif output != _STANDARD:
+        check_output(output, *ROW_FILES)
+    elif as_json:
+        raise ArgumentError("expected --json or the rows on stdout; found both. Name a file with -o.")
 
 
 def _write_predictions(

@@ -83,6 +83,9 @@ ImageTransform = Annotated[
 ]
 DropNan = Annotated[bool, option("Leave out rows with NaN or missing values.", "--drop-nan", **_DATA)]
 BatchSize = Annotated[int, option("Rows that are read and run at once.", **_DATA)]
+RowsAtOnce = Annotated[
+    int | None, option("Rows that are read and run at once; 8192 of tables, 256 of arrays and images.", **_DATA)
+]
 Level = Annotated[
     float | None,
     option("Probability that the interval, or the set of classes, holds the target; 0.9 by default.", **_OUTPUT),
@@ -132,6 +135,10 @@ Seed = Annotated[int, option("Fixes all masks, and which rows are held out.")]
 Written = Annotated[str, option("The calibration to write, JSON.", "--output", "-o", **_OUTPUT)]
 Predictions = Annotated[
     str, option("File for csv, parquet, feather or npz; - is csv to stdout.", "--output", "-o", **_OUTPUT)
+]
+OnRay = Annotated[
+    str | None,
+    option("On Ray: local, auto or a cluster's address; writes a folder of parquet.", "--ray"),
 ]
 Plot = Annotated[str | None, option("Draw the calibration curves to this PNG file.", **_OUTPUT)]
 AlsoReport = Annotated[str | None, option("Also write a page about it, HTML.", **_OUTPUT)]
@@ -281,7 +288,7 @@ def readout_of(text: str | None) -> "Readout":
     if text is None:
         return None
     if ":" in text:
-        from latedrop.cli.models import load_function
+        from latedrop.calibration.named import load_function
 
         return load_function(text)
     return int(text) if text.removeprefix("-").isdecimal() else text
@@ -291,7 +298,7 @@ def example_rows(network: "nn.Module", shapes: Sequence[str] | None) -> Any:
     """Random rows, of the shapes on the command line or those of an exported program."""
     import torch
 
-    from latedrop.cli.models import example_inputs
+    from latedrop.calibration.named import example_inputs
     from latedrop.model.arrays import place
 
     if not shapes:

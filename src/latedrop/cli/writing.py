@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from latedrop import files
+from latedrop.cli.csv_text import csv_text
 from latedrop.cli.tables import STANDARD, arrow_package
 from latedrop.errors import ArgumentError, DataError, FileError
 from latedrop.files import aside, safe_cell
@@ -131,6 +132,10 @@ def _csv_writer(file: IO[str], between: str = ",") -> _Append:
             writer.writerow(map(safe_cell, columns))
             begun = True
         _check_flat(columns)
+        text = csv_text(columns, between)
+        if text is not None:
+            file.write(text)
+            return
         writer.writerows(zip(*(_cells(values) for values in columns.values()), strict=True))
 
     return append

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -18,7 +19,17 @@ from torch.overrides import TorchFunctionMode
 
 from latedrop.torch_inside import Operator, watching
 
-__all__ = ["DIFFERENTIATE", "Deriving", "derives", "generators", "may_derive", "quietly", "rolls_dice", "running"]
+__all__ = [
+    "DIFFERENTIATE",
+    "Deriving",
+    "derives",
+    "differentiating",
+    "generators",
+    "may_derive",
+    "quietly",
+    "rolls_dice",
+    "running",
+]
 
 _Result = TypeVar("_Result")
 _ROLLS: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
@@ -26,6 +37,7 @@ _DERIVES: WeakSet[nn.Module] = WeakSet()
 """Models that were seen to differentiate inside their `forward`."""
 DIFFERENTIATE = (torch.autograd.grad, Tensor.backward, torch.autograd.backward)
 """Functions of torch by which a model differentiates inside its `forward`."""
+_OURS: ContextVar[bool] = ContextVar("_OURS", default=False)
 _NO_GRADIENT = ("does not require grad and does not have a grad_fn", "differentiated Tensors does not require grad")
 
 
@@ -84,6 +96,16 @@ def may_derive(model: nn.Module) -> bool:
 
 
 @contextmanager
+def differentiating() -> Iterator[None]:
+    """What is differentiated inside is our doing: it says nothing about the model."""
+    before = _OURS.set(True)
+    try:
+        yield
+    finally:
+        _OURS.reset(before)
+
+
+@contextmanager
 def _watched(model: nn.Module, dice: _Dice) -> Iterator[None]:
     with watching(dice.seen), Deriving(model):
         yield
@@ -97,7 +119,7 @@ class Deriving(TorchFunctionMode):
         self._model = model
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in DIFFERENTIATE:
+        if func in DIFFERENTIATE and not _OURS.get():
             _DERIVES.add(self._model)
         return func(*args, **(kwargs or {}))
 

@@ -178,7 +178,7 @@ class Noted:
                 f"expected features of the same shape in every call of {name!r}; found "
                 f"{[tuple(part.shape) for part in found]}."
             )
-        return torch.stack(found).mean(0)
+        return found[0] if len(found) == 1 else torch.stack(found).mean(0)
 
 
 def _narrow(features: Tensor) -> Tensor:

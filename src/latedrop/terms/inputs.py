@@ -16,7 +16,7 @@ from latedrop.errors import ArgumentError, OutputError
 from latedrop.model.arrays import widened
 from latedrop.model.calling import Readout, call, read
 from latedrop.model.rows import copied, row_count, tensors
-from latedrop.model.running import running
+from latedrop.model.running import differentiating, running
 from latedrop.model.twin import release, twin_of
 from latedrop.terms.term import Learned, Rows, Term
 
@@ -93,7 +93,8 @@ def _gradients(model: nn.Module, x: Any, readout: Readout) -> list[list[Tensor]]
         twin = twin_of(model, differentiable=True)
         try:
             output = read(call(twin, given), readout, row_count(x))
-            return _differentiated(output.reshape(len(output), -1), leaves)
+            with differentiating():
+                return _differentiated(output.reshape(len(output), -1), leaves)
         finally:
             release(twin)  # checkpointed parts run once more in the backward pass
 

@@ -21,6 +21,8 @@ from latedrop.terms.term import Learned, Rows, Term
 
 __all__ = ["Leverage"]
 
+_ROWS = 1024
+
 
 class Leverage(Term):
     """Leverage of the features that enter the sites.
@@ -68,8 +70,12 @@ class Leverage(Term):
         if self._root is None:
             raise DataError("expected a term that has seen reference rows; found one that has not.")
         # In double precision: with more features than rows, a row's own share of its leverage is nearly all of it.
-        h = _with_one(rows.features).double()
-        value = (h @ self._root.to(h).T).square().sum(1)
+        root = self._root.to(rows.features.device, torch.float64)
+        weights, last = root[:, :-1].T, root[:, -1]  # the last feature is a one
+        features = rows.features
+        # On a CPU a few rows at a time, which stay in its cache.
+        parts = features.split(_ROWS if features.device.type == "cpu" else max(1, len(features)))
+        value = torch.cat([torch.addmm(last, part.double(), weights).square_().sum(1) for part in parts])
         if self._own and rows.index is not None:
             value = value * (1 - 1 / self._rows) / (1 - value / self._rows).clamp_min(1e-9)
         return value

@@ -56,6 +56,13 @@ class Rows:
         self.readout = readout
         self.index = index
         self._features = features
+        self._values: dict[int, Tensor] = {}
+
+    def values_of(self, term: Term) -> Tensor:
+        """What a term gives for these rows, computed once: a guard may look at the same."""
+        if id(term) not in self._values:
+            self._values[id(term)] = term.values(self)
+        return self._values[id(term)]
 
     @cached_property
     def linear(self) -> Linearization:
@@ -99,7 +106,7 @@ class Term:
 
     def columns(self, rows: Rows) -> dict[str, Tensor]:
         """All that has a coefficient of its own, by name; `values` alone, without a name, unless there are several."""
-        return {"": self.values(rows)}
+        return {"": rows.values_of(self)}
 
     def prepared(self, rows: Rows) -> Term:
         """The same term, ready to measure: it is shown the first rows once, before all others."""

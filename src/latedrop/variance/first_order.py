@@ -27,7 +27,7 @@ from latedrop.model.calling import Readout, call, check_finite, read
 from latedrop.model.finding import find_sites
 from latedrop.model.items import Collate, as_items
 from latedrop.model.rows import copied, filled_up, row_count, row_limits, take_rows, tensors
-from latedrop.model.running import derives, running
+from latedrop.model.running import derives, differentiating, running
 from latedrop.model.scripts import wrap_scripts
 from latedrop.model.sites import Rate, Site, Sites, odds_by_site
 from latedrop.model.twin import release, twin_of
@@ -237,7 +237,8 @@ def _pass(
             output = read(call(twin, x), readout, row_count(x))
         if beside is not None:
             beside.looking = False
-        return _differentiated(output, sites, reduce, rows, masks)
+        with differentiating():
+            return _differentiated(output, sites, reduce, rows, masks)
     finally:
         release(twin)  # checkpointed parts run once more in the backward pass
 

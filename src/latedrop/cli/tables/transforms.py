@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from latedrop.cli.models import load_function
+from latedrop.calibration.named import load_function
 from latedrop.cli.tables.rows import Array
 from latedrop.errors import ArgumentError, LatedropError
 

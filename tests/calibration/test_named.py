@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from latedrop.cli.models import as_arguments, example_inputs, load_function, load_model
+from latedrop.calibration.named import as_arguments, example_inputs, load_function, load_model
 from latedrop.errors import ArgumentError, FileError, LatedropError
 
 CODE = """

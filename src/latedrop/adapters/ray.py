@@ -1,0 +1,267 @@
+"""Ray Data: `Predictions` for `map_batches`, made once for each worker; `predict_folder` from a folder to a folder.
+
+Masks are hashes, and a batch is filled up to a fixed number of rows before it runs, so that the prediction of a row
+does not depend on how the data are cut, nor on which worker it meets: the same bytes on workers of the same kind. A
+worker that dies is replaced, and its batches run again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import secrets
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from latedrop import errors
+from latedrop.calibration.loading import load
+from latedrop.calibration.named import load_function, load_model
+from latedrop.calibration.predictor import Predictor
+from latedrop.errors import ArgumentError, DataError, FileError, LatedropError
+from latedrop.metrics.levels import checked_level
+from latedrop.terminal import listed, need
+
+__all__ = ["Asked", "Predictions", "predict_folder"]
+
+_SHOWN = 6
+_ENDINGS = (".csv", ".parquet")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a worker needs to know; texts and numbers alone, so that it can travel.
+
+    Attributes:
+        model: `package.module:callable`, or a `.pt2` file.
+        calibration: what `Predictor.save` wrote.
+        inputs: columns that are the model's inputs; those that the calibration remembers where empty.
+        keep: columns to carry along.
+        level: of the intervals.
+        weights: of the callable's module.
+        readout: a name, an index, or `package.module:function`; None where the calibration knows it.
+        device: `"auto"`, `"cpu"` or `"cuda"`.
+        trust: unpickle files that hold more than weights.
+        untrained: random weights will do.
+        folder: where the model's code lies; None is the worker's own folder.
+        scale: another than the calibration's own.
+        batch_size: rows that run at once; fewer are filled up.
+    """
+
+    model: str
+    calibration: str
+    inputs: tuple[str, ...] = ()
+    keep: tuple[str, ...] = ()
+    level: float = 0.9
+    weights: str | None = None
+    readout: str | int | None = None
+    device: str = "auto"
+    trust: bool = False
+    untrained: bool = False
+    folder: str | None = None
+    scale: float | str | None = None
+    batch_size: int = 1024
+
+    def predictor(self) -> Predictor:
+        """The calibrated model."""
+        if self.folder is not None and self.folder not in sys.path:
+            sys.path.insert(0, self.folder)
+        network = load_model(self.model, self.weights, trust=self.trust, device=self.device, untrained=self.untrained)
+        named = isinstance(self.readout, str) and ":" in self.readout
+        found = load(self.calibration, network, load_function(str(self.readout)) if named else self.readout)
+        if not isinstance(found, Predictor):
+            raise ArgumentError(
+                "expected the calibration of a regression; found one of classes. Call predict yourself."
+            )
+        if not found.calibration.shared or any(site.coupled for site in found.calibration.sites):
+            raise ArgumentError(
+                "expected rows that do not depend on those beside them; with shared=False, and in a model whose rows "
+                "see each other, they do, and the result would depend on how the data are cut. Predict on one machine."
+            )
+        if len(found.calibration.output_shape) > 1:
+            raise ArgumentError(
+                f"expected one value or a vector per row for a table; found outputs of shape "
+                f"{found.calibration.output_shape}. Calibrate with a readout."
+            )
+        found.batch_size = self.batch_size
+        return found if self.scale is None else found.scaled(self.scale)  # type: ignore[arg-type]
+
+
+class Predictions:
+    """Tables in, tables out: `dataset.map_batches(Predictions, fn_constructor_args=(asked,), batch_format="pyarrow")`.
+
+    The result has the kept columns, and `mean`, `std`, `low`, `high`, `strangeness` as `latedrop predict` writes them.
+    Rows with missing values stay in their places, with NaN.
+    """
+
+    def __init__(self, asked: Asked) -> None:
+        checked_level(asked.level)
+        if asked.batch_size < 1:
+            raise ArgumentError(f"expected a batch size of at least 1; found {asked.batch_size}.")
+        self._asked, self._predictor = asked, asked.predictor()
+        known = self._predictor.calibration.columns or {}
+        self.inputs = asked.inputs or tuple(known.get("inputs", ()))
+        if not self.inputs:
+            raise ArgumentError("expected the input columns, as this calibration knows none; found no inputs=.")
+        wide = any(p.dtype == torch.float64 for p in self._predictor.model.parameters())
+        self._dtype = np.float64 if wide else np.float32
+
+    def __call__(self, table: Any) -> Any:
+        """Predict a table of pyarrow."""
+        import pyarrow
+
+        absent = [name for name in (*self.inputs, *self._asked.keep) if name not in table.column_names]
+        if absent:
+            raise DataError(f"expected the columns {listed(absent, _SHOWN)} in all files; found a table without.")
+        x = np.column_stack([_numbers(table, name) for name in self.inputs])
+        finite = np.isfinite(x).all(1)
+        parts: dict[str, npt.NDArray[Any]] = {}
+        for name, values in self._predicted(x[finite]).items():
+            whole = np.full(len(x), np.nan, self._dtype)
+            whole[finite] = values
+            parts[name] = whole
+        return pyarrow.table({**{name: table.column(name) for name in self._asked.keep}, **parts})
+
+    def _predicted(self, x: npt.NDArray[Any]) -> dict[str, npt.NDArray[Any]]:
+        """Columns of rows that are finite, all batches of one size."""
+        size, rows = self._asked.batch_size, len(x)
+        fill = -rows % size if rows else size
+        filled = np.concatenate([x, np.zeros((fill, x.shape[1])) if not rows else np.repeat(x[:1], fill, 0)])
+        found = self._predictor.predict(filled)
+        columns = found._columns(self._asked.level)
+        return {name: values[:rows].astype(self._dtype) for name, values in columns.items()}
+
+
+def _numbers(table: Any, name: str) -> npt.NDArray[np.float64]:
+    from pyarrow import types
+
+    column = table.column(name)
+    if not any(test(column.type) for test in (types.is_integer, types.is_floating, types.is_boolean, types.is_null)):
+        raise DataError(
+            f"expected numbers in column {name!r}; its type is {column.type}. Encode it as numbers, or leave it out."
+        )
+    found: npt.NDArray[np.float64] = column.cast("float64", safe=False).to_numpy()
+    return found
+
+
+def predict_folder(
+    asked: Asked,
+    data: str,
+    output: str,
+    *,
+    address: str = "local",
+    workers: int | None = None,
+    partitions: int | None = None,
+) -> int:
+    """Predict the csv or parquet files of a folder, and write a folder of parquet files in the order of the rows.
+
+    Args:
+        asked: what to predict with.
+        data: a file, or a folder of files of one kind; all workers have to reach it.
+        output: the folder to write; it must not be there, and is whole or not there at the end.
+        address: `"local"` starts Ray on this machine, unless it runs in this process; else that of a cluster.
+        workers: how many; by default one for each CPU but one, or for each GPU where the device is one.
+        partitions: blocks that the data are cut into before; by default as Ray reads them.
+
+    Returns:
+        How many rows were written.
+    """
+    need("ray", "ray", "pyarrow")
+    import ray
+
+    _check_output(output)
+    if not ray.is_initialized():
+        ray.init(**_cluster(address))
+    part = Path(output).with_name(f".{Path(output).name}.{secrets.token_hex(8)}.part")
+    try:
+        context = ray.data.DataContext.get_current()
+        context.execution_options.preserve_order = True
+        context.use_datasource_v2 = False  # its threads fail now and then where aiohttp is not installed
+        context.enable_progress_bars = context.print_on_execution_start = False
+        logging.getLogger("ray.data").setLevel(logging.ERROR)
+        rows = _read(ray, asked, data)
+        rows = rows if partitions is None else rows.repartition(partitions)
+        made = rows.map_batches(
+            Predictions,
+            fn_constructor_args=(asked,),
+            batch_format="pyarrow",
+            batch_size=64 * asked.batch_size,
+            **_workers(ray, workers, gpu=asked.device.startswith("cuda")),
+        )
+        made.write_parquet(str(part.absolute()))
+        count = _counted(part)
+        part.rename(output)
+        return count
+    except ray.exceptions.RayError as error:
+        raise _cause(error) from error
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def _cluster(address: str) -> dict[str, Any]:
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+    if address == "local":
+        return {**quiet, "address": "local", "include_dashboard": False}
+    return {**quiet, "address": address, "runtime_env": {"working_dir": os.getcwd()}}
+
+
+def _check_output(output: str) -> None:
+    where = Path(output)
+    if where.exists():
+        raise FileError(f"expected no {output} yet; found one. Pass another folder, or remove it.")
+    if not where.absolute().parent.is_dir():
+        raise FileError(f"expected the folder of {output}; it is not there. Make it, or pass another path.")
+
+
+def _workers(ray: Any, workers: int | None, *, gpu: bool) -> dict[str, Any]:
+    """How many workers, and what each takes: a CPU is left for reading and writing, without which nothing moves."""
+    total, pool = ray.cluster_resources(), ray.data.ActorPoolStrategy
+    if gpu:
+        return {"compute": pool(size=workers or max(1, int(total.get("GPU", 1)))), "num_gpus": 1}
+    cpus = total.get("CPU", 1.0)
+    count = workers or max(1, int(cpus) - 1)
+    return {"compute": pool(size=count), "num_cpus": min(1.0, max(cpus - 1, cpus / 2) / count)}
+
+
+def _read(ray: Any, asked: Asked, data: str) -> Any:
+    found = [data]
+    if Path(data).is_dir():
+        found = sorted(str(entry) for entry in Path(data).iterdir() if not entry.name.startswith((".", "_")))
+    kinds = {next((end for end in _ENDINGS if name.lower().endswith(end)), "") for name in found}
+    if len(kinds) != 1 or "" in kinds:
+        raise DataError(
+            f"expected files that end in .csv, or in .parquet, in {data}; found "
+            f"{listed(map(repr, (Path(name).name for name in found)), _SHOWN)}."
+        )
+    paths = [name if "://" in name else str(Path(name).absolute()) for name in found]
+    if kinds == {".parquet"}:
+        return ray.data.read_parquet(paths)
+    import pyarrow
+    from pyarrow import csv
+
+    types = {**dict.fromkeys(asked.keep, pyarrow.string()), **dict.fromkeys(asked.inputs, pyarrow.float64())}
+    return ray.data.read_csv(paths, convert_options=csv.ConvertOptions(column_types=types))
+
+
+def _counted(folder: Path) -> int:
+    from pyarrow import parquet
+
+    return sum(parquet.read_metadata(file).num_rows for file in folder.glob("*.parquet"))
+
+
+def _cause(error: Exception) -> LatedropError:
+    """What went wrong inside a worker, as it would have been said here; errors come from there as text alone."""
+    said = re.findall(r"^latedrop\.errors\.(\w+): (.+)$", str(error), re.MULTILINE)
+    if said:
+        kind, message = said[-1]
+        found: LatedropError = getattr(errors, kind, LatedropError)(message)
+        return found
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return LatedropError(f"expected Ray to finish; it failed: {lines[-1] if lines else type(error).__name__}")

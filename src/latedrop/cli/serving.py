@@ -1,0 +1,134 @@
+"""The command `latedrop serve`: a model and its calibration behind HTTP."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+from latedrop.cli import options as opt
+from latedrop.cli.command import command
+from latedrop.cli.options import readout_of, scale_of
+from latedrop.errors import ArgumentError
+from latedrop.files import readable
+from latedrop.terminal import need, option, say
+
+if TYPE_CHECKING:
+    from latedrop.serving import Limits, Service
+
+__all__ = ["serve"]
+
+_LIMITS, _ADDRESS = ({"rich_help_panel": name} for name in ("Limits", "Address"))
+
+
+class Bounds(NamedTuple):
+    """The options that say what is too much, of one parameter."""
+
+    batch_rows: Annotated[int, option("Rows that run at once.", **_LIMITS)] = 256
+    wait: Annotated[float, option("Milliseconds that a request waits for others to run with.", **_LIMITS)] = 2.0
+    queue_rows: Annotated[int, option("Rows that may wait; more are refused with 429.", **_LIMITS)] = 8192
+    request_rows: Annotated[int, option("Rows of one request; more are refused with 413.", **_LIMITS)] = 4096
+    body_megabytes: Annotated[float, option("Of one request; more are refused with 413.", **_LIMITS)] = 16.0
+    timeout: Annotated[float, option("Seconds until a request is given up with 503.", **_LIMITS)] = 30.0
+    requests: Annotated[int, option("Requests at once; more are refused with 503.", **_LIMITS)] = 1024
+    drain: Annotated[float, option("Seconds to finish what was taken, when told to stop.", **_LIMITS)] = 30.0
+
+    def of(self) -> "Limits":
+        """What they mean."""
+        from latedrop.serving import Limits
+
+        given = self._asdict()
+        given["body_bytes"] = int(given.pop("body_megabytes") * (1 << 20))
+        return Limits(**{**given, "wait": self.wait / 1000})
+
+
+_USUAL = Bounds()
+
+
+def serve(
+    model: opt.Model,
+    calibration: opt.Record,
+    host: Annotated[
+        str, option("Address to listen at; others than this machine's need a token.", **_ADDRESS)
+    ] = "127.0.0.1",
+    port: Annotated[int, option("Port; 0 takes a free one.", **_ADDRESS)] = 8000,
+    token_file: Annotated[
+        str | None, option("File with the bearer token; else the variable LATEDROP_TOKEN.", **_ADDRESS)
+    ] = None,
+    level: opt.Level = 0.9,
+    stream: Annotated[
+        str | None, option("Follow labels, sent to /update; the state is kept in this file.", "--stream")
+    ] = None,
+    exact: Annotated[bool, option("Run each request by itself: the same bits as alone.", "--exact")] = False,
+    transform: opt.ImageTransform = None,
+    bounds: Bounds = _USUAL,
+    scale: opt.OtherScale = None,
+    weights: opt.Weights = None,
+    trust: opt.Trust = False,
+    untrained: opt.Untrained = False,
+    device: opt.Device = "auto",
+    readout: opt.ReadOut = None,
+    debug: opt.Debug = False,
+) -> None:
+    """Answer requests over HTTP: POST /predict, GET /healthz, /metrics and /docs; with --stream, POST /update.
+
+    Requests are gathered into batches. SIGTERM ends it, after what was taken is answered.
+    """
+    with command(debug):
+        need("serve", "fastapi", "uvicorn")
+        from latedrop.serving.app import make_app
+        from latedrop.serving.server import check_address, listen
+
+        token = _token(token_file)
+        check_address(host, token)
+        limits = bounds.of()
+        given = {"weights": weights, "trust": trust, "untrained": untrained, "device": device}
+        uq = _predictor(model, calibration, readout, scale, limits.batch_rows, given)
+        options: dict[str, Any] = {"level": level, "stream": stream, "exact": exact, "transform": transform}
+        service = _service(uq, limits, **options)
+        listen(
+            make_app(service, token), host, port, limits, lambda url: say(f"serving {model} at {url}, see {url}/docs")
+        )
+
+
+def _predictor(
+    model: str, calibration: str, readout: str | None, scale: str | None, rows: int, given: dict[str, Any]
+) -> Any:
+    """What is served: anything with `predict(rows)`. Another kind of MODEL than those of torch is opened here."""
+    from latedrop.calibration.loading import load
+    from latedrop.calibration.named import load_model
+
+    uq = load(calibration, load_model(model, **given), readout_of(readout))
+    uq.batch_size = rows
+    if scale is not None and not hasattr(uq, "scaled"):
+        raise ArgumentError("expected a regression model for --scale; found a classifier. Leave it out.")
+    return uq if scale is None else uq.scaled(scale_of(scale))
+
+
+def _service(
+    uq: Any, limits: "Limits", *, level: float, stream: str | None, exact: bool, transform: str | None
+) -> "Service":
+    """Of anything with `predict(rows)`; what a calibrated model of torch also has is used where it is there."""
+    from latedrop.calibration.named import as_arguments
+    from latedrop.cli.tables.transforms import image_transform
+    from latedrop.serving import Service
+    from latedrop.serving.bodies import Form
+
+    if stream is not None and not hasattr(uq, "stream"):
+        raise ArgumentError("expected a regression model for --stream; found a classifier. Leave it out.")
+    known = getattr(getattr(uq, "calibration", None), "columns", None) or {}
+    if transform is None and "images" in known:
+        transform = known["images"][1]
+    if transform is not None:
+        need("images", "PIL")
+    form = Form(tuple(known.get("inputs", ())), None if transform is None else image_transform(transform))
+    options: dict[str, Any] = {"level": level, "alone": exact}
+    options["stream"] = None if stream is None else uq.stream(level, stream)
+    if hasattr(uq, "model"):
+        options["arrange"] = lambda arrays: as_arguments(uq.model, arrays)
+    return Service(uq, form, limits, **options)
+
+
+def _token(path: str | None) -> str | None:
+    if path is None:
+        return os.environ.get("LATEDROP_TOKEN") or None
+    with readable(path, "a token"):
+        return Path(path).read_text(encoding="utf-8").strip()

@@ -1,0 +1,186 @@
+"""The service over HTTP: `POST /predict`, `POST /update`, `GET /healthz`, `GET /metrics`, and OpenAPI at `/docs`.
+
+Every error is JSON, `{"error": "expected ...; found ...", "status": 422}`.
+"""
+
+import asyncio
+import hmac
+import json
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+
+from latedrop.errors import ArgumentError, DataError, LatedropError, OutputError
+from latedrop.serving.answers import answer_bytes
+from latedrop.serving.bodies import JSON, rows_of
+from latedrop.serving.descriptions import described
+from latedrop.serving.limits import RefusalError
+from latedrop.serving.service import Service
+from latedrop.terminal import need
+
+__all__ = ["make_app"]
+
+_log = logging.getLogger(__name__)
+_LARGE = 64 << 10  # bytes; more are read and written in a thread, so that others are heard meanwhile
+_Handler = Callable[[Any], Awaitable[tuple[bytes, str, int]]]
+
+
+def make_app(service: Service, token: str | None = None, *, title: str = "latedrop") -> Any:
+    """A FastAPI application; with a `token`, requests need the header `Authorization: Bearer TOKEN`."""
+    need("serve", "fastapi", "uvicorn")
+    from fastapi import FastAPI, Request, Response
+    from starlette.exceptions import HTTPException
+
+    @asynccontextmanager
+    async def lifespan(app: Any) -> AsyncIterator[None]:
+        yield
+        await asyncio.to_thread(service.close)
+
+    app = FastAPI(title=title, lifespan=lifespan, redoc_url=None)
+    door = _Door(service, token)
+
+    def respond(found: tuple[int, bytes, str]) -> Response:
+        status, body, kind = found
+        headers = {"Retry-After": "1"} if status in (429, 503) else {}
+        if status == 401:
+            headers["WWW-Authenticate"] = "Bearer"
+        return Response(body, status, headers, kind)
+
+    async def predict(request: Request) -> Response:
+        return respond(await door.answer(request, partial(_predict, service)))
+
+    async def update(request: Request) -> Response:
+        return respond(await door.answer(request, partial(_update, service)))
+
+    async def metrics(request: Request) -> Response:
+        return respond(await door.answer(request, partial(_metrics, service)))
+
+    async def healthz() -> Response:
+        state = {"status": "ok" if service.healthy else "stopping"}
+        return Response(json.dumps(state), 200 if service.healthy else 503, media_type=JSON)
+
+    async def other(request: Request, error: Any) -> Response:
+        message = f"expected one of the paths of /openapi.json; found {request.method} {request.url.path[:80]}."
+        return respond(_error(error.status_code, message))
+
+    words = described(service.form.transform is not None, service.stream is not None)
+    app.post("/predict", **words["predict"])(predict)
+    if service.stream is not None:
+        app.post("/update", **words["update"])(update)
+    app.get("/metrics", **words["metrics"])(metrics)
+    app.get("/healthz", **words["healthz"])(healthz)
+    app.add_exception_handler(HTTPException, other)
+    return app
+
+
+class _Door:
+    """What every request passes: the token, the number of requests at once, errors as JSON, and counts."""
+
+    def __init__(self, service: Service, token: str | None) -> None:
+        self._service, self._inside = service, 0
+        self._token = None if token is None else f"Bearer {token}".encode()
+
+    async def answer(self, request: Any, handle: _Handler) -> tuple[int, bytes, str]:
+        start, rows = time.perf_counter(), 0
+        self._inside += 1
+        try:
+            self._check(request)
+            body, kind, rows = await handle(request)
+            found = (200, body, kind)
+        except Exception as error:
+            found = _explained(error)
+        finally:
+            self._inside -= 1
+        self._service.counts.answered(request.url.path, found[0], time.perf_counter() - start, rows)
+        return found
+
+    def _check(self, request: Any) -> None:
+        given = request.headers.get("authorization", "").encode("utf-8", "replace")
+        if self._token is not None and not hmac.compare_digest(given, self._token):
+            raise RefusalError(
+                "expected the header Authorization: Bearer TOKEN, with the service's token; found another.", 401
+            )
+        if self._inside > self._service.limits.requests:
+            raise RefusalError(
+                f"expected at most {self._service.limits.requests} requests at once. Ask again later.", 503
+            )
+
+
+async def _predict(service: Service, request: Any) -> tuple[bytes, str, int]:
+    limits, start = service.limits, time.monotonic()
+    body = await _body(request, limits.body_bytes, limits.timeout)
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    level = request.query_params.get("level")
+    asked = await _off(len(body), rows_of, body, kind, service.form, limits, _number(level))
+    waiting = asyncio.wrap_future(service.submit(asked))
+    try:
+        found = await asyncio.wait_for(waiting, max(0.001, limits.timeout - (time.monotonic() - start)))
+    except (TimeoutError, asyncio.TimeoutError):
+        raise RefusalError(
+            f"expected to answer within {limits.timeout:g} s; it took longer. Ask for less.", 503
+        ) from None
+    size = sum(values.nbytes for values in found.columns.values())
+    made = await _off(size, answer_bytes, found.columns, request.headers.get("accept", ""), found.about)
+    return made[0], made[1], asked.rows
+
+
+async def _update(service: Service, request: Any) -> tuple[bytes, str, int]:
+    body = await _body(request, service.limits.body_bytes, service.limits.timeout)
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != JSON:
+        raise RefusalError(f"expected Content-Type {JSON} for labels; found another.", 415)
+    return json.dumps(await asyncio.to_thread(service.update, body)).encode(), JSON, 0
+
+
+async def _metrics(service: Service, request: Any) -> tuple[bytes, str, int]:
+    return service.counts.text(service.gauges()).encode(), "text/plain; version=0.0.4", 0
+
+
+async def _body(request: Any, most: int, timeout: float) -> bytes:
+    """The bytes of a request, given up where they are too many or too slow."""
+    too_large = RefusalError(f"expected a body of at most {most} bytes; found more. Send fewer rows.", 413)
+    if int(request.headers.get("content-length", "0")) > most:
+        raise too_large
+
+    async def read() -> bytes:
+        parts, size = [], 0
+        async for part in request.stream():
+            size += len(part)
+            if size > most:
+                raise too_large
+            parts.append(part)
+        return b"".join(parts)
+
+    try:
+        return await asyncio.wait_for(read(), timeout)
+    except (TimeoutError, asyncio.TimeoutError):
+        raise RefusalError(f"expected the whole body within {timeout:g} s; it did not come.", 408) from None
+
+
+async def _off(size: int, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call it here where there is little to do, else in a thread."""
+    return await asyncio.to_thread(function, *arguments) if size > _LARGE else function(*arguments)
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        return None if text is None else float(text)
+    except ValueError:
+        raise RefusalError(f"expected level as a number; found {str(text)[:40]!r}.") from None
+
+
+def _explained(error: Exception) -> tuple[int, bytes, str]:
+    if isinstance(error, RefusalError):
+        return _error(error.status, str(error))
+    if isinstance(error, (DataError, ArgumentError, OutputError)):
+        return _error(422, str(error))
+    if isinstance(error, LatedropError):
+        return _error(500, str(error))
+    _log.error("a request failed", exc_info=error)
+    return _error(500, f"{type(error).__name__}, which was not foreseen: the service's log has more.")
+
+
+def _error(status: int, message: str) -> tuple[int, bytes, str]:
+    return status, json.dumps({"error": message, "status": status}).encode(), JSON

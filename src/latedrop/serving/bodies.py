@@ -1,0 +1,218 @@
+"""From the bytes of a request to rows, by their Content-Type. Nothing is evaluated or unpickled.
+
+JSON: `{"rows": [[1.5, 2], ...]}`, rows by the names of columns `{"rows": [{"a": 1.5, "b": 2}, ...]}`, or several inputs
+`{"inputs": {"x": [...], "mask": [...]}}`. A npy file, an Arrow stream of columns of numbers, or one image.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from latedrop.metrics.levels import checked_level
+from latedrop.serving.arrow import ARROW, table_columns
+from latedrop.serving.limits import Limits, RefusalError
+from latedrop.terminal import listed
+
+__all__ = ["IMAGES", "JSON", "NPY", "Asked", "Form", "json_object", "rows_of"]
+
+JSON, NPY = "application/json", "application/x-npy"
+IMAGES = ("image/png", "image/jpeg", "image/webp")
+_DTYPES = ("float32", "float64", "int32", "int64", "bool")
+_KEYS = ("rows", "inputs", "dtype", "level", "ids")
+_SHOWN = 6
+Array: TypeAlias = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a request asks for.
+
+    Attributes:
+        arrays: inputs `(N, ...)` by name; one without a name is under "".
+        level: of the intervals; None is the service's own.
+        ids: names of the rows, in a stream; None lets it number them.
+    """
+
+    arrays: Mapping[str, Array]
+    level: float | None = None
+    ids: tuple[int | str, ...] | None = None
+
+    @property
+    def rows(self) -> int:
+        """How many rows it has."""
+        return len(next(iter(self.arrays.values())))
+
+
+@dataclass(frozen=True)
+class Form:
+    """What rows look like: names of columns, where they are known, and what is made of an image, where it takes one."""
+
+    columns: tuple[str, ...] = ()
+    transform: Callable[[Any], Array] | None = None
+
+
+def rows_of(body: bytes, kind: str, form: Form, limits: Limits, level: float | None = None) -> Asked:
+    """The rows in a body of Content-Type `kind`, or `RefusalError`."""
+    if kind == JSON:
+        asked = _of_json(body, form)
+    elif kind == NPY:
+        asked = Asked({"": _npy(body)})
+    elif kind == ARROW:
+        asked = Asked({"": table_columns(body, form.columns, limits.request_rows)})
+    elif kind in IMAGES and form.transform is not None:
+        asked = Asked({"": _image(body, form.transform, limits.pixels)})
+    else:
+        known = [JSON, NPY, ARROW, *(IMAGES if form.transform is not None else ())]
+        raise RefusalError(f"expected a Content-Type among {', '.join(known)}; found {kind[:80] or 'none'!r}.", 415)
+    if level is not None:
+        asked = replace(asked, level=level)
+    if asked.level is not None:
+        checked_level(asked.level)
+    _check(asked, limits)
+    return asked
+
+
+def json_object(body: bytes, keys: Sequence[str]) -> dict[str, Any]:
+    """The JSON object in a body, which has no other keys than these; NaN and infinities are refused."""
+    try:
+        found = json.loads(body, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise RefusalError(f"expected JSON; found something else: {str(error)[:200]}.", 400) from error
+    if not isinstance(found, dict):
+        raise RefusalError(f'expected a JSON object such as {{"{keys[0]}": ...}}; found {type(found).__name__}.')
+    more = [key for key in found if key not in keys]
+    if more:
+        raise RefusalError(
+            f"expected {', '.join(keys)} in the JSON; found {listed((repr(k[:40]) for k in more), _SHOWN)}."
+        )
+    return found
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(f"{name}, which is no JSON")
+
+
+def _of_json(body: bytes, form: Form) -> Asked:
+    found = json_object(body, _KEYS)
+    if ("rows" in found) == ("inputs" in found):
+        raise RefusalError('expected "rows", or "inputs" by name, in the JSON; found both or neither.')
+    dtype = found.get("dtype", "float64")
+    if dtype not in _DTYPES:
+        raise RefusalError(f"expected a dtype among {', '.join(_DTYPES)}; found {str(dtype)[:40]!r}.")
+    if "rows" in found:
+        arrays = {"": _numbers("rows", _by_name(found["rows"], form), dtype)}
+    else:
+        named = found["inputs"]
+        if not isinstance(named, dict) or not named:
+            raise RefusalError(f'expected "inputs" as an object of arrays by name; found {type(named).__name__}.')
+        arrays = {name: _numbers(name, values, dtype) for name, values in named.items()}
+    level = found.get("level")
+    if level is not None and type(level) not in (int, float):
+        raise RefusalError(f"expected level as a number; found {str(level)[:40]!r}.")
+    return Asked(arrays, level, ids_of(found.get("ids")))
+
+
+def ids_of(found: Any) -> tuple[int | str, ...] | None:
+    """Names of rows, as JSON has them."""
+    if found is None:
+        return None
+    if not isinstance(found, list) or not all(type(name) in (int, str) for name in found):
+        raise RefusalError("expected ids as a list of texts or whole numbers; found something else.")
+    if any(len(name) > 256 if isinstance(name, str) else abs(name) >= 1 << 63 for name in found):
+        raise RefusalError("expected ids of at most 256 characters, or numbers of 64 bits; found longer ones.")
+    return tuple(found)
+
+
+def _by_name(rows: Any, form: Form) -> Any:
+    """Rows that are objects, as lists in the order of the columns."""
+    if not isinstance(rows, list) or not rows or not isinstance(rows[0], dict):
+        return rows
+    if not form.columns:
+        raise RefusalError("expected rows as lists, as this calibration knows no names of columns; found an object.")
+    for i, row in enumerate(rows):
+        if not isinstance(row, dict) or row.keys() != set(form.columns):
+            wrong = sorted(row.keys() ^ set(form.columns)) if isinstance(row, dict) else [type(row).__name__]
+            raise RefusalError(
+                f"expected the columns {listed(form.columns, _SHOWN)} in every row; row {i} differs in "
+                f"{listed((repr(name[:40]) for name in wrong), _SHOWN)}."
+            )
+    return [[row[name] for name in form.columns] for row in rows]
+
+
+def _numbers(name: str, values: Any, dtype: str) -> Array:
+    try:
+        found = np.array(values)
+    except (ValueError, OverflowError, RecursionError):
+        found = np.array(None)
+    if found.dtype.kind not in "fiub":
+        raise RefusalError(
+            f"expected numbers in {name[:40]!r}, and as many in every row; found lists of several lengths, text, null "
+            "or numbers of more than 64 bits."
+        )
+    whole = dtype.startswith(("int", "bool"))
+    if whole and (found.dtype.kind == "f" or not np.array_equal(found, found.astype(dtype))):
+        raise RefusalError(f"expected whole numbers that fit {dtype} in {name[:40]!r}; found others.")
+    with np.errstate(over="ignore"):
+        return found.astype(dtype)
+
+
+def _npy(body: bytes) -> Array:
+    """As numpy writes it. The head is compared with the length before anything is made; objects are refused."""
+    file = io.BytesIO(body)
+    try:
+        version = np.lib.format.read_magic(file)
+        head = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, fortran, dtype = head(file)
+    except Exception as error:  # whatever a damaged head raises
+        raise RefusalError(f"expected a npy file; its head is damaged: {str(error)[:200]}.", 400) from error
+    if dtype.kind not in "fiub" or dtype.itemsize > 8:
+        raise RefusalError(f"expected real numbers of up to 64 bits in the npy file; found dtype {str(dtype)[:40]}.")
+    count = 1
+    for size in shape:
+        count *= size
+    if any(size < 0 for size in shape) or count * dtype.itemsize != len(body) - file.tell():
+        raise RefusalError(
+            f"expected the numbers of shape {str(shape)[:80]} in the npy file; found {len(body) - file.tell()} bytes.",
+            400,
+        )
+    return np.frombuffer(body, dtype, offset=file.tell()).reshape(shape, order="F" if fortran else "C")
+
+
+def _image(body: bytes, transform: Callable[[Any], Array], most: int) -> Array:
+    from PIL import Image
+
+    try:
+        with Image.open(io.BytesIO(body), formats=[kind.partition("/")[2].upper() for kind in IMAGES]) as image:
+            width, height = image.size
+            if width * height <= most:
+                return np.asarray(transform(image))[None]
+    except Exception as error:  # whatever a damaged file, or the user's function, raises
+        raise RefusalError(
+            f"expected an image; it cannot be used: {str(error)[:200] or type(error).__name__}."
+        ) from error
+    raise RefusalError(f"expected an image of at most {most} pixels; found {width} x {height}.", 413)
+
+
+def _check(asked: Asked, limits: Limits) -> None:
+    lengths = {value.shape[:1] for value in asked.arrays.values()}
+    if len(lengths) != 1 or () in lengths or (0,) in lengths:
+        shapes = ", ".join(str(value.shape) for value in asked.arrays.values())[:200]
+        raise RefusalError(f"expected one row or more, the same number in every input; found shapes {shapes}.")
+    if asked.rows > limits.request_rows:
+        raise RefusalError(f"expected at most {limits.request_rows} rows in a request; found {asked.rows}.", 413)
+    if asked.ids is not None and len(asked.ids) != asked.rows:
+        raise RefusalError(f"expected {asked.rows} ids, one for each row; found {len(asked.ids)}.")
+    for name, value in asked.arrays.items():
+        if value.dtype.kind == "f" and not np.isfinite(value).all():
+            bad = np.flatnonzero(~np.isfinite(value).reshape(len(value), -1).all(1))
+            raise RefusalError(
+                f"expected finite numbers in {name or 'rows'!r}; found NaN, infinite or missing ones in "
+                f"{listed(map(str, bad.tolist()), _SHOWN)} (rows from 0)."
+            )

@@ -1,0 +1,75 @@
+"""`latedrop predict --ray`: what is refused before anything starts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import latedrop
+
+CODE = "import torch\ntorch.manual_seed(0)\nnet = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.Linear(8, 1))\n"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    where = tmp_path_factory.mktemp("on_ray")
+    (where / "ray_net.py").write_text(CODE)
+    names: dict[str, Any] = {}
+    with torch.random.fork_rng():
+        exec(CODE, names)
+    dice = np.random.default_rng(0)
+    x = dice.normal(size=(60, 2))
+    latedrop.calibrate(names["net"], (x, dice.normal(size=(60, 1))), progress=False).save(where / "cal.json")
+    (where / "rows.csv").write_text("a,b\n1,2\n")
+    np.savez(where / "rows.npz", x=x)
+    (where / "there").mkdir()
+    return where
+
+
+@pytest.mark.skipif(find_spec("ray") is None or find_spec("pyarrow") is None, reason="needs ray and pyarrow")
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--data", "rows.csv"], "expected -o with a folder"),
+        (["--data", "rows.csv", "-o", "out.csv"], "expected -o with a folder"),
+        (["--data", "rows.csv", "-o", "there"], "expected no there yet"),
+        (["--data", "rows.csv", "-o", "nowhere/out"], "expected the folder of nowhere/out"),
+        (["--data", "rows.npz", "-o", "out"], "expected csv or parquet with --ray"),
+        (["--data", "rows.csv", "-o", "out", "--images", "there"], "expected columns of numbers with --ray"),
+        (["--data", "rows.csv", "-o", "out", "--keep", "c"], "expected column 'c'"),
+    ],
+    ids=["stdout", "file", "there", "nowhere", "arrays", "images", "column"],
+)
+def test_wrong_words_are_one_line(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, call: Callable[..., Any], words: list[str], said: str
+) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(str(folder))
+    code, out, err = call("predict", "ray_net:net", "cal.json", "--ray", "local", *words)
+    assert code in (1, 2)
+    assert out == ""
+    assert said in " ".join(err.split())
+
+
+@pytest.mark.skipif(find_spec("ray") is not None, reason="ray is installed")
+def test_without_ray_the_extra_is_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, call: Callable[..., Any]
+) -> None:
+    monkeypatch.chdir(folder)
+    code, _, err = call("predict", "ray_net:net", "cal.json", "--ray", "local", "--data", "rows.csv", "-o", "out")
+    assert code == 1
+    assert "latedrop[ray]" in err
+
+
+def test_no_rows_at_once_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch, call: Callable[..., Any]) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(str(folder))
+    words = ("predict", "ray_net:net", "cal.json", "--data", "rows.csv", "-o", "out.csv", "--batch-size")
+    assert "expected a batch size of at least 1; found 0" in " ".join(call(*words, 0)[2].split())
+    assert call(*words, 1)[0] == 0

@@ -1,0 +1,117 @@
+"""`latedrop serve` as a process: where it listens, how it ends."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from latedrop.serving.server import check_address
+
+pytest.importorskip("fastapi")
+httpx = pytest.importorskip("httpx")
+
+CODE = """
+import time
+import torch
+from torch import nn
+
+class Slow(nn.Sequential):
+    def forward(self, x):
+        if x.shape[0] == 1 and float(x[0, 0]) == 7.0:
+            time.sleep(0.5)
+        return super().forward(x)
+
+torch.manual_seed(0)
+net = Slow(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1))
+"""
+ENDS_CLEANLY = (0, -signal.SIGTERM)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    import numpy as np
+    import torch
+
+    import latedrop
+
+    where = tmp_path_factory.mktemp("served")
+    (where / "net_code.py").write_text(CODE)
+    names: dict[str, Any] = {}
+    with torch.random.fork_rng():
+        exec(CODE, names)
+    dice = np.random.default_rng(0)
+    data = dice.normal(size=(60, 3)), dice.normal(size=(60, 1))
+    latedrop.calibrate(names["net"], data, progress=False).save(where / "cal.json")
+    return where
+
+
+@contextmanager
+def served(folder: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    command = [sys.executable, "-c", "from latedrop.cli import main; main()", "serve", "net_code:net", "cal.json"]
+    environment = {name: value for name, value in os.environ.items() if name != "LATEDROP_TOKEN"}
+    process = subprocess.Popen(
+        [*command, "--port", "0", *options], cwd=folder, env=environment, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stderr is not None
+        line = process.stderr.readline()
+        found = re.search(r"http://\S+?:\d+", line)
+        assert found, line + process.stderr.read()
+        for _ in range(200):
+            try:
+                httpx.get(f"{found[0]}/healthz")
+                break
+            except httpx.TransportError:
+                time.sleep(0.05)
+        yield process, found[0]
+    finally:
+        process.kill()
+        process.wait()
+        process.stderr.close()
+
+
+def test_it_finishes_what_it_took(folder: Path) -> None:
+    with served(folder) as (process, url), ThreadPoolExecutor(1) as pool:
+        assert url.startswith("http://127.0.0.1:")
+        assert httpx.post(f"{url}/predict", json={"rows": [[1, 2, 3]]}).status_code == 200
+        taken = pool.submit(httpx.post, f"{url}/predict", json={"rows": [[7, 2, 3]]}, timeout=20)
+        time.sleep(0.2)
+        process.send_signal(signal.SIGTERM)
+        assert taken.result(20).status_code == 200
+        assert process.wait(20) in ENDS_CLEANLY
+        with pytest.raises(httpx.TransportError):
+            httpx.get(f"{url}/healthz")
+
+
+def test_a_kill_is_an_error_for_the_client(folder: Path) -> None:
+    with served(folder) as (process, url), ThreadPoolExecutor(1) as pool:
+        taken = pool.submit(httpx.post, f"{url}/predict", json={"rows": [[7, 2, 3]]}, timeout=20)
+        time.sleep(0.2)
+        process.kill()
+        with pytest.raises(httpx.TransportError):
+            taken.result(20)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "example.org"])
+def test_other_addresses_need_a_token(host: str) -> None:
+    with pytest.raises(ValueError, match=r"expected a token for .*LATEDROP_TOKEN"):
+        check_address(host, None)
+    check_address(host, "0123456789abcdef")
+    with pytest.raises(ValueError, match="at least 16"):
+        check_address(host, "short")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
+def test_this_machine_needs_none(host: str) -> None:
+    check_address(host, None)
