@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,11 +20,13 @@ from latedrop.calibration.classes.search import spread_of
 from latedrop.calibration.classes.sets import ClassSets, Rejection, Score, checked_score, rejection
 from latedrop.calibration.classes.softmax import information, mutual_information
 from latedrop.calibration.datasets import is_loader
+from latedrop.calibration.exporting import export
 from latedrop.calibration.names import in_order, pair_in_order
 from latedrop.errors import ArgumentError, DataError
 from latedrop.model.arrays import check_inputs, floating, place
 from latedrop.model.items import as_items
 from latedrop.terms import Rows
+from latedrop.torch_inside import being_traced
 from latedrop.variance.engine.options import Sampling
 from latedrop.variance.sampling import own_output, sample_rates
 
@@ -87,6 +91,12 @@ class ClassPredictor(Calibrated[ClassCalibration]):
         found, labels = self._on(data, unpack)
         return rejection(found.confidence.cpu(), found.label.cpu() == labels, risk, confidence)
 
+    def to_onnx(self, path: str | os.PathLike[str], example: Any) -> Path:
+        """Write one ONNX file that gives `probabilities`, `label` and scores; see `Predictor.to_onnx`."""
+        self.predict(example)  # also tells what is wrong with the example
+        placed = place(as_items(in_order(example, self.calibration.columns), self.collate), self.model)
+        return export(path, self.model, self.calibration, lambda x: self._batch(x, None), placed, 0.9)
+
     def _on(self, data: Any, unpack: Unpack | None) -> tuple[ClassPrediction, Tensor]:
         parts, labels = [], []
         data = pair_in_order(data, self.calibration.columns)
@@ -125,5 +135,5 @@ class ClassPredictor(Calibrated[ClassCalibration]):
             spread = spread_of(self.model, x, c.sites, self.readout).to(logits)
             odds = torch.tensor(c.fit.odds or [rate / (1 - rate)], dtype=logits.dtype, device=logits.device)  # type: ignore[operator]
             summed = (odds.reshape(-1, 1, 1) * spread).sum(1)
-            doubt = mutual_information(logits, summed, temperature)
+            doubt = None if being_traced() else mutual_information(logits, summed, temperature)
         return ClassPrediction(c.fit.log_probabilities(logits, strange, spread), logits, c, strange, doubt)

@@ -1,0 +1,221 @@
+"""A function of a batch as one graph of plain operators, for any number of rows.
+
+The function is traced at two numbers of rows. Both graphs are the same but for some whole numbers: where these are `a`
+and `b` at `n` and `m` rows, they stand for `times · rows + plus`, with `times = (b - a) / (m - n)`. So no operator and no
+line of Python has to know of unknown sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any, NamedTuple, NoReturn
+
+import torch
+from torch import Tensor, fx
+
+from latedrop.errors import ArgumentError, LatedropError
+from latedrop.torch_inside import traced
+
+__all__ = ["Affine", "Graph", "Size", "graph_of", "name_of", "refuse"]
+
+SIZES = (3, 5)
+_SAME = ("alias", "clone", "detach", "lift_fresh", "lift_fresh_copy", "view_as", "contiguous", "positive")
+"""Operators that give what they are given."""
+_VIEWS = ("permute", "transpose", "t", "view", "unsqueeze", "squeeze", "expand", "reshape", "_unsafe_view")
+"""Of weights they are left to whoever runs the file: a second copy would only make it larger."""
+_FREE = ("full", "arange", "scalar_tensor", "zeros", "ones", "empty")
+
+
+class Affine(NamedTuple):
+    """`times · rows + plus`."""
+
+    times: int
+    plus: int
+
+
+Size = int | Affine
+
+
+class Graph(NamedTuple):
+    """What was traced.
+
+    Attributes:
+        nodes: in order, without the inputs' and the output's.
+        inputs: the nodes of the inputs.
+        results: the nodes of what comes out.
+        arguments: of each node, with `Affine` for what depends on the rows.
+        shapes: of what each node gives, likewise; of several results, one after the other.
+        constants: the tensors of nodes that have one.
+    """
+
+    nodes: list[fx.Node]
+    inputs: list[fx.Node]
+    results: list[Any]
+    arguments: dict[fx.Node, tuple[Any, dict[str, Any]]]
+    shapes: dict[fx.Node, Any]
+    constants: dict[fx.Node, Tensor]
+
+
+def graph_of(function: Callable[..., Sequence[Tensor]], rows: Callable[[int], list[Tensor]]) -> Graph:
+    """Trace `function` of tensors; `rows(n)` gives inputs of n rows."""
+    first, second = (_traced(function, rows(count)) for count in SIZES)
+    pairs = list(zip(first.graph.nodes, second.graph.nodes, strict=False))
+    same = len(first.graph.nodes) == len(second.graph.nodes)
+    if not same or any(a.op != b.op or (a.op == "call_function" and a.target != b.target) for a, b in pairs):
+        refuse("that does other operations for other numbers of rows")
+    twins = dict(pairs)
+    nodes, inputs, results = [], [], []
+    arguments, shapes, constants = {}, {}, {}
+    for a, b in pairs:
+        shapes[a] = _sizes(a, b)
+        if a.op == "placeholder":
+            inputs.append(a)
+        elif a.op == "output":
+            results = list(a.args[0])
+        elif a.op == "get_attr":
+            constants[a], other = getattr(first, a.target), getattr(second, b.target)
+            if constants[a].shape != other.shape or not torch.equal(constants[a], other):
+                refuse("with a tensor that it makes from the number of rows, which cannot be written down")
+        else:
+            arguments[a] = _merged(a.args, b.args, twins), _merged(a.kwargs, b.kwargs, twins)
+            nodes.append(a)
+    return Graph(nodes, inputs, results, arguments, shapes, constants)
+
+
+def name_of(node: fx.Node) -> str:
+    """The operator's name with its variant, as `add.Tensor`."""
+    return str(node.target).removeprefix("aten.")
+
+
+def refuse(found: str, error: Exception | None = None) -> NoReturn:
+    """Say why there is no file of a model."""
+    raise ArgumentError(
+        f"expected a model that can be written as an ONNX file; found one {found}. Deploy it with torch: save the "
+        "calibration, and load both there."
+    ) from error
+
+
+def _traced(function: Callable[..., Sequence[Tensor]], inputs: list[Tensor]) -> fx.GraphModule:
+    try:
+        with ExitStack() as plain:
+            for context in _plain_kernels():
+                plain.enter_context(context)
+            graph = traced(function, inputs, lowered=True)
+    except LatedropError:
+        raise
+    except Exception as error:  # the model runs; what it does cannot be written down
+        refuse(f"that cannot be traced ({type(error).__name__}: {str(error).strip().partition(chr(10))[0]})", error)
+    _tidy(graph)
+    return graph
+
+
+def _plain_kernels() -> list[AbstractContextManager[Any]]:
+    """Attention and recurrent layers by plain operators, whose derivatives are plain too."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    return [torch.backends.mkldnn.flags(enabled=False), sdpa_kernel(SDPBackend.MATH)]
+
+
+def _tidy(module: fx.GraphModule) -> None:
+    """Without copies, without what is not used, with equal operations once and constants computed."""
+    graph = module.graph
+    graph.eliminate_dead_code()
+    known: dict[Any, fx.Node] = {}
+    fixed: dict[fx.Node, Tensor | None] = {}
+    for node in list(graph.nodes):
+        if node.op == "get_attr":
+            value = getattr(module, str(node.target))
+            fixed[node] = value if isinstance(value, Tensor) else None
+        if node.op != "call_function":
+            continue
+        source = _source(node)
+        if source is None:
+            key = (node.target, fx.immutable_collections.immutable_list(node.args), repr(node.kwargs))
+            source = known.setdefault(repr(key), node)
+        if source is not node:
+            node.replace_all_uses_with(source)
+            graph.erase_node(node)
+        else:
+            _fold(module, node, fixed)
+    graph.eliminate_dead_code()
+
+
+def _source(node: fx.Node) -> fx.Node | None:
+    """What a node is the same as."""
+    kind = name_of(node).partition(".")[0]
+    if kind in _SAME and isinstance(node.args[0], fx.Node):
+        return node.args[0]
+    if kind == "mul":  # masks of ones, whose gradients alone were asked for
+        for value, ones in (node.args[:2], node.args[1::-1]):
+            unit = isinstance(ones, fx.Node) and name_of(ones) == "full.default" and ones.args[1] in (1, 1.0)
+            if unit and isinstance(value, fx.Node) and _meta(value) == _meta(node):
+                return value
+    return None
+
+
+def _meta(node: fx.Node) -> Any:
+    value = node.meta.get("val")
+    return (value.shape, value.dtype) if isinstance(value, Tensor) else None
+
+
+def _fold(module: fx.GraphModule, node: fx.Node, fixed: dict[fx.Node, Tensor | None]) -> None:
+    """Compute a node of constants alone, now."""
+    sources = node.all_input_nodes
+    value = node.meta.get("val")
+    if not sources or not all(source in fixed for source in sources) or not isinstance(value, Tensor):
+        return
+    kind = name_of(node).partition(".")[0]
+    if kind in _VIEWS and len(sources) == 1:
+        fixed[node] = None
+        return
+    values = {source: _value(module, source) for source in sources}
+    found = node.target(*fx.map_arg(node.args, values.get), **fx.map_arg(node.kwargs, values.get))  # type: ignore[operator,arg-type]
+    name = f"_folded_{node.name}"
+    setattr(module, name, found)
+    with module.graph.inserting_before(node):
+        made = module.graph.get_attr(name)
+    made.meta["val"] = value
+    node.replace_all_uses_with(made)
+    module.graph.erase_node(node)
+    fixed[made] = found
+
+
+def _value(module: fx.GraphModule, node: fx.Node) -> Tensor:
+    """Of a constant, or of views of one."""
+    if node.op == "get_attr":
+        found: Tensor = getattr(module, str(node.target))
+        return found
+    args = fx.map_arg(node.args, lambda source: _value(module, source))
+    kwargs = fx.map_arg(node.kwargs, lambda source: _value(module, source))
+    return node.target(*args, **kwargs)  # type: ignore[operator,no-any-return,misc]
+
+
+def _merged(a: Any, b: Any, twins: dict[fx.Node, fx.Node]) -> Any:
+    """One argument from those of two traces."""
+    if isinstance(a, fx.Node):
+        return a if twins.get(a) is b else refuse("that does other operations for other numbers of rows")
+    if isinstance(a, dict):
+        return {name: _merged(value, b[name], twins) for name, value in a.items()}
+    if isinstance(a, (tuple, list)):
+        return [_merged(x, y, twins) for x, y in zip(a, b, strict=True)]
+    if type(a) is int and type(b) is int:
+        return _affine(a, b)
+    return a if a == b or a is b else refuse("whose numbers depend on how many rows there are")
+
+
+def _affine(a: int, b: int) -> Size:
+    if a == b:
+        return a
+    times, rest = divmod(b - a, SIZES[1] - SIZES[0])
+    return Affine(times, a - times * SIZES[0]) if rest == 0 else refuse("whose sizes grow unevenly with the rows")
+
+
+def _sizes(a: fx.Node, b: fx.Node) -> Any:
+    return _shape(a.meta.get("val"), b.meta.get("val"))
+
+
+def _shape(a: Any, b: Any) -> Any:
+    if isinstance(a, Tensor):
+        return tuple(_affine(x, y) for x, y in zip(a.shape, b.shape, strict=True))
+    return [_shape(x, y) for x, y in zip(a, b, strict=True)] if isinstance(a, (tuple, list)) else None
