@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from latedrop.calibration.classes.prediction import ClassPrediction
 from latedrop.calibration.classes.record import ClassCalibration
-from latedrop.calibration.classes.sets import scores_of
 from latedrop.calibration.intervals import intervals_to_dict
 from latedrop.calibration.prediction import Prediction
 from latedrop.calibration.record import Calibration
@@ -37,7 +36,7 @@ def export(
     calibration: Calibration | ClassCalibration,
     predicted: Callable[[Any], Prediction | ClassPrediction],
     example: Any,
-    level: float,
+    level: float = 0.9,
 ) -> Path:
     """Write what `predicted` gives for inputs like `example`, which were placed."""
     level = checked_level(level)
@@ -85,13 +84,8 @@ def _outputs(found: Prediction, level: float) -> dict[str, Tensor]:
 
 def _classes(found: ClassPrediction) -> dict[str, Tensor]:
     named = {**found.to_dict(), "energy": found.energy}
-    sets = found.calibration.sets
-    if sets is not None:
-        named["set_scores"] = scores_of(found.probabilities, sets.score)
-    exact = ("set_scores",)  # which are compared with scores of other rows
     return {
-        name: value.detach().float() if value.is_floating_point() and name not in exact else value.detach()
-        for name, value in named.items()
+        name: value.detach().float() if value.is_floating_point() else value.detach() for name, value in named.items()
     }
 
 
@@ -101,6 +95,8 @@ def _record(calibration: Calibration | ClassCalibration, level: float) -> dict[s
     record: dict[str, Any] = {"columns": list(known.get("inputs", ())), "verdict": str(calibration.verdict)}
     if isinstance(calibration, ClassCalibration):
         sets = calibration.sets
+        if sets is not None and sets.score != "lac":
+            sets = None  # their random numbers hang on the last bit of a probability
         return {
             **record,
             "task": "classification",

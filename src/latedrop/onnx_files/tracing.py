@@ -7,24 +7,27 @@ line of Python has to know of unknown sizes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple, NoReturn
+from warnings import catch_warnings, filterwarnings
 
 import torch
 from torch import Tensor, fx
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from latedrop.errors import ArgumentError, LatedropError
-from latedrop.torch_inside import traced
+from latedrop.torch_inside import held, traced
 
 __all__ = ["Affine", "Graph", "Size", "graph_of", "name_of", "refuse"]
 
 SIZES = (3, 5)
 _SAME = ("alias", "clone", "detach", "lift_fresh", "lift_fresh_copy", "view_as", "contiguous", "positive")
 """Operators that give what they are given."""
-_VIEWS = ("permute", "transpose", "t", "view", "unsqueeze", "squeeze", "expand", "reshape", "_unsafe_view")
+_VIEWS = ("permute", "transpose", "t")
 """Of weights they are left to whoever runs the file: a second copy would only make it larger."""
-_FREE = ("full", "arange", "scalar_tensor", "zeros", "ones", "empty")
+_GROWING = ("expand", "repeat")
+"""Operators that may make as many rows of a constant as there are."""
 
 
 class Affine(NamedTuple):
@@ -98,9 +101,7 @@ def refuse(found: str, error: Exception | None = None) -> NoReturn:
 
 def _traced(function: Callable[..., Sequence[Tensor]], inputs: list[Tensor]) -> fx.GraphModule:
     try:
-        with ExitStack() as plain:
-            for context in _plain_kernels():
-                plain.enter_context(context)
+        with _plain_kernels():
             graph = traced(function, inputs, lowered=True)
     except LatedropError:
         raise
@@ -110,11 +111,16 @@ def _traced(function: Callable[..., Sequence[Tensor]], inputs: list[Tensor]) -> 
     return graph
 
 
-def _plain_kernels() -> list[AbstractContextManager[Any]]:
+@contextmanager
+def _plain_kernels() -> Iterator[None]:
     """Attention and recurrent layers by plain operators, whose derivatives are plain too."""
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
-    return [torch.backends.mkldnn.flags(enabled=False), sdpa_kernel(SDPBackend.MATH)]
+    with catch_warnings(), sdpa_kernel(SDPBackend.MATH):
+        filterwarnings("ignore", "TF32 acceleration on top of oneDNN")  # nobody asks for it
+        with (
+            held(lambda: torch.backends.mkldnn.flags(enabled=False), "mkldnn"),
+            held(lambda: torch.backends.cudnn.flags(enabled=False), "cudnn"),
+        ):
+            yield
 
 
 def _tidy(module: fx.GraphModule) -> None:
@@ -166,13 +172,15 @@ def _fold(module: fx.GraphModule, node: fx.Node, fixed: dict[fx.Node, Tensor | N
     if not sources or not all(source in fixed for source in sources) or not isinstance(value, Tensor):
         return
     kind = name_of(node).partition(".")[0]
+    if kind in _GROWING:
+        return
     if kind in _VIEWS and len(sources) == 1:
         fixed[node] = None
         return
     values = {source: _value(module, source) for source in sources}
     found = node.target(*fx.map_arg(node.args, values.get), **fx.map_arg(node.kwargs, values.get))  # type: ignore[operator,arg-type]
     name = f"_folded_{node.name}"
-    setattr(module, name, found)
+    module.register_buffer(name, found.detach())
     with module.graph.inserting_before(node):
         made = module.graph.get_attr(name)
     made.meta["val"] = value

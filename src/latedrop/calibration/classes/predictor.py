@@ -26,7 +26,6 @@ from latedrop.errors import ArgumentError, DataError
 from latedrop.model.arrays import check_inputs, floating, place
 from latedrop.model.items import as_items
 from latedrop.terms import Rows
-from latedrop.torch_inside import being_traced
 from latedrop.variance.engine.options import Sampling
 from latedrop.variance.sampling import own_output, sample_rates
 
@@ -95,7 +94,11 @@ class ClassPredictor(Calibrated[ClassCalibration]):
         """Write one ONNX file that gives `probabilities`, `label` and scores; see `Predictor.to_onnx`."""
         self.predict(example)  # also tells what is wrong with the example
         placed = place(as_items(in_order(example, self.calibration.columns), self.collate), self.model)
-        return export(path, self.model, self.calibration, lambda x: self._batch(x, None), placed, 0.9)
+
+        def predicted(x: Any) -> ClassPrediction:
+            return self._batch(x, None, simulated=False)
+
+        return export(path, self.model, self.calibration, predicted, placed)
 
     def _on(self, data: Any, unpack: Unpack | None) -> tuple[ClassPrediction, Tensor]:
         parts, labels = [], []
@@ -107,7 +110,8 @@ class ClassPredictor(Calibrated[ClassCalibration]):
             raise DataError("expected at least one row with its label; found none.")
         return ClassPrediction.joined(parts), torch.cat(labels)
 
-    def _batch(self, x: Any, rate: float | None) -> ClassPrediction:
+    def _batch(self, x: Any, rate: float | None, *, simulated: bool = True) -> ClassPrediction:
+        """One batch; without `simulated`, nothing that takes random numbers of its own."""
         c = self.calibration
         check_inputs(floating(x))
         logits = as_logits(own_output(self.model, x, self.readout))
@@ -135,5 +139,5 @@ class ClassPredictor(Calibrated[ClassCalibration]):
             spread = spread_of(self.model, x, c.sites, self.readout).to(logits)
             odds = torch.tensor(c.fit.odds or [rate / (1 - rate)], dtype=logits.dtype, device=logits.device)  # type: ignore[operator]
             summed = (odds.reshape(-1, 1, 1) * spread).sum(1)
-            doubt = None if being_traced() else mutual_information(logits, summed, temperature)
+            doubt = mutual_information(logits, summed, temperature) if simulated else None
         return ClassPrediction(c.fit.log_probabilities(logits, strange, spread), logits, c, strange, doubt)
