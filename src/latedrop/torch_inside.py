@@ -363,22 +363,16 @@ def leaves_and_structure(value: Any) -> tuple[list[Any], Any]:
     return leaves, structure
 
 
-def traced(function: Callable[..., Any], arguments: list[Tensor], *, lowered: bool = False) -> torch.fx.GraphModule:
-    """A function of tensors as a graph of operators without side effects; `lowered`: few kinds, derivatives included."""
+def traced(
+    function: Callable[..., Any], arguments: list[Tensor], rules: Mapping[Any, Any] | None = None
+) -> torch.fx.GraphModule:
+    """A function of tensors as a graph of operators without side effects; with `rules` it may differentiate."""
     make_fx = _part("torch.fx.experimental.proxy_tensor", "make_fx")
     if make_fx is None:
         raise NotImplementedError("make_fx, which this version of torch has not")
-    if not lowered:
-        return make_fx(torch.func.functionalize(function))(*arguments)  # type: ignore[no-any-return]
-    return make_fx(torch.func.functionalize(make_fx(function)(*arguments)), _lowering())(*arguments)  # type: ignore[no-any-return]
-
-
-@cache
-def _lowering() -> dict[Any, Any]:
-    more = "native_layer_norm native_batch_norm native_group_norm _softmax _log_softmax _adaptive_avg_pool2d gelu elu"
-    more += " leaky_relu linalg_vector_norm"
-    found = _part("torch._decomp", "get_decompositions")([getattr(torch.ops.aten, name) for name in more.split()])
-    return {**torch.export.default_decompositions(), **found}
+    function = function if rules is None else make_fx(function)(*arguments)
+    graph: torch.fx.GraphModule = make_fx(torch.func.functionalize(function), rules)(*arguments)
+    return graph
 
 
 def being_traced() -> bool:

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from zoo import ZOO, Case
 
 import latedrop
 from latedrop.model.rows import map_rows
 from latedrop.torch_inside import leaves_and_structure
 from latedrop.variance.sampling import plain_output
+from zoo import ZOO, Case
 
 onnx = pytest.importorskip("onnx", reason="needs the extra onnx")
 onnxruntime = pytest.importorskip("onnxruntime", reason="needs the extra onnx")
@@ -96,7 +96,11 @@ def test_first_order(name: str, tmp_path: Path) -> None:
         "residual_cnn",
         "columns",
         "multi_output",
-        *(pytest.param(n, marks=pytest.mark.slow) for n in CASES if n not in ("mlp", "residual_cnn", "columns", "multi_output")),
+        *(
+            pytest.param(n, marks=pytest.mark.slow)
+            for n in CASES
+            if n not in ("mlp", "residual_cnn", "columns", "multi_output")
+        ),
     ],
 )
 def test_draws(name: str, tmp_path: Path) -> None:
@@ -106,12 +110,21 @@ def test_draws(name: str, tmp_path: Path) -> None:
         assert_same(path, uq, rows_like(x, count))
 
 
-@pytest.mark.parametrize("options", [{"method": "linear"}, {"method": "sample", "rates": [0.2], "draws": 8}], ids=["first order", "draws"])
+@pytest.mark.parametrize(
+    "options", [{"method": "linear"}, {"method": "sample", "rates": [0.2], "draws": 8}], ids=["first order", "draws"]
+)
 def test_no_optimisation_takes_the_variance_away(options: dict[str, Any], tmp_path: Path) -> None:
     uq, x = predictor_of(CASES["batchnorm_cnn"], **options)
     path = uq.to_onnx(tmp_path / "model.onnx", x)
     kinds = {node.op_type for node in onnx.load(path).graph.node}
-    assert not kinds & {"Dropout", "RandomUniform", "RandomNormal", "RandomUniformLike", "RandomNormalLike", "Bernoulli"}
+    assert not kinds & {
+        "Dropout",
+        "RandomUniform",
+        "RandomNormal",
+        "RandomUniformLike",
+        "RandomNormalLike",
+        "Bernoulli",
+    }
     assert {operator.domain for operator in onnx.load(path).opset_import} == {""}
     rows = rows_like(x, 9)
     expected = uq.predict(rows).std.numpy()
@@ -160,7 +173,9 @@ def test_default_calibration_with_its_guard(learned: Any, tmp_path: Path) -> Non
     assert np.abs(found["strangeness"] / p.strangeness.numpy() - 1).max() < CLOSE
 
 
-@pytest.mark.parametrize("terms", [["dropout"], ["leverage", "size"], ["inputs"], ["own_dropout"]], ids=lambda t: "+".join(t))
+@pytest.mark.parametrize(
+    "terms", [["dropout"], ["leverage", "size"], ["inputs"], ["own_dropout"]], ids=lambda t: "+".join(t)
+)
 def test_other_terms(terms: list[str], tmp_path: Path, learned: Any) -> None:
     model, x, y = learned
     layers = [*model[:2], torch.nn.Dropout(0.2), model[2]]
@@ -185,7 +200,7 @@ def test_targets_that_were_transformed(unit: str, learned: Any, tmp_path: Path) 
     assert_same(path, uq, x[:30])
     found, p = latedrop.load_onnx(path).predict(x[:30].numpy()), uq.predict(x[:30])
     if unit == "own":
-        with pytest.raises(latedrop.LatedropError, match="level that the file was written with, 0.9"):
+        with pytest.raises(latedrop.LatedropError, match=r"level that the file was written with, 0\.9"):
             found.interval(0.5)
         return
     for ours, theirs in zip(found.interval(0.5), p.interval(0.5), strict=True):

@@ -25,6 +25,7 @@ from latedrop.onnx_files.metadata import RECORD, WHOLE, sealed_record
 from latedrop.onnx_files.tracing import refuse
 from latedrop.onnx_files.writing import write_onnx
 from latedrop.quantiles import checked_level
+from latedrop.terms import LocalErrors, Neighbours
 from latedrop.torch_inside import leaves_and_structure
 
 __all__ = ["export"]
@@ -43,6 +44,7 @@ def export(
     _check_rows(calibration.sites, example)
     if isinstance(calibration, Calibration) and not calibration.shared:
         refuse("whose rows have masks of their own (shared=False), which depend on the place in a batch")
+    _check_terms(calibration)
     flat, structure = leaves_and_structure(example)
     where = [i for i, value in enumerate(flat) if isinstance(value, Tensor)]
     names = _names(model, example)
@@ -55,7 +57,7 @@ def export(
         return _classes(found) if isinstance(found, ClassPrediction) else _outputs(found, level)
 
     def rows(count: int) -> list[Tensor]:
-        index = torch.arange(count) % row_count(example)
+        index = (torch.arange(count) + count) % row_count(example)  # others each time
         taken = map_rows(example, lambda t: t[index.to(t.device)])
         return [value for value in leaves_and_structure(taken)[0] if isinstance(value, Tensor)]
 
@@ -70,6 +72,13 @@ def _check_rows(sites: Sites, example: Any) -> None:
     apart = [site.name for site in sites if site.batch_axis is None or site.moved or site.coupled]
     if apart:
         refuse(f"in which rows meet, or have any number of entries, at the sites {apart}")
+
+
+def _check_terms(calibration: Calibration | ClassCalibration) -> None:
+    terms = calibration.terms.active if isinstance(calibration, Calibration) and calibration.terms is not None else ()
+    looked_up = [term.name for term in terms if isinstance(term, (Neighbours, LocalErrors))]
+    if looked_up:
+        refuse(f"whose variance looks for the nearest of other rows (terms {looked_up})")
 
 
 def _outputs(found: Prediction, level: float) -> dict[str, Tensor]:

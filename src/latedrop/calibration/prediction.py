@@ -85,7 +85,9 @@ class Prediction:
         With Gaussian intervals that is the standard deviation; others keep the scale that they were fitted with.
         """
         c, fitted = self.calibration, self.calibration.intervals
-        scaled = c.variance(self.raw_variance) if fitted is None else c.scaled(self.raw_variance, fitted.scale, fitted.floor)
+        scaled = (
+            c.variance(self.raw_variance) if fitted is None else c.scaled(self.raw_variance, fitted.scale, fitted.floor)
+        )
         return scaled.sqrt()
 
     def interval(self, level: float = 0.9) -> tuple[Tensor, Tensor]:

@@ -22,6 +22,7 @@ from latedrop.cli.crowd_commands import (
     crowd_train,
     study_crowd,
 )
+from latedrop.cli.export_command import export
 from latedrop.cli.model_commands import calibrate, evaluate, predict, sites, with_examples
 from latedrop.cli.printing import print_demo
 from latedrop.errors import LatedropError
@@ -48,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     app.callback()(_common)
     app.command("demo")(bundled(demo))
-    for command in (sites, calibrate, predict, evaluate):
+    for command in (sites, calibrate, predict, evaluate, export):
         app.command(command.__name__, help=with_examples(command))(bundled(command))
     study = typer.Typer(help="The paper's experiments, run again: JSON, pages and figures.", no_args_is_help=True)
     study.command("uci", **HANDED_ON)(study_uci)

@@ -52,6 +52,10 @@ _EXAMPLES = {
         "latedrop evaluate model.pt2 cal.json --data test.npz --report page.html",
         'latedrop evaluate my_model:net cal.json --data test.csv \\\n    --require "coverage90>=0.85,gain>=0"',
     ),
+    "export": (
+        "latedrop export my_model:net cal.json -o model.onnx",
+        "latedrop export my_model:net cal.json -o model.onnx --input-shape 3,224,224 --level 0.95",
+    ),
 }
 
 

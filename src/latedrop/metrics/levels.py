@@ -5,7 +5,7 @@ The central interval at level `a` reaches from the quantile `(1 - a) / 2` to `(1
 """
 
 from collections.abc import Sequence
-from typing import Any, overload
+from typing import overload
 
 import numpy as np
 import numpy.typing as npt

@@ -97,8 +97,7 @@ class Emitter:
             self._values[node] = result._replace(name=given)
         else:
             self._values[node] = [
-                None if name is None else value._replace(name=name)
-                for value, name in zip(result, given, strict=True)
+                None if name is None else value._replace(name=name) for value, name in zip(result, given, strict=True)
             ]
 
     def op(self, kind: str, *inputs: Any, outputs: int = 1, **attributes: Any) -> Any:

@@ -241,7 +241,9 @@ def _variance_of(e: Emitter, result: Value, x: Value, dim: Any, unbiased: bool =
 
 
 @rule("var.correction")
-def _variance(e: Emitter, result: Value, x: Value, dim: Any = None, *, correction: Any = 1, keepdim: bool = False) -> Any:
+def _variance(
+    e: Emitter, result: Value, x: Value, dim: Any = None, *, correction: Any = 1, keepdim: bool = False
+) -> Any:
     axes = list(dim or range(len(x.shape)))
     sizes = [x.shape[axis] for axis in axes]
     if not all(isinstance(size, int) for size in sizes):

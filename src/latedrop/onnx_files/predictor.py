@@ -80,7 +80,7 @@ class OnnxPredictor:
         self._inputs = session.get_inputs()
         self._outputs = [output.name for output in session.get_outputs()]
 
-    def __call__(self, x: Any) -> OnnxPrediction | OnnxClassPrediction:
+    def __call__(self, x: Any) -> Any:
         """Same as `predict`."""
         return self.predict(x)
 
@@ -201,13 +201,16 @@ class OnnxPrediction:
                 "through functions that a file cannot hold. Write another with to_onnx(path, example, level=...)."
             )
         location, spread = (self.outputs.get(a, self.outputs[b]) for a, b in (("location", "mean"), ("spread", "std")))
-        found = location + _along(self._quantiles(q), location) * spread
+        found: Array = location + _along(self._quantiles(q), location) * spread
         if unit is None:
             return found
+        wide = found.astype(np.float64)
         if unit["kind"] == "log":
-            return np.exp(found.astype(np.float64)).astype(found.dtype)
-        mean, std = (_along(unit[name], found) for name in ("mean", "std"))
-        return (found.astype(np.float64) * std + mean).astype(found.dtype)
+            wide = np.exp(wide)
+        else:
+            mean, std = (_along(unit[name], wide) for name in ("mean", "std"))
+            wide = wide * std + mean
+        return wide.astype(found.dtype)
 
     def _quantiles(self, q: float) -> list[float]:
         fitted = self.record["intervals"]

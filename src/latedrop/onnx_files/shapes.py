@@ -109,12 +109,12 @@ def _put_back(
 ) -> Any:
     if step != 1:
         refuse("with a part of steps that is written back (slice_scatter)")
-    size = x.shape[dim]
-    first = start or 0
-    if isinstance(first, Affine) or isinstance(part.shape[dim], Affine):
+    first, size, many = start or 0, x.shape[dim], part.shape[dim]
+    if isinstance(first, Affine) or isinstance(many, Affine):
         return part.name if part.shape == x.shape else refuse("that writes some rows of a batch back (slice_scatter)")
-    first = first + size if first < 0 else first  # type: ignore[operator]
-    last = first + part.shape[dim]
+    if first < 0:
+        first = first + size if isinstance(size, int) else refuse("that counts rows from the end (slice_scatter)")
+    last = first + many
     pieces = [part.name]
     if first > 0:
         pieces.insert(0, e.op("Slice", x, e.constant([0]), e.constant([first]), e.constant([dim])))
@@ -183,12 +183,12 @@ def _index_put(
     where = _stacked(e, leading)
     shape = [*_broadcast(leading), *x.shape[len(leading) :]]
     full = values.name if list(values.shape) == shape else e.op("Expand", values, e.shape(shape))
-    return e.op("ScatterND", x, where, full, **({"reduction": "add"} if accumulate else {}))
+    return e.op("ScatterND", x, where, full, reduction="add" if accumulate else "none")
 
 
 def _broadcast(indices: Sequence[Value]) -> list[Size]:
     axes = max(len(index.shape) for index in indices)
-    padded = [[1] * (axes - len(index.shape)) + list(index.shape) for index in indices]
+    padded: list[list[Size]] = [[*[1] * (axes - len(index.shape)), *index.shape] for index in indices]
     return [next((size for size in sizes if size != 1), 1) for sizes in zip(*padded, strict=True)]
 
 
@@ -211,7 +211,9 @@ def _topk(
 
 
 @rule("sort")
-def _sorted(e: Emitter, result: Sequence[Value], x: Value, dim: int = -1, descending: bool = False, **named: Any) -> Any:
+def _sorted(
+    e: Emitter, result: Sequence[Value], x: Value, dim: int = -1, descending: bool = False, **named: Any
+) -> Any:
     size = x.shape[dim]
     if isinstance(size, Affine):
         refuse("that sorts the rows of a batch (sort)")
@@ -219,7 +221,9 @@ def _sorted(e: Emitter, result: Sequence[Value], x: Value, dim: int = -1, descen
 
 
 @rule("sort.stable")
-def _sorted_stably(e: Emitter, result: Sequence[Value], x: Value, *, dim: int = -1, descending: bool = False, **_: Any) -> Any:
+def _sorted_stably(
+    e: Emitter, result: Sequence[Value], x: Value, *, dim: int = -1, descending: bool = False, **_: Any
+) -> Any:
     return _sorted(e, result, x, dim, descending)
 
 
@@ -279,13 +283,24 @@ def _diagonal(e: Emitter, result: Value, x: Value, offset: int = 0, dim1: int = 
 
 
 @rule("as_strided")
-def _strided(
-    e: Emitter, result: Value, x: Value, sizes: Sequence[Any], strides: Sequence[Any], offset: Any = None
-) -> Any:
-    """Only where it is another shape of the same numbers, as group normalisation asks for."""
-    wanted = [1]
-    for size in reversed(result.shape[1:]):
-        wanted.insert(0, wanted[0] * size if isinstance(size, int) else 0)
-    if list(strides) != wanted or offset or 0 in wanted:
-        refuse("that looks at memory in an order of its own (as_strided)")
+def _strided(e: Emitter, result: Value, x: Value, sizes: Any, strides: Sequence[Any], offset: Any = None) -> Any:
+    _check_strides(result.shape, strides, offset)
     return e.reshape(x, result.shape)
+
+
+@rule("as_strided_scatter")
+def _strided_back(
+    e: Emitter, result: Value, x: Value, part: Value, sizes: Any, strides: Sequence[Any], offset: Any = None
+) -> Any:
+    _check_strides(part.shape, strides, offset)
+    return e.reshape(part, result.shape)
+
+
+def _check_strides(shape: Sequence[Size], strides: Sequence[Any], offset: Any) -> None:
+    """Only another shape of the same numbers, as group norms and pools ask for, can be written."""
+    wanted = [1]
+    for size in reversed(shape[1:]):
+        wanted.insert(0, wanted[0] * size if isinstance(size, int) else 0)
+    told = [(a, b) for a, b, size in zip(strides, wanted, shape, strict=True) if size != 1]
+    if any(a != b or b == 0 for a, b in told) or offset:
+        refuse("that looks at memory in an order of its own (as_strided)")

@@ -1,14 +1,15 @@
 """A function of a batch as one graph of plain operators, for any number of rows.
 
 The function is traced at two numbers of rows. Both graphs are the same but for some whole numbers: where these are `a`
-and `b` at `n` and `m` rows, they stand for `times · rows + plus`, with `times = (b - a) / (m - n)`. So no operator and no
-line of Python has to know of unknown sizes.
+and `b` at `n` and `m` rows, they stand for `times · rows + plus`, with `times = (b - a) / (m - n)`. So no operator and
+no line of Python has to know of unknown sizes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, NamedTuple, NoReturn
 from warnings import catch_warnings, filterwarnings
 
@@ -102,13 +103,19 @@ def refuse(found: str, error: Exception | None = None) -> NoReturn:
 def _traced(function: Callable[..., Sequence[Tensor]], inputs: list[Tensor]) -> fx.GraphModule:
     try:
         with _plain_kernels():
-            graph = traced(function, inputs, lowered=True)
+            graph = traced(function, inputs, _few_kinds())
     except LatedropError:
         raise
     except Exception as error:  # the model runs; what it does cannot be written down
         refuse(f"that cannot be traced ({type(error).__name__}: {str(error).strip().partition(chr(10))[0]})", error)
     _tidy(graph)
     return graph
+
+
+@cache
+def _few_kinds() -> dict[Any, Any]:
+    """How torch says most of its operators, and all derivatives, by others."""
+    return {**torch.export.default_decompositions()}
 
 
 @contextmanager
@@ -178,7 +185,7 @@ def _fold(module: fx.GraphModule, node: fx.Node, fixed: dict[fx.Node, Tensor | N
         fixed[node] = None
         return
     values = {source: _value(module, source) for source in sources}
-    found = node.target(*fx.map_arg(node.args, values.get), **fx.map_arg(node.kwargs, values.get))  # type: ignore[operator,arg-type]
+    found = node.target(*fx.map_arg(node.args, values.get), **fx.map_arg(node.kwargs, values.get))  # type: ignore[operator]
     name = f"_folded_{node.name}"
     module.register_buffer(name, found.detach())
     with module.graph.inserting_before(node):
@@ -196,7 +203,7 @@ def _value(module: fx.GraphModule, node: fx.Node) -> Tensor:
         return found
     args = fx.map_arg(node.args, lambda source: _value(module, source))
     kwargs = fx.map_arg(node.kwargs, lambda source: _value(module, source))
-    return node.target(*args, **kwargs)  # type: ignore[operator,no-any-return,misc]
+    return node.target(*args, **kwargs)  # type: ignore[operator,no-any-return]
 
 
 def _merged(a: Any, b: Any, twins: dict[fx.Node, fx.Node]) -> Any:

@@ -63,7 +63,7 @@ def _back(
         return [e.op("Conv", gradient, weight, **options), None, None]
     stride, padding, dilation = (_each(part, weight) for part in (stride, padding, dilation))
     sizes = zip(x.shape[2:], gradient.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True)
-    rest = [size - ((out - 1) * s - 2 * p + d * (k - 1) + 1) for size, out, k, s, p, d in sizes]  # type: ignore[operator]
+    rest = [size - ((out - 1) * s - 2 * p + d * (k - 1) + 1) for size, out, k, s, p, d in sizes]
     return [e.op("ConvTranspose", gradient, weight, **options, output_padding=rest), None, None]
 
 
@@ -138,7 +138,11 @@ def _avg_pool(
     divisor_override: int | None = None,
 ) -> Any:
     kernel, stride, padding = _pooled(x, kernel, stride, padding, ceil_mode, divisor_override)
-    options = {"strides": stride, "pads": [*padding, *padding], "count_include_pad": int(count_include_pad)}
+    options: dict[str, Any] = {
+        "strides": stride,
+        "pads": [*padding, *padding],
+        "count_include_pad": int(count_include_pad),
+    }
     return e.op("AveragePool", x, kernel_shape=kernel, **options)
 
 
@@ -186,8 +190,19 @@ def _spread(
     filled = np.full((channels, 1, *kernel), each, dtype=np.float64 if gradient.dtype == torch.float64 else np.float32)
     sizes = zip(shape[2:], gradient.shape[2:], kernel, stride, padding, strict=True)
     rest = [size - ((out - 1) * s - 2 * p + k) for size, out, k, s, p in sizes]  # type: ignore[operator]
-    options = {"strides": stride, "pads": [*padding, *padding], "group": channels, "output_padding": rest}
+    options: dict[str, Any] = {
+        "strides": stride,
+        "pads": [*padding, *padding],
+        "group": channels,
+        "output_padding": rest,
+    }
     return e.op("ConvTranspose", gradient, e.constant(filled, None), kernel_shape=list(kernel), **options)  # type: ignore[no-any-return]
+
+
+@rule("_adaptive_avg_pool2d")
+def _adaptive(e: Emitter, result: Value, x: Value, *_: Any) -> Any:
+    matrices = [_windows(x.shape[axis], result.shape[axis]).T for axis in (2, 3)]
+    return _by_axis(e, x, matrices)
 
 
 @rule("_adaptive_avg_pool2d_backward")
@@ -217,7 +232,7 @@ def _windows(size: Any, out: Any) -> np.ndarray:
 @rule("upsample_nearest2d_backward", "_upsample_nearest_exact2d_backward")
 def _nearest_back(e: Emitter, result: Value, gradient: Value, size: Any, shape: Sequence[Size], *_: Any) -> Any:
     times = [out // small for out, small in zip(gradient.shape[2:], shape[2:], strict=True)]  # type: ignore[operator]
-    exact = [small * t for small, t in zip(shape[2:], times, strict=True)]  # type: ignore[operator]
+    exact = [small * t for small, t in zip(shape[2:], times, strict=True)]
     if list(gradient.shape[2:]) != exact:
         refuse("that is enlarged by other than whole numbers (upsample_nearest2d_backward)")
     parts = [part for small, t in zip(shape[2:], times, strict=True) for part in (small, t)]

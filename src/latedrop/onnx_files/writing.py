@@ -16,14 +16,14 @@ from torch import Tensor
 
 from latedrop.errors import ArgumentError
 from latedrop.files import write_aside
-from latedrop.onnx_files import operators, shapes, windows
+from latedrop.onnx_files import layers, operators, shapes, windows
 from latedrop.onnx_files.emitting import OPSET, TYPES, Emitter, Value
 from latedrop.onnx_files.tracing import Affine, graph_of, refuse
 from latedrop.terminal import need
 
 __all__ = ["write_onnx"]
 
-_RULES = operators, shapes, windows  # each registers its own when it is imported
+_RULES = layers, operators, shapes, windows  # each registers its own when it is imported
 _IR = 9
 _LARGEST = 2**31 - 2**20  # bytes of one file
 _ROWS = (1, 4, 7)  # that a new file is run with
@@ -58,7 +58,9 @@ def write_onnx(
 
     graph = graph_of(traced, rows)
     emitter = Emitter(graph, names)
-    content = _serialized(emitter, [(name, graph, node) for name, node in zip(names, graph.inputs, strict=True)], outputs, metadata)
+    content = _serialized(
+        emitter, [(name, graph, node) for name, node in zip(names, graph.inputs, strict=True)], outputs, metadata
+    )
     _check(content, function, rows, names)
     path = Path(path)
     write_aside(path, content)
@@ -114,9 +116,7 @@ def _described(value: Value) -> Any:
     return helper.make_tensor_value_info(value.name, TYPES[value.dtype], sizes)
 
 
-def _check(
-    content: bytes, function: Function, rows: Callable[[int], list[Tensor]], names: Sequence[str]
-) -> None:
+def _check(content: bytes, function: Function, rows: Callable[[int], list[Tensor]], names: Sequence[str]) -> None:
     """Run the file, and compare it with the function that it was made from."""
     import onnxruntime
 
@@ -149,5 +149,3 @@ def _compare(name: str, value: np.ndarray, other: np.ndarray) -> None:
 
 def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-
-
