@@ -19,6 +19,7 @@ from benchmarks import (
     growth,
     hops,
     linear,
+    onnx_export,
     projection,
     stream_figure,
     stream_pages,
@@ -33,7 +34,7 @@ from benchmarks.speed_pages import IMAGES, figure, memory_table, rows_for_readme
 from benchmarks.timing import RESULTS
 
 ROOT = Path(__file__).parents[1]
-_NAMES = ("performance", "linear", "uci", "design", "worth", "stream", "terms")
+_NAMES = ("performance", "linear", "uci", "design", "worth", "stream", "terms", "onnx")
 PAGES = (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in _NAMES))
 _BLOCK = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 
@@ -99,6 +100,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "benchmarks.default.shift": lambda: default_summary.medians(_read(RESULTS / "default.json"), "shift"),
     "benchmarks.default.aims": lambda: default_summary.aim_table(_read(RESULTS / "default.json")),
     "benchmarks.default.cost": lambda: default_cost.markdown(_read(RESULTS / "default_cost_cpu.json")),
+    "benchmarks.onnx": lambda: onnx_export.markdown(_read(RESULTS / "onnx_cpu.json")),
     "benchmarks.projection": lambda: projection.markdown(_read(RESULTS / "projection.json")),
     "benchmarks.stream.methods": lambda: stream_pages.methods(_read(RESULTS / "stream.json")),
     "benchmarks.stream.crowd": lambda: stream_pages.counts(_read(RESULTS / "stream.json")),

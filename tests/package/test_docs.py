@@ -32,13 +32,34 @@ PATTERN = re.compile(r"^\| `(\S+ .+?)` \|", re.MULTILINE)
 UNLISTED = {
     *(
         f"cli.{name}"
-        for name in ("app", "command", "options", "model_commands", "crowd_commands", "crowd_counters", "demo")
+        for name in (
+            "app",
+            "command",
+            "options",
+            "model_commands",
+            "export_command",
+            "crowd_commands",
+            "crowd_counters",
+            "demo",
+        )
     ),
     "variance.pairs",
     "variance.propagation_rules",
     "latedrop.terminal",
 }
-LISTED = ("metrics", "plots", "model", "masking", "variance", "terms", "streams", "calibration", "report", "cli")
+LISTED = (
+    "metrics",
+    "plots",
+    "model",
+    "masking",
+    "variance",
+    "terms",
+    "streams",
+    "onnx_files",
+    "calibration",
+    "report",
+    "cli",
+)
 
 
 @pytest.fixture

@@ -27,6 +27,7 @@ _SAME = ("alias", "clone", "detach", "lift_fresh", "lift_fresh_copy", "view_as",
 """Operators that give what they are given."""
 _VIEWS = ("permute", "transpose", "t")
 """Of weights they are left to whoever runs the file: a second copy would only make it larger."""
+_OTHERWISE = "that does other operations for other numbers of rows"
 _GROWING = ("expand", "repeat")
 """Operators that may make as many rows of a constant as there are."""
 
@@ -64,27 +65,55 @@ class Graph(NamedTuple):
 def graph_of(function: Callable[..., Sequence[Tensor]], rows: Callable[[int], list[Tensor]]) -> Graph:
     """Trace `function` of tensors; `rows(n)` gives inputs of n rows."""
     first, second = (_traced(function, rows(count)) for count in SIZES)
-    pairs = list(zip(first.graph.nodes, second.graph.nodes, strict=False))
-    same = len(first.graph.nodes) == len(second.graph.nodes)
-    if not same or any(a.op != b.op or (a.op == "call_function" and a.target != b.target) for a, b in pairs):
-        refuse("that does other operations for other numbers of rows")
-    twins = dict(pairs)
+    both = [[node for node in module.graph.nodes if node.op != "get_attr"] for module in (first, second)]
+    if [(n.op, n.op == "call_function" and n.target) for n in both[0]] != [
+        (n.op, n.op == "call_function" and n.target) for n in both[1]
+    ]:
+        refuse(_OTHERWISE)
+    twins = _Twins(first, second, dict(zip(*both, strict=True)))
     nodes, inputs, results = [], [], []
-    arguments, shapes, constants = {}, {}, {}
-    for a, b in pairs:
-        shapes[a] = _sizes(a, b)
+    arguments, shapes = {}, {}
+    for a, b in twins.pairs.items():
+        shapes[a] = _shape(a.meta.get("val"), b.meta.get("val"))
         if a.op == "placeholder":
             inputs.append(a)
         elif a.op == "output":
-            results = list(a.args[0])
-        elif a.op == "get_attr":
-            constants[a], other = getattr(first, a.target), getattr(second, b.target)
-            if constants[a].shape != other.shape or not torch.equal(constants[a], other):
-                refuse("with a tensor that it makes from the number of rows, which cannot be written down")
+            results = list(twins.merged(a.args[0], b.args[0]))
         else:
-            arguments[a] = _merged(a.args, b.args, twins), _merged(a.kwargs, b.kwargs, twins)
+            arguments[a] = twins.merged(a.args, b.args), twins.merged(a.kwargs, b.kwargs)
             nodes.append(a)
-    return Graph(nodes, inputs, results, arguments, shapes, constants)
+    return Graph(nodes, inputs, results, arguments, shapes, twins.constants)
+
+
+class _Twins:
+    """Which nodes of two traces are the same; constants may stand in another order."""
+
+    def __init__(self, first: fx.GraphModule, second: fx.GraphModule, pairs: dict[fx.Node, fx.Node]) -> None:
+        self._modules, self.pairs = (first, second), pairs
+        self.constants: dict[fx.Node, Tensor] = {}
+
+    def merged(self, a: Any, b: Any) -> Any:
+        """One argument from those of two traces."""
+        if isinstance(a, fx.Node):
+            same = self._same_constant(a, b) if a.op == "get_attr" else self.pairs.get(a) is b
+            return a if same else refuse(_OTHERWISE)
+        if isinstance(a, dict):
+            return {name: self.merged(value, b[name]) for name, value in a.items()}
+        if isinstance(a, (tuple, list)):
+            return [self.merged(x, y) for x, y in zip(a, b, strict=True)]
+        if type(a) is int and type(b) is int:
+            return _affine(a, b)
+        return a if a == b or a is b else refuse("whose numbers depend on how many rows there are")
+
+    def _same_constant(self, a: fx.Node, b: Any) -> bool:
+        if not isinstance(b, fx.Node) or b.op != "get_attr":
+            return False
+        if a not in self.constants:
+            ours, theirs = (_value(module, node) for module, node in zip(self._modules, (a, b), strict=True))
+            if ours.shape != theirs.shape or not torch.equal(ours, theirs):
+                refuse("with a tensor that it makes from the number of rows, which cannot be written down")
+            self.constants[a] = ours
+        return True
 
 
 def name_of(node: fx.Node) -> str:
@@ -206,28 +235,11 @@ def _value(module: fx.GraphModule, node: fx.Node) -> Tensor:
     return node.target(*args, **kwargs)  # type: ignore[operator,no-any-return]
 
 
-def _merged(a: Any, b: Any, twins: dict[fx.Node, fx.Node]) -> Any:
-    """One argument from those of two traces."""
-    if isinstance(a, fx.Node):
-        return a if twins.get(a) is b else refuse("that does other operations for other numbers of rows")
-    if isinstance(a, dict):
-        return {name: _merged(value, b[name], twins) for name, value in a.items()}
-    if isinstance(a, (tuple, list)):
-        return [_merged(x, y, twins) for x, y in zip(a, b, strict=True)]
-    if type(a) is int and type(b) is int:
-        return _affine(a, b)
-    return a if a == b or a is b else refuse("whose numbers depend on how many rows there are")
-
-
 def _affine(a: int, b: int) -> Size:
     if a == b:
         return a
     times, rest = divmod(b - a, SIZES[1] - SIZES[0])
     return Affine(times, a - times * SIZES[0]) if rest == 0 else refuse("whose sizes grow unevenly with the rows")
-
-
-def _sizes(a: fx.Node, b: fx.Node) -> Any:
-    return _shape(a.meta.get("val"), b.meta.get("val"))
 
 
 def _shape(a: Any, b: Any) -> Any:
