@@ -35,12 +35,24 @@ def _batch_norm(
 ) -> Any:
     training = rest[0] if len(rest) == 3 else False
     if training or mean is None or variance is None:
-        refuse("that takes statistics of the rows of a batch (native_batch_norm)")
+        return _own_statistics(e, x, weight, bias, float(rest[-1]))
     channels = [x.shape[1]]
     found = e.op(
         "BatchNormalization", x, *_affine(e, x.dtype, channels, weight, bias), mean, variance, epsilon=float(rest[-1])
     )
     return [found, *[None] * (len(result) - 1)]
+
+
+def _own_statistics(e: Emitter, x: Value, weight: Any, bias: Any, eps: float) -> list[str]:
+    """Of each channel: instance norms have those of every row as channels of one."""
+    axes = [axis for axis in range(len(x.shape)) if axis != 1]
+    if x.shape[0] != 1 or any(isinstance(x.shape[axis], Affine) for axis in axes) or weight is not None:
+        refuse("that takes statistics of the rows of a batch (native_batch_norm)")
+    mean = e.op("ReduceMean", x, e.constant(axes), keepdims=1)
+    off = e.op("Sub", x, mean)
+    variance = e.op("ReduceMean", e.times(off, off), e.constant(axes), keepdims=1)
+    inverse = e.op("Reciprocal", e.op("Sqrt", e.op("Add", variance, e.number(eps, x.dtype))))
+    return [e.times(off, inverse), e.reshape(mean, [x.shape[1]]), e.reshape(inverse, [x.shape[1]])]
 
 
 @rule("native_group_norm")

@@ -107,20 +107,18 @@ def _padded(e: Emitter, result: Value, x: Value, pads: Sequence[int], value: Any
 def _put_back(
     e: Emitter, result: Value, x: Value, part: Value, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
 ) -> Any:
-    if step != 1:
-        refuse("with a part of steps that is written back (slice_scatter)")
     first, size, many = start or 0, x.shape[dim], part.shape[dim]
     if isinstance(first, Affine) or isinstance(many, Affine):
         return part.name if part.shape == x.shape else refuse("that writes some rows of a batch back (slice_scatter)")
     if first < 0:
         first = first + size if isinstance(size, int) else refuse("that counts rows from the end (slice_scatter)")
-    last = first + many
-    pieces = [part.name]
-    if first > 0:
-        pieces.insert(0, e.op("Slice", x, e.constant([0]), e.constant([first]), e.constant([dim])))
-    if isinstance(size, Affine) or last < size:
-        pieces.append(e.op("Slice", x, e.constant([last]), e.constant([_END]), e.constant([dim])))
-    return pieces[0] if len(pieces) == 1 else e.op("Concat", *pieces, axis=dim)
+    if step == 1 and first == 0 and many == size:
+        return part.name
+    along = [1] * len(x.shape)
+    along[dim] = many
+    places = e.constant([first + step * i for i in range(many)])
+    index = e.op("Expand", e.op("Reshape", places, e.constant(along)), e.shape(part.shape))
+    return e.op("ScatterElements", x, index, part, axis=dim)
 
 
 @rule("gather")
@@ -177,13 +175,27 @@ def _indexed(e: Emitter, result: Value, x: Value, indices: Sequence[Value | None
 def _index_put(
     e: Emitter, result: Value, x: Value, indices: Sequence[Value | None], values: Value, accumulate: bool = False
 ) -> Any:
-    leading = [index for index in indices if index is not None]
-    if any(index is None for index in indices[: len(leading)]) or any(i.dtype == torch.bool for i in leading):
-        refuse("that writes to entries other than along its first axes (index_put)")
-    where = _stacked(e, leading)
-    shape = [*_broadcast(leading), *x.shape[len(leading) :]]
+    places = [i for i, index in enumerate(indices) if index is not None]
+    given = [index for index in indices if index is not None]
+    first, count = places[0], len(places)
+    if places != list(range(first, first + count)) or any(index.dtype == torch.bool for index in given):
+        refuse("that writes to entries by a mask, or along axes that do not follow each other (index_put)")
+    picked = _broadcast(given)
+    lead, rest = list(x.shape[:first]), list(x.shape[first + count :])
+    shape = [*lead, *picked, *rest]
     full = values.name if list(values.shape) == shape else e.op("Expand", values, e.shape(shape))
-    return e.op("ScatterND", x, where, full, reduction="add" if accumulate else "none")
+    whole, reduction = x.name, "add" if accumulate else "none"
+    if first:  # the axes of the indices in front, and back
+        whole = e.op("Transpose", x, perm=_in_front(first, count, len(x.shape)))
+        full = e.op("Transpose", full, perm=_in_front(first, len(picked), len(shape)))
+    found = e.op("ScatterND", whole, _stacked(e, given), full, reduction=reduction)
+    return found if not first else e.op("Transpose", found, perm=_in_front(count, first, len(x.shape)))
+
+
+def _in_front(start: int, count: int, axes: int) -> list[int]:
+    """The order of axes that brings some to the front."""
+    moved = list(range(start, start + count))
+    return [*moved, *(axis for axis in range(axes) if axis not in moved)]
 
 
 def _broadcast(indices: Sequence[Value]) -> list[Size]:

@@ -240,17 +240,29 @@ def _nearest_back(e: Emitter, result: Value, gradient: Value, size: Any, shape: 
     return e.op("ReduceSum", split, e.constant([3, 5]), keepdims=0)
 
 
+@rule("upsample_bilinear2d")
+def _bilinear(e: Emitter, result: Value, x: Value, size: Any, corners: bool, *scales: Any) -> Any:
+    sizes = list(zip(x.shape[2:], result.shape[2:], strict=True))
+    _check_whole(sizes, scales)
+    return _by_axis(e, x, [_interpolation(small, out, corners).T for small, out in sizes])
+
+
 @rule("upsample_bilinear2d_backward")
 def _bilinear_back(
     e: Emitter, result: Value, gradient: Value, size: Any, shape: Sequence[Any], corners: bool, *scales: float | None
 ) -> Any:
     sizes = list(zip(shape[2:], gradient.shape[2:], strict=True))
-    if any(scale is not None and small * scale != out for (small, out), scale in zip(sizes, scales, strict=False)):
-        refuse("that is enlarged by a factor that gives no whole size (upsample_bilinear2d_backward)")
+    _check_whole(sizes, scales)
     return _by_axis(e, gradient, [_interpolation(small, out, corners) for small, out in sizes])
 
 
-def _interpolation(small: int, out: Any, corners: bool) -> np.ndarray:
+def _check_whole(sizes: Sequence[Any], scales: Sequence[Any]) -> None:
+    factors = scales[0] if len(scales) == 1 else scales
+    if any(f is not None and small * f != out for (small, out), f in zip(sizes, factors or (), strict=False)):
+        refuse("that is enlarged by a factor that gives no whole size (upsample_bilinear2d)")
+
+
+def _interpolation(small: Any, out: Any, corners: bool) -> np.ndarray:
     """`(out, small)`: enlarging a line is a product with it."""
     lines = torch.eye(small, dtype=torch.float64)[None, :, :, None]  # each channel has one entry that is 1
     found = torch.nn.functional.interpolate(lines, size=(out, 1), mode="bilinear", align_corners=corners)

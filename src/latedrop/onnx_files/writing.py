@@ -132,16 +132,18 @@ def _check(content: bytes, function: Function, rows: Callable[[int], list[Tensor
             found = session.run(list(expected), given)
         except Exception as error:  # likewise
             refuse(f"whose file onnxruntime cannot run on {count} rows ({_first_line(error)})", error)
+        spread = expected["std"].abs().max().item() if "std" in expected else 0.0
         for (name, value), other in zip(expected.items(), found, strict=True):
-            _compare(name, value.detach().cpu().numpy(), other)
+            _compare(name, value.detach().cpu().numpy(), other, 0.0 if name == "std" else spread)
 
 
-def _compare(name: str, value: np.ndarray, other: np.ndarray) -> None:
+def _compare(name: str, value: np.ndarray, other: np.ndarray, spread: float) -> None:
+    """Up to rounding, of what the numbers are or of the standard deviation, where that is more."""
     if value.shape != other.shape:
         refuse(f"whose file gives {name} of shape {other.shape} instead of {value.shape}")
     if value.dtype.kind != "f":
         return  # the classes of two that are equally likely
-    size = float(np.abs(value[np.isfinite(value)]).max(initial=0.0))
+    size = float(np.abs(value[np.isfinite(value)]).max(initial=spread))
     off = np.abs(value.astype(np.float64) - other)
     if not bool((off <= _CLOSE * size + 1e-12).all() or np.array_equal(value, other, equal_nan=True)):
         refuse(f"whose file gives another {name}: off by {np.nanmax(off):.3g}, of {size:.3g}")
