@@ -4,7 +4,7 @@
     python -m benchmarks.onnx_export --only BERT U-Net    # measure these, and keep what the JSON has of the others
 
 Each is calibrated to first order and by draws, written, and run beside torch on the same rows, in changing order, with
-one thread and with two. Closeness is the largest difference of mean and standard deviation, in standard deviations.
+one thread. Closeness is the largest difference of mean and standard deviation, in standard deviations.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "first order": {"method": "linear"},
     "draws": {"method": "sample", "rates": [0.1], "draws": 10},
 }
-ROWS, THREADS, SECONDS = 16, (1, 2), 1.0
+ROWS, SECONDS = 16, 1.0
 FAST = ("MLP", "DataParallel", "TorchScript", "compile", "spectral", "orthogonal")  # the same network, or no network
 LONG = ("ResNet-50", "EfficientNet", "Swin", "ConvNeXt", "DeepLab")  # more than a minute each to trace
 
@@ -48,6 +48,7 @@ def main() -> None:
     from architectures import ARCHITECTURES, missing
 
     warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
     path = RESULTS / "onnx_cpu.json"
     record: dict[str, Any] = {"machine": machine(torch.device("cpu")), "rows": ROWS, "architectures": {}}
     record["machine"] |= {"onnxruntime": onnxruntime.__version__}
@@ -97,28 +98,22 @@ def _few_outputs(architecture: Architecture, model: torch.nn.Module, x: Any) -> 
 
 
 def _beside(uq: Any, path: Path, x: Any) -> dict[str, Any]:
-    p, predictor = uq.predict(x), latedrop.load_onnx(path)
+    p, predictor = uq.predict(x), latedrop.load_onnx(path, threads=1)
     names = [value.name for value in predictor.session.get_inputs()]
     given = dict(zip(names, (value.numpy() for value in leaves_and_structure(x)[0]), strict=True))
     found = predictor.predict(given)
     std = p.std.numpy()
     off = {"mean": np.abs(found.mean - p.mean.numpy()) / std, "std": np.abs(found.std - std) / std}
-    before, times = torch.get_num_threads(), {}
-    for threads in THREADS:
-        torch.set_num_threads(threads)
-        deployed = latedrop.load_onnx(path, threads=threads)
-        both = {"torch": lambda: uq.predict(x), "onnx": lambda: deployed.predict(given)}  # noqa: B023
-        seconds, rounds, _ = turns_within(both, repeats=9, seconds=SECONDS, device=torch.device("cpu"))
-        times[str(threads)] = {**seconds, "rounds": rounds}
-    torch.set_num_threads(before)
-    return {"off": {name: float(value.max()) for name, value in off.items()}, "seconds": times}
+    both = {"torch": lambda: uq.predict(x), "onnx": lambda: predictor.predict(given)}
+    seconds, rounds, _ = turns_within(both, repeats=9, seconds=SECONDS, device=torch.device("cpu"))
+    return {"off": {name: float(value.max()) for name, value in off.items()}, "seconds": seconds, "rounds": rounds}
 
 
 def markdown(record: dict[str, Any]) -> str:
     """The table of docs/onnx.md."""
     lines = [
-        "| architecture | way | file | off, in std | torch, ms | 1 thread: times faster | 2 threads |",
-        "| --- | --- | ---: | ---: | ---: | ---: | ---: |",
+        "| architecture | way | file | off, in std | torch, ms | times faster |",
+        "| --- | --- | ---: | ---: | ---: | ---: |",
     ]
     for name, ways in record["architectures"].items():
         for way, found in ways.items():
@@ -128,11 +123,11 @@ def markdown(record: dict[str, Any]) -> str:
 
 def _cells(found: dict[str, Any]) -> str:
     if "refused" in found:
-        return f"refused: {found['refused']} | | | |"
+        return f"refused: {found['refused']} | | |"
     size = found["kilobytes"]
     cells = [f"{size / 1024:.1f} MB" if size >= 1024 else f"{size} KB", f"{max(found['off'].values()):.0e}"]
-    cells.append(f"{1000 * found['seconds']['1']['torch']:.3g}")
-    return " | ".join([*cells, *(f"{row['torch'] / row['onnx']:.2g}" for row in found["seconds"].values())])
+    seconds = found["seconds"]
+    return " | ".join([*cells, f"{1000 * seconds['torch']:.3g}", f"{seconds['torch'] / seconds['onnx']:.2g}"])
 
 
 if __name__ == "__main__":

@@ -38,8 +38,14 @@ def same(uq: Any, path: Path, x: torch.Tensor) -> Any:
     return found
 
 
-@pytest.mark.parametrize("classes", [2, 3, 30])
-@pytest.mark.parametrize("way", ["temperature", "dropout", "draws"])
+@pytest.mark.parametrize(
+    ("classes", "way"),
+    [
+        (2, "dropout"),
+        (3, "draws"),
+        *(pytest.param(*pair, marks=pytest.mark.slow) for pair in ((3, "temperature"), (30, "dropout"), (30, "draws"))),
+    ],
+)
 def test_probabilities_and_scores(classes: int, way: str, tmp_path: Path) -> None:
     model, x, y = trained(classes)
     options = {"method": "sample", "rates": [0.2], "draws": 6} if way == "draws" else {}

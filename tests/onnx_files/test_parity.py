@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import latedrop
+from architectures import ARCHITECTURES, missing
 from latedrop.model.rows import map_rows
 from latedrop.torch_inside import leaves_and_structure
 from latedrop.variance.sampling import plain_output
@@ -19,7 +20,10 @@ onnx = pytest.importorskip("onnx", reason="needs the extra onnx")
 onnxruntime = pytest.importorskip("onnxruntime", reason="needs the extra onnx")
 
 CASES = {case.name: case for case in ZOO}
-LONG = ("lstm", "time_major_gru", "transformer")  # many steps or layers: each is a node of the graph
+QUICK = {
+    "first order": ("mlp", "batchnorm_cnn", "residual_cnn", "dict_input"),
+    "draws": ("mlp", "residual_cnn"),
+}
 LEVELS = ("ORT_DISABLE_ALL", "ORT_ENABLE_BASIC", "ORT_ENABLE_EXTENDED", "ORT_ENABLE_ALL")
 CLOSE = 1e-5  # of the standard deviation
 
@@ -81,7 +85,11 @@ def assert_same(path: Path, uq: Any, x: Any) -> dict[str, np.ndarray]:
     return found
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] if n in LONG else []) for n in CASES])
+def zoo(way: str) -> list[Any]:
+    return [pytest.param(name, marks=[] if name in QUICK[way] else pytest.mark.slow) for name in CASES]
+
+
+@pytest.mark.parametrize("name", zoo("first order"))
 def test_first_order(name: str, tmp_path: Path) -> None:
     uq, x = predictor_of(CASES[name], method="linear")
     path = uq.to_onnx(tmp_path / "model.onnx", x)
@@ -89,25 +97,43 @@ def test_first_order(name: str, tmp_path: Path) -> None:
         assert_same(path, uq, rows_like(x, count))
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "mlp",
-        "residual_cnn",
-        "columns",
-        "multi_output",
-        *(
-            pytest.param(n, marks=pytest.mark.slow)
-            for n in CASES
-            if n not in ("mlp", "residual_cnn", "columns", "multi_output")
-        ),
-    ],
-)
+@pytest.mark.parametrize("name", zoo("draws"))
 def test_draws(name: str, tmp_path: Path) -> None:
     uq, x = predictor_of(CASES[name], method="sample", rates=[0.2], draws=8)
     path = uq.to_onnx(tmp_path / "model.onnx", x)
     for count in (1, 17):
         assert_same(path, uq, rows_like(x, count))
+
+
+ARCHITECTURES_WRITTEN = (
+    "ResNet-18",
+    "Vision transformer",
+    "Graph convolution, dense",
+    "Graph attention, dense",
+    "Message passing on a fixed graph",
+    "LSTM forecaster, embedded input",
+    "1-D audio CNN",
+    "Tied autoencoder",
+    "`nn.Sequential` of anything",
+    "`parametrizations.weight_norm`",
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ARCHITECTURES_WRITTEN)
+def test_architectures(name: str, tmp_path: Path) -> None:
+    architecture = next(found for found in ARCHITECTURES if found.name == name)
+    absent = missing(architecture.library)
+    if absent:
+        pytest.skip(f"needs {absent}")
+    model, _ = architecture.make()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        x = architecture.inputs(12)
+    y = plain_output(model, x, architecture.readout)
+    y = y + torch.randn(y.shape, generator=torch.Generator().manual_seed(2)) * y.abs().mean()
+    uq = latedrop.calibrate(model, (x, y), readout=architecture.readout, method="linear", progress=False)
+    assert_same(uq.to_onnx(tmp_path / "model.onnx", x), uq, x)
 
 
 @pytest.mark.parametrize(
@@ -174,7 +200,12 @@ def test_default_calibration_with_its_guard(learned: Any, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    "terms", [["dropout"], ["leverage", "size"], ["inputs"], ["own_dropout"]], ids=lambda t: "+".join(t)
+    "terms",
+    [
+        ["leverage", "size"],
+        *(pytest.param([name], marks=pytest.mark.slow) for name in ("dropout", "inputs", "own_dropout")),
+    ],
+    ids=lambda terms: "+".join(terms),
 )
 def test_other_terms(terms: list[str], tmp_path: Path, learned: Any) -> None:
     model, x, y = learned

@@ -57,6 +57,7 @@ LAYERS: dict[str, Callable[[], nn.Module | Callable[[Tensor], Tensor]]] = {
         lambda x: torch.cat([x[:, 1:3], x[:, -1:, ::2].repeat(1, 1, 2, 1), x.select(2, 3).unsqueeze(2).expand_as(x)], 1)
     ),
     "written part": lambda: lambda x: torch.zeros_like(x).index_copy(1, torch.tensor([2, 0]), x[:, :2]),
+    "windows": lambda: lambda x: x.unfold(2, 3, 2),
     "indices": lambda: lambda x: x[:, [0, 2, 2]][:, :, [1, 0], [3, 4]],
     "statistics": lambda: lambda x: x.std((2, 3)) + x.var(1).mean((1, 2))[:, None] + x.amax((2, 3)),
     "norms": lambda: lambda x: x / x.norm(dim=1, keepdim=True) + F.normalize(x, dim=2),

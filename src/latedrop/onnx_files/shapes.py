@@ -148,6 +148,17 @@ def _rows_of(e: Emitter, result: Value, x: Value, dim: int, index: Value) -> Any
     return e.op("Gather", x, index, axis=dim)
 
 
+@rule("unfold")
+def _unfolded(e: Emitter, result: Value, x: Value, dim: int, size: int, step: int) -> Any:
+    axis = dim % len(x.shape)
+    count = result.shape[axis]
+    if isinstance(count, Affine):
+        refuse("that takes windows over the rows of a batch (unfold)")
+    found = e.op("Gather", x, e.constant([[step * i + j for j in range(size)] for i in range(count)]), axis=axis)
+    order = [i for i in range(len(result.shape)) if i != axis + 1]
+    return e.op("Transpose", found, perm=[*order, axis + 1])
+
+
 @rule("embedding")
 def _embedded(e: Emitter, result: Value, weight: Value, index: Value, *_: Any) -> Any:
     return e.op("Gather", weight, index, axis=0)
