@@ -15,6 +15,7 @@ import latedrop
 from latedrop import calibrate, metrics
 from latedrop.calibration.evaluation import compare, verdict
 from latedrop.calibration.term_fit import fit_terms
+from latedrop.calibration.term_record import plain_tensors, terms_from_dict, terms_to_dict
 from latedrop.calibration.verdict import Verdict, crossed, folds, judged
 from latedrop.errors import ArgumentError, DataError, FileError
 
@@ -300,11 +301,34 @@ class TestGuard:
         model = network()
         x, y = noisy(model, 200)
         far = 10 * torch.randn(50, 3)
-        guarded, bare = default(model, (x, y)).predict(far), default(model, (x, y), guard=False).predict(far)
+        guarded, bare = (default(model, (x, y), terms=[], guard=on).predict(far) for on in (True, False))
         assert guarded.strangeness is not None
         assert bool((guarded.strangeness > 1).all())
         assert bool((guarded.std > bare.std).all())
         assert torch.equal(guarded.strangeness, bare.strangeness)  # it is told either way
+
+    def test_it_says_no_more_than_that_nothing_is_known(self) -> None:
+        model = network()
+        x, y = noisy(model, 200)
+        uq = default(model, (x, y))
+        far = 1e3 * x[:20]
+        p = uq.predict(far)
+        assert p.strangeness is not None
+        assert float(p.strangeness.min()) > 1e3
+        bare = default(model, (x, y), guard=False).predict(far)
+        ignorant = y.double().var(correction=0) + (p.mean.double() - y.double().mean()).square()
+        torch.testing.assert_close(
+            p.variance.double(), torch.maximum(bare.variance.double(), ignorant), rtol=1e-5, atol=0
+        )
+        # A file of an earlier version does not know the targets: there is no ceiling.
+        terms = uq.calibration.terms
+        assert terms is not None
+        record = plain_tensors(terms_to_dict(terms))
+        for name in ("centres", "spreads"):
+            del record["guard"][name]
+        earlier = terms_from_dict(record, "terms", stored=lambda name: {}, count=1).guard
+        assert earlier is not None
+        assert bool((earlier.grown(bare.variance, p.strangeness, p.mean) > 10 * p.variance).all())
 
     def test_nine_in_ten_validation_rows_are_not_strange(self) -> None:
         model = network()

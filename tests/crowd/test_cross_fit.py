@@ -25,17 +25,16 @@ def scenes() -> CrowdSet:
     return make_scenes(10, 5, 2, shape=(72, 80))
 
 
-def test_each_block_is_left_out_once_and_chooses_once(scenes: CrowdSet) -> None:
+def test_each_block_is_left_out_once(scenes: CrowdSet) -> None:
     found = fold_sets(scenes, 5)
     every = set(scenes.train) | set(scenes.validation)
     assert sorted(index for part in found for index in part.test) == sorted(every)
-    assert sorted(index for part in found for index in part.validation) == sorted(every)
     for part in found:
         assert list(part.test) == list(range(min(part.test), max(part.test) + 1))  # a run of neighbours
-        assert set(part.train) | set(part.validation) | set(part.test) == every
-        assert len(part.train) + len(part.validation) + len(part.test) == len(every)
-    with pytest.raises(ArgumentError, match=r"expected 3 folds or more .*; found 2 folds of 15 frames"):
-        fold_sets(scenes, 2)
+        assert set(part.train) == every - set(part.test)
+        assert part.validation == ()
+    with pytest.raises(ArgumentError, match=r"expected 2 folds or more .*; found 1 folds of 15 frames"):
+        fold_sets(scenes, 1)
 
 
 def test_the_final_network_has_seen_all_and_the_variance_none(scenes: CrowdSet, tmp_path: Path) -> None:
@@ -44,8 +43,6 @@ def test_the_final_network_has_seen_all_and_the_variance_none(scenes: CrowdSet, 
     log = json.loads((tmp_path / "net.log.json").read_text())
     assert log["data"]["frames"] == {"train": 15, "validation": 0, "test": 2}
     assert [part["frames"] for part in log["folds"]] == [5, 5, 5]
-    epochs = sorted(part["epoch"] for part in log["folds"])
-    assert log["best_epoch"] == trained.about["best_epoch"] == epochs[1]
     assert log["held_out"]["mae"] == pytest.approx(sum(part["mae"] for part in log["folds"]) / 3)
     networks = [load_weights(fold_path(out, number)) for number in range(3)]
     with pytest.raises(DataError, match="expected the 3 networks of the folds, as this one was trained on all frames"):

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from latedrop.calibration.scale import along_outputs
-from latedrop.calibration.term_fit import Candidate, guarded
+from latedrop.calibration.term_fit import Candidate, guarded, ignorant
 from latedrop.errors import ArgumentError, DataError, FileError
 from latedrop.model.arrays import any_true
 from latedrop.streams.usual import Usual
@@ -48,6 +48,8 @@ class Guard:
         term: whose values tell; learned from reference rows.
         limit: what 90 % of the validation rows stay below.
         constants: the validation rows' mean squared error, one per output or one for all.
+        centres: the mean of the validation targets, likewise; none in files of earlier versions.
+        spreads: their variance.
         grows: False where rows are only told apart, and the variance stays.
         most: the largest factor; None where there is none. Few validation rows cannot tell what is usual.
     """
@@ -55,6 +57,8 @@ class Guard:
     term: Term
     limit: float
     constants: tuple[float, ...]
+    centres: tuple[float, ...] = ()
+    spreads: tuple[float, ...] = ()
     grows: bool = True
     most: float | None = None
 
@@ -65,6 +69,13 @@ class Guard:
     def factor(self, strangeness: Tensor) -> Tensor:
         """What the variance is multiplied by, `(N,)`."""
         return strangeness.clamp(1, self.most) if self.grows else torch.ones_like(strangeness)
+
+    def grown(self, variance: Tensor, strangeness: Tensor, mean: Tensor) -> Tensor:
+        """The variance `(N, ...)` of rows that are so strange, `(N,)`, for what the network says of them."""
+        factor = self.factor(strangeness).reshape(-1, *[1] * (variance.dim() - 1)).to(variance)
+        known = [self.constants, self.centres, self.spreads] if self.centres else [self.constants]
+        constant, *targets = (along_outputs(torch.tensor(part, dtype=torch.float64), variance) for part in known)
+        return guarded(variance, factor, constant, ignorant(mean.to(variance), *targets) if targets else None)
 
 
 @dataclass(frozen=True)
@@ -126,9 +137,7 @@ class FittedTerms:
         if self.guard is None:
             return total, None, shares
         strange = self.guard.strangeness(rows)
-        factor = self.guard.factor(strange).reshape(-1, *[1] * (total.dim() - 1)).to(total)
-        constant = along_outputs(torch.tensor(self.guard.constants, dtype=torch.float64), total)
-        return guarded(total, factor, constant), strange, shares
+        return self.guard.grown(total, strange, rows.mean), strange, shares
 
     def lines(self) -> list[str]:
         """The candidates, and the share of every column, as lines of text."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,7 +23,7 @@ from latedrop.calibration.fit import Loss, polished, scored
 from latedrop.calibration.verdict import Left, Verdict, crossed, effective_rows, gains, judged, standard_error
 from latedrop.metrics.entries import average
 
-__all__ = ["Candidate", "Chosen", "TermFit", "choose", "fit_terms", "guarded"]
+__all__ = ["Candidate", "Chosen", "Growth", "TermFit", "choose", "fit_terms", "guarded", "ignorant"]
 
 _AVERAGE_ROWS = 5.0
 _PRICE = 2.0
@@ -83,9 +84,21 @@ class Chosen:
     candidates: tuple[Candidate, ...]
 
 
-def guarded(variance: Tensor, factor: Tensor, constant: Tensor) -> Tensor:
-    """`g · variance + (g - 1) · constant`: a row far outside is no narrower than a constant would be there."""
-    return factor * variance + (factor - 1) * constant
+def guarded(variance: Tensor, factor: Tensor, constant: Tensor, ceiling: Tensor | None = None) -> Tensor:
+    """`g · variance + (g - 1) · constant`: a row far outside is no narrower than a constant would be there.
+
+    Nor is it made wider than `ceiling`.
+    """
+    grown = factor * variance + (factor - 1) * constant
+    return grown if ceiling is None else torch.minimum(grown, torch.maximum(variance, ceiling))
+
+
+def ignorant(mean: Tensor, centre: Tensor, spread: Tensor) -> Tensor:
+    """`spread + (mean - centre)^2`: how far off a prediction is on average if the target is any of those known.
+
+    `centre` and `spread` are the mean and the variance of the known targets.
+    """
+    return spread + (mean - centre).square()
 
 
 def fit_terms(
@@ -137,12 +150,19 @@ def _of_one(
     return found, theta[-1].clamp_min(_LEAST_FLOOR) * size, size
 
 
+class Growth(NamedTuple):
+    """What the guard does to the validation rows: a factor for each `(N,)`, and a ceiling for each entry `(M, K)`."""
+
+    factor: Tensor
+    ceiling: Tensor
+
+
 def choose(
     error: Tensor,
     columns: Tensor,
     names: Sequence[str],
     groups: Sequence[Blocks],
-    factor: Tensor,
+    growth: Growth,
     loss: Loss = "nll",
     left: Left | None = None,
 ) -> Chosen:
@@ -153,18 +173,19 @@ def choose(
         columns: `(M, K, J)`.
         names: of the terms.
         groups: for each term its columns, by their places: those that share a coefficient together.
-        factor: `(N,)`, of the guard.
+        growth: by the guard.
         loss: what the fits minimise; candidates are compared by their likelihood.
         left: how rows are left out, and what each counts.
     """
     left = left or Left()
-    inner = len(error) // len(factor)
-    shaped = error.reshape(len(factor), inner, -1).movedim(2, 1)
+    rows = len(growth.factor)
+    inner = len(error) // rows
+    shaped = error.reshape(rows, inner, -1).movedim(2, 1)
     # Runs of rows that are alike are too few to tell every site apart.
     tried = _candidates(names, groups, apart=left.kind != "blocks")
     scores = []
     for blocks in tried.values():
-        fit = partial(_fitted_to, error, columns, blocks, inner, factor, loss, left)
+        fit = partial(_fitted_to, error, columns, blocks, inner, growth, loss, left)
         variance, constant = crossed(shaped, fit, True, left)
         scores.append((variance, constant, gains(shaped, variance, constant)))
     home = list(tried).index(_name(names))
@@ -178,7 +199,7 @@ def choose(
     values = [part[..., 0] if inner == 1 else part for part in (shaped, variance, constant)]
     verdict = judged(*values, fitted="cross-validation", rows=left)
     counts = None if left.weights is None else left.weights.repeat_interleave(inner)
-    worth = left.worth(len(factor)) if left.kind == "blocks" else None
+    worth = left.worth(rows) if left.kind == "blocks" else None
     return Chosen(name, fit_terms(error, columns, tried[name], loss, counts, worth=worth), verdict, tuple(listed))
 
 
@@ -206,7 +227,7 @@ def _fitted_to(
     columns: Tensor,
     blocks: Blocks,
     inner: int,
-    factor: Tensor,
+    growth: Growth,
     loss: Loss,
     left: Left,
     rows: Tensor,
@@ -215,12 +236,15 @@ def _fitted_to(
     entries = _entries(rows, inner)
     weights = left.at(rows)
     counts = None if weights is None else weights.repeat_interleave(inner)
+    factor, ceiling = growth
     worth = left.worth(len(factor)) * len(rows) / len(factor) if left.kind == "blocks" else None
     fit = fit_terms(error[entries], columns[entries], blocks, loss, counts, worth=worth)
 
     def variance(held: Tensor) -> Tensor:
-        found = fit.variance(columns[_entries(held, inner)]).reshape(len(held), inner, -1).movedim(2, 1)
-        return guarded(found, factor[held, None, None], fit.constants[:, None])
+        places = _entries(held, inner)
+        both = fit.variance(columns[places]), ceiling[places]
+        found, most = (part.reshape(len(held), inner, -1).movedim(2, 1) for part in both)
+        return guarded(found, factor[held, None, None], fit.constants[:, None], most)
 
     return variance
 

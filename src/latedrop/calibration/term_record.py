@@ -24,13 +24,14 @@ Stored: TypeAlias = Callable[[str], Mapping[str, Tensor]]
 
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
 _LARGEST = 1e30
+_GUARD = ("limit", "constants", "centres", "spreads", "grows", "most")
 
 
 def terms_to_dict(terms: FittedTerms) -> dict[str, Any]:
     """Plain data; tensors stay tensors."""
     guard = None
     if terms.guard is not None:
-        guard = {name: getattr(terms.guard, name) for name in ("limit", "constants", "grows", "most")}
+        guard = {name: getattr(terms.guard, name) for name in _GUARD}
         known = any(term is terms.guard.term for term in terms.terms)  # then that term keeps what both have learned
         guard["term"] = None if known else _kept(terms.guard.term)
     names = ("columns", "coefficients", "floors", "shares", "choice", "reference_rows")
@@ -163,6 +164,8 @@ def _guard(value: Any, name: str, *, terms: tuple[Term, ...], count: int) -> Gua
         term,
         fields.take("limit", number, least=1e-30, most=_LARGEST),
         fields.take("constants", numbers, least=0, most=_LARGEST, length=count),
+        fields.maybe("centres", (), numbers, least=-_LARGEST, most=_LARGEST, length=count),  # older files have none
+        fields.maybe("spreads", (), numbers, least=0, most=_LARGEST, length=count),
         fields.take("grows", flag),
         fields.take("most", or_none(number), least=1, most=_LARGEST),
     )

@@ -23,7 +23,7 @@ from latedrop.calibration.names import in_order
 from latedrop.calibration.seen import feature_marks, warn_of_training_rows
 from latedrop.calibration.setup import Setup
 from latedrop.calibration.targets import as_output, check_rows
-from latedrop.calibration.term_fit import choose, guarded
+from latedrop.calibration.term_fit import Growth, choose, guarded, ignorant
 from latedrop.calibration.verdict import Left, Verdict
 from latedrop.errors import ArgumentError, DataError, LatedropError, SiteError
 from latedrop.model.arrays import is_table, place
@@ -240,11 +240,17 @@ def fitted(found: MeasuredTerms, setup: Setup) -> tuple[FittedTerms, Tensor, Ver
     counts = torch.ones(len(error), dtype=torch.float64)
     if weights is not None:
         counts = weights.repeat_interleave(len(error) // len(weights))
+    target = outputs_last(found.target.double(), per_output)
+    centres = (counts[:, None] * target).mean(0)
+    spreads = (counts[:, None] * (target - centres).square()).mean(0)
     if found.guard is not None and found.leverage is not None:
         limit = _quantile(found.leverage.double(), weights)
-        constants = tuple((counts[:, None] * error.square()).mean(0).tolist())
-        guard = Guard(found.guard, limit, constants, bool(setup.guard), _MOST_OF_FEW if too_few else None)
+        constants = (counts[:, None] * error.square()).mean(0)
+        known = [tuple(part.tolist()) for part in (constants, centres, spreads)]
+        most = _MOST_OF_FEW if too_few else None
+        guard = Guard(found.guard, limit, known[0], known[1], known[2], bool(setup.guard), most)
         factor = guard.factor(found.leverage.double() / limit)
+    growth = Growth(factor, ignorant(target - error, centres, spreads))
     groups = [_blocks(term, names) for term in found.terms]
     used = 0 if too_few else len(found.terms)
     picked = choose(
@@ -252,13 +258,13 @@ def fitted(found: MeasuredTerms, setup: Setup) -> tuple[FittedTerms, Tensor, Ver
         columns,
         [term.name for term in found.terms][:used],
         groups[:used],
-        factor,
+        growth,
         setup.loss,
         Left(setup.folds, weights),
     )
     fit = picked.fit
     grown = factor.repeat_interleave(len(error) // len(factor))[:, None]
-    variance = guarded(fit.variance(columns), grown, fit.constants)
+    variance = guarded(fit.variance(columns), grown, fit.constants, growth.ceiling)
     shape = found.target.movedim(1, -1).shape if per_output else found.target.shape
     variance = variance.reshape(shape)
     parts = torch.cat([columns * fit.coefficients, fit.floors.expand(*error.shape)[..., None]], -1)

@@ -26,7 +26,7 @@ from latedrop.model.sites import Site, Sites
 from latedrop.model.twin import release, twin_of
 from latedrop.model.wrappers import layer_named
 
-__all__ = ["Features", "pooled"]
+__all__ = ["Features", "Noted", "pooled"]
 
 WIDEST = 256
 _ALONE = 8  # rows that are run alone, to see whether their features change
@@ -62,7 +62,14 @@ class Features:
         parts = fitting_batches(model, x)
         if parts is not None:
             return torch.cat([self.of(model, part, sites)[:rows] for part, rows in parts])
-        noted = self._noted(model, x, sites)
+        return self.gathered(self._noted(model, x, sites))
+
+    def noting(self, model: nn.Module, sites: Sites, rows: int) -> Noted:
+        """Notes these features of so many rows while a pass runs that somebody else makes."""
+        return Noted(rows, {site.name: _channels(model, site) for site in sites if site.name in self.sites})
+
+    def gathered(self, noted: Noted) -> Tensor:
+        """`(N, features)`, after the pass."""
         return _narrow(torch.cat([noted.features(name) for name in self.sites], 1))
 
     def steady(self, model: nn.Module, x: Any, sites: Sites) -> Features | None:
@@ -84,12 +91,11 @@ class Features:
             kept = tuple(name for name in kept if together.agrees(alone, name, i))
         return Features(kept) if kept else None
 
-    def _noted(self, model: nn.Module, x: Any, sites: Sites) -> _Noted:
+    def _noted(self, model: nn.Module, x: Any, sites: Sites) -> Noted:
         chosen = [site for site in sites if site.name in self.sites]
-        channels = {site.name: _channels(model, site) for site in chosen}
 
-        def run() -> _Noted:
-            noted = _Noted(row_count(x), channels)
+        def run() -> Noted:
+            noted = self.noting(model, sites, row_count(x))
             twin = twin_of(model, own_gradients=may_derive(model))
             try:
                 with Thinning(twin, chosen, noted, shared=False).passing(x):
@@ -116,8 +122,8 @@ def pooled(value: Tensor, channels: int) -> Tensor:
     return torch.cat([mean, flat.std(2) if flat.shape[2] > 1 else torch.zeros_like(mean)], 1)
 
 
-class _Noted:
-    """Leaves what passes by as it is, and notes its features."""
+class Noted:
+    """Leaves what passes by as it is, and notes the features of some sites."""
 
     def __init__(self, rows: int, channels: dict[str, int]) -> None:
         self._rows = rows
@@ -126,7 +132,8 @@ class _Noted:
         self.positions: set[str] = set()  # sites whose input has more than one vector for a row
 
     def thin(self, site: Site, call: int, value: Tensor, shape: tuple[int, ...], axis: int | None) -> Tensor:
-        if axis is not None:
+        """Note `value`; see `Thinner`."""
+        if axis is not None and site.name in self._found:
             channels = self._channels[site.name] % value.dim()
             moved = widened(value.detach()).movedim(axis, 0)
             self.positions |= {site.name} if moved.dim() > 2 else set()
@@ -136,6 +143,9 @@ class _Noted:
     def thin_packed(
         self, site: Site, call: int, value: Tensor, shape: tuple[int, ...], rows: Tensor, steps: Tensor
     ) -> Tensor:
+        """Note packed entries; see `Thinner`."""
+        if site.name not in self._found:
+            return value
         noted = widened(value.detach())
         self.positions.add(site.name)
         counts = torch.zeros(self._rows, device=value.device).index_add_(0, rows, torch.ones_like(noted[:, 0]))
@@ -148,7 +158,7 @@ class _Noted:
         self._found[site.name].append(torch.cat([mean, spread], 1))
         return value
 
-    def agrees(self, alone: _Noted, name: str, row: int) -> bool:
+    def agrees(self, alone: Noted, name: str, row: int) -> bool:
         """Whether a row has the same features of a site alone, up to rounding, also in half precision."""
         found, other = self._found[name], alone._found[name]
         if not found or [part.shape[1:] for part in found] != [part.shape[1:] for part in other]:

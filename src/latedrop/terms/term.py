@@ -12,15 +12,16 @@ A term of one's own is a class with a name and `values`:
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from latedrop.model.calling import Readout
 from latedrop.model.sites import Sites
 from latedrop.terms.features import Features
-from latedrop.variance.first_order import Linearization, linearize
+from latedrop.variance.first_order import Linearization, linearize, watched
 from latedrop.variance.sampling import own_output
 
 __all__ = ["Learned", "Rows", "Term"]
@@ -58,8 +59,13 @@ class Rows:
 
     @cached_property
     def linear(self) -> Linearization:
-        """The first-order variance of every site."""
-        return linearize(self.model, self.x, self.sites, self.readout)
+        """The first-order variance of every site; the same pass notes the features, if there are any."""
+        if self._features is None:
+            return linearize(self.model, self.x, self.sites, self.readout)
+        wanted, noting = self._features, partial(self._features.noting, self.model, self.sites)
+        found, noted = watched(self.model, self.x, self.sites, self.readout, noting)
+        self.__dict__.setdefault("features", torch.cat([wanted.gathered(one)[:rows] for one, rows in noted]))
+        return found
 
     @cached_property
     def mean(self) -> Tensor:

@@ -15,13 +15,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from latedrop.errors import ArgumentError, OutputError, SiteError
-from latedrop.masking.thinning import Thinning
+from latedrop.masking.thinning import Thinner, Thinning
 from latedrop.model.arrays import place, widened
 from latedrop.model.calling import Readout, call, check_finite, read
 from latedrop.model.finding import find_sites
@@ -32,10 +32,11 @@ from latedrop.model.scripts import wrap_scripts
 from latedrop.model.sites import Rate, Site, Sites, odds_by_site
 from latedrop.model.twin import release, twin_of
 from latedrop.model.weight_rules import RECURRENT
-from latedrop.torch_inside import held, is_wrapped
+from latedrop.torch_inside import held
+from latedrop.variance.mask_gradients import Beside, Key, NeedMasksError, Probes, UnitMasks
 from latedrop.variance.moments import out_of_memory
 
-__all__ = ["Linearization", "gradients_by_rows", "linearize", "unit_variances"]
+__all__ = ["Linearization", "gradients_by_rows", "linearize", "unit_variances", "watched"]
 
 _MOST_OUTPUTS = 1024
 _OUTPUTS_AT_ONCE = 16
@@ -95,16 +96,46 @@ def linearize(
     """
     x = place(as_items(x, collate), model)
     found = Sites(find_sites(model, x) if sites is None else sites)
+    return _joined(found, _by_rows(model, x, found, readout, chunk, _summed))
 
-    def summed(gradients: Tensor) -> Tensor:
-        norms: Tensor = torch.linalg.vector_norm(gradients, dim=1)
-        return norms.square()
 
+_Watcher = TypeVar("_Watcher", bound=Thinner)
+
+
+def watched(
+    model: nn.Module, x: Any, sites: Sites, readout: Readout, watch: Callable[[int], _Watcher]
+) -> tuple[Linearization, list[tuple[_Watcher, int]]]:
+    """`linearize`, while another looks at the inputs of the sites: `watch` makes one for so many rows that run at once.
+
+    Also those who looked, each with the number of rows of `x` that it saw first; others fill a batch up. The inputs
+    must have been placed.
+    """
+    looking: list[_Watcher] = []
+    found: list[tuple[_Watcher, int]] = []
+
+    def look(rows: int) -> _Watcher:
+        looking.append(watch(rows))
+        return looking[-1]
+
+    def parts() -> Iterator[_Part]:
+        for mean, columns in _by_rows(model, x, sites, readout, None, _summed, look):
+            found.append((looking[-1], len(mean)))  # others were of passes that had to be made once more
+            yield mean, columns
+
+    return _joined(sites, parts()), found
+
+
+def _summed(gradients: Tensor) -> Tensor:
+    norms: Tensor = torch.linalg.vector_norm(gradients, dim=1)
+    return norms.square()
+
+
+def _joined(sites: Sites, parts: Iterable[_Part]) -> Linearization:
     means, variances = [], []
-    for mean, columns in _by_rows(model, x, found, readout, chunk, summed):
+    for mean, columns in parts:
         means.append(mean)
-        variances.append(torch.stack([torch.stack([c[s.name] for s in found], -1) for c in columns], 1))
-    return Linearization(torch.cat(means), torch.cat(variances), found)
+        variances.append(torch.stack([torch.stack([c[s.name] for s in sites], -1) for c in columns], 1))
+    return Linearization(torch.cat(means), torch.cat(variances), sites)
 
 
 def unit_variances(
@@ -118,9 +149,7 @@ def unit_variances(
     return mean, columns
 
 
-def gradients_by_rows(
-    model: nn.Module, x: Any, sites: Sites, readout: Readout = None
-) -> Iterator[tuple[Tensor, list[dict[str, Tensor]]]]:
+def gradients_by_rows(model: nn.Module, x: Any, sites: Sites, readout: Readout = None) -> Iterator[_Part]:
     """Outputs of some rows after the others, and for each entry of an output the mask gradients of every site.
 
     These are `(rows, units)`. The inputs must have been placed.
@@ -129,11 +158,19 @@ def gradients_by_rows(
 
 
 _Reduce = Callable[[Tensor], Tensor]
+_Look = Callable[[int], Thinner]
+_Part = tuple[Tensor, list[dict[str, Tensor]]]
 
 
 def _by_rows(
-    model: nn.Module, x: Any, sites: Sites, readout: Readout, chunk: int | None, reduce: _Reduce
-) -> Iterator[tuple[Tensor, list[dict[str, Tensor]]]]:
+    model: nn.Module,
+    x: Any,
+    sites: Sites,
+    readout: Readout,
+    chunk: int | None,
+    reduce: _Reduce,
+    look: _Look | None = None,
+) -> Iterator[_Part]:
     rows = row_count(x)
     if chunk is not None and chunk < 1:
         raise ArgumentError(f"expected chunk to be at least 1 row; found {chunk}.")
@@ -152,7 +189,7 @@ def _by_rows(
     while done < rows:
         part = take_rows(x, slice(done, done + chunk))
         try:
-            result = _first_order(model, filled_up(part, least), sites, readout, reduce, row_count(part))
+            result = _first_order(model, filled_up(part, least), sites, readout, reduce, row_count(part), look)
         except Exception as error:
             if not out_of_memory(error) or chunk == 1:
                 raise
@@ -164,15 +201,15 @@ def _by_rows(
 
 
 def _first_order(
-    model: nn.Module, x: Any, sites: Sites, readout: Readout, reduce: _Reduce, rows: int
-) -> tuple[Tensor, list[dict[str, Tensor]]]:
+    model: nn.Module, x: Any, sites: Sites, readout: Readout, reduce: _Reduce, rows: int, look: _Look | None
+) -> _Part:
     """Output of the first rows, and for each entry of it the squared mask gradients of every site, reduced."""
     called = [site.layer for site in sites if site.layer in RECURRENT]
     with torch.inference_mode(False), running(model, gradients=True), _without_cudnn() if called else nullcontext():
         try:
-            return _pass(model, copied(x), sites, readout, reduce, rows, _Probes())
-        except _NeedMasksError:
-            return _pass(model, copied(x), sites, readout, reduce, rows, _UnitMasks())
+            return _pass(model, copied(x), sites, readout, reduce, rows, Probes(), look)
+        except NeedMasksError:
+            return _pass(model, copied(x), sites, readout, reduce, rows, UnitMasks(), look)
         except RuntimeError as error:
             if out_of_memory(error) or not derives(model):
                 raise
@@ -189,20 +226,24 @@ def _pass(
     readout: Readout,
     reduce: _Reduce,
     rows: int,
-    masks: _Probes | _UnitMasks,
-) -> tuple[Tensor, list[dict[str, Tensor]]]:
+    masks: Probes | UnitMasks,
+    look: _Look | None,
+) -> _Part:
     twin = twin_of(model, differentiable=True)
     wrap_scripts(twin, _through)
+    beside = None if look is None else Beside(look(row_count(x)), masks)
     try:
-        with Thinning(twin, sites, masks, shared=False).passing(x):
+        with Thinning(twin, sites, beside or masks, shared=False).passing(x):
             output = read(call(twin, x), readout, row_count(x))
+        if beside is not None:
+            beside.looking = False
         return _differentiated(output, sites, reduce, rows, masks)
     finally:
         release(twin)  # checkpointed parts run once more in the backward pass
 
 
 def _differentiated(
-    output: Tensor, sites: Sites, reduce: _Reduce, rows: int, masks: _Probes | _UnitMasks
+    output: Tensor, sites: Sites, reduce: _Reduce, rows: int, masks: Probes | UnitMasks
 ) -> tuple[Tensor, list[dict[str, Tensor]]]:
     """What `_pass` gives, from the output with its graph."""
     check_finite(output.detach(), "without dropout")
@@ -252,138 +293,8 @@ def _through(script: nn.Module, *args: Any, **kwargs: Any) -> Any:
     return output
 
 
-_Key = tuple[str, int]
-
-
-class _NeedMasksError(Exception):
-    """Something that only masks of ones can do: several outputs at once, packed sequences, inputs changed in place."""
-
-
-class _UnitMasks:
-    """Masks of ones whose gradients are asked for, one per site and call."""
-
-    def __init__(self) -> None:
-        self.axes: dict[_Key, int | None] = {}
-        self.flat: set[str] = set()  # sites that run without gradients
-        self.cut: set[str] = set()  # the probes, which come first, have looked for such
-        self._leaves: dict[_Key, Tensor] = {}
-
-    def thin(self, site: Site, call: int, value: Tensor, shape: tuple[int, ...], axis: int | None) -> Tensor:
-        return value * self._mask(site, call, value, shape, axis)
-
-    def thin_packed(
-        self, site: Site, call: int, value: Tensor, shape: tuple[int, ...], rows: Tensor, steps: Tensor
-    ) -> Tensor:
-        mask = self._mask(site, call, value, shape, 0)
-        return value * mask.expand(shape[0], int(steps.max()) + 1, shape[2])[rows, steps]
-
-    def _mask(self, site: Site, call: int, like: Tensor, shape: tuple[int, ...], axis: int | None) -> Tensor:
-        key = (site.name, call)
-        self.flat |= set() if torch.is_grad_enabled() else {site.name}
-        if key not in self._leaves:
-            self._leaves[key] = torch.ones(shape, dtype=like.dtype, device=like.device, requires_grad=True)
-            self.axes[key] = axis
-        return self._leaves[key]
-
-    def gradients(self, outputs: Tensor, last: bool, keys: Iterable[_Key]) -> Iterator[Sequence[Tensor]]:
-        """For each of `outputs` `(n, k)`, the gradients of its rows with respect to the masks of `keys`."""
-        leaves, k = [self._leaves[key] for key in keys], outputs.shape[1]
-        if k > 1:
-            each = torch.eye(k, dtype=outputs.dtype, device=outputs.device)[:, None].expand(k, *outputs.shape)
-            try:
-                found = torch.autograd.grad(
-                    outputs, leaves, each, is_grads_batched=True, retain_graph=True, allow_unused=True
-                )
-                # None where the outputs do not depend on a mask, as where a readout leaves a branch out.
-                both = list(zip(leaves, found, strict=True))
-                yield from ([torch.zeros_like(leaf) if g is None else g[i] for leaf, g in both] for i in range(k))
-                return
-            except RuntimeError as error:  # some operator has no batching rule for its backward
-                if out_of_memory(error):
-                    raise
-        for i in range(k):
-            more = not last or i + 1 < k
-            yield torch.autograd.grad(outputs[:, i].sum(), leaves, retain_graph=more, materialize_grads=True)
-
-
-class _Probes:
-    """The same gradients for a single output, without masks: what passes by is noted and left as it is."""
-
-    def __init__(self) -> None:
-        self.axes: dict[_Key, int | None] = {}
-        self.flat: set[str] = set()  # sites that run without gradients
-        self.cut: set[str] = set()  # sites at which the model differentiates, and keeps no graph of it
-        self.asked = self.derived = False
-        self._probes: dict[_Key, _Probe] = {}
-        self._anchor: Tensor | None = None
-
-    def thin(self, site: Site, call: int, value: Tensor, shape: tuple[int, ...], axis: int | None) -> Tensor:
-        key = (site.name, call)
-        self.flat |= set() if torch.is_grad_enabled() else {site.name}
-        if self._anchor is None:
-            self._anchor = torch.zeros((), device=value.device, requires_grad=True)
-        if is_wrapped(value):  # the model uses torch.func
-            raise _NeedMasksError
-        if key not in self._probes:
-            self._probes[key] = _Probe(shape, site.name, self)
-            self.axes[key] = axis
-        passed: Tensor = _Passing.apply(value, self._anchor, self._probes[key])
-        return passed
-
-    def thin_packed(self, *_: Any) -> Tensor:
-        raise _NeedMasksError
-
-    def gradients(self, outputs: Tensor, last: bool, keys: Iterable[_Key]) -> Iterator[Sequence[Tensor]]:
-        """As for masks, for one output."""
-        if outputs.shape[1] > 1 or self._anchor is None or self.derived:
-            raise _NeedMasksError
-        self.asked = True
-        try:
-            torch.autograd.grad(outputs.sum(), self._anchor, materialize_grads=True)
-        except RuntimeError as error:
-            if "modified by an inplace operation" in str(error):
-                raise _NeedMasksError from error
-            raise
-        yield [self._probes[key].found(outputs) for key in keys]
-
-
-class _Probe:
-    """The gradient of one mask: `value · gradient` of all that passed, noted on the way back."""
-
-    def __init__(self, shape: tuple[int, ...], site: str, probes: _Probes) -> None:
-        self.shape, self._site, self._probes = shape, site, probes
-        self.gradient: Tensor | None = None
-
-    def note(self, gradient: Tensor) -> None:
-        if not self._probes.asked:  # by the model itself, which differentiates inside
-            self._probes.derived = True
-            self._probes.cut |= set() if torch.is_grad_enabled() else {self._site}
-            return
-        gradient = gradient.sum_to_size(self.shape)
-        self.gradient = gradient if self.gradient is None else self.gradient + gradient
-
-    def found(self, like: Tensor) -> Tensor:
-        return like.new_zeros(self.shape) if self.gradient is None else self.gradient
-
-
-class _Passing(torch.autograd.Function):
-    """The identity; its backward pass tells the probe what went through."""
-
-    @staticmethod
-    def forward(ctx: Any, value: Tensor, anchor: Tensor, probe: _Probe) -> Tensor:
-        ctx.save_for_backward(value)
-        ctx.probe = probe
-        return value.view_as(value)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor, None]:
-        (value,) = ctx.saved_tensors
-        ctx.probe.note(value * gradients[0])
-        return gradients[0] if ctx.needs_input_grad[0] else None, gradients[0].new_zeros(()), None
-
-
 def _squares(
-    axes: dict[_Key, int | None], gradients: Sequence[Tensor], sites: Sites, reduce: _Reduce, rows: int
+    axes: dict[Key, int | None], gradients: Sequence[Tensor], sites: Sites, reduce: _Reduce, rows: int
 ) -> dict[str, Tensor]:
     """`h · dy/dh` of every site, the first examples first, squared and reduced; the calls of one layer are joined."""
     parts: dict[str, list[Tensor]] = {site.name: [] for site in sites}

@@ -16,6 +16,9 @@ from latedrop.progress import shown_on
 __all__ = ["Data", "Frames", "Plan", "cut_batch", "load", "plan_epoch"]
 
 
+_WATCHED = 16
+
+
 @dataclass(frozen=True)
 class Frames:
     """Frames as bytes `(C, H, W)` and targets in units of the network `(1, h, w)`; lists where sizes differ."""
@@ -59,8 +62,16 @@ def load(crowd_set: CrowdSet, settings: Settings, device: torch.device, progress
             f"expected a crop, as frames of {crowd_set.name} differ in size; found none. Pass --crop 256."
         )
     cells = crowd_set.cells()
-    held = part("validation", 0) if crowd_set.validation or settings.keep is None else train
+    held = part("validation", 0) if crowd_set.validation else _watched(train)
     return Data(train, held, None if cells is None else cells.to(device), unit)
+
+
+def _watched(frames: Frames) -> Frames:
+    """A few frames that show whether a network is alive, where all of them are trained on."""
+    some = range(0, len(frames.counts), max(1, len(frames.counts) // _WATCHED))
+    images, targets = ([part[i] for i in some] for part in (frames.images, frames.targets))
+    device = frames.counts.device
+    return Frames(_held(images, device), _held(targets, device), frames.counts[list(some)])
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from latedrop.crowd.mcnn import MCNN
 from latedrop.errors import FileError
@@ -22,7 +20,7 @@ from latedrop.records import Fields, parsed
 __all__ = ["Checkpoint", "Fit", "differences"]
 
 # Of a `Fit`, besides weights and optimizer: what a checkpoint holds.
-_PLAIN = ("attempt", "epoch", "epochs", "seconds", "best", "best_epoch", "best_mae", "history")
+_PLAIN = ("attempt", "epoch", "epochs", "seconds", "history")
 
 
 @dataclass
@@ -37,9 +35,6 @@ class Fit:
         epoch: epochs done.
         epochs: to do in all; 0: not known yet, as the time is given and an epoch has not been timed.
         seconds: spent.
-        best: weights of the best epoch.
-        best_epoch: which it was, from 1.
-        best_mae: its validation error.
         history: by epoch, `loss`, `mae` of validation counts and `seconds`.
     """
 
@@ -50,9 +45,6 @@ class Fit:
     epoch: int = 0
     epochs: int = 0
     seconds: float = 0.0
-    best: dict[str, Tensor] = field(default_factory=dict)
-    best_epoch: int = 0
-    best_mae: float = math.inf
     history: list[dict[str, float]] = field(default_factory=list)
 
 

@@ -67,7 +67,7 @@ def read_logs(logs: Path) -> dict[str, dict[str, Any]]:
 
 def table(logs: Mapping[str, Mapping[str, Any]]) -> str:
     """What the networks reach on test frames, as a Markdown table."""
-    titles = ["weights", "set", "rate", "frames: train, validation, test", "epochs, best", "test MAE", "test RMSE"]
+    titles = ["weights", "set", "rate", "frames: train, validation, test", "epochs", "test MAE", "test RMSE"]
     titles.append("mean predictor: MAE, RMSE")
     rows = [f"| {' | '.join(titles)} |", f"|{' --- |' * len(titles)}"]
     for name, log in logs.items():
@@ -76,7 +76,7 @@ def table(logs: Mapping[str, Mapping[str, Any]]) -> str:
         frames = ", ".join(str(numbers[part]) for part in ("train", "validation", "test"))
         reached = [f"{test['mae']:.2f}", f"{test['rmse']:.2f}"] if test else ["not measured"] * 2
         against = f"{mean['mae']:.2f}, {mean['rmse']:.2f}" if mean else "not measured"
-        epochs = f"{log['epochs']}, {log['best_epoch']}"
+        epochs = f"{log['epochs']}" + (f", the best {log['best_epoch']}" if "best_epoch" in log else "")
         cells = [f"`{name}`", log["data"]["set"], f"{log['settings']['rate']:g}", frames, epochs, *reached, against]
         rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows) + "\n"
@@ -132,7 +132,6 @@ def record_of(
         "schema": SCHEMA,
         **identity,
         "epochs": state.epochs,
-        "best_epoch": state.best_epoch,
         "dead_networks": state.attempt,
         **{part: evaluate_counts(trained, crowd_set, indices[part], device) for part in parts},
         "mean_predictor": {
@@ -155,8 +154,8 @@ def check_better(record: Mapping[str, Any]) -> None:
     if not own < mean:
         raise OutputError(
             f"expected a network that counts better than the mean of the training frames, whose validation MAE is "
-            f"{mean:.2f}; found {own:.2f} after {record['epochs']} epochs, the best of them {record['best_epoch']}. "
-            "Train longer, change --lr, or pass --unchecked to keep it."
+            f"{mean:.2f}; found {own:.2f} after {record['epochs']} epochs. Train longer, "
+            "change --lr, or pass --unchecked to keep it."
         )
 
 

@@ -59,7 +59,7 @@ def fit(
         saved = time.perf_counter()
         options = {"desc": "training", "initial": state.epoch, "total": state.epochs or None, "unit": "epoch"}
         with tqdm(disable=not progress, **options) as bar:
-            while not state.epochs or state.epoch < min(state.epochs, settings.keep or state.epochs):
+            while not state.epochs or state.epoch < state.epochs:
                 state = _go_on(state, data, settings)
                 _show(bar, state)
                 if checkpoint and time.perf_counter() - saved > _SAVE_EVERY:
@@ -99,10 +99,6 @@ def _go_on(state: Fit, data: Data, settings: Settings) -> Fit:
     state.history.append({"loss": loss_value, "mae": mae, "seconds": seconds})
     if spread == 0:
         return _restarted(state, settings)
-    better = mae < state.best_mae if settings.keep is None else state.epoch == settings.keep
-    if better or not state.best:
-        weights = {name: value.detach().cpu().clone() for name, value in state.average.state_dict().items()}
-        state.best, state.best_epoch, state.best_mae = weights, state.epoch, mae
     if settings.minutes and not state.epochs and state.epoch >= _WARM:
         # The first epoch also chooses convolution algorithms; it is no measure of the others.
         each = min(row["seconds"] for row in state.history[1:])
@@ -186,7 +182,7 @@ def _show(bar: Any, state: Fit) -> None:
     """How far it is; after a restart or once an epoch is timed, the numbers differ from what the bar knows."""
     bar.n, bar.total = state.epoch, state.epochs or None
     last = state.history[-1] if state.history else {}
-    bar.set_postfix({name: f"{last[name]:.3g}" for name in ("loss", "mae") if last}, best=f"{state.best_mae:.3g}")
+    bar.set_postfix({name: f"{last[name]:.3g}" for name in ("loss", "mae") if last})
 
 
 def _precision(settings: Settings, device: torch.device) -> torch.autocast:

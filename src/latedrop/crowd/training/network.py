@@ -1,8 +1,9 @@
 """Train a network on a set and write it down: weights, and a log beside them.
 
-Validation frames are cut from the training frames, and the epoch of the second half with the best counts there,
-`mae = mean |predicted - true|`, is kept. Test frames are looked at once, at the end. The log beside the weights says
-how they were made and what they reach.
+The averaged weights at the end of the last epoch are kept. To choose an epoch by validation frames would be to choose
+noise: these frames follow one another, and are worth a few independent ones. Validation frames are cut from the
+training frames, and test frames are looked at once, at the end. The log beside the weights says how they were made and
+what they reach.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from latedrop.crowd import layouts
@@ -37,7 +37,7 @@ from latedrop.crowd.training.log import (
 from latedrop.crowd.training.loop import fit
 from latedrop.crowd.training.settings import RECOMMENDED, Settings
 from latedrop.devices import chosen_device
-from latedrop.errors import ArgumentError
+from latedrop.errors import ArgumentError, DataError
 from latedrop.files import digest_of
 from latedrop.terminal import need
 
@@ -66,7 +66,7 @@ class Request:
         checked: fail if the network is no better than the mean count of the training frames.
         progress: show bars.
         sigma: of the density kernel in pixels of the files, or `"adaptive"`; None: the set's own.
-        folds: at least 3: cross-fit in so many blocks of time, see `crossfit`; 0: one training.
+        folds: at least 2: cross-fit in so many blocks of time, see `cross_fit`; 0: one training.
     """
 
     set: str
@@ -154,10 +154,16 @@ def train(
         notes: what else the log says; plain JSON.
 
     Raises:
+        DataError: there is nothing to check it with.
         FileError: `out` cannot be written, or it or its checkpoint was made with other settings or frames.
         OutputError: the loss is not finite, the network is dead, or, where `checked`, it is no better than the mean.
     """
     settings = settings or RECOMMENDED.get(crowd_set.name, Settings())
+    if checked and not crowd_set.validation:
+        raise DataError(
+            f"expected validation frames in {crowd_set.name}, to check the network with; found none. Open the set's "
+            "training part, or pass --unchecked."
+        )
     device, start = torch.device(device), time.perf_counter()
     identity = {"settings": asdict(settings), "data": described(crowd_set)}
     checkpoint = None
@@ -193,11 +199,10 @@ def cross_fit(
     checked: bool = True,
     command: str | None = None,
 ) -> Trained:
-    """Train on all frames, for as many epochs as networks need that leave blocks of time out.
+    """Train on all frames, and beside it on all but one block of time, for each block.
 
-    The training and validation frames are cut into `folds` runs. For each run a network is trained on the others but
-    the next, which chooses its epoch; the run itself is seen by neither, and its counts say how far off a network of
-    this kind is. The final network is trained on all frames and kept after the median of the chosen epochs.
+    The training and validation frames are cut into `folds` runs. For each run a network is trained on the others, and
+    its counts of the run say how far off a network of this kind is. The final network is trained on all frames.
     `NAME.fold0.safetensors`, ... stay beside it: `calibrate_counter` fits the variance to the counts of their runs.
 
     Args:
@@ -206,7 +211,7 @@ def cross_fit(
         out: `NAME.safetensors`; None writes nothing.
         device: `cpu`, `cuda`, ...
         progress: show bars.
-        folds: how many runs, at least 3.
+        folds: how many runs, at least 2.
         fresh: do not go on from checkpoints, and write over what is there.
         checked: raise if the networks are no better on their runs than the mean count of the training frames.
         command: for the log.
@@ -217,14 +222,13 @@ def cross_fit(
     options: dict[str, Any] = {"fresh": fresh, "command": command}
     error, notes = _errors_of_folds(crowd_set, settings, out, device, progress, folds, options)
     held = {"mae": float(error.abs().mean()), "rmse": float(error.square().mean().sqrt()), "bias": float(error.mean())}
-    kept = int(np.median([note["epoch"] for note in notes]).round())
     every = tuple(sorted((*crowd_set.train, *crowd_set.validation)))
     if checked:
         mean = mean_errors(crowd_set.counts(every, torch.float64).mean().item(), crowd_set, every)
         record = {"validation": held, "mean_predictor": {"validation": mean}}
-        check_better(record | {"epochs": settings.epochs, "best_epoch": kept})
+        check_better(record | {"epochs": settings.epochs})
     about, said = {"folds": folds}, {"folds": notes, "held_out": held}
-    whole, settings = replace(crowd_set, train=every, validation=()), replace(settings, keep=kept)
+    whole = replace(crowd_set, train=every, validation=())
     return train(whole, settings, out, device, progress, checked=False, about=about, notes=said, **options)
 
 
@@ -245,30 +249,27 @@ def _errors_of_folds(
         network = train(replace(part, test=()), settings, path, device, progress, **options)
         predicted = predict_counts(network, crowd_set, part.test, device).double()
         errors.append(predicted - crowd_set.counts(part.test, torch.float64))
-        epoch = int(network.about["best_epoch"])
-        notes.append({"epoch": epoch, "frames": len(part.test), "mae": float(errors[-1].abs().mean())})
+        notes.append({"frames": len(part.test), "mae": float(errors[-1].abs().mean())})
     return torch.cat(errors), notes
 
 
 def fold_sets(crowd_set: CrowdSet, folds: int) -> list[CrowdSet]:
-    """For each block of time the set that leaves it out: `test` is the block, `validation` the next one.
+    """For each block of time the set that leaves it out: `test` is the block, and all others are trained on.
 
     Raises:
-        ArgumentError: fewer than 3 folds, or fewer frames than folds.
+        ArgumentError: fewer than 2 folds, or fewer frames than folds.
     """
     every = (*crowd_set.train, *crowd_set.validation)
-    if folds < 3 or len(every) < folds:
+    if folds < 2 or len(every) < folds:
         raise ArgumentError(
-            f"expected 3 folds or more (one to train on, one to choose, one left out) and a frame for each; found "
-            f"{folds} folds of {len(every)} frames. Change --folds."
+            f"expected 2 folds or more and a frame for each; found {folds} folds of {len(every)} frames. Change "
+            "--folds."
         )
     blocks = time_blocks(every, folds)
-    found = []
-    for number, block in enumerate(blocks):
-        choosing = blocks[(number + 1) % folds]
-        rest = tuple(index for other in blocks if other not in (block, choosing) for index in other)
-        found.append(replace(crowd_set, train=rest, validation=choosing, test=block))
-    return found
+    return [
+        replace(crowd_set, train=tuple(i for i in every if i not in set(block)), validation=(), test=block)
+        for block in blocks
+    ]
 
 
 def fold_path(out: str | os.PathLike[str], number: int) -> Path:
@@ -281,7 +282,7 @@ def _trained(
 ) -> Trained:
     with torch.random.fork_rng([]):  # initial weights that are thrown away should not move the caller's dice
         model = MCNN()
-    model.load_state_dict(state.best)
+    model.load_state_dict(state.average.state_dict())
     cells = crowd_set.cells()
     about = {
         "set": crowd_set.name,
@@ -291,7 +292,6 @@ def _trained(
         "rate": settings.rate,
         "seed": settings.seed,
         "epochs": state.epochs,
-        "best_epoch": state.best_epoch,
         **(more or {}),
     }
     return Trained(model.to(device).eval(), None if cells is None else cells.to(device), about)

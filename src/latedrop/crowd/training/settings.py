@@ -26,8 +26,6 @@ class Settings:
         flip: mirror half of the frames.
         average: how much of the averaged weights each step keeps.
         precision: `"bf16"` for a GPU, where it is faster; `"fp32"`.
-        keep: the epoch after which it ends and whose weights are kept, whatever the validation frames say; None: the
-            best by these.
     """
 
     epochs: int = 200
@@ -41,7 +39,6 @@ class Settings:
     flip: bool = True
     average: float = 0.99
     precision: str = "fp32"
-    keep: int | None = None
 
     def __post_init__(self) -> None:
         limits = {
@@ -54,7 +51,6 @@ class Settings:
             "seed": (0 <= self.seed < 2**63, "a seed from 0 to 2**63 - 1"),
             "jitter": (0 <= self.jitter < 1, "a jitter from 0 to below 1"),
             "average": (0 <= self.average < 1, "a share from 0 to below 1"),
-            "keep": (self.keep is None or self.keep >= 1, "an epoch from 1 on"),
             "precision": (self.precision in ("bf16", "fp32"), "bf16 or fp32"),
         }
         for name, (good, expected) in limits.items():

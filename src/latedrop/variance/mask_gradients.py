@@ -1,0 +1,174 @@
+"""The gradients of the output with respect to masks at 1, at every site: what a first-order variance is made of.
+
+`Probes` notes `value · gradient` on the way back, without a mask; `UnitMasks` are masks of ones whose gradients are
+asked for, where a probe does not do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from latedrop.masking.thinning import Thinner
+from latedrop.model.sites import Site
+from latedrop.torch_inside import is_wrapped
+from latedrop.variance.moments import out_of_memory
+
+__all__ = ["Beside", "Key", "NeedMasksError", "Probes", "UnitMasks"]
+
+Key = tuple[str, int]
+
+
+class Beside:
+    """Lets another look at what is thinned; in the forward pass alone, as parts may run once more in the other."""
+
+    def __init__(self, other: Thinner, thinner: Thinner) -> None:
+        self._other, self._thinner, self.looking = other, thinner, True
+
+    def thin(self, site: Site, call: int, value: Tensor, shape: tuple[int, ...], axis: int | None) -> Tensor:
+        """See `Thinner`."""
+        if self.looking:
+            self._other.thin(site, call, value, shape, axis)
+        return self._thinner.thin(site, call, value, shape, axis)
+
+    def thin_packed(
+        self, site: Site, call: int, value: Tensor, shape: tuple[int, ...], rows: Tensor, steps: Tensor
+    ) -> Tensor:
+        """See `Thinner`."""
+        if self.looking:
+            self._other.thin_packed(site, call, value, shape, rows, steps)
+        return self._thinner.thin_packed(site, call, value, shape, rows, steps)
+
+
+class NeedMasksError(Exception):
+    """Something that only masks of ones can do: several outputs at once, packed sequences, inputs changed in place."""
+
+
+class UnitMasks:
+    """Masks of ones whose gradients are asked for, one per site and call."""
+
+    def __init__(self) -> None:
+        self.axes: dict[Key, int | None] = {}
+        self.flat: set[str] = set()  # sites that run without gradients
+        self.cut: set[str] = set()  # the probes, which come first, have looked for such
+        self._leaves: dict[Key, Tensor] = {}
+
+    def thin(self, site: Site, call: int, value: Tensor, shape: tuple[int, ...], axis: int | None) -> Tensor:
+        """See `Thinner`."""
+        return value * self._mask(site, call, value, shape, axis)
+
+    def thin_packed(
+        self, site: Site, call: int, value: Tensor, shape: tuple[int, ...], rows: Tensor, steps: Tensor
+    ) -> Tensor:
+        """See `Thinner`."""
+        mask = self._mask(site, call, value, shape, 0)
+        return value * mask.expand(shape[0], int(steps.max()) + 1, shape[2])[rows, steps]
+
+    def _mask(self, site: Site, call: int, like: Tensor, shape: tuple[int, ...], axis: int | None) -> Tensor:
+        key = (site.name, call)
+        self.flat |= set() if torch.is_grad_enabled() else {site.name}
+        if key not in self._leaves:
+            self._leaves[key] = torch.ones(shape, dtype=like.dtype, device=like.device, requires_grad=True)
+            self.axes[key] = axis
+        return self._leaves[key]
+
+    def gradients(self, outputs: Tensor, last: bool, keys: Iterable[Key]) -> Iterator[Sequence[Tensor]]:
+        """For each of `outputs` `(n, k)`, the gradients of its rows with respect to the masks of `keys`."""
+        leaves, k = [self._leaves[key] for key in keys], outputs.shape[1]
+        if k > 1:
+            each = torch.eye(k, dtype=outputs.dtype, device=outputs.device)[:, None].expand(k, *outputs.shape)
+            try:
+                found = torch.autograd.grad(
+                    outputs, leaves, each, is_grads_batched=True, retain_graph=True, allow_unused=True
+                )
+                # None where the outputs do not depend on a mask, as where a readout leaves a branch out.
+                both = list(zip(leaves, found, strict=True))
+                yield from ([torch.zeros_like(leaf) if g is None else g[i] for leaf, g in both] for i in range(k))
+                return
+            except RuntimeError as error:  # some operator has no batching rule for its backward
+                if out_of_memory(error):
+                    raise
+        for i in range(k):
+            more = not last or i + 1 < k
+            yield torch.autograd.grad(outputs[:, i].sum(), leaves, retain_graph=more, materialize_grads=True)
+
+
+class Probes:
+    """The same gradients for a single output, without masks: what passes by is noted and left as it is."""
+
+    def __init__(self) -> None:
+        self.axes: dict[Key, int | None] = {}
+        self.flat: set[str] = set()  # sites that run without gradients
+        self.cut: set[str] = set()  # sites at which the model differentiates, and keeps no graph of it
+        self.asked = self.derived = False
+        self._probes: dict[Key, _Probe] = {}
+        self._anchor: Tensor | None = None
+
+    def thin(self, site: Site, call: int, value: Tensor, shape: tuple[int, ...], axis: int | None) -> Tensor:
+        """See `Thinner`."""
+        key = (site.name, call)
+        self.flat |= set() if torch.is_grad_enabled() else {site.name}
+        if self._anchor is None:
+            self._anchor = torch.zeros((), device=value.device, requires_grad=True)
+        if is_wrapped(value):  # the model uses torch.func
+            raise NeedMasksError
+        if key not in self._probes:
+            self._probes[key] = _Probe(shape, site.name, self)
+            self.axes[key] = axis
+        passed: Tensor = _Passing.apply(value, self._anchor, self._probes[key])
+        return passed
+
+    def thin_packed(self, *_: Any) -> Tensor:
+        """See `Thinner`."""
+        raise NeedMasksError
+
+    def gradients(self, outputs: Tensor, last: bool, keys: Iterable[Key]) -> Iterator[Sequence[Tensor]]:
+        """As for masks, for one output."""
+        if outputs.shape[1] > 1 or self._anchor is None or self.derived:
+            raise NeedMasksError
+        self.asked = True
+        try:
+            torch.autograd.grad(outputs.sum(), self._anchor, materialize_grads=True)
+        except RuntimeError as error:
+            if "modified by an inplace operation" in str(error):
+                raise NeedMasksError from error
+            raise
+        yield [self._probes[key].found(outputs) for key in keys]
+
+
+class _Probe:
+    """The gradient of one mask: `value · gradient` of all that passed, noted on the way back."""
+
+    def __init__(self, shape: tuple[int, ...], site: str, probes: Probes) -> None:
+        self.shape, self._site, self._probes = shape, site, probes
+        self.gradient: Tensor | None = None
+
+    def note(self, gradient: Tensor) -> None:
+        if not self._probes.asked:  # by the model itself, which differentiates inside
+            self._probes.derived = True
+            self._probes.cut |= set() if torch.is_grad_enabled() else {self._site}
+            return
+        gradient = gradient.sum_to_size(self.shape)
+        self.gradient = gradient if self.gradient is None else self.gradient + gradient
+
+    def found(self, like: Tensor) -> Tensor:
+        return like.new_zeros(self.shape) if self.gradient is None else self.gradient
+
+
+class _Passing(torch.autograd.Function):
+    """The identity; its backward pass tells the probe what went through."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, anchor: Tensor, probe: _Probe) -> Tensor:
+        ctx.save_for_backward(value)
+        ctx.probe = probe
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor, None]:
+        (value,) = ctx.saved_tensors
+        ctx.probe.note(value * gradients[0])
+        return gradients[0] if ctx.needs_input_grad[0] else None, gradients[0].new_zeros(()), None

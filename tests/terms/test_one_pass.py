@@ -1,0 +1,90 @@
+"""First order and features are taken in one pass of the network, and each is what it is alone."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import latedrop
+from latedrop import find_sites
+from latedrop.model.sites import Sites
+from latedrop.terms.features import Features
+from latedrop.terms.term import Rows
+
+RUNS: list[int] = []
+"""Rows of each pass of `Counting`; what a network writes into itself is thrown away."""
+
+
+class Counting(nn.Module):
+    """Says how often it ran; the middle layer may run once more in the backward pass."""
+
+    def __init__(self, again: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.middle, self.last = nn.Linear(4, 16), nn.Linear(16, 16), nn.Linear(16, 1)
+        self.again = again
+
+    def forward(self, x: Tensor) -> Tensor:
+        RUNS.append(len(x))
+        h = self.first(x).relu()
+        h = checkpoint(self._middle, h, use_reentrant=False) if self.again else self._middle(h)
+        return self.last(h)
+
+    def _middle(self, h: Tensor) -> Tensor:
+        return self.middle(h).relu()
+
+
+class Packed(nn.Module):
+    """Sequences of different lengths, packed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.lstm, self.head = nn.LSTM(3, 8, batch_first=True), nn.Linear(8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        lengths = x.shape[1] - (x[:, 0, 0] > 0).long()
+        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        _, (h, _) = self.lstm(packed)
+        return self.head(h[-1])
+
+
+def convolutions() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 2))
+
+
+NETWORKS: dict[str, tuple[Any, tuple[int, ...]]] = {
+    "plain": (Counting, (4,)),
+    "checkpointed": (lambda: Counting(again=True), (4,)),
+    "packed": (Packed, (5, 3)),
+    "convolutions, two outputs": (convolutions, (1, 6, 6)),
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_both_are_what_they_are_alone(name: str) -> None:
+    make, shape = NETWORKS[name]
+    model, x = make().eval(), torch.randn(6, *shape, generator=torch.Generator().manual_seed(1))
+    sites = Sites(find_sites(model, x))
+    wanted = Features.all(sites)
+    assert wanted is not None
+    rows = Rows(model, x, sites, None, wanted)
+    first = latedrop.linearize(model, x, sites)
+    assert torch.equal(rows.linear.variance_by_site, first.variance_by_site)
+    assert torch.equal(rows.linear.mean, first.mean)
+    assert "features" in vars(rows)
+    torch.testing.assert_close(rows.features, wanted.of(model, x, sites))
+
+
+def test_a_prediction_runs_the_network_once() -> None:
+    model = Counting().eval()
+    x = torch.randn(300, 4, generator=torch.Generator().manual_seed(1))
+    y = x.sum(1, keepdim=True)
+    uq = latedrop.calibrate(model, (x[:200], y[:200]), terms=["dropout", "leverage"], reference=x[200:])
+    RUNS.clear()
+    found = uq.predict(x[:7])
+    assert found.strangeness is not None
+    assert RUNS == [7]
