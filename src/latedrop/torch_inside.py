@@ -358,9 +358,7 @@ def stream_of(device: torch.device) -> int:
 
 def leaves_and_structure(value: Any) -> tuple[list[Any], Any]:
     """The leaves of nested tuples, lists and dicts, and what puts others in their place: `structure.unflatten(...)`."""
-    tree = import_module("torch.utils._pytree")
-    leaves, structure = tree.tree_flatten(value)
-    return leaves, structure
+    return import_module("torch.utils._pytree").tree_flatten(value)  # type: ignore[no-any-return]
 
 
 def traced(
@@ -370,9 +368,13 @@ def traced(
     make_fx = _part("torch.fx.experimental.proxy_tensor", "make_fx")
     if make_fx is None:
         raise NotImplementedError("make_fx, which this version of torch has not")
-    function = function if rules is None else make_fx(function)(*arguments)
-    graph: torch.fx.GraphModule = make_fx(torch.func.functionalize(function), rules)(*arguments)
-    return graph
+    exporting = vars(torch.compiler)  # models that ask `torch.compiler.is_exporting` look at no values then
+    exporting["_is_exporting_flag"] = rules is not None
+    try:
+        function = function if rules is None else make_fx(function)(*arguments)
+        return make_fx(torch.func.functionalize(function), rules)(*arguments)  # type: ignore[no-any-return]
+    finally:
+        exporting["_is_exporting_flag"] = False
 
 
 def being_traced() -> bool:

@@ -108,6 +108,7 @@ def test_draws(name: str, tmp_path: Path) -> None:
 ARCHITECTURES_WRITTEN = (
     "ResNet-18",
     "Vision transformer",
+    "BERT, classifier",
     "Graph convolution, dense",
     "Graph attention, dense",
     "Message passing on a fixed graph",

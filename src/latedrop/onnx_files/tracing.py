@@ -136,6 +136,8 @@ def _traced(function: Callable[..., Sequence[Tensor]], inputs: list[Tensor]) -> 
     except LatedropError:
         raise
     except Exception as error:  # the model runs; what it does cannot be written down
+        if "_local_scalar_dense" in str(error):
+            refuse("whose Python code decides by values of its tensors (_local_scalar_dense)", error)
         refuse(f"that cannot be traced ({type(error).__name__}: {str(error).strip().partition(chr(10))[0]})", error)
     _tidy(graph)
     return graph
