@@ -30,11 +30,12 @@ from benchmarks import (
     versions,
     video,
 )
+from benchmarks.headline import headline
 from benchmarks.speed_pages import IMAGES, figure, memory_table, rows_for_readme
 from benchmarks.timing import RESULTS
 
 ROOT = Path(__file__).parents[1]
-_NAMES = ("performance", "linear", "uci", "design", "worth", "stream", "terms", "onnx")
+_NAMES = ("performance", "linear", "uci", "shift", "design", "worth", "stream", "terms", "crowd_study", "onnx")
 PAGES = (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in _NAMES))
 _BLOCK = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 
@@ -88,7 +89,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "benchmarks.linear.cost": lambda: linear.markdown().split("\n\n")[0],
     "benchmarks.linear.ranks": lambda: linear.markdown().split("\n\n")[1],
     "benchmarks.uci": lambda: uci.markdown(_read(RESULTS / "uci_cpu.json")),
-    "benchmarks.uci.study": lambda: uci.study_markdown(_read(RESULTS / "uci_study_cpu.json")),
     "benchmarks.uci.devices": lambda: uci_devices.markdown(_read(RESULTS / "uci_devices.json")),
     "benchmarks.costs": lambda: by_device(costs, "costs"),
     "benchmarks.growth": lambda: by_device(growth, "growth"),
@@ -108,8 +108,11 @@ TABLES: dict[str, Callable[[], str]] = {
     "benchmarks.stream.shift": lambda: stream_pages.shifts(_read(RESULTS / "stream.json")),
     "benchmarks.stream.alarms": lambda: stream_pages.alarms_of_counts(_read(RESULTS / "stream.json")),
     "benchmarks.stream.uci": lambda: stream_pages.alarms_of_uci(_read(RESULTS / "stream.json")),
+    "headline": headline,
     "study.uci.claims": lambda: study_tables.claims(study_tables.PAGES / "uci" / "claims.md", study_tables.UCI),
     "study.uci.nll": lambda: study_tables.deep_nll(study_tables.PAGES / "uci" / "index.md"),
+    "study.shift": lambda: study_tables.shift(study_tables.PAGES / "shift" / "index.md"),
+    "study.shift.claims": lambda: study_tables.shift_claims(study_tables.PAGES / "shift" / "claims.md"),
     "study.crowd.claims": lambda: study_tables.claims(study_tables.PAGES / "crowd" / "claims.md", study_tables.CROWD),
     "benchmarks.hops": lambda: hops.markdown(_read(RESULTS / "hops.json")),
 }

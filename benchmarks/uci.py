@@ -6,14 +6,11 @@ threads. `loop` indexes tensors and calls `torch.optim.Adam(fused=True)`, about 
 few epochs of one network and multiplied to all epochs of all of them; the stack is timed on the same few
 epochs of all its networks and multiplied by the epochs alone. One network at a time has one thread: with two, tensors
 this small take longer, on a busy machine many times so.
-
-`python -m benchmarks.uci --study FOLDER` sums up how long a finished study took, from its own JSON files.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,7 +23,6 @@ from benchmarks.timing import in_turns, machine, write
 from latedrop.studies.uci.data import SETS, UciSet, load, parts
 from latedrop.studies.uci.measured_set import RATES
 from latedrop.studies.uci.stacked import Plan, key, train
-from latedrop.studies.uci.study import read
 
 EPOCHS = {"boston-housing": 12, "yacht": 12}
 LABELS = {"boston-housing": "Boston", "yacht": "yacht"}
@@ -96,19 +92,6 @@ def measure(item: UciSet, data: Path | None, device: torch.device, repeats: int)
     }
 
 
-def study_seconds(folder: Path) -> tuple[str, dict[str, Any]]:
-    """What each set of a finished study took."""
-    results = read(folder)
-    machines = {json.dumps([record["machine"], record["versions"]]) for record in results.values()}
-    if len(machines) > 1:
-        raise SystemExit(f"expected one machine for all sets in {folder}; found {len(machines)}.")
-    where, versions = json.loads(machines.pop())
-    seconds = {name: record["seconds"] for name, record in results.items()}
-    total = round(sum(each["total"] for each in seconds.values()), 1)
-    kind = "cpu" if where["device"].startswith("CPU") else "cuda"
-    return f"uci_study_{kind}", {"machine": where, "versions": versions, "seconds": seconds, "total_seconds": total}
-
-
 def markdown(record: dict[str, Any]) -> str:
     """The table of training times in docs/uci.md."""
     lines = [
@@ -122,24 +105,12 @@ def markdown(record: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def study_markdown(record: dict[str, Any]) -> str:
-    """The table of a whole study's seconds in docs/uci.md, the longest set first."""
-    minutes = {name: each["total"] / 60 for name, each in record["seconds"].items()}
-    ordered = sorted(minutes, key=lambda name: -minutes[name])
-    lines = ["| set | minutes |", "| --- | ---: |", *(f"| {name} | {minutes[name]:.1f} |" for name in ordered)]
-    return "\n".join([*lines, f"| all | {record['total_seconds'] / 60:.1f} |"])
-
-
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser("python -m benchmarks.uci", description=__doc__)
-    parser.add_argument("--study", type=Path, help="folder of a finished study: only sum up its seconds")
     parser.add_argument("--data", type=Path)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args(arguments)
-    if options.study is not None:
-        print(write(*study_seconds(options.study)))
-        return
     device = torch.device(options.device)
     record: dict[str, Any] = {"machine": machine(device), "sets": {}}
     for name in EPOCHS:

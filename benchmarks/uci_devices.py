@@ -51,26 +51,39 @@ def main() -> None:
 
 def compared(own: dict[str, Any], committed: dict[str, Any]) -> dict[str, Any]:
     """Test metrics on both machines, and their difference, by method and number of hidden layers."""
-    found: dict[str, Any] = {"devices": [part["machine"]["device"] for part in (own, committed)], "methods": {}}
+    both = (own, committed)
+    found: dict[str, Any] = {
+        "devices": [part["machine"]["device"] for part in both],
+        "seconds": [part["seconds"]["total"] for part in both],
+        "methods": {depth: {} for depth in DEPTHS},
+    }
     for depth, methods in DEPTHS.items():
         for method in METHODS:
             for metric in ("rmse", "nll"):
-                values = [np.array(methods(part)[method][metric]) for part in (own, committed)]
+                values = [np.array(methods(part)[method][metric]) for part in both]
                 difference = values[0] - values[1]
                 means = [float(value.mean()) for value in (*values, difference)]
                 row = [*means, split_error(difference, overlap(own))]
-                found["methods"].setdefault(f"{depth}: {method}", {})[metric] = row
+                found["methods"][depth].setdefault(method, {})[metric] = row
     return found
 
 
 def markdown(record: dict[str, Any]) -> str:
-    """A row for each set and method."""
-    lines = ["| set | method | RMSE CPU | GPU | difference | NLL CPU | GPU | difference |"]
-    lines.append("| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |")
+    """A row for each set, depth and method; below how far apart the two are at most, and how long they took."""
+    lines = ["| set | hidden layers | method | RMSE CPU | GPU | difference | NLL CPU | GPU | difference |"]
+    lines.append("| --- | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |")
+    apart = []
     for name, found in record["sets"].items():
-        for method, metrics in found["methods"].items():
-            cells = [f"{a:.3f} | {b:.3f} | {d:+.3f} ± {e:.3f}" for a, b, d, e in (metrics["rmse"], metrics["nll"])]
-            lines.append(f"| {name} | {method} | {' | '.join(cells)} |")
+        for depth, methods in found["methods"].items():
+            for method, metrics in methods.items():
+                numbers = (metrics["rmse"], metrics["nll"])
+                apart += [abs(d) / e for _, _, d, e in numbers if e]
+                cells = [f"{a:.3f} | {b:.3f} | {d:+.3f} ± {e:.3f}" for a, b, d, e in numbers]
+                lines.append(f"| {name} | {depth} | {method} | {' | '.join(cells)} |")
+    lines += ["", f"The largest of these {len(apart)} differences is {max(apart, default=0.0):.1f} standard errors."]
+    for name, found in record["sets"].items():
+        own, committed = (f"{s:.0f} s ({d})" for s, d in zip(found["seconds"], found["devices"], strict=True))
+        lines[-1] += f" {name} took {own} and {committed}."
     return "\n".join(lines)
 
 

@@ -25,12 +25,18 @@ def chosen_device(name: str) -> torch.device:
             f"expected --device auto, cpu or cuda; found {name!r}, which is no device that torch knows."
         ) from error
     count = torch.cuda.device_count()
-    if device.type == "cuda" and (not torch.cuda.is_available() or (device.index or 0) >= count):
+    if device.type == "cuda" and (device.index or 0) >= count:
         why = "this torch is a build for CPUs" if torch.version.cuda is None else f"torch finds {count} of them"
         raise ArgumentError(f"expected a CUDA device for --device {name}; {why}. Use --device cpu, or auto.")
     try:
         torch.empty(0, device=device)
     except Exception as error:  # whatever a backend says that is not there
+        if device.type == "cuda":
+            reason = next(iter(str(error).splitlines()), type(error).__name__).rstrip(". ")
+            raise ArgumentError(
+                f"expected a CUDA device for --device {name}; torch counts {count}, but CUDA could not be started: "
+                f"{reason}. Mend the driver, or use --device cpu, or auto."
+            ) from error
         raise ArgumentError(
             f"expected --device auto, cpu or cuda; found {name!r}, which this machine or this torch does not have."
         ) from error

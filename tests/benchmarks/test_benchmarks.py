@@ -20,7 +20,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 @pytest.mark.parametrize("page", pages.PAGES, ids=lambda path: path.name)
 def test_tables_of_pages_follow_the_results(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    assert "<!-- table: benchmarks." in text
+    assert "<!-- table: " in text
     assert pages.filled(text) == text, "run: python -m benchmarks.pages"
 
 
@@ -39,8 +39,6 @@ def test_tables_of_the_uci_study_repeat_the_json() -> None:
     }
     table = uci.markdown({"sets": {"yacht": found}}).splitlines()
     assert table[2:] == ["| yacht | 100 s | 40 s | 2 s | 50 and 20 |"]
-    record = {"seconds": {"yacht": {"total": 60.0}, "energy": {"total": 90.0}}, "total_seconds": 150.0}
-    assert uci.study_markdown(record).splitlines()[2:] == ["| energy | 1.5 |", "| yacht | 1.0 |", "| all | 2.5 |"]
 
 
 def test_the_people_counter_is_the_package_s() -> None:

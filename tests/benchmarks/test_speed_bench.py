@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import re
 import sys
 import time
 import warnings
@@ -28,7 +27,6 @@ from latedrop.crowd import MCNN
 from latedrop.errors import ArgumentError
 
 CPU = torch.device("cpu")
-README = Path(__file__).parents[2] / "README.md"
 PLAN = speed.Plan(repeats=1, budget=0, cap=20, bytes=2**30, reference_seconds=0.5)
 
 
@@ -461,11 +459,3 @@ def test_memory_against_draws_and_time_against_the_loop(tmp_path: Path, monkeypa
 def test_figure_is_drawn_from_the_json(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     assert speed_pages.figure(made_record(), tmp_path / "speed.png").stat().st_size > 10_000
-
-
-def test_readme_repeats_the_committed_results() -> None:
-    page = README.read_text(encoding="utf-8") if README.is_file() else ""
-    block = re.search(r"<!-- table: benchmarks\.speed -->\n+(.*?)\n+<!-- end of table -->", page, re.DOTALL)
-    if block is None:
-        pytest.skip("the README has no table of benchmarks.speed")
-    assert block[1] == speed_pages.rows_for_readme(), "run: python -m benchmarks.speed --tables"

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from benchmarks.study_tables import CROWD, UCI, claims, deep_nll
+from benchmarks.study_tables import CROWD, SHIFT, UCI, claims, deep_nll, shift, shift_claims
 from latedrop.studies.crowd import claims as crowd
 from latedrop.studies.uci import claims as uci
 
@@ -29,3 +29,28 @@ def test_the_last_table_of_nlls(tmp_path: Path) -> None:
         "**Mean ranks**\n\n| method | d |\n\n## Figures\n"
     )
     assert deep_nll(page) == "| method | c |\n| --- | --- |\n| x | 1 |"
+
+
+def test_rows_of_the_shift_study(tmp_path: Path) -> None:
+    page = tmp_path / "index.md"
+    held, whole, noticed = (
+        "\n".join([head, "| --- |", *(f"| {name} | {row}" for name in (*SHIFT, "other"))])
+        for head, row in (
+            (
+                "| method | coverage, shifted | coverage, inside | width, shifted |",
+                "0.9 (0.8 to 1) | 0.5 | 2 (1 to 3) |",
+            ),
+            ("| method | NLL, shifted | NLL, inside | CRPS, shifted |", "-0.1 (-1 to 1) | 7 | 0.3 (0.2 to 0.4) |"),
+            ("| method | AUROC | slope |", "0.7 (0.6 to 0.8) | 1 |"),
+        )
+    )
+    page.write_text(f"# Shift\n\n{held}\n\n{whole}\n\n{noticed}\n\n## Figures\n\n| method | a |\n| constant | 5 |\n")
+    rows = shift(page).splitlines()
+    assert rows[0] == "| method | coverage | width | NLL | CRPS | AUROC |"
+    assert rows[2:] == [f"| {name} | 0.9 | 2 | -0.1 | 0.3 | 0.7 |" for name in SHIFT]
+
+
+def test_the_verdicts_of_the_shift_study(tmp_path: Path) -> None:
+    page = tmp_path / "claims.md"
+    page.write_text("# Claims\n\nWords.\n\n| | claim |\n| --- | --- |\n| 1 | x |\n\n## 1. x\n\n| yacht |\n")
+    assert shift_claims(page) == "| | claim |\n| --- | --- |\n| 1 | x |"

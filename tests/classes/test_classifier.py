@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import latedrop
+from latedrop.calibration.classes.fit import ClassFit
 from latedrop.calibration.classes.predictor import ClassPredictor
 from latedrop.errors import ArgumentError, DataError, FileError, LatedropError, LatedropWarning, OutputError
 from latedrop.metrics import classes as metrics
@@ -122,6 +124,15 @@ class TestDigits:
         assert linear.mutual_information.shape == (30,)
         assert bool((linear.mutual_information >= 0).all())
         assert bool((linear.mutual_information <= linear.entropy.clamp_min(0) + 0.3).all())
+
+    def test_the_guard_does_not_hide_disagreement(self, uq: ClassPredictor, digits: Any) -> None:
+        """At the temperature of a strange row all draws would agree that nothing is known."""
+        far = 20 * digits[1]["test"][0][:20]
+        c = replace(uq.calibration, fit=ClassFit(uq.calibration.alone))
+        plain = ClassPredictor(uq.model, c).predict(far, rate=0.1)
+        guarded = uq.predict(far, rate=0.1)
+        assert float(guarded.confidence.mean()) < float(plain.confidence.mean())
+        assert torch.equal(guarded.mutual_information, plain.mutual_information)  # type: ignore[arg-type]
 
     def test_it_reads_a_loader_once_and_leaves_the_model_alone(self, digits: Any) -> None:
         net, parts = digits

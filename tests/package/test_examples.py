@@ -36,6 +36,7 @@ HEADLINES = {
     "no_sampling": "share of its variance by site",
     "pitch_of_tones": "90 % interval holds  other notes",
     "save_load": "same predictions after loading: True",
+    "segmentation": "of 200 fresh images",
     "sklearn_pipeline": "of 111 test rows",
     "tabular": "of 110 test rows",
     "timm_images": "of 500 fresh images",
@@ -45,7 +46,7 @@ HEADLINES = {
 NEEDS = {"hf_trainer": ("transformers", "accelerate"), "lightning_predict": ("lightning",), "timm_images": ("timm",)}
 FOUND = {"magnet_core_loss": ("magnet", "h5py"), "pitch_of_tones": ("torchcrepe",)}  # torchcrepe does not import whole
 SEEDS_ALL = {"hf_trainer"}  # a Trainer of transformers seeds every generator when it is made
-DRAWN = {"band", "conformal", "density_map", "forecast", "images", "no_sampling", *FOUND}
+DRAWN = {"band", "conformal", "density_map", "forecast", "images", "no_sampling", "segmentation", *FOUND}
 
 
 def test_every_example_has_a_headline() -> None:

@@ -91,6 +91,7 @@ def calibrate(
     progress: bool = True,
     task: Task = "auto",
     class_names: Sequence[str] | None = None,
+    ignore_index: int | None = None,
 ) -> Any:
     """Fit the variance of a trained model to validation data, and say what it is worth.
 
@@ -148,8 +149,9 @@ def calibrate(
             predictor takes such lists, too.
         progress: show a bar on work longer than two seconds.
         task: `"classification"` calibrates probabilities instead, and returns a `ClassPredictor`; `"auto"` does so
-            where targets are whole numbers `(N,)` and outputs `(N, K)`.
+            where targets are whole numbers `(N,)` and outputs `(N, K)`, or `(N, H, W)` and `(N, K, H, W)`.
         class_names: of the classes, in the order of the logits.
+        ignore_index: of maps, the label of pixels that have no class.
 
     >>> x = torch.linspace(-1, 1, 64)[:, None]
     >>> net = nn.Sequential(nn.Linear(1, 20), nn.Tanh(), nn.Linear(20, 1))
@@ -159,14 +161,20 @@ def calibrate(
     torch.Size([64, 1])
     """
     options: dict[str, Any] = dict(locals())
-    options = {name: value for name, value in options.items() if name not in ("model", "data", "task", "class_names")}
-    return _calibrated(model, data, task, class_names, options)
+    ours = ("model", "data", "task", "class_names", "ignore_index")
+    options = {name: value for name, value in options.items() if name not in ours}
+    return _calibrated(model, data, task, class_names, ignore_index, options)
 
 
 def _calibrated(
-    model: nn.Module, data: Any, task: Task, class_names: Sequence[str] | None, options: dict[str, Any]
+    model: nn.Module,
+    data: Any,
+    task: Task,
+    class_names: Sequence[str] | None,
+    ignore_index: int | None,
+    options: dict[str, Any],
 ) -> Predictor | ClassPredictor:
-    found, data = classifier(model, data, options, task, class_names)
+    found, data = classifier(model, data, options, task, class_names, ignore_index)
     if found is not None:
         return found
     record = search(model, data, Setup(**options, columns=names_of(data)).checked())

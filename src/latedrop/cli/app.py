@@ -33,7 +33,7 @@ try:
 except ImportError:
     typer = None  # type: ignore[assignment]
 
-__all__ = ["demo", "main", "study_shift", "study_uci"]
+__all__ = ["demo", "main", "study_classification", "study_shift", "study_uci"]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -55,6 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     study.command("uci", **HANDED_ON)(study_uci)
     study.command("shift", **HANDED_ON)(study_shift)
     study.command("crowd", **HANDED_ON)(study_crowd)
+    study.command("classification", **HANDED_ON)(study_classification)
     app.add_typer(study, name="study")
     crowd = typer.Typer(help="Count people, with intervals: train, calibrate, count.", no_args_is_help=True)
     crowd.command("count")(bundled(crowd_count))
@@ -109,3 +110,10 @@ def study_shift(context: "typer.Context") -> None:
     from latedrop.studies.shift.study import main as run
 
     hand_on(run, context.args, "latedrop study shift")
+
+
+def study_classification(context: "typer.Context") -> None:
+    """What probabilities of classes are worth, on usual and shifted images, and which score tells strange ones."""
+    from latedrop.studies.classification.study import main as run
+
+    hand_on(run, context.args, "latedrop study classification")

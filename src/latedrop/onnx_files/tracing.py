@@ -89,7 +89,7 @@ class _Twins:
     """Which nodes of two traces are the same; constants may stand in another order."""
 
     def __init__(self, first: fx.GraphModule, second: fx.GraphModule, pairs: dict[fx.Node, fx.Node]) -> None:
-        self._modules, self.pairs = (first, second), pairs
+        self._traces, self.pairs = (first, second), pairs
         self.constants: dict[fx.Node, Tensor] = {}
 
     def merged(self, a: Any, b: Any) -> Any:
@@ -109,7 +109,7 @@ class _Twins:
         if not isinstance(b, fx.Node) or b.op != "get_attr":
             return False
         if a not in self.constants:
-            ours, theirs = (_value(module, node) for module, node in zip(self._modules, (a, b), strict=True))
+            ours, theirs = (_value(module, node) for module, node in zip(self._traces, (a, b), strict=True))
             if ours.shape != theirs.shape or not torch.equal(ours, theirs):
                 refuse("with a tensor that it makes from the number of rows, which cannot be written down")
             self.constants[a] = ours

@@ -6,7 +6,15 @@ import pytest
 from latedrop.studies.claims import Claim
 from latedrop.studies.shift import claims
 from latedrop.studies.shift.claims import CLAIMS, decide_all
-from latedrop.studies.shift.tables import by_set, method_tables, order_interval, set_tables, slope
+from latedrop.studies.shift.tables import (
+    by_set,
+    method_names,
+    method_tables,
+    order_interval,
+    overshoot_table,
+    set_tables,
+    slope,
+)
 from latedrop.studies.uci.data import SETS
 from studies.shift.records import random_results, record
 
@@ -69,6 +77,24 @@ def test_the_number_of_a_set() -> None:
     assert by_set(found, "a", "nll") == 0.0
     assert by_set(found, "a", "inside_nll") == 2.0
     assert by_set(found, "b", "nll") is None
+
+
+def test_like_stands_with_like() -> None:
+    names = ("a, raw", "a, scaled", "a, floor", "b, raw", "b, scaled", "b, floor", "constant", "default")
+    ordered = ["a, floor", "b, floor", "constant", "default", "a, scaled", "b, scaled", "a, raw", "b, raw"]
+    assert method_names({"yacht": record({name: {} for name in names})}) == ordered
+
+
+def test_cuts_where_the_default_overshoots() -> None:
+    def grown(*factors: float) -> dict[str, list[float]]:
+        return {"variance_growth": np.log(factors).tolist(), "error_growth": np.log([2.0, 2.0, 50.0]).tolist()}
+
+    # 400 is 200 times what the error does, 150 is 75 times, 4000 is 80 times.
+    guarded = grown(400, 150, 4000) | {"coverage": [0.99, 0.5, 0.5], "width": [31.0, 1.0, 1.0]}
+    others = {"default": grown(30, 1, 1), "leverage, scaled": grown(20, 1, 1), "injected, scaled": grown(3, 1, 1)}
+    found = overshoot_table({"boston-housing": record({"default + reference": guarded, **others}, 3)})
+    assert found[2:] == ["| boston | 0 above | 2 | 4e+02 | 30 | 20 | 3 | 0.99 | 31 |"]
+    assert overshoot_table({"yacht": record(others, 3)}) == ["None."]
 
 
 def test_the_interval_of_a_median_holds_it_as_often_as_it_says() -> None:

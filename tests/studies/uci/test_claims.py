@@ -98,6 +98,24 @@ def test_whom_scaling_helps_more(record: dict[str, Any]) -> None:
     assert decide_all(BY_TEXT[chosen], {"yacht": record}).verdict == "fails"
 
 
+def test_the_paper_is_asked_of_three_hidden_layers_too(record: dict[str, Any]) -> None:
+    text = "at large rates the injected RMSE is below the embedded one"
+    assert BY_TEXT[f"{DEEP}{text}"].measure(record) is None
+    other = made_record()
+    set_both(other, "injected", "rmse", 1.0, 2.0, 3.0)
+    set_both(other, "injected", "nll_scaled", 1.0, 0.5, 2.0)
+    set_both(other, "embedded", "rmse", 1.0, 1.0, 2.0)
+    other["methods"]["injected, raw"]["nll"] = [3.0] * 4
+    record["deep"] = {name: other[name] for name in ("rates", "injected", "embedded", "methods")}
+    assert effect(f"{DEEP}{text}", record).value == pytest.approx(0.5)
+    assert effect(f"{text[0].upper()}{text[1:]}", record).value == pytest.approx(0.0)
+    assert effect(f"{DEEP}the injected RMSE does not grow with the rate", record).value == pytest.approx(2.0)
+    assert effect(f"{DEEP}the scaled NLL of injection does not depend on the rate", record).value == pytest.approx(1.5)
+    scaling = "scaling helps injected dropout more than embedded dropout, at the rates that validation chooses"
+    assert effect(f"{DEEP}{scaling}", record).value == pytest.approx(2.0)
+    assert "## The paper's claims, asked of three hidden layers" in page({"yacht": record})
+
+
 @pytest.mark.parametrize(
     ("text", "first", "second"),
     [

@@ -40,17 +40,35 @@ class Measured:
         labels: `(N,)`.
         strange: `(N,)`, leverage over its limit; None where there are no features.
         spread: `(N, sites, K, K)`, variances of the logits' differences; None where they were not measured.
+        image: `(N,)`, which image each row is a pixel of; None where rows stand for themselves.
     """
 
     logits: Tensor
     labels: Tensor
     strange: Tensor | None = None
     spread: Tensor | None = None
+    image: Tensor | None = None
 
     def at(self, rows: Tensor) -> Measured:
         """Some of the rows."""
-        strange, spread = (None if part is None else part[rows] for part in (self.strange, self.spread))
-        return Measured(self.logits[..., rows, :], self.labels[rows], strange, spread)
+        rest = (None if part is None else part[rows] for part in (self.strange, self.spread, self.image))
+        return Measured(self.logits[..., rows, :], self.labels[rows], *rest)
+
+    def folds(self) -> Tensor:
+        """A fold for each row, `(N,)`; the pixels of an image are in one."""
+        if self.image is None:
+            return folds(len(self.labels)) % _FOLDS
+        images, place = self.image.unique(return_inverse=True)
+        return (folds(len(images)) % _FOLDS)[place]
+
+    def error_of_mean(self, values: Tensor) -> float:
+        """Standard error of the mean of `(N,)`; pixels of an image are alike, so it comes from sums over images."""
+        if self.image is None:
+            return standard_error(values)
+        images, place = self.image.unique(return_inverse=True)
+        count = len(images)
+        off = values.new_zeros(count).index_add_(0, place, values - values.mean())
+        return float((off.square().sum() * count / (count - 1)).sqrt() / len(values)) if count > 1 else math.inf
 
 
 @dataclass(frozen=True)
@@ -217,7 +235,7 @@ def chosen(rows: Measured, drawn: Mapping[float, Tensor], *, guard: bool) -> Cho
     error. `drawn` has the logits of draws `(T, N, K)` by rate.
     """
     tried, home = _candidates(rows, drawn, guard)
-    fold = folds(len(rows.labels)) % _FOLDS
+    fold = rows.folds()
     held = {name: rows.logits.new_empty(rows.logits.shape, dtype=torch.float64) for name in tried}
     for number in fold.unique().tolist():
         rest, out = (fold != number).nonzero()[:, 0], (fold == number).nonzero()[:, 0]
@@ -225,9 +243,9 @@ def chosen(rows: Measured, drawn: Mapping[float, Tensor], *, guard: bool) -> Cho
             fit, apart = candidate.fitted(candidate.rows.at(rest)), candidate.rows.at(out)
             held[name][out] = fit.log_probabilities(apart.logits.double(), apart.strange, apart.spread)
     scores = {name: losses(value, rows.labels) for name, value in held.items()}
-    name = max(tried, key=lambda each: _lead(scores[home] - scores[each]))
+    name = max(tried, key=lambda each: _lead(rows, scores[home] - scores[each]))
     gains = {each: scores[ALONE] - score for each, score in scores.items()}
-    listed = (ClassCandidate(each, float(gain.mean()), standard_error(gain)) for each, gain in gains.items())
+    listed = (ClassCandidate(each, float(gain.mean()), rows.error_of_mean(gain)) for each, gain in gains.items())
     fit = tried[name].fitted(tried[name].rows)
     one = tried[ALONE].fitted(tried[ALONE].rows).temperature
     return Chosen(name, fit, tried[name].rate, tuple(listed), held[name], held[ALONE], one)
@@ -251,6 +269,6 @@ def _candidates(rows: Measured, drawn: Mapping[float, Tensor], guard: bool) -> t
     return tried, home
 
 
-def _lead(difference: Tensor) -> float:
+def _lead(rows: Measured, difference: Tensor) -> float:
     """By how much a candidate leads beyond one standard error; 0 for the one that is compared with itself."""
-    return float(difference.mean()) - standard_error(difference) if bool(difference.any()) else 0.0
+    return float(difference.mean()) - rows.error_of_mean(difference) if bool(difference.any()) else 0.0

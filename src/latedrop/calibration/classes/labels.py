@@ -14,7 +14,15 @@ from torch.nn.functional import binary_cross_entropy, binary_cross_entropy_with_
 from latedrop.errors import ArgumentError, DataError, OutputError
 from latedrop.torch_inside import being_traced
 
-__all__ = ["Task", "as_labels", "as_logits", "check_labels", "check_logits", "is_classification"]
+__all__ = [
+    "Task",
+    "as_labels",
+    "as_logits",
+    "check_labels",
+    "check_logits",
+    "check_rows_of_logits",
+    "is_classification",
+]
 
 Task = Literal["auto", "regression", "classification"]
 _TASKS = ("auto", "regression", "classification")
@@ -25,15 +33,17 @@ _COARSE_SUMS = 8e-3  # in bfloat16
 def is_classification(task: Task, labels: Any, output: Tensor | None) -> bool:
     """Whether labels and outputs are those of a classifier.
 
-    With `"auto"` they are where labels are whole numbers `(N,)` beside outputs `(N, K)` of at least two columns: as
-    targets of a regression they would not even fit.
+    With `"auto"` they are where labels are whole numbers `(N,)` beside outputs `(N, K)` of at least two columns, or
+    `(N, H, W)` beside `(N, K, H, W)`: as targets of a regression they would not even fit.
     """
     if task not in _TASKS:
         raise ArgumentError(f"expected task to be one of {_TASKS}; found {task!r}.")
     if task != "auto":
         return task == "classification"
     whole = isinstance(labels, Tensor) and not labels.is_floating_point() and not labels.is_complex()
-    return whole and labels.dim() == 1 and output is not None and output.dim() == 2 and output.shape[1] > 1
+    if not whole or output is None or output.dim() != labels.dim() + 1 or output.dim() < 2:
+        return False
+    return output.shape[1] > 1 and output.shape[2:] == labels.shape[1:]
 
 
 def as_logits(output: Tensor) -> Tensor:
@@ -44,13 +54,14 @@ def as_logits(output: Tensor) -> Tensor:
             "Pass a readout that gives them."
         )
     if output.dim() == 2 and output.shape[1] > 1:
-        _check_probabilities(output)
+        check_rows_of_logits(output)
         return output
     one = output.reshape(len(output), 1)
     return torch.cat([torch.zeros_like(one), one], 1)
 
 
-def _check_probabilities(output: Tensor) -> None:
+def check_rows_of_logits(output: Tensor) -> None:
+    """`OutputError` where all of several rows `(N, K)` look like probabilities."""
     if being_traced():
         return
     most = _COARSE_SUMS if bool((output == output.bfloat16()).all()) else _SUMS
@@ -68,7 +79,7 @@ def check_logits(logits: Tensor, labels: Tensor, *, binary: bool) -> None:
     One number between 0 and 1 may be either: it is a probability where the labels are likelier under it.
     """
     if not binary:
-        _check_probabilities(logits)
+        check_rows_of_logits(logits)
         return
     z, y = logits[:, 1].double(), labels.double()
     if bool(((z >= 0) & (z <= 1)).all()):

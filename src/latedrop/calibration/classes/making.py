@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from latedrop.calibration.batches import as_target, batches, first_rows, in_batches, is_pair, row_total
 from latedrop.calibration.classes.labels import Task, is_classification
+from latedrop.calibration.classes.pixels import check_ignore_index
 from latedrop.calibration.classes.predictor import ClassPredictor
 from latedrop.calibration.classes.search import RATES, search_classes
 from latedrop.calibration.names import names_of
@@ -59,7 +60,12 @@ class Peeked:
 
 
 def classifier(
-    model: nn.Module, data: Any, options: dict[str, Any], task: Task, names: Sequence[str] | None
+    model: nn.Module,
+    data: Any,
+    options: dict[str, Any],
+    task: Task,
+    names: Sequence[str] | None,
+    ignore_index: int | None = None,
 ) -> tuple[ClassPredictor | None, Any]:
     """A calibrated classifier, or None where it is a regression; and the data, of which a batch may have been read."""
     data = in_batches(data, options["batch_size"])
@@ -71,9 +77,12 @@ def classifier(
     if not is_classification(task, labels, output):
         if names is not None:
             raise ArgumentError("expected class_names with task='classification' alone; found them with a regression.")
+        if ignore_index is not None:
+            raise ArgumentError("expected ignore_index with task='classification' alone; found it with a regression.")
         _warn_of_classes(labels, output)
         return None, data
     check_module(model)
+    check_ignore_index(ignore_index)
     wrong = [name for name, usual in _THEIRS.items() if options[name] is not usual and _differ(options[name], usual)]
     if wrong or options["method"] not in (None, "terms", "sample"):
         wrong += [] if options["method"] in (None, "terms", "sample") else ["method"]
@@ -90,7 +99,7 @@ def classifier(
     setup = Setup(**{**options, **usual}, columns=names_of(data)).checked()
     setup = replace(setup, reference=options["reference"], guard=options["guard"] is None or bool(options["guard"]))
     stream = batches_with_sites(model, data, setup, per_batch=1)
-    record = search_classes(model, stream, setup, _names(names))
+    record = search_classes(model, stream, setup, _names(names), ignore_index)
     if record.names and len(record.names) != record.classes:
         raise ArgumentError(f"expected {record.classes} class_names; found {len(record.names)}.")
     parts = {name: options[name] for name in ("batch_size", "chunk", "engine", "collate")}

@@ -124,4 +124,4 @@ class ClassPrediction:
             return None if values[0] is None else torch.cat(values)
 
         names = ("log_probabilities", "logits", "strangeness", "mutual_information")
-        return cls(**{name: together(name) for name in names}, calibration=first.calibration)  # type: ignore[arg-type]
+        return type(first)(**{name: together(name) for name in names}, calibration=first.calibration)  # type: ignore[arg-type]

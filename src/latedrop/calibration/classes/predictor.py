@@ -14,6 +14,8 @@ from torch import Tensor
 from latedrop.calibration.batches import Unpack, batches, failures_explained, inputs_in, row_batches
 from latedrop.calibration.calibrated import Calibrated
 from latedrop.calibration.classes.labels import as_labels, as_logits
+from latedrop.calibration.classes.maps import DRAWS, predicted_maps
+from latedrop.calibration.classes.pixels import as_logit_maps
 from latedrop.calibration.classes.prediction import ClassPrediction
 from latedrop.calibration.classes.record import ClassCalibration
 from latedrop.calibration.classes.search import spread_of
@@ -45,7 +47,8 @@ class ClassPredictor(Calibrated[ClassCalibration]):
         Args:
             x: inputs, a `DataLoader`, or a data set.
             rate: also measure how much thinned networks at this rate disagree, to first order, where the calibration
-                uses no dropout of its own: gives `mutual_information`, at the cost of a backward pass for each class.
+                uses no dropout of its own: gives `mutual_information`, at the cost of a backward pass for each class;
+                of maps by 30 draws.
         """
         if rate is not None and (type(rate) not in (int, float) or not 0 < rate < 1):
             raise ArgumentError(f"expected a rate inside (0, 1); found {rate!r}.")
@@ -101,6 +104,11 @@ class ClassPredictor(Calibrated[ClassCalibration]):
         return export(path, self.model, self.calibration, predicted, placed)
 
     def _on(self, data: Any, unpack: Unpack | None) -> tuple[ClassPrediction, Tensor]:
+        if self.calibration.maps:
+            raise ArgumentError(
+                "expected a classifier of rows for prediction sets and rejection; found maps, whose pixels depend on "
+                "each other. Judge images by predict(...).image_scores."
+            )
         parts, labels = [], []
         data = pair_in_order(data, self.calibration.columns)
         for x, y in batches(data, self.model, batch_size=self.batch_size, unpack=unpack, collate=self.collate):
@@ -114,30 +122,34 @@ class ClassPredictor(Calibrated[ClassCalibration]):
         """One batch; without `simulated`, nothing that takes random numbers of its own."""
         c = self.calibration
         check_inputs(floating(x))
-        logits = as_logits(own_output(self.model, x, self.readout))
+        output = own_output(self.model, x, self.readout)
+        logits = as_logit_maps(output) if c.maps else as_logits(output)
         if logits.shape[1] != c.classes:
             raise DataError(
                 f"expected logits of {c.classes} classes, as in the calibration; found {logits.shape[1]}. Use the "
                 "readout that the calibration was made with."
             )
-        logits = logits.double()
+        logits = logits.float() if c.maps else logits.double()
         strange = None
         if c.leverage is not None:
             strange = c.leverage.values(Rows(self.model, x, c.sites, self.readout, c.features)) / c.limit
             strange = strange.to(logits)
-        temperature = c.fit.temperatures(logits, strange)
+        if c.maps:
+            how = Sampling(c.draws or DRAWS, c.seed, self.readout, self.chunk, True, False, self.engine)
+            return predicted_maps(self.model, x, logits, strange, c, rate, how)
         if c.rate is not None:
             options = Sampling(c.draws, c.seed, self.readout, self.chunk, True, True, self.engine)
             (found,) = sample_rates(self.model, x, [c.rate], c.sites, options)
             assert found.outputs is not None
             drawn = torch.stack([as_logits(part) for part in found.outputs]).double()
             logs = c.fit.log_probabilities(drawn, strange, None)
-            each = torch.log_softmax(drawn / temperature[:, None], 2)
+            each = torch.log_softmax(drawn / c.alone, 2)
             return ClassPrediction(logs, logits, c, strange, information(each))
         spread, doubt = None, None
         if c.fit.odds or rate is not None:
             spread = spread_of(self.model, x, c.sites, self.readout).to(logits)
             odds = torch.tensor(c.fit.odds or [rate / (1 - rate)], dtype=logits.dtype, device=logits.device)  # type: ignore[operator]
             summed = (odds.reshape(-1, 1, 1) * spread).sum(1)
-            doubt = mutual_information(logits, summed, temperature) if simulated else None
+            # At one temperature: at that of a strange row all draws would agree that nothing is known.
+            doubt = mutual_information(logits, summed, logits.new_tensor(c.alone)) if simulated else None
         return ClassPrediction(c.fit.log_probabilities(logits, strange, spread), logits, c, strange, doubt)

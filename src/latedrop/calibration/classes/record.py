@@ -50,6 +50,7 @@ class ClassVerdict:
         nll: of the labels, in nats.
         accuracy: share of labels that are the likeliest class.
         ece: expected calibration error, 15 bins of equal mass.
+        unit: what was counted, `"rows"` or `"pixels"`.
     """
 
     rows: int
@@ -59,6 +60,7 @@ class ClassVerdict:
     nll: float
     accuracy: float
     ece: float
+    unit: str = "rows"
 
     @property
     def better(self) -> bool | None:
@@ -74,7 +76,7 @@ class ClassVerdict:
         where = "by cross-validation" if self.fitted == "cross-validation" else "not used for fitting"
         return (
             f"{worth}; NLL {self.nll:.4f}, accuracy {self.accuracy:.1%}, calibration error {self.ece:.1%} on "
-            f"{self.rows} rows {where}"
+            f"{self.rows} {self.unit} {where}"
         )
 
 
@@ -95,7 +97,7 @@ class ClassCalibration:
         leverage: what it has learned from reference rows.
         limit: what 90 % of the validation rows' leverages stay below.
         reference_rows: how many reference rows there were; 0 where the validation rows stood in.
-        rows: validation rows.
+        rows: validation rows, or images.
         choice: the candidate in use.
         candidates: all that were compared.
         verdict: what it is worth.
@@ -104,6 +106,8 @@ class ClassCalibration:
         fingerprint: of the weights.
         sets: what makes prediction sets; None before `conformal`.
         columns: the names of the inputs and labels, in tables of validation data; None where there are none.
+        maps: whether every pixel of an image has a class.
+        ignore_index: the label of pixels that have none; None where all have one.
     """
 
     classes: int
@@ -128,6 +132,8 @@ class ClassCalibration:
     fingerprint: str
     sets: ClassSets | None = None
     columns: dict[str, tuple[str, ...]] | None = None
+    maps: bool = False
+    ignore_index: int | None = None
 
     def to_json(self, stored: dict[str, Tensor] | None = None, file: str = "") -> str:
         """Readable JSON, with a checksum over its content; see `Calibration.to_json`."""
@@ -172,6 +178,8 @@ class ClassCalibration:
             fingerprint=fields.take("fingerprint", text),
             sets=fields.take("sets", or_none(_sets), classes=classes),
             columns=fields.maybe("columns", None, or_none(mapping(each(text)))),
+            maps=fields.maybe("maps", False, flag),
+            ignore_index=fields.maybe("ignore_index", None, or_none(whole)),
         )
         fields.end()
         known = () if found.features is None else found.features.sites
@@ -218,7 +226,10 @@ def _candidate(value: Any, name: str) -> ClassCandidate:
 def _verdict(value: Any, name: str) -> ClassVerdict:
     fields = Fields(value, name)
     rest = {part: fields.take(part, number) for part in ("gain", "gain_error", "nll", "accuracy", "ece")}
-    found = ClassVerdict(rows=fields.take("rows", whole, least=1), fitted=fields.take("fitted", text), **rest)
+    unit = fields.maybe("unit", "rows", text)
+    found = ClassVerdict(
+        rows=fields.take("rows", whole, least=1), fitted=fields.take("fitted", text), **rest, unit=unit
+    )
     fields.end()
     return found
 

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from latedrop.calibration.classes.fit import Chosen, Measured, chosen, losses
 from latedrop.calibration.classes.labels import as_labels, as_logits, check_labels, check_logits
+from latedrop.calibration.classes.pixels import Pixels, as_logit_maps
 from latedrop.calibration.classes.record import ClassCalibration, ClassVerdict
 from latedrop.calibration.classes.softmax import read_classes
 from latedrop.calibration.setup import Setup
 from latedrop.calibration.term_search import reference_features
-from latedrop.calibration.verdict import standard_error
 from latedrop.calibration.weights import fingerprint
 from latedrop.errors import ArgumentError, DataError, LatedropError
 from latedrop.metrics.classes import accuracy, ece
@@ -48,9 +48,11 @@ def classes_of(readout: Readout) -> Callable[[Any], Tensor]:
     return lambda output: read_classes(as_logits(part_of(output, readout)))
 
 
-def search_classes(model: nn.Module, stream: Batches, setup: Setup, names: tuple[str, ...]) -> ClassCalibration:
-    """Measure the validation rows and record what fits them best."""
-    found = _measured(model, stream, setup)
+def search_classes(
+    model: nn.Module, stream: Batches, setup: Setup, names: tuple[str, ...], ignore_index: int | None = None
+) -> ClassCalibration:
+    """Measure the validation rows, or pixels of the validation images, and record what fits them best."""
+    found = _measured(model, stream, setup, ignore_index)
     check_labels(found.labels, found.classes)
     check_logits(found.logits, found.labels, binary=found.binary)
     leverage, values, count = _leverage(found, model, setup)
@@ -58,7 +60,9 @@ def search_classes(model: nn.Module, stream: Batches, setup: Setup, names: tuple
     if values is not None:
         limit = float(torch.quantile(values.double(), _INSIDE, interpolation="higher"))
         strange = values.double() / limit
-    picked = chosen(Measured(found.logits, found.labels, strange, found.spread), found.drawn, guard=setup.guard)
+        strange = strange if found.image is None else strange[found.image]
+    rows = Measured(found.logits, found.labels, strange, found.spread, found.image)
+    picked = chosen(rows, found.drawn, guard=setup.guard)
     readout = setup.readout
     return ClassCalibration(
         classes=found.classes,
@@ -74,28 +78,31 @@ def search_classes(model: nn.Module, stream: Batches, setup: Setup, names: tuple
         leverage=leverage,
         limit=limit,
         reference_rows=count,
-        rows=len(found.labels),
+        rows=len(found.labels) if found.image is None else len(found.image.unique()),
         choice=picked.name,
         candidates=picked.candidates,
-        verdict=_verdict(picked, found.labels),
+        verdict=_verdict(picked, rows),
         readout=None if callable(readout) else readout,
         custom_readout=getattr(readout, "__qualname__", type(readout).__name__) if callable(readout) else None,
         fingerprint=fingerprint(model),
         columns=None if setup.columns is None else {name: tuple(found) for name, found in setup.columns.items()},
+        maps=found.image is not None,
+        ignore_index=ignore_index,
     )
 
 
-def _verdict(picked: Chosen, labels: Tensor) -> ClassVerdict:
+def _verdict(picked: Chosen, rows: Measured) -> ClassVerdict:
+    labels, p = rows.labels, picked.held.exp()
     gain = losses(picked.alone, labels) - losses(picked.held, labels)
-    p = picked.held.exp()
     return ClassVerdict(
         rows=len(labels),
         fitted="cross-validation",
         gain=float(gain.mean()),
-        gain_error=standard_error(gain),
+        gain_error=rows.error_of_mean(gain),
         nll=float(losses(picked.held, labels).mean()),
         accuracy=float(accuracy(p, labels)),
         ece=float(ece(p, labels, mass=True)),
+        unit="rows" if rows.image is None else "pixels",
     )
 
 
@@ -109,40 +116,97 @@ class _Found:
     drawn: dict[float, Tensor]
     kept: list[Tensor]
     binary: bool
+    image: Tensor | None = None
 
     @property
     def classes(self) -> int:
         return self.logits.shape[1]
 
 
-def _measured(model: nn.Module, stream: Batches, setup: Setup) -> _Found:
+def _measured(model: nn.Module, stream: Batches, setup: Setup, ignore_index: int | None) -> _Found:
     features: Features | None = None
     dropout, binary, sites = False, False, Sites()
+    pixels: Pixels | None = None
     logits: list[Tensor] = []
     labels, spreads, kept = [], [], []
     drawn: dict[float, list[Tensor]] = {}
+    first = True
     with closing(stream) as rows:  # type: ignore[type-var]
         for x, y, sites, tick in rows:
             output = own_output(model, x, setup.readout)
-            z = as_logits(output)
-            if not logits:
-                binary = output.dim() == 1 or output.shape[1] == 1
+            if first:
+                first, binary = False, output.dim() == 1 or output.shape[1] == 1
+                pixels = _pixels(output, y, setup, ignore_index)
                 features = _features(model, x, sites, setup)
-                dropout = "dropout" in _names(setup) and _differentiable(model, x, sites, setup)
-            logits.append(z.cpu())
-            labels.append(as_labels(y, z.shape[1]).cpu())
+                dropout = pixels is None and "dropout" in _names(setup) and _differentiable(model, x, sites, setup)
             if features is not None:
                 kept.append(features.of(model, x, sites).cpu())
+            if pixels is not None:
+                _add_pixels(pixels, output, y, model, x, sites, setup)
+                tick()
+                continue
+            z = as_logits(output)
+            logits.append(z.cpu())
+            labels.append(as_labels(y, z.shape[1]).cpu())
             if dropout:
                 spreads.append(spread_of(model, x, sites, setup.readout).cpu())
             if setup.method == "sample":
                 _draw(drawn, model, x, sites, setup)
             tick()
-    if not logits:
+    if first:
         raise DataError("expected at least 2 validation rows, and better a thousand; found 0.")
+    if pixels is not None:
+        pixels.check()
+        columns = pixels.column("logits"), pixels.column("labels")
+        return _Found(sites, features, *columns, None, pixels.drawn(), kept, binary, pixels.images)
     together = {rate: torch.cat(parts, 1) for rate, parts in drawn.items()}
     spread = torch.cat(spreads) if spreads and all(bool(part.isfinite().all()) for part in spreads) else None
     return _Found(sites, features, torch.cat(logits), torch.cat(labels), spread, together, kept, binary)
+
+
+def _pixels(output: Tensor, labels: Tensor, setup: Setup, ignore_index: int | None) -> Pixels | None:
+    """What collects them, where the model and the labels give maps."""
+    if output.dim() < 3 or labels.dim() == 1:
+        if ignore_index is not None:
+            raise ArgumentError(
+                f"expected ignore_index with maps of logits (N, K, H, W) alone; found outputs of shape "
+                f"{tuple(output.shape)}. Leave out rows that have no label."
+            )
+        return None
+    if setup.terms_given and "dropout" in _names(setup):
+        raise ArgumentError(
+            "expected terms=['leverage'] for maps of classes; found 'dropout', which to first order would take a "
+            "backward pass for every pixel. Pass method='sample' for dropout by draws."
+        )
+    return Pixels(ignore_index)
+
+
+def _add_pixels(
+    pixels: Pixels, output: Tensor, y: Tensor, model: nn.Module, x: Any, sites: Sites, setup: Setup
+) -> None:
+    """Pixels of a batch of images; of draws, too, image by image."""
+    places = pixels.add(output, y)
+    rates = _rates(setup) if setup.method == "sample" else []
+    for number, (row, place) in enumerate(places.items(), -len(places)):
+        for rate, logits in zip(rates, _pixel_draws(model, x, row, place, rates, sites, setup), strict=True):
+            pixels.add_drawn(number, rate, logits)
+    pixels.thin()
+
+
+def _pixel_draws(
+    model: nn.Module, x: Any, row: int, place: Tensor, rates: list[float], sites: Sites, setup: Setup
+) -> Iterator[Tensor]:
+    """`(T, pixels, K)` for each rate; of every draw only these pixels are kept."""
+
+    def taken(output: Any) -> Tensor:
+        maps = as_logit_maps(part_of(output, setup.readout)).flatten(2)
+        return maps[:, :, place.to(maps.device)]
+
+    options = Sampling(setup.draws, setup.seed, taken, setup.chunk, setup.shared, True, setup.engine)
+    if rates:
+        for moments in sample_rates(model, take_rows(x, slice(row, row + 1)), rates, sites, options):
+            assert moments.outputs is not None
+            yield torch.stack([part[0].T for part in moments.outputs]).cpu()
 
 
 def spread_of(model: nn.Module, x: Any, sites: Sites, readout: Readout) -> Tensor:
@@ -180,9 +244,7 @@ def _differentiable(model: nn.Module, x: Any, sites: Sites, setup: Setup) -> boo
 
 
 def _draw(drawn: dict[float, list[Tensor]], model: nn.Module, x: Any, sites: Sites, setup: Setup) -> None:
-    rates = [rate for rate in setup.rates if isinstance(rate, float)]
-    if len(rates) < len(setup.rates):
-        raise ArgumentError("expected one rate for all sites for classes; found rates by site.")
+    rates = _rates(setup)
     options = Sampling(setup.draws, setup.seed, setup.readout, setup.chunk, setup.shared, True, setup.engine)
     for rate, moments in zip(rates, sample_rates(model, x, rates, sites, options), strict=True):
         assert moments.outputs is not None
@@ -192,6 +254,13 @@ def _draw(drawn: dict[float, list[Tensor]], model: nn.Module, x: Any, sites: Sit
             f"expected draws, rates, rows and classes of which at most {_MOST_NUMBERS:,} logits come; found more. Pass "
             "fewer rates=, draws= or validation rows."
         )
+
+
+def _rates(setup: Setup) -> list[float]:
+    rates = [rate for rate in setup.rates if isinstance(rate, float)]
+    if len(rates) < len(setup.rates):
+        raise ArgumentError("expected one rate for all sites for classes; found rates by site.")
+    return rates
 
 
 def _leverage(found: _Found, model: nn.Module, setup: Setup) -> tuple[Leverage | None, Tensor | None, int]:

@@ -159,11 +159,8 @@ def train(
         OutputError: the loss is not finite, the network is dead, or, where `checked`, it is no better than the mean.
     """
     settings = settings or RECOMMENDED.get(crowd_set.name, Settings())
-    if checked and not crowd_set.validation:
-        raise DataError(
-            f"expected validation frames in {crowd_set.name}, to check the network with; found none. Open the set's "
-            "training part, or pass --unchecked."
-        )
+    if checked:
+        _check_checkable(crowd_set)
     device, start = torch.device(device), time.perf_counter()
     identity = {"settings": asdict(settings), "data": described(crowd_set)}
     checkpoint = None
@@ -185,6 +182,14 @@ def train(
         write_log(beside(out, ".log.json"), record | {"weights_sha256": digest_of(out)})
         checkpoint.path.unlink(missing_ok=True)
     return trained
+
+
+def _check_checkable(crowd_set: CrowdSet) -> None:
+    if not crowd_set.validation:
+        raise DataError(
+            f"expected validation frames in {crowd_set.name}, to check the network with; found none. Open the set's "
+            "training part, or pass --unchecked."
+        )
 
 
 def cross_fit(

@@ -16,7 +16,7 @@ import numpy as np
 from latedrop.studies.claims import Claim, Effect, Record, Verdict
 from latedrop.studies.shift.tables import Results, slope, values
 from latedrop.studies.significance import LEVEL, holm
-from latedrop.studies.uci.tables import SHORT
+from latedrop.studies.uci.tables import SHORT, counted
 
 __all__ = ["CLAIMS", "Decision", "decide_all", "page"]
 
@@ -73,7 +73,7 @@ def page(results: Results) -> str:
     """Markdown: every claim, its verdict, and the effect on every set."""
     cuts = sum(len(record["cuts"]) for record in results.values())
     lines = ["# What is claimed of shift, and what we found", ""]
-    lines += [f"Generated from the JSON files beside this page: {len(results)} sets, {cuts} cuts. {_HOW}", ""]
+    lines += [f"Generated from the JSON files beside this page: {counted(results)}, {cuts} cuts. {_HOW}", ""]
     if sorted({record["settings"]["epochs"] for record in results.values()}) != [1.0]:
         lines += ["**Networks were trained for a part of the epochs: these numbers decide nothing.**", ""]
     decisions = decide_all(results)

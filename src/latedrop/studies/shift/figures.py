@@ -26,8 +26,8 @@ CAPTIONS = {
     "bars medians over the sets. Lines divide methods with a floor or a fit of their own, scaled ones and raw ones. "
     "Left: shifted rows. Right: held-out rows from the side of the training rows.",
     "auroc": "How well the standard deviation tells shifted rows from rows inside: AUROC, 0.5 for chance. "
-    "Neither a scale nor a floor changes the order of rows, so each measure is shown once. "
-    "Marks as above.",
+    "Scaling does not change the order of rows, so each measure is shown once, scaled; a floor changes it only where "
+    "it is all that is left of the variance. Marks as above.",
     "growth": "How much the mean variance grows from the rows inside to the shifted rows, against how much the mean "
     "squared error does, both as factors. One mark for each cut. On the line the variance grows as the squared error; "
     "below it intervals become too narrow.",
@@ -35,6 +35,8 @@ CAPTIONS = {
 _GROWTH = ("injected, scaled", "injected, floor", "embedded, floor", "laplace, floor", "ensemble, floor",
            "gaussian ensemble, scaled", "default", "default + reference")  # fmt: skip
 _WIDE = 4
+_EIGHTH = "#7f4f24"
+"""A brown: the usual colours are seven."""
 
 
 def figures(results: Results) -> dict[str, Figure]:
@@ -68,6 +70,7 @@ def _auroc(results: Results) -> Figure:
     figure = plots.new_figure(9, 1.4 + 0.26 * len(names))
     ax = figure.subplots()
     _strip(ax, results, names, "auroc", "AUROC of shifted rows against rows inside")
+    ax.set_yticks(ax.get_yticks(), [name.removesuffix(", scaled") for name in names])
     ax.axvline(0.5, color="black", linewidth=1, linestyle=":")
     _legend(figure, ax)
     return figure
@@ -132,10 +135,10 @@ def _over_sets(results: Results, method: str, measure: str) -> list[float]:
 
 
 def _look(index: int) -> dict[str, Any]:
+    if index >= len(COLOURS):
+        return {"c": _EIGHTH, "marker": "*", "s": 45, "linewidths": 0}
     style = style_of(index)
-    # The eighth set has the first one's colour, and a marker of its own.
-    first = index < len(COLOURS)
-    return {"c": style["color"], "marker": style["marker"] if first else "*", "s": 20 if first else 45, "linewidths": 0}
+    return {"c": style["color"], "marker": style["marker"], "s": 20, "linewidths": 0}
 
 
 def _legend(figure: Figure, ax: Axes) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 from latedrop.studies.pages import drawn, written
 from latedrop.studies.shift import claims
 from latedrop.studies.shift.figures import CAPTIONS, figures
-from latedrop.studies.shift.tables import Results, method_tables, set_tables
-from latedrop.studies.uci.tables import SHORT
+from latedrop.studies.shift.tables import Results, method_tables, overshoot_table, set_tables
+from latedrop.studies.uci.tables import SHORT, counted
 
 __all__ = ["index", "write"]
 
@@ -32,6 +32,12 @@ _LIKE = (
     "networks; `ensemble variance` puts the ensemble's variance on one network's mean."
 )
 
+_OVERSHOOT = (
+    "The cuts where the mean variance of the default with reference rows grows by more than a hundred times what the "
+    "mean squared error does. Numbers are factors, shifted over inside; inputs are counted from 0; mean widths of 90 % "
+    "intervals are in standard deviations of the training targets."
+)
+
 
 def write(results: Results, folder: Path) -> list[Path]:
     """Write the pages, and the figures where matplotlib is installed; their paths."""
@@ -48,7 +54,7 @@ def index(results: Results) -> str:
     lines = [
         "# The shift study",
         "",
-        f"{len(results)} sets, {cuts} cuts: networks see the rows on one side of a quantile of one input and are "
+        f"{counted(results)}, {cuts} cuts: networks see the rows on one side of a quantile of one input and are "
         f"tested on the rows beyond it. {seconds / 60:.1f} minutes in all on {' and '.join(machines)} (torch {torch}). "
         "[What is claimed of shift, and what we found](claims.md) decides claims.",
         "",
@@ -65,6 +71,7 @@ def index(results: Results) -> str:
     lines += ["", "## All sets", "", _MEASURES, "", _NUMBERS, "", _LIKE, "", *method_tables(results), "## Figures", ""]
     for name, caption in CAPTIONS.items():
         lines += [f"![{caption}]({name}.png)", "", f"*{caption}*", ""]
+    lines += ["## Where the default overshoots", "", _OVERSHOOT, "", *overshoot_table(results), ""]
     lines += ["## Set by set", "", *set_tables(results), "## Left out", "", "Inputs are counted from 0.", ""]
     left_out = [
         f"- {SHORT.get(name, name)}, input {one['input']} {one['direction']}: {one['reason']}."

@@ -15,13 +15,24 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from latedrop.studies.uci.tables import SHORT
+from latedrop.studies.uci.tables import SHORT, group
 
-__all__ = ["Results", "by_set", "method_names", "method_tables", "order_interval", "set_tables", "slope", "values"]
+__all__ = [
+    "Results",
+    "by_set",
+    "method_names",
+    "method_tables",
+    "order_interval",
+    "overshoot_table",
+    "set_tables",
+    "slope",
+    "values",
+]
 
 Results: TypeAlias = Mapping[str, Mapping[str, Any]]
 Values: TypeAlias = npt.NDArray[np.float64]
 
+_KINDS = ("floor", "scaled", "raw", "intervals")
 _MEDIANS = ("nll", "crps", "width", "rmse")
 _LEAST_LEVEL = 0.9
 
@@ -98,8 +109,9 @@ def order_interval(found: Sequence[float]) -> tuple[float, float] | None:
 
 
 def method_names(results: Results) -> list[str]:
-    """All methods, in the order in which the records have them."""
-    return list(dict.fromkeys(name for record in results.values() for name in record["methods"]))
+    """All methods: those with a floor or a fit of their own, then scaled ones, then raw ones."""
+    found = dict.fromkeys(name for record in results.values() for name in record["methods"])
+    return sorted(found, key=lambda name: _KINDS.index(group(name)))
 
 
 def method_tables(results: Results) -> list[str]:
@@ -128,6 +140,31 @@ def set_tables(results: Results) -> list[str]:
     return lines
 
 
+def overshoot_table(results: Results, method: str = "default + reference", factor: float = 100.0) -> list[str]:
+    """Markdown: the cuts where a method's variance grows by more than `factor` times what the squared error does.
+
+    Beside it how much the variances of others grow, as factors, and what share of the shifted rows its intervals hold.
+    """
+    others = ("default", "leverage, scaled", "injected, scaled")
+    lines = [f"| set | input | squared error | {method} | {' | '.join(others)} | coverage | width |"]
+    lines += ["| --- | --- |" + " ---: |" * (len(others) + 4)]
+    for name, record in results.items():
+        grown = {other: values(record, other, "variance_growth") for other in (method, *others)}
+        error, held, width = (values(record, method, measure) for measure in ("error_growth", "coverage", "width"))
+        if error is None or held is None or width is None:
+            continue
+        for place, cut in enumerate(record["cuts"]):
+            growths = [error[place], *(np.nan if one is None else one[place] for one in grown.values())]
+            if growths[1] - growths[0] > math.log(factor):
+                cells = [
+                    *(f"{math.exp(growth):.2g}" for growth in growths),
+                    f"{held[place]:.2f}",
+                    f"{width[place]:.3g}",
+                ]
+                lines.append(f"| {SHORT.get(name, name)} | {cut['input']} {cut['direction']} | {' | '.join(cells)} |")
+    return lines if len(lines) > 2 else ["None."]
+
+
 def _median_cell(results: Results, method: str, measure: str) -> str:
     found = [number for record in results.values() if (number := by_set(record, method, measure)) is not None]
     if not found:
@@ -141,4 +178,6 @@ def _median_cell(results: Results, method: str, measure: str) -> str:
 def _number(value: float | None) -> str:
     if value is None:
         return "-"
-    return f"{value:.2f}" if abs(value) < 100 else f"{value:.0f}" if abs(value) < 1e5 else f"{value:.0e}"
+    if abs(value) < 100:
+        return f"{round(value, 2) + 0.0:.2f}"  # no -0.00
+    return f"{value:.0f}" if abs(value) < 1e5 else f"{value:.0e}"

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 
-from latedrop.studies.claims import Claim, Record, Theorem
+from latedrop.studies.claims import Claim, Effect, Record, Theorem
 from latedrop.studies.uci.effects import (
     LARGE,
     concordance,
     curves,
+    deeper,
     difference,
     gain_apart,
     growth,
@@ -242,4 +244,35 @@ def _ours(*, deep: bool) -> tuple[Claim, ...]:
     return tuple(claims)
 
 
-CLAIMS = (*_PAPER, *_ours(deep=False), *_ours(deep=True))
+def _deeper(claim: Claim) -> Claim:
+    """The same of the networks with three hidden layers, where injection is not flat by algebra."""
+
+    def measure(record: Record) -> Effect | None:
+        deep = deeper(record)
+        return None if deep is None else claim.measure(deep)
+
+    text = f"{DEEP}{claim.text[0].lower()}{claim.text[1:]}"
+    return replace(claim, text=text, measure=measure, source=f"{claim.source}, deeper")
+
+
+def _flatness() -> tuple[Claim, ...]:
+    """What is a theorem with one hidden layer and a question with three."""
+    return (
+        Claim(
+            f"{DEEP}the injected RMSE does not grow with the rate",
+            "injected RMSE at the largest rate over that at the smallest, minus 1",
+            lambda record: None if (deep := deeper(record)) is None else growth(deep, "injected"),
+            below=0.01,
+            source="paper, deeper",
+        ),
+        Claim(
+            f"{DEEP}the scaled NLL of injection does not depend on the rate",
+            "largest minus smallest scaled NLL over the rates, injected",
+            lambda record: None if (deep := deeper(record)) is None else swing("injected", "nll_scaled")(deep),
+            below=0.1,
+            source="paper, deeper",
+        ),
+    )
+
+
+CLAIMS = (*_PAPER, *_ours(deep=False), *_ours(deep=True), *_flatness(), *map(_deeper, _PAPER))

@@ -21,6 +21,7 @@ __all__ = [
     "best_rates",
     "concordance",
     "curves",
+    "deeper",
     "difference",
     "gain_apart",
     "growth",
@@ -44,6 +45,11 @@ def curves(record: Record, kind: str, measure: str, part: str = "test") -> Value
     return np.array(record[kind][part][measure])
 
 
+def deeper(record: Record) -> Record | None:
+    """The record of the networks with three hidden layers, in the form of that of one; None where it has no curves."""
+    return {**record, **record["deep"]} if {"injected", "embedded"} <= set(record["deep"]) else None
+
+
 def best_rates(record: Record, kind: str, measure: str) -> Values:
     """The place of the rate of the least measure on the validation rows, split by split; the first of equal ones."""
     found: Values = curves(record, kind, measure, "validation").argmin(0)
@@ -61,9 +67,9 @@ def of_splits(record: Record, values: Values) -> Effect:
     return Effect.mean(values, overlap(record))
 
 
-def growth(record: Record) -> Effect:
-    """Embedded RMSE at the largest rate over that at the smallest, minus 1."""
-    rmse = curves(record, "embedded", "rmse")
+def growth(record: Record, kind: str = "embedded") -> Effect:
+    """RMSE at the largest rate over that at the smallest, minus 1."""
+    rmse = curves(record, kind, "rmse")
     return of_splits(record, rmse[-1] / rmse[0] - 1)
 
 

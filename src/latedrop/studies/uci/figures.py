@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from latedrop import plots
-from latedrop.plots.canvas import COLOURS
+from latedrop.plots.canvas import COLOURS, GREY
 from latedrop.studies.pages import one_legend
-from latedrop.studies.uci.effects import curves
+from latedrop.studies.uci.effects import curves, deeper
 from latedrop.studies.uci.surface import valley
 from latedrop.studies.uci.tables import SHORT, Results
 
@@ -23,20 +23,28 @@ if TYPE_CHECKING:
 
 __all__ = ["CAPTIONS", "embedded_figure", "figures"]
 
+_FAR = 10.0
 CAPTIONS = {
-    "rmse_nll": "RMSE and unscaled NLL against the rate, injected and embedded; the NLL also on [0.05, 0.5].",
+    "rmse_nll": "RMSE and unscaled NLL against the rate, injected and embedded; on the right the NLL of rates from "
+    "0.05 on. Lines are means over splits, bands one standard deviation to either side, here and below. Where an NLL "
+    f"is above {_FAR:g}, its axis is logarithmic, and linear near 0.",
     "scaled_nll": "Scaled NLL against the rate, and the ideal NLL, that of the variance e^2, which no method reaches. "
     "The scaled injected curve is flat: with one site before the output layer it does not depend on the rate.",
     "ma": "Miscalibration area against the rate, unscaled and scaled.",
+    "deep": "Three hidden layers: RMSE, unscaled and scaled NLL against the rate. Here injection is not flat: the "
+    "output is no longer linear in the masked units.",
     "surface": "NLL of the validation rows of one split over rate and scale. The dashed line is the valley: the best "
     "scale of each rate, in closed form. Below: NLL along the valley, and at scale 1.",
     "tradeoff": "RMSE, NLL and miscalibration area together: for each rate a line from the scale of least NLL (circle) "
-    "to the relaxed scale (square), coloured by RMSE. Injection, in orange, has one line for all rates.",
+    "to the relaxed scale (square), coloured by RMSE: grey lines are embedded dropout. Injection, in orange, has one "
+    "line for all rates. Means over splits; every panel has axes of its own.",
 }
 _KINDS = ("injected", "embedded")
 _WIDE = 4
 _ABOVE = 3.0
 """Nats above the least NLL at which the colours of the surface end."""
+_LEAST_AREA = 0.02
+"""No panel shows less of the miscalibration area: smaller differences should look small."""
 
 
 def figures(results: Results) -> dict[str, Figure]:
@@ -45,7 +53,8 @@ def figures(results: Results) -> dict[str, Figure]:
     Raises:
         LatedropError: matplotlib is not installed.
     """
-    return {
+    deep = {name: found for name, record in results.items() if (found := deeper(record)) is not None}
+    return ({"deep": _deep(deep)} if deep else {}) | {
         "rmse_nll": _by_rate(results),
         "scaled_nll": _scaled(results),
         "ma": _areas(results),
@@ -56,23 +65,48 @@ def figures(results: Results) -> dict[str, Figure]:
 
 
 def embedded_figure(results: Results) -> Figure:
-    """Rank correlation of squared error and variance, and the floor's share, against the rate: two panels a set."""
-    wide = min(_WIDE, len(results))
+    """Rank correlation of squared error and variance, the floor's share, and the scale: three panels a set."""
+    measures = {"ranking": "rank correlation", "floor_share": "floor's share", "scale": "scale asked for"}
+    wide, tall = min(_WIDE, len(results)), len(measures)
     high = -(-len(results) // wide)
-    figure = plots.new_figure(3.6 * wide if wide > 2 else 7.2, 5.2 * high)
-    grid = figure.subplots(2 * high, wide, squeeze=False)
+    figure = plots.new_figure(3.6 * wide if wide > 2 else 7.2, 2.4 * tall * high)
+    grid = figure.subplots(tall * high, wide, squeeze=False)
     for place, (name, record) in enumerate(results.items()):
         row, column = divmod(place, wide)
-        for off, (measure, label) in enumerate((("ranking", "rank correlation"), ("floor_share", "floor's share"))):
-            ax = grid[2 * row + off, column]
+        panels = grid[tall * row : tall * (row + 1), column]
+        for ax, (measure, label) in zip(panels, measures.items(), strict=True):
             plots.metric_by_rate(record["rates"], _of_kinds(record, measure), ax, ylabel=label, log=True)
-            ax.set_title(SHORT.get(name, name) if not off else "")
-        grid[2 * row + 1, column].set_ylim(-0.03, 1.03)
+        panels[0].set_title(SHORT.get(name, name))
+        panels[1].set_ylim(-0.03, 1.03)
+        panels[2].set_yscale("log")
+        panels[2].axhline(1, color="black", linewidth=1, linestyle=":")
     for place in range(len(results), wide * high):
-        for off in (0, 1):
-            grid[2 * (place // wide) + off, place % wide].remove()
+        for off in range(tall):
+            grid[tall * (place // wide) + off, place % wide].remove()
     one_legend(figure, figure.axes[0])
     return figure
+
+
+def _deep(results: Results) -> Figure:
+    """Like the first figure, of the networks with three hidden layers."""
+    columns = {"rmse": "RMSE", "nll_unscaled": "unscaled NLL", "nll_scaled": "scaled NLL"}
+    figure = plots.new_figure(11, 2.2 * len(results))
+    grid = figure.subplots(len(results), len(columns), squeeze=False)
+    for row, (name, record) in zip(grid, results.items(), strict=True):
+        for ax, (measure, label) in zip(row, columns.items(), strict=True):
+            values = _of_kinds(record, measure)
+            plots.metric_by_rate(record["rates"], values, ax, ylabel=f"{SHORT.get(name, name)}: {label}", log=True)
+            if measure != "rmse":
+                _far(ax, values)
+    one_legend(figure, figure.axes[0])
+    return figure
+
+
+def _far(ax: Axes, values: Mapping[str, Any]) -> None:
+    """A logarithmic axis, linear near 0, where values are large."""
+    if max(found.mean(1).max() for found in values.values()) > _FAR:
+        ax.set_yscale("symlog")
+        ax.autoscale(axis="y")
 
 
 def _by_rate(results: Results) -> Figure:
@@ -83,8 +117,7 @@ def _by_rate(results: Results) -> Figure:
         shown = [index for index, rate in enumerate(rates) if rate >= 0.05]
         for ax, measure, label in ((row[0], "rmse", "RMSE"), (row[1], "nll_unscaled", "unscaled NLL")):
             plots.metric_by_rate(rates, _of_kinds(record, measure), ax, ylabel=f"{title}: {label}", log=True)
-        row[1].set_yscale("symlog")
-        row[1].autoscale(axis="y")
+        _far(row[1], _of_kinds(record, "nll_unscaled"))
         large = {kind: values[shown] for kind, values in _of_kinds(record, "nll_unscaled").items()}
         plots.metric_by_rate([rates[index] for index in shown], large, row[2], ylabel=f"{title}: unscaled NLL")
     one_legend(figure, figure.axes[0])
@@ -108,7 +141,7 @@ def _areas(results: Results) -> Figure:
 
 
 def _tradeoff(results: Results) -> Figure:
-    figure = plots.new_figure(4.2 * min(_WIDE, len(results)), 3.5 * -(-len(results) // _WIDE))
+    figure = plots.new_figure(max(7.2, 4.2 * min(_WIDE, len(results))), 3.5 * -(-len(results) // _WIDE))
     for ax, name, record in _panels(figure, results):
         paths = {
             kind: [
@@ -122,6 +155,10 @@ def _tradeoff(results: Results) -> Figure:
         plots.tradeoff(nll, area, ax, rmse=np.append(rmse["embedded"], rmse["injected"][0])[:, None])
         ax.scatter(nll[-1], area[-1], s=150, facecolors="none", edgecolors=COLOURS[1], linewidths=1.6, label="injected")
         ax.plot(nll[-1], area[-1], color=COLOURS[1], linewidth=1.6, zorder=1.5)
+        ax.plot([], [], color=GREY, linewidth=1, label="embedded, one rate")
+        low, high = ax.get_ylim()
+        room = max(0.0, _LEAST_AREA - (high - low)) / 2
+        ax.set_ylim(low - room, high + room)
         ax.set_title(name)
     one_legend(figure, figure.axes[0])
     return figure
@@ -151,7 +188,7 @@ def _surface(results: Results) -> Figure:
         below.set_xlim(ax.get_xlim())
         below.legend(fontsize="small", loc="upper center")
         ax.legend(fontsize="small", loc="upper right")
-    figure.colorbar(filled, ax=list(top), label="nats above the least NLL of both")
+    figure.colorbar(filled, ax=list(top), label="nats above the least NLL of both", pad=0.03)
     return figure
 
 

@@ -83,6 +83,7 @@ def surface_page(results: Results) -> str:
         .replace("{{last}}", str(_POINTS - 1))
         .replace("{{start}}", str(_start(valley(results[first], "injected", points=_POINTS))))
         .replace("{{legend}}", _legend())
+        .replace("{{clip}}", f'<rect x="0" y="{_SLICE[0]}" width="1000" height="{_SLICE[1] - _SLICE[0]}"/>')
         .replace("{{geometry}}", json.dumps({"left": _LEFT, "wide": _WIDE, "panel": _PANEL, "slice": _SLICE}))
         .replace("{{data}}", json.dumps(data, separators=(",", ":")).replace("</", "<\\/"))
     )
@@ -144,13 +145,14 @@ def _slice(one: Valley, axes: _Axes, left: float, kind: str) -> list[str]:
     place = _start(one)
     scales = np.geomspace(*axes.scales, 81)
     nll = one.nll[place] + rise(one.scales[place] / scales)
-    scales, nll = scales[nll <= axes.nll[1]], nll[nll <= axes.nll[1]]
+    nll = np.minimum(nll, 2 * axes.nll[1] - axes.nll[0])  # what is above the frame is clipped
     x, top = axes.x(one.rates[place], left), axes.y(one.scales[place])
     best = axes.across(one.scales[place], left), axes.down(one.nll[place])
     return [
         f'<line class="cut" data-kind="{kind}" x1="{x:.1f}" x2="{x:.1f}" y1="{_PANEL[0]}" y2="{_PANEL[1]}"/>',
         f'<circle class="at" data-kind="{kind}" r="6" cx="{x:.1f}" cy="{top:.1f}"/>',
-        f'<polyline class="slice" data-kind="{kind}" points="{_points(axes.across(scales, left), axes.down(nll))}"/>',
+        f'<polyline class="slice" clip-path="url(#slices)" data-kind="{kind}" '
+        f'points="{_points(axes.across(scales, left), axes.down(nll))}"/>',
         f'<circle class="best" data-kind="{kind}" r="6" cx="{best[0]:.1f}" cy="{best[1]:.1f}"/>',
     ]
 

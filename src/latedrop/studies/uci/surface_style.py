@@ -46,6 +46,7 @@ rate. With one hidden layer the bottom of the injected valley is level: once sca
 </div>
 <svg viewBox="0 0 1000 710" role="img" aria-label="Two maps of the NLL over rate and scale, injected and embedded, each
  with its valley, and below each the NLL over the scale at one rate.">
+<defs><clipPath id="slices">{{clip}}</clipPath></defs>
 {{drawings}}
 {{legend}}
 </svg>
@@ -87,8 +88,8 @@ function draw() {
     const points = [];
     for (let step = 0; step <= 120; step++) {
       const scale = found.scales[0] * Math.pow(found.scales[1] / found.scales[0], step / 120);
-      const nll = least + rise(best / scale);
-      if (nll <= found.nll[1]) points.push(across(scale).toFixed(1) + "," + down(nll).toFixed(1));
+      const nll = Math.min(least + rise(best / scale), 2 * found.nll[1] - found.nll[0]);
+      points.push(across(scale).toFixed(1) + "," + down(nll).toFixed(1));
     }
     set("slice", {points: points.join(" ")});
     const cells = document.querySelectorAll("tr[data-kind=" + kind + "] td");

@@ -214,5 +214,6 @@ def _quoted(names: Sequence[str]) -> str:
 
 
 def _cell(values: Sequence[float], shared: float, best: bool) -> str:
-    text = f"{np.mean(values):.3f} ± {split_error(values, shared):.3f}"
+    mean = round(float(np.mean(values)), 3) + 0.0  # no -0.000
+    text = f"{mean:.3f} ± {split_error(values, shared):.3f}"
     return f"**{text}**" if best else text

@@ -1,0 +1,230 @@
+"""Maps of classes: pixels of images, an ignore index, maps of doubt, scores of images."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import latedrop
+from latedrop.calibration.classes.fit import Measured
+from latedrop.calibration.classes.maps import MapPrediction
+from latedrop.calibration.classes.pixels import Pixels
+from latedrop.errors import ArgumentError, DataError, OutputError
+
+VOID = 255
+
+
+class Net(nn.Module):
+    """Three classes by brightness; too sure of them."""
+
+    def __init__(self, out: int = 3) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(1, 6, 3, padding=1), nn.ReLU(), nn.Conv2d(6, 6, 3, padding=1), nn.ReLU())
+        self.last = nn.Conv2d(6, out, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.body(x))
+
+
+def scenes(count: int, size: int = 12, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Blocks of three levels of grey under noise, a border without labels."""
+    g = torch.Generator().manual_seed(seed)
+    y = torch.randint(0, 3, (count, size // 4, size // 4), generator=g).repeat_interleave(4, 1).repeat_interleave(4, 2)
+    x = y[:, None].float() + 0.9 * torch.randn(count, 1, size, size, generator=g)
+    y[:, 0] = VOID
+    return x, y
+
+
+@pytest.fixture(scope="module")
+def net() -> Net:
+    torch.manual_seed(0)
+    model = Net()
+    x, y = scenes(30, seed=1)
+    optimiser = torch.optim.Adam(model.parameters(), 1e-2)
+    for _ in range(150):
+        optimiser.zero_grad()
+        nn.functional.cross_entropy(model(x), y, ignore_index=VOID).backward()
+        optimiser.step()
+    with torch.no_grad():
+        model.last.weight *= 3
+        model.last.bias *= 3
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def uq(net: Net) -> latedrop.ClassPredictor:
+    found = latedrop.calibrate(net, scenes(40, seed=2), ignore_index=VOID, progress=False)
+    assert isinstance(found, latedrop.ClassPredictor)
+    return found
+
+
+def nll(logs: Tensor, y: Tensor) -> float:
+    return float(nn.functional.nll_loss(logs, y, ignore_index=VOID))
+
+
+def test_maps_are_known_by_their_shapes_and_calibrated(uq: latedrop.ClassPredictor, net: Net) -> None:
+    x, y = scenes(20, seed=3)
+    p = uq.predict(x)
+    assert isinstance(p, MapPrediction)
+    assert p.probabilities.shape == (20, 3, 12, 12)
+    assert p.label.shape == p.confidence.shape == p.entropy.shape == (20, 12, 12)
+    torch.testing.assert_close(p.probabilities.sum(1), torch.ones(20, 12, 12))
+    own = torch.log_softmax(net(x), 1).detach()
+    assert torch.equal(p.label, own.argmax(1))
+    assert nll(p.log_probabilities, y) < 0.8 * nll(own, y)
+    assert 1.5 < uq.calibration.alone < 6  # the logits were made three times as large
+    assert uq.calibration.rows == 40
+    assert "pixels by cross-validation" in str(uq.calibration.verdict)
+
+
+def test_scores_of_images(uq: latedrop.ClassPredictor) -> None:
+    x, _ = scenes(6, seed=4)
+    x[3] += 8
+    p = uq.predict(x, rate=0.2)
+    scores = p.image_scores
+    assert set(scores) == {"expected_error", "entropy", "mutual_information", "strangeness"}
+    assert all(value.shape == (6,) for value in scores.values())
+    assert int(scores["strangeness"].argmax()) == 3
+    torch.testing.assert_close(scores["expected_error"], 1 - p.confidence.mean((1, 2)))
+    assert p.mutual_information is not None
+    assert p.mutual_information.shape == (6, 12, 12)
+    assert float(p.mutual_information.min()) >= 0
+    assert float(p.mutual_information.max()) > 1e-4
+    assert bool((p.mutual_information <= p.entropy.max() + 1).all())
+    pandas = pytest.importorskip("pandas", reason="needs pandas")
+    assert isinstance(p.to_pandas(), pandas.DataFrame)
+    assert len(p.to_pandas()) == 6
+
+
+def test_mutual_information_is_that_of_the_draws(uq: latedrop.ClassPredictor, net: Net) -> None:
+    x, _ = scenes(3, seed=5)
+    p = uq.predict(x, rate=0.2)
+    drawn = latedrop.sample(net, x, 0.2, 30, sites=uq.calibration.sites, keep_draws=True).outputs
+    each = torch.softmax(torch.as_tensor(drawn) / uq.calibration.alone, 2)
+    mean = each.mean(0)
+    wanted = -(mean * mean.log()).sum(1) + (each * each.clamp_min(1e-30).log()).sum(2).mean(0)
+    torch.testing.assert_close(p.mutual_information, wanted, atol=2e-5, rtol=1e-3)
+
+
+def test_an_image_does_not_depend_on_its_batch(uq: latedrop.ClassPredictor) -> None:
+    x, _ = scenes(5, seed=6)
+    together = uq.predict(x, rate=0.1)
+    alone = uq.predict(x[2:3], rate=0.1)
+    torch.testing.assert_close(together.log_probabilities[2:3], alone.log_probabilities)
+    torch.testing.assert_close(together.mutual_information[2:3], alone.mutual_information, atol=1e-5, rtol=1e-3)
+    parts = list(uq.predict_batches([x[:2], x[2:]]))
+    torch.testing.assert_close(torch.cat([part.probabilities for part in parts]), together.probabilities)
+    larger, _ = scenes(2, size=20)
+    assert uq.predict(larger).label.shape == (2, 20, 20)
+
+
+def test_ignored_pixels_do_not_count(net: Net) -> None:
+    x, y = scenes(40, seed=2)
+    moved = x.clone()
+    void = torch.ones_like(y, dtype=torch.bool)
+    void[:, 6:] = False
+    first = latedrop.calibrate(net, (moved, y.masked_fill(void, VOID)), ignore_index=VOID, guard=False, progress=False)
+    wrong = torch.where(void, torch.full_like(y, -1), y)  # the same pixels under another number
+    second = latedrop.calibrate(net, (moved, wrong), ignore_index=-1, guard=False, progress=False)
+    assert first.calibration.verdict.rows == second.calibration.verdict.rows == 40 * 6 * 12
+    assert first.calibration.alone == second.calibration.alone
+
+
+def test_batches_of_images_of_any_size(net: Net) -> None:
+    data = [scenes(10, size=size, seed=size) for size in (8, 12, 16)]
+    found = latedrop.calibrate(net, data, ignore_index=VOID, task="classification", progress=False)
+    assert found.calibration.rows == 30
+    assert found.calibration.verdict.rows == 10 * (7 * 8 + 11 * 12 + 15 * 16)
+
+
+def test_saved_and_loaded(uq: latedrop.ClassPredictor, net: Net, tmp_path: Path) -> None:
+    uq.save(tmp_path / "maps.json")
+    again = latedrop.load(tmp_path / "maps.json", net)
+    assert again.calibration.maps
+    assert again.calibration.ignore_index == VOID
+    x, _ = scenes(3, seed=7)
+    assert torch.equal(again.predict(x).log_probabilities, uq.predict(x).log_probabilities)
+
+
+def test_draws_of_maps(net: Net) -> None:
+    x, y = scenes(12, seed=8)
+    found = latedrop.calibrate(net, (x, y), rates=[0.02], draws=4, ignore_index=VOID, progress=False)
+    names = [candidate.name for candidate in found.calibration.candidates]
+    assert "leverage + draws at rate 0.02" in names
+
+
+def test_one_logit_for_two_classes(net: Net) -> None:
+    x, y = scenes(20, seed=9)
+    torch.manual_seed(0)
+    found = latedrop.calibrate(Net(1), (x, (y > 0).long()), task="classification", progress=False)
+    assert found.calibration.binary
+    assert found.predict(x).probabilities.shape == (20, 2, 12, 12)
+
+
+def test_folds_are_images_and_so_are_errors() -> None:
+    image = torch.arange(12).repeat_interleave(50)
+    rows = Measured(torch.zeros(600, 3), torch.zeros(600, dtype=torch.long), image=image)
+    fold = rows.folds()
+    assert all(len(fold[image == i].unique()) == 1 for i in range(12))
+    assert len(fold.unique()) == 5
+    of_images = torch.randn(12, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    wanted = float(of_images.std()) / 12**0.5
+    assert rows.error_of_mean(of_images.repeat_interleave(50)) == pytest.approx(wanted)
+
+
+def test_memory_is_bounded_and_pixels_are_a_sample() -> None:
+    pixels = Pixels(None, most=3000)
+    for batch in range(4):
+        y = torch.arange(40 * 40).reshape(1, 40, 40).expand(5, -1, -1) % 3
+        z = torch.nn.functional.one_hot(y, 3).movedim(-1, 1).float() * 5 + batch - 2
+        pixels.add(z, y)
+        pixels.thin()
+        assert pixels.column("logits").numel() <= 3000
+    logits, labels, images = pixels.column("logits"), pixels.column("labels"), pixels.images
+    assert torch.equal(logits.argmax(1), labels)  # a pixel stays with its label
+    assert images.unique().tolist() == list(range(20))
+    assert len({int((images == i).sum()) for i in range(20)}) == 1
+    torch.testing.assert_close((labels == 0).float().mean(), torch.tensor(1 / 3), atol=0.08, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "error", "words"),
+    [
+        (lambda y: torch.full_like(y, VOID), {"ignore_index": VOID}, DataError, "found the ignore_index, 255, at all"),
+        (lambda y: y, {"task": "classification"}, DataError, r"from 0 to 2; found 0 to 255\. Pass ignore_index="),
+        (lambda y: y + 1, {"ignore_index": VOID + 1}, DataError, "beside the ignore_index 256; found 1 to 3"),
+        (lambda y: y[:, :5], {"task": "classification"}, DataError, "expected a label for each pixel"),
+        (lambda y: y.float(), {"task": "classification"}, DataError, "expected labels of pixels as whole numbers"),
+        (lambda y: y, {"ignore_index": 2.5}, ArgumentError, "expected ignore_index as a whole number"),
+        (lambda y: y, {"ignore_index": VOID, "terms": ["dropout"]}, ArgumentError, r"expected terms=\['leverage'\]"),
+    ],
+    ids=["all ignored", "no index", "out of range", "another size", "floats", "no number", "dropout"],
+)
+def test_bad_labels(net: Net, change: Any, options: dict[str, Any], error: type[Exception], words: str) -> None:
+    x, y = scenes(6)
+    with pytest.raises(error, match=words):
+        latedrop.calibrate(net, (x, change(y)), progress=False, **options)
+
+
+def test_other_bad_input(net: Net, uq: latedrop.ClassPredictor) -> None:
+    x, y = scenes(6)
+    with pytest.raises(DataError, match="expected at least 2 validation images with labels"):
+        latedrop.calibrate(net, (x[:1], y[:1]), ignore_index=VOID, progress=False)
+    softmax = nn.Sequential(net, nn.Softmax(1))
+    rows = nn.Sequential(nn.Flatten(), nn.Linear(144, 8), nn.ReLU(), nn.Linear(8, 3))
+    with pytest.raises(OutputError, match="expected logits, as they are before a softmax"):
+        latedrop.calibrate(softmax, (x, y), ignore_index=VOID, progress=False)
+    with pytest.raises(ArgumentError, match="expected ignore_index with maps of logits"):
+        latedrop.calibrate(rows, (x, y[:, 5, 5]), ignore_index=VOID, progress=False)
+    with pytest.raises(ArgumentError, match="expected ignore_index with task='classification' alone"):
+        latedrop.calibrate(net, (x, torch.randn(6, 3, 12, 12)), ignore_index=VOID, progress=False)
+    for use in (uq.conformal, uq.rejection):
+        with pytest.raises(ArgumentError, match="found maps, whose pixels depend on each other"):
+            use((x, y))
+    p = uq.predict(x)
+    with pytest.raises(ArgumentError, match="expected rows for prediction sets; found maps"):
+        p.prediction_set()
+    with pytest.raises(ArgumentError, match="expected rows for names of classes; found maps"):
+        _ = p.names

@@ -1,0 +1,107 @@
+"""Files of images: read whole, refused where damaged; repeats share no rows."""
+
+import gzip
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from latedrop.errors import DataError, FileError
+from latedrop.studies.classification.data import SETS, Images, ImageSet, load, parts
+
+pytest.importorskip("sklearn", reason="needs scikit-learn")
+
+
+def idx(values: np.ndarray) -> bytes:
+    return bytes([0, 0, 8, values.ndim]) + np.array(values.shape, ">u4").tobytes() + values.astype(np.uint8).tobytes()
+
+
+def written(folder: Path, *, pack: bool = False) -> dict[str, np.ndarray]:
+    """A set of 6 training and 4 test images in IDX files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    random = np.random.default_rng(0)
+    found = {}
+    for part, rows in (("train", 6), ("t10k", 4)):
+        found[f"{part}-images-idx3-ubyte"] = random.integers(0, 256, (rows, 5, 7))
+        found[f"{part}-labels-idx1-ubyte"] = random.integers(0, 10, rows)
+    for name, values in found.items():
+        content = idx(values)
+        (folder / (f"{name}.gz" if pack else name)).write_bytes(gzip.compress(content) if pack else content)
+    return found
+
+
+@pytest.mark.parametrize("pack", [False, True], ids=["plain", "gzip"])
+def test_idx_files(tmp_path: Path, pack: bool) -> None:
+    values = written(tmp_path / "mnist", pack=pack)
+    found = load("mnist", tmp_path)
+    assert found is not None
+    assert found.x["train"].shape == (6, 1, 5, 7)
+    np.testing.assert_array_equal(found.x["test"][:, 0], values["t10k-images-idx3-ubyte"])
+    np.testing.assert_array_equal(found.y["train"], values["train-labels-idx1-ubyte"])
+
+
+def test_cifar_batches(tmp_path: Path) -> None:
+    folder = tmp_path / "cifar-10"
+    folder.mkdir()
+    rows = np.random.default_rng(0).integers(0, 256, (3, 3073)).astype(np.uint8)
+    rows[:, 0] = [3, 0, 9]
+    for name in (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"):
+        (folder / name).write_bytes(rows.tobytes())
+    found = load("cifar-10", tmp_path)
+    assert found is not None
+    assert found.y["train"].tolist() == [3, 0, 9] * 5
+    np.testing.assert_array_equal(found.x["test"][1, 2, 31], rows[1, -32:])  # red, green, blue; row by row
+    (folder / "test_batch.bin").write_bytes(rows.tobytes()[:-1])
+    with pytest.raises(DataError, match="binary version of CIFAR-10"):
+        load("cifar-10", tmp_path)
+    (folder / "test_batch.bin").unlink()
+    with pytest.raises(FileError, match="expected a binary batch of CIFAR-10"):
+        load("cifar-10", tmp_path)
+
+
+def test_what_is_absent_or_damaged(tmp_path: Path) -> None:
+    assert load("mnist", None) is None
+    assert load("mnist", tmp_path) is None
+    folder = tmp_path / "mnist"
+    written(folder)
+    images, labels = folder / "t10k-images-idx3-ubyte", folder / "t10k-labels-idx1-ubyte"
+    whole = images.read_bytes()
+    for content in (whole[:-1], b"", idx(np.zeros(3)), b"hello, this is no such file"):
+        images.write_bytes(content)
+        with pytest.raises(DataError, match="expected an IDX file of bytes with 3 axes"):
+            load("mnist", tmp_path)
+    images.write_bytes(gzip.compress(whole)[:-20])
+    with pytest.raises(DataError, match="found a damaged one"):
+        load("mnist", tmp_path)
+    images.write_bytes(whole)
+    labels.write_bytes(idx(np.array([1, 2, 3])))
+    with pytest.raises(DataError, match="expected a label from 0 to 9 for each of the 4 images"):
+        load("mnist", tmp_path)
+    labels.unlink()
+    with pytest.raises(FileError, match="found neither"):
+        load("mnist", tmp_path)
+
+
+def test_repeats_share_no_rows() -> None:
+    item = ImageSet("small", "mnist", "mlp", train=4, validation=2, test=3)
+    x = torch.arange(40).reshape(-1, 1, 1, 1).byte()
+    images = Images({"train": x, "test": x + 100}, {"train": torch.arange(40) % 10, "test": torch.arange(40) % 10})
+    found = [parts(item, images, repeat, seed=0) for repeat in range(5)]
+    rows = torch.cat([each.x[name].flatten() for each in found for name in ("train", "validation", "test")]) * 255
+    assert len(rows.round().unique()) == 5 * 9
+    assert item.overlap == 0
+    again = parts(item, images, 0, seed=1)
+    assert not torch.equal(again.x["train"], found[0].x["train"])
+    with pytest.raises(DataError, match="expected 30 training and 15 test rows of mnist"):
+        parts(item, Images({k: v[:11] for k, v in images.x.items()}, {k: v[:11] for k, v in images.y.items()}), 2, 0)
+
+
+def test_digits_are_split_anew() -> None:
+    images, item = load("digits", None), SETS["digits-mlp"]
+    assert images is not None
+    first, second = (parts(item, images, repeat, seed=0) for repeat in (0, 1))
+    assert sum(len(y) for y in first.y.values()) == len(images.y["train"])
+    assert not torch.equal(first.y["test"], second.y["test"])
+    assert item.overlap == pytest.approx(597 / 1200)
+    assert float(first.x["train"].max()) == 1
