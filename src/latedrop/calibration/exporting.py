@@ -44,6 +44,8 @@ def export(
     _check_rows(calibration.sites, example)
     if isinstance(calibration, Calibration) and not calibration.shared:
         refuse("whose rows have masks of their own (shared=False), which depend on the place in a batch")
+    if isinstance(calibration, ClassCalibration) and calibration.maps:
+        refuse("that gives a map of classes for every image")
     _check_terms(calibration)
     flat, structure = leaves_and_structure(example)
     where = [i for i, value in enumerate(flat) if isinstance(value, Tensor)]
