@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import (
+    console,
     costs,
     default_cost,
     default_figure,
@@ -35,7 +36,19 @@ from benchmarks.speed_pages import IMAGES, figure, memory_table, rows_for_readme
 from benchmarks.timing import RESULTS
 
 ROOT = Path(__file__).parents[1]
-_NAMES = ("performance", "linear", "uci", "shift", "design", "worth", "stream", "terms", "crowd_study", "onnx")
+_NAMES = (
+    "performance",
+    "linear",
+    "uci",
+    "shift",
+    "design",
+    "worth",
+    "stream",
+    "terms",
+    "crowd_study",
+    "console",
+    "onnx",
+)
 PAGES = (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in _NAMES))
 _BLOCK = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 
@@ -108,6 +121,10 @@ TABLES: dict[str, Callable[[], str]] = {
     "benchmarks.stream.shift": lambda: stream_pages.shifts(_read(RESULTS / "stream.json")),
     "benchmarks.stream.alarms": lambda: stream_pages.alarms_of_counts(_read(RESULTS / "stream.json")),
     "benchmarks.stream.uci": lambda: stream_pages.alarms_of_uci(_read(RESULTS / "stream.json")),
+    "benchmarks.console.alarms": lambda: console.alarm_table(_read(RESULTS / "console.json")),
+    "benchmarks.console.zones": lambda: console.zone_table(_read(RESULTS / "console.json")),
+    "benchmarks.console.labels": lambda: console.label_table(_read(RESULTS / "console.json")),
+    "benchmarks.console.speed": lambda: console.speed_table(_read(RESULTS / "console.json")),
     "headline": headline,
     "study.uci.claims": lambda: study_tables.claims(study_tables.PAGES / "uci" / "claims.md", study_tables.UCI),
     "study.uci.nll": lambda: study_tables.deep_nll(study_tables.PAGES / "uci" / "index.md"),

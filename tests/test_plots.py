@@ -18,6 +18,7 @@ from latedrop.errors import ArgumentError, DataError, LatedropError
 LEVELS = np.array([0.25, 0.5, 0.75])
 PATH = {"nll": np.array([1.0, 1.1, 1.4]), "ma": np.array([0.3, 0.1, 0.02])}
 X = np.array([2.0, 0.0, 1.0])
+IMAGES = np.linspace(0, 1, 3 * 64).reshape(3, 8, 8)
 
 DRAW = {
     "calibration_curves": lambda ax=None: plots.calibration_curves({"raw": (LEVELS, LEVELS**2)}, ax),
@@ -26,6 +27,11 @@ DRAW = {
     "intervals": lambda ax=None: plots.intervals(X, X, X - 1, X + 1, ax, target=X),
     "error_against_std": lambda ax=None: plots.error_against_std(LEVELS, X, ax),
     "site_shares": lambda ax=None: plots.site_shares(["a", "b", "c"], LEVELS, ax),
+    "reliability_diagram": lambda ax=None: plots.reliability_diagram({"raw": (LEVELS, LEVELS**2)}, ax),
+    "risk_coverage": lambda ax=None: plots.risk_coverage({"raw": (LEVELS, LEVELS**2)}, ax),
+    "score_histograms": lambda ax=None: plots.score_histograms({"in": X, "out": X + 1}, ax, threshold=1.5),
+    "confusion": lambda ax=None: plots.confusion([[3, 1, 1], [0, 4, 2]], ["cat", "a long name"], ax),
+    "doubtful_images": lambda ax=None: plots.doubtful_images(IMAGES, LEVELS, ax=ax),
 }
 every_plot = pytest.mark.parametrize("draw", DRAW.values(), ids=DRAW)
 
@@ -232,6 +238,40 @@ def test_tensors_of_any_float_dtype_are_drawn(ax, dtype):
     assert ax.has_data()
 
 
+def test_reliability_has_the_diagonal_and_every_curve(ax):
+    plots.reliability_diagram({"raw": (LEVELS, LEVELS**2), "used": (LEVELS, LEVELS)}, ax)
+    assert legend(ax) == ["exact", "raw", "used"]
+    np.testing.assert_allclose(ax.lines[1].get_xydata(), np.stack([LEVELS, LEVELS**2], 1))
+
+
+def test_risk_coverage_starts_from_no_error(ax):
+    plots.risk_coverage({"raw": (LEVELS, LEVELS**2)}, ax)
+    assert ax.get_ylim()[0] == 0
+    np.testing.assert_allclose(ax.lines[0].get_ydata(), LEVELS**2)
+
+
+def test_score_histograms_are_shares_and_far_rows_do_not_squash_them(ax):
+    usual = np.linspace(0, 1, 200)
+    plots.score_histograms({"usual": usual, "strange": np.append(usual + 1, 1e9)}, ax, threshold=0.9)
+    assert legend(ax) == ["usual", "strange", "threshold"]
+    assert ax.get_xlim()[1] < 100
+    for drawn in ax.patches:
+        assert drawn.get_data().values.sum() == pytest.approx(1)
+
+
+def test_confusion_shows_counts_and_the_rejected_apart(ax):
+    plots.confusion([[3, 1, 1], [0, 4, 2]], ["cat", "dog"], ax)
+    assert texts(ax) == ["3", "1", "1", "4", "2"]
+    assert [label.get_text() for label in ax.get_xticklabels()] == ["cat", "dog", "rejected"]
+
+
+def test_doubtful_images_come_in_order_of_doubt(ax):
+    plots.doubtful_images(IMAGES, [0.1, 0.9, 0.5], ["a", "b", "c"], ax, most=2)
+    assert texts(ax) == ["b", "c"]
+    shown = ax.images[0].get_array()[:, :8, 0][-8:]
+    np.testing.assert_allclose(shown, (IMAGES[1] - IMAGES[1].min()) / np.ptp(IMAGES[1]))
+
+
 @pytest.mark.parametrize(
     ("draw", "error", "match"),
     [
@@ -266,6 +306,13 @@ def test_tensors_of_any_float_dtype_are_drawn(ax, dtype):
             DataError,
             "expected 1 shares, one per name, found 2; pass",
         ),
+        (lambda: plots.reliability_diagram({}), ArgumentError, "at least one curve"),
+        (lambda: plots.risk_coverage({"a": (X, X[:2])}), DataError, "one axis of one length"),
+        (lambda: plots.score_histograms({"a": [np.nan]}), DataError, "expected finite scores"),
+        (lambda: plots.confusion(np.ones((2, 4))), DataError, r"expected counts \(K, K\)"),
+        (lambda: plots.confusion(np.ones((2, 2)), ["a"]), ArgumentError, "expected 2 names"),
+        (lambda: plots.doubtful_images(IMAGES, X[:2]), DataError, "expected images"),
+        (lambda: plots.doubtful_images(IMAGES, X, ["a"]), ArgumentError, "expected 3 captions"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused_before_a_figure_is_made(draw, error, match):

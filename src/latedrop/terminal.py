@@ -39,7 +39,7 @@ HANDED_ON: dict[str, Any] = {
     "context_settings": {"allow_extra_args": True, "ignore_unknown_options": True},
 }
 """For typer: a command whose options are declared by a parser of its own."""
-_PIP = {"PIL": "pillow"}
+_PIP = {"PIL": "pillow", "sklearn": "scikit-learn"}
 
 
 def option(text: str, *names: str, **settings: Any) -> Any:

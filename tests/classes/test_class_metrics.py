@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from latedrop.errors import ArgumentError, DataError
+from latedrop.metrics import auroc
 from latedrop.metrics import classes as metrics
 
 sklearn_metrics = pytest.importorskip("sklearn.metrics")
@@ -47,14 +48,46 @@ def test_bins_of_equal_mass_by_hand() -> None:
     assert count.tolist() == [2.0, 2.0]
 
 
+def test_bins_of_equal_mass() -> None:
+    """Quantile bins of as many rows each, by scikit-learn."""
+    curve = pytest.importorskip("sklearn.calibration").calibration_curve
+    p, y = _case(k=4)
+    sure, place = p.max(1)
+    share, confidence = curve((place == y).int(), sure, n_bins=10, strategy="quantile")
+    assert float(metrics.ece(p, y, bins=10, mass=True)) == pytest.approx(np.abs(share - confidence).mean(), rel=1e-6)
+
+
 def test_classwise_error_is_the_mean_over_classes() -> None:
+    torchmetrics = pytest.importorskip("torchmetrics.functional.classification")
     p, y = _case(k=3)
-    each = [
-        float(metrics.ece(torch.stack([1 - p[:, k], p[:, k]], 1), (y == k).long()))  # of the likelier of two
-        for k in range(3)
-    ]
-    assert 0 < float(metrics.classwise_ece(p, y)) < 1
-    assert len(each) == 3
+    each = [torchmetrics.binary_calibration_error(p[:, k].contiguous(), (y == k).long(), n_bins=15) for k in range(3)]
+    assert float(metrics.classwise_ece(p, y)) == pytest.approx(float(sum(each)) / 3, rel=1e-5)
+
+
+def test_brier_of_several_classes() -> None:
+    p, y = _case(k=5)
+    each = [sklearn_metrics.brier_score_loss((y == k).int(), p[:, k]) for k in range(5)]
+    assert float(metrics.brier(p, y)) == pytest.approx(sum(each))
+
+
+def test_confusion() -> None:
+    p, y = _case(k=4)
+    said, kept = p.argmax(1), p.amax(1) > 0.6
+    assert np.array_equal(metrics.confusion(y, said, 4), sklearn_metrics.confusion_matrix(y, said))
+    found = metrics.confusion(y, said, 4, kept)
+    assert np.array_equal(found[:, :4], sklearn_metrics.confusion_matrix(y[kept], said[kept], labels=range(4)))
+    assert found[:, 4].tolist() == [int(((y == k) & ~kept).sum()) for k in range(4)]
+    for wrong in ((y, said[:3], 4), (y, said, 3), (y.float(), said, 4), (y, said, 4, kept[:2])):
+        with pytest.raises(DataError, match="expected"):
+            metrics.confusion(*wrong)
+
+
+def test_area_under_risk_coverage_is_the_mean_risk() -> None:
+    p, y = _case()
+    doubt, wrong = 1 - p.amax(1), (p.argmax(1) != y).double()
+    order = np.argsort(doubt.numpy())
+    expected = np.mean(np.cumsum(wrong.numpy()[order]) / np.arange(1, len(order) + 1))
+    assert float(metrics.selective_risk(doubt, wrong)) == pytest.approx(expected)
 
 
 def test_detection_scores() -> None:
@@ -62,6 +95,8 @@ def test_detection_scores() -> None:
     up, down = np.round(rng.normal(1, 1, 300), 1), np.round(rng.normal(0, 1, 500), 1)  # with ties
     truth, score = np.r_[np.ones(300), np.zeros(500)], np.r_[up, down]
     assert float(metrics.aupr(up, down)) == pytest.approx(sklearn_metrics.average_precision_score(truth, score))
+    found = auroc(score, truth.astype(bool))
+    assert float(found) == pytest.approx(sklearn_metrics.roc_auc_score(truth, score))
     fpr, tpr, _ = sklearn_metrics.roc_curve(truth, score, drop_intermediate=False)
     assert float(metrics.fpr_at(up, down)) == pytest.approx(fpr[np.argmax(tpr >= 0.95)])
 

@@ -471,7 +471,7 @@ class TestPredict:
                 raise KeyboardInterrupt
             return {"mean": np.zeros(16)}
 
-        monkeypatch.setattr("latedrop.cli.feed.predicted", stop)
+        monkeypatch.setattr("latedrop.cli.columns.predicted", stop)
         code, printed, err = call(
             "predict", "user_model:net", calibrated, "--data", "test.csv", "-o", out, "--batch-size", "16"
         )

@@ -15,7 +15,8 @@ import latedrop
 from held import Held
 from latedrop.calibration.predictor import Predictor
 from latedrop.cli import tables
-from latedrop.cli.feed import Labelled, Places, Source, output_names, predicted
+from latedrop.cli.columns import output_names, predicted
+from latedrop.cli.feed import Labelled, Places, Source
 from latedrop.cli.tables import read_batches
 from latedrop.cli.writing import write_rows
 from latedrop.errors import ArgumentError, DataError
@@ -136,7 +137,7 @@ class TestPredicted:
     def test_names_of_outputs(self, uq: Predictor) -> None:
         def named(shape: tuple[int, ...], flat: bool) -> list[str]:
             c = replace(uq.calibration, output_shape=shape)
-            return [name for names in output_names(c, flat=flat).values() for name in names]
+            return output_names(c, None, flat=flat)
 
         assert named((), True) == named((1,), True) == named((3, 4), False) == ["mean", "std", "low", "high"]
         assert named((2,), True) == [f"{name}_{k}" for name in ("mean", "std", "low", "high") for k in (0, 1)]

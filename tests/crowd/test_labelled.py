@@ -141,8 +141,8 @@ def test_recalibration_refuses_what_is_not_counted(
 ) -> None:
     plain = CrowdCalibration.read
 
-    def below(self: CrowdCalibration, trained: Trained, image: torch.Tensor) -> Reading:
-        found = plain(self, trained, image)
+    def below(self: CrowdCalibration, trained: Trained, image: torch.Tensor, **options: bool) -> Reading:
+        found = plain(self, trained, image, **options)
         return replace(found, count=replace(found.count, output=-1 - found.count.output.abs()))
 
     monkeypatch.setattr(CrowdCalibration, "read", below)

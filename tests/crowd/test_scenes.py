@@ -68,7 +68,7 @@ def test_people_are_where_the_points_say(monkeypatch: pytest.MonkeyPatch) -> Non
     full = make_scenes(8, 0, 0)
     people = scenes._people
 
-    def drawn_but_left_out(rng: np.random.Generator, shape: tuple[int, int]) -> list[scenes._Figure]:
+    def drawn_but_left_out(rng: np.random.Generator, shape: tuple[int, int]) -> list[scenes.Figure]:
         people(rng, shape)
         return []
 
@@ -81,15 +81,15 @@ def test_people_are_where_the_points_say(monkeypatch: pytest.MonkeyPatch) -> Non
             assert changed[max(0, round(y) - 2) : round(y) + 3, max(0, round(x) - 2) : round(x) + 3].any()
         near = np.zeros_like(changed)
         for x, y in full.frames[i].points:
-            height = scenes._height(y, 144) * 1.4
+            height = scenes.height_at(y, 144) * 1.4
             near[max(0, int(y - height)) : int(y + 2 * height), max(0, int(x - height)) : int(x + height)] = True
         # Left over: the bodies of people whose head is outside the frame or hidden, and loud pixels.
         assert changed[~near].mean() < 0.03
 
 
 def test_heads_hidden_behind_others_do_not_count() -> None:
-    behind = scenes._person(np.random.default_rng(0), 60, 100, 20)
-    before = scenes._person(np.random.default_rng(0), 60, 101, 20)
+    behind = scenes.person(np.random.default_rng(0), 60, 100, 20)
+    before = scenes.person(np.random.default_rng(0), 60, 101, 20)
     beside = before._replace(x=80.0)
     for other, left in ((before, 0), (beside, 1)):
         canvas, owner = np.zeros((144, 192), np.float32), np.zeros((144, 192), np.int32)
@@ -111,7 +111,7 @@ def test_validation_and_test_have_clutter_that_training_never_showed(monkeypatch
     thing = scenes._thing
     part = 0
 
-    def noted(rng: np.random.Generator, kind: str, *place: float) -> scenes._Figure:
+    def noted(rng: np.random.Generator, kind: str, *place: float) -> scenes.Figure:
         kinds[part].append(kind)
         return thing(rng, kind, *place)
 

@@ -26,6 +26,7 @@ ROOMS = [
     {"report"},
     {"adapters"},
     {"crowd"},
+    {"console"},
     {"studies"},
     {"cli"},
 ]

@@ -40,7 +40,9 @@ UNLISTED = {
             "export_command",
             "crowd_commands",
             "crowd_counters",
+            "crowd_watch",
             "demo",
+            "class_demo",
         )
     ),
     "variance.pairs",

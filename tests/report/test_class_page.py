@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,10 @@ from torch import nn
 
 import latedrop
 from latedrop.calibration.classes.fit import ALONE
-from latedrop.calibration.classes.judging import judge_classes
+from latedrop.calibration.classes.judging import ERROR_BAD, findings_of, judge_classes
 from latedrop.calibration.classes.predictor import ClassPredictor
-from latedrop.errors import DataError
+from latedrop.calibration.classes.record import ClassVerdict
+from latedrop.errors import ArgumentError, DataError
 from latedrop.metrics import classes as metrics
 from latedrop.report import write_class_report
 
@@ -58,3 +60,27 @@ def test_a_sure_and_wrong_classifier_is_told() -> None:
     assert found.grade == "bad"
     with pytest.raises(DataError, match="one label for each of the 400 predictions; found 3"):
         judge_classes(uq.predict(x), y[:3])
+
+
+def test_few_rows_do_not_condemn_exact_probabilities() -> None:
+    """The calibration error of few rows is large by chance; that of many is not."""
+    verdict = ClassVerdict(100, "other rows", gain=0.0, gain_error=0.0, nll=1.0, accuracy=0.5, ece=0.14)
+    assert findings_of(verdict)[0].grade == "weak"
+    assert findings_of(replace(verdict, rows=5000))[0].grade == "bad"
+    dice, errors = torch.Generator().manual_seed(0), []
+    for _ in range(200):
+        p = torch.rand(100, generator=dice)
+        p = torch.stack([p, 1 - p], 1)
+        errors.append(float(metrics.ece(p, torch.multinomial(p, 1, generator=dice)[:, 0], mass=True)))
+    exact = replace(verdict, accuracy=0.75, ece=sum(errors) / len(errors))
+    assert exact.ece > ERROR_BAD
+    assert findings_of(exact)[0].grade == "weak"
+
+
+def test_a_page_about_a_calibration_alone(tmp_path: Path) -> None:
+    uq, _, _ = _case(["leverage"])
+    path = tmp_path / "page.html"
+    write_class_report(path, title="Alone", calibration=uq.calibration)
+    assert "What was compared on the validation rows" in path.read_text()
+    with pytest.raises(ArgumentError, match="expected a prediction with labels, or a calibration"):
+        write_class_report(path, title="Nothing")

@@ -1,7 +1,7 @@
 """Predictions with uncertainty beside a Hugging Face `Trainer`: its data loader and collator, our predictor.
 
-`predict_with` gives what `Trainer.predict` gives, and after it std, low and high; `labels_apart` hands collated batches
-to `calibrate`.
+`predict_with` gives what `Trainer.predict` gives, and after it std, low and high, or probabilities; `labels_apart`
+hands collated batches to `calibrate`.
 """
 
 from __future__ import annotations
@@ -15,13 +15,16 @@ import torch
 from torch import Tensor
 
 from latedrop import metrics
+from latedrop.calibration.classes.judging import judge_classes
+from latedrop.calibration.classes.prediction import ClassPrediction
+from latedrop.calibration.classes.predictor import ClassPredictor
 from latedrop.calibration.evaluation import inside, likelihood
 from latedrop.calibration.prediction import Prediction
 from latedrop.calibration.predictor import Predictor
 from latedrop.errors import ArgumentError, DataError
 from latedrop.model.wrappers import bare
 
-__all__ = ["UncertainOutput", "labels_apart", "predict_with"]
+__all__ = ["ClassOutput", "UncertainOutput", "labels_apart", "predict_with"]
 
 Array = npt.NDArray[Any]
 
@@ -36,6 +39,24 @@ class UncertainOutput(NamedTuple):
     low: Array
     high: Array
     strangeness: Array | None = None
+
+
+class ClassOutput(NamedTuple):
+    """The fields of transformers' `PredictionOutput`, then what a calibrated classifier knows; arrays `(N, ...)`.
+
+    `predictions` are the model's logits, as `Trainer.predict` gives them.
+    """
+
+    predictions: Array
+    label_ids: Array | None
+    metrics: dict[str, float]
+    probabilities: Array
+    label: Array
+    confidence: Array
+    entropy: Array
+    strangeness: Array | None = None
+    mutual_information: Array | None = None
+    set: Array | None = None
 
 
 def labels_apart(names: Sequence[str] = ("labels",)) -> Callable[[Mapping[str, Any]], tuple[dict[str, Any], Any]]:
@@ -59,18 +80,24 @@ def labels_apart(names: Sequence[str] = ("labels",)) -> Callable[[Mapping[str, A
 
 
 def predict_with(
-    trainer: Any, dataset: Any, predictor: Predictor, *, level: float = 0.9, metric_key_prefix: str = "test"
-) -> UncertainOutput:
+    trainer: Any,
+    dataset: Any,
+    predictor: Predictor | ClassPredictor,
+    *,
+    level: float = 0.9,
+    metric_key_prefix: str = "test",
+) -> Any:
     """Predict a data set with the trainer's collator and batch size, and the predictor's uncertainty.
 
-    Where the data set has labels, `metrics` holds what the trainer's `compute_metrics` makes of the means, and the NLL
-    and the coverage of the intervals.
+    Gives an `UncertainOutput`, or a `ClassOutput` of a classifier. Where the data set has labels, `metrics` holds what
+    the trainer's `compute_metrics` makes of the means or logits, and the NLL and the coverage of the intervals; of a
+    classifier the NLL, the accuracy and the calibration error.
 
     Args:
         trainer: a `transformers.Trainer`; it does not have to be trained with.
         dataset: as for `Trainer.predict`.
         predictor: of the trainer's model, from `calibrate` or `load`.
-        level: of the interval from `low` to `high`.
+        level: of the interval from `low` to `high`, or of the prediction sets.
         metric_key_prefix: goes before the names of all metrics.
     """
     if bare(trainer.model) is not bare(predictor.model):
@@ -84,23 +111,43 @@ def predict_with(
             "the data. Predict in one."
         )
     unpack = labels_apart(trainer.label_names)
-    parts, targets = [], []
+    parts: list[Any] = []
+    targets = []
     for inputs, target in map(unpack, trainer.get_test_dataloader(dataset)):
         parts.append(predictor.predict(inputs).cpu())
         targets.append(target)
-    found = Prediction.joined(parts)
+    found = (ClassPrediction if isinstance(predictor, ClassPredictor) else Prediction).joined(parts)
     labels = None if any(target is None for target in targets) else torch.cat(targets).cpu()
+    if isinstance(found, ClassPrediction):
+        return _classes(trainer, found, labels, level, metric_key_prefix)
     named = {name: value.numpy() for name, value in found.to_dict(level).items()}
     measured = {} if labels is None else _measured(trainer, found, labels, level)
     prefixed = {f"{metric_key_prefix}_{name}": value for name, value in measured.items()}
     return UncertainOutput(named.pop("mean"), None if labels is None else labels.numpy(), prefixed, **named)
 
 
+def _classes(trainer: Any, found: ClassPrediction, labels: Tensor | None, level: float, prefix: str) -> ClassOutput:
+    logits = found.logits.numpy()
+    measured: dict[str, float] = {}
+    if labels is not None:
+        scored = judge_classes(found, labels).scores[0]
+        own = {"nll": scored.nll, "accuracy": scored.accuracy, "ece": scored.ece}
+        measured = {**_theirs(trainer, logits, labels), **own}
+    named = {name: value.numpy() for name, value in found.to_dict(level).items()}
+    prefixed = {f"{prefix}_{name}": value for name, value in measured.items()}
+    return ClassOutput(logits, None if labels is None else labels.numpy(), prefixed, **named)
+
+
+def _theirs(trainer: Any, predictions: Array, labels: Tensor) -> dict[str, float]:
+    if trainer.compute_metrics is None:
+        return {}
+    both = import_module("transformers.trainer_utils").EvalPrediction
+    measured: dict[str, float] = trainer.compute_metrics(both(predictions=predictions, label_ids=labels.numpy()))
+    return measured
+
+
 def _measured(trainer: Any, found: Prediction, labels: Tensor, level: float) -> dict[str, float]:
-    theirs = {}
-    if trainer.compute_metrics is not None:
-        both = import_module("transformers.trainer_utils").EvalPrediction
-        theirs = trainer.compute_metrics(both(predictions=found.mean.numpy(), label_ids=labels.numpy()))
+    theirs = _theirs(trainer, found.mean.numpy(), labels)
     target = metrics.align_target(found.mean, labels)
     low, high = found.interval(level)
     return {**theirs, "nll": likelihood(found, target), "coverage": inside(low, high, target)}

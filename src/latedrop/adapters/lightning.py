@@ -1,4 +1,4 @@
-"""A Lightning callback: `Trainer.predict` gives means, standard deviations and intervals.
+"""A Lightning callback: `Trainer.predict` gives means, standard deviations and intervals, or probabilities.
 
 Dropout is injected while a batch is predicted, not left on in the module, so that Lightning, which puts the module in
 eval mode, has nothing to switch off. The module is not written to.
@@ -15,6 +15,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from latedrop.calibration.batches import inputs_of
+from latedrop.calibration.classes.prediction import ClassPrediction
+from latedrop.calibration.classes.predictor import ClassPredictor
 from latedrop.calibration.prediction import Prediction
 from latedrop.calibration.predictor import Predictor
 from latedrop.errors import ArgumentError, LatedropError
@@ -25,7 +27,7 @@ __all__ = ["predict_callback"]
 
 
 def predict_callback(
-    predictor: Predictor,
+    predictor: Predictor | ClassPredictor,
     *,
     level: float = 0.9,
     unpack: Callable[[Any], Any] | None = None,
@@ -33,15 +35,17 @@ def predict_callback(
 ) -> Any:
     """A callback with which `Trainer.predict` gives a dict for each batch: `mean`, `std`, `low`, `high`, on the CPU.
 
+    Of a classifier it is what `ClassPrediction.to_dict` gives: `label`, `confidence`, `probabilities` and others.
+
     The module's own `predict_step` runs too, once per batch, and its result gives way to ours. What it does after the
     network belongs in the predictor's readout. With `return_predictions=False` nothing is computed.
 
     Args:
         predictor: from `calibrate` or `load`, of the LightningModule or of a network inside it.
-        level: of the interval from `low` to `high`.
+        level: of the interval from `low` to `high`, or of the prediction sets.
         unpack: from a batch to the inputs; by default the batch, or the first part where it can only be a pair of
             inputs and targets.
-        as_dict: False gives `Prediction`s instead of dicts.
+        as_dict: False gives `Prediction`s, or `ClassPrediction`s, instead of dicts.
 
     Returns:
         A `Callback` of lightning, or of pytorch-lightning where only that is installed.
@@ -53,7 +57,7 @@ def predict_callback(
 class _Hooks:
     """What the callback does; its other base is the library's own class."""
 
-    def __init__(self, predictor: Predictor, settings: dict[str, Any]) -> None:
+    def __init__(self, predictor: Predictor | ClassPredictor, settings: dict[str, Any]) -> None:
         self.predictor, self.settings = predictor, settings
         self._found: list[list[Any]] = []
 
@@ -89,7 +93,7 @@ class _Hooks:
             theirs[:] = ours
         self._found = []
 
-    def _kept(self, found: Prediction) -> Prediction | dict[str, Tensor]:
+    def _kept(self, found: Prediction | ClassPrediction) -> Prediction | ClassPrediction | dict[str, Tensor]:
         found = found.cpu()
         return found.to_dict(self.settings["level"]) if self.settings["as_dict"] else found
 

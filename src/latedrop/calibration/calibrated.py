@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from copy import copy
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from torch import nn
 
 from latedrop.calibration.classes.record import ClassCalibration
+from latedrop.calibration.detector import Detector, detector
 from latedrop.calibration.record import Calibration
 from latedrop.calibration.saving import save_calibration
 from latedrop.calibration.weights import Weights
@@ -52,6 +54,23 @@ class Calibrated(Generic[_Record]):
         Returns the files that were written.
         """
         return save_calibration(self.calibration, path)
+
+    def detector(
+        self, usual: Any, scores: Sequence[str] | None = None, *, strange: Any = None, seed: int = 0
+    ) -> Detector:
+        """Tell rows that are unlike those of `usual`, with p-values: a threshold then has a rate of false alarms.
+
+        Args:
+            usual: inputs known to be usual, a `DataLoader` or a data set. Rows that served for nothing else make
+                p-values exact; with validation rows they are nearly so. With several scores one half, at random, fits
+                their combination, the other gives the p-values.
+            scores: names; by default `"strangeness"` and what costs nothing more: `"entropy"`, `"confidence"` and
+                `"energy"` for classes, `"std"` for numbers. Also `"neighbours"` (needs scipy), `"sites"` (a score for
+                every site, by a backward pass for each output), and `"mutual_information"` for classes.
+            strange: rows known to be strange, if there are any: the combination is fitted to tell these.
+            seed: fixes the halves.
+        """
+        return detector(self, usual, scores, strange=strange, seed=seed)  # type: ignore[arg-type]
 
     def __repr__(self) -> str:
         return f"{type(self).__name__} of {type(self.model).__name__}: {self.calibration}"

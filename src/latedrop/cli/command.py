@@ -3,6 +3,7 @@
 import os
 import re
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from contextvars import ContextVar
@@ -12,7 +13,7 @@ from typing import Any, TextIO, get_type_hints
 
 from latedrop.cli.options import Verbose
 from latedrop.errors import LatedropError
-from latedrop.terminal import logged, one_line
+from latedrop.terminal import logged, one_line, say
 
 try:
     import typer
@@ -64,6 +65,8 @@ def command(debug: bool) -> Iterator[TextIO]:
     """
     out = sys.stdout
     with one_line(debug), redirect_stdout(sys.stderr):
+        # `one_line` puts this back.
+        warnings.showwarning = lambda message, *_: say(f"warning: {_in_options(str(message))}")
         try:
             yield out
         except BrokenPipeError:  # whoever reads has seen enough, as head does
@@ -81,14 +84,39 @@ def command(debug: bool) -> Iterator[TextIO]:
             ) from error
 
 
+_NAMES = "method|floor|per_site|draws|rates|select|kind|readout|intervals|conformal_data|batch_size|scale|trust"
+_NAMES += "|task|row_weights"
+_WORDS = {
+    "Pass the same function to load()": "Name it: --readout package.module:function",
+    "; where a batch holds targets too, pass unpack=": "",
+    "readout=lambda p: p.clamp_min(1e-12).log()": "--readout package.module:function, for their logarithm",
+    "readout=lambda p: p.clamp(1e-7, 1 - 1e-7).logit()": "--readout package.module:function, for log(p / (1 - p))",
+    "Of one-hot rows pass labels.argmax(1)": "Name one column with a label for each row: --target",
+    "Pass labels.argmax(1)": "Name one column with a label for each row: --target",
+    "Convert them with labels.long() if they are; numbers": "Numbers",
+    "Pass more rows to conformal()": "Pass more rows: --conformal-data",
+    "Call uq = uq.conformal((x, labels)) first": "Calibrate with --sets lac",
+    "; with collate=, a batch must give one for each item of the list, in its order": "",
+    "rates=[...]": "--rates",
+    " as reference=": ": --reference",
+    "target=Log()": "--target-log",
+    "target=,": "--target-mean, --target-std or --target-log,",
+    "target=.": "--target-mean, --target-std or --target-log.",
+    " class_names": " --class-names",
+    " conformal_data": " --conformal-data",
+}
+"""What messages say in Python, and what they say on the command line."""
+_UNITS = re.compile(r"target=Standardized\(mean=\[?([^])]*)\]?, std=\[?([^])]*)\]?\)")
+
+
 def _in_options(text: str) -> str:
     """The arguments of Python that a message speaks of, as options: `floor=True` is --floor."""
-    names = "method|floor|per_site|draws|rates|select|kind|readout|intervals|conformal_data|batch_size|scale|trust"
+    for words, options in _WORDS.items():
+        text = text.replace(words, options)
+    text = _UNITS.sub(lambda match: f"--target-mean {match[1]} --target-std {match[2]}".replace(", ", ","), text)
 
     def spoken(match: re.Match[str]) -> str:
         value = match["value"].replace("True", "").strip("[]'")
         return f"--{match['name'].replace('_', '-')}{' ' if value else ''}{value}"
 
-    text = re.sub(rf"\b(?P<name>{names})=(?P<value>True|'\w+'|\['[^]]+'\]|(?![\[{{\w]))", spoken, text)
-    text = text.replace(" conformal_data", " --conformal-data")
-    return text.replace("Pass the same function to load()", "Name it: --readout package.module:function")
+    return re.sub(rf"\b(?P<name>{_NAMES})=(?P<value>True|'\w+'|\['[^]]+'\]|(?![\[{{\w]))", spoken, text)

@@ -1,4 +1,4 @@
-"""Between tables and models: rows as what a model takes, and predictions as columns to write.
+"""Between tables and models: rows as what a model takes.
 
 Every function here works on one batch of rows at a time, so that no table has to fit memory.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,11 +15,12 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from latedrop.calibration.predictor import Predictor
+from latedrop.calibration.classes.record import ClassCalibration
 from latedrop.calibration.record import Calibration
 from latedrop.cli.models import as_arguments
-from latedrop.cli.tables import Columns, Rows, Table, choose, open_images, open_table, read_batches
+from latedrop.cli.tables import Columns, Labels, Rows, Table, choose, open_images, open_table, read_batches
 from latedrop.errors import ArgumentError, DataError
+from latedrop.files import readable
 from latedrop.model.arrays import place
 from latedrop.terminal import listed
 
@@ -30,15 +30,14 @@ __all__ = [
     "Places",
     "Source",
     "Unlabelled",
+    "arguments",
     "conformal_rows",
-    "output_names",
-    "predicted",
+    "only_target",
     "usual_rows",
 ]
 
-_NAMES = ("mean", "std", "low", "high")
 _SHOWN = 5
-_MOST_COLUMNS = 16_384  # of a spreadsheet
+_AT_ONCE = 4096
 _KEYS = {False: ("inputs", "targets"), True: ("input_arrays", "target_arrays")}
 
 
@@ -69,12 +68,14 @@ class Source:
         weight: str | None = None,
         *,
         labelled: bool = False,
-        record: Calibration | None = None,
+        record: Calibration | ClassCalibration | None = None,
         images: Pictures | None = None,
+        labels: Labels | None = None,
     ) -> Source:
         """Open a table; columns that are not named are those that `record` remembers, or that `choose` takes.
 
-        With `labelled` there must be targets; with `images` the inputs are the images that a column names.
+        With `labelled` there must be targets: labels as `labels` says, or as the record of a classifier knows; with
+        `images` the inputs are the images that a column names.
         """
         table = open_table(path)
         remembered = (record.columns if record is not None else None) or {}
@@ -86,15 +87,26 @@ class Source:
         if images is not None:
             table = open_images(table, *images)
             inputs = _inputs_of(images, inputs)
-        return cls(
-            table, choose(table, inputs or remembered.get(input_key, ()), targets, kept, ignored, weight), images
-        )
+        chosen = choose(table, inputs or remembered.get(input_key, ()), targets, kept, ignored, weight)
+        if labelled and isinstance(record, ClassCalibration):
+            labels = Labels(only_target(chosen), record.names, sure=True)
+        return cls(table, replace(chosen, labels=labels), images)
+
+    def values(self, column: str) -> Iterator[Any]:
+        """What a column holds, as it is, some rows at a time."""
+        with readable(self.table.path, "data"):
+            for _, _, kept in self.table.read(Columns((), kept=(column,)), _AT_ONCE):
+                yield kept[column]
 
     def names(self) -> dict[str, tuple[str, ...]]:
         """What a calibration remembers of it: names of columns do not serve for arrays, nor the other way round."""
         if self.images is not None:
             return {"images": self.images[1:], "targets": self.columns.targets}
         return dict(zip(_KEYS[self.table.arrays], (self.columns.inputs, self.columns.targets), strict=True))
+
+    def class_names(self) -> tuple[str, ...] | None:
+        """Of labels that are text; None of others."""
+        return None if self.columns.labels is None else self.columns.labels.names or None
 
     def read(self, model: nn.Module, size: int) -> Iterator[Rows]:
         """The rows, at most so many at a time; `DataError` with the place of a number that the model cannot hold."""
@@ -130,9 +142,10 @@ class Source:
 
     def example(self, model: nn.Module) -> Any:
         """Inputs of the first rows, on the model's device."""
-        for rows in self.read(model, 8):
+        inputs = replace(self, columns=replace(self.columns, targets=(), labels=None, weight=None))
+        for rows in inputs.read(model, 8):
             if rows.finite.any():
-                return place(_arguments(model, rows.where(rows.finite)), model)
+                return place(arguments(model, rows.where(rows.finite)), model)
         raise DataError(f"expected rows to run the model on in {self.table.path}; found none.")
 
     @contextmanager
@@ -153,6 +166,16 @@ class Source:
 
     def _named(self, names: Sequence[str]) -> str:
         return f"{self.table.word}{'s' if len(names) > 1 else ''} {listed(names, _SHOWN)} of {self.table.path}"
+
+
+def only_target(columns: Columns) -> str:
+    """The column of labels; `ArgumentError` where there are several targets."""
+    if len(columns.targets) != 1:
+        raise ArgumentError(
+            f"expected one target, the labels of the classes; found {listed(columns.targets, _SHOWN)}. Name one column "
+            "with a label for each row: --target."
+        )
+    return columns.targets[0]
 
 
 def _inputs_of(images: Pictures, inputs: Sequence[str]) -> list[str]:
@@ -192,7 +215,8 @@ class Labelled:
             if len(rows):
                 assert rows.target is not None
                 self.notice(rows)
-                yield _arguments(self.model, rows), rows.target
+                target = rows.target if self.source.columns.labels is None else _whole(rows.target)
+                yield arguments(self.model, rows), target
 
     @property
     def row_total(self) -> int | None:
@@ -206,6 +230,11 @@ class Labelled:
     def weights_to_come(self) -> WeightsRead | None:
         """The same as an array that can be asked for once the rows were read."""
         return None if self.source.columns.weight is None else WeightsRead(self)
+
+
+def _whole(labels: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """As whole numbers, where they are: that is how classes are told from other numbers."""
+    return labels.astype(np.int64) if labels.ndim == 1 and bool((labels == np.round(labels)).all()) else labels
 
 
 @dataclass(frozen=True)
@@ -231,7 +260,7 @@ class Unlabelled:
         for rows in read_batches(self.source.table, self.source.columns, self.batch_size):
             rows = _finite(rows, self.source, self.drop)
             if len(rows):
-                yield _arguments(self.model, rows)
+                yield arguments(self.model, rows)
 
 
 def _finite(rows: Rows, source: Source, drop: bool) -> Rows:
@@ -258,7 +287,8 @@ def conformal_rows(rows: Labelled, path: str | None, *, halve: bool) -> tuple[La
     """Rows to fit to, and rows for conformal intervals: those of another file, half of these, or none."""
     if path is not None:
         columns, images = rows.source.columns, rows.source.images
-        held = Source.of(path, columns.inputs, columns.targets, labelled=True, images=images)
+        known: dict[str, Any] = {"labelled": True, "images": images, "labels": columns.labels}
+        held = Source.of(path, columns.inputs, columns.targets, **known)
         return rows, replace(rows, source=held)
     if halve:
         return replace(rows, part="fit"), replace(rows, part="held")
@@ -285,44 +315,6 @@ class Places:
         return f"{plural} {', '.join(map(str, self.first))}{', ...' if self.count > len(self.first) else ''}"
 
 
-def output_names(calibration: Calibration, *, flat: bool) -> dict[str, tuple[str, ...]]:
-    """The columns of mean, std, low and high: one each, or with `flat` one for every output."""
-    count = prod(calibration.output_shape)
-    strange = calibration.terms is not None and calibration.terms.guard is not None
-    alone: dict[str, tuple[str, ...]] = {"strangeness": ("strangeness",)} if strange else {}
-    if not flat or count == 1:
-        return {**{name: (name,) for name in _NAMES}, **alone}
-    if len(calibration.output_shape) > 1 or count > _MOST_COLUMNS:
-        raise ArgumentError(
-            f"expected one value or a vector of at most {_MOST_COLUMNS} per row for csv or parquet; found outputs "
-            f"of shape {calibration.output_shape}. Write npz."
-        )
-    ends = calibration.output_names or range(count)
-    return {name: tuple(f"{name}_{end}" for end in ends) for name in _NAMES} | alone
-
-
-def predicted(predictor: Predictor, rows: Rows, level: float, *, flat: bool) -> dict[str, npt.NDArray[Any]]:
-    """Mean, std, low and high of rows, as columns; NaN for rows that are not finite."""
-    names = output_names(predictor.calibration, flat=flat)
-    wide = any(p.dtype == torch.float64 for p in predictor.model.parameters())
-    found: dict[str, npt.NDArray[Any]] = {}
-    if rows.finite.any():
-        whole = rows if rows.finite.all() else rows.where(rows.finite)
-        result = predictor.predict(_arguments(predictor.model, whole)).to_dict(level)
-        found = {name: value.cpu().numpy() for name, value in result.items()}
-    columns: dict[str, npt.NDArray[Any]] = {}
-    for name, numbered in names.items():
-        own = () if name == "strangeness" else predictor.calibration.output_shape
-        shape = found[name].shape[1:] if found else own
-        values = np.full((len(rows), *shape), np.nan, dtype=np.float64 if wide else np.float32)
-        if found:
-            values[rows.finite] = found[name]
-        if flat:
-            columns |= dict(zip(numbered, values.reshape(len(rows), -1).T, strict=True))
-        else:
-            columns[name] = values
-    return columns
-
-
-def _arguments(model: nn.Module, rows: Rows) -> Any:
+def arguments(model: nn.Module, rows: Rows) -> Any:
+    """The inputs of rows as the model takes them."""
     return as_arguments(model, rows.inputs) if isinstance(rows.inputs, dict) else rows.inputs

@@ -9,16 +9,22 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from latedrop.calibration.classes.judging import ClassJudgement, judge_classes
+from latedrop.calibration.classes.predictor import ClassPredictor
 from latedrop.calibration.groups import Inputs
-from latedrop.calibration.judgement import Judgement, judge
+from latedrop.calibration.judgement import Judgement, judge, output_units
 from latedrop.calibration.predictor import Predictor
-from latedrop.cli.feed import Labelled
+from latedrop.cli.command import typed
+from latedrop.cli.feed import Labelled, Source
+from latedrop.cli.options import split
 from latedrop.cli.tables import STANDARD, Place, Rows
 from latedrop.files import digest_of
 from latedrop.progress import progress
+from latedrop.report import write_class_report, write_report
 
-__all__ = ["Noticed", "again", "judged", "read_files"]
+__all__ = ["Noticed", "again", "calibration_report", "judged", "read_files", "report_on", "units_of"]
 
+_LEVEL = 0.9
 _MOST_VALUES = 20_000_000
 _MOST_COLUMNS = 200
 
@@ -72,17 +78,59 @@ class Noticed:
         return Inputs(columns, np.concatenate(self._rows))
 
 
-def judged(uq: Predictor, rows: Labelled, level: float, units: Sequence[str]) -> Judgement:
-    """Predict the rows of a file and judge them by their targets."""
+def judged(
+    uq: Predictor | ClassPredictor, rows: Labelled, level: float | None, units: Sequence[str]
+) -> tuple[Judgement | ClassJudgement, dict[str, Any]]:
+    """Predict the rows of a file and judge them by their targets; and what a page about them needs besides."""
     source, noticed = rows.source, Noticed(rows.source.columns.inputs)
     rows.notice = noticed.add
     with source.explained(), progress("evaluating", source.table.count) as tick:
+        if isinstance(uq, ClassPredictor):
+            found, labels = uq.predict_labelled(rows, tick=tick)
+            known = {"prediction": found, "labels": labels, "places": noticed.places, "place": source.table.unit}
+            return judge_classes(found, labels, level=level), known
         prediction, truth = uq.predict_labelled(rows, tick=tick)
     several = prediction.mean.dim() == 2 and prediction.mean.shape[1] > 1
     names = source.columns.targets
-    known = names if len(names) == (prediction.mean.shape[1] if several else 1) else ()
+    own = names if len(names) == (prediction.mean.shape[1] if several else 1) else ()
     about: dict[str, Any] = {"inputs": noticed.inputs(), "places": noticed.places, "weights": rows.weights()}
-    return judge(prediction, truth, level=level, names=known, units=units, **about)
+    about |= {"names": own, "units": units, "level": _LEVEL if level is None else level}
+    page = {"calibration": uq.calibration, "place": source.table.unit, "unit": units}
+    return judge(prediction, truth, **about), page
+
+
+def units_of(text: str | None, source: Source) -> list[str]:
+    """None, one, or one for each target; how many outputs an array holds is not known yet."""
+    found = split(text)
+    if source.table.word == "column":
+        output_units(len(source.columns.targets), found)
+    return found
+
+
+def calibration_report(
+    path: str | None, uq: Predictor | ClassPredictor, units: Sequence[str], read: Mapping[str, str | None]
+) -> list[str]:
+    """A page about a calibration, where one is asked for; its path as the files that were written."""
+    if path is None:
+        return []
+    facts: dict[str, Any] = {"title": f"Calibration of {read['MODEL']}", "calibration": uq.calibration}
+    facts["reproduce"] = again(typed.get(), read_files(read))
+    if isinstance(uq, ClassPredictor):
+        write_class_report(path, **facts)
+    else:
+        write_report(path, **facts, unit=units)
+    return [path]
+
+
+def report_on(path: str | None, found: Judgement | ClassJudgement, **facts: Any) -> list[str]:
+    """A page about test rows, where one is asked for; its path as the files that were written."""
+    if path is None:
+        return []
+    if isinstance(found, ClassJudgement):
+        write_class_report(path, judgement=found, **facts)
+    else:
+        write_report(path, judgement=found, **facts)
+    return [path]
 
 
 def again(command: str, read: Mapping[str, Any]) -> dict[str, str]:

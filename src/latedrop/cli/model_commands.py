@@ -1,4 +1,4 @@
-"""The commands on the user's own model and files: `latedrop sites`, `calibrate`, `predict`, `evaluate`.
+"""The commands on the user's own model and files: `latedrop sites`, `calibrate`, `predict`.
 
 Plain functions that parse, call and print; `cli` hands them to typer. What a command needs is imported inside it. Rows
 are read, predicted and written a batch at a time.
@@ -7,28 +7,25 @@ are read, predicted and written a batch at a time.
 import json
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, redirect_stdout
-from dataclasses import replace
 from inspect import getdoc
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from latedrop.cli import options as opt
-from latedrop.cli.command import command, typed
-from latedrop.cli.options import example_rows, numbers, readout_of, scale_of, split
-from latedrop.cli.printing import broken, draw_curves, print_calibration, print_judgement, print_sites
+from latedrop.cli.command import command
+from latedrop.cli.options import example_rows, readout_of, scale_of, split
+from latedrop.cli.printing import print_calibration, print_sites
 from latedrop.errors import ArgumentError, DataError
 from latedrop.progress import progress
-from latedrop.terminal import need, say
+from latedrop.terminal import say
 
 if TYPE_CHECKING:
-    from torch import nn
-
-    from latedrop.calibration.judgement import Judgement
+    from latedrop.calibration.classes.predictor import ClassPredictor
     from latedrop.calibration.predictor import Predictor
     from latedrop.cli.feed import Places, Source
 
-__all__ = ["calibrate", "evaluate", "predict", "sites", "with_examples"]
+__all__ = ["calibrate", "predict", "sites", "with_examples"]
 
+_STANDARD = "-"  # as in `tables`, which is imported late
 _READ = ("--data", "--conformal-data", "--reference", "MODEL", "--weights")
 _EXAMPLES = {
     "sites": (
@@ -41,6 +38,7 @@ _EXAMPLES = {
         "latedrop calibrate my_model:Net --weights net.safetensors \\\n"
         "    --data val.parquet --target height,width -o cal.json --report cal.html",
         "latedrop calibrate model.pt2 --data val.npz -o cal.json --method linear",
+        "latedrop calibrate my_model:classifier --data val.csv --target species \\\n    -o cal.json --sets lac",
     ),
     "predict": (
         "latedrop predict my_model:net cal.json --data new.csv -o out.csv",
@@ -51,6 +49,7 @@ _EXAMPLES = {
         "latedrop evaluate my_model:net cal.json --data test.csv --target price",
         "latedrop evaluate model.pt2 cal.json --data test.npz --report page.html",
         'latedrop evaluate my_model:net cal.json --data test.csv \\\n    --require "coverage90>=0.85,gain>=0"',
+        'latedrop evaluate my_model:classifier cal.json --data test.csv \\\n    --require "accuracy>=0.9,ece<=0.05"',
     ),
     "export": (
         "latedrop export my_model:net cal.json -o model.onnx",
@@ -107,6 +106,7 @@ def calibrate(
     data: opt.Validation,
     output: opt.Written,
     target: opt.Target = None,
+    classes: opt.Classes = opt.ANY_TASK,
     learned: opt.TargetUnit = opt.AS_THEY_ARE,
     inputs: opt.Inputs = None,
     ignore: opt.Ignore = None,
@@ -122,14 +122,7 @@ def calibrate(
     select: opt.Select = None,
     kind: opt.Kind = "element",
     reference: opt.Reference = None,
-    terms: opt.Terms = None,
-    no_guard: opt.NoGuard = False,
-    method: opt.Method = None,
-    rates: opt.Rates = None,
-    draws: opt.Draws = None,
-    floor: opt.Floor = False,
-    per_site: opt.PerSite = False,
-    scale: opt.Scale = "optimal",
+    fitting: opt.Fitting = opt.BY_DEFAULT,
     intervals: opt.Intervals = None,
     conformal_data: opt.Held = None,
     seed: opt.Seed = 0,
@@ -138,28 +131,34 @@ def calibrate(
     as_json: opt.Json = False,
     debug: opt.Debug = False,
 ) -> None:
-    """Fit the variance to validation rows, which the model has not seen, and say what it is worth."""
+    """Fit the variance, or the probabilities of classes, to rows not used for training; say what it is worth."""
     with command(debug) as out:
         import latedrop
         from latedrop.cli.feed import Labelled, Source, conformal_rows, usual_rows
+        from latedrop.cli.judging import calibration_report, units_of
         from latedrop.cli.models import load_model
+        from latedrop.cli.tasks import remembering, with_labels
 
         read = dict(zip(_READ, (data, conformal_data, reference, model, weights), strict=True))
         _check_written(output, report, {**read, "--readout": readout})
         network = load_model(model, weights, trust=trust, device=device, untrained=untrained)
         columns = split(inputs), split(target), (), split(ignore), row_weights
         source = Source.of(data, *columns, labelled=True, images=images.of())
-        rows, units = Labelled(source, network, batch_size, drop_nan, seed=seed), _units(unit, source)
-        used, held = conformal_rows(rows, conformal_data, halve=intervals == "conformal")
-        options: dict[str, Any] = {"method": method, "draws": draws, "floor": floor, "per_site": per_site, "kind": kind}
-        options |= {"guard": False if no_guard else None, "reference": usual_rows(source, reference, rows)}
-        options |= {"intervals": intervals, "conformal_data": held, "seed": seed, "batch_size": batch_size}
-        options |= {"target": learned.of(), "row_weights": used.weights_to_come(), "task": "regression"}
-        options |= _read_options(rates, terms, scale, readout, select)
+        source, task = with_labels(source, network, classes, readout_of(readout))
+        rows, units = Labelled(source, network, batch_size, drop_nan, seed=seed), units_of(unit, source)
+        used, held = conformal_rows(rows, conformal_data, halve=intervals == "conformal" or classes.sets is not None)
+        options: dict[str, Any] = {
+            **fitting.of(),
+            "kind": kind,
+            "select": select or None,
+            "readout": readout_of(readout),
+        }
+        options |= {"reference": usual_rows(source, reference, rows), "seed": seed, "batch_size": batch_size}
+        options |= {"intervals": intervals, "conformal_data": None if classes.sets else held, "target": learned.of()}
+        options |= {"row_weights": used.weights_to_come(), "task": task, "class_names": source.class_names()}
         with source.explained():
-            uq = latedrop.calibrate(network, used, **options)
-        uq.calibration = replace(uq.calibration, columns=source.names())
-        files = [*map(str, uq.save(output)), *_calibration_report(report, uq, units, read)]
+            uq = remembering(latedrop.calibrate(network, used, **options), source, classes, held, units)
+        files = [*map(str, uq.save(output)), *calibration_report(report, uq, units, read)]
         with redirect_stdout(out):
             print_calibration(uq.calibration, used.dropped + (held.dropped if held else 0), files, as_json)
 
@@ -169,7 +168,7 @@ def predict(
     calibration: opt.Record,
     data: opt.New,
     output: opt.Predictions = "-",
-    level: opt.Level = 0.9,
+    level: opt.Level = None,
     keep: opt.Keep = None,
     inputs: opt.Inputs = None,
     ignore: opt.Ignore = None,
@@ -184,27 +183,29 @@ def predict(
     as_json: opt.Json = False,
     debug: opt.Debug = False,
 ) -> None:
-    """Write mean, std, low and high of every row.
+    """Write mean, std, low and high of every row; of classes the label, its confidence and every probability.
 
     Rows keep their order, and the file may be larger than memory. A row with missing values stays in its place, with
     nothing in these columns, and is warned of.
     """
     with command(debug) as out:
-        from latedrop.cli.feed import Source, output_names
-        from latedrop.cli.models import load_model
-        from latedrop.cli.tables import STANDARD
+        from latedrop.cli.columns import output_names
+        from latedrop.cli.feed import Source
+        from latedrop.cli.models import load_calibrated, load_model
         from latedrop.cli.writing import ROW_FILES, check_apart, check_output
         from latedrop.metrics.levels import checked_level
 
-        checked_level(level)
-        if output != STANDARD:
+        _ = level is None or checked_level(level)
+        if output != _STANDARD:
             check_output(output, *ROW_FILES)
         elif as_json:
             raise ArgumentError("expected --json or the rows on stdout; found both. Name a file with -o.")
         sources = {"MODEL": model, "CALIBRATION": calibration, "--weights": weights, "--data": data}
         check_apart({"--output": output}, {**sources, "--readout": readout})
         network = load_model(model, weights, trust=trust, device=device, untrained=untrained)
-        uq = _calibrated(calibration, network, readout, batch_size, scale)
+        uq = load_calibrated(
+            calibration, network, readout_of(readout), batch_size, None if scale is None else scale_of(scale)
+        )
         columns: dict[str, Any] = {
             "kept": split(*keep or ()),
             "ignored": split(ignore),
@@ -212,145 +213,31 @@ def predict(
         }
         source = Source.of(data, split(inputs), **columns, record=uq.calibration)
         flat = not output.lower().endswith(".npz")
-        names = [name for numbered in output_names(uq.calibration, flat=flat).values() for name in numbered]
+        names = output_names(uq.calibration, level, flat=flat)
         _check_kept(source.columns.kept, names)
         count, empty = _write_predictions(uq, source, output, out, level, flat=flat)
-        if as_json:
-            summary = {"rows": count, "empty": empty.count, "level": level, "columns": names, "file": output}
-            print(json.dumps(summary, indent=1), file=out)
-        elif output != STANDARD:
-            print(f"{count} rows predicted, with intervals at level {level:g}\nwritten: {output}", file=out)
-
-
-def evaluate(
-    model: opt.Model,
-    calibration: opt.Record,
-    data: opt.Test,
-    target: opt.Target = None,
-    inputs: opt.Inputs = None,
-    ignore: opt.Ignore = None,
-    row_weights: opt.RowWeights = None,
-    images: opt.Pictured = opt.NO_IMAGES,
-    drop_nan: opt.DropNan = False,
-    level: opt.Level = 0.9,
-    unit: opt.Unit = None,
-    require: opt.Require = None,
-    plot: opt.Plot = None,
-    report: opt.Report = None,
-    batch_size: opt.BatchSize = 256,
-    weights: opt.Weights = None,
-    trust: opt.Trust = False,
-    untrained: opt.Untrained = False,
-    device: opt.Device = "auto",
-    readout: opt.ReadOut = None,
-    as_json: opt.Json = False,
-    debug: opt.Debug = False,
-) -> None:
-    """Say what the uncertainty is worth on test rows, beside one constant variance."""
-    with command(debug) as out:
-        from latedrop.calibration.requirements import parsed_requirements
-        from latedrop.cli.feed import Labelled, Source
-        from latedrop.cli.judging import again, judged, read_files
-        from latedrop.cli.models import load_model
-        from latedrop.cli.writing import check_apart
-        from latedrop.metrics.levels import checked_level
-
-        checked_level(level)
-        parsed_requirements(require) if require is not None else ()
-        _check_drawn(plot, ".png")
-        _check_page(report)
-        sources = {"--data": data, "CALIBRATION": calibration, "MODEL": model, "--weights": weights}
-        check_apart({"--plot": plot, "--report": report}, {**sources, "--readout": readout})
-        network = load_model(model, weights, trust=trust, device=device, untrained=untrained)
-        uq = _calibrated(calibration, network, readout, batch_size, None)
-        known: dict[str, Any] = {"images": images.of(uq.calibration), "record": uq.calibration}
-        columns = split(inputs), split(target), (), split(ignore), row_weights
-        source = Source.of(data, *columns, labelled=True, **known)
-        rows = Labelled(source, network, batch_size, drop_nan)
-        units = _units(unit, source)
-        found = judged(uq, rows, level, units)
-        held = found.require(require) if require is not None else ()
-        read = read_files(sources)
-        page: dict[str, Any] = {"title": f"{model} on {Path(data).name}", "calibration": uq.calibration}
-        page |= {"judgement": found, "place": source.table.unit, "unit": units, "reproduce": again(typed.get(), read)}
-        files = [*_curves(plot, found), *_report(report, **page)]
-        with redirect_stdout(out):
-            facts = {"command": typed.get(), "read": read, "dropped": rows.dropped}
-            print_judgement(found, held, files, as_json, facts)
-        broken(held)
-
-
-def _calibrated(path: str, network: "nn.Module", readout: str | None, size: int, scale: str | None) -> "Predictor":
-    from latedrop.calibration.loading import load
-
-    uq: Predictor = load(path, network, readout_of(readout))
-    uq.batch_size = size
-    return uq if scale is None else uq.scaled(scale_of(scale))
-
-
-def _read_options(
-    rates: str | None, terms: str | None, scale: str, readout: str | None, select: list[str] | None
-) -> dict[str, Any]:
-    """Options of `latedrop.calibrate` that are a text on the command line."""
-    named = {"rates": rates and numbers("--rates", rates), "terms": terms and split(terms)}
-    return {**named, "scale": scale_of(scale), "readout": readout_of(readout), "select": select or None}
+        _print_predicted(count, empty, level, names, output, out, as_json)
 
 
 def _check_written(output: str, report: str | None, read: dict[str, str | None]) -> None:
     """Before the work: a calibration and a page can be written, and are none of the files that are read."""
-    from latedrop.cli.writing import check_apart, check_output
+    from latedrop.cli.writing import check_apart, check_output, check_page
 
     check_output(output)
-    _check_page(report)
+    check_page(report)
     check_apart({"--output": output, "--report": report}, read)
 
 
-def _check_drawn(path: str | None, *suffixes: str) -> None:
-    """Before the work: a figure can be drawn and written."""
-    from latedrop.cli.writing import check_output
-
-    if path is not None:
-        need("plots", "matplotlib")
-        check_output(path, *suffixes)
-
-
-def _check_page(path: str | None) -> None:
-    """Before the work: a page can be written."""
-    from latedrop.cli.writing import check_output
-
-    if path is not None:
-        check_output(path, ".html", ".htm")
-
-
-def _report(path: str | None, **facts: Any) -> list[str]:
-    """Write the page where one is asked for; its path as the files that were written."""
-    if path is None:
-        return []
-    from latedrop.report import write_report
-
-    write_report(path, **facts)
-    return [path]
-
-
-def _units(text: str | None, source: "Source") -> list[str]:
-    """None, one, or one for each target; how many outputs an array holds is not known yet."""
-    from latedrop.calibration.judgement import output_units
-
-    found = split(text)
-    if source.table.word == "column":
-        output_units(len(source.columns.targets), found)
-    return found
-
-
-def _calibration_report(
-    path: str | None, uq: "Predictor", units: Sequence[str], read: dict[str, str | None]
-) -> list[str]:
-    if path is None:
-        return []
-    from latedrop.cli.judging import again, read_files
-
-    facts: dict[str, Any] = {"title": f"Calibration of {read['MODEL']}", "calibration": uq.calibration}
-    return _report(path, **facts, unit=units, reproduce=again(typed.get(), read_files(read)))
+def _print_predicted(
+    count: int, empty: "Places", level: float | None, names: Sequence[str], output: str, out: Any, as_json: bool
+) -> None:
+    level = 0.9 if level is None and "label" not in names else level
+    if as_json:
+        summary = {"rows": count, "empty": empty.count, "level": level, "columns": names, "file": output}
+        print(json.dumps(summary, indent=1), file=out)
+    elif output != _STANDARD:
+        what = "" if level is None else f", with {'sets' if 'set' in names else 'intervals'} at level {level:g}"
+        print(f"{count} rows predicted{what}\nwritten: {output}", file=out)
 
 
 def _check_kept(kept: Sequence[str], names: Sequence[str]) -> None:
@@ -363,10 +250,11 @@ def _check_kept(kept: Sequence[str], names: Sequence[str]) -> None:
 
 
 def _write_predictions(
-    uq: "Predictor", source: "Source", output: str, out: Any, level: float, *, flat: bool
+    uq: "Predictor | ClassPredictor", source: "Source", output: str, out: Any, level: float | None, *, flat: bool
 ) -> "tuple[int, Places]":
     """Batch by batch from the source to the output; how many rows, and which of them are empty."""
-    from latedrop.cli.feed import Places, predicted
+    from latedrop.cli.columns import predicted
+    from latedrop.cli.feed import Places
     from latedrop.cli.writing import write_rows
 
     path, count, empty = source.table.path, 0, Places(source.table.unit)
@@ -384,10 +272,3 @@ def _write_predictions(
             "predictions are left empty."
         )
     return count, empty
-
-
-def _curves(path: str | None, found: "Judgement") -> list[str]:
-    if path is None:
-        return []
-    draw_curves(path, found.together.evaluations)
-    return [path]

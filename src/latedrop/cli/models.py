@@ -23,14 +23,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from latedrop.calibration.classes.predictor import ClassPredictor
+from latedrop.calibration.loading import load
+from latedrop.calibration.predictor import Predictor
+from latedrop.calibration.record import Choice
 from latedrop.calibration.weights import weight_marks
 from latedrop.devices import chosen_device
 from latedrop.errors import ArgumentError, FileError, LatedropError
 from latedrop.files import readable
+from latedrop.model.calling import Readout
 from latedrop.model.programs import load_program
 from latedrop.terminal import listed
 
-__all__ = ["as_arguments", "example_inputs", "load_function", "load_model"]
+__all__ = ["as_arguments", "example_inputs", "load_calibrated", "load_function", "load_model"]
 
 _log = logging.getLogger(__name__)
 _PICKLED = (".pt", ".pth", ".bin", ".ckpt", ".pkl")
@@ -63,6 +68,19 @@ def load_model(
         _load_weights(made, name, weights, trust)
     _log.info("model %s: %s, on %s", name, type(made).__name__, place)
     return made.to(place)
+
+
+def load_calibrated(
+    path: str, network: nn.Module, readout: Readout, size: int, scale: Choice | None = None
+) -> Predictor | ClassPredictor:
+    """The network with its calibration, that of numbers or of classes, to be run on so many rows at once."""
+    uq: Predictor | ClassPredictor = load(path, network, readout)
+    uq.batch_size = size
+    if scale is None:
+        return uq
+    if isinstance(uq, ClassPredictor):
+        raise ArgumentError("expected --scale with a regression; found a calibration of classes, which has none.")
+    return uq.scaled(scale)
 
 
 def load_function(name: str) -> Callable[..., Any]:

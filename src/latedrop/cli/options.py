@@ -10,14 +10,19 @@ from latedrop.terminal import argument, option
 if TYPE_CHECKING:
     from torch import nn
 
+    from latedrop.calibration.classes.record import ClassCalibration
     from latedrop.calibration.record import Calibration
     from latedrop.calibration.transforms import Transform
     from latedrop.cli.feed import Pictures
     from latedrop.model.calling import Readout
 
 __all__ = [
+    "ANY_TASK",
     "AS_THEY_ARE",
+    "BY_DEFAULT",
     "NO_IMAGES",
+    "Classes",
+    "Fitting",
     "Pictured",
     "TargetUnit",
     "example_rows",
@@ -30,6 +35,8 @@ __all__ = [
 _MODEL, _DATA, _OUTPUT = ({"rich_help_panel": name} for name in ("Model", "Data", "Output"))
 _METHODS = ["terms", "sample", "linear", "propagate"]
 _SCALES = ["optimal", "relaxed"]
+_TASKS = ["auto", "regression", "classification"]
+_SETS = ["lac", "aps", "raps"]
 _INTERVALS = ["gaussian", "isotonic", "conformal"]
 
 Model = Annotated[str, argument("package.module:callable, or a .pt2 file of torch.export.", metavar="MODEL")]
@@ -57,7 +64,9 @@ Inputs = Annotated[
     option("Input columns, commas between; by default all others, or the array x.", "--inputs", "--input", **_DATA),
 ]
 Ignore = Annotated[str | None, option("Columns that are no inputs, commas between.", **_DATA)]
-Target = Annotated[str | None, option("Target columns, commas between; of arrays, y by default.", **_DATA)]
+Target = Annotated[
+    str | None, option("Target columns, commas between, or the column of labels; of arrays, y by default.", **_DATA)
+]
 TargetMean = Annotated[
     str | None, option("Mean of the training targets, where these were standardised; one per output.", **_DATA)
 ]
@@ -74,7 +83,23 @@ ImageTransform = Annotated[
 ]
 DropNan = Annotated[bool, option("Leave out rows with NaN or missing values.", "--drop-nan", **_DATA)]
 BatchSize = Annotated[int, option("Rows that are read and run at once.", **_DATA)]
-Level = Annotated[float, option("Probability that the interval holds the target.", **_OUTPUT)]
+Level = Annotated[
+    float | None,
+    option("Probability that the interval, or the set of classes, holds the target; 0.9 by default.", **_OUTPUT),
+]
+Task = Annotated[str, option("auto, regression or classification.", autocompletion=lambda: _TASKS, **_DATA)]
+ClassNames = Annotated[
+    str | None,
+    option("Names of the classes in the order of the model's outputs, commas between; else text is sorted.", **_DATA),
+]
+Sets = Annotated[
+    str | None,
+    option(
+        "Prediction sets of classes: lac, aps or raps; from --conformal-data, or half of --data.",
+        autocompletion=lambda: _SETS,
+    ),
+]
+PerClass = Annotated[bool, option("Sets that hold every class as often as they say.", "--per-class")]
 _FILES = "csv, parquet, feather, npz, pt, or a folder of these"
 Example = Annotated[str | None, option(f"Example rows: {_FILES}.", **_DATA)]
 InputShape = Annotated[
@@ -118,7 +143,8 @@ Require = Annotated[
     option(
         'Bounds, such as "coverage90>=0.85,gain>=0"; exit code 3 where one does not hold. Measures: coverageNN and '
         "widthNN (NN: level in percent), gain, correlation, rmse, mae, nll, ma, rows; of one of several outputs "
-        "gain[NAME].",
+        "gain[NAME]. Of classes accuracy, nll, brier, ece, classwise_ece, gain, auroc, selective_risk, coverageNN, "
+        "sizeNN, rows.",
         **_OUTPUT,
     ),
 ]
@@ -137,7 +163,7 @@ class Pictured(NamedTuple):
     column: Column = None
     transform: ImageTransform = None
 
-    def of(self, record: "Calibration | None" = None) -> "Pictures | None":
+    def of(self, record: "Calibration | ClassCalibration | None" = None) -> "Pictures | None":
         """What they mean; what is not named is as `record` remembers. None where the inputs are no images."""
         from latedrop.cli.feed import Pictures
 
@@ -178,6 +204,55 @@ class TargetUnit(NamedTuple):
 
 
 AS_THEY_ARE = TargetUnit()
+
+
+class Fitting(NamedTuple):
+    """The options that say what is fitted, and how, of one parameter."""
+
+    terms: Terms = None
+    no_guard: NoGuard = False
+    method: Method = None
+    rates: Rates = None
+    draws: Draws = None
+    floor: Floor = False
+    per_site: PerSite = False
+    scale: Scale = "optimal"
+
+    def of(self) -> dict[str, Any]:
+        """As arguments of `latedrop.calibrate`."""
+        read: dict[str, Any] = {"rates": self.rates and numbers("--rates", self.rates), "scale": scale_of(self.scale)}
+        read |= {"terms": self.terms and split(self.terms), "guard": False if self.no_guard else None}
+        return {**read, "method": self.method, "draws": self.draws, "floor": self.floor, "per_site": self.per_site}
+
+
+BY_DEFAULT = Fitting()
+
+
+class Classes(NamedTuple):
+    """The options that speak of classes, of one parameter."""
+
+    task: Task = "auto"
+    class_names: ClassNames = None
+    sets: Sets = None
+    per_class: PerClass = False
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """As they were given; none by default."""
+        return tuple(split(self.class_names))
+
+    def check(self, *, classes: bool) -> None:
+        """`ArgumentError` where options of classes were given for a regression."""
+        wrong = "--sets" if self.sets else "--per-class" if self.per_class else ""
+        if wrong and not classes:
+            raise ArgumentError(f"expected {wrong} with classes; found it with a regression, which has --intervals.")
+        if self.sets is not None and self.sets not in _SETS:
+            raise ArgumentError(f"expected --sets {', '.join(_SETS)}; found {self.sets!r}.")
+        if self.per_class and not self.sets:
+            raise ArgumentError("expected --sets with --per-class; found none. Pass --sets lac.")
+
+
+ANY_TASK = Classes()
 
 
 def split(*texts: str | None) -> list[str]:

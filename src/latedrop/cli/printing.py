@@ -7,22 +7,24 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from latedrop.cli.class_printing import print_class_calibration, print_class_judgement, print_findings
 from latedrop.terminal import print_table, say
 
 if TYPE_CHECKING:
+    from latedrop.calibration.classes.judging import ClassJudgement
+    from latedrop.calibration.classes.record import ClassCalibration
     from latedrop.calibration.evaluation import Evaluation
     from latedrop.calibration.judgement import Judgement
     from latedrop.calibration.record import Calibration
     from latedrop.calibration.requirements import Requirement
-    from latedrop.calibration.verdict import Verdict
     from latedrop.model.sites import Sites
 
 __all__ = [
     "broken",
     "draw_curves",
+    "draw_reliability",
     "print_calibration",
     "print_demo",
-    "print_findings",
     "print_judgement",
     "print_sites",
 ]
@@ -36,6 +38,19 @@ def draw_curves(path: str, rows: "Sequence[Evaluation]") -> None:
 
     figure = plots.new_figure(6.4, 4.5)
     plots.calibration_curves({row.label: (row.levels, row.observed) for row in rows}, figure.subplots())
+    write_aside(path, png(figure))
+
+
+def draw_reliability(path: str, found: "ClassJudgement") -> None:
+    """Whether confidences hold, as a PNG file: of what is in use, of one temperature and of the model's own softmax."""
+    from latedrop import plots
+    from latedrop.files import write_aside
+    from latedrop.metrics.classes import reliability
+    from latedrop.report import png
+
+    figure = plots.new_figure(5.2, 5.2)
+    bins = {name: reliability(p, found.labels, bins=10, mass=True)[:2] for name, p in found.probabilities.items()}
+    plots.reliability_diagram(bins, figure.subplots())
     write_aside(path, png(figure))
 
 
@@ -73,10 +88,14 @@ def print_sites(found: "Sites", as_json: bool) -> None:
     print(f"{len(found)} site{'s' if len(found) > 1 else ''}: dropout goes on the input of these layers.")
 
 
-def print_calibration(c: "Calibration", dropped: int, files: Sequence[str], as_json: bool) -> None:
+def print_calibration(c: "Calibration | ClassCalibration", dropped: int, files: Sequence[str], as_json: bool) -> None:
     """Every rate with its metrics, the chosen one marked, and which files were written."""
+    from latedrop.calibration.classes.record import ClassCalibration
     from latedrop.calibration.intervals import Conformal
 
+    if isinstance(c, ClassCalibration):
+        print_class_calibration(c, dropped, files, as_json)
+        return
     if as_json:
         keys = (
             "rate",
@@ -144,9 +163,14 @@ def _rate_table(c: "Calibration") -> list[list[str]]:
 
 
 def print_judgement(
-    found: "Judgement", held: "Sequence[Requirement]", files: Sequence[str], as_json: bool, facts: Mapping[str, Any]
+    found: "Judgement | ClassJudgement",
+    held: "Sequence[Requirement]",
+    files: Sequence[str],
+    as_json: bool,
+    facts: Mapping[str, Any],
 ) -> None:
     """The verdict on test rows, and the metrics of every output."""
+    from latedrop.calibration.classes.judging import ClassJudgement
     from latedrop.report import table
     from latedrop.report.tables import output_table
 
@@ -156,9 +180,12 @@ def print_judgement(
         print(json.dumps(_plain(record), indent=1))
         return
     left = f", {facts['dropped']} left out" if facts["dropped"] else ""
+    if isinstance(found, ClassJudgement):
+        print_class_judgement(found, left, files)
+        return
     print(f"{found.rows:,} test row{'s' * (found.rows > 1)}{left}")
     if found.together.verdict is not None:
-        print_findings(found.together.verdict)
+        print_findings(found.together.verdict.findings)
     if len(found.outputs) > 1:
         print_table(output_table(found.outputs))
     for output in found.outputs:
@@ -167,17 +194,6 @@ def print_judgement(
         print_table(table(output.evaluations, output.unit))
     if files:
         print(f"written: {', '.join(files)}")
-
-
-def print_findings(verdict: "Verdict") -> None:
-    """A line for each thing that a verdict looks at, with its grade; in colours on a terminal."""
-    from rich.console import Console
-    from rich.text import Text
-
-    colours = {"good": "bold green", "weak": "bold yellow", "bad": "bold red"}
-    for found in verdict.findings:
-        line = Text.assemble(f"{found.about:<10}", (f"{found.grade:<6}", colours[found.grade]), found.text)
-        Console(highlight=False).print(line, soft_wrap=True)
 
 
 def broken(held: "Sequence[Requirement]") -> None:

@@ -25,8 +25,9 @@ from latedrop import files
 from latedrop.cli.tables import STANDARD, arrow_package
 from latedrop.errors import ArgumentError, DataError, FileError
 from latedrop.files import aside, safe_cell
+from latedrop.terminal import need
 
-__all__ = ["ROW_FILES", "check_apart", "check_output", "write_rows"]
+__all__ = ["ROW_FILES", "check_apart", "check_drawn", "check_output", "check_page", "write_rows"]
 
 ROW_FILES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet", ".feather", ".npz")
 
@@ -45,6 +46,19 @@ def check_output(path: str, *suffixes: str) -> None:
         raise FileError(f"expected a file to write at {path}; found a folder. Pass another path.")
     if not where.absolute().parent.is_dir():
         raise FileError(f"expected the folder of {path}; it is not there. Make it, or pass another path.")
+
+
+def check_page(path: str | None) -> None:
+    """Before the work: a page can be written, where one is asked for."""
+    if path is not None:
+        check_output(path, ".html", ".htm")
+
+
+def check_drawn(path: str | None) -> None:
+    """Before the work: a figure can be drawn and written, where one is asked for."""
+    if path is not None:
+        need("plots", "matplotlib")
+        check_output(path, ".png")
 
 
 def check_apart(outputs: Mapping[str, str | None], inputs: Mapping[str, str | None]) -> None:

@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import isfinite
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,7 +27,7 @@ from latedrop.files import plain_cell
 from latedrop.streams import Stream
 from latedrop.streams.usual import Usual
 
-__all__ = ["FOLLOWED", "counts_stream", "followed", "label_of", "read_labels"]
+__all__ = ["FOLLOWED", "counts_stream", "followed", "label_of", "read_labels", "reported"]
 
 FOLLOWED = "+stream"
 """Behind the provenance of counts that follow labels: a file has either these or plain ones."""
@@ -98,7 +99,7 @@ def followed(
     learn(stream.waiting)
     for frame in frames:
         widening = next(iter(stream.widening), 1.0)
-        found = stream.follow(_Reported(frame.reading), [frame.name])
+        found = stream.follow(reported(frame.reading), [frame.name])
         count, low, high = (max(0.0, float(value)) for value in (found.mean, found.low, found.high))
         kept = max(0.0, frame.count_kept + count - frame.count)
         made_by = f"{frame.provenance}{FOLLOWED}"
@@ -106,6 +107,11 @@ def followed(
             frame, count=count, std=frame.std * widening, low=low, high=high, count_kept=kept, provenance=made_by
         )
         learn([frame.name])  # after the frame was written down: were it counted again, its label would count twice
+
+
+def reported(reading: Reading) -> Any:
+    """What is reported of a frame, as `Stream.follow` takes it."""
+    return _Reported(reading)
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,7 @@ def recalibrate_counter(
         if key is None:
             continue
         ready = prepared(trained, name, image).to(trained.device)
-        reading = before.read(trained, ready)
+        reading = before.read(trained, ready, deviations=False)
         check_total(name, reading)
         plain = before.plain_variance(reading.count)
         features = 1.0 if reading.count.strangeness is None else float(reading.count.strangeness)

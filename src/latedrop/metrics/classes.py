@@ -25,6 +25,7 @@ __all__ = [
     "aupr",
     "brier",
     "classwise_ece",
+    "confusion",
     "cross_entropy",
     "ece",
     "fpr_at",
@@ -145,6 +146,30 @@ def fpr_at(positive: Array, negative: Array, recall: float = 0.95) -> Tensor:
     _, true, false = _thresholds(positive, negative)
     first = int((true / true[-1] >= recall - 1e-12).nonzero()[0])
     return false[first] / false[-1]
+
+
+def confusion(labels: Array, predicted: Array, classes: int, kept: Array | None = None) -> Tensor:
+    """Rows of each class by what was predicted, `(K, K)`; with `kept` `(N,)`, rejected rows in one column more.
+
+    >>> confusion([0, 0, 1], [0, 1, 1], 2, kept=[True, False, True])
+    tensor([[1, 0, 1],
+            [0, 1, 0]])
+    """
+    y, said = (torch.as_tensor(part).detach().cpu() for part in (labels, predicted))
+    if y.dim() != 1 or y.shape != said.shape or y.is_floating_point() or said.is_floating_point():
+        raise DataError(
+            f"expected labels and predictions (N,) as whole numbers; found {tuple(y.shape)} of {y.dtype} and "
+            f"{tuple(said.shape)} of {said.dtype}."
+        )
+    if len(y) and (min(int(y.min()), int(said.min())) < 0 or max(int(y.max()), int(said.max())) >= classes):
+        raise DataError(f"expected labels and predictions from 0 to {classes - 1}; found others.")
+    if kept is not None:
+        keep = torch.as_tensor(kept).detach().cpu().bool()
+        if keep.shape != y.shape:
+            raise DataError(f"expected one bool for each of {len(y)} rows; found {tuple(keep.shape)}.")
+        said = torch.where(keep, said, classes)
+    columns = classes + (kept is not None)
+    return torch.bincount(y.long() * columns + said.long(), minlength=classes * columns).reshape(classes, columns)
 
 
 def set_coverage(members: Array, labels: Array) -> Tensor:

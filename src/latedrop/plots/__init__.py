@@ -13,14 +13,26 @@ colours.
 
 from latedrop.plots.calibration import calibration_curves, metric_by_rate, tradeoff
 from latedrop.plots.canvas import new_figure
+from latedrop.plots.classes import (
+    confusion,
+    doubtful_images,
+    reliability_diagram,
+    risk_coverage,
+    score_histograms,
+)
 from latedrop.plots.predictions import error_against_std, intervals, site_shares
 
 __all__ = [
     "calibration_curves",
+    "confusion",
+    "doubtful_images",
     "error_against_std",
     "intervals",
     "metric_by_rate",
     "new_figure",
+    "reliability_diagram",
+    "risk_coverage",
+    "score_histograms",
     "site_shares",
     "tradeoff",
 ]

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
 import torch
 
 from latedrop.calibration.classes.fit import ALONE
-from latedrop.calibration.classes.judging import ClassJudgement, judge_classes
+from latedrop.calibration.classes.judging import ClassJudgement, findings_of, judge_classes
 from latedrop.calibration.classes.prediction import ClassPrediction
 from latedrop.calibration.classes.record import ClassCalibration
+from latedrop.calibration.verdict import Finding, Grade
+from latedrop.errors import ArgumentError
 from latedrop.files import write_aside
 from latedrop.metrics.classes import reliability, risk_coverage
 from latedrop.numerals import percent
@@ -30,10 +32,14 @@ def write_class_report(
     path: str | os.PathLike[str],
     *,
     title: str,
-    prediction: ClassPrediction,
-    labels: Any,
+    prediction: ClassPrediction | None = None,
+    labels: Any = None,
+    calibration: ClassCalibration | None = None,
+    judgement: ClassJudgement | None = None,
     about: str = "",
     reproduce: Mapping[str, str] | None = None,
+    places: Sequence[int | str] = (),
+    place: str = "row",
 ) -> None:
     """Write one self-contained HTML page about a calibrated classifier.
 
@@ -42,29 +48,47 @@ def write_class_report(
         title: heading of the page.
         prediction: of test rows that served for nothing else.
         labels: their classes, whole numbers from 0.
+        calibration: alone, for a page about what the validation rows say.
+        judgement: of the predictions, where it was made already.
         about: a paragraph of your own, on the model and the data.
         reproduce: names and values for the last section, such as the command.
+        places: where each test row is in its file.
+        place: what these count.
     """
-    found, c = judge_classes(prediction, labels), prediction.calibration
-    sentence = "; ".join(finding.text for finding in found.findings)
+    if prediction is not None:
+        found, c = judgement or judge_classes(prediction, labels), prediction.calibration
+        top = _opening(title, about, found.grade, found.findings) + _tested(found, prediction, places, place)
+    elif calibration is not None:
+        c, findings = calibration, findings_of(calibration.verdict)
+        top = _opening(title, about, findings[0].grade, findings)
+    else:
+        raise ArgumentError("expected a prediction with labels, or a calibration, to write about; found neither.")
     body = [
-        heading(title, 1),
-        f'<p class="verdict">{light(found.grade)} · {escape(sentence[0].upper() + sentence[1:])}.</p>',
-        lights(found.findings),
-        paragraph(about, "soft"),
-        heading("On test rows"),
-        _scores(found),
-        figures(list(_figures(found))),
-        heading("Every class"),
-        table(_classes(found, c)),
-        heading("The surest mistakes"),
-        table(_worst(found, prediction)),
+        *top,
         heading("What was compared on the validation rows"),
         table(_candidates(c), marked=c.choice),
         heading("To get this again"),
         table([[k, v] for k, v in _facts(c, reproduce or {}).items()], head=False, texts=True),
     ]
     write_aside(path, page_of(title, body).encode())
+
+
+def _opening(title: str, about: str, grade: Grade, findings: Sequence[Finding]) -> list[str]:
+    sentence = "; ".join(finding.text for finding in findings)
+    verdict = f'<p class="verdict">{light(grade)} · {escape(sentence[0].upper() + sentence[1:])}.</p>'
+    return [heading(title, 1), verdict, lights(findings), paragraph(about, "soft")]
+
+
+def _tested(found: ClassJudgement, prediction: ClassPrediction, places: Sequence[int | str], place: str) -> list[str]:
+    return [
+        heading("On test rows"),
+        _scores(found),
+        figures(list(_figures(found))),
+        heading("Every class"),
+        table(_classes(found, prediction.calibration)),
+        heading("The surest mistakes"),
+        table(_worst(found, prediction, places, place)),
+    ]
 
 
 def _scores(found: ClassJudgement) -> str:
@@ -105,15 +129,11 @@ def _figures(found: ClassJudgement) -> Iterator[Figure]:
     yield Figure("What rejecting rows gains", said, plot.svg(f"Error rate against share kept. {said}"), names)
 
 
-def _names(c: ClassCalibration) -> list[str]:
-    return list(c.names) or [str(k) for k in range(c.classes)]
-
-
 def _classes(found: ClassJudgement, c: ClassCalibration) -> list[list[str]]:
     p = next(iter(found.probabilities.values()))
     label = p.argmax(1)
     lines = [["class", "rows", "found", "right where predicted", "mean probability of its rows"]]
-    for k, name in enumerate(_names(c)):
+    for k, name in enumerate(c.known_names):
         own, said = found.labels == k, label == k
         shares = [
             percent(float((label[own] == k).double().mean()), 0) if bool(own.any()) else "-",
@@ -124,16 +144,18 @@ def _classes(found: ClassJudgement, c: ClassCalibration) -> list[list[str]]:
     return lines if len(lines) <= 41 else [*lines[:41], ["...", "", "", "", ""]]
 
 
-def _worst(found: ClassJudgement, prediction: ClassPrediction) -> list[list[str]]:
-    names, p = _names(prediction.calibration), prediction.probabilities
+def _worst(
+    found: ClassJudgement, prediction: ClassPrediction, places: Sequence[int | str], place: str
+) -> list[list[str]]:
+    names, p = prediction.calibration.known_names, prediction.probabilities
     wrong = (prediction.label != found.labels).nonzero()[:, 0]
     order = wrong[prediction.confidence[wrong].argsort(descending=True)][:_WORST]
-    lines = [["row", "predicted", "with confidence", "is", "which had", "strangeness"]]
+    lines = [[place, "predicted", "with confidence", "is", "which had", "strangeness"]]
     for row in order.tolist():
         strange = "-" if prediction.strangeness is None else f"{float(prediction.strangeness[row]):.2f}"
         said, true = int(prediction.label[row]), int(found.labels[row])
         shares = percent(float(p[row, said]), 1), percent(float(p[row, true]), 1)
-        lines.append([str(row), names[said], shares[0], names[true], shares[1], strange])
+        lines.append([str(places[row] if places else row), names[said], shares[0], names[true], shares[1], strange])
     return lines
 
 

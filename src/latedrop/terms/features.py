@@ -8,7 +8,7 @@ many by a fixed random matrix.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,12 +57,12 @@ class Features:
             )
         return cls(tuple(names))
 
-    def of(self, model: nn.Module, x: Any, sites: Sites) -> Tensor:
-        """`(N, features)`, in one plain pass."""
+    def of(self, model: nn.Module, x: Any, sites: Sites, seen: Callable[[Any], object] = lambda output: None) -> Tensor:
+        """`(N, features)`, in one plain pass; `seen` is shown the raw output of it, batch by batch."""
         parts = fitting_batches(model, x)
         if parts is not None:
-            return torch.cat([self.of(model, part, sites)[:rows] for part, rows in parts])
-        return self.gathered(self._noted(model, x, sites))
+            return torch.cat([self.of(model, part, sites, seen)[:rows] for part, rows in parts])
+        return self.gathered(self._noted(model, x, sites, seen))
 
     def noting(self, model: nn.Module, sites: Sites, rows: int) -> Noted:
         """Notes these features of so many rows while a pass runs that somebody else makes."""
@@ -91,7 +91,9 @@ class Features:
             kept = tuple(name for name in kept if together.agrees(alone, name, i))
         return Features(kept) if kept else None
 
-    def _noted(self, model: nn.Module, x: Any, sites: Sites) -> Noted:
+    def _noted(
+        self, model: nn.Module, x: Any, sites: Sites, seen: Callable[[Any], object] = lambda output: None
+    ) -> Noted:
         chosen = [site for site in sites if site.name in self.sites]
 
         def run() -> Noted:
@@ -99,7 +101,8 @@ class Features:
             twin = twin_of(model, own_gradients=may_derive(model))
             try:
                 with Thinning(twin, chosen, noted, shared=False).passing(x):
-                    call(twin, copied(x))
+                    output = call(twin, copied(x))
+                seen(output)
             finally:
                 release(twin)
             return noted

@@ -89,10 +89,14 @@ class Neighbours(Term):
 
     def values(self, rows: Rows) -> Tensor:
         """See `Term`."""
+        return self.distances(rows.features, rows.index)
+
+    def distances(self, features: Tensor, index: Tensor | None = None) -> Tensor:
+        """Of rows with these features, `(N,)`; with `index`, their places among the reference rows."""
         if self._nearest is None:
             raise DataError("expected a term that has seen reference rows; found one that has not.")
         whole = self._own and len(self._nearest.points) < _MOST_ROWS
-        return self._nearest.query(rows.features, self.k, rows.index if whole else None)[0].mean(1)
+        return self._nearest.query(features, self.k, index if whole else None)[0].mean(1)
 
     def state(self) -> Learned:
         """See `Term`."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+import math
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -12,17 +14,30 @@ from latedrop.calibration.classes.fit import ALONE, ClassFit, losses
 from latedrop.calibration.classes.labels import as_labels
 from latedrop.calibration.classes.prediction import ClassPrediction
 from latedrop.calibration.classes.record import ClassVerdict
+from latedrop.calibration.classes.sets import ClassSets
+from latedrop.calibration.requirements import Requirement, checked_requirements, level_of, parsed_requirements
 from latedrop.calibration.verdict import Finding, Grade, standard_error
-from latedrop.errors import DataError
+from latedrop.errors import ArgumentError, DataError
 from latedrop.metrics import auroc
-from latedrop.metrics.classes import accuracy, brier, cross_entropy, ece, selective_risk
+from latedrop.metrics.classes import (
+    accuracy,
+    brier,
+    classwise_ece,
+    cross_entropy,
+    ece,
+    selective_risk,
+    set_coverage,
+    set_size,
+)
 
-__all__ = ["ClassJudgement", "ClassScores", "judge_classes"]
+__all__ = ["ClassJudgement", "ClassScores", "SetScores", "findings_of", "judge_classes"]
 
 ERROR_GOOD, ERROR_BAD = 0.03, 0.08
 """Calibration error: up to the first it is good, beyond the second bad."""
 GAIN_GOOD = 0.01
 """Nats over one temperature: less is negligible."""
+_LEVEL = 0.9
+_BINS = 15  # of the calibration error
 RANKING_GOOD, RANKING_BAD = 0.8, 0.65
 """AUROC of telling right from wrong rows by the confidence."""
 
@@ -37,6 +52,7 @@ class ClassScores:
         brier: the Brier score, from 0 to 2.
         accuracy: share of labels that are the likeliest class.
         ece: expected calibration error, 15 bins of equal mass.
+        classwise_ece: the same of every class's probability, averaged over the classes.
         selective_risk: mean error rate over all shares of rows that are kept, the surest first.
     """
 
@@ -45,7 +61,25 @@ class ClassScores:
     brier: float
     accuracy: float
     ece: float
+    classwise_ece: float
     selective_risk: float
+
+
+@dataclass(frozen=True)
+class SetScores:
+    """What prediction sets at one level hold.
+
+    Attributes:
+        level: how often they should hold the label.
+        coverage: how often they do.
+        coverage_error: standard error of that.
+        size: classes in a set, on average.
+    """
+
+    level: float
+    coverage: float
+    coverage_error: float
+    size: float
 
 
 @dataclass(frozen=True)
@@ -59,6 +93,8 @@ class ClassJudgement:
         probabilities: `(N, K)` each, by label.
         labels: `(N,)`.
         strange: share of the rows beyond nine in ten of the validation rows; None where it is not known.
+        sets: of the level that was asked for; None where the calibration has none.
+        maker: what makes sets at any level; None where the calibration cannot.
     """
 
     verdict: ClassVerdict
@@ -67,11 +103,13 @@ class ClassJudgement:
     probabilities: dict[str, Tensor] = field(repr=False)
     labels: Tensor = field(repr=False)
     strange: float | None = None
+    sets: SetScores | None = None
+    maker: ClassSets | None = field(default=None, repr=False)
 
     @property
     def findings(self) -> tuple[Finding, ...]:
         """Calibration, worth and ranking, each with a grade."""
-        return _calibration(self.verdict), _worth(self.verdict), *_ranking(self.ranking)
+        return *findings_of(self.verdict), *_ranking(self.ranking), *_sets(self.sets)
 
     @property
     def grade(self) -> Grade:
@@ -79,15 +117,46 @@ class ClassJudgement:
         calibration, worth, *_ = self.findings
         return "bad" if worth.grade == "bad" else calibration.grade
 
+    def sets_at(self, level: float) -> SetScores | None:
+        """What sets at a level hold; None where the calibration makes none."""
+        if self.maker is None:
+            return None
+        p = next(iter(self.probabilities.values())).cpu()
+        members, y = self.maker.members(p, level), self.labels.cpu()
+        coverage = float(set_coverage(members, y))
+        return SetScores(level, coverage, (coverage * (1 - coverage) / len(y)) ** 0.5, float(set_size(members)))
+
+    def measures(self, levels: Iterable[float] = ()) -> dict[str, float]:
+        """Every measure of what is in use by its name; sets at the level asked for, and at `levels`."""
+        used = asdict(self.scores[0])
+        del used["label"]
+        found = {"rows": float(self.verdict.rows), **used, "gain": self.verdict.gain}
+        found |= {} if self.ranking is None else {"auroc": self.ranking}
+        asked = {level: self.sets_at(level) for level in levels}
+        for sets in (self.sets, *asked.values()):
+            if sets is not None:
+                found |= {f"coverage{100 * sets.level:.4g}": sets.coverage, f"size{100 * sets.level:.4g}": sets.size}
+        return found
+
+    def require(self, text: str) -> tuple[Requirement, ...]:
+        """Hold measures against bounds, as in `"accuracy>=0.9, ece<=0.05"`; `met` says whether each is kept."""
+        levels = [level_of(item.measure) for item in parsed_requirements(text)]
+        return checked_requirements(text, self.measures(level for level in levels if level is not None))
+
     def to_dict(self) -> dict[str, Any]:
         """Plain data; all but the probabilities of every row."""
         record = {"verdict": {**asdict(self.verdict), "text": str(self.verdict), "grade": self.grade}}
         rest: dict[str, Any] = {"scores": [asdict(row) for row in self.scores], "ranking": self.ranking}
-        return {**record, **rest, "findings": [asdict(found) for found in self.findings], "strange": self.strange}
+        rest |= {"rows": self.verdict.rows, "strange": self.strange, "sets": self.sets and asdict(self.sets)}
+        findings = [asdict(found) for found in self.findings]
+        return {**record, **rest, "findings": findings, "measures": self.measures()}
 
 
-def judge_classes(prediction: ClassPrediction, labels: Any) -> ClassJudgement:
-    """Judge predictions by labels `(N,)` of rows that served for nothing else."""
+def judge_classes(prediction: ClassPrediction, labels: Any, *, level: float | None = None) -> ClassJudgement:
+    """Judge predictions by labels `(N,)` of rows that served for nothing else.
+
+    `level` is that of prediction sets, where the calibration makes any; by default 0.9, if it has rows enough.
+    """
     y = as_labels(labels, prediction.calibration.classes).to(prediction.logits.device)
     if len(y) != len(prediction):
         raise DataError(f"expected one label for each of the {len(prediction)} predictions; found {len(y)}.")
@@ -112,12 +181,25 @@ def judge_classes(prediction: ClassPrediction, labels: Any) -> ClassJudgement:
         ece=used.ece,
     )
     strange = None if prediction.strangeness is None else float((prediction.strangeness > 1).double().mean())
-    return ClassJudgement(verdict, scores, ranking, {k: v.exp() for k, v in ways.items()}, y, strange)
+    known: dict[str, Any] = {"strange": strange, "maker": prediction.calibration.sets}
+    found = ClassJudgement(verdict, scores, ranking, {k: v.exp() for k, v in ways.items()}, y, **known)
+    try:
+        return replace(found, sets=found.sets_at(_LEVEL if level is None else level))
+    except ArgumentError:
+        if level is not None:
+            raise
+        return found
+
+
+def findings_of(verdict: ClassVerdict) -> tuple[Finding, Finding]:
+    """Calibration and worth, each with a grade."""
+    return _calibration(verdict), _worth(verdict)
 
 
 def _scored(label: str, p: Tensor, y: Tensor) -> ClassScores:
     risk = selective_risk(-p.amax(1), p.argmax(1) != y)
-    parts = (cross_entropy(p, y), brier(p, y), accuracy(p, y), ece(p, y, mass=True), risk)
+    errors = ece(p, y, mass=True), classwise_ece(p, y, mass=True)
+    parts = (cross_entropy(p, y), brier(p, y), accuracy(p, y), *errors, risk)
     return ClassScores(label, *map(float, parts))
 
 
@@ -132,8 +214,19 @@ def _calibration(v: ClassVerdict) -> Finding:
     if v.ece <= ERROR_BAD:
         advice = "Take them as rough, or calibrate on more rows like these."
         return Finding("Do the probabilities hold?", "weak", text, value, advice)
+    if v.ece <= _by_chance(v):
+        advice = "So few rows cannot tell: exact probabilities would look like this. Evaluate on more."
+        return Finding("Do the probabilities hold?", "weak", text, value, advice)
     advice = "Do not rely on them. Calibrate on rows like these."
     return Finding("Do the probabilities hold?", "bad", text, value, advice)
+
+
+def _by_chance(v: ClassVerdict) -> float:
+    """What the calibration error of exact probabilities would be at most, on average, among so many rows.
+
+    The share of right rows in a bin of n has a standard deviation of at most `sqrt(a (1 - a) / n)`, `a` the accuracy.
+    """
+    return math.sqrt(2 / math.pi * v.accuracy * (1 - v.accuracy) * _BINS / v.rows)
 
 
 def _worth(v: ClassVerdict) -> Finding:
@@ -155,3 +248,14 @@ def _ranking(ranking: float | None) -> tuple[Finding, ...]:
     advice = {"good": "Reject or check rows of low confidence first.", "weak": "Low confidence is a hint, no more."}
     text = f"{words[grade]} right rows from wrong ones: AUROC {ranking:.2f}"
     return (Finding("Does it tell errors?", grade, text, f"{ranking:.2f}", advice.get(grade, "Do not reject by it.")),)
+
+
+def _sets(sets: SetScores | None) -> tuple[Finding, ...]:
+    if sets is None:
+        return ()
+    value = f"{100 * sets.coverage:.1f} % (± {100 * sets.coverage_error:.1f})"
+    text = f"{100 * sets.level:g} % sets hold {value} of the labels, with {sets.size:.2f} classes on average"
+    short, error = sets.level - sets.coverage, sets.coverage_error
+    grade: Grade = "good" if short <= 2 * error else "weak" if short <= 0.05 + 2 * error else "bad"
+    advice = {"good": "They can be taken as they are."}
+    return (Finding("Do the sets hold?", grade, text, value, advice.get(grade, "Make them from rows like these.")),)

@@ -18,7 +18,7 @@ from latedrop.calibration.classes.search import RATES, search_classes
 from latedrop.calibration.names import names_of
 from latedrop.calibration.search import batches_with_sites
 from latedrop.calibration.setup import Setup
-from latedrop.errors import ArgumentError, LatedropWarning
+from latedrop.errors import ArgumentError, DataError, LatedropWarning
 from latedrop.model.arrays import place
 from latedrop.model.finding import check_module
 from latedrop.model.items import as_items
@@ -79,6 +79,8 @@ def classifier(
             raise ArgumentError("expected class_names with task='classification' alone; found them with a regression.")
         if ignore_index is not None:
             raise ArgumentError("expected ignore_index with task='classification' alone; found it with a regression.")
+        if task == "auto":
+            _check_one_hot(labels, output)
         _warn_of_classes(labels, output)
         return None, data
     check_module(model)
@@ -86,9 +88,10 @@ def classifier(
     wrong = [name for name, usual in _THEIRS.items() if options[name] is not usual and _differ(options[name], usual)]
     if wrong or options["method"] not in (None, "terms", "sample"):
         wrong += [] if options["method"] in (None, "terms", "sample") else ["method"]
+        theirs = ", ".join(f"{name}=" for name in wrong)
         raise ArgumentError(
-            f"expected options that classes have; found {', '.join(wrong)}. Methods are 'terms', the default, and "
-            "'sample'. Numbers that are no classes are task='regression'."
+            f"expected options that classes have; found {theirs}. Methods are 'terms', the default, and 'sample'. "
+            "Numbers that are no classes are task='regression'."
         )
     drawn = options["method"] == "sample" or options["rates"] is not None or options["draws"] is not None
     held = options["conformal_data"]
@@ -139,6 +142,17 @@ def _first(model: nn.Module, data: Any, options: dict[str, Any]) -> tuple[Tensor
 
 def _zero_or_one(values: Tensor) -> bool:
     return bool(((values == 0) | (values == 1)).all()) and len(values.unique()) == 2
+
+
+def _check_one_hot(labels: Tensor | None, output: Tensor | None) -> None:
+    """`DataError` of targets with a single 1 in every row and 0 elsewhere; as numbers they would be fitted silently."""
+    if labels is None or output is None or labels.dim() != 2 or labels.shape[1] < 2 or output.dim() != 2:
+        return
+    if len(labels) > 1 and bool(((labels == 0) | (labels == 1)).all()) and bool((labels.sum(1) == 1).all()):
+        raise DataError(
+            f"expected one label for each row, or numbers; found targets of shape {tuple(labels.shape)} with a single "
+            "1 in every row, as one-hot labels are. Pass labels.argmax(1), or task='regression' where they are numbers."
+        )
 
 
 def _warn_of_classes(labels: Tensor | None, output: Tensor | None) -> None:

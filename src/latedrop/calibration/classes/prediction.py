@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     import pandas
 
 __all__ = ["ClassPrediction"]
+
+_TENSORS = ("log_probabilities", "logits", "strangeness", "mutual_information")
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class ClassPrediction:
     @property
     def names(self) -> list[str]:
         """The likeliest class by its name."""
-        known = self.calibration.names or [str(k) for k in range(self.calibration.classes)]
+        known = self.calibration.known_names
         return [known[k] for k in self.label.tolist()]
 
     @property
@@ -84,11 +86,16 @@ class ClassPrediction:
         """`(N,)`, True for rows that a rule keeps; see `ClassPredictor.rejection`."""
         return self.confidence >= rule.threshold
 
-    def to_dict(self) -> dict[str, Tensor]:
-        """Named results: `label`, `confidence`, `entropy`, what else is known of each row, and `probabilities`."""
+    def to_dict(self, level: float | None = None) -> dict[str, Tensor]:
+        """Named results: `label`, `confidence`, `entropy`, what else is known of each row, and `probabilities`.
+
+        With a level, where the calibration makes prediction sets, also `set`.
+        """
         named = {"label": self.label, "confidence": self.confidence, "entropy": self.entropy}
         extra = {"strangeness": self.strangeness, "mutual_information": self.mutual_information}
         named |= {name: value for name, value in extra.items() if value is not None}
+        if level is not None and self.calibration.sets is not None:
+            named["set"] = self.prediction_set(level)
         return {**named, "probabilities": self.probabilities}
 
     def to_pandas(self) -> pandas.DataFrame:
@@ -100,12 +107,16 @@ class ClassPrediction:
         named = self.to_dict()
         probabilities = named.pop("probabilities")
         frame = pandas.DataFrame({name: value.cpu().numpy() for name, value in named.items()})
-        known: Sequence[str] = self.calibration.names or [str(k) for k in range(self.calibration.classes)]
         if self.calibration.names:
             frame["label"] = self.names
-        for k, name in enumerate(known):
+        for k, name in enumerate(self.calibration.known_names):
             frame[f"p_{name}"] = probabilities[:, k].cpu().numpy()
         return frame
+
+    def cpu(self) -> ClassPrediction:
+        """The same with its tensors on the CPU."""
+        tensors = {name: getattr(self, name) for name in _TENSORS}
+        return replace(self, **{name: value.cpu() for name, value in tensors.items() if value is not None})
 
     def __len__(self) -> int:
         return len(self.log_probabilities)
@@ -123,5 +134,4 @@ class ClassPrediction:
             values = [getattr(part, name) for part in parts]
             return None if values[0] is None else torch.cat(values)
 
-        names = ("log_probabilities", "logits", "strangeness", "mutual_information")
-        return type(first)(**{name: together(name) for name in names}, calibration=first.calibration)  # type: ignore[arg-type]
+        return type(first)(**{name: together(name) for name in _TENSORS}, calibration=first.calibration)  # type: ignore[arg-type]

@@ -67,6 +67,28 @@ class ClassPredictor(Calibrated[ClassCalibration]):
         """Yield one `ClassPrediction` per batch; see `Predictor.predict_batches`."""
         yield from map(self.predict, inputs_in(loader, self.model, self.batch_size, unpack, self.collate))
 
+    def predict_labelled(
+        self, data: Any, unpack: Unpack | None = None, tick: Callable[[int], Any] = lambda rows: None
+    ) -> tuple[ClassPrediction, Tensor]:
+        """The prediction of data as `calibrate` takes them, and their labels, on the CPU; a batch is held at a time.
+
+        `tick` is called with the rows of each batch.
+        """
+        if self.calibration.maps:
+            raise ArgumentError(
+                "expected a classifier of rows for prediction sets, rejection and judgements; found maps, whose pixels "
+                "depend on each other. Judge images by predict(...).image_scores."
+            )
+        parts, labels = [], []
+        data = pair_in_order(data, self.calibration.columns)
+        for x, y in batches(data, self.model, batch_size=self.batch_size, unpack=unpack, collate=self.collate):
+            parts.append(self.predict(x).cpu())
+            labels.append(as_labels(y, self.calibration.classes).cpu())
+            tick(len(y))
+        if not parts:
+            raise DataError("expected at least one row with its label; found none.")
+        return ClassPrediction.joined(parts), torch.cat(labels)
+
     def conformal(
         self, data: Any, score: Score = "lac", *, per_class: bool = False, unpack: Unpack | None = None
     ) -> ClassPredictor:
@@ -79,8 +101,8 @@ class ClassPredictor(Calibrated[ClassCalibration]):
             per_class: sets that hold each class as often as they say, and not only the labels as a whole.
             unpack: from a batch to `(inputs, labels)`.
         """
-        found, labels = self._on(data, unpack)
-        sets = ClassSets.fit(found.probabilities.cpu(), labels, checked_score(score), per_class=per_class)
+        found, labels = self.predict_labelled(data, unpack)
+        sets = ClassSets.fit(found.probabilities, labels, checked_score(score), per_class=per_class)
         return self._with(replace(self.calibration, sets=sets))
 
     def rejection(
@@ -90,8 +112,8 @@ class ClassPredictor(Calibrated[ClassCalibration]):
 
         It does so with probability `confidence` over the rows of `data`, which must have served for nothing else.
         """
-        found, labels = self._on(data, unpack)
-        return rejection(found.confidence.cpu(), found.label.cpu() == labels, risk, confidence)
+        found, labels = self.predict_labelled(data, unpack)
+        return rejection(found.confidence, found.label == labels, risk, confidence)
 
     def to_onnx(self, path: str | os.PathLike[str], example: Any) -> Path:
         """Write one ONNX file that gives `probabilities`, `label` and scores; see `Predictor.to_onnx`."""
@@ -102,21 +124,6 @@ class ClassPredictor(Calibrated[ClassCalibration]):
             return self._batch(x, None, simulated=False)
 
         return export(path, self.model, self.calibration, predicted, placed)
-
-    def _on(self, data: Any, unpack: Unpack | None) -> tuple[ClassPrediction, Tensor]:
-        if self.calibration.maps:
-            raise ArgumentError(
-                "expected a classifier of rows for prediction sets and rejection; found maps, whose pixels depend on "
-                "each other. Judge images by predict(...).image_scores."
-            )
-        parts, labels = [], []
-        data = pair_in_order(data, self.calibration.columns)
-        for x, y in batches(data, self.model, batch_size=self.batch_size, unpack=unpack, collate=self.collate):
-            parts.append(self.predict(x))
-            labels.append(as_labels(y, self.calibration.classes).cpu())
-        if not parts:
-            raise DataError("expected at least one row with its label; found none.")
-        return ClassPrediction.joined(parts), torch.cat(labels)
 
     def _batch(self, x: Any, rate: float | None, *, simulated: bool = True) -> ClassPrediction:
         """One batch; without `simulated`, nothing that takes random numbers of its own."""

@@ -135,6 +135,11 @@ class ClassCalibration:
     maps: bool = False
     ignore_index: int | None = None
 
+    @property
+    def known_names(self) -> tuple[str, ...]:
+        """The names of the classes, or their numbers."""
+        return self.names or tuple(map(str, range(self.classes)))
+
     def to_json(self, stored: dict[str, Tensor] | None = None, file: str = "") -> str:
         """Readable JSON, with a checksum over its content; see `Calibration.to_json`."""
         record = {name: getattr(self, name) for name in self.__dataclass_fields__}

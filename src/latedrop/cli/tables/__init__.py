@@ -9,17 +9,21 @@ unpickled. Parquet and feather need pyarrow (`pip install "latedrop[parquet]"`),
 
 from latedrop.cli.tables.arrow_files import arrow_package
 from latedrop.cli.tables.images import open_images
+from latedrop.cli.tables.labels import Labels, check_count, distinct
 from latedrop.cli.tables.reading import choose, open_table, read_batches
 from latedrop.cli.tables.rows import STANDARD, Columns, Place, Rows, Table
 
 __all__ = [
     "STANDARD",
     "Columns",
+    "Labels",
     "Place",
     "Rows",
     "Table",
     "arrow_package",
+    "check_count",
     "choose",
+    "distinct",
     "open_images",
     "open_table",
     "read_batches",

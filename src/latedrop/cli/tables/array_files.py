@@ -153,4 +153,4 @@ def _blocks(
         for name, value in numbers.items():
             if value.dtype.kind == "U":
                 raise DataError(f"expected numbers in array {name!r} of {path}; found text. Encode it as numbers.")
-        yield range(first, last), numbers, {name: block[name] for name in columns.kept}
+        yield range(first, last), numbers, {name: block[name] for name in columns.carried}

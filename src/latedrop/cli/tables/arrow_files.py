@@ -79,7 +79,7 @@ def _table(
                     for name in wanted
                 }
                 places = range(first, first + len(block))
-                yield places, numbers, {name: block.column(name) for name in columns.kept}
+                yield places, numbers, {name: block.column(name) for name in columns.carried}
                 first += len(block)
 
     return Table(path, tuple(schema.names), arrays=False, count=count, unit="index", read=read)

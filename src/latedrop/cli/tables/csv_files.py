@@ -14,14 +14,13 @@ from typing import Any
 
 import numpy as np
 
+from latedrop.cli.tables.cells import is_number, number_of
 from latedrop.cli.tables.rows import STANDARD, Array, Block, Columns, Table
 from latedrop.errors import ArgumentError, DataError, FileError
 
 __all__ = ["open_csv"]
 
-_TRUTHS = {"true": 1.0, "false": 0.0}
 _QUOTED = re.compile('"[^"]*"')
-_MISSING = {"", "na", "n/a", "nan", "null", "none"}
 
 
 def open_csv(path: str) -> Table:
@@ -33,7 +32,7 @@ def open_csv(path: str) -> Table:
     names = [name.strip() for name in names]
     if not names:
         raise DataError(f"expected a first line with column names in {path}; found nothing.")
-    if all(_is_number(name) for name in names):
+    if all(is_number(name) for name in names):
         raise DataError(
             f"expected a first line with column names in {path}; found only numbers. Put a line of names on top."
         )
@@ -58,7 +57,7 @@ def open_csv(path: str) -> Table:
                     )
             by_column = list(zip(*(cells for _, cells in block), strict=True))
             numbers = {name: _numbers(path, name, by_column[at[name]], places) for name in columns.numbers}
-            yield places, numbers, {name: list(by_column[at[name]]) for name in columns.kept}
+            yield places, numbers, {name: list(by_column[at[name]]) for name in columns.carried}
 
     return Table(path, tuple(names), arrays=False, count=None, unit="line", read=read)
 
@@ -113,25 +112,11 @@ def _numbers(path: str, name: str, cells: Sequence[str], places: Sequence[int]) 
             return np.array(cells, dtype=np.float64)
     values = np.empty(len(cells))
     for i, cell in enumerate(cells):
-        plain = cell.strip().lower()
-        if plain in _MISSING:
-            values[i] = np.nan
-        elif plain in _TRUTHS:
-            values[i] = _TRUTHS[plain]
-        elif _is_number(cell):
-            values[i] = float(cell)
-        else:
+        number = number_of(cell)
+        if number is None:
             raise DataError(
                 f"expected numbers in column {name!r} of {path}; found {cell[:40]!r} in line {places[i]}. Encode it as "
                 f"numbers, or leave the column out: --ignore {name}."
             )
+        values[i] = number
     return values
-
-
-def _is_number(cell: str) -> bool:
-    """Python would take `1_0` for 10; in a file it is a name."""
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return "_" not in cell

@@ -32,12 +32,15 @@ def open_images(table: Table, folder: str, column: str, transform: str = "") -> 
         raise DataError(f"expected a folder of images at {folder}; there is none.")
 
     def read(columns: Columns, size: int) -> Iterator[Block]:
+        if column not in columns.inputs:  # nobody asks for images
+            yield from table.read(columns, size)
+            return
         named = replace(columns, inputs=(), kept=tuple(dict.fromkeys((column, *columns.kept))))
         for places, numbers, kept in table.read(named, size):
             names = kept[column] if isinstance(kept[column], list) else kept[column].to_pylist()
             where = [f"{table.unit} {place} of {table.path}" for place in places]
             images = _stacked(folder, names, where, change)
-            yield places, {column: images, **numbers}, {name: kept[name] for name in columns.kept}
+            yield places, {column: images, **numbers}, {name: kept[name] for name in columns.carried}
 
     return replace(table, arrays=True, read=read, images=column)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from latedrop.cli.tables.array_files import open_npz, open_pt
 from latedrop.cli.tables.arrow_files import open_feather, open_parquet
 from latedrop.cli.tables.csv_files import open_csv
 from latedrop.cli.tables.folders import open_folder
-from latedrop.cli.tables.rows import STANDARD, Array, Columns, Rows, Table
+from latedrop.cli.tables.rows import STANDARD, Array, Columns, Place, Rows, Table
 from latedrop.errors import ArgumentError, DataError
 from latedrop.files import readable
 from latedrop.terminal import listed
@@ -96,10 +96,16 @@ def read_batches(table: Table, columns: Columns, batch_size: int = 256) -> Itera
             for value in numbers.values():
                 if value.dtype.kind == "f":
                     finite &= np.isfinite(value).reshape(len(value), -1).all(1)
+            target = _target(table, columns, numbers)
+            if columns.labels is not None:
+                (name,) = columns.targets
+                target = columns.labels.codes(kept[name], _placed(table, places))
+                finite &= np.isfinite(target).reshape(len(target), -1).all(1)
+                kept = {name: kept[name] for name in columns.kept}
             found = [numbers[name] for name in columns.inputs]
             inputs = dict(zip(columns.inputs, found, strict=True)) if table.arrays else np.column_stack(found)
             weights = None if columns.weight is None else _weights(table, columns.weight, numbers)
-            yield Rows(places, inputs, _target(table, columns, numbers), kept, finite, weights)
+            yield Rows(places, inputs, target, kept, finite, weights)
 
 
 def _weights(table: Table, name: str, numbers: dict[str, Array]) -> Array:
@@ -112,8 +118,12 @@ def _weights(table: Table, name: str, numbers: dict[str, Array]) -> Array:
     return found.reshape(len(found)).astype(np.float64)
 
 
+def _placed(table: Table, places: Sequence[Place]) -> Callable[[int], str]:
+    return lambda i: f"{table.unit} {places[i]} of {table.path}"
+
+
 def _target(table: Table, columns: Columns, numbers: dict[str, Array]) -> Array | None:
-    found = [numbers[name] for name in columns.targets]
+    found = [numbers[name] for name in columns.targets if columns.labels is None]
     if len(found) < 2:
         return found[0] if found else None
     wide = [name for name, value in zip(columns.targets, found, strict=True) if value.ndim > 1]

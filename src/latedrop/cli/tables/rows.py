@@ -10,6 +10,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from latedrop.cli.tables.labels import Labels
+
 __all__ = ["STANDARD", "Array", "Block", "Columns", "Place", "Reader", "Rows", "Table"]
 
 STANDARD = "-"
@@ -53,23 +55,32 @@ class Table:
 
 @dataclass(frozen=True)
 class Columns:
-    """What each column is for: the model's inputs, the targets, to be carried along as it is, or what rows count."""
+    """What each column is for: the model's inputs, the targets, to be carried along as it is, or what rows count.
+
+    With `labels` the one target may be text, and `labels` says what number each stands for.
+    """
 
     inputs: tuple[str, ...]
     targets: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
     weight: str | None = None
+    labels: Labels | None = None
 
     @property
     def numbers(self) -> list[str]:
         """Inputs, targets and weights, each once."""
         weight = () if self.weight is None else (self.weight,)
-        return list(dict.fromkeys((*self.inputs, *self.targets, *weight)))
+        return list(dict.fromkeys((*self.inputs, *(() if self.labels else self.targets), *weight)))
+
+    @property
+    def carried(self) -> list[str]:
+        """What is read as it is, each once."""
+        return list(dict.fromkeys((*self.kept, *(self.targets if self.labels else ()))))
 
     @property
     def all(self) -> list[str]:
         """All of them, each once."""
-        return list(dict.fromkeys((*self.numbers, *self.kept)))
+        return list(dict.fromkeys((*self.numbers, *self.carried)))
 
 
 @dataclass(frozen=True)
@@ -79,7 +90,8 @@ class Rows:
     Attributes:
         places: the line or index of each in its file.
         inputs: `(N, columns)` of a csv or parquet file, else the arrays `(N, ...)` by name.
-        target: `(N,)`, `(N, targets)` or an array `(N, ...)`; None where no target was asked for.
+        target: `(N,)`, `(N, targets)` or an array `(N, ...)`; the numbers of classes where these are labels; None where
+            no target was asked for.
         kept: what is carried along, by name, N values each.
         finite: `(N,)`, whether a row has neither NaN nor inf.
         weights: `(N,)`, what each row counts; None where all count the same.

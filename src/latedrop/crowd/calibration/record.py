@@ -19,6 +19,7 @@ from latedrop.calibration.fitted_terms import term_of
 from latedrop.calibration.record import Choice
 from latedrop.calibration.weights import fingerprint
 from latedrop.crowd.calibration.cells import READOUTS, Cells
+from latedrop.crowd.calibration.one_pass import count_in_one_pass
 from latedrop.crowd.calibration.recalibration import Recalibration, t_quantile
 from latedrop.crowd.calibration.usual import STRANGE, Usual
 from latedrop.crowd.mcnn import Trained
@@ -46,7 +47,7 @@ class Reading:
     Attributes:
         count: of one row, `(1,)`: people inside the region of interest, as the core gives them.
         density: `(h, w)`, people per cell, zero outside the region of interest.
-        std: its standard deviation, `(h, w)`; zeros where cells were not calibrated.
+        std: its standard deviation, `(h, w)`; zeros where cells were not calibrated, or were not asked for.
         mean: the count, recalibrated for its scene where that was done.
         variance: of the count, wider where the frame is strange; of a t-distribution the squared scale.
         dof: degrees of freedom of its t-distribution; None: it is Gaussian.
@@ -112,8 +113,12 @@ class CrowdCalibration:
             return self.count.chosen()[0][0] > 0
         return any(share > 0 and term_of(name) == Dropout.name for name, share in self.count.terms.shares.items())
 
-    def read(self, trained: Trained, image: Tensor) -> Reading:
-        """Count, map and deviations of one frame `(C, H, W)`, of the size that the network takes."""
+    def read(self, trained: Trained, image: Tensor, *, deviations: bool = True) -> Reading:
+        """Count, map and deviations of one frame `(C, H, W)`, of the size that the network takes.
+
+        Without `deviations` those of the map are left out, as zeros: one pass is then enough where dropout has no share
+        in the count's variance.
+        """
         x, cells = image[None], Cells(trained)
         if self.method == "sample":
             moments = sample(
@@ -128,9 +133,12 @@ class CrowdCalibration:
             count = Prediction(moments.mean[:, -1], moments.variance[:, -1], self.count)
             raw = moments.variance[:, :-1]
             maps = moments.mean[0, :-1], (raw if self.pixels is None else self.pixels.variance(raw))[0]
-        else:
+        elif deviations or self.count.terms is None:
             count = Predictor(trained.model, self.count, trained.count_of).predict(x)
             maps = self._cells(trained, cells, x)
+        else:
+            count, map_ = count_in_one_pass(trained, self.count, x)
+            maps = cells(map_)[0], torch.zeros_like(cells(map_)[0])
         density, variance = (cells.spread(part, image) for part in maps)
         variance = np.zeros_like(variance) if self.pixels is None else variance
         mean, grown, strangeness, reasons = self._judged(count, image)

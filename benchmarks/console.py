@@ -1,0 +1,279 @@
+"""What the console's rules are worth: alarms by probability against a plain threshold, and labels picked or at random.
+
+    python -m benchmarks.console --data ../shared/data        # measures, then writes results/console.json
+    python -m benchmarks.console --tables                     # from the JSON alone
+
+The shipped counters count each k-th test frame of their sets, whole and in five zones, as the console does: in one
+pass, with the zones' shares measured on each tenth frame. Limits are quantiles of the true counts. A *miss* is a frame
+with more people than the limit for which nothing is said; a *false alarm* one with fewer, or as many, for which there
+is an alarm.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.timing import RESULTS, machine, write
+from latedrop.console.alarms import Rule
+from latedrop.console.counter import LiveCounter, faster
+from latedrop.console.zones import Amount, Shares, cells_of, probability_above
+from latedrop.crowd.calibration import load_calibration
+from latedrop.crowd.calibration.recalibration import fit_recalibration, t_quantile
+from latedrop.crowd.layouts import open_as_trained
+from latedrop.crowd.mcnn import load_weights, shipped
+from latedrop.crowd.regions import to_cells
+from latedrop.progress import shown_on
+
+SETS = {"mall": "mall", "ucsd": "ucsd", "pets": "pets2009"}
+Z90 = 1.6448536269514722
+
+
+def box(left: float, top: float, right: float, bottom: float) -> tuple[tuple[float, float], ...]:
+    return ((left, top), (right, top), (right, bottom), (left, bottom))
+
+
+ZONES = {
+    "whole": (),
+    "left half": box(0, 0, 0.5, 1),
+    "right half": box(0.5, 0, 1, 1),
+    "lower left": box(0, 0.5, 0.5, 1),
+    "middle": box(1 / 3, 1 / 3, 2 / 3, 2 / 3),
+    "small": box(1 / 8, 3 / 8, 3 / 8, 5 / 8),
+}
+QUANTILES = (0.5, 0.7, 0.9)
+LABELS = (0, 5, 10, 20, 40)
+
+
+def measured(name: str, data: Path, every: int) -> list[dict[str, Any]]:
+    """Counts, variances and true counts of the test frames of a set, whole and by zone."""
+    trained = faster(load_weights(shipped(name)))
+    counter = LiveCounter(trained, load_calibration(shipped(name, ".calibration.json"), trained))
+    crowd_set = open_as_trained(name, data / SETS[name], trained)
+    rows, shares = [], None
+    for number, index in enumerate(shown_on(crowd_set.test[::every], name, unit="frames", show=True)):
+        image = crowd_set.image(index, trained.channels)
+        reading = counter.calibration.read(trained, image, deviations=False)
+        if number % 10 == 0:
+            shares = Shares.measured(trained, counter.calibration, image, reading.density, list(ZONES.values()))
+        assert shares is not None
+        amounts = shares.amounts(Amount(reading.mean, reading.variance, reading.dof), reading.density)
+        shape = reading.density.shape
+        heads = np.clip(np.rint(to_cells(crowd_set.heads(index), trained.stride)), 0, (shape[1] - 1, shape[0] - 1))
+        at = heads.astype(int)
+        truth = [int(cells_of(points, shape)[at[:, 1], at[:, 0]].sum()) for points in ZONES.values()]
+        rows.append(
+            {
+                "frame": crowd_set.frames[index].name,
+                "strangeness": round(reading.strangeness, 4),
+                "mean": [round(a.mean, 4) for a in amounts],
+                "variance": [round(a.variance, 5) for a in amounts],
+                "truth": truth,
+            }
+        )
+    return rows
+
+
+def alarms(rows: list[dict[str, Any]], zones: list[int], sure: float = 0.9, constant: bool = False) -> dict[str, float]:
+    """Shares of frames, over zones and limits; `constant` gives every frame the mean variance of its zone."""
+    rule, found = Rule(sure=sure), []
+    for zone in zones:
+        mean, variance, truth = (np.array([row[part][zone] for row in rows]) for part in ("mean", "variance", "truth"))
+        variance = np.full_like(variance, variance.mean()) if constant else variance
+        for limit in sorted({int(np.quantile(truth, q)) for q in QUANTILES}):
+            above = truth > limit
+            plain = mean > limit + 0.5
+            p = [probability_above(Amount(m, v), limit) for m, v in zip(mean, variance, strict=True)]
+            colour = np.array([rule.wanted(value, None) for value in p])
+            found.append(
+                {
+                    "above": above.mean(),
+                    "plain_missed": (above & ~plain).mean(),
+                    "plain_false": (~above & plain).mean(),
+                    "missed": (above & (colour == "green")).mean(),
+                    "false": (~above & (colour == "red")).mean(),
+                    "amber": (colour == "amber").mean(),
+                    "plain_wrong_in_amber": ((above != plain) & (colour == "amber")).mean(),
+                }
+            )
+    return {key: float(np.mean([one[key] for one in found])) for key in found[0]}
+
+
+def coverage(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """Of 90 % intervals, by zone."""
+    found = {}
+    for zone, name in enumerate(ZONES):
+        mean, variance, truth = (np.array([row[part][zone] for row in rows]) for part in ("mean", "variance", "truth"))
+        inside = np.abs(truth - mean) <= Z90 * np.sqrt(variance)
+        found[name] = {
+            "people": float(truth.mean()),
+            "coverage": float(inside.mean()),
+            "mae": float(np.abs(truth - mean).mean()),
+            "std": float(np.sqrt(variance).mean()),
+        }
+    return found
+
+
+def labels(rows: list[dict[str, Any]], seeds: int = 20) -> list[dict[str, Any]]:
+    """Labels of the first half, judged on the second: MAE and coverage of 90 % intervals."""
+    half = len(rows) // 2
+    c, v, y = (np.array([row[part][0] for row in rows], dtype=float) for part in ("mean", "variance", "truth"))
+    strange = np.array([row["strangeness"] for row in rows])
+    width = np.sqrt(v) / (np.maximum(c, 0) + 1)
+    score = width / np.median(width[:half]) + np.maximum(0, strange - 0.5)
+    found = []
+    for number in LABELS:
+        if number > half:
+            continue
+        picks = {"picked": [[int(s[np.argmax(score[s])]) for s in np.array_split(np.arange(half), max(number, 1))]]}
+        picks["evenly spread"] = [[int(s[len(s) // 2]) for s in np.array_split(np.arange(half), max(number, 1))]]
+        rng = np.random.default_rng(0)
+        picks["random"] = [sorted(rng.choice(half, max(number, 1), replace=False).tolist()) for _ in range(seeds)]
+        for how, sets in picks.items():
+            scores = [_judged(c, v, y, chosen if number else [], half) for chosen in (sets if number else [[]])]
+            mae, held = np.mean(scores, 0)
+            found.append({"labels": number, "how": how, "mae": float(mae), "coverage": float(held)})
+    return found
+
+
+def _judged(c: Any, v: Any, y: Any, chosen: list[int], half: int) -> tuple[float, float]:
+    mean, variance, reach = c[half:], v[half:], Z90
+    if chosen:
+        fitted = fit_recalibration(c[chosen], v[chosen], y[chosen])
+        mean, variance = np.array([fitted.apply(*pair) for pair in zip(mean, variance, strict=True)]).T
+        reach = t_quantile(0.9, fitted.dof)
+    error = np.abs(y[half:] - mean)
+    return float(error.mean()), float((error <= reach * np.sqrt(variance)).mean())
+
+
+def speed(repeats: int = 7) -> dict[str, float]:
+    """CPU seconds on one thread for a frame of 640 x 480, by the shipped counter for Mall; medians."""
+    trained = load_weights(shipped("mall"))
+    calibration = load_calibration(shipped("mall", ".calibration.json"), trained)
+    torch.set_num_threads(1)
+    pixels = np.random.default_rng(0).integers(60, 200, (480, 640), dtype=np.uint8)
+    image = torch.from_numpy(pixels[None] / np.float32(255))
+
+    def seconds(run: Callable[[], Any]) -> float:
+        run()
+        found = []
+        for _ in range(repeats):
+            begun = time.process_time()
+            run()
+            found.append(time.process_time() - begun)
+        return float(np.median(found))
+
+    with torch.inference_mode():
+        times = {"plain pass": seconds(lambda: trained.model(image[None]))}
+    times["as `crowd count`"] = seconds(lambda: calibration.read(trained, image))
+    times["one pass"] = seconds(lambda: calibration.read(trained, image, deviations=False))
+    counter = LiveCounter(faster(trained), calibration)
+    zones = list(ZONES.values())[:4]
+    times["one pass, weights laid out for it"] = seconds(lambda: calibration.read(trained, image, deviations=False))
+    times["a frame of the console: three zones"] = seconds(lambda: counter.count("frame", pixels, zones))
+    count = counter.count("frame", pixels, zones)
+    times["shares of three zones, measured again"] = seconds(
+        lambda: Shares.measured(trained, calibration, image, count.density, zones)
+    )
+    times["map of doubt, while it is shown"] = seconds(lambda: counter.doubt(count))
+    return times
+
+
+def speed_table(record: dict[str, Any]) -> str:
+    times = record["speed"]
+    lines = ["| step | in plain passes | frames per second and core |", "| --- | ---: | ---: |"]
+    lines += [f"| {name} | {t / times['plain pass']:.2f} | {1 / t:.1f} |" for name, t in times.items()]
+    return "\n".join(lines)
+
+
+def summary(rows: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+    parts = {"whole picture": [0], "zones": list(range(1, len(ZONES)))}
+    return {
+        name: {
+            "frames": len(found),
+            "alarms": {part: alarms(found, zones) for part, zones in parts.items()},
+            "constant": {part: alarms(found, zones, constant=True) for part, zones in parts.items()},
+            "coverage": coverage(found),
+            "labels": labels(found),
+        }
+        for name, found in rows.items()
+    }
+
+
+def alarm_table(record: dict[str, Any]) -> str:
+    lines = [
+        "| set, where | frames | plain: missed | plain: false | rule: missed (green) | rule: false (red) | "
+        "cannot tell (amber) | of plain's errors, amber |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for name, found in record["summary"].items():
+        for part, row in found["alarms"].items():
+            wrong = row["plain_missed"] + row["plain_false"]
+            cells = [f"{100 * row[key]:.1f} %" for key in ("plain_missed", "plain_false", "missed", "false", "amber")]
+            caught = f"{100 * row['plain_wrong_in_amber'] / wrong:.0f} %" if wrong else "none"
+            lines.append(f"| {name}, {part} | {found['frames']} | {' | '.join(cells)} | {caught} |")
+    return "\n".join(lines)
+
+
+def zone_table(record: dict[str, Any]) -> str:
+    names = list(record["summary"])
+    lines = ["| zone | " + " | ".join(f"{n}: people | {n}: coverage of 90 %" for n in names) + " |"]
+    lines.append("| --- |" + " ---: | ---: |" * len(names))
+    for zone in ZONES:
+        rows = [record["summary"][name]["coverage"][zone] for name in names]
+        lines.append(
+            f"| {zone} | " + " | ".join(f"{r['people']:.1f} | {100 * r['coverage']:.0f} %" for r in rows) + " |"
+        )
+    return "\n".join(lines)
+
+
+def label_table(record: dict[str, Any]) -> str:
+    names = list(record["summary"])
+    lines = ["| labels | how | " + " | ".join(f"{n}: MAE | {n}: coverage of 90 %" for n in names) + " |"]
+    lines.append("| ---: | --- |" + " ---: | ---: |" * len(names))
+    for key in ((number, how) for number in LABELS for how in ("picked", "evenly spread", "random")):
+        if key[0] == 0 and key[1] != "picked":
+            continue
+        cells = []
+        for name in names:
+            row = next((r for r in record["summary"][name]["labels"] if (r["labels"], r["how"]) == key), None)
+            cells.append("- | -" if row is None else f"{row['mae']:.2f} | {100 * row['coverage']:.0f} %")
+        lines.append(f"| {key[0]} | {key[1] if key[0] else ''} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path, default=Path("../shared/data"))
+    parser.add_argument("--every", type=int, default=5)
+    parser.add_argument("--sets", nargs="+", default=["mall", "ucsd"], choices=list(SETS))
+    parser.add_argument("--tables", action="store_true")
+    parser.add_argument("--speed", action="store_true", help="measure the speed alone, and add it to the result")
+    parser.add_argument("--out", default="console", help="name of the result")
+    words = parser.parse_args()
+    path = RESULTS / f"{words.out}.json"
+    if words.speed:
+        write(words.out, {**json.loads(path.read_text(encoding="utf-8")), "speed": speed()})
+    elif not words.tables:
+        known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        rows: dict[str, list[dict[str, Any]]] = {}
+        for name in words.sets:
+            rows[name] = measured(name, words.data, words.every)
+            about = {"every": words.every, "machine": machine(torch.device("cpu"))}
+            write(words.out, {**known, **about, "summary": summary(rows), "rows": rows})
+    record = json.loads(path.read_text(encoding="utf-8"))
+    record["summary"] = summary(record["rows"])
+    write(words.out, record)
+    for table in (alarm_table, zone_table, label_table, *([speed_table] if "speed" in record else [])):
+        print(table(record), end="\n\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""Who may ask: the local address without a word, anybody else with a token; and no page but our own.
+
+A request is local where it comes from the loopback address and is addressed to it: a name that an attacker's page has
+made to point here (DNS rebinding) is another one. Requests that change something must come from our own page.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+from urllib.parse import urlsplit
+
+from fastapi import Request
+from fastapi.responses import JSONResponse, RedirectResponse, Response
+
+__all__ = ["COOKIE", "HEADERS", "is_loopback", "refused"]
+
+COOKIE = "latedrop_token"
+HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a name or an address is this machine, as itself sees it.
+
+    >>> is_loopback("127.0.0.1"), is_loopback("localhost"), is_loopback("192.168.0.7")
+    (True, True, False)
+    """
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def refused(request: Request, token: str | None) -> Response | None:
+    """The answer to a request that is not allowed; None where it is."""
+    host = request.headers.get("host", "")
+    origin = request.headers.get("origin")
+    if origin is not None and urlsplit(origin).netloc != host:
+        return _no(403, "expected a request of the console's own page; this one comes from another.")
+    name = urlsplit(f"//{host}").hostname or ""
+    client = request.client.host if request.client is not None else ""
+    if is_loopback(client) and is_loopback(name):
+        return None
+    given = request.query_params.get("token")
+    if token is not None and given is not None and hmac.compare_digest(given.encode(), token.encode()):
+        # The token leaves the address at once, and stays in a cookie that scripts cannot read.
+        answer = RedirectResponse(request.url.path, 303)
+        answer.set_cookie(COOKIE, token, httponly=True, samesite="strict", max_age=30 * 86400)
+        return answer
+    words = request.headers.get("authorization", "").removeprefix("Bearer ") or request.cookies.get(COOKIE, "")
+    if token is not None and hmac.compare_digest(words.encode(), token.encode()):
+        return None
+    return _no(401, "expected a token: open the address that `latedrop crowd watch` printed, with ?token=....")
+
+
+def _no(status: int, text: str) -> Response:
+    return JSONResponse({"error": text}, status)

@@ -1,0 +1,152 @@
+"""Alarms told to others: a web hook (HTTP POST of JSON), or an MQTT broker; with retries, and a bound on what waits.
+
+MQTT is version 3.1.1 with quality of service 1: a connection is made, one message is published and acknowledged.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import queue
+import socket
+import ssl
+import struct
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from threading import Event, Thread
+from typing import Any
+from urllib.parse import SplitResult, unquote, urlsplit
+
+from latedrop.errors import ArgumentError
+
+__all__ = ["Notices", "publish"]
+
+_WAITING, _TRIES, _TIMEOUT, _LONGEST = 100, 6, 10.0, 60.0
+_logger = logging.getLogger(__name__)
+
+
+class Notices:
+    """Delivers messages in a thread of its own; never in the way of counting.
+
+    Args:
+        targets: `http://`, `https://` or `mqtt://[user:password@]host[:port]/topic` addresses (`mqtts://` with TLS).
+        wait: seconds before a message is tried again the first time; doubled each time.
+    """
+
+    def __init__(self, targets: Sequence[str], wait: float = 1.0) -> None:
+        self._parts = [_checked(target) for target in targets]
+        self.targets, self.wait = list(targets), wait
+        self.sent = self.dropped = 0
+        self._queue: queue.Queue[tuple[str, bytes]] = queue.Queue(_WAITING)
+        self._stop = Event()
+        self._thread = Thread(target=self._run, name="notices", daemon=True)
+        if targets:
+            self._thread.start()
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Put a message into the queue; where it is full, the oldest one goes."""
+        body = json.dumps(message).encode()
+        for target in self.targets:
+            while True:
+                try:
+                    self._queue.put_nowait((target, body))
+                    break
+                except queue.Full:
+                    try:
+                        self._queue.get_nowait()
+                        self.dropped += 1
+                    except queue.Empty:
+                        pass
+
+    def close(self) -> None:
+        """Stop; what waits is lost."""
+        self._stop.set()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            try:
+                target, body = self._queue.get(timeout=0.5)
+            except queue.Empty:
+                continue
+            deliver: Callable[[str, bytes], None] = _post if target.lower().startswith("http") else publish
+            wait = self.wait
+            for _ in range(_TRIES):
+                try:
+                    deliver(target, body)
+                    self.sent += 1
+                    break
+                except (OSError, ValueError) as error:
+                    _logger.info("a notice was not delivered: %s", type(error).__name__)
+                    if self._stop.wait(wait):
+                        return
+                    wait = min(2 * wait, _LONGEST)
+            else:
+                self.dropped += 1
+
+
+def _checked(target: str) -> SplitResult:
+    parts = urlsplit(target)
+    topic = parts.path.strip("/")
+    if parts.scheme not in ("http", "https", "mqtt", "mqtts") or not parts.hostname:
+        raise ArgumentError(f"expected an http(s):// or mqtt(s):// address to notify; found {parts.scheme!r}.")
+    if parts.scheme.startswith("mqtt") and (not topic or "#" in target or "+" in topic):
+        raise ArgumentError("expected mqtt://host/topic, without # and + in the topic.")
+    return parts
+
+
+def _post(target: str, body: bytes) -> None:
+    request = urllib.request.Request(target, body, {"Content-Type": "application/json"}, method="POST")
+    with urllib.request.urlopen(request, timeout=_TIMEOUT) as answer:
+        answer.read(1024)
+
+
+def publish(target: str, body: bytes) -> None:
+    """One MQTT message; `OSError` unless the broker acknowledges it."""
+    parts = _checked(target)
+    secure = parts.scheme == "mqtts"
+    port = parts.port or (8883 if secure else 1883)
+    with socket.create_connection((parts.hostname or "", port), _TIMEOUT) as plain:
+        wire = ssl.create_default_context().wrap_socket(plain, server_hostname=parts.hostname) if secure else plain
+        user, password = (None if word is None else unquote(word) for word in (parts.username, parts.password))
+        flags = 2 | (128 if user is not None else 0) | (64 if password is not None else 0)
+        hello = _text("MQTT") + bytes([4, flags]) + struct.pack("!H", 60) + _text("")
+        hello += b"".join(_text(word) for word in (user, password) if word is not None)
+        wire.sendall(_packet(0x10, hello))
+        if _answer(wire, 0x20)[1:2] != b"\0":
+            raise OSError("the broker refused the connection")
+        wire.sendall(_packet(0x32, _text(parts.path.strip("/")) + struct.pack("!H", 1) + body))
+        _answer(wire, 0x40)
+        wire.sendall(_packet(0xE0, b""))
+
+
+def _text(word: str) -> bytes:
+    content = word.encode()
+    return struct.pack("!H", len(content)) + content
+
+
+def _packet(kind: int, content: bytes) -> bytes:
+    length, left = b"", len(content)
+    while True:
+        left, digit = left >> 7, left & 127
+        length += bytes([digit | (128 if left else 0)])
+        if not left:
+            return bytes([kind]) + length + content
+
+
+def _answer(wire: socket.socket, kind: int) -> bytes:
+    """The content of a short packet of that kind."""
+    head = _received(wire, 2)
+    content = _received(wire, head[1] & 127)
+    if head[0] & 0xF0 != kind:
+        raise OSError("the broker gave another answer")
+    return content
+
+
+def _received(wire: socket.socket, number: int) -> bytes:
+    found = b""
+    while len(found) < number:
+        more = wire.recv(number - len(found))
+        if not more:
+            raise OSError("the broker closed the connection")
+        found += more
+    return found

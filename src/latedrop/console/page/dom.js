@@ -1,0 +1,50 @@
+// Small things that every part of the page needs.
+
+export const $ = (id) => document.getElementById(id);
+
+export function make(tag, attributes = {}, ...children) {
+  const node = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else if (name === "class") node.className = value;
+    else if (value !== null && value !== undefined && value !== false) node.setAttribute(name, value === true ? "" : value);
+  }
+  node.append(...children.filter((child) => child !== null && child !== undefined));
+  return node;
+}
+
+export function shape(tag, attributes = {}, text = "") {
+  const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+  if (text) node.textContent = text;
+  return node;
+}
+
+export async function ask(path, method = "GET", body = undefined) {
+  const answer = await fetch(path, {
+    method,
+    headers: body === undefined ? {} : { "Content-Type": "application/json" },
+    body: body === undefined ? undefined : JSON.stringify(body),
+  });
+  const content = await answer.json().catch(() => ({}));
+  if (!answer.ok) {
+    const said = content.error || (content.detail && "Please check what you have typed.") || `The console says ${answer.status}.`;
+    toast(said);
+    throw new Error(said);
+  }
+  return content;
+}
+
+let hiding = 0;
+export function toast(text) {
+  const box = $("toast");
+  box.textContent = text;
+  box.hidden = false;
+  clearTimeout(hiding);
+  hiding = setTimeout(() => { box.hidden = true; }, 6000);
+}
+
+export const people = (value) => Math.round(value).toString();
+export const range = (low, high) => `${Math.max(0, Math.floor(low + 0.5))} – ${Math.floor(high + 0.5)}`;
+export const clock = (seconds) => new Date(seconds * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
+export const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();

@@ -1,0 +1,172 @@
+// The page: what is known, which source is looked at, and the stream of news.
+
+import { $, ask, make, people, range, toast } from "./dom.js";
+import { Picture } from "./picture.js";
+import { Timeline } from "./timeline.js";
+import { ZoneList, drawing } from "./zones.js";
+import { Labels } from "./labels.js";
+import { showAlarms, showEvents } from "./events.js";
+
+export const known = { sources: [], current: 0, events: [], alarms: [], level: 0.9, sure: 0.9 };
+export const source = () => known.sources[known.current];
+
+const picture = new Picture(known);
+const timeline = new Timeline(known);
+const zones = new ZoneList(known, () => { picture.outline(); timeline.choices(); });
+const labels = new Labels(known);
+
+function showSources() {
+  const nav = $("sources");
+  if (nav.children.length !== known.sources.length) {
+    nav.replaceChildren(...known.sources.map((one) => make("button", { type: "button", onclick: () => choose(one.number) },
+      make("i", { class: "light" }), one.name, make("b", {}, "–"))));
+  }
+  known.sources.forEach((one, number) => { // changed in place, so that the focus stays
+    const button = nav.children[number];
+    const whole = one.message?.zones?.[0];
+    const colours = Object.values(one.colours ?? {});
+    const worst = ["red", "amber", "green"].find((colour) => colours.includes(colour)) ?? "";
+    button.setAttribute("aria-pressed", String(number === known.current));
+    button.firstChild.className = `light ${worst}`;
+    button.lastChild.textContent = whole ? people(whole.count) : "–";
+  });
+}
+
+function choose(number) {
+  known.current = number;
+  showSources();
+  picture.clear();
+  showCount(source().message);
+  showCamera();
+  zones.show();
+  timeline.choices();
+  timeline.load();
+  labels.load();
+  history.replaceState(null, "", `#${number}`);
+}
+
+function showCount(message) {
+  const whole = message?.zones?.[0];
+  $("count").textContent = whole ? people(whole.count) : "–";
+  $("interval").textContent = whole ? range(whole.low, whole.high) : "–";
+  if (!whole) { $("badge").textContent = ""; return; }
+  const top = Math.max(10, Math.ceil(Math.max(whole.high, source().zones[0]?.limit ?? 0, source().top ?? 0) / 10) * 10);
+  source().top = top;
+  const [band, at] = $("ruler").children;
+  band.style.left = `${(100 * whole.low) / top}%`;
+  band.style.width = `${(100 * (whole.high - whole.low)) / top}%`;
+  at.style.left = `calc(${(100 * whole.count) / top}% - 1px)`;
+  const strange = message.strangeness;
+  const badge = $("badge");
+  const words = strange >= 2 ? "Unlike the calibration: interval widened" : strange > 1 ? "A little unusual" : "As usual";
+  if (badge.textContent !== words) badge.textContent = words;
+  badge.className = `badge ${strange >= 2 ? "strange" : strange > 1 ? "near" : ""}`;
+  $("reasons").hidden = !message.reasons.length;
+  $("reasons").textContent = message.reasons.join("; ");
+}
+
+function showCamera() {
+  const camera = source().camera ?? {};
+  $("where").textContent = source().name;
+  const skipped = camera.skipped ? `, ${camera.skipped} skipped` : "";
+  $("rate").textContent = camera.counted === undefined ? "" : `${camera.counted} of ${camera.arriving} frames per second counted${skipped}`;
+  const lost = camera.state !== "live" && camera.state !== undefined;
+  $("curtain").hidden = !lost && !source().bad && Boolean(source().message?.frame);
+  $("curtain").textContent = lost ? camera.words : source().bad ?? "waiting for the first frame";
+}
+
+async function news(message) {
+  const one = known.sources[message.source];
+  if (!one) return;
+  if (message.camera) one.camera = { ...one.camera, ...message.camera };
+  const here = message.source === known.current;
+  if (message.kind === "count") {
+    one.message = message;
+    one.bad = null;
+    for (const zone of message.zones) one.colours[zone.id] = zone.colour;
+    showSources();
+    if (here) {
+      showCount(message);
+      showCamera();
+      zones.update(message);
+      picture.update(message);
+      timeline.add(message);
+    }
+  } else if (message.kind === "state" && here) {
+    showCamera();
+  } else if (message.kind === "zones") {
+    await refresh();
+  } else if (message.kind === "labels") {
+    if (here) labels.load();
+    events();
+  } else if (message.kind === "events") {
+    events();
+  } else if (message.kind === "bad") {
+    one.bad = message.text;
+    if (here) showCamera();
+  }
+}
+
+async function events() {
+  const found = await ask("/api/events");
+  known.events = found.events;
+  known.alarms = found.alarms;
+  showEvents(known);
+  showAlarms(known, events);
+  timeline.draw();
+}
+
+async function refresh() {
+  const state = await ask("/api/state");
+  Object.assign(known, { level: state.level, sure: state.sure, events: state.events, alarms: state.alarms });
+  known.sources = state.sources.map((one) => ({ ...one, top: known.sources[one.number]?.top }));
+  known.current = Math.min(known.current, known.sources.length - 1);
+  $("level").textContent = `${Math.round(100 * state.level)} % interval`;
+  $("rule").textContent = `red from ${Math.round(100 * state.sure)} % sure`;
+  showSources();
+  showEvents(known);
+  showAlarms(known, events);
+  zones.show();
+  picture.outline();
+  timeline.choices();
+}
+
+function listen() {
+  const stream = new EventSource("/api/stream");
+  const link = $("link");
+  stream.onopen = async () => {
+    link.textContent = "live";
+    link.className = "link live";
+    await refresh();
+    choose(Math.min(Number(location.hash.slice(1)) || 0, known.sources.length - 1));
+  };
+  stream.onmessage = (event) => news(JSON.parse(event.data));
+  stream.onerror = () => {
+    link.textContent = "the console does not answer";
+    link.className = "link lost";
+  };
+}
+
+const dark = matchMedia("(prefers-color-scheme: dark)");
+function theme(name) {
+  document.documentElement.dataset.theme = name;
+  timeline.draw();
+}
+$("theme").onclick = () => {
+  const next = document.documentElement.dataset.theme === "dark" ? "light" : "dark";
+  localStorage.setItem("theme", next);
+  theme(next);
+};
+dark.onchange = () => { if (!localStorage.getItem("theme")) theme(dark.matches ? "dark" : "light"); };
+theme(localStorage.getItem("theme") ?? (dark.matches ? "dark" : "light"));
+
+$("snapshot").onclick = async () => {
+  await ask(`/api/sources/${known.current}/snapshot`, "POST");
+  toast("Snapshot kept; it is in the list of events.");
+  events();
+};
+drawing(known, async (points, name, limit) => {
+  await ask(`/api/sources/${known.current}/zones`, "POST", { name, points, limit });
+  await refresh();
+});
+listen();

@@ -1,0 +1,296 @@
+"""The page and what it asks for, over HTTP: JSON, pictures, and a stream of server-sent events."""
+
+from __future__ import annotations
+
+import csv
+import io
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from pydantic import BaseModel, Field
+
+from latedrop.console.access import HEADERS, refused
+from latedrop.console.hub import Hub
+from latedrop.console.watch import View, Watch
+from latedrop.errors import LatedropError
+from latedrop.files import safe_cell
+
+__all__ = ["make_app"]
+
+_PAGE = Path(__file__).parent / "page"
+_KINDS = {
+    ".html": "text/html",
+    ".css": "text/css",
+    ".js": "text/javascript",
+    ".svg": "image/svg+xml",
+    ".txt": "text/plain",
+}
+_FILES = {path.name: path for path in _PAGE.iterdir() if path.suffix in _KINDS}
+"""What may be asked for by name: nothing that is asked for becomes a path."""
+_LONGEST = 86400.0 * 31
+_LARGEST = 262_144  # bytes of a request
+
+
+class ZoneWords(BaseModel):
+    """A zone, as the page sends it."""
+
+    name: str = Field(min_length=1, max_length=60)
+    points: list[tuple[float, float]] = Field(default_factory=list, max_length=64)
+    limit: float | None = Field(default=None, ge=0, le=1e6)
+
+
+class LabelWords(BaseModel):
+    """What somebody counted: a number, or heads as x, y in [0, 1] of the picture."""
+
+    people: float | None = Field(default=None, ge=0, le=1e5)
+    heads: list[tuple[float, float]] | None = Field(default=None, max_length=5000)
+
+
+def make_app(watch: Watch, token: str | None = None) -> FastAPI:
+    """The application; `watch` begins when it does, and ends with it."""
+    hub = Hub()
+
+    @asynccontextmanager
+    async def life(app: FastAPI) -> AsyncIterator[None]:
+        hub.begin()
+        watch.tell = hub.tell
+        watch.start()
+        yield
+        watch.close()
+
+    app = FastAPI(title="latedrop console", lifespan=life, docs_url=None, redoc_url=None, openapi_url=None)
+    app.state.hub = hub
+
+    @app.middleware("http")
+    async def guarded(request: Request, go_on: Callable[[Request], Awaitable[Response]]) -> Response:
+        answer = refused(request, token)
+        if answer is None and int(request.headers.get("content-length") or 0) > _LARGEST:
+            answer = JSONResponse({"error": f"expected at most {_LARGEST} bytes."}, 413)
+        answer = answer or await go_on(request)
+        for name, value in HEADERS.items():
+            answer.headers.setdefault(name, value)
+        return answer
+
+    @app.exception_handler(LatedropError)
+    async def said(request: Request, error: LatedropError) -> Response:
+        return JSONResponse({"error": str(error)}, 400)
+
+    _pages(app, hub)
+    _looking(app, watch)
+    _zones(app, watch)
+    _labels(app, watch)
+    _files(app, watch)
+    return app
+
+
+def _pages(app: FastAPI, hub: Hub) -> None:
+    @app.get("/")
+    def page() -> Response:
+        return Response(_FILES["index.html"].read_bytes(), media_type="text/html")
+
+    @app.get("/page/{name}")
+    def part(name: str) -> Response:
+        path = _FILES.get(name)
+        if path is None:
+            return JSONResponse({"error": "there is no such file"}, 404)
+        return Response(path.read_bytes(), media_type=_KINDS[path.suffix])
+
+    @app.get("/api/stream")
+    def stream() -> Response:
+        return StreamingResponse(hub.listen(), media_type="text/event-stream")
+
+
+def _looking(app: FastAPI, watch: Watch) -> None:
+    @app.get("/api/state")
+    def state() -> dict[str, Any]:
+        rule = watch.settings.rule
+        return {
+            "level": watch.settings.level,
+            "sure": rule.sure,
+            "hold": rule.hold,
+            "sources": [_about(view) for view in watch.views],
+            "events": watch.store.events(100),
+            "alarms": watch.store.open_alarms(),
+            "notices": {"targets": len(watch.notices.targets), "dropped": watch.notices.dropped},
+        }
+
+    @app.get("/api/events")
+    def events() -> dict[str, Any]:
+        return {"events": watch.store.events(100), "alarms": watch.store.open_alarms()}
+
+    @app.get("/api/sources/{number}/picture")
+    def picture(number: int, mapped: bool = False) -> Response:
+        return _image(watch.view(number).picture(mapped=mapped), "image/jpeg")
+
+    @app.get("/api/sources/{number}/layers/{kind}")
+    def layer(number: int, kind: str, mapped: bool = False) -> Response:
+        return _image(watch.view(number).layer(kind, mapped=mapped), "image/png")
+
+    @app.get("/api/zones/{zone}/timeline")
+    def timeline(zone: int, seconds: float = 60.0) -> dict[str, Any]:
+        until = time.time()
+        since = until - min(max(seconds, 1.0), _LONGEST)
+        rows = watch.store.timeline(zone, since, until)
+        return {"since": since, "until": until, "rows": [[_short(value) for value in row] for row in rows]}
+
+    @app.post("/api/alarms/{event}/acknowledge")
+    def acknowledge(event: int) -> dict[str, Any]:
+        return {"done": watch.store.acknowledge(event), "alarms": watch.store.open_alarms()}
+
+
+def _zones(app: FastAPI, watch: Watch) -> None:
+    @app.post("/api/sources/{number}/zones")
+    def add(number: int, words: ZoneWords) -> dict[str, Any]:
+        view = watch.view(number)
+        zone = watch.store.add_zone(view.name, words.name.strip() or "Zone", words.points, words.limit)
+        watch.zones_changed(view)
+        return {"id": zone, "zones": [z.to_dict() for z in view.zones]}
+
+    @app.put("/api/sources/{number}/zones/{zone}")
+    def change(number: int, zone: int, words: ZoneWords) -> dict[str, Any]:
+        view = _with_zone(watch, number, zone)
+        watch.store.change_zone(zone, words.name.strip() or "Zone", words.limit)
+        watch.zones_changed(view)
+        return {"zones": [z.to_dict() for z in view.zones]}
+
+    @app.delete("/api/sources/{number}/zones/{zone}")
+    def remove(number: int, zone: int) -> dict[str, Any]:
+        view = _with_zone(watch, number, zone)
+        watch.store.remove_zone(zone)
+        watch.zones_changed(view)
+        return {"zones": [z.to_dict() for z in view.zones]}
+
+
+def _labels(app: FastAPI, watch: Watch) -> None:
+    @app.get("/api/sources/{number}/labels")
+    def labels(number: int) -> dict[str, Any]:
+        return _learned(watch, watch.view(number))
+
+    @app.post("/api/sources/{number}/freeze")
+    def freeze(number: int) -> dict[str, Any]:
+        view = watch.view(number)
+        found = watch.freeze(view)
+        return {"id": found, **_learned(watch, view)}
+
+    @app.post("/api/sources/{number}/frames/{frame}/label")
+    def label(number: int, frame: int, words: LabelWords) -> dict[str, Any]:
+        view = watch.view(number)
+        people = float(len(words.heads)) if words.people is None and words.heads is not None else words.people
+        if people is None:
+            return {"said": "", **_learned(watch, view)}
+        return {"said": watch.label(view, frame, people, words.heads), **_learned(watch, view)}
+
+    @app.delete("/api/sources/{number}/frames/{frame}")
+    def drop(number: int, frame: int) -> dict[str, Any]:
+        watch.store.drop_frame(frame)
+        return _learned(watch, watch.view(number))
+
+    @app.get("/api/frames/{frame}")
+    def frame_picture(frame: int) -> Response:
+        found = watch.store.frame(frame)
+        return _image(None if found is None else bytes(found["jpeg"]), "image/jpeg")
+
+    @app.post("/api/sources/{number}/calibrations/{calibration}/restore")
+    def restore(number: int, calibration: int) -> dict[str, Any]:
+        view = watch.view(number)
+        watch.restore(view, calibration)
+        return _learned(watch, view)
+
+
+def _files(app: FastAPI, watch: Watch) -> None:
+    @app.post("/api/sources/{number}/snapshot")
+    def snapshot(number: int) -> dict[str, Any]:
+        view = watch.view(number)
+        picture = view.picture()
+        count = view.message.get("zones", [{}])[0]
+        said = (
+            f"snapshot: {count['count']:.0f} people, {count['low']:.0f} to {count['high']:.0f}" if count else "snapshot"
+        )
+        return {"id": watch.store.add_event(view.name, "snapshot", said, None, picture)}
+
+    @app.get("/api/pictures/{number}")
+    def kept(number: int) -> Response:
+        return _image(watch.store.picture(number), "image/jpeg")
+
+    @app.get("/api/events.csv")
+    def events_file() -> Response:
+        head = ("time", "source", "kind", "text", "acknowledged", "ended")
+        rows = ([_clock(e["time"]), e["source"], e["kind"], e["text"], _clock(e["acknowledged"]), _clock(e["ended"])]
+                for e in watch.store.events(5000))  # fmt: skip
+        return _csv("events.csv", head, rows)
+
+    @app.get("/api/sources/{number}/counts.csv")
+    def counts_file(number: int, seconds: float = 86400.0) -> Response:
+        head = ("time", "zone", "count", "low", "high", "strangeness", "averaged")
+        since = time.time() - min(max(seconds, 1.0), _LONGEST)
+        rows = (
+            [
+                _clock(r["time"]),
+                zone.name,
+                *(_short(r[key]) for key in ("count", "low", "high", "strangeness")),
+                r["thinned"],
+            ]
+            for zone in watch.view(number).zones
+            for r in watch.store.all_counts(zone.id, since)
+        )
+        return _csv("counts.csv", head, rows)
+
+
+def _about(view: View) -> dict[str, Any]:
+    return {
+        "number": view.number,
+        "name": view.name,
+        "zones": [zone.to_dict() for zone in view.zones],
+        "colours": {zone: alarm.colour for zone, alarm in view.alarms.items()},
+        "camera": {} if view.camera is None else view.camera.about(),
+        "maps": view.counter.calibration.pixels is not None,
+        "message": view.message,
+    }
+
+
+def _learned(watch: Watch, view: View) -> dict[str, Any]:
+    """What labels there are, which frames wait, and which calibrations can be restored."""
+    keys = ("id", "time", "note", "used")
+    return {
+        "proposed": watch.store.frames(view.name, labelled=False),
+        "labelled": watch.store.frames(view.name, labelled=True),
+        "calibrations": [{key: row[key] for key in keys} for row in watch.store.calibrations(view.name)],
+    }
+
+
+def _with_zone(watch: Watch, number: int, zone: int) -> View:
+    view = watch.view(number)
+    if zone not in {z.id for z in view.zones}:
+        raise LatedropError("expected a zone of this source; there is none of that number.")
+    return view
+
+
+def _image(content: bytes | None, kind: str) -> Response:
+    return Response(status_code=204) if content is None else Response(content, media_type=kind)
+
+
+def _csv(name: str, head: tuple[str, ...], rows: Any) -> Response:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(head)
+    for row in rows:
+        writer.writerow([safe_cell(cell) if isinstance(cell, str) else cell for cell in row])
+    return Response(
+        text.getvalue(), media_type="text/csv", headers={"Content-Disposition": f'attachment; filename="{name}"'}
+    )
+
+
+def _clock(seconds: float | None) -> str:
+    if seconds is None:
+        return ""
+    return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="milliseconds")
+
+
+def _short(value: float | None) -> float | None:
+    return None if value is None else round(value, 3)

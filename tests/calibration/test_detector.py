@@ -1,0 +1,189 @@
+"""Detectors of strange rows, for classes and numbers: p-values with a rate of false alarms, combination, files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import latedrop
+from latedrop.calibration.detection import COMBINED, Combination, p_values
+from latedrop.calibration.detector import Detector
+from latedrop.errors import ArgumentError, DataError, FileError
+from latedrop.records import sealed
+
+QUICK: dict[str, Any] = {"terms": ["leverage"], "progress": False}
+
+
+def rows(count: int, seed: int, times: float = 1.0) -> Tensor:
+    return times * torch.randn(count, 4, generator=torch.Generator().manual_seed(seed))
+
+
+def network(outputs: int) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(4, 12), nn.ReLU(), nn.Linear(12, 12), nn.ReLU(), nn.Linear(12, outputs))
+
+
+@pytest.fixture(scope="module")
+def classifier() -> Any:
+    model, x = network(3), rows(150, 0)
+    with torch.no_grad():
+        y = (3 * model(x) + torch.rand(150, 3, generator=torch.Generator().manual_seed(1))).argmax(1)
+    return latedrop.calibrate(model, (x, y), **QUICK)
+
+
+@pytest.fixture(scope="module")
+def regression() -> Any:
+    model, x = network(2), rows(150, 0)
+    with torch.no_grad():
+        y = model(x) + 0.1 * torch.randn(150, 2, generator=torch.Generator().manual_seed(1))
+    return latedrop.calibrate(model, (x, y), **QUICK)
+
+
+def test_p_values_count_usual_rows_that_score_as_high() -> None:
+    dice = torch.Generator().manual_seed(0)
+    usual, new = (torch.randint(0, 20, (size,), generator=dice).double() for size in (50, 40))
+    expected = (1 + (usual[None] >= new[:, None]).sum(1)).double() / 51
+    assert torch.equal(p_values(usual.sort().values, new), expected)
+
+
+def test_false_alarms_are_as_rare_as_asked_for() -> None:
+    """Over repeated draws, of single scores with ties and of their combination."""
+    dice, repeats, new = torch.Generator().manual_seed(0), 300, 40
+    counts: dict[tuple[str, float], list[float]] = {}
+    for _ in range(repeats):
+        base = torch.randn(60 + new, 1, generator=dice) + 0.5 * torch.randn(60 + new, 3, generator=dice)
+        scores = {"a": base[:, 0], "b": base[:, 1].exp(), "c": base[:, 2].round()}
+        parts = [
+            {name: s[start:end] for name, s in scores.items()} for start, end in ((0, 30), (30, 60), (60, 60 + new))
+        ]
+        combined = Combination.fit(parts[0])
+        held, fresh = ({**part, COMBINED: combined(part)} for part in parts[1:])
+        for name in held:
+            p = p_values(held[name].sort().values, fresh[name])
+            for alarm in (0.1, 0.3):
+                counts.setdefault((name, alarm), []).append(float((p <= alarm).double().mean()))
+    for (name, alarm), rates in counts.items():
+        found = torch.tensor(rates)
+        error = float(found.std()) / repeats**0.5
+        assert float(found.mean()) <= alarm + 3 * error, (name, alarm)
+        if name in "ab":  # ties, as the others have, make fewer alarms
+            assert float(found.mean()) >= alarm - 1 / 31 - 3 * error, (name, alarm)
+
+
+def test_without_strange_rows_any_score_may_say_so() -> None:
+    dice = torch.Generator().manual_seed(0)
+    usual = {name: torch.randn(200, generator=dice) for name in "ab"}
+    found = Combination.fit(usual)
+    new = {"a": torch.tensor([5.0, -5.0, 0.0, 9.0]), "b": torch.tensor([-5.0, 5.0, 0.0, -5.0])}
+    first, second, middle, further = found(new).tolist()
+    assert middle < min(first, second) < further
+    assert min(first, second) >= float(found(usual).max())
+
+
+def test_strange_rows_weigh_the_scores() -> None:
+    dice = torch.Generator().manual_seed(0)
+    usual = {name: torch.randn(200, generator=dice) for name in "abc"}
+    noise = {name: torch.randn(50, generator=dice) for name in "abc"}
+    told = Combination.fit(usual, {**noise, "a": noise["a"] + 3, "b": noise["b"] - 3})
+    assert told.weights is not None
+    assert told.weights["a"] > 0.8
+    assert told.weights["b"] == 0  # it says the opposite, and a p-value counts large scores
+    same = Combination.fit(usual, {name: values - 9 for name, values in noise.items()})
+    assert same.weights is None
+    with pytest.raises(DataError, match="at least 2 strange rows"):
+        Combination.fit(usual, {name: values[:1] for name, values in noise.items()})
+
+
+ALL = {
+    "classes": ("strangeness", "entropy", "confidence", "energy", "mutual_information", "neighbours", "sites"),
+    "numbers": ("strangeness", "std", "neighbours", "sites"),
+}
+
+
+@pytest.mark.parametrize("task", ["classes", "numbers"])
+def test_every_score_of_a_network(task: str, classifier: Any, regression: Any, tmp_path: Path) -> None:
+    pytest.importorskip("scipy")
+    uq = classifier if task == "classes" else regression
+    found = uq.detector(rows(300, 5), scores=ALL[task], strange=rows(100, 8, 6.0))
+    names = {*ALL[task][:-1], "site:2", "site:4", COMBINED}
+    new, far = found(rows(200, 6)), found(rows(200, 7, 6.0))
+    assert set(new.scores) == set(new.p_values) == names
+    assert all(len(values) == 200 for values in (new, far, *new.scores.values()))
+    told = {row.score: row for row in found.evaluate(rows(200, 6), rows(200, 7, 6.0))}
+    assert set(told) == names
+    for score in ("strangeness", "neighbours", "site:2"):
+        assert told[score].auroc > 0.9
+        threshold = torch.quantile(far.scores[score], 0.05, interpolation="lower")
+        assert told[score].fpr95 == pytest.approx(float((new.scores[score] >= threshold).double().mean()), abs=0.02)
+    assert told[COMBINED].auroc > max(told[score].auroc for score in names) - 0.03
+    error = (0.05 * 0.95 * (1 / 200 + 1 / 150)) ** 0.5
+    assert all(row.false_alarms < 0.05 + 4 * error for row in told.values())
+    assert torch.equal(new.strange(0.05), new.p_values[COMBINED] <= 0.05)
+    assert torch.equal(new.strange(0.2, "strangeness"), new.p_values["strangeness"] <= 0.2)
+    found.save(tmp_path / "detector.json")
+    again = Detector.load(tmp_path / "detector.json", uq)(rows(200, 6))
+    assert all(torch.equal(again.p_values[name], values) for name, values in new.p_values.items())
+
+
+def test_what_is_scored_by_default(classifier: Any, regression: Any) -> None:
+    x = rows(60, 5)
+    assert set(classifier.detector(x)(x).scores) == {"strangeness", "entropy", "confidence", "energy", COMBINED}
+    assert set(regression.detector(x)(x).scores) == {"strangeness", "std", COMBINED}
+    p = classifier.predict(x)
+    found = classifier.detector(x)(x).scores
+    assert torch.equal(found["energy"], p.energy)
+    assert torch.equal(found["confidence"], 1 - p.confidence)
+    assert torch.equal(found["entropy"], p.entropy)
+    assert torch.equal(found["strangeness"], p.strangeness)
+
+
+def test_one_score_needs_no_half(classifier: Any) -> None:
+    x = rows(60, 5)
+    found = classifier.detector(x, ["entropy"])
+    assert (found.combination, len(found.usual["entropy"])) == (None, 60)
+    assert torch.equal(found(x).p_value, found(x).p_values["entropy"])
+    assert len(classifier.detector(x).usual["entropy"]) == 30
+
+
+def test_loaders_and_batches_give_the_same(classifier: Any) -> None:
+    x = rows(60, 5)
+    expected = classifier.detector(x)(rows(30, 6)).p_value
+    loader = DataLoader(TensorDataset(x), batch_size=7)
+    assert torch.allclose(classifier.detector(loader)(DataLoader(TensorDataset(rows(30, 6)))).p_value, expected)
+
+
+def test_wrong_input(classifier: Any, regression: Any, tmp_path: Path) -> None:
+    x = rows(60, 5)
+    for uq, scores in ((classifier, ["std"]), (regression, ["entropy"]), (classifier, "entropy"), (classifier, [])):
+        with pytest.raises(ArgumentError, match="expected different scores among"):
+            uq.detector(x, scores)
+    with pytest.raises(DataError, match="at least 20 usual rows for a detector, and better a thousand; found 5"):
+        classifier.detector(x[:5])
+    with pytest.raises(ArgumentError, match="several scores to combine"):
+        classifier.detector(x, ["entropy"], strange=x)
+    found = classifier.detector(x)
+    with pytest.raises(ArgumentError, match=r"a rate of false alarms from 0\.032"):
+        found(x).strange(0.01)
+    with pytest.raises(ArgumentError, match="expected a score among"):
+        found(x).strange(0.1, "std")
+    with pytest.raises(DataError, match="at least one row"):
+        found(x[:0])
+    path = tmp_path / "detector.json"
+    found.save(path)
+    with pytest.raises(FileError, match="the model that the detector was made with"):
+        Detector.load(path, regression)
+    record = json.loads(path.read_text())["latedrop-detector"]
+    record["usual"]["entropy"]["tensor"].reverse()
+    path.write_text(sealed("latedrop-detector", record))
+    with pytest.raises(FileError, match="in rising order"):
+        Detector.load(path, classifier)
+    path.write_text("{}")
+    with pytest.raises(FileError, match="a detector"):
+        Detector.load(path, classifier)

@@ -1,0 +1,440 @@
+"""The commands on classifiers and columns of labels: what they print and write, and a line for every wrong input."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import latedrop
+from latedrop.calibration.classes.record import ClassCalibration
+from latedrop.cli.command import _in_options
+
+for package in ("typer", "rich"):
+    pytest.importorskip(package, reason="typer and rich make the command line")
+
+CODE = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, outputs=3):
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 16), nn.Linear(16, outputs)
+
+    def forward(self, x):
+        return self.second(self.first(x).tanh())
+
+def _seeded(outputs):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = Net(outputs)
+        with torch.no_grad():
+            model.second.weight.mul_(10)
+        return model
+
+def net():
+    return _seeded(3)
+
+def one():
+    return _seeded(1)
+
+def soft():
+    return nn.Sequential(_seeded(3), nn.Softmax(1))
+
+class Broken(Net):
+    def forward(self, x):
+        return super().forward(x) / (x[:, :1] * 0)
+
+def broken():
+    model = Broken()
+    model.load_state_dict(net().state_dict())
+    return model
+
+class Shades(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 4), nn.Linear(4, 3)
+        for layer in (self.first, self.second):
+            nn.init.constant_(layer.weight, 0.4)
+        with torch.no_grad():
+            self.second.weight[0].fill_(-1.0)
+            self.second.weight[2].fill_(1.6)
+            self.first.bias.zero_()
+            self.second.bias.copy_(torch.tensor([3.5, 1.5, -2.2]))
+
+    def forward(self, x):
+        return 4 * self.second(self.first(x.mean((2, 3))).relu())
+
+def shades():
+    return Shades()
+
+def log(probabilities):
+    return probabilities.clamp_min(1e-12).log()
+"""
+NAMES = ("cat", "dog", "owl, snowy")
+Run = Callable[..., tuple[int, str, str]]
+PYTHON = re.compile(r"\w=|lambda|\(\)|labels\.|uq\b|_names|None")
+"""What has no place in a message on the command line."""
+
+
+def arrays_of(model: Any, rows: int, seed: int) -> tuple[Any, Any]:
+    dice = torch.Generator().manual_seed(seed)
+    x = torch.randn(rows, 4, generator=dice)
+    with torch.no_grad():
+        z = model(x)
+    z = z if z.shape[1] > 1 else torch.cat([torch.zeros_like(z), z], 1)
+    noise = -torch.log(-torch.log(torch.rand(z.shape, generator=dice)))
+    return x.numpy(), (z * 0.8 + noise).argmax(1).numpy()
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A user's folder, as the current one: code, and labelled rows as text and as numbers."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    Path("user_classes.py").write_text(CODE)
+    import user_classes
+
+    for seed, name in enumerate(("val", "test")):
+        x, y = arrays_of(user_classes.net(), 80, seed)
+        y2 = arrays_of(user_classes.one(), 80, seed)[1]
+        np.savez(f"{name}.npz", x=x, y=y, text=np.array(NAMES)[y], hot=np.eye(3)[y], half=y + 0.5)
+        with open(f"{name}.csv", "w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(["id", "a", "b", "c", "d", "kind", "code", "first", "yes"])
+            for i in range(80):
+                writer.writerow([i, *map(float, x[i]), NAMES[y[i]], y[i], y[i] + 1, ["no", "yes"][y2[i]]])
+    yield tmp_path
+    sys.modules.pop("user_classes", None)
+
+
+def data(name: str, target: str) -> tuple[str, ...]:
+    """What `calibrate` is told; leverage alone is quick."""
+    words = ("--data", name, "--target", target, "--terms", "leverage")
+    return words if name.endswith(".npz") else (*words, "--inputs", "a,b,c,d")
+
+
+@pytest.fixture
+def calibrated(call: Run) -> str:
+    code, _, err = call("calibrate", "user_classes:net", *data("val.csv", "kind"), "-o", "cal.json", "--sets", "lac")
+    assert (code, err) == (0, "")
+    return "cal.json"
+
+
+def record_in(path: str) -> ClassCalibration:
+    return ClassCalibration.from_json(Path(path).read_text())
+
+
+def rows_of(path: str) -> list[dict[str, str]]:
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_text_labels_keep_their_names(call: Run) -> None:
+    code, out, err = call("calibrate", "user_classes:net", *data("val.csv", "kind"), "-o", "cal.json", "--json")
+    found, record = json.loads(out), record_in("cal.json")
+    assert (code, err, record.names, found["names"]) == (0, "", NAMES, list(NAMES))
+    assert (found["task"], found["rows"], found["files"]) == ("classification", 80, ["cal.json"])
+    assert record.columns == {"inputs": ("a", "b", "c", "d"), "targets": ("kind",)}
+    assert found["verdict"]["text"] == str(record.verdict)
+
+
+@pytest.mark.parametrize(
+    ("file", "target"), [("val.csv", "code"), ("val.npz", "y"), ("val.npz", "text"), ("val.parquet", "kind")]
+)
+def test_the_same_labels_in_any_form(call: Run, file: str, target: str) -> None:
+    if file.endswith("parquet"):
+        pandas = pytest.importorskip("pandas")
+        pytest.importorskip("pyarrow")
+        frame = pandas.read_csv("val.csv")
+        frame.assign(kind=frame["kind"].astype("category")).to_parquet(file)
+    code, _, err = call("calibrate", "user_classes:net", *data(file, target), "-o", "cal.json")
+    assert (code, err) == (0, "")
+    with np.load("val.npz") as arrays:
+        rows = arrays["x"], arrays["y"]
+    expected = latedrop.calibrate(
+        sys.modules["user_classes"].net(), rows, terms=["leverage"], progress=False
+    ).calibration
+    found = record_in("cal.json")
+    assert found.fit.temperature == pytest.approx(expected.fit.temperature, rel=1e-4)
+    assert found.names == (() if target in ("code", "y") else NAMES)
+
+
+def test_calibrate_prints_what_it_is_worth(call: Run) -> None:
+    arguments = ("-o", "cal.json", "--report", "cal.html", "--sets", "raps")
+    code, out, _ = call("calibrate", "user_classes:net", *data("val.csv", "kind"), *arguments)
+    record = record_in("cal.json")
+    assert record.sets is not None
+    held = len(record.sets.scores[0])
+    assert (code, record.rows + held, record.sets.score) == (0, 80, "raps")
+    assert f"{record.rows} validation rows, {held} more for the prediction sets" in out
+    assert "3 classes in the order of the outputs: cat, dog, owl, snowy" in out
+    assert "one temperature" in out
+    page = Path("cal.html").read_text()
+    assert "Calibration of user_classes:net" in page
+    assert "What was compared on the validation rows" in page
+
+
+def test_names_say_the_order_of_the_outputs(call: Run) -> None:
+    order = ("--class-names", '"owl, snowy",dog,cat')
+    code, out, _ = call("calibrate", "user_classes:net", *data("val.csv", "kind"), "-o", "cal.json", *order, "--json")
+    assert (code, json.loads(out)["names"]) == (0, ["owl, snowy", "dog", "cat"])
+    assert record_in("cal.json").verdict.accuracy < 0.5  # as the order is wrong
+    code, out, _ = call(
+        "calibrate", "user_classes:net", *data("val.csv", "first"), "-o", "cal.json", "--class-names", "1,2,3", "--json"
+    )
+    assert (code, json.loads(out)["names"]) == (0, ["1", "2", "3"])
+    assert record_in("cal.json").verdict.accuracy > 0.5
+    names = ("--class-names", "x,y,z", "--json")
+    code, out, _ = call("calibrate", "user_classes:net", *data("val.csv", "code"), "-o", "cal.json", *names)
+    assert (code, json.loads(out)["names"]) == (0, ["x", "y", "z"])  # numbers are the classes' own
+    assert record_in("cal.json").verdict.accuracy > 0.5
+
+
+@pytest.mark.filterwarnings("default")
+def test_an_order_worse_than_chance_is_warned_of(call: Run) -> None:
+    order = ("--class-names", 'dog,"owl, snowy",cat')
+    code, _, err = call("calibrate", "user_classes:net", *data("val.csv", "kind"), "-o", "cal.json", *order)
+    assert (code, err.count("\n")) == (0, 1)
+    assert "less than by chance" in err
+
+
+def test_images_with_labels(call: Run) -> None:
+    image = pytest.importorskip("PIL.Image")
+    dice = np.random.default_rng(0)
+    Path("photos").mkdir()
+    with open("names.csv", "w") as file:
+        file.write("file,kind\n")
+        for i in range(30):
+            shade = (i % 3) * 80 + dice.integers(0, 60)
+            image.fromarray(np.full((4, 4, 3), shade, np.uint8)).save(f"photos/{i}.png")
+            file.write(f"{i}.png,{'abc'[i % 3]}\n")
+    pictures = ("--data", "names.csv", "--images", "photos")
+    words = (*pictures, "--target", "kind", "--terms", "leverage", "-o", "cal.json", "--json")
+    code, out, _ = call("calibrate", "user_classes:shades", *words)
+    assert (code, json.loads(out)["names"], json.loads(out)["verdict"]["accuracy"] > 0.5) == (0, ["a", "b", "c"], True)
+    code, out, _ = call("predict", "user_classes:shades", "cal.json", *pictures, "--keep", "file")
+    assert (code, out.splitlines()[0]) == (0, "file,label,confidence,entropy,strangeness,p_a,p_b,p_c")
+    code, out, _ = call("evaluate", "user_classes:shades", "cal.json", *pictures, "--json")
+    assert (code, json.loads(out)["rows"]) == (0, 30)
+
+
+@pytest.mark.parametrize("end", ["csv", "parquet", "npz"])
+def test_predictions_in_files(call: Run, calibrated: str, end: str) -> None:
+    lines = Path("test.csv").read_text().splitlines()
+    lines[3] = "2,,1,1,1,cat,0,1,no"
+    Path("gaps.csv").write_text("\n".join(lines))
+    if end == "parquet":
+        pytest.importorskip("pyarrow")
+    arguments = ("--data", "gaps.csv", "-o", f"out.{end}", "--level", "0.9", "--batch-size", "1")
+    code, out, err = call("predict", "user_classes:net", calibrated, *arguments)
+    assert (code, out) == (0, f"80 rows predicted, with sets at level 0.9\nwritten: out.{end}\n")
+    assert "in 1 of 80 rows, at line 4" in err
+    uq = latedrop.load(calibrated, sys.modules["user_classes"].net())
+    with np.load("test.npz") as arrays:
+        p = uq.predict(arrays["x"])
+    members = p.prediction_set(0.9)
+    if end == "npz":
+        with np.load("out.npz") as found:
+            assert found["label"].tolist()[:2] == p.label.tolist()[:2]
+            assert (found["label"][2], bool(np.isnan(found["probabilities"][2]).all())) == (-1, True)
+            assert np.array_equal(np.delete(found["set"], 2, 0), np.delete(members.numpy(), 2, 0))
+        return
+    if end == "parquet":
+        pandas = pytest.importorskip("pandas")
+        pandas.read_parquet("out.parquet").to_csv("out.csv", index=False)
+    rows = rows_of("out.csv")
+    assert list(rows[0]) == ["label", "confidence", "entropy", "strangeness", "set", *(f"p_{name}" for name in NAMES)]
+    assert set(rows[2].values()) == {""}
+    for i in (0, 1, 3, 40):
+        assert rows[i]["label"] == NAMES[int(p.label[i])]
+        assert float(rows[i]["p_dog"]) == pytest.approx(float(p.probabilities[i, 1]), rel=1e-4)
+        inside = next(csv.reader([rows[i]["set"]])) if rows[i]["set"] else []
+        assert inside == [name for name, there in zip(NAMES, members[i].tolist(), strict=True) if there]
+
+
+def test_without_a_level_there_is_no_set(call: Run, calibrated: str) -> None:
+    code, out, err = call("predict", "user_classes:net", calibrated, "--data", "test.csv", "--keep", "id")
+    first = next(csv.DictReader(io.StringIO(out)))
+    assert (code, err, "set" in first, first["id"]) == (0, "", False, "0")
+
+
+def test_evaluate(call: Run, calibrated: str) -> None:
+    evaluate = ("evaluate", "user_classes:net", calibrated, "--data", "test.csv")
+    code, out, err = call(*evaluate, "--report", "page.html")
+    assert (code, err) == (0, "")
+    assert "80 test rows\n" in out
+    for line in (r"Better than one temperature\? +(good|weak|bad) ", "temperature alone +[0-9]", "90 % sets hold"):
+        assert re.search(line, out), line
+    page = Path("page.html").read_text()
+    assert "user_classes:net on test.csv" in page
+    assert "owl, snowy" in page
+    code, out, _ = call(*evaluate, "--json", "--level", "0.8")
+    found = json.loads(out)
+    assert (code, found["rows"], found["dropped"], found["sets"]["level"]) == (0, 80, 0, 0.8)
+    assert {"accuracy", "nll", "brier", "ece", "classwise_ece", "gain", "coverage80", "size80"} <= set(
+        found["measures"]
+    )
+    assert [row["label"] for row in found["scores"]][-1] == "the model's softmax"
+
+
+def test_requirements(call: Run, calibrated: str) -> None:
+    evaluate = ("evaluate", "user_classes:net", calibrated, "--data", "test.csv", "--require")
+    assert call(*evaluate, "accuracy>=0.3,nll<5,coverage75>=0.5,size75<=3,rows>=80")[0] == 0
+    code, _, err = call(*evaluate, "accuracy>=1.5,ece<=1")
+    assert (code, err.count("\n"), "required accuracy >= 1.5; found 0." in err) == (3, 1, True)
+    code, _, err = call(*evaluate, "rmse<3")
+    assert (code, "found 'rmse'. Known: " in err, "accuracy" in err) == (2, True, True)
+
+
+def test_a_figure(call: Run, calibrated: str) -> None:
+    pytest.importorskip("matplotlib")
+    code, _, _ = call("evaluate", "user_classes:net", calibrated, "--data", "test.csv", "--plot", "curve.png")
+    assert (code, Path("curve.png").read_bytes()[1:4]) == (0, b"PNG")
+
+
+def test_one_logit_and_two_names(call: Run) -> None:
+    arguments = (*data("val.csv", "yes"), "-o", "cal.json", "--json")
+    code, out, _ = call("calibrate", "user_classes:one", *arguments)
+    assert (code, json.loads(out)["names"], json.loads(out)["verdict"]["accuracy"] > 0.5) == (0, ["no", "yes"], True)
+    code, out, _ = call("evaluate", "user_classes:one", "cal.json", "--data", "test.csv", "--json")
+    assert (code, json.loads(out)["measures"]["accuracy"] > 0.5) == (0, True)
+
+
+def test_an_exported_program(call: Run) -> None:
+    model = sys.modules["user_classes"].net().eval()
+    rows = ({0: torch.export.Dim("rows", min=2)},)
+    torch.export.save(torch.export.export(model, (torch.zeros(2, 4),), dynamic_shapes=rows), "net.pt2")
+    assert call("calibrate", "net.pt2", *data("val.csv", "kind"), "-o", "cal.json")[0] == 0
+    code, out, _ = call("predict", "net.pt2", "cal.json", "--data", "test.csv")
+    assert (code, next(csv.DictReader(io.StringIO(out)))["label"] in NAMES) == (0, True)
+    code, out, _ = call("evaluate", "net.pt2", "cal.json", "--data", "test.csv", "--json")
+    assert (code, json.loads(out)["rows"]) == (0, 80)
+
+
+def test_standard_input(call: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ("--inputs", "a,b,c,d", "--terms", "leverage", "-o", "cal.json", "--data", "-", "--json")
+    monkeypatch.setattr(sys, "stdin", io.StringIO(Path("val.csv").read_text()))
+    code, out, _ = call("calibrate", "user_classes:net", "--target", "code", *words)
+    assert (code, json.loads(out)["task"]) == (0, "classification")
+    monkeypatch.setattr(sys, "stdin", io.StringIO(Path("val.csv").read_text()))
+    code, _, err = call("calibrate", "user_classes:net", "--target", "kind", *words)
+    assert (code, "Text needs the classes' names" in err) == (1, True)
+    monkeypatch.setattr(sys, "stdin", io.StringIO(Path("val.csv").read_text()))
+    names = ("--class-names", 'cat,dog,"owl, snowy"')
+    code, out, _ = call("calibrate", "user_classes:net", "--target", "kind", *words, *names)
+    assert (code, json.loads(out)["names"]) == (0, list(NAMES))
+
+
+def test_whole_numbers_of_one_output_stay_numbers(call: Run) -> None:
+    words = ("calibrate", "user_classes:one", *data("val.csv", "first"), "-o", "cal.json", "--json")
+    code, out, _ = call(*words)
+    assert (code, out) == (0, call(*words, "--task", "regression")[1])
+    assert "scale" in json.loads(out)
+
+
+SINGLE = "id,a,b,c,d,kind\n" + "".join(f"{i},{i},1,1,1,cat\n" for i in range(9))
+
+
+@pytest.mark.parametrize(
+    ("model", "words", "code", "message"),
+    [
+        (
+            "net",
+            (*data("val.csv", "first"),),
+            1,
+            "expected labels from 0 to 2, as the model has 3 classes; found 1 to 3",
+        ),
+        ("net", (*data("val.npz", "half"), "--task", "classification"), 1, "whole numbers in 'half'; found '"),
+        ("net", (*data("val.npz", "hot"),), 1, "as one-hot labels are. Name one column"),
+        ("net", (*data("val.npz", "hot"), "--task", "classification"), 1, "expected one label for each row, (N,)"),
+        ("net", (*data("val.csv", "code,first"), "--task", "classification"), 2, "expected one target, the labels"),
+        ("net", (*data("single.csv", "kind"),), 1, "labels of 3 classes in 'kind' of single.csv"),
+        ("net", (*data("single.csv", "kind"), "--class-names", "cat,dog,owl"), 1, "rows of class 0 alone"),
+        ("net", (*data("two.csv", "kind"), "--class-names", "cat,dog,owl"), 1, "as many validation rows as classes"),
+        ("net", (*data("val.csv", "kind"), "--class-names", "cat,dog"), 2, "expected --class-names with 3 different"),
+        ("net", (*data("val.csv", "kind"), "--class-names", "cat,dog,owl"), 1, "expected labels among cat, dog, owl"),
+        ("soft", (*data("val.csv", "kind"),), 1, "expected logits, as they are before a softmax"),
+        ("broken", (*data("val.csv", "kind"),), 1, "NaN or inf"),
+        ("one", (*data("val.csv", "kind"),), 1, "expected numbers in column 'kind' of val.csv; found '"),
+        ("net", (*data("val.csv", "kind"), "--task", "classes"), 2, "expected --task auto, regression, classification"),
+        ("net", (*data("val.csv", "kind"), "--sets", "best"), 2, "expected --sets lac, aps, raps; found 'best'"),
+        ("net", (*data("val.csv", "kind"), "--per-class"), 2, "expected --sets with --per-class"),
+        ("one", (*data("val.csv", "a"), "--inputs", "b,c,d,code", "--sets", "lac"), 2, "expected --sets with classes"),
+        ("net", (*data("val.csv", "kind"), "--floor"), 2, "expected options that classes have; found --floor."),
+        (
+            "net",
+            (*data("val.csv", "kind"), "--inputs", "a,b"),
+            1,
+            "Its input was columns a, b of val.csv: see --inputs.",
+        ),
+        ("net", (*data("val.csv", "kind"), "--unit", "cm"), 2, "expected --unit with a regression"),
+        ("net", (*data("val.csv", "kind"), "--target-log"), 2, "found --target-mean, --target-std or --target-log."),
+    ],
+    ids=range(21),
+)
+def test_wrong_input_is_one_line(call: Run, model: str, words: tuple[str, ...], code: int, message: str) -> None:
+    Path("single.csv").write_text(SINGLE)
+    Path("two.csv").write_text("id,a,b,c,d,kind\n1,1,1,1,1,cat\n2,2,1,1,1,dog\n")
+    found, out, err = call("calibrate", f"user_classes:{model}", *words, "-o", "cal.json")
+    assert message in err
+    assert (found, out, err.count("\n")) == (code, "", 1)
+    assert not PYTHON.search(err), err
+    assert not Path("cal.json").exists()
+
+
+def test_probabilities_with_a_readout(call: Run) -> None:
+    words = (*data("val.csv", "kind"), "-o", "cal.json", "--readout", "user_classes:log")
+    assert call("calibrate", "user_classes:soft", *words)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ("predict", "--data", "test.csv", "--level", "0.9"),
+            "expected a calibration with prediction sets for --level",
+        ),
+        (("predict", "--data", "test.csv", "--scale", "relaxed"), "expected --scale with a regression"),
+        (("evaluate", "--data", "test.csv", "--level", "0.9"), "Calibrate with --sets lac."),
+        (("evaluate", "--data", "test.csv", "--unit", "cm"), "expected options that classes have; found --unit"),
+    ],
+    ids=["level", "scale", "test level", "unit"],
+)
+def test_options_that_do_not_fit_the_calibration(call: Run, words: tuple[str, ...], message: str) -> None:
+    assert call("calibrate", "user_classes:net", *data("val.csv", "kind"), "-o", "cal.json")[0] == 0
+    code, out, err = call(words[0], "user_classes:net", "cal.json", *words[1:])
+    assert (code, out, message in err) == (2, "", True)
+
+
+def test_a_label_that_the_calibration_does_not_know(call: Run, calibrated: str) -> None:
+    Path("new.csv").write_text(Path("test.csv").read_text().replace("dog", "frog", 1))
+    code, _, err = call("evaluate", "user_classes:net", calibrated, "--data", "new.csv")
+    assert (code, "found 'frog' at line" in err) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("words", "options"),
+    [
+        ("pass target=Standardized(mean=[1, 2], std=[3, 4]), or", "pass --target-mean 1,2 --target-std 3,4, or"),
+        ("pass target=Standardized(mean=1.5, std=3), or", "pass --target-mean 1.5 --target-std 3, or"),
+        ("if that was learned, pass target=Log().", "if that was learned, pass --target-log."),
+        ("found floor=, target=. Numbers", "found --floor, --target-mean, --target-std or --target-log. Numbers"),
+        ("expected 3 class_names; found 2.", "expected 3 --class-names; found 2."),
+        ("are task='regression'.", "are --task regression."),
+        ("training rows as reference=.", "training rows: --reference."),
+    ],
+    ids=range(7),
+)
+def test_python_becomes_options(words: str, options: str) -> None:
+    assert _in_options(words) == options

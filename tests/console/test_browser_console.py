@@ -1,0 +1,185 @@
+"""The console in a browser: numbers move, a zone is drawn, an alarm comes and is acknowledged, a kill loses nothing.
+
+With LATEDROP_SCREENSHOTS=FOLDER the pictures of the documentation are written there.
+"""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright opens the console")
+pytest.importorskip("fastapi", reason="the console is an extra")
+pytest.importorskip("uvicorn", reason="the console is an extra")
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine")
+
+PATIENCE = 90_000  # milliseconds; a busy machine needs long to begin
+SHOTS = os.environ.get("LATEDROP_SCREENSHOTS")
+CODE = "import sys; from latedrop.cli import main; main(sys.argv[1:])"
+
+
+class Demo:
+    """`latedrop crowd watch --demo` as a process of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.port = folder, 0
+        self.start()
+
+    def start(self) -> None:
+        words = ["crowd", "watch", "--demo", "--port", str(self.port), "--hold", "0.3", "--propose", "5"]
+        words += ["--memory", str(self.folder / "console.sqlite")]
+        self.process = subprocess.Popen([sys.executable, "-c", CODE, *words], stderr=subprocess.PIPE, text=True)
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            found = re.search(r"http://127\.0\.0\.1:(\d+)/", line)
+            if found:
+                self.port = int(found[1])
+                return
+        raise AssertionError("the console did not start")
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.port}/"
+
+    def end(self, how: signal.Signals) -> int:
+        self.process.send_signal(how)
+        self.process.communicate(timeout=60)
+        return self.process.returncode
+
+
+@pytest.fixture
+def demo(tmp_path: Path) -> Iterator[Demo]:
+    running = Demo(tmp_path)
+    yield running
+    if running.process.poll() is None:
+        running.end(signal.SIGKILL)
+
+
+class Opened:
+    """A page, with what it said to the console and what it asked for."""
+
+    def __init__(self, browser: Any, address: str, **settings: Any) -> None:
+        self.page = browser.new_context(**{"viewport": {"width": 1440, "height": 900}, **settings}).new_page()
+        self.page.set_default_timeout(PATIENCE)
+        self.wrong: list[str] = []
+        self.asked: list[str] = []
+        self.page.on("console", lambda said: self.wrong.append(said.text))
+        self.page.on("pageerror", lambda error: self.wrong.append(str(error)))
+        self.page.on("request", lambda request: self.asked.append(request.url))
+        self.page.on("dialog", lambda dialog: dialog.accept())
+        self.page.goto(address)
+        self.sees("#count", r"\d+")
+
+    def sees(self, where: str, pattern: str) -> None:
+        playwright.expect(self.page.locator(where).first).to_have_text(re.compile(pattern), timeout=PATIENCE)
+
+    def draw(self, corners: list[tuple[float, float]], name: str, limit: int) -> None:
+        self.page.click("#draw")
+        box = self.page.locator("#frame").bounding_box()
+        for x, y in corners:
+            self.page.mouse.click(box["x"] + x * box["width"], box["y"] + y * box["height"])
+        self.page.keyboard.press("Enter")
+        self.page.fill("#zone-name", name)
+        self.page.fill("#zone-limit", str(limit))
+        self.page.click("#zone-dialog button.main")
+        self.sees(f"#zones li:has-text('{name}') .number", r"\d+")
+
+    def shot(self, name: str, wait: float = 0.0) -> None:
+        if SHOTS:
+            self.page.wait_for_timeout(1000 * wait)
+            self.page.screenshot(path=Path(SHOTS) / f"console_{name}.jpg", type="jpeg", quality=84)
+
+    def beyond(self) -> int:
+        found: int = self.page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+        return found
+
+
+def test_a_shift_at_the_console(demo: Demo) -> None:
+    with playwright.sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        opened = Opened(browser, demo.address)
+        page = opened.page
+        counted = {page.locator("#interval").inner_text()}
+        end = time.monotonic() + 60
+        while len(counted) < 3 and time.monotonic() < end:
+            counted.add(page.locator("#interval").inner_text())
+            page.wait_for_timeout(200)
+        assert len(counted) >= 3  # numbers move
+
+        opened.draw([(0.07, 0.36), (0.52, 0.32), (0.57, 0.93), (0.09, 0.95)], "Stairs", 0)
+        opened.sees("#alarms", "Stairs: more than 0 people")
+        opened.sees("#zones li:has-text('Stairs') .said", "above the limit.*% likely")
+        page.click("#alarms button")
+        playwright.expect(page.locator("#alarms > div")).to_have_count(0, timeout=PATIENCE)
+        opened.sees("#events", "acknowledged at")
+
+        page.click("[data-layer=doubt]")
+        page.click("#label")
+        page.locator("#heads").click(position={"x": 200, "y": 100})
+        page.locator("#heads").click(position={"x": 300, "y": 150})
+        assert page.input_value("#label-people") == "2"
+        page.locator("#heads").click(position={"x": 300, "y": 150})
+        assert page.input_value("#label-people") == "1"
+        page.fill("#label-people", "14")
+        page.click("#label-dialog button.main")
+        opened.sees("#toast", "Learned")
+        opened.sees("#label-count", "1 frame labelled")
+        playwright.expect(page.locator("#chart canvas")).to_be_visible()
+
+        page.goto("about:blank")
+        demo.end(signal.SIGKILL)
+        demo.start()
+        page.goto(demo.address)
+        opened.sees("#count", r"\d+")
+        opened.sees("#zones li:has-text('Stairs') .number", r"\d+")
+        opened.sees("#label-count", "1 frame labelled")
+        opened.sees("#events", "Stairs: more than 0 people")
+        page.set_viewport_size({"width": 360, "height": 740})
+        assert opened.beyond() == 0
+        assert opened.wrong == []
+        assert {url.partition("/api/")[0].partition("/page/")[0].rstrip("/") for url in opened.asked} <= {
+            demo.address.rstrip("/"), "about:blank",
+        }  # fmt: skip
+        browser.close()
+    assert demo.end(signal.SIGINT) in (0, 130)
+
+
+@pytest.mark.skipif(not SHOTS, reason="draws the pictures of the documentation, where LATEDROP_SCREENSHOTS is set")
+def test_pictures_of_the_documentation(demo: Demo) -> None:
+    with playwright.sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        opened = Opened(browser, demo.address, color_scheme="dark", viewport={"width": 1440, "height": 960})
+        opened.draw([(0.07, 0.36), (0.52, 0.32), (0.57, 0.93), (0.09, 0.95)], "Stairs", 9)
+        opened.draw([(0.62, 0.2), (0.97, 0.22), (0.98, 0.62), (0.64, 0.6)], "Platform", 4)
+        opened.page.fill("#zones li:first-child input", "30")
+        opened.page.press("#zones li:first-child input", "Tab")
+        opened.sees("#alarms", "Stairs: more than 9 people")
+        opened.shot("dark", 5.0)
+        for button in ("density", "doubt", "regions"):
+            opened.page.click(f"[data-layer={button}]")
+        opened.page.click("#theme")
+        opened.shot("doubt", 6.0)
+        opened.page.click("#label")
+        opened.page.locator("#label-picture").wait_for()
+        for x, y in ((0.2, 0.3), (0.5, 0.4), (0.7, 0.25)):
+            box = opened.page.locator("#heads").bounding_box()
+            opened.page.mouse.click(box["x"] + x * box["width"], box["y"] + y * box["height"])
+        opened.shot("label", 1.0)
+        opened.page.keyboard.press("Escape")
+        for button in ("density", "doubt", "regions"):
+            opened.page.click(f"[data-layer={button}]")
+        if opened.page.locator("#alarms button").count():
+            opened.page.locator("#alarms button").last.click()
+        opened.shot("light", 12.0)
+        phone = Opened(browser, demo.address, viewport={"width": 390, "height": 844}, color_scheme="dark")
+        phone.shot("phone", 4.0)
+        browser.close()

@@ -1,0 +1,289 @@
+"""The console over HTTP, without a browser: who may ask, zones, alarms, labels, files, and a restart."""
+
+import gc
+import http.client
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from threading import Condition, Thread
+from typing import Any
+
+import numpy as np
+import pytest
+
+uvicorn = pytest.importorskip("uvicorn", reason="the console is an extra")
+pytest.importorskip("fastapi", reason="the console is an extra")
+
+from latedrop.console.alarms import Rule  # noqa: E402
+from latedrop.console.camera import Camera, Shot  # noqa: E402
+from latedrop.console.notices import Notices  # noqa: E402
+from latedrop.console.server import make_app  # noqa: E402
+from latedrop.console.sources import Pixels, Source  # noqa: E402
+from latedrop.console.store import Store  # noqa: E402
+from latedrop.console.watch import Settings, Watch  # noqa: E402
+from latedrop.console.zones import Amount  # noqa: E402
+from latedrop.crowd.calibration import load_calibration  # noqa: E402
+from latedrop.crowd.mcnn import load_weights, shipped  # noqa: E402
+from latedrop.crowd.scenes import make_scenes  # noqa: E402
+
+TOKEN = "a-long-enough-token"
+SQUARE = [[0.0, 0.0], [0.6, 0.0], [0.6, 1.0], [0.0, 1.0]]
+SCENES = [frame.pixels for frame in make_scenes(0, 6, 0).frames]
+
+
+def walking() -> Iterator[Pixels]:
+    while True:
+        for pixels in SCENES:
+            assert pixels is not None
+            yield pixels
+            time.sleep(0.05)
+
+
+class Console:
+    """A console that runs in a thread."""
+
+    def __init__(self, path: Path) -> None:
+        trained = load_weights(shipped("scenes"))
+        calibration = load_calibration(shipped("scenes", ".calibration.json"), trained)
+        settings = Settings(rule=Rule(hold=0.0), stretch=0.5)
+        store = Store(path)
+        self.watch = Watch([Source("=door", True, walking)], trained, calibration, store, settings, Notices([]))
+        config = uvicorn.Config(make_app(self.watch, TOKEN), port=0, log_level="error", timeout_graceful_shutdown=1)
+        self.server = uvicorn.Server(config)
+        self.thread = Thread(target=self.server.run, daemon=True)
+        self.thread.start()
+        waited(lambda: self.server.started)
+        self.port = self.server.servers[0].sockets[0].getsockname()[1]
+
+    def ask(self, path: str, method: str = "GET", body: Any = None, **headers: str) -> tuple[int, Any, dict[str, str]]:
+        wire = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        sent = {
+            "Content-Type": "application/json",
+            **{name.replace("_", "-"): value for name, value in headers.items()},
+        }
+        wire.request(method, path, None if body is None else json.dumps(body), sent)
+        answer = wire.getresponse()
+        content, found = answer.read(), {name.lower(): value for name, value in answer.getheaders()}
+        wire.close()
+        return answer.status, json.loads(content) if "json" in found.get("content-type", "") else content, found
+
+    def state(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.ask("/api/state")[1]
+        return found
+
+    def close(self) -> None:
+        self.server.should_exit = True
+        self.thread.join(20)
+
+
+def waited(for_what: Callable[[], Any], seconds: float = 30.0) -> Any:
+    end = time.monotonic() + seconds
+    while not (found := for_what()):
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.02)
+    return found
+
+
+@pytest.fixture(scope="module")
+def console(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Console]:
+    running = Console(tmp_path_factory.mktemp("console") / "a.sqlite")
+    waited(lambda: running.state()["sources"][0]["message"])
+    yield running
+    running.close()
+
+
+def test_others_need_the_token(console: Console) -> None:
+    assert console.ask("/api/state", Host="console.example")[0] == 401
+    assert console.ask("/", Host="console.example")[0] == 401
+    assert console.ask("/api/stream", Host="192.168.0.7:8765")[0] == 401
+    assert console.ask("/api/state", Host="console.example", Authorization="Bearer wrong")[0] == 401
+    assert console.ask("/api/state", Host="console.example", Authorization=f"Bearer {TOKEN}")[0] == 200
+    status, _, headers = console.ask(f"/?token={TOKEN}", Host="console.example")
+    assert (status, headers["location"]) == (303, "/")
+    assert "HttpOnly" in headers["set-cookie"]
+    cookie = headers["set-cookie"].partition(";")[0]
+    assert console.ask("/api/state", Host="console.example", Cookie=cookie)[0] == 200
+
+
+def test_other_pages_are_refused(console: Console) -> None:
+    assert console.ask("/api/sources/0/snapshot", "POST", Origin="http://evil.example")[0] == 403
+    assert console.ask("/api/sources/0/snapshot", "POST", Origin=f"http://127.0.0.1:{console.port}")[0] == 200
+
+
+def test_headers_keep_the_page_to_itself(console: Console) -> None:
+    status, page, headers = console.ask("/")
+    assert status == 200
+    assert "default-src 'none'" in headers["content-security-policy"]
+    assert "unsafe" not in headers["content-security-policy"]
+    assert headers["x-content-type-options"] == "nosniff"
+    assert b"http" not in page.replace(b"http-equiv", b"")
+
+
+def test_nothing_that_is_asked_for_becomes_a_path(console: Console) -> None:
+    for name in ("..%2fserver.py", "%2e%2e/server.py", "/etc/passwd", "..", "server.py", "index.html%00.js"):
+        assert console.ask(f"/page/{name}")[0] in (404, 400)
+    assert console.ask("/page/main.js")[2]["content-type"].startswith("text/javascript")
+
+
+def test_wrong_words_are_refused(console: Console) -> None:
+    at = "/api/sources/0/zones"
+    for body in ({"name": ""}, {"name": "a", "points": [[0, 0]]}, {"name": "a", "points": [[0, 0], [5, 0], [0, 1]]},
+                 {"name": "a", "points": SQUARE, "limit": -1}, {"name": "a" * 1000}, []):  # fmt: skip
+        assert console.ask(at, "POST", body)[0] in (400, 422)
+    assert console.ask("/api/sources/9/snapshot", "POST")[0] == 400
+    assert console.ask(at, "POST", {"name": "x" * 300_000})[0] == 413
+    assert console.ask("/api/sources/0/layers/else")[0] == 204
+    assert len(console.state()["sources"][0]["zones"]) == 1
+
+
+def test_pictures_and_layers(console: Console) -> None:
+    status, content, _ = console.ask("/api/sources/0/picture")
+    assert (status, content[:2]) == (200, b"\xff\xd8")
+    assert console.ask("/api/sources/0/layers/density")[1][:4] == b"\x89PNG"
+    assert waited(lambda: console.ask("/api/sources/0/layers/doubt")[1][:4] == b"\x89PNG")
+    assert console.ask("/api/sources/0/layers/regions")[1][:4] == b"\x89PNG"
+
+
+def test_a_zone_its_alarm_and_the_end_of_it(console: Console) -> None:
+    status, added, _ = console.ask("/api/sources/0/zones", "POST", {"name": "Stairs", "points": SQUARE, "limit": 0})
+    assert status == 200
+    zone = added["id"]
+    (alarm,) = waited(lambda: [a for a in console.state()["alarms"] if a["zone"] == zone])
+    assert "Stairs: more than 0 people" in alarm["text"]
+    assert console.ask(f"/api/pictures/{alarm['picture']}")[1][:2] == b"\xff\xd8"
+    assert console.ask(f"/api/alarms/{alarm['id']}/acknowledge", "POST")[1]["done"] is True
+    assert console.ask(f"/api/alarms/{alarm['id']}/acknowledge", "POST")[1]["done"] is False
+    seen = console.state()["sources"][0]["message"]["zones"][1]
+    assert seen["colour"] == "red"
+    assert seen["low"] <= seen["count"] <= seen["high"]
+    console.ask(f"/api/sources/0/zones/{zone}", "PUT", {"name": "Stairs", "limit": 500})
+    waited(lambda: console.state()["sources"][0]["colours"][str(zone)] == "green")
+    assert not [a for a in console.state()["alarms"] if a["zone"] == zone]
+    assert len(console.ask(f"/api/zones/{zone}/timeline?seconds=60")[1]["rows"]) > 1
+
+
+def test_files_cannot_be_taken_for_formulas(console: Console) -> None:
+    text = console.ask("/api/events.csv")[1].decode()
+    assert "'=door" in text  # a name that a spreadsheet would run
+    counts = console.ask("/api/sources/0/counts.csv")[1].decode().splitlines()
+    assert counts[0] == "time,zone,count,low,high,strangeness,averaged"
+    assert len(counts) > 2
+
+
+def test_labels_recalibrate_and_can_be_taken_back(console: Console) -> None:
+    waited(lambda: console.ask("/api/sources/0/labels")[1]["proposed"])  # one was picked by the console
+    for number in range(5):
+        frame = console.ask("/api/sources/0/freeze", "POST")[1]
+        seen = next(f for f in frame["proposed"] if f["id"] == frame["id"])
+        people = round(seen["count"]) + 20
+        heads = [[0.1, 0.1]] * people
+        body = {"heads": heads} if number == 0 else {"people": people}
+        status, found, _ = console.ask(f"/api/sources/0/frames/{frame['id']}/label", "POST", body)
+        assert status == 200
+        assert found["labelled"][-1]["people"] == people
+        assert ("Recalibrated" in found["said"]) == (number == 4)
+    old, new = found["calibrations"][-1], found["calibrations"][0]
+    assert (old["note"], old["used"], new["used"]) == ("as it came", 0, 1)
+    counter = console.watch.views[0].counter
+    recalibration = counter.calibration.recalibration
+    assert recalibration is not None
+    assert recalibration.offset > 10  # five labels said that 20 people were missing
+    console.ask(f"/api/sources/0/calibrations/{old['id']}/restore", "POST")
+    assert counter.calibration.recalibration is None
+
+
+def test_a_restart_finds_everything_again(tmp_path: Path) -> None:
+    first = Console(tmp_path / "a.sqlite")
+    waited(lambda: first.state()["sources"][0]["message"])
+    zone = first.ask("/api/sources/0/zones", "POST", {"name": "Stairs", "points": SQUARE, "limit": 0})[1]["id"]
+    waited(lambda: first.state()["alarms"])
+    frame = first.ask("/api/sources/0/freeze", "POST")[1]["id"]
+    first.ask(f"/api/sources/0/frames/{frame}/label", "POST", {"people": 90})
+    bias = first.watch.views[0].counter.stream.bias
+    first.close()
+    again = Console(tmp_path / "a.sqlite")
+    try:
+        state = again.state()
+        assert [z["name"] for z in state["sources"][0]["zones"]] == ["Whole picture", "Stairs"]
+        assert state["sources"][0]["colours"][str(zone)] == "red"  # the alarm goes on, and is not raised again
+        assert len([a for a in state["alarms"] if a["zone"] == zone]) == 1
+        assert again.ask("/api/sources/0/labels")[1]["labelled"][0]["people"] == 90
+        assert again.watch.views[0].counter.stream.bias == pytest.approx(bias)
+    finally:
+        again.close()
+
+
+@pytest.mark.parametrize("record", ["{", "other"], ids=["damaged", "of another counter"])
+def test_a_calibration_that_does_not_fit_is_no_reason_not_to_start(tmp_path: Path, record: str) -> None:
+    trained = load_weights(shipped("scenes"))
+    calibration = load_calibration(shipped("scenes", ".calibration.json"), trained)
+    store = Store(tmp_path / "a.sqlite")
+    other = replace(calibration, fingerprint="other").to_json() if record == "other" else record
+    store.add_calibration("door", "from 9 labels", other)
+    watch = Watch([Source("door", True, walking)], trained, calibration, store, Settings(), Notices([]))
+    assert watch.views[0].counter.calibration.fingerprint == calibration.fingerprint
+    assert "last time" in store.events()[0]["text"]
+    store.close()
+
+
+def test_a_frame_that_cannot_be_counted_stops_nothing(tmp_path: Path) -> None:
+    def frames() -> Iterator[Pixels]:
+        for pixels in (np.zeros((8, 8), np.uint8), np.zeros((5,), np.uint8), SCENES[0]):
+            assert pixels is not None
+            yield pixels
+            waited(lambda: len(told) or seen)
+            seen.append(len(told))
+            told.clear()
+
+    told: list[dict[str, Any]] = []
+    seen: list[int] = []
+    trained = load_weights(shipped("scenes"))
+    calibration = load_calibration(shipped("scenes", ".calibration.json"), trained)
+    watch = Watch([Source("door", False, frames)], trained, calibration, Store(tmp_path / "a"), Settings(), Notices([]))
+    said: list[str] = []
+
+    def tell(message: dict[str, Any]) -> None:
+        if message["kind"] in ("bad", "count"):
+            said.append(message.get("text", "counted"))
+            told.append(message)
+
+    watch.tell = tell
+    watch.start()
+    waited(lambda: "counted" in said)
+    watch.close()
+    assert "receptive field" in said[0]
+    assert said[-1] == "counted"
+
+
+def test_a_day_of_frames_leaves_memory_and_disk_flat(tmp_path: Path) -> None:
+    """An accelerated soak: a frame each four seconds of a day, whose count is always the same."""
+    trained = load_weights(shipped("scenes"))
+    calibration = load_calibration(shipped("scenes", ".calibration.json"), trained)
+    source, store = Source("door", True, walking), Store(tmp_path / "a.sqlite", most_bytes=5_000_000)
+    watch = Watch([source], trained, calibration, store, Settings(stretch=300.0, rule=Rule(hold=0.0)), Notices([]))
+    view = watch.views[0]
+    store.change_zone(view.zones[0].id, "Whole picture", 20.0)
+    watch.zones_changed(view)
+    view.camera = Camera(source, Condition())
+    assert SCENES[0] is not None
+    counted = view.counter.count("a", SCENES[0])
+    few, many = (replace(counted, amounts=[Amount(mean, 4.0)]) for mean in (3.0, 60.0))
+    small = np.zeros((32, 32), np.uint8)
+    begun = time.time() - 86400
+
+    def look(first: int, last: int) -> int:
+        for i in range(first, last):
+            view.counter.count = lambda *_, i=i: many if i % 900 < 100 else few  # type: ignore[method-assign,misc]
+            watch._look(view, Shot(i, begun + 4 * i, small))
+        store.tidy()
+        gc.collect()
+        return len(gc.get_objects())
+
+    before = look(0, 7200)
+    after = look(7200, 21600)
+    assert after - before < 0.01 * before
+    assert store.size() < 5_000_000
+    assert len([event for event in store.events(100) if event["kind"] == "alarm"]) == 24
+    store.close()

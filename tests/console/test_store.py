@@ -1,0 +1,128 @@
+"""What is remembered survives a kill, stays small, and is refused where it is not ours."""
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from latedrop.console.store import Store
+from latedrop.errors import ArgumentError, DataError, FileError
+
+TRIANGLE = [[0, 0], [1, 0], [0, 1]]
+WRITER = """
+import sys, time
+from pathlib import Path
+from latedrop.console.store import Store
+store = Store(Path(sys.argv[1]))
+zone = store.zones("door")[0]
+store.add_zone("door", "Stairs", [[0, 0], [1, 0], [0, 1]], 7)
+frame = store.add_frame("door", "f1", "asked for", b"png", b"jpeg", (3.0, 2.0, 4.0))
+store.label(frame, 5, None)
+event = store.add_event("door", "alarm", "too many", zone.id, b"picture")
+store.acknowledge(event)
+number = 0
+while True:
+    number += 1
+    store.add_counts([(zone.id, time.time(), number, 0.0, 1.0, 0.5)])
+    print(time.time(), flush=True)
+    time.sleep(0.02)
+"""
+
+
+def test_a_kill_loses_less_than_a_second(tmp_path: Path) -> None:
+    path = tmp_path / "console.sqlite"
+    with subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True) as writer:
+        assert writer.stdout is not None
+        begun = None
+        for line in writer.stdout:
+            last = float(line)
+            begun = last if begun is None else begun
+            if last - begun > 2:
+                break
+        os.kill(writer.pid, signal.SIGKILL)
+    store = Store(path)
+    whole, stairs = store.zones("door")
+    assert (stairs.name, stairs.limit, len(stairs.points)) == ("Stairs", 7, 3)
+    rows = store.timeline(whole.id, 0, time.time())
+    counts = store.all_counts(whole.id, 0)
+    assert last - counts[-1]["time"] < 1
+    assert [row["count"] for row in counts] == list(range(1, len(counts) + 1))
+    assert rows
+    (label,) = store.frames("door", labelled=True)
+    assert label["people"] == 5
+    (alarm,) = store.events()
+    assert alarm["acknowledged"] is not None
+    assert store.picture(alarm["picture"]) == b"picture"
+    store.close()
+
+
+def test_old_counts_are_averaged(tmp_path: Path) -> None:
+    store = Store(tmp_path / "a.sqlite")
+    zone = store.zones("door")[0].id
+    old = int(time.time() - 7200) // 10 * 10
+    store.add_counts((zone, old + i / 10, float(i), 0.0, 200.0, 0.1) for i in range(100))
+    store.add_counts((zone, time.time() - i, 1.0, 0.0, 2.0, 0.1) for i in range(5))
+    store.tidy()
+    rows = store.all_counts(zone, 0)
+    assert [row["thinned"] for row in rows] == [1] + [0] * 5
+    assert rows[0]["count"] == pytest.approx(49.5)
+    store.tidy()
+    assert len(store.all_counts(zone, 0)) == 6
+    store.close()
+
+
+def test_the_file_stays_below_its_size(tmp_path: Path) -> None:
+    store = Store(tmp_path / "a.sqlite", most_bytes=5_000_000)
+    zone = store.zones("door")[0].id
+    frame = store.add_frame("door", "f", "asked for", b"p" * 1000, b"j", (1.0, 0.0, 2.0))
+    store.label(frame, 3, [[0.5, 0.5]])
+    for batch in range(12):
+        store.add_counts((zone, time.time() + i / 1000, 1.0, 0.0, 2.0, 0.0) for i in range(batch, batch + 20_000))
+        store.tidy()
+        assert store.size() <= 5_000_000
+    store.close()
+    assert sum(file.stat().st_size for file in tmp_path.iterdir()) < 2 * 5_000_000
+    again = Store(tmp_path / "a.sqlite")
+    assert len(again.frames("door", labelled=True)) == 1  # what people did stays
+    again.close()
+
+
+def test_frames_that_nobody_labels_do_not_pile_up(tmp_path: Path) -> None:
+    store = Store(tmp_path / "a.sqlite")
+    for number in range(40):
+        store.add_frame("door", f"f{number}", "regular check", b"p", b"j", (1.0, 0.0, 2.0))
+    assert [row["name"] for row in store.frames("door", labelled=False)][:2] == ["f39", "f38"]
+    assert len(store.frames("door", labelled=False)) == 12
+    store.close()
+
+
+def test_files_that_are_not_ours(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("no database" * 100)
+    with pytest.raises(FileError, match="--memory"):
+        Store(tmp_path / "text")
+    other = sqlite3.connect(tmp_path / "newer")
+    other.execute("PRAGMA user_version = 99")
+    other.commit()
+    other.close()
+    with pytest.raises(FileError, match="format 99"):
+        Store(tmp_path / "newer")
+    with pytest.raises(ArgumentError, match="5 MB"):
+        Store(tmp_path / "small", most_bytes=10)
+
+
+def test_zones_are_checked_and_the_whole_picture_stays(tmp_path: Path) -> None:
+    store = Store(tmp_path / "a.sqlite")
+    whole = store.zones("door")[0].id
+    with pytest.raises(DataError, match="corners"):
+        store.add_zone("door", "bad", [[0, 0], [9, 9], [0, 1]], None)
+    added = store.add_zone("door", "'; DROP TABLE zones; --", TRIANGLE, 3)
+    store.remove_zone(whole)
+    assert [zone.name for zone in store.zones("door")] == ["Whole picture", "'; DROP TABLE zones; --"]
+    store.remove_zone(added)
+    assert len(store.zones("door")) == 1
+    store.close()

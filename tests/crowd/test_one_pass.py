@@ -1,0 +1,69 @@
+"""A frame counted in one pass says the same as in several."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from latedrop.crowd.calibration import CrowdCalibration, load_calibration
+from latedrop.crowd.mcnn import Trained, load_weights, shipped
+from latedrop.crowd.scenes import make_scenes
+
+
+@pytest.fixture(scope="module")
+def counter() -> tuple[Trained, CrowdCalibration]:
+    trained = load_weights(shipped("scenes"))
+    return trained, load_calibration(shipped("scenes", ".calibration.json"), trained)
+
+
+def with_dropout(calibration: CrowdCalibration) -> CrowdCalibration:
+    """The same with a share of dropout in the variance, so that a backward pass is needed too."""
+    terms = calibration.count.terms
+    assert terms is not None
+    used = tuple(0.5 if name.startswith("dropout") else 0.03 for name in terms.columns)
+    return replace(calibration, count=replace(calibration.count, terms=replace(terms, coefficients=(used,))))
+
+
+@pytest.mark.parametrize("dropout", [False, True], ids=["no dropout", "dropout"])
+def test_one_pass_says_the_same(counter: tuple[Trained, CrowdCalibration], dropout: bool) -> None:
+    trained, calibration = counter
+    calibration = with_dropout(calibration) if dropout else calibration
+    image = make_scenes(0, 1, 0).image(0)
+    all_of_it, quick = (calibration.read(trained, image, deviations=deviations) for deviations in (True, False))
+    assert quick.mean == pytest.approx(all_of_it.mean, rel=1e-5)
+    assert quick.variance == pytest.approx(all_of_it.variance, rel=1e-4)
+    assert quick.strangeness == pytest.approx(all_of_it.strangeness, rel=1e-4)
+    np.testing.assert_allclose(quick.density, all_of_it.density, atol=1e-6)
+    assert not quick.std.any()
+    assert all_of_it.std.any()
+
+
+@pytest.mark.parametrize("name", ["mall", "pets", "scenes", "ucsd"])
+def test_shipped_calibrations_can_be_written_and_read_again(name: str) -> None:
+    trained = load_weights(shipped(name))
+    found = load_calibration(shipped(name, ".calibration.json"), trained)
+    again = CrowdCalibration.from_json(found.to_json())
+    assert again.to_json() == found.to_json()
+
+
+def test_the_network_runs_once(counter: tuple[Trained, CrowdCalibration]) -> None:
+    trained, calibration = counter
+    passes = []
+    handle = trained.model.fuse.register_forward_hook(lambda *_: passes.append(1))
+    try:
+        calibration.read(trained, make_scenes(0, 1, 0).image(0), deviations=False)
+    finally:
+        handle.remove()
+    assert len(passes) == 1
+
+
+def test_weights_laid_out_for_speed_count_the_same(counter: tuple[Trained, CrowdCalibration]) -> None:
+    from latedrop.console.counter import faster
+
+    _, calibration = counter
+    trained, image = load_weights(shipped("scenes")), make_scenes(0, 1, 0).image(0)
+    before = calibration.read(trained, image, deviations=False)
+    after = calibration.read(faster(trained), image, deviations=False)
+    assert after.mean == pytest.approx(before.mean, rel=1e-4)
+    assert torch.equal(trained.model.fuse.weight, load_weights(shipped("scenes")).model.fuse.weight)
