@@ -1,25 +1,32 @@
-"""Calibrated uncertainty for any trained PyTorch network, by dropout injected at test time."""
+"""Calibrated uncertainty for any trained PyTorch network, by dropout injected at test time.
+
+A public name is imported when it is first asked for, so that `load_onnx` works where torch is not installed.
+"""
 
 import logging
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-from latedrop import metrics
-from latedrop.calibration.classes.prediction import ClassPrediction
-from latedrop.calibration.classes.predictor import ClassPredictor
-from latedrop.calibration.classes.record import ClassCalibration
-from latedrop.calibration.loading import load
-from latedrop.calibration.predictor import Explanation, Prediction, Predictor, calibrate
-from latedrop.calibration.record import Calibration
-from latedrop.calibration.scale import optimal_scale, relaxed_scale
-from latedrop.calibration.transforms import Log, Standardized, Transformed
-from latedrop.errors import LatedropError, LatedropWarning
-from latedrop.masking.inject import inject
-from latedrop.model.finding import find_sites
-from latedrop.model.programs import load_program
-from latedrop.model.sites import Site, Sites
-from latedrop.variance.first_order import Linearization, linearize
-from latedrop.variance.moments import Moments
-from latedrop.variance.propagation import propagate
-from latedrop.variance.sampling import sample
+if TYPE_CHECKING:
+    from latedrop import metrics
+    from latedrop.calibration.classes.prediction import ClassPrediction
+    from latedrop.calibration.classes.predictor import ClassPredictor
+    from latedrop.calibration.classes.record import ClassCalibration
+    from latedrop.calibration.loading import load
+    from latedrop.calibration.predictor import Explanation, Prediction, Predictor, calibrate
+    from latedrop.calibration.record import Calibration
+    from latedrop.calibration.scale import optimal_scale, relaxed_scale
+    from latedrop.calibration.transforms import Log, Standardized, Transformed
+    from latedrop.errors import LatedropError, LatedropWarning
+    from latedrop.masking.inject import inject
+    from latedrop.model.finding import find_sites
+    from latedrop.model.programs import load_program
+    from latedrop.model.sites import Site, Sites
+    from latedrop.onnx_files.predictor import load_onnx
+    from latedrop.variance.first_order import Linearization, linearize
+    from latedrop.variance.moments import Moments
+    from latedrop.variance.propagation import propagate
+    from latedrop.variance.sampling import sample
 
 __all__ = [
     "Calibration",
@@ -43,6 +50,7 @@ __all__ = [
     "inject",
     "linearize",
     "load",
+    "load_onnx",
     "load_program",
     "metrics",
     "optimal_scale",
@@ -53,4 +61,41 @@ __all__ = [
 
 __version__ = "0.1.0"
 
+_HOMES = {
+    "calibration.classes.prediction": ("ClassPrediction",),
+    "calibration.classes.predictor": ("ClassPredictor",),
+    "calibration.classes.record": ("ClassCalibration",),
+    "calibration.loading": ("load",),
+    "calibration.predictor": ("Explanation", "Prediction", "Predictor", "calibrate"),
+    "calibration.record": ("Calibration",),
+    "calibration.scale": ("optimal_scale", "relaxed_scale"),
+    "calibration.transforms": ("Log", "Standardized", "Transformed"),
+    "errors": ("LatedropError", "LatedropWarning"),
+    "masking.inject": ("inject",),
+    "model.finding": ("find_sites",),
+    "model.programs": ("load_program",),
+    "model.sites": ("Site", "Sites"),
+    "onnx_files.predictor": ("load_onnx",),
+    "variance.first_order": ("Linearization", "linearize"),
+    "variance.moments": ("Moments",),
+    "variance.propagation": ("propagate",),
+    "variance.sampling": ("sample",),
+}
+_HOME = {name: module for module, names in _HOMES.items() for name in names}
+_ROOMS = ("calibration", "errors", "masking", "metrics", "model", "streams", "terms", "torch_inside", "variance")
+"""That could be named after `import latedrop` alone."""
+
 logging.getLogger(__name__).addHandler(logging.NullHandler())  # who wants to hear adds another
+
+
+def __getattr__(name: str) -> Any:
+    if name in _ROOMS:
+        return import_module(f"{__name__}.{name}")
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_ROOMS})

@@ -358,18 +358,29 @@ def stream_of(device: torch.device) -> int:
 
 def leaves_and_structure(value: Any) -> tuple[list[Any], Any]:
     """The leaves of nested tuples, lists and dicts, and what puts others in their place: `structure.unflatten(...)`."""
-    tree = import_module("torch.utils._pytree")
-    leaves, structure = tree.tree_flatten(value)
-    return leaves, structure
+    return import_module("torch.utils._pytree").tree_flatten(value)  # type: ignore[no-any-return]
 
 
-def traced(function: Callable[..., Any], arguments: list[Tensor]) -> torch.fx.GraphModule:
-    """A function of tensors as a graph of operators without side effects."""
+def traced(
+    function: Callable[..., Any], arguments: list[Tensor], rules: Mapping[Any, Any] | None = None
+) -> torch.fx.GraphModule:
+    """A function of tensors as a graph of operators without side effects; with `rules` it may differentiate."""
     make_fx = _part("torch.fx.experimental.proxy_tensor", "make_fx")
     if make_fx is None:
         raise NotImplementedError("make_fx, which this version of torch has not")
-    graph: torch.fx.GraphModule = make_fx(torch.func.functionalize(function))(*arguments)
-    return graph
+    exporting = vars(torch.compiler)  # models that ask `torch.compiler.is_exporting` look at no values then
+    exporting["_is_exporting_flag"] = rules is not None
+    try:
+        function = function if rules is None else make_fx(function)(*arguments)
+        return make_fx(torch.func.functionalize(function), rules)(*arguments)  # type: ignore[no-any-return]
+    finally:
+        exporting["_is_exporting_flag"] = False
+
+
+def being_traced() -> bool:
+    """Whether `traced` runs in this thread: values then are not to be looked at."""
+    mode = _part("torch.fx.experimental.proxy_tensor", "get_proxy_mode")
+    return mode is not None and mode() is not None
 
 
 def _part(module: str, name: str) -> Any:

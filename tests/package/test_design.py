@@ -13,7 +13,7 @@ import latedrop
 SOURCE = Path(latedrop.__file__).parent
 ROOMS = [
     {"errors"},
-    {"records", "numerals"},
+    {"records", "numerals", "quantiles"},
     {"torch_inside", "files", "devices", "terminal", "progress"},
     {"metrics", "plots"},
     {"model"},
@@ -21,6 +21,7 @@ ROOMS = [
     {"variance"},
     {"terms"},
     {"streams"},
+    {"onnx_files"},
     {"calibration"},
     {"report"},
     {"adapters", "serving"},

@@ -37,6 +37,7 @@ UNLISTED = {
             "command",
             "options",
             "model_commands",
+            "export_command",
             "crowd_commands",
             "crowd_counters",
             "crowd_watch",
@@ -49,8 +50,8 @@ UNLISTED = {
     "variance.propagation_rules",
     "latedrop.terminal",
 }
-LISTED = ("metrics", "plots", "model", "masking", "variance", "terms", "streams", "calibration", "report", "serving")
-LISTED += ("cli",)
+LISTED = ("metrics", "plots", "model", "masking", "variance", "terms", "streams", "onnx_files", "calibration", "report")
+LISTED += ("serving", "cli")
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from torch import Tensor
 from latedrop.calibration.scale import along_outputs
 from latedrop.calibration.term_fit import Candidate, guarded, ignorant
 from latedrop.errors import ArgumentError, DataError, FileError
+from latedrop.model.arrays import any_true
 from latedrop.streams.usual import Usual
 from latedrop.terms import Dropout, Given, InputNoise, Leverage, LocalErrors, Neighbours, OwnDropout, Rows, Size, Term
 from latedrop.terms.features import Features
@@ -218,7 +219,7 @@ def measured_columns(terms: Sequence[Term], rows: Rows) -> dict[str, Tensor]:
                     f"{tuple(value.shape)}."
                 )
             value = value.to(mean)
-            if not bool(torch.isfinite(value).all()) or bool((value < 0).any()):
+            if any_true(~(torch.isfinite(value) & (value >= 0))):
                 raise DataError(f"expected term {name!r} to be finite and not below 0; found other values.")
             full = value.reshape(-1, *[1] * (mean.dim() - 1)) if value.dim() == 1 else value
             found[name] = full.expand(mean.shape)

@@ -15,7 +15,6 @@ Isotonic and conformal intervals belong to the scale and floor that they were fi
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any, Literal, TypeAlias
@@ -24,8 +23,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from latedrop.errors import ArgumentError, DataError, LatedropError
+from latedrop.errors import DataError, LatedropError
 from latedrop.metrics.levels import checked_level, normal_quantile
+from latedrop.quantiles import conformal_quantile, isotonic_quantile
 from latedrop.records import Fields, each, numbers, text, wrong
 
 __all__ = [
@@ -86,13 +86,8 @@ class Isotonic:
 
     def z(self, q: float) -> Tensor:
         """Standardised quantile of each output, `(K,)`."""
-        values = []
-        for knots, observed in zip(self.knots, self.observed, strict=True):
-            inside = min(max(q, observed[0]), observed[-1])
-            # Beyond the outermost knot the data say nothing: a Gaussian tail goes on from there.
-            tail = normal_quantile(q) - normal_quantile(inside)
-            values.append(_interpolated(inside, observed, knots) + tail)
-        return torch.tensor(values, dtype=torch.float64)
+        pairs = zip(self.knots, self.observed, strict=True)
+        return torch.tensor([isotonic_quantile(*pair, q) for pair in pairs], dtype=torch.float64)
 
 
 @dataclass(frozen=True)
@@ -117,19 +112,7 @@ class Conformal:
 
     def z(self, q: float) -> Tensor:
         """Standardised quantile of each output, `(K,)`."""
-        level = abs(2 * q - 1)
-        values = [self._score(scores, level) for scores in self.scores]
-        return math.copysign(1.0, q - 0.5) * torch.tensor(values, dtype=torch.float64)
-
-    def _score(self, scores: tuple[float, ...], level: float) -> float:
-        rank = math.ceil((len(scores) + 1) * level - 1e-9)
-        if rank > len(scores):
-            needed = math.ceil(level / (1 - level) - 1e-9)
-            raise ArgumentError(
-                f"expected at least {needed} conformal rows for an interval at level {level:g}; found {len(scores)}. "
-                "Calibrate with more conformal_data, or ask for a lower level."
-            )
-        return scores[rank - 1] if rank > 0 else 0.0
+        return torch.tensor([conformal_quantile(scores, q) for scores in self.scores], dtype=torch.float64)
 
 
 Intervals: TypeAlias = "Isotonic | Conformal | None"
@@ -174,12 +157,3 @@ def _finite(residuals: list[Tensor]) -> list[Tensor]:
             "More draws or floor=True avoid it."
         )
     return residuals
-
-
-def _interpolated(x: float, xs: tuple[float, ...], ys: tuple[float, ...]) -> float:
-    """Piecewise linear, in the middle of the flat stretches of `xs`."""
-    below = max(i for i, value in enumerate(xs) if value <= x)
-    above = min(i for i, value in enumerate(xs) if value >= x)
-    if xs[above] <= xs[below]:
-        return (ys[below] + ys[above]) / 2
-    return ys[below] + (ys[above] - ys[below]) * (x - xs[below]) / (xs[above] - xs[below])

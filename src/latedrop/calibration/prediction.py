@@ -78,6 +78,18 @@ class Prediction:
         """The calibrated standard deviation, `(N, ...)`."""
         return self.variance.sqrt()
 
+    @property
+    def spread(self) -> Tensor:
+        """What quantiles are counted in, `(N, ...)`, in the unit that the model was trained in.
+
+        With Gaussian intervals that is the standard deviation; others keep the scale that they were fitted with.
+        """
+        c, fitted = self.calibration, self.calibration.intervals
+        scaled = (
+            c.variance(self.raw_variance) if fitted is None else c.scaled(self.raw_variance, fitted.scale, fitted.floor)
+        )
+        return scaled.sqrt()
+
     def interval(self, level: float = 0.9) -> tuple[Tensor, Tensor]:
         """Both ends, `(N, ...)` each, of the central interval that holds the target with that probability."""
         level = checked_level(level)
@@ -153,11 +165,8 @@ class Prediction:
 
     def _at(self, q: float) -> Tensor:
         fitted, unit = self.calibration.intervals, self.calibration.target
-        if fitted is None:
-            found = self.output + normal_quantile(q) * self.calibration.variance(self.raw_variance).sqrt()
-        else:
-            std = self.calibration.scaled(self.raw_variance, fitted.scale, fitted.floor).sqrt()
-            found = self.output + along_outputs(fitted.z(q), self.output) * std
+        z = normal_quantile(q) if fitted is None else along_outputs(fitted.z(q), self.output)
+        found = self.output + z * self.spread
         return found if unit is None else unit.inverse(found)
 
 

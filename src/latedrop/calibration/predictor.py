@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -23,6 +24,7 @@ from latedrop.calibration.classes.making import classifier
 from latedrop.calibration.classes.predictor import ClassPredictor
 from latedrop.calibration.datasets import is_loader
 from latedrop.calibration.explaining import explained
+from latedrop.calibration.exporting import export
 from latedrop.calibration.fit import Loss
 from latedrop.calibration.intervals import Conformal, IntervalKind
 from latedrop.calibration.measuring import Method, moments
@@ -291,6 +293,18 @@ class Predictor(Calibrated[Calibration]):
         made_with = c.fingerprint if c.target is None else f"{c.fingerprint} {json.dumps(c.target.to_dict())}"
         known: dict[str, Any] = {"usual": usual_of(c), "made_with": made_with, "unit": c.target}
         return Stream(self.predict, level, path, **options, **known)
+
+    def to_onnx(self, path: str | os.PathLike[str], example: Any, *, level: float = 0.9) -> Path:
+        """Write one ONNX file that gives `mean`, `std`, `low` and `high`; `latedrop.load_onnx` reads it without torch.
+
+        Args:
+            path: of the file.
+            example: inputs of a few rows. The file takes any number of rows, and all other sizes as they are here.
+            level: probability content of `low` and `high`.
+        """
+        expected = self.predict(example)  # also tells what is wrong with the example
+        placed = place(as_items(in_order(example, self.calibration.columns), self.collate), self.model)
+        return export(path, self.model, expected.calibration, self._predicted, placed, level)
 
     def _predicted(self, x: Any) -> Prediction:
         """The prediction of one batch."""

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from latedrop.calibration.scale import along_outputs
 from latedrop.errors import ArgumentError, DataError, FileError
+from latedrop.model.arrays import any_true
 from latedrop.records import Fields, numbers, text, wrong
 
 __all__ = ["Log", "Standardized", "Transform", "Transformed", "checked_transform", "transform_from_dict", "with_own"]
@@ -305,7 +306,7 @@ def _gauss_hermite() -> list[tuple[float, float]]:
 def _called(function: Callable[[Tensor], Any], values: Tensor, name: str, *, finite: bool = False) -> Tensor:
     """A function of the user's own on float64 values, in their shape; `DataError` where it gives anything else."""
     found = torch.as_tensor(function(values.detach().double())).to(values.device, torch.float64)
-    if found.shape != values.shape or bool((~found.isfinite() if finite else found.isnan()).any()):
+    if found.shape != values.shape or any_true(~found.isfinite() if finite else found.isnan()):
         bad = f"shape {tuple(found.shape)}" if found.shape != values.shape else "NaN or inf"
         raise DataError(
             f"expected {name} of target=Transformed(...) to give numbers of shape {tuple(values.shape)}; found "

@@ -133,6 +133,7 @@ OtherScale = Annotated[
 Intervals = Annotated[str | None, option("gaussian, isotonic or conformal.", autocompletion=lambda: _INTERVALS)]
 Seed = Annotated[int, option("Fixes all masks, and which rows are held out.")]
 Written = Annotated[str, option("The calibration to write, JSON.", "--output", "-o", **_OUTPUT)]
+Exported = Annotated[str, option("The ONNX file to write.", "--output", "-o", **_OUTPUT)]
 Predictions = Annotated[
     str, option("File for csv, parquet, feather or npz; - is csv to stdout.", "--output", "-o", **_OUTPUT)
 ]

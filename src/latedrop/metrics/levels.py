@@ -4,9 +4,8 @@ The central interval at level `a` reaches from the quantile `(1 - a) / 2` to `(1
 `z_a = Phi^{-1}((1 + a) / 2)` standard deviations to either side of the mean.
 """
 
-import math
 from collections.abc import Sequence
-from typing import Any, overload
+from typing import overload
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor
 
 from latedrop.errors import ArgumentError
+from latedrop.quantiles import checked_level
 
 __all__ = [
     "Levels",
@@ -26,17 +26,6 @@ __all__ = [
 ]
 
 Levels = int | Sequence[float] | Tensor | npt.NDArray[np.floating]
-
-
-def checked_level(level: Any) -> float:
-    """A level or a quantile as a float inside (0, 1), or `ArgumentError`."""
-    try:
-        value = math.nan if isinstance(level, (bool, str)) else float(level)
-    except (TypeError, ValueError, RuntimeError):
-        value = math.nan
-    if not 0 < value < 1:
-        raise ArgumentError(f"expected a probability inside (0, 1); found {level!r}. A 90 % interval is level 0.9.")
-    return value
 
 
 def checked_levels(levels: Levels) -> Tensor:

@@ -12,10 +12,11 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from latedrop.errors import DataError
-from latedrop.torch_inside import first_weight
+from latedrop.torch_inside import being_traced, first_weight
 
 __all__ = [
     "all_finite",
+    "any_true",
     "check_inputs",
     "floating",
     "from_array",
@@ -91,8 +92,15 @@ def all_finite(*tensors: Tensor) -> bool:
     >>> all_finite(torch.tensor([3e38, 3e38])), all_finite(torch.tensor([1.0, torch.inf]))
     (True, False)
     """
+    if being_traced():
+        return True
     first, *others = (_total(values) for values in tensors)
     return isfinite(sum(others, first).item()) or all(bool(torch.isfinite(values).all()) for values in tensors)
+
+
+def any_true(found: Tensor) -> bool:
+    """Whether any entry of a tensor is True; False while a function is traced, where no value can be looked at."""
+    return not being_traced() and bool(found.any())
 
 
 def _total(values: Tensor) -> Tensor:

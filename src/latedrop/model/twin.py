@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from latedrop.model.wrappers import bare
-from latedrop.torch_inside import parts_of, shallow_copy, wrapped_attribute
+from latedrop.torch_inside import being_traced, parts_of, shallow_copy, wrapped_attribute
 
 __all__ = ["Around", "release", "reroute", "twin_of"]
 
@@ -157,7 +157,8 @@ class _Copying:
 
     def _tensor(self, value: Tensor) -> Tensor:
         """A copy; of tensors that are views of one another the copies are, too."""
-        if type(value) is not Tensor or value.layout is not torch.strided or value.requires_grad:
+        plain = type(value) is Tensor and value.layout is torch.strided and not value.requires_grad
+        if not plain or being_traced():  # a graph has no storages
             return value.clone()
         storage = value.untyped_storage()
         copy = self._storages.setdefault(storage.data_ptr(), None) or storage.clone()

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from latedrop.errors import ArgumentError, OutputError
 from latedrop.metrics.levels import central_quantile, checked_level
+from latedrop.model.arrays import any_true
 from latedrop.model.calling import Readout
 from latedrop.terms.term import Learned, Rows, Term
 from latedrop.variance.sampling import own_output
@@ -57,7 +58,7 @@ class Given(Term):
                     f"reads has shape {tuple(value.shape)}."
                 )
             value = value.reshape(rows.mean.shape)
-        if bool((value < 0).any()) or not bool(torch.isfinite(value).all()):
+        if any_true(~(torch.isfinite(value) & (value >= 0))):
             raise OutputError(
                 "expected variances that are finite and not below 0; the part that Given reads has others. "
                 "Say form='log_variance' where the model gives logarithms."

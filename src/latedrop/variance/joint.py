@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from latedrop.model.calling import Readout
 from latedrop.model.rows import row_count, take_rows
 from latedrop.model.sites import Sites
+from latedrop.torch_inside import being_traced
 from latedrop.variance.first_order import gradients_by_rows
 
 __all__ = ["differences"]
@@ -35,7 +36,8 @@ def differences(model: nn.Module, x: Any, sites: Sites, readout: Readout = None)
     (torch.Size([5, 3]), torch.Size([5, 1, 3, 3]))
     """
     outputs, found = [], []
-    done, rows, chunk = 0, row_count(x), 1
+    rows = row_count(x)
+    done, chunk = 0, rows if being_traced() else 1
     while done < rows:
         part = take_rows(x, slice(done, done + chunk))
         for mean, columns in gradients_by_rows(model, part, sites, readout):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +22,7 @@ from latedrop.calibration.classes.search import spread_of
 from latedrop.calibration.classes.sets import ClassSets, Rejection, Score, checked_score, rejection
 from latedrop.calibration.classes.softmax import information, mutual_information
 from latedrop.calibration.datasets import is_loader
+from latedrop.calibration.exporting import export
 from latedrop.calibration.names import in_order, pair_in_order
 from latedrop.errors import ArgumentError, DataError
 from latedrop.model.arrays import check_inputs, floating, place
@@ -112,7 +115,18 @@ class ClassPredictor(Calibrated[ClassCalibration]):
         found, labels = self.predict_labelled(data, unpack)
         return rejection(found.confidence, found.label == labels, risk, confidence)
 
-    def _batch(self, x: Any, rate: float | None) -> ClassPrediction:
+    def to_onnx(self, path: str | os.PathLike[str], example: Any) -> Path:
+        """Write one ONNX file that gives `probabilities`, `label` and scores; see `Predictor.to_onnx`."""
+        self.predict(example)  # also tells what is wrong with the example
+        placed = place(as_items(in_order(example, self.calibration.columns), self.collate), self.model)
+
+        def predicted(x: Any) -> ClassPrediction:
+            return self._batch(x, None, simulated=False)
+
+        return export(path, self.model, self.calibration, predicted, placed)
+
+    def _batch(self, x: Any, rate: float | None, *, simulated: bool = True) -> ClassPrediction:
+        """One batch; without `simulated`, nothing that takes random numbers of its own."""
         c = self.calibration
         check_inputs(floating(x))
         output = own_output(self.model, x, self.readout)
@@ -144,5 +158,5 @@ class ClassPredictor(Calibrated[ClassCalibration]):
             odds = torch.tensor(c.fit.odds or [rate / (1 - rate)], dtype=logits.dtype, device=logits.device)  # type: ignore[operator]
             summed = (odds.reshape(-1, 1, 1) * spread).sum(1)
             # At one temperature: at that of a strange row all draws would agree that nothing is known.
-            doubt = mutual_information(logits, summed, logits.new_tensor(c.alone))
+            doubt = mutual_information(logits, summed, logits.new_tensor(c.alone)) if simulated else None
         return ClassPrediction(c.fit.log_probabilities(logits, strange, spread), logits, c, strange, doubt)

@@ -26,6 +26,7 @@ from latedrop.model.rows import repeated, row_count, row_limits, take_rows
 from latedrop.model.running import derives, may_derive, quietly, rolls_dice
 from latedrop.model.sites import Site
 from latedrop.model.twin import release, twin_of
+from latedrop.torch_inside import being_traced
 from latedrop.variance.engine.chunks import fitting_chunk
 from latedrop.variance.engine.options import Sampling
 from latedrop.variance.engine.shared import SharedLayers, by_draw, worth_sharing
@@ -59,10 +60,12 @@ class ThinnedNetworks:
         self._count = row_count(x)
         functional = any(site.weight is not None for site in sites)
         draws = options.draws
-        self._chunk = min(draws, options.chunk) if options.chunk else fitting_chunk(model, x, sites, draws)
+        whole = being_traced()  # a graph has all draws as rows
+        chunk = draws if whole else options.chunk
+        self._chunk = min(draws, chunk) if chunk else fitting_chunk(model, x, sites, draws)
         # A weight without a module is known by what is computed from parameters in the same pass: nothing is shared.
         alone = functional or isinstance(x, Items)
-        sharing = not alone and worth_sharing(x, draws, passes * (draws // self._chunk))
+        sharing = not alone and (whole or worth_sharing(x, draws, passes * (draws // self._chunk)))
         self._masks = _RowMasks(options.seed, {}, range(0), range(draws))
         self._why = ""
         self._as_rows = options.engine != "loop" and self._may_be_rows()
@@ -106,7 +109,7 @@ class ThinnedNetworks:
                 elif self._layers is not None:
                     self._layers = None
                     _log.debug("the first layers run with every draw, as sharing them raised %s", _first_line(error))
-                elif self._as_rows and self.options.engine == "auto":
+                elif self._as_rows and self.options.engine == "auto" and not being_traced():
                     self._as_rows, self._why = False, f"with the rows of several draws it raised {_first_line(error)}"
                 else:
                     raise
@@ -175,7 +178,7 @@ class ThinnedNetworks:
 
         Where examples have masks of their own all rows run again, else two.
         """
-        if self.options.engine == "rows" and self._layers is None:
+        if being_traced() or (self.options.engine == "rows" and self._layers is None):
             return True
         known = _APART.setdefault(self.model, set())
         names, sharing = tuple(site.name for site in self._sites), self._layers is not None

@@ -1,0 +1,134 @@
+"""Which architectures can be written as an ONNX file, how close it is to torch, how large, and how fast.
+
+    python -m benchmarks.onnx_export                      # measure all
+    python -m benchmarks.onnx_export --only BERT U-Net    # measure these, and keep what the JSON has of the others
+
+Each is calibrated to first order and by draws, written, and run beside torch on the same rows, in changing order, with
+one thread. Closeness is the largest difference of mean and standard deviation, in standard deviations.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import latedrop
+from benchmarks.timing import RESULTS, machine, turns_within, write
+from latedrop.torch_inside import leaves_and_structure
+from latedrop.variance.sampling import plain_output
+
+if TYPE_CHECKING:
+    from architectures import Architecture
+
+WAYS: dict[str, dict[str, Any]] = {
+    "first order": {"method": "linear"},
+    "draws": {"method": "sample", "rates": [0.1], "draws": 10},
+}
+ROWS, SECONDS = 16, 1.0
+FAST = ("MLP", "DataParallel", "TorchScript", "compile", "spectral", "orthogonal")  # the same network, or no network
+LONG = ("ResNet-50", "EfficientNet", "Swin", "ConvNeXt", "DeepLab")  # more than a minute each to trace
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Architectures as ONNX files.")
+    parser.add_argument("--only", nargs="+", help="how their names begin")
+    options = parser.parse_args()
+    sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+    import onnxruntime
+
+    from architectures import ARCHITECTURES, missing
+
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    path = RESULTS / "onnx_cpu.json"
+    record: dict[str, Any] = {"machine": machine(torch.device("cpu")), "rows": ROWS, "architectures": {}}
+    record["machine"] |= {"onnxruntime": onnxruntime.__version__}
+    if options.only and path.exists():
+        record["architectures"] = json.loads(path.read_text(encoding="utf-8"))["architectures"]
+    for architecture in ARCHITECTURES:
+        wanted = options.only or [architecture.name]
+        if not any(architecture.name.startswith(word) for word in wanted) or missing(architecture.library):
+            continue
+        if not options.only and any(word in architecture.name for word in (*FAST, *LONG)):
+            continue
+        record["architectures"][architecture.name] = {way: measured(architecture, way) for way in WAYS}
+        print(architecture.name, json.dumps(record["architectures"][architecture.name]), flush=True)
+        write("onnx_cpu", record)
+
+
+def measured(architecture: Architecture, way: str) -> dict[str, Any]:
+    """Size, closeness and speed; or why there is no file."""
+    model, _ = architecture.make()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        x = architecture.inputs(ROWS)
+    readout = _few_outputs(architecture, model, x)
+    y = plain_output(model, x, readout)
+    noise = torch.randn(y.shape, generator=torch.Generator().manual_seed(2)) * y.abs().mean()
+    try:
+        uq = latedrop.calibrate(model, (x, y + noise), readout=readout, progress=False, **WAYS[way])
+        with tempfile.TemporaryDirectory() as folder:
+            path = uq.to_onnx(Path(folder) / "model.onnx", x)
+            return {"kilobytes": round(path.stat().st_size / 1024), **_beside(uq, path, x)}
+    except latedrop.LatedropError as error:
+        return {"refused": str(error).partition("found one ")[2].partition(". Deploy")[0] or str(error)}
+
+
+def _few_outputs(architecture: Architecture, model: torch.nn.Module, x: Any) -> Any:
+    """The readout; of large outputs their sum, which takes one backward pass."""
+    readout = architecture.readout
+    if plain_output(model, x, readout)[0].numel() <= 4:
+        return readout
+
+    def summed(output: Any) -> Tensor:
+        value = readout(output) if callable(readout) else output if readout is None else output[readout]
+        whole: Tensor = value.flatten(1).sum(1, keepdim=True)
+        return whole
+
+    return summed
+
+
+def _beside(uq: Any, path: Path, x: Any) -> dict[str, Any]:
+    p, predictor = uq.predict(x), latedrop.load_onnx(path, threads=1)
+    names = [value.name for value in predictor.session.get_inputs()]
+    given = dict(zip(names, (value.numpy() for value in leaves_and_structure(x)[0]), strict=True))
+    found = predictor.predict(given)
+    std = p.std.numpy()
+    off = {"mean": np.abs(found.mean - p.mean.numpy()) / std, "std": np.abs(found.std - std) / std}
+    both = {"torch": lambda: uq.predict(x), "onnx": lambda: predictor.predict(given)}
+    seconds, rounds, _ = turns_within(both, repeats=9, seconds=SECONDS, device=torch.device("cpu"))
+    return {"off": {name: float(value.max()) for name, value in off.items()}, "seconds": seconds, "rounds": rounds}
+
+
+def markdown(record: dict[str, Any]) -> str:
+    """The table of docs/onnx.md."""
+    lines = [
+        "| architecture | way | file | off, in std | torch, ms | times faster |",
+        "| --- | --- | ---: | ---: | ---: | ---: |",
+    ]
+    for name, ways in record["architectures"].items():
+        for way, found in ways.items():
+            lines.append(f"| {name} | {way} | {_cells(found)} |")
+    return "\n".join(lines)
+
+
+def _cells(found: dict[str, Any]) -> str:
+    if "refused" in found:
+        return f"refused: {found['refused']} | | |"
+    size = found["kilobytes"]
+    cells = [f"{size / 1024:.1f} MB" if size >= 1024 else f"{size} KB", f"{max(found['off'].values()):.0e}"]
+    seconds = found["seconds"]
+    return " | ".join([*cells, f"{1000 * seconds['torch']:.3g}", f"{seconds['torch'] / seconds['onnx']:.2g}"])
+
+
+if __name__ == "__main__":
+    main()

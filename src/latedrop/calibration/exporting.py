@@ -1,0 +1,154 @@
+"""A calibrated model as one ONNX file: what `predict` computes, traced, and what the file says of itself."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from latedrop.calibration.classes.prediction import ClassPrediction
+from latedrop.calibration.classes.record import ClassCalibration
+from latedrop.calibration.intervals import intervals_to_dict
+from latedrop.calibration.prediction import Prediction
+from latedrop.calibration.record import Calibration
+from latedrop.errors import ArgumentError
+from latedrop.model.items import Items
+from latedrop.model.rows import map_rows, row_count
+from latedrop.model.sites import Sites
+from latedrop.onnx_files.metadata import RECORD, WHOLE, sealed_record
+from latedrop.onnx_files.tracing import refuse
+from latedrop.onnx_files.writing import write_onnx
+from latedrop.quantiles import checked_level
+from latedrop.terms import LocalErrors, Neighbours
+from latedrop.torch_inside import leaves_and_structure
+
+__all__ = ["export"]
+
+
+def export(
+    path: str | os.PathLike[str],
+    model: nn.Module,
+    calibration: Calibration | ClassCalibration,
+    predicted: Callable[[Any], Prediction | ClassPrediction],
+    example: Any,
+    level: float = 0.9,
+) -> Path:
+    """Write what `predicted` gives for inputs like `example`, which were placed."""
+    level = checked_level(level)
+    _check_rows(calibration.sites, example)
+    if isinstance(calibration, Calibration) and not calibration.shared:
+        refuse("whose rows have masks of their own (shared=False), which depend on the place in a batch")
+    if isinstance(calibration, ClassCalibration) and calibration.maps:
+        refuse("that gives a map of classes for every image")
+    _check_terms(calibration)
+    flat, structure = leaves_and_structure(example)
+    where = [i for i, value in enumerate(flat) if isinstance(value, Tensor)]
+    names = _names(model, example)
+
+    def run(*inputs: Tensor) -> dict[str, Tensor]:
+        leaves = list(flat)
+        for i, value in zip(where, inputs, strict=True):
+            leaves[i] = value
+        found = predicted(structure.unflatten(leaves))
+        return _classes(found) if isinstance(found, ClassPrediction) else _outputs(found, level)
+
+    def rows(count: int) -> list[Tensor]:
+        index = (torch.arange(count) + count) % row_count(example)  # others each time
+        taken = map_rows(example, lambda t: t[index.to(t.device)])
+        return [value for value in leaves_and_structure(taken)[0] if isinstance(value, Tensor)]
+
+    stored: dict[str, Tensor] = {}  # what terms have learned is in the graph
+    metadata = {RECORD: sealed_record(_record(calibration, level)), WHOLE: calibration.to_json(stored, "graph")}
+    return write_onnx(path, run, rows, names, metadata)
+
+
+def _check_rows(sites: Sites, example: Any) -> None:
+    if isinstance(example, Items):
+        refuse("that takes lists of objects (collate=)")
+    apart = [site.name for site in sites if site.batch_axis is None or site.moved or site.coupled]
+    if apart:
+        refuse(f"in which rows meet, or have any number of entries, at the sites {apart}")
+
+
+def _check_terms(calibration: Calibration | ClassCalibration) -> None:
+    terms = calibration.terms.active if isinstance(calibration, Calibration) and calibration.terms is not None else ()
+    looked_up = [term.name for term in terms if isinstance(term, (Neighbours, LocalErrors))]
+    if looked_up:
+        refuse(f"whose variance looks for the nearest of other rows (terms {looked_up})")
+
+
+def _outputs(found: Prediction, level: float) -> dict[str, Tensor]:
+    low, high = found.interval(level)
+    named = {"mean": found.mean, "std": found.std, "low": low, "high": high}
+    if found.strangeness is not None:
+        named["strangeness"] = found.strangeness.to(found.mean.dtype)
+    if found.calibration.target is not None or found.calibration.intervals is not None:
+        named |= {"location": found.output, "spread": found.spread}
+    return {name: value.detach() for name, value in named.items()}
+
+
+def _classes(found: ClassPrediction) -> dict[str, Tensor]:
+    named = {**found.to_dict(), "energy": found.energy}
+    return {
+        name: value.detach().float() if value.is_floating_point() else value.detach() for name, value in named.items()
+    }
+
+
+def _record(calibration: Calibration | ClassCalibration, level: float) -> dict[str, Any]:
+    """All that is needed to make intervals or sets of what the graph gives."""
+    known: Mapping[str, Sequence[str]] = calibration.columns or {}
+    record: dict[str, Any] = {"columns": list(known.get("inputs", ())), "verdict": str(calibration.verdict)}
+    if isinstance(calibration, ClassCalibration):
+        sets = calibration.sets
+        if sets is not None and sets.score != "lac":
+            sets = None  # their random numbers hang on the last bit of a probability
+        return {
+            **record,
+            "task": "classification",
+            "names": list(calibration.names),
+            "sets": None if sets is None else [list(scores) for scores in sets.scores],
+        }
+    target = calibration.target
+    return {
+        **record,
+        "task": "regression",
+        "level": level,
+        "names": list(calibration.output_names or ()),
+        "target": None if target is None else json.loads(json.dumps(target.to_dict())),
+        "intervals": json.loads(json.dumps(intervals_to_dict(calibration.intervals))),
+    }
+
+
+def _names(model: nn.Module, example: Any) -> list[str]:
+    """What the inputs are called: as the parameters of `forward`, or as the keys of mappings."""
+    parameters = [p.name for p in signature(model.forward).parameters.values() if p.kind is not p.VAR_KEYWORD]
+    if isinstance(example, Tensor):
+        found = parameters[:1] or ["input"]
+    elif isinstance(example, Mapping):
+        found = _keys(example)
+    else:
+        tops = [*parameters, *(f"input_{i}" for i in range(len(parameters), len(example)))]
+        found = [name for top, value in zip(tops, example, strict=False) for name in _keys(value, top)]
+    found = [f"{name}_in" if name in _TAKEN else name for name in found]
+    if len(set(found)) < len(found):
+        raise ArgumentError(f"expected inputs of different names for an ONNX file; found {found}.")
+    return found
+
+
+_TAKEN = ("mean", "std", "low", "high", "strangeness", "location", "spread", "label", "probabilities", "energy")
+
+
+def _keys(value: Any, top: str = "") -> list[str]:
+    if isinstance(value, Tensor):
+        return [top]
+    if isinstance(value, Mapping):
+        pairs: Any = value.items()
+    else:
+        pairs = enumerate(value) if isinstance(value, (tuple, list)) else ()
+    return [name for key, item in pairs for name in _keys(item, f"{top}_{key}" if top else str(key))]

@@ -1,0 +1,1 @@
+"""One ONNX file of a calibrated model: written from a trace with torch, read without it."""

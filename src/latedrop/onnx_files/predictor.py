@@ -1,0 +1,312 @@
+"""A calibrated model from an ONNX file, run by onnxruntime: numpy in, numpy out, no torch.
+
+    low = location + z((1 - level) / 2) · spread,      high = location + z((1 + level) / 2) · spread,
+
+then back into the original unit of the targets. `location` and `spread` are the mean and the standard deviation, where
+the targets were not transformed and intervals are Gaussian.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from latedrop.errors import ArgumentError, DataError, FileError
+from latedrop.files import readable
+from latedrop.onnx_files.metadata import record_in
+from latedrop.quantiles import (
+    checked_level,
+    conformal_quantile,
+    conformal_score,
+    gaussian_quantile,
+    isotonic_quantile,
+)
+from latedrop.terminal import need
+
+__all__ = ["OnnxClassPrediction", "OnnxPrediction", "OnnxPredictor", "load_onnx"]
+
+Array = np.ndarray
+
+
+def load_onnx(
+    path: str | os.PathLike[str],
+    *,
+    providers: Sequence[str] = ("CPUExecutionProvider",),
+    threads: int | None = None,
+    batch_size: int = 256,
+) -> OnnxPredictor:
+    """Read a file that `to_onnx` or `latedrop export` wrote. Numpy and onnxruntime are enough; torch is not imported.
+
+    Args:
+        path: of the file.
+        providers: what onnxruntime runs it with, the best first.
+        threads: that one operator may use; onnxruntime's own choice where None.
+        batch_size: rows that run at once.
+    """
+    need("onnx", "onnxruntime")
+    import onnxruntime
+
+    with readable(Path(path), "an ONNX file"):
+        content = Path(path).read_bytes()
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads or 0
+    try:
+        session = onnxruntime.InferenceSession(content, options, providers=list(providers))
+    except Exception as error:  # classes of onnxruntime's own, which have no common base
+        raise FileError(
+            f"expected an ONNX file that onnxruntime can run at {path}; it says: {_first_line(error)}. Write it again "
+            "with predictor.to_onnx(path, example)."
+        ) from error
+    record = record_in(session.get_modelmeta().custom_metadata_map, path)
+    return OnnxPredictor(session, record, batch_size)
+
+
+class OnnxPredictor:
+    """A calibrated model that onnxruntime runs.
+
+    Attributes:
+        session: of onnxruntime.
+        record: what the file says of its calibration.
+        batch_size: rows that run at once.
+    """
+
+    def __init__(self, session: Any, record: Mapping[str, Any], batch_size: int = 256) -> None:
+        self.session, self.record, self.batch_size = session, record, batch_size
+        self._inputs = session.get_inputs()
+        self._outputs = [output.name for output in session.get_outputs()]
+
+    def __call__(self, x: Any) -> Any:
+        """Same as `predict`."""
+        return self.predict(x)
+
+    def predict(self, x: Any) -> Any:
+        """Predict N rows: an array, a data frame, a tuple of arrays, or a mapping by the names of the inputs.
+
+        An `OnnxPrediction`, or an `OnnxClassPrediction` of a classifier.
+        """
+        inputs = self._arrays(x)
+        parts = [self._run(part) for part in self._batches(inputs)]
+        found = {name: np.concatenate([part[name] for part in parts]) for name in self._outputs}
+        kind = OnnxClassPrediction if self.record["task"] == "classification" else OnnxPrediction
+        return kind(found, self.record)
+
+    def __repr__(self) -> str:
+        names = ", ".join(f"{value.name} {value.shape}" for value in self._inputs)
+        return f"OnnxPredictor of {names}: {self.record['verdict']}"
+
+    def _batches(self, inputs: dict[str, Array]) -> Iterator[dict[str, Array]]:
+        rows = len(inputs[self._inputs[0].name])
+        if rows == 0:
+            raise DataError("expected at least one row to predict; found none.")
+        with_rows = {value.name for value in self._inputs if value.shape[:1] == ["rows"]}
+        for start in range(0, rows, self.batch_size):
+            stop = start + self.batch_size
+            yield {name: value[start:stop] if name in with_rows else value for name, value in inputs.items()}
+
+    def _run(self, inputs: dict[str, Array]) -> dict[str, Array]:
+        try:
+            return dict(zip(self._outputs, self.session.run(self._outputs, inputs), strict=True))
+        except Exception as error:  # classes of onnxruntime's own, which have no common base
+            raise DataError(f"expected inputs that the file takes; onnxruntime says: {_first_line(error)}") from error
+
+    def _arrays(self, x: Any) -> dict[str, Array]:
+        names = [value.name for value in self._inputs]
+        if isinstance(x, Mapping):
+            given = dict(x)
+        elif isinstance(x, (tuple, list)) and len(names) > 1:
+            given = dict(zip(names, x, strict=False)) if len(x) == len(names) else {}
+        else:
+            given = {names[0]: self._columns(x)} if len(names) == 1 else {}
+        if set(given) != set(names):
+            found = list(given) or type(x).__name__
+            raise DataError(f"expected the inputs {names}, by name or in this order; found {found}.")
+        arrays = {value.name: _array(given[value.name], value) for value in self._inputs}
+        counts = {len(arrays[value.name]) for value in self._inputs if value.shape[:1] == ["rows"]}
+        if len(counts) > 1:
+            raise DataError(f"expected as many rows in every input; found {sorted(counts)}.")
+        return arrays
+
+    def _columns(self, x: Any) -> Any:
+        """A data frame with its columns in the order of the calibration."""
+        known, found = list(self.record["columns"]), list(getattr(x, "columns", ()))
+        if not known or not found or known == found:
+            return x
+        if sorted(map(str, known)) != sorted(map(str, found)):
+            raise DataError(f"expected the columns {known}; found {found}. Select these; their order does not matter.")
+        return x[known]
+
+
+@dataclass(frozen=True)
+class OnnxPrediction:
+    """Predictions with their uncertainty, as arrays.
+
+    Attributes:
+        outputs: what the file gave, by name.
+        record: what the file says of its calibration.
+    """
+
+    outputs: dict[str, Array]
+    record: Mapping[str, Any]
+
+    @property
+    def mean(self) -> Array:
+        """`(N, ...)`, in the original unit of the targets."""
+        return self.outputs["mean"]
+
+    @property
+    def std(self) -> Array:
+        """`(N, ...)`, the calibrated standard deviation."""
+        return self.outputs["std"]
+
+    @property
+    def variance(self) -> Array:
+        """`(N, ...)`."""
+        return self.std**2
+
+    @property
+    def strangeness(self) -> Array | None:
+        """`(N,)`, below 1 for 90 % of the validation rows; None where the calibration cannot tell."""
+        return self.outputs.get("strangeness")
+
+    def interval(self, level: float | None = None) -> tuple[Array, Array]:
+        """Both ends, `(N, ...)` each, of the central interval at a level; that of the file where None."""
+        level = self.record["level"] if level is None else checked_level(level)
+        if level == self.record["level"]:
+            return self.outputs["low"], self.outputs["high"]
+        return self._at((1 - level) / 2), self._at((1 + level) / 2)
+
+    def quantile(self, q: float) -> Array:
+        """The predicted quantile, `(N, ...)`."""
+        return self._at(checked_level(q))
+
+    def to_dict(self, level: float | None = None) -> dict[str, Array]:
+        """Named results, as `Prediction.to_dict` gives them."""
+        low, high = self.interval(level)
+        named = {"mean": self.mean, "std": self.std, "low": low, "high": high}
+        return named if self.strangeness is None else {**named, "strangeness": self.strangeness}
+
+    def __len__(self) -> int:
+        return len(self.mean)
+
+    def _at(self, q: float) -> Array:
+        unit = self.record["target"]
+        if unit is not None and unit["kind"] == "own":
+            raise ArgumentError(
+                f"expected the level that the file was written with, {self.record['level']:g}, as its targets went "
+                "through functions that a file cannot hold. Write another with to_onnx(path, example, level=...)."
+            )
+        location, spread = (self.outputs.get(a, self.outputs[b]) for a, b in (("location", "mean"), ("spread", "std")))
+        found: Array = location + _along(self._quantiles(q), location) * spread
+        if unit is None:
+            return found
+        wide = found.astype(np.float64)
+        if unit["kind"] == "log":
+            wide = np.exp(wide)
+        else:
+            mean, std = (_along(unit[name], wide) for name in ("mean", "std"))
+            wide = wide * std + mean
+        return wide.astype(found.dtype)
+
+    def _quantiles(self, q: float) -> list[float]:
+        fitted = self.record["intervals"]
+        if fitted is None:
+            return [gaussian_quantile(q)]
+        if fitted["kind"] == "conformal":
+            return [conformal_quantile(scores, q) for scores in fitted["scores"]]
+        pairs = zip(fitted["knots"], fitted["observed"], strict=True)
+        return [isotonic_quantile(knots, observed, q) for knots, observed in pairs]
+
+
+@dataclass(frozen=True)
+class OnnxClassPrediction:
+    """Predictions among classes, as arrays.
+
+    Attributes:
+        outputs: what the file gave, by name: `probabilities`, `label`, `confidence`, `entropy`, `energy` and others.
+        record: what the file says of its calibration.
+    """
+
+    outputs: dict[str, Array]
+    record: Mapping[str, Any]
+
+    @property
+    def probabilities(self) -> Array:
+        """`(N, K)`, calibrated."""
+        return self.outputs["probabilities"]
+
+    @property
+    def label(self) -> Array:
+        """`(N,)`, the likeliest class."""
+        return self.outputs["label"]
+
+    @property
+    def names(self) -> list[str]:
+        """The likeliest class by its name."""
+        known = self.record["names"] or [str(k) for k in range(self.probabilities.shape[1])]
+        return [known[k] for k in self.label]
+
+    @property
+    def strangeness(self) -> Array | None:
+        """`(N,)`, below 1 for 90 % of the validation rows; None where the calibration cannot tell."""
+        return self.outputs.get("strangeness")
+
+    def prediction_set(self, level: float = 0.9) -> Array:
+        """`(N, K)`, True for the classes of a set that holds the label with that probability."""
+        scores = self.record["sets"]
+        if scores is None:
+            raise ArgumentError(
+                "expected a file of a predictor with prediction sets by 'lac'; found one without, or by another score. "
+                "Call uq = uq.conformal((x, labels)) and write the file again."
+            )
+        limits = [conformal_score(part, checked_level(level)) for part in scores]
+        members: Array = 1 - self.probabilities.astype(np.float64) <= np.array(limits)
+        return members
+
+    def to_dict(self) -> dict[str, Array]:
+        """Named results, as `ClassPrediction.to_dict` gives them."""
+        return dict(self.outputs)
+
+    def __len__(self) -> int:
+        return len(self.label)
+
+
+def _along(values: Sequence[float], like: Array) -> Any:
+    """One value for all, or one for each index of axis 1."""
+    return values[0] if len(values) == 1 else np.asarray(values, like.dtype).reshape(1, -1, *[1] * (like.ndim - 2))
+
+
+def _array(value: Any, wanted: Any) -> Array:
+    array = value.to_numpy() if hasattr(value, "to_numpy") else np.asarray(value)
+    if array.dtype.kind not in "fiub":
+        raise DataError(f"expected numbers for the input {wanted.name!r}; found an array of {array.dtype}.")
+    sizes = [size if isinstance(size, int) else None for size in wanted.shape]
+    fits = len(sizes) == array.ndim and all(a is None or a == b for a, b in zip(sizes, array.shape, strict=True))
+    if not fits:
+        expected = ", ".join("N" if size is None else str(size) for size in sizes)
+        raise DataError(f"expected the input {wanted.name!r} of shape ({expected}); found {array.shape}.")
+    if array.dtype.kind == "f" and not bool(np.isfinite(array).all()):
+        raise DataError(
+            f"expected finite inputs; found {int((~np.isfinite(array)).sum())} NaN or inf in {wanted.name!r}. "
+            "Drop or impute those rows."
+        )
+    return np.ascontiguousarray(array, _TYPES[wanted.type])
+
+
+_TYPES: dict[str, Any] = {
+    "tensor(float)": np.float32,
+    "tensor(double)": np.float64,
+    "tensor(int64)": np.int64,
+    "tensor(int32)": np.int32,
+    "tensor(uint8)": np.uint8,
+    "tensor(int8)": np.int8,
+    "tensor(bool)": np.bool_,
+}
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]

@@ -1,0 +1,76 @@
+"""Classifiers as ONNX files."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import latedrop
+
+pytest.importorskip("onnx", reason="needs the extra onnx")
+pytest.importorskip("onnxruntime", reason="needs the extra onnx")
+
+
+def trained(classes: int) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(400, 4, generator=generator)
+    y = ((x[:, 0] * x[:, 1] > 0).long() + (x[:, 2] > 1).long()) % classes
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 24), nn.ReLU(), nn.Linear(24, classes if classes > 2 else 1))
+    return model, x, y
+
+
+def same(uq: Any, path: Path, x: torch.Tensor) -> Any:
+    found, p = latedrop.load_onnx(uq.to_onnx(path, x[:5])).predict(x.numpy()), uq.predict(x)
+    expected = p.to_dict()
+    missing = set(expected) - set(found.to_dict())
+    assert missing <= {"mutual_information"}
+    for name, value in found.to_dict().items():
+        if name in expected:
+            np.testing.assert_allclose(value, expected[name].numpy(), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(found.outputs["energy"], p.energy.numpy(), rtol=1e-5)
+    assert found.names == p.names
+    return found
+
+
+@pytest.mark.parametrize(
+    ("classes", "way"),
+    [
+        (2, "dropout"),
+        (3, "draws"),
+        *(pytest.param(*pair, marks=pytest.mark.slow) for pair in ((3, "temperature"), (30, "dropout"), (30, "draws"))),
+    ],
+)
+def test_probabilities_and_scores(classes: int, way: str, tmp_path: Path) -> None:
+    model, x, y = trained(classes)
+    options = {"method": "sample", "rates": [0.2], "draws": 6} if way == "draws" else {}
+    uq = latedrop.calibrate(model, (x[:300], y[:300]), task="classification", progress=False, **options)
+    if way == "dropout":  # in use, whatever the rows ask for
+        c = uq.calibration
+        uq = uq._with(replace(c, fit=replace(c.fit, odds=(0.3,) * len(c.sites))))
+    elif way == "draws":
+        uq = uq._with(replace(uq.calibration, rate=0.2, draws=6))
+    found = same(uq, tmp_path / "model.onnx", x[300:])
+    assert ("mutual_information" in found.outputs) == (way == "draws")
+    assert found.strangeness is not None
+    assert len(found) == 100
+
+
+def test_sets(tmp_path: Path) -> None:
+    model, x, y = trained(3)
+    uq = latedrop.calibrate(model, (x[:200], y[:200]), class_names=["a", "b", "c"], progress=False)
+    plain = same(uq, tmp_path / "plain.onnx", x[300:])
+    with pytest.raises(latedrop.LatedropError, match="prediction sets by 'lac'"):
+        plain.prediction_set(0.9)
+    with_sets = uq.conformal((x[200:300], y[200:300]), "lac", per_class=False)
+    found = same(with_sets, tmp_path / "sets.onnx", x[300:])
+    assert set(found.names) <= {"a", "b", "c"}
+    for level in (0.5, 0.9):
+        assert np.array_equal(found.prediction_set(level), with_sets.predict(x[300:]).prediction_set(level).numpy())
+    with pytest.raises(latedrop.LatedropError, match="at least 999 conformal rows"):
+        found.prediction_set(0.999)

@@ -1,0 +1,248 @@
+"""Files of ONNX: read without torch, refused where they cannot be written or read, and checked before they are left."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import latedrop
+from latedrop.errors import ArgumentError, DataError, FileError
+from latedrop.onnx_files import tracing
+from latedrop.onnx_files.emitting import RULES
+
+onnx = pytest.importorskip("onnx", reason="needs the extra onnx")
+pytest.importorskip("onnxruntime", reason="needs the extra onnx")
+
+DRAWS = {"method": "sample", "rates": [0.3], "draws": 20}
+GENERATOR = torch.Generator().manual_seed(0)
+X = torch.randn(60, 3, generator=GENERATOR)
+Y = X.sum(1, keepdim=True) + torch.randn(60, 1, generator=GENERATOR)
+
+
+def net(*last: nn.Module) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1), *last)
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
+    uq = latedrop.calibrate(net(), (X, Y), method="linear", progress=False)
+    return uq, uq.to_onnx(tmp_path_factory.mktemp("onnx") / "model.onnx", X[:4])
+
+
+NO_TORCH = """
+import sys
+
+class NoTorch:
+    def find_spec(self, name, *_):
+        if name.partition(".")[0] in ("torch", "onnx", "tqdm"):
+            raise ImportError(f"{name} is not installed here")
+
+sys.meta_path.insert(0, NoTorch())
+import numpy as np
+import latedrop
+from latedrop import LatedropError, load_onnx
+
+predictor = load_onnx(sys.argv[1])
+found = predictor.predict(np.load(sys.argv[2]))
+low, high = found.interval(0.5)
+np.savez(sys.argv[3], mean=found.mean, std=found.std, low=low, high=high)
+assert "torch" not in sys.modules
+assert "load_onnx" in dir(latedrop)
+try:
+    predictor.predict(np.zeros((2, 9)))
+except LatedropError:
+    pass
+else:
+    raise AssertionError("a wrong shape was taken")
+"""
+
+
+def test_a_file_is_read_where_there_is_no_torch(written: tuple[Any, Path], tmp_path: Path) -> None:
+    uq, path = written
+    rows, out = tmp_path / "rows.npy", tmp_path / "out.npz"
+    np.save(rows, X.numpy())
+    words = [sys.executable, "-W", "error", "-c", NO_TORCH, str(path), str(rows), str(out)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found, p = np.load(out), uq.predict(X)
+    low, high = p.interval(0.5)
+    for name, value in {"mean": p.mean, "std": p.std, "low": low, "high": high}.items():
+        np.testing.assert_allclose(found[name], value.numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_names_and_metadata(written: tuple[Any, Path]) -> None:
+    uq, path = written
+    model = onnx.load(path)
+    onnx.checker.check_model(model, full_check=True)
+    assert [output.name for output in model.graph.output] == ["mean", "std", "low", "high"]
+    assert model.graph.input[0].type.tensor_type.shape.dim[0].dim_param == "rows"
+    held = {entry.key: entry.value for entry in model.metadata_props}
+    whole = json.loads(held["latedrop.calibration"])["latedrop"]
+    assert whole["fingerprint"] == uq.calibration.fingerprint
+    assert whole["scales"] == list(uq.calibration.scales)
+
+
+class Odd(nn.Module):
+    """An operator without a rule after the last layer."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + 0.0 * torch.special.bessel_j0(x)
+
+
+class Meeting(nn.Module):
+    """Rows that see each other."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x - 0.5 * x.mean(0)
+
+
+class Many(nn.Module):
+    """Entries that a mask picks: any number of them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + x[x > 0].sum() * 0
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "words"),
+    [
+        (net(Odd()), DRAWS, "with the operator special_bessel_j0.default"),
+        (net(), {**DRAWS, "shared": False}, "shared=False"),
+        (net(Many()), DRAWS, "any number of entries"),
+        (net().bfloat16(), {"method": "linear"}, "bfloat16"),
+        (net(), {"terms": ["neighbours"]}, "nearest of other rows"),
+    ],
+    ids=["operator", "own masks", "any number", "half precision", "neighbours"],
+)
+def test_what_cannot_be_written_is_refused(
+    model: nn.Module, options: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    x = X.to(next(model.parameters()).dtype)
+    uq = latedrop.calibrate(model, (x, Y), progress=False, **options)
+    with pytest.raises(ArgumentError, match="expected a model that can be written as an ONNX file") as caught:
+        uq.to_onnx(tmp_path / "model.onnx", x[:4])
+    assert words in str(caught.value)
+    assert not (tmp_path / "model.onnx").exists()
+
+
+def test_rows_that_meet_are_refused(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(3, 8), Meeting(), nn.Linear(8, 1))
+    with pytest.warns(latedrop.LatedropWarning, match="do not depend on each other"):
+        uq = latedrop.calibrate(model, (X, Y), **DRAWS, progress=False)
+    with pytest.raises(ArgumentError, match="in which rows meet"):
+        uq.to_onnx(tmp_path / "model.onnx", X[:4])
+
+
+def test_a_file_that_says_something_else_is_not_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    uq = latedrop.calibrate(net(), (X, Y), method="linear", progress=False)
+    monkeypatch.setitem(RULES, "tanh", RULES["sigmoid"])
+    with pytest.raises(ArgumentError, match="whose file gives another mean"):
+        uq.to_onnx(tmp_path / "model.onnx", X[:4])
+    assert not (tmp_path / "model.onnx").exists()
+
+
+@pytest.mark.parametrize("level", [0, 1, "high"])
+def test_a_wrong_level(level: Any, written: tuple[Any, Path], tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match="a probability inside"):
+        written[0].to_onnx(tmp_path / "model.onnx", X[:4], level=level)
+    with pytest.raises(ArgumentError, match="a probability inside"):
+        latedrop.load_onnx(written[1]).predict(X.numpy()).interval(level)
+
+
+def test_wrong_files(written: tuple[Any, Path], tmp_path: Path) -> None:
+    with pytest.raises(FileError, match="an ONNX file"):
+        latedrop.load_onnx(tmp_path / "absent.onnx")
+    (tmp_path / "half.onnx").write_bytes(written[1].read_bytes()[:500])
+    with pytest.raises(FileError, match="expected an ONNX file that onnxruntime can run"):
+        latedrop.load_onnx(tmp_path / "half.onnx")
+    model = onnx.load(written[1])
+    entry = next(entry for entry in model.metadata_props if entry.key == "latedrop")
+    entry.value = entry.value.replace('"level": 0.9', '"level": 0.5')
+    onnx.save(model, tmp_path / "edited.onnx")
+    with pytest.raises(FileError, match="the checksum does not match"):
+        latedrop.load_onnx(tmp_path / "edited.onnx")
+    del model.metadata_props[:]
+    onnx.save(model, tmp_path / "other.onnx")
+    with pytest.raises(FileError, match="with its calibration in the metadata"):
+        latedrop.load_onnx(tmp_path / "other.onnx")
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        (np.zeros((4, 2)), r"of shape \(N, 3\); found \(4, 2\)"),
+        (np.full((4, 3), np.nan), "found 12 NaN or inf"),
+        (np.array([["a", "b", "c"]]), "expected numbers"),
+        (np.zeros((0, 3)), "at least one row"),
+        ({"other": np.zeros((4, 3))}, "expected the inputs"),
+    ],
+    ids=["shape", "nan", "texts", "no rows", "name"],
+)
+def test_wrong_rows(rows: Any, words: str, written: tuple[Any, Path]) -> None:
+    with pytest.raises(DataError, match=words):
+        latedrop.load_onnx(written[1]).predict(rows)
+
+
+def test_batches_and_tables(written: tuple[Any, Path], tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    whole, parts = (latedrop.load_onnx(written[1], batch_size=size, threads=1).predict(X.numpy()) for size in (256, 7))
+    np.testing.assert_allclose(parts.std, whole.std, rtol=1e-6)
+    frame = pandas.DataFrame(X.numpy(), columns=["a", "b", "c"])
+    uq = latedrop.calibrate(net(), (frame, Y), method="linear", progress=False)
+    path = uq.to_onnx(tmp_path / "model.onnx", frame[:4])
+    found = latedrop.load_onnx(path).predict(frame[["c", "a", "b"]])
+    np.testing.assert_allclose(found.mean, whole.mean, rtol=1e-5, atol=1e-6)
+    with pytest.raises(DataError, match="expected the columns"):
+        latedrop.load_onnx(path).predict(frame[["a", "b"]])
+
+
+def test_sizes_that_grow_unevenly_are_refused() -> None:
+    def squared(x: Tensor) -> list[Tensor]:
+        return [torch.zeros(x.shape[0] ** 2 + (x.shape[0] == 5)) + x.sum()]
+
+    with pytest.raises(ArgumentError, match="grow unevenly"):
+        tracing.graph_of(squared, lambda n: [torch.ones(n, 2)])
+
+
+def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("typer")
+    from latedrop.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    code = ["from torch import manual_seed, nn", "manual_seed(0)"]
+    code += ["net = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))"]
+    (tmp_path / "exported_net.py").write_text("\n".join(code))
+    table = np.concatenate([X.numpy(), Y.numpy()], 1)
+    np.savetxt("val.csv", table, delimiter=",", header="a,b,c,y", comments="")
+
+    def run(*words: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as caught:
+            main(words)
+        return int(caught.value.code or 0), *capsys.readouterr()
+
+    assert run("calibrate", "exported_net:net", "--data", "val.csv", "--target", "y", "-o", "cal.json")[0] == 0
+    code_of, out, _ = run("export", "exported_net:net", "cal.json", "-o", "model.onnx", "--level", "0.8", "--json")
+    assert code_of == 0
+    assert list(json.loads(out)["outputs"])[:4] == ["mean", "std", "low", "high"]
+    found = latedrop.load_onnx("model.onnx").predict(X.numpy())
+    import importlib
+
+    uq = latedrop.load("cal.json", importlib.import_module("exported_net").net)
+    np.testing.assert_allclose(found.interval()[0], uq.predict(X).interval(0.8)[0].numpy(), rtol=1e-5, atol=1e-6)
+    for words, message in (
+        (("-o", "model.txt"), "ends in .onnx"),
+        (("-o", "model.onnx", "--level", "2"), "inside (0, 1)"),
+        (("-o", "model.onnx", "--input-shape", "5"), "inputs that the model takes"),
+        (("-o", "exported_net.py.onnx", "--data", "val.csv", "--input-shape", "3"), "Leave one out"),
+    ):
+        status, _, err = run("export", "exported_net:net", "cal.json", *words)
+        assert status in (1, 2)
+        assert message in err

@@ -1,0 +1,254 @@
+"""A file gives what torch gives: over the zoo, by draws and to first order, at every optimisation level."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import latedrop
+from architectures import ARCHITECTURES, missing
+from latedrop.model.rows import map_rows
+from latedrop.torch_inside import leaves_and_structure
+from latedrop.variance.sampling import plain_output
+from zoo import ZOO, Case
+
+onnx = pytest.importorskip("onnx", reason="needs the extra onnx")
+onnxruntime = pytest.importorskip("onnxruntime", reason="needs the extra onnx")
+
+CASES = {case.name: case for case in ZOO}
+QUICK = {
+    "first order": ("mlp", "batchnorm_cnn", "residual_cnn", "dict_input"),
+    "draws": ("mlp", "residual_cnn"),
+}
+LEVELS = ("ORT_DISABLE_ALL", "ORT_ENABLE_BASIC", "ORT_ENABLE_EXTENDED", "ORT_ENABLE_ALL")
+CLOSE = 1e-5  # of the standard deviation
+
+
+def summed(output: Tensor) -> Tensor:
+    return output.sum((1, 2, 3))
+
+
+def rows_like(x: Any, count: int) -> Any:
+    """Inputs of so many rows, from a fixed seed."""
+    generator = torch.Generator().manual_seed(count)
+
+    def made(value: Tensor) -> Tensor:
+        shape = (count, *value.shape[1:])
+        if value.is_floating_point():
+            return torch.randn(shape, generator=generator)
+        return torch.randint(20, shape, generator=generator)
+
+    return map_rows(x, made)
+
+
+def predictor_of(case: Case, **options: Any) -> tuple[Any, Any]:
+    """A calibrated model of the zoo, whose errors are as large as its outputs, and inputs for it."""
+    model, x = case.make()
+    readout = summed if case.name in ("unet", "columns") else case.readout
+    validation = rows_like(x, 24)
+    y = plain_output(model, validation, readout)
+    noise = torch.randn(y.shape, generator=torch.Generator().manual_seed(1))
+    y = y + noise * y.abs().mean()
+    return latedrop.calibrate(model, (validation, y), readout=readout, progress=False, **options), x
+
+
+def arrays(x: Any) -> list[np.ndarray]:
+    return [value.numpy() for value in leaves_and_structure(x)[0]]
+
+
+def run(path: Path, x: Any, level: str = "ORT_ENABLE_ALL") -> dict[str, np.ndarray]:
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+    given = dict(zip([value.name for value in session.get_inputs()], arrays(x), strict=True))
+    return dict(zip(names, session.run(names, given), strict=True))
+
+
+def assert_close(found: np.ndarray, expected: Tensor, std: Tensor) -> None:
+    off = np.abs(found - expected.numpy())
+    rounding = 1e-6 * float(expected.abs().max())
+    assert off.shape == expected.shape
+    assert bool((off <= CLOSE * std.numpy() + rounding).all()), float((off / std.numpy()).max())
+
+
+def assert_same(path: Path, uq: Any, x: Any) -> dict[str, np.ndarray]:
+    p, found = uq.predict(x), run(path, x)
+    low, high = p.interval(0.9)
+    for name, value in {"mean": p.mean, "low": low, "high": high}.items():
+        assert_close(found[name], value, p.std)
+    assert np.abs(found["std"] / p.std.numpy() - 1).max() < CLOSE
+    return found
+
+
+def zoo(way: str) -> list[Any]:
+    return [pytest.param(name, marks=[] if name in QUICK[way] else pytest.mark.slow) for name in CASES]
+
+
+@pytest.mark.parametrize("name", zoo("first order"))
+def test_first_order(name: str, tmp_path: Path) -> None:
+    uq, x = predictor_of(CASES[name], method="linear")
+    path = uq.to_onnx(tmp_path / "model.onnx", x)
+    for count in (1, 17):
+        assert_same(path, uq, rows_like(x, count))
+
+
+@pytest.mark.parametrize("name", zoo("draws"))
+def test_draws(name: str, tmp_path: Path) -> None:
+    uq, x = predictor_of(CASES[name], method="sample", rates=[0.2], draws=8)
+    path = uq.to_onnx(tmp_path / "model.onnx", x)
+    for count in (1, 17):
+        assert_same(path, uq, rows_like(x, count))
+
+
+ARCHITECTURES_WRITTEN = (
+    "ResNet-18",
+    "Vision transformer",
+    "BERT, classifier",
+    "Graph convolution, dense",
+    "Graph attention, dense",
+    "Message passing on a fixed graph",
+    "LSTM forecaster, embedded input",
+    "1-D audio CNN",
+    "Tied autoencoder",
+    "`nn.Sequential` of anything",
+    "`parametrizations.weight_norm`",
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ARCHITECTURES_WRITTEN)
+def test_architectures(name: str, tmp_path: Path) -> None:
+    architecture = next(found for found in ARCHITECTURES if found.name == name)
+    absent = missing(architecture.library)
+    if absent:
+        pytest.skip(f"needs {absent}")
+    model, _ = architecture.make()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        x = architecture.inputs(12)
+    y = plain_output(model, x, architecture.readout)
+    y = y + torch.randn(y.shape, generator=torch.Generator().manual_seed(2)) * y.abs().mean()
+    uq = latedrop.calibrate(model, (x, y), readout=architecture.readout, method="linear", progress=False)
+    assert_same(uq.to_onnx(tmp_path / "model.onnx", x), uq, x)
+
+
+@pytest.mark.parametrize(
+    "options", [{"method": "linear"}, {"method": "sample", "rates": [0.2], "draws": 8}], ids=["first order", "draws"]
+)
+def test_no_optimisation_takes_the_variance_away(options: dict[str, Any], tmp_path: Path) -> None:
+    uq, x = predictor_of(CASES["batchnorm_cnn"], **options)
+    path = uq.to_onnx(tmp_path / "model.onnx", x)
+    kinds = {node.op_type for node in onnx.load(path).graph.node}
+    assert not kinds & {
+        "Dropout",
+        "RandomUniform",
+        "RandomNormal",
+        "RandomUniformLike",
+        "RandomNormalLike",
+        "Bernoulli",
+    }
+    assert {operator.domain for operator in onnx.load(path).opset_import} == {""}
+    rows = rows_like(x, 9)
+    expected = uq.predict(rows).std.numpy()
+    assert expected.min() > 0
+    for level in LEVELS:
+        assert np.abs(run(path, rows, level)["std"] / expected - 1).max() < CLOSE, level
+
+
+def test_layers_before_the_first_site_run_once(tmp_path: Path) -> None:
+    uq, x = predictor_of(CASES["residual_cnn"], method="sample", rates=[0.2], draws=8)
+    graph = onnx.load(uq.to_onnx(tmp_path / "model.onnx", x)).graph
+    readers = {node.op_type for node in graph.node if graph.input[0].name in node.input}
+    assert "Conv" in readers  # on the rows as they come, not on eight times as many
+    assert not readers & {"Concat", "Expand", "Tile"}
+    masks = [tensor for tensor in graph.initializer if tensor.data_type == onnx.TensorProto.UINT8]
+    assert masks
+    assert all(tensor.dims[0] == 8 for tensor in masks)
+
+
+@pytest.fixture(scope="module")
+def learned() -> tuple[torch.nn.Module, Tensor, Tensor]:
+    """A network that was trained, and rows on which its errors grow to one side."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(500, 3, generator=generator)
+    y = x.prod(1, keepdim=True) + (0.1 + x[:, :1].exp() / 2) * torch.randn(500, 1, generator=generator)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(3, 24), torch.nn.ReLU(), torch.nn.Linear(24, 1))
+    optimiser = torch.optim.Adam(model.parameters(), 1e-2)
+    for _ in range(150):
+        optimiser.zero_grad()
+        torch.nn.functional.mse_loss(model(x[:200]), y[:200]).backward()
+        optimiser.step()
+    return model, x, y
+
+
+def test_default_calibration_with_its_guard(learned: Any, tmp_path: Path) -> None:
+    model, x, y = learned
+    uq = latedrop.calibrate(model, (x[200:], y[200:]), reference=x[:200], progress=False)
+    assert uq.calibration.terms.active
+    path = uq.to_onnx(tmp_path / "model.onnx", x[:5])
+    strange = torch.cat([x[:20], 30 * x[:20]])
+    found, p = assert_same(path, uq, strange), uq.predict(strange)
+    assert p.strangeness is not None
+    assert p.strangeness.max() > 10
+    assert np.abs(found["strangeness"] / p.strangeness.numpy() - 1).max() < CLOSE
+
+
+@pytest.mark.parametrize(
+    "terms",
+    [
+        ["leverage", "size"],
+        *(pytest.param([name], marks=pytest.mark.slow) for name in ("dropout", "inputs", "own_dropout")),
+    ],
+    ids=lambda terms: "+".join(terms),
+)
+def test_other_terms(terms: list[str], tmp_path: Path, learned: Any) -> None:
+    model, x, y = learned
+    layers = [*model[:2], torch.nn.Dropout(0.2), model[2]]
+    uq = latedrop.calibrate(torch.nn.Sequential(*layers), (x[200:], y[200:]), terms=terms, progress=False)
+    assert_same(uq.to_onnx(tmp_path / "model.onnx", x[:5]), uq, x[:30])
+
+
+POSITIVE: dict[str, tuple[Any, Callable[[Tensor], Tensor]]] = {
+    "standardized": (latedrop.Standardized(3.0, 2.0), lambda t: 2 * t + 3),
+    "log": (latedrop.Log(), torch.exp),
+    "own": (latedrop.Transformed(torch.log1p, torch.expm1), torch.expm1),
+}
+
+
+@pytest.mark.parametrize("unit", POSITIVE)
+def test_targets_that_were_transformed(unit: str, learned: Any, tmp_path: Path) -> None:
+    model, x, y = learned
+    target, back = POSITIVE[unit]
+    labels = back(y / 4)
+    uq = latedrop.calibrate(model, (x[200:], labels[200:]), target=target, method="linear", progress=False)
+    path = uq.to_onnx(tmp_path / "model.onnx", x[:5])
+    assert_same(path, uq, x[:30])
+    found, p = latedrop.load_onnx(path).predict(x[:30].numpy()), uq.predict(x[:30])
+    if unit == "own":
+        with pytest.raises(latedrop.LatedropError, match=r"level that the file was written with, 0\.9"):
+            found.interval(0.5)
+        return
+    for ours, theirs in zip(found.interval(0.5), p.interval(0.5), strict=True):
+        assert_close(ours, theirs, p.std)
+
+
+@pytest.mark.parametrize("kind", ["gaussian", "isotonic", "conformal"])
+def test_intervals_at_any_level(kind: str, learned: Any, tmp_path: Path) -> None:
+    model, x, y = learned
+    options = {"conformal_data": (x[400:], y[400:])} if kind == "conformal" else {"intervals": kind}
+    uq = latedrop.calibrate(model, (x[200:400], y[200:400]), method="linear", progress=False, **options)
+    found = latedrop.load_onnx(uq.to_onnx(tmp_path / "model.onnx", x[:5], level=0.8)).predict(x[:30].numpy())
+    p = uq.predict(x[:30])
+    for level in (0.5, 0.8, 0.95):
+        for ours, theirs in zip(found.interval(level), p.interval(level), strict=True):
+            assert_close(ours, theirs, p.std)
+    assert_close(found.interval()[0], p.interval(0.8)[0], p.std)
+    assert_close(found.quantile(0.3), p.quantile(0.3), p.std)
+    assert set(found.to_dict()) == set(p.to_dict())
