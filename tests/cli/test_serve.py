@@ -55,3 +55,33 @@ def test_wrong_options_are_one_line(
     assert code in (1, 2)
     assert out == ""
     assert said in err.replace("\n", " ")
+
+
+def test_an_onnx_file_is_served_alone(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, call: Callable[..., Any], tmp_path: Path
+) -> None:
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnx")
+    from fastapi.testclient import TestClient
+
+    names: dict[str, Any] = {}
+    with torch.random.fork_rng():
+        exec(CODE, names)
+    uq = latedrop.load(folder / "cal.json", names["served"])
+    file = tmp_path / "served.onnx"
+    uq.to_onnx(file, torch.zeros(1, 3))
+    apps: list[Any] = []
+    monkeypatch.setattr("latedrop.serving.server.listen", lambda app, *_: apps.append(app))
+    monkeypatch.delenv("LATEDROP_TOKEN", raising=False)
+    code, _, err = call("serve", str(file))
+    assert code == 0, err
+    rows = torch.randn(5, 3, generator=torch.Generator().manual_seed(1))
+    with TestClient(apps[0]) as client:
+        found = client.post("/predict", json={"rows": rows.tolist(), "level": 0.8}).json()
+    expected = uq.predict(rows)
+    np.testing.assert_allclose(found["mean"], expected.mean.numpy(), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(found["low"], expected.interval(0.8)[0].numpy(), rtol=1e-4, atol=1e-5)
+    for wrong in ([str(file), "cal.json"], ["served_code:served"]):
+        code, _, err = call("serve", *wrong)
+        assert code == 2
+        assert "expected an .onnx file alone" in err or "expected MODEL and CALIBRATION" in err

@@ -41,6 +41,10 @@ _INTERVALS = ["gaussian", "isotonic", "conformal"]
 
 Model = Annotated[str, argument("package.module:callable, or a .pt2 file of torch.export.", metavar="MODEL")]
 Record = Annotated[str, argument("What `latedrop calibrate` wrote.", metavar="CALIBRATION")]
+Served = Annotated[str, argument("As for other commands, or an .onnx file of `latedrop export`.", metavar="MODEL")]
+RecordOfServed = Annotated[
+    str | None, argument("What `latedrop calibrate` wrote; none for an .onnx file.", metavar="[CALIBRATION]")
+]
 Weights = Annotated[
     str | None, option("Weights for the callable's module: .safetensors, or .pt of a state_dict.", **_MODEL)
 ]

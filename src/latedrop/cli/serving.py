@@ -44,8 +44,8 @@ _USUAL = Bounds()
 
 
 def serve(
-    model: opt.Model,
-    calibration: opt.Record,
+    model: opt.Served,
+    calibration: opt.RecordOfServed = None,
     host: Annotated[
         str, option("Address to listen at; others than this machine's need a token.", **_ADDRESS)
     ] = "127.0.0.1",
@@ -90,9 +90,21 @@ def serve(
 
 
 def _predictor(
-    model: str, calibration: str, readout: str | None, scale: str | None, rows: int, given: dict[str, Any]
+    model: str, calibration: str | None, readout: str | None, scale: str | None, rows: int, given: dict[str, Any]
 ) -> Any:
-    """What is served: anything with `predict(rows)`. Another kind of MODEL than those of torch is opened here."""
+    """What is served: anything with `predict(rows)`."""
+    if model.endswith(".onnx"):
+        others = {"CALIBRATION": calibration, "--readout": readout, "--scale": scale, "--weights": given["weights"]}
+        found = [name for name, value in others.items() if value is not None]
+        if found:
+            raise ArgumentError(
+                f"expected an .onnx file alone, which holds its calibration; found {', '.join(found)}. Leave it out."
+            )
+        from latedrop import load_onnx
+
+        return load_onnx(model, batch_size=rows)
+    if calibration is None:
+        raise ArgumentError("expected MODEL and CALIBRATION, or an .onnx file; found no calibration.")
     from latedrop.calibration.loading import load
     from latedrop.calibration.named import load_model
 
@@ -113,8 +125,9 @@ def _service(
     from latedrop.serving.bodies import Form
 
     if stream is not None and not hasattr(uq, "stream"):
-        raise ArgumentError("expected a regression model for --stream; found a classifier. Leave it out.")
-    known = getattr(getattr(uq, "calibration", None), "columns", None) or {}
+        raise ArgumentError("expected a regression model of torch for --stream; found another. Leave it out.")
+    record = getattr(uq, "calibration", None)
+    known = {"inputs": uq.record["columns"]} if record is None else record.columns or {}
     if transform is None and "images" in known:
         transform = known["images"][1]
     if transform is not None:
