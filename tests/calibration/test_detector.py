@@ -53,6 +53,27 @@ def test_p_values_count_usual_rows_that_score_as_high() -> None:
     assert torch.equal(p_values(usual.sort().values, new), expected)
 
 
+@pytest.mark.parametrize("kind", ["classifier", "regression"])
+def test_rows_that_are_there_many_times_are_not_strange_by_rounding(kind: str, request: pytest.FixtureRequest) -> None:
+    """Four different rows, a quarter of the usual ones each: whichever comes, none is strange."""
+    four = rows(4, 3)
+    found = request.getfixturevalue(kind).detector(four.repeat(60, 1))
+    assert len(repr(found)) < 3000
+    for size in (1, 2, 3, 4):
+        for p in found(four[:size]).p_values.values():
+            assert float(p.min()) > 0.1
+
+
+def test_scores_that_rounding_tells_apart_are_equal() -> None:
+    usual = torch.ones(30).double()
+    near, far = torch.tensor([1 + 1e-7, 1 - 1e-7, 1.0]).double(), torch.tensor([1.1, float("inf")]).double()
+    combined = Combination.fit({"a": usual})
+    assert p_values(usual, near).tolist() == [1.0] * 3
+    assert p_values(usual, far).tolist() == [1 / 31] * 2
+    assert len(set(combined({"a": near}).tolist())) == 1
+    assert bool((combined({"a": far}) > combined({"a": near}).max()).all())
+
+
 def test_false_alarms_are_as_rare_as_asked_for() -> None:
     """Over repeated draws, of single scores with ties and of their combination."""
     dice, repeats, new = torch.Generator().manual_seed(0), 300, 40

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import latedrop
-from latedrop.errors import ArgumentError, DataError, FileError
+from latedrop.errors import ArgumentError, DataError, FileError, OutputError
 from latedrop.onnx_files import tracing
 from latedrop.onnx_files.emitting import RULES
 
@@ -181,14 +181,75 @@ def test_wrong_files(written: tuple[Any, Path], tmp_path: Path) -> None:
         (np.zeros((4, 2)), r"of shape \(N, 3\); found \(4, 2\)"),
         (np.full((4, 3), np.nan), "found 12 NaN or inf"),
         (np.array([["a", "b", "c"]]), "expected numbers"),
+        ([[1.0, 2.0, 3.0], [1.0]], "as many in every row"),
         (np.zeros((0, 3)), "at least one row"),
         ({"other": np.zeros((4, 3))}, "expected the inputs"),
     ],
-    ids=["shape", "nan", "texts", "no rows", "name"],
+    ids=["shape", "nan", "texts", "ragged", "no rows", "name"],
 )
 def test_wrong_rows(rows: Any, words: str, written: tuple[Any, Path]) -> None:
     with pytest.raises(DataError, match=words):
         latedrop.load_onnx(written[1]).predict(rows)
+
+
+def test_numbers_that_do_not_fit_are_no_predictions(written: tuple[Any, Path]) -> None:
+    uq, path = written
+    far = X[:3].double() * 1e300
+    for predict, rows in ((uq.predict, far), (latedrop.load_onnx(path).predict, far.numpy())):
+        with pytest.raises(DataError, match=r"that fit .*float32, the model's dtype; found 9 of 9"):
+            predict(rows)
+
+
+def test_an_output_that_is_not_finite_is_an_error(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(3, 8), nn.LeakyReLU(), nn.Linear(8, 1))
+    for parameter in model.parameters():
+        nn.init.constant_(parameter, 3.0)
+    uq = latedrop.calibrate(model, (X, model(X).detach() + Y), method="linear", progress=False)
+    read = latedrop.load_onnx(uq.to_onnx(tmp_path / "model.onnx", X[:4]))
+    rows = torch.cat([X[:3], torch.full((2, 3), 1e38)])
+    for predict, given in ((uq.predict, rows), (read.predict, rows.numpy())):
+        with pytest.raises(OutputError, match="expected a finite output; found NaN or inf in 2 of 5"):
+            predict(given)
+
+
+class Kinds(nn.Module):
+    """A number, and one of four kinds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.first, self.last = nn.Embedding(4, 3), nn.Linear(6, 8), nn.Linear(8, 1)
+
+    def forward(self, x: Tensor, kind: Tensor) -> Tensor:
+        return self.last(torch.tanh(self.first(torch.cat([x, self.table(kind)], 1))))
+
+
+def test_kinds_are_whole_numbers_of_the_table(tmp_path: Path) -> None:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = Kinds()
+    kinds = torch.arange(60) % 4
+    uq = latedrop.calibrate(model, ((X, kinds), Y), method="linear", progress=False)
+    read = latedrop.load_onnx(uq.to_onnx(tmp_path / "model.onnx", (X[:4], kinds[:4])))
+    expected = uq.predict((X, kinds)).mean.numpy()
+    np.testing.assert_allclose(read.predict((X.numpy(), kinds.numpy())).mean, expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(read.predict((X.numpy(), kinds.double().numpy())).mean, expected, rtol=1e-5, atol=1e-6)
+    for wrong, words in (
+        (kinds.numpy() + 0.5, "that fit int64"),
+        (kinds.numpy() * 1e30, "that fit int64"),
+        (kinds.numpy() - 1, "that the file takes"),
+        (kinds.numpy() + 1, "that the file takes"),
+    ):
+        with pytest.raises(DataError, match=words):
+            read.predict((X.numpy(), wrong))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("batch_size", 0), ("batch_size", 2.5), ("threads", 0), ("threads", "2"), ("providers", "CPU"), ("providers", [])],
+)
+def test_wrong_options(name: str, value: Any, written: tuple[Any, Path]) -> None:
+    with pytest.raises(ArgumentError, match=name):
+        latedrop.load_onnx(written[1], **{name: value})
 
 
 def test_batches_and_tables(written: tuple[Any, Path], tmp_path: Path) -> None:

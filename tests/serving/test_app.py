@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from latedrop import load_onnx
 from latedrop.serving import Limits, Service
 from latedrop.serving.bodies import Asked, Form
 
@@ -92,6 +93,19 @@ def test_classes(classes: Any) -> None:
     assert found["label"] == wanted.label.tolist()
     assert np.array_equal(found["probabilities"], wanted.probabilities.numpy())
     assert np.array_equal(found["prediction_set"], wanted.prediction_set(0.9).numpy())
+
+
+def test_classes_of_an_onnx_file(classes: Any, tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnx")
+    wanted = classes.predict(ROWS)
+    with running(load_onnx(classes.to_onnx(tmp_path / "classes.onnx", ROWS[:2]))) as client:
+        found = client.post("/predict", json=asked(ROWS, level=0.8)).json()
+        assert client.post("/predict", json=asked(ROWS, level=0.9999)).status_code == 422
+        assert client.post("/predict", json=asked(ROWS.astype(float) * 1e300)).status_code == 422
+    assert found["name"] == wanted.names
+    assert np.array_equal(found["prediction_set"], wanted.prediction_set(0.8).numpy())
+    assert np.allclose(found["probabilities"], wanted.probabilities.numpy(), rtol=1e-4)
 
 
 def test_npy_and_arrow_are_the_same_rows(regression: Any) -> None:

@@ -2,10 +2,11 @@
 
 With `s` the score of a new row, large for strange ones, and `u_1, ..., u_n` those of rows known to be usual,
 
-    p = (1 + #{i: u_i >= s}) / (n + 1).
+    p = (1 + #{i: u_i >= s}) / (n + 1),
 
-If the row is exchangeable with those, `P(p <= a) <= a`: whoever raises an alarm where `p <= a` has at most that share
-of false ones (conformal p-values; Vovk et al. 2005, Bates et al. 2023, "Testing for outliers with conformal p-values").
+where scores that differ by rounding alone are equal: the same row has other last bits in another batch. If the row is
+exchangeable with those, `P(p <= a) <= a`: whoever raises an alarm where `p <= a` has at most that share of false ones
+(conformal p-values; Vovk et al. 2005, Bates et al. 2023, "Testing for outliers with conformal p-values").
 
 Several scores are put on one scale, `q = normal quantile of the score's rank among usual rows`. Their combination is
 the largest `q`: a row is strange if any score says so. Where strange rows are known it is a sum with weights
@@ -31,6 +32,7 @@ COMBINED = "combined"
 """The name of the combination of scores."""
 _SHRINK = 0.1
 _LEAST = 20
+_ROUNDING = 1e-5  # of a score: what is less is the arithmetic of batches, not the row
 
 
 def p_values(usual: Tensor, scores: Tensor) -> Tensor:
@@ -39,8 +41,14 @@ def p_values(usual: Tensor, scores: Tensor) -> Tensor:
     >>> p_values(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0.0, 2.0, 9.0]))
     tensor([1.0000, 0.7500, 0.2500], dtype=torch.float64)
     """
-    below = torch.searchsorted(usual.contiguous(), scores.to(usual).contiguous())
+    s = scores.to(usual)
+    below = torch.searchsorted(usual.contiguous(), (s - _rounding(usual, s)).contiguous())
     return (1 + len(usual) - below).double() / (len(usual) + 1)
+
+
+def _rounding(usual: Tensor, scores: Tensor) -> Tensor:
+    """`(N,)`, by how much equal scores may differ."""
+    return _ROUNDING * torch.maximum(scores.abs().clamp_max(1e30), usual.abs().median())
 
 
 def check_usual(rows: int) -> None:
@@ -81,9 +89,10 @@ class Combination:
         found = []
         for name, usual in self.usual.items():
             s = scores[name].double().contiguous()
-            rank = torch.searchsorted(usual, s) + torch.searchsorted(usual, s, right=True)
+            off = _rounding(usual, s)
+            rank = torch.searchsorted(usual, s - off) + torch.searchsorted(usual, s + off, right=True)
             q = torch.special.ndtri((rank / 2 + 0.5) / (len(usual) + 1))
-            far = (s - usual[-1]).clamp_min(0) / (usual[-1] - usual.median()).clamp_min(1e-12)
+            far = (s - off - usual[-1]).clamp_min(0) / (usual[-1] - usual.median()).clamp_min(1e-12)
             found.append(q + torch.log1p(far))
         return torch.stack(found, 1)
 

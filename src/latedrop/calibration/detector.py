@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
@@ -77,9 +77,9 @@ class Detector:
 
     uq: Scored
     names: tuple[str, ...]
-    usual: dict[str, Tensor]
+    usual: dict[str, Tensor] = field(repr=False)
     combination: Combination | None = None
-    neighbours: Neighbours | None = None
+    neighbours: Neighbours | None = field(default=None, repr=False)
 
     def __call__(self, x: Any) -> Detection:
         """Scores and p-values of N rows, of a `DataLoader` or of a data set."""

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from latedrop.errors import ArgumentError, DataError, FileError
+from latedrop.errors import ArgumentError, DataError, FileError, OutputError
 from latedrop.files import readable
 from latedrop.onnx_files.metadata import record_in
 from latedrop.quantiles import (
@@ -51,6 +51,7 @@ def load_onnx(
     need("onnx", "onnxruntime")
     import onnxruntime
 
+    _check_options(providers, onnxruntime.get_available_providers(), threads, batch_size)
     with readable(Path(path), "an ONNX file"):
         content = Path(path).read_bytes()
     options = onnxruntime.SessionOptions()
@@ -92,6 +93,7 @@ class OnnxPredictor:
         inputs = self._arrays(x)
         parts = [self._run(part) for part in self._batches(inputs)]
         found = {name: np.concatenate([part[name] for part in parts]) for name in self._outputs}
+        _check_finite(next(found[name] for name in ("location", "mean", "probabilities") if name in found))
         kind = OnnxClassPrediction if self.record["task"] == "classification" else OnnxPrediction
         return kind(found, self.record)
 
@@ -280,8 +282,28 @@ def _along(values: Sequence[float], like: Array) -> Any:
     return values[0] if len(values) == 1 else np.asarray(values, like.dtype).reshape(1, -1, *[1] * (like.ndim - 2))
 
 
+def _check_options(providers: Sequence[str], known: Sequence[str], threads: Any, batch_size: Any) -> None:
+    if isinstance(providers, str) or not providers or not set(providers) <= set(known):
+        raise ArgumentError(f"expected a list of providers among {list(known)}; found {providers!r}.")
+    for name, value in ("threads", 1 if threads is None else threads), ("batch_size", batch_size):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ArgumentError(f"expected {name} as a whole number of at least 1; found {value!r}.")
+
+
+def _check_finite(values: Array) -> None:
+    rows = int((~np.isfinite(values)).reshape(len(values), -1).any(1).sum())
+    if rows:
+        raise OutputError(
+            f"expected a finite output; found NaN or inf in {rows} of {len(values)} rows. Check the model on these "
+            "inputs."
+        )
+
+
 def _array(value: Any, wanted: Any) -> Array:
-    array = value.to_numpy() if hasattr(value, "to_numpy") else np.asarray(value)
+    try:
+        array = value.to_numpy() if hasattr(value, "to_numpy") else np.asarray(value)
+    except ValueError as error:  # of numpy: lists of several lengths
+        raise DataError(f"expected numbers for the input {wanted.name!r}, as many in every row; {error}.") from error
     if array.dtype.kind not in "fiub":
         raise DataError(f"expected numbers for the input {wanted.name!r}; found an array of {array.dtype}.")
     sizes = [size if isinstance(size, int) else None for size in wanted.shape]
@@ -294,7 +316,20 @@ def _array(value: Any, wanted: Any) -> Array:
             f"expected finite inputs; found {int((~np.isfinite(array)).sum())} NaN or inf in {wanted.name!r}. "
             "Drop or impute those rows."
         )
-    return np.ascontiguousarray(array, _TYPES[wanted.type])
+    return _converted(array, np.dtype(_TYPES[wanted.type]))
+
+
+def _converted(array: Array, dtype: np.dtype[Any]) -> Array:
+    """In the dtype of the file; `DataError` where numbers would become infinite, or whole numbers other ones."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        made = np.ascontiguousarray(array, dtype)
+    lost = np.isinf(made) if dtype.kind == "f" else made != array
+    if lost.any():
+        raise DataError(
+            f"expected inputs that fit {dtype}, the model's dtype; found {int(lost.sum())} of {array.size} that do "
+            f"not, such as {array[lost][0]:.3g}. Convert them."
+        )
+    return made
 
 
 _TYPES: dict[str, Any] = {

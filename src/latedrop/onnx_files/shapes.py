@@ -161,7 +161,9 @@ def _unfolded(e: Emitter, result: Value, x: Value, dim: int, size: int, step: in
 
 @rule("embedding")
 def _embedded(e: Emitter, result: Value, weight: Value, index: Value, *_: Any) -> Any:
-    return e.op("Gather", weight, index, axis=0)
+    """An index below 0, which `Gather` would count from the end, goes beyond the end, and is an error as in torch."""
+    below = e.op("Less", index, e.number(0, index.dtype))
+    return e.op("Gather", weight, e.op("Where", below, e.number(weight.shape[0], index.dtype), index), axis=0)
 
 
 @rule("index", "_unsafe_index")

@@ -22,12 +22,19 @@ def named_columns(prediction: Any, level: float) -> dict[str, npt.NDArray[Any]]:
         found = prediction.to_dict(level)
     else:
         found = prediction.to_dict()
-        if getattr(getattr(prediction, "calibration", None), "sets", None) is not None:
+        if _known(prediction, "sets") is not None:
             found = {**found, "prediction_set": prediction.prediction_set(level)}
-    columns = {name: _array(value) for name, value in found.items()}
-    if getattr(getattr(prediction, "calibration", None), "names", ()):
-        columns = {"name": np.array(prediction.names), **columns}
-    return columns
+        if _known(prediction, "names"):
+            found = {"name": prediction.names, **found}
+    return {name: _array(value) for name, value in found.items()}
+
+
+def _known(prediction: Any, name: str) -> Any:
+    """What the calibration says: that of a model, or the record of an ONNX file."""
+    record = getattr(prediction, "record", None)
+    if isinstance(record, Mapping):
+        return record.get(name)
+    return getattr(getattr(prediction, "calibration", None), name, None)
 
 
 def answer_bytes(columns: Mapping[str, npt.NDArray[Any]], accept: str, about: Mapping[str, Any]) -> tuple[bytes, str]:
