@@ -28,7 +28,7 @@ BENCH_VENV := .venv-bench
 BENCH_PY := $(BENCH_VENV)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test fuzz lint format bench clean
+.PHONY: help demo test slow fuzz lint format bench clean
 # One pip at a time works on an environment.
 .NOTPARALLEL:
 
@@ -39,7 +39,10 @@ demo: $(VENV)/.demo  ## train a small network on real data and calibrate it
 	$(BIN)/latedrop demo $(DEMO_ARGS)
 
 test: $(VENV)/.dev  ## run the tests and the docstring examples
-	OMP_NUM_THREADS=1 $(PY) -m pytest -n $(WORKERS) --maxprocesses 8 --dist loadfile $(TEST_ARGS)
+	OMP_NUM_THREADS=1 $(PY) -m pytest -m "not slow" -n $(WORKERS) --maxprocesses 8 --dist loadfile $(TEST_ARGS)
+
+slow: $(VENV)/.dev  ## run the tests that take long: examples, architectures, ONNX files of them
+	OMP_NUM_THREADS=1 $(PY) -m pytest -m slow -n $(WORKERS) --maxprocesses 8 --dist loadfile $(TEST_ARGS)
 
 fuzz: $(VENV)/.dev  ## try the invariants on random models for about an hour
 	OMP_NUM_THREADS=1 LATEDROP_FUZZ=$(FUZZ) $(PY) -m pytest -n 0 tests/package/test_fuzz.py

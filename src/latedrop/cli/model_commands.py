@@ -204,7 +204,8 @@ def predict(
         check_apart({"--output": output}, {**sources, "--readout": readout})
         network = load_model(model, weights, trust=trust, device=device, untrained=untrained)
         other = None if scale is None else scale_of(scale)
-        uq = load_calibrated(calibration, network, readout_of(readout), batch_size or _SOME, other)
+        rows = _SOME if batch_size is None else batch_size
+        uq = load_calibrated(calibration, network, readout_of(readout), rows, other)
         known: dict[str, Any] = {"images": images.of(uq.calibration), "record": uq.calibration}
         source = Source.of(data, split(inputs), kept=split(*keep or ()), ignored=split(ignore), **known)
         if batch_size is None and not source.table.arrays:
