@@ -138,6 +138,29 @@ def test_wrong_words_are_refused(console: Console) -> None:
     assert len(console.state()["sources"][0]["zones"]) == 1
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("POST", "sources/0/zones", {"name": "a", "points": SQUARE, "limit": float("inf")}),
+        ("POST", "sources/0/zones", {"name": "\ud800", "points": SQUARE}),
+        ("POST", f"alarms/{10**20}/acknowledge", None),
+        ("GET", f"zones/{10**20}/timeline", None),
+        ("GET", "zones/1/timeline?seconds=nan", None),
+        ("GET", "sources/0/counts.csv?seconds=nan", None),
+        ("GET", f"frames/{10**20}", None),
+        ("GET", f"pictures/{10**20}", None),
+        ("DELETE", f"sources/0/frames/{10**20}", None),
+        ("POST", f"sources/0/frames/{10**20}/label", {"people": 3}),
+        ("POST", "sources/0/frames/1/label", {}),
+        ("POST", "sources/0/frames/1/label", {"heads": [[5, 5]]}),
+    ],
+)
+def test_odd_requests_are_refused_in_words(console: Console, method: str, path: str, body: Any) -> None:
+    status, said, _ = console.ask(f"/api/{path}", method, body)
+    assert status in (400, 422)
+    assert said["error"].startswith("expected")
+
+
 def test_pictures_and_layers(console: Console) -> None:
     status, content, _ = console.ask("/api/sources/0/picture")
     assert (status, content[:2]) == (200, b"\xff\xd8")

@@ -20,6 +20,7 @@ pytest.importorskip("fastapi", reason="the console is an extra")
         (["--demo", "--level", "2"], "level"),
         (["--demo", "--port", "99999"], "port from 0 to 65535"),
         (["--demo", "--keep", "1"], "at least 5 MB"),
+        (["--demo", "--keep", "nan"], "at least 5 MB"),
         (["--demo", "--token", "short"], "8 characters"),
         (["--demo", "--notify", "ftp://x"], "http"),
         (["--demo", "--threads", "0"], "--threads 1 or more"),

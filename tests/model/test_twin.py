@@ -175,3 +175,35 @@ def test_released_layers_run_as_their_class_does() -> None:
 
 def _call(model: nn.Module, x: Any) -> Any:
     return model(*x) if isinstance(x, tuple) else model(x)
+
+
+class Padded(nn.Module):
+    """A transformer whose sequences end at different places: in eval mode torch makes nested tensors of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(9, 8)
+        self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2)
+        self.head = nn.Linear(8, 1)
+
+    def forward(self, tokens: Tensor, padding: Tensor) -> Tensor:
+        states = self.encoder(self.embed(tokens), src_key_padding_mask=padding)
+        kept = (~padding).to(states)[..., None]
+        return self.head((states * kept).sum(1) / kept.sum(1))
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("method", ["terms", "sample", "linear"])
+def test_padded_sequences_in_a_transformer(method: Any) -> None:
+    torch.manual_seed(0)
+    model = Padded().eval()
+    x = (torch.randint(9, (40, 5)), torch.arange(5) >= torch.randint(1, 6, (40, 1)))
+    with torch.no_grad():
+        own = model(*x)
+        torch.testing.assert_close(twin_of(model)(*x), own)
+    options: dict[str, Any] = {"rates": [0.01], "draws": 8} if method == "sample" else {}
+    p = calibrate(model, (x, own + torch.randn(40, 1)), method=method, **options).predict(x)
+    assert p.std.isfinite().all()
+    if method != "sample":
+        torch.testing.assert_close(p.mean, own)
+    assert model.encoder.use_nested_tensor

@@ -79,7 +79,7 @@ def crowd_watch(
         _use(threads)
         trained, used = calibrated(weights or "scenes", calibration, chosen_device(device), counter)
         notices = Notices(alarms.notify or [])
-        store = Store(memory, int(keep * 1e6))
+        store = Store(memory, keep * 1e6)
         watch = Watch(found, faster(trained), used, store, settings, notices)
         serve(watch, host, port, token, say)
 

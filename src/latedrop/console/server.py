@@ -9,9 +9,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Query, Request
+from fastapi import Path as InPath
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import BaseModel, Field
 
@@ -35,6 +37,9 @@ _FILES = {path.name: path for path in _PAGE.iterdir() if path.suffix in _KINDS}
 """What may be asked for by name: nothing that is asked for becomes a path."""
 _LONGEST = 86400.0 * 31
 _LARGEST = 262_144  # bytes of a request
+_Id = Annotated[int, InPath(ge=0, lt=2**63)]
+_Seconds = Annotated[float, Query(allow_inf_nan=False)]
+_Part = Annotated[float, Field(ge=0, le=1)]
 
 
 class ZoneWords(BaseModel):
@@ -49,7 +54,7 @@ class LabelWords(BaseModel):
     """What somebody counted: a number, or heads as x, y in [0, 1] of the picture."""
 
     people: float | None = Field(default=None, ge=0, le=1e5)
-    heads: list[tuple[float, float]] | None = Field(default=None, max_length=5000)
+    heads: list[tuple[_Part, _Part]] | None = Field(default=None, max_length=5000)
 
 
 def make_app(watch: Watch, token: str | None = None) -> FastAPI:
@@ -80,6 +85,12 @@ def make_app(watch: Watch, token: str | None = None) -> FastAPI:
     @app.exception_handler(LatedropError)
     async def said(request: Request, error: LatedropError) -> Response:
         return JSONResponse({"error": str(error)}, 400)
+
+    @app.exception_handler(RequestValidationError)
+    async def misread(request: Request, error: RequestValidationError) -> Response:
+        # Not what was found: numbers and letters that no answer can hold may be among it.
+        told = "; ".join(f"{'.'.join(map(str, one['loc'][1:]))}: {one['msg']}" for one in error.errors()[:3])
+        return JSONResponse({"error": f"expected another request; {told}."}, 422)
 
     _pages(app, hub)
     _looking(app, watch)
@@ -133,14 +144,14 @@ def _looking(app: FastAPI, watch: Watch) -> None:
         return _image(watch.view(number).layer(kind, mapped=mapped), "image/png")
 
     @app.get("/api/zones/{zone}/timeline")
-    def timeline(zone: int, seconds: float = 60.0) -> dict[str, Any]:
+    def timeline(zone: _Id, seconds: _Seconds = 60.0) -> dict[str, Any]:
         until = time.time()
         since = until - min(max(seconds, 1.0), _LONGEST)
         rows = watch.store.timeline(zone, since, until)
         return {"since": since, "until": until, "rows": [[_short(value) for value in row] for row in rows]}
 
     @app.post("/api/alarms/{event}/acknowledge")
-    def acknowledge(event: int) -> dict[str, Any]:
+    def acknowledge(event: _Id) -> dict[str, Any]:
         return {"done": watch.store.acknowledge(event), "alarms": watch.store.open_alarms()}
 
 
@@ -153,14 +164,14 @@ def _zones(app: FastAPI, watch: Watch) -> None:
         return {"id": zone, "zones": [z.to_dict() for z in view.zones]}
 
     @app.put("/api/sources/{number}/zones/{zone}")
-    def change(number: int, zone: int, words: ZoneWords) -> dict[str, Any]:
+    def change(number: int, zone: _Id, words: ZoneWords) -> dict[str, Any]:
         view = _with_zone(watch, number, zone)
         watch.store.change_zone(zone, words.name.strip() or "Zone", words.limit)
         watch.zones_changed(view)
         return {"zones": [z.to_dict() for z in view.zones]}
 
     @app.delete("/api/sources/{number}/zones/{zone}")
-    def remove(number: int, zone: int) -> dict[str, Any]:
+    def remove(number: int, zone: _Id) -> dict[str, Any]:
         view = _with_zone(watch, number, zone)
         watch.store.remove_zone(zone)
         watch.zones_changed(view)
@@ -179,25 +190,25 @@ def _labels(app: FastAPI, watch: Watch) -> None:
         return {"id": found, **_learned(watch, view)}
 
     @app.post("/api/sources/{number}/frames/{frame}/label")
-    def label(number: int, frame: int, words: LabelWords) -> dict[str, Any]:
+    def label(number: int, frame: _Id, words: LabelWords) -> dict[str, Any]:
         view = watch.view(number)
         people = float(len(words.heads)) if words.people is None and words.heads is not None else words.people
         if people is None:
-            return {"said": "", **_learned(watch, view)}
+            raise LatedropError("expected the number of people, or their heads; found neither.")
         return {"said": watch.label(view, frame, people, words.heads), **_learned(watch, view)}
 
     @app.delete("/api/sources/{number}/frames/{frame}")
-    def drop(number: int, frame: int) -> dict[str, Any]:
+    def drop(number: int, frame: _Id) -> dict[str, Any]:
         watch.store.drop_frame(frame)
         return _learned(watch, watch.view(number))
 
     @app.get("/api/frames/{frame}")
-    def frame_picture(frame: int) -> Response:
+    def frame_picture(frame: _Id) -> Response:
         found = watch.store.frame(frame)
         return _image(None if found is None else bytes(found["jpeg"]), "image/jpeg")
 
     @app.post("/api/sources/{number}/calibrations/{calibration}/restore")
-    def restore(number: int, calibration: int) -> dict[str, Any]:
+    def restore(number: int, calibration: _Id) -> dict[str, Any]:
         view = watch.view(number)
         watch.restore(view, calibration)
         return _learned(watch, view)
@@ -215,7 +226,7 @@ def _files(app: FastAPI, watch: Watch) -> None:
         return {"id": watch.store.add_event(view.name, "snapshot", said, None, picture)}
 
     @app.get("/api/pictures/{number}")
-    def kept(number: int) -> Response:
+    def kept(number: _Id) -> Response:
         return _image(watch.store.picture(number), "image/jpeg")
 
     @app.get("/api/events.csv")
@@ -226,7 +237,7 @@ def _files(app: FastAPI, watch: Watch) -> None:
         return _csv("events.csv", head, rows)
 
     @app.get("/api/sources/{number}/counts.csv")
-    def counts_file(number: int, seconds: float = 86400.0) -> Response:
+    def counts_file(number: int, seconds: _Seconds = 86400.0) -> Response:
         head = ("time", "zone", "count", "low", "high", "strangeness", "averaged")
         since = time.time() - min(max(seconds, 1.0), _LONGEST)
         rows = (

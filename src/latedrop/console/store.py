@@ -48,8 +48,8 @@ class Store:
         most_bytes: that it may grow to.
     """
 
-    def __init__(self, path: Path, most_bytes: int = 500_000_000) -> None:
-        if most_bytes < 5_000_000:
+    def __init__(self, path: Path, most_bytes: float = 5e8) -> None:
+        if not most_bytes >= 5e6:
             raise ArgumentError(f"expected at least 5 MB for what is remembered; found {most_bytes / 1e6:g} MB.")
         self.path, self.most_bytes = path, most_bytes
         self._lock = RLock()

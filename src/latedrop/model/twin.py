@@ -128,6 +128,8 @@ class _Copying:
             reroute(copy, partial(_as_in_training, copy) if own else _seen)
         elif self._differentiable and isinstance(module, nn.RNNBase):
             reroute(copy, partial(_as_in_training, copy))  # cuDNN has no backward pass of what ran in eval mode
+        elif self._layers and isinstance(module, nn.TransformerEncoder):
+            copy.use_nested_tensor = False  # padded rows would go as nested tensors, which only fused kernels take
         twin: nn.Module = copy
         return twin
 

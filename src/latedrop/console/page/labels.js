@@ -61,7 +61,8 @@ export class Labels {
 
   click(event) {
     const box = $("heads").getBoundingClientRect();
-    const [x, y] = [(event.clientX - box.left) / box.width, (event.clientY - box.top) / box.height];
+    const inside = (part) => Math.min(Math.max(part, 0), 1);
+    const [x, y] = [inside((event.clientX - box.left) / box.width), inside((event.clientY - box.top) / box.height)];
     const reach = 12 / box.width;
     const near = this.heads.findIndex(([a, b]) => Math.hypot(a - x, ((b - y) * box.height) / box.width) < reach);
     if (near >= 0) this.heads.splice(near, 1);
