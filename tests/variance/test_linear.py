@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from latedrop import find_sites, linearize, sample
+from latedrop import calibrate, find_sites, linearize, sample
 from latedrop.errors import ArgumentError, OutputError
 from latedrop.model.rows import map_rows
 from latedrop.variance.first_order import unit_variances
@@ -229,3 +229,22 @@ def test_checkpointed_parts(outputs: int, kind: Any) -> None:
 
 def _run(part: Any, h: Tensor) -> Tensor:
     return part(h)
+
+
+def test_a_model_that_writes_over_what_its_backward_pass_needs() -> None:
+    class InPlace(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.o = nn.Linear(4, 16), nn.Linear(16, 16), nn.Linear(16, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.a(x)
+            h.relu_()
+            h.add_(self.b(h).relu())
+            return self.o(h)
+
+    torch.manual_seed(0)
+    model, x, y = InPlace().eval(), torch.randn(60, 4), torch.randn(60, 1)
+    with pytest.raises(OutputError, match="expected a model that autograd can differentiate"):
+        linearize(model, x)
+    assert calibrate(model, (x, y), progress=False).predict(x[:2]).std.shape == (2, 1)

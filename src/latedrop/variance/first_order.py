@@ -33,7 +33,7 @@ from latedrop.model.sites import Rate, Site, Sites, odds_by_site
 from latedrop.model.twin import release, twin_of
 from latedrop.model.weight_rules import RECURRENT
 from latedrop.torch_inside import held
-from latedrop.variance.mask_gradients import Beside, Key, NeedMasksError, Probes, UnitMasks
+from latedrop.variance.mask_gradients import IN_PLACE, Beside, Key, NeedMasksError, Probes, UnitMasks
 from latedrop.variance.moments import out_of_memory
 
 __all__ = ["Linearization", "gradients_by_rows", "linearize", "unit_variances", "watched"]
@@ -207,10 +207,16 @@ def _first_order(
     called = [site.layer for site in sites if site.layer in RECURRENT]
     with torch.inference_mode(False), running(model, gradients=True), _without_cudnn() if called else nullcontext():
         try:
-            return _pass(model, copied(x), sites, readout, reduce, rows, Probes(), look)
-        except NeedMasksError:
-            return _pass(model, copied(x), sites, readout, reduce, rows, UnitMasks(), look)
+            try:
+                return _pass(model, copied(x), sites, readout, reduce, rows, Probes(), look)
+            except NeedMasksError:
+                return _pass(model, copied(x), sites, readout, reduce, rows, UnitMasks(), look)
         except RuntimeError as error:
+            if IN_PLACE in str(error):
+                raise OutputError(
+                    "expected a model that autograd can differentiate; it writes over a value that its backward pass "
+                    "needs, as h.add_(f(h)) does. Use method='sample', or write h = h + f(h)."
+                ) from error
             if out_of_memory(error) or not derives(model):
                 raise
             raise OutputError(

@@ -17,8 +17,10 @@ from latedrop.model.sites import Site
 from latedrop.torch_inside import is_wrapped
 from latedrop.variance.moments import out_of_memory
 
-__all__ = ["Beside", "Key", "NeedMasksError", "Probes", "UnitMasks"]
+__all__ = ["IN_PLACE", "Beside", "Key", "NeedMasksError", "Probes", "UnitMasks"]
 
+IN_PLACE = "modified by an inplace operation"
+"""What autograd says of a value that was written over."""
 Key = tuple[str, int]
 
 
@@ -133,7 +135,7 @@ class Probes:
         try:
             torch.autograd.grad(outputs.sum(), self._anchor, materialize_grads=True)
         except RuntimeError as error:
-            if "modified by an inplace operation" in str(error):
+            if IN_PLACE in str(error):
                 raise NeedMasksError from error
             raise
         yield [self._probes[key].found(outputs) for key in keys]
