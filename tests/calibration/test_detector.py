@@ -208,3 +208,22 @@ def test_wrong_input(classifier: Any, regression: Any, tmp_path: Path) -> None:
     path.write_text("{}")
     with pytest.raises(FileError, match="a detector"):
         Detector.load(path, classifier)
+
+
+@pytest.mark.parametrize("kind", ["classifier", "regression"])
+def test_another_calibration_of_the_same_model_is_refused(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    uq = request.getfixturevalue(kind)
+    detector = uq.detector(rows(60, 3), scores=["strangeness"])
+    detector.save(tmp_path / "d.json")
+    uq.save(tmp_path / "c.json")
+    again = latedrop.load(tmp_path / "c.json", uq.model)
+    assert torch.equal(Detector.load(tmp_path / "d.json", again)(rows(5, 4)).p_value, detector(rows(5, 4)).p_value)
+    x = rows(150, 9, times=3.0)
+    with torch.no_grad():
+        output = uq.model(x)
+    y = output.argmax(1) if kind == "classifier" else output + 1
+    other = latedrop.calibrate(uq.model, (x, y), **QUICK)
+    with pytest.raises((DataError, FileError), match="expected the calibration that the detector was made with"):
+        Detector.load(tmp_path / "d.json", other)

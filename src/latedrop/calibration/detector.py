@@ -7,6 +7,7 @@ nearest usual rows), `sites` (one for every site: its first-order variance); for
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -107,6 +108,7 @@ class Detector:
         parts = self.combination
         record = {
             "fingerprint": self.uq.calibration.fingerprint,
+            "calibration": _mark(self.uq.calibration),
             "names": self.names,
             "usual": plain_tensors(self.usual),
             "weights": None if parts is None else parts.weights,
@@ -130,6 +132,7 @@ class Detector:
         record = {name: tensors_in(value, name, lambda file: {}) for name, value in record.items()}
         fields = Fields(record, "detector")
         made_with = fields.take("fingerprint", text)
+        calibrated = fields.maybe("calibration", None, or_none(text))  # older files have none
         names = tuple(fields.take("names", lambda value, name: [text(part, name) for part in value]))
         usual = fields.take("usual", mapping(_rising))
         weights, combined = (
@@ -140,6 +143,8 @@ class Detector:
         fields.end()
         if made_with != uq.calibration.fingerprint:
             raise DataError(f"expected the model that the detector was made with; found another. {again}")
+        if calibrated not in (None, _mark(uq.calibration)):
+            raise DataError(f"expected the calibration that the detector was made with; found another. {again}")
         parts = None if combined is None else Combination(combined, weights)
         return cls(uq, names, usual, parts, None if learned is None else Neighbours(**learned))
 
@@ -258,3 +263,15 @@ def _rising(value: Any, name: str) -> Tensor:
     if not isinstance(value, Tensor) or value.dim() != 1 or not len(value) or bool((value.diff() < 0).any()):
         raise DataError(f"expected {name} as numbers in rising order; found others. Make it again with detector().")
     return value
+
+
+def _mark(calibration: Calibration | ClassCalibration) -> str:
+    """What the scores of rows depend on besides the weights: not on intervals, sets or a scale for these."""
+    if isinstance(calibration, ClassCalibration):
+        facts: tuple[Any, ...] = (calibration.fit, calibration.limit, calibration.rate, calibration.draws)
+    elif calibration.terms is not None:
+        terms, guard = calibration.terms, calibration.terms.guard
+        facts = (terms.columns, terms.coefficients, terms.floors, None if guard is None else guard.limit)
+    else:
+        facts = (calibration.method, calibration.rate, calibration.draws)
+    return hashlib.sha256(repr(facts).encode()).hexdigest()
