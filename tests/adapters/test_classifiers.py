@@ -66,6 +66,7 @@ EXPECTED_FAILED = {
 }
 
 
+@pytest.mark.slow
 @needs("sklearn")
 def test_what_applies_of_scikit_learns_checks() -> None:
     from sklearn.utils.estimator_checks import check_estimator

@@ -113,6 +113,7 @@ def run_main(module: Any, path: Path, monkeypatch: pytest.MonkeyPatch, *argument
     module.main()
 
 
+@pytest.mark.slow
 def test_growth_measures_every_axis(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = {axis: (field, (1, 2, 4)) for axis, (field, _) in growth.RANGES["cpu"].items()}
     monkeypatch.setitem(growth.RANGES, "cpu", small | {"draws": ("draws", (2, 4, 8))})

@@ -125,6 +125,7 @@ def test_real_nodes_of_padded_graphs(items: list[Graph], how: str) -> None:
     check_rows_alone(model, lambda rows: (nodes[rows], sizes[rows]), BATCHES, sites)
 
 
+@pytest.mark.slow
 def test_first_order_is_the_limit_of_small_rates() -> None:
     model, items = MessagePassing(), MIXED[:4]
     sites = find_sites(model, items, kind="channel", collate=one_batch)

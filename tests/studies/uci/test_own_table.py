@@ -92,6 +92,7 @@ def test_options_that_do_not_go_together(tmp_path: Path) -> None:
         run(Request(tmp_path, csv=table, target="price", sets="yacht"))
 
 
+@pytest.mark.slow
 def test_the_whole_study_on_a_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

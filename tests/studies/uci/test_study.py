@@ -150,6 +150,7 @@ def test_sampled_variance_is_near_the_exact_one(tmp_path: Path) -> None:
     assert np.abs(np.array(drawn["nll_scaled"])[large] - np.array(exact["nll_scaled"])[large]).max() < 2 * 0.045
 
 
+@pytest.mark.slow
 def test_results_do_not_depend_on_the_run(tmp_path: Path) -> None:
     names = tmp_path / "a", tmp_path / "b"
     first, second = (read(Path(run(tiny(out))[0]).parent)["yacht"] for out in names)
@@ -276,6 +277,7 @@ def test_a_study_runs_as_a_module(name: str) -> None:
     assert done.stdout.startswith(f"usage: python -m latedrop.studies.{name} ")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_spec("typer") is None, reason="needs typer")
 def test_the_command_line_draws(quick: Path) -> None:
     code = "from latedrop.cli.app import main; main()"
