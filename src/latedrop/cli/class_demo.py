@@ -10,7 +10,7 @@ import json
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -22,10 +22,9 @@ from latedrop.calibration.classes.sets import Rejection
 from latedrop.calibration.detection import DetectorScores
 from latedrop.calibration.predictor import calibrate
 from latedrop.cli.class_printing import print_class_judgement
+from latedrop.cli.demo import Data, checked_run, shuffled
 from latedrop.devices import one_thread, versions
-from latedrop.errors import ArgumentError
 from latedrop.files import write_aside
-from latedrop.masking.draws import checked_seed
 from latedrop.metrics.classes import confusion, reliability, risk_coverage
 from latedrop.progress import shown_on
 from latedrop.report import png, write_class_report
@@ -34,8 +33,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 __all__ = ["ClassDemo", "digits", "network", "picture", "print_result", "run", "write"]
-
-Data: TypeAlias = tuple[Tensor, Tensor]
 
 _PARTS = {"train": 600, "validation": 400, "held": 400, "test": 397}
 _RISK, _LEVEL = 0.03, 0.95
@@ -95,11 +92,7 @@ class ClassDemo:
 
 def run(seed: int = 0, *, epochs: int = 120, progress: bool = True) -> ClassDemo:
     """Train, calibrate, evaluate; the global random state is left alone."""
-    seed = checked_seed(seed)
-    if not 0 <= seed < 2**63:
-        raise ArgumentError(f"expected a seed from 0 to 2**63 - 1; found {seed}.")
-    if epochs < 1:
-        raise ArgumentError(f"expected at least 1 epoch of training; found {epochs}.")
+    seed = checked_run(seed, epochs)
     start = time.perf_counter()
     with one_thread():
         train, validation, held, (x, y) = parts(seed)
@@ -134,9 +127,7 @@ def digits() -> Data:
 
 def parts(seed: int) -> list[Data]:
     """Training, validation, held-out and test rows, in an order that the seed fixes."""
-    x, y = digits()
-    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
-    return [(x[part], y[part]) for part in order.split(list(_PARTS.values()))]
+    return shuffled(digits(), _PARTS.values(), seed)
 
 
 def network(x: Tensor, y: Tensor, *, seed: int, epochs: int, progress: bool = True) -> nn.Module:

@@ -20,14 +20,14 @@ from latedrop.calibration.classes.record import ClassCalibration
 from latedrop.calibration.predictor import Predictor
 from latedrop.calibration.record import Calibration
 from latedrop.cli.feed import arguments
+from latedrop.cli.options import LEVEL
 from latedrop.cli.tables import Rows
 from latedrop.errors import ArgumentError
 
-__all__ = ["output_names", "predicted"]
+__all__ = ["check_sets", "output_names", "predicted"]
 
 _NAMES = ("mean", "std", "low", "high")
 _MOST_COLUMNS = 16_384  # of a spreadsheet
-_LEVEL = 0.9
 
 
 def output_names(c: Calibration | ClassCalibration, level: float | None, *, flat: bool) -> list[str]:
@@ -47,7 +47,7 @@ def predicted(
     """Predictions of rows, as columns."""
     if isinstance(uq, ClassPredictor):
         return _classes(uq, rows, level, flat=flat)
-    return _predicted(uq, rows, _LEVEL if level is None else level, flat=flat)
+    return _predicted(uq, rows, LEVEL if level is None else level, flat=flat)
 
 
 def _output_names(calibration: Calibration, *, flat: bool) -> dict[str, tuple[str, ...]]:
@@ -90,11 +90,16 @@ def _whole(rows: Rows) -> Rows:
     return rows if rows.finite.all() else rows.where(rows.finite)
 
 
-def _class_names(c: ClassCalibration, level: float | None, *, flat: bool) -> list[str]:
+def check_sets(c: ClassCalibration, level: float | None) -> None:
+    """`ArgumentError` where a level is given for classes without prediction sets."""
     if level is not None and c.sets is None:
         raise ArgumentError(
             "expected a calibration with prediction sets for --level; found one without. Calibrate with --sets lac."
         )
+
+
+def _class_names(c: ClassCalibration, level: float | None, *, flat: bool) -> list[str]:
+    check_sets(c, level)
     if flat and c.classes > _MOST_COLUMNS:
         raise ArgumentError(
             f"expected at most {_MOST_COLUMNS} classes for csv or parquet; found {c.classes}. Write npz."

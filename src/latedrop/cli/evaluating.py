@@ -82,16 +82,14 @@ def evaluate(
 def check_options(uq: "Predictor | ClassPredictor", *, level: float | None, **regression: str | None) -> None:
     """`ArgumentError` where options of a regression were given for classes, or a level without sets."""
     from latedrop.calibration.classes.predictor import ClassPredictor
+    from latedrop.cli.columns import check_sets
 
     if not isinstance(uq, ClassPredictor):
         return
     wrong = [f"--{name.replace('_', '-')}" for name, value in regression.items() if value is not None]
     if wrong:
         raise ArgumentError(f"expected options that classes have; found {', '.join(wrong)}. Leave them out.")
-    if level is not None and uq.calibration.sets is None:
-        raise ArgumentError(
-            "expected a calibration with prediction sets for --level; found one without. Calibrate with --sets lac."
-        )
+    check_sets(uq.calibration, level)
 
 
 def curves(path: str | None, found: "Judgement | ClassJudgement") -> list[str]:

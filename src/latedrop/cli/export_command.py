@@ -29,7 +29,7 @@ def export(
     inputs: opt.Inputs = None,
     ignore: opt.Ignore = None,
     images: opt.Pictured = opt.NO_IMAGES,
-    level: opt.Level = 0.9,
+    level: opt.Level = opt.LEVEL,
     weights: opt.Weights = None,
     trust: opt.Trust = False,
     untrained: opt.Untrained = False,

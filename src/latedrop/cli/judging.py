@@ -16,7 +16,7 @@ from latedrop.calibration.judgement import Judgement, judge, output_units
 from latedrop.calibration.predictor import Predictor
 from latedrop.cli.command import typed
 from latedrop.cli.feed import Labelled, Source
-from latedrop.cli.options import split
+from latedrop.cli.options import LEVEL, split
 from latedrop.cli.tables import STANDARD, Place, Rows
 from latedrop.files import digest_of
 from latedrop.progress import progress
@@ -24,7 +24,6 @@ from latedrop.report import write_class_report, write_report
 
 __all__ = ["Noticed", "again", "calibration_report", "judged", "read_files", "report_on", "units_of"]
 
-_LEVEL = 0.9
 _MOST_VALUES = 20_000_000
 _MOST_COLUMNS = 200
 
@@ -94,7 +93,7 @@ def judged(
     names = source.columns.targets
     own = names if len(names) == (prediction.mean.shape[1] if several else 1) else ()
     about: dict[str, Any] = {"inputs": noticed.inputs(), "places": noticed.places, "weights": rows.weights()}
-    about |= {"names": own, "units": units, "level": _LEVEL if level is None else level}
+    about |= {"names": own, "units": units, "level": LEVEL if level is None else level}
     page = {"calibration": uq.calibration, "place": source.table.unit, "unit": units}
     return judge(prediction, truth, **about), page
 

@@ -234,7 +234,7 @@ def _check_written(output: str, report: str | None, read: dict[str, str | None])
 def _print_predicted(
     count: int, empty: "Places", level: float | None, names: Sequence[str], output: str, out: Any, as_json: bool
 ) -> None:
-    level = 0.9 if level is None and "label" not in names else level
+    level = opt.LEVEL if level is None and "label" not in names else level
     if as_json:
         summary = {"rows": count, "empty": empty.count, "level": level, "columns": names, "file": output}
         print(json.dumps(summary, indent=1), file=out)

@@ -8,14 +8,13 @@ from typing import Any
 
 from latedrop.calibration.calibrated import Calibrated
 from latedrop.cli.feed import Source
-from latedrop.cli.options import Pictured, scale_of
+from latedrop.cli.options import LEVEL, Pictured, scale_of
 from latedrop.errors import ArgumentError
 from latedrop.terminal import need
 
 __all__ = ["check_folder", "on_ray"]
 
 _ROWS = 1024
-_LEVEL = 0.9
 
 
 def check_folder(output: str, images: Pictured) -> None:
@@ -55,7 +54,7 @@ def on_ray(
         readout=int(readout) if readout is not None and readout.lstrip("-").isdecimal() else readout,
         inputs=source.columns.inputs,
         keep=source.columns.kept,
-        level=_LEVEL if level is None else level,
+        level=LEVEL if level is None else level,
         scale=None if scale is None else scale_of(scale),
         folder=os.getcwd() if local else None,
         batch_size=_ROWS if size is None else size,

@@ -20,6 +20,7 @@ __all__ = [
     "ANY_TASK",
     "AS_THEY_ARE",
     "BY_DEFAULT",
+    "LEVEL",
     "NO_IMAGES",
     "Classes",
     "Fitting",
@@ -32,6 +33,8 @@ __all__ = [
     "split",
 ]
 
+LEVEL = 0.9
+"""Of intervals, where no level is given."""
 _MODEL, _DATA, _OUTPUT = ({"rich_help_panel": name} for name in ("Model", "Data", "Output"))
 _METHODS = ["terms", "sample", "linear", "propagate"]
 _SCALES = ["optimal", "relaxed"]
@@ -92,7 +95,7 @@ RowsAtOnce = Annotated[
 ]
 Level = Annotated[
     float | None,
-    option("Probability that the interval, or the set of classes, holds the target; 0.9 by default.", **_OUTPUT),
+    option(f"Probability that the interval, or the set of classes, holds the target; {LEVEL} by default.", **_OUTPUT),
 ]
 Task = Annotated[str, option("auto, regression or classification.", autocompletion=lambda: _TASKS, **_DATA)]
 ClassNames = Annotated[

@@ -53,7 +53,7 @@ def serve(
     token_file: Annotated[
         str | None, option("File with the bearer token; else the variable LATEDROP_TOKEN.", **_ADDRESS)
     ] = None,
-    level: opt.Level = 0.9,
+    level: opt.Level = opt.LEVEL,
     stream: Annotated[
         str | None, option("Follow labels, sent to /update; the state is kept in this file.", "--stream")
     ] = None,

@@ -7,13 +7,14 @@ made to point here (DNS rebinding) is another one. Requests that change somethin
 from __future__ import annotations
 
 import hmac
-import ipaddress
 from urllib.parse import urlsplit
 
 from fastapi import Request
 from fastapi.responses import JSONResponse, RedirectResponse, Response
 
-__all__ = ["COOKIE", "HEADERS", "is_loopback", "refused"]
+from latedrop.addresses import is_loopback
+
+__all__ = ["COOKIE", "HEADERS", "refused"]
 
 COOKIE = "latedrop_token"
 HEADERS = {
@@ -27,20 +28,6 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a name or an address is this machine, as itself sees it.
-
-    >>> is_loopback("127.0.0.1"), is_loopback("localhost"), is_loopback("192.168.0.7")
-    (True, True, False)
-    """
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
 
 
 def refused(request: Request, token: str | None) -> Response | None:

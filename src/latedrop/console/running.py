@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import uvicorn
 
-from latedrop.console.access import is_loopback
+from latedrop.addresses import is_loopback
 from latedrop.console.server import make_app
 from latedrop.console.watch import Watch
 from latedrop.errors import ArgumentError

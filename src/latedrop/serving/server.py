@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
-from ipaddress import ip_address
 from typing import Any
 
+from latedrop.addresses import is_loopback
 from latedrop.errors import ArgumentError, LatedropError
 from latedrop.serving.limits import Limits
 from latedrop.terminal import need
@@ -23,7 +23,7 @@ def check_address(host: str, token: str | None) -> None:
             f"expected a token of at least {_LEAST_TOKEN} plain characters; found {len(token)}. Make one: python -c "
             "'import secrets; print(secrets.token_urlsafe())'."
         )
-    if token is None and not _local(host):
+    if token is None and not is_loopback(host):
         raise ArgumentError(
             f"expected a token for {host}, where others can reach the service; found none. Set LATEDROP_TOKEN or "
             "--token-file, or listen on 127.0.0.1."
@@ -59,10 +59,3 @@ def listen(app: Any, host: str, port: int, limits: Limits, ready: Callable[[str]
         shown = f"[{host}]" if ":" in host else host
         ready(f"http://{shown}:{sock.getsockname()[1]}")
         uvicorn.Server(config).run(sockets=[sock])
-
-
-def _local(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

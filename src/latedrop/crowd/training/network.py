@@ -270,10 +270,10 @@ def fold_sets(crowd_set: CrowdSet, folds: int) -> list[CrowdSet]:
             f"expected 2 folds or more and a frame for each; found {folds} folds of {len(every)} frames. Change "
             "--folds."
         )
-    blocks = time_blocks(every, folds)
+    left_out = [(block, frozenset(block)) for block in time_blocks(every, folds)]
     return [
-        replace(crowd_set, train=tuple(i for i in every if i not in set(block)), validation=(), test=block)
-        for block in blocks
+        replace(crowd_set, train=tuple(i for i in every if i not in left), validation=(), test=block)
+        for block, left in left_out
     ]
 
 
