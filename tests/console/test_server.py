@@ -132,10 +132,22 @@ def test_wrong_words_are_refused(console: Console) -> None:
     for body in ({"name": ""}, {"name": "a", "points": [[0, 0]]}, {"name": "a", "points": [[0, 0], [5, 0], [0, 1]]},
                  {"name": "a", "points": SQUARE, "limit": -1}, {"name": "a" * 1000}, []):  # fmt: skip
         assert console.ask(at, "POST", body)[0] in (400, 422)
+    small = [[0.5, 0.5], [0.505, 0.5], [0.5, 0.505]]
+    assert "holds a cell" in console.ask(at, "POST", {"name": "a", "points": small})[1]["error"]
+    assert "an area" in console.ask(at, "POST", {"name": "a"})[1]["error"]  # the whole picture is there already
     assert console.ask("/api/sources/9/snapshot", "POST")[0] == 400
     assert console.ask(at, "POST", {"name": "x" * 300_000})[0] == 413
     assert console.ask("/api/sources/0/layers/else")[0] == 204
     assert len(console.state()["sources"][0]["zones"]) == 1
+
+
+def test_a_body_without_a_length_is_counted_as_it_comes(console: Console) -> None:
+    wire = http.client.HTTPConnection("127.0.0.1", console.port, timeout=20)
+    parts = (b'{"name": "' if number == 0 else b"x" * 50_000 for number in range(8))
+    wire.request("POST", "/api/sources/0/zones", parts, {"Content-Type": "application/json"}, encode_chunked=True)
+    answer = wire.getresponse()
+    assert (answer.status, json.loads(answer.read())) == (413, {"error": "expected at most 262144 bytes."})
+    wire.close()
 
 
 @pytest.mark.parametrize(

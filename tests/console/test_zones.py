@@ -7,7 +7,15 @@ from scipy import stats
 
 from latedrop import sample
 from latedrop.console.counter import LiveCounter, fitted
-from latedrop.console.zones import Amount, Shares, cells_of, checked_points, first_order_shares, probability_above
+from latedrop.console.zones import (
+    Amount,
+    Shares,
+    cells_of,
+    checked_points,
+    drawn_points,
+    first_order_shares,
+    probability_above,
+)
 from latedrop.crowd.calibration import load_calibration
 from latedrop.crowd.mcnn import load_weights, shipped
 from latedrop.crowd.scenes import make_scenes
@@ -37,6 +45,29 @@ def test_cells_of_a_polygon() -> None:
 def test_corners_that_make_no_zone(value: object) -> None:
     with pytest.raises(DataError, match="corners"):
         checked_points(value)
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ([], "an area"),
+        ([[0.3, 0.3]] * 3, "an area"),
+        ([[0.1, 0.1], [0.5, 0.5], [0.9, 0.9]], "an area"),
+        ([[0.1, 0.1], [0.9, 0.1], [0.1, 0.1], [0.9, 0.1]], "an area"),
+        ([[0.1, 0.1], [0.101, 0.1], [0.1, 0.101]], "an area"),
+        ([[0, 0], [1, 1], [1, 0.1], [0, 0.8]], "cross or touch"),
+        ([[0, 0], [1, 0], [1, 1], [0.5, 0], [0, 1]], "cross or touch"),  # a corner on another side
+        ([[0, 0], [0.4, 0.4], [0.8, 0.8], [0.2, 0.2], [0, 1]], "cross or touch"),  # goes back over itself
+    ],
+    ids=["none", "one corner", "a line", "there and back", "tiny", "a bow", "touching", "a spike"],
+)
+def test_outlines_that_make_no_zone(value: object, said: str) -> None:
+    with pytest.raises(DataError, match=said):
+        drawn_points(value)
+
+
+def test_a_corner_that_is_clicked_twice_counts_once() -> None:
+    assert drawn_points([*LEFT[:2], *LEFT[1:], LEFT[0]]) == LEFT
 
 
 def test_probability_above_a_limit() -> None:
