@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.explore import worn
+import worn
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright opens the page")
 pytest.importorskip("fastapi", reason="the page is an extra")

@@ -12,11 +12,11 @@ pytest.importorskip("fastapi", reason="the page is an extra")
 pytest.importorskip("uvicorn", reason="the page is an extra")
 testclient = pytest.importorskip("fastapi.testclient", reason="httpx asks")
 
+import worn  # noqa: E402
 from latedrop.calibration.predictor import Predictor  # noqa: E402
 from latedrop.cli import main  # noqa: E402
 from latedrop.cli.exploring import explore_line  # noqa: E402
 from latedrop.explore.server import make_app  # noqa: E402
-from tests.explore import worn  # noqa: E402
 
 NETS = """
 from torch import nn
