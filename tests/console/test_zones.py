@@ -87,6 +87,14 @@ def test_the_whole_picture_has_the_count_and_its_variance(counter: LiveCounter) 
     assert 0 < left.variance < whole.variance * 1.2
 
 
+def test_frames_may_change_their_size(counter: LiveCounter) -> None:
+    pixels = make_scenes(0, 1, 0).frames[0].pixels
+    assert pixels is not None
+    for frame in (pixels, pixels[:, : pixels.shape[1] // 2], pixels):
+        whole, left = counter.count("a", frame, [(), LEFT]).amounts
+        assert 0 <= left.mean <= whole.mean
+
+
 def test_shares_are_those_of_draws_of_the_zones_own_sums(counter: LiveCounter) -> None:
     trained, calibration = counter.trained, counter.calibration
     image = make_scenes(0, 1, 0).image(0)[:, 40:120, 40:136]

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import numpy as np
 import numpy.typing as npt
 
-from latedrop.crowd.frames import images_in, is_video
+from latedrop.crowd.frames import images_in, is_video, read_pixels
 from latedrop.crowd.walks import Walks
 from latedrop.errors import ArgumentError, FileError
 from latedrop.terminal import need
@@ -113,15 +113,8 @@ def _walking(walks: Walks) -> Iterator[Pixels]:
 
 
 def _images(paths: Sequence[Path], fps: float) -> Iterator[Pixels]:
-    from PIL import Image
-
     for path, _ in zip(paths, _ticks(fps), strict=False):
-        try:
-            with Image.open(path) as image:
-                pixels = np.asarray(image.convert("L" if image.mode in ("1", "L") else "RGB"))
-        except OSError as error:
-            raise FileError(f"expected an image at {path}; {error}.") from error
-        yield pixels
+        yield read_pixels(path)
 
 
 def _ticks(fps: float) -> Iterator[int]:
