@@ -15,6 +15,7 @@ import json
 import sys
 import tempfile
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +43,7 @@ LONG = ("ResNet-50", "EfficientNet", "Swin", "ConvNeXt", "DeepLab")  # more than
 def main() -> None:
     parser = argparse.ArgumentParser(description="Architectures as ONNX files.")
     parser.add_argument("--only", nargs="+", help="how their names begin")
+    parser.add_argument("--threads", type=int, nargs="+", default=THREADS, help="numbers of threads to time")
     options = parser.parse_args()
     sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
     import onnxruntime
@@ -63,12 +65,12 @@ def main() -> None:
             continue
         if not options.only and any(word in architecture.name for word in (*FAST, *LONG)):
             continue
-        record["architectures"][architecture.name] = {way: measured(architecture, way) for way in WAYS}
+        record["architectures"][architecture.name] = {way: measured(architecture, way, options.threads) for way in WAYS}
         print(architecture.name, json.dumps(record["architectures"][architecture.name]), flush=True)
         write("onnx_cpu", record)
 
 
-def measured(architecture: Architecture, way: str) -> dict[str, Any]:
+def measured(architecture: Architecture, way: str, threads: Sequence[int]) -> dict[str, Any]:
     """Size, closeness and speed; or why there is no file."""
     model, _ = architecture.make()
     with torch.random.fork_rng(devices=[]):
@@ -81,7 +83,7 @@ def measured(architecture: Architecture, way: str) -> dict[str, Any]:
         uq = latedrop.calibrate(model, (x, y + noise), readout=readout, progress=False, **WAYS[way])
         with tempfile.TemporaryDirectory() as folder:
             path = uq.to_onnx(Path(folder) / "model.onnx", x)
-            return {"kilobytes": round(path.stat().st_size / 1024), **_beside(uq, path, x)}
+            return {"kilobytes": round(path.stat().st_size / 1024), **_beside(uq, path, x, threads)}
     except latedrop.LatedropError as error:
         return {"refused": str(error).partition("found one ")[2].partition(". Deploy")[0] or str(error)}
 
@@ -100,17 +102,17 @@ def _few_outputs(architecture: Architecture, model: torch.nn.Module, x: Any) -> 
     return summed
 
 
-def _beside(uq: Any, path: Path, x: Any) -> dict[str, Any]:
+def _beside(uq: Any, path: Path, x: Any, threads: Sequence[int]) -> dict[str, Any]:
     p = uq.predict(x)
-    predictors = {count: latedrop.load_onnx(path, threads=count) for count in THREADS}
-    predictor = predictors[1]
+    predictors = {count: latedrop.load_onnx(path, threads=count) for count in threads}
+    predictor = predictors[threads[0]]
     names = [value.name for value in predictor.session.get_inputs()]
     given = dict(zip(names, (value.numpy() for value in leaves_and_structure(x)[0]), strict=True))
     found = predictor.predict(given)
     std = p.std.numpy()
     off = {"mean": np.abs(found.mean - p.mean.numpy()) / std, "std": np.abs(found.std - std) / std}
     both = {f"{way}, {count}": _timed(way, count, uq, x, predictors[count], given)
-            for count in THREADS for way in ("torch", "onnx")}  # fmt: skip
+            for count in threads for way in ("torch", "onnx")}  # fmt: skip
     seconds, rounds, _ = turns_within(both, repeats=9, seconds=SECONDS, device=torch.device("cpu"))
     return {
         "off": {name: float(value.max()) for name, value in off.items()},
@@ -146,7 +148,10 @@ def _cells(found: dict[str, Any]) -> str:
     size, seconds = found["kilobytes"], found["seconds"]
     cells = [f"{size / 1024:.1f} MB" if size >= 1024 else f"{size} KB"]
     cells += [f"{max(found[name].values()):.0e}" for name in ("off", "median_off")]
-    times = [f"{seconds[f'torch, {count}'] / seconds[f'onnx, {count}']:.2g}" for count in THREADS]
+    times = [
+        f"{seconds[f'torch, {count}'] / seconds[f'onnx, {count}']:.2g}" if f"onnx, {count}" in seconds else ""
+        for count in THREADS
+    ]
     return " | ".join([*cells, f"{1000 * seconds['torch, 1']:.3g}", *times])
 
 
