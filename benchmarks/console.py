@@ -190,12 +190,12 @@ def speed(repeats: int = 7) -> dict[str, float]:
     return times
 
 
-def gpu_rates(repeats: int = 50) -> dict[str, float]:
-    """Frames per second by wall clock on a GPU, with three zones, by the shipped counters."""
+def frame_rates(device: str, repeats: int = 50) -> dict[str, float]:
+    """Frames per second by wall clock on a device, with three zones, by the shipped counters."""
     zones, rates = list(ZONES.values())[:4], {}
     for name, size in {"mall": (480, 640), "ucsd": (158, 238)}.items():
         pixels = np.random.default_rng(0).integers(60, 200, size, dtype=np.uint8)
-        trained = load_weights(shipped(name), device=torch.device("cuda"))
+        trained = load_weights(shipped(name), device=torch.device(device))
         counter = LiveCounter(trained, load_calibration(shipped(name, ".calibration.json"), trained))
         for _ in range(3):
             counter.count("frame", pixels, zones)
@@ -276,11 +276,15 @@ def main() -> None:
     parser.add_argument("--sets", nargs="+", default=["mall", "ucsd"], choices=list(SETS))
     parser.add_argument("--tables", action="store_true")
     parser.add_argument("--speed", action="store_true", help="measure the speed alone, and add it to the result")
+    parser.add_argument("--gpu", action="store_true", help="measure frames per second on a GPU, and add them")
     parser.add_argument("--out", default="console", help="name of the result")
     words = parser.parse_args()
     path = RESULTS / f"{words.out}.json"
     if words.speed:
         write(words.out, {**json.loads(path.read_text(encoding="utf-8")), "speed": speed()})
+    elif words.gpu:
+        rates = {"frames_per_second": frame_rates("cuda"), "machine": machine(torch.device("cuda"))}
+        write(words.out, {**json.loads(path.read_text(encoding="utf-8")), "gpu": rates})
     elif not words.tables:
         known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
         rows: dict[str, list[dict[str, Any]]] = {}

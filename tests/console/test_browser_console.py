@@ -206,13 +206,14 @@ class Film:
             self.lasts.append(lasts)
             self.page.wait_for_timeout(every)
 
-    def write(self, path: Path, colours: int = 112) -> None:
+    def write(self, path: Path) -> None:
         from PIL import Image
 
-        some = [np.asarray(frame) for frame in self.frames[::4]]  # the palette is one for all
-        whole = Image.fromarray(np.concatenate(some))
-        # By coverage, as red and amber are rare, and mean something.
-        shared = whole.quantize(colours, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+        whole = Image.fromarray(np.concatenate([np.asarray(frame) for frame in self.frames[::4]]))
+        often = whole.quantize(130, dither=Image.Dither.NONE).getpalette()[: 3 * 130]
+        rare = whole.quantize(70, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).getpalette()[: 3 * 70]
+        shared = Image.new("P", (1, 1))  # red and amber are rare, and mean something
+        shared.putpalette(often + rare)
         made = [frame.quantize(palette=shared, dither=Image.Dither.NONE) for frame in self.frames]
         made[0].save(path, save_all=True, append_images=made[1:], duration=self.lasts, loop=0, optimize=True)
 
