@@ -144,6 +144,18 @@ def test_videos_of_other_layouts(tmp_path: Path, layout: str) -> None:
     assert [int(frame[0, 0, 0]) for frame in source.frames()] == pytest.approx([0, 50, 100], abs=1)
 
 
+def test_a_video_of_no_frames_is_not_read_round_and_round(tmp_path: Path) -> None:
+    av = pytest.importorskip("av")
+    path = tmp_path / "clip.avi"
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("mpeg4", rate=25)
+        stream.width, stream.height, stream.pix_fmt = 16, 16, "yuv420p"
+        container.start_encoding()
+    (source,) = open_sources([str(path)], loop=True)
+    with pytest.raises(FileError, match="a video without any"):
+        next(iter(source.frames()))
+
+
 @pytest.mark.parametrize("content", [b"", b"no video"], ids=["empty", "text"])
 def test_a_file_without_frames_says_so(tmp_path: Path, content: bytes) -> None:
     pytest.importorskip("av")

@@ -150,8 +150,11 @@ def _decoded(address: str, kind: str | None, options: dict[str, str]) -> Iterato
             stream = container.streams.video[0]
             stream.thread_type = "AUTO"
             pace = None if options or kind else float(stream.average_rate or 25)
+            frame = None
             for frame in container.decode(stream):
                 yield _timed(frame.to_ndarray(format="rgb24"), pace)
+            if frame is None:
+                raise FileError("expected frames; found a video without any.")
     except (av.FFmpegError, OSError) as error:
         raise FileError(f"expected frames; {getattr(error, 'strerror', None) or type(error).__name__}.") from None
 
