@@ -93,6 +93,20 @@ def test_what_is_not_there_is_refused_in_words(ask: Callable[[str], Any]) -> Non
     assert ask("/page/..%2frows.py").status_code == 404
 
 
+def test_a_level_that_conformal_rows_cannot_give(known: tuple[Predictor, Path, Any]) -> None:
+    from dataclasses import replace
+
+    uq, folder, explored = known
+    x, y = rows(folder)
+    few = uq.conformal((x[:30], y[:30]))
+    app = make_app(replace(explored, predictor=few, prediction=few.predict(x).cpu()))
+    client = testclient.TestClient(app, base_url="http://127.0.0.1:1", client=("127.0.0.1", 5))
+    assert client.get("/api/outputs/0?level=0.9").status_code == 200
+    answer = client.get("/api/outputs/0?level=0.99")
+    assert answer.status_code == 400
+    assert "at least 99 conformal rows" in answer.json()["error"]
+
+
 def test_only_this_machine_is_answered(known: tuple[Predictor, Path, Any]) -> None:
     app = make_app(known[2])
     assert testclient.TestClient(app, base_url="http://127.0.0.1:1").get("/").status_code == 401

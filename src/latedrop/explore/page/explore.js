@@ -34,8 +34,14 @@ async function load() {
   const mine = ++known.asked; // the newest answer counts
   const level = Number($("level").value);
   $("level-said").textContent = percent(level, 0);
-  const found = await ask(`/api/outputs/${known.output}?level=${level}`);
+  const found = await ask(`/api/outputs/${known.output}?level=${level}`).catch(() => null); // it was said
   if (mine !== known.asked) return;
+  if (!found) { // such as a level that few conformal rows cannot give: what is shown stays
+    if (!known.now) return;
+    $("level").value = known.now.level;
+    $("level-said").textContent = percent(known.now.level, 0);
+    return;
+  }
   known.now = found;
   $("coverage").textContent = percent(found.coverage);
   $("coverage").title = `± ${percent(found.coverage_error)} by chance${found.constant === null ? "" : `; with one constant variance ${percent(found.constant)}`}`;
