@@ -17,12 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from latedrop.calibration.batches import Unpack, batches, failures_explained, inputs_in, only_inputs, row_batches
+from latedrop.calibration.batches import batches, failures_explained, row_batches
 from latedrop.calibration.calibrated import Calibrated
 from latedrop.calibration.classes.labels import Task
 from latedrop.calibration.classes.making import classifier
 from latedrop.calibration.classes.predictor import ClassPredictor
-from latedrop.calibration.datasets import is_loader
 from latedrop.calibration.explaining import explained
 from latedrop.calibration.exporting import export
 from latedrop.calibration.fit import Loss
@@ -42,6 +41,7 @@ from latedrop.errors import ArgumentError, DataError
 from latedrop.metrics import align_target
 from latedrop.model.arrays import check_inputs, floating, place
 from latedrop.model.calling import Readout
+from latedrop.model.datasets import Unpack, first_inputs, inputs_in, is_loader, only_inputs
 from latedrop.model.finding import Select
 from latedrop.model.items import Collate, as_items
 from latedrop.model.sites import Kind, Rate, Site
@@ -299,9 +299,11 @@ class Predictor(Calibrated[Calibration]):
 
         Args:
             path: of the file.
-            example: inputs of a few rows. The file takes any number of rows, and all other sizes as they are here.
+            example: inputs of a few rows, or a loader that has them. The file takes any number of rows, and all other
+                sizes as they are here.
             level: probability content of `low` and `high`.
         """
+        example = first_inputs(example, self.model, self.collate)
         expected = self.predict(example)  # also tells what is wrong with the example
         placed = place(as_items(in_order(example, self.calibration.columns), self.collate), self.model)
         return export(path, self.model, expected.calibration, self._predicted, placed, level)

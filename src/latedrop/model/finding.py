@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 from torch import nn
 
 from latedrop.errors import ArgumentError, SiteError
+from latedrop.model.datasets import first_inputs
 from latedrop.model.items import Collate, as_items
 from latedrop.model.layers import DROPOUTS
 from latedrop.model.layout import common_layout, follows
@@ -45,8 +46,9 @@ def find_sites(
 
     Args:
         model: any module; it is read, never changed.
-        example_inputs: what `model` is called with. Three rows are enough for most; where values decide which layers
-            run, further rows are taken, up to 1024, until every parameter was reached.
+        example_inputs: what `model` is called with, or a `DataLoader` or data set, of which the first batch serves.
+            Three rows are enough for most; where values decide which layers run, further rows are taken, up to 1024,
+            until every parameter was reached.
         select: narrows the sites: a name pattern (`"encoder.*"`), a module type, a predicate
             `(name, module) -> bool`, or a sequence of these of which one must hold. For a weight without a layer the
             module is the one that holds the parameter.
@@ -71,7 +73,8 @@ def find_sites(
     if not example_inputs:
         raise ArgumentError("expected example inputs after the model; found none. Pass one batch of its inputs.")
     check_module(model)
-    x = as_items(example_inputs[0] if len(example_inputs) == 1 else tuple(example_inputs), collate)
+    x = example_inputs[0] if len(example_inputs) == 1 else tuple(example_inputs)
+    x = as_items(first_inputs(x, model, collate), collate)
     model = bare(model)
     check_scripts(model)
     probed = probe(model, x)

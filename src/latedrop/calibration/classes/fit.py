@@ -26,6 +26,7 @@ __all__ = ["ALONE", "Chosen", "ClassCandidate", "ClassFit", "Measured", "chosen"
 ALONE = "temperature alone"
 _PRICE = 2.0
 _FOLDS = 5
+_CLEARLY = 2.0  # standard errors
 _STARTS = (-2.0, 1.0)  # of the log of a site's odds
 _FARTHEST = 60.0  # logs of temperatures: labels that are all right ask for 0, and a step of the search may go anywhere
 _LARGEST = 30.0  # likewise, logs of slopes and odds
@@ -231,8 +232,9 @@ class _Tried:
 def chosen(rows: Measured, drawn: Mapping[float, Tensor], *, guard: bool) -> Chosen:
     """Compare candidates on rows that were left out of their fits.
 
-    The one in use is the temperature that follows the leverage, unless another is better by more than a standard
-    error. `drawn` has the logits of draws `(T, N, K)` by rate.
+    The one in use is the temperature that follows the leverage, unless another with a guard is better by more than a
+    standard error. Usual rows hardly show what a guard is worth, so it is dropped only where one temperature is better
+    by more than two. `drawn` has the logits of draws `(T, N, K)` by rate.
     """
     tried, home = _candidates(rows, drawn, guard)
     fold = rows.folds()
@@ -243,7 +245,9 @@ def chosen(rows: Measured, drawn: Mapping[float, Tensor], *, guard: bool) -> Cho
             fit, apart = candidate.fitted(candidate.rows.at(rest)), candidate.rows.at(out)
             held[name][out] = fit.log_probabilities(apart.logits.double(), apart.strange, apart.spread)
     scores = {name: losses(value, rows.labels) for name, value in held.items()}
-    name = max(tried, key=lambda each: _lead(rows, scores[home] - scores[each]))
+    name = max(_guarded(tried), key=lambda each: _lead(rows, scores[home] - scores[each], 1))
+    if _lead(rows, scores[name] - scores[ALONE], _CLEARLY) > 0:
+        name = ALONE
     gains = {each: scores[ALONE] - score for each, score in scores.items()}
     listed = (ClassCandidate(each, float(gain.mean()), rows.error_of_mean(gain)) for each, gain in gains.items())
     fit = tried[name].fitted(tried[name].rows)
@@ -269,6 +273,11 @@ def _candidates(rows: Measured, drawn: Mapping[float, Tensor], guard: bool) -> t
     return tried, home
 
 
-def _lead(rows: Measured, difference: Tensor) -> float:
-    """By how much a candidate leads beyond one standard error; 0 for the one that is compared with itself."""
-    return float(difference.mean()) - rows.error_of_mean(difference) if bool(difference.any()) else 0.0
+def _guarded(tried: Mapping[str, _Tried]) -> list[str]:
+    """Candidates with a guard; all of them where none has one."""
+    return [name for name, each in tried.items() if each.sloped is not None] or list(tried)
+
+
+def _lead(rows: Measured, difference: Tensor, errors: float) -> float:
+    """By how much a candidate leads beyond so many standard errors; 0 for the one that is compared with itself."""
+    return float(difference.mean()) - errors * rows.error_of_mean(difference) if bool(difference.any()) else 0.0
