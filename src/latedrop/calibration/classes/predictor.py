@@ -115,6 +115,13 @@ class ClassPredictor(Calibrated[ClassCalibration]):
         found, labels = self.predict_labelled(data, unpack)
         return rejection(found.confidence, found.label == labels, risk, confidence)
 
+    def reject(
+        self, data: Any, risk: float = 0.01, *, confidence: float = 0.95, unpack: Unpack | None = None
+    ) -> ClassPredictor:
+        """The same predictor with the rule of `rejection`, which is saved with it: predictions then know `kept`."""
+        rule = self.rejection(data, risk, confidence=confidence, unpack=unpack)
+        return self._with(replace(self.calibration, rule=rule))
+
     def to_onnx(self, path: str | os.PathLike[str], example: Any) -> Path:
         """Write one ONNX file that gives `probabilities`, `label` and scores; see `Predictor.to_onnx`."""
         example = first_inputs(example, self.model, self.collate)
