@@ -28,7 +28,7 @@ from latedrop.calibration.fit import Loss
 from latedrop.calibration.intervals import Conformal, IntervalKind
 from latedrop.calibration.measuring import Method, moments
 from latedrop.calibration.names import in_order, index_of, names_of, pair_in_order
-from latedrop.calibration.prediction import Explanation, Prediction
+from latedrop.calibration.prediction import Explanation, Prediction, warn_of_overflow
 from latedrop.calibration.rate_fit import residuals
 from latedrop.calibration.record import Calibration, Choice
 from latedrop.calibration.search import search
@@ -205,7 +205,9 @@ class Predictor(Calibrated[Calibration]):
         x = place(as_items(x, self.collate), self.model, check=self.engine == "compiled")  # else with each batch
         with failures_explained(x):
             parts = [self._predicted(part) for part in row_batches(x, self.batch_size)]
-        return replace(Prediction.joined(parts), index=index)
+        found = replace(Prediction.joined(parts), index=index)
+        warn_of_overflow(found, stacklevel=3)
+        return found
 
     def predict_batches(
         self, loader: Iterable[Any], unpack: Callable[[Any], Any] | str | None = None
