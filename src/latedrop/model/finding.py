@@ -8,7 +8,7 @@ one mask can serve them all (`layout`). A weight layer is a module, or a call of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from fractions import Fraction
@@ -86,6 +86,7 @@ def find_sites(
     downstream = [name for name, runs in layers.items() if any(run.downstream for run in runs)]
     chosen = [name for name in downstream if _selected(select, name, owners[name])]
     if not chosen:
+        _check_quantised(modules)
         raise SiteError(_no_site_message(select, downstream, [name for name in seen if name not in downstream]))
     found = [_site(name, kind, seen[name], probed) for name in chosen]
     if any(site.batch_axis is None for site in found):  # draws run one by one: no channel mask needs to know rows
@@ -218,6 +219,17 @@ def _selected(select: Select, name: str, module: nn.Module) -> bool:
     if callable(select):
         return bool(select(name, module))
     return any(_selected(item, name, module) for item in select)
+
+
+def _check_quantised(modules: Mapping[str, nn.Module]) -> None:
+    """`SiteError` where layers are quantised: their weights are packed, and no dropout can be put before them."""
+    held = {name: module for name, module in modules.items() if hasattr(module, "weight")}
+    packed = [name for name, module in held.items() if ".quantized." in type(module).__module__]
+    if packed:
+        raise SiteError(
+            f"expected weight layers that work on floating numbers; found quantised ones, {', '.join(packed[:3])}. "
+            "Calibrate the model as it was before it was quantised, and measure what the rounding adds."
+        )
 
 
 def _no_site_message(select: Select, downstream: list[str], first: list[str]) -> str:
