@@ -19,8 +19,9 @@ from torch import Tensor, nn
 
 from latedrop.calibration.batches import batches, failures_explained, row_batches
 from latedrop.calibration.calibrated import Calibrated
+from latedrop.calibration.classes.fit import Scaling
 from latedrop.calibration.classes.labels import Task
-from latedrop.calibration.classes.making import classifier
+from latedrop.calibration.classes.making import ClassOptions, classifier
 from latedrop.calibration.classes.predictor import ClassPredictor
 from latedrop.calibration.explaining import explained
 from latedrop.calibration.exporting import export
@@ -92,6 +93,7 @@ def calibrate(
     task: Task = "auto",
     class_names: Sequence[str] | None = None,
     ignore_index: int | None = None,
+    scaling: Scaling = "temperature",
 ) -> Any:
     """Fit the variance of a trained model to validation data, and say what it is worth.
 
@@ -152,6 +154,7 @@ def calibrate(
             where targets are whole numbers `(N,)` and outputs `(N, K)`, or `(N, H, W)` and `(N, K, H, W)`.
         class_names: of the classes, in the order of the logits.
         ignore_index: of maps, the label of pixels that have no class.
+        scaling: of classes: `"bias"` also tries a bias for each class, `"vector"` a weight and a bias.
 
     >>> x = torch.linspace(-1, 1, 64)[:, None]
     >>> net = nn.Sequential(nn.Linear(1, 20), nn.Tanh(), nn.Linear(20, 1))
@@ -161,20 +164,19 @@ def calibrate(
     torch.Size([64, 1])
     """
     options: dict[str, Any] = dict(locals())
-    ours = ("model", "data", "task", "class_names", "ignore_index")
+    ours = ("model", "data", "task", *ClassOptions._fields)
     options = {name: value for name, value in options.items() if name not in ours}
-    return _calibrated(model, data, task, class_names, ignore_index, options)
+    return _calibrated(model, data, task, ClassOptions(class_names, ignore_index, scaling), options)
 
 
 def _calibrated(
     model: nn.Module,
     data: Any,
     task: Task,
-    class_names: Sequence[str] | None,
-    ignore_index: int | None,
+    theirs: ClassOptions,
     options: dict[str, Any],
 ) -> Predictor | ClassPredictor:
-    found, data = classifier(model, data, options, task, class_names, ignore_index)
+    found, data = classifier(model, data, options, task, theirs)
     if found is not None:
         return found
     record = search(model, data, Setup(**options, columns=names_of(data)).checked())

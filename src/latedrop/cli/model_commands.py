@@ -154,7 +154,7 @@ def calibrate(
         options |= {"reference": usual_rows(source, reference, rows), "seed": seed, "batch_size": batch_size}
         options |= {"intervals": intervals, "conformal_data": None if classes.holds_out else held}
         options |= {"row_weights": used.weights_to_come(), "task": task, "class_names": source.class_names()}
-        options["readout"] = readout_of(readout)
+        options |= {"readout": readout_of(readout), "scaling": classes.scaling}
         with source.explained():
             uq = remembering(latedrop.calibrate(network, used, **options), source, classes, held, units)
             told = None if detector is None else uq.detector(x for x, _ in held or used)

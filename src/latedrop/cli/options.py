@@ -117,6 +117,13 @@ MadeDetector = Annotated[
     str | None, option("Also write a detector of strange rows, JSON, from the rows held out or --data.", **_OUTPUT)
 ]
 UsedDetector = Annotated[str | None, option("What `calibrate --detector` wrote: adds a p-value for every row.")]
+Scaling = Annotated[
+    str,
+    option(
+        "Of classes: bias also tries a bias for each, vector a weight and a bias; needs many rows of every class.",
+        autocompletion=lambda: ["temperature", "bias", "vector"],
+    ),
+]
 PerClass = Annotated[bool, option("Sets that hold every class as often as they say.", "--per-class")]
 _FILES = "csv, parquet, feather, npz, pt, or a folder of these"
 Example = Annotated[str | None, option(f"Example rows: {_FILES}.", **_DATA)]
@@ -258,6 +265,7 @@ class Classes(NamedTuple):
     sets: Sets = None
     per_class: PerClass = False
     reject: Reject = None
+    scaling: Scaling = "temperature"
 
     @property
     def holds_out(self) -> bool:

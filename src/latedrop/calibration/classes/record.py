@@ -169,7 +169,7 @@ class ClassCalibration:
             classes=classes,
             names=fields.take("names", _texts, length=classes),
             binary=fields.take("binary", flag),
-            fit=fields.take("fit", _fit, sites=len(sites)),
+            fit=fields.take("fit", _fit, sites=len(sites), classes=classes),
             alone=fields.take("alone", number, least=1e-30, most=1e30),
             rate=fields.take("rate", or_none(number), least=1e-12, most=1 - 1e-12),
             draws=fields.take("draws", whole, least=0),
@@ -215,7 +215,7 @@ def _texts(value: Any, name: str, *, length: int) -> tuple[str, ...]:
     return () if value == [] else each(text)(value, name, length=length)
 
 
-def _fit(value: Any, name: str, *, sites: int) -> ClassFit:
+def _fit(value: Any, name: str, *, sites: int, classes: int) -> ClassFit:
     fields = Fields(value, name)
     temperature = fields.take("temperature", number, least=1e-30, most=1e30)
     slope = fields.take("slope", or_none(number), least=0, most=1e30)
@@ -223,8 +223,14 @@ def _fit(value: Any, name: str, *, sites: int) -> ClassFit:
     odds = () if given == [] else numbers(given, f"{name}.odds", least=0, most=1e60)
     if odds and len(odds) not in (1, sites):
         wrong(f"{name}.odds", f"one number or {sites}", given)
+    none: tuple[float, ...] = ()
+    weights, biases = (fields.maybe(part, none, _of_classes, classes=classes) for part in ("weights", "biases"))
     fields.end()
-    return ClassFit(temperature, slope, odds)
+    return ClassFit(temperature, slope, odds, weights, biases)
+
+
+def _of_classes(value: Any, name: str, *, classes: int) -> tuple[float, ...]:
+    return () if value == [] else numbers(value, name, least=-1e30, most=1e30, length=classes)
 
 
 def _candidate(value: Any, name: str) -> ClassCandidate:
