@@ -300,5 +300,5 @@ def _rule(rule: RuleScores | None) -> tuple[Finding, ...]:
     text = f"{100 * rule.kept:.1f} % of the rows are kept, {value} of them wrong; promised: below {100 * rule.risk:g} %"
     over = rule.errors - rule.risk
     grade: Grade = "good" if over <= 0 else "weak" if over <= 2 * rule.errors_error else "bad"
-    advice = {"good": "Kept rows can be decided by the model."}
+    advice = {"good": "Kept rows can be decided by the model.", "weak": "It may be chance: evaluate on more rows."}
     return (Finding(about, grade, text, value, advice.get(grade, "Make the rule again, from rows like these.")),)
