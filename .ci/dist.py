@@ -10,9 +10,11 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
 import venv
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,7 +41,22 @@ def main() -> None:
             size = path.stat().st_size
             print(f"{path.name}: {size / 1e6:.1f} MB", flush=True)
             assert size < LARGEST, f"{path.name} is larger than {LARGEST} bytes"
+            check_whole(path)
             tried(path, where / path.suffix[1:])
+
+
+def check_whole(path: Path) -> None:
+    """Every file of the package is in it: code, pages, weights."""
+    if path.suffix == ".whl":
+        with zipfile.ZipFile(path) as wheel:
+            names = set(wheel.namelist())
+    else:
+        with tarfile.open(path) as archive:
+            names = {name.partition("/src/")[2] for name in archive.getnames()}
+    source = ROOT / "src"
+    wanted = {part.relative_to(source).as_posix() for part in source.rglob("*") if part.is_file()}
+    missing = sorted(name for name in wanted - names if "__pycache__" not in name)
+    assert not missing, f"{path.name} lacks {', '.join(missing)}"
 
 
 def tried(path: Path, where: Path) -> None:

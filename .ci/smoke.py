@@ -45,9 +45,9 @@ def classes() -> Tensor:
 
 
 def package_data() -> None:
-    """The marker for type checkers, the trained counters and the pages are there."""
+    """The marker for type checkers, the trained counters and the console's page are there."""
     package = files("latedrop")
-    for name in ("py.typed", "report/page.css", "console/page/index.html", "console/page/uPlot.js"):
+    for name in ("py.typed", "console/page/index.html"):
         assert package.joinpath(name).is_file(), f"{name} is missing"
     for counter in ("scenes", "mall", "ucsd", "pets"):
         for suffix in (".safetensors", ".calibration.json"):

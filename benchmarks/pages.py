@@ -36,7 +36,8 @@ from benchmarks import (
     video,
 )
 from benchmarks.headline import headline
-from benchmarks.speed_pages import IMAGES, figure, memory_table, rows_for_readme
+from benchmarks.speed_figure import figure
+from benchmarks.speed_pages import IMAGES, memory_table, rows_for_readme
 from benchmarks.timing import RESULTS
 
 ROOT = Path(__file__).parents[1]
