@@ -49,6 +49,6 @@ print(f"the 90 % interval holds {held:.1%} of {len(p)} fresh rows")
 
 # %%
 low, high = p.interval(0.9)
-ax = plots.intervals(p.mean, p.mean, low, high, target=y[800:], xlabel="predicted", ylabel="true")
+ax = plots.intervals(p.mean, p.mean, {0.9: (low, high)}, target=y[800:], xlabel="predicted", ylabel="true")
 Path("output").mkdir(exist_ok=True)
 ax.figure.savefig("output/exported_program.png", dpi=160)

@@ -82,14 +82,7 @@ print(f"the 90 % interval holds {found.metrics['test_coverage']:.1%} of {len(fou
 
 # %%
 scores = [row["label"] for row in reviews(500, 3)]
-ax = plots.intervals(
-    found.predictions,
-    found.predictions,
-    found.low,
-    found.high,
-    target=scores,
-    xlabel="predicted score",
-    ylabel="true score",
-)
+mean, ends = found.predictions, {0.9: (found.low, found.high)}
+ax = plots.intervals(mean, mean, ends, target=scores, xlabel="predicted score", ylabel="true score")
 Path("output").mkdir(exist_ok=True)
 ax.figure.savefig("output/hf_trainer.png", dpi=160)

@@ -69,6 +69,6 @@ print(f"the 90 % interval holds {inside:.1%} of {len(y)} fresh rows")
 
 # %%
 mean = torch.cat([batch["mean"] for batch in batches])
-ax = plots.intervals(mean, mean, low, high, target=y, xlabel="predicted", ylabel="true")
+ax = plots.intervals(mean, mean, {0.9: (low, high)}, target=y, xlabel="predicted", ylabel="true")
 Path("output").mkdir(exist_ok=True)
 ax.figure.savefig("output/lightning_predict.png", dpi=160)

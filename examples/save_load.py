@@ -66,15 +66,16 @@ with tempfile.TemporaryDirectory() as folder:
     print(f"after the weights have moved: {str(caught[0].message).split(' that ')[0]} ...")
 
 # %% [markdown]
-# What to see: the optimal scale has the least NLL, the relaxed one the least miscalibration; any step between can be
-# used, without running the network again.
+# What to see: near the optimal scale the NLL is least, at the relaxed one the miscalibration is; any step between can
+# be used, without running the network again.
 
 # %%
 steps = loaded.calibration.tradeoff()
 figure, ax = plt.subplots(figsize=(7, 4), layout="constrained")
 ax.plot([step.nll for step in steps], [step.ma for step in steps], "o-", color="#0072B2", markersize=4)
 for step, name in ((steps[0], "optimal"), (steps[-1], "relaxed")):
-    ax.annotate(name, (step.nll, step.ma), (6, 6), textcoords="offset points")
+    ax.annotate(name, (step.nll, step.ma), (8, 4), textcoords="offset points")
+ax.margins(0.12)
 ax.set(xlabel="NLL on the validation rows [nats]", ylabel="miscalibration area")
 Path("output").mkdir(exist_ok=True)
 figure.savefig("output/save_load.png", dpi=160)

@@ -58,6 +58,8 @@ print(f"the 90 % interval holds {inside.mean():.1%} of {len(y_test)} test rows")
 # What to see: each dot is a patient at the true value; about nine of ten lie inside the band.
 
 # %%
-ax = plots.intervals(mean, mean, low, high, target=y_test, xlabel="predicted", ylabel="progression after a year")
+ax = plots.intervals(
+    mean, mean, {0.9: (low, high)}, target=y_test, xlabel="predicted", ylabel="progression after a year"
+)
 Path("output").mkdir(exist_ok=True)
 ax.figure.savefig("output/sklearn_pipeline.png", dpi=160)

@@ -49,6 +49,8 @@ print(f"RMSE {rmse:.2f} px, mean std {p.std.mean():.2f} px, spread of the radius
 
 # %%
 low, high = p.interval(0.9)
-ax = plots.intervals(p.mean, p.mean, low, high, target=y, xlabel="predicted radius [px]", ylabel="true radius [px]")
+ax = plots.intervals(
+    p.mean, p.mean, {0.9: (low, high)}, target=y, xlabel="predicted radius [px]", ylabel="true radius [px]"
+)
 Path("output").mkdir(exist_ok=True)
 ax.figure.savefig("output/timm_images.png", dpi=160)
