@@ -38,6 +38,7 @@ FOR = {
     "video": "videos in `latedrop crowd count`",
     "console": "the operator's [console](console.md), `latedrop crowd watch`",
     "all": "all of these but `ray`",
+    "docs": "the documentation site of this repository",
     "dev": "the tests and checks of this repository",
 }
 
@@ -72,8 +73,8 @@ def needed(requirement: Requirement, seen: set[tuple[str, str]] | None = None) -
 
 def markdown(record: dict[str, Any]) -> str:
     lines = ["| extra | for | brings | packages | on disk |", "| --- | --- | --- | ---: | ---: |"]
-    for extra, purpose in FOR.items():
-        entry = record["extras"][extra]
+    for extra in (name for name in FOR if name in record["extras"]):
+        purpose, entry = FOR[extra], record["extras"][extra]
         name = extra if extra == "none" else f"`{extra}`"
         brings = "" if extra == "all" else ", ".join(entry["names"])
         lines.append(f"| {name} | {purpose} | {brings} | {entry['packages']} | {_size(entry['bytes'])} |")
