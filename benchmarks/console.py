@@ -31,7 +31,9 @@ from latedrop.crowd.calibration.recalibration import fit_recalibration, t_quanti
 from latedrop.crowd.layouts import open_as_trained
 from latedrop.crowd.mcnn import load_weights, shipped
 from latedrop.crowd.regions import to_cells
+from latedrop.crowd.scenes import make_scenes
 from latedrop.progress import shown_on
+from latedrop.variance.first_order import linearize
 
 SETS = {"mall": "mall", "ucsd": "ucsd", "pets": "pets2009"}
 Z90 = 1.6448536269514722
@@ -180,7 +182,7 @@ def speed(repeats: int = 7) -> dict[str, float]:
     trained = load_weights(shipped("mall"))
     calibration = load_calibration(shipped("mall", ".calibration.json"), trained)
     torch.set_num_threads(1)
-    pixels = np.random.default_rng(0).integers(60, 200, (480, 640), dtype=np.uint8)
+    pixels = _frame((480, 640))
     image = torch.from_numpy(pixels[None] / np.float32(255))
 
     def seconds(run: Callable[[], Any]) -> float:
@@ -205,7 +207,35 @@ def speed(repeats: int = 7) -> dict[str, float]:
         lambda: Shares.measured(trained, calibration, image, count.density, zones)
     )
     times["map of doubt, while it is shown"] = seconds(lambda: counter.doubt(count))
+    sites = calibration.count.sites
+    times["first order of the count, where dropout has a share in it"] = seconds(
+        lambda: linearize(trained.model, image[None], sites, lambda density: trained.masked(density).flatten(1).sum(1))
+    )
     return times
+
+
+def _frame(size: tuple[int, int]) -> Any:
+    """A synthetic scene, as large as asked for."""
+    from PIL import Image
+
+    pixels = make_scenes(0, 1, 0).frames[0].pixels
+    return np.asarray(Image.fromarray(pixels).convert("L").resize(size[::-1]))
+
+
+def frame_rates(device: str, repeats: int = 50) -> dict[str, float]:
+    """Frames per second by wall clock on a device, with three zones, by the shipped counters."""
+    zones, rates = list(ZONES.values())[:4], {}
+    for name, size in {"mall": (480, 640), "ucsd": (158, 238)}.items():
+        pixels = _frame(size)
+        trained = load_weights(shipped(name), device=torch.device(device))
+        counter = LiveCounter(trained, load_calibration(shipped(name, ".calibration.json"), trained))
+        for _ in range(3):
+            counter.count("frame", pixels, zones)
+        begun = time.perf_counter()
+        for _ in range(repeats):
+            counter.count("frame", pixels, zones)
+        rates[name] = repeats / (time.perf_counter() - begun)
+    return rates
 
 
 def speed_table(record: dict[str, Any]) -> str:
@@ -299,11 +329,15 @@ def main() -> None:
         "--elsewhere", action="store_true", help="counters on frames of other scenes alone, and add them"
     )
     parser.add_argument("--speed", action="store_true", help="measure the speed alone, and add it to the result")
+    parser.add_argument("--gpu", action="store_true", help="measure frames per second on a GPU, and add them")
     parser.add_argument("--out", default="console", help="name of the result")
     words = parser.parse_args()
     path = RESULTS / f"{words.out}.json"
     if words.speed:
         write(words.out, {**json.loads(path.read_text(encoding="utf-8")), "speed": speed()})
+    elif words.gpu:
+        rates = {"frames_per_second": frame_rates("cuda"), "machine": machine(torch.device("cuda"))}
+        write(words.out, {**json.loads(path.read_text(encoding="utf-8")), "gpu": rates})
     elif words.elsewhere:
         found = {f"{one} on {name}": elsewhere(one, name, words.data, words.every) for one, name in ELSEWHERE}
         write(words.out, {**json.loads(path.read_text(encoding="utf-8")), "elsewhere": found})

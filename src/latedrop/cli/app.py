@@ -9,6 +9,7 @@ requirement of `evaluate` that does not hold.
 import shlex
 import sys
 from collections.abc import Sequence
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated
 
@@ -24,6 +25,7 @@ from latedrop.cli.crowd_commands import (
 )
 from latedrop.cli.crowd_watch import crowd_watch
 from latedrop.cli.evaluating import evaluate
+from latedrop.cli.exploring import explore
 from latedrop.cli.export_command import export
 from latedrop.cli.model_commands import calibrate, predict, sites, with_examples
 from latedrop.cli.printing import print_demo
@@ -52,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     app.callback()(_common)
     app.command("demo")(bundled(demo))
-    for command in (sites, calibrate, predict, evaluate, export):
+    for command in (sites, calibrate, predict, evaluate, explore, export):
         app.command(command.__name__, help=with_examples(command))(bundled(command))
     app.command("serve")(bundled(serve))
     study = typer.Typer(help="The paper's experiments, run again: JSON, pages and figures.", no_args_is_help=True)
@@ -69,6 +71,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     crowd.command("demo")(bundled(crowd_demo))
     crowd.command("watch")(bundled(crowd_watch))
     app.add_typer(crowd, name="crowd")
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a console of Windows may know neither ± nor a user's names
     words = sys.argv[1:] if arguments is None else arguments
     typed.set(shlex.join(["latedrop", *words]))
     app(arguments, prog_name="latedrop")

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import numpy as np
 import numpy.typing as npt
 
-from latedrop.crowd.frames import images_in, is_video
+from latedrop.crowd.frames import images_in, is_video, read_pixels
 from latedrop.crowd.walks import Walks
 from latedrop.errors import ArgumentError, FileError
 from latedrop.terminal import need
@@ -72,6 +72,11 @@ def demo_sources(seed: int = 0) -> list[Source]:
 
 def _source(word: str, fps: float | None, loop: bool) -> Source:
     if re.fullmatch(r"\d{1,3}", word):
+        if sys.platform == "win32":
+            raise ArgumentError(
+                f"expected Linux or macOS for camera {word}; found Windows, where cameras have no numbers. Pass the "
+                "address of the camera's stream: rtsp:// or http://."
+            )
         need("video", "av")
         return Source(f"Camera {int(word)}", True, lambda: _decoded(*_camera(int(word))))
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]+://", word):
@@ -113,15 +118,8 @@ def _walking(walks: Walks) -> Iterator[Pixels]:
 
 
 def _images(paths: Sequence[Path], fps: float) -> Iterator[Pixels]:
-    from PIL import Image
-
     for path, _ in zip(paths, _ticks(fps), strict=False):
-        try:
-            with Image.open(path) as image:
-                pixels = np.asarray(image.convert("L" if image.mode in ("1", "L") else "RGB"))
-        except OSError as error:
-            raise FileError(f"expected an image at {path}; {error}.") from error
-        yield pixels
+        yield read_pixels(path)
 
 
 def _ticks(fps: float) -> Iterator[int]:
@@ -134,11 +132,9 @@ def _ticks(fps: float) -> Iterator[int]:
 
 
 def _camera(number: int) -> tuple[str, str | None, dict[str, str]]:
-    if sys.platform == "linux":
-        return f"/dev/video{number}", "v4l2", {}
-    return (
-        (f"{number}", "avfoundation", {"framerate": "30"}) if sys.platform == "darwin" else (str(number), "dshow", {})
-    )
+    if sys.platform == "darwin":
+        return str(number), "avfoundation", {"framerate": "30"}
+    return f"/dev/video{number}", "v4l2", {}
 
 
 def _stream_options(scheme: str) -> dict[str, str]:
@@ -157,8 +153,11 @@ def _decoded(address: str, kind: str | None, options: dict[str, str]) -> Iterato
             stream = container.streams.video[0]
             stream.thread_type = "AUTO"
             pace = None if options or kind else float(stream.average_rate or 25)
+            frame = None
             for frame in container.decode(stream):
                 yield _timed(frame.to_ndarray(format="rgb24"), pace)
+            if frame is None:
+                raise FileError("expected frames; found a video without any.")
     except (av.FFmpegError, OSError) as error:
         raise FileError(f"expected frames; {getattr(error, 'strerror', None) or type(error).__name__}.") from None
 
