@@ -1,9 +1,14 @@
-"""How good probabilities of classes are: pure functions of `(probabilities, labels)`.
+r"""How good probabilities of classes are: pure functions of `(probabilities, labels)`.
 
 `probabilities` is `(N, K)`, rows summing to 1, a tensor or array; `labels` `(N,)` are whole numbers from 0 to `K - 1`.
 With `p_y` the probability of the label, `c` the largest one and `a` whether it is the label's,
 
-    NLL = mean(-log p_y),   Brier = mean(sum_k (p_k - [k = y])^2),   ECE = sum over bins of n_b / N · |mean a - mean c|.
+$$
+\mathrm{NLL} = \mathrm{mean}(-\log p_y), \qquad \mathrm{Brier} = \mathrm{mean}\left( \sum_k (p_k - [k = y])^2 \right),
+\qquad \mathrm{ECE} = \sum_b \frac{n_b}{N} \left| \bar a_b - \bar c_b \right|,
+$$
+
+the last over bins `b` of the confidence `c`, with `n_b` rows each.
 
 References: Guo et al., "On Calibration of Modern Neural Networks" (2017). Nixon et al., "Measuring Calibration in Deep
 Learning" (2019). Geifman, El-Yaniv, "Selective Classification for Deep Neural Networks" (2017). Hendrycks, Gimpel, "A
