@@ -57,7 +57,8 @@ format: $(VENV)/.dev  ## fix what can be fixed by itself
 	$(BIN)/ruff format .
 
 docs: $(VENV)/.docs  ## build the documentation site: build/site/index.html
-	OMP_NUM_THREADS=1 $(PY) -m sphinx --quiet --fail-on-warning --keep-going -b html -d build/doctrees -c docs/site . build/site
+	OMP_NUM_THREADS=1 $(PY) -m sphinx --quiet --fail-on-warning --keep-going --fresh-env --write-all \
+		-b html -d build/doctrees -c docs/site . build/site
 
 bench: $(BENCH_VENV)/.peers  ## run the benchmarks, side by side with other libraries
 	set -e; for name in $(BENCH); do $(BENCH_PY) -m benchmarks.$$name $(BENCH_ARGS); done

@@ -29,6 +29,7 @@ html_math_renderer = "mathml"
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
+autodoc_type_aliases = {"Array": "Array"}  # by its name: what it stands for fills three lines
 autodoc_inherit_docstrings = False
 toc_object_entries_show_parents = "hide"
 maximum_signature_line_length = 80

@@ -1,5 +1,7 @@
 """Pictures of classifiers and detectors: does the confidence hold, what does rejecting gain, which rows are odd."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -19,7 +21,7 @@ _BINS = 40
 _FAR = 5.0
 
 
-def reliability_diagram(curves: Mapping[str, tuple[Array, Array]], ax: "Axes | None" = None) -> "Axes":
+def reliability_diagram(curves: Mapping[str, tuple[Array, Array]], ax: Axes | None = None) -> Axes:
     """Share of rows that are right against their mean confidence, a curve for each label.
 
     Below the diagonal the probabilities are too sure. `latedrop.metrics.classes.reliability` gives both columns.
@@ -35,7 +37,7 @@ def reliability_diagram(curves: Mapping[str, tuple[Array, Array]], ax: "Axes | N
     return ax
 
 
-def risk_coverage(curves: Mapping[str, tuple[Array, Array]], ax: "Axes | None" = None) -> "Axes":
+def risk_coverage(curves: Mapping[str, tuple[Array, Array]], ax: Axes | None = None) -> Axes:
     """Error rate of the rows that are kept against their share, the surest first, a curve for each label.
 
     `latedrop.metrics.classes.risk_coverage` gives both columns.
@@ -55,8 +57,8 @@ def _pairs(curves: Mapping[str, tuple[Array, Array]], x: str, y: str) -> dict[st
 
 
 def score_histograms(
-    scores: Mapping[str, Array], ax: "Axes | None" = None, *, name: str = "score", threshold: float | None = None
-) -> "Axes":
+    scores: Mapping[str, Array], ax: Axes | None = None, *, name: str = "score", threshold: float | None = None
+) -> Axes:
     """How a score is spread over each kind of rows, such as usual and strange ones.
 
     Rows far beyond all others are counted in the outermost bins, so that these do not squash the rest. `threshold` is
@@ -86,7 +88,7 @@ def _edges(values: Floats) -> Floats:
     return np.linspace(start, end if end > start else start + 1, _BINS + 1)
 
 
-def confusion(counts: Array, names: Sequence[str] = (), ax: "Axes | None" = None) -> "Axes":
+def confusion(counts: Array, names: Sequence[str] = (), ax: Axes | None = None) -> Axes:
     """Which class rows have, which was predicted, and which were set aside.
 
     Args:
@@ -122,11 +124,11 @@ def doubtful_images(
     images: Array,
     doubt: Array,
     captions: Sequence[str] = (),
-    ax: "Axes | None" = None,
+    ax: Axes | None = None,
     *,
     most: int = 18,
     columns: int = 6,
-) -> "Axes":
+) -> Axes:
     """The images of the largest doubt side by side, the most doubtful first.
 
     Args:
