@@ -49,7 +49,7 @@ def test_terms_are_in_the_glossary() -> None:
 
 def test_what_counts_as_a_link() -> None:
     assert unlinked("`leverage`, then [leverage](glossary.md#leverage), then leverage.") == {}
-    assert unlinked("## Leverage\n\n| leverage |\n\nThe *leverage* of a row.") == {"leverage": 4}
+    assert unlinked("## Leverage\n\n| leverage |\n\nThe *leverage* of a row.") == {"leverage": 5}
     assert unlinked("A [table of leverage](terms.md) and a\nguard.") == {"guard": 2}
 
 
