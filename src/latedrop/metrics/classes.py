@@ -98,7 +98,12 @@ def classwise_ece(probabilities: Array, labels: Array, *, bins: int = _BINS, mas
 def reliability(
     probabilities: Array, labels: Array, *, bins: int = _BINS, mass: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """For every bin that has rows: mean confidence, accuracy, and how many rows: what a reliability diagram shows."""
+    """For every bin that has rows: mean confidence, accuracy, and how many rows: what a reliability diagram shows.
+
+    >>> confidence, right, rows = reliability([[0.9, 0.1], [0.9, 0.1], [0.4, 0.6]], [0, 1, 1], bins=2)
+    >>> rows
+    tensor([3.])
+    """
     p, y = _checked(probabilities, labels)
     sure, place = p.max(1)
     return _binned(sure, place == y, bins, mass)
@@ -108,6 +113,10 @@ def risk_coverage(score: Array, wrong: Array) -> tuple[Tensor, Tensor]:
     """Share of rows kept, and the error rate of those, keeping the rows of least `score` first; `(N,)` each.
 
     Rows of equal score count as their mean.
+
+    >>> kept, risk = risk_coverage([0.1, 0.2, 0.9, 0.8], [False, False, True, False])
+    >>> kept.tolist(), risk.tolist()
+    ([0.25, 0.5, 0.75, 1.0], [0.0, 0.0, 0.0, 0.25])
     """
     doubt, bad = _pair(score, wrong)
     order = doubt.argsort(stable=True)

@@ -25,7 +25,11 @@ GREY = "0.45"
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """A figure of this size in inches that pyplot does not know of: no window opens, and there is nothing to close."""
+    """A figure of this size in inches that pyplot does not know of: no window opens, and there is nothing to close.
+
+    >>> len(new_figure(6, 4).subplots(1, 2))
+    2
+    """
     figure: Figure = _matplotlib("figure").Figure(figsize=(width, height), layout="constrained")
     return figure
 
