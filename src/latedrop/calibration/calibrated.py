@@ -61,7 +61,7 @@ class Calibrated(Generic[_Record]):
         """Tell rows that are unlike those of `usual`, with p-values: a threshold then has a rate of false alarms.
 
         Args:
-            usual: inputs known to be usual, a `DataLoader` or a data set. Rows that served for nothing else make
+            usual: inputs known to be usual, a `DataLoader` or a data set. Rows used for nothing else make
                 p-values exact; with validation rows they are nearly so. With several scores one half, at random, fits
                 their combination, the other gives the p-values.
             scores: names; by default `"strangeness"` and what costs nothing more: `"entropy"`, `"confidence"` and
