@@ -15,6 +15,8 @@ ACCENT = re.compile(r"(\\(?:hat|bar)\s*\w)(?=[_^])")
 """An index after an accent: docutils would put it below the letter, so an empty group takes it."""
 APPLIED = re.compile(r"<mo>&ApplyFunction;</mo>(?!\s*<mo[^>]*>\()")
 """A function before its argument, `log x`; browsers leave no space there, as formulas in print do."""
+NAMED = re.compile(r"<mo>(\w{2,})</mo>")
+"""`max` and `min`: as operators they would have space on both sides."""
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
@@ -36,7 +38,7 @@ def _block(writer: Any, node: nodes.math_block) -> None:
 def _mathml(node: nodes.Node, as_block: bool) -> str:
     try:
         drawn = str(tex2mathml(ACCENT.sub(r"\1{}", node.astext()), as_block))
-        return APPLIED.sub('<mspace width="0.17em"></mspace>', drawn)
+        return NAMED.sub(r"<mi>\1</mi>", APPLIED.sub('<mspace width="0.17em"></mspace>', drawn))
     except MathError as error:
         logger.warning("the formula cannot become MathML: %s", error, location=node)
         return ""
