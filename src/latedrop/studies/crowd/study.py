@@ -300,12 +300,18 @@ def _open(name: str, where: Path | None, trained: Trained, settings: Settings) -
         raise DataError(
             f"expected weights trained on {name}; they say {about['set']}. Rename the file, or train again."
         )
+    if about.get("folds"):
+        raise DataError(
+            f"expected weights of {name} that have not seen its validation frames; found some that were trained on all "
+            "frames, with --folds. Pass the folder of others as --weights, or train without --folds."
+        )
     return item if about.get("sigma", item.sigma) == item.sigma else replace(item, sigma=about["sigma"])
 
 
 def _weights(name: str, folder: Path | None) -> Path:
+    """The network that a set is measured with: one that has not seen its validation frames."""
     if folder is None:
-        return shipped(name)
+        return shipped(name if SETS.get(name) is None else f"study/{name}")
     path = folder / f"{name}.safetensors"
     if not path.is_file():
         raise FileError(f"expected weights at {path}; there is no such file.")
