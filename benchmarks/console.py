@@ -205,7 +205,27 @@ def speed(repeats: int = 7) -> dict[str, float]:
         lambda: Shares.measured(trained, calibration, image, count.density, zones)
     )
     times["map of doubt, while it is shown"] = seconds(lambda: counter.doubt(count))
+    other = faster(load_weights(shipped("ucsd")))
+    linear = LiveCounter(other, load_calibration(shipped("ucsd", ".calibration.json"), other))
+    small = image[:, :158, :238]  # made twice as large: as many pixels as half a frame of 640 x 480
+    times["a frame of UCSD's counter, with dropout to first order"] = seconds(lambda: linear.read("frame", small))
     return times
+
+
+def frame_rates(device: str, repeats: int = 50) -> dict[str, float]:
+    """Frames per second by wall clock on a device, with three zones, by the shipped counters."""
+    zones, rates = list(ZONES.values())[:4], {}
+    for name, size in {"mall": (480, 640), "ucsd": (158, 238)}.items():
+        pixels = np.random.default_rng(0).integers(60, 200, size, dtype=np.uint8)
+        trained = load_weights(shipped(name), device=torch.device(device))
+        counter = LiveCounter(trained, load_calibration(shipped(name, ".calibration.json"), trained))
+        for _ in range(3):
+            counter.count("frame", pixels, zones)
+        begun = time.perf_counter()
+        for _ in range(repeats):
+            counter.count("frame", pixels, zones)
+        rates[name] = repeats / (time.perf_counter() - begun)
+    return rates
 
 
 def speed_table(record: dict[str, Any]) -> str:
@@ -299,11 +319,15 @@ def main() -> None:
         "--elsewhere", action="store_true", help="counters on frames of other scenes alone, and add them"
     )
     parser.add_argument("--speed", action="store_true", help="measure the speed alone, and add it to the result")
+    parser.add_argument("--gpu", action="store_true", help="measure frames per second on a GPU, and add them")
     parser.add_argument("--out", default="console", help="name of the result")
     words = parser.parse_args()
     path = RESULTS / f"{words.out}.json"
     if words.speed:
         write(words.out, {**json.loads(path.read_text(encoding="utf-8")), "speed": speed()})
+    elif words.gpu:
+        rates = {"frames_per_second": frame_rates("cuda"), "machine": machine(torch.device("cuda"))}
+        write(words.out, {**json.loads(path.read_text(encoding="utf-8")), "gpu": rates})
     elif words.elsewhere:
         found = {f"{one} on {name}": elsewhere(one, name, words.data, words.every) for one, name in ELSEWHERE}
         write(words.out, {**json.loads(path.read_text(encoding="utf-8")), "elsewhere": found})
