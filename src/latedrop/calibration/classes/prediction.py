@@ -87,7 +87,7 @@ class ClassPrediction:
         rule = self.calibration.rule if rule is None else rule
         if rule is None:
             raise ArgumentError(
-                "expected a rule, from rows that served for nothing else; found none. Call uq = uq.reject((x, labels), "
+                "expected a rule, from rows used for nothing else; found none. Call uq = uq.reject((x, labels), "
                 "risk=0.01) first, or pass what uq.rejection gives."
             )
         return self.confidence >= rule.threshold
