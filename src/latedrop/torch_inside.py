@@ -12,7 +12,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from threading import Lock
 from typing import Any
 from warnings import warn
 
@@ -21,6 +20,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from latedrop.errors import LatedropWarning
+from latedrop.switches import held
 
 
 @dataclass(frozen=True)
@@ -324,30 +324,6 @@ def eager() -> AbstractContextManager[Any]:
     return held(lambda: torch.compiler.set_stance("force_eager"), "eager")
 
 
-@contextmanager
-def held(switch: Callable[[], AbstractContextManager[Any]], key: str) -> Iterator[None]:
-    """A switch that torch has for all threads: on from the first who wants it until the last has left. Nobody waits."""
-    with _HOLDING:
-        count, state = _HELD.get(key, (0, None))
-        if state is None:
-            state = switch()
-            state.__enter__()
-        _HELD[key] = count + 1, state
-    try:
-        yield
-    finally:
-        with _HOLDING:
-            count, state = _HELD.pop(key)
-            if count > 1:
-                _HELD[key] = count - 1, state
-            elif state is not None:
-                state.__exit__(None, None, None)
-
-
-_HOLDING = Lock()
-_HELD: dict[str, tuple[int, AbstractContextManager[Any] | None]] = {}
-
-
 def stream_of(device: torch.device) -> int:
     """The number of the stream on which a CUDA device works for this thread."""
     quick = getattr(torch._C, "_cuda_getCurrentRawStream", None)
@@ -368,13 +344,31 @@ def traced(
     make_fx = _part("torch.fx.experimental.proxy_tensor", "make_fx")
     if make_fx is None:
         raise NotImplementedError("make_fx, which this version of torch has not")
-    exporting = vars(torch.compiler)  # models that ask `torch.compiler.is_exporting` look at no values then
-    exporting["_is_exporting_flag"] = rules is not None
-    try:
+    with held(_exporting, "exporting"):
         function = function if rules is None else make_fx(function)(*arguments)
         return make_fx(torch.func.functionalize(function), rules)(*arguments)  # type: ignore[no-any-return]
+
+
+@contextmanager
+def _exporting() -> Iterator[None]:
+    """Models that ask `torch.compiler.is_exporting` look at no values inside."""
+    switches = vars(torch.compiler)
+    switches["_is_exporting_flag"] = True
+    try:
+        yield
     finally:
-        exporting["_is_exporting_flag"] = False
+        switches["_is_exporting_flag"] = False
+
+
+def compiled(graph: torch.fx.GraphModule, examples: list[Tensor]) -> Callable[..., Any]:
+    """What runs a graph on tensors like these. Torch keeps it on disk: a later process with the same graph finds it.
+
+    The graph is a graph already: `torch.compile` would read it as Python code first, which takes longer than the rest.
+    """
+    compiler = _part("torch._inductor", "standalone_compile")
+    if compiler is None:
+        return torch.compile(graph, dynamic=False, fullgraph=True)
+    return compiler(graph, examples, dynamic_shapes="from_example_inputs")  # type: ignore[no-any-return]
 
 
 def being_traced() -> bool:

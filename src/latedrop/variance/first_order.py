@@ -32,7 +32,7 @@ from latedrop.model.scripts import wrap_scripts
 from latedrop.model.sites import Rate, Site, Sites, odds_by_site
 from latedrop.model.twin import release, twin_of
 from latedrop.model.weight_rules import RECURRENT
-from latedrop.torch_inside import held
+from latedrop.switches import held
 from latedrop.variance.mask_gradients import IN_PLACE, Beside, Key, NeedMasksError, Probes, UnitMasks
 from latedrop.variance.moments import out_of_memory
 
