@@ -203,7 +203,7 @@ class Program:
 
 
 class _Compiled:
-    """A graph that is compiled when it first runs, as a function of the weights too: one in torch's cache serves all."""
+    """A graph that is compiled when it first runs, as a function of the weights too: torch's cache serves any."""
 
     def __init__(self, graph: fx.GraphModule) -> None:
         self._graph, self._held = graph, lifted(graph)
