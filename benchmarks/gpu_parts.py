@@ -48,12 +48,13 @@ class Case:
 
 def _cases(setting: Setting) -> Iterator[tuple[str, Callable[[], Case]]]:
     for net in architectures(setting.small):
-        for rows in (1, net.many):
+        for rows in (1, min(net.many, setting.most)):
             yield f"{net.name}, {rows}", partial(_case, net, rows, setting.device)
-    kind = "cpu" if setting.small else "gpu"
+    kind = "cpu" if setting.small or setting.device.type == "cpu" else "gpu"
     for speed in speed_nets(kind):
         if speed.name != "wide_mlp":
             for rows in speed.batches.values():
+                rows = min(rows, 64 * setting.most)
                 yield f"{speed.name}, {rows}", partial(_speed_case, speed, rows, setting.device)
 
 

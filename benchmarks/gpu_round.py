@@ -37,6 +37,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=list(PARTS), help="these parts only")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
     parser.add_argument("--small", action="store_true", help="small networks, few rows")
+    parser.add_argument("--rows", type=int, help="of a large network, at most; 4 on a CPU")
     parser.add_argument("--rounds", type=int, default=11, help="of each unit, at most")
     parser.add_argument("--seconds", type=float, default=2.0, help="of each unit's rounds, about")
     parser.add_argument("--minutes", type=float, default=8.0, help="no unit starts after so many")
@@ -53,7 +54,8 @@ def main() -> None:
     known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     if all(known.get(key) == record[key] for key in ("machine", "small")):
         record["units"] = known["units"]
-    setting = Setting(device, options.small, Turns(options.rounds, options.seconds, device))
+    most = options.rows or (4 if device.type == "cpu" else 2**16)
+    setting = Setting(device, options.small, most, Turns(options.rounds, options.seconds, device))
     for part in options.only or PARTS:
         for name, measure in PARTS[part](setting):
             if f"{part}, {name}" in record["units"] and not options.again:

@@ -15,8 +15,9 @@ Unit = tuple[str, Callable[[], dict[str, Any]]]
 
 @dataclass(frozen=True)
 class Setting:
-    """Where and how units are measured: `turns(runs, base)` times candidates."""
+    """Where and how units are measured: `turns(runs, base)` times candidates; `most` rows of a large network."""
 
     device: torch.device
     small: bool
+    most: int
     turns: Callable[[dict[str, Callable[[], Any]], str], dict[str, Any]]

@@ -373,7 +373,7 @@ def compiled(graph: torch.fx.GraphModule, examples: list[Tensor]) -> Callable[..
 
 def being_traced() -> bool:
     """Whether `traced` runs in this thread: values then are not to be looked at."""
-    mode = _part("torch.fx.experimental.proxy_tensor", "get_proxy_mode")
+    mode = getattr(sys.modules.get("torch.fx.experimental.proxy_tensor"), "get_proxy_mode", None)
     return mode is not None and mode() is not None
 
 
