@@ -7,7 +7,8 @@
 
 Every unit is written to the JSON as soon as it is measured; what the JSON has from the same machine is left out. All
 candidates of a unit take turns in an order that changes from round to round. A ratio is taken within each round; its
-interval is that of the median over the rounds, by order statistics, at 90 % or wider.
+interval is that of the median over the rounds, by order statistics, at 90 % or wider. On a CPU the time is that of the
+process, which others on the machine disturb less than a clock.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from typing import Any
 import torch
 
 from benchmarks.gpu_parts import PARTS, Setting
-from benchmarks.timing import QUICK, RESULTS, first_line, machine, seconds_of
+from benchmarks.timing import QUICK, RESULTS, first_line, machine
 
 Runs = dict[str, Callable[[], Any]]
 
@@ -91,6 +92,7 @@ class Turns:
 
     def __init__(self, rounds: int, seconds: float, device: torch.device) -> None:
         self.rounds, self.seconds, self.device = rounds, seconds, device
+        self._clock = time.perf_counter if device.type == "cuda" else time.process_time
 
     def __call__(self, runs: Runs, base: str) -> dict[str, Any]:
         """Median seconds of each candidate, its ratio to `base` with an interval, and why some failed."""
@@ -99,11 +101,11 @@ class Turns:
         for name, run in runs.items():
             try:
                 run()
-                seconds_of(run, self.device)
+                run()
             except Exception as error:
                 failed[name] = first_line(error)
         begin, done = time.perf_counter(), 0
-        while done < self.rounds and (done < 2 or time.perf_counter() - begin < self.seconds):
+        while done < 2 or self._another(done, time.perf_counter() - begin):
             for name, run in random.Random(done).sample(list(runs.items()), len(runs)):
                 if name not in failed:
                     times[name].append(self._once(run))
@@ -117,12 +119,24 @@ class Turns:
         seconds = {name: statistics.median(found) for name, found in good.items()}
         return {"seconds": seconds, "ratios": ratios, "base": base, "rounds": done, "failed": failed}
 
+    def _another(self, done: int, taken: float) -> bool:
+        """Whether there is a further round; of quick candidates there are up to ten times as many."""
+        return taken < self.seconds and (done < self.rounds or (taken < 1 and done < 10 * self.rounds))
+
     def _once(self, run: Callable[[], Any]) -> float:
         """Seconds of a call; of a quick one the median of five, after one that is not timed."""
-        taken = seconds_of(run, self.device)
-        if taken > QUICK:
-            return taken
-        return statistics.median(seconds_of(run, self.device) for _ in range(5))
+        taken = self._seconds(run)
+        return taken if taken > QUICK else statistics.median(self._seconds(run) for _ in range(5))
+
+    def _seconds(self, run: Callable[[], Any]) -> float:
+        waits = self.device.type == "cuda"
+        if waits:
+            torch.cuda.synchronize(self.device)
+        start = self._clock()
+        run()
+        if waits:
+            torch.cuda.synchronize(self.device)
+        return self._clock() - start
 
 
 def interval(values: list[float]) -> list[float]:

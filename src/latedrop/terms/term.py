@@ -18,7 +18,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from latedrop.model.calling import Readout
+from latedrop.model.arrays import widened
+from latedrop.model.calling import Readout, check_finite, read
+from latedrop.model.rows import fitting_batches, row_count
 from latedrop.model.sites import Sites
 from latedrop.terms.features import Features
 from latedrop.variance.first_order import Linearization, linearize, watched
@@ -79,14 +81,24 @@ class Rows:
         """The model's own output, `(N, ...)`."""
         if "linear" in self.__dict__:
             return self.linear.mean
-        return own_output(self.model, self.x, self.readout)
+        if self._features is None or "features" in self.__dict__ or fitting_batches(self.model, self.x) is not None:
+            return own_output(self.model, self.x, self.readout)
+        _ = self.features  # whose pass has the output, too
+        found: Tensor = self.__dict__["mean"]
+        return found
 
     @cached_property
     def features(self) -> Tensor:
         """What enters the sites, `(N, features)`; see `Features`."""
         if self._features is None:
             raise ValueError("no term asked for features")
-        return self._features.of(self.model, self.x, self.sites)
+        outputs: list[Any] = []
+        found = self._features.of(self.model, self.x, self.sites, outputs.append)
+        if "mean" not in self.__dict__ and fitting_batches(self.model, self.x) is None:
+            mean = widened(read(outputs[-1], self.readout, row_count(self.x)).detach())
+            check_finite(mean, "without dropout")
+            self.__dict__["mean"] = mean
+        return found
 
 
 class Term:
