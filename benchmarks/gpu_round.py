@@ -36,6 +36,7 @@ Runs = dict[str, Callable[[], Any]]
 def main() -> None:
     parser = argparse.ArgumentParser(description="All that is measured on a GPU, in one round.")
     parser.add_argument("--only", nargs="+", choices=list(PARTS), help="these parts only")
+    parser.add_argument("--units", nargs="+", help="only units with one of these in their names, such as: unet")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
     parser.add_argument("--small", action="store_true", help="small networks, few rows")
     parser.add_argument("--rows", type=int, help="of a large network, at most; 4 on a CPU")
@@ -59,7 +60,8 @@ def main() -> None:
     setting = Setting(device, options.small, most, Turns(options.rounds, options.seconds, device))
     for part in options.only or PARTS:
         for name, measure in PARTS[part](setting):
-            if f"{part}, {name}" in record["units"] and not options.again:
+            left_out = options.units and not any(text in name for text in options.units)
+            if left_out or (f"{part}, {name}" in record["units"] and not options.again):
                 continue
             if time.perf_counter() - begin > 60 * options.minutes:
                 print("no time is left; run it again to go on", file=sys.stderr)

@@ -180,6 +180,14 @@ def parts_of(module: nn.Module) -> list[nn.Module]:
     return [part for part in module._modules.values() if part is not None]
 
 
+def weights_of(module: nn.Module) -> Iterator[Tensor]:
+    """`module.parameters()` and `module.buffers()`, where one that is held twice comes twice: quicker."""
+    for own in (module._parameters, module._buffers):
+        yield from (weight for weight in own.values() if weight is not None)
+    for part in parts_of(module):
+        yield from weights_of(part)
+
+
 def first_weight(module: nn.Module) -> Tensor | None:
     """The first floating one of `module.parameters()`, or None: quicker."""
     for weight in module._parameters.values():
@@ -361,10 +369,8 @@ def _exporting() -> Iterator[None]:
 
 
 def compiled(graph: torch.fx.GraphModule, examples: list[Tensor]) -> Callable[..., Any]:
-    """What runs a graph on tensors like these. Torch keeps it on disk: a later process with the same graph finds it.
-
-    The graph is a graph already: `torch.compile` would read it as Python code first, which takes longer than the rest.
-    """
+    """What runs a graph on tensors like these; torch keeps it on disk, where a later process finds it."""
+    # `torch.compile` would read the graph as Python code first, which takes longer than to find it.
     compiler = _part("torch._inductor", "standalone_compile")
     if compiler is None:
         return torch.compile(graph, dynamic=False, fullgraph=True)

@@ -26,6 +26,7 @@ from latedrop.model.running import may_derive, quietly
 from latedrop.model.sites import Site, Sites
 from latedrop.model.twin import release, twin_of
 from latedrop.model.wrappers import layer_named
+from latedrop.torch_inside import being_traced
 
 __all__ = ["Features", "Noted", "pooled"]
 
@@ -188,14 +189,19 @@ def _narrow(features: Tensor) -> Tensor:
     wide = features.shape[1]
     if wide <= WIDEST:
         return features
-    narrow: Tensor = features @ _matrix(wide, features.dtype, features.device)
+    made = _matrix if being_traced() else _matrix_made_once  # a graph's tensors are of no use outside of it
+    narrow: Tensor = features @ made(wide, features.dtype, features.device)
     return narrow
 
 
-@lru_cache(maxsize=4)
 def _matrix(wide: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The fixed random matrix of so many features: it takes longer to make than to use."""
+    generator = torch.Generator().manual_seed(wide)
+    made: Tensor = torch.randn(wide, WIDEST, generator=generator) / wide**0.5
+    return made.to(device, dtype)
+
+
+@lru_cache(maxsize=4)
+def _matrix_made_once(wide: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """It takes longer to make than to use."""
     with torch.inference_mode(False):
-        generator = torch.Generator().manual_seed(wide)
-        made: Tensor = torch.randn(wide, WIDEST, generator=generator) / wide**0.5
-        return made.to(device, dtype)
+        return _matrix(wide, dtype, device)
