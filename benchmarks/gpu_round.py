@@ -192,5 +192,22 @@ def markdown(record: dict[str, Any], part: str) -> Iterator[str]:
         yield f"| {name} | " + " | ".join(cells) + " |"
 
 
+def first_order_table(record: dict[str, Any]) -> str:
+    """Time beside a plain pass and memory beside a training step."""
+    units = {k.removeprefix("first_order, "): v for k, v in record["units"].items() if k.startswith("first_order, ")}
+    lines = [
+        "| network, rows | sites | plain pass [ms] | first order | with leverage and guard | memory / training step |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for name, unit in units.items():
+        cells = [str(unit["sites"]), f"{1e3 * unit['seconds']['plain']:.3g}"]
+        for run in ("first order", "predict"):
+            low, middle, high = unit["ratios"][run]
+            cells.append(f"{middle:.1f} ({low:.1f} to {high:.1f})")
+        cells.append(f"{unit['bytes']['predict'] / unit['bytes']['training step']:.2f}")
+        lines.append(f"| {name.replace('_', ' ')} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 if __name__ == "__main__":
     main()
