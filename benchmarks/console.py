@@ -1,6 +1,7 @@
 """What the console's rules are worth: alarms by probability against a plain threshold, and labels picked or at random.
 
     python -m benchmarks.console --data ../shared/data        # measures, then writes results/console.json
+    python -m benchmarks.console --data ../shared/data --elsewhere    # counters that come to another camera
     python -m benchmarks.console --tables                     # from the JSON alone
 
 The shipped counters count each k-th test frame of their sets, whole and in five zones, as the console does: in one
@@ -49,6 +50,8 @@ ZONES = {
     "small": box(1 / 8, 3 / 8, 3 / 8, 5 / 8),
 }
 QUANTILES = (0.5, 0.7, 0.9)
+ELSEWHERE = (("mall", "pets"), ("pets", "mall"))
+"""Counters that come to another camera: the frames of both sets are counted whole."""
 LABELS = (0, 5, 10, 20, 40)
 
 
@@ -76,6 +79,25 @@ def measured(name: str, data: Path, every: int) -> list[dict[str, Any]]:
                 "mean": [round(a.mean, 4) for a in amounts],
                 "variance": [round(a.variance, 5) for a in amounts],
                 "truth": truth,
+            }
+        )
+    return rows
+
+
+def elsewhere(counter: str, name: str, data: Path, every: int) -> list[dict[str, Any]]:
+    """The same for the whole picture, by the counter of another scene."""
+    trained = faster(load_weights(shipped(counter)))
+    calibration = load_calibration(shipped(counter, ".calibration.json"), trained)
+    crowd_set, rows = open_as_trained(name, data / SETS[name], trained), []
+    for index in shown_on(crowd_set.test[::every], f"{counter} on {name}", unit="frames", show=True):
+        reading = calibration.read(trained, crowd_set.image(index, trained.channels), deviations=False)
+        rows.append(
+            {
+                "frame": crowd_set.frames[index].name,
+                "strangeness": round(reading.strangeness, 4),
+                "mean": [round(reading.mean, 4)],
+                "variance": [round(reading.variance, 5)],
+                "truth": [len(crowd_set.heads(index))],
             }
         )
     return rows
@@ -183,13 +205,51 @@ def speed(repeats: int = 7) -> dict[str, float]:
         lambda: Shares.measured(trained, calibration, image, count.density, zones)
     )
     times["map of doubt, while it is shown"] = seconds(lambda: counter.doubt(count))
+    other = faster(load_weights(shipped("ucsd")))
+    linear = LiveCounter(other, load_calibration(shipped("ucsd", ".calibration.json"), other))
+    small = image[:, :158, :238]  # made twice as large: as many pixels as half a frame of 640 x 480
+    times["a frame of UCSD's counter, with dropout to first order"] = seconds(lambda: linear.read("frame", small))
     return times
+
+
+def frame_rates(device: str, repeats: int = 50) -> dict[str, float]:
+    """Frames per second by wall clock on a device, with three zones, by the shipped counters."""
+    zones, rates = list(ZONES.values())[:4], {}
+    for name, size in {"mall": (480, 640), "ucsd": (158, 238)}.items():
+        pixels = np.random.default_rng(0).integers(60, 200, size, dtype=np.uint8)
+        trained = load_weights(shipped(name), device=torch.device(device))
+        counter = LiveCounter(trained, load_calibration(shipped(name, ".calibration.json"), trained))
+        for _ in range(3):
+            counter.count("frame", pixels, zones)
+        begun = time.perf_counter()
+        for _ in range(repeats):
+            counter.count("frame", pixels, zones)
+        rates[name] = repeats / (time.perf_counter() - begun)
+    return rates
 
 
 def speed_table(record: dict[str, Any]) -> str:
     times = record["speed"]
     lines = ["| step | in plain passes | frames per second and core |", "| --- | ---: | ---: |"]
     lines += [f"| {name} | {t / times['plain pass']:.2f} | {1 / t:.1f} |" for name, t in times.items()]
+    return "\n".join(lines)
+
+
+def recalibration_table(record: dict[str, Any], number: int = 20) -> str:
+    """What so many labels of the first half do on the second half of each set."""
+    lines = [
+        f"| counter | frames of | 90 % intervals hold, without labels | {number} labels, evenly spread | {number} at "
+        "random, mean | count MAE without, evenly spread, at random |",
+        "| --- | --- | ---: | ---: | ---: | --- |",
+    ]
+    own = {(name, name): found["labels"] for name, found in record["summary"].items()}
+    for (counter, name), found in (
+        own | {tuple(k.split(" on ")): labels(v) for k, v in record["elsewhere"].items()}
+    ).items():
+        rows = {(row["labels"], row["how"]): row for row in found}
+        three = rows[0, "picked"], rows[number, "evenly spread"], rows[number, "random"]
+        held = " | ".join(f"{100 * row['coverage']:.0f} %" for row in three)
+        lines.append(f"| {counter} | {name} | {held} | {', '.join(format(row['mae'], '.2f') for row in three)} |")
     return "\n".join(lines)
 
 
@@ -253,17 +313,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, default=Path("../shared/data"))
     parser.add_argument("--every", type=int, default=5)
-    parser.add_argument("--sets", nargs="+", default=["mall", "ucsd"], choices=list(SETS))
+    parser.add_argument("--sets", nargs="+", default=list(SETS), choices=list(SETS))
     parser.add_argument("--tables", action="store_true")
+    parser.add_argument(
+        "--elsewhere", action="store_true", help="counters on frames of other scenes alone, and add them"
+    )
     parser.add_argument("--speed", action="store_true", help="measure the speed alone, and add it to the result")
+    parser.add_argument("--gpu", action="store_true", help="measure frames per second on a GPU, and add them")
     parser.add_argument("--out", default="console", help="name of the result")
     words = parser.parse_args()
     path = RESULTS / f"{words.out}.json"
     if words.speed:
         write(words.out, {**json.loads(path.read_text(encoding="utf-8")), "speed": speed()})
+    elif words.gpu:
+        rates = {"frames_per_second": frame_rates("cuda"), "machine": machine(torch.device("cuda"))}
+        write(words.out, {**json.loads(path.read_text(encoding="utf-8")), "gpu": rates})
+    elif words.elsewhere:
+        found = {f"{one} on {name}": elsewhere(one, name, words.data, words.every) for one, name in ELSEWHERE}
+        write(words.out, {**json.loads(path.read_text(encoding="utf-8")), "elsewhere": found})
     elif not words.tables:
         known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-        rows: dict[str, list[dict[str, Any]]] = {}
+        rows: dict[str, list[dict[str, Any]]] = dict(known.get("rows", {}))  # of sets that are not measured now
         for name in words.sets:
             rows[name] = measured(name, words.data, words.every)
             about = {"every": words.every, "machine": machine(torch.device("cpu"))}

@@ -40,7 +40,19 @@ from benchmarks.speed_pages import IMAGES, figure, memory_table, rows_for_readme
 from benchmarks.timing import RESULTS
 
 ROOT = Path(__file__).parents[1]
-_NAMES = ("performance", "linear", "uci", "shift", "design", "worth", "stream", "terms", "crowd_study", "console")
+_NAMES = (
+    "performance",
+    "linear",
+    "uci",
+    "shift",
+    "design",
+    "worth",
+    "stream",
+    "terms",
+    "crowd_study",
+    "console",
+    "crowd",
+)
 _NAMES += ("serving", "command_line", "cluster", "onnx")
 PAGES = (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in _NAMES))
 _BLOCK = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
@@ -118,6 +130,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "benchmarks.console.alarms": lambda: console.alarm_table(_read(RESULTS / "console.json")),
     "benchmarks.console.zones": lambda: console.zone_table(_read(RESULTS / "console.json")),
     "benchmarks.console.labels": lambda: console.label_table(_read(RESULTS / "console.json")),
+    "benchmarks.console.recalibration": lambda: console.recalibration_table(_read(RESULTS / "console.json")),
     "benchmarks.console.speed": lambda: console.speed_table(_read(RESULTS / "console.json")),
     "benchmarks.serve": lambda: serve.markdown(_read(RESULTS / "serve.json")),
     "benchmarks.serve.accidents": lambda: serve.accidents(_read(RESULTS / "serve.json")),

@@ -202,6 +202,8 @@ def test_hugging_face(tmp_path: Path) -> None:
     inputs = {name: value for name, value in padded(texts[48:]).items() if name != "labels"}
     np.testing.assert_allclose(found.probabilities, uq.predict(inputs).probabilities, rtol=1e-4)
     assert found.metrics["test_nll"] > 0
+    ruled = uq.reject(run.get_eval_dataloader(texts[:48]), risk=0.9, unpack=labels_apart())
+    np.testing.assert_array_equal(predict_with(run, texts[48:], ruled).kept, ruled.predict(inputs).kept())
     bare = predict_with(run, [{"input_ids": row} for row in tokens[:5]], uq)
     assert (bare.label_ids, bare.metrics, bare.label.shape) == (None, {}, (5,))
 

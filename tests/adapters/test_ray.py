@@ -90,6 +90,23 @@ def test_a_table_is_predicted_as_the_predictor_does(folder: Path) -> None:
         np.testing.assert_allclose(found[name].to_numpy()[finite], values.numpy().reshape(-1), rtol=1e-4, atol=1e-6)
 
 
+def test_an_onnx_file_needs_nothing_else(folder: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnx")
+    uq = asked(folder).predictor()
+    path = str(uq.to_onnx(folder / "net.onnx", torch.zeros(2, 3)))
+    table = whole(folder / "data")
+    wanted = Predictions(asked(folder))(table)
+    made = Predictions(Asked(path, inputs=NAMES, keep=("id",), batch_size=64))
+    found = made(table)
+    assert found.column_names == wanted.column_names
+    for name in ("mean", "std", "low", "high", "strangeness"):
+        np.testing.assert_allclose(found[name].to_numpy(), wanted[name].to_numpy(), rtol=1e-3, atol=1e-5)
+    assert alike(arrow.concat_tables([made(table.slice(0, 700)), made(table.slice(700))]), found)
+    with pytest.raises(ArgumentError, match=r"an \.onnx file alone"):
+        Predictions(Asked(path, str(folder / "cal.json"), inputs=NAMES))
+
+
 @pytest.mark.parametrize("cuts", [(700,), (1, 2, 64, 65, 1000)])
 def test_the_cut_changes_no_byte(folder: Path, cuts: tuple[int, ...]) -> None:
     table, predictions = whole(folder / "data"), Predictions(asked(folder))

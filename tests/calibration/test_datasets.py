@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -111,6 +111,34 @@ def test_every_entry_point(net: nn.Module, rows: tuple[Tensor, Tensor], form: st
     assert sizes == [16, 16, 8]
     held = uq.conformal(data).predict(rows[0]).interval(0.8)
     torch.testing.assert_close(held, plain.conformal(rows).predict(rows[0]).interval(0.8))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_what_looks_at_inputs_alone(net: nn.Module, rows: tuple[Tensor, Tensor], form: str) -> None:
+    x, data = rows[0], FORMS[form](*rows)
+    assert latedrop.find_sites(net, data) == latedrop.find_sites(net, x)
+    ways: list[Callable[[Any], Any]] = [
+        lambda given: latedrop.sample(net, given, 0.2, 10, keep_draws=True),
+        lambda given: latedrop.propagate(net, given, 0.2),
+        lambda given: latedrop.linearize(net, given),
+    ]
+    for way in ways:
+        found, expected = vars(way(data)), vars(way(x))
+        assert {name for name, value in expected.items() if isinstance(value, Tensor)} >= {"mean"}
+        for name, value in expected.items():
+            if isinstance(value, Tensor):
+                torch.testing.assert_close(found[name], value)
+            else:
+                assert found[name] == value
+
+
+@pytest.mark.parametrize("form", ["loader", "Hugging Face"])
+def test_a_loader_without_rows(net: nn.Module, rows: tuple[Tensor, Tensor], form: str) -> None:
+    pytest.importorskip("datasets")
+    none = FORMS[form](rows[0][:0], rows[1][:0])
+    for way in (latedrop.find_sites, latedrop.linearize, lambda model, x: latedrop.sample(model, x, 0.1)):
+        with pytest.raises(DataError, match="at least one batch of rows"):
+            way(net, none)
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -17,7 +17,7 @@ import latedrop
 from latedrop import Log, Standardized, Transformed
 from latedrop.calibration.evaluation import compare, likelihood, verdict
 from latedrop.calibration.transforms import Transform
-from latedrop.errors import ArgumentError, DataError, FileError
+from latedrop.errors import ArgumentError, DataError, FileError, LatedropWarning
 
 METHODS: list[dict[str, Any]] = [
     {},
@@ -245,3 +245,33 @@ def test_a_forgotten_logarithm_is_noticed() -> None:
 
 def test_a_mean_that_wants_a_gradient_is_a_number() -> None:
     assert Standardized(torch.tensor(3.0, requires_grad=True), torch.tensor([2.0])) == Standardized(3.0, 2.0)
+
+
+@pytest.mark.parametrize("target", [Log(), OWN], ids=["log", "own"])
+def test_absurd_rows_have_finite_predictions(target: Transform) -> None:
+    dice = torch.Generator().manual_seed(0)
+    x = torch.rand(200, 2, generator=dice)
+    net = nn.Sequential(nn.Linear(2, 20), nn.ReLU(), nn.Linear(20, 1))
+    with torch.no_grad():
+        for weights in net.parameters():
+            weights.copy_(0.3 * torch.rand(weights.shape, generator=dice))
+        y = target.inverse(net(x) + 0.1 * torch.randn(200, 1, generator=dice))
+    uq = latedrop.calibrate(net, (x, y), target=target, progress=False)
+    assert isinstance(uq, latedrop.Predictor)
+    with pytest.warns(LatedropWarning, match="prediction of 1 of 2 rows is too large a number") as seen:
+        found = uq.predict(torch.tensor([[1000.0, 1000.0], [0.5, 0.5]]))
+    assert seen[0].filename == __file__
+    low, high = found.interval(0.9)
+    for values in (found.mean, found.std, found.variance, low, high):
+        assert bool(values.isfinite().all())
+    assert float(high[0]) > 1e30 > float(high[1])
+
+
+def test_a_large_deviation_is_no_infinity() -> None:
+    """Its square does not fit float32."""
+    m, v = torch.tensor([[40.0]]), torch.tensor([[60.0]])
+    mean, variance = Log().moments(m.double(), v.double())
+    assert float(mean) == pytest.approx(math.exp(70))
+    assert float(variance) == pytest.approx(math.exp(60 + 2 * 40) * math.expm1(60), rel=1e-9)
+    assert float(Log().moments(m.double(), torch.zeros(1, 1).double())[1]) == 0
+    assert float(Log().moments(m, 1e6 * v)[1]) == torch.finfo(torch.float32).max

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
+from torch import nn
 
+import latedrop
 from latedrop.calibration.classes.sets import ClassSets, Score, at_most, rejection, scores_of
 from latedrop.errors import ArgumentError, DataError
 
@@ -96,3 +100,22 @@ def test_a_risk_that_cannot_be_had_keeps_nothing() -> None:
         rejection(torch.ones(3), torch.ones(3, dtype=torch.bool), 2.0, 0.95)
     with pytest.raises(DataError, match="found none"):
         rejection(torch.ones(0), torch.ones(0, dtype=torch.bool), 0.1, 0.95)
+
+
+def test_a_rule_is_kept_with_the_calibration(tmp_path: Path) -> None:
+    dice = torch.Generator().manual_seed(0)
+    x = torch.randn(400, 3, generator=dice)
+    model = nn.Sequential(nn.Linear(3, 16), nn.Tanh(), nn.Linear(16, 3))
+    y = (5 * model(x).detach() + 0.3 * torch.randn(400, 3, generator=dice)).argmax(1)
+    uq = latedrop.calibrate(model, (x[:200], y[:200]), terms=["leverage"], progress=False)
+    assert isinstance(uq, latedrop.ClassPredictor)
+    with pytest.raises(ArgumentError, match="expected a rule"):
+        uq.predict(x).kept()
+    assert "kept" not in uq.predict(x).to_dict()
+    ruled, rule = uq.reject((x[200:], y[200:]), risk=0.3), uq.rejection((x[200:], y[200:]), risk=0.3)
+    assert ruled.calibration.rule == rule
+    ruled.save(tmp_path / "c.json")
+    found = latedrop.load(tmp_path / "c.json", model).predict(x)
+    assert isinstance(found, latedrop.ClassPrediction)
+    assert torch.equal(found.kept(), uq.predict(x).kept(rule))
+    assert torch.equal(found.to_dict()["kept"], found.kept())

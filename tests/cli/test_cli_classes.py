@@ -230,6 +230,51 @@ def test_images_with_labels(call: Run) -> None:
 
 
 @pytest.mark.parametrize("end", ["csv", "parquet", "npz"])
+def test_a_rule_and_a_detector(call: Run, end: str) -> None:
+    if end == "parquet":
+        pytest.importorskip("pyarrow")
+    arguments = ("-o", "cal.json", "--reject", "0.7", "--detector", "strange.json")
+    code, out, err = call("calibrate", "user_classes:net", *data("val.csv", "kind"), *arguments)
+    assert (code, err) == (0, "")
+    assert "Rule: keep rows of confidence" in out
+    rule = record_in("cal.json").rule
+    assert rule is not None
+    assert (rule.risk, record_in("cal.json").rows + rule.rows) == (0.7, 80)
+    lines = Path("test.csv").read_text().splitlines()
+    lines[3] = "2,,1,1,1,cat,0,1,no"
+    lines[5] = "4,90,90,-90,90,cat,0,1,no"
+    Path("gaps.csv").write_text("\n".join(lines))
+    written = ("--data", "gaps.csv", "-o", f"out.{end}", "--detector", "strange.json")
+    code, _, _ = call("predict", "user_classes:net", "cal.json", *written)
+    assert code == 0
+    if end == "csv":
+        rows = rows_of("out.csv")
+        kept, p = [row["kept"] == "True" for row in rows], [float(row["p_value"] or "nan") for row in rows]
+    else:
+        found = np.load("out.npz") if end == "npz" else pytest.importorskip("pandas").read_parquet("out.parquet")
+        kept, p = found["kept"].tolist(), found["p_value"].tolist()
+    uq = latedrop.load("cal.json", sys.modules["user_classes"].net())
+    with np.load("test.npz") as arrays:
+        expected = uq.predict(arrays["x"]).kept()
+    assert kept[:2] == expected[:2].tolist()
+    assert (kept[2], np.isnan(p[2])) == (False, True)
+    assert 0 < min(value for value in p if value == value) == p[4] < 0.2
+    code, out, _ = call("evaluate", "user_classes:net", "cal.json", "--data", "test.csv", "--require", "kept>=2")
+    assert (code, "Does the rule hold?" in out) == (3, True)
+
+
+def test_a_rule_that_keeps_nothing_comes_back(call: Run) -> None:
+    words = ("-o", "cal.json", "--reject", "0.001", "--json")
+    code, out, _ = call("calibrate", "user_classes:net", *data("val.csv", "kind"), *words)
+    assert (code, json.loads(out)["rule"]["threshold"]) == (0, None)
+    code, out, _ = call("predict", "user_classes:net", "cal.json", "--data", "test.csv")
+    rows = list(csv.DictReader(io.StringIO(out)))
+    assert (code, {row["kept"] for row in rows}) == (0, {"False"})
+    code, out, _ = call("evaluate", "user_classes:net", "cal.json", "--data", "test.csv")
+    assert (code, "keeps no row" in out) == (0, True)
+
+
+@pytest.mark.parametrize("end", ["csv", "parquet", "npz"])
 def test_predictions_in_files(call: Run, calibrated: str, end: str) -> None:
     lines = Path("test.csv").read_text().splitlines()
     lines[3] = "2,,1,1,1,cat,0,1,no"
@@ -370,6 +415,15 @@ SINGLE = "id,a,b,c,d,kind\n" + "".join(f"{i},{i},1,1,1,cat\n" for i in range(9))
         ("net", (*data("val.csv", "kind"), "--task", "classes"), 2, "expected --task auto, regression, classification"),
         ("net", (*data("val.csv", "kind"), "--sets", "best"), 2, "expected --sets lac, aps, raps; found 'best'"),
         ("net", (*data("val.csv", "kind"), "--per-class"), 2, "expected --sets with --per-class"),
+        ("net", (*data("val.csv", "kind"), "--reject", "2"), 2, "expected --reject inside (0, 1)"),
+        (
+            "one",
+            (*data("val.csv", "a"), "--inputs", "b,c,d,code", "--reject", "0.1"),
+            2,
+            "expected --reject with classes",
+        ),
+        ("net", (*data("val.csv", "kind"), "--detector", "d.txt"), 2, "expected an output that ends in .json"),
+        ("net", (*data("val.csv", "kind"), "--detector", "val.csv"), 2, "expected an output that ends in .json"),
         ("one", (*data("val.csv", "a"), "--inputs", "b,c,d,code", "--sets", "lac"), 2, "expected --sets with classes"),
         ("net", (*data("val.csv", "kind"), "--floor"), 2, "expected options that classes have; found --floor."),
         (
@@ -381,7 +435,7 @@ SINGLE = "id,a,b,c,d,kind\n" + "".join(f"{i},{i},1,1,1,cat\n" for i in range(9))
         ("net", (*data("val.csv", "kind"), "--unit", "cm"), 2, "expected --unit with a regression"),
         ("net", (*data("val.csv", "kind"), "--target-log"), 2, "found --target-mean, --target-std or --target-log."),
     ],
-    ids=range(21),
+    ids=range(25),
 )
 def test_wrong_input_is_one_line(call: Run, model: str, words: tuple[str, ...], code: int, message: str) -> None:
     Path("single.csv").write_text(SINGLE)

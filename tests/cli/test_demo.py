@@ -140,7 +140,8 @@ def test_global_state_is_left_alone() -> None:
 def test_json_round_trip(result: demo.Demo) -> None:
     again = demo.Demo.from_json(result.to_json())
     assert again.evaluations == result.evaluations
-    assert again.calibration.to_json() == result.calibration.to_json()
+    assert str(again.calibration) == str(result.calibration)
+    assert len(result.to_json()) < 250_000  # without what terms have learned
     assert again.paper == result.paper
     assert torch.equal(again.prediction.strangeness, result.prediction.strangeness)
     assert torch.equal(again.prediction.variance, result.prediction.variance)

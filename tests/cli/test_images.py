@@ -1,6 +1,7 @@
 """Images that a table names, through the whole command line: real files in, columns out, and each wrong one named."""
 
 import csv
+import importlib
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -8,7 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+import latedrop
 from architectures import missing
 from latedrop.cli.tables.transforms import image_transform
 from latedrop.errors import ArgumentError, LatedropError
@@ -234,3 +237,36 @@ def test_timm_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "timm.data", None)
     with pytest.raises(LatedropError, match="expected timm and torchvision for --transform timm:resnet18"):
         image_transform("timm:resnet18")
+
+
+@pytest.mark.skipif(bool(missing("timm", "torchvision")), reason="needs timm and torchvision")
+def test_a_classifier_of_timm_with_its_transform(call: Run) -> None:
+    """From images and a model's name to calibrated classes; the calibration remembers the transform."""
+    Path("timm_model.py").write_text(
+        "import timm, torch\n"
+        "def net():\n"
+        "    with torch.random.fork_rng(devices=[]):\n"
+        "        torch.manual_seed(0)\n"
+        "        return timm.create_model('test_resnet', num_classes=3)\n"
+    )
+    lines = Path("val.csv").read_text().splitlines()
+    kinds = ["kind", *"abcabcabcabc"]
+    Path("val.csv").write_text("\n".join(f"{line},{kind}" for line, kind in zip(lines, kinds, strict=True)) + "\n")
+    pictures = ("--data", "val.csv", "--images", "photos")
+    words = ("--target", "kind", "--terms", "leverage", "--transform", "timm:test_resnet", "-o", "cal.json")
+    try:
+        code, _, err = call("calibrate", "timm_model:net", *pictures, *words)
+        assert (code, err) == (0, "")
+        code, out, _ = call("predict", "timm_model:net", "cal.json", *pictures, "--keep", "file")
+        rows = list(csv.DictReader(out.splitlines()))
+        assert (code, len(rows)) == (0, 12)
+        timm = importlib.import_module("timm")
+        model = sys.modules["timm_model"].net()
+        change = timm.data.create_transform(**timm.data.resolve_data_config({}, model=model))
+        images = [change(Image.open(f"photos/{row['file']}").convert("RGB")) for row in rows]
+        expected = latedrop.load("cal.json", model).predict(torch.stack(images)).confidence
+        np.testing.assert_allclose([float(row["confidence"]) for row in rows], expected, rtol=1e-5)
+        code, out, _ = call("evaluate", "timm_model:net", "cal.json", *pictures, "--report", "page.html")
+        assert (code, "accuracy" in out, Path("page.html").is_file()) == (0, True, True)
+    finally:
+        sys.modules.pop("timm_model", None)

@@ -85,3 +85,67 @@ def test_an_onnx_file_is_served_alone(
         code, _, err = call("serve", *wrong)
         assert code == 2
         assert "expected an .onnx file alone" in err or "expected MODEL and CALIBRATION" in err
+
+
+TWO = """
+import torch
+from torch import nn
+
+class Two(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.left, self.right, self.last = nn.Linear(3, 8), nn.Linear(2, 8), nn.Linear(8, 1)
+
+    def forward(self, x, more):
+        return self.last(torch.relu(self.left(x) + self.right(more)))
+
+torch.manual_seed(0)
+two = Two()
+"""
+
+
+@pytest.mark.parametrize("kind", ["torch", "onnx"])
+def test_inputs_go_by_their_names_and_kinds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Callable[..., Any], kind: str
+) -> None:
+    """One rule for both: names that the model has, in any order, and no whole numbers for floats."""
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnx")
+    from io import BytesIO
+
+    from fastapi.testclient import TestClient
+
+    (tmp_path / "two_code.py").write_text(TWO)
+    names: dict[str, Any] = {}
+    with torch.random.fork_rng():
+        exec(TWO, names)
+    dice = torch.Generator().manual_seed(0)
+    x, more = torch.randn(60, 3, generator=dice), torch.randn(60, 2, generator=dice)
+    uq = latedrop.calibrate(names["two"], ((x, more), torch.randn(60, 1, generator=dice)), progress=False)
+    uq.save(tmp_path / "cal.json")
+    uq.to_onnx(tmp_path / "two.onnx", (x[:2], more[:2]))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delenv("LATEDROP_TOKEN", raising=False)
+    apps: list[Any] = []
+    monkeypatch.setattr("latedrop.serving.server.listen", lambda app, *_: apps.append(app))
+    code, _, err = call("serve", *(["two_code:two", "cal.json"] if kind == "torch" else ["two.onnx"]))
+    assert code == 0, err
+    wanted = uq.predict((x[:4], more[:4])).std.numpy()
+    with TestClient(apps[0]) as client:
+        given = {"x": x[:4].tolist(), "more": more[:4].tolist()}
+        for order in (["x", "more"], ["more", "x"]):
+            found = client.post("/predict", json={"inputs": {name: given[name] for name in order}}).json()
+            np.testing.assert_allclose(found["std"], wanted, rtol=1e-4)
+        for wrong in ({"x": given["x"], "other": given["more"]}, {"other": given["x"]}):
+            answer = client.post("/predict", json={"inputs": wrong})
+            assert answer.status_code == 422
+            assert "expected inputs among x, more; found 'other'" in answer.json()["error"]
+        whole = client.post("/predict", json={"inputs": {"x": [[1, 2, 3]], "more": [[1, 2]]}, "dtype": "int64"})
+        assert whole.status_code == 422
+        file = BytesIO()
+        np.save(file, np.ones((2, 3), np.int64))
+        assert (
+            client.post("/predict", content=file.getvalue(), headers={"Content-Type": "application/x-npy"}).status_code
+            == 422
+        )

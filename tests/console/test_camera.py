@@ -113,6 +113,60 @@ def test_a_folder_ends_or_begins_again(tmp_path: Path) -> None:
         open_sources([str(tmp_path), str(tmp_path)])
 
 
+def test_deep_and_see_through_images_are_read_as_everywhere_else(tmp_path: Path) -> None:
+    from latedrop.crowd.frames import read_image
+
+    deep = np.linspace(0, 65535, 48 * 64).reshape(48, 64).astype(np.uint16)
+    clear = np.full((48, 64, 4), 200, np.uint8)
+    clear[:24, :, 3] = 0
+    for number, pixels in enumerate((deep, clear, np.full((48, 64, 2), 128, np.uint8), np.zeros((1, 1), np.uint8))):
+        Image.fromarray(pixels).save(tmp_path / f"{number}.png")
+    (source,) = open_sources([str(tmp_path)], fps=1000)
+    for number, pixels in enumerate(source.frames()):
+        assert pixels.dtype == np.uint8
+        expected = read_image(tmp_path / f"{number}.png", 3).permute(1, 2, 0).numpy()
+        np.testing.assert_allclose(np.broadcast_to(np.atleast_3d(pixels) / 255, expected.shape), expected, atol=2e-3)
+
+
+@pytest.mark.parametrize("layout", ["gray", "gray16le", "bgra"])
+def test_videos_of_other_layouts(tmp_path: Path, layout: str) -> None:
+    av = pytest.importorskip("av")
+    path = tmp_path / "clip.mkv"
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("ffv1", rate=50)
+        stream.width, stream.height, stream.pix_fmt = 1, 1, layout
+        for number in range(3):
+            pixels = np.full((1, 1, 3), 50 * number, np.uint8)
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24").reformat(format=layout)))
+        container.mux(stream.encode(None))
+    (source,) = open_sources([str(path)], fps=500)
+    assert [frame.shape for frame in source.frames()] == [(1, 1, 3)] * 3
+    assert [int(frame[0, 0, 0]) for frame in source.frames()] == pytest.approx([0, 50, 100], abs=1)
+
+
+def test_a_video_of_no_frames_is_not_read_round_and_round(tmp_path: Path) -> None:
+    av = pytest.importorskip("av")
+    path = tmp_path / "clip.avi"
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("mpeg4", rate=25)
+        stream.width, stream.height, stream.pix_fmt = 16, 16, "yuv420p"
+        container.start_encoding()
+    (source,) = open_sources([str(path)], loop=True)
+    with pytest.raises(FileError, match="a video without any"):
+        next(iter(source.frames()))
+
+
+@pytest.mark.parametrize("content", [b"", b"no video"], ids=["empty", "text"])
+def test_a_file_without_frames_says_so(tmp_path: Path, content: bytes) -> None:
+    pytest.importorskip("av")
+    (tmp_path / "clip.mp4").write_bytes(content)
+    (source,) = open_sources([str(tmp_path / "clip.mp4")])
+    camera = Camera(source, Condition(), 0.01)
+    camera.start()
+    waited(lambda: camera.words.startswith("no picture: expected frames; Invalid data"))
+    camera.close()
+
+
 def test_a_video_plays_at_its_own_pace(tmp_path: Path) -> None:
     av = pytest.importorskip("av")
     path = tmp_path / "clip.mp4"

@@ -132,10 +132,22 @@ def test_wrong_words_are_refused(console: Console) -> None:
     for body in ({"name": ""}, {"name": "a", "points": [[0, 0]]}, {"name": "a", "points": [[0, 0], [5, 0], [0, 1]]},
                  {"name": "a", "points": SQUARE, "limit": -1}, {"name": "a" * 1000}, []):  # fmt: skip
         assert console.ask(at, "POST", body)[0] in (400, 422)
+    small = [[0.5, 0.5], [0.505, 0.5], [0.5, 0.505]]
+    assert "holds a cell" in console.ask(at, "POST", {"name": "a", "points": small})[1]["error"]
+    assert "an area" in console.ask(at, "POST", {"name": "a"})[1]["error"]  # the whole picture is there already
     assert console.ask("/api/sources/9/snapshot", "POST")[0] == 400
     assert console.ask(at, "POST", {"name": "x" * 300_000})[0] == 413
     assert console.ask("/api/sources/0/layers/else")[0] == 204
     assert len(console.state()["sources"][0]["zones"]) == 1
+
+
+def test_a_body_without_a_length_is_counted_as_it_comes(console: Console) -> None:
+    wire = http.client.HTTPConnection("127.0.0.1", console.port, timeout=20)
+    parts = (b'{"name": "' if number == 0 else b"x" * 50_000 for number in range(8))
+    wire.request("POST", "/api/sources/0/zones", parts, {"Content-Type": "application/json"}, encode_chunked=True)
+    answer = wire.getresponse()
+    assert (answer.status, json.loads(answer.read())) == (413, {"error": "expected at most 262144 bytes."})
+    wire.close()
 
 
 @pytest.mark.parametrize(
@@ -280,6 +292,28 @@ def test_a_frame_that_cannot_be_counted_stops_nothing(tmp_path: Path) -> None:
     assert said[-1] == "counted"
 
 
+def test_a_clock_that_is_set_back_delays_no_alarm(tmp_path: Path) -> None:
+    trained = load_weights(shipped("scenes"))
+    calibration = load_calibration(shipped("scenes", ".calibration.json"), trained)
+    source, store = Source("door", True, walking), Store(tmp_path / "a.sqlite")
+    watch = Watch([source], trained, calibration, store, Settings(rule=Rule(hold=2.0), stretch=5.0), Notices([]))
+    view = watch.views[0]
+    store.change_zone(view.zones[0].id, "Whole picture", 20.0)
+    watch.zones_changed(view)
+    view.camera = Camera(source, Condition())
+    assert SCENES[0] is not None
+    counted = view.counter.count("a", SCENES[0])
+    few, many = (replace(counted, amounts=[Amount(mean, 4.0)]) for mean in (3.0, 60.0))
+    now, small = time.time(), np.zeros((32, 32), np.uint8)
+    for second in range(9):
+        view.counter.count = lambda *_, second=second: many if second > 1 else few  # type: ignore[method-assign,misc]
+        set_back = 3600 if second > 2 else 0
+        watch._look(view, Shot(second, now + second - set_back, small, float(second)))
+    assert [alarm["zone"] for alarm in store.open_alarms()] == [view.zones[0].id]
+    assert store.frames("door", labelled=False)  # one was proposed all the same
+    store.close()
+
+
 def test_a_day_of_frames_leaves_memory_and_disk_flat(tmp_path: Path) -> None:
     """An accelerated soak: a frame each four seconds of a day, whose count is always the same."""
     trained = load_weights(shipped("scenes"))
@@ -299,7 +333,7 @@ def test_a_day_of_frames_leaves_memory_and_disk_flat(tmp_path: Path) -> None:
     def look(first: int, last: int) -> int:
         for i in range(first, last):
             view.counter.count = lambda *_, i=i: many if i % 900 < 100 else few  # type: ignore[method-assign,misc]
-            watch._look(view, Shot(i, begun + 4 * i, small))
+            watch._look(view, Shot(i, begun + 4 * i, small, 4.0 * i))
         store.tidy()
         gc.collect()
         return len(gc.get_objects())

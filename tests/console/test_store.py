@@ -126,3 +126,20 @@ def test_zones_are_checked_and_the_whole_picture_stays(tmp_path: Path) -> None:
     store.remove_zone(added)
     assert len(store.zones("door")) == 1
     store.close()
+
+
+def test_one_console_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("latedrop.console.store._PATIENCE", 0.1)
+    first = Store(tmp_path / "a.sqlite")
+    with pytest.raises(FileError, match=r"another console uses it\. Pass another --memory"):
+        Store(tmp_path / "a.sqlite")
+    code = "import sys; from pathlib import Path; from latedrop.console import store; store._PATIENCE = 0.1; "
+    code += "store.Store(Path(sys.argv[1]))"
+    words = [sys.executable, "-c", code, str(tmp_path / "a.sqlite")]
+    other = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert "another console uses it" in other.stderr
+    first.add_event("door", "alarm", "still writes")
+    first.close()
+    again = Store(tmp_path / "a.sqlite")
+    assert again.events()[0]["text"] == "still writes"
+    again.close()

@@ -7,7 +7,15 @@ from scipy import stats
 
 from latedrop import sample
 from latedrop.console.counter import LiveCounter, fitted
-from latedrop.console.zones import Amount, Shares, cells_of, checked_points, first_order_shares, probability_above
+from latedrop.console.zones import (
+    Amount,
+    Shares,
+    cells_of,
+    checked_points,
+    drawn_points,
+    first_order_shares,
+    probability_above,
+)
 from latedrop.crowd.calibration import load_calibration
 from latedrop.crowd.mcnn import load_weights, shipped
 from latedrop.crowd.scenes import make_scenes
@@ -39,6 +47,29 @@ def test_corners_that_make_no_zone(value: object) -> None:
         checked_points(value)
 
 
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ([], "an area"),
+        ([[0.3, 0.3]] * 3, "an area"),
+        ([[0.1, 0.1], [0.5, 0.5], [0.9, 0.9]], "an area"),
+        ([[0.1, 0.1], [0.9, 0.1], [0.1, 0.1], [0.9, 0.1]], "an area"),
+        ([[0.1, 0.1], [0.101, 0.1], [0.1, 0.101]], "an area"),
+        ([[0, 0], [1, 1], [1, 0.1], [0, 0.8]], "cross or touch"),
+        ([[0, 0], [1, 0], [1, 1], [0.5, 0], [0, 1]], "cross or touch"),  # a corner on another side
+        ([[0, 0], [0.4, 0.4], [0.8, 0.8], [0.2, 0.2], [0, 1]], "cross or touch"),  # goes back over itself
+    ],
+    ids=["none", "one corner", "a line", "there and back", "tiny", "a bow", "touching", "a spike"],
+)
+def test_outlines_that_make_no_zone(value: object, said: str) -> None:
+    with pytest.raises(DataError, match=said):
+        drawn_points(value)
+
+
+def test_a_corner_that_is_clicked_twice_counts_once() -> None:
+    assert drawn_points([*LEFT[:2], *LEFT[1:], LEFT[0]]) == LEFT
+
+
 def test_probability_above_a_limit() -> None:
     assert probability_above(Amount(18.0, 9.0), 20) == pytest.approx(stats.norm.sf(2.5 / 3))
     assert probability_above(Amount(18.0, 9.0, 6.0), 20) == pytest.approx(stats.t.sf(2.5 / 3, 6))
@@ -54,6 +85,14 @@ def test_the_whole_picture_has_the_count_and_its_variance(counter: LiveCounter) 
     assert whole.variance == pytest.approx(count.reading.variance, rel=1e-6)
     assert left.mean + right.mean == pytest.approx(whole.mean, rel=1e-6)
     assert 0 < left.variance < whole.variance * 1.2
+
+
+def test_frames_may_change_their_size(counter: LiveCounter) -> None:
+    pixels = make_scenes(0, 1, 0).frames[0].pixels
+    assert pixels is not None
+    for frame in (pixels, pixels[:, : pixels.shape[1] // 2], pixels):
+        whole, left = counter.count("a", frame, [(), LEFT]).amounts
+        assert 0 <= left.mean <= whole.mean
 
 
 def test_shares_are_those_of_draws_of_the_zones_own_sums(counter: LiveCounter) -> None:

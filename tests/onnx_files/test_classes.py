@@ -74,3 +74,12 @@ def test_sets(tmp_path: Path) -> None:
         assert np.array_equal(found.prediction_set(level), with_sets.predict(x[300:]).prediction_set(level).numpy())
     with pytest.raises(latedrop.LatedropError, match="at least 999 conformal rows"):
         found.prediction_set(0.999)
+
+
+def test_a_rule(tmp_path: Path) -> None:
+    model, x, y = trained(3)
+    uq = latedrop.calibrate(model, (x[:200], y[:200]), progress=False)
+    assert isinstance(uq, latedrop.ClassPredictor)
+    ruled = uq.reject((x[200:300], y[200:300]), risk=0.5)
+    found = same(ruled, tmp_path / "rule.onnx", x[300:])
+    assert np.array_equal(found.to_dict()["kept"], ruled.predict(x[300:]).kept().numpy())

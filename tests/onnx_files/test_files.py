@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -307,3 +308,22 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
         status, _, err = run("export", "exported_net:net", "cal.json", *words)
         assert status in (1, 2)
         assert message in err
+
+
+@pytest.mark.parametrize(
+    ("off", "refused"),
+    [
+        ([9e-5] * 12, False),
+        ([2e-4, *[1e-7] * 11], False),  # one row at a jump of the gradient
+        ([2e-4] * 12, True),
+        ([2e-4] * 7 + [1e-7] * 5, True),
+        ([5e-2, *[1e-7] * 11], True),
+        ([float("nan"), *[0.0] * 11], True),
+    ],
+    ids=["rounding", "a jump", "all", "most", "one by much", "nan"],
+)
+def test_a_few_rows_may_jump_and_no_more(off: list[float], refused: bool) -> None:
+    from latedrop.onnx_files.writing import _judge
+
+    with pytest.raises(ArgumentError, match="gives another std") if refused else nullcontext():
+        _judge("std", np.array(off))

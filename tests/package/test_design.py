@@ -15,7 +15,7 @@ ROOMS = [
     {"errors"},
     {"records", "numerals", "quantiles", "switches"},
     {"torch_inside", "files", "devices", "addresses", "terminal", "progress"},
-    {"metrics", "plots"},
+    {"metrics", "plots", "web"},
     {"model"},
     {"masking"},
     {"variance"},
@@ -26,7 +26,7 @@ ROOMS = [
     {"report"},
     {"adapters", "serving"},
     {"crowd"},
-    {"console"},
+    {"console", "explore"},
     {"studies"},
     {"cli"},
 ]

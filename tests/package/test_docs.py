@@ -51,7 +51,7 @@ UNLISTED = {
     "latedrop.terminal",
 }
 LISTED = ("metrics", "plots", "model", "masking", "variance", "terms", "streams", "onnx_files", "calibration", "report")
-LISTED += ("serving", "cli")
+LISTED += ("serving", "cli", "web", "explore")
 
 
 @pytest.fixture

@@ -51,6 +51,7 @@ def test_scores_are_those_of_the_metrics_and_the_page_has_them(tmp_path: Path, g
     assert f"{found.scores[0].nll:.4f}" in text
     assert "http" not in text.replace("http-equiv", "")
     assert ("dog &lt;b&gt;" in text) == guard
+    assert "Rows unlike the others" in text
     assert found.to_dict()["verdict"]["grade"] == found.grade
 
 

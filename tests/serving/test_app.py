@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -195,7 +196,13 @@ def test_counts_and_pages(regression: Any) -> None:
         client.post("/predict", content=b"", headers={"content-type": "application/json"})
         text = client.get("/metrics").text
         page = client.get("/openapi.json").json()
-        assert client.get("/docs").status_code == 200
+        docs = client.get("/docs")
+        assert docs.status_code == 200
+        assert "default-src 'none'" in docs.headers["content-security-policy"]
+        assert not re.search(r"(?:src|href|url)\s*[=(]\s*['\"]?(?:https?:)?//", docs.text)  # nothing is fetched
+        assert "<script" not in docs.text
+        for path in page["paths"]:
+            assert f" {path}</code>" in docs.text
     for line in (
         'latedrop_requests_total{path="/predict",status="200"} 1',
         'latedrop_requests_total{path="/predict",status="400"} 1',

@@ -57,6 +57,7 @@ class ClassOutput(NamedTuple):
     strangeness: Array | None = None
     mutual_information: Array | None = None
     set: Array | None = None
+    kept: Array | None = None
 
 
 def labels_apart(names: Sequence[str] = ("labels",)) -> Callable[[Mapping[str, Any]], tuple[dict[str, Any], Any]]:

@@ -14,13 +14,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from latedrop.calibration.batches import inputs_of
 from latedrop.calibration.classes.prediction import ClassPrediction
 from latedrop.calibration.classes.predictor import ClassPredictor
 from latedrop.calibration.prediction import Prediction
 from latedrop.calibration.predictor import Predictor
 from latedrop.errors import ArgumentError, LatedropError
 from latedrop.metrics.levels import checked_level
+from latedrop.model.datasets import inputs_of
 from latedrop.model.wrappers import bare
 
 __all__ = ["predict_callback"]

@@ -13,6 +13,8 @@ import re
 import secrets
 import shutil
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,12 +26,14 @@ import torch
 from latedrop import errors
 from latedrop.calibration.loading import load
 from latedrop.calibration.named import load_function, load_model
+from latedrop.calibration.prediction import Prediction
 from latedrop.calibration.predictor import Predictor
 from latedrop.errors import ArgumentError, DataError, FileError, LatedropError
 from latedrop.metrics.levels import checked_level
+from latedrop.onnx_files.predictor import OnnxPrediction, OnnxPredictor, load_onnx
 from latedrop.terminal import listed, need
 
-__all__ = ["Asked", "Predictions", "predict_folder"]
+__all__ = ["Asked", "Predictions", "cause", "connected", "predict_folder"]
 
 _SHOWN = 6
 _ENDINGS = (".csv", ".parquet")
@@ -40,7 +44,7 @@ class Asked:
     """What a worker needs to know; texts and numbers alone, so that it can travel.
 
     Attributes:
-        model: `package.module:callable`, or a `.pt2` file.
+        model: `package.module:callable`, a `.pt2` file, or an `.onnx` file, which needs nothing else.
         calibration: what `Predictor.save` wrote.
         inputs: columns that are the model's inputs; those that the calibration remembers where empty.
         keep: columns to carry along.
@@ -56,7 +60,7 @@ class Asked:
     """
 
     model: str
-    calibration: str
+    calibration: str = ""
     inputs: tuple[str, ...] = ()
     keep: tuple[str, ...] = ()
     level: float = 0.9
@@ -69,8 +73,10 @@ class Asked:
     scale: float | str | None = None
     batch_size: int = 1024
 
-    def predictor(self) -> Predictor:
+    def predictor(self) -> Predictor | OnnxPredictor:
         """The calibrated model."""
+        if self.model.endswith(".onnx"):
+            return self._onnx()
         if self.folder is not None and self.folder not in sys.path:
             sys.path.insert(0, self.folder)
         network = load_model(self.model, self.weights, trust=self.trust, device=self.device, untrained=self.untrained)
@@ -93,6 +99,20 @@ class Asked:
         found.batch_size = self.batch_size
         return found if self.scale is None else found.scaled(self.scale)  # type: ignore[arg-type]
 
+    def _onnx(self) -> OnnxPredictor:
+        others = {"calibration": self.calibration, "weights": self.weights, "readout": self.readout}
+        given = [name for name, value in {**others, "scale": self.scale}.items() if value not in ("", None)]
+        if given:
+            raise ArgumentError(
+                f"expected an .onnx file alone, which holds its calibration; found {', '.join(given)}. Leave it out."
+            )
+        found = load_onnx(self.model, threads=1, batch_size=self.batch_size)
+        if found.record["task"] != "regression":
+            raise ArgumentError(
+                "expected the calibration of a regression; found one of classes. Call predict yourself."
+            )
+        return found
+
 
 class Predictions:
     """Tables in, tables out: `dataset.map_batches(Predictions, fn_constructor_args=(asked,), batch_format="pyarrow")`.
@@ -106,11 +126,14 @@ class Predictions:
         if asked.batch_size < 1:
             raise ArgumentError(f"expected a batch size of at least 1; found {asked.batch_size}.")
         self._asked, self._predictor = asked, asked.predictor()
-        known = self._predictor.calibration.columns or {}
-        self.inputs = asked.inputs or tuple(known.get("inputs", ()))
+        if isinstance(self._predictor, OnnxPredictor):
+            known, wide = self._predictor.record["columns"], False
+        else:
+            known = (self._predictor.calibration.columns or {}).get("inputs", ())
+            wide = any(p.dtype == torch.float64 for p in self._predictor.model.parameters())
+        self.inputs = asked.inputs or tuple(known)
         if not self.inputs:
             raise ArgumentError("expected the input columns, as this calibration knows none; found no inputs=.")
-        wide = any(p.dtype == torch.float64 for p in self._predictor.model.parameters())
         self._dtype = np.float64 if wide else np.float32
 
     def __call__(self, table: Any) -> Any:
@@ -135,8 +158,20 @@ class Predictions:
         fill = -rows % size if rows else size
         filled = np.concatenate([x, np.zeros((fill, x.shape[1])) if not rows else np.repeat(x[:1], fill, 0)])
         found = self._predictor.predict(filled)
-        columns = found._columns(self._asked.level)
+        columns = found._columns(self._asked.level) if isinstance(found, Prediction) else self._flat(found)
         return {name: values[:rows].astype(self._dtype) for name, values in columns.items()}
+
+    def _flat(self, found: OnnxPrediction) -> dict[str, npt.NDArray[Any]]:
+        if found.mean.ndim > 2:
+            raise ArgumentError(
+                f"expected one value or a vector per row for a table; found outputs of shape "
+                f"{found.mean.shape[1:]}. Calibrate with a readout."
+            )
+        columns: dict[str, npt.NDArray[Any]] = {}
+        for name, values in found.to_dict(self._asked.level).items():
+            parts = values.reshape(len(values), -1).T
+            columns |= {name if len(parts) == 1 else f"{name}_{k}": part for k, part in enumerate(parts)}
+        return columns
 
 
 def _numbers(table: Any, name: str) -> npt.NDArray[np.float64]:
@@ -200,9 +235,28 @@ def predict_folder(
         part.rename(output)
         return count
     except ray.exceptions.RayError as error:
-        raise _cause(error) from error
+        raise cause(error) from error
     finally:
         shutil.rmtree(part, ignore_errors=True)
+
+
+@contextmanager
+def connected(address: str) -> Iterator[Any]:
+    """Ray itself, at an address; what was not there before is ended after."""
+    need("ray", "ray")
+    import ray
+
+    before = ray.is_initialized()
+    try:
+        if not before:
+            ray.init(**_cluster(address))
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise ArgumentError(f"expected a cluster of Ray at {address}; {error}. Pass another --ray.") from error
+    try:
+        yield ray
+    finally:
+        if not before:
+            ray.shutdown()
 
 
 def _cluster(address: str) -> dict[str, Any]:
@@ -256,7 +310,7 @@ def _counted(folder: Path) -> int:
     return sum(parquet.read_metadata(file).num_rows for file in folder.glob("*.parquet"))
 
 
-def _cause(error: Exception) -> LatedropError:
+def cause(error: Exception) -> LatedropError:
     """What went wrong inside a worker, as it would have been said here; errors come from there as text alone."""
     said = re.findall(r"^latedrop\.errors\.(\w+): (.+)$", str(error), re.MULTILINE)
     if said:

@@ -2,41 +2,31 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from itertools import islice
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from latedrop.calibration.datasets import Columns, dataset_batches, is_dataset, labels_apart, named_inputs
 from latedrop.errors import ArgumentError, DataError, LatedropError
 from latedrop.model.arrays import check_inputs, floating, from_array, from_table, is_table, map_values, place
+from latedrop.model.datasets import Unpack, dataset_batches, is_dataset, unpacked
 from latedrop.model.items import Collate, Items, as_items
 from latedrop.model.rows import row_count, take_rows, tensors
-from latedrop.model.wrappers import bare
 from latedrop.variance.moments import out_of_memory
 
 __all__ = [
-    "Unpack",
     "as_target",
     "batches",
     "failures_explained",
     "first_rows",
     "in_batches",
-    "inputs_in",
-    "inputs_of",
     "is_pair",
-    "only_inputs",
     "row_batches",
     "row_total",
 ]
-
-Unpack = Callable[[Any], "tuple[Any, Any]"] | str
-"""From a batch to (inputs, targets); of batches that are mappings, the name of the targets will do."""
 
 
 def batches(
@@ -67,7 +57,7 @@ def batches(
             f"expected a pair (x, y) or an iterable of batches such as a DataLoader; found {type(data).__name__}."
         )
     for batch in data:
-        x, y = _unpacked(batch, unpack, model)
+        x, y = unpacked(batch, unpack, model)
         x, y = place(as_items(x, collate), model), as_target(y)
         _check_rows(x, y)
         if len(y):
@@ -114,61 +104,6 @@ def first_rows(pair: Any, model: nn.Module, most: int, collate: Collate = None) 
     if isinstance(x, Items):
         return x.at(slice(most))
     return place(map_values(x, lambda v: v[:most] if getattr(v, "ndim", 2) and len(v) == rows else v), model)
-
-
-def inputs_of(batch: Any, model: nn.Module, unpack: Unpack | None = None, collate: Collate = None) -> Any:
-    """The inputs in a batch: all of it, or the first part where it can only be a pair (inputs, targets).
-
-    Of a mapping, the entries that the model takes. With `unpack`, the first part of what it gives; with `collate`, a
-    list of items, or a tuple of it and targets.
-
-    A pair is two inputs where `forward` needs two, and inputs with targets where it takes but one. In between, which is
-    meant cannot be seen, and guessing wrong would go unnoticed.
-    """
-    if isinstance(unpack, str) and isinstance(batch, Mapping):
-        return named_inputs(batch, model, unpack)
-    if unpack is not None:
-        return _unpacked(batch, unpack, model)[0]
-    if type(batch) in (dict, Columns) and collate is None:
-        return named_inputs(batch, model)
-    if collate is not None:
-        return batch[0] if isinstance(batch, tuple) and len(batch) == 2 else batch
-    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
-        return batch
-    parameters = inspect.signature(bare(model).forward).parameters.values()
-    taken = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    if any(p.kind is p.VAR_POSITIONAL for p in parameters) or sum(p.default is p.empty for p in taken) > 1:
-        return batch
-    if len(taken) < 2:
-        return batch[0]
-    raise DataError(
-        f"expected batches of inputs; found a pair, and the model's second input, {taken[1].name!r}, may be left out: "
-        "the second part could be an input or a target. Pass unpack=lambda batch: batch[0] if it is a target, "
-        "unpack=lambda batch: batch if it is an input; or batches of inputs alone."
-    )
-
-
-def inputs_in(
-    loader: Any,
-    model: nn.Module,
-    batch_size: int,
-    take: Callable[[Any], Any] | str | None = None,
-    collate: Collate = None,
-) -> Iterator[Any]:
-    """The inputs of every batch of a loader or a data set; `take` takes them out of a batch, or names the targets."""
-    for batch in dataset_batches(loader, batch_size) if is_dataset(loader) else loader:
-        if isinstance(take, str) or take is None:
-            yield inputs_of(batch, model, take, collate)
-        else:
-            yield take(batch)
-
-
-def only_inputs(loader: Any, model: nn.Module) -> Any:
-    """The inputs of a loader or a data set that is one batch."""
-    found = list(islice(inputs_in(loader, model, 2), 2))
-    if len(found) != 1:
-        raise ArgumentError(f"expected one example; found {'several batches' if found else 'none'}. Pass one row.")
-    return found[0]
 
 
 @contextmanager
@@ -219,24 +154,6 @@ def is_pair(data: Any) -> bool:
 def _check_batch_size(batch_size: Any) -> None:
     if isinstance(batch_size, bool) or not hasattr(batch_size, "__index__") or batch_size < 1:
         raise ArgumentError(f"expected a batch size of at least 1; found {batch_size!r}.")
-
-
-def _unpacked(batch: Any, unpack: Unpack | None, model: nn.Module) -> tuple[Any, Any]:
-    if isinstance(batch, Mapping) and not callable(unpack):
-        return labels_apart(batch, model, unpack)
-    if isinstance(unpack, str):
-        raise DataError(
-            f"expected batches that are mappings, with the targets under {unpack!r}; found {type(batch).__name__}. "
-            "Pass a function as unpack=."
-        )
-    pair = unpack(batch) if unpack is not None else batch
-    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-        found = f"{type(pair).__name__} of {len(pair)}" if hasattr(pair, "__len__") else type(pair).__name__
-        raise DataError(
-            f"expected every batch to be a pair (inputs, targets); found {found}. "
-            "Pass unpack=, a function from a batch to such a pair."
-        )
-    return pair[0], pair[1]
 
 
 def as_target(y: Any) -> Tensor:

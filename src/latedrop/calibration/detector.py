@@ -16,10 +16,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from latedrop.calibration.batches import inputs_in, row_batches
+from latedrop.calibration.batches import row_batches
 from latedrop.calibration.classes.record import ClassCalibration
 from latedrop.calibration.classes.search import classes_of
-from latedrop.calibration.datasets import is_loader
 from latedrop.calibration.detection import (
     COMBINED,
     Combination,
@@ -36,6 +35,7 @@ from latedrop.errors import ArgumentError, DataError, FileError
 from latedrop.files import write_aside
 from latedrop.model.arrays import place
 from latedrop.model.calling import Readout
+from latedrop.model.datasets import inputs_in, is_loader
 from latedrop.model.items import Collate, as_items
 from latedrop.model.sites import Sites
 from latedrop.records import Fields, mapping, number, or_none, parsed, read_text, sealed, text, unsealed
@@ -200,6 +200,9 @@ def measured(uq: Scored, x: Any, names: Sequence[str]) -> tuple[dict[str, Tensor
 
 
 def _batches(uq: Scored, x: Any) -> Iterator[Any]:
+    if isinstance(x, Iterator):
+        yield from (place(as_items(in_order(part, uq.calibration.columns), uq.collate), uq.model) for part in x)
+        return
     if is_loader(x) and uq.collate is None:
         yield from (place(part, uq.model) for part in inputs_in(x, uq.model, uq.batch_size))
         return

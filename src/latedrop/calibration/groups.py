@@ -117,8 +117,13 @@ def by_strangeness(held: Held, strangeness: Floats) -> tuple[Group, ...]:
     return tuple(held.group("strangeness", by, chosen, 2) for chosen in cuts if len(chosen))
 
 
-def by_input(held: Held, inputs: Inputs, own: Mapping[str, Floats]) -> tuple[tuple[Group, ...], ...]:
-    """Groups along the inputs that tell most, the most telling first; `own` are others, one per value."""
+def by_input(
+    held: Held, inputs: Inputs, own: Mapping[str, Floats], most: int | None = _TELLING
+) -> tuple[tuple[Group, ...], ...]:
+    """Groups along the inputs that tell most, the most telling first; `own` are others, one per value.
+
+    `most` of them, or all where None.
+    """
     found = []
     count = len(inputs.columns) + len(own)
     for name in [*inputs.columns, *own]:
@@ -126,7 +131,7 @@ def by_input(held: Held, inputs: Inputs, own: Mapping[str, Floats]) -> tuple[tup
         groups = _parts(held, name, by, _PARTS, _PARTS * count)
         if len(groups) > 1:
             found.append(groups)
-    return tuple(sorted(found, key=_difference, reverse=True)[:_TELLING])
+    return tuple(sorted(found, key=_difference, reverse=True)[:most])
 
 
 def _difference(groups: Sequence[Group]) -> float:

@@ -35,7 +35,7 @@ from latedrop.model.calling import Readout
 from latedrop.model.programs import load_program
 from latedrop.terminal import listed
 
-__all__ = ["as_arguments", "example_inputs", "load_calibrated", "load_function", "load_model"]
+__all__ = ["as_arguments", "example_inputs", "input_names", "load_calibrated", "load_function", "load_model"]
 
 _log = logging.getLogger(__name__)
 _PICKLED = (".pt", ".pth", ".bin", ".ckpt", ".pkl")
@@ -102,6 +102,16 @@ def as_arguments(model: nn.Module, arrays: Mapping[str, Any]) -> Any:
         parameters = inspect.signature(model.forward).parameters.values()
         known = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     return dict(arrays) if set(arrays) <= known else tuple(arrays.values())
+
+
+def input_names(model: nn.Module) -> tuple[str, ...]:
+    """What the model calls its inputs, in their order; none where it takes any number of them."""
+    if isinstance(model, torch.fx.GraphModule):
+        return tuple(str(node.target) for node in model.graph.nodes if node.op == "placeholder")
+    parameters = inspect.signature(model.forward).parameters.values()
+    if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters):
+        return ()
+    return tuple(p.name for p in parameters)
 
 
 def example_inputs(model: nn.Module) -> Any:

@@ -5,20 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
+from warnings import warn
 
 import torch
 from torch import Tensor
 
 from latedrop.calibration.record import Calibration, Choice
 from latedrop.calibration.scale import along_outputs
-from latedrop.errors import ArgumentError, DataError, LatedropError
+from latedrop.calibration.transforms import capped
+from latedrop.errors import ArgumentError, DataError, LatedropError, LatedropWarning
 from latedrop.metrics.levels import checked_level, normal_quantile
 
 if TYPE_CHECKING:
     import pandas
     import polars
 
-__all__ = ["Explanation", "Prediction"]
+__all__ = ["Explanation", "Prediction", "warn_of_overflow"]
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,11 @@ class Prediction:
     @property
     def std(self) -> Tensor:
         """The calibrated standard deviation, `(N, ...)`."""
-        return self.variance.sqrt()
+        variance, unit = self.calibration.variance(self.raw_variance), self.calibration.target
+        if unit is None:
+            return variance.sqrt()
+        # A square may be too large for a number that is not.
+        return capped(unit.moments(self.output.double(), variance.double())[1].sqrt(), variance.dtype)
 
     @property
     def spread(self) -> Tensor:
@@ -168,6 +174,23 @@ class Prediction:
         z = normal_quantile(q) if fitted is None else along_outputs(fitted.z(q), self.output)
         found = self.output + z * self.spread
         return found if unit is None else unit.inverse(found)
+
+
+def warn_of_overflow(prediction: Prediction, stacklevel: int) -> None:
+    """Warn where numbers of the model's unit are too large in the original one, as the exponential of 1000 is."""
+    if prediction.calibration.target is None:
+        return
+    ends = torch.stack([prediction.mean, prediction.std, *(end.abs() for end in prediction.interval(0.9))])
+    most = torch.finfo(ends.dtype).max
+    rows = int((ends >= most).any(0).reshape(len(prediction), -1).any(1).sum())
+    if rows:
+        warn(
+            f"the prediction of {rows} of {len(prediction)} rows is too large a number in the unit of the targets, and "
+            f"is cut at {most:.2g}: the model's output there is far beyond those of the validation rows. Look at "
+            "strangeness, and leave such rows out.",
+            LatedropWarning,
+            stacklevel=stacklevel,
+        )
 
 
 @dataclass(frozen=True)

@@ -17,19 +17,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from latedrop.calibration.batches import Unpack, batches, failures_explained, inputs_in, only_inputs, row_batches
+from latedrop.calibration.batches import batches, failures_explained, row_batches
 from latedrop.calibration.calibrated import Calibrated
+from latedrop.calibration.classes.fit import Scaling
 from latedrop.calibration.classes.labels import Task
-from latedrop.calibration.classes.making import classifier
+from latedrop.calibration.classes.making import ClassOptions, classifier
 from latedrop.calibration.classes.predictor import ClassPredictor
-from latedrop.calibration.datasets import is_loader
 from latedrop.calibration.explaining import explained
 from latedrop.calibration.exporting import export
 from latedrop.calibration.fit import Loss
 from latedrop.calibration.intervals import Conformal, IntervalKind
 from latedrop.calibration.measuring import Method, moments
 from latedrop.calibration.names import in_order, index_of, names_of, pair_in_order
-from latedrop.calibration.prediction import Explanation, Prediction
+from latedrop.calibration.prediction import Explanation, Prediction, warn_of_overflow
 from latedrop.calibration.rate_fit import residuals
 from latedrop.calibration.record import Calibration, Choice
 from latedrop.calibration.search import search
@@ -42,6 +42,7 @@ from latedrop.errors import ArgumentError, DataError
 from latedrop.metrics import align_target
 from latedrop.model.arrays import check_inputs, floating, place
 from latedrop.model.calling import Readout
+from latedrop.model.datasets import Unpack, first_inputs, inputs_in, is_loader, only_inputs
 from latedrop.model.finding import Select
 from latedrop.model.items import Collate, as_items
 from latedrop.model.sites import Kind, Rate, Site
@@ -92,6 +93,7 @@ def calibrate(
     task: Task = "auto",
     class_names: Sequence[str] | None = None,
     ignore_index: int | None = None,
+    scaling: Scaling = "temperature",
 ) -> Any:
     """Fit the variance of a trained model to validation data, and say what it is worth.
 
@@ -152,6 +154,7 @@ def calibrate(
             where targets are whole numbers `(N,)` and outputs `(N, K)`, or `(N, H, W)` and `(N, K, H, W)`.
         class_names: of the classes, in the order of the logits.
         ignore_index: of maps, the label of pixels that have no class.
+        scaling: of classes: `"bias"` also tries a bias for each class, `"vector"` a weight and a bias.
 
     >>> x = torch.linspace(-1, 1, 64)[:, None]
     >>> net = nn.Sequential(nn.Linear(1, 20), nn.Tanh(), nn.Linear(20, 1))
@@ -161,20 +164,19 @@ def calibrate(
     torch.Size([64, 1])
     """
     options: dict[str, Any] = dict(locals())
-    ours = ("model", "data", "task", "class_names", "ignore_index")
+    ours = ("model", "data", "task", *ClassOptions._fields)
     options = {name: value for name, value in options.items() if name not in ours}
-    return _calibrated(model, data, task, class_names, ignore_index, options)
+    return _calibrated(model, data, task, ClassOptions(class_names, ignore_index, scaling), options)
 
 
 def _calibrated(
     model: nn.Module,
     data: Any,
     task: Task,
-    class_names: Sequence[str] | None,
-    ignore_index: int | None,
+    theirs: ClassOptions,
     options: dict[str, Any],
 ) -> Predictor | ClassPredictor:
-    found, data = classifier(model, data, options, task, class_names, ignore_index)
+    found, data = classifier(model, data, options, task, theirs)
     if found is not None:
         return found
     record = search(model, data, Setup(**options, columns=names_of(data)).checked())
@@ -205,7 +207,9 @@ class Predictor(Calibrated[Calibration]):
         x = place(as_items(x, self.collate), self.model, check=self.engine == "compiled")  # else with each batch
         with failures_explained(x):
             parts = [self._predicted(part) for part in row_batches(x, self.batch_size)]
-        return replace(Prediction.joined(parts), index=index)
+        found = replace(Prediction.joined(parts), index=index)
+        warn_of_overflow(found, stacklevel=3)
+        return found
 
     def predict_batches(
         self, loader: Iterable[Any], unpack: Callable[[Any], Any] | str | None = None
@@ -299,9 +303,11 @@ class Predictor(Calibrated[Calibration]):
 
         Args:
             path: of the file.
-            example: inputs of a few rows. The file takes any number of rows, and all other sizes as they are here.
+            example: inputs of a few rows, or a loader that has them. The file takes any number of rows, and all other
+                sizes as they are here.
             level: probability content of `low` and `high`.
         """
+        example = first_inputs(example, self.model, self.collate)
         expected = self.predict(example)  # also tells what is wrong with the example
         placed = place(as_items(in_order(example, self.calibration.columns), self.collate), self.model)
         return export(path, self.model, expected.calibration, self._predicted, placed, level)

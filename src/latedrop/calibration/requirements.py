@@ -16,7 +16,7 @@ MEASURES = ("coverage90", "width90", "gain", "correlation", "rmse", "mae", "nll"
 """What can be required; coverage and width at any level in percent, from 1 to 99."""
 CLASS_MEASURES = (
     *("accuracy", "nll", "brier", "ece", "classwise_ece", "gain", "auroc", "selective_risk", "coverage90", "size90"),
-    "rows",
+    *("kept", "kept_error", "rows"),
 )
 """What can be required of a classifier; coverage and size of sets at any level in percent."""
 

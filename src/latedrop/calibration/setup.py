@@ -9,7 +9,6 @@ from typing import Any, Literal, get_args
 
 from torch import Tensor
 
-from latedrop.calibration.batches import Unpack
 from latedrop.calibration.fit import Loss
 from latedrop.calibration.fitted_terms import checked_terms
 from latedrop.calibration.intervals import IntervalKind
@@ -22,6 +21,7 @@ from latedrop.errors import ArgumentError, DataError
 from latedrop.masking.draws import checked_seed
 from latedrop.metrics.entries import checked_weights
 from latedrop.model.calling import Readout
+from latedrop.model.datasets import Unpack
 from latedrop.model.finding import Select
 from latedrop.model.items import Collate
 from latedrop.model.sites import Kind, Rate, Site

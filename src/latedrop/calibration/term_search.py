@@ -15,8 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from latedrop.calibration.batches import inputs_of, row_batches
-from latedrop.calibration.datasets import dataset_batches, is_dataset
+from latedrop.calibration.batches import row_batches
 from latedrop.calibration.entries import Entries
 from latedrop.calibration.fitted_terms import KINDS, FittedTerms, Guard, measured_columns, shares_of_terms, term_of
 from latedrop.calibration.names import in_order
@@ -27,6 +26,7 @@ from latedrop.calibration.term_fit import Growth, choose, guarded, ignorant
 from latedrop.calibration.verdict import Left, Verdict
 from latedrop.errors import ArgumentError, DataError, LatedropError, SiteError
 from latedrop.model.arrays import is_table, place
+from latedrop.model.datasets import dataset_batches, inputs_of, is_dataset
 from latedrop.model.items import as_items
 from latedrop.model.sites import Sites
 from latedrop.streams.usual import Usual, usual_of_rows

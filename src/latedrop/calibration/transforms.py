@@ -27,12 +27,22 @@ from latedrop.errors import ArgumentError, DataError, FileError
 from latedrop.model.arrays import any_true
 from latedrop.records import Fields, numbers, text, wrong
 
-__all__ = ["Log", "Standardized", "Transform", "Transformed", "checked_transform", "transform_from_dict", "with_own"]
+__all__ = [
+    "Log",
+    "Standardized",
+    "Transform",
+    "Transformed",
+    "capped",
+    "checked_transform",
+    "transform_from_dict",
+    "with_own",
+]
 
 _NODES = 32
 _STEP = 6e-6  # of a central difference in float64
 _CLOSE = 1e-3  # of the targets' spread: how far there and back may lead from a target
 _LEAST, _MOST = 1e-300, 1e300
+_LARGE = 500.0  # beyond, exp(v) - 1 is exp(v)
 
 
 class Transform:
@@ -57,6 +67,12 @@ class Transform:
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
         raise NotImplementedError
+
+
+def capped(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """In that dtype, at most its largest number: a model's logarithm of 1000 is no infinity."""
+    most = torch.finfo(dtype).max
+    return values.clamp(-most, most).to(dtype)
 
 
 @dataclass(frozen=True, init=False)
@@ -102,11 +118,11 @@ class Standardized(Transform):
     def inverse(self, t: Tensor) -> Tensor:
         """See `Transform`."""
         mean, std = self._along(t)
-        return (t.double() * std + mean).to(t.dtype)
+        return capped(t.double() * std + mean, t.dtype)
 
     def moments(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
         """See `Transform`."""
-        return self.inverse(mean), (variance.double() * self._along(variance)[1].square()).to(variance.dtype)
+        return self.inverse(mean), capped(variance.double() * self._along(variance)[1].square(), variance.dtype)
 
     def log_slope(self, y: Tensor) -> Tensor:
         """See `Transform`."""
@@ -148,12 +164,14 @@ class Log(Transform):
 
     def inverse(self, t: Tensor) -> Tensor:
         """See `Transform`."""
-        return t.double().exp().to(t.dtype)
+        return capped(t.double().exp(), t.dtype)
 
     def moments(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
         """See `Transform`."""
         m, v = mean.double(), variance.double()
-        return (m + v / 2).exp().to(mean.dtype), (v.expm1() * (2 * m + v).exp()).to(variance.dtype)
+        # One exponential of a sum: a product of two could be infinity times 0.
+        logs = 2 * m + v + v.clamp_min(_LEAST).expm1().log().where(v < _LARGE, v)
+        return capped((m + v / 2).exp(), mean.dtype), capped(logs.exp().where(v > 0, 0.0), variance.dtype)
 
     def log_slope(self, y: Tensor) -> Tensor:
         """See `Transform`."""
@@ -210,7 +228,7 @@ class Transformed(Transform):
 
     def inverse(self, t: Tensor) -> Tensor:
         """See `Transform`."""
-        return self._back(t).to(t.dtype)
+        return capped(self._back(t), t.dtype)
 
     def moments(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
         """See `Transform`."""
@@ -218,8 +236,8 @@ class Transformed(Transform):
         values = [(w, self._back(m + x * std)) for x, w in _gauss_hermite()]
         center = torch.stack([w * y for w, y in values]).sum(0)
         spread = torch.stack([w * (y - center).square() for w, y in values]).sum(0)
-        # Where the inverse overflows, both are infinite.
-        return center.to(mean.dtype), spread.nan_to_num(nan=torch.inf, posinf=torch.inf).to(variance.dtype)
+        # Where the inverse overflows, both are as large as can be.
+        return capped(center, mean.dtype), capped(spread.nan_to_num(nan=torch.inf, posinf=torch.inf), variance.dtype)
 
     def log_slope(self, y: Tensor) -> Tensor:
         """See `Transform`."""

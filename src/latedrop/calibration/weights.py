@@ -27,7 +27,8 @@ def weight_marks(model: nn.Module) -> dict[str, bytes]:
     marks, plain = {}, plain_names(model)
     for name, value in model.state_dict().items():
         if isinstance(value, Tensor):
-            flat = value.detach().reshape(-1)
+            flat = torch.view_as_real(value.detach().resolve_conj()) if value.is_complex() else value.detach()
+            flat = flat.reshape(-1)
             values = flat[:: max(1, -(-flat.numel() // 1024))].cpu().to(torch.float64).numpy()
             marks[name] = f"{plain(name)} {tuple(value.shape)} {value.dtype}".encode() + values.tobytes()
     return marks

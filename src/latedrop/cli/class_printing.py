@@ -25,6 +25,8 @@ def print_class_calibration(c: "ClassCalibration", dropped: int, files: Sequence
         record: dict[str, Any] = {"task": "classification", **{name: getattr(c, name) for name in kept}}
         record |= {"fit": asdict(c.fit), "alone": c.alone, "dropped": dropped, "files": list(files)}
         record |= {"sets": None if c.sets is None else {"score": c.sets.score, "rows": held}}
+        rule = None if c.rule is None else {**asdict(c.rule), "threshold": c.rule.threshold if c.rule.kept else None}
+        record |= {"rule": rule}
         record |= {"candidates": [asdict(found) for found in c.candidates]}
         record |= {"verdict": {**asdict(c.verdict), "text": str(c.verdict)}}
         print(json.dumps(record, indent=1))
@@ -37,6 +39,8 @@ def print_class_calibration(c: "ClassCalibration", dropped: int, files: Sequence
     print(f"{c.rows} validation rows{left}; each was left out of the fit that it was scored with.")
     print(f"{c.classes} classes in the order of the outputs: {listed(c.known_names, _SHOWN)}")
     print(f"In use: {c.choice}. {str(c.verdict)[0].upper()}{str(c.verdict)[1:]}.")
+    if c.rule is not None:
+        print(f"Rule: {c.rule}.")
     print(f"written: {', '.join(files)}")
 
 

@@ -17,6 +17,7 @@ import torch
 
 from latedrop.calibration.classes.predictor import ClassPredictor
 from latedrop.calibration.classes.record import ClassCalibration
+from latedrop.calibration.detector import Detector
 from latedrop.calibration.predictor import Predictor
 from latedrop.calibration.record import Calibration
 from latedrop.cli.feed import arguments
@@ -24,7 +25,7 @@ from latedrop.cli.options import LEVEL
 from latedrop.cli.tables import Rows
 from latedrop.errors import ArgumentError
 
-__all__ = ["check_sets", "output_names", "predicted"]
+__all__ = ["check_sets", "output_names", "p_values", "predicted"]
 
 _NAMES = ("mean", "std", "low", "high")
 _MOST_COLUMNS = 16_384  # of a spreadsheet
@@ -48,6 +49,14 @@ def predicted(
     if isinstance(uq, ClassPredictor):
         return _classes(uq, rows, level, flat=flat)
     return _predicted(uq, rows, LEVEL if level is None else level, flat=flat)
+
+
+def p_values(detector: Detector, rows: Rows) -> npt.NDArray[np.float64]:
+    """How usual rows are, `(N,)`; NaN for those that are not finite."""
+    found = np.full(len(rows), np.nan)
+    if rows.finite.any():
+        found[rows.finite] = detector(arguments(detector.uq.model, _whole(rows))).p_value.numpy()
+    return found
 
 
 def _output_names(calibration: Calibration, *, flat: bool) -> dict[str, tuple[str, ...]]:
@@ -108,6 +117,7 @@ def _class_names(c: ClassCalibration, level: float | None, *, flat: bool) -> lis
     names += ["strangeness"] if c.leverage is not None else []
     names += ["mutual_information"] if c.rate is not None or c.fit.odds else []
     names += ["set"] if level is not None else []
+    names += ["kept"] if c.rule is not None else []
     return [*names, *((f"p_{name}" for name in c.known_names) if flat else ["probabilities"])]
 
 
@@ -118,14 +128,19 @@ def _classes(uq: ClassPredictor, rows: Rows, level: float | None, *, flat: bool)
     columns: dict[str, Any] = {name: np.full(len(rows), np.nan, np.float64 if wide else np.float32) for name in names}
     p = np.full((len(rows), c.classes), np.nan, np.float64 if wide else np.float32)
     code, inside = np.full(len(rows), -1), np.zeros((len(rows), c.classes), dtype=bool)
+    keep = np.zeros(len(rows), dtype=bool)
     if rows.finite.any():
         result = uq.predict(arguments(uq.model, _whole(rows)))
         found = {name: value.cpu().numpy() for name, value in result.to_dict().items()}
         p[rows.finite], code[rows.finite] = found.pop("probabilities"), found.pop("label")
         if level is not None:
             inside[rows.finite] = result.prediction_set(level).cpu().numpy()
+        if "kept" in found:
+            keep[rows.finite] = found.pop("kept")
         for name, values in found.items():
             columns[name][rows.finite] = values
+    if c.rule is not None:
+        columns["kept"] = keep  # an empty row is not kept
     columns["label"] = np.ma.masked_array(code, empty)
     if not flat:
         return columns | {"probabilities": p} | ({} if level is None else {"set": inside})

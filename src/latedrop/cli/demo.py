@@ -71,6 +71,7 @@ _ABOUT = (
     "a training ({train}), a validation ({validation}) and a test part ({test})."
 )
 _FILE = Path("data", "regression", "airfoil", "airfoil_self_noise.dat.txt")
+_LEFT_OUT = "left out"  # the file of what terms have learned
 _COLUMNS = 6
 _INPUTS = ("frequency", "angle of attack", "chord length", "air speed", "displacement thickness")
 _PARTS = {"train": 903, "validation": 300, "test": 300}
@@ -131,12 +132,18 @@ class Demo:
         }
 
     def to_json(self) -> str:
-        """All of it as JSON: tables and figures can be made again from this alone."""
+        """All of it as JSON: tables and figures can be made again from this alone.
+
+        What terms have learned is large and of use to the network alone, which is not kept: only its shapes are.
+        """
+        learned: dict[str, Tensor] = {}
+        calibration = json.loads(self.calibration.to_json(learned, _LEFT_OUT))
         record = {
             "seed": self.seed,
             "epochs": self.epochs,
             "rows": self.rows,
-            "calibration": json.loads(self.calibration.to_json()),
+            "calibration": calibration,
+            "learned": {name: list(value.shape) for name, value in learned.items()},
             "paper": json.loads(self.paper.to_json()),
             "evaluations": [asdict(row) for row in self.evaluations],
             "test": {
@@ -155,9 +162,9 @@ class Demo:
         """Read what `to_json` wrote."""
         try:
             record = parsed(text, "a demo", "Run the demo again.")
-            calibration, paper = (
-                Calibration.from_json(json.dumps(record.pop(name))) for name in ("calibration", "paper")
-            )
+            learned = {name: torch.zeros(shape) for name, shape in record.pop("learned").items()}
+            calibration = Calibration.from_json(json.dumps(record.pop("calibration")), lambda file: learned)
+            paper = Calibration.from_json(json.dumps(record.pop("paper")))
             test = {name: torch.tensor(values)[:, None] for name, values in record.pop("test").items()}
             rows = [Evaluation.from_dict(row) for row in record.pop("evaluations")]
             strange = record.pop("strangeness")

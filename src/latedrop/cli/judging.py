@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
 from latedrop.calibration.classes.judging import ClassJudgement, judge_classes
 from latedrop.calibration.classes.predictor import ClassPredictor
 from latedrop.calibration.groups import Inputs
 from latedrop.calibration.judgement import Judgement, judge, output_units
+from latedrop.calibration.prediction import Prediction
 from latedrop.calibration.predictor import Predictor
 from latedrop.cli.command import typed
 from latedrop.cli.feed import Labelled, Source
@@ -22,7 +24,7 @@ from latedrop.files import digest_of
 from latedrop.progress import progress
 from latedrop.report import write_class_report, write_report
 
-__all__ = ["Noticed", "again", "calibration_report", "judged", "read_files", "report_on", "units_of"]
+__all__ = ["Noticed", "again", "calibration_report", "judged", "judged_numbers", "read_files", "report_on", "units_of"]
 
 _MOST_VALUES = 20_000_000
 _MOST_COLUMNS = 200
@@ -89,13 +91,26 @@ def judged(
             known = {"prediction": found, "labels": labels, "places": noticed.places, "place": source.table.unit}
             return judge_classes(found, labels, level=level), known
         prediction, truth = uq.predict_labelled(rows, tick=tick)
-    several = prediction.mean.dim() == 2 and prediction.mean.shape[1] > 1
-    names = source.columns.targets
-    own = names if len(names) == (prediction.mean.shape[1] if several else 1) else ()
-    about: dict[str, Any] = {"inputs": noticed.inputs(), "places": noticed.places, "weights": rows.weights()}
-    about |= {"names": own, "units": units, "level": LEVEL if level is None else level}
     page = {"calibration": uq.calibration, "place": source.table.unit, "unit": units}
-    return judge(prediction, truth, **about), page
+    return judged_numbers(prediction, truth, rows, noticed, level, units, noticed.places), page
+
+
+def judged_numbers(
+    prediction: Prediction,
+    truth: Tensor,
+    rows: Labelled,
+    noticed: Noticed,
+    level: float | None,
+    units: Sequence[str],
+    places: Sequence[Place] | None,
+) -> Judgement:
+    """Judge the predictions of a file's rows, with the names of its columns."""
+    several = prediction.mean.dim() == 2 and prediction.mean.shape[1] > 1
+    names = rows.source.columns.targets
+    own = names if len(names) == (prediction.mean.shape[1] if several else 1) else ()
+    about: dict[str, Any] = {"inputs": noticed.inputs(), "places": places, "weights": rows.weights()}
+    about |= {"names": own, "units": units, "level": LEVEL if level is None else level}
+    return judge(prediction, truth, **about)
 
 
 def units_of(text: str | None, source: Source) -> list[str]:

@@ -20,6 +20,7 @@ from latedrop.terminal import say
 
 if TYPE_CHECKING:
     from latedrop.calibration.classes.predictor import ClassPredictor
+    from latedrop.calibration.detector import Detector
     from latedrop.calibration.predictor import Predictor
     from latedrop.cli.feed import Places, Source
 
@@ -51,6 +52,10 @@ _EXAMPLES = {
         "latedrop evaluate model.pt2 cal.json --data test.npz --report page.html",
         'latedrop evaluate my_model:net cal.json --data test.csv \\\n    --require "coverage90>=0.85,gain>=0"',
         'latedrop evaluate my_model:classifier cal.json --data test.csv \\\n    --require "accuracy>=0.9,ece<=0.05"',
+    ),
+    "explore": (
+        "latedrop explore my_model:net cal.json --data test.csv --target price",
+        "latedrop explore model.pt2 cal.json --data test.npz --port 9000",
     ),
     "export": (
         "latedrop export my_model:net cal.json -o model.onnx",
@@ -129,6 +134,7 @@ def calibrate(
     seed: opt.Seed = 0,
     unit: opt.Unit = None,
     report: opt.AlsoReport = None,
+    detector: opt.MadeDetector = None,
     as_json: opt.Json = False,
     debug: opt.Debug = False,
 ) -> None:
@@ -141,25 +147,22 @@ def calibrate(
         from latedrop.cli.tasks import remembering, with_labels
 
         read = dict(zip(_READ, (data, conformal_data, reference, model, weights), strict=True))
-        _check_written(output, report, {**read, "--readout": readout})
+        _check_written(output, report, detector, {**read, "--readout": readout})
         network = load_model(model, weights, trust=trust, device=device, untrained=untrained)
         columns = split(inputs), split(target), (), split(ignore), row_weights
         source = Source.of(data, *columns, labelled=True, images=images.of())
         source, task = with_labels(source, network, classes, readout_of(readout))
         rows, units = Labelled(source, network, batch_size, drop_nan, seed=seed), units_of(unit, source)
-        used, held = conformal_rows(rows, conformal_data, halve=intervals == "conformal" or classes.sets is not None)
-        options: dict[str, Any] = {
-            **fitting.of(),
-            "kind": kind,
-            "select": select or None,
-            "readout": readout_of(readout),
-        }
+        used, held = conformal_rows(rows, conformal_data, halve=intervals == "conformal" or classes.holds_out)
+        options: dict[str, Any] = {**fitting.of(), "kind": kind, "select": select or None, "target": learned.of()}
         options |= {"reference": usual_rows(source, reference, rows), "seed": seed, "batch_size": batch_size}
-        options |= {"intervals": intervals, "conformal_data": None if classes.sets else held, "target": learned.of()}
+        options |= {"intervals": intervals, "conformal_data": None if classes.holds_out else held}
         options |= {"row_weights": used.weights_to_come(), "task": task, "class_names": source.class_names()}
+        options |= {"readout": readout_of(readout), "scaling": classes.scaling}
         with source.explained():
             uq = remembering(latedrop.calibrate(network, used, **options), source, classes, held, units)
-        files = [*map(str, uq.save(output)), *calibration_report(report, uq, units, read)]
+            told = None if detector is None else uq.detector(x for x, _ in held or used)
+        files = [*map(str, uq.save(output)), *calibration_report(report, uq, units, read), *_saved(told, detector)]
         with redirect_stdout(out):
             print_calibration(uq.calibration, used.dropped + (held.dropped if held else 0), files, as_json)
 
@@ -176,6 +179,7 @@ def predict(
     images: opt.Pictured = opt.NO_IMAGES,
     batch_size: opt.RowsAtOnce = None,
     scale: opt.OtherScale = None,
+    detector: opt.UsedDetector = None,
     weights: opt.Weights = None,
     trust: opt.Trust = False,
     untrained: opt.Untrained = False,
@@ -191,6 +195,7 @@ def predict(
     nothing in these columns, and is warned of.
     """
     with command(debug) as out:
+        from latedrop.calibration.detector import Detector
         from latedrop.calibration.named import load_calibrated, load_model
         from latedrop.cli.columns import output_names
         from latedrop.cli.feed import Places, Source, check_kept
@@ -199,9 +204,9 @@ def predict(
         from latedrop.metrics.levels import checked_level
 
         _ = level is None or checked_level(level)
-        _check_rows_out(output, as_json, ray, images)
+        _check_rows_out(output, as_json, ray, images, detector)
         sources = {"MODEL": model, "CALIBRATION": calibration, "--weights": weights, "--data": data}
-        check_apart({"--output": output}, {**sources, "--readout": readout})
+        check_apart({"--output": output}, {**sources, "--readout": readout, "--detector": detector})
         network = load_model(model, weights, trust=trust, device=device, untrained=untrained)
         other = None if scale is None else scale_of(scale)
         rows = _SOME if batch_size is None else batch_size
@@ -211,24 +216,35 @@ def predict(
         if batch_size is None and not source.table.arrays:
             uq.batch_size = max(_SOME, min(_MANY, _NUMBERS // len(source.columns.inputs)))
         flat = not output.lower().endswith(".npz")
-        names = output_names(uq.calibration, level, flat=flat)
+        told = None if detector is None else Detector.load(detector, uq)  # type: ignore[arg-type]
+        names = [*output_names(uq.calibration, level, flat=flat), *([] if told is None else ["p_value"])]
         check_kept(source.columns.kept, names)
         if ray is not None:
             given = {"weights": weights, "readout": readout, "device": device, "trust": trust, "untrained": untrained}
             given |= {"model": model, "calibration": calibration}
             count, empty = on_ray(ray, uq, source, output, level, batch_size, scale, **given), Places("index")
         else:
-            count, empty = _write_predictions(uq, source, output, out, level, flat=flat)
+            count, empty = _write_predictions(uq, source, output, out, level, told, flat=flat)
         _print_predicted(count, empty, level, names, output, out, as_json)
 
 
-def _check_written(output: str, report: str | None, read: dict[str, str | None]) -> None:
-    """Before the work: a calibration and a page can be written, and are none of the files that are read."""
+def _saved(detector: "Detector | None", path: str | None) -> list[str]:
+    """Write a detector where there is one; the files that were written."""
+    if detector is None or path is None:
+        return []
+    detector.save(path)
+    return [path]
+
+
+def _check_written(output: str, report: str | None, detector: str | None, read: dict[str, str | None]) -> None:
+    """Before the work: all that is asked for can be written, and is none of the files that are read."""
     from latedrop.cli.writing import check_apart, check_output, check_page
 
     check_output(output)
     check_page(report)
-    check_apart({"--output": output, "--report": report}, read)
+    if detector is not None:
+        check_output(detector, ".json")
+    check_apart({"--output": output, "--report": report, "--detector": detector}, read)
 
 
 def _print_predicted(
@@ -243,12 +259,14 @@ def _print_predicted(
         print(f"{count} rows predicted{what}\nwritten: {output}", file=out)
 
 
-def _check_rows_out(output: str, as_json: bool, ray: str | None, images: opt.Pictured) -> None:
+def _check_rows_out(output: str, as_json: bool, ray: str | None, images: opt.Pictured, detector: str | None) -> None:
     """Before the work: rows can be written."""
     from latedrop.cli.on_ray import check_folder
     from latedrop.cli.writing import ROW_FILES, check_output
 
     if ray is not None:
+        if detector is not None:
+            raise ArgumentError("expected --detector without --ray; found both. Predict these on one machine.")
         check_folder(output, images)
     elif output != _STANDARD:
         check_output(output, *ROW_FILES)
@@ -257,17 +275,25 @@ def _check_rows_out(output: str, as_json: bool, ray: str | None, images: opt.Pic
 
 
 def _write_predictions(
-    uq: "Predictor | ClassPredictor", source: "Source", output: str, out: Any, level: float | None, *, flat: bool
+    uq: "Predictor | ClassPredictor",
+    source: "Source",
+    output: str,
+    out: Any,
+    level: float | None,
+    detector: "Detector | None",
+    *,
+    flat: bool,
 ) -> "tuple[int, Places]":
     """Batch by batch from the source to the output; how many rows, and which of them are empty."""
-    from latedrop.cli.columns import predicted
+    from latedrop.cli.columns import p_values, predicted
     from latedrop.cli.feed import Places
     from latedrop.cli.writing import write_rows
 
     path, count, empty = source.table.path, 0, Places(source.table.unit)
     with source.explained(), write_rows(output, out) as append, progress("predicting", source.table.count) as tick:
         for rows in source.read(uq.model, uq.batch_size):
-            append({**rows.kept, **predicted(uq, rows, level, flat=flat)})
+            told = {} if detector is None else {"p_value": p_values(detector, rows)}
+            append({**rows.kept, **predicted(uq, rows, level, flat=flat), **told})
             empty.add(rows)
             count += len(rows)
             tick(len(rows))

@@ -109,6 +109,21 @@ Sets = Annotated[
         autocompletion=lambda: _SETS,
     ),
 ]
+Reject = Annotated[
+    float | None,
+    option("Keep rows so that less than this share of them is wrong; from --conformal-data, or half of --data."),
+]
+MadeDetector = Annotated[
+    str | None, option("Also write a detector of strange rows, JSON, from the rows held out or --data.", **_OUTPUT)
+]
+UsedDetector = Annotated[str | None, option("What `calibrate --detector` wrote: adds a p-value for every row.")]
+Scaling = Annotated[
+    str,
+    option(
+        "Of classes: bias also tries a bias for each, vector a weight and a bias; needs many rows of every class.",
+        autocompletion=lambda: ["temperature", "bias", "vector"],
+    ),
+]
 PerClass = Annotated[bool, option("Sets that hold every class as often as they say.", "--per-class")]
 _FILES = "csv, parquet, feather, npz, pt, or a folder of these"
 Example = Annotated[str | None, option(f"Example rows: {_FILES}.", **_DATA)]
@@ -158,7 +173,7 @@ Require = Annotated[
         'Bounds, such as "coverage90>=0.85,gain>=0"; exit code 3 where one does not hold. Measures: coverageNN and '
         "widthNN (NN: level in percent), gain, correlation, rmse, mae, nll, ma, rows; of one of several outputs "
         "gain[NAME]. Of classes accuracy, nll, brier, ece, classwise_ece, gain, auroc, selective_risk, coverageNN, "
-        "sizeNN, rows.",
+        "sizeNN, kept, kept_error, rows.",
         **_OUTPUT,
     ),
 ]
@@ -249,6 +264,13 @@ class Classes(NamedTuple):
     class_names: ClassNames = None
     sets: Sets = None
     per_class: PerClass = False
+    reject: Reject = None
+    scaling: Scaling = "temperature"
+
+    @property
+    def holds_out(self) -> bool:
+        """Whether they ask for rows that served for nothing else."""
+        return self.sets is not None or self.reject is not None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -257,9 +279,12 @@ class Classes(NamedTuple):
 
     def check(self, *, classes: bool) -> None:
         """`ArgumentError` where options of classes were given for a regression."""
-        wrong = "--sets" if self.sets else "--per-class" if self.per_class else ""
+        given = {"--sets": self.sets, "--per-class": self.per_class, "--reject": self.reject is not None}
+        wrong = next((name for name, value in given.items() if value), "")
         if wrong and not classes:
             raise ArgumentError(f"expected {wrong} with classes; found it with a regression, which has --intervals.")
+        if self.reject is not None and not 0 < self.reject < 1:
+            raise ArgumentError(f"expected --reject inside (0, 1), such as 0.02; found {self.reject:g}.")
         if self.sets is not None and self.sets not in _SETS:
             raise ArgumentError(f"expected --sets {', '.join(_SETS)}; found {self.sets!r}.")
         if self.per_class and not self.sets:

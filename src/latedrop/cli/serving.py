@@ -12,7 +12,10 @@ from latedrop.files import readable
 from latedrop.terminal import need, option, say
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from latedrop.serving import Limits, Service
+    from latedrop.serving.bodies import Array
 
 __all__ = ["serve"]
 
@@ -132,12 +135,29 @@ def _service(
         transform = known["images"][1]
     if transform is not None:
         need("images", "PIL")
-    form = Form(tuple(known.get("inputs", ())), None if transform is None else image_transform(transform))
+    made = None if transform is None else image_transform(transform)
+    form = Form(tuple(known.get("inputs", ())), made, _inputs(uq))
     options: dict[str, Any] = {"level": level, "alone": exact}
     options["stream"] = None if stream is None else uq.stream(level, stream)
     if hasattr(uq, "model"):
-        options["arrange"] = lambda arrays: as_arguments(uq.model, arrays)
+        order = [*form.inputs]
+
+        def arrange(arrays: "Mapping[str, Array]") -> Any:
+            named = {name: arrays[name] for name in order if name in arrays} if order else arrays
+            return as_arguments(uq.model, named)
+
+        options["arrange"] = arrange
     return Service(uq, form, limits, **options)
+
+
+def _inputs(uq: Any) -> dict[str, str]:
+    """The model's inputs by name; of an ONNX file also which numbers they are."""
+    if hasattr(uq, "session"):
+        floats = ("tensor(float)", "tensor(double)")
+        return {found.name: "floats" if found.type in floats else "whole" for found in uq.session.get_inputs()}
+    from latedrop.calibration.named import input_names
+
+    return dict.fromkeys(input_names(uq.model), "") if hasattr(uq, "model") else {}
 
 
 def _token(path: str | None) -> str | None:

@@ -78,7 +78,9 @@ def remembering(
             LatedropWarning,
             stacklevel=2,
         )
-    return uq if options.sets is None else uq.conformal(held, checked_score(options.sets), per_class=options.per_class)
+    if options.sets is not None:
+        uq = uq.conformal(held, checked_score(options.sets), per_class=options.per_class)
+    return uq if options.reject is None else uq.reject(held, options.reject)
 
 
 def _reading(source: Source, labels: Labels) -> Source:

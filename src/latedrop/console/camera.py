@@ -26,11 +26,13 @@ class Shot:
         number: of the frame since the camera was switched on.
         time: seconds since 1970.
         pixels: of the frame.
+        steady: seconds by a clock that nobody sets: what lasts is counted in them.
     """
 
     number: int
     time: float
     pixels: Pixels
+    steady: float
 
 
 class Camera:
@@ -121,7 +123,7 @@ class Camera:
     def _show(self, pixels: Pixels) -> None:
         with self._arrived:
             self.number += 1
-            self._latest = Shot(self.number, time.time(), pixels)
+            self._latest = Shot(self.number, time.time(), pixels, time.monotonic())
             self._times["in"].append(time.monotonic())
             self._arrived.notify_all()
 

@@ -139,14 +139,14 @@ class LiveCounter:
         self.stream.update(people, name)
 
     def _measured(self, image: Tensor, density: npt.NDArray[np.float64], zones: tuple[Points, ...]) -> Shares:
-        """The zones' shares, measured again now and then, and when zones change."""
-        begun = time.monotonic()
-        if self._shares is None or zones != self._asked or begun > self._due:
+        """The zones' shares, measured again now and then, and when zones or the size of frames change."""
+        begun, shares = time.monotonic(), self._shares
+        if shares is None or zones != self._asked or begun > self._due or shares.masks.shape[1:] != density.shape:
             ready = prepared(self.trained, "the frame", image).to(self.trained.device)
-            self._shares = Shares.measured(self.trained, self.calibration, ready, density, zones)
+            shares = self._shares = Shares.measured(self.trained, self.calibration, ready, density, zones)
             now = time.monotonic()
             self._asked, self._due = zones, now + max(_AGAIN, (now - begun) / _PART)
-        return self._shares
+        return shares
 
 
 def fitted(image: Tensor, size: tuple[int, ...]) -> Tensor:

@@ -5,38 +5,27 @@ from __future__ import annotations
 import csv
 import io
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Annotated, Any
 
-from fastapi import FastAPI, Query, Request
+from fastapi import FastAPI, Query
 from fastapi import Path as InPath
-from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel, Field
 
-from latedrop.console.access import HEADERS, refused
 from latedrop.console.hub import Hub
 from latedrop.console.watch import View, Watch
-from latedrop.errors import LatedropError
+from latedrop.console.zones import cells_of, drawn_points
+from latedrop.errors import DataError, LatedropError
 from latedrop.files import safe_cell
+from latedrop.web.pages import make_pages
 
 __all__ = ["make_app"]
 
-_PAGE = Path(__file__).parent / "page"
-_KINDS = {
-    ".html": "text/html",
-    ".css": "text/css",
-    ".js": "text/javascript",
-    ".svg": "image/svg+xml",
-    ".txt": "text/plain",
-}
-_FILES = {path.name: path for path in _PAGE.iterdir() if path.suffix in _KINDS}
-"""What may be asked for by name: nothing that is asked for becomes a path."""
 _LONGEST = 86400.0 * 31
-_LARGEST = 262_144  # bytes of a request
 _Id = Annotated[int, InPath(ge=0, lt=2**63)]
 _Seconds = Annotated[float, Query(allow_inf_nan=False)]
 _Part = Annotated[float, Field(ge=0, le=1)]
@@ -69,52 +58,18 @@ def make_app(watch: Watch, token: str | None = None) -> FastAPI:
         yield
         watch.close()
 
-    app = FastAPI(title="latedrop console", lifespan=life, docs_url=None, redoc_url=None, openapi_url=None)
+    app = make_pages("latedrop console", Path(__file__).parent / "page", token, life)
     app.state.hub = hub
 
-    @app.middleware("http")
-    async def guarded(request: Request, go_on: Callable[[Request], Awaitable[Response]]) -> Response:
-        answer = refused(request, token)
-        if answer is None and int(request.headers.get("content-length") or 0) > _LARGEST:
-            answer = JSONResponse({"error": f"expected at most {_LARGEST} bytes."}, 413)
-        answer = answer or await go_on(request)
-        for name, value in HEADERS.items():
-            answer.headers.setdefault(name, value)
-        return answer
+    @app.get("/api/stream")
+    def stream() -> Response:
+        return StreamingResponse(hub.listen(), media_type="text/event-stream")
 
-    @app.exception_handler(LatedropError)
-    async def said(request: Request, error: LatedropError) -> Response:
-        return JSONResponse({"error": str(error)}, 400)
-
-    @app.exception_handler(RequestValidationError)
-    async def misread(request: Request, error: RequestValidationError) -> Response:
-        # Not what was found: numbers and letters that no answer can hold may be among it.
-        told = "; ".join(f"{'.'.join(map(str, one['loc'][1:]))}: {one['msg']}" for one in error.errors()[:3])
-        return JSONResponse({"error": f"expected another request; {told}."}, 422)
-
-    _pages(app, hub)
     _looking(app, watch)
     _zones(app, watch)
     _labels(app, watch)
     _files(app, watch)
     return app
-
-
-def _pages(app: FastAPI, hub: Hub) -> None:
-    @app.get("/")
-    def page() -> Response:
-        return Response(_FILES["index.html"].read_bytes(), media_type="text/html")
-
-    @app.get("/page/{name}")
-    def part(name: str) -> Response:
-        path = _FILES.get(name)
-        if path is None:
-            return JSONResponse({"error": "there is no such file"}, 404)
-        return Response(path.read_bytes(), media_type=_KINDS[path.suffix])
-
-    @app.get("/api/stream")
-    def stream() -> Response:
-        return StreamingResponse(hub.listen(), media_type="text/event-stream")
 
 
 def _looking(app: FastAPI, watch: Watch) -> None:
@@ -159,6 +114,7 @@ def _zones(app: FastAPI, watch: Watch) -> None:
     @app.post("/api/sources/{number}/zones")
     def add(number: int, words: ZoneWords) -> dict[str, Any]:
         view = watch.view(number)
+        _check_cells(view, words.points)
         zone = watch.store.add_zone(view.name, words.name.strip() or "Zone", words.points, words.limit)
         watch.zones_changed(view)
         return {"id": zone, "zones": [z.to_dict() for z in view.zones]}
@@ -280,6 +236,17 @@ def _with_zone(watch: Watch, number: int, zone: int) -> View:
     if zone not in {z.id for z in view.zones}:
         raise LatedropError("expected a zone of this source; there is none of that number.")
     return view
+
+
+def _check_cells(view: View, points: Any) -> None:
+    """A zone so small that no cell of the map has its middle inside would count nobody, ever."""
+    if view.count is not None:
+        h, w = view.count.density.shape
+        if not cells_of(drawn_points(points), (h, w)).any():
+            raise DataError(
+                f"expected a zone that holds a cell of the counter's map, which has {w} x {h} of them; found none "
+                "inside. Draw it larger."
+            )
 
 
 def _image(content: bytes | None, kind: str) -> Response:

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import numpy as np
 import numpy.typing as npt
 
-from latedrop.crowd.frames import images_in, is_video
+from latedrop.crowd.frames import images_in, is_video, read_pixels
 from latedrop.crowd.walks import Walks
 from latedrop.errors import ArgumentError, FileError
 from latedrop.terminal import need
@@ -113,15 +113,8 @@ def _walking(walks: Walks) -> Iterator[Pixels]:
 
 
 def _images(paths: Sequence[Path], fps: float) -> Iterator[Pixels]:
-    from PIL import Image
-
     for path, _ in zip(paths, _ticks(fps), strict=False):
-        try:
-            with Image.open(path) as image:
-                pixels = np.asarray(image.convert("L" if image.mode in ("1", "L") else "RGB"))
-        except OSError as error:
-            raise FileError(f"expected an image at {path}; {error}.") from error
-        yield pixels
+        yield read_pixels(path)
 
 
 def _ticks(fps: float) -> Iterator[int]:
@@ -157,8 +150,11 @@ def _decoded(address: str, kind: str | None, options: dict[str, str]) -> Iterato
             stream = container.streams.video[0]
             stream.thread_type = "AUTO"
             pace = None if options or kind else float(stream.average_rate or 25)
+            frame = None
             for frame in container.decode(stream):
                 yield _timed(frame.to_ndarray(format="rgb24"), pace)
+            if frame is None:
+                raise FileError("expected frames; found a video without any.")
     except (av.FFmpegError, OSError) as error:
         raise FileError(f"expected frames; {getattr(error, 'strerror', None) or type(error).__name__}.") from None
 

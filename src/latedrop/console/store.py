@@ -1,8 +1,9 @@
 """What the console remembers, in one SQLite file: counts, zones, events, labels, calibrations, pictures.
 
-The file is in WAL mode and is committed to twice a second: a process that is killed loses less than a second of counts,
-and nothing that an operator did. Counts older than an hour are kept as means over ten seconds. The file stays below a
-size: the oldest counts, events and pictures go first; zones, labels and calibrations stay.
+One console has a file at a time; a second one is refused. The file is in WAL mode and is committed to twice a second:
+a process that is killed loses less than a second of counts, and nothing that an operator did. Counts older than an hour
+are kept as means over ten seconds. The file stays below a size: the oldest counts, events and pictures go first; zones,
+labels and calibrations stay.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 from threading import RLock
 from typing import Any
 
-from latedrop.console.zones import Zone, checked_points
+from latedrop.console.zones import Zone, checked_points, drawn_points
 from latedrop.errors import ArgumentError, FileError
 
 __all__ = ["Store"]
@@ -36,6 +37,7 @@ CREATE TABLE IF NOT EXISTS frames (id INTEGER PRIMARY KEY, source TEXT NOT NULL,
 CREATE TABLE IF NOT EXISTS calibrations (id INTEGER PRIMARY KEY, source TEXT NOT NULL, time REAL NOT NULL,
     note TEXT NOT NULL, record TEXT NOT NULL, used INTEGER NOT NULL DEFAULT 0);
 """
+_PATIENCE = 5.0  # seconds that another console has to end, as in a restart
 _FINE, _STEP = 3600.0, 10.0  # seconds: for how long every frame is kept, and what is averaged after
 _MOST_PICTURES, _MOST_EVENTS, _MOST_PROPOSED, _MOST_CALIBRATIONS = 200, 5000, 12, 20
 
@@ -56,7 +58,8 @@ class Store:
         self._due = self._tidy = 0.0
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=5)
+            self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=_PATIENCE)
+            self._db.execute("PRAGMA locking_mode = EXCLUSIVE")  # until it is closed, or the process ends
             self._db.execute("PRAGMA auto_vacuum = INCREMENTAL")
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = NORMAL")
@@ -69,7 +72,8 @@ class Store:
             self._db.executescript(_TABLES)
             self._db.execute(f"PRAGMA user_version = {_FORMAT}")
         except (sqlite3.Error, OSError) as error:
-            raise FileError(f"expected to keep what happens in {path}; {error}. Pass another --memory.") from error
+            why = "another console uses it" if "locked" in str(error) else error
+            raise FileError(f"expected to keep what happens in {path}; {why}. Pass another --memory.") from error
         self._db.row_factory = sqlite3.Row
 
     def close(self) -> None:
@@ -88,7 +92,7 @@ class Store:
 
     def add_zone(self, source: str, name: str, points: Any, limit: float | None) -> int:
         """A new zone's id."""
-        corners = json.dumps([list(point) for point in checked_points(points)])
+        corners = json.dumps([list(point) for point in drawn_points(points)])
         return self._do(
             "INSERT INTO zones (source, name, points, people) VALUES (?, ?, ?, ?)", source, name, corners, limit
         )

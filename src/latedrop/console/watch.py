@@ -260,7 +260,7 @@ class Watch:
             self.store.add_counts(
                 (z["id"], shot.time, z["count"], z["low"], z["high"], count.strangeness) for z in zones
             )
-            found = view.proposals.look(name, count, shot.pixels, shot.time)
+            found = view.proposals.look(name, count, shot.pixels, shot.steady)
             if found is not None:
                 self._keep(view, found.name, found.why, found.counted, found.pixels)
                 self.tell({"kind": "labels", "source": view.number})
@@ -289,7 +289,7 @@ class Watch:
         probability = probability_above(amount, zone.limit)
         alarm = view.alarms[zone.id]
         before = alarm.colour
-        changed = alarm.update(probability, shot.time)
+        changed = alarm.update(probability, shot.steady)
         if changed == "red":
             sure = "over 99" if probability > 0.99 else f"{100 * probability:.0f}"
             text = f"more than {zone.limit:g} people, {sure} % sure: {amount.mean:.0f} counted"

@@ -29,10 +29,21 @@ from latedrop.crowd.mcnn import Trained
 from latedrop.errors import DataError
 from latedrop.variance.first_order import linearize
 
-__all__ = ["Amount", "Shares", "Zone", "cells_of", "checked_points", "first_order_shares", "probability_above"]
+__all__ = [
+    "Amount",
+    "Shares",
+    "Zone",
+    "cells_of",
+    "checked_points",
+    "drawn_points",
+    "first_order_shares",
+    "probability_above",
+]
 
-Points = tuple[tuple[float, float], ...]
+Point = tuple[float, float]
+Points = tuple[Point, ...]
 _MOST_CORNERS = 64
+_LEAST_AREA = 1e-5  # of the picture
 _SOME = 0.5  # people added to both sides of a share, so that an empty zone has one
 
 
@@ -93,6 +104,48 @@ def checked_points(value: Any) -> Points:
             f"{len(points)} or others."
         )
     return points
+
+
+def drawn_points(value: Any) -> Points:
+    """Corners of a new zone: as `checked_points`, and an outline that has an area and does not cross itself.
+
+    >>> drawn_points([(0, 0), (0, 0), (1, 0), (1, 1), (0, 0)])
+    ((0.0, 0.0), (1.0, 0.0), (1.0, 1.0))
+    """
+    given = checked_points(value)
+    points = tuple(point for number, point in enumerate(given) if point != given[(number + 1) % len(given)])
+    ends = (*points[1:], *points[:1])
+    area = sum(x1 * y2 - x2 * y1 for (x1, y1), (x2, y2) in zip(points, ends, strict=True)) / 2
+    if len(points) < 3 or abs(area) < _LEAST_AREA:
+        raise DataError(
+            f"expected a zone with an area; found {len(set(points))} different corners around {abs(area):.1g} of the "
+            "picture. Draw it larger."
+        )
+    edges = list(zip(points, ends, strict=True))
+    for number, edge in enumerate(edges):
+        for other in edges[number + 2 : len(edges) - (number == 0)]:  # neighbours share a corner
+            if _meet(*edge, *other):
+                raise DataError(
+                    "expected an outline that does not cross or touch itself; found one that does. Click the corners "
+                    "one after the other, around the zone."
+                )
+    return points
+
+
+def _meet(a: Point, b: Point, c: Point, d: Point) -> bool:
+    """Whether two straight lines from `a` to `b` and from `c` to `d` have a point in common."""
+
+    def side(p: Point, q: Point, r: Point) -> float:
+        return float(np.sign((q[0] - p[0]) * (r[1] - p[1]) - (q[1] - p[1]) * (r[0] - p[0])))
+
+    def between(p: Point, q: Point, r: Point) -> bool:
+        return all(min(p[i], q[i]) <= r[i] <= max(p[i], q[i]) for i in range(2))
+
+    sides = side(a, b, c), side(a, b, d), side(c, d, a), side(c, d, b)
+    if sides[0] != sides[1] and sides[2] != sides[3]:
+        return True
+    ends = ((a, b, c), (a, b, d), (c, d, a), (c, d, b))
+    return any(s == 0 and between(*end) for s, end in zip(sides, ends, strict=True))
 
 
 def cells_of(points: Points, shape: tuple[int, int]) -> npt.NDArray[np.bool_]:

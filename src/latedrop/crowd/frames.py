@@ -35,6 +35,7 @@ __all__ = [
     "is_video",
     "open_frames",
     "read_image",
+    "read_pixels",
     "to_tensor",
     "video_frames",
 ]
@@ -63,6 +64,13 @@ def read_image(path: str | os.PathLike[str], channels: int = 1) -> Tensor:
     _check_channels(channels)
     with _opened(path) as image:
         return to_tensor(_pixels(image), channels)
+
+
+def read_pixels(path: str | os.PathLike[str]) -> Pixels:
+    """An image file as pixels `(H, W)` or `(H, W, 3)` of eight bits, read as `read_image` does."""
+    with _opened(path) as image:
+        pixels = _pixels(image)
+    return pixels if pixels.dtype == np.uint8 else (pixels * 255).round().astype(np.uint8)
 
 
 def image_shape(path: str | os.PathLike[str]) -> tuple[int, int]:

@@ -8,7 +8,7 @@ one mask can serve them all (`layout`). A weight layer is a module, or a call of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from fractions import Fraction
@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 from torch import nn
 
 from latedrop.errors import ArgumentError, SiteError
+from latedrop.model.datasets import first_inputs
 from latedrop.model.items import Collate, as_items
 from latedrop.model.layers import DROPOUTS
 from latedrop.model.layout import common_layout, follows
@@ -45,8 +46,9 @@ def find_sites(
 
     Args:
         model: any module; it is read, never changed.
-        example_inputs: what `model` is called with. Three rows are enough for most; where values decide which layers
-            run, further rows are taken, up to 1024, until every parameter was reached.
+        example_inputs: what `model` is called with, or a `DataLoader` or data set, of which the first batch serves.
+            Three rows are enough for most; where values decide which layers run, further rows are taken, up to 1024,
+            until every parameter was reached.
         select: narrows the sites: a name pattern (`"encoder.*"`), a module type, a predicate
             `(name, module) -> bool`, or a sequence of these of which one must hold. For a weight without a layer the
             module is the one that holds the parameter.
@@ -71,7 +73,8 @@ def find_sites(
     if not example_inputs:
         raise ArgumentError("expected example inputs after the model; found none. Pass one batch of its inputs.")
     check_module(model)
-    x = as_items(example_inputs[0] if len(example_inputs) == 1 else tuple(example_inputs), collate)
+    x = example_inputs[0] if len(example_inputs) == 1 else tuple(example_inputs)
+    x = as_items(first_inputs(x, model, collate), collate)
     model = bare(model)
     check_scripts(model)
     probed = probe(model, x)
@@ -83,6 +86,7 @@ def find_sites(
     downstream = [name for name, runs in layers.items() if any(run.downstream for run in runs)]
     chosen = [name for name in downstream if _selected(select, name, owners[name])]
     if not chosen:
+        _check_quantised(modules)
         raise SiteError(_no_site_message(select, downstream, [name for name in seen if name not in downstream]))
     found = [_site(name, kind, seen[name], probed) for name in chosen]
     if any(site.batch_axis is None for site in found):  # draws run one by one: no channel mask needs to know rows
@@ -215,6 +219,17 @@ def _selected(select: Select, name: str, module: nn.Module) -> bool:
     if callable(select):
         return bool(select(name, module))
     return any(_selected(item, name, module) for item in select)
+
+
+def _check_quantised(modules: Mapping[str, nn.Module]) -> None:
+    """`SiteError` where layers are quantised: their weights are packed, and no dropout can be put before them."""
+    held = {name: module for name, module in modules.items() if hasattr(module, "weight")}
+    packed = [name for name, module in held.items() if ".quantized." in type(module).__module__]
+    if packed:
+        raise SiteError(
+            f"expected weight layers that work on floating numbers; found quantised ones, {', '.join(packed[:3])}. "
+            "Calibrate the model as it was before it was quantised, and measure what the rounding adds."
+        )
 
 
 def _no_site_message(select: Select, downstream: list[str], first: list[str]) -> str:

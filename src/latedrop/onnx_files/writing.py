@@ -28,6 +28,7 @@ _IR = 9
 _LARGEST = 2**31 - 2**20  # bytes of one file
 _ROWS = (1, 4, 7)  # that a new file is run with
 _CLOSE = 1e-4  # of the spread of what comes out; more is no rounding
+_JUMP = 1e-2  # likewise, of the few rows whose gradient jumps
 
 Function = Callable[..., Mapping[str, Tensor]]
 
@@ -124,6 +125,7 @@ def _check(content: bytes, function: Function, rows: Callable[[int], list[Tensor
         session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
     except Exception as error:  # classes of onnxruntime's own, which have no common base
         refuse(f"of which onnxruntime runs no such file ({_first_line(error)})", error)
+    off: dict[str, list[np.ndarray]] = {}
     for count in _ROWS:
         inputs = rows(count)
         expected = function(*inputs)
@@ -134,19 +136,34 @@ def _check(content: bytes, function: Function, rows: Callable[[int], list[Tensor
             refuse(f"whose file onnxruntime cannot run on {count} rows ({_first_line(error)})", error)
         spread = expected["std"].abs().max().item() if "std" in expected else 0.0
         for (name, value), other in zip(expected.items(), found, strict=True):
-            _compare(name, value.detach().cpu().numpy(), other, 0.0 if name == "std" else spread)
+            part = _off(name, value.detach().cpu().numpy(), other, 0.0 if name == "std" else spread)
+            off.setdefault(name, []).append(part)
+    for name, parts in off.items():
+        _judge(name, np.concatenate(parts))
 
 
-def _compare(name: str, value: np.ndarray, other: np.ndarray, spread: float) -> None:
-    """Up to rounding, of what the numbers are or of the standard deviation, where that is more."""
+def _off(name: str, value: np.ndarray, other: np.ndarray, spread: float) -> np.ndarray:
+    """How far numbers are apart, as parts of what they are or of the standard deviation, where that is more; flat."""
     if value.shape != other.shape:
         refuse(f"whose file gives {name} of shape {other.shape} instead of {value.shape}")
-    if value.dtype.kind != "f":
-        return  # the classes of two that are equally likely
+    if value.dtype.kind != "f" or np.array_equal(value, other, equal_nan=True):
+        return np.zeros(value.size)  # of classes, two may be equally likely
     size = float(np.abs(value[np.isfinite(value)]).max(initial=spread))
-    off = np.abs(value.astype(np.float64) - other)
-    if not bool((off <= _CLOSE * size + 1e-12).all() or np.array_equal(value, other, equal_nan=True)):
-        refuse(f"whose file gives another {name}: off by {np.nanmax(off):.3g}, of {size:.3g}")
+    apart: np.ndarray = np.abs(value.astype(np.float64) - other).ravel()
+    return np.clip(apart - 1e-12, 0, None) / max(size, 1e-300)
+
+
+def _judge(name: str, off: np.ndarray) -> None:
+    """Refuse what is more than rounding.
+
+    The gradient of a ReLU or of max pooling jumps where two numbers are equal. Rounding decides on which side a unit
+    falls, in torch as well: the same row alone and in a batch. That moves a few rows, by little.
+    """
+    if bool((off <= _CLOSE).all()) or bool(np.median(off) <= _CLOSE / 10 and (off <= _JUMP).all()):
+        return
+    refuse(
+        f"whose file gives another {name}: off by {np.max(off):.2g} of its size, half of them by {np.median(off):.2g}"
+    )
 
 
 def _first_line(error: Exception) -> str:

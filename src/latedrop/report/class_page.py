@@ -24,7 +24,7 @@ from latedrop.report.svg import Axis, Plot
 
 __all__ = ["write_class_report"]
 
-_WORST = 8
+_WORST, _GROUPS = 8, 5
 _SHARES = tuple((k / 4, f"{25 * k} %") for k in range(5))
 
 
@@ -84,6 +84,7 @@ def _tested(found: ClassJudgement, prediction: ClassPrediction, places: Sequence
         heading("On test rows"),
         _scores(found),
         figures(list(_figures(found))),
+        *_strange(found, prediction),
         heading("Every class"),
         table(_classes(found, prediction.calibration)),
         heading("The surest mistakes"),
@@ -127,6 +128,21 @@ def _figures(found: ClassJudgement) -> Iterator[Figure]:
         plot.line(kept[some].tolist(), risk[some].tolist(), look, name)
     said = "The surest rows are kept first: the line should rise from the left to the right."
     yield Figure("What rejecting rows gains", said, plot.svg(f"Error rate against share kept. {said}"), names)
+
+
+def _strange(found: ClassJudgement, prediction: ClassPrediction) -> list[str]:
+    """Whether the probabilities hold for rows unlike the others, too, beside those of one temperature."""
+    if prediction.strangeness is None or len(prediction) < _GROUPS:
+        return []
+    lines = [["strangeness", "rows", "right", *found.probabilities]]
+    order = prediction.strangeness.argsort()
+    for rows in order.tensor_split(_GROUPS):
+        low, high = (float(prediction.strangeness[row]) for row in (rows[0], rows[-1]))
+        right = float((prediction.label[rows] == found.labels[rows]).double().mean())
+        sure = [percent(float(p[rows].amax(1).mean()), 1) for p in found.probabilities.values()]
+        lines.append([f"{low:.2f} to {high:.2f}", f"{len(rows):,}", percent(right, 1), *sure])
+    said = "Five groups of rows, and the mean confidence in each. Larger than the share that is right: too sure."
+    return [heading("Rows unlike the others"), table(lines, said)]
 
 
 def _classes(found: ClassJudgement, c: ClassCalibration) -> list[list[str]]:

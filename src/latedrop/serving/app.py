@@ -17,6 +17,7 @@ from latedrop.errors import ArgumentError, DataError, LatedropError, OutputError
 from latedrop.serving.answers import answer_bytes
 from latedrop.serving.bodies import JSON, rows_of
 from latedrop.serving.descriptions import described
+from latedrop.serving.docs_page import POLICY, docs_page
 from latedrop.serving.limits import RefusalError
 from latedrop.serving.service import Service
 from latedrop.terminal import need
@@ -39,7 +40,8 @@ def make_app(service: Service, token: str | None = None, *, title: str = "latedr
         yield
         await asyncio.to_thread(service.close)
 
-    app = FastAPI(title=title, lifespan=lifespan, redoc_url=None)
+    # FastAPI's own page of documentation loads its scripts from the network.
+    app = FastAPI(title=title, lifespan=lifespan, docs_url=None, redoc_url=None)
     door = _Door(service, token)
 
     def respond(found: tuple[int, bytes, str]) -> Response:
@@ -62,6 +64,10 @@ def make_app(service: Service, token: str | None = None, *, title: str = "latedr
         state = {"status": "ok" if service.healthy else "stopping"}
         return Response(json.dumps(state), 200 if service.healthy else 503, media_type=JSON)
 
+    async def docs() -> Response:
+        page = docs_page(app.openapi(), token is not None)
+        return Response(page, headers={"Content-Security-Policy": POLICY}, media_type="text/html")
+
     async def other(request: Request, error: Any) -> Response:
         message = f"expected one of the paths of /openapi.json; found {request.method} {request.url.path[:80]}."
         return respond(_error(error.status_code, message))
@@ -72,6 +78,7 @@ def make_app(service: Service, token: str | None = None, *, title: str = "latedr
         app.post("/update", **words["update"])(update)
     app.get("/metrics", **words["metrics"])(metrics)
     app.get("/healthz", **words["healthz"])(healthz)
+    app.get("/docs", include_in_schema=False)(docs)
     app.add_exception_handler(HTTPException, other)
     return app
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -52,10 +52,18 @@ class Asked:
 
 @dataclass(frozen=True)
 class Form:
-    """What rows look like: names of columns, where they are known, and what is made of an image, where it takes one."""
+    """What rows look like.
+
+    Attributes:
+        columns: their names, where they are known.
+        transform: what is made of an image, where the model takes one.
+        inputs: names of the model's inputs, and of each whether it takes `"floats"` or `"whole"` numbers, or "" where
+            the model itself has to say; none where the names are not known.
+    """
 
     columns: tuple[str, ...] = ()
     transform: Callable[[Any], Array] | None = None
+    inputs: Mapping[str, str] = field(default_factory=dict)
 
 
 def rows_of(body: bytes, kind: str, form: Form, limits: Limits, level: float | None = None) -> Asked:
@@ -76,6 +84,7 @@ def rows_of(body: bytes, kind: str, form: Form, limits: Limits, level: float | N
     if asked.level is not None:
         checked_level(asked.level)
     _check(asked, limits)
+    _check_inputs(asked, form)
     return asked
 
 
@@ -215,4 +224,24 @@ def _check(asked: Asked, limits: Limits) -> None:
             raise RefusalError(
                 f"expected finite numbers in {name or 'rows'!r}; found NaN, infinite or missing ones in "
                 f"{listed(map(str, bad.tolist()), _SHOWN)} (rows from 0)."
+            )
+
+
+def _check_inputs(asked: Asked, form: Form) -> None:
+    """The names and kinds of numbers that the model has; a single array without a name is its first input."""
+    if not form.inputs:
+        return
+    unknown = [name for name in asked.arrays if name and name not in form.inputs]
+    if unknown:
+        raise RefusalError(
+            f"expected inputs among {listed(form.inputs, _SHOWN)}; found "
+            f"{listed((repr(name[:40]) for name in unknown), _SHOWN)}."
+        )
+    for name, value in asked.arrays.items():
+        wanted = form.inputs[name] if name else next(iter(form.inputs.values()))
+        if wanted and wanted != ("floats" if value.dtype.kind == "f" else "whole"):
+            other = "float32 or float64" if wanted == "floats" else "int64"
+            raise RefusalError(
+                f"expected {'floating-point' if wanted == 'floats' else 'whole'} numbers in {name or 'rows'!r}, as the "
+                f"model takes; found {value.dtype}. Send {other}."
             )

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, TypeVar
 
 import torch
@@ -24,6 +25,7 @@ from latedrop.errors import ArgumentError, OutputError, SiteError
 from latedrop.masking.thinning import Thinner, Thinning
 from latedrop.model.arrays import place, widened
 from latedrop.model.calling import Readout, call, check_finite, read
+from latedrop.model.datasets import inputs_loaded, is_loader
 from latedrop.model.finding import find_sites
 from latedrop.model.items import Collate, as_items
 from latedrop.model.rows import copied, filled_up, row_count, row_limits, take_rows, tensors
@@ -83,7 +85,7 @@ def linearize(
 
     Args:
         model: any trained module that autograd can differentiate; it is left as it was.
-        x: inputs with N rows, as for `sample`.
+        x: inputs with N rows, or a `DataLoader` or data set, as for `sample`.
         sites: from `find_sites`; found by a probe pass where None.
         readout: what of the output to take. A readout that sums a map to a count costs one backward pass.
         chunk: rows that run at once; all where None, halved when memory runs out.
@@ -94,8 +96,12 @@ def linearize(
     >>> result.mean.shape, result.variance_by_site.shape
     (torch.Size([5, 1]), torch.Size([5, 1, 1]))
     """
-    x = place(as_items(x, collate), model)
+    loads = is_loader(x) and collate is None
+    x = x if loads else place(as_items(x, collate), model)
     found = Sites(find_sites(model, x) if sites is None else sites)
+    if loads:
+        parts = (_by_rows(model, place(p, model), found, readout, chunk) for p in inputs_loaded(x, model))
+        return _joined(found, chain.from_iterable(parts))
     return _joined(found, _by_rows(model, x, found, readout, chunk))
 
 

@@ -24,6 +24,7 @@ from latedrop.errors import ArgumentError, LatedropWarning, SiteError
 from latedrop.masking.thinning import Thinning
 from latedrop.model.arrays import place, widened
 from latedrop.model.calling import Readout, call, check_finite, read
+from latedrop.model.datasets import inputs_loaded, is_loader
 from latedrop.model.finding import find_sites
 from latedrop.model.items import Collate, as_items
 from latedrop.model.rows import copied, fitting_batches, map_rows, row_count, tensors
@@ -64,7 +65,7 @@ def propagate(
 
     Args:
         model: any trained module; it is left as it was.
-        x: inputs with N rows: a tensor or array, a tuple (several inputs) or a mapping.
+        x: inputs with N rows, or a `DataLoader` or data set, as for `sample`.
         rate: probability that a unit is dropped; a float, or a mapping from name patterns to floats.
         sites: from `find_sites`, with `element` masks; found by a probe pass where None.
         readout: what of the output to take.
@@ -87,6 +88,10 @@ def propagate(
     >>> moments.variance.shape, moments.draws
     (torch.Size([2, 1, 4, 4]), 0)
     """
+    if is_loader(x) and collate is None:
+        sites = find_sites(model, x) if sites is None else sites
+        found = (propagate(model, p, rate, sites, readout, input_std=input_std) for p in inputs_loaded(x, model))
+        return Moments.joined(list(found))
     x = place(as_items(x, collate), model)
     sites = find_sites(model, x) if sites is None else sites
     rates = rates_by_site(sites, rate)

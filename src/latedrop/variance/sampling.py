@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from latedrop.errors import ArgumentError
 from latedrop.model.arrays import check_inputs, floating, place, widened
 from latedrop.model.calling import Readout, call, check_finite, read
+from latedrop.model.datasets import inputs_loaded, is_loader
 from latedrop.model.finding import find_sites
 from latedrop.model.items import Collate, Items, as_items
 from latedrop.model.rows import copied, fitting_batches, row_count
@@ -50,7 +51,8 @@ def sample(
 
     Args:
         model: any trained module; it is left as it was.
-        x: inputs with N rows: a tensor or array, a tuple (several inputs) or a mapping.
+        x: inputs with N rows: a tensor or array, a tuple (several inputs) or a mapping; or a `DataLoader` or data set,
+            which is read batch by batch.
         rate: probability that a unit is dropped; a float, or a mapping from name patterns to floats.
         draws: number of thinned networks, at least 2.
         seed: fixes all masks.
@@ -70,6 +72,10 @@ def sample(
     (torch.Size([5, 1]), torch.Size([5, 1]), 20)
     """
     options = Sampling(draws, seed, readout, chunk, shared, keep_draws, engine)
+    if is_loader(x) and collate is None:
+        sites = find_sites(model, x) if sites is None else sites
+        placed = (place(part, model, check=False) for part in inputs_loaded(x, model))
+        return Moments.joined([sample_rates(model, part, [rate], sites, options)[0] for part in placed])
     x = place(as_items(x, collate), model, check=sites is None)
     sites = find_sites(model, x) if sites is None else sites
     return sample_rates(model, x, [rate], sites, options)[0]

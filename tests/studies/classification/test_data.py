@@ -105,3 +105,59 @@ def test_digits_are_split_anew() -> None:
     assert not torch.equal(first.y["test"], second.y["test"])
     assert item.overlap == pytest.approx(597 / 1200)
     assert float(first.x["train"].max()) == 1
+
+
+def pictures(folder: Path, suffix: str) -> np.ndarray:
+    """Two pictures of each of ten classes, for training and testing; those of the test part."""
+    image = pytest.importorskip("PIL.Image")
+    random = np.random.default_rng(0)
+    found = random.integers(0, 256, (2, 2, 10, 32, 32, 3)).astype(np.uint8)
+    for part, rows in zip(("train", "test"), found, strict=True):
+        for number, label in np.ndindex(2, 10):
+            place = folder / part / f"class {label}"
+            place.mkdir(parents=True, exist_ok=True)
+            image.fromarray(rows[number, label]).save(place / f"{number:04}{suffix}")
+    return found[1]
+
+
+def test_cifar_as_pictures(tmp_path: Path) -> None:
+    folder = tmp_path / "cifar-10"
+    expected = pictures(folder, ".png")
+    found = load("cifar-10", tmp_path)
+    assert found is not None
+    assert found.y["train"].tolist() == [*range(10)] * 2  # mixed, as rows in a block should be
+    np.testing.assert_array_equal(found.x["test"].permute(0, 2, 3, 1), expected.reshape(-1, 32, 32, 3))
+
+
+def test_pictures_that_do_not_fit(tmp_path: Path) -> None:
+    folder = tmp_path / "cifar-10"
+    pictures(folder, ".jpg")
+    one = folder / "test" / "class 3" / "0001.jpg"
+    content = one.read_bytes()
+    one.write_bytes(content[:40])
+    with pytest.raises(DataError, match=r"expected a picture at .*0001.jpg; it cannot be read"):
+        load("cifar-10", tmp_path)
+    pytest.importorskip("PIL.Image").new("RGB", (16, 32)).save(one)
+    with pytest.raises(DataError, match="expected pictures of 32 x 32 pixels"):
+        load("cifar-10", tmp_path)
+    for path in one.parent.iterdir():
+        path.unlink()
+    with pytest.raises(DataError, match="found none in class 3"):
+        load("cifar-10", tmp_path)
+    one.parent.rmdir()
+    with pytest.raises(FileError, match=r"expected 10 folders, one for each class, in .*test; found 9"):
+        load("cifar-10", tmp_path)
+
+
+def test_letters() -> None:
+    pytest.importorskip("matplotlib")
+    first, second = load("letters", None), load("letters", None)
+    assert first is not None
+    assert second is not None
+    x = first.x["test"]
+    assert len(x) >= 500
+    assert x.shape[1:] == (1, 28, 28)
+    assert torch.equal(x, second.x["test"])
+    lit = x > 127
+    assert bool((lit.flatten(1).sum(1) > 10).all())
+    assert not lit[..., :3, :].any()  # a margin, as images of MNIST have

@@ -460,6 +460,12 @@ def test_weights_of_another_set_are_refused(tmp_path: Path) -> None:
         run(tiny(tmp_path / "out", tmp_path))
 
 
+def test_weights_that_have_seen_the_validation_frames_are_refused(tmp_path: Path) -> None:
+    save_weights(tmp_path / "scenes.safetensors", Trained(MCNN().eval(), None, {"set": "scenes", "folds": 5}))
+    with pytest.raises(DataError, match="expected weights of scenes that have not seen its validation frames"):
+        run(tiny(tmp_path / "out", tmp_path))
+
+
 @needs_matplotlib
 def test_pages_and_figures_come_from_the_files_alone(
     tmp_path: Path, quick: Path, monkeypatch: pytest.MonkeyPatch

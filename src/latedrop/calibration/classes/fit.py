@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -21,11 +22,14 @@ from torch import Tensor
 from latedrop.calibration.classes.softmax import log_mean_softmax
 from latedrop.calibration.verdict import folds, standard_error
 
-__all__ = ["ALONE", "Chosen", "ClassCandidate", "ClassFit", "Measured", "chosen", "fitted", "losses"]
+__all__ = ["ALONE", "Chosen", "ClassCandidate", "ClassFit", "Measured", "Scaling", "chosen", "fitted", "losses"]
 
+Scaling = Literal["temperature", "bias", "vector"]
+"""What may be fitted for each class besides the temperature: nothing, a bias, or a weight and a bias."""
 ALONE = "temperature alone"
 _PRICE = 2.0
 _FOLDS = 5
+_CLEARLY = 2.0  # standard errors
 _STARTS = (-2.0, 1.0)  # of the log of a site's odds
 _FARTHEST = 60.0  # logs of temperatures: labels that are all right ask for 0, and a step of the search may go anywhere
 _LARGEST = 30.0  # likewise, logs of slopes and odds
@@ -79,11 +83,14 @@ class ClassFit:
         temperature: of rows at the limit of the leverage, or of all rows.
         slope: `b` above; None: one temperature for all rows.
         odds: one per site; empty: no dropout.
+        weights, biases: of each class's logit, before the temperature; empty: 1 and 0.
     """
 
     temperature: float
     slope: float | None = None
     odds: tuple[float, ...] = ()
+    weights: tuple[float, ...] = ()
+    biases: tuple[float, ...] = ()
 
     def temperatures(self, logits: Tensor, strange: Tensor | None) -> Tensor:
         """`(N,)`."""
@@ -96,6 +103,8 @@ class ClassFit:
         log_t = logits.new_tensor(self.temperature).log()
         slope = None if self.slope is None else logits.new_tensor(self.slope)
         odds = logits.new_tensor(self.odds) if self.odds else None
+        logits = logits * logits.new_tensor(self.weights) if self.weights else logits
+        logits = logits + logits.new_tensor(self.biases) if self.biases else logits
         return _log_probabilities(Measured(logits, logits, strange, spread), log_t, slope, odds)
 
 
@@ -139,14 +148,23 @@ def losses(log_probabilities: Tensor, labels: Tensor) -> Tensor:
     return -log_probabilities.gather(1, labels[:, None])[:, 0]
 
 
-def fitted(rows: Measured, *, sloped: bool | None, groups: Sequence[Sequence[int]] = ()) -> ClassFit:
+def fitted(
+    rows: Measured,
+    *,
+    sloped: bool | None,
+    groups: Sequence[Sequence[int]] = (),
+    scaling: Scaling = "temperature",
+) -> ClassFit:
     """Fit to some rows.
 
     Args:
         rows: what to fit to.
         sloped: True: with a slope inside the usual range; False: a slope of 0 there; None: one temperature.
         groups: sites that share their odds; empty: no dropout.
+        scaling: what else each class has; not with `groups`, whose spread is that of the logits as they are.
     """
+    if scaling != "temperature":
+        return _of_classes(rows, sloped, weighted=scaling == "vector")
     best: tuple[float, ClassFit] | None = None
     for start in _STARTS if groups else (0.0,):
         found = _descended(rows, sloped, groups, start)
@@ -194,6 +212,37 @@ def _descended(
     return value, fit
 
 
+def _of_classes(rows: Measured, sloped: bool | None, *, weighted: bool) -> ClassFit:
+    """A bias, and perhaps a weight, for each class first; then the temperature of what they make.
+
+    The logarithms of the weights, and the biases, cost `price / n` times their squares.
+    """
+    logits, classes = rows.logits.double(), rows.logits.shape[-1]
+    size = logits.std().clamp_min(1e-30)
+    parameters = logits.new_zeros(1 + classes * (2 if weighted else 1)).requires_grad_(True)
+    optimiser = torch.optim.LBFGS([parameters], max_iter=60, tolerance_change=1e-10, line_search_fn="strong_wolfe")
+
+    def changed() -> tuple[Tensor, Tensor]:
+        weights = parameters[1 + classes :].clamp(-_LARGEST, _LARGEST).exp() if weighted else torch.ones_like(size)
+        return weights, parameters[1 : 1 + classes] * size
+
+    def loss() -> Tensor:
+        optimiser.zero_grad()
+        weights, biases = changed()
+        made = replace(rows, logits=logits * weights + biases, spread=None)
+        cost = parameters[0].square() / 2 + parameters[1:].square().sum()
+        value = losses(_log_probabilities(made, parameters[0], None, None), rows.labels).mean()
+        value = value + _PRICE / len(rows.labels) * cost
+        value.backward()
+        return value
+
+    optimiser.step(loss)
+    weights, biases = (part.detach() for part in changed())
+    made = replace(rows, logits=logits * weights + biases, spread=None)
+    kept = tuple(weights.tolist()) if weighted else ()
+    return replace(fitted(made, sloped=sloped), weights=kept, biases=tuple(biases.tolist()))
+
+
 @dataclass(frozen=True)
 class Chosen:
     """The candidate in use.
@@ -223,18 +272,21 @@ class _Tried:
     sloped: bool | None
     groups: tuple[tuple[int, ...], ...] = ()
     rate: float | None = None
+    scaling: Scaling = "temperature"
 
     def fitted(self, rows: Measured) -> ClassFit:
-        return fitted(rows, sloped=self.sloped, groups=self.groups)
+        return fitted(rows, sloped=self.sloped, groups=self.groups, scaling=self.scaling)
 
 
-def chosen(rows: Measured, drawn: Mapping[float, Tensor], *, guard: bool) -> Chosen:
+def chosen(rows: Measured, drawn: Mapping[float, Tensor], *, guard: bool, scaling: Scaling = "temperature") -> Chosen:
     """Compare candidates on rows that were left out of their fits.
 
-    The one in use is the temperature that follows the leverage, unless another is better by more than a standard
-    error. `drawn` has the logits of draws `(T, N, K)` by rate.
+    The one in use is the temperature that follows the leverage, unless another with a guard is better by more than a
+    standard error. Usual rows hardly show what a guard is worth, so it is dropped only where one temperature is better
+    by more than two. `drawn` has the logits of draws `(T, N, K)` by rate; `scaling` may
+    add candidates.
     """
-    tried, home = _candidates(rows, drawn, guard)
+    tried, home = _candidates(rows, drawn, guard, scaling)
     fold = rows.folds()
     held = {name: rows.logits.new_empty(rows.logits.shape, dtype=torch.float64) for name in tried}
     for number in fold.unique().tolist():
@@ -243,7 +295,9 @@ def chosen(rows: Measured, drawn: Mapping[float, Tensor], *, guard: bool) -> Cho
             fit, apart = candidate.fitted(candidate.rows.at(rest)), candidate.rows.at(out)
             held[name][out] = fit.log_probabilities(apart.logits.double(), apart.strange, apart.spread)
     scores = {name: losses(value, rows.labels) for name, value in held.items()}
-    name = max(tried, key=lambda each: _lead(rows, scores[home] - scores[each]))
+    name = max(_guarded(tried), key=lambda each: _lead(rows, scores[home] - scores[each], 1))
+    if _lead(rows, scores[name] - scores[ALONE], _CLEARLY) > 0:
+        name = ALONE
     gains = {each: scores[ALONE] - score for each, score in scores.items()}
     listed = (ClassCandidate(each, float(gain.mean()), rows.error_of_mean(gain)) for each, gain in gains.items())
     fit = tried[name].fitted(tried[name].rows)
@@ -251,7 +305,9 @@ def chosen(rows: Measured, drawn: Mapping[float, Tensor], *, guard: bool) -> Cho
     return Chosen(name, fit, tried[name].rate, tuple(listed), held[name], held[ALONE], one)
 
 
-def _candidates(rows: Measured, drawn: Mapping[float, Tensor], guard: bool) -> tuple[dict[str, _Tried], str]:
+def _candidates(
+    rows: Measured, drawn: Mapping[float, Tensor], guard: bool, scaling: Scaling
+) -> tuple[dict[str, _Tried], str]:
     """By name, the simplest first; and which is in use unless another is better."""
     plain = replace(rows, spread=None)
     tried, home = {ALONE: _Tried(plain, None)}, ALONE
@@ -259,6 +315,10 @@ def _candidates(rows: Measured, drawn: Mapping[float, Tensor], guard: bool) -> t
         tried |= {"guard": _Tried(plain, False), "leverage": _Tried(plain, True)}
         home = "leverage"
     before, sloped = "" if home == ALONE else f"{home} + ", tried[home].sloped
+    if scaling != "temperature":
+        tried[f"{before}a bias for each class"] = _Tried(plain, sloped, scaling="bias")
+    if scaling == "vector":
+        tried[f"{before}a weight and a bias for each class"] = _Tried(plain, sloped, scaling="vector")
     if rows.spread is not None:
         sites = tuple(range(rows.spread.shape[1]))
         tried[f"{before}dropout"] = _Tried(rows, sloped, (sites,))
@@ -269,6 +329,11 @@ def _candidates(rows: Measured, drawn: Mapping[float, Tensor], guard: bool) -> t
     return tried, home
 
 
-def _lead(rows: Measured, difference: Tensor) -> float:
-    """By how much a candidate leads beyond one standard error; 0 for the one that is compared with itself."""
-    return float(difference.mean()) - rows.error_of_mean(difference) if bool(difference.any()) else 0.0
+def _guarded(tried: Mapping[str, _Tried]) -> list[str]:
+    """Candidates with a guard; all of them where none has one."""
+    return [name for name, each in tried.items() if each.sloped is not None] or list(tried)
+
+
+def _lead(rows: Measured, difference: Tensor, errors: float) -> float:
+    """By how much a candidate leads beyond so many standard errors; 0 for the one that is compared with itself."""
+    return float(difference.mean()) - errors * rows.error_of_mean(difference) if bool(difference.any()) else 0.0

@@ -14,7 +14,7 @@ from latedrop.calibration.classes.fit import ALONE, ClassFit, losses
 from latedrop.calibration.classes.labels import as_labels
 from latedrop.calibration.classes.prediction import ClassPrediction
 from latedrop.calibration.classes.record import ClassVerdict
-from latedrop.calibration.classes.sets import ClassSets
+from latedrop.calibration.classes.sets import ClassSets, Rejection
 from latedrop.calibration.requirements import Requirement, checked_requirements, level_of, parsed_requirements
 from latedrop.calibration.verdict import Finding, Grade, standard_error
 from latedrop.errors import ArgumentError, DataError
@@ -30,7 +30,7 @@ from latedrop.metrics.classes import (
     set_size,
 )
 
-__all__ = ["ClassJudgement", "ClassScores", "SetScores", "findings_of", "judge_classes"]
+__all__ = ["ClassJudgement", "ClassScores", "RuleScores", "SetScores", "findings_of", "judge_classes"]
 
 ERROR_GOOD, ERROR_BAD = 0.03, 0.08
 """Calibration error: up to the first it is good, beyond the second bad."""
@@ -83,6 +83,23 @@ class SetScores:
 
 
 @dataclass(frozen=True)
+class RuleScores:
+    """What a rule that keeps the surest rows does.
+
+    Attributes:
+        risk: what the error rate of kept rows should stay below.
+        kept: the share of rows that it keeps.
+        errors: the error rate of these; 0 where none is kept.
+        errors_error: standard error of that.
+    """
+
+    risk: float
+    kept: float
+    errors: float
+    errors_error: float
+
+
+@dataclass(frozen=True)
 class ClassJudgement:
     """What test rows say about a calibrated classifier.
 
@@ -95,6 +112,7 @@ class ClassJudgement:
         strange: share of the rows beyond nine in ten of the validation rows; None where it is not known.
         sets: of the level that was asked for; None where the calibration has none.
         maker: what makes sets at any level; None where the calibration cannot.
+        rule: what the calibration's rule does; None where it has none.
     """
 
     verdict: ClassVerdict
@@ -105,11 +123,12 @@ class ClassJudgement:
     strange: float | None = None
     sets: SetScores | None = None
     maker: ClassSets | None = field(default=None, repr=False)
+    rule: RuleScores | None = None
 
     @property
     def findings(self) -> tuple[Finding, ...]:
         """Calibration, worth and ranking, each with a grade."""
-        return *findings_of(self.verdict), *_ranking(self.ranking), *_sets(self.sets)
+        return *findings_of(self.verdict), *_ranking(self.ranking), *_sets(self.sets), *_rule(self.rule)
 
     @property
     def grade(self) -> Grade:
@@ -132,6 +151,7 @@ class ClassJudgement:
         del used["label"]
         found = {"rows": float(self.verdict.rows), **used, "gain": self.verdict.gain}
         found |= {} if self.ranking is None else {"auroc": self.ranking}
+        found |= {} if self.rule is None else {"kept": self.rule.kept, "kept_error": self.rule.errors}
         asked = {level: self.sets_at(level) for level in levels}
         for sets in (self.sets, *asked.values()):
             if sets is not None:
@@ -148,6 +168,7 @@ class ClassJudgement:
         record = {"verdict": {**asdict(self.verdict), "text": str(self.verdict), "grade": self.grade}}
         rest: dict[str, Any] = {"scores": [asdict(row) for row in self.scores], "ranking": self.ranking}
         rest |= {"rows": self.verdict.rows, "strange": self.strange, "sets": self.sets and asdict(self.sets)}
+        rest |= {"rule": self.rule and asdict(self.rule)}
         findings = [asdict(found) for found in self.findings]
         return {**record, **rest, "findings": findings, "measures": self.measures()}
 
@@ -182,6 +203,7 @@ def judge_classes(prediction: ClassPrediction, labels: Any, *, level: float | No
     )
     strange = None if prediction.strangeness is None else float((prediction.strangeness > 1).double().mean())
     known: dict[str, Any] = {"strange": strange, "maker": prediction.calibration.sets}
+    known["rule"] = _ruled(prediction, right, prediction.calibration.rule)
     found = ClassJudgement(verdict, scores, ranking, {k: v.exp() for k, v in ways.items()}, y, **known)
     try:
         return replace(found, sets=found.sets_at(_LEVEL if level is None else level))
@@ -189,6 +211,14 @@ def judge_classes(prediction: ClassPrediction, labels: Any, *, level: float | No
         if level is not None:
             raise
         return found
+
+
+def _ruled(prediction: ClassPrediction, right: Tensor, rule: Rejection | None) -> RuleScores | None:
+    if rule is None:
+        return None
+    wrong = ~right[prediction.kept(rule)]
+    errors = float(wrong.double().mean()) if len(wrong) else 0.0
+    return RuleScores(rule.risk, len(wrong) / len(right), errors, (errors * (1 - errors) / max(len(wrong), 1)) ** 0.5)
 
 
 def findings_of(verdict: ClassVerdict) -> tuple[Finding, Finding]:
@@ -259,3 +289,16 @@ def _sets(sets: SetScores | None) -> tuple[Finding, ...]:
     grade: Grade = "good" if short <= 2 * error else "weak" if short <= 0.05 + 2 * error else "bad"
     advice = {"good": "They can be taken as they are."}
     return (Finding("Do the sets hold?", grade, text, value, advice.get(grade, "Make them from rows like these.")),)
+
+
+def _rule(rule: RuleScores | None) -> tuple[Finding, ...]:
+    if rule is None:
+        return ()
+    about, value = "Does the rule hold?", f"{100 * rule.errors:.2f} % (± {100 * rule.errors_error:.2f})"
+    if not rule.kept:
+        return (Finding(about, "weak", "the rule keeps no row", "0 %", "Make it from more rows, or allow more risk."),)
+    text = f"{100 * rule.kept:.1f} % of the rows are kept, {value} of them wrong; promised: below {100 * rule.risk:g} %"
+    over = rule.errors - rule.risk
+    grade: Grade = "good" if over <= 0 else "weak" if over <= 2 * rule.errors_error else "bad"
+    advice = {"good": "Kept rows can be decided by the model.", "weak": "It may be chance: evaluate on more rows."}
+    return (Finding(about, grade, text, value, advice.get(grade, "Make the rule again, from rows like these.")),)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple, get_args
 from warnings import warn
 
 from torch import Tensor, nn
 
 from latedrop.calibration.batches import as_target, batches, first_rows, in_batches, is_pair, row_total
+from latedrop.calibration.classes.fit import Scaling
 from latedrop.calibration.classes.labels import Task, is_classification
 from latedrop.calibration.classes.pixels import check_ignore_index
 from latedrop.calibration.classes.predictor import ClassPredictor
@@ -24,7 +25,7 @@ from latedrop.model.finding import check_module
 from latedrop.model.items import as_items
 from latedrop.variance.sampling import own_output
 
-__all__ = ["Peeked", "classifier"]
+__all__ = ["ClassOptions", "Peeked", "classifier"]
 
 _FEW = 4
 _THEIRS: dict[str, Any] = {
@@ -41,6 +42,14 @@ _THEIRS: dict[str, Any] = {
     "row_weights": None,
 }
 """Options that only a regression has, and what they are where they are not given."""
+
+
+class ClassOptions(NamedTuple):
+    """Options of `calibrate` that only classes have."""
+
+    class_names: Sequence[str] | None = None
+    ignore_index: int | None = None
+    scaling: Scaling = "temperature"
 
 
 class Peeked:
@@ -64,10 +73,12 @@ def classifier(
     data: Any,
     options: dict[str, Any],
     task: Task,
-    names: Sequence[str] | None,
-    ignore_index: int | None = None,
+    ours: ClassOptions,
 ) -> tuple[ClassPredictor | None, Any]:
     """A calibrated classifier, or None where it is a regression; and the data, of which a batch may have been read."""
+    names, ignore_index, scaling = ours
+    if scaling not in get_args(Scaling):
+        raise ArgumentError(f"expected scaling {', '.join(get_args(Scaling))}; found {scaling!r}.")
     data = in_batches(data, options["batch_size"])
     one_by_one = not (options["unpack"] is None and is_pair(data))
     looks = task == "auto" and isinstance(data, Iterable) and not hasattr(data, "__array__")
@@ -79,6 +90,8 @@ def classifier(
             raise ArgumentError("expected class_names with task='classification' alone; found them with a regression.")
         if ignore_index is not None:
             raise ArgumentError("expected ignore_index with task='classification' alone; found it with a regression.")
+        if scaling != "temperature":
+            raise ArgumentError("expected scaling with task='classification' alone; found it with a regression.")
         if task == "auto":
             _check_one_hot(labels, output)
         _warn_of_classes(labels, output)
@@ -102,7 +115,7 @@ def classifier(
     setup = Setup(**{**options, **usual}, columns=names_of(data)).checked()
     setup = replace(setup, reference=options["reference"], guard=options["guard"] is None or bool(options["guard"]))
     stream = batches_with_sites(model, data, setup, per_batch=1)
-    record = search_classes(model, stream, setup, _names(names), ignore_index)
+    record = search_classes(model, stream, setup, _names(names), ignore_index, scaling)
     if record.names and len(record.names) != record.classes:
         raise ArgumentError(f"expected {record.classes} class_names; found {len(record.names)}.")
     parts = {name: options[name] for name in ("batch_size", "chunk", "engine", "collate")}

@@ -82,20 +82,28 @@ class ClassPrediction:
             )
         return self.calibration.sets.members(self.probabilities, level)
 
-    def kept(self, rule: Rejection) -> Tensor:
-        """`(N,)`, True for rows that a rule keeps; see `ClassPredictor.rejection`."""
+    def kept(self, rule: Rejection | None = None) -> Tensor:
+        """`(N,)`, True for rows that a rule keeps, by default the calibration's own; see `ClassPredictor.reject`."""
+        rule = self.calibration.rule if rule is None else rule
+        if rule is None:
+            raise ArgumentError(
+                "expected a rule, from rows that served for nothing else; found none. Call uq = uq.reject((x, labels), "
+                "risk=0.01) first, or pass what uq.rejection gives."
+            )
         return self.confidence >= rule.threshold
 
     def to_dict(self, level: float | None = None) -> dict[str, Tensor]:
         """Named results: `label`, `confidence`, `entropy`, what else is known of each row, and `probabilities`.
 
-        With a level, where the calibration makes prediction sets, also `set`.
+        With a level, where the calibration makes prediction sets, also `set`; where it has a rule, `kept`.
         """
         named = {"label": self.label, "confidence": self.confidence, "entropy": self.entropy}
         extra = {"strangeness": self.strangeness, "mutual_information": self.mutual_information}
         named |= {name: value for name, value in extra.items() if value is not None}
         if level is not None and self.calibration.sets is not None:
             named["set"] = self.prediction_set(level)
+        if self.calibration.rule is not None:
+            named["kept"] = self.kept()
         return {**named, "probabilities": self.probabilities}
 
     def to_pandas(self) -> pandas.DataFrame:

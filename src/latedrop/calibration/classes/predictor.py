@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from latedrop.calibration.batches import Unpack, batches, failures_explained, inputs_in, row_batches
+from latedrop.calibration.batches import batches, failures_explained, row_batches
 from latedrop.calibration.calibrated import Calibrated
 from latedrop.calibration.classes.labels import as_labels, as_logits
 from latedrop.calibration.classes.maps import DRAWS, predicted_maps
@@ -21,11 +21,11 @@ from latedrop.calibration.classes.record import ClassCalibration
 from latedrop.calibration.classes.search import spread_of
 from latedrop.calibration.classes.sets import ClassSets, Rejection, Score, checked_score, rejection
 from latedrop.calibration.classes.softmax import information, mutual_information
-from latedrop.calibration.datasets import is_loader
 from latedrop.calibration.exporting import export
 from latedrop.calibration.names import in_order, pair_in_order
 from latedrop.errors import ArgumentError, DataError
 from latedrop.model.arrays import check_inputs, floating, place
+from latedrop.model.datasets import Unpack, first_inputs, inputs_in, is_loader
 from latedrop.model.items import as_items
 from latedrop.terms import Rows
 from latedrop.variance.engine.options import Sampling
@@ -115,8 +115,16 @@ class ClassPredictor(Calibrated[ClassCalibration]):
         found, labels = self.predict_labelled(data, unpack)
         return rejection(found.confidence, found.label == labels, risk, confidence)
 
+    def reject(
+        self, data: Any, risk: float = 0.01, *, confidence: float = 0.95, unpack: Unpack | None = None
+    ) -> ClassPredictor:
+        """The same predictor with the rule of `rejection`, which is saved with it: predictions then know `kept`."""
+        rule = self.rejection(data, risk, confidence=confidence, unpack=unpack)
+        return self._with(replace(self.calibration, rule=rule))
+
     def to_onnx(self, path: str | os.PathLike[str], example: Any) -> Path:
         """Write one ONNX file that gives `probabilities`, `label` and scores; see `Predictor.to_onnx`."""
+        example = first_inputs(example, self.model, self.collate)
         self.predict(example)  # also tells what is wrong with the example
         placed = place(as_items(in_order(example, self.calibration.columns), self.collate), self.model)
 

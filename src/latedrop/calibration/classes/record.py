@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, dataclass
 from typing import Any, get_args
 
 from torch import Tensor
 
 from latedrop.calibration.classes.fit import ALONE, ClassCandidate, ClassFit
-from latedrop.calibration.classes.sets import ClassSets, Score, checked_score
+from latedrop.calibration.classes.sets import ClassSets, Rejection, Score, checked_score
 from latedrop.calibration.fitted_terms import aligned
 from latedrop.calibration.term_record import Stored, plain_tensors, tensors_in
 from latedrop.errors import LatedropError
@@ -105,6 +106,7 @@ class ClassCalibration:
         custom_readout: the name of a function that a file cannot hold.
         fingerprint: of the weights.
         sets: what makes prediction sets; None before `conformal`.
+        rule: which rows are kept; None before `reject`.
         columns: the names of the inputs and labels, in tables of validation data; None where there are none.
         maps: whether every pixel of an image has a class.
         ignore_index: the label of pixels that have none; None where all have one.
@@ -131,6 +133,7 @@ class ClassCalibration:
     custom_readout: str | None
     fingerprint: str
     sets: ClassSets | None = None
+    rule: Rejection | None = None
     columns: dict[str, tuple[str, ...]] | None = None
     maps: bool = False
     ignore_index: int | None = None
@@ -143,8 +146,10 @@ class ClassCalibration:
     def to_json(self, stored: dict[str, Tensor] | None = None, file: str = "") -> str:
         """Readable JSON, with a checksum over its content; see `Calibration.to_json`."""
         record = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        for name in ("fit", "verdict", "sets"):
+        for name in ("fit", "verdict", "sets", "rule"):
             record[name] = None if record[name] is None else asdict(record[name])
+        if self.rule is not None and not self.rule.kept:
+            record["rule"]["threshold"] = None  # JSON knows no infinity
         record["candidates"] = [asdict(candidate) for candidate in self.candidates]
         record["sites"] = self.sites.to_list()
         record["features"] = None if self.features is None else self.features.sites
@@ -164,7 +169,7 @@ class ClassCalibration:
             classes=classes,
             names=fields.take("names", _texts, length=classes),
             binary=fields.take("binary", flag),
-            fit=fields.take("fit", _fit, sites=len(sites)),
+            fit=fields.take("fit", _fit, sites=len(sites), classes=classes),
             alone=fields.take("alone", number, least=1e-30, most=1e30),
             rate=fields.take("rate", or_none(number), least=1e-12, most=1 - 1e-12),
             draws=fields.take("draws", whole, least=0),
@@ -182,6 +187,7 @@ class ClassCalibration:
             custom_readout=fields.take("custom_readout", or_none(text)),
             fingerprint=fields.take("fingerprint", text),
             sets=fields.take("sets", or_none(_sets), classes=classes),
+            rule=fields.maybe("rule", None, or_none(_rule)),
             columns=fields.maybe("columns", None, or_none(mapping(each(text)))),
             maps=fields.maybe("maps", False, flag),
             ignore_index=fields.maybe("ignore_index", None, or_none(whole)),
@@ -209,7 +215,7 @@ def _texts(value: Any, name: str, *, length: int) -> tuple[str, ...]:
     return () if value == [] else each(text)(value, name, length=length)
 
 
-def _fit(value: Any, name: str, *, sites: int) -> ClassFit:
+def _fit(value: Any, name: str, *, sites: int, classes: int) -> ClassFit:
     fields = Fields(value, name)
     temperature = fields.take("temperature", number, least=1e-30, most=1e30)
     slope = fields.take("slope", or_none(number), least=0, most=1e30)
@@ -217,8 +223,14 @@ def _fit(value: Any, name: str, *, sites: int) -> ClassFit:
     odds = () if given == [] else numbers(given, f"{name}.odds", least=0, most=1e60)
     if odds and len(odds) not in (1, sites):
         wrong(f"{name}.odds", f"one number or {sites}", given)
+    none: tuple[float, ...] = ()
+    weights, biases = (fields.maybe(part, none, _of_classes, classes=classes) for part in ("weights", "biases"))
     fields.end()
-    return ClassFit(temperature, slope, odds)
+    return ClassFit(temperature, slope, odds, weights, biases)
+
+
+def _of_classes(value: Any, name: str, *, classes: int) -> tuple[float, ...]:
+    return () if value == [] else numbers(value, name, least=-1e30, most=1e30, length=classes)
 
 
 def _candidate(value: Any, name: str) -> ClassCandidate:
@@ -267,3 +279,12 @@ def _sets(value: Any, name: str, *, classes: int) -> ClassSets:
         wrong(f"{name}.scores", "scores in rising order", given)
     fields.end()
     return ClassSets(score, scores)
+
+
+def _rule(value: Any, name: str) -> Rejection:
+    fields = Fields(value, name)
+    threshold = fields.take("threshold", or_none(number), least=0, most=1)
+    shares = {part: fields.take(part, number, least=0, most=1) for part in ("risk", "confidence", "kept", "errors")}
+    found = Rejection(math.inf if threshold is None else threshold, **shares, rows=fields.take("rows", whole, least=1))
+    fields.end()
+    return found

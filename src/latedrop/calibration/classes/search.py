@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from latedrop.calibration.classes.fit import Chosen, Measured, chosen, losses
+from latedrop.calibration.classes.fit import Chosen, Measured, Scaling, chosen, losses
 from latedrop.calibration.classes.labels import as_labels, as_logits, check_labels, check_logits
 from latedrop.calibration.classes.pixels import Pixels, as_logit_maps
 from latedrop.calibration.classes.record import ClassCalibration, ClassVerdict
@@ -49,7 +49,12 @@ def classes_of(readout: Readout) -> Callable[[Any], Tensor]:
 
 
 def search_classes(
-    model: nn.Module, stream: Batches, setup: Setup, names: tuple[str, ...], ignore_index: int | None = None
+    model: nn.Module,
+    stream: Batches,
+    setup: Setup,
+    names: tuple[str, ...],
+    ignore_index: int | None = None,
+    scaling: Scaling = "temperature",
 ) -> ClassCalibration:
     """Measure the validation rows, or pixels of the validation images, and record what fits them best."""
     found = _measured(model, stream, setup, ignore_index)
@@ -62,7 +67,9 @@ def search_classes(
         strange = values.double() / limit
         strange = strange if found.image is None else strange[found.image]
     rows = Measured(found.logits, found.labels, strange, found.spread, found.image)
-    picked = chosen(rows, found.drawn, guard=setup.guard)
+    if found.image is not None and scaling != "temperature":
+        raise ArgumentError(f"expected scaling='temperature' for maps of classes; found {scaling!r}.")
+    picked = chosen(rows, found.drawn, guard=setup.guard, scaling=scaling)
     readout = setup.readout
     return ClassCalibration(
         classes=found.classes,

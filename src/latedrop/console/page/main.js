@@ -1,6 +1,6 @@
 // The page: what is known, which source is looked at, and the stream of news.
 
-import { $, ask, make, people, range, toast } from "./dom.js";
+import { $, ask, make, people, range, themed, toast } from "./dom.js";
 import { Picture } from "./picture.js";
 import { Timeline } from "./timeline.js";
 import { ZoneList, drawing } from "./zones.js";
@@ -147,18 +147,7 @@ function listen() {
   };
 }
 
-const dark = matchMedia("(prefers-color-scheme: dark)");
-function theme(name) {
-  document.documentElement.dataset.theme = name;
-  timeline.draw();
-}
-$("theme").onclick = () => {
-  const next = document.documentElement.dataset.theme === "dark" ? "light" : "dark";
-  localStorage.setItem("theme", next);
-  theme(next);
-};
-dark.onchange = () => { if (!localStorage.getItem("theme")) theme(dark.matches ? "dark" : "light"); };
-theme(localStorage.getItem("theme") ?? (dark.matches ? "dark" : "light"));
+themed(() => timeline.draw());
 
 $("snapshot").onclick = async () => {
   await ask(`/api/sources/${known.current}/snapshot`, "POST");

@@ -53,6 +53,7 @@ export class Timeline {
   add(message) {
     const now = message.zones.find((zone) => zone.id === this.zone);
     if (!now || this.span > 60) return;
+    while (this.rows[0].length && this.rows[0].at(-1) >= message.time) this.rows.forEach((column) => column.pop()); // the clock was set back
     [message.time, now.count, now.low, now.high].forEach((value, column) => this.rows[column].push(value));
     while (this.rows[0].length && this.rows[0][0] < message.time - 60) this.rows.forEach((column) => column.shift());
     if (!this.zoomed) this.draw();

@@ -61,14 +61,15 @@ def add_test(out: Path, crowd_set: CrowdSet, device: str | torch.device = "cpu")
 
 
 def read_logs(logs: Path) -> dict[str, dict[str, Any]]:
-    """The logs in a folder, by the name of their weights."""
-    return {path.name.removesuffix(".log.json"): read_log(path) for path in sorted(logs.glob("*.log.json"))}
+    """The logs in a folder and those inside it, by the name of their weights."""
+    found = {path.relative_to(logs).as_posix().removesuffix(".log.json"): path for path in logs.rglob("*.log.json")}
+    return {name: read_log(found[name]) for name in sorted(found, key=lambda name: (name.count("/"), name))}
 
 
 def table(logs: Mapping[str, Mapping[str, Any]]) -> str:
     """What the networks reach on test frames, as a Markdown table."""
-    titles = ["weights", "set", "rate", "frames: train, validation, test", "epochs", "test MAE", "test RMSE"]
-    titles.append("mean predictor: MAE, RMSE")
+    titles = ["weights", "set", "rate", "frames: train, validation, test", "epochs"]
+    titles += ["left-out MAE", "test MAE", "test RMSE", "mean predictor: MAE, RMSE"]
     rows = [f"| {' | '.join(titles)} |", f"|{' --- |' * len(titles)}"]
     for name, log in logs.items():
         test, mean = log.get("test"), log["mean_predictor"].get("test")
@@ -77,7 +78,9 @@ def table(logs: Mapping[str, Mapping[str, Any]]) -> str:
         reached = [f"{test['mae']:.2f}", f"{test['rmse']:.2f}"] if test else ["not measured"] * 2
         against = f"{mean['mae']:.2f}, {mean['rmse']:.2f}" if mean else "not measured"
         epochs = f"{log['epochs']}" + (f", the best {log['best_epoch']}" if "best_epoch" in log else "")
-        cells = [f"`{name}`", log["data"]["set"], f"{log['settings']['rate']:g}", frames, epochs, *reached, against]
+        left_out = f"{log['held_out']['mae']:.2f}" if "held_out" in log else ""
+        cells = [f"`{name}`", log["data"]["set"], f"{log['settings']['rate']:g}", frames, epochs, left_out]
+        cells += [*reached, against]
         rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows) + "\n"
 

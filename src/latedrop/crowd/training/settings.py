@@ -59,9 +59,9 @@ class Settings:
 
 
 RECOMMENDED: dict[str, Settings] = {
-    "mall": Settings(epochs=200),
-    "ucsd": Settings(epochs=200),
-    "pets": Settings(epochs=300),
+    "mall": Settings(epochs=50, batch=4),
+    "ucsd": Settings(epochs=50),
+    "pets": Settings(epochs=50, batch=4),
     "shanghaitech-a": Settings(epochs=600, crop=256),
     "shanghaitech-b": Settings(epochs=400, crop=512),
     "own": Settings(epochs=200),

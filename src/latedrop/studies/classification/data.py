@@ -1,7 +1,8 @@
-"""Sets of images with classes: MNIST and Fashion-MNIST from IDX files, CIFAR-10 from its binary batches, digits.
+"""Sets of images with classes: digits, MNIST and Fashion-MNIST from IDX files, CIFAR-10; and letters as strange rows.
 
 An IDX file has two zero bytes, a byte for the type of its numbers (8: bytes), one for the number of axes, their sizes
-as big-endian 32-bit numbers, and the numbers. A batch of CIFAR-10 has rows of a label and 3 x 32 x 32 bytes.
+as big-endian 32-bit numbers, and the numbers. A batch of CIFAR-10 has rows of a label and 3 x 32 x 32 bytes;
+it may also be a folder of pictures.
 
 Every repeat has training, validation and test rows of its own: blocks of one fixed order of the rows that share none,
 so that repeats are independent. The 1797 digits are too few for that; each repeat splits them anew.
@@ -23,14 +24,15 @@ from torch import Tensor
 
 from latedrop.errors import DataError, FileError
 from latedrop.files import readable
+from latedrop.studies.classification.pictures import class_folders, letters
 from latedrop.studies.uci.stacked import key
 from latedrop.terminal import need
 
 __all__ = ["REPEATS", "SETS", "SOURCES", "ImageSet", "Images", "Parts", "load", "parts"]
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
-Source = Literal["digits", "mnist", "fashion-mnist", "cifar-10"]
-SOURCES: tuple[Source, ...] = ("digits", "mnist", "fashion-mnist", "cifar-10")
+Source = Literal["digits", "letters", "mnist", "fashion-mnist", "cifar-10"]
+SOURCES: tuple[Source, ...] = ("digits", "letters", "mnist", "fashion-mnist", "cifar-10")
 REPEATS = 5
 """As many as there are blocks of test rows."""
 _IDX = {"train": "train-{}-idx{}-ubyte", "test": "t10k-{}-idx{}-ubyte"}
@@ -111,10 +113,12 @@ def load(source: Source, folder: Path | None) -> Images | None:
     Raises:
         DataError: a file is damaged, or another.
         FileError: one of its files is missing.
-        LatedropError: the digits, without scikit-learn.
+        LatedropError: the digits without scikit-learn, letters without matplotlib, pictures without Pillow.
     """
     if source == "digits":
         return _digits()
+    if source == "letters":
+        return _letters()
     place = None if folder is None else folder / source
     if place is None or not place.is_dir():
         return None
@@ -159,6 +163,12 @@ def _digits() -> Images:
     return Images({"train": x, "test": x[:0]}, {"train": y, "test": y[:0]})
 
 
+def _letters() -> Images:
+    x = letters()
+    none = torch.empty(0, dtype=torch.long)
+    return Images({"train": x[:0], "test": x}, {"train": none, "test": none})  # no network learns them
+
+
 def _idx_pairs(place: Path) -> Images:
     x, y = {}, {}
     for part, name in _IDX.items():
@@ -195,6 +205,10 @@ def _idx(place: Path, name: str, axes: int) -> Bytes:
 
 def _cifar(place: Path) -> Images:
     x, y = {}, {}
+    if not list(place.glob("*.bin")):
+        for part in ("train", "test"):
+            x[part], y[part] = class_folders(place / part, 10, 32)
+        return Images(x, y)
     for part, names in _CIFAR.items():
         rows = np.concatenate([_cifar_rows(place / name) for name in names])
         x[part] = torch.from_numpy(rows[:, 1:].reshape(-1, 3, 32, 32).copy())

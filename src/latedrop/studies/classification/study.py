@@ -9,8 +9,9 @@ from __future__ import annotations
 import platform
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from latedrop.studies.command import (
     run_command,
     study_parser,
 )
+from latedrop.studies.spread import Cluster, cluster_options, spread
 from latedrop.terminal import folder
 
 __all__ = ["SCHEMA", "Request", "main", "read", "run", "study"]
@@ -53,6 +55,8 @@ class Request:
         device: `auto`, `cpu`, `cuda`, `cuda:1`, ...
         quick: the digits, two repeats, few epochs.
         fresh: compute again what is there.
+        ray: `local`, `auto` or the address of a cluster, whose workers run the repeats; None: here, one by one.
+        gpus: that each repeat takes of such a worker.
         progress: show bars.
     """
 
@@ -64,6 +68,8 @@ class Request:
     device: str = "auto"
     quick: bool = False
     fresh: bool = False
+    ray: str | None = None
+    gpus: float = 0.0
     progress: bool = True
 
     def settings(self) -> Settings:
@@ -86,9 +92,12 @@ def run(request: Request) -> list[Path]:
     Raises:
         LatedropError: nothing to run, a wrong argument, a damaged file, a full disk. What was finished stays.
     """
-    device, settings, wanted = chosen_device(request.device), request.settings(), request.wanted()
+    cluster, settings, wanted = Cluster(request.ray, request.gpus), request.settings(), request.wanted()
+    if cluster.ray is None:
+        chosen_device(request.device)  # a wrong one is told before the work
     images = _images(request.data)
     out, found = folder(request.out), []
+    jobs: dict[str, Callable[[], dict[str, Any]]] = {}
     for index, (item, repeat) in enumerate(wanted):
         path = out / _file(item.name, repeat)
         if item.source not in images:
@@ -100,20 +109,40 @@ def run(request: Request) -> list[Path]:
                 check_same(path, name, head[name], record.get(name))
             print(f"{path.stem}: kept, finished before", file=sys.stderr)
         else:
-            start = time.perf_counter()
             label = f"{path.stem} ({index + 1} of {len(wanted)})"
-            with bar(label, work(item, settings), request.progress) as shown:
-                record = measure(item, images, repeat, settings, device, shown.update)
-            record["seconds"]["total"] = round(time.perf_counter() - start, 2)
-            with one_thread():
-                machine = {"device": device_name(device), "system": platform.system()}
-            write_aside(path, dumped(head | {"machine": machine} | record))
-            print(f"{path.stem}: {record['seconds']['total']:.1f} s", file=sys.stderr)
+            jobs[path.name] = partial(_unit, item, repeat, settings, _reached(request), label, head)
         found.append(path)
+    for name, record in spread(jobs, cluster):
+        write_aside(out / name, dumped(record))
+        print(f"{Path(name).stem}: {record['seconds']['total']:.1f} s", file=sys.stderr)
     if not found:
         names = ", ".join(dict.fromkeys(item.source for item, _ in wanted))
         raise FileError(f"expected folders of {names} in --data; found none. See docs/classification_study.md.")
     return found
+
+
+def _unit(
+    item: ImageSet, repeat: int, settings: Settings, request: Request, label: str, head: dict[str, Any]
+) -> dict[str, Any]:
+    """The whole record of one repeat, here or on a worker, which reads the images itself."""
+    device, start = chosen_device(request.device), time.perf_counter()
+    images = {source: found for source, found in _loaded(request.data).items() if found is not None}
+    with bar(label, work(item, settings), request.progress and request.ray is None) as shown:
+        record = measure(item, images, repeat, settings, device, shown.update)
+    record["seconds"]["total"] = round(time.perf_counter() - start, 2)
+    with one_thread():
+        machine = {"device": device_name(device), "system": platform.system()}
+    return head | {"machine": machine} | record
+
+
+def _reached(request: Request) -> Request:
+    """With a folder that a worker finds, wherever it runs."""
+    return request if request.data is None else replace(request, data=request.data.absolute())
+
+
+@lru_cache(maxsize=1)
+def _loaded(data: Path | None) -> dict[Source, Images | None]:
+    return {source: load(source, data) for source in SOURCES}
 
 
 def read(results: Path, names: Iterable[str] = tuple(SETS)) -> dict[str, dict[str, Any]]:
@@ -141,6 +170,7 @@ def main(arguments: Sequence[str] | None = None, program: str = "python -m lated
         quick="the digits, two repeats, few epochs",
         example="--data DIR --out classification-study",
     )
+    cluster_options(parser)
     parser.add_argument("--repeats", type=int, help=f"of each set, at most and by default {REPEATS}")
     return run_command(parser, arguments, lambda options, only: study(Request(**options), figures_only=only), _STOPPED)
 
@@ -163,7 +193,7 @@ def _file(name: str, repeat: int) -> str:
 def _images(data: Path | None) -> dict[Source, Images]:
     if data is not None and not data.is_dir():
         raise FileError(f"expected the folder of mnist, fashion-mnist and cifar-10 at {data}; it is not there.")
-    found = {source: load(source, data) for source in SOURCES}
+    found = _loaded(None if data is None else data.absolute())
     for source, images in found.items():
         if images is None:
             print(f"{source}: skipped, no folder {source} in --data", file=sys.stderr)

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ from latedrop.studies.crowd.controls import size_control
 from latedrop.studies.crowd.measured_set import RATES, Settings, Study, load, plain_counts, sampled, timed, tuned
 from latedrop.studies.crowd.parts import SCHEMA, Parts
 from latedrop.studies.crowd.record import measure, packed, reject, same_draws, work
+from latedrop.studies.spread import Cluster, cluster_options, spread
 from latedrop.terminal import folder, need, number_list
 
 __all__ = ["SETS", "STOPPED", "Request", "main", "read", "run", "study"]
@@ -68,6 +70,8 @@ class Request:
         fresh: compute again what is there.
         rejection: measure only the rejection again, of sets that are finished.
         controls: measure only the controls again, of sets that are finished: no draws are needed.
+        ray: `local`, `auto` or the address of a cluster, whose workers run the sets; None: here, one after the other.
+        gpus: that each set takes of such a worker.
         progress: show bars.
     """
 
@@ -86,6 +90,8 @@ class Request:
     fresh: bool = False
     rejection: bool = False
     controls: bool = False
+    ray: str | None = None
+    gpus: float = 0.0
     progress: bool = True
 
     @property
@@ -109,7 +115,9 @@ def run(request: Request) -> list[Path]:
         LatedropError: nothing to run, a wrong argument, a damaged file, a full disk. What was finished stays.
     """
     need("crowd", "scipy", "safetensors")
-    settings, device = request.settings(), chosen_device(request.device)
+    settings, cluster = request.settings(), Cluster(request.ray, request.gpus)
+    if cluster.ray is None:
+        chosen_device(request.device)  # a wrong one is told before the work
     wanted = chosen_names("scenes" if request.quick and request.sets is None else request.sets, SETS)
     if request.again:
         wanted = _finished(wanted, request)
@@ -118,17 +126,28 @@ def run(request: Request) -> list[Path]:
     if request.weights is not None and not request.weights.is_dir():
         raise FileError(f"expected the folder of the weights at {request.weights}; it is not there. Check --weights.")
     folder(request.out)
-    finished = []
-    for name in wanted:
-        path = _run_set(name, request, settings, device)
+    jobs = {name: partial(_run_set, name, _reached(request), settings) for name in wanted}
+    finished = {}
+    for name, (path, said) in spread(jobs, cluster):
+        print(f"{name}: {said}", file=sys.stderr)
         if path is not None:
-            finished.append(path)
+            finished[name] = request.out / path
     if not finished:
         raise FileError(
             f"expected weights, and --data for what is not made here, of one of {', '.join(wanted)}; found none. "
             "See the lines above, and pass --data or --weights."
         )
-    return finished
+    return [finished[name] for name in wanted if name in finished]
+
+
+def _reached(request: Request) -> Request:
+    """With folders that a worker finds, wherever it runs, and no bars, which it has nowhere to show."""
+    if request.ray is None:
+        return request
+    found = {name: getattr(request, name) for name in ("out", "data", "weights")}
+    return replace(
+        request, progress=False, **{name: path.absolute() for name, path in found.items() if path is not None}
+    )
 
 
 def read(results: Path) -> dict[str, dict[str, Any]]:
@@ -166,6 +185,7 @@ def main(arguments: Sequence[str] | None = None, program: str = "python -m lated
         quick="scenes only, few frames, rates and draws",
         example="--data DIR --out crowd-study",
     )
+    cluster_options(parser)
     add = parser.add_argument
     add("--weights", type=Path, help="folder of NAME.safetensors; those of the package by default")
     add("--draws", type=int, help=f"thinned networks for each rate; {Settings().draws} by default")
@@ -178,13 +198,12 @@ def main(arguments: Sequence[str] | None = None, program: str = "python -m lated
     return run_command(parser, arguments, lambda options, only: study(Request(**options), figures_only=only), STOPPED)
 
 
-def _run_set(name: str, request: Request, settings: Settings, device: torch.device) -> Path | None:
-    """One set: kept, skipped with a line that says why, or measured and written."""
+def _run_set(name: str, request: Request, settings: Settings) -> tuple[str | None, str]:
+    """One set, kept, skipped, or measured and written: the name of its file in `out`, and what to say of it."""
     try:
         weights = _weights(name, request.weights)
     except LatedropError as error:
-        print(f"{name}: skipped, {' '.join(str(error).split())}", file=sys.stderr)
-        return None
+        return None, f"skipped, {' '.join(str(error).split())}"
     files = {
         name: weights,
         **{path.stem: path for path in sorted(weights.parent.glob(f"{name}-embedded-*.safetensors"))},
@@ -193,13 +212,12 @@ def _run_set(name: str, request: Request, settings: Settings, device: torch.devi
     result = request.out / f"{name}.json"
     before = _same(result, settings, hashes) if result.exists() and not request.fresh else None
     if before is not None and not request.again:
-        print(f"{name}: kept, finished before", file=sys.stderr)
-        return result
+        return result.name, "kept, finished before"
     inner = SETS[name]
     where = None if inner is None or request.data is None else request.data / inner
     if inner is not None and (where is None or not where.is_dir()):
-        print(f"{name}: skipped, no folder {inner} in --data {request.data or '(not given)'}", file=sys.stderr)
-        return None
+        return None, f"skipped, no folder {inner} in --data {request.data or '(not given)'}"
+    device = chosen_device(request.device)
     networks = {stem: load_weights(path, device) for stem, path in files.items()}
     item = _open(name, where, networks[name], settings)
     parts = Parts(request.out / "parts" / name, {"settings": _plain(settings), "weights": hashes[name]}, request.fresh)
@@ -215,8 +233,7 @@ def _run_set(name: str, request: Request, settings: Settings, device: torch.devi
         write_aside(result.with_suffix(".npz"), packed(arrays))
     write_aside(result, dumped(record))
     parts.clear()
-    print(f"{name}: {time.perf_counter() - start:.1f} s", file=sys.stderr)
-    return result
+    return result.name, f"{time.perf_counter() - start:.1f} s"
 
 
 def _measured(
@@ -300,12 +317,18 @@ def _open(name: str, where: Path | None, trained: Trained, settings: Settings) -
         raise DataError(
             f"expected weights trained on {name}; they say {about['set']}. Rename the file, or train again."
         )
+    if about.get("folds"):
+        raise DataError(
+            f"expected weights of {name} that have not seen its validation frames; found some that were trained on all "
+            "frames, with --folds. Pass the folder of others as --weights, or train without --folds."
+        )
     return item if about.get("sigma", item.sigma) == item.sigma else replace(item, sigma=about["sigma"])
 
 
 def _weights(name: str, folder: Path | None) -> Path:
+    """The network that a set is measured with: one that has not seen its validation frames."""
     if folder is None:
-        return shipped(name)
+        return shipped(name if SETS.get(name) is None else f"study/{name}")
     path = folder / f"{name}.safetensors"
     if not path.is_file():
         raise FileError(f"expected weights at {path}; there is no such file.")

@@ -46,7 +46,7 @@ def run(request: Request) -> list[Path]:
     settings = request.settings()
 
     def measured(item: UciSet, table: Table, device: torch.device, label: str) -> dict[str, Any]:
-        with bar(label, work(item, table, settings), request.progress) as shown:
+        with bar(label, work(item, table, settings), request.bars) as shown:
             return measure(item, table, settings, device, shown.update)
 
     return run_sets(request, settings, SCHEMA, measured, _said)

@@ -11,6 +11,7 @@ import time
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from latedrop.devices import chosen_device, device_name, versions
 from latedrop.errors import ArgumentError, FileError, LatedropError
 from latedrop.files import write_aside
 from latedrop.studies.command import check_same, dumped, read_result
+from latedrop.studies.spread import Cluster, cluster_options, spread
 from latedrop.studies.uci import data
 from latedrop.studies.uci.data import Table, UciSet, chosen_sets
 from latedrop.studies.uci.own_table import own_set
@@ -48,6 +50,8 @@ class SetRequest:
         device: `auto`, `cpu`, `cuda`, `cuda:1`, ...
         quick: two small sets, and less of each.
         fresh: compute again what is there.
+        ray: `local`, `auto` or the address of a cluster, whose workers run the sets; None: here, one after the other.
+        gpus: that each set takes of such a worker.
         progress: show bars.
     """
 
@@ -60,7 +64,14 @@ class SetRequest:
     device: str = "auto"
     quick: bool = False
     fresh: bool = False
+    ray: str | None = None
+    gpus: float = 0.0
     progress: bool = True
+
+    @property
+    def bars(self) -> bool:
+        """Whether bars are shown; workers have nowhere to."""
+        return self.progress and self.ray is None
 
     @property
     def names(self) -> list[str]:
@@ -74,7 +85,8 @@ class SetRequest:
 
 
 def own_table_options(parser: ArgumentParser) -> None:
-    """Add what asks for a table of one's own."""
+    """Add what asks for a table of one's own, and for a cluster."""
+    cluster_options(parser)
     parser.add_argument("--csv", type=Path, help="a table of your own instead: a header and numbers")
     parser.add_argument("--target", help="the column of --csv that is predicted; all others are inputs")
 
@@ -98,7 +110,9 @@ def run_sets(
     Raises:
         LatedropError: nothing to run, a wrong argument, a damaged file, a full disk. What was finished stays.
     """
-    device, own = chosen_device(request.device), _own(request)
+    cluster, own = Cluster(request.ray, request.gpus), _own(request)
+    if cluster.ray is None:
+        chosen_device(request.device)  # a wrong one is told before the work
     named = _QUICK_SETS if request.quick and request.sets is None else request.sets
     wanted = [own[0]] if own else chosen_sets(named)
     out = folder(request.out)
@@ -110,17 +124,34 @@ def run_sets(
     tables = {own[0].name: own[1]} if own else _tables(missing, request.data)
     if not tables and not kept:
         raise FileError(f"expected data for one of {', '.join(paths)}; found none. Pass --data.")
+    jobs: dict[str, Callable[[], dict[str, Any]]] = {}
     for index, item in enumerate(wanted):
         if item.name in kept:
             print(f"{item.name}: kept, finished before", file=sys.stderr)
         elif item.name in tables:
-            start = time.perf_counter()
-            record = measured(item, tables.pop(item.name), device, f"{item.name} ({index + 1} of {len(wanted)})")
-            record["seconds"]["total"] = round(time.perf_counter() - start, 2)
-            write_aside(paths[item.name], dumped(_headed(item, settings, schema, device) | record))
-            print(f"{item.name}: {said(record)}{record['seconds']['total']:.1f} s", file=sys.stderr)
-            kept.append(item.name)
+            head = partial(_headed, item, settings, schema)
+            label = f"{item.name} ({index + 1} of {len(wanted)})"
+            jobs[item.name] = partial(_unit, measured, item, tables[item.name], request.device, label, head)
+    for name, record in spread(jobs, cluster):
+        write_aside(paths[name], dumped(record))
+        print(f"{name}: {said(record)}{record['seconds']['total']:.1f} s", file=sys.stderr)
+        kept.append(name)
     return [path for name, path in paths.items() if name in kept]
+
+
+def _unit(
+    measured: Callable[[UciSet, Table, torch.device, str], dict[str, Any]],
+    item: UciSet,
+    table: Table,
+    device: str,
+    label: str,
+    head: Callable[[torch.device], dict[str, Any]],
+) -> dict[str, Any]:
+    """The whole record of one set, here or on a worker."""
+    chosen, start = chosen_device(device), time.perf_counter()
+    record = measured(item, table, chosen, label)
+    record["seconds"]["total"] = round(time.perf_counter() - start, 2)
+    return head(chosen) | record
 
 
 def read_sets(results: Path, schema: int, names: Iterable[str]) -> dict[str, dict[str, Any]]:

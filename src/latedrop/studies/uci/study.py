@@ -57,7 +57,7 @@ def run(request: Request) -> list[Path]:
     settings = request.settings()
 
     def measured(item: UciSet, table: Table, device: torch.device, label: str) -> dict[str, Any]:
-        with bar(label, work(item, settings), request.progress) as shown:
+        with bar(label, work(item, settings), request.bars) as shown:
             result = measure(item, table, settings, device, shown.update)
         published = data.split_digest(data.permutations(item)) == item.digest
         used = data.split_digest(data.permutations(item, settings.splits))

@@ -28,7 +28,7 @@ export async function ask(path, method = "GET", body = undefined) {
   });
   const content = await answer.json().catch(() => ({}));
   if (!answer.ok) {
-    const said = content.error || (content.detail && "Please check what you have typed.") || `The console says ${answer.status}.`;
+    const said = content.error || (content.detail && "Please check what you have typed.") || `The server says ${answer.status}.`;
     toast(said);
     throw new Error(said);
   }
@@ -48,3 +48,16 @@ export const people = (value) => Math.round(value).toString();
 export const range = (low, high) => `${Math.max(0, Math.floor(low + 0.5))} – ${Math.floor(high + 0.5)}`;
 export const clock = (seconds) => new Date(seconds * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
 export const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+// Light or dark, as the system or the button says; `changed` draws again what does not follow by itself.
+export function themed(changed) {
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  const show = (name) => { document.documentElement.dataset.theme = name; changed(); };
+  $("theme").onclick = () => {
+    const next = document.documentElement.dataset.theme === "dark" ? "light" : "dark";
+    localStorage.setItem("theme", next);
+    show(next);
+  };
+  dark.onchange = () => { if (!localStorage.getItem("theme")) show(dark.matches ? "dark" : "light"); };
+  show(localStorage.getItem("theme") ?? (dark.matches ? "dark" : "light"));
+}

@@ -35,7 +35,7 @@ def refused(request: Request, token: str | None) -> Response | None:
     host = request.headers.get("host", "")
     origin = request.headers.get("origin")
     if origin is not None and urlsplit(origin).netloc != host:
-        return _no(403, "expected a request of the console's own page; this one comes from another.")
+        return _no(403, "expected a request of this server's own page; this one comes from another.")
     name = urlsplit(f"//{host}").hostname or ""
     client = request.client.host if request.client is not None else ""
     if is_loopback(client) and is_loopback(name):
@@ -49,7 +49,7 @@ def refused(request: Request, token: str | None) -> Response | None:
     words = request.headers.get("authorization", "").removeprefix("Bearer ") or request.cookies.get(COOKIE, "")
     if token is not None and hmac.compare_digest(words.encode(), token.encode()):
         return None
-    return _no(401, "expected a token: open the address that `latedrop crowd watch` printed, with ?token=....")
+    return _no(401, "expected a token: open the address that the command printed, with ?token=....")
 
 
 def _no(status: int, text: str) -> Response:

@@ -1,0 +1,54 @@
+"""Listen on an address, and serve until somebody stops it."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import uvicorn
+
+from latedrop.errors import ArgumentError
+
+__all__ = ["listening", "serve_on"]
+
+
+def listening(host: str, port: int) -> tuple[socket.socket, str]:
+    """A socket on an address, port 0 taking a free one, and how a browser calls it."""
+    if not 0 <= port <= 65535:
+        raise ArgumentError(f"expected a port from 0 to 65535; found {port}.")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    found = socket.socket(family)
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        found.bind((host, port))
+        found.listen(128)  # whoever comes before the server is up waits, and is not refused
+    except OSError as error:
+        found.close()
+        raise ArgumentError(
+            f"expected a free address to listen on; {host}:{port} is not: {error.strerror or error}. Pass "
+            "another --port."
+        ) from error
+    shown = f"[{host}]" if ":" in host else host
+    return found, f"http://{shown}:{found.getsockname()[1]}/"
+
+
+def serve_on(found: socket.socket, app: Any, stopping: Callable[[], object] = lambda: None) -> None:
+    """Serve an application; `stopping` is called when the process is asked to end, before open pages are waited for."""
+    settings = uvicorn.Config(
+        app, log_level="warning", access_log=False, server_header=False, timeout_graceful_shutdown=1
+    )
+    server = _Server(settings)
+    server.stopping = stopping
+    server.run([found])
+
+
+class _Server(uvicorn.Server):
+    """Lets open pages go before it waits for them."""
+
+    stopping: Callable[[], object] = staticmethod(lambda: None)
+
+    def handle_exit(self, sig: int, frame: object) -> None:
+        """On Ctrl-C, or when the process is asked to end."""
+        self.stopping()
+        super().handle_exit(sig, frame)  # type: ignore[arg-type]

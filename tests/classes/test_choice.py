@@ -1,0 +1,122 @@
+"""Which candidate is used: the guard stays unless it clearly hurts; a scaling of each class, where rows tell it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import latedrop
+from latedrop.calibration.classes.fit import ALONE, Measured, Scaling, chosen, losses
+from latedrop.errors import ArgumentError
+
+ROWS = 400
+
+
+def rows(sure: float) -> Measured:
+    """A tenth of the rows are strange; `sure` is how often the likeliest class of these is right."""
+    dice = torch.Generator().manual_seed(0)
+    logits = torch.zeros(ROWS, 3)
+    logits[:, 0] = 2.0
+    strange = torch.cat([torch.full((40,), 3.0), torch.full((ROWS - 40,), 0.5)])
+    right = torch.where(strange > 1, sure, float(torch.softmax(logits[0], 0)[0]))
+    labels = torch.where(torch.rand(ROWS, generator=dice) < right, 0, torch.randint(1, 3, (ROWS,), generator=dice))
+    return Measured(logits.double(), labels, strange.double())
+
+
+def worse(found: Measured) -> tuple[str, float]:
+    """The choice, and by how many standard errors the guard is worse than one temperature."""
+    picked = chosen(found, {}, guard=True)
+    guard = next(each for each in picked.candidates if each.name == "guard")
+    return picked.name, -guard.gain / guard.gain_error
+
+
+@pytest.mark.parametrize("sure", [0.3, 0.6])
+def test_a_guard_that_hurts_little_stays(sure: float) -> None:
+    name, errors = worse(rows(sure))
+    assert errors < 2
+    assert name != ALONE
+
+
+def test_a_guard_within_two_standard_errors_stays() -> None:
+    found = [worse(rows(sure)) for sure in (0.7, 0.75, 0.8)]
+    between = [name for name, errors in found if 1 < errors < 2]
+    assert between  # otherwise this tests nothing
+    assert ALONE not in between
+
+
+def test_a_guard_that_clearly_hurts_goes() -> None:
+    name, errors = worse(rows(1.0))
+    assert errors > 2
+    assert name == ALONE
+
+
+def test_without_a_guard_one_temperature_is_left() -> None:
+    assert chosen(rows(0.3), {}, guard=False).name == ALONE
+
+
+def made(rows: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Logits, labels, and the weight and the bias of each class that lead from one to the other."""
+    dice = torch.Generator().manual_seed(seed)
+    logits = 2 * torch.randn(rows, 4, generator=dice, dtype=torch.float64)
+    weights, biases = torch.tensor([0.5, 1.0, 2.0, 1.0]).double(), torch.tensor([1.0, 0.0, -1.0, 0.0]).double()
+    p = torch.softmax(logits * weights + biases, 1)
+    return logits, torch.multinomial(p, 1, generator=dice)[:, 0], weights, biases
+
+
+def test_a_weight_and_a_bias_for_each_class_are_found() -> None:
+    logits, labels, weights, biases = made(4000)
+    picked = chosen(Measured(logits, labels), {}, guard=True, scaling="vector")
+    assert picked.name == "a weight and a bias for each class"
+    found = torch.tensor(picked.fit.weights) / picked.fit.temperature
+    torch.testing.assert_close(found.double(), weights, atol=0.15, rtol=0.1)
+    shift = torch.tensor(picked.fit.biases) / picked.fit.temperature
+    torch.testing.assert_close((shift - shift.mean()).double(), biases - biases.mean(), atol=0.25, rtol=0.1)
+    fresh, truth, *_ = made(4000, seed=1)
+    exact = losses(torch.log_softmax(fresh * weights + biases, 1), truth).mean()
+    ours = losses(picked.fit.log_probabilities(fresh, None, None), truth).mean()
+    alone = losses(torch.log_softmax(fresh / picked.temperature, 1), truth).mean()
+    assert float(ours - exact) < 0.01 < float(alone - exact)
+
+
+def test_what_few_rows_cannot_tell_is_not_used() -> None:
+    dice = torch.Generator().manual_seed(0)
+    logits = 3 * torch.randn(60, 8, generator=dice, dtype=torch.float64)
+    labels = torch.multinomial(torch.softmax(logits / 2, 1), 1, generator=dice)[:, 0]
+    picked = chosen(Measured(logits, labels), {}, guard=True, scaling="vector")
+    assert len(picked.candidates) == 3
+    assert picked.name == ALONE
+
+
+@pytest.mark.parametrize("scaling", ["bias", "vector"])
+def test_scaling_end_to_end(scaling: Scaling, tmp_path: Path) -> None:
+    logits, labels, *_ = made(800)
+    model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Identity(), nn.Linear(4, 4, bias=False))
+    with torch.no_grad():
+        for layer in (model[0], model[2]):
+            layer.weight.copy_(torch.eye(4))  # so that the inputs are the logits
+    x = logits.float()
+    uq = latedrop.calibrate(model, (x, labels), terms=["leverage"], scaling=scaling, progress=False)
+    assert isinstance(uq, latedrop.ClassPredictor)
+    assert "bias for each class" in uq.calibration.choice
+    uq.save(tmp_path / "c.json")
+    found = latedrop.load(tmp_path / "c.json", model).predict(x)
+    assert isinstance(found, latedrop.ClassPrediction)
+    assert torch.equal(found.probabilities, uq.predict(x).probabilities)
+    plain = latedrop.calibrate(model, (x, labels), terms=["leverage"], progress=False).predict(x)
+    assert losses(found.log_probabilities, labels).mean() < losses(plain.log_probabilities, labels).mean()
+
+
+def test_a_scaling_that_does_not_fit() -> None:
+    x, y = torch.randn(40, 3), torch.arange(40) % 3
+    model = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 3))
+    with pytest.raises(ArgumentError, match="expected scaling temperature, bias, vector; found 'matrix'"):
+        latedrop.calibrate(model, (x, y), scaling="matrix")  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="expected scaling with task='classification' alone"):
+        latedrop.calibrate(model, (x, torch.randn(40, 3)), scaling="bias")
+    net = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 3, 3, padding=1))
+    maps = torch.randn(6, 1, 5, 5)
+    with pytest.raises(ArgumentError, match="expected scaling='temperature' for maps"):
+        latedrop.calibrate(net, (maps, net(maps).argmax(1)), scaling="bias", progress=False)

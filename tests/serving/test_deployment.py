@@ -1,0 +1,115 @@
+"""The container file and the systemd unit of docs/serving.md: they are well formed, and their commands run."""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import latedrop
+
+pytest.importorskip("fastapi")
+pytest.importorskip("uvicorn")
+pytest.importorskip("safetensors")
+
+PAGE = (Path(__file__).parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
+CODE = "import sys; from latedrop.cli import main; main(sys.argv[1:])"
+TOKEN = "a-token-of-the-tests-1"
+
+
+def block(kind: str) -> str:
+    found = re.search(rf"^```{kind}\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    assert found is not None
+    return found[1]
+
+
+def steps() -> list[tuple[str, str]]:
+    """Instructions of the container file, and their arguments."""
+    lines = [line for line in block("dockerfile").replace("\\\n", "").splitlines() if line and not line.startswith("#")]
+    return [(word, rest) for word, _, rest in (line.partition(" ") for line in lines)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the container file copies."""
+    from safetensors.torch import save_file
+
+    where = tmp_path_factory.mktemp("deployed")
+    code = "from torch import nn\n\ndef Net():\n    return nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1))\n"
+    (where / "my_model.py").write_text(code)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1))
+        x = torch.randn(80, 3)
+        uq = latedrop.calibrate(net, (x, net(x).detach() + 0.1 * torch.randn(80, 1)), progress=False)
+    uq.save(where / "cal.json")
+    save_file(net.state_dict(), where / "net.safetensors")
+    return where
+
+
+def test_the_container_runs_what_it_copies(folder: Path) -> None:
+    found = dict(steps())
+    assert steps()[0][0] == "FROM"
+    assert set(found) <= {"FROM", "RUN", "USER", "WORKDIR", "COPY", "EXPOSE", "STOPSIGNAL", "HEALTHCHECK", "CMD"}
+    copied = found["COPY"].split()[:-1]
+    assert all((folder / name).exists() for name in copied)
+    command, *words = json.loads(found["CMD"])
+    assert command == "latedrop"
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    environment = {**os.environ, "LATEDROP_TOKEN": TOKEN}
+    process = subprocess.Popen(
+        [sys.executable, "-c", CODE, *words, "--port", port],
+        cwd=folder,
+        env=environment,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    try:
+        assert "serving my_model:Net at" in process.stderr.readline()
+        _healthy(found, port)
+        process.send_signal(getattr(signal, found["STOPSIGNAL"]))
+        assert process.wait(60) in (0, -signal.SIGTERM)  # which systemd and Docker take for an end in order
+    finally:
+        process.kill()
+        process.stderr.close()
+
+
+def _healthy(found: dict[str, str], port: str) -> None:
+    """What the container's own check says, once the service is up."""
+    _, python, *check = shlex.split(found["HEALTHCHECK"])
+    assert python == "python"
+    checked = [word.replace(f":{found['EXPOSE']}/", f":{port}/") for word in check]
+    for _ in range(20):
+        if subprocess.run([sys.executable, *checked], capture_output=True, check=False).returncode == 0:
+            return
+        time.sleep(0.5)
+    raise AssertionError("the check fails")
+
+
+def test_the_unit_is_one_that_systemd_takes(folder: Path, tmp_path: Path) -> None:
+    unit = block("ini")
+    start = re.search(r"^ExecStart=(\S+) (.*)$", unit, re.MULTILINE)
+    assert start is not None
+    words = start[2].split()
+    assert words[0] == "serve"
+    helped = subprocess.run([sys.executable, "-c", CODE, "serve", "--help"], capture_output=True, text=True, check=True)
+    assert all(word in helped.stdout for word in words if word.startswith("--"))
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("there is no systemd on this machine")
+    path = tmp_path / "latedrop.service"
+    path.write_text(unit.replace(start[1], sys.executable))
+    found = subprocess.run(["systemd-analyze", "verify", str(path)], capture_output=True, text=True, check=False)
+    assert [line for line in found.stderr.splitlines() if "latedrop.service" in line] == []
+    assert found.returncode == 0
