@@ -11,7 +11,7 @@ A term of one's own is a class with a name and `values`:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property, partial
 from typing import Any, ClassVar
 
@@ -59,6 +59,7 @@ class Rows:
         self.index = index
         self._features = features
         self._values: dict[int, Tensor] = {}
+        self._outputs: list[Any] = []  # raw, of the pass for the features; read where the mean is asked for
 
     def values_of(self, term: Term) -> Tensor:
         """What a term gives for these rows, computed once: a guard may look at the same."""
@@ -81,10 +82,12 @@ class Rows:
         """The model's own output, `(N, ...)`."""
         if "linear" in self.__dict__:
             return self.linear.mean
-        if self._features is None or "features" in self.__dict__ or fitting_batches(self.model, self.x) is not None:
+        if self._features is not None and fitting_batches(self.model, self.x) is None:
+            _ = self.features  # whose pass has the output, too
+        if not self._outputs:
             return own_output(self.model, self.x, self.readout)
-        _ = self.features  # whose pass has the output, too
-        found: Tensor = self.__dict__["mean"]
+        found = widened(read(self._outputs.pop(), self.readout, row_count(self.x)).detach())
+        check_finite(found, "without dropout")
         return found
 
     @cached_property
@@ -92,13 +95,9 @@ class Rows:
         """What enters the sites, `(N, features)`; see `Features`."""
         if self._features is None:
             raise ValueError("no term asked for features")
-        outputs: list[Any] = []
-        found = self._features.of(self.model, self.x, self.sites, outputs.append)
-        if "mean" not in self.__dict__ and fitting_batches(self.model, self.x) is None:
-            mean = widened(read(outputs[-1], self.readout, row_count(self.x)).detach())
-            check_finite(mean, "without dropout")
-            self.__dict__["mean"] = mean
-        return found
+        whole = fitting_batches(self.model, self.x) is None
+        seen: Callable[[Any], object] = self._outputs.append if whole else lambda output: None
+        return self._features.of(self.model, self.x, self.sites, seen)
 
 
 class Term:
