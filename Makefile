@@ -2,7 +2,15 @@
 # when pyproject.toml or constraints.txt has changed. Nothing but Python 3.10+, pip and make is needed.
 # `make bench` has an environment of its own, .venv-bench, as it also holds the libraries it compares with.
 
+# On Windows: make and the shell of Git (Git Bash), as GitHub's machines have them.
+ifeq ($(OS),Windows_NT)
+SHELL := bash
+PYTHON ?= python
+SCRIPTS := Scripts
+else
 PYTHON ?= python3
+SCRIPTS := bin
+endif
 DEMO_ARGS ?=
 TEST_ARGS ?=
 # Processes that share the test files; each computes on one thread.
@@ -20,15 +28,15 @@ MODELS := timm transformers lightning pytorch-lightning segmentation-models-pyto
 	polars polars-runtime-32 mag-net torchcrepe h5py datasets dill multiprocess xxhash
 
 VENV := .venv
-BIN := $(VENV)/bin
+BIN := $(VENV)/$(SCRIPTS)
 PY := $(BIN)/python
 PIP_ARGS := -m pip install --quiet --disable-pip-version-check -c constraints.txt
 PIP_INSTALL := $(PY) $(PIP_ARGS)
 BENCH_VENV := .venv-bench
-BENCH_PY := $(BENCH_VENV)/bin/python
+BENCH_PY := $(BENCH_VENV)/$(SCRIPTS)/python
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test slow fuzz lint format bench clean
+.PHONY: help demo test slow fuzz lint format bench dist clean
 # One pip at a time works on an environment.
 .NOTPARALLEL:
 
@@ -58,6 +66,9 @@ format: $(VENV)/.dev  ## fix what can be fixed by itself
 
 bench: $(BENCH_VENV)/.peers  ## run the benchmarks, side by side with other libraries
 	set -e; for name in $(BENCH); do $(BENCH_PY) -m benchmarks.$$name $(BENCH_ARGS); done
+
+dist:  ## build wheel and sdist, install each into an empty environment, try them there
+	$(PYTHON) .ci/dist.py
 
 clean:  ## remove environments, caches and build products
 	rm -rf $(VENV) $(BENCH_VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -167,9 +167,12 @@ def figure(record: dict[str, Any], path: Path) -> Path:
             panel.grid(alpha=0.3, which="major")
             panel.text(0.05, 0.9, f"slope {row[f'{label}_slope']:.2f}", transform=panel.transAxes, fontsize=9, va="top")
         axes[1, column].set_xlabel(LABELS[axis])
-    axes[0, 0].set_ylabel("time, ms")
-    axes[1, 0].set_ylabel("peak memory, MiB")
-    plot.suptitle(f"Sampling an MLP: how it grows ({record['machine']['device']})", fontsize=11)
+    axes[0, 0].set_ylabel("time [ms]")
+    axes[1, 0].set_ylabel("peak memory [MiB]")
+    plot.suptitle(
+        f"Sampling an MLP: how it grows ({record['machine']['device'].replace('1 CPU threads', 'one CPU thread')})",
+        fontsize=11,
+    )
     IMAGES.mkdir(parents=True, exist_ok=True)
     plot.savefig(path, dpi=150)
     plt.close(plot)

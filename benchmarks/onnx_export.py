@@ -132,27 +132,29 @@ def _timed(way: str, threads: int, uq: Any, x: Any, predictor: Any, given: Any) 
 
 def markdown(record: dict[str, Any]) -> str:
     """The table of docs/onnx.md."""
-    lines = [
-        "| architecture | way | file | off, in std | median off | torch, ms | times faster | with two threads |",
-        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
-    ]
+    measured_ways = [found for ways in record["architectures"].values() for found in ways.values()]
+    timed = {key for found in measured_ways for key in found.get("seconds", ())}
+    threads = [count for count in THREADS if f"onnx, {count}" in timed]
+    heads = ["architecture", "way", "file", "off, in std", "median off", "torch, ms"]
+    heads += ["times faster", *(f"with {count} threads" for count in threads[1:])]
+    lines = [f"| {' | '.join(heads)} |", f"| --- | --- {'| ---: ' * (len(heads) - 2)}|"]
     for name, ways in record["architectures"].items():
         for way, found in ways.items():
-            lines.append(f"| {name} | {way} | {_cells(found)} |")
+            lines.append(f"| {name} | {way} | {_cells(found, threads)} |")
     return "\n".join(lines)
 
 
-def _cells(found: dict[str, Any]) -> str:
+def _cells(found: dict[str, Any], threads: Sequence[int]) -> str:
     if "refused" in found:
-        return f"refused: {found['refused']} | | | | |"
+        return f"refused: {found['refused']}{' |' * (3 + len(threads))}"
     size, seconds = found["kilobytes"], found["seconds"]
     cells = [f"{size / 1024:.1f} MB" if size >= 1024 else f"{size} KB"]
     cells += [f"{max(found[name].values()):.0e}" for name in ("off", "median_off")]
-    times = [
-        f"{seconds[f'torch, {count}'] / seconds[f'onnx, {count}']:.2g}" if f"onnx, {count}" in seconds else ""
-        for count in THREADS
-    ]
-    return " | ".join([*cells, f"{1000 * seconds['torch, 1']:.3g}", *times])
+    cells.append(f"{1000 * seconds['torch, 1']:.3g}")
+    for count in threads:
+        known = f"onnx, {count}" in seconds
+        cells.append(f"{seconds[f'torch, {count}'] / seconds[f'onnx, {count}']:.2g}" if known else "")
+    return " | ".join(cells)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from benchmarks import (
     default_cost,
     default_figure,
     default_summary,
+    extras,
     gpu_round,
     growth,
     hops,
@@ -36,24 +37,13 @@ from benchmarks import (
     video,
 )
 from benchmarks.headline import headline
-from benchmarks.speed_pages import IMAGES, figure, memory_table, rows_for_readme
+from benchmarks.speed_figure import figure
+from benchmarks.speed_pages import IMAGES, memory_table, rows_for_readme
 from benchmarks.timing import RESULTS
 
 ROOT = Path(__file__).parents[1]
-_NAMES = (
-    "performance",
-    "linear",
-    "uci",
-    "shift",
-    "design",
-    "worth",
-    "stream",
-    "terms",
-    "crowd_study",
-    "console",
-    "crowd",
-)
-_NAMES += ("serving", "command_line", "cluster", "onnx")
+_NAMES = ("performance", "linear", "uci", "shift", "design", "worth", "stream", "terms", "crowd_study", "console")
+_NAMES += ("serving", "command_line", "cluster", "onnx", "install", "crowd")
 PAGES = (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in _NAMES))
 _BLOCK = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 
@@ -136,6 +126,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "benchmarks.serve.accidents": lambda: serve.accidents(_read(RESULTS / "serve.json")),
     "benchmarks.cluster": lambda: cluster.markdown(_read(RESULTS / "cluster.json")),
     "benchmarks.large_file": lambda: large_file.markdown(_read(RESULTS / "large_file.json")),
+    "benchmarks.extras": lambda: extras.markdown(_read(RESULTS / "extras.json")),
     "headline": headline,
     "study.uci.claims": lambda: study_tables.claims(study_tables.PAGES / "uci" / "claims.md", study_tables.UCI),
     "study.uci.nll": lambda: study_tables.deep_nll(study_tables.PAGES / "uci" / "index.md"),

@@ -32,7 +32,8 @@ from torch import Tensor, nn
 
 from benchmarks.nets import SpeedNet, speed_nets, twin
 from benchmarks.peers import PEERS, Case, Run, not_installed, peer_versions
-from benchmarks.speed_pages import IMAGES, LABELS, OTHER_TARGET, figure, one_table, rows_for_readme, tables
+from benchmarks.speed_figure import figure
+from benchmarks.speed_pages import IMAGES, LABELS, OTHER_TARGET, one_table, rows_for_readme, tables
 from benchmarks.timing import RESULTS, first_line, machine, peak_bytes, seconds_of, timed, turns_within, write
 from latedrop import Site, find_sites, linearize, sample
 from latedrop.devices import chosen_device

@@ -1,4 +1,4 @@
-"""What `benchmarks.speed` found, as tables and figures, from its JSON alone."""
+"""What `benchmarks.speed` found, as tables, from its JSON alone; `speed_figure` draws it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.timing import RESULTS
 
-__all__ = ["IMAGES", "LABELS", "OTHER_TARGET", "figure", "memory_table", "one_table", "rows_for_readme", "tables"]
+__all__ = ["IMAGES", "LABELS", "OTHER_TARGET", "best_peer", "memory_table", "one_table", "rows_for_readme", "tables"]
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 LABELS = {
@@ -108,62 +108,6 @@ def _least(entries: dict[int, dict[str, Any]], keys: Sequence[str]) -> str:
     return "-"
 
 
-def figure(record: dict[str, Any], path: Path, draws: int = 50) -> Path:
-    """Time as a multiple of plain x T: a panel for each network, a row for each candidate, a mark for each batch."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    shown = {
-        net: {found["rows"]: found["draws"][str(draws)]["candidates"] for found in by_batch.values()}
-        for net, by_batch in record["nets"].items()
-        if all(str(draws) in found["draws"] for found in by_batch.values())
-    }
-    names = [name for name in LABELS if any(name in entries for rows in shown.values() for entries in rows.values())]
-    columns = min(3, max(1, len(shown)))
-    lines = -(-max(1, len(shown)) // columns)
-    size = (3 + 2.9 * columns, 0.9 + 3.4 * lines)
-    figure, axes = plt.subplots(lines, columns, figsize=size, sharex=True, sharey=True, squeeze=False)
-    for axis in axes.flat[len(shown) :]:
-        axis.set_visible(False)
-    for axis, (net, by_rows) in zip(axes.flat, shown.items(), strict=False):
-        _panel(axis, by_rows, names)
-        axis.set_title(net.replace("_", " "), fontsize=11)
-    lead = axes[0, 0]
-    labels = [LABELS[name] for name in names]
-    lead.set(xscale="log", ylim=(len(labels) - 0.4, -0.6), yticks=range(len(labels)), yticklabels=labels)
-    lead.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    figure.supxlabel(
-        f"time as a multiple of {draws} deterministic passes at their best batch size (dashed: 1). "
-        "Orange: latedrop.\nCrossed: wrong answer. No mark: not measured, could not, or skipped as too slow.",
-        fontsize=9,
-    )
-    figure.set_layout_engine("constrained")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
-    return path
-
-
-def _panel(axis: Any, by_rows: dict[int, dict[str, Any]], names: Sequence[str]) -> None:
-    for (rows, entries), marker in zip(by_rows.items(), ("o", "s"), strict=False):
-        label: str | None = "1 row" if rows == 1 else f"{rows} rows"
-        for y, name in enumerate(names):
-            entry = entries.get(name, {})
-            if "ratio" in entry:
-                colour = "#D55E00" if "latedrop" in LABELS[name] else "#0072B2"
-                face = "white" if marker == "o" else colour
-                style = {"s": 36, "marker": marker, "edgecolors": colour, "facecolors": face, "linewidths": 1.4}
-                axis.scatter([entry["ratio"]], [y], label=label, zorder=4 if marker == "o" else 3, **style)
-                label = None
-                if entry.get("right") is False:
-                    axis.scatter([entry["ratio"]], [y], s=60, marker="x", color="black", linewidths=1.2, zorder=5)
-    axis.axvline(1, color="black", linewidth=1, linestyle="--", zorder=2.5)
-    axis.grid(axis="x", color="#DDDDDD", zorder=0)
-    axis.legend(fontsize=7, loc="best", framealpha=0.5)
-
-
 def one_table(name: str, found: dict[str, Any], *, markdown: bool = False) -> str:
     counts = list(found["draws"])
     rows = "1 row" if found["rows"] == 1 else f"{found['rows']} rows"
@@ -199,6 +143,11 @@ def _answer(candidate: str, entries: Sequence[dict[str, Any]]) -> str:
     return f"wrong: std off by {wrong[-1]['std_error']:+.0%}, chance {wrong[-1]['std_chance']:.0%}"
 
 
+def best_peer(entries: dict[str, Any]) -> str | None:
+    """The fastest other library that gives the right answer."""
+    return min(_rivals(entries), key=lambda key: entries[key]["seconds"], default=None)
+
+
 def _rivals(entries: dict[str, Any]) -> list[str]:
     """Other libraries that ran and were right."""
     return [key for key in _RIVALS if "ratio" in entries.get(key, {}) and entries[key]["right"]]
@@ -211,8 +160,7 @@ def _readme_row(name: str, kind: str, found: dict[str, Any], draws: int) -> str:
     entries = found["draws"][str(used)]["candidates"]
     name = name if used == draws else f"{name}, {used} draws"
     ratio = {key: _times(entry["ratio"]) for key, entry in entries.items() if "ratio" in entry}
-    rivals = _rivals(entries)
-    best = min(rivals, key=lambda key: entries[key]["seconds"], default=None)
+    best = best_peer(entries)
     sizes = [_mebibytes(entries[key]["bytes"]) if key in ratio else "-" for key in ("latedrop", best)]
     cells = [
         name.replace("_", " "),

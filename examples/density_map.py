@@ -1,3 +1,4 @@
+# %% [markdown]
 """A density map from a U-Net: a map of uncertainty, and an interval on the count through a readout.
 
 Objects are bright blobs; the target map holds a bump of mass 1 for each, so that its sum is the count. The variance of
@@ -5,6 +6,7 @@ the count is not the sum of the pixels' variances: a dropped channel moves many 
 deviations add up. The script prints both. Map and count are therefore calibrated apart.
 """
 
+# %%
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -13,6 +15,7 @@ from torch import Tensor, nn
 
 import latedrop
 
+# %%
 torch.manual_seed(0)
 
 
@@ -25,6 +28,7 @@ def scenes(number: int) -> tuple[Tensor, Tensor]:
     return image + 0.3 * torch.randn_like(image), density
 
 
+# %%
 class UNet(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -38,10 +42,12 @@ class UNet(nn.Module):
         return self.leave(self.merge(torch.cat([fine, self.up(coarse)], 1)).relu())
 
 
+# %%
 def count(density: Tensor) -> Tensor:
     return density.sum((1, 2, 3))
 
 
+# %%
 net, (image, density) = UNet(), scenes(256)
 optimiser = torch.optim.Adam(net.parameters(), lr=5e-3)
 for rows in 20 * torch.arange(256).split(32):
@@ -49,6 +55,7 @@ for rows in 20 * torch.arange(256).split(32):
     (1000 * nn.functional.mse_loss(net(image[rows]), density[rows])).backward()
     optimiser.step()
 
+# %%
 (x_val, map_val), (x, true) = scenes(200), scenes(300)
 counts = latedrop.calibrate(net, (x_val, count(map_val)), readout=count, kind="channel", method="linear")
 maps = latedrop.calibrate(net, scenes(40), rates=[0.02, 0.05, 0.1, 0.2, 0.3], draws=50)
@@ -59,6 +66,11 @@ drawn = latedrop.sample(net, x[:10], 0.005, draws=1000, sites=counts.calibration
 together, apart = drawn.outputs.sum((2, 3, 4)).std(0), count(drawn.variance).sqrt()
 print(f"over draws the count has std {together.mean():.2f}; the sum of pixel variances would say {apart.mean():.2f}")
 
+# %% [markdown]
+# What to see: the standard deviation is largest on the objects, where a count can go wrong, and most of all where they
+# overlap.
+
+# %%
 scene = int(count(true).argmax())
 one, (low, high) = maps.predict(x[scene : scene + 1]), (float(end[scene]) for end in p.interval(0.9))
 figure, axes = plt.subplots(1, 3, figsize=(9, 2.9), layout="constrained")
@@ -66,6 +78,5 @@ panels = {f"image, {count(true)[scene]:.0f} objects": x[scene, 0], f"density, co
 for ax, (title, values) in zip(axes, (panels | {"standard deviation": one.std}).items(), strict=True):
     figure.colorbar(ax.imshow(values.squeeze().numpy(), cmap="cividis"), ax=ax, shrink=0.9)
     ax.set(title=title, xticks=[], yticks=[])
-folder = Path(__file__).parent / "output"
-folder.mkdir(exist_ok=True)
-figure.savefig(folder / "density_map.png", dpi=80)
+Path("output").mkdir(exist_ok=True)
+figure.savefig("output/density_map.png", dpi=120)

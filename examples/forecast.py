@@ -1,3 +1,4 @@
+# %% [markdown]
 """An LSTM forecaster: intervals for each of the next twelve steps of a series.
 
 The series is a slow and a fast wave with noise that carries over from step to step, so that later steps are harder.
@@ -5,6 +6,7 @@ Each step is one output with a scale of its own (`per_output`, the default), and
 A layer that reads the data directly never takes dropout: the linear layer before the LSTM makes the LSTM a site.
 """
 
+# %%
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -14,10 +16,12 @@ from torch import Tensor, nn
 import latedrop
 from latedrop import metrics, plots
 
+# %%
 torch.manual_seed(0)
 PAST, AHEAD = 48, 12
 
 
+# %%
 def windows(count: int) -> tuple[Tensor, Tensor]:
     t = torch.arange(PAST + AHEAD)
     phase = 6.28 * torch.rand(2, count, 1)
@@ -28,6 +32,7 @@ def windows(count: int) -> tuple[Tensor, Tensor]:
     return series[:, :PAST, None], series[:, PAST:]
 
 
+# %%
 class Forecaster(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -38,6 +43,7 @@ class Forecaster(nn.Module):
         return self.head(states[:, -1])
 
 
+# %%
 net, (x_train, y_train) = Forecaster(), windows(1024)
 optimiser = torch.optim.Adam(net.parameters(), lr=5e-3)
 for rows in 20 * torch.arange(1024).split(128):
@@ -45,6 +51,7 @@ for rows in 20 * torch.arange(1024).split(128):
     nn.functional.mse_loss(net(x_train[rows]), y_train[rows]).backward()
     optimiser.step()
 
+# %%
 uq = latedrop.calibrate(net, windows(200), rates=[0.01, 0.05, 0.1], draws=30, progress=False)
 print(uq.calibration.sites)
 x, y = windows(500)
@@ -57,12 +64,15 @@ print("width  " + "".join(f"{w:6.2f}" for w in width))
 overall = metrics.coverage(p.mean, p.variance, y, level=0.9)
 print(f"the 90 % interval holds {overall:.1%} of {y.numel()} fresh values")
 
+# %% [markdown]
+# What to see: the bands widen along the horizon, as the network knows less about later steps.
+
+# %%
 figure, ax = plt.subplots(figsize=(7, 3.2), layout="constrained")
 ahead = torch.arange(PAST, PAST + AHEAD)
 bands = {level: tuple(end[0] for end in p.interval(level)) for level in (0.5, 0.9)}
 plots.intervals(ahead, p.mean[0], bands, ax=ax, target=y[0], xlabel="time step", ylabel="value")
 ax.plot(range(24, PAST), x[0, 24:, 0], color="0.5", linewidth=1, label="past")
 ax.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
-folder = Path(__file__).parent / "output"
-folder.mkdir(exist_ok=True)
-figure.savefig(folder / "forecast.png", dpi=90)
+Path("output").mkdir(exist_ok=True)
+figure.savefig("output/forecast.png", dpi=160)

@@ -1,3 +1,4 @@
+# %% [markdown]
 """Core loss of a ferrite, by a network that others trained: what its intervals are worth, at home and elsewhere.
 
 `mag-net` carries 30 small float64 networks and the measurements behind them:
@@ -9,6 +10,7 @@ measurements, nobody says on which, so its errors here are on the small side. Th
 in another laboratory and at several temperatures. The network has no input for that, so its uncertainty cannot rise.
 """
 
+# %%
 import math
 import warnings
 from importlib.resources import files
@@ -23,6 +25,7 @@ import latedrop
 from latedrop.calibration.evaluation import compare, evaluate
 from latedrop.report import table, write_report
 
+# %%
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # the package opens its files as Python 3.11 no longer likes
     from magnet.net import model
@@ -30,33 +33,39 @@ with warnings.catch_warnings():
     net = model("N87", "Sinusoidal")
 
 
+# %%
 def rows(name: str) -> dict[str, Tensor]:
     with h5py.File(str(files("magnet.data").joinpath(f"N87_{name}.h5"))) as file:
         columns, values = file["dataframe/block0_items"][:], torch.tensor(file["dataframe/block0_values"][:])
     return {column.decode(): values[:, i] for i, column in enumerate(columns)}
 
 
+# %%
 def pairs(found: dict[str, Tensor], some: Tensor) -> tuple[Tensor, Tensor]:
     """Logarithms of frequency and flux density, and 100 times that of the loss: there, 1 is about one percent."""
     x = torch.stack([found["Frequency"], found["Flux_Density"]], 1)[some].log10()
     return x, 100 * found["Power_Loss"][some].log()
 
 
+# %%
 def percent(output: Tensor) -> Tensor:
     """From the decimal logarithm that the network gives."""
     return 100 * math.log(10) * output[:, 0]
 
 
+# %%
 measured, sheet = rows("database"), rows("datasheet")
 sine = torch.nonzero(measured["Duty_1"] < 0)[:, 0]  # the other rows are triangles and trapezoids
 sine = sine[torch.randperm(len(sine), generator=torch.Generator().manual_seed(0))]
 validation, held_out, test = (pairs(measured, part) for part in sine.tensor_split(3))
 elsewhere = {f"data sheet, {t} °C": pairs(sheet, sheet["Temperature"] == t) for t in (25, 60, 100)}
 
+# %%
 print(latedrop.find_sites(net, validation[0]), end="\n\n")
 uq = latedrop.calibrate(net, validation, readout=percent, method="sample", conformal_data=held_out)
 floored = latedrop.calibrate(net, validation, readout=percent, method="sample", mean="model", floor=True)
 
+# %%
 x, y = test
 p, q = uq.predict(x), floored.predict(x)
 with torch.no_grad():
@@ -69,6 +78,11 @@ for line in lines:
     print("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)))
 print(f"with a floor: {str(floored.calibration).splitlines()[2]}\n")
 
+# %% [markdown]
+# What to see: the measurements of the network's own laboratory lie inside the interval; those of a data sheet, at other
+# temperatures, do not.
+
+# %%
 figure, ax = plt.subplots(figsize=(7.5, 4), layout="constrained")
 low, high = (float(end[0] - q.mean[0]) for end in q.interval(0.9))
 ax.axhspan(low, high, color="#56B4E9", alpha=0.4, label="90 % interval")
@@ -83,11 +97,10 @@ for (name, (x, y)), (colour, marker) in zip({"measured": test, **elsewhere}.item
     ax.plot(flux, (y - p.mean)[some], marker, color=colour, markersize=3, label=f"{name}: {held} inside")
 ax.set(xscale="log", xlabel="flux density [mT]", ylabel="100 ln(true loss / predicted)", title="N87, sine waves")
 ax.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
-folder = Path(__file__).parent / "output"
-folder.mkdir(exist_ok=True)
-figure.savefig(folder / "magnet_core_loss.png", dpi=80)
+Path("output").mkdir(exist_ok=True)
+figure.savefig("output/magnet_core_loss.png", dpi=140)
 write_report(
-    folder / "magnet_core_loss.html",
+    "output/magnet_core_loss.html",
     title="Core loss of N87, sine waves",
     calibration=uq.calibration,
     prediction=uq.predict(test[0]),

@@ -1,26 +1,32 @@
+# %% [markdown]
 """Save a calibration beside the weights, load it in another process, and change the scale later.
 
 The file is plain JSON and holds no weights. It knows which weights it belongs to and says so if they have changed.
 """
 
+# %%
 import tempfile
 import warnings
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import torch
 from torch import nn
 
 import latedrop
 
+# %%
 torch.manual_seed(0)
 x = torch.rand(900, 3)
 y = torch.sin(4 * x[:, :1]) * x[:, 1:2] + (0.05 + 0.2 * x[:, 2:]) * torch.randn(900, 1)
 
 
+# %%
 def network() -> nn.Module:
     return nn.Sequential(nn.Linear(3, 50), nn.ReLU(), nn.Linear(50, 50), nn.ReLU(), nn.Linear(50, 1))
 
 
+# %%
 net = network()
 optimiser = torch.optim.Adam(net.parameters(), lr=3e-3)
 for _ in range(200):
@@ -28,6 +34,7 @@ for _ in range(200):
     nn.functional.mse_loss(net(x[:400]), y[:400]).backward()
     optimiser.step()
 
+# %%
 with tempfile.TemporaryDirectory() as folder:
     weights, record = Path(folder, "model.pt"), Path(folder, "model.latedrop.json")
     torch.save(net.state_dict(), weights)
@@ -57,3 +64,18 @@ with tempfile.TemporaryDirectory() as folder:
         warnings.simplefilter("always")
         latedrop.load(record, again)
     print(f"after the weights have moved: {str(caught[0].message).split(' that ')[0]} ...")
+
+# %% [markdown]
+# What to see: near the optimal scale the NLL is least, at the relaxed one the miscalibration is; any step between can
+# be used, without running the network again.
+
+# %%
+steps = loaded.calibration.tradeoff()
+figure, ax = plt.subplots(figsize=(7, 4), layout="constrained")
+ax.plot([step.nll for step in steps], [step.ma for step in steps], "o-", color="#0072B2", markersize=4)
+for step, name in ((steps[0], "optimal"), (steps[-1], "relaxed")):
+    ax.annotate(name, (step.nll, step.ma), (8, 4), textcoords="offset points")
+ax.margins(0.12)
+ax.set(xlabel="NLL on the validation rows [nats]", ylabel="miscalibration area")
+Path("output").mkdir(exist_ok=True)
+figure.savefig("output/save_load.png", dpi=160)

@@ -1,3 +1,4 @@
+# %% [markdown]
 """Segmentation with a U-Net: probabilities of pixels that hold, maps of doubt, and a score for each image.
 
 Discs and squares on a noisy ground; the rim of each shape has no label (255), as in many real sets. The network is
@@ -5,6 +6,7 @@ trained on few images and is too sure of itself. Fresh images get maps of entrop
 of images are new to it: dark shapes on a bright ground, whose strangeness is large, and crosses, whose is hardly.
 """
 
+# %%
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -15,10 +17,12 @@ import latedrop
 from latedrop.metrics import auroc
 from latedrop.metrics.classes import cross_entropy, ece
 
+# %%
 torch.manual_seed(0)
 SIZE, VOID = 32, 255
 
 
+# %%
 def scenes(number: int, *, crosses: bool = False) -> tuple[Tensor, Tensor]:
     """Images `(N, 1, 32, 32)` and labels `(N, 32, 32)`: 0 the ground, 1 discs, 2 squares, 255 the rims of both."""
     at = torch.arange(float(SIZE))
@@ -34,6 +38,7 @@ def scenes(number: int, *, crosses: bool = False) -> tuple[Tensor, Tensor]:
     return (image + 0.5 * torch.randn_like(image))[:, None], labels
 
 
+# %%
 class UNet(nn.Module):
     def __init__(self, classes: int = 3) -> None:
         super().__init__()
@@ -47,6 +52,7 @@ class UNet(nn.Module):
         return self.leave(self.merge(torch.cat([fine, self.up(coarse)], 1)).relu())
 
 
+# %%
 net, (x_train, y_train) = UNet(), scenes(60)
 optimiser = torch.optim.Adam(net.parameters(), lr=5e-3)
 for rows in 80 * torch.arange(60).split(20):
@@ -55,9 +61,11 @@ for rows in 80 * torch.arange(60).split(20):
     optimiser.step()
 net.eval()
 
+# %%
 uq = latedrop.calibrate(net, scenes(100), reference=x_train, ignore_index=VOID, batch_size=25, progress=False)
 print(uq)
 
+# %%
 x, y = scenes(200)
 p = uq.predict(x)
 known = y != VOID
@@ -66,6 +74,7 @@ own = torch.softmax(p.logits.movedim(1, -1)[known], 1)
 print(f"fresh pixels: NLL {cross_entropy(own, labels):.3f} and calibration error {ece(own, labels):.1%} as they come,")
 print(f"              NLL {cross_entropy(pixels, labels):.3f} and {ece(pixels, labels):.1%} calibrated")
 
+# %%
 wrong = torch.stack([(p.label[i] != y[i])[known[i]].float().mean() for i in range(len(y))])
 scores = p.image_scores
 worst = wrong > wrong.quantile(0.9)
@@ -73,12 +82,18 @@ expected = scores["expected_error"]  # of all pixels, the rims too
 print(f"of 200 fresh images {wrong.mean():.1%} of the pixels are wrong, {expected.mean():.1%} expected;")
 print(f"the worst tenth is told by the expected error with AUROC {auroc(expected, worst):.2f}")
 
+# %%
 dark, crosses = 1 - x, scenes(200, crosses=True)[0]
 for name, images in (("dark shapes", dark), ("crosses", crosses)):
     strange = torch.cat([scores["strangeness"], uq.predict(images).image_scores["strangeness"]])
     told = auroc(strange, torch.arange(400) >= 200)
     print(f"{name} are told from fresh images by their strangeness with AUROC {told:.2f}")
 
+# %% [markdown]
+# What to see: on a fresh image the rims are in doubt, and nothing else. Dark shapes, which no image had before, are in
+# doubt everywhere.
+
+# %%
 usual = int(expected.argsort()[150])
 rows = {"fresh": x[usual], "dark": dark[usual], "crosses": crosses[0]}
 found = uq.predict(torch.stack(list(rows.values())), rate=0.1)  # with a rate: how much thinned networks disagree
@@ -96,6 +111,5 @@ for i, (row, (name, image)) in enumerate(zip(axes, rows.items(), strict=True)):
         figure.colorbar(drawn, ax=ax, shrink=0.85)
         ax.set(title=title, xticks=[], yticks=[])
     row[0].set_ylabel(f"{name}: strangeness {float(found.strangeness[i]):.1f}", fontsize="small")
-folder = Path(__file__).parent / "output"
-folder.mkdir(exist_ok=True)
-figure.savefig(folder / "segmentation.png", dpi=75)
+Path("output").mkdir(exist_ok=True)
+figure.savefig("output/segmentation.png", dpi=100)

@@ -59,7 +59,7 @@ __all__ = [
     "sample",
 ]
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOMES = {
     "calibration.classes.prediction": ("ClassPrediction",),

@@ -134,12 +134,12 @@ def plain_cell(text: str) -> str:
 
 
 def digest_of(path: str | os.PathLike[str]) -> str:
-    """SHA-256 of a file; of a folder, that of its files' names and contents."""
+    """SHA-256 of a file; of a folder, that of its files' names and contents, the same on every system."""
     found = hashlib.sha256()
     where = Path(path)
-    for part in sorted(where.rglob("*")) if where.is_dir() else [where]:
+    for part in sorted(where.rglob("*"), key=lambda part: part.parts) if where.is_dir() else [where]:
         if part.is_file():
-            found.update(str(part.relative_to(where)).encode() if where.is_dir() else b"")
+            found.update(part.relative_to(where).as_posix().encode() if where.is_dir() else b"")
             with part.open("rb") as file:
                 while block := file.read(1 << 20):
                     found.update(block)

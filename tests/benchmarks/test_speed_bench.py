@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from benchmarks import peers, speed, speed_pages
+from benchmarks import peers, speed, speed_figure, speed_pages
 from benchmarks.nets import Forecaster, Residual, ViT, duplicate, speed_nets, twin
 from benchmarks.peers import PEERS, Case, not_installed
 from benchmarks.timing import first_line, peak_bytes, turns_within, write
@@ -458,4 +458,15 @@ def test_memory_against_draws_and_time_against_the_loop(tmp_path: Path, monkeypa
 
 def test_figure_is_drawn_from_the_json(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    assert speed_pages.figure(made_record(), tmp_path / "speed.png").stat().st_size > 10_000
+    pillow = pytest.importorskip("PIL.Image")
+    with pillow.open(speed_figure.figure(made_record(), tmp_path / "speed.png")) as image:
+        assert image.width >= 1000
+
+
+def test_figure_shows_the_quickest_peer_with_the_right_answer() -> None:
+    found = made_record()["nets"]["residual_cnn"]["large"]
+    shown = speed_figure.points(found, 50)
+    assert set(shown) == {"plain", "latedrop", "linearize", "loop", "peer"}
+    assert shown["peer"]["library"] == "torch-uncertainty, on_batch"
+    assert shown["plain"] == {"seconds": 0.1}
+    assert speed_figure.points(found, 200) == {}

@@ -122,6 +122,8 @@ class TestCode:
             ("model.onnx", ArgumentError, "expected package.module:callable or a .pt2 file; found 'model.onnx'"),
             ("user_code.py:build", ArgumentError, "Write user_code:build, without .py"),
             ("./folder/code.py:build", ArgumentError, "Write folder.code:build, without .py"),
+            (r"folder\code.py:build", ArgumentError, "Write folder.code:build, without .py"),
+            (r"C:\models\counter.safetensors", FileError, "expected a file, or package.module:callable for code"),
             ("nowhere:build", ArgumentError, "a Python module 'nowhere' in the current folder or installed"),
             ("user_code.part:build", ArgumentError, "a Python module 'user_code.part'"),
             ("user_code:Nett", ArgumentError, "expected 'Nett' in user_code; .*Did you mean 'Net'"),

@@ -181,7 +181,8 @@ def test_pictures_of_the_documentation(demo: Demo) -> None:
         if opened.page.locator("#alarms button").count():
             opened.page.locator("#alarms button").last.click()
         opened.shot("light", 12.0)
-        phone = Opened(browser, demo.address, viewport={"width": 390, "height": 844}, color_scheme="dark")
+        small = {"viewport": {"width": 390, "height": 844}, "device_scale_factor": 3}
+        phone = Opened(browser, demo.address, **small, color_scheme="dark")
         phone.shot("phone", 4.0)
         browser.close()
 

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import signal
 import subprocess
 import sys
 import time
@@ -159,7 +158,7 @@ train(make_scenes(8, 3, 3, shape=(64, 64)), Settings(epochs=100_000, batch=4, cr
     end = time.monotonic() + 60
     while not checkpoint.exists() and time.monotonic() < end:
         time.sleep(0.05)
-    process.send_signal(signal.SIGKILL)
+    process.kill()
     process.wait()
     assert torch.load(checkpoint, weights_only=True)["epoch"] >= 1
 

@@ -115,7 +115,17 @@ def test_gallery_lists_every_example_and_picture() -> None:
     assert {f"../examples/{path.name}" for path in (ROOT / "examples").glob("*.py")} <= linked
     pictures = sorted((DOCS / "images").glob("gallery_*.png"))
     assert {f"images/{path.name}" for path in pictures} <= linked
-    assert [path.name for path in pictures if path.stat().st_size > 80_000] == []
+    assert [path.name for path in pictures if path.stat().st_size > 150_000] == []
+
+
+def test_pictures_are_wide_enough_for_print() -> None:
+    pillow = pytest.importorskip("PIL.Image")
+    narrow = []
+    for path in sorted([*DOCS.rglob("*.png"), *DOCS.rglob("*.jpg")]):
+        with pillow.open(path) as picture:
+            if picture.width < 1000:
+                narrow.append(f"{path.relative_to(DOCS).as_posix()}: {picture.width} pixels")
+    assert narrow == []
 
 
 def test_every_message_is_listed() -> None:

@@ -11,12 +11,13 @@ import importlib
 import importlib.util
 import inspect
 import logging
+import re
 import secrets
 import sys
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from operator import attrgetter
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from typing import Any
 
 import torch
@@ -41,6 +42,7 @@ _log = logging.getLogger(__name__)
 _PICKLED = (".pt", ".pth", ".bin", ".ckpt", ".pkl")
 _NESTED = ("state_dict", "model_state_dict", "model")
 _SHOWN = 4
+_DRIVE = re.compile(r"[A-Za-z]:[\\/]")  # how a path of Windows begins
 
 
 def load_model(
@@ -203,8 +205,13 @@ def _attribute(name: str) -> Any:
             f"expected package.module:callable or a .pt2 file; found {name!r}. For the function net in my_model.py "
             "write my_model:net."
         )
-    if module_name.endswith(".py") or "/" in module_name:
-        plain = Path(module_name).with_suffix("").as_posix().strip("/.").replace("/", ".")
+    if _DRIVE.match(name):
+        raise FileError(
+            f"expected a file, or package.module:callable for code; found {name!r}, where there is no file that can be "
+            "read so. Check the path; for code, go to its folder and name the module."
+        )
+    if module_name.endswith(".py") or "/" in module_name or "\\" in module_name:
+        plain = PureWindowsPath(module_name).with_suffix("").as_posix().strip("/.").replace("/", ".")
         raise ArgumentError(f"expected package.module:callable; found {name!r}. Write {plain}:{path}, without .py.")
     found: Any = _imported(module_name)
     for part in path.split("."):

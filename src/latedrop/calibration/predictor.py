@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 import torch
@@ -52,7 +52,51 @@ from latedrop.terms import Rows, Term
 from latedrop.variance.engine.options import Engine, Sampling
 from latedrop.variance.sampling import own_output
 
+if TYPE_CHECKING:
+    import typing_extensions as types  # which torch brings along; `Unpack` is in typing from Python 3.11 on
+
+    from latedrop.calibration.options import Options
+
 __all__ = ["Explanation", "Prediction", "Predictor", "calibrate"]
+
+
+@overload
+def calibrate(
+    model: nn.Module,
+    data: Any,
+    rates: Sequence[Rate] | None = ...,
+    draws: int | None = ...,
+    criterion: Literal["scaled", "unscaled"] | None = ...,
+    *,
+    task: Literal["regression"],
+    **options: types.Unpack[Options],
+) -> Predictor: ...
+
+
+@overload
+def calibrate(
+    model: nn.Module,
+    data: Any,
+    rates: Sequence[Rate] | None = ...,
+    draws: int | None = ...,
+    criterion: Literal["scaled", "unscaled"] | None = ...,
+    *,
+    task: Literal["classification"],
+    **options: types.Unpack[Options],
+) -> ClassPredictor: ...
+
+
+@overload
+def calibrate(
+    model: nn.Module,
+    data: Any,
+    rates: Sequence[Rate] | None = ...,
+    draws: int | None = ...,
+    criterion: Literal["scaled", "unscaled"] | None = ...,
+    *,
+    task: Task = ...,
+    **options: types.Unpack[Options],
+) -> Any: ...
 
 
 def calibrate(

@@ -88,7 +88,7 @@ def _name_of(content: bytes) -> str:
 def _named_in(path: Path) -> set[str]:
     """The files that a calibration at this path has beside it, if there is one."""
     try:
-        text = path.read_text(errors="replace") if path.is_file() else ""
+        text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
     except OSError:
         return set()
     return {*re.findall(r'"file": "([0-9a-f]{16})"', text)}

@@ -9,6 +9,7 @@ requirement of `evaluate` that does not hold.
 import shlex
 import sys
 from collections.abc import Sequence
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated
 
@@ -70,6 +71,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     crowd.command("demo")(bundled(crowd_demo))
     crowd.command("watch")(bundled(crowd_watch))
     app.add_typer(crowd, name="crowd")
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a console of Windows may know neither ± nor a user's names
     words = sys.argv[1:] if arguments is None else arguments
     typed.set(shlex.join(["latedrop", *words]))
     app(arguments, prog_name="latedrop")

@@ -72,6 +72,11 @@ def demo_sources(seed: int = 0) -> list[Source]:
 
 def _source(word: str, fps: float | None, loop: bool) -> Source:
     if re.fullmatch(r"\d{1,3}", word):
+        if sys.platform == "win32":
+            raise ArgumentError(
+                f"expected Linux or macOS for camera {word}; found Windows, where cameras have no numbers. Pass the "
+                "address of the camera's stream: rtsp:// or http://."
+            )
         need("video", "av")
         return Source(f"Camera {int(word)}", True, lambda: _decoded(*_camera(int(word))))
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]+://", word):
@@ -127,11 +132,9 @@ def _ticks(fps: float) -> Iterator[int]:
 
 
 def _camera(number: int) -> tuple[str, str | None, dict[str, str]]:
-    if sys.platform == "linux":
-        return f"/dev/video{number}", "v4l2", {}
-    return (
-        (f"{number}", "avfoundation", {"framerate": "30"}) if sys.platform == "darwin" else (str(number), "dshow", {})
-    )
+    if sys.platform == "darwin":
+        return str(number), "avfoundation", {"framerate": "30"}
+    return f"/dev/video{number}", "v4l2", {}
 
 
 def _stream_options(scheme: str) -> dict[str, str]:

@@ -30,6 +30,7 @@ CAPTIONS = {
 }
 _LINES = ("default", "draws", "embedded", "ensemble", "laplace")
 _BASE = "temperature"
+_MEAN = "mean, without noise"
 
 
 def figures(results: Results) -> dict[str, Figure]:
@@ -123,7 +124,8 @@ def _strange(results: Results) -> Figure:
 def _bars(ax: Axes, names: list[str], found: list[np.ndarray | None]) -> None:
     for y, each in zip(range(len(names)), found, strict=True):
         if each is not None:
-            ax.plot([each.mean()] * 2, [y - 0.35, y + 0.35], color="black", linewidth=1.6, zorder=3)
+            label = None if _MEAN in ax.get_legend_handles_labels()[1] else _MEAN
+            ax.plot([each.mean()] * 2, [y - 0.35, y + 0.35], color="black", linewidth=1.6, zorder=3, label=label)
 
 
 def _shift(part: str) -> bool:

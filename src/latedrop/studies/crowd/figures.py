@@ -281,6 +281,7 @@ def _bars(ax: Axes, values: Mapping[str, float], spread: float, label: str) -> N
     ax.set_yticks(range(len(values)), list(values))
     ax.invert_yaxis()
     ax.margins(x=0.2)
+    ax.locator_params(axis="x", nbins=5)  # large numbers need room
     ax.set_xlabel(label)
 
 

@@ -110,6 +110,7 @@ def _strip(ax: Axes, results: Results, names: list[str], measure: str, label: st
             color="black",
             linewidth=2,
             zorder=3,
+            label="median over the sets" if y == 0 else None,
         )
     ax.set_yticks(list(shown), names)
     ax.set_ylim(-0.7, len(names) - 0.3)
@@ -143,4 +144,4 @@ def _look(index: int) -> dict[str, Any]:
 
 def _legend(figure: Figure, ax: Axes) -> None:
     lines, labels = ax.get_legend_handles_labels()
-    figure.legend(lines, labels, loc="outside upper center", ncols=min(8, len(labels)), fontsize="small")
+    figure.legend(lines, labels, loc="outside upper center", ncols=min(9, len(labels)), fontsize="small")

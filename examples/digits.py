@@ -1,0 +1,58 @@
+# %% [markdown]
+"""Classes with a rule that rejects: a small CNN on scanned digits, and which of them people should look at.
+
+The data are scikit-learn's bundled digits, 8 x 8 pixels. The network is trained on 500 of them. Held-out digits give a
+rule with a promise: of the digits that it keeps, fewer than 2 % are wrong.
+"""
+
+# %%
+from pathlib import Path
+
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+
+import latedrop
+from latedrop import plots
+
+# %%
+torch.manual_seed(0)
+images, labels = load_digits(return_X_y=True)
+x, y = torch.tensor(images, dtype=torch.float32).reshape(-1, 1, 8, 8) / 16, torch.tensor(labels)
+train, val, held, new = torch.randperm(len(x)).split([500, 400, 600, 297])
+
+# %%
+net = nn.Sequential(
+    *(nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+    *(nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+    *(nn.Flatten(), nn.Linear(128, 10)),
+)
+optimiser = torch.optim.Adam(net.parameters(), lr=3e-3)
+for _ in range(120):
+    optimiser.zero_grad()
+    nn.functional.cross_entropy(net(x[train]), y[train]).backward()
+    optimiser.step()
+
+# %%
+uq = latedrop.calibrate(net, (x[val], y[val]), reference=x[train], progress=False)
+rule = uq.rejection((x[held], y[held]), risk=0.02, confidence=0.95)
+print(rule)
+
+# %%
+p = uq.conformal((x[held], y[held])).predict(x[new])
+kept, wrong = p.kept(rule), p.label != y[new]
+sizes = p.prediction_set(0.95).sum(1)
+shares = wrong.float().mean(), wrong[kept].float().mean()
+print(f"of {len(new)} new digits {shares[0]:.1%} are wrong; of the {kept.sum()} that the rule keeps, {shares[1]:.1%}")
+print(f"the 95 % prediction set has one class for {(sizes == 1).float().mean():.0%} of the digits")
+
+# %% [markdown]
+# What to see: the least sure digits, with the network's answer, its confidence and the truth. Most are hard for
+# people too.
+
+# %%
+answers = zip(p.label.tolist(), p.confidence.tolist(), y[new].tolist(), strict=True)
+captions = [f"{answer}, {confidence:.0%}: is {truth}" for answer, confidence, truth in answers]
+ax = plots.doubtful_images(x[new], 1 - p.confidence, captions, most=12)
+Path("output").mkdir(exist_ok=True)
+ax.figure.savefig("output/digits.png", dpi=160)

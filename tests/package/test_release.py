@@ -1,0 +1,148 @@
+"""What goes out with a release: one version everywhere, types for others, files that name only what exists."""
+
+import importlib.util
+import inspect
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import latedrop
+from latedrop.calibration.options import Options
+
+ROOT = Path(__file__).parents[2]
+
+if not (ROOT / "Makefile").is_file():
+    pytest.skip("the files of a release are in the repository, not in the package", allow_module_level=True)
+
+
+def read(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def test_one_version_everywhere() -> None:
+    headings = re.findall(r"^## \[?([^\]\s]+)", read("CHANGELOG.md"), re.MULTILINE)
+    assert headings[0] == latedrop.__version__
+    assert re.findall(r"^version: (.+)$", read("CITATION.cff"), re.MULTILINE) == [latedrop.__version__]
+
+
+def test_the_citation_has_what_the_format_asks_for() -> None:
+    yaml = pytest.importorskip("yaml")
+    cited = yaml.safe_load(read("CITATION.cff"))
+    assert {"cff-version", "message", "title", "authors"} <= set(cited)
+    assert all("name" in author or "family-names" in author for author in cited["authors"])
+
+
+def test_the_types_of_calibrate_are_those_of_its_signature() -> None:
+    """Overloads name the options a second time, for type checkers."""
+    own = {"model", "data", "rates", "draws", "criterion", "task"}
+    parameters = inspect.signature(latedrop.calibrate).parameters
+    assert set(parameters) - own == set(Options.__annotations__)
+    assert {name: str(parameters[name].annotation) for name in Options.__annotations__} == {
+        name: hint.__forward_arg__ for name, hint in Options.__annotations__.items()
+    }
+
+
+@pytest.mark.slow
+def test_a_typed_program_from_outside(tmp_path: Path) -> None:
+    """mypy --strict on a program of a user, beside a package that is installed."""
+    pytest.importorskip("mypy")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "env"], check=True)
+    python = tmp_path / "env" / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+    asked = subprocess.run(
+        [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    packages = Path(asked.stdout.strip())
+    (packages / "here.pth").write_text(
+        f"{Path(latedrop.__file__).parents[1]}\n{sysconfig.get_path('purelib')}\n", encoding="utf-8"
+    )
+    program = tmp_path / "program.py"
+    program.write_text(read(".ci/smoke.py") + WRONG, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "--python-executable", python, program.name],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    found = re.findall(r"^program\.py:\d+: error: .*\[(.+)\]$", done.stdout, re.MULTILINE)
+    assert sorted(found) == ["arg-type", "attr-defined", "call-overload"], done.stdout + done.stderr
+
+
+WRONG = """
+
+def wrong(model: nn.Module, x: Tensor) -> None:
+    latedrop.calibrate(model, (x, x), task="regression", batch_size="many")
+    latedrop.calibrate(model, (x, x), task="regression").predict(x).probabilities
+    latedrop.calibrate(model, (x, x), task="classification").predict(x).prediction_set("all")
+"""
+
+
+def test_a_file_that_a_wheel_leaves_out_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = importlib.util.spec_from_file_location("dist", ROOT / ".ci" / "dist.py")
+    assert spec is not None
+    assert spec.loader is not None
+    dist = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(dist)
+    (tmp_path / "src" / "package" / "page").mkdir(parents=True)
+    for name in ("package/code.py", "package/page/index.html"):
+        (tmp_path / "src" / name).write_text("", encoding="utf-8")
+    monkeypatch.setattr(dist, "ROOT", tmp_path)
+    for kind in ("whole", "half"):
+        with zipfile.ZipFile(tmp_path / f"{kind}.whl", "w") as wheel:
+            wheel.writestr("package/code.py", "")
+            if kind == "whole":
+                wheel.writestr("package/page/index.html", "")
+    dist.check_whole(tmp_path / "whole.whl")
+    with pytest.raises(AssertionError, match=r"half\.whl lacks package/page/index\.html"):
+        dist.check_whole(tmp_path / "half.whl")
+
+
+def make_targets() -> set[str]:
+    return set(re.findall(r"^([a-z]+):", read("Makefile"), re.MULTILINE))
+
+
+@pytest.mark.parametrize("name", [".github/workflows/ci.yml", ".pre-commit-config.yaml", ".ci/run"])
+def test_every_make_target_exists(name: str) -> None:
+    named = set(re.findall(r"(?:run: |entry: |^)make ([a-z]+)", read(name), re.MULTILINE))
+    assert named
+    assert named <= make_targets()
+
+
+def test_the_workflow_runs_everywhere_that_the_package_claims() -> None:
+    yaml = pytest.importorskip("yaml")
+    job = yaml.safe_load(read(".github/workflows/ci.yml"))["jobs"]["check"]
+    versions = re.findall(r"Python :: (3\.\d+)\"", read("pyproject.toml"))
+    assert job["strategy"]["matrix"]["python"] == versions
+    assert {name.partition("-")[0] for name in job["strategy"]["matrix"]["os"]} == {"ubuntu", "macos", "windows"}
+    commands = {step["run"] for step in job["steps"] if "run" in step and "if" not in step}
+    own = set(re.findall(r"^make ([a-z]+)", read(".ci/run"), re.MULTILINE)) - {"slow"}
+    assert own <= {command.split()[1] for command in commands}
+
+
+@pytest.mark.parametrize("name", ["bug", "feature"])
+def test_forms_for_issues(name: str) -> None:
+    yaml = pytest.importorskip("yaml")
+    form = yaml.safe_load(read(f".github/ISSUE_TEMPLATE/{name}.yml"))
+    assert {"name", "description", "body"} <= set(form)
+    assert len({part["id"] for part in form["body"]}) == len(form["body"])
+
+
+@pytest.mark.parametrize("name", ["SECURITY.md", "CONTRIBUTING.md", "CHANGELOG.md", ".github/PULL_REQUEST_TEMPLATE.md"])
+def test_links_lead_somewhere(name: str) -> None:
+    links = re.findall(r"\]\(([^)#\s]+)", read(name))
+    assert [link for link in links if "://" not in link and not ((ROOT / name).parent / link).exists()] == []
+
+
+def test_every_extra_is_documented() -> None:
+    pytest.importorskip("packaging")
+    from benchmarks.extras import FOR
+
+    section = read("pyproject.toml").split("[project.optional-dependencies]")[1].split("\n[")[0]
+    extras = set(re.findall(r"^(\w+) = \[", section, re.MULTILINE))
+    assert extras <= set(FOR)
+    page = read("docs/install.md")
+    assert [extra for extra in sorted(extras) if f"| `{extra}` |" not in page] == []
