@@ -36,7 +36,7 @@ BENCH_VENV := .venv-bench
 BENCH_PY := $(BENCH_VENV)/$(SCRIPTS)/python
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test slow fuzz lint format bench dist clean
+.PHONY: help demo test slow fuzz lint format docs bench dist clean
 # One pip at a time works on an environment.
 .NOTPARALLEL:
 
@@ -63,6 +63,10 @@ lint: $(VENV)/.dev  ## check style, formatting and types
 format: $(VENV)/.dev  ## fix what can be fixed by itself
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
+
+docs: $(VENV)/.docs  ## build the documentation site: build/site/index.html
+	OMP_NUM_THREADS=1 $(PY) -m sphinx --quiet --fail-on-warning --keep-going --fresh-env --write-all \
+		-b html -d build/doctrees -c docs/site . build/site
 
 bench: $(BENCH_VENV)/.peers  ## run the benchmarks, side by side with other libraries
 	set -e; for name in $(BENCH); do $(BENCH_PY) -m benchmarks.$$name $(BENCH_ARGS); done
@@ -91,7 +95,12 @@ $(VENV)/.dev: $(VENV)/.torch pyproject.toml
 	$(PIP_INSTALL) --no-deps $(MODELS)
 	# Off the path: where its operators do not fit this torch, other libraries would fail to import it.
 	$(PIP_INSTALL) --no-deps --upgrade --target $(VENV)/torchvision torchvision
-	touch $(VENV)/.demo $@
+	touch $(VENV)/.demo $(VENV)/.docs $@
+
+# The reference imports every module, and so whatever the extras bring.
+$(VENV)/.docs: $(VENV)/.torch pyproject.toml
+	$(PIP_INSTALL) -e ".[all,docs]"
+	touch $@
 
 # Those that are compared with come last and alone: their requirements contradict each other, and bring another torch.
 $(BENCH_VENV)/.peers: constraints.txt pyproject.toml benchmarks/peers.txt

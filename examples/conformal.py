@@ -2,7 +2,7 @@
 """Conformal intervals: coverage that is guaranteed, measured on fresh data.
 
 The noise has heavy tails and grows with the input, so that Gaussian intervals are off. Split-conformal intervals
-need a third set of rows that served for nothing else; a new row then lies inside with at least the stated probability.
+need a third set of rows used for nothing else; a new row then lies inside with at least the stated probability.
 Isotonic intervals need no rows of their own, follow skewed errors too, and guarantee nothing.
 """
 

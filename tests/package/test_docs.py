@@ -17,7 +17,7 @@ from latedrop.errors import LatedropWarning
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-PAGES = sorted(DOCS.glob("*.md"))  # the README has tests of its own
+PAGES = sorted([*DOCS.glob("*.md"), *DOCS.glob("reference/*.md")])  # the README has tests of its own
 
 # A block may be preceded by <!-- warns: pattern -->: then it must warn, and the warning must match. Before that,
 # <!-- needs: timm, ... --> names libraries without which it does not run.
@@ -73,8 +73,9 @@ def undisturbed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
         plt.close("all")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(DOCS).as_posix())
 @pytest.mark.filterwarnings("ignore:.*does not have many workers", "ignore:.*LeafSpec")  # Lightning's own
+@pytest.mark.filterwarnings("ignore:.*structlog.threadlocal", "ignore:.*torch.jit.script")  # baal's, laplace-torch's
 @pytest.mark.usefixtures("undisturbed")
 def test_python_blocks_run(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
@@ -93,14 +94,14 @@ def test_python_blocks_run(page: Path) -> None:
         pytest.skip(f"the other blocks ran; not installed: {', '.join(sorted(absent))}")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(DOCS).as_posix())
 def test_links_lead_somewhere(page: Path) -> None:
     targets = [link for link in _links(page) if "://" not in link]
     assert [link for link in targets if not (page.parent / link).exists()] == []
 
 
 def test_index_lists_every_page() -> None:
-    assert {page.name for page in PAGES} - {"README.md"} <= _links(DOCS / "README.md")
+    assert {page.relative_to(DOCS).as_posix() for page in PAGES} - {"README.md"} <= _links(DOCS / "README.md")
 
 
 def test_design_lists_every_room() -> None:

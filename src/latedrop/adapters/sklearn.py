@@ -320,7 +320,7 @@ class CalibratedClassifier(_UncertainClassifier):
         return self
 
     def conformal(self, X: Any, y: Any, score: Any = "lac", *, per_class: bool = False) -> CalibratedClassifier:  # noqa: N803
-        """Itself, with prediction sets from rows that served for nothing else; see `ClassPredictor.conformal`."""
+        """Itself, with prediction sets from rows used for nothing else; see `ClassPredictor.conformal`."""
         check_is_fitted(self)
         x, y = self._checked(X, y)
         codes = _coded(y, self.classes_, len(self.classes_))[1]

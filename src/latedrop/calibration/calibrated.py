@@ -61,8 +61,8 @@ class Calibrated(Generic[_Record]):
         """Tell rows that are unlike those of `usual`, with p-values: a threshold then has a rate of false alarms.
 
         Args:
-            usual: inputs known to be usual, a `DataLoader`, a data set, or an iterator of batches of inputs. Rows that
-                served for nothing else make p-values exact; with validation rows they are nearly so. With several
+            usual: inputs known to be usual, a `DataLoader`, a data set, or an iterator of batches of inputs. Rows used
+                for nothing else make p-values exact; with validation rows they are nearly so. With several
                 scores one half, at random, fits their combination, the other gives the p-values.
             scores: names; by default `"strangeness"` and what costs nothing more: `"entropy"`, `"confidence"` and
                 `"energy"` for classes, `"std"` for numbers. Also `"neighbours"` (needs scipy), `"sites"` (a score for

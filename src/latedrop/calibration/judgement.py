@@ -179,7 +179,7 @@ def judge(
     label: str | None = None,
     weights: Any = None,
 ) -> Judgement:
-    """Judge predictions by targets of rows that served for nothing else, both `(N, ...)`.
+    """Judge predictions by targets of rows used for nothing else, both `(N, ...)`.
 
     Args:
         prediction: of the test rows.

@@ -42,6 +42,15 @@ def load(
     Raises `FileError` where the file is missing, truncated or edited, or where the model lacks its sites or the
     readout that it was made with; warns where the weights are not the ones that were calibrated. With `collate`, which
     a file cannot hold, the predictor takes lists of items.
+
+    >>> import tempfile, latedrop
+    >>> x = torch.linspace(-1, 1, 64)[:, None]
+    >>> net = nn.Sequential(nn.Linear(1, 20), nn.Tanh(), nn.Linear(20, 1))
+    >>> uq = latedrop.calibrate(net, (x, x**2))
+    >>> path = os.path.join(tempfile.mkdtemp(), "net.latedrop.json")
+    >>> _ = uq.save(path)
+    >>> bool((load(path, net).predict(x).std == uq.predict(x).std).all())
+    True
     """
     try:
         calibration = read_calibration(path)

@@ -36,6 +36,16 @@ class Prediction:
         index: of the pandas data frame that was predicted; None for other inputs.
         shares: `(N,)` for each term, its share of the variance before the guard; None where there are no terms, and for
             maps.
+
+    >>> import latedrop
+    >>> x = torch.linspace(-1, 1, 64)[:, None]
+    >>> net = torch.nn.Sequential(torch.nn.Linear(1, 20), torch.nn.Tanh(), torch.nn.Linear(20, 1))
+    >>> p = latedrop.calibrate(net, (x, x**2)).predict(x)
+    >>> low, high = p.interval(0.9)
+    >>> bool((low < p.mean).all() and (p.mean < high).all())
+    True
+    >>> p.quantile([0.5, 0.95]).shape
+    torch.Size([2, 64, 1])
     """
 
     output: Tensor

@@ -231,7 +231,14 @@ def _calibrated(
 
 
 class Predictor(Calibrated[Calibration]):
-    """A model with its calibration: call it on inputs, get `Prediction`s. The model itself is untouched."""
+    """A model with its calibration: call it on inputs, get `Prediction`s. The model itself is untouched.
+
+    >>> x = torch.linspace(-1, 1, 64)[:, None]
+    >>> net = nn.Sequential(nn.Linear(1, 20), nn.Tanh(), nn.Linear(20, 1))
+    >>> uq = calibrate(net, (x, x**2))
+    >>> uq.predict(x).std.shape, uq.scaled("relaxed").predict(x).std.shape
+    (torch.Size([64, 1]), torch.Size([64, 1]))
+    """
 
     def __call__(self, x: Any) -> Prediction:
         """Same as `predict`."""

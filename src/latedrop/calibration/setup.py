@@ -170,7 +170,7 @@ class Setup:
         if (intervals == "conformal") != held:
             raise ArgumentError(
                 "expected conformal_data with intervals='conformal', and only then: coverage is guaranteed by data "
-                f"that served for nothing else; found intervals={intervals!r} and conformal_data "
+                f"used for nothing else; found intervals={intervals!r} and conformal_data "
                 f"{'given' if held else 'missing'}."
             )
         return intervals

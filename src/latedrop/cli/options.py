@@ -269,7 +269,7 @@ class Classes(NamedTuple):
 
     @property
     def holds_out(self) -> bool:
-        """Whether they ask for rows that served for nothing else."""
+        """Whether they ask for rows used for nothing else."""
         return self.sets is not None or self.reject is not None
 
     @property

@@ -1,5 +1,7 @@
 """How far predictions are from their targets; the uncertainty is not looked at."""
 
+from __future__ import annotations
+
 from torch import Tensor
 
 from latedrop.metrics.entries import Array, average, columns, joined, weights_of

@@ -1,5 +1,7 @@
 """Whether intervals hold as many targets as they promise: the calibration curve and what is read off it."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import torch

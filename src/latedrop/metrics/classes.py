@@ -1,9 +1,14 @@
-"""How good probabilities of classes are: pure functions of `(probabilities, labels)`.
+r"""How good probabilities of classes are: pure functions of `(probabilities, labels)`.
 
 `probabilities` is `(N, K)`, rows summing to 1, a tensor or array; `labels` `(N,)` are whole numbers from 0 to `K - 1`.
 With `p_y` the probability of the label, `c` the largest one and `a` whether it is the label's,
 
-    NLL = mean(-log p_y),   Brier = mean(sum_k (p_k - [k = y])^2),   ECE = sum over bins of n_b / N · |mean a - mean c|.
+$$
+\mathrm{NLL} = \mathrm{mean}(-\log p_y), \qquad \mathrm{Brier} = \mathrm{mean}\left( \sum_k (p_k - [k = y])^2 \right),
+\qquad \mathrm{ECE} = \sum_b \frac{n_b}{N} \left| \bar a_b - \bar c_b \right|,
+$$
+
+the last over bins `b` of the confidence `c`, with `n_b` rows each.
 
 References: Guo et al., "On Calibration of Modern Neural Networks" (2017). Nixon et al., "Measuring Calibration in Deep
 Learning" (2019). Geifman, El-Yaniv, "Selective Classification for Deep Neural Networks" (2017). Hendrycks, Gimpel, "A
@@ -93,7 +98,12 @@ def classwise_ece(probabilities: Array, labels: Array, *, bins: int = _BINS, mas
 def reliability(
     probabilities: Array, labels: Array, *, bins: int = _BINS, mass: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """For every bin that has rows: mean confidence, accuracy, and how many rows: what a reliability diagram shows."""
+    """For every bin that has rows: mean confidence, accuracy, and how many rows: what a reliability diagram shows.
+
+    >>> confidence, right, rows = reliability([[0.9, 0.1], [0.9, 0.1], [0.4, 0.6]], [0, 1, 1], bins=2)
+    >>> rows
+    tensor([3.])
+    """
     p, y = _checked(probabilities, labels)
     sure, place = p.max(1)
     return _binned(sure, place == y, bins, mass)
@@ -103,6 +113,10 @@ def risk_coverage(score: Array, wrong: Array) -> tuple[Tensor, Tensor]:
     """Share of rows kept, and the error rate of those, keeping the rows of least `score` first; `(N,)` each.
 
     Rows of equal score count as their mean.
+
+    >>> kept, risk = risk_coverage([0.1, 0.2, 0.9, 0.8], [False, False, True, False])
+    >>> kept.tolist(), risk.tolist()
+    ([0.25, 0.5, 0.75, 1.0], [0.0, 0.0, 0.0, 0.25])
     """
     doubt, bad = _pair(score, wrong)
     order = doubt.argsort(stable=True)

@@ -3,6 +3,8 @@
 Nothing is broadcast, and what cannot be scored is refused, with the place of the first such entry.
 """
 
+from __future__ import annotations
+
 from functools import reduce
 
 import numpy as np

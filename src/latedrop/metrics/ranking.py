@@ -1,5 +1,7 @@
 """Whether larger predicted variances go with larger errors: what a constant variance cannot do."""
 
+from __future__ import annotations
+
 import torch
 from torch import Tensor
 

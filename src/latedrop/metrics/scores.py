@@ -1,5 +1,7 @@
 """Proper scores: each is lowest, on average, for the distribution that the targets come from."""
 
+from __future__ import annotations
+
 import math
 import warnings
 

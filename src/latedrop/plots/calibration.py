@@ -1,5 +1,7 @@
 """What a calibration was chosen by: its curves, metrics over rates, the path between two scales."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +24,7 @@ _PATH: list[tuple[slice, str, int, str | None]] = [
 ]
 
 
-def calibration_curves(curves: Mapping[str, tuple[Array, Array]], ax: "Axes | None" = None) -> "Axes":
+def calibration_curves(curves: Mapping[str, tuple[Array, Array]], ax: Axes | None = None) -> Axes:
     """Observed frequency against interval level, with the bisector on which a calibrated measure lies.
 
     Args:
@@ -64,12 +66,12 @@ def calibration_curves(curves: Mapping[str, tuple[Array, Array]], ax: "Axes | No
 def metric_by_rate(
     rates: Array,
     values: Mapping[str, Array],
-    ax: "Axes | None" = None,
+    ax: Axes | None = None,
     *,
     ylabel: str,
     xlabel: str = "dropout rate",
     log: bool = False,
-) -> "Axes":
+) -> Axes:
     """A metric against the dropout rate, one line for each label.
 
     Args:
@@ -114,13 +116,13 @@ def metric_by_rate(
 def tradeoff(
     nll: Array,
     ma: Array,
-    ax: "Axes | None" = None,
+    ax: Axes | None = None,
     *,
     scale: Array | None = None,
     rmse: Array | None = None,
     xlabel: str = "NLL",
     ylabel: str = "miscalibration area",
-) -> "Axes":
+) -> Axes:
     """The path from the scale that is best for the NLL to the relaxed scale, in the plane of NLL and MA.
 
     Args:
@@ -165,7 +167,7 @@ def tradeoff(
     return ax
 
 
-def _label_ends(ax: "Axes", x: Floats, y: Floats, scale: Floats | None) -> None:
+def _label_ends(ax: Axes, x: Floats, y: Floats, scale: Floats | None) -> None:
     """Name the ends of a path that starts at its smallest x and falls: beside its top, below its foot."""
     first, last = ("", "") if scale is None else (f" {scale[0]:.3g}", f" {scale[-1]:.3g}")
     near: dict[str, Any] = {"textcoords": "offset points"}

@@ -1,5 +1,7 @@
 """Pictures of classifiers and detectors: does the confidence hold, what does rejecting gain, which rows are odd."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -19,10 +21,13 @@ _BINS = 40
 _FAR = 5.0
 
 
-def reliability_diagram(curves: Mapping[str, tuple[Array, Array]], ax: "Axes | None" = None) -> "Axes":
+def reliability_diagram(curves: Mapping[str, tuple[Array, Array]], ax: Axes | None = None) -> Axes:
     """Share of rows that are right against their mean confidence, a curve for each label.
 
     Below the diagonal the probabilities are too sure. `latedrop.metrics.classes.reliability` gives both columns.
+
+    >>> reliability_diagram({"softmax": ([0.5, 0.7, 0.9], [0.4, 0.6, 0.7])}).get_xlabel()
+    'confidence'
     """
     found = _pairs(curves, "confidence", "right")
     ax = axes_or_new(ax, 5.2)
@@ -35,10 +40,13 @@ def reliability_diagram(curves: Mapping[str, tuple[Array, Array]], ax: "Axes | N
     return ax
 
 
-def risk_coverage(curves: Mapping[str, tuple[Array, Array]], ax: "Axes | None" = None) -> "Axes":
+def risk_coverage(curves: Mapping[str, tuple[Array, Array]], ax: Axes | None = None) -> Axes:
     """Error rate of the rows that are kept against their share, the surest first, a curve for each label.
 
     `latedrop.metrics.classes.risk_coverage` gives both columns.
+
+    >>> risk_coverage({"confidence": ([0.5, 1.0], [0.01, 0.08])}).get_xlabel()
+    'share of rows kept'
     """
     found = _pairs(curves, "kept", "risk")
     ax = axes_or_new(ax)
@@ -55,12 +63,15 @@ def _pairs(curves: Mapping[str, tuple[Array, Array]], x: str, y: str) -> dict[st
 
 
 def score_histograms(
-    scores: Mapping[str, Array], ax: "Axes | None" = None, *, name: str = "score", threshold: float | None = None
-) -> "Axes":
+    scores: Mapping[str, Array], ax: Axes | None = None, *, name: str = "score", threshold: float | None = None
+) -> Axes:
     """How a score is spread over each kind of rows, such as usual and strange ones.
 
     Rows far beyond all others are counted in the outermost bins, so that these do not squash the rest. `threshold` is
     drawn as a line.
+
+    >>> score_histograms({"usual": [0.2, 0.4, 0.5], "strange": [2.0, 3.1]}, name="strangeness").get_xlabel()
+    'strangeness'
     """
     arrays = {label: as_array(values).ravel() for label, values in not_empty(scores, "kind of rows").items()}
     if any(not len(values) or not np.isfinite(values).all() for values in arrays.values()):
@@ -86,13 +97,16 @@ def _edges(values: Floats) -> Floats:
     return np.linspace(start, end if end > start else start + 1, _BINS + 1)
 
 
-def confusion(counts: Array, names: Sequence[str] = (), ax: "Axes | None" = None) -> "Axes":
+def confusion(counts: Array, names: Sequence[str] = (), ax: Axes | None = None) -> Axes:
     """Which class rows have, which was predicted, and which were set aside.
 
     Args:
         counts: `(K, K)`, or `(K, K + 1)` with the rejected rows last: `latedrop.metrics.classes.confusion` gives them.
         names: of the classes; their numbers by default.
         ax: where to draw.
+
+    >>> [text.get_text() for text in confusion([[8, 1], [0, 9]], ["cat", "dog"]).get_yticklabels()]
+    ['cat', 'dog']
     """
     table = as_array(counts)
     if table.ndim != 2 or table.shape[1] - table.shape[0] not in (0, 1):
@@ -122,11 +136,11 @@ def doubtful_images(
     images: Array,
     doubt: Array,
     captions: Sequence[str] = (),
-    ax: "Axes | None" = None,
+    ax: Axes | None = None,
     *,
     most: int = 18,
     columns: int = 6,
-) -> "Axes":
+) -> Axes:
     """The images of the largest doubt side by side, the most doubtful first.
 
     Args:
@@ -136,6 +150,9 @@ def doubtful_images(
         ax: where to draw.
         most: how many.
         columns: how many side by side.
+
+    >>> len(doubtful_images(np.zeros((5, 8, 8)), [0.1, 0.9, 0.3, 0.2, 0.8], most=3).texts)
+    3
     """
     pictures, score = as_array(images), as_array(doubt).ravel()
     if pictures.ndim == 3:

@@ -1,5 +1,7 @@
 """What a prediction says: its intervals, its errors, and where its variance comes from."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -20,12 +22,12 @@ def intervals(
     mean: Array,
     low: Array | Mapping[float, tuple[Array, Array]],
     high: Array | None = None,
-    ax: "Axes | None" = None,
+    ax: Axes | None = None,
     *,
     target: Array | None = None,
     xlabel: str = "x",
     ylabel: str = "prediction",
-) -> "Axes":
+) -> Axes:
     """Predictions of one variable with their intervals, along the one input they depend on.
 
     Args:
@@ -69,8 +71,8 @@ def intervals(
 
 
 def error_against_std(
-    std: Array, error: Array, ax: "Axes | None" = None, *, unit: str | None = None, log: bool = False
-) -> "Axes":
+    std: Array, error: Array, ax: Axes | None = None, *, unit: str | None = None, log: bool = False
+) -> Axes:
     """Size of each error against its predicted standard deviation, with lines at one and two of these.
 
     Of a Gaussian, calibrated uncertainty 68 % of the points lie below the first line, 95 % below the second.
@@ -109,7 +111,7 @@ def error_against_std(
     return ax
 
 
-def site_shares(names: Sequence[str], shares: Array, ax: "Axes | None" = None) -> "Axes":
+def site_shares(names: Sequence[str], shares: Array, ax: Axes | None = None) -> Axes:
     """How much of the variance each site brings in, as horizontal bars, the first site on top.
 
     Args:

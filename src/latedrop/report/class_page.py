@@ -46,7 +46,7 @@ def write_class_report(
     Args:
         path: the file; it appears complete or not at all.
         title: heading of the page.
-        prediction: of test rows that served for nothing else.
+        prediction: of test rows used for nothing else.
         labels: their classes, whole numbers from 0.
         calibration: alone, for a page about what the validation rows say.
         judgement: of the predictions, where it was made already.

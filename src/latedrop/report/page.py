@@ -79,7 +79,7 @@ def write_report(
         path: the file; it appears complete or not at all.
         title: heading of the page.
         calibration: what `calibrate` chose and measured.
-        prediction: of test rows that served for nothing else; with `target`, adds all about them.
+        prediction: of test rows used for nothing else; with `target`, adds all about them.
         target: their true values.
         evaluations: rows of the headline table; those of `compare` where None.
         pictures: figures of your own, shown after the others.

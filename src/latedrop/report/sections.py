@@ -33,7 +33,7 @@ _NOTES = {
     "scaled": "the same, times the scale of least NLL on the validation rows.",
     "relaxed": "the variance times the scale that balances the calibration curve of the validation rows.",
     "isotonic": "intervals bent to the observed frequencies of the validation rows.",
-    "conformal": "intervals from the ranked errors of rows that served for nothing else.",
+    "conformal": "intervals from the ranked errors of rows used for nothing else.",
 }
 _WORDS = (
     "RMSE: root mean squared error. NLL: Gaussian negative log-likelihood, lower is better. Gain: how far the NLL is "

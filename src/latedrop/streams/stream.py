@@ -77,6 +77,16 @@ class Stream:
         made_with: a text that tells one model from another; a state of another one is refused.
         unit: has `forward` and `inverse`, where the model was trained on transformed targets: errors are followed in
             the model's unit, and the prediction has `in_model_unit()`.
+
+    >>> import latedrop, torch
+    >>> x = torch.linspace(-1, 1, 64)[:, None]
+    >>> net = torch.nn.Sequential(torch.nn.Linear(1, 20), torch.nn.Tanh(), torch.nn.Linear(20, 1))
+    >>> stream = latedrop.calibrate(net, (x, x**2)).stream(level=0.9)
+    >>> for row in range(20):
+    ...     p = stream.predict(x[row : row + 1])
+    ...     _ = stream.update(x[row : row + 1] ** 2)
+    >>> len(stream.coverage), len(stream.bias)  # one for each output
+    (1, 1)
     """
 
     def __init__(

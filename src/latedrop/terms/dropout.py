@@ -31,6 +31,12 @@ class Dropout(Term):
         rate: of the draws.
         draws: how many.
         seed: fixes their masks.
+
+    >>> import latedrop, torch
+    >>> x = torch.linspace(-1, 1, 64)[:, None]
+    >>> net = torch.nn.Sequential(torch.nn.Linear(1, 20), torch.nn.Tanh(), torch.nn.Linear(20, 1))
+    >>> latedrop.calibrate(net, (x, x**2), terms=[Dropout("draws", draws=20), "leverage"]).predict(x).std.shape
+    torch.Size([64, 1])
     """
 
     name: ClassVar[str] = "dropout"

@@ -30,6 +30,14 @@ class Given(Term):
         form: `"variance"`, `"log_variance"` or `"std"`.
         upper: another part. Where given, both are quantiles, and `level` is what lies between them.
         level: probability between the two quantiles.
+
+    >>> import latedrop
+    >>> x = torch.linspace(-1, 1, 64)[:, None]
+    >>> net = torch.nn.Sequential(torch.nn.Linear(1, 20), torch.nn.Tanh(), torch.nn.Linear(20, 2))  # mean, log variance
+    >>> own = Given(lambda output: output[:, 1:], "log_variance")
+    >>> uq = latedrop.calibrate(net, (x, x**2), readout=lambda output: output[:, :1], terms=["dropout", own])
+    >>> uq.predict(x).std.shape
+    torch.Size([64, 1])
     """
 
     name: ClassVar[str] = "given"

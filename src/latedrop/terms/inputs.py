@@ -32,6 +32,12 @@ class InputNoise(Term):
     Args:
         std: its size: a number, or a tensor that broadcasts with one row of the (only floating) input.
         each: a coefficient for every entry of the input, of which there may be at most 64: its size is then fitted.
+
+    >>> import latedrop
+    >>> x = torch.linspace(-1, 1, 64)[:, None]
+    >>> net = torch.nn.Sequential(torch.nn.Linear(1, 20), torch.nn.Tanh(), torch.nn.Linear(20, 1))
+    >>> latedrop.calibrate(net, (x, x**2), terms=["dropout", InputNoise(0.1)]).predict(x).std.shape
+    torch.Size([64, 1])
     """
 
     name: ClassVar[str] = "inputs"

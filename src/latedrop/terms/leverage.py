@@ -30,6 +30,12 @@ class Leverage(Term):
     Args:
         ridge: added to the mean square of every direction, in units of their average; more where features outnumber
             the reference rows, as most directions then were not seen at all.
+
+    >>> import latedrop
+    >>> x = torch.linspace(-1, 1, 64)[:, None]
+    >>> net = torch.nn.Sequential(torch.nn.Linear(1, 20), torch.nn.Tanh(), torch.nn.Linear(20, 1))
+    >>> latedrop.calibrate(net, (x, x**2), terms=["dropout", Leverage(ridge=0.01)]).predict(x).std.shape
+    torch.Size([64, 1])
     """
 
     name: ClassVar[str] = "leverage"

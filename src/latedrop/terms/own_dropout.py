@@ -29,6 +29,14 @@ class OwnDropout(Term):
     Args:
         draws: thinned networks; 0 takes the variance to first order.
         seed: fixes their masks.
+
+    >>> import latedrop, torch
+    >>> x = torch.linspace(-1, 1, 64)[:, None]
+    >>> net = torch.nn.Sequential(
+    ...     torch.nn.Linear(1, 20), torch.nn.Dropout(0.1), torch.nn.Tanh(), torch.nn.Linear(20, 1)
+    ... )
+    >>> latedrop.calibrate(net, (x, x**2), terms=[OwnDropout(), "leverage"]).predict(x).std.shape
+    torch.Size([64, 1])
     """
 
     name: ClassVar[str] = "own_dropout"

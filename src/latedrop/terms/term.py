@@ -106,6 +106,18 @@ class Term:
     Attributes:
         name: in tables, and in the file of a calibration.
         needs_features: whether `rows.features` is asked for, of reference rows too.
+
+    >>> import latedrop
+    >>> class Distance(Term):
+    ...     name = "distance"
+    ...
+    ...     def values(self, rows):
+    ...         return rows.x.square().sum(1)
+    >>> x = torch.linspace(-1, 1, 64)[:, None]
+    >>> net = torch.nn.Sequential(torch.nn.Linear(1, 20), torch.nn.Tanh(), torch.nn.Linear(20, 1))
+    >>> uq = latedrop.calibrate(net, (x, x**2), terms=["dropout", Distance()])
+    >>> uq.predict(x).std.shape
+    torch.Size([64, 1])
     """
 
     name: ClassVar[str]

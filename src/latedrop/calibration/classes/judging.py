@@ -174,7 +174,7 @@ class ClassJudgement:
 
 
 def judge_classes(prediction: ClassPrediction, labels: Any, *, level: float | None = None) -> ClassJudgement:
-    """Judge predictions by labels `(N,)` of rows that served for nothing else.
+    """Judge predictions by labels `(N,)` of rows used for nothing else.
 
     `level` is that of prediction sets, where the calibration makes any; by default 0.9, if it has rows enough.
     """

@@ -77,7 +77,7 @@ class ClassPrediction:
         """`(N, K)`, True for the classes of a set that holds the label with that probability."""
         if self.calibration.sets is None:
             raise ArgumentError(
-                "expected a predictor with prediction sets, from rows that served for nothing else; found one without. "
+                "expected a predictor with prediction sets, from rows used for nothing else; found one without. "
                 "Call uq = uq.conformal((x, labels)) first."
             )
         return self.calibration.sets.members(self.probabilities, level)
@@ -87,7 +87,7 @@ class ClassPrediction:
         rule = self.calibration.rule if rule is None else rule
         if rule is None:
             raise ArgumentError(
-                "expected a rule, from rows that served for nothing else; found none. Call uq = uq.reject((x, labels), "
+                "expected a rule, from rows used for nothing else; found none. Call uq = uq.reject((x, labels), "
                 "risk=0.01) first, or pass what uq.rejection gives."
             )
         return self.confidence >= rule.threshold

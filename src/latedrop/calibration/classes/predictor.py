@@ -35,7 +35,16 @@ __all__ = ["ClassPredictor"]
 
 
 class ClassPredictor(Calibrated[ClassCalibration]):
-    """A classifier with its calibration: call it on inputs, get `ClassPrediction`s. The model itself is untouched."""
+    """A classifier with its calibration: call it on inputs, get `ClassPrediction`s. The model itself is untouched.
+
+    >>> import latedrop
+    >>> x = torch.randn(90, 4, generator=torch.Generator().manual_seed(0))
+    >>> net = torch.nn.Sequential(torch.nn.Linear(4, 20), torch.nn.ReLU(), torch.nn.Linear(20, 3))
+    >>> uq = latedrop.calibrate(net, (x, x[:, :3].argmax(1)), progress=False)
+    >>> p = uq.predict(x)
+    >>> p.probabilities.shape, p.label.shape, p.strangeness.shape
+    (torch.Size([90, 3]), torch.Size([90]), torch.Size([90]))
+    """
 
     def __call__(self, x: Any) -> ClassPrediction:
         """Same as `predict`."""

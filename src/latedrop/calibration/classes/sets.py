@@ -1,6 +1,6 @@
 """Sets of classes that hold the label as often as they say, and a threshold under which errors are rare.
 
-Each row that served for nothing else gives the score of its true class: how little it was expected. A set at level `a`
+Each row used for nothing else gives the score of its true class: how little it was expected. A set at level `a`
 holds the classes whose scores are at most the `ceil((n + 1) a)`-th smallest; with exchangeable rows it holds the label
 with probability `a` at least (Vovk et al. 2005). Scores of a class with probability p, and P the sum over the classes
 that are likelier:
@@ -59,7 +59,7 @@ def _uniform(p: Tensor, seed: int) -> Tensor:
 
 @dataclass(frozen=True)
 class ClassSets:
-    """What makes sets: the sorted scores of the true classes of rows that served for nothing else.
+    """What makes sets: the sorted scores of the true classes of rows used for nothing else.
 
     Attributes:
         score: which one.

@@ -171,7 +171,7 @@ def _by_numbers(node: fx.Node) -> bool:
 
 def refuse(found: str, error: Exception | None = None) -> NoReturn:
     """Say why there is no program of a model."""
-    raise ArgumentError(f"expected a model that a program can stand for; found {found}. Use engine='auto'.") from error
+    raise ArgumentError(f"expected a model that can be traced; found {found}. Use engine='auto'.") from error
 
 
 def first_line(error: Exception) -> str:
