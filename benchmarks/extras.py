@@ -39,7 +39,6 @@ FOR = {
     "console": "the operator's [console](console.md), `latedrop crowd watch`",
     "all": "all of these but `ray`",
     "docs": "the documentation site of this repository",
-    "docs": "`make docs`: the documentation as HTML, built without a network",
     "dev": "the tests and checks of this repository",
 }
 
