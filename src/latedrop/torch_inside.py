@@ -12,7 +12,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from threading import Lock
 from typing import Any
 from warnings import warn
 
@@ -21,6 +20,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from latedrop.errors import LatedropWarning
+from latedrop.switches import held
 
 
 @dataclass(frozen=True)
@@ -180,6 +180,14 @@ def parts_of(module: nn.Module) -> list[nn.Module]:
     return [part for part in module._modules.values() if part is not None]
 
 
+def weights_of(module: nn.Module) -> Iterator[Tensor]:
+    """`module.parameters()` and `module.buffers()`, where one that is held twice comes twice: quicker."""
+    for own in (module._parameters, module._buffers):
+        yield from (weight for weight in own.values() if weight is not None)
+    for part in parts_of(module):
+        yield from weights_of(part)
+
+
 def first_weight(module: nn.Module) -> Tensor | None:
     """The first floating one of `module.parameters()`, or None: quicker."""
     for weight in module._parameters.values():
@@ -324,30 +332,6 @@ def eager() -> AbstractContextManager[Any]:
     return held(lambda: torch.compiler.set_stance("force_eager"), "eager")
 
 
-@contextmanager
-def held(switch: Callable[[], AbstractContextManager[Any]], key: str) -> Iterator[None]:
-    """A switch that torch has for all threads: on from the first who wants it until the last has left. Nobody waits."""
-    with _HOLDING:
-        count, state = _HELD.get(key, (0, None))
-        if state is None:
-            state = switch()
-            state.__enter__()
-        _HELD[key] = count + 1, state
-    try:
-        yield
-    finally:
-        with _HOLDING:
-            count, state = _HELD.pop(key)
-            if count > 1:
-                _HELD[key] = count - 1, state
-            elif state is not None:
-                state.__exit__(None, None, None)
-
-
-_HOLDING = Lock()
-_HELD: dict[str, tuple[int, AbstractContextManager[Any] | None]] = {}
-
-
 def stream_of(device: torch.device) -> int:
     """The number of the stream on which a CUDA device works for this thread."""
     quick = getattr(torch._C, "_cuda_getCurrentRawStream", None)
@@ -368,18 +352,34 @@ def traced(
     make_fx = _part("torch.fx.experimental.proxy_tensor", "make_fx")
     if make_fx is None:
         raise NotImplementedError("make_fx, which this version of torch has not")
-    exporting = vars(torch.compiler)  # models that ask `torch.compiler.is_exporting` look at no values then
-    exporting["_is_exporting_flag"] = rules is not None
-    try:
+    with held(_exporting, "exporting"):
         function = function if rules is None else make_fx(function)(*arguments)
         return make_fx(torch.func.functionalize(function), rules)(*arguments)  # type: ignore[no-any-return]
+
+
+@contextmanager
+def _exporting() -> Iterator[None]:
+    """Models that ask `torch.compiler.is_exporting` look at no values inside."""
+    switches = vars(torch.compiler)
+    switches["_is_exporting_flag"] = True
+    try:
+        yield
     finally:
-        exporting["_is_exporting_flag"] = False
+        switches["_is_exporting_flag"] = False
+
+
+def compiled(graph: torch.fx.GraphModule, examples: list[Tensor]) -> Callable[..., Any]:
+    """What runs a graph on tensors like these; torch keeps it on disk, where a later process finds it."""
+    # `torch.compile` would read the graph as Python code first, which takes longer than to find it.
+    compiler = _part("torch._inductor", "standalone_compile")
+    if compiler is None:
+        return torch.compile(graph, dynamic=False, fullgraph=True)
+    return compiler(graph, examples, dynamic_shapes="from_example_inputs")  # type: ignore[no-any-return]
 
 
 def being_traced() -> bool:
     """Whether `traced` runs in this thread: values then are not to be looked at."""
-    mode = _part("torch.fx.experimental.proxy_tensor", "get_proxy_mode")
+    mode = getattr(sys.modules.get("torch.fx.experimental.proxy_tensor"), "get_proxy_mode", None)
     return mode is not None and mode() is not None
 
 

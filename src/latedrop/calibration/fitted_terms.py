@@ -18,7 +18,7 @@ from torch import Tensor
 from latedrop.calibration.scale import along_outputs
 from latedrop.calibration.term_fit import Candidate, guarded, ignorant
 from latedrop.errors import ArgumentError, DataError, FileError
-from latedrop.model.arrays import any_true
+from latedrop.model.arrays import any_true, constants
 from latedrop.streams.usual import Usual
 from latedrop.terms import Dropout, Given, InputNoise, Leverage, LocalErrors, Neighbours, OwnDropout, Rows, Size, Term
 from latedrop.terms.features import Features
@@ -74,7 +74,7 @@ class Guard:
         """The variance `(N, ...)` of rows that are so strange, `(N,)`, for what the network says of them."""
         factor = self.factor(strangeness).reshape(-1, *[1] * (variance.dim() - 1)).to(variance)
         known = [self.constants, self.centres, self.spreads] if self.centres else [self.constants]
-        constant, *targets = (along_outputs(torch.tensor(part, dtype=torch.float64), variance) for part in known)
+        constant, *targets = (along_outputs(constants(part), variance) for part in known)
         return guarded(variance, factor, constant, ignorant(mean.to(variance), *targets) if targets else None)
 
 
@@ -124,10 +124,10 @@ class FittedTerms:
     def parts(self, rows: Rows) -> dict[str, Tensor]:
         """What each column and the floor add to the variance, `(N, ...)` each; the guard multiplies their sum."""
         found = measured_columns(self.active, rows)
-        used = dict(zip(self.columns, torch.tensor(self.coefficients, dtype=torch.float64).unbind(1), strict=True))
+        used = {name: constants(tuple(theta)) for name, *theta in zip(self.columns, *self.coefficients, strict=True)}
         parts = {name: column * along_outputs(used[name], column) for name, column in found.items() if name in used}
-        floors = torch.tensor(self.floors, dtype=torch.float64)
-        return {**parts, "floor": torch.zeros_like(rows.mean) + along_outputs(floors, rows.mean)}
+        floors = along_outputs(constants(self.floors), rows.mean)
+        return {**parts, "floor": torch.zeros_like(rows.mean) + floors}
 
     def variance(self, rows: Rows) -> tuple[Tensor, Tensor | None, dict[str, Tensor] | None]:
         """The variance `(N, ...)`; how strange each row is, `(N,)`, where there is a guard; shares, but not of maps."""

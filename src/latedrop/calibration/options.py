@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, TypedDict
 
-from latedrop.calibration.batches import Unpack
+from latedrop.calibration.classes.fit import Scaling
 from latedrop.calibration.fit import Loss
 from latedrop.calibration.intervals import IntervalKind
 from latedrop.calibration.measuring import Method
@@ -13,6 +13,7 @@ from latedrop.calibration.record import Choice
 from latedrop.calibration.transforms import Transform
 from latedrop.calibration.verdict import Folds
 from latedrop.model.calling import Readout
+from latedrop.model.datasets import Unpack
 from latedrop.model.finding import Select
 from latedrop.model.items import Collate
 from latedrop.model.sites import Kind, Site
@@ -55,3 +56,4 @@ class Options(TypedDict, total=False):
     progress: bool
     class_names: Sequence[str] | None
     ignore_index: int | None
+    scaling: Scaling

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from latedrop.errors import LatedropWarning
 from latedrop.model.wrappers import plain_names
-from latedrop.torch_inside import version_of
+from latedrop.torch_inside import version_of, weights_of
 
 __all__ = ["Weights", "fingerprint", "weight_marks"]
 
@@ -64,8 +64,7 @@ class Weights:
 
 
 def _marks(model: nn.Module) -> Iterator[Any]:
-    for part in (model.parameters(), model.buffers()):
-        for value in part:
-            yield id(value)
-            yield version_of(value)
-            yield value.data_ptr() if value.layout is torch.strided else 0
+    for value in weights_of(model):
+        yield id(value)
+        yield version_of(value)
+        yield value.data_ptr() if value.layout is torch.strided else 0

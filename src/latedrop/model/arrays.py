@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from math import isfinite
 from typing import Any
 
@@ -18,6 +19,7 @@ __all__ = [
     "all_finite",
     "any_true",
     "check_inputs",
+    "constants",
     "floating",
     "from_array",
     "from_table",
@@ -158,6 +160,18 @@ def map_values(x: Any, change: Callable[[Any], Any]) -> Any:
     if isinstance(x, (tuple, list)):
         return type(x)(map_values(value, change) for value in x)
     return x
+
+
+def constants(values: tuple[float, ...]) -> Tensor:
+    """Numbers in float64, made once; they are not to be changed in place."""
+    # What is made while a graph is traced, or in inference mode, is of no use outside.
+    return torch.tensor(values, dtype=torch.float64) if being_traced() else _constants(values)
+
+
+@lru_cache(maxsize=256)
+def _constants(values: tuple[float, ...]) -> Tensor:
+    with torch.inference_mode(False):
+        return torch.tensor(values, dtype=torch.float64)
 
 
 def widened(output: Tensor) -> Tensor:

@@ -18,7 +18,8 @@ from torch import Tensor, fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from latedrop.errors import ArgumentError, LatedropError
-from latedrop.torch_inside import held, traced
+from latedrop.switches import held
+from latedrop.torch_inside import traced
 
 __all__ = ["Affine", "Graph", "Size", "graph_of", "name_of", "refuse"]
 

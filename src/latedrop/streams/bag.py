@@ -15,7 +15,8 @@ import hashlib
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import pairwise
-from math import isfinite
+
+import numpy as np
 
 from latedrop.metrics.levels import normal_quantile
 
@@ -49,10 +50,9 @@ def counted(
     edges: Sequence[float], scores: Sequence[float], weights: Sequence[float] | None = None
 ) -> tuple[float, ...]:
     """How many scores lie in each bin, or how much they weigh; what is not finite counts as the largest."""
-    found = [0.0] * (len(edges) + 1)
-    for score, weight in zip(scores, weights or [1.0] * len(scores), strict=True):
-        found[bisect_right(edges, score) if isfinite(score) else -1] += weight
-    return tuple(found)
+    values = np.asarray(scores, np.float64)
+    bins = np.where(np.isfinite(values), np.searchsorted(np.asarray(edges, np.float64), values, "right"), len(edges))
+    return tuple(np.bincount(bins, weights, len(edges) + 1).astype(np.float64).tolist())
 
 
 def from_curve(levels: Sequence[float], observed: Sequence[float], rows: int) -> tuple[float, ...] | None:

@@ -76,9 +76,9 @@ class Leverage(Term):
         if self._root is None:
             raise DataError("expected a term that has seen reference rows; found one that has not.")
         # In double precision: with more features than rows, a row's own share of its leverage is nearly all of it.
-        root = self._root.to(rows.features.device, torch.float64)
-        weights, last = root[:, :-1].T, root[:, -1]  # the last feature is a one
         features = rows.features
+        root = self._root.to(features.device, torch.float64)
+        weights, last = root[:, :-1].T, root[:, -1]  # the last feature is a one
         # On a CPU a few rows at a time, which stay in its cache.
         parts = features.split(_ROWS if features.device.type == "cpu" else max(1, len(features)))
         value = torch.cat([torch.addmm(last, part.double(), weights).square_().sum(1) for part in parts])

@@ -11,14 +11,16 @@ A term of one's own is a class with a name and `values`:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property, partial
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from latedrop.model.calling import Readout
+from latedrop.model.arrays import widened
+from latedrop.model.calling import Readout, check_finite, read
+from latedrop.model.rows import fitting_batches, row_count
 from latedrop.model.sites import Sites
 from latedrop.terms.features import Features
 from latedrop.variance.first_order import Linearization, linearize, watched
@@ -57,6 +59,7 @@ class Rows:
         self.index = index
         self._features = features
         self._values: dict[int, Tensor] = {}
+        self._outputs: list[Any] = []  # raw, of the pass for the features; read where the mean is asked for
 
     def values_of(self, term: Term) -> Tensor:
         """What a term gives for these rows, computed once: a guard may look at the same."""
@@ -79,14 +82,22 @@ class Rows:
         """The model's own output, `(N, ...)`."""
         if "linear" in self.__dict__:
             return self.linear.mean
-        return own_output(self.model, self.x, self.readout)
+        if self._features is not None and fitting_batches(self.model, self.x) is None:
+            _ = self.features  # whose pass has the output, too
+        if not self._outputs:
+            return own_output(self.model, self.x, self.readout)
+        found = widened(read(self._outputs.pop(), self.readout, row_count(self.x)).detach())
+        check_finite(found, "without dropout")
+        return found
 
     @cached_property
     def features(self) -> Tensor:
         """What enters the sites, `(N, features)`; see `Features`."""
         if self._features is None:
             raise ValueError("no term asked for features")
-        return self._features.of(self.model, self.x, self.sites)
+        whole = fitting_batches(self.model, self.x) is None
+        seen: Callable[[Any], object] = self._outputs.append if whole else lambda output: None
+        return self._features.of(self.model, self.x, self.sites, seen)
 
 
 class Term:

@@ -34,7 +34,7 @@ from latedrop.model.scripts import wrap_scripts
 from latedrop.model.sites import Rate, Site, Sites, odds_by_site
 from latedrop.model.twin import release, twin_of
 from latedrop.model.weight_rules import RECURRENT
-from latedrop.torch_inside import held
+from latedrop.switches import held
 from latedrop.variance.mask_gradients import IN_PLACE, Beside, Key, NeedMasksError, Probes, UnitMasks
 from latedrop.variance.moments import out_of_memory
 
@@ -100,9 +100,9 @@ def linearize(
     x = x if loads else place(as_items(x, collate), model)
     found = Sites(find_sites(model, x) if sites is None else sites)
     if loads:
-        parts = (_by_rows(model, place(p, model), found, readout, chunk, _summed) for p in inputs_loaded(x, model))
+        parts = (_by_rows(model, place(p, model), found, readout, chunk) for p in inputs_loaded(x, model))
         return _joined(found, chain.from_iterable(parts))
-    return _joined(found, _by_rows(model, x, found, readout, chunk, _summed))
+    return _joined(found, _by_rows(model, x, found, readout, chunk))
 
 
 _Watcher = TypeVar("_Watcher", bound=Thinner)
@@ -124,16 +124,11 @@ def watched(
         return looking[-1]
 
     def parts() -> Iterator[_Part]:
-        for mean, columns in _by_rows(model, x, sites, readout, None, _summed, look):
+        for mean, columns in _by_rows(model, x, sites, readout, None, look=look):
             found.append((looking[-1], len(mean)))  # others were of passes that had to be made once more
             yield mean, columns
 
     return _joined(sites, parts()), found
-
-
-def _summed(gradients: Tensor) -> Tensor:
-    norms: Tensor = torch.linalg.vector_norm(gradients, dim=1)
-    return norms.square()
 
 
 def _joined(sites: Sites, parts: Iterable[_Part]) -> Linearization:
@@ -163,7 +158,8 @@ def gradients_by_rows(model: nn.Module, x: Any, sites: Sites, readout: Readout =
     return _by_rows(model, x, sites, readout, None, lambda gradients: gradients)
 
 
-_Reduce = Callable[[Tensor], Tensor]
+_Reduce = Callable[[Tensor], Tensor] | None
+"""What is made of the gradients `(rows, units)` of one site; None: the sum of their squares, `(rows,)`."""
 _Look = Callable[[int], Thinner]
 _Part = tuple[Tensor, list[dict[str, Tensor]]]
 
@@ -174,7 +170,7 @@ def _by_rows(
     sites: Sites,
     readout: Readout,
     chunk: int | None,
-    reduce: _Reduce,
+    reduce: _Reduce = None,
     look: _Look | None = None,
 ) -> Iterator[_Part]:
     rows = row_count(x)
@@ -214,7 +210,7 @@ def _first_order(
     with torch.inference_mode(False), running(model, gradients=True), _without_cudnn() if called else nullcontext():
         try:
             try:
-                return _pass(model, copied(x), sites, readout, reduce, rows, Probes(), look)
+                return _pass(model, copied(x), sites, readout, reduce, rows, Probes(norms=reduce is None), look)
             except NeedMasksError:
                 return _pass(model, copied(x), sites, readout, reduce, rows, UnitMasks(), look)
         except RuntimeError as error:
@@ -267,7 +263,7 @@ def _differentiated(
             f"{flat.shape[1]}. Use a readout such as a map's sum, or method='propagate' or 'sample' for maps."
         )
     if not masks.axes:  # no site's layer ran
-        nothing = reduce(flat.new_zeros(rows, 1))
+        nothing = flat.new_zeros(rows) if reduce is None else reduce(flat.new_zeros(rows, 1))
         return widened(output.detach())[:rows], [{site.name: nothing for site in sites} for _ in range(flat.shape[1])]
     if not flat.requires_grad:
         raise OutputError(
@@ -309,13 +305,22 @@ def _through(script: nn.Module, *args: Any, **kwargs: Any) -> Any:
 def _squares(
     axes: dict[Key, int | None], gradients: Sequence[Tensor], sites: Sites, reduce: _Reduce, rows: int
 ) -> dict[str, Tensor]:
-    """`h · dy/dh` of every site, the first examples first, squared and reduced; the calls of one layer are joined."""
+    """`h · dy/dh` of every site, the first examples first, reduced; the calls of one layer are joined."""
     parts: dict[str, list[Tensor]] = {site.name: [] for site in sites}
     for ((name, _), axis), gradient in zip(axes.items(), gradients, strict=True):
         gradient = widened(gradient.detach())
         parts[name].append((gradient.movedim(axis, 0)[:rows] if axis is not None else gradient[None]).flatten(1))
     zero = gradients[0].new_zeros(rows, 1)  # of a site whose layer did not run
-    return {name: reduce(torch.cat(units, 1) if units else zero) for name, units in parts.items()}
+    if reduce is not None:
+        return {name: reduce(torch.cat(units, 1) if units else zero) for name, units in parts.items()}
+    every = [part if part.shape[1] == 1 else _norms(part) for units in parts.values() for part in units or [zero]]
+    squares = iter(widened(torch.cat(every, 1)).square().unbind(1))  # few operators for all sites
+    return {name: sum((next(squares) for _ in units[1:]), next(squares)) for name, units in parts.items()}
+
+
+def _norms(gradients: Tensor) -> Tensor:
+    norms: Tensor = torch.linalg.vector_norm(gradients, dim=1, keepdim=True)
+    return norms
 
 
 def _without_cudnn() -> AbstractContextManager[None]:

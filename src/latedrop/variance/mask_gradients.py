@@ -1,7 +1,7 @@
 """The gradients of the output with respect to masks at 1, at every site: what a first-order variance is made of.
 
-`Probes` notes `value · gradient` on the way back, without a mask; `UnitMasks` are masks of ones whose gradients are
-asked for, where a probe does not do.
+`Probes` notes `value · gradient` on the way back, without a mask, and where only its norm is wanted holds no more;
+`UnitMasks` are masks of ones whose gradients are asked for, where a probe does not do.
 """
 
 from __future__ import annotations
@@ -99,9 +99,14 @@ class UnitMasks:
 
 
 class Probes:
-    """The same gradients for a single output, without masks: what passes by is noted and left as it is."""
+    """The same gradients for a single output, without masks: what passes by is noted and left as it is.
 
-    def __init__(self) -> None:
+    Args:
+        norms: whether the norm of every row's gradient will do: one number for each row, in as many axes.
+    """
+
+    def __init__(self, norms: bool = False) -> None:
+        self.norms = norms
         self.axes: dict[Key, int | None] = {}
         self.flat: set[str] = set()  # sites that run without gradients
         self.cut: set[str] = set()  # sites at which the model differentiates, and keeps no graph of it
@@ -118,8 +123,10 @@ class Probes:
         if is_wrapped(value):  # the model uses torch.func
             raise NeedMasksError
         if key not in self._probes:
-            self._probes[key] = _Probe(shape, site.name, self)
+            self._probes[key] = _Probe(shape, axis, site.name, self)
             self.axes[key] = axis
+        elif not self.asked:
+            self._probes[key].several = True
         passed: Tensor = _Passing.apply(value, self._anchor, self._probes[key])
         return passed
 
@@ -133,7 +140,7 @@ class Probes:
             raise NeedMasksError
         self.asked = True
         try:
-            torch.autograd.grad(outputs.sum(), self._anchor, materialize_grads=True)
+            torch.autograd.grad(outputs.sum(), self._anchor, allow_unused=True)
         except RuntimeError as error:
             if IN_PLACE in str(error):
                 raise NeedMasksError from error
@@ -144,24 +151,29 @@ class Probes:
 class _Probe:
     """The gradient of one mask: `value · gradient` of all that passed, noted on the way back."""
 
-    def __init__(self, shape: tuple[int, ...], site: str, probes: Probes) -> None:
-        self.shape, self._site, self._probes = shape, site, probes
+    def __init__(self, shape: tuple[int, ...], axis: int | None, site: str, probes: Probes) -> None:
+        self.shape, self._axis, self._site, self._probes = shape, axis, site, probes
+        self.several = False  # values that the one mask thins: their gradients are added before a norm is taken
         self.gradient: Tensor | None = None
 
-    def note(self, gradient: Tensor) -> None:
+    def note(self, value: Tensor, gradient: Tensor) -> None:
         if not self._probes.asked:  # by the model itself, which differentiates inside
             self._probes.derived = True
             self._probes.cut |= set() if torch.is_grad_enabled() else {self._site}
             return
-        gradient = gradient.sum_to_size(self.shape)
-        self.gradient = gradient if self.gradient is None else self.gradient + gradient
+        found = (value * gradient).sum_to_size(self.shape)
+        if self._probes.norms and not self.several:
+            wide = torch.promote_types(found.dtype, torch.float32)
+            others = [i for i in range(found.dim()) if i != self._axis]
+            found = torch.linalg.vector_norm(found, dim=others, keepdim=True, dtype=wide) if others else found
+        self.gradient = found if self.gradient is None else self.gradient + found
 
     def found(self, like: Tensor) -> Tensor:
         return like.new_zeros(self.shape) if self.gradient is None else self.gradient
 
 
 class _Passing(torch.autograd.Function):
-    """The identity; its backward pass tells the probe what went through."""
+    """The identity; its backward pass tells the probe what went through. The anchor makes it run, and gets nothing."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, anchor: Tensor, probe: _Probe) -> Tensor:
@@ -170,7 +182,6 @@ class _Passing(torch.autograd.Function):
         return value.view_as(value)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor, None]:
-        (value,) = ctx.saved_tensors
-        ctx.probe.note(value * gradients[0])
-        return gradients[0] if ctx.needs_input_grad[0] else None, gradients[0].new_zeros(()), None
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None, None]:
+        ctx.probe.note(*ctx.saved_tensors, gradients[0])
+        return gradients[0] if ctx.needs_input_grad[0] else None, None, None

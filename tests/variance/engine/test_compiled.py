@@ -27,7 +27,7 @@ DRAWS = 11
 @pytest.fixture
 def uncompiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Graphs run as they are."""
-    monkeypatch.setattr(compiled, "_compile", lambda graph: graph)
+    monkeypatch.setattr(compiled, "_Compiled", lambda graph: graph)
     yield
     compiled._PROGRAMS.clear()
 
@@ -193,13 +193,74 @@ class Packs(nn.Module):
         return self.head(x @ weight.T)
 
 
+HUGGING_FACE = {
+    "BertForSequenceClassification": {"num_attention_heads": 2, "intermediate_size": 16},
+    "LlamaForSequenceClassification": {
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "intermediate_size": 16,
+        "pad_token_id": 0,
+    },
+    "ViTForImageClassification": {
+        "num_attention_heads": 2,
+        "intermediate_size": 16,
+        "image_size": 8,
+        "patch_size": 4,
+    },
+}
+
+
+@pytest.mark.parametrize("name", HUGGING_FACE)
+def test_models_of_hugging_face(name: str, uncompiled: None) -> None:
+    library = pytest.importorskip("transformers")
+    kind = getattr(library, name)
+    config = kind.config_class(vocab_size=40, hidden_size=8, num_hidden_layers=1, num_labels=1, **HUGGING_FACE[name])
+    torch.manual_seed(0)
+    model = kind(config).eval()
+    x: Any = {"pixel_values": torch.randn(3, 3, 8, 8)}
+    if name != "ViTForImageClassification":
+        present = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0], [1, 1, 1, 1, 0]])
+        x = {"input_ids": torch.randint(1, 40, (3, 5)) * present, "attention_mask": present}
+    sites = find_sites(model, x)
+    found = sample(model, x, 0.2, 7, sites=sites, readout="logits", engine="compiled")
+    expected = sample(model, x, 0.2, 7, sites=sites, readout="logits")
+    torch.testing.assert_close(found.mean, expected.mean)
+    torch.testing.assert_close(found.variance, expected.variance, rtol=1e-4, atol=1e-9)
+
+
+class Decides(nn.Module):
+    """Looks at the values of its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(5, 8), nn.Linear(8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.first(x)
+        return self.head(hidden.relu() if bool((hidden > 0).any()) else hidden)
+
+
+def test_the_weights_of_a_graph_become_its_arguments() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Tanh())
+    graph, x = make_fx(model)(torch.ones(2, 3)), torch.randn(2, 3)
+    expected = model(x)
+    held = tracing.lifted(graph)
+    torch.testing.assert_close(graph(*held, x), expected)
+    assert not list(graph.graph.find_nodes(op="get_attr"))
+
+
 @pytest.mark.parametrize(
     ("make", "why"),
-    [(Noisy, "noise of its own"), (Counts, "sizes that depend on values"), (Packs, "what cannot be traced")],
+    [
+        (Noisy, "noise of its own"),
+        (Counts, "sizes that depend on values"),
+        (Packs, "what cannot be traced"),
+        (Decides, "Python code that decides by values of its tensors"),
+    ],
 )
 def test_models_that_no_program_can_stand_for(make: type[nn.Module], why: str, uncompiled: None) -> None:
     model, x = make(), torch.randn(3, 5)
-    with pytest.raises(ArgumentError, match=f"found {why} .*Use engine='auto'"):
+    with pytest.raises(ArgumentError, match=f"found {why}.*Use engine='auto'"):
         sample(model, x, 0.2, 4, sites=[Site("head", "element", "Linear", (8,))], engine="compiled")
 
 

@@ -20,7 +20,7 @@ from latedrop.variance.engine import compiled
 @pytest.fixture(autouse=True)
 def uncompiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Graphs run as they are."""
-    monkeypatch.setattr(compiled, "_compile", lambda graph: graph)
+    monkeypatch.setattr(compiled, "_Compiled", lambda graph: graph)
     yield
     compiled._PROGRAMS.clear()
 
@@ -198,6 +198,6 @@ def test_what_cannot_be_compiled_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
 
         return run
 
-    monkeypatch.setattr(compiled, "_compile", broken)
+    monkeypatch.setattr(compiled, "_Compiled", broken)
     with pytest.raises(ArgumentError, match=r"what cannot be compiled \(RuntimeError: no working compiler\). Use"):
         sample(Model(), torch.randn(3, 4), 0.2, 4, engine="compiled")

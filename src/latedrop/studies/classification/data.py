@@ -14,6 +14,7 @@ import gzip
 import hashlib
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -108,17 +109,17 @@ class Parts:
 
 
 def load(source: Source, folder: Path | None) -> Images | None:
-    """All images of a source; None where the folder has none of its files.
+    """All images of a source; None where the folder has none of its files, or matplotlib is not there to draw letters.
 
     Raises:
         DataError: a file is damaged, or another.
         FileError: one of its files is missing.
-        LatedropError: the digits without scikit-learn, letters without matplotlib, pictures without Pillow.
+        LatedropError: the digits without scikit-learn, pictures without Pillow.
     """
     if source == "digits":
         return _digits()
     if source == "letters":
-        return _letters()
+        return _letters() if find_spec("matplotlib") is not None else None
     place = None if folder is None else folder / source
     if place is None or not place.is_dir():
         return None

@@ -196,7 +196,8 @@ def _images(data: Path | None) -> dict[Source, Images]:
     found = _loaded(None if data is None else data.absolute())
     for source, images in found.items():
         if images is None:
-            print(f"{source}: skipped, no folder {source} in --data", file=sys.stderr)
+            why = "no matplotlib" if source == "letters" else f"no folder {source} in --data"
+            print(f"{source}: skipped, {why}", file=sys.stderr)
     return {source: images for source, images in found.items() if images is not None}
 
 

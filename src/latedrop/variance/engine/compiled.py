@@ -25,13 +25,14 @@ from torch import Tensor, fx, nn
 
 from latedrop.masking.masks import draw_keys, keys_on, threshold
 from latedrop.model.sites import Site
-from latedrop.torch_inside import leaves_and_structure
+from latedrop.torch_inside import compiled, leaves_and_structure
 from latedrop.variance.engine.options import Sampling
 from latedrop.variance.engine.snapshots import Looks, snapshot
 from latedrop.variance.engine.tracing import (
     MaskPlace,
     fill_up_channels,
     first_line,
+    lifted,
     mask_places,
     refuse,
     split,
@@ -83,7 +84,7 @@ class Program:
         sites: those with a mask.
         options: see `Sampling`.
         chunk: draws that run at once.
-        compiler: from a graph to something that runs it; None: `torch.compile`.
+        compiler: from a graph to something that runs it; None: torch's.
     """
 
     def __init__(
@@ -111,7 +112,7 @@ class Program:
         if self._device.type == "cuda":
             fill_up_channels(graph)
         before, after = split(graph, len(self._inputs))
-        compiler = _compile if compiler is None else compiler
+        compiler = _Compiled if compiler is None else compiler
         self._before, self._after = compiler(before), compiler(after)
         self._compiled = False
         self._graph: torch.cuda.CUDAGraph | None = None
@@ -201,5 +202,14 @@ class Program:
         return found
 
 
-def _compile(graph: fx.GraphModule) -> Any:
-    return torch.compile(graph, dynamic=False, fullgraph=True)
+class _Compiled:
+    """A graph that is compiled when it first runs, as a function of the weights too: torch's cache serves any."""
+
+    def __init__(self, graph: fx.GraphModule) -> None:
+        self._graph, self._held = graph, lifted(graph)
+        self._run: Callable[..., Any] | None = None
+
+    def __call__(self, *values: Tensor) -> Any:
+        if self._run is None:
+            self._run = compiled(self._graph, [*self._held, *values])
+        return self._run(*self._held, *values)

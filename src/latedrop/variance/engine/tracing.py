@@ -23,7 +23,7 @@ from latedrop.variance.engine.options import Sampling
 from latedrop.variance.engine.shared import SharedLayers, by_draw
 from latedrop.variance.moments import out_of_memory
 
-__all__ = ["MaskPlace", "fill_up_channels", "first_line", "mask_places", "refuse", "split", "traced_chunk"]
+__all__ = ["MaskPlace", "fill_up_channels", "first_line", "lifted", "mask_places", "refuse", "split", "traced_chunk"]
 
 MaskPlace: TypeAlias = "tuple[str, int, tuple[int, ...]]"
 """A mask: its site, the call, and its shape."""
@@ -94,6 +94,8 @@ def traced_chunk(
     except Exception as error:  # the model runs; what it does cannot be written down
         if out_of_memory(error):
             raise
+        if "_local_scalar_dense" in str(error):
+            refuse("Python code that decides by values of its tensors", error)
         refuse(f"what cannot be traced ({first_line(error)})", error)
     _check(graph)
     return graph
@@ -153,9 +155,18 @@ def _check(graph: fx.GraphModule) -> None:
     for node in graph.graph.nodes:
         tags = getattr(node.target, "tags", ())
         noise = torch.Tag.nondeterministic_seeded in tags and "scaled_dot_product" not in str(node.target)
-        if noise or torch.Tag.dynamic_output_shape in tags:
+        if noise or (torch.Tag.dynamic_output_shape in tags and not _by_numbers(node)):
             why = "noise of its own" if noise else "sizes that depend on values"
             refuse(f"{why} ({node.target})")
+
+
+def _by_numbers(node: fx.Node) -> bool:
+    """Whether rows are picked by their numbers, as many as there are numbers, and not by a mask."""
+    if node.target is not torch.ops.aten.index.Tensor:
+        return False
+    picked: Any = node.args[1]
+    kinds = [index.meta["val"].dtype if "val" in index.meta else None for index in picked if index is not None]
+    return all(kind in (torch.int64, torch.int32) for kind in kinds)
 
 
 def refuse(found: str, error: Exception | None = None) -> NoReturn:
@@ -194,6 +205,21 @@ def fill_up_channels(graph: fx.GraphModule) -> None:
         node.replace_all_uses_with(cut, delete_user_cb=lambda user, cut=cut: user is not cut)
         node.args = (value, weight, bias, *options)
     graph.recompile()
+
+
+def lifted(graph: fx.GraphModule) -> list[Tensor]:
+    """The tensors that a graph holds, which are its first arguments from now on."""
+    nodes = graph.graph
+    first = next(iter(nodes.nodes))
+    given: dict[str, fx.Node] = {}
+    for node in nodes.find_nodes(op="get_attr"):
+        if node.target not in given:
+            with nodes.inserting_before(first):
+                given[node.target] = nodes.placeholder(f"held_{len(given)}")
+        node.replace_all_uses_with(given[node.target])
+        nodes.erase_node(node)
+    graph.recompile()
+    return [getattr(graph, name).detach() for name in given]
 
 
 def split(graph: fx.GraphModule, inputs: int) -> tuple[fx.GraphModule, fx.GraphModule]:
