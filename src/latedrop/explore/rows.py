@@ -78,7 +78,7 @@ class Explored:
     def at(self, output: int, level: float) -> dict[str, Any]:
         """Intervals of the rows that are shown, coverage of all rows and of slices, and the rows furthest off."""
         held, low, high = self._held(output, checked_level(level))
-        mean, std, target = self._values(output)
+        mean, std, target = self._columns(output)
         shown = {"mean": mean, "std": std, "target": target, "low": low, "high": high}
         slices = [by_deviation(held), *by_input(held, self.columns, {"prediction": mean}, most=None)]
         slices += [] if self._strange is None else [by_strangeness(held, self._strange)]
@@ -123,7 +123,7 @@ class Explored:
         ]
         return {**found, "shares": explained.sites, "units": units}
 
-    def _values(self, output: int) -> tuple[Floats, Floats, Floats]:
+    def _columns(self, output: int) -> tuple[Floats, Floats, Floats]:
         if not 0 <= output < len(self.judgement.outputs):
             raise ArgumentError(f"expected an output between 0 and {len(self.judgement.outputs) - 1}; found {output}.")
         p = self.prediction
@@ -131,7 +131,7 @@ class Explored:
         return mean, std, target
 
     def _held(self, output: int, level: float) -> tuple[Held, Floats, Floats]:
-        mean, std, target = self._values(output)
+        mean, std, target = self._columns(output)
         low, high = (_column(end, output) for end in self.prediction.interval(level))
         error, same = target - mean, None
         if self.prediction.calibration.constant is not None:

@@ -187,7 +187,7 @@ def test_a_branch_by_values_is_refused() -> None:
     model, x = Branches(), torch.randn(3, 4)
     with pytest.warns(latedrop.LatedropWarning, match="reached the parameters"):
         sites = find_sites(model, x, select="head")
-    with pytest.raises(ArgumentError, match=r"found what cannot be traced .*Use engine='auto'"):
+    with pytest.raises(ArgumentError, match=r"found Python code that decides by values .*Use engine='auto'"):
         sample(model, x, 0.2, 4, sites=sites, engine="compiled")
 
 
