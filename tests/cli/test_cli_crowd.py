@@ -307,7 +307,9 @@ def test_calibrate_then_count(call: Run, home: Path, tmp_path: Path, monkeypatch
     assert (code, err) == (0, "")
     assert "10 validation frames of scenes" in out
     assert f"written: {path}, {page}" in out
-    assert 'class="verdict"' in page.read_text(encoding="utf-8")
+    text = page.read_text(encoding="utf-8")
+    assert 'class="verdict"' in text
+    assert "names of frames and heads, SHA-256" in text
     one_line(call, "expected --report and --output to be two files", *command, "--report", path, code=2)
     frame = home / "frames" / "f0.png"
     common = ("-w", home / "w.safetensors", "-c", path, "--no-panels", "--out", tmp_path)

@@ -138,9 +138,10 @@ def crowd_calibrate(
         check_apart({"--output": target, "--report": report}, {**read, "--weights": path, "--data": data})
         trained = load_counter(weights, chosen_device(device), counter)
         folder(target.parent)
+        opened = _opened(set_name, data, trained, view)
         found = calibrate_counter(
             trained,
-            _opened(set_name, data, trained, view),
+            opened,
             _one_of("--method", method, "sampling-free", "sample"),
             rates=None if rates is None else number_list("--rates", rates),
             draws=draws,
@@ -151,23 +152,25 @@ def crowd_calibrate(
             folds=fold_networks(trained, path, chosen_device(device)),
         )
         found.save(target)
-        _write_report(report, found, set_name, path)
+        _write_report(report, found, opened, path)
         print(f"{found}\nwritten: {target}{'' if report is None else f', {report}'}")
 
 
-def _write_report(report: Path | None, found: "CrowdCalibration", name: str, weights: Path) -> None:
+def _write_report(report: Path | None, found: "CrowdCalibration", frames: "CrowdSet", weights: Path) -> None:
     if report is None:
         return
     from latedrop.cli.command import typed
     from latedrop.cli.judging import again, read_files
+    from latedrop.crowd.training.log import described
     from latedrop.report import write_report
 
+    facts = again(typed.get(), read_files({"--weights": str(weights)}))
     write_report(
         report,
-        title=f"People counting: {weights.stem} on {name}",
+        title=f"People counting: {weights.stem} on {frames.name}",
         calibration=found.count,
         unit="people",
-        reproduce=again(typed.get(), read_files({"--weights": str(weights)})),
+        reproduce={**facts, "names of frames and heads, SHA-256": described(frames)["sha256"]},
     )
 
 
