@@ -257,6 +257,7 @@ def test_rows_with_the_same_masks_err_together() -> None:
     assert float(together / apart) == pytest.approx(8**0.5, rel=0.3)
 
 
+@pytest.mark.slow
 def test_a_library_that_is_missing_or_fails_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
     made, sites = case("mlp", speed.RATE)
     reference = speed.Reference.drawn(made.model, made.x, sites, 0.2, CPU)
@@ -292,6 +293,7 @@ def compared(draws: int, plan: speed.Plan, monkeypatch: pytest.MonkeyPatch) -> d
     return found
 
 
+@pytest.mark.slow
 def test_a_candidate_beyond_the_cap_is_called_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
 
@@ -316,6 +318,7 @@ def test_a_candidate_beyond_the_cap_is_called_once(monkeypatch: pytest.MonkeyPat
     assert later == "skipped: about 3 s a repeat"
 
 
+@pytest.mark.slow
 def test_what_compiles_is_not_judged_by_its_first_call(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speed, "COMPILES", ("loop",))
     found = compared(10, replace(PLAN, cap=0), monkeypatch)

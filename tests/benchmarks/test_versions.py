@@ -123,6 +123,7 @@ def test_a_bench_measures_both_candidates() -> None:
     assert bench.time("copies", expected=copies["first_seconds"])["seconds"] > 0
 
 
+@pytest.mark.slow
 def test_a_worker_says_what_went_wrong_and_goes_on() -> None:
     worker = Worker(SOURCE, patience=120)
     try:
@@ -134,6 +135,7 @@ def test_a_worker_says_what_went_wrong_and_goes_on() -> None:
         worker.close()
 
 
+@pytest.mark.slow
 def test_two_trees_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
     out = tmp_path / "versions.json"
     options = "--nets uci_mlp --batch small --device cpu --draws 4 --repeats 1 --cap 2"

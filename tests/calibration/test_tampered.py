@@ -78,7 +78,9 @@ def put(record: dict[str, Any], path: tuple[Any, ...], value: Any) -> dict[str, 
     return changed
 
 
-@pytest.mark.parametrize("kind", ["two outputs", "isotonic", "conformal", "per site", "terms"])
+@pytest.mark.parametrize(
+    "kind", ["two outputs", "isotonic", "conformal", "per site", pytest.param("terms", marks=pytest.mark.slow)]
+)
 def test_whatever_is_put_anywhere_is_refused_in_our_words(kind: str) -> None:
     """Or it is a value that the field may have: then the calibration prints, and is saved as it was."""
     record = record_of(kind)

@@ -175,7 +175,9 @@ def test_kept_columns_whose_types_differ_between_files(tmp_path: Path) -> None:
             append({"id": pyarrow.array(["x"])})
 
 
-@pytest.mark.parametrize("ending", [".csv", ".parquet", ".feather"])
+@pytest.mark.parametrize(
+    "ending", [".csv", *(pytest.param(e, marks=pytest.mark.slow) for e in (".parquet", ".feather"))]
+)
 def test_memory_does_not_grow_with_the_files(tmp_path: Path, ending: str) -> None:
     """Of numpy and Python; a row of the data takes 24 bytes, and at most two batches are held."""
     pytest.importorskip("pyarrow")

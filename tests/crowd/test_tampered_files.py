@@ -114,6 +114,7 @@ def test_every_field_of_a_log(tmp_path: Path) -> None:
         assert refused > 0 or name in ("epochs", "best_epoch")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("study", "name"), [(uci, "yacht"), (crowd, "scenes")])
 def test_results_of_a_study(tmp_path: Path, study: Any, name: str) -> None:
     made = {"schema": uci.SCHEMA, "set": name, "published_splits": True, **made_record()}
