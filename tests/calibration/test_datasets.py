@@ -255,3 +255,29 @@ def test_classifiers_take_them_too(rows: tuple[Tensor, Tensor], form: str) -> No
     plain = latedrop.calibrate(net, (x, labels), progress=False)
     uq = latedrop.calibrate(net, data, progress=False)
     torch.testing.assert_close(uq.predict(data).probabilities, plain.predict(x).probabilities)
+
+
+class Both(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(4, 3), nn.Linear(4, 3), nn.Linear(3, 1)
+
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        return self.last(self.first(a).relu() + self.second(b).relu())
+
+
+def test_two_inputs_together_and_targets() -> None:
+    torch.manual_seed(0)
+    model, a, b, y = Both(), torch.randn(40, 4), torch.randn(40, 4), torch.randn(40, 1)
+    loader = DataLoader([((a[i], b[i]), y[i]) for i in range(40)], 16)
+    uq = latedrop.calibrate(model, loader, progress=False)
+    torch.testing.assert_close(uq.predict(loader).mean, uq.predict((a, b)).mean)
+    found, wanted = (latedrop.sample(model, data, 0.1, 3).mean for data in (loader, (a, b)))
+    torch.testing.assert_close(found, wanted)
+    assert [s.name for s in latedrop.find_sites(model, loader)] == [s.name for s in latedrop.find_sites(model, (a, b))]
+
+
+def test_rows_of_several_batches_cannot_have_their_own_masks(net: nn.Module, rows: tuple[Tensor, Tensor]) -> None:
+    loader = DataLoader(TensorDataset(rows[0]), 10)
+    with pytest.raises(ArgumentError, match="expected shared=True with a loader or a data set"):
+        latedrop.sample(net, loader, 0.2, 4, shared=False)

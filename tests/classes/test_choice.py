@@ -109,6 +109,22 @@ def test_scaling_end_to_end(scaling: Scaling, tmp_path: Path) -> None:
     assert losses(found.log_probabilities, labels).mean() < losses(plain.log_probabilities, labels).mean()
 
 
+@pytest.mark.parametrize("scaling", ["bias", "vector"])
+@pytest.mark.parametrize("left", [0, 1])
+def test_a_class_with_few_rows_is_not_learned_away(scaling: Scaling, left: int) -> None:
+    logits, labels, *_ = made(800)
+    model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Identity(), nn.Linear(4, 4, bias=False))
+    with torch.no_grad():
+        for layer in (model[0], model[2]):
+            layer.weight.copy_(torch.eye(4))
+    keep = (labels != 2) | (torch.cumsum(labels == 2, 0) <= left)
+    options = {"terms": ["leverage"], "progress": False}
+    told = f"10 validation rows or more of every class .*found {left} of class 2"
+    with pytest.warns(latedrop.LatedropWarning, match=told):
+        uq = latedrop.calibrate(model, (logits[keep].float(), labels[keep]), scaling=scaling, **options)
+    assert torch.equal(uq.predict(logits.float()).label, logits.argmax(1))
+
+
 def test_a_scaling_that_does_not_fit() -> None:
     x, y = torch.randn(40, 3), torch.arange(40) % 3
     model = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 3))

@@ -119,3 +119,8 @@ def test_a_rule_is_kept_with_the_calibration(tmp_path: Path) -> None:
     assert isinstance(found, latedrop.ClassPrediction)
     assert torch.equal(found.kept(), uq.predict(x).kept(rule))
     assert torch.equal(found.to_dict()["kept"], found.kept())
+
+
+def test_a_risk_is_a_number() -> None:
+    with pytest.raises(ArgumentError, match=r"expected a risk and a confidence inside \(0, 1\); found 'a'"):
+        rejection(torch.rand(20), torch.ones(20, dtype=torch.bool), "a", 0.95)  # type: ignore[arg-type]

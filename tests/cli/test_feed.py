@@ -16,7 +16,7 @@ from held import Held
 from latedrop.calibration.predictor import Predictor
 from latedrop.cli import tables
 from latedrop.cli.columns import output_names, predicted
-from latedrop.cli.feed import Labelled, Places, Source
+from latedrop.cli.feed import Labelled, Places, Source, check_kept
 from latedrop.cli.tables import read_batches
 from latedrop.cli.writing import write_rows
 from latedrop.errors import ArgumentError, DataError
@@ -263,3 +263,9 @@ def test_places() -> None:
     assert str(found.add(some(10, {10, 11, 12}))) == "lines 3, 6, 9, 10, 11, ..."
     assert found.count == 6
     assert str(Places("index").add(some(0, {0, 1}))) == "indices 0, 1"
+
+
+def test_two_columns_of_one_name_are_refused() -> None:
+    check_kept(["id"], ["label", "p_a", "p_value"])
+    with pytest.raises(ArgumentError, match="expected columns of different names in the output; found p_value twice"):
+        check_kept([], ["label", "p_value", "p_a", "p_value"])

@@ -58,8 +58,12 @@ def test_units_ask_ray_for_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "remote", lambda **options: told.append(options) or (lambda run: Remote()))
     monkeypatch.setattr(ray, "wait", lambda waiting, num_returns: (waiting[:1], waiting[1:]))
     monkeypatch.setattr(ray, "get", lambda job: job())
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 2.0, "GPU": 1.0})
     assert dict(spread({"a": partial(squared, 5)}, Cluster("auto", 0.25))) == {"a": 25}
     assert told == [{"num_cpus": 1, "num_gpus": 0.25, "max_retries": 3}]
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 2.0})
+    with pytest.raises(ArgumentError, match=r"a cluster with 0\.25 GPUs or more for each unit; found 0 in all"):
+        dict(spread({"a": partial(squared, 5)}, Cluster("auto", 0.25)))
 
 
 @pytest.fixture(scope="module")

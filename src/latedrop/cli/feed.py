@@ -317,7 +317,13 @@ class Places:
 
 
 def check_kept(kept: Sequence[str], names: Sequence[str]) -> None:
-    """Raise where a column to carry along has the name of one that is written."""
+    """Raise where a column to carry along has the name of one that is written, or two that are written have one."""
+    twice = sorted({name for name in names if list(names).count(name) > 1})
+    if twice:
+        raise ArgumentError(
+            f"expected columns of different names in the output; found {', '.join(twice)} twice. A class has a column "
+            "p_ and its name: give it another one with --class-names when you calibrate."
+        )
     both = [name for name in kept if name in names]
     if both:
         raise ArgumentError(

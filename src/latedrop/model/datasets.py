@@ -160,7 +160,10 @@ def inputs_of(batch: Any, model: nn.Module, unpack: Unpack | None = None, collat
         return batch
     parameters = inspect.signature(bare(model).forward).parameters.values()
     taken = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    if any(p.kind is p.VAR_POSITIONAL for p in parameters) or sum(p.default is p.empty for p in taken) > 1:
+    needed = sum(p.default is p.empty for p in taken)
+    if _all_tensors(batch[0]) and isinstance(batch[1], Tensor) and len(batch[0]) == needed > 1:
+        return tuple(batch[0])  # ((a, b), targets)
+    if any(p.kind is p.VAR_POSITIONAL for p in parameters) or needed > 1:
         return batch
     if len(taken) < 2:
         return batch[0]
@@ -169,6 +172,10 @@ def inputs_of(batch: Any, model: nn.Module, unpack: Unpack | None = None, collat
         "the second part could be an input or a target. Pass unpack=lambda batch: batch[0] if it is a target, "
         "unpack=lambda batch: batch if it is an input; or batches of inputs alone."
     )
+
+
+def _all_tensors(part: Any) -> bool:
+    return isinstance(part, (tuple, list)) and all(isinstance(one, Tensor) for one in part)
 
 
 def inputs_in(

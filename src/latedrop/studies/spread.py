@@ -64,6 +64,12 @@ def spread(jobs: Mapping[str, Callable[[], Result]], cluster: Cluster) -> Iterat
     from latedrop.adapters.ray import cause, connected
 
     with connected(cluster.ray) as ray:
+        there = ray.cluster_resources().get("GPU", 0)
+        if there < cluster.gpus:
+            raise ArgumentError(
+                f"expected a cluster with {cluster.gpus:g} GPUs or more for each unit; found {there:g} in all. Leave "
+                "--gpus out, or start workers that have some."
+            )
         run: Any = ray.remote(**cluster.resources(), max_retries=3)(_run)
         waiting = {run.remote(job): name for name, job in jobs.items()}
         try:

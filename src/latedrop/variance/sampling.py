@@ -73,6 +73,11 @@ def sample(
     """
     options = Sampling(draws, seed, readout, chunk, shared, keep_draws, engine)
     if is_loader(x) and collate is None:
+        if not shared:
+            raise ArgumentError(
+                "expected shared=True with a loader or a data set; found shared=False. Rows of different batches would "
+                "have the same masks: pass tensors, or sample the batches one by one with a seed for each."
+            )
         sites = find_sites(model, x) if sites is None else sites
         placed = (place(part, model, check=False) for part in inputs_loaded(x, model))
         return Moments.joined([sample_rates(model, part, [rate], sites, options)[0] for part in placed])

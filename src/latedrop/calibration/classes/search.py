@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
+from warnings import warn
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +22,7 @@ from latedrop.calibration.classes.softmax import read_classes
 from latedrop.calibration.setup import Setup
 from latedrop.calibration.term_search import reference_features
 from latedrop.calibration.weights import fingerprint
-from latedrop.errors import ArgumentError, DataError, LatedropError
+from latedrop.errors import ArgumentError, DataError, LatedropError, LatedropWarning
 from latedrop.metrics.classes import accuracy, ece
 from latedrop.model.calling import Readout, part_of
 from latedrop.model.rows import take_rows
@@ -41,6 +42,10 @@ _MOST_NUMBERS = 2**28  # of logits of draws that are kept
 _MOST_APART = 1024  # numbers per row in the spreads of single sites; beyond, only their sum is kept
 
 Batches = Iterator[tuple[Any, Tensor, Sites, Callable[[], Any]]]
+
+
+_FEWEST = 10
+"""Validation rows of a class below which it has no weight and no bias of its own."""
 
 
 def classes_of(readout: Readout) -> Callable[[Any], Tensor]:
@@ -69,7 +74,7 @@ def search_classes(
     rows = Measured(found.logits, found.labels, strange, found.spread, found.image)
     if found.image is not None and scaling != "temperature":
         raise ArgumentError(f"expected scaling='temperature' for maps of classes; found {scaling!r}.")
-    picked = chosen(rows, found.drawn, guard=setup.guard, scaling=scaling)
+    picked = chosen(rows, found.drawn, guard=setup.guard, scaling=_affordable(scaling, found.labels, found.classes))
     readout = setup.readout
     return ClassCalibration(
         classes=found.classes,
@@ -96,6 +101,20 @@ def search_classes(
         maps=found.image is not None,
         ignore_index=ignore_index,
     )
+
+
+def _affordable(scaling: Scaling, labels: Tensor, classes: int) -> Scaling:
+    """What can be fitted for each class: nothing where one has few rows, or it would be learned never to occur."""
+    counts = torch.bincount(labels, minlength=classes)
+    if scaling == "temperature" or int(counts.min()) >= _FEWEST:
+        return scaling
+    warn(
+        f"expected {_FEWEST} validation rows or more of every class with scaling={scaling!r}; found "
+        f"{int(counts.min())} of class {int(counts.argmin())}. One temperature is used for all classes.",
+        LatedropWarning,
+        stacklevel=5,
+    )
+    return "temperature"
 
 
 def _verdict(picked: Chosen, rows: Measured) -> ClassVerdict:

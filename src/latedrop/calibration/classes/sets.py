@@ -131,7 +131,7 @@ def rejection(confidence: Tensor, correct: Tensor, risk: float, probability: flo
     Pearson's bound is made of; the first that fails ends it, so that the chance of any wrong one among those that
     passed is at most `1 - probability` (fixed sequence testing, as in Angelopoulos et al. 2021, "Learn then Test").
     """
-    if not 0 < risk < 1 or not 0 < probability < 1:
+    if not all(isinstance(share, (int, float)) and 0 < share < 1 for share in (risk, probability)):
         raise ArgumentError(f"expected a risk and a confidence inside (0, 1); found {risk!r} and {probability!r}.")
     n = len(confidence)
     if n == 0:
