@@ -189,8 +189,9 @@ def test_a_density_that_sums_below_zero_is_an_error(scenes: CrowdSet, free: Crow
     with pytest.raises(OutputError, match=r"expected a density that sums to people; found -\d.* in scene_0018"):
         next(count_people(Trained(model), free, images(scenes)))
     bad: list[LatedropError] = []
-    assert list(count_people(Trained(model), free, images(scenes), on_bad=bad.append)) == []
-    assert len(bad) == 4
+    strange = list(count_people(Trained(model), free, images(scenes), on_bad=bad.append))
+    assert len(bad) + len(strange) == 4
+    assert all(row.strangeness > 1 and row.count == 0 for row in strange)  # these are told anyway
     with torch.no_grad():
         model.fuse.weight.zero_()
         model.fuse.bias.fill_(-1e-3)

@@ -324,9 +324,9 @@ def _counted(
 
 
 def check_total(name: str, reading: Reading) -> None:
-    """Raise `OutputError` where the density of a frame sums below 0."""
+    """Raise `OutputError` where the density of a frame sums below 0; not of a strange one, which says so anyway."""
     total = float(reading.count.mean)
-    if total < _BELOW:
+    if total < _BELOW and reading.strangeness <= 1:
         raise OutputError(
             f"expected a density that sums to people; found {total:.3g} in {name}. Check the scaling of frames and map "
             "(input_scale, density_scale), pass relu where the network ends in one, or leave the frame out."
