@@ -9,9 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-import latedrop
+from saved import save_calibrated
 
 CODE = "import torch\ntorch.manual_seed(0)\nnet = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.Linear(8, 1))\n"
 
@@ -19,13 +18,7 @@ CODE = "import torch\ntorch.manual_seed(0)\nnet = torch.nn.Sequential(torch.nn.L
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     where = tmp_path_factory.mktemp("on_ray")
-    (where / "ray_net.py").write_text(CODE)
-    names: dict[str, Any] = {}
-    with torch.random.fork_rng():
-        exec(CODE, names)
-    dice = np.random.default_rng(0)
-    x = dice.normal(size=(60, 2))
-    latedrop.calibrate(names["net"], (x, dice.normal(size=(60, 1))), progress=False).save(where / "cal.json")
+    x = save_calibrated(where, "ray_net", CODE, "net", 2)
     (where / "rows.csv").write_text("a,b\n1,2\n")
     np.savez(where / "rows.npz", x=x)
     (where / "there").mkdir()

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import latedrop
+from saved import save_calibrated
 
 pytest.importorskip("fastapi")
 
@@ -22,13 +23,7 @@ CODE = (
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     where = tmp_path_factory.mktemp("served")
-    (where / "served_code.py").write_text(CODE)
-    names: dict[str, Any] = {}
-    with torch.random.fork_rng():
-        exec(CODE, names)
-    dice = np.random.default_rng(0)
-    data = dice.normal(size=(60, 3)), dice.normal(size=(60, 1))
-    latedrop.calibrate(names["served"], data, progress=False).save(where / "cal.json")
+    save_calibrated(where, "served_code", CODE, "served", 3)
     return where
 
 

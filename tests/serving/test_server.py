@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from latedrop.serving.server import check_address
+from saved import save_calibrated
 
 pytest.importorskip("fastapi")
 httpx = pytest.importorskip("httpx")
@@ -40,19 +40,8 @@ ENDS_CLEANLY = (0, -signal.SIGTERM)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    import numpy as np
-    import torch
-
-    import latedrop
-
     where = tmp_path_factory.mktemp("served")
-    (where / "net_code.py").write_text(CODE)
-    names: dict[str, Any] = {}
-    with torch.random.fork_rng():
-        exec(CODE, names)
-    dice = np.random.default_rng(0)
-    data = dice.normal(size=(60, 3)), dice.normal(size=(60, 1))
-    latedrop.calibrate(names["net"], data, progress=False).save(where / "cal.json")
+    save_calibrated(where, "net_code", CODE, "net", 3)
     return where
 
 
