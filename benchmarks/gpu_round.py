@@ -209,5 +209,35 @@ def first_order_table(record: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def one_row_table(record: dict[str, Any]) -> str:
+    """Microseconds of one row of the tiny network, by what was asked and how."""
+    lines = ["| asked for | way | microseconds |", "| --- | --- | ---: |"]
+    for name in ("10 draws", "50 draws", "predict"):
+        seconds = record["units"][f"one_row, {name}"]["seconds"]
+        lines += [f"| {name} | {way} | {1e6 * taken:.0f} |" for way, taken in seconds.items()]
+    return "\n".join(lines)
+
+
+def mcnn_table(record: dict[str, Any]) -> str:
+    """Frames per second of the counter with 50 draws, as it is and with columns as channels."""
+    lines = [
+        "| frames at once, precision | program | frames per second | count off, in std |",
+        "| --- | --- | ---: | ---: |",
+    ]
+    for name, unit in record["units"].items():
+        for way, rate in unit.get("frames per second", {}).items():
+            said = {"compiled": "`compiled`", "best columns": "columns as channels, by layer"}.get(way, way)
+            off = unit["off"][way]["count"]
+            lines.append(f"| {name.removeprefix('mcnn, ').replace(' frames', '')} | {said} | {rate:.0f} | {off:.2f} |")
+    layers = record["units"]["mcnn, layers, float16"]["layers"].values()
+    ways = ("as it is", "2 columns", "4 columns")
+    plain, best = (sum(1e3 * min(u["seconds"][w] for w in some) for u in layers) for some in (ways[:1], ways))
+    lines += [
+        "",
+        f"The convolutions alone, 50 draws of a frame in float16: {plain:.1f} ms; each in its best form {best:.1f} ms.",
+    ]
+    return "\n".join(lines)
+
+
 if __name__ == "__main__":
     main()
