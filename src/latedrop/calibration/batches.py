@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -42,6 +42,11 @@ def batches(
         raise DataError(
             f"expected a pair (x, y) or an iterable of batches; found a {type(data).__name__} alone. "
             "Pass inputs and targets together: calibrate(model, (x, y))."
+        )
+    if isinstance(data, (str, Mapping)) and not is_dataset(data):
+        raise DataError(
+            f"expected a pair (x, y) or an iterable of batches; found a {type(data).__name__}. Pass one batch as a "
+            "list of one, [batch]."
         )
     if unpack is None and is_pair(data):
         x, y = place(as_items(data[0], collate), model), as_target(data[1])
@@ -121,7 +126,8 @@ def failures_explained(x: Any) -> Iterator[None]:
         _check_axes(x, error)
         raise DataError(
             f"expected inputs that the model takes; it raised {type(error).__name__}: {error}. Pass inputs of the "
-            "shapes and dtypes that it was calibrated with; where a batch holds targets too, pass unpack=."
+            "shapes and dtypes that it was calibrated with; batches in a list, or with targets, go to "
+            "predict_batches(batches, unpack)."
         ) from error
 
 

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from latedrop.calibration.batches import batches, failures_explained, row_batches
+from latedrop.calibration.batches import batches, failures_explained
+from latedrop.calibration.beyond import checked_strangeness, warn_of_rows_beyond
 from latedrop.calibration.calibrated import Calibrated
 from latedrop.calibration.classes.labels import as_labels, as_logits
 from latedrop.calibration.classes.maps import DRAWS, predicted_maps
@@ -25,7 +26,8 @@ from latedrop.calibration.exporting import export
 from latedrop.calibration.names import in_order, pair_in_order
 from latedrop.errors import ArgumentError, DataError
 from latedrop.model.arrays import check_inputs, floating, place
-from latedrop.model.datasets import Unpack, first_inputs, inputs_in, is_loader
+from latedrop.model.calling import check_finite
+from latedrop.model.datasets import Unpack, first_inputs, gives_batches, inputs_in
 from latedrop.model.items import as_items
 from latedrop.terms import Rows
 from latedrop.variance.engine.options import Sampling
@@ -54,21 +56,25 @@ class ClassPredictor(Calibrated[ClassCalibration]):
         """Predict N rows, in batches that fit memory; with `collate`, the items of a list.
 
         Args:
-            x: inputs, a `DataLoader`, or a data set.
+            x: inputs, a `DataLoader`, a data set, or an iterator of batches.
             rate: also measure how much thinned networks at this rate disagree, to first order, where the calibration
                 uses no dropout of its own: gives `mutual_information`, at the cost of a backward pass for each class;
                 of maps by 30 draws.
         """
         if rate is not None and (type(rate) not in (int, float) or not 0 < rate < 1):
             raise ArgumentError(f"expected a rate inside (0, 1); found {rate!r}.")
-        if is_loader(x) and self.collate is None:
-            found = inputs_in(x, self.model, self.batch_size)
-            return ClassPrediction.joined([self.predict(part, rate=rate) for part in found])
+        if gives_batches(x) and self.collate is None:
+            each = inputs_in(x, self.model, self.batch_size)
+            return ClassPrediction.joined([self.predict(part, rate=rate) for part in each])
         self._weights.check(self.model)
-        x = place(as_items(in_order(x, self.calibration.columns), self.collate), self.model)
+        x = place(as_items(in_order(x, self.calibration.columns), self.collate), self.model, cut=True)
         with failures_explained(x):
-            parts = [self._batch(part, rate) for part in row_batches(x, self.batch_size)]
-        return ClassPrediction.joined(parts)
+            parts, beyond = self._predicted_rows(lambda part: self._batch(part, rate), x)
+        found = ClassPrediction.joined(parts)
+        if beyond is not None:
+            found = found.unknown(beyond, self._own_output(x))
+            warn_of_rows_beyond(beyond, stacklevel=3)
+        return found
 
     def predict_batches(
         self, loader: Iterable[Any], unpack: Callable[[Any], Any] | str | None = None
@@ -157,7 +163,7 @@ class ClassPredictor(Calibrated[ClassCalibration]):
         strange = None
         if c.leverage is not None:
             strange = c.leverage.values(Rows(self.model, x, c.sites, self.readout, c.features)) / c.limit
-            strange = strange.to(logits)
+            strange = checked_strangeness(strange).to(logits)
         if c.maps:
             how = Sampling(c.draws or DRAWS, c.seed, self.readout, self.chunk, True, False, self.engine)
             return predicted_maps(self.model, x, logits, strange, c, rate, how)
@@ -172,6 +178,7 @@ class ClassPredictor(Calibrated[ClassCalibration]):
         spread, doubt = None, None
         if c.fit.odds or rate is not None:
             spread = spread_of(self.model, x, c.sites, self.readout).to(logits)
+            check_finite(spread, "of what dropout does to it")
             odds = torch.tensor(c.fit.odds or [rate / (1 - rate)], dtype=logits.dtype, device=logits.device)  # type: ignore[operator]
             summed = (odds.reshape(-1, 1, 1) * spread).sum(1)
             # At one temperature: at that of a strange row all draws would agree that nothing is known.
