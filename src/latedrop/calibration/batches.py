@@ -11,7 +11,16 @@ import torch
 from torch import Tensor, nn
 
 from latedrop.errors import ArgumentError, DataError, LatedropError
-from latedrop.model.arrays import check_inputs, floating, from_array, from_table, is_table, map_values, place
+from latedrop.model.arrays import (
+    check_dtypes,
+    check_inputs,
+    floating,
+    from_array,
+    from_table,
+    is_table,
+    map_values,
+    place,
+)
 from latedrop.model.datasets import Unpack, dataset_batches, is_dataset, unpacked
 from latedrop.model.items import Collate, Items, as_items
 from latedrop.model.rows import row_count, take_rows, tensors
@@ -112,7 +121,7 @@ def first_rows(pair: Any, model: nn.Module, most: int, collate: Collate = None) 
 
 
 @contextmanager
-def failures_explained(x: Any) -> Iterator[None]:
+def failures_explained(x: Any, model: nn.Module) -> Iterator[None]:
     """Where the model fails on inputs that were placed, `DataError` that says what may be wrong with them."""
     try:
         yield
@@ -124,6 +133,7 @@ def failures_explained(x: Any) -> Iterator[None]:
         if out_of_memory(error):
             raise
         _check_axes(x, error)
+        check_dtypes(x, model, error)
         raise DataError(
             f"expected inputs that the model takes; it raised {type(error).__name__}: {error}. Pass inputs of the "
             "shapes and dtypes that it was calibrated with; batches in a list, or with targets, go to "

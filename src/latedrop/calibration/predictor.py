@@ -34,7 +34,7 @@ from latedrop.calibration.prediction import Explanation, Prediction, warn_of_ove
 from latedrop.calibration.rate_fit import residuals
 from latedrop.calibration.record import Calibration, Choice
 from latedrop.calibration.search import search
-from latedrop.calibration.seen import marks_of, merged, sketch
+from latedrop.calibration.seen import marks_of, merged, sketch, warn_of_fitted_rows
 from latedrop.calibration.setup import Setup
 from latedrop.calibration.transforms import Transform
 from latedrop.calibration.usual import usual_of
@@ -257,7 +257,7 @@ class Predictor(Calibrated[Calibration]):
         self._weights.check(self.model)
         x, index = in_order(x, self.calibration.columns), index_of(x)
         x = place(as_items(x, self.collate), self.model, check=self.engine == "compiled", cut=True)
-        with failures_explained(x):
+        with failures_explained(x, self.model):
             parts, beyond = self._predicted_rows(self._predicted, x)
         found = replace(Prediction.joined(parts), index=index)
         if beyond is not None:
@@ -317,6 +317,8 @@ class Predictor(Calibrated[Calibration]):
             marks.append(marks_of(part.mean, target))
         if not columns:
             raise DataError("expected conformal_data with at least one row; found none.")
+        if not isinstance(calibration.intervals, Conformal):  # whose rows may come again
+            warn_of_fitted_rows(calibration.seen, np.concatenate(marks), stacklevel=2)
         scales, floors = calibration.chosen()
         joined = [torch.cat(column) for column in zip(*columns, strict=True)]
         seen = merged(calibration.seen, sketch(np.concatenate(marks)))

@@ -18,6 +18,7 @@ from latedrop.torch_inside import being_traced, first_weight
 __all__ = [
     "all_finite",
     "any_true",
+    "check_dtypes",
     "check_inputs",
     "constants",
     "floating",
@@ -74,6 +75,17 @@ def check_inputs(inputs: Sequence[Tensor]) -> None:
                 f"expected finite inputs; found {bad} NaN or inf among {value.numel()} input values. "
                 "Drop or impute those rows."
             )
+
+
+def check_dtypes(x: Any, model: nn.Module, error: Exception) -> None:
+    """After a failure of the model: raise where its weights are of another floating dtype than the inputs."""
+    weight = first_weight(model)
+    other = [value.dtype for value in floating(x) if weight is not None and value.dtype != weight.dtype]
+    if weight is not None and weight.is_floating_point() and other:
+        raise DataError(
+            f"expected inputs of {weight.dtype}, as the weights of the model are; found {other[0]}, on which it raised "
+            f"{type(error).__name__}. Pass x.to({weight.dtype}), or a model of the inputs' dtype, as model.float() is."
+        ) from error
 
 
 def _converted(value: Tensor, dtype: torch.dtype, cut: bool) -> Tensor:

@@ -24,6 +24,7 @@ from latedrop.calibration.classes.sets import ClassSets, Rejection, Score, check
 from latedrop.calibration.classes.softmax import information, mutual_information
 from latedrop.calibration.exporting import export
 from latedrop.calibration.names import in_order, pair_in_order
+from latedrop.calibration.seen import marks_of, warn_of_fitted_rows
 from latedrop.errors import ArgumentError, DataError
 from latedrop.model.arrays import check_inputs, floating, place
 from latedrop.model.calling import check_finite
@@ -68,7 +69,7 @@ class ClassPredictor(Calibrated[ClassCalibration]):
             return ClassPrediction.joined([self.predict(part, rate=rate) for part in each])
         self._weights.check(self.model)
         x = place(as_items(in_order(x, self.calibration.columns), self.collate), self.model, cut=True)
-        with failures_explained(x):
+        with failures_explained(x, self.model):
             parts, beyond = self._predicted_rows(lambda part: self._batch(part, rate), x)
         found = ClassPrediction.joined(parts)
         if beyond is not None:
@@ -116,7 +117,7 @@ class ClassPredictor(Calibrated[ClassCalibration]):
             per_class: sets that hold each class as often as they say, and not only the labels as a whole.
             unpack: from a batch to `(inputs, labels)`.
         """
-        found, labels = self.predict_labelled(data, unpack)
+        found, labels = self._held_out(data, unpack)
         sets = ClassSets.fit(found.probabilities, labels, checked_score(score), per_class=per_class)
         return self._with(replace(self.calibration, sets=sets))
 
@@ -127,7 +128,7 @@ class ClassPredictor(Calibrated[ClassCalibration]):
 
         It does so with probability `confidence` over the rows of `data`, which must have served for nothing else.
         """
-        found, labels = self.predict_labelled(data, unpack)
+        found, labels = self._held_out(data, unpack)
         return rejection(found.confidence, found.label == labels, risk, confidence)
 
     def reject(
@@ -136,6 +137,12 @@ class ClassPredictor(Calibrated[ClassCalibration]):
         """The same predictor with the rule of `rejection`, which is saved with it: predictions then know `kept`."""
         rule = self.rejection(data, risk, confidence=confidence, unpack=unpack)
         return self._with(replace(self.calibration, rule=rule))
+
+    def _held_out(self, data: Any, unpack: Unpack | None) -> tuple[ClassPrediction, Tensor]:
+        """As `predict_labelled`, with a warning where these are the validation rows."""
+        found, labels = self.predict_labelled(data, unpack)
+        warn_of_fitted_rows(self.calibration.seen, marks_of(found.logits, labels), stacklevel=3)
+        return found, labels
 
     def to_onnx(self, path: str | os.PathLike[str], example: Any) -> Path:
         """Write one ONNX file that gives `probabilities`, `label` and scores; see `Predictor.to_onnx`."""
