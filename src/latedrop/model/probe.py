@@ -273,7 +273,7 @@ def _rows_apart(first: tuple[int, Any, bool], second: tuple[int, Any, bool], sta
             continue  # something else than one entry per row
         if a.is_floating_point() and a.numel() > 0:
             expected = a[start : start + rows] if more > rows else a.roll(1, 0)
-            rounding = 0.1 if a.dtype in (torch.float16, torch.bfloat16) else 1e-2
+            rounding = 0.1 if a.dtype in (torch.float16, torch.bfloat16) else 1e-3
             if bool((expected - b).abs().max() > rounding * a.abs().max()):
                 return False
     return True
