@@ -22,7 +22,8 @@ import torch
 from torch import Tensor, nn
 
 from latedrop.errors import ArgumentError, OutputError, SiteError
-from latedrop.masking.thinning import Thinner, Thinning
+from latedrop.masking.thinning import Thinner
+from latedrop.masking.twins import worn
 from latedrop.model.arrays import place, widened
 from latedrop.model.calling import Readout, call, check_finite, read
 from latedrop.model.datasets import inputs_loaded, is_loader
@@ -32,7 +33,6 @@ from latedrop.model.rows import copied, filled_up, row_count, row_limits, take_r
 from latedrop.model.running import derives, differentiating, running
 from latedrop.model.scripts import wrap_scripts
 from latedrop.model.sites import Rate, Site, Sites, odds_by_site
-from latedrop.model.twin import release, twin_of
 from latedrop.model.weight_rules import RECURRENT
 from latedrop.switches import held
 from latedrop.variance.mask_gradients import IN_PLACE, Beside, Key, NeedMasksError, Probes, UnitMasks
@@ -237,18 +237,15 @@ def _pass(
     masks: Probes | UnitMasks,
     look: _Look | None,
 ) -> _Part:
-    twin = twin_of(model, differentiable=True)
-    wrap_scripts(twin, _through)
     beside = None if look is None else Beside(look(row_count(x)), masks)
-    try:
-        with Thinning(twin, sites, beside or masks, shared=False).passing(x):
-            output = read(call(twin, x), readout, row_count(x))
+    # Left after the backward pass, in which checkpointed parts run once more.
+    with worn(model, sites, beside or masks, shared=False, differentiable=True, prepare=_wrapped) as found:
+        with found.thinning.passing(x):
+            output = read(call(found.twin, x), readout, row_count(x))
         if beside is not None:
             beside.looking = False
         with differentiating():
             return _differentiated(output, sites, reduce, rows, masks)
-    finally:
-        release(twin)  # checkpointed parts run once more in the backward pass
 
 
 def _differentiated(
@@ -288,6 +285,10 @@ def _differentiated(
         last = start + part.shape[1] == flat.shape[1]
         columns += [_squares(axes, gradients, sites, reduce, rows) for gradients in masks.gradients(part, last, axes)]
     return widened(output.detach())[:rows], columns
+
+
+def _wrapped(twin: nn.Module) -> None:
+    wrap_scripts(twin, _through)
 
 
 def _through(script: nn.Module, *args: Any, **kwargs: Any) -> Any:
