@@ -84,7 +84,7 @@ def map_rows(x: Any, change: Callable[[Tensor], Tensor]) -> Any:
     return map_values(x, lambda t: change(t) if t.dim() > 0 and t.shape[0] == count else t)
 
 
-def take_rows(x: Any, index: slice) -> Any:
+def take_rows(x: Any, index: slice | list[int]) -> Any:
     """The rows `index` of every input in `x` that has as many rows as the first one."""
     if isinstance(x, Items):
         return x.at(index)
