@@ -2,6 +2,7 @@
 
     python -m benchmarks.guard                    # or: make bench BENCH=guard; names what got slower, and ends with 1
     python -m benchmarks.guard --only one_row     # these parts
+    python -m benchmarks.guard --units lstm       # units with one of these in their names
     python -m benchmarks.guard --write            # today's ratios are the ones to compare with from now on
 
 Every ratio has an interval (`benchmarks.gpu_round` says which). One is slower where today's interval lies above the
@@ -15,7 +16,7 @@ import argparse
 import json
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +29,15 @@ from benchmarks.timing import RESULTS, machine
 
 GUARDED = ("one_row", "first_order", "sampling")
 """Parts that take a minute or two each with small networks."""
+SLOW = "mcnn"
+"""50 passes of it take a minute on one thread."""
 Ratios = dict[str, list[float]]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Names what got slower than the committed results.")
     parser.add_argument("--only", nargs="+", choices=GUARDED, default=list(GUARDED), help="these parts only")
+    parser.add_argument("--units", nargs="+", default=[""], help="only units with one of these in their names")
     parser.add_argument("--write", action="store_true", help="keep today's ratios instead of comparing")
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--seconds", type=float, default=3.0, help="of each unit, about")
@@ -47,7 +51,7 @@ def main() -> int:
     if not options.write and not known["units"]:
         parser.error(f"expected committed ratios at {options.results}; make them with --write")
     worse: dict[str, tuple[list[float], list[float]]] = {}
-    for name, measure in units(setting, options.only):
+    for name, measure in units(setting, options.only, options.units):
         found = ratios(name, one(measure))
         if options.write:
             known["units"].update(found)
@@ -61,11 +65,14 @@ def main() -> int:
     return 1 if worse else 0
 
 
-def units(setting: Setting, parts: list[str]) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
-    """What is measured, by its name."""
+def units(
+    setting: Setting, parts: Sequence[str], named: Sequence[str] = ("",)
+) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
+    """What is measured, by its name; only units with one of `named` in theirs."""
     for part in parts:
         for name, measure in PARTS[part](setting):
-            yield f"{part}, {name}", measure
+            if SLOW not in name and any(text in name for text in named):
+                yield f"{part}, {name}", measure
 
 
 def ratios(name: str, found: Mapping[str, Any]) -> Ratios:
