@@ -89,5 +89,20 @@ def slower(before: Ratios, now: Ratios) -> dict[str, tuple[list[float], list[flo
     return {name: (before[name], ends) for name, ends in now.items() if name in before and ends[0] > before[name][2]}
 
 
+def markdown(record: Mapping[str, Any], part: str) -> str:
+    """The committed ratios of one part: a row for each unit, with the interval of every candidate."""
+    found: dict[str, Ratios] = {}
+    for key, ends in record["units"].items():
+        unit, _, run = key.removeprefix(f"{part}, ").rpartition(": ")
+        if key.startswith(f"{part}, "):
+            found.setdefault(unit, {})[run] = ends
+    runs = list(dict.fromkeys(run for each in found.values() for run in each))
+    lines = ["| network, rows | " + " | ".join(runs) + " |", "| --- |" + " ---: |" * len(runs)]
+    for unit, each in found.items():
+        cells = [f"{e[1]:.2f} ({e[0]:.2f} to {e[2]:.2f})" if (e := each.get(run)) else "-" for run in runs]
+        lines.append(f"| {unit.replace('_', ' ')} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 if __name__ == "__main__":
     sys.exit(main())
