@@ -228,7 +228,18 @@ def _one_row_predicted(setting: Setting) -> dict[str, Any]:
         with torch.no_grad():
             return model(x)
 
-    runs: dict[str, Callable[[], Any]] = {"plain": plain}
+    draws = x.repeat(50, 1)
+
+    def passed() -> Tensor:
+        with torch.no_grad():
+            return model(draws)
+
+    def forward_and_backward() -> Tensor:
+        hidden = model[1](model[0](x)).requires_grad_()
+        return torch.autograd.grad(model[2](hidden).sum(), hidden)[0]
+
+    runs: dict[str, Callable[[], Any]] = {"plain": plain, "one pass over 50 draws": passed}
+    runs["forward and backward"] = forward_and_backward
     runs |= {name: partial(uq.predict, x) for name, uq in made.items()}
     return setting.turns(runs, "plain")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
 from typing import Any
 from warnings import warn
 
@@ -52,12 +51,12 @@ class Weights:
     """
 
     def __init__(self, model: nn.Module, known: str) -> None:
-        self._known, self._last, self._few = known, tuple(_marks(model)), _few_values(model)
+        self._known, self._last, self._few = known, _marks(model), _few_values(model)
         self._values = _copied(self._few)
 
     def check(self, model: nn.Module) -> None:
         """Warn, once for each change."""
-        now = tuple(_marks(model))
+        now = _marks(model)
         if now == self._last and _copied(self._few) == self._values:
             return
         self._last, self._few = now, _few_values(model)
@@ -88,8 +87,10 @@ def _copied(values: list[npt.NDArray[np.uint8]]) -> bytes:
     return b"".join([part.tobytes() for part in values])
 
 
-def _marks(model: nn.Module) -> Iterator[Any]:
-    for value in weights_of(model):
-        yield id(value)
-        yield version_of(value)
-        yield value.data_ptr() if value.layout is torch.strided else 0
+def _marks(model: nn.Module) -> list[Any]:
+    """Where each weight is, how often it was changed in place, and where its numbers lie."""
+    return [
+        mark
+        for value in weights_of(model)
+        for mark in (id(value), version_of(value), value.data_ptr() if value.layout is torch.strided else 0)
+    ]

@@ -48,7 +48,7 @@ def place(x: Any, model: nn.Module, *, check: bool = True, cut: bool = False) ->
             convert = value.dtype == torch.float64  # as numpy makes them; others were chosen
         if convert and parameter is not None and value.dtype != parameter.dtype:
             value = _converted(value, parameter.dtype, cut)
-        moved: Tensor = value.to(device)
+        moved: Tensor = value if value.device == device else value.to(device)
         return moved
 
     placed = map_values(x, move)
@@ -112,8 +112,12 @@ def all_finite(*tensors: Tensor) -> bool:
     """
     if being_traced():
         return True
-    first, *others = (_total(values) for values in tensors)
-    return isfinite(sum(others, first).item()) or all(bool(torch.isfinite(values).all()) for values in tensors)
+    totals = [_total(values) for values in tensors]
+    if all(total.is_cpu for total in totals):
+        finite = all(isfinite(total.item()) for total in totals)
+    else:
+        finite = isfinite(sum(totals[1:], totals[0]).item())  # another device is waited for once
+    return finite or all(bool(torch.isfinite(values).all()) for values in tensors)
 
 
 def any_true(found: Tensor) -> bool:
@@ -192,7 +196,7 @@ def _constants(values: tuple[float, ...]) -> Tensor:
 
 def widened(output: Tensor) -> Tensor:
     """The tensor in float32, or in float64 where it is."""
-    return output if output.dtype == torch.float64 else output.float()
+    return output if output.dtype in (torch.float32, torch.float64) else output.float()
 
 
 def _numbers(name: Any, column: Any, what: str, whole: bool) -> np.ndarray:

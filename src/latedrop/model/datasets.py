@@ -51,7 +51,7 @@ class Columns(dict[str, Any]):
 
 def is_loader(data: Any) -> bool:
     """Whether something gives batches of rows, and is no rows itself: a `DataLoader`, or a data set."""
-    return isinstance(data, DataLoader) or is_dataset(data)
+    return not isinstance(data, Tensor) and (isinstance(data, DataLoader) or is_dataset(data))
 
 
 def gives_batches(data: Any) -> bool:

@@ -90,7 +90,7 @@ def map_rows(x: Any, change: Callable[[Tensor], Tensor]) -> Any:
     return map_values(x, lambda t: change(t) if t.dim() > 0 and t.shape[0] == count else t)
 
 
-def take_rows(x: Any, index: slice) -> Any:
+def take_rows(x: Any, index: slice | list[int]) -> Any:
     """The rows `index` of every input in `x` that has as many rows as the first one."""
     if isinstance(x, Items):
         return x.at(index)
@@ -99,6 +99,8 @@ def take_rows(x: Any, index: slice) -> Any:
 
 def repeated(x: Any, times: int) -> Any:
     """All rows, one time after the other, in memory of their own: a model may write into its inputs."""
+    if type(x) is Tensor and times > 1:
+        return torch.cat([x] * times)
     if isinstance(x, Items):
         return x if times == 1 else x.at([*range(len(x))] * times)
     return map_rows(copied(x) if times == 1 else x, lambda t: torch.cat([t] * times) if times > 1 else t)
@@ -106,6 +108,8 @@ def repeated(x: Any, times: int) -> Any:
 
 def copied(x: Any) -> Any:
     """Inputs that a model may write into."""
+    if type(x) is Tensor:
+        return x.clone()
     return map_values(x, lambda t: t.clone() if isinstance(t, Tensor) else t)
 
 
