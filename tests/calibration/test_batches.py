@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from latedrop.calibration.batches import batches, row_batches, row_total
+from latedrop.calibration.batches import as_target, batches, row_batches, row_total
 from latedrop.errors import ArgumentError, DataError
 from latedrop.model.datasets import inputs_of
 
@@ -251,7 +251,7 @@ class Rows(Dataset):
 REFUSED = {
     "none": (None, r"expected a pair \(x, y\) or an iterable of batches.*found NoneType"),
     "inputs alone": (X, r"expected a pair \(x, y\) or an iterable of batches; found a Tensor alone"),
-    "dict": ({"x": X, "y": Y}, r"expected every batch to be a pair.*found str of 1"),
+    "dict": ({"x": X, "y": Y}, r"expected a pair \(x, y\) or an iterable of batches; found a dict"),
     "triple": ((X, Y, Y), r"expected every batch to be a pair.*found Tensor of 7"),
     "batches of three": ([(X, Y, Y)], r"expected every batch to be a pair.*found tuple of 3\. Pass unpack="),
     "batches of numbers": ([1.0, 2.0, 3.0], r"expected every batch to be a pair.*found float\. Pass unpack="),
@@ -277,6 +277,11 @@ REFUSED = {
     "complex tensor": ((X, torch.zeros(7, dtype=torch.cfloat)), r"expected real targets; found torch\.complex64"),
     "nan": ((X, torch.full((7,), torch.nan)), r"expected finite targets; found 7 NaN or inf among 7\. Drop"),
     "inf": ((X, np.array([0, 1, 2, 3, 4, 5, np.inf])), r"expected finite targets; found 1 NaN or inf among 7"),
+    "masked": ((X, np.ma.masked_equal(np.arange(7), 3)), r"expected targets without missing values; found 1 masked"),
+    "masked inputs": (
+        (np.ma.masked_equal(np.eye(7, 2), 1), Y),
+        r"expected inputs without missing values; found 2 mask",
+    ),
     "nan inputs": ((torch.full((7, 2), torch.nan), Y), r"expected finite inputs; found 14 NaN or inf among 14"),
     "text inputs": ((np.array([["a"]] * 7), Y), r"expected numeric inputs.*Encode text"),
 }
@@ -287,6 +292,11 @@ def test_what_is_no_data_is_refused(data: Any, match: str) -> None:
     row_total(data)  # what is wrong is for `batches` to say
     with pytest.raises(DataError, match=match):
         list(batches(data, MODEL))
+
+
+def test_targets_that_are_true_or_false_are_numbers() -> None:
+    assert as_target(Y > 0).tolist() == (Y > 0).long().tolist()
+    assert as_target(np.array([True, False])).tolist() == [1, 0]
 
 
 def test_unpack_must_give_a_pair() -> None:

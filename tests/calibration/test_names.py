@@ -65,6 +65,7 @@ def test_to_polars() -> None:
     assert p.index is None
 
 
+@pytest.mark.filterwarnings("ignore:.* of these rows are rows that the calibration was fitted to")
 @pytest.mark.parametrize("options", OPTIONS, ids=["terms", "sample"])
 def test_another_order_is_put_right(options: dict[str, Any], tmp_path: Path) -> None:
     model, x, y = frames()

@@ -78,6 +78,7 @@ def put(record: dict[str, Any], path: tuple[Any, ...], value: Any) -> dict[str, 
     return changed
 
 
+@pytest.mark.filterwarnings("ignore:.* of these rows are rows that the calibration was fitted to")
 @pytest.mark.parametrize(
     "kind", ["two outputs", "isotonic", "conformal", "per site", pytest.param("terms", marks=pytest.mark.slow)]
 )

@@ -149,6 +149,7 @@ def test_outputs_have_units_of_their_own() -> None:
         assert mine.nll == pytest.approx((theirs.nll or 0) + math.log(float(std[k])))
 
 
+@pytest.mark.filterwarnings("ignore:.* of these rows are rows that the calibration was fitted to")
 @pytest.mark.parametrize("unit", [Standardized([5.0], [2.0]), Log(), OWN], ids=["standardized", "log", "own"])
 @pytest.mark.parametrize("kind", ["conformal", "isotonic"])
 def test_fitted_intervals_are_transformed(unit: Transform, kind: str) -> None:

@@ -231,6 +231,19 @@ class TestCells:
         assert (code, err.count("\n")) == (1, 1)
         assert message in err.replace("two lines", "two\\nlines")
 
+    @pytest.mark.filterwarnings("default")
+    def test_an_absurd_cell_ends_no_prediction(self, call: Run) -> None:
+        Path("odd.csv").write_text("a,b\n1,2\n2,1e30\n1,1e300\n1,\n2,3\n")
+        Path("fine.csv").write_text("a,b\n1,2\n2,3\n")
+        for name in ("odd", "fine"):
+            assert (
+                call("predict", "filed_model:net", "cal.json", "--data", f"{name}.csv", "-o", f"{name}_out.csv")[0] == 0
+            )
+        found, fine = (np.genfromtxt(f"{name}_out.csv", delimiter=",", names=True) for name in ("odd", "fine"))
+        np.testing.assert_allclose(found["std"][[0, 4]], fine["std"], rtol=1e-5)
+        assert (found["std"][1:3] > fine["std"].max()).all()
+        assert np.isnan(found["std"][3])
+
 
 class TestTheRealCause:
     @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["--token-file", "nowhere"], "expected a token at nowhere"),
         (["--batch-rows", "0"], "expected batch_rows to be 1 or more"),
         (["--level", "2"], "expected a probability inside"),
-        (["--port", "99999"], "expected a port between 0 and 65535"),
+        (["--port", "99999"], "expected a port from 0 to 65535"),
         (["--host", "127.0.0.1.2"], "expected a token for 127.0.0.1.2"),
         (["--transform", "size=x"], "expected size=224"),
     ],

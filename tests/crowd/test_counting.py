@@ -333,6 +333,18 @@ def test_resume_after_half_a_line(
     assert path.read_bytes() == whole.read_bytes()
 
 
+def test_frames_of_odd_names_and_files_that_a_spreadsheet_has_saved(
+    trained: Trained, scenes: CrowdSet, free: CrowdCalibration, tmp_path: Path
+) -> None:
+    (_, image), *_ = images(scenes)
+    names = ["a\u2028b.png", "c\x0bd.png", 'e"f,g.png', "h\x85.png"]
+    for path in (tmp_path / "counts.csv", tmp_path / "counts.jsonl"):
+        write_counts(count_people(trained, free, [(name, image) for name in names]), path)
+        assert list(finished_frames(path, provenance_of(free, 0.9))) == names
+        path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n"))
+        assert list(finished_frames(path, provenance_of(free, 0.9))) == names
+
+
 def test_files_that_cannot_be_written(tmp_path: Path) -> None:
     path = tmp_path / "counts.csv"
     path.write_text("frame,count\n")

@@ -189,7 +189,7 @@ def as_target(y: Any) -> Tensor:
             "Drop or impute these rows."
         )
     target: Tensor = y.detach()
-    return target
+    return target.long() if target.dtype == torch.bool else target
 
 
 def _check_rows(x: Any, y: Tensor) -> None:

@@ -202,12 +202,15 @@ def measured(uq: Scored, x: Any, names: Sequence[str]) -> tuple[dict[str, Tensor
 def _batches(uq: Scored, x: Any) -> Iterator[Any]:
     if isinstance(x, Iterator):
         parts = inputs_in(x, uq.model, uq.batch_size, None, uq.collate)
-        yield from (place(as_items(in_order(part, uq.calibration.columns), uq.collate), uq.model) for part in parts)
+        yield from (
+            place(as_items(in_order(part, uq.calibration.columns), uq.collate), uq.model, cut=True) for part in parts
+        )
         return
     if is_loader(x) and uq.collate is None:
-        yield from (place(part, uq.model) for part in inputs_in(x, uq.model, uq.batch_size))
+        yield from (place(part, uq.model, cut=True) for part in inputs_in(x, uq.model, uq.batch_size))
         return
-    yield from row_batches(place(as_items(in_order(x, uq.calibration.columns), uq.collate), uq.model), uq.batch_size)
+    placed = place(as_items(in_order(x, uq.calibration.columns), uq.collate), uq.model, cut=True)
+    yield from row_batches(placed, uq.batch_size)
 
 
 def _scores(uq: Scored, x: Any, names: Sequence[str]) -> dict[str, Tensor]:

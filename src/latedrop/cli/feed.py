@@ -109,8 +109,11 @@ class Source:
         """Of labels that are text; None of others."""
         return None if self.columns.labels is None else self.columns.labels.names or None
 
-    def read(self, model: nn.Module, size: int) -> Iterator[Rows]:
-        """The rows, at most so many at a time; `DataError` with the place of a number that the model cannot hold."""
+    def read(self, model: nn.Module, size: int, *, cut: bool = False) -> Iterator[Rows]:
+        """The rows, at most so many at a time; `DataError` with the place of a number that the model cannot hold.
+
+        With `cut`, such inputs are left to whoever predicts them, and cuts them.
+        """
         dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
         wide = torch.float64 if dtype == torch.float64 else torch.float32
         squares = f"their squares have to fit {wide}, the dtype of the model's output"
@@ -118,7 +121,7 @@ class Source:
             named = (
                 rows.inputs if isinstance(rows.inputs, dict) else dict(self._columns(self.columns.inputs, rows.inputs))
             )
-            for name, values in named.items():
+            for name, values in () if cut else named.items():
                 self._check_size(
                     rows, f"inputs in {name!r}", values, torch.finfo(dtype).max, f"{dtype} is the model's dtype"
                 )

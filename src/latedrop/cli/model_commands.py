@@ -291,7 +291,7 @@ def _write_predictions(
 
     path, count, empty = source.table.path, 0, Places(source.table.unit)
     with source.explained(), write_rows(output, out) as append, progress("predicting", source.table.count) as tick:
-        for rows in source.read(uq.model, uq.batch_size):
+        for rows in source.read(uq.model, uq.batch_size, cut=True):
             told = {} if detector is None else {"p_value": p_values(detector, rows)}
             append({**rows.kept, **predicted(uq, rows, level, flat=flat), **told})
             empty.add(rows)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import io
 import json
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -207,16 +208,16 @@ def finished_frames(path: str | os.PathLike[str], provenance: str | None = None)
     """
     path = Path(path)
     try:
-        text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+        text = path.read_bytes().decode("utf-8-sig", errors="replace") if path.exists() else ""
     except OSError as error:
         raise FileError(f"expected to read {path}; the system says: {error}. Pass another file.") from error
-    lines = text[: text.rfind("\n") + 1].splitlines()
-    if not lines:
+    text = text[: text.rfind("\n") + 1]
+    if not text:
         return {}
     try:
-        rows: Any = csv.DictReader(lines)
+        rows: Any = csv.DictReader(io.StringIO(text, newline=""))  # names may hold what else ends a line
         if _is_jsonl(path):
-            rows = [parsed(line, "a frame", "") for line in lines]
+            rows = [parsed(line, "a frame", "") for line in text.splitlines()]
         elif tuple(rows.fieldnames or ()) != COLUMNS:
             raise KeyError(COLUMNS)
         found = {plain_cell(str(row["frame"])): str(row["provenance"]) for row in rows}

@@ -138,6 +138,11 @@ def from_array(array: np.ndarray, what: str) -> Tensor:
             f"expected numeric {what}; found a numpy array of dtype {array.dtype}. "
             "Encode text and categories as numbers first."
         )
+    if isinstance(array, np.ma.MaskedArray) and np.ma.is_masked(array):
+        raise DataError(
+            f"expected {what} without missing values; found {int(np.ma.getmaskarray(array).sum())} masked ones. Drop "
+            "or impute those rows."
+        )
     # torch refuses foreign byte orders and wide floats, and warns of read-only arrays: these are copied.
     dtype = np.float64 if array.dtype.itemsize > 8 else array.dtype.newbyteorder("=")
     return torch.from_numpy(np.require(array, dtype, requirements=["C", "W"]))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable
 from typing import Any
 
 from latedrop.addresses import is_loopback
-from latedrop.errors import ArgumentError, LatedropError
+from latedrop.errors import ArgumentError
 from latedrop.serving.limits import Limits
 from latedrop.terminal import need
 
@@ -33,29 +32,9 @@ def check_address(host: str, token: str | None) -> None:
 def listen(app: Any, host: str, port: int, limits: Limits, ready: Callable[[str], None] = lambda url: None) -> None:
     """Serve until SIGTERM or Ctrl-C, then finish what was taken. `ready` is told the address."""
     need("serve", "fastapi", "uvicorn")
-    import uvicorn
+    from latedrop.web.listening import listening, serve_on
 
-    if not 0 <= port <= 65535:
-        raise ArgumentError(f"expected a port between 0 and 65535; found {port}.")
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        sock = socket.create_server((host, port), family=family, backlog=2048)
-    except OSError as error:
-        raise LatedropError(
-            f"expected to listen at {host}, port {port}; the system says: {error}. Pass another --port or --host."
-        ) from error
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # connections inherit it; asyncio sets it elsewhere only
-    config = uvicorn.Config(
-        app,
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        timeout_keep_alive=30,
-        timeout_graceful_shutdown=int(limits.drain) + 1,
-        limit_concurrency=4 * limits.requests,
-        ws="none",
-    )
-    with sock:
-        shown = f"[{host}]" if ":" in host else host
-        ready(f"http://{shown}:{sock.getsockname()[1]}")
-        uvicorn.Server(config).run(sockets=[sock])
+    found, address = listening(host, port)
+    ready(address.rstrip("/"))
+    patience, most = int(limits.drain) + 1, 4 * limits.requests
+    serve_on(found, app, patience=patience, timeout_keep_alive=30, limit_concurrency=most, ws="none")

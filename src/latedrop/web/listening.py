@@ -18,29 +18,37 @@ def listening(host: str, port: int) -> tuple[socket.socket, str]:
     if not 0 <= port <= 65535:
         raise ArgumentError(f"expected a port from 0 to 65535; found {port}.")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    found = socket.socket(family)
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        found.bind((host, port))
-        found.listen(128)  # whoever comes before the server is up waits, and is not refused
+        found = socket.create_server((host, port), family=family, backlog=2048)  # who comes before it is up waits
     except OSError as error:
-        found.close()
         raise ArgumentError(
             f"expected a free address to listen on; {host}:{port} is not: {error.strerror or error}. Pass "
             "another --port."
         ) from error
+    found.setsockopt(
+        socket.IPPROTO_TCP, socket.TCP_NODELAY, 1
+    )  # connections inherit it; asyncio sets it elsewhere only
     shown = f"[{host}]" if ":" in host else host
     return found, f"http://{shown}:{found.getsockname()[1]}/"
 
 
-def serve_on(found: socket.socket, app: Any, stopping: Callable[[], object] = lambda: None) -> None:
-    """Serve an application; `stopping` is called when the process is asked to end, before open pages are waited for."""
-    settings = uvicorn.Config(
-        app, log_level="warning", access_log=False, server_header=False, timeout_graceful_shutdown=1
-    )
-    server = _Server(settings)
+def serve_on(
+    found: socket.socket, app: Any, stopping: Callable[[], object] = lambda: None, patience: int = 1, **more: Any
+) -> None:
+    """Serve an application until SIGTERM or Ctrl-C.
+
+    Args:
+        found: where it listens.
+        app: the application.
+        stopping: called when the process is asked to end, before open pages are waited for.
+        patience: seconds that what was taken is waited for.
+        more: settings of uvicorn.
+    """
+    usual: dict[str, Any] = {"log_level": "warning", "access_log": False, "server_header": False}
+    server = _Server(uvicorn.Config(app, timeout_graceful_shutdown=patience, **usual, **more))
     server.stopping = stopping
-    server.run([found])
+    with found:
+        server.run([found])
 
 
 class _Server(uvicorn.Server):
