@@ -217,21 +217,24 @@ def first_order_table(record: dict[str, Any]) -> str:
 
 
 def one_row_table(record: dict[str, Any]) -> str:
-    """Microseconds of one row of the tiny network, and those of the passes in them."""
+    """Microseconds of one row of the tiny network; of a prediction also those that are not its passes."""
     units = {k.removeprefix("one_row, "): v["seconds"] for k, v in record["units"].items() if k.startswith("one_row, ")}
-    lines = ["| call | time [us] | beside | time of that [us] | ratio |", "| --- | ---: | --- | ---: | ---: |"]
+    lines = ["| call | time [us] | beside | time of that [us] | ratio | the rest [us] |"]
+    lines.append("| --- | ---: | --- | ---: | ---: | ---: |")
     for draws in ("10 draws", "50 draws"):
         for other in ("stacked loop", "copying the rows"):
-            lines.append(_beside(f"`sample`, {draws}", units[draws]["auto"], other, units[draws][other]))
+            lines.append(_beside(f"`sample`, {draws}", units[draws]["auto"], other, units[draws][other], "-"))
     found = units["predict"]
     passes = {"50 draws": "one pass over 50 draws", "first order": "forward and backward", "default": "plain"}
-    lines += [_beside(f"`predict`, {way}", found[way], other, found[other]) for way, other in passes.items()]
+    for way, other in passes.items():
+        rest = f"{1e6 * (found[way] - found[other]):.0f}"
+        lines.append(_beside(f"`predict`, {way}", found[way], other, found[other], rest))
     return "\n".join(lines)
 
 
-def _beside(call: str, seconds: float, other: str, its: float) -> str:
+def _beside(call: str, seconds: float, other: str, its: float, rest: str) -> str:
     other = "one plain pass" if other == "plain" else other
-    return f"| {call} | {1e6 * seconds:.0f} | {other} | {1e6 * its:.0f} | {seconds / its:.2f} |"
+    return f"| {call} | {1e6 * seconds:.0f} | {other} | {1e6 * its:.0f} | {seconds / its:.2f} | {rest} |"
 
 
 def sampling_table(record: dict[str, Any], part: str) -> str:

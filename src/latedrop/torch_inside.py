@@ -265,7 +265,8 @@ def _about(kind: Any) -> tuple[str | None, bool, Any]:
 
 
 _HOOKS = HOLDERS.keys() - {"_modules", "_parameters", "_buffers"}
-_DONE = {*_BLANK, "forward", "_call_impl", "_compiled_call_impl"} - _HOOKS
+REPLACED = ("forward", "_call_impl", "_compiled_call_impl")  # where a module may hold a call of its own
+_DONE = {*_BLANK, *REPLACED} - _HOOKS
 _ATOMS = {bool, int, float, str, bytes, torch.dtype, torch.device, type, type(None)}
 
 

@@ -248,3 +248,43 @@ def test_a_model_that_writes_over_what_its_backward_pass_needs() -> None:
     with pytest.raises(OutputError, match="expected a model that autograd can differentiate"):
         linearize(model, x)
     assert calibrate(model, (x, y), progress=False).predict(x[:2]).std.shape == (2, 1)
+
+
+class WritesOver(nn.Module):
+    """Writes over what entered a layer, after it ran; the output does not change."""
+
+    def __init__(self, writes: bool) -> None:
+        super().__init__()
+        self.writes = writes
+        self.a, self.b, self.c = nn.Linear(3, 8), nn.Linear(8, 8), nn.Linear(8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x).tanh()
+        y = self.b(h)
+        if self.writes:
+            h.detach().zero_()
+        return self.c(y.tanh())
+
+
+def test_a_value_that_is_written_over_is_noticed() -> None:
+    model, x = WritesOver(False), torch.randn(4, 3)
+    sites = find_sites(model, x)
+    assert bool((linearize(model, x, sites).variance_by_site > 0).all())
+    model.writes = True
+    with pytest.raises(OutputError, match="writes over a value"):
+        linearize(model, x, sites)
+
+
+@pytest.mark.parametrize("asks", [False, True])
+@pytest.mark.parametrize("units", [8, 2**14])
+def test_hooks_probes_and_masks_give_the_same(asks: bool, units: int) -> None:
+    """Small values are noted by hooks, large ones and those of inputs that ask for gradients are not."""
+    torch.manual_seed(0)
+    layers = nn.Linear(3, units), nn.Tanh(), nn.Linear(units, 5), nn.ReLU(), nn.Linear(5, 1)
+    model, x = nn.Sequential(*layers), torch.randn(6, 3)
+    sites = find_sites(model, x)
+    found = linearize(model, x.clone().requires_grad_(asks), sites)
+    two = linearize(nn.Sequential(*layers, nn.Linear(1, 2, bias=False)), x, sites)  # two outputs: by masks
+    weight = two.mean[:, :1] / found.mean
+    torch.testing.assert_close(two.variance_by_site[:, 0], weight.square() * found.variance_by_site[:, 0])
+    assert not found.mean.requires_grad

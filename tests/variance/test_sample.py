@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from latedrop import find_sites, sample
 from latedrop.errors import ArgumentError, OutputError
 from latedrop.variance.engine.rows import ThinnedNetworks
+from latedrop.variance.moments import moments_of
 from zoo import Columns, mlp
 
 
@@ -186,3 +187,13 @@ def test_outputs_without_entries() -> None:
     model, x = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)), torch.randn(5, 3)
     moments = sample(model, x, 0.2, 4, readout=lambda y: y[:, :0])
     assert moments.mean.shape == moments.variance.shape == (5, 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("draws", [2, 7, 50, 800])
+def test_draws_that_are_all_equal_have_no_variance(draws: int, dtype: torch.dtype) -> None:
+    for seed in range(50):
+        one = torch.randn(5, dtype=dtype, generator=torch.Generator().manual_seed(seed)) * 10.0 ** (seed % 16 - 8)
+        mean, variance = moments_of(one.expand(draws, 5).contiguous())
+        assert torch.equal(mean, one)
+        assert not bool(variance.any())

@@ -15,13 +15,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from latedrop.torch_inside import HOLDERS, is_torchs_own, wrapped_attribute
+from latedrop.torch_inside import HOLDERS, REPLACED, is_torchs_own, wrapped_attribute
 
 __all__ = ["Contents", "holds_little"]
 
 _DICTS = tuple(name for name, kind in HOLDERS.items() if issubclass(kind, dict) and not name.endswith("_kwargs"))
 _HOOKS = tuple(name for name in _DICTS if name.endswith("_hooks"))
-_REPLACED = ("forward", "_call_impl", "_compiled_call_impl")
 _MOST_MODULES, _MOST_NUMBERS = 64, 2**20
 _ATOMS = (bool, int, float, str, bytes, torch.dtype, torch.device, torch.Size, type, type(None), BuiltinFunctionType)
 _END = object()
@@ -71,7 +70,7 @@ def _is_plain(module: nn.Module) -> bool:
     state = vars(module)
     if isinstance(module, (torch.jit.ScriptModule, nn.RNNBase, nn.MultiheadAttention, nn.TransformerEncoderLayer)):
         return False
-    if wrapped_attribute(module) is not None or any(state.get(name) for name in (*_HOOKS, *_REPLACED)):
+    if wrapped_attribute(module) is not None or any(state.get(name) for name in (*_HOOKS, *REPLACED)):
         return False
     if is_torchs_own(module):
         return True

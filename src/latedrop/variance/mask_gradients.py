@@ -152,7 +152,7 @@ class Probes:
 
     def gradients(self, outputs: Tensor, last: bool, keys: Iterable[Key]) -> Iterator[Sequence[Tensor]]:
         """As for masks, for one output."""
-        ends = self._leaves if self.hooks else [self._anchor]
+        ends = self._leaves if self._anchor is None else [self._anchor]
         if outputs.shape[1] > 1 or not self._probes or self.derived:
             raise NeedMasksError
         self.asked = True

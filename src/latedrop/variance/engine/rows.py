@@ -77,12 +77,11 @@ class ThinnedNetworks:
     def moments(self, rates: Mapping[str, float]) -> Moments:
         """Mean and variance over all draws, at a rate for each site."""
         self._masks.rates = rates
-        stream, kept, draws = None, [], self.options.draws
+        stream, kept, draws = Stream(), [], self.options.draws
         for outputs in self.chunks():
             outputs = widened(outputs)
             if len(outputs) == draws:
                 return Moments(*moments_of(outputs), draws, outputs.clone() if self.options.keep else None)
-            stream = stream or Stream()
             stream.add(outputs)
             if self.options.keep:
                 kept.append(outputs.clone())  # a model may write every output to one place
