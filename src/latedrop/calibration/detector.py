@@ -231,7 +231,7 @@ def _scores(uq: Scored, x: Any, names: Sequence[str]) -> dict[str, Tensor]:
 def _site_variances(uq: Scored, x: Any, sites: Sites) -> Tensor:
     """`(N, sites)`, to first order: summed over outputs, or over the differences of two logits."""
     if isinstance(uq.calibration, ClassCalibration):
-        return differences(uq.model, x, sites, classes_of(uq.readout))[1].sum((2, 3))
+        return differences(uq.model, x, sites, classes_of(uq.readout)).sum((2, 3))
     return linearize(uq.model, x, sites, uq.readout).variance_by_site.sum(1)
 
 

@@ -312,7 +312,8 @@ def _squares(
         parts[name].append((gradient.movedim(axis, 0)[:rows] if axis is not None else gradient[None]).flatten(1))
     zero = gradients[0].new_zeros(rows, 1)  # of a site whose layer did not run
     if reduce is not None:
-        return {name: reduce(torch.cat(units, 1) if units else zero) for name, units in parts.items()}
+        whole = {name: units[0] if len(units) == 1 else torch.cat(units or [zero], 1) for name, units in parts.items()}
+        return {name: reduce(units) for name, units in whole.items()}
     every = [part if part.shape[1] == 1 else _norms(part) for units in parts.values() for part in units or [zero]]
     squares = iter(widened(torch.cat(every, 1)).square().unbind(1))  # few operators for all sites
     return {name: sum((next(squares) for _ in units[1:]), next(squares)) for name, units in parts.items()}

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from latedrop.masking.thinning import Thinner
 from latedrop.model.sites import Site
-from latedrop.torch_inside import is_wrapped
+from latedrop.torch_inside import being_traced, is_wrapped
 from latedrop.variance.moments import out_of_memory
 
 __all__ = ["IN_PLACE", "Beside", "Key", "NeedMasksError", "Probes", "UnitMasks"]
@@ -43,6 +44,10 @@ class Beside:
         if self.looking:
             self._other.thin_packed(site, call, value, shape, rows, steps)
         return self._thinner.thin_packed(site, call, value, shape, rows, steps)
+
+
+_LARGE = 2**17
+"""Units of all rows, from which on outputs are differentiated one by one on a CPU: faster then than all at once."""
 
 
 class NeedMasksError(Exception):
@@ -99,7 +104,7 @@ class UnitMasks:
 
 
 class Probes:
-    """The same gradients for a single output, without masks: what passes by is noted and left as it is.
+    """The same gradients, output by output, without masks: what passes by is noted and left as it is.
 
     Args:
         norms: whether the norm of every row's gradient will do: one number for each row, in as many axes.
@@ -135,17 +140,27 @@ class Probes:
         raise NeedMasksError
 
     def gradients(self, outputs: Tensor, last: bool, keys: Iterable[Key]) -> Iterator[Sequence[Tensor]]:
-        """As for masks, for one output."""
-        if outputs.shape[1] > 1 or self._anchor is None or self.derived:
+        """As for masks, where there is one output or many units."""
+        k, keys = outputs.shape[1], list(keys)
+        if self._anchor is None or self.derived or (k > 1 and not self._one_by_one(outputs)):
             raise NeedMasksError
         self.asked = True
-        try:
-            torch.autograd.grad(outputs.sum(), self._anchor, allow_unused=True)
-        except RuntimeError as error:
-            if IN_PLACE in str(error):
-                raise NeedMasksError from error
-            raise
-        yield [self._probes[key].found(outputs) for key in keys]
+        for i in range(k):
+            more = not last or i + 1 < k
+            for probe in self._probes.values():
+                probe.gradient = None
+            try:
+                torch.autograd.grad(outputs[:, i].sum(), self._anchor, retain_graph=more, allow_unused=True)
+            except RuntimeError as error:
+                if IN_PLACE in str(error):
+                    raise NeedMasksError from error
+                raise
+            yield [self._probes[key].found(outputs) for key in keys]
+
+    def _one_by_one(self, outputs: Tensor) -> bool:
+        if being_traced() or outputs.device.type != "cpu":
+            return False
+        return sum(prod(probe.shape) for probe in self._probes.values()) >= _LARGE
 
 
 class _Probe:
