@@ -2,7 +2,8 @@
 
 Networks trained here on scikit-learn's sets; two and three digits side by side are 100 and 1000 classes. With `D` the
 mean softmax of many draws, `G` that of Gaussian logits with the first-order covariance, integrated by quasi-random
-points, and `C` the closed form, NLL(G) - NLL(D) is what first order costs and NLL(C) - NLL(G) what the closed form costs.
+points, and `C` the closed form, NLL(G) - NLL(D) is what first order costs and NLL(C) - NLL(G) what the closed form
+does.
 """
 
 from __future__ import annotations
@@ -212,8 +213,9 @@ def error_table(record: dict[str, Any]) -> str:
     for name, found in record["error"].items():
         for rate in RATES:
             row, plain = found["by"][f"fitted {rate}"], found["by"][f"none {rate}"]
-            cells = [f"{row[key]:+.4f}" for key in ("first_order", "closed", "together")] + [f"{plain['together']:+.4f}"]
-            lines.append(f"| {name} | {found['classes']} | {rate} | {row['draws']:.4f} | {' | '.join(cells)} |")
+            values = [*(row[key] for key in ("first_order", "closed", "together")), plain["together"]]
+            cells = " | ".join(f"{round(value, 4) + 0.0:+.4f}" for value in values)  # no -0.0000
+            lines.append(f"| {name} | {found['classes']} | {rate} | {row['draws']:.4f} | {cells} |")
     return "\n".join(lines)
 
 

@@ -39,7 +39,7 @@ def differences(model: nn.Module, x: Any, sites: Sites, readout: Readout = None)
     """
 
     def from_last(output: Any) -> Tensor:
-        flat = part_of(output, readout).flatten(1)
+        flat: Tensor = part_of(output, readout).flatten(1)
         return flat[:, :-1] - flat[:, -1:]
 
     rows, found = row_count(x), []

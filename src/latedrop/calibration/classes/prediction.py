@@ -91,7 +91,9 @@ class ClassPrediction:
                 "risk=0.01) first, or pass what uq.rejection gives."
             )
         if not isinstance(rule, Rejection):
-            raise ArgumentError(f"expected what uq.rejection gives; found {rule!r}. Compare p.confidence with a number.")
+            raise ArgumentError(
+                f"expected what uq.rejection gives; found {rule!r}. Compare p.confidence with a number."
+            )
         return self.confidence >= rule.threshold
 
     def to_dict(self, level: float | None = None) -> dict[str, Tensor]:

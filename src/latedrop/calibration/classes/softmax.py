@@ -6,10 +6,10 @@ With logits `z` and `D_kj` the variance of `z_k - z_j` under dropout, take one c
     E l_k = l_k - B_k / 2,    Var l_k = sum_j q_j D_kj - B_k,    B_k = sum_ij q_i q_j D_ij / 2,
 
 and the mean of the softmax is about that of `sigmoid(l_k)` with a Gaussian `l_k`, brought to a sum of 1. This mean is
-summed over a few points: the better-known `sigmoid(E l_k / sqrt(1 + pi / 8 · Var l_k))` (MacKay 1992) is off by 0.02, and
-by several nats for labels that are very unlikely. A temperature divides `z`, and its square `D`. Without doubt it is the
-softmax itself. Of many classes the likeliest `TOP` are looked at one by one; all others together are one class more,
-whose logit dropout does not move.
+summed over a few points: the better-known `sigmoid(E l_k / sqrt(1 + pi / 8 · Var l_k))` (MacKay 1992) is off by up to
+0.02, and by several nats for labels that are very unlikely. A temperature divides `z`, and its square `D`. Without
+doubt it is the softmax itself. Of many classes the likeliest `TOP` are looked at one by one; all others together are
+one class more, whose logit dropout does not move.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ def _one_against_all(logits: Tensor, spread: Tensor) -> Tensor:
 def _log_mean_sigmoid(mean: Tensor, variance: Tensor) -> Tensor:
     """The log of the mean of `sigmoid(l)`, `l` Gaussian; the probability is off by 0.0015 at most.
 
-    With `e^(-a l)`, `0 <= a <= 1`, taken out of the sigmoid, the points lie where the product with the density is large,
-    also for a mean far below 0. They are too far apart for a larger deviation than `_WIDEST`, where a sigmoid
+    With `e^(-a l)`, `0 <= a <= 1`, taken out of the sigmoid, the points lie where the product with the density is
+    large, also for a mean far below 0. They are too far apart for a larger deviation than `_WIDEST`, where a sigmoid
     is nearly a step: there the mean shrinks with the deviation.
     """
     own = math.pi**2 / 3  # the variance of which a sigmoid is the distribution
