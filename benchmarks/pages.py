@@ -29,6 +29,7 @@ from benchmarks import (
     onnx_export,
     projection,
     serve,
+    softmax,
     stream_figure,
     stream_pages,
     study_tables,
@@ -45,7 +46,7 @@ from benchmarks.timing import RESULTS
 
 ROOT = Path(__file__).parents[1]
 _NAMES = ("performance", "linear", "uci", "shift", "design", "worth", "stream", "terms", "crowd_study", "console")
-_NAMES += ("serving", "command_line", "cluster", "onnx", "install", "crowd")
+_NAMES += ("serving", "command_line", "cluster", "onnx", "install", "crowd", "classification")
 PAGES = (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in _NAMES))
 _BLOCK = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 
@@ -120,6 +121,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "benchmarks.default.shift": lambda: default_summary.medians(_read(RESULTS / "default.json"), "shift"),
     "benchmarks.default.aims": lambda: default_summary.aim_table(_read(RESULTS / "default.json")),
     "benchmarks.default.cost": lambda: default_cost.markdown(_read(RESULTS / "default_cost_cpu.json")),
+    "benchmarks.softmax.error": lambda: softmax.error_table(_read(RESULTS / "softmax_cpu.json")),
+    "benchmarks.softmax.cost": lambda: softmax.cost_table(_read(RESULTS / "softmax_cpu.json")),
     "benchmarks.onnx": lambda: onnx_export.markdown(_read(RESULTS / "onnx_cpu.json")),
     "benchmarks.projection": lambda: projection.markdown(_read(RESULTS / "projection.json")),
     "benchmarks.stream.methods": lambda: stream_pages.methods(_read(RESULTS / "stream.json")),

@@ -131,12 +131,14 @@ def say(text: str) -> None:
 
 
 def listed(names: Iterable[str], most: int) -> str:
-    """The first names for a message, and how many there are in all.
+    """The first names for a message, and how many there are in all; one that holds a comma stands in double quotes.
 
     >>> listed(["a", "b", "c", "d"], 2)
     'a, b, ... (4 in all)'
+    >>> listed(["Barolo, red", "Soave"], 2)
+    '"Barolo, red", Soave'
     """
-    names = list(names)
+    names = [f'"{name}"' if "," in name else name for name in names]
     more = f", ... ({len(names)} in all)" if len(names) > most else ""
     return ", ".join(names[:most]) + more or "none"
 

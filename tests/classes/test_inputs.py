@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import latedrop
+from latedrop.calibration.classes.fit import Measured, fitted, losses
 from latedrop.calibration.classes.predictor import ClassPredictor
 from latedrop.calibration.classes.record import FIELD
 from latedrop.errors import ArgumentError, DataError, FileError, OutputError
@@ -193,3 +194,29 @@ def test_a_file_that_was_edited_and_sealed_again(name: str, value: Any, tmp_path
     path.write_text(sealed(FIELD, {**record, name: value}))
     with pytest.raises(FileError, match=f"calibration.{'draws' if name == 'rate' else name}"):
         latedrop.load(path, model)
+
+
+def test_what_only_classes_have_does_not_hide_what_is_wrong() -> None:
+    """A readout that is not there, beside names: the error is about the readout."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
+    x, y = torch.randn(30, 4), torch.arange(30) % 3
+    with pytest.raises(OutputError, match="readout"):
+        latedrop.calibrate(net, (x, y), readout="nope", class_names=["a", "b", "c"], progress=False)
+    found = latedrop.calibrate(net, (x, y), terms=["leverage"], progress=False)
+    with pytest.raises(ArgumentError, match=r"what uq\.rejection gives"):
+        found.predict(x).kept(0.9)
+
+
+@pytest.mark.parametrize("factor", [1e-3, 0.02, 1e3])
+def test_the_size_of_the_logits_hardly_matters(factor: float) -> None:
+    """Cosines as logits want a temperature of 0.01: few rows must be enough to find it."""
+    g = torch.Generator().manual_seed(0)
+    z = 3 * torch.randn(2060, 5, generator=g, dtype=torch.float64)
+    y = torch.multinomial(torch.softmax(z, 1), 1, generator=g)[:, 0]
+    usual, other = (fitted(Measured(size * z[:60], y[:60]), sloped=None) for size in (1.0, factor))
+    nll = [
+        float(losses(fit.log_probabilities(size * z[60:], None, None), y[60:]).mean())
+        for fit, size in ((usual, 1.0), (other, factor))
+    ]
+    assert nll[1] == pytest.approx(nll[0], abs=0.01)

@@ -228,3 +228,14 @@ def test_other_bad_input(net: Net, uq: latedrop.ClassPredictor) -> None:
         p.prediction_set()
     with pytest.raises(ArgumentError, match="expected rows for names of classes; found maps"):
         _ = p.names
+
+
+def test_a_detector_of_images(uq: latedrop.ClassPredictor, net: Net) -> None:
+    usual, strange = scenes(60, seed=11)[0], 5 * scenes(10, seed=12)[0]
+    detector = uq.detector(usual, scores=["strangeness", "entropy", "confidence", "energy", "neighbours"])
+    found = detector(strange)
+    assert found.p_value.shape == (10,)
+    assert bool(found.strange(alarm=0.1).all())
+    assert uq.detector(usual)(usual[:3]).p_value.shape == (3,)
+    with pytest.raises(ArgumentError, match="different scores among"):
+        uq.detector(usual, scores=["sites"])

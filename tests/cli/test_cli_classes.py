@@ -178,7 +178,7 @@ def test_calibrate_prints_what_it_is_worth(call: Run) -> None:
     held = len(record.sets.scores[0])
     assert (code, record.rows + held, record.sets.score) == (0, 80, "raps")
     assert f"{record.rows} validation rows, {held} more for the prediction sets" in out
-    assert "3 classes in the order of the outputs: cat, dog, owl, snowy" in out
+    assert '3 classes in the order of the outputs: cat, dog, "owl, snowy"' in out
     assert "one temperature" in out
     page = Path("cal.html").read_text()
     assert "Calibration of user_classes:net" in page

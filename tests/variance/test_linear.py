@@ -10,8 +10,11 @@ from torch.utils.checkpoint import checkpoint
 
 from latedrop import calibrate, find_sites, linearize, sample
 from latedrop.errors import ArgumentError, OutputError
+from latedrop.model.calling import part_of
 from latedrop.model.rows import map_rows
+from latedrop.variance import mask_gradients
 from latedrop.variance.first_order import unit_variances
+from latedrop.variance.joint import differences
 from untouched import assert_same, state
 from zoo import ZOO, Case, Columns, mlp
 
@@ -114,6 +117,23 @@ def test_without_batching_rules_outputs_go_one_by_one(monkeypatch: pytest.Monkey
     monkeypatch.setattr(torch.autograd, "grad", refuse)
     looped = linearize(model, x)
     torch.testing.assert_close(batched.variance_by_site, looped.variance_by_site)
+
+
+@pytest.mark.parametrize("kind", ["element", "channel"])
+@pytest.mark.parametrize("case", ZOO, ids=lambda case: case.name)
+def test_large_models_go_output_by_output(case: Case, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without masks and with a graph that is kept; here for small ones, too."""
+    model, x = case.make()
+    sites = find_sites(model, x, kind=kind)
+
+    def three(output: Any) -> Tensor:
+        value = part_of(output, case.readout).flatten(1)[:, :1]
+        return torch.cat([value, value.sin(), value.square()], 1)
+
+    together, pairs = linearize(model, x, sites, three), differences(model, x, sites, three)
+    monkeypatch.setattr(mask_gradients, "_LARGE", 0)
+    torch.testing.assert_close(linearize(model, x, sites, three).variance_by_site, together.variance_by_site)
+    torch.testing.assert_close(differences(model, x, sites, three), pairs, rtol=1e-4, atol=1e-6)
 
 
 def test_a_site_that_the_readout_leaves_out_has_no_variance() -> None:

@@ -221,6 +221,8 @@ def _scores(uq: Scored, x: Any, names: Sequence[str]) -> dict[str, Tensor]:
         p = uq.predict(x, rate=_RATE) if "mutual_information" in names and not own else uq.predict(x)
         found = {"entropy": p.entropy, "confidence": 1 - p.confidence, "energy": p.energy}
         found |= {} if p.mutual_information is None else {"mutual_information": p.mutual_information}
+        if c.maps:  # an image is as strange as its pixels are on average
+            found = {name: values.flatten(1).mean(1) for name, values in found.items()}
     else:
         p = uq.predict(x)
         found = {"std": p.variance.flatten(1).clamp_min(1e-300).log().mean(1) / 2}  # of outputs of any unit
@@ -235,7 +237,7 @@ def _scores(uq: Scored, x: Any, names: Sequence[str]) -> dict[str, Tensor]:
 def _site_variances(uq: Scored, x: Any, sites: Sites) -> Tensor:
     """`(N, sites)`, to first order: summed over outputs, or over the differences of two logits."""
     if isinstance(uq.calibration, ClassCalibration):
-        return differences(uq.model, x, sites, classes_of(uq.readout))[1].sum((2, 3))
+        return differences(uq.model, x, sites, classes_of(uq.readout)).sum((2, 3))
     return linearize(uq.model, x, sites, uq.readout).variance_by_site.sum(1)
 
 
@@ -259,6 +261,8 @@ def _checked(uq: Scored, scores: Sequence[str] | None) -> tuple[str, ...]:
     strange = c.leverage is not None if classes else c.terms is not None and c.terms.guard is not None
     if not strange:
         known.remove("strangeness")
+    if isinstance(c, ClassCalibration) and c.maps:  # a backward pass for every pixel
+        known.remove("sites")
     names = [name for name in known if name not in _COSTLY] if scores is None else list(scores)
     if isinstance(scores, str) or not names or len(set(names)) < len(names) or not set(names) <= set(known):
         raise ArgumentError(f"expected different scores among {', '.join(known)}; found {scores!r}.")

@@ -333,7 +333,8 @@ def _by_site(axes: dict[Key, int | None], gradients: Sequence[Tensor], sites: Si
         parts[name].append(_rows_first(widened(gradient.detach()), axis, rows))
     zero = gradients[0].new_zeros(rows, 1) if not all(parts.values()) else gradients[0]  # where a layer did not run
     if reduce is not None:
-        return {name: reduce(torch.cat(units, 1) if units else zero) for name, units in parts.items()}
+        whole = {name: units[0] if len(units) == 1 else torch.cat(units or [zero], 1) for name, units in parts.items()}
+        return {name: reduce(units) for name, units in whole.items()}
     every = [part if part.shape[1] == 1 else _norms(part) for units in parts.values() for part in units or [zero]]
     squares = (widened(torch.cat(every, 1)) if len(every) > 1 else every[0]).square()  # few operators for all sites
     if len(every) == len(parts):

@@ -3,9 +3,10 @@
 With `g_k` the gradients of output k with respect to the masks of site s, each per unit of `rate / (1 - rate)`, the
 variance of the difference of two outputs is
 
-    D_kj = |g_k - g_j|^2 = |g_k|^2 + |g_j|^2 - 2 g_k · g_j,
+    D_kj = |g_k - g_j|^2 = |g_k|^2 + |g_j|^2 - 2 g_k · g_j.
 
-so that one backward pass for each output gives the variances of all differences.
+Something taken from all `g_k` alike changes nothing, so that the gradients of `y_k - y_K`, one backward pass for each
+output but the last, give the variances of all differences.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
-from latedrop.model.calling import Readout
+from latedrop.model.calling import Readout, part_of
 from latedrop.model.rows import row_count, take_rows
 from latedrop.model.sites import Sites
 from latedrop.torch_inside import being_traced
@@ -24,34 +26,32 @@ from latedrop.variance.first_order import gradients_by_rows
 __all__ = ["differences"]
 
 _MOST_NUMBERS = 2**24
+_USUAL_OUTPUTS = 16
 
 
-def differences(model: nn.Module, x: Any, sites: Sites, readout: Readout = None) -> tuple[Tensor, Tensor]:
-    """Outputs `(N, K)`, and the variances of their differences by site, `(N, sites, K, K)`.
+def differences(model: nn.Module, x: Any, sites: Sites, readout: Readout = None) -> Tensor:
+    """Variances of the differences of K outputs by site, `(N, sites, K, K)`.
 
     >>> net = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 3))
     >>> from latedrop import find_sites
-    >>> mean, spread = differences(net, torch.ones(5, 2), find_sites(net, torch.ones(5, 2)))
-    >>> mean.shape, spread.shape
-    (torch.Size([5, 3]), torch.Size([5, 1, 3, 3]))
+    >>> differences(net, torch.ones(5, 2), find_sites(net, torch.ones(5, 2))).shape
+    torch.Size([5, 1, 3, 3])
     """
-    outputs, found = [], []
-    rows = row_count(x)
-    done, chunk = 0, rows if being_traced() else 1
+
+    def from_last(output: Any) -> Tensor:
+        flat: Tensor = part_of(output, readout).flatten(1)
+        return flat[:, :-1] - flat[:, -1:]
+
+    rows, found = row_count(x), []
+    done, numbers = 0, _USUAL_OUTPUTS * sum(site.count * site.calls for site in sites)  # a guess, for the first rows
     while done < rows:
+        chunk = rows if being_traced() else max(1, _MOST_NUMBERS // max(1, numbers))
         part = take_rows(x, slice(done, done + chunk))
-        for mean, columns in gradients_by_rows(model, part, sites, readout):
-            grams = []
-            numbers = 0
-            for site in sites:
-                gradients = torch.stack([column[site.name] for column in columns], 1)
-                numbers += gradients[0].numel()
-                grams.append(gradients @ gradients.transpose(1, 2))
-            gram = torch.stack(grams, 1)
+        for _, columns in gradients_by_rows(model, part, sites, from_last):
+            gradients = [torch.stack([column[site.name] for column in columns], 1) for site in sites]
+            numbers = sum(one[0].numel() for one in gradients)
+            gram = pad(torch.stack([one @ one.mT for one in gradients], 1), (0, 1, 0, 1))
             squares = gram.diagonal(dim1=-2, dim2=-1)
-            apart = squares[..., :, None] + squares[..., None, :] - 2 * gram
-            outputs.append(mean.reshape(len(mean), -1))
-            found.append(apart.clamp_min(0))
+            found.append((squares[..., :, None] + squares[..., None, :] - 2 * gram).clamp_min(0))
         done += row_count(part)
-        chunk = max(1, _MOST_NUMBERS // max(1, numbers))  # after a first row, which tells how large it is
-    return torch.cat(outputs), torch.cat(found)
+    return torch.cat(found)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
+from math import prod
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from latedrop.masking.thinning import Thinner
 from latedrop.model.sites import Site
-from latedrop.torch_inside import is_wrapped, version_of
+from latedrop.torch_inside import being_traced, is_wrapped, version_of
 from latedrop.variance.moments import out_of_memory
 
 __all__ = ["IN_PLACE", "Beside", "Key", "NeedMasksError", "Probes", "UnitMasks"]
@@ -45,6 +46,10 @@ class Beside:
         if self.looking:
             self._other.thin_packed(site, call, value, shape, rows, steps)
         return self._thinner.thin_packed(site, call, value, shape, rows, steps)
+
+
+_LARGE = 2**17
+"""Units of all rows, from which on outputs are differentiated one by one on a CPU: faster then than all at once."""
 
 
 class NeedMasksError(Exception):
@@ -101,7 +106,7 @@ class UnitMasks:
 
 
 class Probes:
-    """The same gradients for a single output, without masks: what passes by is noted and left as it is.
+    """The same gradients, output by output, without masks: what passes by is noted and left as it is.
 
     Args:
         norms: whether the norm of every row's gradient will do: one number for each row, in as many axes.
@@ -151,20 +156,34 @@ class Probes:
         raise NeedMasksError
 
     def gradients(self, outputs: Tensor, last: bool, keys: Iterable[Key]) -> Iterator[Sequence[Tensor]]:
-        """As for masks, for one output."""
-        ends = self._leaves if self._anchor is None else [self._anchor]
-        if outputs.shape[1] > 1 or not self._probes or self.derived:
+        """As for masks, where there is one output or many units."""
+        ends, k, keys = self._leaves if self._anchor is None else [self._anchor], outputs.shape[1], list(keys)
+        if not self._probes or self.derived or (k > 1 and not self._one_by_one(outputs)):
             raise NeedMasksError
         self.asked = True
         try:
-            torch.autograd.grad(outputs, ends, torch.ones_like(outputs), allow_unused=True)
-        except RuntimeError as error:
-            if IN_PLACE in str(error):
-                raise NeedMasksError from error
-            raise
+            for i, output in enumerate(outputs.split(1, dim=1)):
+                for probe in self._probes.values():
+                    probe.gradient = None
+                _noted(output, ends, more=not last or i + 1 < k)
+                yield [self._probes[key].found(outputs) for key in keys]
         finally:
-            self._leaves = []  # whose hooks know the probes
-        yield [self._probes[key].found(outputs) for key in keys]
+            self._leaves = [] if last else self._leaves  # whose hooks know the probes
+
+    def _one_by_one(self, outputs: Tensor) -> bool:
+        if being_traced() or outputs.device.type != "cpu":
+            return False
+        return sum(prod(probe.shape) for probe in self._probes.values()) >= _LARGE
+
+
+def _noted(output: Tensor, ends: Sequence[Tensor], more: bool) -> None:
+    """A pass back from one output; `more` will follow."""
+    try:
+        torch.autograd.grad(output, ends, torch.ones_like(output), retain_graph=more, allow_unused=True)
+    except RuntimeError as error:
+        if IN_PLACE in str(error):
+            raise NeedMasksError from error
+        raise
 
 
 class _Probe:

@@ -33,6 +33,8 @@ _CLEARLY = 2.0  # standard errors
 _STARTS = (-2.0, 1.0)  # of the log of a site's odds
 _FARTHEST = 60.0  # logs of temperatures: labels that are all right ask for 0, and a step of the search may go anywhere
 _LARGEST = 30.0  # likewise, logs of slopes and odds
+_FAR = 3.0  # of the log of a temperature: beyond, as cosines need, it costs no more
+_USUAL_SPREAD = 2.0  # of the logits of a row
 
 
 @dataclass(frozen=True)
@@ -165,16 +167,23 @@ def fitted(
     """
     if scaling != "temperature":
         return _of_classes(rows, sloped, weighted=scaling == "vector")
-    best: tuple[float, ClassFit] | None = None
-    for start in _STARTS if groups else (0.0,):
-        found = _descended(rows, sloped, groups, start)
-        best = found if best is None or found[0] < best[0] else best
-    assert best is not None
-    return best[1]
+    starts = [(log_t, start) for log_t in _log_starts(rows.logits) for start in (_STARTS if groups else (0.0,))]
+    tried = [_descended(rows, sloped, groups, *start) for start in starts]
+    return min(tried, key=lambda found: found[0])[1]
+
+
+def _log_starts(logits: Tensor) -> list[float]:
+    """From which temperatures to search: 1, and that which gives logits of another size than usual the usual one."""
+    other = math.log(max(float(logits.double().std(-1).mean()), 1e-30) / _USUAL_SPREAD)
+    return [0.0, other] if abs(other) > _FAR else [0.0]
+
+
+def _cost(log_t: Tensor) -> Tensor:
+    return log_t.square().clamp_max(_FAR**2) / 2
 
 
 def _descended(
-    rows: Measured, sloped: bool | None, groups: Sequence[Sequence[int]], start: float
+    rows: Measured, sloped: bool | None, groups: Sequence[Sequence[int]], log_start: float, start: float
 ) -> tuple[float, ClassFit]:
     rows = replace(rows, logits=rows.logits.double())
     n, like = len(rows.labels), rows.logits
@@ -184,7 +193,7 @@ def _descended(
         assert rows.spread is not None
         units[list(group)] = 1 / rows.spread[:, list(group)].sum(1).mean().clamp_min(1e-30).double()
         member[list(group), i] = 1
-    parameters = like.new_tensor([0.0, -1.5, *[start] * len(groups)]).requires_grad_(True)
+    parameters = like.new_tensor([log_start, -1.5, *[start] * len(groups)]).requires_grad_(True)
     optimiser = torch.optim.LBFGS([parameters], max_iter=60, tolerance_change=1e-10, line_search_fn="strong_wolfe")
 
     def parts() -> tuple[Tensor, Tensor | None, Tensor | None]:
@@ -195,7 +204,7 @@ def _descended(
     def loss() -> Tensor:
         optimiser.zero_grad()
         log_t, slope, odds = parts()
-        cost = log_t.square() / 2 + (slope if slope is not None else 0)
+        cost = _cost(log_t) + (slope if slope is not None else 0)
         cost = cost + parameters[2:].clamp_max(_LARGEST).exp().sum()
         value = losses(_log_probabilities(rows, log_t, slope, odds), rows.labels).mean() + _PRICE / n * cost
         value.backward()
@@ -230,7 +239,7 @@ def _of_classes(rows: Measured, sloped: bool | None, *, weighted: bool) -> Class
         optimiser.zero_grad()
         weights, biases = changed()
         made = replace(rows, logits=logits * weights + biases, spread=None)
-        cost = parameters[0].square() / 2 + parameters[1:].square().sum()
+        cost = _cost(parameters[0]) + parameters[1:].square().sum()
         value = losses(_log_probabilities(made, parameters[0], None, None), rows.labels).mean()
         value = value + _PRICE / len(rows.labels) * cost
         value.backward()

@@ -85,6 +85,8 @@ def classifier(
     if looks and one_by_one:
         data = Peeked(data)
     labels, output = _first(model, data, options) if looks else (None, None)
+    if looks and labels is None and (names is not None or ignore_index is not None or scaling != "temperature"):
+        task = "classification"  # these say so; what is wrong with model or data is told below
     if not is_classification(task, labels, output):
         if names is not None:
             raise ArgumentError("expected class_names with task='classification' alone; found them with a regression.")

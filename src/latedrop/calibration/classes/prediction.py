@@ -95,6 +95,10 @@ class ClassPrediction:
                 "expected a rule, from rows used for nothing else; found none. Call uq = uq.reject((x, labels), "
                 "risk=0.01) first, or pass what uq.rejection gives."
             )
+        if not isinstance(rule, Rejection):
+            raise ArgumentError(
+                f"expected what uq.rejection gives; found {rule!r}. Compare p.confidence with a number."
+            )
         sure = self.confidence >= rule.threshold
         return sure if self.strangeness is None else sure & (self.strangeness < LARGEST)
 

@@ -239,7 +239,7 @@ def _pixel_draws(
 
 def spread_of(model: nn.Module, x: Any, sites: Sites, readout: Readout) -> Tensor:
     """`(N, sites, k, k)`, or `(N, 1, k, k)` for all sites together where that would be much."""
-    _, found = differences(model, x, sites, classes_of(readout))
+    found = differences(model, x, sites, classes_of(readout))
     return found if found[0].numel() <= _MOST_APART else found.sum(1, keepdim=True)
 
 
