@@ -1,7 +1,7 @@
 # %% [markdown]
 """Several outputs with different units: a scale and a check for each.
 
-One network predicts the temperature (kelvin), the pressure (kilopascal) and the flow (litres per second) of a made-up
+One network predicts the temperature (kelvin), the pressure (kilopascal) and the flow (litres per second) of a synthetic
 boiler. Each output has its own scale, so that the largest unit does not decide for the others.
 """
 
