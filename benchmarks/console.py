@@ -43,6 +43,7 @@ def box(left: float, top: float, right: float, bottom: float) -> tuple[tuple[flo
     return ((left, top), (right, top), (right, bottom), (left, bottom))
 
 
+SIZES = {"mall": (480, 640), "ucsd": (158, 238)}
 ZONES = {
     "whole": (),
     "left half": box(0, 0, 0.5, 1),
@@ -225,7 +226,7 @@ def _frame(size: tuple[int, int]) -> Any:
 def frame_rates(device: str, repeats: int = 50) -> dict[str, float]:
     """Frames per second by wall clock on a device, with three zones, by the shipped counters."""
     zones, rates = list(ZONES.values())[:4], {}
-    for name, size in {"mall": (480, 640), "ucsd": (158, 238)}.items():
+    for name, size in SIZES.items():
         pixels = _frame(size)
         trained = load_weights(shipped(name), device=torch.device(device))
         counter = LiveCounter(trained, load_calibration(shipped(name, ".calibration.json"), trained))
@@ -243,6 +244,15 @@ def speed_table(record: dict[str, Any]) -> str:
     lines = ["| step | in plain passes | frames per second and core |", "| --- | ---: | ---: |"]
     lines += [f"| {name} | {t / times['plain pass']:.2f} | {1 / t:.1f} |" for name, t in times.items()]
     return "\n".join(lines)
+
+
+def gpu_table(record: dict[str, Any]) -> str:
+    """Frames per second on a GPU."""
+    device, rates = record["gpu"]["machine"]["device"], record["gpu"]["frames_per_second"]
+    lines = [f"| counter, frame | frames per second, {device} |", "| --- | ---: |"]
+    return "\n".join(
+        [*lines, *(f"| `{name}`, {SIZES[name][1]} x {SIZES[name][0]} | {rate:.0f} |" for name, rate in rates.items())]
+    )
 
 
 def recalibration_table(record: dict[str, Any], number: int = 20) -> str:

@@ -23,7 +23,6 @@ from benchmarks.nets import SpeedNet, speed_nets
 from benchmarks.timing import peak_bytes
 from benchmarks.versions import copying_rows
 from latedrop import Predictor, calibrate, find_sites, linearize, sample
-from latedrop.variance import first_order as first_order_module
 
 HERE = Path(__file__).parents[1]
 
@@ -42,7 +41,8 @@ class Case:
 
     def trained(self) -> None:
         """Forward and backward, of all weights."""
-        output = self.model(self.x) if self.readout is None else self.readout(self.model(self.x))
+        with torch.backends.cudnn.flags(enabled=not any(isinstance(m, nn.RNNBase) for m in self.model.modules())):
+            output = self.model(self.x) if self.readout is None else self.readout(self.model(self.x))
         torch.autograd.grad(output.sum(), [p for p in self.model.parameters() if p.requires_grad])
 
 
@@ -80,9 +80,6 @@ def _first_order(setting: Setting, make: Callable[[], Case]) -> dict[str, Any]:
     uq = _calibrated(case)
     runs: dict[str, Callable[[], Any]] = {"plain": case.plain, "first order": linear}
     runs["predict"] = lambda: uq.predict(case.x)
-    if setting.device.type == "cuda":
-        runs["first order, captured"] = _captured(linear)
-        runs["forward and backward, captured"] = _captured(partial(linear, sites=sites[-1:]))
     found = setting.turns(runs, "plain")
     found["bytes"] = {"first order": peak_bytes(linear, setting.device)[1]}
     found["bytes"]["predict"] = peak_bytes(lambda: uq.predict(case.x), setting.device)[1]
@@ -90,31 +87,6 @@ def _first_order(setting: Setting, make: Callable[[], Case]) -> dict[str, Any]:
     found["bytes"]["training step"] = peak_bytes(case.trained, setting.device)[1]
     found["sites"] = len(sites)
     return found
-
-
-def _captured(run: Callable[[], Any]) -> Callable[[], Any]:
-    """The same, replayed from a CUDA graph; captured when it first runs. It looks at no values."""
-    graph = torch.cuda.CUDAGraph()
-    ready: list[Any] = []
-
-    def replay() -> Any:
-        if not ready:
-            own, vars(first_order_module)["check_finite"] = first_order_module.check_finite, lambda *_: None
-            try:
-                side = torch.cuda.Stream()
-                side.wait_stream(torch.cuda.current_stream())
-                with torch.cuda.stream(side):
-                    for _ in range(2):
-                        run()
-                torch.cuda.current_stream().wait_stream(side)
-                with torch.cuda.graph(graph):
-                    ready.append(run())
-            finally:
-                vars(first_order_module)["check_finite"] = own
-        graph.replay()
-        return ready[0]
-
-    return replay
 
 
 def _calibrated(case: Case, rows: int = 16) -> Predictor:
@@ -256,7 +228,18 @@ def _one_row_predicted(setting: Setting) -> dict[str, Any]:
         with torch.no_grad():
             return model(x)
 
-    runs: dict[str, Callable[[], Any]] = {"plain": plain}
+    draws = x.repeat(50, 1)
+
+    def passed() -> Tensor:
+        with torch.no_grad():
+            return model(draws)
+
+    def forward_and_backward() -> Tensor:
+        hidden = model[1](model[0](x)).requires_grad_()
+        return torch.autograd.grad(model[2](hidden).sum(), hidden)[0]
+
+    runs: dict[str, Callable[[], Any]] = {"plain": plain, "one pass over 50 draws": passed}
+    runs["forward and backward"] = forward_and_backward
     runs |= {name: partial(uq.predict, x) for name, uq in made.items()}
     return setting.turns(runs, "plain")
 

@@ -5,10 +5,10 @@
     python -m benchmarks.gpu_round --small --device cpu           # small networks, to try it out
     python -m benchmarks.gpu_round --out FILE --minutes 8         # no unit starts after so many minutes
 
-Every unit is written to the JSON as soon as it is measured; what the JSON has from the same machine is left out. All
-candidates of a unit take turns in an order that changes from round to round. A ratio is taken within each round; its
-interval is that of the median over the rounds, by order statistics, at 90 % or wider. On a CPU the time is that of the
-process, which others on the machine disturb less than a clock.
+Every unit is written to the JSON as soon as it is measured; what the JSON has from the same machine is left out, of any
+version of latedrop: `--again` measures it anew. All candidates of a unit take turns in an order that changes from round
+to round. A ratio is taken within each round; its interval is that of the median over the rounds, by order statistics,
+at 90 % or wider. On a CPU the time is that of the process, which others on the machine disturb less than a clock.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def main() -> None:
     torch.backends.cudnn.benchmark = True
     record: dict[str, Any] = {"machine": machine(device), "small": options.small, "units": {}}
     known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    if all(known.get(key) == record[key] for key in ("machine", "small")):
+    if known and _same_machine(known, record):
         record["units"] = known["units"]
     most = options.rows or (4 if device.type == "cpu" else 2**16)
     setting = Setting(device, options.small, most, Turns(options.rounds, options.seconds, device))
@@ -66,9 +66,16 @@ def main() -> None:
             if time.perf_counter() - begin > 60 * options.minutes:
                 print("no time is left; run it again to go on", file=sys.stderr)
                 return
-            record["units"][f"{part}, {name}"] = found = one(measure)
+            record["units"][f"{part}, {name}"] = found = one(measure) | {"latedrop": record["machine"]["latedrop"]}
             save(path, record)
             print(f"{time.perf_counter() - begin:5.0f} s  {part}, {name}: {shown(found)}", flush=True)
+
+
+def _same_machine(known: dict[str, Any], record: dict[str, Any]) -> bool:
+    """Whether both are of one machine; every unit says by itself which version of latedrop it is of."""
+    return known["small"] == record["small"] and all(
+        known["machine"].get(key) == value for key, value in record["machine"].items() if key != "latedrop"
+    )
 
 
 def one(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -206,6 +213,59 @@ def first_order_table(record: dict[str, Any]) -> str:
             cells.append(f"{middle:.1f} ({low:.1f} to {high:.1f})")
         cells.append(f"{unit['bytes']['predict'] / unit['bytes']['training step']:.2f}")
         lines.append(f"| {name.replace('_', ' ')} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def one_row_table(record: dict[str, Any]) -> str:
+    """Microseconds of one row of the tiny network, and those of the passes in them."""
+    units = {k.removeprefix("one_row, "): v["seconds"] for k, v in record["units"].items() if k.startswith("one_row, ")}
+    lines = ["| call | time [us] | beside | time of that [us] | ratio |", "| --- | ---: | --- | ---: | ---: |"]
+    for draws in ("10 draws", "50 draws"):
+        for other in ("stacked loop", "copying the rows"):
+            lines.append(_beside(f"`sample`, {draws}", units[draws]["auto"], other, units[draws][other]))
+    found = units["predict"]
+    passes = {"50 draws": "one pass over 50 draws", "first order": "forward and backward", "default": "plain"}
+    lines += [_beside(f"`predict`, {way}", found[way], other, found[other]) for way, other in passes.items()]
+    return "\n".join(lines)
+
+
+def _beside(call: str, seconds: float, other: str, its: float) -> str:
+    other = "one plain pass" if other == "plain" else other
+    return f"| {call} | {1e6 * seconds:.0f} | {other} | {1e6 * its:.0f} | {seconds / its:.2f} |"
+
+
+def sampling_table(record: dict[str, Any], part: str) -> str:
+    """Candidates beside 50 plain passes."""
+    return "\n".join(markdown(record, part)).replace("_", " ")
+
+
+def one_row_times(record: dict[str, Any]) -> str:
+    """Microseconds of one row of the tiny network, by what was asked and how."""
+    lines = ["| asked for | way | microseconds |", "| --- | --- | ---: |"]
+    for name in ("10 draws", "50 draws", "predict"):
+        seconds = record["units"][f"one_row, {name}"]["seconds"]
+        lines += [f"| {name} | {way} | {1e6 * taken:.0f} |" for way, taken in seconds.items()]
+    return "\n".join(lines)
+
+
+def mcnn_table(record: dict[str, Any]) -> str:
+    """Frames per second of the counter with 50 draws, as it is and with columns as channels."""
+    lines = [
+        "| frames at once, precision | program | frames per second | count off, in std |",
+        "| --- | --- | ---: | ---: |",
+    ]
+    for name, unit in record["units"].items():
+        for way, rate in unit.get("frames per second", {}).items():
+            said = {"compiled": "`compiled`", "best columns": "columns as channels, by layer"}.get(way, way)
+            off = unit["off"][way]["count"]
+            lines.append(f"| {name.removeprefix('mcnn, ').replace(' frames', '')} | {said} | {rate:.0f} | {off:.2f} |")
+    layers = record["units"]["mcnn, layers, float16"]["layers"].values()
+    ways = ("as it is", "2 columns", "4 columns")
+    plain, best = (sum(1e3 * min(u["seconds"][w] for w in some) for u in layers) for some in (ways[:1], ways))
+    lines += [
+        "",
+        f"The convolutions alone, 50 draws of a frame in float16: {plain:.1f} ms; each in its best form {best:.1f} ms.",
+    ]
     return "\n".join(lines)
 
 

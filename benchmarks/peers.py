@@ -11,6 +11,7 @@ variance. All but Laplace work on a copy of the twin, the network with an `nn.Dr
 - `baal_cached`: `MCCachingModule` too, and T passes, as baal recommends with it.
 - `lightning_uq_box`: `MCDropoutRegression.predict_step`; T passes, stacked. It puts the whole network in train mode:
   with BatchNorm another network is sampled, and its statistics drift from call to call.
+- `probly`: `Sampler(...).predict`; T passes, stacked. It needs Python 3.12 or later.
 - `laplace_last_layer`, `laplace_kron`, `laplace_full`: `laplace-torch`, fitted before; only the predictive runs. There
   are no draws, and the variance is another one, that of Gaussian weights. With all weights the rows go in by 128, as
   memory grows with their square.
@@ -124,6 +125,17 @@ def lightning_uq_box(case: Case, draws: int) -> Run:
     return run
 
 
+def probly(case: Case, draws: int) -> Run:
+    sampler = _imported("probly.representer.sampler").Sampler(duplicate(case.twin).eval(), num_samples=draws)
+
+    def run() -> tuple[Tensor, Tensor]:
+        with torch.no_grad():
+            found = sampler.predict(case.x)
+            return found.tensor.mean(found.sample_dim), found.tensor.var(found.sample_dim)
+
+    return run
+
+
 def laplace_last_layer(case: Case, draws: int) -> Run:
     return _laplace(case, "last_layer", "full")
 
@@ -146,6 +158,7 @@ PEERS: dict[str, Callable[[Case, int], Run]] = {
         baal,
         baal_cached,
         lightning_uq_box,
+        probly,
         laplace_last_layer,
         laplace_kron,
         laplace_full,
@@ -164,15 +177,18 @@ STAND_INS = (
     "kornia",
     "matplotlib",
     "mpl_toolkits",
+    "omegaconf",
     "pandas",
     "PIL",
     "rich",
     "seaborn",
+    "segmentation_models_pytorch",
     "timm",
     "torchseg",
     "torchvision",
     "uncertainty_toolbox",
     "vbll",
+    "vector_quantize_pytorch",
 )
 """Packages that the peers import and that nothing measured here uses."""
 
@@ -180,6 +196,7 @@ _MODULES = {
     "torch_uncertainty": ("torch-uncertainty", "torch_uncertainty"),
     "baal": ("baal", "baal"),
     "lightning_uq_box": ("lightning-uq-box", "lightning_uq_box"),
+    "probly": ("probly", "probly"),
     "laplace": ("laplace-torch", "laplace"),
 }
 _MOST_PARAMETERS = 4096

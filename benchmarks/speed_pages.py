@@ -25,6 +25,7 @@ LABELS = {
     "baal": "baal",
     "baal_cached": "baal, cached",
     "lightning_uq_box": "lightning-uq-box",
+    "probly": "probly",
     "laplace_last_layer": "Laplace, last layer",
     "laplace_kron": "Laplace, Kronecker",
     "laplace_full": "Laplace, full",
@@ -35,12 +36,12 @@ OTHER_TARGET = ("linearize", "laplace_last_layer", "laplace_kron", "laplace_full
 """Candidates with no draws and another variance than that of thinned networks."""
 
 _STACKING = {
-    "T passes, outputs kept": ("loop_stack", "torch_uncertainty_loop", "baal_cached", "lightning_uq_box"),
+    "T passes, outputs kept": ("loop_stack", "torch_uncertainty_loop", "baal_cached", "lightning_uq_box", "probly"),
     "T copies of the batch": ("torch_uncertainty_batch", "baal"),
 }
 """The two ways to hold the outputs of all T draws, and who goes them."""
 
-_RIVALS = ("torch_uncertainty_batch", "torch_uncertainty_loop", "baal", "baal_cached", "lightning_uq_box")
+_RIVALS = ("torch_uncertainty_batch", "torch_uncertainty_loop", "baal", "baal_cached", "lightning_uq_box", "probly")
 
 
 def tables(record: dict[str, Any]) -> str:

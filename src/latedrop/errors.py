@@ -3,6 +3,8 @@
 Every error says three things: what was expected, what was found, what to do.
 """
 
+from typing import Any
+
 __all__ = [
     "ArgumentError",
     "DataError",
@@ -15,7 +17,17 @@ __all__ = [
 
 
 class LatedropError(Exception):
-    """Base of every error that latedrop raises on purpose."""
+    """Base of every error that latedrop raises on purpose.
+
+    Attributes:
+        rows: `(N,)`, True for the rows of a batch that it is about; None where it is not about single rows.
+    """
+
+    rows: Any = None
+
+    def __init__(self, message: str = "", *, rows: Any = None) -> None:
+        super().__init__(message)
+        self.rows = rows
 
 
 class ArgumentError(LatedropError, ValueError):

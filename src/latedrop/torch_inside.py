@@ -180,12 +180,12 @@ def parts_of(module: nn.Module) -> list[nn.Module]:
     return [part for part in module._modules.values() if part is not None]
 
 
-def weights_of(module: nn.Module) -> Iterator[Tensor]:
+def weights_of(module: nn.Module) -> list[Tensor]:
     """`module.parameters()` and `module.buffers()`, where one that is held twice comes twice: quicker."""
-    for own in (module._parameters, module._buffers):
-        yield from (weight for weight in own.values() if weight is not None)
-    for part in parts_of(module):
-        yield from weights_of(part)
+    found = [weight for own in (module._parameters, module._buffers) for weight in own.values() if weight is not None]
+    for part in module._modules.values():
+        found += weights_of(part) if part is not None else ()
+    return found
 
 
 def first_weight(module: nn.Module) -> Tensor | None:
@@ -205,7 +205,7 @@ def part_named(module: nn.Module, name: str) -> nn.Module | None:
 
 
 _BLANK = vars(nn.Module())
-_HOLDERS: dict[str, Any] = {n: type(v) for n, v in _BLANK.items() if isinstance(v, (dict, set)) and "_dict_" not in n}
+HOLDERS: dict[str, Any] = {n: type(v) for n, v in _BLANK.items() if isinstance(v, (dict, set)) and "_dict_" not in n}
 """Where every module holds its parts, and the hooks of its passes."""
 
 
@@ -227,7 +227,7 @@ def shallow_copy(
     made[id(module)] = copy
     state = vars(copy)
     state.update(vars(module))
-    for name, container in _HOLDERS.items():  # what registers a part or a hook on the way registers it here
+    for name, container in HOLDERS.items():  # what registers a part or a hook on the way registers it here
         held = state.get(name)
         state[name] = container(held) if held else container()
     state.pop("_compiled_call_impl", None)
@@ -264,7 +264,7 @@ def _about(kind: Any) -> tuple[str | None, bool, Any]:
     return wraps, kind.__module__.startswith("torch.nn.modules."), copied_as
 
 
-_HOOKS = _HOLDERS.keys() - {"_modules", "_parameters", "_buffers"}
+_HOOKS = HOLDERS.keys() - {"_modules", "_parameters", "_buffers"}
 _DONE = {*_BLANK, "forward", "_call_impl", "_compiled_call_impl"} - _HOOKS
 _ATOMS = {bool, int, float, str, bytes, torch.dtype, torch.device, type, type(None)}
 

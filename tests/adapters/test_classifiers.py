@@ -168,6 +168,7 @@ def test_lightning(net: nn.Module) -> None:
         torch.testing.assert_close(torch.cat([batch[name] for batch in found]), value)
 
 
+@pytest.mark.filterwarnings("ignore:.* of these rows are rows that the calibration was fitted to")
 @needs("transformers", "accelerate")
 def test_hugging_face(tmp_path: Path) -> None:
     import transformers

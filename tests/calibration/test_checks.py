@@ -139,13 +139,16 @@ class TestRates:
         calibrate(model, data, [0.1], draws=200, progress=False)
 
 
+WAYS = ["in place", "step", "replaced", "state_dict", "data", "through data", "one layer", "layer", "other model"]
+
+
 class TestWeights:
     def made(self) -> tuple[nn.Sequential, Any, Tensor]:
         model = mlp(3, 20, 1)
         x, y = noisy(model, torch.randn(50, 3))
         return model, calibrate(model, (x, y), [0.2], draws=20, progress=False), x
 
-    @pytest.mark.parametrize("change", ["in place", "step", "replaced", "state_dict", "data", "layer", "other model"])
+    @pytest.mark.parametrize("change", WAYS)
     def test_new_weights_are_told_once(self, change: str) -> None:
         model, uq, x = self.made()
         uq.predict(x)
@@ -165,6 +168,11 @@ class TestWeights:
             model.load_state_dict(new.state_dict())
         elif change == "data":
             model[0].weight.data = 2 * model[0].weight.data  # type: ignore[operator]
+        elif change == "through data":
+            for parameter in model.parameters():
+                parameter.data.mul_(1.01)
+        elif change == "one layer":
+            model[2].weight.data.copy_(new[0].weight[:1, :1].detach() * torch.ones(1, 20))  # type: ignore[union-attr,index,operator]
         elif change == "layer":
             model[0] = new[0]
         else:
@@ -194,6 +202,8 @@ class TestWeights:
             model.train()
             uq.predict(x)
             model.requires_grad_(False)
+            uq.predict(x)
+            model[0].weight.data.mul_(1.0)  # type: ignore[operator]
             uq.predict(x)
 
     def test_when_loading(self, tmp_path: Path) -> None:

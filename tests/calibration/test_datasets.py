@@ -88,6 +88,7 @@ def rows(net: nn.Module) -> tuple[Tensor, Tensor]:
     return x, net(x).detach() + 0.3 * torch.randn(40, 1, generator=dice) * x[:, :1]
 
 
+@pytest.mark.filterwarnings("ignore:.* of these rows are rows that the calibration was fitted to")
 @pytest.mark.filterwarnings("ignore:.* of the validation rows are among the reference rows")
 @pytest.mark.filterwarnings("ignore:.* of the test rows are rows that the calibration was fitted to")
 @pytest.mark.parametrize("form", FORMS)

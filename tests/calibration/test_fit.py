@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize
 from torch import Tensor
 
-from latedrop.calibration.fit import SiteFit, fit_sites
+from latedrop.calibration.fit import SiteFit, fit_sites, scored
 from latedrop.metrics import crps, nll
 
 
@@ -144,3 +144,19 @@ def test_the_fit_is_stationary_and_scales_with_the_data(rows: int, sites: int, s
     larger = fit_sites(error * 10, by_site, per_site=True, floor=True)
     assert isinstance(fit, SiteFit)
     torch.testing.assert_close(larger.variance(by_site), fit.variance(by_site) * 100, rtol=1e-2, atol=0)
+
+
+@pytest.mark.parametrize("terms", [1, 4, 60])
+def test_many_terms_end_where_no_coefficient_can_improve(terms: int) -> None:
+    generator = torch.Generator().manual_seed(terms)
+    columns = torch.rand(400, terms, generator=generator, dtype=torch.float64)
+    true = torch.zeros(terms, dtype=torch.float64)
+    true[: max(1, terms // 10)] = 1.0
+    e2 = (columns @ true) * torch.randn(400, generator=generator, dtype=torch.float64).square()
+    start = torch.ones(terms, dtype=torch.float64)
+    theta = scored(e2, columns, start, torch.zeros(terms, dtype=torch.float64)).requires_grad_(True)
+    w = columns @ theta
+    (slope,) = torch.autograd.grad((e2 / w + w.log()).mean() / 2, [theta])
+    assert bool((theta >= 0).all())
+    assert bool((slope >= -1e-4).all())  # what is at 0 would not gain from more
+    assert bool((slope[theta > 1e-6].abs() < 1e-4).all())  # what is above 0 is at its best

@@ -13,9 +13,9 @@ from scipy import stats
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from latedrop import LatedropWarning, Prediction, Predictor, calibrate, load, metrics, sample
+from latedrop import LatedropWarning, Prediction, Predictor, calibrate, find_sites, load, metrics, sample
 from latedrop.calibration.intervals import Conformal
-from latedrop.errors import ArgumentError
+from latedrop.errors import ArgumentError, DataError
 
 DRAWS = 20
 quietly = partial(calibrate, rates=(0.1, 0.2), draws=DRAWS, progress=False)
@@ -57,6 +57,38 @@ def noisy(model: nn.Module, rows: int, seed: int, noise: Callable[..., np.ndarra
 def coverage(prediction: Prediction, y: Tensor, level: float) -> float:
     low, high = prediction.interval(level)
     return float(((low <= y) & (y <= high)).double().mean())
+
+
+@pytest.fixture(scope="module")
+def plain() -> tuple[Predictor, list[tuple[Tensor, Tensor]]]:
+    """A calibrated network, and its rows in three batches."""
+    model = mlp()
+    x, y = data_for(model, 60)
+    pairs = list(zip(x.split(20), y.split(20), strict=True))
+    return calibrate(model, pairs, task="regression", method="linear", progress=False), pairs
+
+
+def test_generators_of_batches(plain: tuple[Predictor, list[tuple[Tensor, Tensor]]]) -> None:
+    uq, pairs = plain
+    x, y = (torch.cat(parts) for parts in zip(*pairs, strict=True))
+    wanted = uq.predict(x).std
+    again = calibrate(uq.model, (pair for pair in pairs), task="regression", method="linear", progress=False)
+    assert torch.equal(again.predict(x).std, wanted)
+    for batches in (iter(DataLoader(TensorDataset(x, y), 20)), iter(pairs), (pair[0] for pair in pairs)):
+        torch.testing.assert_close(uq.predict(batches).std, wanted)
+    assert torch.equal(uq.predict_labelled(iter(pairs))[1], y)
+    assert len(uq.detector(iter(pairs), ["std"]).usual["std"]) == 60
+
+
+def test_batches_that_are_refused_say_where_they_go(plain: tuple[Predictor, list[tuple[Tensor, Tensor]]]) -> None:
+    uq, pairs = plain
+    with pytest.raises(DataError, match=r"go to predict_batches\(batches, unpack\)"):
+        uq.predict(pairs)
+    assert len(list(uq.predict_batches(pairs))) == 3
+    with pytest.raises(DataError, match=r"read more than once; found a generator\. Pass a DataLoader"):
+        find_sites(uq.model, (pair[0] for pair in pairs))
+    with pytest.raises(DataError, match=r"found a dict\. Pass one batch as a list of one"):
+        uq.predict_labelled({"input": pairs[0][0], "y": pairs[0][1]})
 
 
 def test_a_prediction_is_the_moments_with_the_scale_applied(fitted: tuple[Predictor, Tensor, Tensor]) -> None:

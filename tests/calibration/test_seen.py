@@ -107,3 +107,33 @@ def test_training_rows_as_validation_rows_are_noticed() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         latedrop.calibrate(network(), (x, y), reference=both[:220], progress=False)  # a third: duplicates may be
+
+
+HELD = "of these rows are rows that the calibration was fitted to"
+
+
+@pytest.mark.parametrize("options", METHODS[:2], ids=["terms", "linear"])
+def test_conformal_rows_of_the_calibration_itself(options: dict[str, Any]) -> None:
+    uq = latedrop.calibrate(network(), rows(1), task="regression", progress=False, **options)
+    with pytest.warns(LatedropWarning, match=HELD) as seen:
+        uq.conformal(rows(1))
+    assert seen[0].filename == __file__
+    with pytest.warns(LatedropWarning, match=HELD):
+        latedrop.calibrate(network(), rows(1), conformal_data=rows(1), progress=False, **options)
+    fresh = uq.conformal(rows(2))
+    fresh.conformal(rows(2))  # once more, which changes nothing
+
+
+def test_a_rejection_by_the_rows_of_the_calibration_itself(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 16), nn.Tanh(), nn.Linear(16, 3))
+    x = torch.randn(200, 3)
+    y = x.argmax(1)
+    made = latedrop.calibrate(net, (x[:100], y[:100]), task="classification", progress=False)
+    made.save(tmp_path / "c.json")
+    for uq in (made, latedrop.load(tmp_path / "c.json", net)):
+        assert isinstance(uq, latedrop.ClassPredictor)
+        for use in (uq.rejection, uq.reject, uq.conformal):
+            with pytest.warns(LatedropWarning, match=HELD):
+                use((x[:100], y[:100]))
+            use((x[100:], y[100:]))

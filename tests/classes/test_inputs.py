@@ -81,6 +81,7 @@ def test_labels_in_a_polars_series_are_classes() -> None:
     assert same(calibrated(model, (x, polars.Series(y.tolist()))).predict(x), calibrated(model, (x, y)).predict(x))
 
 
+@pytest.mark.filterwarnings("ignore:.* of these rows are rows that the calibration was fitted to")
 def test_columns_in_any_order(tmp_path: Path) -> None:
     pandas = pytest.importorskip("pandas")
     model, x, y = case()

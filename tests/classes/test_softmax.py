@@ -29,6 +29,13 @@ def _net(classes: int) -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 12), nn.Tanh(), nn.Linear(12, 12), nn.Tanh(), nn.Linear(12, classes))
 
 
+def test_a_sure_row_has_no_minus_zero() -> None:
+    logs = torch.tensor([[0.0, -1e9, -torch.inf]])
+    for found in (entropy(logs), information(torch.stack([logs] * 4))):
+        assert found.tolist() == [0.0]
+        assert not bool(found.signbit().any())
+
+
 @pytest.mark.parametrize("k", [2, 3, 10, 40])
 def test_no_doubt_is_a_softmax(k: int) -> None:
     z = torch.randn(7, k, dtype=torch.float64, generator=torch.Generator().manual_seed(k))

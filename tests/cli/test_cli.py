@@ -51,6 +51,12 @@ def test_version(call: Run) -> None:
     assert call("--version") == (0, f"latedrop {latedrop.__version__}\n", "")
 
 
+def test_the_package_can_be_run_as_a_module() -> None:
+    words = [sys.executable, "-m", "latedrop", "--version"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"latedrop {latedrop.__version__}\n", "")
+
+
 def test_help_lists_the_commands(call: Run) -> None:
     code, out, _ = call("--help")
     assert code == 0

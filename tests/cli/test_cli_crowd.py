@@ -153,6 +153,21 @@ def test_resume(call: Run, home: Path, tmp_path: Path) -> None:
     one_line(call, "expected counts of these weights, this calibration and this level", *again)
 
 
+def test_resuming_with_other_pictures_of_the_same_names(call: Run, home: Path, tmp_path: Path) -> None:
+    common = ("--weights", home / "w.safetensors", "--out", tmp_path / "out", "--no-panels")
+    other = tmp_path / "other"
+    other.mkdir()
+    for name, source in (("f0.png", "f1.png"), ("f1.png", "f2.png"), ("f2.png", "f0.png")):
+        (other / name).write_bytes((home / "frames" / source).read_bytes())
+    assert call("crowd", "count", home / "frames" / "f1.png", *common)[0] == 0
+    before = (tmp_path / "out" / "counts.csv").read_bytes()
+    one_line(
+        call, "found another picture under the name f1.png", "crowd", "count", other / "f1.png", *common, "--resume"
+    )
+    assert (tmp_path / "out" / "counts.csv").read_bytes() == before
+    assert call("crowd", "count", home / "frames", *common, "--resume")[0] == 0
+
+
 def one_line(call: Run, match: str, *arguments: object, code: int = 1) -> str:
     found, out, err = call(*arguments)
     assert found == code

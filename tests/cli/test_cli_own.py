@@ -88,7 +88,7 @@ def test_their_counter_on_own_frames(call: Run, camera: Path) -> None:
         rows = list(csv.DictReader(file))
     assert [row["frame"] for row in rows] == ["f0.png", "f20.png", "f40.png"]
     assert all(float(row["low"]) <= float(row["count"]) <= float(row["high"]) for row in rows)
-    assert len({row["provenance"] for row in rows}) == 1
+    assert len({row["provenance"].partition(".")[0] for row in rows}) == 1
     changed = [word if word != "0.02" else "0.03" for word in OURS]
     code, _, err = call(*common, *changed, "--out", "other")
     assert code == 1

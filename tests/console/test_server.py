@@ -107,6 +107,11 @@ def test_others_need_the_token(console: Console) -> None:
     assert console.ask("/api/state", Host="console.example", Cookie=cookie)[0] == 200
 
 
+def test_the_page_can_be_asked_for_without_its_body(console: Console) -> None:
+    status, body, _ = console.ask("/", "HEAD")
+    assert (status, body) == (200, b"")
+
+
 def test_other_pages_are_refused(console: Console) -> None:
     assert console.ask("/api/sources/0/snapshot", "POST", Origin="http://evil.example")[0] == 403
     assert console.ask("/api/sources/0/snapshot", "POST", Origin=f"http://127.0.0.1:{console.port}")[0] == 200

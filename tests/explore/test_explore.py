@@ -109,11 +109,16 @@ def test_a_level_that_conformal_rows_cannot_give(known: tuple[Predictor, Path, A
 
 def test_only_this_machine_is_answered(known: tuple[Predictor, Path, Any]) -> None:
     app = make_app(known[2])
-    assert testclient.TestClient(app, base_url="http://127.0.0.1:1").get("/").status_code == 401
+    assert testclient.TestClient(app, base_url="http://127.0.0.1:1").get("/").status_code == 403
     local = testclient.TestClient(app, base_url="http://rows.example", client=("127.0.0.1", 5))
-    assert local.get("/api/about").status_code == 401
+    foreign = local.get("/api/about")
+    assert foreign.status_code == 403
+    assert "found one to 'rows.example'" in foreign.json()["error"]
+    assert "token" not in foreign.json()["error"]
     answer = testclient.TestClient(app, base_url="http://127.0.0.1:1", client=("127.0.0.1", 5)).get("/")
     assert "default-src 'none'" in answer.headers["content-security-policy"]
+    head = testclient.TestClient(app, base_url="http://127.0.0.1:1", client=("127.0.0.1", 5)).head("/")
+    assert (head.status_code, head.headers["content-length"]) == (200, str(len(answer.content)))
 
 
 def test_the_report_names_the_command(known: tuple[Predictor, Path, Any], monkeypatch: pytest.MonkeyPatch) -> None:

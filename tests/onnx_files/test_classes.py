@@ -81,5 +81,25 @@ def test_a_rule(tmp_path: Path) -> None:
     uq = latedrop.calibrate(model, (x[:200], y[:200]), progress=False)
     assert isinstance(uq, latedrop.ClassPredictor)
     ruled = uq.reject((x[200:300], y[200:300]), risk=0.5)
-    found = same(ruled, tmp_path / "rule.onnx", x[300:])
-    assert np.array_equal(found.to_dict()["kept"], ruled.predict(x[300:]).kept().numpy())
+    found, expected = same(ruled, tmp_path / "rule.onnx", x[300:]), ruled.predict(x[300:])
+    assert np.array_equal(found.to_dict()["kept"], expected.kept().numpy())
+    assert np.array_equal(found.kept(), expected.kept().numpy())
+    for name in ("confidence", "entropy", "energy"):
+        np.testing.assert_allclose(getattr(found, name), getattr(expected, name).numpy(), rtol=1e-5)
+    with pytest.raises(latedrop.LatedropError, match="a predictor with a rule; found one without"):
+        same(uq, tmp_path / "plain.onnx", x[300:]).kept()
+
+
+def test_an_absurd_row_is_flagged(tmp_path: Path) -> None:
+    model, x, y = trained(3)
+    uq = latedrop.calibrate(model, (x[:200], y[:200]), task="classification", progress=False)
+    uq = uq.reject((x[200:300], y[200:300]), risk=0.9)
+    odd = x[300:310].numpy().copy()
+    odd[3] = 3e38
+    file = latedrop.load_onnx(uq.to_onnx(tmp_path / "rule.onnx", x[:5]))
+    found, usual, others = file.predict(odd), file.predict(x[300:310].numpy()), [i for i in range(10) if i != 3]
+    assert np.array_equal(found.probabilities[others], usual.probabilities[others])
+    assert np.array_equal(found.kept()[others], usual.kept()[others])
+    assert not found.kept()[3]
+    assert found.strangeness[3] > 1e38
+    assert all(np.isfinite(values).all() for values in found.to_dict().values())

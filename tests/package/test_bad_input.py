@@ -379,6 +379,15 @@ class TestData:
             with pytest.raises(DataError, match="expected inputs with at least one tensor whose first axis counts"):
                 predictor.predict(x)
 
+    def test_inputs_of_another_dtype_than_the_weights(self) -> None:
+        model, match = mlp().half(), r"expected inputs of torch\.float16.*found torch\.float32.*x\.to\(torch\.float16\)"
+        with pytest.raises(DataError, match=match):
+            quietly(model, (X, Y))
+        with pytest.raises(DataError, match=match):
+            sample(model, X, 0.1)
+        with pytest.raises(DataError, match=match):
+            quietly(model, (X.half(), Y)).predict(X)
+
     def test_batches_of_three_to_predict(self) -> None:
         with pytest.raises(LatedropError, match="unpack"):
             list(quietly(mlp(), (X, Y)).predict_batches(DataLoader(TensorDataset(X, Y, Y))))

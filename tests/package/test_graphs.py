@@ -153,6 +153,7 @@ def test_masks_of_ones_own_are_refused() -> None:
         propagate(MessagePassing(), MIXED, 0.1, sites, collate=one_batch)
 
 
+@pytest.mark.filterwarnings("ignore:.* of these rows are rows that the calibration was fitted to")
 @pytest.mark.parametrize("method", ["sample", "linear"])
 def test_the_whole_road(method: Any, tmp_path: Any) -> None:
     model, items = MessagePassing(), graphs([2 + i % 5 for i in range(40)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -113,3 +114,16 @@ def test_memory_stays_below_that_of_stacked_outputs() -> None:
     sites = find_sites(model, x)
     _, most = peak_bytes(lambda: sample(model, x, 0.1, draws, sites=sites), CPU)
     assert most < draws * 256 * 2000 * 4
+
+
+@pytest.mark.parametrize(("gigabytes", "rows", "expected"), [(139, 1, 50), (8, 1, 13), (139, 32, 14)])
+def test_few_rows_of_a_large_network_run_at_once_on_a_large_gpu(
+    monkeypatch: pytest.MonkeyPatch, gigabytes: int, rows: int, expected: int
+) -> None:
+    model, x = nn.Sequential(nn.Linear(1, 1_680_000, bias=False), nn.Linear(1_680_000, 1)), torch.zeros(rows, 1)
+    sites = find_sites(model, x[:1])
+    gpu = SimpleNamespace(device=torch.device("cuda"), element_size=lambda: 4)
+    monkeypatch.setattr("latedrop.variance.engine.chunks.first_weight", lambda model: gpu)
+    memory = SimpleNamespace(total_memory=gigabytes * 2**30)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: memory)
+    assert fitting_chunk(model, x, sites, 50) == expected

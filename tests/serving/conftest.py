@@ -34,6 +34,6 @@ def drawn() -> Any:
 @pytest.fixture(scope="session")
 def classes() -> Any:
     dice = np.random.default_rng(0)
-    x, y = dice.normal(size=(120, 3)).astype(np.float32), dice.integers(0, 3, 120)
-    made = latedrop.calibrate(network(3), (x, y), class_names=["cat", "dog", "owl"], progress=False)
+    x, y = dice.normal(size=(180, 3)).astype(np.float32), dice.integers(0, 3, 180)
+    made = latedrop.calibrate(network(3), (x[60:], y[60:]), class_names=["cat", "dog", "owl"], progress=False)
     return made.conformal((x[:60], y[:60]))

@@ -198,6 +198,7 @@ def test_counts_and_pages(regression: Any) -> None:
         page = client.get("/openapi.json").json()
         docs = client.get("/docs")
         assert docs.status_code == 200
+        assert [client.head(path).status_code for path in ("/docs", "/healthz")] == [200, 200]
         assert "default-src 'none'" in docs.headers["content-security-policy"]
         assert not re.search(r"(?:src|href|url)\s*[=(]\s*['\"]?(?:https?:)?//", docs.text)  # nothing is fetched
         assert "<script" not in docs.text

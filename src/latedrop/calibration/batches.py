@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,7 +11,16 @@ import torch
 from torch import Tensor, nn
 
 from latedrop.errors import ArgumentError, DataError, LatedropError
-from latedrop.model.arrays import check_inputs, floating, from_array, from_table, is_table, map_values, place
+from latedrop.model.arrays import (
+    check_dtypes,
+    check_inputs,
+    floating,
+    from_array,
+    from_table,
+    is_table,
+    map_values,
+    place,
+)
 from latedrop.model.datasets import Unpack, dataset_batches, is_dataset, unpacked
 from latedrop.model.items import Collate, Items, as_items
 from latedrop.model.rows import row_count, take_rows, tensors
@@ -42,6 +51,11 @@ def batches(
         raise DataError(
             f"expected a pair (x, y) or an iterable of batches; found a {type(data).__name__} alone. "
             "Pass inputs and targets together: calibrate(model, (x, y))."
+        )
+    if isinstance(data, (str, Mapping)) and not is_dataset(data):
+        raise DataError(
+            f"expected a pair (x, y) or an iterable of batches; found a {type(data).__name__}. Pass one batch as a "
+            "list of one, [batch]."
         )
     if unpack is None and is_pair(data):
         x, y = place(as_items(data[0], collate), model), as_target(data[1])
@@ -107,7 +121,7 @@ def first_rows(pair: Any, model: nn.Module, most: int, collate: Collate = None) 
 
 
 @contextmanager
-def failures_explained(x: Any) -> Iterator[None]:
+def failures_explained(x: Any, model: nn.Module) -> Iterator[None]:
     """Where the model fails on inputs that were placed, `DataError` that says what may be wrong with them."""
     try:
         yield
@@ -119,9 +133,11 @@ def failures_explained(x: Any) -> Iterator[None]:
         if out_of_memory(error):
             raise
         _check_axes(x, error)
+        check_dtypes(x, model, error)
         raise DataError(
             f"expected inputs that the model takes; it raised {type(error).__name__}: {error}. Pass inputs of the "
-            "shapes and dtypes that it was calibrated with; where a batch holds targets too, pass unpack=."
+            "shapes and dtypes that it was calibrated with; batches in a list, or with targets, go to "
+            "predict_batches(batches, unpack)."
         ) from error
 
 

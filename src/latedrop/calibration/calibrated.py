@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
+from latedrop.calibration.batches import row_batches
+from latedrop.calibration.beyond import predicted_rows
 from latedrop.calibration.classes.record import ClassCalibration
 from latedrop.calibration.detector import Detector, detector
 from latedrop.calibration.record import Calibration
 from latedrop.calibration.saving import save_calibration
 from latedrop.calibration.weights import Weights
-from latedrop.model.calling import Readout
+from latedrop.model.calling import Readout, check_finite
 from latedrop.model.items import Collate
 from latedrop.variance.engine.options import Engine
+from latedrop.variance.sampling import own_output
 
 __all__ = ["Calibrated"]
 
 _Record = TypeVar("_Record", Calibration, ClassCalibration)
+_Found = TypeVar("_Found")
 _Own = TypeVar("_Own", bound="Calibrated[Calibration] | Calibrated[ClassCalibration]")
 
 
@@ -71,6 +76,20 @@ class Calibrated(Generic[_Record]):
             seed: fixes the halves.
         """
         return detector(self, usual, scores, strange=strange, seed=seed)  # type: ignore[arg-type]
+
+    def _predicted_rows(self, run: Callable[[Any], _Found], x: Any) -> tuple[list[_Found], Tensor | None]:
+        """Batch by batch, and the rows that are beyond numbers; these are an error where rows see each other."""
+        if any(site.coupled for site in self.calibration.sites):
+            return [run(part) for part in row_batches(x, self.batch_size)], None
+        return predicted_rows(run, x, self.batch_size)
+
+    def _own_output(self, x: Any) -> Tensor:
+        """Of the model itself, where rows are beyond numbers; an error where it is finite for none."""
+        parts = row_batches(x, self.batch_size)
+        found = torch.cat([own_output(self.model, part, self.readout, check=False) for part in parts])
+        if not bool(found.isfinite().any()):
+            check_finite(found, "without dropout")
+        return found
 
     def __repr__(self) -> str:
         return f"{type(self).__name__} of {type(self.model).__name__}: {self.calibration}"

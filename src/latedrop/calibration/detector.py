@@ -201,7 +201,8 @@ def measured(uq: Scored, x: Any, names: Sequence[str]) -> tuple[dict[str, Tensor
 
 def _batches(uq: Scored, x: Any) -> Iterator[Any]:
     if isinstance(x, Iterator):
-        yield from (place(as_items(in_order(part, uq.calibration.columns), uq.collate), uq.model) for part in x)
+        parts = inputs_in(x, uq.model, uq.batch_size, None, uq.collate)
+        yield from (place(as_items(in_order(part, uq.calibration.columns), uq.collate), uq.model) for part in parts)
         return
     if is_loader(x) and uq.collate is None:
         yield from (place(part, uq.model) for part in inputs_in(x, uq.model, uq.batch_size))

@@ -57,6 +57,12 @@ class Entries:
         while self._most is not None and self._held > self._most and self._count > 1:
             self._halve()
 
+    def keep(self, rows: Tensor) -> None:
+        """Let go of all rows but these, `(N,)` of bool."""
+        before = len(rows)
+        self._parts = {name: [torch.cat(parts)[rows]] for name, parts in self._parts.items()}
+        self._held = self._held * int(rows.sum()) // before
+
     def of(self, values: Tensor) -> Tensor:
         """What is kept of columns like those that were added: themselves, where all is."""
         if self._order is None:

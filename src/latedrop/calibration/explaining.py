@@ -56,8 +56,7 @@ def _odds(calibration: Calibration, output: int) -> list[float]:
     if calibration.terms is not None:
         index = output // prod(calibration.output_shape[1:])  # of axis 1
         return calibration.terms.odds([site.name for site in calibration.sites], index)
-    odds: list[float] = odds_by_site(calibration.sites, calibration.rate).tolist()
-    return odds
+    return list(odds_by_site(calibration.sites, calibration.rate))
 
 
 def _other_terms(model: nn.Module, x: Any, calibration: Calibration, readout: Readout, output: int) -> dict[str, float]:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from latedrop.calibration.beyond import told_apart
 from latedrop.calibration.scale import along_outputs
 from latedrop.calibration.term_fit import Candidate, guarded, ignorant
 from latedrop.errors import ArgumentError, DataError, FileError
@@ -22,6 +23,7 @@ from latedrop.model.arrays import any_true, constants
 from latedrop.streams.usual import Usual
 from latedrop.terms import Dropout, Given, InputNoise, Leverage, LocalErrors, Neighbours, OwnDropout, Rows, Size, Term
 from latedrop.terms.features import Features
+from latedrop.torch_inside import being_traced
 
 __all__ = [
     "KINDS",
@@ -63,8 +65,9 @@ class Guard:
     most: float | None = None
 
     def strangeness(self, rows: Rows) -> Tensor:
-        """`(N,)`: below 1 for rows like 90 % of the validation rows."""
-        return rows.values_of(self.term) / self.limit
+        """`(N,)`: below 1 for rows like 90 % of the validation rows, infinite for those beyond numbers."""
+        found = rows.values_of(self.term) / self.limit
+        return found if being_traced() else found.nan_to_num(nan=torch.inf, posinf=torch.inf)
 
     def factor(self, strangeness: Tensor) -> Tensor:
         """What the variance is multiplied by, `(N,)`."""
@@ -137,7 +140,7 @@ class FittedTerms:
         if self.guard is None:
             return total, None, shares
         strange = self.guard.strangeness(rows)
-        return self.guard.grown(total, strange, rows.mean), strange, shares
+        return self.guard.grown(total, strange, rows.mean), told_apart(strange), shares
 
     def lines(self) -> list[str]:
         """The candidates, and the share of every column, as lines of text."""
@@ -220,7 +223,11 @@ def measured_columns(terms: Sequence[Term], rows: Rows) -> dict[str, Tensor]:
                 )
             value = value.to(mean)
             if any_true(~(torch.isfinite(value) & (value >= 0))):
-                raise DataError(f"expected term {name!r} to be finite and not below 0; found other values.")
+                other = value.isfinite().logical_not().reshape(len(value), -1).any(1)
+                raise DataError(
+                    f"expected term {name!r} to be finite and not below 0; found other values.",
+                    rows=None if any_true(value < 0) else other,
+                )
             full = value.reshape(-1, *[1] * (mean.dim() - 1)) if value.dim() == 1 else value
             found[name] = full.expand(mean.shape)
     return found

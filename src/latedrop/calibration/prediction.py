@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -10,11 +11,13 @@ from warnings import warn
 import torch
 from torch import Tensor
 
+from latedrop.calibration.beyond import LARGEST
 from latedrop.calibration.record import Calibration, Choice
 from latedrop.calibration.scale import along_outputs
 from latedrop.calibration.transforms import capped
 from latedrop.errors import ArgumentError, DataError, LatedropError, LatedropWarning
 from latedrop.metrics.levels import checked_level, normal_quantile
+from latedrop.torch_inside import being_traced
 
 if TYPE_CHECKING:
     import pandas
@@ -31,8 +34,8 @@ class Prediction:
         output: `(N, ...)`, the mean in the unit that the model was trained in; mostly the same as `mean`.
         raw_variance: `(N, ...)`, the variance over draws, before any scale, in that unit.
         calibration: what turns it into the predicted variance.
-        strangeness: `(N,)`, how far a row lies outside the validation rows: below 1 for 90 % of these; None where the
-            calibration cannot tell.
+        strangeness: `(N,)`, how far a row lies outside the validation rows: below 1 for 90 % of these, 3.4e38 at most;
+            None where the calibration cannot tell.
         index: of the pandas data frame that was predicted; None for other inputs.
         shares: `(N,)` for each term, its share of the variance before the guard; None where there are no terms, and for
             maps.
@@ -73,6 +76,15 @@ class Prediction:
         outputs, variances = (torch.cat([getattr(part, name) for part in parts]) for name in ("output", "raw_variance"))
         return cls(outputs, variances, parts[0].calibration, torch.cat(strange) if strange else None, shares=named)
 
+    def unknown(self, rows: Tensor, own: Tensor) -> Prediction:
+        """The same where nothing is known of some `rows`, `(N,)` of bool, but the model's `own` output, if finite."""
+        rows, wide = rows.to(self.output.device), rows.to(self.output.device).reshape(-1, *[1] * (own.dim() - 1))
+        output = torch.where(wide, own.where(own.isfinite(), torch.nan).to(self.output), self.output)
+        strange = None if self.strangeness is None else self.strangeness.masked_fill(rows, LARGEST)
+        shares = None if self.shares is None else {k: v.masked_fill(rows, 0) for k, v in self.shares.items()}
+        variance = self.raw_variance.masked_fill(wide, torch.inf)
+        return replace(self, output=output, raw_variance=variance, strangeness=strange, shares=shares)
+
     def cpu(self) -> Prediction:
         """The same on the CPU."""
         strange = None if self.strangeness is None else self.strangeness.cpu()
@@ -90,7 +102,7 @@ class Prediction:
         """The calibrated standard deviation, `(N, ...)`."""
         variance, unit = self.calibration.variance(self.raw_variance), self.calibration.target
         if unit is None:
-            return variance.sqrt()
+            return _known(variance.sqrt())
         # A square may be too large for a number that is not.
         return capped(unit.moments(self.output.double(), variance.double())[1].sqrt(), variance.dtype)
 
@@ -104,7 +116,7 @@ class Prediction:
         scaled = (
             c.variance(self.raw_variance) if fitted is None else c.scaled(self.raw_variance, fitted.scale, fitted.floor)
         )
-        return scaled.sqrt()
+        return _known(scaled.sqrt())
 
     def interval(self, level: float = 0.9) -> tuple[Tensor, Tensor]:
         """Both ends, `(N, ...)` each, of the central interval that holds the target with that probability."""
@@ -177,13 +189,21 @@ class Prediction:
 
     def _moments(self) -> tuple[Tensor, Tensor]:
         variance, unit = self.calibration.variance(self.raw_variance), self.calibration.target
-        return (self.output, variance) if unit is None else unit.moments(self.output, variance)
+        return (self.output, _known(variance)) if unit is None else unit.moments(self.output, variance)
 
     def _at(self, q: float) -> Tensor:
         fitted, unit = self.calibration.intervals, self.calibration.target
         z = normal_quantile(q) if fitted is None else along_outputs(fitted.z(q), self.output)
-        found = self.output + z * self.spread
+        found = _known(self.output + z * self.spread, 2 * q - 1)
         return found if unit is None else unit.inverse(found)
+
+
+def _known(values: Tensor, sign: float = 1) -> Tensor:
+    """At most the largest number, which also stands for NaN, with a sign; NaN stays at a sign of 0."""
+    if being_traced():  # a file's numbers are looked at where it is run
+        return values
+    most = torch.finfo(values.dtype).max
+    return values.nan_to_num(nan=math.copysign(most, sign) if sign else math.nan)
 
 
 def warn_of_overflow(prediction: Prediction, stacklevel: int) -> None:

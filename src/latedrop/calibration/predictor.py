@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from latedrop.calibration.batches import batches, failures_explained, row_batches
+from latedrop.calibration.batches import batches, failures_explained
+from latedrop.calibration.beyond import warn_of_rows_beyond
 from latedrop.calibration.calibrated import Calibrated
 from latedrop.calibration.classes.fit import Scaling
 from latedrop.calibration.classes.labels import Task
@@ -33,7 +34,7 @@ from latedrop.calibration.prediction import Explanation, Prediction, warn_of_ove
 from latedrop.calibration.rate_fit import residuals
 from latedrop.calibration.record import Calibration, Choice
 from latedrop.calibration.search import search
-from latedrop.calibration.seen import marks_of, merged, sketch
+from latedrop.calibration.seen import marks_of, merged, sketch, warn_of_fitted_rows
 from latedrop.calibration.setup import Setup
 from latedrop.calibration.transforms import Transform
 from latedrop.calibration.usual import usual_of
@@ -42,7 +43,7 @@ from latedrop.errors import ArgumentError, DataError
 from latedrop.metrics import align_target
 from latedrop.model.arrays import check_inputs, floating, place
 from latedrop.model.calling import Readout
-from latedrop.model.datasets import Unpack, first_inputs, inputs_in, is_loader, only_inputs
+from latedrop.model.datasets import Unpack, first_inputs, gives_batches, inputs_in, is_loader, only_inputs
 from latedrop.model.finding import Select
 from latedrop.model.items import Collate, as_items
 from latedrop.model.sites import Kind, Rate, Site
@@ -245,20 +246,24 @@ class Predictor(Calibrated[Calibration]):
         return self.predict(x)
 
     def predict(self, x: Any) -> Prediction:
-        """Predict N examples, in batches that fit memory: rows, a `DataLoader`, a data set, with `collate` a list.
+        """Predict N examples, in batches that fit memory: rows, a `DataLoader`, a data set, an iterator of batches.
 
-        The batch size does not change the result, unless every example has its own masks (`shared=False`). A data frame
-        may have its columns in any order, where the calibration knows their names. Warns where the model's weights were
-        changed since it was calibrated.
+        With `collate`, a list. The batch size does not change the result, unless every example has its own masks
+        (`shared=False`). A data frame may have its columns in any order, where the calibration knows their names. Warns
+        where the model's weights were changed since then, and of rows so far off that nothing can be known of them.
         """
-        if is_loader(x) and self.collate is None:
+        if gives_batches(x) and self.collate is None:
             return Prediction.joined(list(self.predict_batches(x)))
         self._weights.check(self.model)
         x, index = in_order(x, self.calibration.columns), index_of(x)
-        x = place(as_items(x, self.collate), self.model, check=self.engine == "compiled")  # else with each batch
-        with failures_explained(x):
-            parts = [self._predicted(part) for part in row_batches(x, self.batch_size)]
+        x = place(as_items(x, self.collate), self.model, check=self.engine == "compiled", cut=True)
+        with failures_explained(x, self.model):
+            parts, beyond = self._predicted_rows(self._predicted, x)
         found = replace(Prediction.joined(parts), index=index)
+        if beyond is not None:
+            found = found.unknown(beyond, self._own_output(x))
+            warn_of_rows_beyond(beyond, stacklevel=3)
+            return found
         warn_of_overflow(found, stacklevel=3)
         return found
 
@@ -312,6 +317,8 @@ class Predictor(Calibrated[Calibration]):
             marks.append(marks_of(part.mean, target))
         if not columns:
             raise DataError("expected conformal_data with at least one row; found none.")
+        if not isinstance(calibration.intervals, Conformal):  # whose rows may come again
+            warn_of_fitted_rows(calibration.seen, np.concatenate(marks), stacklevel=2)
         scales, floors = calibration.chosen()
         joined = [torch.cat(column) for column in zip(*columns, strict=True)]
         seen = merged(calibration.seen, sketch(np.concatenate(marks)))

@@ -4,8 +4,9 @@ A row's mark is a 64-bit hash of numbers that belong to it, rounded so that the 
 Two questions are answered with marks:
 
 - Which share of the validation rows are reference rows? Both have features, and a mark of these.
-- Which share of test rows are the calibration's own? A mark of prediction and target tells, and the calibration keeps
-  the 256 smallest (a bottom-k sketch): of test rows whose mark is at most the largest kept, the share that is kept.
+- Which share of test rows, or of rows for conformal intervals or a rejection, are the calibration's own? A mark of
+  prediction and target tells, and the calibration keeps the 256 smallest (a bottom-k sketch): of rows whose mark is
+  at most the largest kept, the share that is kept.
 
 Below a half nothing is said: data sets have duplicates.
 """
@@ -30,6 +31,7 @@ __all__ = [
     "seen_of",
     "share_seen",
     "sketch",
+    "warn_of_fitted_rows",
     "warn_of_seen",
     "warn_of_training_rows",
 ]
@@ -84,6 +86,18 @@ def warn_of_seen(kept: str, output: Tensor, target: Tensor, *, stacklevel: int) 
         warn(
             f"{share:.0%} of the test rows are rows that the calibration was fitted to: the scores are too good. "
             "Evaluate on other rows; what cross-validation found is in the calibration's verdict.",
+            LatedropWarning,
+            stacklevel=stacklevel + 1,
+        )
+
+
+def warn_of_fitted_rows(kept: str, marks: Marks, *, stacklevel: int) -> None:
+    """Warn where rows that must have served for nothing else are the calibration's own."""
+    share = share_seen(kept, marks) if kept else None
+    if share is not None and share >= _HALF:
+        warn(
+            f"{share:.0%} of these rows are rows that the calibration was fitted to: what conformal intervals, sets "
+            "and a rejection promise does not hold with them. Pass rows that were used for nothing else.",
             LatedropWarning,
             stacklevel=stacklevel + 1,
         )

@@ -1,7 +1,7 @@
 """The default calibration: terms measured on the validation rows, nested candidates compared, the guard set.
 
 The validation data are read once. What needs no reference is measured on the way; features are kept, and the terms that
-learn from reference rows are measured afterwards.
+learn from reference rows are measured afterwards. Of very many rows some are kept (`row_sample`); no others are run.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from latedrop.calibration.batches import row_batches
 from latedrop.calibration.entries import Entries
 from latedrop.calibration.fitted_terms import KINDS, FittedTerms, Guard, measured_columns, shares_of_terms, term_of
 from latedrop.calibration.names import in_order
+from latedrop.calibration.row_sample import MOST_ROWS, RowSample
 from latedrop.calibration.seen import feature_marks, warn_of_training_rows
 from latedrop.calibration.setup import Setup
 from latedrop.calibration.targets import as_output, check_rows
@@ -28,6 +29,7 @@ from latedrop.errors import ArgumentError, DataError, LatedropError, SiteError
 from latedrop.model.arrays import is_table, place
 from latedrop.model.datasets import dataset_batches, inputs_of, is_dataset
 from latedrop.model.items import as_items
+from latedrop.model.rows import take_rows
 from latedrop.model.sites import Sites
 from latedrop.streams.usual import Usual, usual_of_rows
 from latedrop.terms import Dropout, Leverage, LocalErrors, Rows, Term
@@ -77,9 +79,17 @@ def measured(model: nn.Module, batches: Any, setup: Setup) -> MeasuredTerms:
     features: Features | None = None
     entries: Entries | None = None
     sites = Sites()
-    kept, inputs = [], []
+    kept: list[Tensor] = []
+    inputs: list[Any] = []
+    sample = RowSample(MOST_ROWS if setup.row_weights is None else None)
     with closing(batches) as stream:
         for x, y, found, tick in stream:
+            chosen = sample.add(len(y))
+            if chosen is not None:
+                x, y = take_rows(x, chosen), y[chosen]
+            if not len(y):
+                tick()
+                continue
             if entries is None:
                 sites = found
                 features = Features.all(sites) if setup.features is None else Features.named(setup.features, sites)
@@ -91,6 +101,10 @@ def measured(model: nn.Module, batches: Any, setup: Setup) -> MeasuredTerms:
             if features is not None:
                 kept.append(rows.features.cpu())
                 inputs += [x] if any(map(_is_own, terms)) else []
+            stay = sample.halved()
+            if stay is not None:
+                entries.keep(stay)
+                kept, inputs = _thinned(kept, inputs, stay)
             tick()
     columns = dict(entries.items()) if entries is not None else {}
     check_rows(len(columns.get(_TARGET, ())), stacklevel=6)
@@ -99,6 +113,16 @@ def measured(model: nn.Module, batches: Any, setup: Setup) -> MeasuredTerms:
     per_output = setup.has_outputs(torch.empty(0, *entries.shape))
     result = MeasuredTerms(sites, mean, target, terms, columns, features, entries.shape, per_output)
     return result if features is None else _learned(result, model, kept, inputs, setup, entries)
+
+
+def _thinned(kept: list[Tensor], inputs: list[Any], stay: Tensor) -> tuple[list[Tensor], list[Any]]:
+    """Features, and inputs where these are kept too, of the rows that stay."""
+    if not inputs:
+        return [torch.cat(kept)[stay]] if kept else [], []
+    parts = stay.split([len(part) for part in kept])
+    both = zip(inputs, parts, strict=True)
+    inputs = [take_rows(x, part.nonzero()[:, 0].tolist()) for x, part in both if bool(part.any())]
+    return [part[at] for part, at in zip(kept, parts, strict=True) if bool(at.any())], inputs
 
 
 def _entries(mean: Tensor, terms: tuple[Term, ...], setup: Setup) -> Entries:
@@ -146,9 +170,6 @@ def _learned(
 
     def reference() -> Iterator[Tensor]:
         nonlocal count
-        if own:
-            yield from kept
-            return
         count = 0
         for usual in reference_features(model, setup, found.sites, found.features, kept[0].shape[1]):
             count += len(usual)
@@ -159,7 +180,7 @@ def _learned(
     guard = next((term for term in learners if isinstance(term, Leverage)), Leverage())
     learners += [guard] if guard not in learners else []
     # Several look at the same rows, which can perhaps be read but once.
-    rows_seen = reference() if len(learners) == 1 else list(reference())
+    rows_seen = kept if own else reference() if len(learners) == 1 else _held(reference())
     learned: dict[Term, Term] = {term: term.learned_from(rows_seen, own) for term in learners}
     warn_of_training_rows(float(seen.mean()), stacklevel=7)
     error = found.target - found.mean
@@ -186,6 +207,17 @@ def _learned(
         leverage=measure.values(rows),
         reference_rows=count,
     )
+
+
+def _held(parts: Iterator[Tensor]) -> list[Tensor]:
+    """All rows, or as many as memory should hold."""
+    sample, found = RowSample(), []
+    for part in parts:
+        chosen = sample.add(len(part))
+        found.append(part if chosen is None else part[chosen])
+        stay = sample.halved()
+        found = found if stay is None else [torch.cat(found)[stay]]
+    return found
 
 
 def reference_features(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
 from typing import Any
 from warnings import warn
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -15,6 +16,9 @@ from latedrop.model.wrappers import plain_names
 from latedrop.torch_inside import version_of, weights_of
 
 __all__ = ["Weights", "fingerprint", "weight_marks"]
+
+
+_COMPARED, _LOOKED = 1024, 8
 
 
 def fingerprint(model: nn.Module) -> str:
@@ -29,7 +33,7 @@ def weight_marks(model: nn.Module) -> dict[str, bytes]:
         if isinstance(value, Tensor):
             flat = torch.view_as_real(value.detach().resolve_conj()) if value.is_complex() else value.detach()
             flat = flat.reshape(-1)
-            values = flat[:: max(1, -(-flat.numel() // 1024))].cpu().to(torch.float64).numpy()
+            values = flat[:: max(1, -(-flat.numel() // _COMPARED))].cpu().to(torch.float64).numpy()
             marks[name] = f"{plain(name)} {tuple(value.shape)} {value.dtype}".encode() + values.tobytes()
     return marks
 
@@ -37,8 +41,9 @@ def weight_marks(model: nn.Module) -> dict[str, bytes]:
 class Weights:
     """Notices that a model's weights are no longer those that were calibrated.
 
-    Where a tensor lies, and how often it was changed in place, is looked at each time; only where that is new are the
-    values compared. What is written through `parameter.data` torch does not count, and nobody notices.
+    Where a tensor lies, how often it was changed in place, and a few of its values are looked at each time; only where
+    these are new are more values compared. Torch does not count what is written through `parameter.data`: the few
+    values notice it, but not on other devices than a CPU, nor a change of other values alone.
 
     Args:
         model: with the weights that were calibrated.
@@ -46,14 +51,16 @@ class Weights:
     """
 
     def __init__(self, model: nn.Module, known: str) -> None:
-        self._known, self._last = known, tuple(_marks(model))
+        self._known, self._last, self._few = known, _marks(model), _few_values(model)
+        self._values = _copied(self._few)
 
     def check(self, model: nn.Module) -> None:
         """Warn, once for each change."""
-        now = tuple(_marks(model))
-        if now == self._last:
+        now = _marks(model)
+        if now == self._last and _copied(self._few) == self._values:
             return
-        self._last = now
+        self._last, self._few = now, _few_values(model)
+        self._values = _copied(self._few)
         if fingerprint(model) != self._known:
             warn(
                 "the model's weights were changed after the calibration: its intervals may not hold. Calibrate again "
@@ -63,8 +70,27 @@ class Weights:
             )
 
 
-def _marks(model: nn.Module) -> Iterator[Any]:
+def _few_values(model: nn.Module) -> list[npt.NDArray[np.uint8]]:
+    """The bytes of up to `_LOOKED` values of every plain tensor on a CPU, where they lie."""
+    found = []
     for value in weights_of(model):
-        yield id(value)
-        yield version_of(value)
-        yield value.data_ptr() if value.layout is torch.strided else 0
+        plain = type(value) in (Tensor, nn.Parameter) and value.layout is torch.strided and not value.is_quantized
+        if plain and value.device.type == "cpu" and value.is_contiguous() and value.numel():
+            flat = value.detach().resolve_neg().resolve_conj().reshape(-1)
+            apart = -(-flat.numel() // _COMPARED)  # a multiple of what the fingerprint looks at
+            apart *= -(-flat.numel() // (apart * _LOOKED))
+            found.append(flat.view(torch.uint8).numpy().reshape(flat.numel(), -1)[::apart])
+    return found
+
+
+def _copied(values: list[npt.NDArray[np.uint8]]) -> bytes:
+    return b"".join([part.tobytes() for part in values])
+
+
+def _marks(model: nn.Module) -> list[Any]:
+    """Where each weight is, how often it was changed in place, and where its numbers lie."""
+    return [
+        mark
+        for value in weights_of(model)
+        for mark in (id(value), version_of(value), value.data_ptr() if value.layout is torch.strided else 0)
+    ]

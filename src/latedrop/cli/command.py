@@ -88,7 +88,7 @@ _NAMES = "method|floor|per_site|draws|rates|select|kind|readout|intervals|confor
 _NAMES += "|task|row_weights"
 _WORDS = {
     "Pass the same function to load()": "Name it: --readout package.module:function",
-    "; where a batch holds targets too, pass unpack=": "",
+    "; batches in a list, or with targets, go to predict_batches(batches, unpack)": "",
     "readout=lambda p: p.clamp_min(1e-12).log()": "--readout package.module:function, for their logarithm",
     "readout=lambda p: p.clamp(1e-7, 1 - 1e-7).logit()": "--readout package.module:function, for log(p / (1 - p))",
     "Of one-hot rows pass labels.argmax(1)": "Name one column with a label for each row: --target",

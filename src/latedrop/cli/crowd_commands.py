@@ -84,7 +84,7 @@ def crowd_count(
         images = open_frames(sources, trained.channels, every=every, on_bad=bad)
         where = folder(out)
         following = Following(labels, stream, path)
-        done = following.done(used, level) if resume else set()
+        done = following.done(used, level) if resume else {}
         if not used.has_dropout:
             say(f"note: {NO_DROPOUT}.")
         rows = count_people(trained, used, images, level, skip=done, on_bad=bad)

@@ -35,8 +35,8 @@ class Following:
         """Whether counts follow labels, or are watched at least."""
         return self.labels is not None or self.state is not None
 
-    def done(self, calibration: CrowdCalibration, level: float) -> set[str]:
-        """The frames that the file has; `FileError` where they were counted by other means."""
+    def done(self, calibration: CrowdCalibration, level: float) -> dict[str, str]:
+        """The frames that the file has, with marks of their pictures; `FileError` where counted by other means."""
         from latedrop.crowd.counting import finished_frames, provenance_of
         from latedrop.crowd.labelled import FOLLOWED
         from latedrop.metrics.levels import checked_level

@@ -89,7 +89,7 @@ def _reading(source: Source, labels: Labels) -> Source:
 
 def _output(source: Source, network: nn.Module, readout: Readout) -> Tensor:
     x = source.example(network)
-    with source.explained(), failures_explained(x):
+    with source.explained(), failures_explained(x, network):
         return own_output(network, x, readout)
 
 

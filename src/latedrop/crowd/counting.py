@@ -2,8 +2,8 @@
 
 For each frame the count `c`, its standard deviation, and the interval `[low, high]` that holds the true count with
 probability `level`; how strange the frame is; and, where a calibration has a policy, the count without the regions that
-it rejects. Every line says by which calibration it was made, so that no file mixes two. Memory does not grow with the
-number of frames.
+it rejects. Every line says by which calibration, and of which picture, it was made, so that no file mixes two. Memory
+does not grow with the number of frames.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import csv
 import hashlib
 import json
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
@@ -74,7 +74,7 @@ class CountedFrame:
         image: the frame, `(C, H, W)` in [0, 1], as it came in.
         strangeness: how unlike the frames that were seen it is; 1 where the usual ends, see `calibration.usual`.
         reasons: what is strange about it, in words; none where it is usual.
-        provenance: by which calibration and level it was counted.
+        provenance: by which calibration and level it was counted, and a mark of the picture.
         mapped: whether `std_map` was calibrated; without, it is zero.
     """
 
@@ -120,7 +120,7 @@ def count_people(
     frames: Iterable[_Frame],
     level: float = 0.9,
     *,
-    skip: Collection[str] = (),
+    skip: Collection[str] | Mapping[str, str] = (),
     on_bad: Callable[[LatedropError], object] | None = None,
 ) -> Iterator[CountedFrame]:
     """Count the people of each frame.
@@ -130,7 +130,8 @@ def count_people(
         calibration: made for it.
         frames: pairs of a name and an image `(C, H, W)` in [0, 1], such as `open_frames` gives.
         level: of the intervals.
-        skip: names of frames to pass over.
+        skip: names of frames to pass over; with marks of their pictures, as `finished_frames` gives them, these must
+            be the same.
         on_bad: called with the error of a frame that cannot be counted, which is then left out; without it, the error
             is raised.
 
@@ -138,15 +139,17 @@ def count_people(
         DataError: a frame is smaller than the receptive field, of other channels, or not of the size of the region of
             interest; the message names the frame.
         OutputError: the density sums below 0.
+        FileError: a frame to pass over is another picture than the one of that name which was counted.
     """
     level = checked_level(level)
     device, made_by = trained.device, provenance_of(calibration, level)
     for name, image in frames:
         if name in skip:
+            _check_same(name, image, skip)
             continue
         try:
             counted = _counted(trained, calibration, name, image, prepared(trained, name, image).to(device), level)
-            counted = replace(counted, provenance=made_by)
+            counted = replace(counted, provenance=f"{made_by}.{_mark(image)}")
         except (DataError, OutputError) as error:
             named = error if name in str(error) else type(error)(f"{name}: {error}")
             if on_bad is None:
@@ -159,6 +162,21 @@ def count_people(
 def provenance_of(calibration: CrowdCalibration, level: float) -> str:
     """What tells counts of one calibration (with its weights and its scale) and level from those of another."""
     return hashlib.sha256(f"{calibration.to_json()} {level!r}".encode()).hexdigest()[:12]
+
+
+def _mark(image: Tensor) -> str:
+    """What tells a picture from another: a digest of its size and of some of its pixels."""
+    some = image[:, ::8, ::8].detach().cpu().contiguous()
+    return hashlib.sha256(f"{tuple(image.shape)}".encode() + some.numpy().tobytes()).hexdigest()[:8]
+
+
+def _check_same(name: str, image: Tensor, known: Collection[str] | Mapping[str, str]) -> None:
+    mark = known[name] if isinstance(known, Mapping) else ""
+    if mark and mark != _mark(image):
+        raise FileError(
+            f"expected the frames that were counted before, to go on after them; found another picture under the name "
+            f"{name}. Pass the folder that the counts were made of, or another --out."
+        )
 
 
 def write_counts(rows: Iterable[CountedFrame], path: str | os.PathLike[str], *, resume: bool = False) -> int:
@@ -177,8 +195,8 @@ def write_counts(rows: Iterable[CountedFrame], path: str | os.PathLike[str], *, 
     return number
 
 
-def finished_frames(path: str | os.PathLike[str], provenance: str | None = None) -> set[str]:
-    """Names of the frames that a file of counts has; none where there is no file.
+def finished_frames(path: str | os.PathLike[str], provenance: str | None = None) -> dict[str, str]:
+    """Marks of the pictures of the frames that a file of counts has, by name; none where there is no file.
 
     Args:
         path: of the file.
@@ -194,7 +212,7 @@ def finished_frames(path: str | os.PathLike[str], provenance: str | None = None)
         raise FileError(f"expected to read {path}; the system says: {error}. Pass another file.") from error
     lines = text[: text.rfind("\n") + 1].splitlines()
     if not lines:
-        return set()
+        return {}
     try:
         rows: Any = csv.DictReader(lines)
         if _is_jsonl(path):
@@ -204,12 +222,13 @@ def finished_frames(path: str | os.PathLike[str], provenance: str | None = None)
         found = {plain_cell(str(row["frame"])): str(row["provenance"]) for row in rows}
     except (ValueError, KeyError, TypeError):
         raise _no_counts(path) from None
-    if provenance is not None and set(found.values()) - {provenance}:
+    marks = {name: made_by.partition(".")[2].partition("+")[0] for name, made_by in found.items()}
+    if provenance is not None and {v.replace(f".{marks[name]}", "") for name, v in found.items()} - {provenance}:
         raise FileError(
             f"expected counts of these weights, this calibration and this level in {path}, all with --labels or "
             "--stream, or none; found others. Pass what they were made with to go on, or another file."
         )
-    return set(found)
+    return marks
 
 
 def _no_counts(path: Path) -> FileError:

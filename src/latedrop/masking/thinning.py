@@ -8,7 +8,7 @@ takes it, by a mode of the calling thread.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any, Protocol
 
@@ -28,7 +28,7 @@ from latedrop.model.weight_rules import Place
 from latedrop.model.wrappers import layer_named
 from latedrop.torch_inside import eager
 
-__all__ = ["Thinner", "Thinning"]
+__all__ = ["IDLE", "Thinner", "Thinning"]
 
 
 class Thinner(Protocol):
@@ -86,30 +86,37 @@ class Thinning:
                 if isinstance(module, SOURCES):
                     reroute(module, partial(_apart, self._calls))
 
-    @contextmanager
-    def passing(self, x: Any, copies: int = 1) -> Iterator[None]:
+    def passing(self, x: Any, copies: int = 1) -> AbstractContextManager[None]:
         """One forward pass over the rows of `x`, of which the draws have `copies` one after the other."""
-        with self.passing_rows(row_count(x), copies, lambda twin: call(twin, x)):
-            yield
+        return self.passing_rows(row_count(x), copies, lambda twin: call(twin, x))
+
+    def passing_rows(
+        self, rows: int | None, copies: int, again: Callable[[nn.Module], Any]
+    ) -> AbstractContextManager[None]:
+        """The same of so many rows; `again` runs the pass on another twin. The rows may be unknown."""
+        self._fired = dict.fromkeys(self._fired, 0)
+        self._rows, self._copies = rows, copies
+        return _Pass(self, again) if self._calls is None else self._followed(self._calls, again)
 
     @contextmanager
-    def passing_rows(self, rows: int | None, copies: int, again: Callable[[nn.Module], Any]) -> Iterator[None]:
-        """The same of so many rows; `again` runs the pass on another twin. The rows may be unknown."""
-        self._fired.update(dict.fromkeys(self._fired, 0))
-        self._rows, self._copies = rows, copies
-        with self._calls or nullcontext(), eager() if self._calls else nullcontext():
-            if self._calls is not None:
-                self._calls.begin()
+    def _followed(self, calls: WeightCalls, again: Callable[[nn.Module], Any]) -> Iterator[None]:
+        """A pass in which torch functions meet weights that have no module."""
+        with calls, eager():
+            calls.begin()
             try:
                 yield
             finally:
                 self._rows = None
-                if self._calls is not None:
-                    self._calls.end()
-        if isinstance(self.thinner, _Idle):
+                calls.end()
+        self.passed(again)
+
+    def passed(self, again: Callable[[nn.Module], Any]) -> None:
+        """After a pass: refuse weights that were used past their site."""
+        self._rows = None
+        if self.thinner is IDLE or all(self._fired.values()):
             return
         silent = [site for site in self._sites if self._fired[site.name] == 0]
-        used = self._used_elsewhere(silent, again) if silent else []
+        used = self._used_elsewhere(silent, again)
         if used:
             raise SiteError(
                 f"expected every site to fire in the forward pass where its layer runs; {used} did not: the "
@@ -119,7 +126,7 @@ class Thinning:
 
     def _used_elsewhere(self, silent: Sequence[Site], again: Callable[[nn.Module], Any]) -> list[str]:
         thinner: Thinner = self.thinner
-        self.thinner = _Idle()
+        self.thinner = IDLE
         try:
             return used_elsewhere(self._twin, silent, again)
         finally:
@@ -211,6 +218,20 @@ class Thinning:
         return PackedSequence(data, sizes, value.sorted_indices, value.unsorted_indices)
 
 
+class _Pass:
+    """A pass of sites that are modules; quicker than a generator."""
+
+    def __init__(self, thinning: Thinning, again: Callable[[nn.Module], Any]) -> None:
+        self._thinning, self._again = thinning, again
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            self._thinning.passed(self._again)
+
+
 class _Idle:
     """Thins nothing."""
 
@@ -218,6 +239,9 @@ class _Idle:
         return value
 
     thin_packed = thin
+
+
+IDLE: Thinner = _Idle()
 
 
 def _apart(calls: WeightCalls, forward: Any, *args: Any, **kwargs: Any) -> Any:

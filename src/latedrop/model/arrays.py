@@ -18,6 +18,7 @@ from latedrop.torch_inside import being_traced, first_weight
 __all__ = [
     "all_finite",
     "any_true",
+    "check_dtypes",
     "check_inputs",
     "constants",
     "floating",
@@ -30,10 +31,11 @@ __all__ = [
 ]
 
 
-def place(x: Any, model: nn.Module, *, check: bool = True) -> Any:
+def place(x: Any, model: nn.Module, *, check: bool = True, cut: bool = False) -> Any:
     """Move inputs to the model's device; numpy arrays, tables and float64 tensors also take its floating dtype.
 
-    With `check`, raises `DataError` where a floating input has NaN or inf.
+    With `check`, raises `DataError` where a floating input has NaN or inf. Numbers that do not fit the dtype raise one,
+    too; with `cut` they are cut at the largest, unless no row fits.
     """
     parameter = first_weight(model)
     device = parameter.device if parameter is not None else torch.device("cpu")
@@ -45,8 +47,8 @@ def place(x: Any, model: nn.Module, *, check: bool = True) -> Any:
         else:
             convert = value.dtype == torch.float64  # as numpy makes them; others were chosen
         if convert and parameter is not None and value.dtype != parameter.dtype:
-            value = _converted(value, parameter.dtype)
-        moved: Tensor = value.to(device)
+            value = _converted(value, parameter.dtype, cut)
+        moved: Tensor = value if value.device == device else value.to(device)
         return moved
 
     placed = map_values(x, move)
@@ -75,11 +77,25 @@ def check_inputs(inputs: Sequence[Tensor]) -> None:
             )
 
 
-def _converted(value: Tensor, dtype: torch.dtype) -> Tensor:
-    """In the model's dtype; `DataError` where finite numbers would become infinite."""
-    made = value.to(dtype)
-    if torch.finfo(dtype).max < torch.finfo(value.dtype).max and not all_finite(made):
-        lost = value[made.isinf() & value.isfinite()]
+def check_dtypes(x: Any, model: nn.Module, error: Exception) -> None:
+    """After a failure of the model: raise where its weights are of another floating dtype than the inputs."""
+    weight = first_weight(model)
+    other = [value.dtype for value in floating(x) if weight is not None and value.dtype != weight.dtype]
+    if weight is not None and weight.is_floating_point() and other:
+        raise DataError(
+            f"expected inputs of {weight.dtype}, as the weights of the model are; found {other[0]}, on which it raised "
+            f"{type(error).__name__}. Pass x.to({weight.dtype}), or a model of the inputs' dtype, as model.float() is."
+        ) from error
+
+
+def _converted(value: Tensor, dtype: torch.dtype, cut: bool) -> Tensor:
+    """In the model's dtype; `DataError` where finite numbers would become infinite, unless they are cut."""
+    made, most = value.to(dtype), torch.finfo(dtype).max
+    if most < torch.finfo(value.dtype).max and not all_finite(made):
+        beyond = made.isinf() & value.isfinite()
+        if cut and not bool(beyond.flatten(1).any(1).all()):
+            return torch.where(beyond, value.clamp(-most, most).to(dtype), made)
+        lost = value[beyond]
         if lost.numel():
             raise DataError(
                 f"expected inputs that fit {dtype}, the model's dtype; found {lost.numel()} of {value.numel()} that do "
@@ -96,8 +112,12 @@ def all_finite(*tensors: Tensor) -> bool:
     """
     if being_traced():
         return True
-    first, *others = (_total(values) for values in tensors)
-    return isfinite(sum(others, first).item()) or all(bool(torch.isfinite(values).all()) for values in tensors)
+    totals = [_total(values) for values in tensors]
+    if all(total.is_cpu for total in totals):
+        finite = all(isfinite(total.item()) for total in totals)
+    else:
+        finite = isfinite(sum(totals[1:], totals[0]).item())  # another device is waited for once
+    return finite or all(bool(torch.isfinite(values).all()) for values in tensors)
 
 
 def any_true(found: Tensor) -> bool:
@@ -176,7 +196,7 @@ def _constants(values: tuple[float, ...]) -> Tensor:
 
 def widened(output: Tensor) -> Tensor:
     """The tensor in float32, or in float64 where it is."""
-    return output if output.dtype == torch.float64 else output.float()
+    return output if output.dtype in (torch.float32, torch.float64) else output.float()
 
 
 def _numbers(name: Any, column: Any, what: str, whole: bool) -> np.ndarray:

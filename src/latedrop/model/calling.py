@@ -70,10 +70,11 @@ def check_finite(output: Tensor, when: str, inputs: Sequence[Tensor] = ()) -> No
     """Raise `OutputError` where an output has NaN or inf, `DataError` where inputs do: a device is waited for once."""
     if not all_finite(output, *inputs):
         check_inputs(inputs)
-        rows = int((~torch.isfinite(output)).reshape(len(output), -1).any(1).sum())
+        rows = (~torch.isfinite(output)).reshape(len(output), -1).any(1)
         raise OutputError(
-            f"expected a finite output; found NaN or inf in {rows} of {len(output)} rows {when}. "
-            "Check the model on these inputs; in half precision, try bfloat16 or a smaller rate."
+            f"expected a finite output; found NaN or inf in {int(rows.sum())} of {len(output)} rows {when}. "
+            "Check the model on these inputs; in half precision, try bfloat16 or a smaller rate.",
+            rows=rows,
         )
 
 

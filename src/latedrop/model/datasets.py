@@ -26,6 +26,7 @@ __all__ = [
     "Unpack",
     "dataset_batches",
     "first_inputs",
+    "gives_batches",
     "inputs_in",
     "inputs_loaded",
     "inputs_of",
@@ -50,7 +51,12 @@ class Columns(dict[str, Any]):
 
 def is_loader(data: Any) -> bool:
     """Whether something gives batches of rows, and is no rows itself: a `DataLoader`, or a data set."""
-    return isinstance(data, DataLoader) or is_dataset(data)
+    return not isinstance(data, Tensor) and (isinstance(data, DataLoader) or is_dataset(data))
+
+
+def gives_batches(data: Any) -> bool:
+    """Whether something gives batches at least once: a loader, a data set, or a generator such as `iter(loader)`."""
+    return is_loader(data) or isinstance(data, Iterator)
 
 
 def is_dataset(data: Any) -> bool:
@@ -115,8 +121,8 @@ def named_inputs(batch: Mapping[str, Any], model: nn.Module, name: str | None = 
     if not isinstance(batch, Columns):
         return rest if len(rest) < len(batch) else batch
     raise DataError(
-        f"expected keys of a batch among the inputs of the model, {sorted(known)}; found {list(rest)}. Pass unpack=, a "
-        "function that takes the inputs out of a batch, or name the columns as forward does."
+        f"expected keys of a batch among the inputs of the model, {sorted(known)}; found {list(rest)}. Name the "
+        "columns as forward does; or calibrate, and predict_batches, take a function as unpack=."
     )
 
 
@@ -169,8 +175,8 @@ def inputs_of(batch: Any, model: nn.Module, unpack: Unpack | None = None, collat
         return batch[0]
     raise DataError(
         f"expected batches of inputs; found a pair, and the model's second input, {taken[1].name!r}, may be left out: "
-        "the second part could be an input or a target. Pass unpack=lambda batch: batch[0] if it is a target, "
-        "unpack=lambda batch: batch if it is an input; or batches of inputs alone."
+        "the second part could be an input or a target. Pass batches of inputs alone; or tell "
+        "predict_batches: unpack=lambda batch: batch[0] for a target, unpack=lambda batch: batch for an input."
     )
 
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
 from latedrop.errors import DataError, LatedropError, LatedropWarning
+from latedrop.model.arrays import check_dtypes
 from latedrop.model.calling import call
 from latedrop.model.items import Items, batch_of
 from latedrop.model.layers import LAYERS, SOURCES, channel_axis, layer_inputs
@@ -101,7 +102,7 @@ def probe(model: nn.Module, x: Any, layers: tuple[type[nn.Module], ...] = LAYERS
         raise
     except Exception:  # the model may insist on its batch size
         probing = _Probing(model, layers)
-        with _what_it_raises():
+        with _what_it_raises(model, x):
             found = probing.of_one_size(x)
         found.together = True
     outputs = probing.outputs
@@ -119,7 +120,7 @@ def probe(model: nn.Module, x: Any, layers: tuple[type[nn.Module], ...] = LAYERS
             _check_order(model, x, outputs[0])
             _warn_of_meeting()
     if not found.together and most is None:
-        with _what_it_raises():
+        with _what_it_raises(model, x):
             probing.go_on(x, found)
         if found.together:
             _warn_of_meeting()
@@ -231,13 +232,14 @@ class _Probing:
 
 
 @contextmanager
-def _what_it_raises() -> Iterator[None]:
+def _what_it_raises(model: nn.Module, x: Any) -> Iterator[None]:
     """What the model itself raises is an error of the inputs."""
     try:
         yield
     except LatedropError:
         raise
     except Exception as error:
+        check_dtypes(x, model, error)
         raise DataError(
             f"expected the model to run on the example inputs; it raised {type(error).__name__}: {error}. "
             "Pass inputs of the shapes and dtypes that the model takes."
@@ -271,7 +273,7 @@ def _rows_apart(first: tuple[int, Any, bool], second: tuple[int, Any, bool], sta
             continue  # something else than one entry per row
         if a.is_floating_point() and a.numel() > 0:
             expected = a[start : start + rows] if more > rows else a.roll(1, 0)
-            rounding = 0.1 if a.dtype in (torch.float16, torch.bfloat16) else 1e-2
+            rounding = 0.1 if a.dtype in (torch.float16, torch.bfloat16) else 1e-3
             if bool((expected - b).abs().max() > rounding * a.abs().max()):
                 return False
     return True

@@ -27,6 +27,7 @@ __all__ = [
     "map_rows",
     "opposite",
     "repeated",
+    "replaced",
     "row_count",
     "row_limits",
     "take_rows",
@@ -71,6 +72,11 @@ def row_count(x: Any) -> int:
     for tensor in (x,) if isinstance(x, Tensor) else tensors(x):
         if tensor.dim() > 0:
             return tensor.shape[0]
+    if isinstance(x, Iterator):
+        raise DataError(
+            f"expected inputs that can be read more than once; found a {type(x).__name__}. Pass a DataLoader, a data "
+            "set, or arrays."
+        )
     raise DataError(
         "expected inputs with at least one tensor whose first axis counts the examples; "
         f"found {type(x).__name__}. Pass a tensor, a tuple of tensors or a dict of tensors; for a list of objects, "
@@ -84,7 +90,7 @@ def map_rows(x: Any, change: Callable[[Tensor], Tensor]) -> Any:
     return map_values(x, lambda t: change(t) if t.dim() > 0 and t.shape[0] == count else t)
 
 
-def take_rows(x: Any, index: slice) -> Any:
+def take_rows(x: Any, index: slice | list[int]) -> Any:
     """The rows `index` of every input in `x` that has as many rows as the first one."""
     if isinstance(x, Items):
         return x.at(index)
@@ -93,6 +99,8 @@ def take_rows(x: Any, index: slice) -> Any:
 
 def repeated(x: Any, times: int) -> Any:
     """All rows, one time after the other, in memory of their own: a model may write into its inputs."""
+    if type(x) is Tensor and times > 1:
+        return torch.cat([x] * times)
     if isinstance(x, Items):
         return x if times == 1 else x.at([*range(len(x))] * times)
     return map_rows(copied(x) if times == 1 else x, lambda t: torch.cat([t] * times) if times > 1 else t)
@@ -100,6 +108,8 @@ def repeated(x: Any, times: int) -> Any:
 
 def copied(x: Any) -> Any:
     """Inputs that a model may write into."""
+    if type(x) is Tensor:
+        return x.clone()
     return map_values(x, lambda t: t.clone() if isinstance(t, Tensor) else t)
 
 
@@ -117,6 +127,21 @@ def fitting_batches(model: nn.Module, x: Any) -> list[tuple[Any, int]] | None:
         return None
     parts = [take_rows(x, slice(start, start + (most or rows))) for start in range(0, rows, most or rows)]
     return [(filled_up(part, least), row_count(part)) for part in parts]
+
+
+def replaced(x: Any, rows: Tensor, other: Any) -> Any:
+    """`x` with `other`, a single row, in the place of some `rows`, `(N,)` of bool."""
+    if isinstance(x, Items):
+        return Items([*x.items, *other.items], x.collate).at([-1 if gone else i for i, gone in enumerate(rows)])
+    ones: list[Tensor] = []
+    map_values(other, ones.append)
+    each, count = iter(ones), row_count(x)
+
+    def change(t: Tensor) -> Tensor:
+        one = next(each)
+        return torch.where(rows.to(t.device).reshape(-1, *[1] * (t.dim() - 1)), one, t) if len(t) == count else t
+
+    return map_values(x, lambda t: change(t) if t.dim() > 0 else (next(each), t)[1])
 
 
 def filled_up(x: Any, least: int) -> Any:

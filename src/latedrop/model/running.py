@@ -8,7 +8,7 @@ the first pass of a model tells: for all others nothing is touched.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary, WeakSet
@@ -59,14 +59,20 @@ def quietly(model: nn.Module, run: Callable[[], _Result]) -> _Result:
             raise
 
 
-@contextmanager
-def running(model: nn.Module, *, gradients: bool = False) -> Iterator[None]:
+def running(model: nn.Module, *, gradients: bool = False) -> AbstractContextManager[Any]:
     """Run a twin of `model` inside."""
-    if model in _DERIVES and torch.is_inference_mode_enabled():
-        with torch.inference_mode(False), running(model, gradients=gradients):
+    derived, rolls = model in _DERIVES, _ROLLS.get(model)
+    if rolls is False and not derived:
+        return torch.set_grad_enabled(gradients)
+    return _running(model, gradients or derived, rolls, derived and torch.is_inference_mode_enabled())
+
+
+@contextmanager
+def _running(model: nn.Module, gradients: bool, rolls: bool | None, inference: bool) -> Iterator[None]:
+    if inference:
+        with torch.inference_mode(False), _running(model, gradients, rolls, False):
             yield
         return
-    gradients, rolls = gradients or model in _DERIVES, _ROLLS.get(model)
     if rolls is False:
         with torch.set_grad_enabled(gradients):
             yield

@@ -9,8 +9,7 @@ from math import prod
 from numbers import Real
 from typing import Any, Literal, TypeAlias, get_args
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from latedrop.errors import ArgumentError
 from latedrop.model.weight_calls import weight_names
@@ -154,10 +153,9 @@ def rates_by_site(sites: Sequence[Site], rate: Rate) -> dict[str, float]:
     return {name: rate[name] if name in rate else _by_pattern(name, rate) for name in names}
 
 
-def odds_by_site(sites: Sequence[Site], rate: Rate) -> Tensor:
-    """`rate / (1 - rate)` of every site, `(sites,)` in float64: the variance of a mask of mean 1."""
-    rates = rates_by_site(sites, rate).values()
-    return torch.tensor([value / (1 - value) for value in rates], dtype=torch.float64)
+def odds_by_site(sites: Sequence[Site], rate: Rate) -> tuple[float, ...]:
+    """`rate / (1 - rate)` of every site: the variance of a mask of mean 1."""
+    return tuple(value / (1 - value) for value in rates_by_site(sites, rate).values())
 
 
 def _checked_rate(rate: Any) -> float:

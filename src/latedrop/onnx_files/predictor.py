@@ -8,6 +8,7 @@ the targets were not transformed and intervals are Gaussian.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,8 @@ from latedrop.terminal import need
 __all__ = ["OnnxClassPrediction", "OnnxPrediction", "OnnxPredictor", "load_onnx"]
 
 Array = np.ndarray
+
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 def load_onnx(
@@ -94,6 +97,7 @@ class OnnxPredictor:
         parts = [self._run(part) for part in self._batches(inputs)]
         found = {name: np.concatenate([part[name] for part in parts]) for name in self._outputs}
         _check_finite(next(found[name] for name in ("location", "mean", "probabilities") if name in found))
+        found = _flagged(found)
         kind = OnnxClassPrediction if self.record["task"] == "classification" else OnnxPrediction
         return kind(found, self.record)
 
@@ -203,7 +207,10 @@ class OnnxPrediction:
                 "through functions that a file cannot hold. Write another with to_onnx(path, example, level=...)."
             )
         location, spread = (self.outputs.get(a, self.outputs[b]) for a, b in (("location", "mean"), ("spread", "std")))
-        found: Array = location + _along(self._quantiles(q), location) * spread
+        with np.errstate(over="ignore"):
+            found: Array = location + _along(self._quantiles(q), location) * spread
+        most = np.finfo(found.dtype).max  # of rows of which nothing is known
+        found = np.nan_to_num(found, nan=np.sign(q - 0.5) * most if q != 0.5 else np.nan)
         if unit is None:
             return found
         wide = found.astype(np.float64)
@@ -253,9 +260,33 @@ class OnnxClassPrediction:
         return [known[k] for k in self.label]
 
     @property
+    def confidence(self) -> Array:
+        """`(N,)`, the probability of the likeliest class."""
+        return self.outputs["confidence"]
+
+    @property
+    def entropy(self) -> Array:
+        """`(N,)` in nats."""
+        return self.outputs["entropy"]
+
+    @property
+    def energy(self) -> Array:
+        """`(N,)`, minus the log of the sum of exponentials of the logits: large for strange rows."""
+        return self.outputs["energy"]
+
+    @property
     def strangeness(self) -> Array | None:
         """`(N,)`, below 1 for 90 % of the validation rows; None where the calibration cannot tell."""
         return self.outputs.get("strangeness")
+
+    def kept(self) -> Array:
+        """`(N,)`, True for rows that the rule of the file keeps, which `ClassPredictor.reject` made."""
+        if "kept" not in self.outputs:
+            raise ArgumentError(
+                "expected a file of a predictor with a rule; found one without. Call uq = uq.reject((x, labels), "
+                "risk=0.01) and write the file again."
+            )
+        return self.outputs["kept"]
 
     def prediction_set(self, level: float = 0.9) -> Array:
         """`(N, K)`, True for the classes of a set that holds the label with that probability."""
@@ -291,12 +322,27 @@ def _check_options(providers: Sequence[str], known: Sequence[str], threads: Any,
 
 
 def _check_finite(values: Array) -> None:
-    rows = int((~np.isfinite(values)).reshape(len(values), -1).any(1).sum())
-    if rows:
+    if not np.isfinite(values).any():
         raise OutputError(
-            f"expected a finite output; found NaN or inf in {rows} of {len(values)} rows. Check the model on these "
-            "inputs."
+            f"expected a finite output; found NaN or inf in all of {len(values)} rows. Check the model on these inputs."
         )
+
+
+def _flagged(found: dict[str, Array]) -> dict[str, Array]:
+    """What the file gave, where nothing is known of rows that are not finite: as `Prediction.unknown` says it."""
+    beyond = np.zeros(len(next(iter(found.values()))), dtype=bool)
+    for values in found.values():
+        beyond |= ~np.isfinite(values).reshape(len(values), -1).all(1)
+    if not beyond.any():
+        return found
+    found = {name: values.copy() for name, values in found.items()}
+    classes = found["probabilities"].shape[1] if "probabilities" in found else 1
+    unknown = {"low": -_LARGEST, "mean": np.nan, "location": np.nan, "mutual_information": 0.0, "kept": False}
+    unknown |= {"probabilities": 1 / classes, "confidence": 1 / classes, "entropy": math.log(classes), "label": 0}
+    for name, values in found.items():
+        finite = np.isfinite(values) if name in ("mean", "location") else np.zeros(values.shape, dtype=bool)
+        values[~finite & beyond.reshape(-1, *[1] * (values.ndim - 1))] = unknown.get(name, _LARGEST)
+    return found
 
 
 def _array(value: Any, wanted: Any) -> Array:

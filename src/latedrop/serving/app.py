@@ -78,7 +78,8 @@ def make_app(service: Service, token: str | None = None, *, title: str = "latedr
         app.post("/update", **words["update"])(update)
     app.get("/metrics", **words["metrics"])(metrics)
     app.get("/healthz", **words["healthz"])(healthz)
-    app.get("/docs", include_in_schema=False)(docs)
+    app.head("/healthz", include_in_schema=False)(healthz)
+    app.api_route("/docs", methods=["GET", "HEAD"], include_in_schema=False)(docs)
     app.add_exception_handler(HTTPException, other)
     return app
 

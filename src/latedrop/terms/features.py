@@ -17,14 +17,13 @@ import torch
 from torch import Tensor, nn
 
 from latedrop.errors import ArgumentError, SiteError
-from latedrop.masking.thinning import Thinning
+from latedrop.masking.twins import worn
 from latedrop.model.arrays import widened
 from latedrop.model.calling import call
 from latedrop.model.layers import channel_axis
 from latedrop.model.rows import copied, fitting_batches, row_count, take_rows
-from latedrop.model.running import may_derive, quietly
+from latedrop.model.running import quietly
 from latedrop.model.sites import Site, Sites
-from latedrop.model.twin import release, twin_of
 from latedrop.model.wrappers import layer_named
 from latedrop.torch_inside import being_traced
 
@@ -100,13 +99,10 @@ class Features:
 
         def run() -> Noted:
             noted = self.noting(model, sites, row_count(x))
-            twin = twin_of(model, own_gradients=may_derive(model))
-            try:
-                with Thinning(twin, chosen, noted, shared=False).passing(x):
-                    output = call(twin, copied(x))
+            with worn(model, chosen, noted, shared=False) as found:
+                with found.thinning.passing(x):
+                    output = call(found.twin, copied(x))
                 seen(output)
-            finally:
-                release(twin)
             return noted
 
         return quietly(model, run)

@@ -22,6 +22,7 @@ from latedrop.terms.term import Learned, Rows, Term
 __all__ = ["LocalErrors", "Neighbours"]
 
 _MOST_ROWS = 20_000
+_FAR = 1e17  # whose square is a number, too
 
 
 class _Nearest:
@@ -42,7 +43,7 @@ class _Nearest:
 
     def query(self, features: Tensor, k: int, index: Tensor | None) -> tuple[Tensor, Tensor]:
         """Squared distances and places of the nearest `(N, k)`; a row at its own `index` is left out."""
-        z = (features.cpu().float() - self.center) / self.spread
+        z = ((features.cpu().float() - self.center) / self.spread).nan_to_num(nan=_FAR).clamp(-_FAR, _FAR)
         k = min(k, len(self.points) - (index is not None))
         distances, places = self._tree.query(z.numpy(), k=k + (index is not None))
         distances, places = (np.asarray(part).reshape(len(z), -1) for part in (distances, places))

@@ -22,8 +22,9 @@ import torch
 from torch import Tensor, nn
 
 from latedrop.errors import ArgumentError, OutputError, SiteError
-from latedrop.masking.thinning import Thinner, Thinning
-from latedrop.model.arrays import place, widened
+from latedrop.masking.thinning import Thinner
+from latedrop.masking.twins import worn
+from latedrop.model.arrays import constants, place, widened
 from latedrop.model.calling import Readout, call, check_finite, read
 from latedrop.model.datasets import inputs_loaded, is_loader
 from latedrop.model.finding import find_sites
@@ -32,7 +33,6 @@ from latedrop.model.rows import copied, filled_up, row_count, row_limits, take_r
 from latedrop.model.running import derives, differentiating, running
 from latedrop.model.scripts import wrap_scripts
 from latedrop.model.sites import Rate, Site, Sites, odds_by_site
-from latedrop.model.twin import release, twin_of
 from latedrop.model.weight_rules import RECURRENT
 from latedrop.switches import held
 from latedrop.variance.mask_gradients import IN_PLACE, Beside, Key, NeedMasksError, Probes, UnitMasks
@@ -68,8 +68,12 @@ class Linearization:
         >>> linearize(net, torch.ones(5, 2)).variance(0.1).shape
         torch.Size([5, 1])
         """
-        odds = odds_by_site(self.sites, rate).to(self.variance_by_site)
-        return (self.variance_by_site @ odds).reshape(self.mean.shape)
+        odds, by_site = odds_by_site(self.sites, rate), self.variance_by_site
+        if len(set(odds)) == 1:
+            found = (by_site.sum(-1) if len(odds) > 1 else by_site[..., 0]) * odds[0]
+        else:
+            found = by_site @ constants(odds).to(by_site)
+        return found if found.shape == self.mean.shape else found.reshape(self.mean.shape)
 
 
 def linearize(
@@ -135,7 +139,9 @@ def _joined(sites: Sites, parts: Iterable[_Part]) -> Linearization:
     means, variances = [], []
     for mean, columns in parts:
         means.append(mean)
-        variances.append(torch.stack([torch.stack([c[s.name] for s in sites], -1) for c in columns], 1))
+        variances.append(torch.stack(columns, 1) if len(columns) > 1 else columns[0][:, None])
+    if len(means) == 1:
+        return Linearization(means[0].clone(), variances[0], sites)  # a model may write every output to one place
     return Linearization(torch.cat(means), torch.cat(variances), sites)
 
 
@@ -161,7 +167,8 @@ def gradients_by_rows(model: nn.Module, x: Any, sites: Sites, readout: Readout =
 _Reduce = Callable[[Tensor], Tensor] | None
 """What is made of the gradients `(rows, units)` of one site; None: the sum of their squares, `(rows,)`."""
 _Look = Callable[[int], Thinner]
-_Part = tuple[Tensor, list[dict[str, Tensor]]]
+_Part = tuple[Tensor, list[Any]]
+"""An output, and for each of its entries what was reduced, by site; the sums of squares are `(rows, sites)`."""
 
 
 def _by_rows(
@@ -189,9 +196,10 @@ def _by_rows(
             )
     done = 0
     while done < rows:
-        part = take_rows(x, slice(done, done + chunk))
+        part = x if chunk == rows else take_rows(x, slice(done, done + chunk))
+        full = part if least == 1 else filled_up(part, least)
         try:
-            result = _first_order(model, filled_up(part, least), sites, readout, reduce, row_count(part), look)
+            result = _first_order(model, full, sites, readout, reduce, row_count(part), look)
         except Exception as error:
             if not out_of_memory(error) or chunk == 1:
                 raise
@@ -209,10 +217,7 @@ def _first_order(
     called = [site.layer for site in sites if site.layer in RECURRENT]
     with torch.inference_mode(False), running(model, gradients=True), _without_cudnn() if called else nullcontext():
         try:
-            try:
-                return _pass(model, copied(x), sites, readout, reduce, rows, Probes(norms=reduce is None), look)
-            except NeedMasksError:
-                return _pass(model, copied(x), sites, readout, reduce, rows, UnitMasks(), look)
+            return _any_way(model, x, sites, readout, reduce, rows, look)
         except RuntimeError as error:
             if IN_PLACE in str(error):
                 raise OutputError(
@@ -227,6 +232,23 @@ def _first_order(
             ) from error
 
 
+def _any_way(
+    model: nn.Module, x: Any, sites: Sites, readout: Readout, reduce: _Reduce, rows: int, look: _Look | None
+) -> _Part:
+    """By hooks, by probes where these fail, or by masks, which can do all."""
+    try:
+        for hooks in (True, False):
+            probes = Probes(norms=reduce is None, hooks=hooks)
+            try:
+                return _pass(model, copied(x), sites, readout, reduce, rows, probes, look)
+            except RuntimeError as error:
+                if not probes.hooks or out_of_memory(error):
+                    raise
+    except NeedMasksError:
+        pass
+    return _pass(model, copied(x), sites, readout, reduce, rows, UnitMasks(), look)
+
+
 def _pass(
     model: nn.Module,
     x: Any,
@@ -237,34 +259,32 @@ def _pass(
     masks: Probes | UnitMasks,
     look: _Look | None,
 ) -> _Part:
-    twin = twin_of(model, differentiable=True)
-    wrap_scripts(twin, _through)
     beside = None if look is None else Beside(look(row_count(x)), masks)
-    try:
-        with Thinning(twin, sites, beside or masks, shared=False).passing(x):
-            output = read(call(twin, x), readout, row_count(x))
+    # Left after the backward pass, in which checkpointed parts run once more.
+    with worn(model, sites, beside or masks, shared=False, differentiable=True, prepare=_wrapped) as found:
+        with found.thinning.passing(x):
+            output = read(call(found.twin, x), readout, row_count(x))
         if beside is not None:
             beside.looking = False
         with differentiating():
             return _differentiated(output, sites, reduce, rows, masks)
-    finally:
-        release(twin)  # checkpointed parts run once more in the backward pass
 
 
-def _differentiated(
-    output: Tensor, sites: Sites, reduce: _Reduce, rows: int, masks: Probes | UnitMasks
-) -> tuple[Tensor, list[dict[str, Tensor]]]:
+def _differentiated(output: Tensor, sites: Sites, reduce: _Reduce, rows: int, masks: Probes | UnitMasks) -> _Part:
     """What `_pass` gives, from the output with its graph."""
-    check_finite(output.detach(), "without dropout")
-    flat = output.reshape(len(output), -1)
+    own = widened(output.detach())
+    check_finite(own, "without dropout")
+    own = own if len(own) == rows else own[:rows]
+    flat = output if output.dim() == 2 else output.reshape(len(output), -1)
     if flat.shape[1] > _MOST_OUTPUTS:
         raise ArgumentError(
             f"expected at most {_MOST_OUTPUTS} outputs per example, each costs a backward pass; found "
             f"{flat.shape[1]}. Use a readout such as a map's sum, or method='propagate' or 'sample' for maps."
         )
     if not masks.axes:  # no site's layer ran
-        nothing = flat.new_zeros(rows) if reduce is None else reduce(flat.new_zeros(rows, 1))
-        return widened(output.detach())[:rows], [{site.name: nothing for site in sites} for _ in range(flat.shape[1])]
+        nothing = flat.new_zeros(rows, len(sites))
+        found = nothing if reduce is None else {site.name: reduce(flat.new_zeros(rows, 1)) for site in sites}
+        return own, [found for _ in range(flat.shape[1])]
     if not flat.requires_grad:
         raise OutputError(
             "expected an output that autograd can differentiate with respect to the sites; found one without a "
@@ -281,13 +301,17 @@ def _differentiated(
             f"expected gradients at every site; the model runs {sorted(masks.flat)} without: in torch.no_grad(), or in "
             "a function with a backward pass of its own. Use method='sample', or leave these out with select=."
         )
-    columns: list[dict[str, Tensor]] = []
+    columns: list[Any] = []
     axes = dict(masks.axes)  # of the forward pass: what runs once more in a backward pass adds to them
     for start in range(0, flat.shape[1], _OUTPUTS_AT_ONCE):
-        part = flat[:, start : start + _OUTPUTS_AT_ONCE]
+        part = flat[:, start : start + _OUTPUTS_AT_ONCE] if flat.shape[1] > 1 else flat
         last = start + part.shape[1] == flat.shape[1]
-        columns += [_squares(axes, gradients, sites, reduce, rows) for gradients in masks.gradients(part, last, axes)]
-    return widened(output.detach())[:rows], columns
+        columns += [_by_site(axes, gradients, sites, reduce, rows) for gradients in masks.gradients(part, last, axes)]
+    return own, columns
+
+
+def _wrapped(twin: nn.Module) -> None:
+    wrap_scripts(twin, _through)
 
 
 def _through(script: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -302,20 +326,29 @@ def _through(script: nn.Module, *args: Any, **kwargs: Any) -> Any:
     return output
 
 
-def _squares(
-    axes: dict[Key, int | None], gradients: Sequence[Tensor], sites: Sites, reduce: _Reduce, rows: int
-) -> dict[str, Tensor]:
+def _by_site(axes: dict[Key, int | None], gradients: Sequence[Tensor], sites: Sites, reduce: _Reduce, rows: int) -> Any:
     """`h · dy/dh` of every site, the first examples first, reduced; the calls of one layer are joined."""
     parts: dict[str, list[Tensor]] = {site.name: [] for site in sites}
     for ((name, _), axis), gradient in zip(axes.items(), gradients, strict=True):
-        gradient = widened(gradient.detach())
-        parts[name].append((gradient.movedim(axis, 0)[:rows] if axis is not None else gradient[None]).flatten(1))
-    zero = gradients[0].new_zeros(rows, 1)  # of a site whose layer did not run
+        parts[name].append(_rows_first(widened(gradient.detach()), axis, rows))
+    zero = gradients[0].new_zeros(rows, 1) if not all(parts.values()) else gradients[0]  # where a layer did not run
     if reduce is not None:
         return {name: reduce(torch.cat(units, 1) if units else zero) for name, units in parts.items()}
     every = [part if part.shape[1] == 1 else _norms(part) for units in parts.values() for part in units or [zero]]
-    squares = iter(widened(torch.cat(every, 1)).square().unbind(1))  # few operators for all sites
-    return {name: sum((next(squares) for _ in units[1:]), next(squares)) for name, units in parts.items()}
+    squares = (widened(torch.cat(every, 1)) if len(every) > 1 else every[0]).square()  # few operators for all sites
+    if len(every) == len(parts):
+        return squares
+    each = iter(squares.unbind(1))
+    return torch.stack([sum((next(each) for _ in units[1:]), next(each)) for units in parts.values()], 1)
+
+
+def _rows_first(gradient: Tensor, axis: int | None, rows: int) -> Tensor:
+    """`(rows, units)`."""
+    if axis is None:
+        return gradient[None].flatten(1)
+    first = gradient.movedim(axis, 0) if axis else gradient
+    first = first if len(first) == rows else first[:rows]
+    return first if first.dim() == 2 else first.flatten(1)
 
 
 def _norms(gradients: Tensor) -> Tensor:

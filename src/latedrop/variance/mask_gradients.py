@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from latedrop.masking.thinning import Thinner
 from latedrop.model.sites import Site
-from latedrop.torch_inside import is_wrapped
+from latedrop.torch_inside import is_wrapped, version_of
 from latedrop.variance.moments import out_of_memory
 
 __all__ = ["IN_PLACE", "Beside", "Key", "NeedMasksError", "Probes", "UnitMasks"]
@@ -22,6 +23,7 @@ __all__ = ["IN_PLACE", "Beside", "Key", "NeedMasksError", "Probes", "UnitMasks"]
 IN_PLACE = "modified by an inplace operation"
 """What autograd says of a value that was written over."""
 Key = tuple[str, int]
+_FEW = 2**16  # numbers of a value that may be held
 
 
 class Beside:
@@ -103,10 +105,12 @@ class Probes:
 
     Args:
         norms: whether the norm of every row's gradient will do: one number for each row, in as many axes.
+        hooks: whether small values may be noted by hooks of tensors: quicker, but their first gradients are held.
     """
 
-    def __init__(self, norms: bool = False) -> None:
-        self.norms = norms
+    def __init__(self, norms: bool = False, *, hooks: bool = True) -> None:
+        self.norms, self.hooks = norms, hooks
+        self._leaves: list[Tensor] = []  # where gradients end, with hooks
         self.axes: dict[Key, int | None] = {}
         self.flat: set[str] = set()  # sites that run without gradients
         self.cut: set[str] = set()  # sites at which the model differentiates, and keeps no graph of it
@@ -118,16 +122,28 @@ class Probes:
         """See `Thinner`."""
         key = (site.name, call)
         self.flat |= set() if torch.is_grad_enabled() else {site.name}
-        if self._anchor is None:
-            self._anchor = torch.zeros((), device=value.device, requires_grad=True)
         if is_wrapped(value):  # the model uses torch.func
             raise NeedMasksError
+        if not self._probes:
+            self.hooks = self.hooks and not value.requires_grad and value.numel() <= _FEW
         if key not in self._probes:
             self._probes[key] = _Probe(shape, axis, site.name, self)
             self.axes[key] = axis
         elif not self.asked:
             self._probes[key].several = True
+        if self.hooks:
+            return self._hooked(value, self._probes[key])
+        if self._anchor is None:
+            self._anchor = torch.zeros((), device=value.device, requires_grad=True)
         passed: Tensor = _Passing.apply(value, self._anchor, self._probes[key])
+        return passed
+
+    def _hooked(self, value: Tensor, probe: _Probe) -> Tensor:
+        """The first on its way begins a graph; those behind it are in that graph."""
+        passed = value.view_as(value) if value.requires_grad else value.detach().requires_grad_()
+        if passed.is_leaf:
+            self._leaves.append(passed)
+        passed.register_hook(partial(probe.noted, value, version_of(value)))
         return passed
 
     def thin_packed(self, *_: Any) -> Tensor:
@@ -136,15 +152,18 @@ class Probes:
 
     def gradients(self, outputs: Tensor, last: bool, keys: Iterable[Key]) -> Iterator[Sequence[Tensor]]:
         """As for masks, for one output."""
-        if outputs.shape[1] > 1 or self._anchor is None or self.derived:
+        ends = self._leaves if self.hooks else [self._anchor]
+        if outputs.shape[1] > 1 or not self._probes or self.derived:
             raise NeedMasksError
         self.asked = True
         try:
-            torch.autograd.grad(outputs.sum(), self._anchor, allow_unused=True)
+            torch.autograd.grad(outputs, ends, torch.ones_like(outputs), allow_unused=True)
         except RuntimeError as error:
             if IN_PLACE in str(error):
                 raise NeedMasksError from error
             raise
+        finally:
+            self._leaves = []  # whose hooks know the probes
         yield [self._probes[key].found(outputs) for key in keys]
 
 
@@ -156,14 +175,22 @@ class _Probe:
         self.several = False  # values that the one mask thins: their gradients are added before a norm is taken
         self.gradient: Tensor | None = None
 
+    def noted(self, value: Tensor, version: int, gradient: Tensor) -> None:
+        """As a hook, which has to see by itself that the value was not written over."""
+        if version_of(value) != version:
+            raise NeedMasksError
+        self.note(value, gradient)
+
     def note(self, value: Tensor, gradient: Tensor) -> None:
         if not self._probes.asked:  # by the model itself, which differentiates inside
             self._probes.derived = True
             self._probes.cut |= set() if torch.is_grad_enabled() else {self._site}
             return
-        found = (value * gradient).sum_to_size(self.shape)
+        found = value * gradient
+        if found.shape != self.shape:
+            found = found.sum_to_size(self.shape)
         if self._probes.norms and not self.several:
-            wide = torch.promote_types(found.dtype, torch.float32)
+            wide = None if found.dtype in (torch.float32, torch.float64) else torch.float32
             others = [i for i in range(found.dim()) if i != self._axis]
             found = torch.linalg.vector_norm(found, dim=others, keepdim=True, dtype=wide) if others else found
         self.gradient = found if self.gradient is None else self.gradient + found

@@ -49,6 +49,12 @@ def refused(request: Request, token: str | None) -> Response | None:
     words = request.headers.get("authorization", "").removeprefix("Bearer ") or request.cookies.get(COOKIE, "")
     if token is not None and hmac.compare_digest(words.encode(), token.encode()):
         return None
+    if token is None:
+        return _no(
+            403,
+            f"expected a request from this machine that is addressed to it, as http://127.0.0.1/ or http://localhost/ "
+            f"are; found one to {name[:80]!r}. Open the address that the command printed.",
+        )
     return _no(401, "expected a token: open the address that the command printed, with ?token=....")
 
 

@@ -36,11 +36,11 @@ def make_pages(title: str, folder: Path, token: str | None = None, lifespan: Any
     # Nothing that is asked for becomes a path.
     files = {path.name: path for where in (_SHARED, folder) for path in where.iterdir() if path.suffix in _KINDS}
 
-    @app.get("/")
+    @app.api_route("/", methods=["GET", "HEAD"])
     def page() -> Response:
         return Response(files["index.html"].read_bytes(), media_type="text/html")
 
-    @app.get("/page/{name}")
+    @app.api_route("/page/{name}", methods=["GET", "HEAD"])
     def part(name: str) -> Response:
         path = files.get(name)
         if path is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from latedrop.calibration.beyond import LARGEST
 from latedrop.calibration.classes.record import ClassCalibration
 from latedrop.calibration.classes.sets import Rejection
 from latedrop.calibration.classes.softmax import entropy
@@ -83,14 +85,18 @@ class ClassPrediction:
         return self.calibration.sets.members(self.probabilities, level)
 
     def kept(self, rule: Rejection | None = None) -> Tensor:
-        """`(N,)`, True for rows that a rule keeps, by default the calibration's own; see `ClassPredictor.reject`."""
+        """`(N,)`, True for rows that a rule keeps, by default the calibration's own; see `ClassPredictor.reject`.
+
+        None keeps a row of which nothing is known, whose strangeness is the largest number.
+        """
         rule = self.calibration.rule if rule is None else rule
         if rule is None:
             raise ArgumentError(
                 "expected a rule, from rows used for nothing else; found none. Call uq = uq.reject((x, labels), "
                 "risk=0.01) first, or pass what uq.rejection gives."
             )
-        return self.confidence >= rule.threshold
+        sure = self.confidence >= rule.threshold
+        return sure if self.strangeness is None else sure & (self.strangeness < LARGEST)
 
     def to_dict(self, level: float | None = None) -> dict[str, Tensor]:
         """Named results: `label`, `confidence`, `entropy`, what else is known of each row, and `probabilities`.
@@ -120,6 +126,16 @@ class ClassPrediction:
         for k, name in enumerate(self.calibration.known_names):
             frame[f"p_{name}"] = probabilities[:, k].cpu().numpy()
         return frame
+
+    def unknown(self, rows: Tensor, own: Tensor) -> ClassPrediction:
+        """The same where nothing is known of some `rows`, `(N,)` of bool: all classes are as likely there."""
+        rows, wide = rows.to(self.logits.device), rows.to(self.logits.device).reshape(-1, *[1] * (own.dim() - 1))
+        logs = self.log_probabilities.masked_fill(wide, -math.log(self.log_probabilities.shape[1]))
+        logits = torch.where(wide, own.where(own.isfinite(), -LARGEST).to(self.logits), self.logits)
+        strange = None if self.strangeness is None else self.strangeness.masked_fill(rows, LARGEST)
+        doubt = self.mutual_information
+        doubt = None if doubt is None else doubt.masked_fill(wide[:, 0] if doubt.dim() > 1 else rows, 0)
+        return replace(self, log_probabilities=logs, logits=logits, strangeness=strange, mutual_information=doubt)
 
     def cpu(self) -> ClassPrediction:
         """The same with its tensors on the CPU."""

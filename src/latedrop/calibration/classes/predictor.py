@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from latedrop.calibration.batches import batches, failures_explained, row_batches
+from latedrop.calibration.batches import batches, failures_explained
+from latedrop.calibration.beyond import checked_strangeness, warn_of_rows_beyond
 from latedrop.calibration.calibrated import Calibrated
 from latedrop.calibration.classes.labels import as_labels, as_logits
 from latedrop.calibration.classes.maps import DRAWS, predicted_maps
@@ -23,9 +24,11 @@ from latedrop.calibration.classes.sets import ClassSets, Rejection, Score, check
 from latedrop.calibration.classes.softmax import information, mutual_information
 from latedrop.calibration.exporting import export
 from latedrop.calibration.names import in_order, pair_in_order
+from latedrop.calibration.seen import marks_of, warn_of_fitted_rows
 from latedrop.errors import ArgumentError, DataError
 from latedrop.model.arrays import check_inputs, floating, place
-from latedrop.model.datasets import Unpack, first_inputs, inputs_in, is_loader
+from latedrop.model.calling import check_finite
+from latedrop.model.datasets import Unpack, first_inputs, gives_batches, inputs_in
 from latedrop.model.items import as_items
 from latedrop.terms import Rows
 from latedrop.variance.engine.options import Sampling
@@ -54,21 +57,25 @@ class ClassPredictor(Calibrated[ClassCalibration]):
         """Predict N rows, in batches that fit memory; with `collate`, the items of a list.
 
         Args:
-            x: inputs, a `DataLoader`, or a data set.
+            x: inputs, a `DataLoader`, a data set, or an iterator of batches.
             rate: also measure how much thinned networks at this rate disagree, to first order, where the calibration
                 uses no dropout of its own: gives `mutual_information`, at the cost of a backward pass for each class;
                 of maps by 30 draws.
         """
         if rate is not None and (type(rate) not in (int, float) or not 0 < rate < 1):
             raise ArgumentError(f"expected a rate inside (0, 1); found {rate!r}.")
-        if is_loader(x) and self.collate is None:
-            found = inputs_in(x, self.model, self.batch_size)
-            return ClassPrediction.joined([self.predict(part, rate=rate) for part in found])
+        if gives_batches(x) and self.collate is None:
+            each = inputs_in(x, self.model, self.batch_size)
+            return ClassPrediction.joined([self.predict(part, rate=rate) for part in each])
         self._weights.check(self.model)
-        x = place(as_items(in_order(x, self.calibration.columns), self.collate), self.model)
-        with failures_explained(x):
-            parts = [self._batch(part, rate) for part in row_batches(x, self.batch_size)]
-        return ClassPrediction.joined(parts)
+        x = place(as_items(in_order(x, self.calibration.columns), self.collate), self.model, cut=True)
+        with failures_explained(x, self.model):
+            parts, beyond = self._predicted_rows(lambda part: self._batch(part, rate), x)
+        found = ClassPrediction.joined(parts)
+        if beyond is not None:
+            found = found.unknown(beyond, self._own_output(x))
+            warn_of_rows_beyond(beyond, stacklevel=3)
+        return found
 
     def predict_batches(
         self, loader: Iterable[Any], unpack: Callable[[Any], Any] | str | None = None
@@ -110,7 +117,7 @@ class ClassPredictor(Calibrated[ClassCalibration]):
             per_class: sets that hold each class as often as they say, and not only the labels as a whole.
             unpack: from a batch to `(inputs, labels)`.
         """
-        found, labels = self.predict_labelled(data, unpack)
+        found, labels = self._held_out(data, unpack)
         sets = ClassSets.fit(found.probabilities, labels, checked_score(score), per_class=per_class)
         return self._with(replace(self.calibration, sets=sets))
 
@@ -121,7 +128,7 @@ class ClassPredictor(Calibrated[ClassCalibration]):
 
         It does so with probability `confidence` over the rows of `data`, which must have served for nothing else.
         """
-        found, labels = self.predict_labelled(data, unpack)
+        found, labels = self._held_out(data, unpack)
         return rejection(found.confidence, found.label == labels, risk, confidence)
 
     def reject(
@@ -130,6 +137,12 @@ class ClassPredictor(Calibrated[ClassCalibration]):
         """The same predictor with the rule of `rejection`, which is saved with it: predictions then know `kept`."""
         rule = self.rejection(data, risk, confidence=confidence, unpack=unpack)
         return self._with(replace(self.calibration, rule=rule))
+
+    def _held_out(self, data: Any, unpack: Unpack | None) -> tuple[ClassPrediction, Tensor]:
+        """As `predict_labelled`, with a warning where these are the validation rows."""
+        found, labels = self.predict_labelled(data, unpack)
+        warn_of_fitted_rows(self.calibration.seen, marks_of(found.logits, labels), stacklevel=3)
+        return found, labels
 
     def to_onnx(self, path: str | os.PathLike[str], example: Any) -> Path:
         """Write one ONNX file that gives `probabilities`, `label` and scores; see `Predictor.to_onnx`."""
@@ -157,7 +170,7 @@ class ClassPredictor(Calibrated[ClassCalibration]):
         strange = None
         if c.leverage is not None:
             strange = c.leverage.values(Rows(self.model, x, c.sites, self.readout, c.features)) / c.limit
-            strange = strange.to(logits)
+            strange = checked_strangeness(strange).to(logits)
         if c.maps:
             how = Sampling(c.draws or DRAWS, c.seed, self.readout, self.chunk, True, False, self.engine)
             return predicted_maps(self.model, x, logits, strange, c, rate, how)
@@ -172,6 +185,7 @@ class ClassPredictor(Calibrated[ClassCalibration]):
         spread, doubt = None, None
         if c.fit.odds or rate is not None:
             spread = spread_of(self.model, x, c.sites, self.readout).to(logits)
+            check_finite(spread, "of what dropout does to it")
             odds = torch.tensor(c.fit.odds or [rate / (1 - rate)], dtype=logits.dtype, device=logits.device)  # type: ignore[operator]
             summed = (odds.reshape(-1, 1, 1) * spread).sum(1)
             # At one temperature: at that of a strange row all draws would agree that nothing is known.

@@ -12,6 +12,7 @@ from torch import Tensor
 from latedrop.calibration.classes.fit import ALONE, ClassCandidate, ClassFit
 from latedrop.calibration.classes.sets import ClassSets, Rejection, Score, checked_score
 from latedrop.calibration.fitted_terms import aligned
+from latedrop.calibration.seen import seen_of
 from latedrop.calibration.term_record import Stored, plain_tensors, tensors_in
 from latedrop.errors import LatedropError
 from latedrop.model.sites import Sites
@@ -110,6 +111,7 @@ class ClassCalibration:
         columns: the names of the inputs and labels, in tables of validation data; None where there are none.
         maps: whether every pixel of an image has a class.
         ignore_index: the label of pixels that have none; None where all have one.
+        seen: marks of the validation rows, see `calibration.seen`; none of maps, and in files of earlier versions.
     """
 
     classes: int
@@ -137,6 +139,7 @@ class ClassCalibration:
     columns: dict[str, tuple[str, ...]] | None = None
     maps: bool = False
     ignore_index: int | None = None
+    seen: str = ""
 
     @property
     def known_names(self) -> tuple[str, ...]:
@@ -191,6 +194,7 @@ class ClassCalibration:
             columns=fields.maybe("columns", None, or_none(mapping(each(text)))),
             maps=fields.maybe("maps", False, flag),
             ignore_index=fields.maybe("ignore_index", None, or_none(whole)),
+            seen=fields.maybe("seen", "", seen_of),
         )
         fields.end()
         known = () if found.features is None else found.features.sites

@@ -19,6 +19,7 @@ from latedrop.calibration.classes.labels import as_labels, as_logits, check_labe
 from latedrop.calibration.classes.pixels import Pixels, as_logit_maps
 from latedrop.calibration.classes.record import ClassCalibration, ClassVerdict
 from latedrop.calibration.classes.softmax import read_classes
+from latedrop.calibration.seen import marks_of, sketch
 from latedrop.calibration.setup import Setup
 from latedrop.calibration.term_search import reference_features
 from latedrop.calibration.weights import fingerprint
@@ -100,6 +101,7 @@ def search_classes(
         columns=None if setup.columns is None else {name: tuple(found) for name, found in setup.columns.items()},
         maps=found.image is not None,
         ignore_index=ignore_index,
+        seen="" if found.image is not None else sketch(marks_of(found.logits, found.labels)),
     )
 
 

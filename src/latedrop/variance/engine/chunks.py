@@ -17,14 +17,17 @@ __all__ = ["fitting_chunk"]
 
 _CACHE_BYTES = {"cpu": 16 * 2**20}  # of all draws that run at once, where these are small; beyond it caches overflow
 _SMALL_BYTES = 512 * 2**20  # the same on other devices, which have no such cache to lose
+_CUDA_BYTES = (
+    2**31
+)  # and on a CUDA device, where each further pass costs its launches; a sixteenth of its memory at most
 _FULL = 20  # draws that fill any other device; with more, only memory would grow
 
 
 def fitting_chunk(model: nn.Module, x: Any, sites: Sequence[Site], draws: int) -> int:
     """How many of so many draws to run at once.
 
-    On a CPU, what fits its caches. Elsewhere as many as are small; of large ones 20, or what fits a sixteenth of the
-    device's memory.
+    On a CPU, what fits its caches. On a CUDA device as many as are small; of large ones 20, or what fits a sixteenth of
+    its memory. Elsewhere as many as are small.
     """
     model = bare(model)
     found = first_weight(model)
@@ -32,11 +35,11 @@ def fitting_chunk(model: nn.Module, x: Any, sites: Sequence[Site], draws: int) -
     widest = max(site.count * max(1.0, _widening(layer_named(model, site.name))) for site in sites)
     per_draw = int(3 * widest * (row_count(x) + 1) * parameter.element_size())
     device = parameter.device
-    few = _CACHE_BYTES.get(device.type, _SMALL_BYTES) // per_draw
-    if few >= draws or device.type != "cuda":
-        return min(max(1, few), draws)
-    most = torch.cuda.get_device_properties(device).total_memory // 16 // per_draw
-    return min(max(1, few, min(most, _FULL)), draws)
+    if device.type != "cuda":
+        return min(max(1, _CACHE_BYTES.get(device.type, _SMALL_BYTES) // per_draw), draws)
+    most = torch.cuda.get_device_properties(device).total_memory // 16
+    few = max(_SMALL_BYTES, min(_CUDA_BYTES, most)) // per_draw
+    return min(max(1, few, min(most // per_draw, _FULL)), draws)
 
 
 def _widening(layer: nn.Module | None) -> float:

@@ -18,14 +18,13 @@ from torch import Tensor, nn
 
 from latedrop.errors import ArgumentError, LatedropWarning
 from latedrop.masking.draws import DrawMasks, split
-from latedrop.masking.thinning import Thinning
+from latedrop.masking.twins import worn
 from latedrop.model.arrays import widened
 from latedrop.model.calling import call, read
 from latedrop.model.items import Items
 from latedrop.model.rows import repeated, row_count, row_limits, take_rows
-from latedrop.model.running import derives, may_derive, quietly, rolls_dice
+from latedrop.model.running import derives, quietly, rolls_dice
 from latedrop.model.sites import Site
-from latedrop.model.twin import release, twin_of
 from latedrop.torch_inside import being_traced
 from latedrop.variance.engine.chunks import fitting_chunk
 from latedrop.variance.engine.options import Sampling
@@ -70,17 +69,20 @@ class ThinnedNetworks:
         self._why = ""
         self._as_rows = options.engine != "loop" and self._may_be_rows()
         self._layers = SharedLayers(model) if sharing and self._as_rows and model not in _UNSHARED else None
-        way = f"{self._chunk} at once" if self._as_rows else "one by one"
-        _log.debug("%d draws of %d rows, %s%s", draws, self._count, way, ", first layers once" if self._layers else "")
+        if _log.isEnabledFor(logging.DEBUG):
+            way = f"{self._chunk} at once" if self._as_rows else "one by one"
+            once = ", first layers once" if self._layers else ""
+            _log.debug("%d draws of %d rows, %s%s", draws, self._count, way, once)
 
     def moments(self, rates: Mapping[str, float]) -> Moments:
         """Mean and variance over all draws, at a rate for each site."""
         self._masks.rates = rates
-        stream, kept, draws = Stream(), [], self.options.draws
+        stream, kept, draws = None, [], self.options.draws
         for outputs in self.chunks():
             outputs = widened(outputs)
             if len(outputs) == draws:
                 return Moments(*moments_of(outputs), draws, outputs.clone() if self.options.keep else None)
+            stream = stream or Stream()
             stream.add(outputs)
             if self.options.keep:
                 kept.append(outputs.clone())  # a model may write every output to one place
@@ -161,17 +163,14 @@ class ThinnedNetworks:
 
     def _run(self, x: Any, draws: range, count: int, layers: SharedLayers | None) -> Tensor:
         """The twin is this pass's own, and so is what the model writes into it."""
-        derived, rows = derives(self.model), count * len(draws)
-        twin = twin_of(self.model, own_gradients=may_derive(self.model))
-        if layers is not None and not derived:
-            layers.attach(twin)
-        x = repeated(x, len(draws)) if layers is None or derived else layers.inputs(x, len(draws))
-        thinning = Thinning(twin, self._sites, self._masks, shared=self.options.shared)
-        try:
-            with thinning.passing(x, len(draws)):
-                return read(call(twin, x), self.options.readout, rows).detach()
-        finally:
-            release(twin)
+        model, times = self.model, len(draws)
+        layers = None if layers is None or derives(model) else layers
+        x = repeated(x, times) if layers is None else layers.inputs(x, times)
+        attach, alone = (None, True) if layers is None else (layers.attach, False)
+        twin = worn(model, self._sites, self._masks, shared=self.options.shared, prepare=attach, keep=alone)
+        with twin as found, found.thinning.passing(x, times):
+            output = read(call(found.twin, x), self.options.readout, count * times)
+            return output.detach() if output.requires_grad else output
 
     def _alike(self, outputs: Tensor) -> bool:
         """Whether the last draw, run alone, is what it was among others; asked once of a model and a kind of batch.

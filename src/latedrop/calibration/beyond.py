@@ -1,0 +1,108 @@
+"""Rows beyond what numbers can hold, as those with a value of 1e20, whose square does not fit float32.
+
+Another row stands in for each while its batch is predicted, so that all others are answered as ever; of the row itself
+the prediction says that nothing is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+from warnings import warn
+
+import torch
+from torch import Tensor
+
+from latedrop.calibration.batches import row_batches
+from latedrop.errors import DataError, LatedropError, LatedropWarning
+from latedrop.model.arrays import any_true
+from latedrop.model.items import Items
+from latedrop.model.rows import map_rows, replaced, row_count, take_rows
+from latedrop.torch_inside import being_traced
+
+__all__ = ["LARGEST", "checked_strangeness", "predicted_rows", "told_apart", "warn_of_rows_beyond"]
+
+LARGEST = torch.finfo(torch.float32).max
+"""The strangeness of rows beyond; none is larger."""
+
+_TRIED = 16  # rows, evenly spread, of which one has to work alone
+
+_Predicted = TypeVar("_Predicted")
+
+
+def told_apart(strangeness: Tensor) -> Tensor:
+    """At most the largest number, which is also that of rows whose features are none."""
+    if being_traced():  # a file's numbers are looked at where it is run
+        return strangeness
+    return strangeness.nan_to_num(nan=LARGEST, posinf=LARGEST).clamp_max(LARGEST)
+
+
+def checked_strangeness(strangeness: Tensor) -> Tensor:
+    """As it is; `DataError` about the rows where it is beyond the largest number."""
+    beyond = ~(strangeness < LARGEST)
+    if any_true(beyond):
+        raise DataError(
+            f"expected inputs whose features fit a number; found {int(beyond.sum())} of {len(beyond)} rows whose do "
+            "not. Leave these rows out.",
+            rows=beyond,
+        )
+    return strangeness
+
+
+def predicted_rows(run: Callable[[Any], _Predicted], x: Any, batch_size: int) -> tuple[list[_Predicted], Tensor | None]:
+    """What `run` makes of each batch, and which rows are beyond, `(N,)`: another stood in for them; None: no row.
+
+    An error that names no rows stays one.
+    """
+    parts: list[_Predicted] = []
+    masks: list[Tensor] = []
+    spare = None
+    for part in row_batches(x, batch_size):
+        standing, beyond = part, torch.zeros(row_count(part), dtype=torch.bool)
+        while len(parts) == len(masks):
+            try:
+                parts.append(run(standing))
+            except LatedropError as error:
+                spare = _working(run, x) if spare is None and error.rows is not None else spare
+                more = beyond if spare is None else _named(error, run, standing) & ~beyond
+                if not bool(more.any()):
+                    raise
+                beyond |= more
+                standing = replaced(part, beyond, spare)
+        masks.append(beyond)
+    return parts, None if spare is None else torch.cat(masks)
+
+
+def warn_of_rows_beyond(rows: Tensor, stacklevel: int) -> None:
+    """Warn of rows of which nothing is known."""
+    warn(
+        f"nothing is known of {int(rows.sum())} of {len(rows)} rows: what the network makes of their inputs fits no "
+        "number. Their strangeness is the largest number, and their interval the widest. Look at their inputs, and "
+        "leave such rows out.",
+        LatedropWarning,
+        stacklevel=stacklevel,
+    )
+
+
+def _works(run: Callable[[Any], object], row: Any) -> bool:
+    try:
+        run(row)
+    except LatedropError:
+        return False
+    return True
+
+
+def _working(run: Callable[[Any], object], x: Any) -> Any:
+    """A row that can be predicted, of some in `x` or one of zeros; None where there is none."""
+    rows = row_count(x)
+    tried = [take_rows(x, slice(i, i + 1)) for i in range(0, rows, max(1, rows // _TRIED))]
+    tried += [] if isinstance(x, Items) else [map_rows(tried[0], torch.zeros_like)]
+    return next((row for row in tried if _works(run, row)), None)
+
+
+def _named(error: LatedropError, run: Callable[[Any], object], x: Any) -> Tensor:
+    """The rows that an error is about, `(N,)`; found one by one where it is about a part of them."""
+    rows = row_count(x)
+    if error.rows is not None and len(error.rows) == rows:
+        return error.rows.cpu()  # type: ignore[no-any-return]
+    return torch.tensor([not _works(run, take_rows(x, slice(i, i + 1))) for i in range(rows)])

@@ -1,0 +1,152 @@
+"""One absurd row is flagged, and changes no other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import latedrop
+from latedrop.calibration.beyond import LARGEST
+from latedrop.errors import DataError, LatedropWarning, OutputError
+
+DICE = torch.Generator().manual_seed(0)
+X = torch.randn(160, 3, generator=DICE)
+Y = X.sum(1, keepdim=True).sin() + 0.1 * torch.randn(160, 1, generator=DICE)
+LABELS = (X.sum(1) > 0).long() + (X[:, 0] > 1).long()
+NEW, ABSURD = X[120:140], 3
+OTHERS = [i for i in range(len(NEW)) if i != ABSURD]
+
+WAYS: list[dict[str, Any]] = [
+    {},
+    {"terms": ["dropout"]},
+    {"terms": ["size"]},
+    {"terms": ["neighbours"]},
+    {"terms": ["local_errors"]},
+    {"method": "sample", "rates": [0.1], "draws": 5},
+    {"method": "linear"},
+    {"method": "propagate"},
+]
+
+
+def net(outputs: int = 1) -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(3, 20), nn.ReLU(), nn.Linear(20, outputs))
+
+
+def with_value(value: float) -> Tensor:
+    x = NEW.clone()
+    x[ABSURD, 1] = value
+    return x
+
+
+@pytest.fixture(scope="module")
+def default() -> latedrop.Predictor:
+    return latedrop.calibrate(net(), (X[:120], Y[:120]), task="regression", progress=False)
+
+
+@pytest.mark.filterwarnings("ignore::latedrop.LatedropWarning")
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: str(way.get("terms", [way.get("method", "default")])[0]))
+def test_one_absurd_row_is_flagged(way: dict[str, Any]) -> None:
+    uq = latedrop.calibrate(net(), (X[:120], Y[:120]), task="regression", progress=False, **way)
+    usual = uq.predict(NEW)
+    for value in (1e20, -3e38):
+        is_flagged(uq.predict(with_value(value)), usual)
+
+
+def is_flagged(found: latedrop.Prediction, usual: latedrop.Prediction) -> None:
+    low, high = found.interval(0.9)
+    assert torch.equal(found.mean[OTHERS], usual.mean[OTHERS])
+    assert torch.equal(found.std[OTHERS], usual.std[OTHERS])
+    assert float(found.std[ABSURD]) > 1e5 * float(usual.std.max())
+    assert float(high[ABSURD] - low[ABSURD]) > 1e5 * float(usual.std.max())
+    for values in (found.std, found.variance, low, high):
+        assert bool(values.isfinite().all())
+    if found.strangeness is not None:
+        assert usual.strangeness is not None
+        assert float(found.strangeness[ABSURD]) > 1e30
+        assert torch.equal(found.strangeness[OTHERS], usual.strangeness[OTHERS])
+
+
+def test_it_warns_of_the_row_and_keeps_a_finite_mean(default: latedrop.Predictor) -> None:
+    with pytest.warns(LatedropWarning, match="nothing is known of 1 of 20 rows") as seen:
+        found = default.predict(with_value(1e30))
+    assert seen[0].filename == __file__
+    assert bool(found.mean.isfinite().all())
+    assert float(found.quantile(0.5)[ABSURD]) == float(found.mean[ABSURD])
+
+
+def test_an_absurd_row_alone_and_batches_of_them(default: latedrop.Predictor) -> None:
+    far = torch.full((300, 3), 1e30)
+    with pytest.warns(LatedropWarning, match="1 of 1 rows"):
+        alone = default.predict(far[:1])
+    with pytest.warns(LatedropWarning, match="300 of 320 rows"):
+        found = default.predict(torch.cat([far, NEW]))
+    assert torch.equal(found.mean[:1], alone.mean)
+    assert bool((found.std[:300] == alone.std).all())
+    assert torch.equal(found.std[300:], default.predict(NEW).std)
+
+
+def test_a_number_that_does_not_fit_the_dtype_is_flagged_too(default: latedrop.Predictor) -> None:
+    x = NEW.double()
+    x[ABSURD] = 1e300
+    with pytest.warns(LatedropWarning, match="1 of 20 rows"):
+        found = default.predict(x.numpy())
+    assert torch.equal(found.std[OTHERS], default.predict(NEW).std[OTHERS])
+    assert found.strangeness is not None
+    assert float(found.strangeness[ABSURD]) == pytest.approx(LARGEST)
+    with pytest.raises(DataError, match=r"expected inputs that fit torch\.float32"):
+        default.predict(x[ABSURD : ABSURD + 1])
+
+
+def test_a_row_without_an_output(default: latedrop.Predictor) -> None:
+    """Its mean is NaN, its interval the widest; where no row has an output, that is an error."""
+
+    class Overflowing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = net()
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.inner(x)
+            return out + x[:, :1].square() - x[:, :1].square()
+
+    uq = latedrop.calibrate(Overflowing(), (X[:120], Y[:120]), task="regression", progress=False)
+    x = NEW.clone()
+    x[ABSURD, 0] = 1e30
+    with pytest.warns(LatedropWarning, match="1 of 20 rows"):
+        found = uq.predict(x)
+    low, high = found.interval(0.5)
+    assert bool(found.mean[ABSURD].isnan())
+    assert bool(found.mean[OTHERS].isfinite().all())
+    assert float(low[ABSURD]) < -1e38
+    assert float(high[ABSURD]) > 1e38
+    with pytest.raises(OutputError, match="expected a finite output"):
+        uq.predict(x[ABSURD : ABSURD + 1])
+    with pytest.warns(LatedropWarning, match="1 of 20 rows"):
+        assert bool(uq.stream().predict(x).high.isfinite().all())
+
+
+@pytest.mark.filterwarnings("ignore::latedrop.LatedropWarning")
+@pytest.mark.parametrize(("value", "rate"), [(1e20, None), (1e20, 0.1), (3e38, None)])
+def test_one_absurd_row_of_a_classifier(value: float, rate: float | None) -> None:
+    uq = latedrop.calibrate(net(3), (X[:120], LABELS[:120]), task="classification", progress=False)
+    uq = uq.reject((X[140:], LABELS[140:]), risk=0.9)
+    usual = uq.predict(NEW, rate=rate)
+    found = uq.predict(with_value(value), rate=rate)
+    assert torch.equal(found.probabilities[OTHERS], usual.probabilities[OTHERS])
+    assert torch.equal(found.kept()[OTHERS], usual.kept()[OTHERS])
+    assert found.probabilities[ABSURD].tolist() == pytest.approx([1 / 3] * 3)
+    assert not bool(found.kept()[ABSURD])
+    assert found.strangeness is not None
+    assert float(found.strangeness[ABSURD]) == pytest.approx(LARGEST)
+
+
+@pytest.mark.filterwarnings("ignore::latedrop.LatedropWarning")
+def test_a_detector_finds_it(default: latedrop.Predictor) -> None:
+    for scores in (None, ["neighbours", "std"]):
+        p = default.detector(X[:120], scores)(with_value(1e30)).p_value
+        assert float(p[ABSURD]) == float(p.min()) < 0.05
+        assert bool(p.isfinite().all())
