@@ -29,6 +29,7 @@ ROOMS = [
     {"console", "explore"},
     {"studies"},
     {"cli"},
+    {"__main__"},
 ]
 """From the bottom to the top: a room imports from those before it, and from itself."""
 FILES = {".".join(path.relative_to(SOURCE).with_suffix("").parts): path for path in sorted(SOURCE.rglob("*.py"))}
