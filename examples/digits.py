@@ -52,7 +52,7 @@ print(f"the 95 % prediction set has one class for {(sizes == 1).float().mean():.
 
 # %%
 answers = zip(p.label.tolist(), p.confidence.tolist(), y[new].tolist(), strict=True)
-captions = [f"{answer}, {confidence:.0%}: is {truth}" for answer, confidence, truth in answers]
+captions = [f"says {answer} ({confidence:.0%}), is {truth}" for answer, confidence, truth in answers]
 ax = plots.doubtful_images(x[new], 1 - p.confidence, captions, most=12)
 Path("output").mkdir(exist_ok=True)
 ax.figure.savefig("output/digits.png", dpi=160)

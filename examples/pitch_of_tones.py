@@ -101,7 +101,9 @@ for line in lines:
 # %%
 figure, ax = plt.subplots(figsize=(7.5, 4), layout="constrained")
 print(f"\n{'':27}  90 % interval holds  other notes  std of these  std of the rest")
-for (name, p), colour, marker in zip(predictions.items(), ("black", "C0", "C1", "C2"), "osD^", strict=True):
+for (name, p), colour, marker in zip(
+    predictions.items(), ("black", "#0072B2", "#D55E00", "#009E73"), "osD^", strict=True
+):
     y = tests[name][1]
     low, high = p.interval(0.9)
     held, error = ((low <= y) & (y <= high)).double().mean(), (p.mean - y).abs()

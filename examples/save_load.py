@@ -73,8 +73,8 @@ with tempfile.TemporaryDirectory() as folder:
 steps = loaded.calibration.tradeoff()
 figure, ax = plt.subplots(figsize=(7, 4), layout="constrained")
 ax.plot([step.nll for step in steps], [step.ma for step in steps], "o-", color="#0072B2", markersize=4)
-for step, name in ((steps[0], "optimal"), (steps[-1], "relaxed")):
-    ax.annotate(name, (step.nll, step.ma), (8, 4), textcoords="offset points")
+for step, name, side in ((steps[0], "optimal", "left"), (steps[-1], "relaxed", "right")):
+    ax.annotate(name, (step.nll, step.ma), (0, 8), textcoords="offset points", ha=side)
 ax.margins(0.12)
 ax.set(xlabel="NLL on the validation rows [nats]", ylabel="miscalibration area")
 Path("output").mkdir(exist_ok=True)

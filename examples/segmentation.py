@@ -108,7 +108,7 @@ for i, (row, (name, image)) in enumerate(zip(axes, rows.items(), strict=True)):
     }
     for ax, (title, (values, colours, most)) in zip(row, shown.items(), strict=True):
         drawn = ax.imshow(values.numpy(), cmap=colours, vmax=most, vmin=None if title == "image" else 0)
-        figure.colorbar(drawn, ax=ax, shrink=0.85)
+        figure.colorbar(drawn, ax=ax, shrink=0.85, ticks=[0, 1, 2] if title == "likeliest class" else None)
         ax.set(title=title, xticks=[], yticks=[])
     row[0].set_ylabel(f"{name}: strangeness {float(found.strangeness[i]):.1f}", fontsize="small")
 Path("output").mkdir(exist_ok=True)

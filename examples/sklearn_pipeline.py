@@ -58,8 +58,7 @@ print(f"the 90 % interval holds {inside.mean():.1%} of {len(y_test)} test rows")
 # What to see: each dot is a patient at the true value; about nine of ten lie inside the band.
 
 # %%
-ax = plots.intervals(
-    mean, mean, {0.9: (low, high)}, target=y_test, xlabel="predicted", ylabel="progression after a year"
-)
+name = "progression after a year [score]"
+ax = plots.intervals(mean, mean, {0.9: (low, high)}, target=y_test, xlabel=f"predicted {name}", ylabel=name)
 Path("output").mkdir(exist_ok=True)
 ax.figure.savefig("output/sklearn_pipeline.png", dpi=160)

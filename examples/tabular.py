@@ -60,8 +60,7 @@ print(f"RMSE of the network {rmse:.1f}, spread of the target {y[test].std():.1f}
 # the network knows little more than the average does.
 
 # %%
-ax = plots.intervals(
-    p.mean, p.mean, {0.9: (low, high)}, target=y[test], xlabel="predicted", ylabel="progression after a year"
-)
+name = "progression after a year [score]"
+ax = plots.intervals(p.mean, p.mean, {0.9: (low, high)}, target=y[test], xlabel=f"predicted {name}", ylabel=name)
 Path("output").mkdir(exist_ok=True)
 ax.figure.savefig("output/tabular.png", dpi=160)

@@ -1,7 +1,7 @@
 # %% [markdown]
 """Several outputs with different units: a scale and a check for each.
 
-One network predicts the temperature (kelvin), the pressure (kilopascal) and the flow (litres per second) of a made-up
+One network predicts the temperature (kelvin), the pressure (kilopascal) and the flow (litres per second) of a synthetic
 boiler. Each output has its own scale, so that the largest unit does not decide for the others.
 """
 
@@ -74,6 +74,6 @@ p, shown = uq.predict(x), slice(0, 150)
 figure, axes = plt.subplots(1, 3, figsize=(12, 3.8), layout="constrained")
 for k, (ax, name) in enumerate(zip(axes, NAMES, strict=True)):
     mean, ends = p.mean[shown, k], {0.9: (low[shown, k], high[shown, k])}
-    plots.intervals(mean, mean, ends, ax=ax, target=y[shown, k], xlabel="predicted", ylabel=name)
+    plots.intervals(mean, mean, ends, ax=ax, target=y[shown, k], xlabel=f"predicted {name}", ylabel=name)
 Path("output").mkdir(exist_ok=True)
 figure.savefig("output/units.png", dpi=100)

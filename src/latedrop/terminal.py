@@ -97,7 +97,7 @@ def number_list(option: str, text: str) -> list[float]:
     try:
         return [float(part) for part in text.split(",") if part.strip()]
     except ValueError:
-        raise ArgumentError(f"expected {option} as numbers with commas between; found {text!r}.") from None
+        raise ArgumentError(f"expected {option} as numbers separated by commas; found {text!r}.") from None
 
 
 def read_json(path: Path, what: str, schema: int, remedy: str, *, finite: bool = True) -> dict[str, Any]:

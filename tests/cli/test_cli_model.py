@@ -268,7 +268,7 @@ class TestCalibrate:
             (
                 ["user_model:net", "--data", "val.npz", "--rates", "a"],
                 2,
-                "expected numbers with commas between for --rates",
+                "expected numbers separated by commas for --rates",
             ),
             (["user_model:net", "--data", "val.npz", "--report", "c.pdf"], 2, "expected an output that ends in .html"),
             (["user_model:net", "--data", "val.npz", "--batch-size", "0"], 2, "expected a batch size of at least 1"),
@@ -720,7 +720,7 @@ class TestData:
         [
             (("--target-mean", "1"), "expected --target-mean with --target-std, or --target-log alone"),
             (("--target-mean", "1", "--target-std", "1", "--target-log"), "expected --target-mean with --target-std"),
-            (("--target-mean", "a", "--target-std", "1"), "expected numbers with commas between for --target-mean"),
+            (("--target-mean", "a", "--target-std", "1"), "expected numbers separated by commas for --target-mean"),
             (("--target-log",), "expected targets above 0, as their logarithm was learned"),
         ],
         ids=["mean alone", "both", "text", "log"],

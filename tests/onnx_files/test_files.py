@@ -138,7 +138,7 @@ def test_rows_that_meet_are_refused(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(3, 8), Meeting(), nn.Linear(8, 1))
     with pytest.warns(latedrop.LatedropWarning, match="do not depend on each other"):
         uq = latedrop.calibrate(model, (X, Y), **DRAWS, progress=False)
-    with pytest.raises(ArgumentError, match="in which rows meet"):
+    with pytest.raises(ArgumentError, match="whose rows affect each other"):
         uq.to_onnx(tmp_path / "model.onnx", X[:4])
 
 

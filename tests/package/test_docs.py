@@ -100,6 +100,12 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert [link for link in targets if not (page.parent / link).exists()] == []
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(DOCS).as_posix())
+def test_files_of_the_repository_that_a_page_names_exist(page: Path) -> None:
+    named = re.findall(r"(?<![\w/])(?:tests|docs|benchmarks|examples)/[\w/]+\.(?:py|json|md)", page.read_text("utf-8"))
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
 def test_index_lists_every_page() -> None:
     assert {page.relative_to(DOCS).as_posix() for page in PAGES} - {"README.md"} <= _links(DOCS / "README.md")
 

@@ -446,7 +446,7 @@ def test_rate_zero_is_the_plain_model_bit_for_bit(case: Case):
 
 
 @fine_cases
-@pytest.mark.filterwarnings("ignore:expected units that stay apart")
+@pytest.mark.filterwarnings("ignore:expected units that are not summed")
 def test_small_rates_leave_the_mean_alone_and_the_variance_linear(case: Case):
     model, x = case.make()
     small, plain = propagate(model, x, 1e-6, readout=case.readout), propagate(model, x, 0, readout=case.readout)
@@ -469,7 +469,7 @@ def state(model):
 
 
 @every_case
-@pytest.mark.filterwarnings("ignore:expected units that stay apart")
+@pytest.mark.filterwarnings("ignore:expected units that are not summed")
 def test_the_model_is_left_as_it_was(case: Case):
     model, x = case.make()
     model.train()

@@ -73,7 +73,7 @@ def _check_rows(sites: Sites, example: Any) -> None:
         refuse("that takes lists of objects (collate=)")
     apart = [site.name for site in sites if site.batch_axis is None or site.moved or site.coupled]
     if apart:
-        refuse(f"in which rows meet, or have any number of entries, at the sites {apart}")
+        refuse(f"whose rows affect each other, or have any number of entries, at the sites {apart}")
 
 
 def _check_terms(calibration: Calibration | ClassCalibration) -> None:

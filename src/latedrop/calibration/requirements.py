@@ -58,7 +58,7 @@ class Requirement:
 
 
 def parsed_requirements(text: str) -> tuple[Requirement, ...]:
-    """Requirements with commas between; `ArgumentError` where one cannot be read, or no measure has its name."""
+    """Requirements separated by commas; `ArgumentError` where one cannot be read, or no measure has its name."""
     found = []
     for part in _BETWEEN.split(text):
         match = _ONE.fullmatch(part)
@@ -68,7 +68,7 @@ def parsed_requirements(text: str) -> tuple[Requirement, ...]:
             bound = None
         if match is None or bound is None:
             raise ArgumentError(
-                f"expected requirements as NAME>=NUMBER, or with >, <= or <, commas between; found {part.strip()!r}."
+                f"expected requirements as NAME>=NUMBER (or >, <=, <), separated by commas; found {part.strip()!r}."
             )
         _check_name(match["name"].partition("[")[0])
         found.append(Requirement(match["name"], match["sign"], bound))

@@ -152,7 +152,7 @@ def _classes(uq: ClassPredictor, rows: Rows, level: float | None, *, flat: bool)
 
 
 def _listed(names: Sequence[str], chosen: npt.NDArray[np.bool_]) -> str:
-    """Names with commas between; one that holds a comma stands in double quotes, as the options of commands do."""
+    """Names separated by commas; one that holds a comma stands in double quotes, as the options of commands do."""
     line = io.StringIO()
     csv.writer(line, lineterminator="").writerow([name for name, is_in in zip(names, chosen, strict=True) if is_in])
     return line.getvalue()

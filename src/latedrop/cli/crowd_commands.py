@@ -64,7 +64,7 @@ def crowd_count(
     as_json: Annotated[bool, option("Print JSON, one line a frame, and nothing else.", "--json")] = False,
     debug: Annotated[bool, option(_DEBUG, "--debug")] = False,
 ) -> None:
-    """Count people with intervals, frame by frame; what is finished stays, whatever comes.
+    """Count people with intervals, frame by frame; if it is interrupted, finished frames are kept.
 
     Example: latedrop crowd count camera.mp4 --every 25 --weights mall --out monday
     """
@@ -110,7 +110,7 @@ def crowd_calibrate(
     method: Annotated[
         str, option("sampling-free suits a CPU; sample runs --draws thinned networks.")
     ] = "sampling-free",
-    rates: Annotated[str | None, option("Rates to choose from, with commas between; for --method sample.")] = None,
+    rates: Annotated[str | None, option("Rates to choose from, separated by commas; for --method sample.")] = None,
     draws: Annotated[int, option("Thinned networks per rate; for --method sample.")] = 50,
     scale: Annotated[str, option("optimal: least NLL; relaxed: balanced curve.")] = "optimal",
     every: Annotated[int, option("Use each k-th validation frame.")] = 1,
@@ -225,7 +225,7 @@ def crowd_demo(
     as_json: Annotated[bool, option("Print JSON, and nothing else, to stdout.", "--json")] = False,
     debug: Annotated[bool, option(_DEBUG, "--debug")] = False,
 ) -> None:
-    """The whole chain on made-up scenes, without any data: calibrate, count with intervals, reject, draw.
+    """The whole chain on synthetic scenes, without any data: calibrate, count with intervals, reject, draw.
 
     Example: latedrop crowd demo --out crowd-demo
     """

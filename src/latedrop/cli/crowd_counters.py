@@ -38,14 +38,14 @@ CALIBRATION = Annotated[
     Path | None,
     option("What `crowd calibrate` wrote; by default the one beside the weights.", "--calibration", "-c"),
 ]
-_OTHERS = "Of a counter of others:"
+_OTHERS = "For a counter trained elsewhere:"
 STATE = Annotated[str | None, option(f"{_OTHERS} its weights, for package.module:callable.", "--state")]
 INPUT_SCALE = Annotated[float | None, option(f"{_OTHERS} its frames are in [0, this]; 255 for bytes.")]
 DENSITY_SCALE = Annotated[float | None, option(f"{_OTHERS} people for each unit of its map.")]
 RELU = Annotated[bool, option(f"{_OTHERS} cut off densities below 0.", "--relu")]
 STRIDE = Annotated[int | None, option(f"{_OTHERS} pixels on each side of a cell of its map; 4 by default.")]
 CHANNELS = Annotated[int | None, option(f"{_OTHERS} 1 for grey frames, the default, 3 for colour.")]
-ROI = Annotated[Path | None, option("Image whose pixels that are not black are counted; by default the weights' own.")]
+ROI = Annotated[Path | None, option("Image: people are counted where it is not black; by default the weights' own.")]
 
 
 class CounterOptions(NamedTuple):

@@ -22,9 +22,9 @@ class AlarmOptions(NamedTuple):
     sure: Annotated[float, option("Probability from which on a zone is red; as sure of the opposite, green.")] = 0.9
     hold: Annotated[float, option("Seconds that a change of colour must last.")] = 2.0
     notify: Annotated[
-        list[str] | None, option("Tell alarms to http(s)://... or mqtt(s)://host/topic; can be repeated.")
+        list[str] | None, option("Send alarms to http(s)://... or mqtt(s)://host/topic; can be repeated.")
     ] = None
-    propose: Annotated[float, option("Seconds; of each such stretch one frame is proposed for a label.")] = 120.0
+    propose: Annotated[float, option("Propose at most one frame for a label within this many seconds.")] = 120.0
 
     def settings(self, level: float) -> "Settings":
         """What can be chosen; `ArgumentError` where it cannot be so."""
@@ -52,7 +52,7 @@ def crowd_watch(
     keep: Annotated[float, option("Megabytes that it may grow to.")] = 500.0,
     host: Annotated[str, option("Address to listen on; others than the local one need a token.")] = "127.0.0.1",
     port: Annotated[int, option("Port to listen on; 0 takes a free one.")] = 8765,
-    token: Annotated[str | None, option("What others must know; made up where it is needed.")] = None,
+    token: Annotated[str | None, option("Token for access from other machines; generated where needed.")] = None,
     alarms: AlarmOptions = _USUAL,
     fps: Annotated[float | None, option("Frames per second of folders, or of videos instead of their own.")] = None,
     loop: Annotated[bool, option("Begin videos and folders again when they end.", "--loop")] = False,

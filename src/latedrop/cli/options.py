@@ -55,7 +55,7 @@ Trust = Annotated[
     bool, option("Unpickle model files that hold more than weights, which can run any code.", "--trust", **_MODEL)
 ]
 Untrained = Annotated[
-    bool, option("Go on with a callable's random weights; else these are an error.", "--untrained", **_MODEL)
+    bool, option("Accept random weights of a callable, which are an error otherwise.", "--untrained", **_MODEL)
 ]
 Device = Annotated[str, option("auto, cpu or cuda.", autocompletion=lambda: ["auto", "cpu", "cuda"], **_MODEL)]
 ReadOut = Annotated[
@@ -68,25 +68,25 @@ Kind = Annotated[
 ]
 Inputs = Annotated[
     str | None,
-    option("Input columns, commas between; by default all others, or the array x.", "--inputs", "--input", **_DATA),
+    option("Input columns, separated by commas; default: all others, or the array x.", "--inputs", "--input", **_DATA),
 ]
-Ignore = Annotated[str | None, option("Columns that are no inputs, commas between.", **_DATA)]
+Ignore = Annotated[str | None, option("Columns that are not inputs, separated by commas.", **_DATA)]
 Target = Annotated[
-    str | None, option("Target columns, commas between, or the column of labels; of arrays, y by default.", **_DATA)
+    str | None, option("Target columns, separated by commas, or the column of labels; for arrays y.", **_DATA)
 ]
 TargetMean = Annotated[
     str | None, option("Mean of the training targets, where these were standardised; one per output.", **_DATA)
 ]
 TargetStd = Annotated[str | None, option("Their standard deviation; one per output.", **_DATA)]
 TargetLog = Annotated[bool, option("The model was trained on the targets' logarithm.", "--target-log", **_DATA)]
-RowWeights = Annotated[str | None, option("Column with what each row counts.", "--row-weights", **_DATA)]
+RowWeights = Annotated[str | None, option("Column with the weight of each row.", "--row-weights", **_DATA)]
 Images = Annotated[
     str | None, option("Folder of images that a column of the data names: they are the inputs.", "--images", **_DATA)
 ]
 Column = Annotated[str | None, option("The column with the images' names; file by default.", "--column", **_DATA)]
 ImageTransform = Annotated[
     str | None,
-    option("What is made of an image: size=224,normalize=imagenet; timm:MODEL; package.module:function.", **_DATA),
+    option("How an image becomes an input: size=224,normalize=imagenet; timm:MODEL; package.module:function.", **_DATA),
 ]
 DropNan = Annotated[bool, option("Leave out rows with NaN or missing values.", "--drop-nan", **_DATA)]
 BatchSize = Annotated[int, option("Rows that are read and run at once.", **_DATA)]
@@ -100,7 +100,7 @@ Level = Annotated[
 Task = Annotated[str, option("auto, regression or classification.", autocompletion=lambda: _TASKS, **_DATA)]
 ClassNames = Annotated[
     str | None,
-    option("Names of the classes in the order of the model's outputs, commas between; else text is sorted.", **_DATA),
+    option("Names of the classes in the order of the outputs, separated by commas; by default sorted.", **_DATA),
 ]
 Sets = Annotated[
     str | None,
@@ -124,7 +124,7 @@ Scaling = Annotated[
         autocompletion=lambda: ["temperature", "bias", "vector"],
     ),
 ]
-PerClass = Annotated[bool, option("Sets that hold every class as often as they say.", "--per-class")]
+PerClass = Annotated[bool, option("Prediction sets that keep the promised coverage for every class.", "--per-class")]
 _FILES = "csv, parquet, feather, npz, pt, or a folder of these"
 Example = Annotated[str | None, option(f"Example rows: {_FILES}.", **_DATA)]
 InputShape = Annotated[
@@ -134,17 +134,17 @@ Validation = Annotated[str, option(f"Validation rows: {_FILES}; - is csv from st
 New = Annotated[str, option(f"Rows: {_FILES}; - is csv from stdin.", **_DATA)]
 Test = Annotated[str, option(f"Test rows: {_FILES}; - is csv from stdin.", **_DATA)]
 Held = Annotated[str | None, option("Rows for conformal intervals; by default half of --data, at random.", **_DATA)]
-Keep = Annotated[list[str] | None, option("Columns to carry along, commas between; may be repeated.", **_DATA)]
+Keep = Annotated[list[str] | None, option("Columns to carry along, separated by commas; may be repeated.", **_DATA)]
 Method = Annotated[
     str | None,
     option("terms, the default; sample: draws; linear: first order; propagate: maps.", autocompletion=lambda: _METHODS),
 ]
-Terms = Annotated[str | None, option("Terms of the variance, commas between; dropout,leverage by default.")]
+Terms = Annotated[str | None, option("Terms of the variance, separated by commas; dropout,leverage by default.")]
 Reference = Annotated[
-    str | None, option("Training rows: inputs alone are read. They tell what is usual, and are worth much.", **_DATA)
+    str | None, option("Training rows, of which only inputs are read: they tell what is usual. Recommended.", **_DATA)
 ]
 NoGuard = Annotated[bool, option("Do not widen intervals for rows unlike the validation rows.", "--no-guard")]
-Rates = Annotated[str | None, option("Rates to try, commas between; with --method sample.")]
+Rates = Annotated[str | None, option("Rates to try, separated by commas; with --method sample.")]
 Draws = Annotated[int | None, option("Thinned networks per rate, 100 by default; with --method sample.")]
 Floor = Annotated[bool, option("Also fit a constant, added to the scaled variance.", "--floor")]
 PerSite = Annotated[bool, option("A rate for every site; with --method linear.", "--per-site")]
@@ -166,7 +166,7 @@ OnRay = Annotated[
 Plot = Annotated[str | None, option("Draw the calibration curves to this PNG file.", **_OUTPUT)]
 AlsoReport = Annotated[str | None, option("Also write a page about it, HTML.", **_OUTPUT)]
 Report = Annotated[str | None, option("Write a page about it, HTML.", **_OUTPUT)]
-Unit = Annotated[str | None, option("Unit of the target, or one for each of several, commas between.", **_OUTPUT)]
+Unit = Annotated[str | None, option("Unit of the target, or one for each of several, separated by commas.", **_OUTPUT)]
 Require = Annotated[
     str | None,
     option(
@@ -295,17 +295,17 @@ ANY_TASK = Classes()
 
 
 def split(*texts: str | None) -> list[str]:
-    """Names with commas between; one that holds a comma stands in double quotes, as in csv."""
+    """Names separated by commas; one that holds a comma stands in double quotes, as in csv."""
     lines = csv.reader([text for text in texts if text], skipinitialspace=True)
     return [name.strip() for line in lines for name in line if name.strip()]
 
 
 def numbers(name: str, text: str) -> list[float]:
-    """Numbers with commas between."""
+    """Numbers separated by commas."""
     try:
         return [float(part) for part in split(text)]
     except ValueError:
-        raise ArgumentError(f"expected numbers with commas between for {name}; found {text!r}.") from None
+        raise ArgumentError(f"expected numbers separated by commas for {name}; found {text!r}.") from None
 
 
 def scale_of(text: str) -> Any:

@@ -32,7 +32,7 @@ class Bounds(NamedTuple):
     body_megabytes: Annotated[float, option("Of one request; more are refused with 413.", **_LIMITS)] = 16.0
     timeout: Annotated[float, option("Seconds until a request is given up with 503.", **_LIMITS)] = 30.0
     requests: Annotated[int, option("Requests at once; more are refused with 503.", **_LIMITS)] = 1024
-    drain: Annotated[float, option("Seconds to finish what was taken, when told to stop.", **_LIMITS)] = 30.0
+    drain: Annotated[float, option("Seconds to finish accepted requests after SIGTERM.", **_LIMITS)] = 30.0
 
     def of(self) -> "Limits":
         """What they mean."""
@@ -60,7 +60,7 @@ def serve(
     stream: Annotated[
         str | None, option("Follow labels, sent to /update; the state is kept in this file.", "--stream")
     ] = None,
-    exact: Annotated[bool, option("Run each request by itself: the same bits as alone.", "--exact")] = False,
+    exact: Annotated[bool, option("Run each request by itself, bit for bit as `predict` does.", "--exact")] = False,
     transform: opt.ImageTransform = None,
     bounds: Bounds = _USUAL,
     scale: opt.OtherScale = None,
@@ -73,7 +73,7 @@ def serve(
 ) -> None:
     """Answer requests over HTTP: POST /predict, GET /healthz, /metrics and /docs; with --stream, POST /update.
 
-    Requests are gathered into batches. SIGTERM ends it, after what was taken is answered.
+    Requests are gathered into batches. SIGTERM ends it after all accepted requests are answered.
     """
     with command(debug):
         need("serve", "fastapi", "uvicorn")

@@ -1,4 +1,4 @@
-"""The whole chain without any data: made-up scenes, a shipped counter, calibration, intervals, maps and rejection.
+"""The whole chain without any data: synthetic scenes, a shipped counter, calibration, intervals, maps and rejection.
 
 The counter was trained without dropout on scenes with little clutter. Here it meets scenes with more of it: dropout is
 injected and its variance sampled, and worked out without sampling; both are calibrated on validation scenes and

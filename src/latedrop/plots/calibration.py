@@ -122,6 +122,7 @@ def tradeoff(
     rmse: Array | None = None,
     xlabel: str = "NLL",
     ylabel: str = "miscalibration area",
+    rmse_label: str = "RMSE",
 ) -> Axes:
     """The path from the scale that is best for the NLL to the relaxed scale, in the plane of NLL and MA.
 
@@ -133,6 +134,7 @@ def tradeoff(
         rmse: RMSE at each point, shaped as `nll` or `(R, 1)`; shown by colour.
         xlabel: Name of the first metric.
         ylabel: Name of the second metric.
+        rmse_label: Name of what the colour shows.
 
     Returns:
         The axes drawn on.
@@ -157,7 +159,7 @@ def tradeoff(
         look |= {"edgecolors": GREY, "linewidths": 0.5, "zorder": 2}
         points = ax.scatter(x[:, place], y[:, place], s=size, marker=marker, label=label, **look)
     if shade is not None:
-        ax.figure.colorbar(points, ax=ax, label="RMSE")
+        ax.figure.colorbar(points, ax=ax, label=rmse_label)
     if len(x) > 1:
         ax.legend()
     else:

@@ -40,10 +40,10 @@ def study_parser(program: str, text: str, *, out: str, data: str, quick: str, ex
     add = parser.add_argument
     add("--out", type=Path, default=Path(out), help="folder of the results; finished work in it is kept")
     add("--data", type=Path, help=data)
-    add("--sets", help="names with commas between; all by default")
-    add("--seed", type=int, default=0, help="of all that is random")
+    add("--sets", help="names separated by commas; all by default")
+    add("--seed", type=int, default=0, help="seed of all random numbers")
     add("--quick", action="store_true", help=quick)
-    add("--fresh", action="store_true", help="compute again what is there")
+    add("--fresh", action="store_true", help="compute finished work again")
     add("--figures", action="store_true", help="only draw, from the JSON files in --out")
     return parser
 

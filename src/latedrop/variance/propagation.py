@@ -114,8 +114,9 @@ def _warn_of(reduced: list[str]) -> None:
     """Units that were summed or averaged."""
     if reduced:
         warn(
-            f"expected units that stay apart; {reduced[0]} sums or averages them as if they were independent, which "
-            "the pixels of a map are not: the variance may be far too small. Use method='linear' or method='sample'.",
+            f"expected units that are not summed; {reduced[0]} sums or averages them as if they were independent, "
+            "which the pixels of a map are not: the variance may be far too small. "
+            "Use method='linear' or method='sample'.",
             LatedropWarning,
             stacklevel=3,
         )

@@ -61,7 +61,7 @@ def sample(
         chunk: draws that run at once; chosen to fit memory where None, halved when memory runs out.
         shared: True: a draw is one thinned network for all examples; False: every example has its own masks.
         keep_draws: also return every draw.
-        engine: `"auto"`: draws are rows of one batch, or run one by one where the model's rows meet; `"rows"` and
+        engine: `"auto"`: draws are rows of one batch, or run one by one where rows affect each other; `"rows"` and
             `"loop"` force one of them; `"compiled"`: see `engine.compiled`, for many predictions on inputs of one
             shape, as the first takes seconds to compile.
         collate: from a list of items to what `model` takes, where `x` is a list of objects; see `find_sites`.

@@ -42,7 +42,7 @@ def _of_settings(text: str) -> Transform:
         key, equals, value = part.partition("=")
         if key not in _KEYS or not equals:
             raise ArgumentError(
-                f"expected --transform as settings among {', '.join(f'{key}=' for key in _KEYS)} with commas between, "
+                f"expected --transform as settings among {', '.join(f'{key}=' for key in _KEYS)} separated by commas, "
                 f"timm:MODEL, or package.module:function; found {part!r}."
             )
         found[key] = value

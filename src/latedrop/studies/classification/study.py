@@ -49,7 +49,7 @@ class Request:
     Attributes:
         out: folder of the results.
         data: folder with `mnist`, `fashion-mnist` and `cifar-10`, each with its files; None: the digits alone.
-        sets: names with commas between; None: all.
+        sets: names separated by commas; None: all.
         repeats: of each set; None: all, or two with `quick`.
         seed: of all that is random.
         device: `auto`, `cpu`, `cuda`, `cuda:1`, ...

@@ -98,7 +98,7 @@ def _rates(results: Results, target: str) -> Figure:
         row[1].set_yscale("log" if min(test["nll_unscaled"]) > 0 else "symlog")
         row[1].autoscale(axis="y")
         row[3].set_ylim(0, 0.5)
-    titles = (f"RMSE [{_UNITS[target]}]", "NLL, unscaled", "NLL", "miscalibration area")
+    titles = (f"RMSE [{_UNITS[target]}]", "NLL [nats], unscaled", "NLL [nats]", "miscalibration area")
     for ax, title in zip(grid[0], titles, strict=True):
         ax.set_title(title)
     for ax in grid[-1]:
@@ -115,8 +115,8 @@ def _tradeoff(results: Results) -> Figure:
             columns = record["injected"][target]
             nll, ma = (np.array([columns["path"][measure][i] for i in shown]) for measure in ("nll", "ma"))
             rmse = np.array([columns["test"]["rmse"][i] for i in shown])
-            plots.tradeoff(nll, ma, ax, rmse=rmse[:, None])
-            ax.set_title(f"{name}, {target} (RMSE in {unit})", fontsize="medium")
+            plots.tradeoff(nll, ma, ax, rmse=rmse[:, None], xlabel="NLL [nats]", rmse_label=f"RMSE [{unit}]")
+            ax.set_title(f"{name}, {target}", fontsize="medium")
             if nll.max() - nll.min() > _WIDE_RANGE:
                 ax.set_xscale("symlog")
     one_legend(figure, grid[0][0])
@@ -178,6 +178,8 @@ def _readable(record: Mapping[str, Any], target: str) -> tuple[float, float]:
 
 
 def _coverage(results: Results) -> Figure:
+    from matplotlib.ticker import LogLocator
+
     figure, grid = _grid(results, 2, 5.5, 3.0)
     for name, row, record in _rows(results, grid):
         found, levels = intervals(record), record["coverages"]
@@ -188,11 +190,18 @@ def _coverage(results: Results) -> Figure:
         row[0].hlines(levels, places - 0.4, places + 0.4, color="black", linewidth=2, zorder=1)
         for index, (kind, values) in enumerate(shown.items()):
             at = places + 0.12 * (index - (len(shown) - 1) / 2)
-            look = {"color": _LOOKS[kind]["color"], "marker": _LOOKS[kind]["marker"] or "P", "linestyle": "none"}
+            look = {
+                "color": _LOOKS[kind]["color"],
+                "marker": _LOOKS[kind]["marker"] or ("X" if kind == "constant" else "P"),
+                "linestyle": "none",
+            }
             row[0].plot(at, _floats(values["coverage"]), label=kind, **look)
             row[1].plot(at, _floats(values["width"]), label=kind, **look)
         row[0].set(ylim=(0, 1.03), ylabel=f"{name}\nshare inside")
         row[1].set(ylabel="mean width [people]", yscale="log")
+        row[1].yaxis.set_major_formatter("{x:g}")
+        row[1].yaxis.set_minor_locator(LogLocator(subs=(2, 5)))
+        row[1].yaxis.set_minor_formatter("{x:g}")
         for ax in row:
             ax.set_xticks(places, [f"{100 * level:g} %" for level in levels])
     for ax in grid[-1]:
@@ -246,6 +255,7 @@ def _maps(examples: Examples) -> Figure:
     titles = [f"{kind}\n{side}" for side in ("usual count", "fullest") for kind in ("annotated", "predicted", "std")]
     for ax, title in zip(grid[0], titles, strict=True):
         ax.set_title(title, fontsize="medium")
+    figure.supxlabel("all in people per cell of the density map", fontsize="medium")
     return figure
 
 

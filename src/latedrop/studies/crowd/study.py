@@ -57,10 +57,10 @@ class Request:
     Attributes:
         out: folder of the results.
         data: folder that holds `mall`, `ucsd` and `pets2009`; the scenes need none.
-        sets: names with commas between; None: all.
+        sets: names separated by commas; None: all.
         weights: folder of `NAME.safetensors`; None: those that come with the package.
         draws: thinned networks for each rate.
-        rates: with commas between; None: the paper's ten, and 0.02, 0.05 and 0.1.
+        rates: separated by commas; None: the paper's ten, and 0.02, 0.05 and 0.1.
         every: take every so many validation and test frames.
         seed: of the masks.
         device: `auto`, `cpu`, `cuda`, `cuda:1`, ...
@@ -189,7 +189,7 @@ def main(arguments: Sequence[str] | None = None, program: str = "python -m lated
     add = parser.add_argument
     add("--weights", type=Path, help="folder of NAME.safetensors; those of the package by default")
     add("--draws", type=int, help=f"thinned networks for each rate; {Settings().draws} by default")
-    add("--rates", help=f"with commas between; {', '.join(f'{rate:g}' for rate in RATES)} by default")
+    add("--rates", help=f"numbers separated by commas; {', '.join(f'{rate:g}' for rate in RATES)} by default")
     add("--every", type=int, default=1, help="take each k-th validation and test frame")
     add("--batch", type=int, default=8, help="frames that run at once")
     add("--chunk", type=int, help="draws that run at once; what fits by default")
@@ -378,7 +378,7 @@ def _plain(settings: Settings) -> dict[str, Any]:
 def _rates(text: str) -> tuple[float, ...]:
     rates = tuple(sorted(set(number_list("--rates", text))))
     if not rates or not all(0 < rate < 1 for rate in rates):
-        raise ArgumentError(f"expected --rates between 0 and 1 with commas between; found {text!r}.")
+        raise ArgumentError(f"expected --rates between 0 and 1, separated by commas; found {text!r}.")
     return rates
 
 

@@ -144,4 +144,10 @@ def _look(index: int) -> dict[str, Any]:
 
 def _legend(figure: Figure, ax: Axes) -> None:
     lines, labels = ax.get_legend_handles_labels()
-    figure.legend(lines, labels, loc="outside upper center", ncols=min(9, len(labels)), fontsize="small")
+    figure.legend(
+        lines,
+        labels,
+        loc="outside upper center",
+        ncols=min(int(figure.get_figwidth() / 1.2), len(labels)),
+        fontsize="small",
+    )

@@ -40,6 +40,17 @@ CAPTIONS = {
     "line for all rates. Means over splits; every panel has axes of its own.",
 }
 _KINDS = ("injected", "embedded")
+_UNITS = {
+    "yacht": "resistance / weight",
+    "boston-housing": "$1000",
+    "energy": "kWh/m²",
+    "concrete": "MPa",
+    "wine-quality-red": "points",
+    "kin8nm": "distance",
+    "power-plant": "MW",
+    "protein-tertiary-structure": "Å",
+}
+"""Of the targets; the sources of yacht and kin8nm give none."""
 _WIDE = 4
 _ABOVE = 3.0
 """Nats above the least NLL at which the colours of the surface end."""
@@ -95,7 +106,7 @@ def _deep(results: Results) -> Figure:
     for row, (name, record) in zip(grid, results.items(), strict=True):
         for ax, (measure, label) in zip(row, columns.items(), strict=True):
             values = _of_kinds(record, measure)
-            plots.metric_by_rate(record["rates"], values, ax, ylabel=f"{SHORT.get(name, name)}: {label}", log=True)
+            plots.metric_by_rate(record["rates"], values, ax, ylabel=_label(name, label), log=True)
             if measure != "rmse":
                 _far(ax, values)
     one_legend(figure, figure.axes[0])
@@ -113,13 +124,14 @@ def _by_rate(results: Results) -> Figure:
     figure = plots.new_figure(11, 2.4 * len(results))
     grid = figure.subplots(len(results), 3, squeeze=False)
     for row, (name, record) in zip(grid, results.items(), strict=True):
-        rates, title = record["rates"], SHORT.get(name, name)
+        rates = record["rates"]
         shown = [index for index, rate in enumerate(rates) if rate >= 0.05]
         for ax, measure, label in ((row[0], "rmse", "RMSE"), (row[1], "nll_unscaled", "unscaled NLL")):
-            plots.metric_by_rate(rates, _of_kinds(record, measure), ax, ylabel=f"{title}: {label}", log=True)
+            plots.metric_by_rate(rates, _of_kinds(record, measure), ax, ylabel=_label(name, label), log=True)
         _far(row[1], _of_kinds(record, "nll_unscaled"))
         large = {kind: values[shown] for kind, values in _of_kinds(record, "nll_unscaled").items()}
-        plots.metric_by_rate([rates[index] for index in shown], large, row[2], ylabel=f"{title}: unscaled NLL")
+        label = _label(name, "unscaled NLL")
+        plots.metric_by_rate([rates[index] for index in shown], large, row[2], ylabel=label)
     one_legend(figure, figure.axes[0])
     return figure
 
@@ -128,7 +140,7 @@ def _scaled(results: Results) -> Figure:
     def lines(record: Mapping[str, Any]) -> dict[str, Any]:
         return {f"{kind}, {how}": curves(record, kind, f"nll_{how}") for how in ("scaled", "ideal") for kind in _KINDS}
 
-    return _grid(results, lines, "NLL")
+    return _grid(results, lines, "NLL [nats]")
 
 
 def _areas(results: Results) -> Figure:
@@ -152,14 +164,15 @@ def _tradeoff(results: Results) -> Figure:
         }
         rmse = {kind: curves(record, kind, "rmse").mean(1) for kind in _KINDS}
         nll, area = (np.concatenate([paths["embedded"][i], paths["injected"][i][:1]]) for i in (0, 1))
-        plots.tradeoff(nll, area, ax, rmse=np.append(rmse["embedded"], rmse["injected"][0])[:, None])
+        shade = np.append(rmse["embedded"], rmse["injected"][0])[:, None]
+        plots.tradeoff(nll, area, ax, rmse=shade, xlabel="NLL [nats]", rmse_label=f"RMSE {_unit(name)}".rstrip())
         ax.scatter(nll[-1], area[-1], s=150, facecolors="none", edgecolors=COLOURS[1], linewidths=1.6, label="injected")
         ax.plot(nll[-1], area[-1], color=COLOURS[1], linewidth=1.6, zorder=1.5)
         ax.plot([], [], color=GREY, linewidth=1, label="embedded, one rate")
         low, high = ax.get_ylim()
         room = max(0.0, _LEAST_AREA - (high - low)) / 2
         ax.set_ylim(low - room, high + room)
-        ax.set_title(name)
+        ax.set_title(SHORT.get(name, name))
     one_legend(figure, figure.axes[0])
     return figure
 
@@ -183,7 +196,7 @@ def _surface(results: Results) -> Figure:
         ax.set_title(f"{kind}, {SHORT.get(name, name)}")
         lines = {"along the valley": "scaled", "at scale 1": "unscaled"}
         drawn = {label: curves(record, kind, f"nll_{how}", "validation")[:, 0] for label, how in lines.items()}
-        plots.metric_by_rate(record["rates"], drawn, below, ylabel="NLL", log=True)
+        plots.metric_by_rate(record["rates"], drawn, below, ylabel="NLL [nats]", log=True)
         below.set_ylim(least - 0.3, least + _ABOVE + 1)
         below.set_xlim(ax.get_xlim())
         below.legend(fontsize="small", loc="upper center")
@@ -199,7 +212,7 @@ def _panels(figure: Figure, results: Results) -> Iterator[tuple[Axes, str, Mappi
     for ax in grid[len(results) :]:
         ax.remove()
     for ax, (name, record) in zip(grid, results.items(), strict=False):
-        yield ax, SHORT.get(name, name), record
+        yield ax, name, record
 
 
 def _grid(results: Results, lines: Callable[[Mapping[str, Any]], dict[str, Any]], label: str) -> Figure:
@@ -207,9 +220,18 @@ def _grid(results: Results, lines: Callable[[Mapping[str, Any]], dict[str, Any]]
     figure = plots.new_figure(3.6 * wide if wide > 2 else 7.2, 3.2 * -(-len(results) // _WIDE))
     for ax, name, record in _panels(figure, results):
         plots.metric_by_rate(record["rates"], lines(record), ax, ylabel=label, log=True)
-        ax.set_title(name)
+        ax.set_title(SHORT.get(name, name))
     one_legend(figure, figure.axes[0])
     return figure
+
+
+def _label(name: str, measure: str) -> str:
+    """A set and a measure, with its unit."""
+    return f"{SHORT.get(name, name)}: {measure}\n{_unit(name) if measure == 'RMSE' else '[nats]'}".rstrip()
+
+
+def _unit(name: str) -> str:
+    return f"[{_UNITS[name]}]" if name in _UNITS else ""
 
 
 def _of_kinds(record: Mapping[str, Any], measure: str) -> dict[str, Any]:

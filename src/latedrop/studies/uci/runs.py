@@ -43,7 +43,7 @@ class SetRequest:
     Attributes:
         out: folder of the results.
         data: folder of the text files; None: what installed packages ship.
-        sets: names with commas between; None: all.
+        sets: names separated by commas; None: all.
         csv: a table of one's own, in the place of the sets.
         target: its column that is predicted.
         seed: of all that is random.

@@ -83,7 +83,7 @@ def main(arguments: Sequence[str] | None = None, program: str = "python -m lated
     )
     own_table_options(parser)
     parser.add_argument("--splits", type=int, help="maximum number of splits per data set")
-    parser.add_argument("--draws", type=int, help="sample the variance with so many masks; exact by default")
+    parser.add_argument("--draws", type=int, help="number of masks to sample the variance with; exact by default")
     return run_command(parser, arguments, lambda options, only: study(Request(**options), figures_only=only), STOPPED)
 
 

@@ -1,8 +1,8 @@
 """Draws are rows: T thinned networks on N examples are one pass of the model over `T · N` examples.
 
-In eval mode the examples of a batch do not meet, so the inputs are repeated T times, the model runs as it is, and each
-site multiplies its input, seen as `(T, N, ...)`, by the masks `(T, 1, ...)` of its draws. Where the rows of a batch do
-meet, or a site's input has no rows, draws run one by one.
+In eval mode the examples of a batch do not affect each other, so the inputs are repeated T times, the model runs as it
+is, and each site multiplies its input, seen as `(T, N, ...)`, by the masks `(T, 1, ...)` of its draws. Where rows do
+affect each other, or a site's input has no rows, draws run one by one.
 """
 
 from __future__ import annotations
@@ -140,8 +140,8 @@ class ThinnedNetworks:
         together = [site.name for site in self._sites if site.batch_axis is None or site.moved or site.coupled]
         if together and self.options.engine == "rows":
             raise ArgumentError(
-                f"expected sites whose inputs have rows that do not meet with engine='rows'; {together} have not. Use "
-                "engine='auto', which runs the draws of such a model one by one."
+                f"expected rows that do not affect each other with engine='rows'; at the sites {together} they do. "
+                "Use engine='auto', which runs the draws of such a model one by one."
             )
         if together:
             return False

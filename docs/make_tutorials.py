@@ -1,0 +1,51 @@
+"""Run the tutorials again: `python docs/make_tutorials.py [NAME ...]`, from the repository's root.
+
+The code blocks of docs/tutorial_NAME.md run in order, in a folder of their own. What a block prints goes into the
+`text` block that follows it, and the picture that the page saves goes to docs/images.
+"""
+
+import contextlib
+import io
+import os
+import re
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+DOCS = Path(__file__).parent.resolve()
+BLOCK = re.compile(r"^```python\n(?P<code>.*?)^```\n(?:\n^```text\n(?P<printed>.*?)^```\n)?", re.MULTILINE | re.DOTALL)
+
+
+def main() -> None:
+    """Write page and picture of each."""
+    matplotlib.use("Agg")
+    for name in sys.argv[1:] or sorted(path.stem.partition("_")[2] for path in DOCS.glob("tutorial_*.md")):
+        page = DOCS / f"tutorial_{name}.md"
+        with tempfile.TemporaryDirectory() as folder:
+            os.chdir(folder)
+            page.write_text(rerun(page.read_text(encoding="utf-8")), encoding="utf-8")
+            shutil.copy(f"{page.stem}.png", DOCS / "images")
+            os.chdir(DOCS.parent)
+        print(f"{page.stem}: done", flush=True)
+
+
+def rerun(page: str) -> str:
+    """The page with what its blocks print now."""
+    names: dict[str, Any] = {}
+
+    def again(block: re.Match[str]) -> str:
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            exec(compile(block["code"], "tutorial", "exec"), names)
+        if block["printed"] is None:
+            return block[0]
+        return f"```python\n{block['code']}```\n\n```text\n{out.getvalue()}```\n"
+
+    return BLOCK.sub(again, page)
+
+
+if __name__ == "__main__":
+    main()
