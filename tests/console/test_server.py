@@ -61,6 +61,7 @@ class Console:
         wire = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
         sent = {
             "Content-Type": "application/json",
+            "Authorization": f"Bearer {TOKEN}",
             **{name.replace("_", "-"): value for name, value in headers.items()},
         }
         wire.request(method, path, None if body is None else json.dumps(body), sent)
@@ -94,21 +95,23 @@ def console(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Console]:
     running.close()
 
 
-def test_others_need_the_token(console: Console) -> None:
-    assert console.ask("/api/state", Host="console.example")[0] == 401
-    assert console.ask("/", Host="console.example")[0] == 401
-    assert console.ask("/api/stream", Host="192.168.0.7:8765")[0] == 401
-    assert console.ask("/api/state", Host="console.example", Authorization="Bearer wrong")[0] == 401
-    assert console.ask("/api/state", Host="console.example", Authorization=f"Bearer {TOKEN}")[0] == 200
-    status, _, headers = console.ask(f"/?token={TOKEN}", Host="console.example")
+@pytest.mark.parametrize("host", ["console.example", "192.168.0.7:8765", "127.0.0.1:8765", "localhost", "[", ""])
+def test_where_there_is_a_token_everybody_needs_it(console: Console, host: str) -> None:
+    """Also at the local address: a proxy on this machine may send it, for anybody."""
+    for path in ("/api/state", "/", "/api/stream", "/page/main.js"):
+        assert console.ask(path, Host=host, Authorization="")[0] == 401
+    assert console.ask("/api/state", Host=host, Authorization="Bearer wrong")[0] == 401
+    assert console.ask("/api/state", Host=host)[0] == 200
+    status, _, headers = console.ask(f"/?token={TOKEN}", Host=host, Authorization="")
     assert (status, headers["location"]) == (303, "/")
     assert "HttpOnly" in headers["set-cookie"]
     cookie = headers["set-cookie"].partition(";")[0]
-    assert console.ask("/api/state", Host="console.example", Cookie=cookie)[0] == 200
+    assert console.ask("/api/state", Host=host, Authorization="", Cookie=cookie)[0] == 200
 
 
 def test_other_pages_are_refused(console: Console) -> None:
-    assert console.ask("/api/sources/0/snapshot", "POST", Origin="http://evil.example")[0] == 403
+    for other in ("http://evil.example", "null", "http://[", ""):
+        assert console.ask("/api/sources/0/snapshot", "POST", Origin=other)[0] == 403
     assert console.ask("/api/sources/0/snapshot", "POST", Origin=f"http://127.0.0.1:{console.port}")[0] == 200
 
 
@@ -144,7 +147,8 @@ def test_wrong_words_are_refused(console: Console) -> None:
 def test_a_body_without_a_length_is_counted_as_it_comes(console: Console) -> None:
     wire = http.client.HTTPConnection("127.0.0.1", console.port, timeout=20)
     parts = (b'{"name": "' if number == 0 else b"x" * 50_000 for number in range(8))
-    wire.request("POST", "/api/sources/0/zones", parts, {"Content-Type": "application/json"}, encode_chunked=True)
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {TOKEN}"}
+    wire.request("POST", "/api/sources/0/zones", parts, headers, encode_chunked=True)
     answer = wire.getresponse()
     assert (answer.status, json.loads(answer.read())) == (413, {"error": "expected at most 262144 bytes."})
     wire.close()

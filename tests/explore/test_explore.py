@@ -112,7 +112,10 @@ def test_only_this_machine_is_answered(known: tuple[Predictor, Path, Any]) -> No
     assert testclient.TestClient(app, base_url="http://127.0.0.1:1").get("/").status_code == 401
     local = testclient.TestClient(app, base_url="http://rows.example", client=("127.0.0.1", 5))
     assert local.get("/api/about").status_code == 401
-    answer = testclient.TestClient(app, base_url="http://127.0.0.1:1", client=("127.0.0.1", 5)).get("/")
+    mine = testclient.TestClient(app, base_url="http://127.0.0.1:1", client=("127.0.0.1", 5))
+    assert mine.get("/", headers={"Host": "[::1"}).status_code == 401
+    assert mine.get("/", headers={"Origin": "http://["}).status_code == 403
+    answer = mine.get("/")
     assert "default-src 'none'" in answer.headers["content-security-policy"]
 
 
