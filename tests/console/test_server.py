@@ -224,7 +224,7 @@ def test_labels_recalibrate_and_can_be_taken_back(console: Console) -> None:
         assert found["labelled"][-1]["people"] == people
         assert ("Recalibrated" in found["said"]) == (number == 4)
     old, new = found["calibrations"][-1], found["calibrations"][0]
-    assert (old["note"], old["used"], new["used"]) == ("as it came", 0, 1)
+    assert (old["note"], old["used"], new["used"]) == ("as it came", False, True)
     counter = console.watch.views[0].counter
     recalibration = counter.calibration.recalibration
     assert recalibration is not None
@@ -252,6 +252,26 @@ def test_a_restart_finds_everything_again(tmp_path: Path) -> None:
         assert again.watch.views[0].counter.stream.bias == pytest.approx(bias)
     finally:
         again.close()
+
+
+def test_labels_that_were_taken_back_stay_so_after_a_restart(tmp_path: Path) -> None:
+    trained = load_weights(shipped("scenes"))
+    calibration = load_calibration(shipped("scenes", ".calibration.json"), trained)
+    biases = []
+    for start in range(2):
+        store = Store(tmp_path / "a.sqlite")
+        watch = Watch([Source("door", True, walking)], trained, calibration, store, Settings(), Notices([]))
+        view = watch.views[0]
+        if start == 0:
+            assert SCENES[0] is not None
+            view.count, view.shot = view.counter.count("a", SCENES[0]), Shot(1, 0.0, SCENES[0], 0.0)
+            watch.label(view, watch.freeze(view), 90, None)
+            assert view.counter.stream.bias[0] > 1
+            (first,) = store.calibrations("door")
+            watch.restore(view, first["id"])
+        biases.append(view.counter.stream.bias)
+        store.close()
+    assert biases[0] == biases[1]
 
 
 @pytest.mark.parametrize("record", ["{", "other"], ids=["damaged", "of another counter"])

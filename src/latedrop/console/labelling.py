@@ -121,7 +121,7 @@ def recalibrated(counter: LiveCounter, store: Store, source: str) -> CrowdCalibr
 
 
 def restored(counter: LiveCounter, store: Store, source: str, own: CrowdCalibration) -> None:
-    """Go on where the console was left: the calibration in use, and the labels that came after it."""
+    """Go on where the console was left: the calibration in use, and the labels that came since."""
     used = [row for row in store.calibrations(source) if row["used"]]
     since = 0.0
     if used:
@@ -132,7 +132,7 @@ def restored(counter: LiveCounter, store: Store, source: str, own: CrowdCalibrat
             store.add_calibration(source, "as it came", own.to_json())
             return
         counter.use(found)
-        since = float(used[0]["time"])
+        since = max(float(used[0]["time"]), float(used[0]["used"]))  # 1 in files of before
     else:
         store.add_calibration(source, "as it came", own.to_json())
     for row in store.frames(source, labelled=True):

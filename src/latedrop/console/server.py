@@ -223,11 +223,13 @@ def _about(view: View) -> dict[str, Any]:
 
 def _learned(watch: Watch, view: View) -> dict[str, Any]:
     """What labels there are, which frames wait, and which calibrations can be restored."""
-    keys = ("id", "time", "note", "used")
+    keys = ("id", "time", "note")
     return {
         "proposed": watch.store.frames(view.name, labelled=False),
         "labelled": watch.store.frames(view.name, labelled=True),
-        "calibrations": [{key: row[key] for key in keys} for row in watch.store.calibrations(view.name)],
+        "calibrations": [
+            {**{key: row[key] for key in keys}, "used": row["used"] > 0} for row in watch.store.calibrations(view.name)
+        ],
     }
 
 
