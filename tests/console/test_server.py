@@ -19,7 +19,7 @@ pytest.importorskip("fastapi", reason="the console is an extra")
 from latedrop.console.alarms import Rule  # noqa: E402
 from latedrop.console.camera import Camera, Shot  # noqa: E402
 from latedrop.console.notices import Notices  # noqa: E402
-from latedrop.console.server import make_app  # noqa: E402
+from latedrop.console.server import _learned, make_app  # noqa: E402
 from latedrop.console.sources import Pixels, Source  # noqa: E402
 from latedrop.console.store import Store  # noqa: E402
 from latedrop.console.watch import Settings, Watch  # noqa: E402
@@ -267,8 +267,10 @@ def test_labels_that_were_taken_back_stay_so_after_a_restart(tmp_path: Path) -> 
             view.count, view.shot = view.counter.count("a", SCENES[0]), Shot(1, 0.0, SCENES[0], 0.0)
             watch.label(view, watch.freeze(view), 90, None)
             assert view.counter.stream.bias[0] > 1
-            (first,) = store.calibrations("door")
+            (first,) = _learned(watch, view)["calibrations"]
+            assert (first["used"], first["moved"]) == (True, True)  # so the page offers to take the label back
             watch.restore(view, first["id"])
+            assert _learned(watch, view)["calibrations"] == [{**first, "moved": False}]
         biases.append(view.counter.stream.bias)
         store.close()
     assert biases[0] == biases[1]
