@@ -170,13 +170,20 @@ class Store:
         return bytes(rows[0]["jpeg"]) if rows else None
 
     def add_frame(
-        self, source: str, name: str, why: str, png: bytes, jpeg: bytes, numbers: tuple[float, float, float]
+        self,
+        source: str,
+        name: str,
+        why: str,
+        png: bytes,
+        jpeg: bytes,
+        numbers: tuple[float, float, float],
+        when: float,
     ) -> int:
-        """Keep a frame that can be labelled; the oldest that nobody labelled goes."""
+        """Keep a frame of some time that can be labelled; the oldest that nobody labelled goes."""
         found = self._do(
             "INSERT INTO frames (source, time, name, why, png, jpeg, count, low, high) VALUES (?, ?, ?, ?, ?, ?, ?, ?, "
             "?)",
-            source, time.time(), name, why, png, jpeg, *numbers,
+            source, when, name, why, png, jpeg, *numbers,
         )  # fmt: skip
         self._do(
             "DELETE FROM frames WHERE people IS NULL AND source = ? AND id NOT IN (SELECT id FROM frames WHERE people "
