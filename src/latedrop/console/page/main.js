@@ -99,8 +99,8 @@ async function news(message) {
     showSources();
     if (here) {
       showCount(message);
-      showCamera();
       zones.update(message);
+      showCamera();
       picture.update(message);
       timeline.add(message);
     }
