@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ import pytest
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright opens the console")
 pytest.importorskip("fastapi", reason="the console is an extra")
-pytest.importorskip("uvicorn", reason="the console is an extra")
+uvicorn = pytest.importorskip("uvicorn", reason="the console is an extra")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine")
 
@@ -152,6 +153,53 @@ def test_a_shift_at_the_console(demo: Demo) -> None:
         }  # fmt: skip
         browser.close()
     assert demo.end(signal.SIGINT) in (0, 130)
+
+
+def test_a_source_that_breaks_has_no_number_and_no_colour(tmp_path: Path) -> None:
+    from latedrop.console.notices import Notices
+    from latedrop.console.server import make_app
+    from latedrop.console.sources import Source
+    from latedrop.console.store import Store
+    from latedrop.console.watch import Settings, Watch
+    from latedrop.crowd.calibration import load_calibration
+    from latedrop.crowd.mcnn import load_weights, shipped
+    from latedrop.crowd.scenes import make_scenes
+    from latedrop.web.listening import listening
+
+    pixels = make_scenes(0, 6, 0).frames[0].pixels
+    broken = Event()
+
+    def frames() -> Iterator[Any]:
+        while not broken.wait(0.1):
+            yield pixels
+        raise OSError
+
+    trained = load_weights(shipped("scenes"))
+    calibration = load_calibration(shipped("scenes", ".calibration.json"), trained)
+    sources = [Source(name, True, frames) for name in ("Door", "Gate")]
+    store = Store(tmp_path / "a.sqlite")
+    store.change_zone(store.zones("Gate")[0].id, "Whole picture", 1e5)
+    watch = Watch(sources, trained, calibration, store, Settings(wait=0.2), Notices([]))
+    wire, address = listening("127.0.0.1", 0)
+    app = make_app(watch)
+    server = uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1))
+    thread = Thread(target=server.run, args=([wire],), daemon=True)
+    thread.start()
+    with playwright.sync_playwright() as play:
+        opened = Opened(play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"]), f"{address}#1")
+        opened.sees("#zones .said", "below the limit")
+        broken.set()
+        opened.sees("#zones .said", "^no picture$")
+        opened.sees("#count", r"^\D*$")
+        opened.sees("#sources button:has-text('Door')", "no picture")  # not the one that is looked at
+        assert opened.page.locator("#sources .green, #zones .green").count() == 0
+        broken.clear()
+        opened.sees("#zones .said", "below the limit")
+        opened.sees("#sources button:has-text('Door') b", r"\d+")
+        assert opened.wrong == []
+    app.state.hub.end()
+    server.should_exit = True
+    thread.join(20)
 
 
 @pytest.mark.skipif(not SHOTS, reason="draws the pictures of the documentation, where LATEDROP_SCREENSHOTS is set")

@@ -75,6 +75,19 @@ def test_a_broken_stream_is_opened_again_and_says_so() -> None:
     assert "Trying again in" in camera.words or camera.state == "live"
 
 
+def test_sources_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    for door in ("north", "south"):
+        folder = tmp_path / door / "frames"
+        folder.mkdir(parents=True)
+        Image.fromarray(np.zeros((8, 8), np.uint8)).save(folder / "a.png")
+    folders = [str(tmp_path / door / "frames") for door in ("north", "south")]
+    assert [source.name for source in open_sources(folders)] == ["frames", "frames (2)"]
+    channels = [f"rtsp://recorder/live?channel={number}" for number in (1, 2, 3)]
+    assert [source.name for source in open_sources(channels)] == [f"recorder/live{n}" for n in ("", " (2)", " (3)")]
+    with pytest.raises(ArgumentError, match="once"):
+        open_sources([folders[0], str(tmp_path / "north" / "." / "frames")])
+
+
 def test_a_password_is_never_shown() -> None:
     pytest.importorskip("av")
     (source,) = open_sources(["rtsp://admin:secret@127.0.0.1:1/stream?key=hidden"])

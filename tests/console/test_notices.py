@@ -53,6 +53,29 @@ def test_what_waits_is_bounded() -> None:
     notices.close()
 
 
+def test_a_target_that_is_not_there_holds_up_no_other() -> None:
+    got: list[bytes] = []
+    listening = socket.create_server(("127.0.0.1", 0))
+
+    def answer() -> None:
+        for said in (b"no HTTP at all\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"):
+            wire, _ = listening.accept()
+            with wire:
+                got.append(wire.recv(65536))
+                wire.sendall(said)
+
+    thread = Thread(target=answer)
+    thread.start()
+    notices = Notices(["http://127.0.0.1:9/nobody", f"http://127.0.0.1:{listening.getsockname()[1]}/hook"], wait=0.5)
+    notices.send({"event": "alarm"})
+    waited(lambda: notices.sent == 1)
+    assert notices.dropped == 0  # the first one is still tried
+    thread.join(5)
+    listening.close()
+    notices.close()
+    assert len(got) == 2  # an answer that is no HTTP is tried again, too
+
+
 def test_a_message_to_a_broker() -> None:
     got: dict[str, bytes] = {}
     listening = socket.create_server(("127.0.0.1", 0))
@@ -86,7 +109,20 @@ def test_a_message_to_a_broker() -> None:
     assert got["message"] == struct.pack("!H", 13) + b"square/alarms" + struct.pack("!H", 1) + body
 
 
-@pytest.mark.parametrize("target", ["ftp://x/y", "mqtt://host", "mqtt://host/a/#", "nonsense", "http://"])
+@pytest.mark.parametrize(
+    "target",
+    [
+        "ftp://x/y",
+        "mqtt://host",
+        "mqtt://host/a/#",
+        "nonsense",
+        "http://",
+        "http://host:door/",
+        "http://[",
+        "https://me:word@host/",
+        "http://host/a b",
+    ],
+)
 def test_addresses_that_cannot_be_told(target: str) -> None:
     with pytest.raises(ArgumentError, match="expected"):
         Notices([target])

@@ -21,7 +21,7 @@ from latedrop.console.store import Store
 store = Store(Path(sys.argv[1]))
 zone = store.zones("door")[0]
 store.add_zone("door", "Stairs", [[0, 0], [1, 0], [0, 1]], 7)
-frame = store.add_frame("door", "f1", "asked for", b"png", b"jpeg", (3.0, 2.0, 4.0))
+frame = store.add_frame("door", "f1", "asked for", b"png", b"jpeg", (3.0, 2.0, 4.0), 1e9)
 store.label(frame, 5, None)
 event = store.add_event("door", "alarm", "too many", zone.id, b"picture")
 store.acknowledge(event)
@@ -79,7 +79,7 @@ def test_old_counts_are_averaged(tmp_path: Path) -> None:
 def test_the_file_stays_below_its_size(tmp_path: Path) -> None:
     store = Store(tmp_path / "a.sqlite", most_bytes=5_000_000)
     zone = store.zones("door")[0].id
-    frame = store.add_frame("door", "f", "asked for", b"p" * 1000, b"j", (1.0, 0.0, 2.0))
+    frame = store.add_frame("door", "f", "asked for", b"p" * 1000, b"j", (1.0, 0.0, 2.0), 1e9)
     store.label(frame, 3, [[0.5, 0.5]])
     for batch in range(12):
         store.add_counts((zone, time.time() + i / 1000, 1.0, 0.0, 2.0, 0.0) for i in range(batch, batch + 20_000))
@@ -95,7 +95,7 @@ def test_the_file_stays_below_its_size(tmp_path: Path) -> None:
 def test_frames_that_nobody_labels_do_not_pile_up(tmp_path: Path) -> None:
     store = Store(tmp_path / "a.sqlite")
     for number in range(40):
-        store.add_frame("door", f"f{number}", "regular check", b"p", b"j", (1.0, 0.0, 2.0))
+        store.add_frame("door", f"f{number}", "regular check", b"p", b"j", (1.0, 0.0, 2.0), 1e9 + number)
     assert [row["name"] for row in store.frames("door", labelled=False)][:2] == ["f39", "f38"]
     assert len(store.frames("door", labelled=False)) == 12
     store.close()

@@ -51,15 +51,16 @@ def test_corners_that_make_no_zone(value: object) -> None:
     ("value", "said"),
     [
         ([], "an area"),
-        ([[0.3, 0.3]] * 3, "an area"),
+        ([[0.3, 0.3]] * 3, "found 1 different corners"),
         ([[0.1, 0.1], [0.5, 0.5], [0.9, 0.9]], "an area"),
-        ([[0.1, 0.1], [0.9, 0.1], [0.1, 0.1], [0.9, 0.1]], "an area"),
+        ([[0.1, 0.1], [0.9, 0.1], [0.1, 0.1], [0.9, 0.1]], "cross or touch"),
         ([[0.1, 0.1], [0.101, 0.1], [0.1, 0.101]], "an area"),
         ([[0, 0], [1, 1], [1, 0.1], [0, 0.8]], "cross or touch"),
+        ([[0.1, 0.1], [0.9, 0.9], [0.9, 0.1], [0.1, 0.9]], "cross or touch"),  # both halves are as large
         ([[0, 0], [1, 0], [1, 1], [0.5, 0], [0, 1]], "cross or touch"),  # a corner on another side
         ([[0, 0], [0.4, 0.4], [0.8, 0.8], [0.2, 0.2], [0, 1]], "cross or touch"),  # goes back over itself
     ],
-    ids=["none", "one corner", "a line", "there and back", "tiny", "a bow", "touching", "a spike"],
+    ids=["none", "one corner", "a line", "there and back", "tiny", "a bow", "an even bow", "touching", "a spike"],
 )
 def test_outlines_that_make_no_zone(value: object, said: str) -> None:
     with pytest.raises(DataError, match=said):

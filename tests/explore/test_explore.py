@@ -115,9 +115,12 @@ def test_only_this_machine_is_answered(known: tuple[Predictor, Path, Any]) -> No
     assert foreign.status_code == 403
     assert "found one to 'rows.example'" in foreign.json()["error"]
     assert "token" not in foreign.json()["error"]
-    answer = testclient.TestClient(app, base_url="http://127.0.0.1:1", client=("127.0.0.1", 5)).get("/")
+    mine = testclient.TestClient(app, base_url="http://127.0.0.1:1", client=("127.0.0.1", 5))
+    assert mine.get("/", headers={"Host": "[::1"}).status_code == 403
+    assert mine.get("/", headers={"Origin": "http://["}).status_code == 403
+    answer = mine.get("/")
     assert "default-src 'none'" in answer.headers["content-security-policy"]
-    head = testclient.TestClient(app, base_url="http://127.0.0.1:1", client=("127.0.0.1", 5)).head("/")
+    head = mine.head("/")
     assert (head.status_code, head.headers["content-length"]) == (200, str(len(answer.content)))
 
 

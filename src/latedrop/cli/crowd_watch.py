@@ -52,7 +52,7 @@ def crowd_watch(
     keep: Annotated[float, option("Megabytes that it may grow to.")] = 500.0,
     host: Annotated[str, option("Address to listen on; others than the local one need a token.")] = "127.0.0.1",
     port: Annotated[int, option("Port to listen on; 0 takes a free one.")] = 8765,
-    token: Annotated[str | None, option("Token for access from other machines; generated where needed.")] = None,
+    token: Annotated[str | None, option("Token that a browser must know; generated where others can reach it.")] = None,
     alarms: AlarmOptions = _USUAL,
     fps: Annotated[float | None, option("Frames per second of folders, or of videos instead of their own.")] = None,
     loop: Annotated[bool, option("Begin videos and folders again when they end.", "--loop")] = False,

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from latedrop.console.camera import Shot
 from latedrop.console.counter import Count, LiveCounter
 from latedrop.console.pictures import png
-from latedrop.console.sources import Pixels
 from latedrop.console.store import Store
 from latedrop.crowd.calibration import CrowdCalibration
 from latedrop.crowd.calibration.recalibration import FEWEST
@@ -37,7 +37,7 @@ class Proposal(NamedTuple):
     name: str
     why: str
     counted: Count
-    pixels: Pixels
+    shot: Shot
 
 
 class Proposals:
@@ -53,15 +53,15 @@ class Proposals:
         self._best: Proposal | None = None
         self._since: float | None = None
 
-    def look(self, name: str, count: Count, pixels: Pixels, now: float) -> Proposal | None:
+    def look(self, name: str, count: Count, shot: Shot) -> Proposal | None:
         """The best frame of a stretch, when that is over."""
-        width = count.spread
+        width, now = count.spread, shot.steady
         self._usual = width if self._usual is None else self._usual + _SLOW * (width - self._usual)
         doubt, strange = width / max(self._usual, 1e-9), count.strangeness
         score = doubt + max(0.0, strange - 0.5)
         if self._best is None or score > self._best.score:
             why = _why(strange, doubt)
-            self._best = Proposal(score, name, why, count, pixels)
+            self._best = Proposal(score, name, why, count, shot)
         self._since = now if self._since is None else self._since
         if now - self._since < self.stretch:
             return None
@@ -121,7 +121,7 @@ def recalibrated(counter: LiveCounter, store: Store, source: str) -> CrowdCalibr
 
 
 def restored(counter: LiveCounter, store: Store, source: str, own: CrowdCalibration) -> None:
-    """Go on where the console was left: the calibration in use, and the labels that came after it."""
+    """Go on where the console was left: the calibration in use, and the labels that came since."""
     used = [row for row in store.calibrations(source) if row["used"]]
     since = 0.0
     if used:
@@ -132,7 +132,7 @@ def restored(counter: LiveCounter, store: Store, source: str, own: CrowdCalibrat
             store.add_calibration(source, "as it came", own.to_json())
             return
         counter.use(found)
-        since = float(used[0]["time"])
+        since = max(float(used[0]["time"]), float(used[0]["used"]))  # 1 in files of before
     else:
         store.add_calibration(source, "as it came", own.to_json())
     for row in store.frames(source, labelled=True):

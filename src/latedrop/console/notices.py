@@ -13,6 +13,7 @@ import ssl
 import struct
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from threading import Event, Thread
 from typing import Any
 from urllib.parse import SplitResult, unquote, urlsplit
@@ -26,7 +27,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Notices:
-    """Delivers messages in a thread of its own; never in the way of counting.
+    """Delivers messages, each target in a thread of its own: never in the way of counting, nor of another target.
 
     Args:
         targets: `http://`, `https://` or `mqtt://[user:password@]host[:port]/topic` addresses (`mqtts://` with TLS).
@@ -34,61 +35,87 @@ class Notices:
     """
 
     def __init__(self, targets: Sequence[str], wait: float = 1.0) -> None:
-        self._parts = [_checked(target) for target in targets]
-        self.targets, self.wait = list(targets), wait
-        self.sent = self.dropped = 0
-        self._queue: queue.Queue[tuple[str, bytes]] = queue.Queue(_WAITING)
-        self._stop = Event()
-        self._thread = Thread(target=self._run, name="notices", daemon=True)
-        if targets:
-            self._thread.start()
+        hosts = [_checked(target).hostname or "" for target in targets]
+        self.targets = list(targets)
+        self._lines = [_Line(target, host, wait) for target, host in zip(targets, hosts, strict=True)]
+
+    @property
+    def sent(self) -> int:
+        """Messages that were delivered."""
+        return sum(line.sent for line in self._lines)
+
+    @property
+    def dropped(self) -> int:
+        """Messages that were not, and are tried no more."""
+        return sum(line.dropped for line in self._lines)
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Put a message into the queue; where it is full, the oldest one goes."""
+        """Put a message into the queues; where one is full, the oldest one goes."""
         body = json.dumps(message).encode()
-        for target in self.targets:
-            while True:
-                try:
-                    self._queue.put_nowait((target, body))
-                    break
-                except queue.Full:
-                    try:
-                        self._queue.get_nowait()
-                        self.dropped += 1
-                    except queue.Empty:
-                        pass
+        for line in self._lines:
+            line.put(body)
 
     def close(self) -> None:
         """Stop; what waits is lost."""
-        self._stop.set()
+        for line in self._lines:
+            line.stop.set()
+
+
+class _Line:
+    """What waits for one target."""
+
+    def __init__(self, target: str, host: str, wait: float) -> None:
+        self._target, self._host, self._wait = target, host, wait
+        self.sent = self.dropped = 0
+        self.stop = Event()
+        self._queue: queue.Queue[bytes] = queue.Queue(_WAITING)
+        Thread(target=self._run, name=f"notices to {host}", daemon=True).start()
+
+    def put(self, body: bytes) -> None:
+        while True:
+            try:
+                self._queue.put_nowait(body)
+                return
+            except queue.Full:
+                with suppress(queue.Empty):
+                    self._queue.get_nowait()
+                    self.dropped += 1
 
     def _run(self) -> None:
-        while not self._stop.is_set():
+        while not self.stop.is_set():
+            with suppress(queue.Empty):
+                self._deliver(self._queue.get(timeout=0.5))
+
+    def _deliver(self, body: bytes) -> None:
+        deliver: Callable[[str, bytes], None] = _post if self._target.lower().startswith("http") else publish
+        wait = self._wait
+        for _ in range(_TRIES):
             try:
-                target, body = self._queue.get(timeout=0.5)
-            except queue.Empty:
-                continue
-            deliver: Callable[[str, bytes], None] = _post if target.lower().startswith("http") else publish
-            wait = self.wait
-            for _ in range(_TRIES):
-                try:
-                    deliver(target, body)
-                    self.sent += 1
-                    break
-                except (OSError, ValueError) as error:
-                    _logger.info("a notice was not delivered: %s", type(error).__name__)
-                    if self._stop.wait(wait):
-                        return
-                    wait = min(2 * wait, _LONGEST)
-            else:
-                self.dropped += 1
+                deliver(self._target, body)
+                self.sent += 1
+                return
+            except Exception as error:  # whatever somebody else's server makes of it
+                _logger.info("a notice to %s was not delivered: %s", self._host, type(error).__name__)
+                if self.stop.wait(wait):
+                    return
+                wait = min(2 * wait, _LONGEST)
+        self.dropped += 1
+        _logger.warning("a notice to %s was not delivered, and is tried no more", self._host)
 
 
 def _checked(target: str) -> SplitResult:
-    parts = urlsplit(target)
+    try:
+        parts = urlsplit(target)
+        parts.port  # noqa: B018 - raises where it is no number
+    except ValueError:
+        parts = urlsplit("")
     topic = parts.path.strip("/")
     if parts.scheme not in ("http", "https", "mqtt", "mqtts") or not parts.hostname:
-        raise ArgumentError(f"expected an http(s):// or mqtt(s):// address to notify; found {parts.scheme!r}.")
+        raise ArgumentError(
+            f"expected an http(s):// or mqtt(s):// address to notify, with a host; found {parts.scheme or 'another'!r}."
+        )
+    if parts.scheme.startswith("http") and (parts.username is not None or not target.isprintable() or " " in target):
+        raise ArgumentError("expected an http(s):// address without user, password and spaces; found one with them.")
     if parts.scheme.startswith("mqtt") and (not topic or "#" in target or "+" in topic):
         raise ArgumentError("expected mqtt://host/topic, without # and + in the topic.")
     return parts

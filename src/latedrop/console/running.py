@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
+from urllib.parse import quote
 
 from latedrop.addresses import is_loopback
 from latedrop.console.server import make_app
@@ -21,14 +22,13 @@ def serve(watch: Watch, host: str, port: int, token: str | None, say: Callable[[
         watch: what is shown.
         host: address to listen on.
         port: of it; 0 takes a free one.
-        token: what all but local requests must know; made up where it is needed and None.
+        token: what requests must know; made up where others can reach the address, and it is None.
         say: called with the address to open.
     """
-    if token is not None and len(token) < 8:
-        raise ArgumentError("expected a token of 8 characters or more; found a shorter one.")
-    local = is_loopback(host)
-    token = token or (None if local else secrets.token_urlsafe(18))
+    if token is not None and (len(token) < 8 or not token.isascii() or not token.isprintable()):
+        raise ArgumentError("expected a token of 8 plain characters or more; found fewer, or others.")
+    token = token or (None if is_loopback(host) else secrets.token_urlsafe(18))
     found, address = listening(host, port)
-    say(f"the console is at {address}{'' if token is None or local else f'?token={token}'}")
+    say(f"the console is at {address}" + ("" if token is None else f"?token={quote(token, safe='')}"))
     app = make_app(watch, token)
     serve_on(found, app, app.state.hub.end)

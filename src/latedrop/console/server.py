@@ -223,11 +223,19 @@ def _about(view: View) -> dict[str, Any]:
 
 def _learned(watch: Watch, view: View) -> dict[str, Any]:
     """What labels there are, which frames wait, and which calibrations can be restored."""
-    keys = ("id", "time", "note", "used")
+    labelled = watch.store.frames(view.name, labelled=True)
+    calibrations = [
+        {
+            **{key: row[key] for key in ("id", "time", "note")},
+            "used": row["used"] > 0,
+            "moved": row["used"] > 0 and any(frame["labelled"] > row["used"] for frame in labelled),
+        }
+        for row in watch.store.calibrations(view.name)
+    ]
     return {
         "proposed": watch.store.frames(view.name, labelled=False),
-        "labelled": watch.store.frames(view.name, labelled=True),
-        "calibrations": [{key: row[key] for key in keys} for row in watch.store.calibrations(view.name)],
+        "labelled": labelled,
+        "calibrations": calibrations,
     }
 
 

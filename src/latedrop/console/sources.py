@@ -10,7 +10,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -57,11 +57,16 @@ def open_sources(words: Sequence[str], fps: float | None = None, *, loop: bool =
     """
     if fps is not None and not 0 < fps <= 1000:
         raise ArgumentError(f"expected frames per second above 0 and at most 1000; found {fps}.")
-    found = [_source(word, fps, loop) for word in words]
-    names = [source.name for source in found]
-    if len(set(names)) < len(names):
-        raise ArgumentError(f"expected each source once; found {', '.join(names)}.")
-    return found
+    meant = [os.path.realpath(word) if os.path.exists(word) else word for word in words]
+    found: dict[str, Source] = {}
+    for number, word in enumerate(words):
+        source = _source(word, fps, loop)
+        if meant[number] in meant[:number]:
+            raise ArgumentError(f"expected each source once; found {source.name} twice.")
+        names = (source.name, *(f"{source.name} ({count})" for count in range(2, len(words) + 1)))
+        name = next(name for name in names if name not in found)  # folders of one name, channels of one recorder
+        found[name] = replace(source, name=name)
+    return list(found.values())
 
 
 def demo_sources(seed: int = 0) -> list[Source]:

@@ -35,7 +35,7 @@ CREATE TABLE IF NOT EXISTS frames (id INTEGER PRIMARY KEY, source TEXT NOT NULL,
     why TEXT NOT NULL, png BLOB NOT NULL, jpeg BLOB NOT NULL, count REAL, low REAL, high REAL, people REAL, heads TEXT,
     labelled REAL);
 CREATE TABLE IF NOT EXISTS calibrations (id INTEGER PRIMARY KEY, source TEXT NOT NULL, time REAL NOT NULL,
-    note TEXT NOT NULL, record TEXT NOT NULL, used INTEGER NOT NULL DEFAULT 0);
+    note TEXT NOT NULL, record TEXT NOT NULL, used REAL NOT NULL DEFAULT 0);
 """
 _PATIENCE = 5.0  # seconds that another console has to end, as in a restart
 _FINE, _STEP = 3600.0, 10.0  # seconds: for how long every frame is kept, and what is averaged after
@@ -170,13 +170,20 @@ class Store:
         return bytes(rows[0]["jpeg"]) if rows else None
 
     def add_frame(
-        self, source: str, name: str, why: str, png: bytes, jpeg: bytes, numbers: tuple[float, float, float]
+        self,
+        source: str,
+        name: str,
+        why: str,
+        png: bytes,
+        jpeg: bytes,
+        numbers: tuple[float, float, float],
+        when: float,
     ) -> int:
-        """Keep a frame that can be labelled; the oldest that nobody labelled goes."""
+        """Keep a frame of some time that can be labelled; the oldest that nobody labelled goes."""
         found = self._do(
             "INSERT INTO frames (source, time, name, why, png, jpeg, count, low, high) VALUES (?, ?, ?, ?, ?, ?, ?, ?, "
             "?)",
-            source, time.time(), name, why, png, jpeg, *numbers,
+            source, when, name, why, png, jpeg, *numbers,
         )  # fmt: skip
         self._do(
             "DELETE FROM frames WHERE people IS NULL AND source = ? AND id NOT IN (SELECT id FROM frames WHERE people "
@@ -231,8 +238,8 @@ class Store:
         return number
 
     def use_calibration(self, source: str, number: int) -> None:
-        """Say which one is in use."""
-        self._do("UPDATE calibrations SET used = (id = ?) WHERE source = ?", number, source)
+        """Say which one is in use, and since when."""
+        self._do("UPDATE calibrations SET used = (id = ?) * ? WHERE source = ?", number, time.time(), source)
 
     def calibrations(self, source: str) -> list[dict[str, Any]]:
         """The newest first."""

@@ -188,7 +188,7 @@ class Watch:
         with self.lock:
             if view.count is None or view.shot is None:
                 raise DataError("expected a frame; none has come in yet. Wait for the picture.")
-            return self._keep(view, frame_name(view.name), why, view.count, view.shot.pixels)
+            return self._keep(view, frame_name(view.name), why, view.count, view.shot)
 
     def label(self, view: View, frame: int, people: float, heads: Any) -> str:
         """Learn from what somebody counted."""
@@ -260,9 +260,9 @@ class Watch:
             self.store.add_counts(
                 (z["id"], shot.time, z["count"], z["low"], z["high"], count.strangeness) for z in zones
             )
-            found = view.proposals.look(name, count, shot.pixels, shot.steady)
+            found = view.proposals.look(name, count, shot)
             if found is not None:
-                self._keep(view, found.name, found.why, found.counted, found.pixels)
+                self._keep(view, found.name, found.why, found.counted, found.shot)
                 self.tell({"kind": "labels", "source": view.number})
         self._strange(view, count)
         view.message = {
@@ -305,10 +305,11 @@ class Watch:
             self.tell({"kind": "events", "source": view.number})
         return {**said, "probability": round(probability, 3), "colour": alarm.colour}
 
-    def _keep(self, view: View, name: str, why: str, count: Count, pixels: Any) -> int:
+    def _keep(self, view: View, name: str, why: str, count: Count, shot: Shot) -> int:
         amount = count.amounts[0]
         numbers = (max(0.0, amount.mean), *amount.interval(count.ends))
-        return self.store.add_frame(view.name, name, why, lossless(count.image), jpeg(pixels), numbers)
+        pictures = lossless(count.image), jpeg(shot.pixels)
+        return self.store.add_frame(view.name, name, why, *pictures, numbers, shot.time)
 
     def _strange(self, view: View, count: Count) -> None:
         """Write down when frames begin to be strange, and when that is over."""

@@ -115,12 +115,6 @@ def drawn_points(value: Any) -> Points:
     given = checked_points(value)
     points = tuple(point for number, point in enumerate(given) if point != given[(number + 1) % len(given)])
     ends = (*points[1:], *points[:1])
-    area = sum(x1 * y2 - x2 * y1 for (x1, y1), (x2, y2) in zip(points, ends, strict=True)) / 2
-    if len(points) < 3 or abs(area) < _LEAST_AREA:
-        raise DataError(
-            f"expected a zone with an area; found {len(set(points))} different corners around {abs(area):.1g} of the "
-            "picture. Draw it larger."
-        )
     edges = list(zip(points, ends, strict=True))
     for number, edge in enumerate(edges):
         for other in edges[number + 2 : len(edges) - (number == 0)]:  # neighbours share a corner
@@ -129,6 +123,12 @@ def drawn_points(value: Any) -> Points:
                     "expected an outline that does not cross or touch itself; found one that does. Click the corners "
                     "one after the other, around the zone."
                 )
+    area = sum(x1 * y2 - x2 * y1 for (x1, y1), (x2, y2) in zip(points, ends, strict=True)) / 2
+    if len(points) < 3 or abs(area) < _LEAST_AREA:
+        raise DataError(
+            f"expected a zone with an area; found {len(set(given))} different corners around {abs(area):.1g} of the "
+            "picture. Draw it larger."
+        )
     return points
 
 

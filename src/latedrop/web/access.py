@@ -1,7 +1,8 @@
-"""Who may ask: the local address without a word, anybody else with a token; and no page but our own.
+"""Who may ask: where there is a token, whoever knows it; else the local address; and no page but our own.
 
 A request is local where it comes from the loopback address and is addressed to it: a name that an attacker's page has
-made to point here (DNS rebinding) is another one. Requests that change something must come from our own page.
+made to point here (DNS rebinding) is another one. What a proxy on this machine hands on looks local as well, so a token
+is asked of everybody. Requests that change something must come from our own page.
 """
 
 from __future__ import annotations
@@ -34,11 +35,10 @@ def refused(request: Request, token: str | None) -> Response | None:
     """The answer to a request that is not allowed; None where it is."""
     host = request.headers.get("host", "")
     origin = request.headers.get("origin")
-    if origin is not None and urlsplit(origin).netloc != host:
+    if origin is not None and origin.partition("://")[2] != host:
         return _no(403, "expected a request of this server's own page; this one comes from another.")
-    name = urlsplit(f"//{host}").hostname or ""
     client = request.client.host if request.client is not None else ""
-    if is_loopback(client) and is_loopback(name):
+    if token is None and is_loopback(client) and is_loopback(_name(host)):
         return None
     given = request.query_params.get("token")
     if token is not None and given is not None and hmac.compare_digest(given.encode(), token.encode()):
@@ -56,6 +56,14 @@ def refused(request: Request, token: str | None) -> Response | None:
             f"are; found one to {name[:80]!r}. Open the address that the command printed.",
         )
     return _no(401, "expected a token: open the address that the command printed, with ?token=....")
+
+
+def _name(host: str) -> str:
+    """The header Host without its port; nothing where it is none."""
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""
 
 
 def _no(status: int, text: str) -> Response:

@@ -24,13 +24,16 @@ function showSources() {
   known.sources.forEach((one, number) => { // changed in place, so that the focus stays
     const button = nav.children[number];
     const whole = one.message?.zones?.[0];
-    const colours = Object.values(one.colours ?? {});
+    const colours = lost(one) ? [] : Object.values(one.colours ?? {});
     const worst = ["red", "amber", "green"].find((colour) => colours.includes(colour)) ?? "";
     button.setAttribute("aria-pressed", String(number === known.current));
     button.firstChild.className = `light ${worst}`;
-    button.lastChild.textContent = whole ? people(whole.count) : "–";
+    button.lastChild.textContent = lost(one) ? "no picture" : whole ? people(whole.count) : "–";
   });
 }
+
+// Numbers and colours of the last frame say nothing once no more come in.
+const lost = (one) => one.camera?.state === "lost";
 
 function choose(number) {
   known.current = number;
@@ -49,7 +52,12 @@ function showCount(message) {
   const whole = message?.zones?.[0];
   $("count").textContent = whole ? people(whole.count) : "–";
   $("interval").textContent = whole ? range(whole.low, whole.high) : "–";
-  if (!whole) { $("badge").textContent = ""; return; }
+  if (!whole) {
+    $("badge").textContent = "";
+    $("badge").className = "badge";
+    $("reasons").hidden = true;
+    return;
+  }
   const top = Math.max(10, Math.ceil(Math.max(whole.high, source().zones[0]?.limit ?? 0, source().top ?? 0) / 10) * 10);
   source().top = top;
   const [band, at] = $("ruler").children;
@@ -70,9 +78,13 @@ function showCamera() {
   $("where").textContent = source().name;
   const skipped = camera.skipped ? `, ${camera.skipped} skipped` : "";
   $("rate").textContent = camera.counted === undefined ? "" : `${camera.counted} of ${camera.arriving} frames per second counted${skipped}`;
-  const lost = camera.state !== "live" && camera.state !== undefined;
-  $("curtain").hidden = !lost && !source().bad && Boolean(source().message?.frame);
-  $("curtain").textContent = lost ? camera.words : source().bad ?? "waiting for the first frame";
+  const dark = camera.state !== "live" && camera.state !== undefined;
+  $("curtain").hidden = !dark && !source().bad && Boolean(source().message?.frame);
+  $("curtain").textContent = dark ? camera.words : source().bad ?? "waiting for the first frame";
+  if (lost(source())) {
+    showCount(null);
+    zones.blank();
+  }
 }
 
 async function news(message) {
@@ -87,13 +99,14 @@ async function news(message) {
     showSources();
     if (here) {
       showCount(message);
-      showCamera();
       zones.update(message);
+      showCamera();
       picture.update(message);
       timeline.add(message);
     }
-  } else if (message.kind === "state" && here) {
-    showCamera();
+  } else if (message.kind === "state") {
+    showSources();
+    if (here) showCamera();
   } else if (message.kind === "zones") {
     await refresh();
   } else if (message.kind === "labels") {

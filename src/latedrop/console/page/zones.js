@@ -15,7 +15,18 @@ export class ZoneList {
     const source = this.known.sources[this.known.current];
     this.rows.clear();
     $("zones").replaceChildren(...source.zones.map((zone) => this.row(source, zone)));
-    if (source.message?.zones) this.update(source.message);
+    if (source.camera?.state === "lost") this.blank();
+    else if (source.message?.zones) this.update(source.message);
+  }
+
+  blank() {
+    for (const parts of this.rows.values()) {
+      parts.number.textContent = "–";
+      parts.light.className = "light";
+      parts.word.className = "word";
+      if (parts.word.textContent !== "no picture") parts.word.textContent = "no picture";
+      parts.chance.textContent = "";
+    }
   }
 
   row(source, zone) {
