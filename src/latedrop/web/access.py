@@ -53,7 +53,7 @@ def refused(request: Request, token: str | None) -> Response | None:
         return _no(
             403,
             f"expected a request from this machine that is addressed to it, as http://127.0.0.1/ or http://localhost/ "
-            f"are; found one to {name[:80]!r}. Open the address that the command printed.",
+            f"are; found one to {_name(host)[:80]!r}. Open the address that the command printed.",
         )
     return _no(401, "expected a token: open the address that the command printed, with ?token=....")
 
