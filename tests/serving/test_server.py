@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -12,6 +14,8 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Thread
+from typing import Any
 
 import pytest
 
@@ -20,6 +24,7 @@ from saved import save_calibrated
 
 pytest.importorskip("fastapi")
 httpx = pytest.importorskip("httpx")
+uvicorn = pytest.importorskip("uvicorn")
 
 CODE = """
 import time
@@ -35,6 +40,7 @@ class Slow(nn.Sequential):
 torch.manual_seed(0)
 net = Slow(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1))
 """
+RUN = uvicorn.Server.run
 ENDS_CLEANLY = (0, -signal.SIGTERM)
 
 
@@ -104,3 +110,33 @@ def test_other_addresses_need_a_token(host: str) -> None:
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
 def test_this_machine_needs_none(host: str) -> None:
     check_address(host, None)
+
+
+def test_a_head_that_does_not_come_takes_no_place_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    from latedrop.web import listening
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            await asyncio.sleep(0.6)  # longer than a head may take: what was asked is answered
+            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+            await send({"type": "http.response.body", "body": b"ok"})
+
+    servers: list[Any] = []
+    monkeypatch.setattr(listening, "HEAD_SECONDS", 0.3)
+    monkeypatch.setattr(listening._Server, "run", lambda self, found: (servers.append(self), RUN(self, found)))
+    found, address = listening.listening("127.0.0.1", 0)
+    place = found.getsockname()
+    thread = Thread(target=listening.serve_on, args=(found, app))
+    thread.start()
+    try:
+        with socket.create_connection(place) as silent, socket.create_connection(place) as half:
+            half.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n")
+            assert httpx.get(address).text == "ok"
+            for connection in (silent, half):
+                connection.settimeout(10)
+                assert connection.recv(1) == b""  # closed by the server
+        with httpx.Client() as client:
+            assert [client.get(address).text for _ in range(2)] == ["ok", "ok"]
+    finally:
+        servers[0].should_exit = True
+        thread.join(10)

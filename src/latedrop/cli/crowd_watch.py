@@ -44,7 +44,8 @@ def crowd_watch(
     sources: Annotated[list[str] | None, argument(_SOURCES, metavar="SOURCE")] = None,
     demo: Annotated[bool, option("Watch two synthetic squares; no data is needed.", "--demo")] = False,
     weights: Annotated[
-        str | None, option("A counter, as for `crowd count`: a file, mall, ucsd, pets, ....", "--weights", "-w")
+        str | None,
+        option("A counter, as for `crowd count`: a file, mall, ucsd, pets, ....", "--weights", "--model", "-w"),
     ] = None,
     calibration: CALIBRATION = None,
     level: Annotated[float, option("Probability that an interval holds the true count.")] = 0.9,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections.abc import Callable
 from typing import Any
 
 import uvicorn
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from latedrop.errors import ArgumentError
 
@@ -44,11 +46,49 @@ def serve_on(
         patience: seconds that what was taken is waited for.
         more: settings of uvicorn.
     """
-    usual: dict[str, Any] = {"log_level": "warning", "access_log": False, "server_header": False}
+    usual: dict[str, Any] = {"log_level": "warning", "access_log": False, "server_header": False, "http": _Impatient}
     server = _Server(uvicorn.Config(app, timeout_graceful_shutdown=patience, **usual, **more))
     server.stopping = stopping
     with found:
         server.run([found])
+
+
+HEAD_SECONDS = 20.0
+"""Within which the head of a request has to come: connections are counted, and one that says nothing takes a place."""
+
+
+class _Impatient(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
+    """Closes connections on which the head of a request does not come. Bodies have a limit of their own."""
+
+    _late: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._look()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._look()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop()
+        super().connection_lost(exc)
+
+    def _look(self) -> None:
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._stop()
+        elif self._late is None:
+            self._late = self.loop.call_later(HEAD_SECONDS, self._end)
+
+    def _stop(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
+
+    def _end(self) -> None:
+        self._late = None
+        if self.cycle is None or self.cycle.response_complete:
+            self.transport.close()
 
 
 class _Server(uvicorn.Server):
