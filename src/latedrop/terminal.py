@@ -130,15 +130,15 @@ def say(text: str) -> None:
     print(f"latedrop: {' '.join(text.split())}", file=sys.stderr)
 
 
-def listed(names: Iterable[str], most: int) -> str:
-    """The first names for a message, and how many there are in all; one that holds a comma stands in double quotes.
+def listed(names: Iterable[str], most: int, *, quote: bool = False) -> str:
+    """The first names for a message, and how many there are in all; those with a comma in double quotes, if asked for.
 
     >>> listed(["a", "b", "c", "d"], 2)
     'a, b, ... (4 in all)'
-    >>> listed(["Barolo, red", "Soave"], 2)
+    >>> listed(["Barolo, red", "Soave"], 2, quote=True)
     '"Barolo, red", Soave'
     """
-    names = [f'"{name}"' if "," in name else name for name in names]
+    names = [f'"{name}"' if quote and "," in name else name for name in names]
     more = f", ... ({len(names)} in all)" if len(names) > most else ""
     return ", ".join(names[:most]) + more or "none"
 

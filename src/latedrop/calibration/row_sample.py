@@ -25,8 +25,7 @@ class RowSample:
 
     >>> sample = RowSample(100)
     >>> for _ in range(10):
-    ...     sample.add(60)
-    ...     stay = sample.halved()
+    ...     chosen, stay = sample.add(60), sample.halved()
     >>> 50 <= sample.kept <= 100
     True
     """

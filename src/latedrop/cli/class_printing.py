@@ -37,7 +37,7 @@ def print_class_calibration(c: "ClassCalibration", dropped: int, files: Sequence
     left = f", {dropped} left out" if dropped else ""
     left += f", {held} more for the prediction sets" if held else ""
     print(f"{c.rows} validation rows{left}; each was left out of the fit that it was scored with.")
-    print(f"{c.classes} classes in the order of the outputs: {listed(c.known_names, _SHOWN)}")
+    print(f"{c.classes} classes in the order of the outputs: {listed(c.known_names, _SHOWN, quote=True)}")
     print(f"In use: {c.choice}. {str(c.verdict)[0].upper()}{str(c.verdict)[1:]}.")
     if c.rule is not None:
         print(f"Rule: {c.rule}.")

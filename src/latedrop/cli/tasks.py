@@ -74,7 +74,8 @@ def remembering(
     if c.verdict.accuracy < 1 / c.classes:
         warn(
             f"the model is right in {c.verdict.accuracy:.0%} of the validation rows, less than by chance: the classes "
-            f"may have another order than {listed(c.known_names, _SHOWN)}. Give that of the outputs: --class-names.",
+            f"may have another order than {listed(c.known_names, _SHOWN, quote=True)}. Give that of the outputs: "
+            "--class-names.",
             LatedropWarning,
             stacklevel=2,
         )

@@ -88,8 +88,8 @@ class Labels:
     def _refuse(self, label: str, where: str) -> NoReturn:
         if self.names:
             raise DataError(
-                f"expected labels among {listed(self.names, _SHOWN)} in {self.column!r}; found {label[:40]!r} at "
-                f"{where}. Leave such rows out, or name all classes in the order of the model's outputs: --class-names."
+                f"expected labels among {listed(self.names, _SHOWN, quote=True)} in {self.column!r}; found "
+                f"{label[:40]!r} at {where}. Leave such rows out, or name all classes in the order of the model's outputs: --class-names."
             )
         if number_of(label) is None:
             raise DataError(
@@ -144,6 +144,6 @@ def check_count(names: Sequence[str], classes: int, column: str, path: str) -> N
     if len(names) != classes:
         raise DataError(
             f"expected labels of {classes} classes in {column!r} of {path}, as the model has that many; found "
-            f"{len(names)}: {listed(names, _SHOWN)}. Name all classes in the order of the model's outputs: "
+            f"{len(names)}: {listed(names, _SHOWN, quote=True)}. Name all classes in the order of the model's outputs: "
             "--class-names."
         )
