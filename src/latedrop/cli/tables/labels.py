@@ -89,7 +89,8 @@ class Labels:
         if self.names:
             raise DataError(
                 f"expected labels among {listed(self.names, _SHOWN, quote=True)} in {self.column!r}; found "
-                f"{label[:40]!r} at {where}. Leave such rows out, or name all classes in the order of the model's outputs: --class-names."
+                f"{label[:40]!r} at {where}. Leave such rows out, or name all classes in the order of the "
+                "model's outputs: --class-names."
             )
         if number_of(label) is None:
             raise DataError(
