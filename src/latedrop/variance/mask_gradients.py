@@ -130,7 +130,8 @@ class Probes:
         if is_wrapped(value):  # the model uses torch.func
             raise NeedMasksError
         if not self._probes:
-            self.hooks = self.hooks and not value.requires_grad and value.numel() <= _FEW
+            few = value.numel() <= _FEW and not being_traced()  # a program does the same for any number of rows
+            self.hooks = self.hooks and not value.requires_grad and few
         if key not in self._probes:
             self._probes[key] = _Probe(shape, axis, site.name, self)
             self.axes[key] = axis
