@@ -105,7 +105,7 @@ def test_fits_count_a_row_as_often_as_its_weight(loss: Any) -> None:
 
 
 @pytest.mark.parametrize("options", METHODS, ids=lambda o: f"{o.get('method', 'terms')}-{o.get('loss', 'nll')}")
-@pytest.mark.parametrize("outputs", [1, 2])
+@pytest.mark.parametrize("outputs", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_equal_weights_change_nothing_and_others_do(options: dict[str, Any], outputs: int) -> None:
     model, (x, y, weights) = network(outputs), rows(outputs)
     plain = latedrop.calibrate(model, (x, y), progress=False, **options)

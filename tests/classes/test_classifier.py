@@ -154,6 +154,7 @@ class TestDigits:
         assert "p_digit 3" in frame
 
 
+@pytest.mark.slow
 def test_never_worse_than_a_temperature_by_more_than_noise(digits: tuple[nn.Module, Parts]) -> None:
     """Labels by chance beside a model that is sure: leverage and dropout have nothing to tell."""
     net, parts = digits

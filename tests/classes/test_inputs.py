@@ -54,7 +54,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.uint8, torch.bool], ids=str)
-@pytest.mark.parametrize("task", ["auto", "classification"])
+@pytest.mark.parametrize("task", ["auto", pytest.param("classification", marks=pytest.mark.slow)])
 def test_labels_of_any_whole_type(dtype: torch.dtype, task: Any) -> None:
     model, x, y = case()
     y = y.clamp_max(1)
@@ -112,7 +112,7 @@ def test_rows_that_the_model_does_not_take() -> None:
         uq.predict(x, rate="0.1")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("factor", [1e-30, 1e-8, 1e4, 1e8, 1e20])
+@pytest.mark.parametrize("factor", [1e-30, *(pytest.param(f, marks=pytest.mark.slow) for f in (1e-8, 1e4, 1e8, 1e20))])
 def test_logits_of_any_size_come_back_from_a_file(factor: float, tmp_path: Path) -> None:
     model, x, y = case(factor)
     uq = calibrated(model, (x, y))

@@ -90,6 +90,7 @@ def test_two_outputs_are_two_files(call: Run) -> None:
 
 
 @posix
+@pytest.mark.slow
 def test_streams_that_are_the_other_file(folder: Path) -> None:
     command = [
         sys.executable,
@@ -110,6 +111,7 @@ def test_streams_that_are_the_other_file(folder: Path) -> None:
     assert content(folder)["val.csv"] == before
 
 
+@pytest.mark.slow
 def test_two_processes_with_one_output(folder: Path) -> None:
     """Both end well, and the file is what one of them writes alone."""
     lines = Path("val.csv").read_text().splitlines()

@@ -37,6 +37,7 @@ def test_each_block_is_left_out_once(scenes: CrowdSet) -> None:
         fold_sets(scenes, 1)
 
 
+@pytest.mark.slow
 def test_the_final_network_has_seen_all_and_the_variance_none(scenes: CrowdSet, tmp_path: Path) -> None:
     out = tmp_path / "net.safetensors"
     trained = cross_fit(scenes, SETTINGS, out, progress=False, folds=3, checked=False)

@@ -69,6 +69,7 @@ def test_strange_scenes(kind: str) -> None:
     assert 0 <= row.low <= row.count <= row.high
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not MALL.is_dir(), reason="needs the Mall frames")
 def test_strange_frames_of_mall() -> None:
     trained, calibration = loaded("mall")

@@ -61,6 +61,7 @@ def test_probabilities_and_scores(classes: int, way: str, tmp_path: Path) -> Non
     assert len(found) == 100
 
 
+@pytest.mark.slow
 def test_sets(tmp_path: Path) -> None:
     model, x, y = trained(3)
     uq = latedrop.calibrate(model, (x[:200], y[:200]), class_names=["a", "b", "c"], progress=False)
@@ -76,6 +77,7 @@ def test_sets(tmp_path: Path) -> None:
         found.prediction_set(0.999)
 
 
+@pytest.mark.slow
 def test_a_rule(tmp_path: Path) -> None:
     model, x, y = trained(3)
     uq = latedrop.calibrate(model, (x[:200], y[:200]), progress=False)

@@ -70,6 +70,7 @@ LAYERS: dict[str, Callable[[], nn.Module | Callable[[Tensor], Tensor]]] = {
 }
 
 
+@pytest.mark.slow
 def test_layers_and_their_derivatives(tmp_path: Path) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)

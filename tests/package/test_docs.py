@@ -18,6 +18,7 @@ from latedrop.errors import LatedropWarning
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted([*DOCS.glob("*.md"), *DOCS.glob("reference/*.md")])  # the README has tests of its own
+LONG = {"adapters", "bring_your_own_model", "classification", "crowd", "rejection", "tutorial_text"}
 
 # A block may be preceded by <!-- warns: pattern -->: then it must warn, and the warning must match. Before that,
 # <!-- needs: timm, ... --> names libraries without which it does not run.
@@ -73,7 +74,11 @@ def undisturbed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
         plt.close("all")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(DOCS).as_posix())
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(p, marks=pytest.mark.slow if p.stem in LONG else ()) for p in PAGES],
+    ids=lambda page: page.relative_to(DOCS).as_posix(),
+)
 @pytest.mark.filterwarnings("ignore:.*does not have many workers", "ignore:.*LeafSpec")  # Lightning's own
 @pytest.mark.filterwarnings("ignore:.*structlog.threadlocal", "ignore:.*torch.jit.script")  # baal's, laplace-torch's
 @pytest.mark.usefixtures("undisturbed")

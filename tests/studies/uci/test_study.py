@@ -138,6 +138,7 @@ def test_the_surface_has_its_valley_at_the_fitted_scales(quick: Path) -> None:
         assert (found.min(1) >= np.array(held["nll_scaled"])[:, 0] - 1e-4).all()
 
 
+@pytest.mark.slow
 def test_sampled_variance_is_near_the_exact_one(tmp_path: Path) -> None:
     run(tiny(tmp_path / "exact"))
     run(tiny(tmp_path / "drawn", draws=1000))
@@ -185,6 +186,7 @@ def test_ctrl_c_is_clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_full_disk_loses_nothing_that_was_finished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: Path
 ) -> None:
