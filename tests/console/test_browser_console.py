@@ -101,7 +101,13 @@ class Opened:
             self.page.screenshot(path=Path(SHOTS) / f"console_{name}.jpg", type="jpeg", quality=84)
 
     def beyond(self) -> int:
-        found: int = self.page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+        """Pixels that the page is wider than the window, once charts have followed a new size."""
+        width = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+        for _ in range(50):
+            found: int = self.page.evaluate(width)
+            if found == 0:
+                break
+            self.page.wait_for_timeout(100)
         return found
 
 
