@@ -51,6 +51,7 @@ EXPECTED_FAILED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{}, {"method": "sample", "rate": 0.1, "draws": 5}], ids=["terms", "sample"])
 def test_what_applies_of_scikit_learns_checks(settings: dict[str, Any]) -> None:
     from sklearn.utils.estimator_checks import check_estimator

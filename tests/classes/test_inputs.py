@@ -129,7 +129,7 @@ def test_a_negative_seed_comes_back_from_a_file(tmp_path: Path) -> None:
     assert latedrop.load(tmp_path / "uq.json", model).calibration.seed == -1
 
 
-@pytest.mark.parametrize("classes", [2, 3, 20])
+@pytest.mark.parametrize("classes", [2, *(pytest.param(k, marks=pytest.mark.slow) for k in (3, 20))])
 def test_labels_that_are_all_right(classes: int) -> None:
     for seed in range(4):
         model, x, _ = case(1.0, classes, seed)

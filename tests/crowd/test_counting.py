@@ -90,6 +90,7 @@ def test_sampling_free_and_sampled_say_what_the_core_says(
     assert sampled.count.rate == sampled.pixels.rate in (0.01, 0.05)
 
 
+@pytest.mark.slow
 def test_only_cells_of_the_region_of_interest_are_calibrated(half: Trained, scenes: CrowdSet) -> None:
     assert half.roi is not None
     inside = cut(scenes, half.roi)

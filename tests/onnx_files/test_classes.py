@@ -92,6 +92,7 @@ def test_a_rule(tmp_path: Path) -> None:
         same(uq, tmp_path / "plain.onnx", x[300:]).kept()
 
 
+@pytest.mark.slow
 def test_an_absurd_row_is_flagged(tmp_path: Path) -> None:
     model, x, y = trained(3)
     uq = latedrop.calibrate(model, (x[:200], y[:200]), task="classification", progress=False)

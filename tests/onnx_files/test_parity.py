@@ -225,6 +225,7 @@ POSITIVE: dict[str, tuple[Any, Callable[[Tensor], Tensor]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unit", POSITIVE)
 def test_targets_that_were_transformed(unit: str, learned: Any, tmp_path: Path) -> None:
     model, x, y = learned

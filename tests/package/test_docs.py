@@ -18,7 +18,8 @@ from latedrop.errors import LatedropWarning
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted([*DOCS.glob("*.md"), *DOCS.glob("reference/*.md")])  # the README has tests of its own
-LONG = {"adapters", "bring_your_own_model", "classification", "crowd", "rejection", "tutorial_text"}
+LONG = {"adapters", "architectures", "bring_your_own_model", "classification", "crowd", "detector", "rejection"}
+LONG |= {"deployment", "tutorial_text"}
 
 # A block may be preceded by <!-- warns: pattern -->: then it must warn, and the warning must match. Before that,
 # <!-- needs: timm, ... --> names libraries without which it does not run.

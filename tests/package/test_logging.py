@@ -58,6 +58,7 @@ def test_a_halved_chunk_is_told(net: nn.Module, caplog: pytest.LogCaptureFixture
     assert "out of memory with 8 draws at once; going on with 4" in caplog.text
 
 
+@pytest.mark.slow
 def test_nothing_is_heard_unless_asked_for() -> None:
     code = """
 import logging, torch, latedrop

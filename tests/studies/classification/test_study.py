@@ -22,6 +22,7 @@ from latedrop.studies.classification.study import Request, main, read, run, stud
 from latedrop.studies.classification.tables import told, values
 
 pytest.importorskip("sklearn", reason="needs scikit-learn")
+pytestmark = pytest.mark.slow  # together half a minute
 TINY = Settings(epochs=0.1, shifted=40, strange=40, draws=3)
 SMALL = replace(SETS["digits-mlp"], train=300, validation=80, test=150)
 METHODS = {"softmax", "temperature", "guard", "leverage", "dropout", "leverage + dropout", "default", "draws",

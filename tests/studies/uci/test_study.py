@@ -221,6 +221,7 @@ def test_wrong_arguments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         read(tmp_path)
 
 
+@pytest.mark.slow
 def test_results_of_an_older_version_are_refused(tmp_path: Path, quick: Path) -> None:
     old = (quick / "yacht.json").read_text().replace('"schema":2', '"schema":1', 1)
     (tmp_path / "yacht.json").write_text(old)
@@ -240,6 +241,7 @@ def test_a_truncated_file_is_found_before_any_training(tmp_path: Path, monkeypat
         run(Request(tmp_path / "out", tmp_path, progress=False))
 
 
+@pytest.mark.slow
 def test_pages_come_from_the_json_alone(quick: Path) -> None:
     before = (quick / "claims.md").read_text(encoding="utf-8")
     files = study(Request(quick), figures_only=True)
