@@ -11,6 +11,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from latedrop.masking.masks import STEP, mixed
+
 __all__ = ["MOST_ROWS", "RowSample"]
 
 MOST_ROWS = 2**18
@@ -39,7 +41,7 @@ class RowSample:
         """Which of the next rows are kept, by their places among these; None: all."""
         if self._most is None:
             return None
-        found = _hashed(np.arange(self._next, self._next + rows, dtype=np.uint64))
+        found = mixed((np.arange(self._next, self._next + rows, dtype=np.uint64) + np.uint64(1)) * STEP)
         self._next += rows
         places = np.flatnonzero(found & np.uint64(self._mask) == 0)
         self._hashes.append(found[places])
@@ -56,12 +58,3 @@ class RowSample:
             stay = hashes & np.uint64(self._mask) == 0
         self._hashes, self.kept = [hashes[stay]], int(stay.sum())
         return torch.from_numpy(stay)
-
-
-def _hashed(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """The mixing of splitmix64 (Steele, Lea, Flood 2014)."""
-    z = (numbers + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    mixed: npt.NDArray[np.uint64] = z ^ (z >> np.uint64(31))
-    return mixed

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from latedrop.errors import LatedropWarning
+from latedrop.masking.masks import STEP, mixed
 from latedrop.records import wrong
 
 __all__ = [
@@ -136,17 +137,8 @@ def _hashed(numbers: list[tuple[npt.NDArray[np.float64], int]]) -> Marks:
     for values, bits in numbers:
         digits, exponent = np.frexp(values)
         rounded = np.round(digits * 2.0**bits).astype(np.int64) * 4096 + exponent
-        mark = _mixed(mark ^ rounded.astype(np.uint64))
+        mark = mixed((mark ^ rounded.astype(np.uint64)) + STEP)
     return mark
-
-
-def _mixed(mark: Marks) -> Marks:
-    """The finalizer of splitmix64."""
-    mark = mark + np.uint64(0x9E3779B97F4A7C15)
-    mark = (mark ^ (mark >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    mark = (mark ^ (mark >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    found: Marks = mark ^ (mark >> np.uint64(31))
-    return found
 
 
 def _text(marks: Marks) -> str:

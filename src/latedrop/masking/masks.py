@@ -26,6 +26,7 @@ from latedrop.torch_inside import is_wrapped, stream_of
 
 __all__ = [
     "ROUNDS",
+    "STEP",
     "are_small",
     "draw_keys",
     "hashes",
@@ -34,6 +35,7 @@ __all__ = [
     "keys_on",
     "masks",
     "masks_from_keys",
+    "mixed",
     "signed",
     "thinned",
     "threshold",
@@ -45,7 +47,7 @@ ROUNDS = ((17, 0xED5AD4BB), (11, 0xAC4C1B51), (15, 0x31848BAB), (14, 1))
 """Of the hash: `x ^= x >> shift`, then `x *= factor`."""
 
 _ROUNDS = tuple((np.uint32(shift), np.uint32(factor)) for shift, factor in ROUNDS)
-_STEP, *_TIMES = (np.uint64(n) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+STEP, *_TIMES = (np.uint64(n) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 _BY = tuple(np.uint64(n) for n in (30, 27, 31))
 _BLOCK = 2**16  # units that are hashed at once: their work space stays in the cache of a core
 _PARALLEL = 2**19  # units from which threads are worth their start
@@ -105,12 +107,16 @@ def draw_keys(seed: int, draws: Sequence[int], site: str, call: int) -> npt.NDAr
     """Two 32-bit keys for each draw, `(len(draws), 2)`."""
     start = _start(seed, site, call)
     with np.errstate(over="ignore"):
-        # The steps and the mixing of splitmix64 (Steele, Lea, Flood 2014), one number for each draw.
-        z = np.asarray(draws, np.uint64) * _STEP + start
-        z = (z ^ (z >> _BY[0])) * _TIMES[0]
-        z = (z ^ (z >> _BY[1])) * _TIMES[1]
-    keys: npt.NDArray[np.uint32] = (z ^ (z >> _BY[2])).view(np.uint32).reshape(-1, 2)
-    return keys
+        keys: npt.NDArray[np.uint32] = mixed(np.asarray(draws, np.uint64) * STEP + start).view(np.uint32)
+    return keys.reshape(-1, 2)
+
+
+def mixed(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """The mixing of splitmix64 (Steele, Lea, Flood 2014), whose numbers are `STEP` apart."""
+    z = (numbers ^ (numbers >> _BY[0])) * _TIMES[0]
+    z = (z ^ (z >> _BY[1])) * _TIMES[1]
+    found: npt.NDArray[np.uint64] = z ^ (z >> _BY[2])
+    return found
 
 
 def keys_for(seed: int, draws: Sequence[int], site: str, call: int, device: torch.device) -> Any:
