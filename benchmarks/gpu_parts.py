@@ -78,11 +78,15 @@ def _first_order(setting: Setting, make: Callable[[], Case]) -> dict[str, Any]:
     sites = find_sites(case.model, case.x[:2])
     linear = partial(linearize, case.model, case.x, sites, case.readout)
     uq = _calibrated(case)
+    program = Predictor(case.model, uq.calibration, case.readout, batch_size=len(case.x), engine="compiled")
     runs: dict[str, Callable[[], Any]] = {"plain": case.plain, "first order": linear}
     runs["predict"] = lambda: uq.predict(case.x)
+    runs["compiled"] = lambda: program.predict(case.x)
     found = setting.turns(runs, "plain")
     found["bytes"] = {"first order": peak_bytes(linear, setting.device)[1]}
     found["bytes"]["predict"] = peak_bytes(lambda: uq.predict(case.x), setting.device)[1]
+    if "compiled" not in found["failed"]:
+        found["off"] = float((program.predict(case.x).std / uq.predict(case.x).std - 1).abs().max())
     case.model.requires_grad_(True)
     found["bytes"]["training step"] = peak_bytes(case.trained, setting.device)[1]
     found["sites"] = len(sites)
@@ -241,6 +245,9 @@ def _one_row_predicted(setting: Setting) -> dict[str, Any]:
     runs: dict[str, Callable[[], Any]] = {"plain": plain, "one pass over 50 draws": passed}
     runs["forward and backward"] = forward_and_backward
     runs |= {name: partial(uq.predict, x) for name, uq in made.items()}
+    for name, uq in made.items():
+        program = Predictor(model, uq.calibration, engine="compiled")
+        runs[f"{name}, compiled"] = partial(program.predict, x)
     return setting.turns(runs, "plain")
 
 

@@ -6,8 +6,11 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from threading import Lock
 from typing import Any
+from warnings import catch_warnings, filterwarnings
 
-__all__ = ["held"]
+import torch
+
+__all__ = ["held", "plain_kernels", "without_cudnn"]
 
 
 @contextmanager
@@ -28,6 +31,20 @@ def held(switch: Callable[[], AbstractContextManager[Any]], key: str) -> Iterato
                 _HELD[key] = count - 1, state
             elif state is not None:
                 state.__exit__(None, None, None)
+
+
+def without_cudnn() -> AbstractContextManager[None]:
+    """No cuDNN inside: its recurrent functions have no backward pass in eval mode, and cannot be traced."""
+    return held(lambda: torch.backends.cudnn.flags(enabled=False), "cudnn")
+
+
+@contextmanager
+def plain_kernels() -> Iterator[None]:
+    """Recurrent layers by plain operators, whose derivatives are plain too."""
+    with catch_warnings():
+        filterwarnings("ignore", "TF32 acceleration on top of oneDNN")  # nobody asks for it
+        with held(lambda: torch.backends.mkldnn.flags(enabled=False), "mkldnn"), without_cudnn():
+            yield
 
 
 _HOLDING = Lock()

@@ -203,6 +203,19 @@ def test_default_calibration_with_its_guard(learned: Any, tmp_path: Path) -> Non
     assert np.abs(found["strangeness"] / p.strangeness.numpy() - 1).max() < CLOSE
 
 
+def test_more_features_than_are_kept(tmp_path: Path) -> None:
+    """They are narrowed by a random matrix, whose numbers have to be in the file."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 300), torch.nn.ReLU(), torch.nn.Linear(300, 1))
+    x = torch.randn(200, 4)
+    y = model(x).detach() + 0.1 * (1 + x[:, :1].abs()) * torch.randn(200, 1)
+    uq = latedrop.calibrate(model, (x, y), progress=False)
+    path = uq.to_onnx(tmp_path / "model.onnx", x[:5])
+    found, p = assert_same(path, uq, x[:9]), uq.predict(x[:9])
+    assert p.strangeness is not None
+    assert np.abs(found["strangeness"] / p.strangeness.numpy() - 1).max() < CLOSE
+
+
 @pytest.mark.parametrize(
     "terms",
     [

@@ -49,11 +49,14 @@ def checked_strangeness(strangeness: Tensor) -> Tensor:
     return strangeness
 
 
-def predicted_rows(run: Callable[[Any], _Predicted], x: Any, batch_size: int) -> tuple[list[_Predicted], Tensor | None]:
+def predicted_rows(
+    run: Callable[[Any], _Predicted], x: Any, batch_size: int, alone: Callable[[Any], object] | None = None
+) -> tuple[list[_Predicted], Tensor | None]:
     """What `run` makes of each batch, and which rows are beyond, `(N,)`: another stood in for them; None: no row.
 
-    An error that names no rows stays one.
+    An error that names no rows stays one. `alone` says whether a single row works, where that is not what `run` is for.
     """
+    alone = alone or run
     parts: list[_Predicted] = []
     masks: list[Tensor] = []
     spare = None
@@ -63,8 +66,8 @@ def predicted_rows(run: Callable[[Any], _Predicted], x: Any, batch_size: int) ->
             try:
                 parts.append(run(standing))
             except LatedropError as error:
-                spare = _working(run, x) if spare is None and error.rows is not None else spare
-                more = beyond if spare is None else _named(error, run, standing) & ~beyond
+                spare = _working(alone, x) if spare is None and error.rows is not None else spare
+                more = beyond if spare is None else _named(error, alone, standing) & ~beyond
                 if not bool(more.any()):
                     raise
                 beyond |= more

@@ -77,11 +77,13 @@ class Calibrated(Generic[_Record]):
         """
         return detector(self, usual, scores, strange=strange, seed=seed)  # type: ignore[arg-type]
 
-    def _predicted_rows(self, run: Callable[[Any], _Found], x: Any) -> tuple[list[_Found], Tensor | None]:
+    def _predicted_rows(
+        self, run: Callable[[Any], _Found], x: Any, alone: Callable[[Any], object] | None = None
+    ) -> tuple[list[_Found], Tensor | None]:
         """Batch by batch, and the rows that are beyond numbers; these are an error where rows see each other."""
         if any(site.coupled for site in self.calibration.sites):
             return [run(part) for part in row_batches(x, self.batch_size)], None
-        return predicted_rows(run, x, self.batch_size)
+        return predicted_rows(run, x, self.batch_size, alone)
 
     def _own_output(self, x: Any) -> Tensor:
         """Of the model itself, where rows are beyond numbers; an error where it is finite for none."""

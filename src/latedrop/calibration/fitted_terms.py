@@ -15,11 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from latedrop.calibration.beyond import told_apart
+from latedrop.calibration.beyond import LARGEST, told_apart
 from latedrop.calibration.scale import along_outputs
 from latedrop.calibration.term_fit import Candidate, guarded, ignorant
 from latedrop.errors import ArgumentError, DataError, FileError
 from latedrop.model.arrays import any_true, constants
+from latedrop.model.doubts import doubted
 from latedrop.streams.usual import Usual
 from latedrop.terms import Dropout, Given, InputNoise, Leverage, LocalErrors, Neighbours, OwnDropout, Rows, Size, Term
 from latedrop.terms.features import Features
@@ -67,7 +68,10 @@ class Guard:
     def strangeness(self, rows: Rows) -> Tensor:
         """`(N,)`: below 1 for rows like 90 % of the validation rows, infinite for those beyond numbers."""
         found = rows.values_of(self.term) / self.limit
-        return found if being_traced() else found.nan_to_num(nan=torch.inf, posinf=torch.inf)
+        if being_traced():
+            doubted(~(found < LARGEST))
+            return found
+        return found.nan_to_num(nan=torch.inf, posinf=torch.inf)
 
     def factor(self, strangeness: Tensor) -> Tensor:
         """What the variance is multiplied by, `(N,)`."""

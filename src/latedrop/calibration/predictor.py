@@ -39,6 +39,7 @@ from latedrop.calibration.setup import Setup
 from latedrop.calibration.transforms import Transform
 from latedrop.calibration.usual import usual_of
 from latedrop.calibration.verdict import Folds
+from latedrop.calibration.whole import predicted_whole
 from latedrop.errors import ArgumentError, DataError
 from latedrop.metrics import align_target
 from latedrop.model.arrays import check_inputs, floating, place
@@ -256,9 +257,9 @@ class Predictor(Calibrated[Calibration]):
             return Prediction.joined(list(self.predict_batches(x)))
         self._weights.check(self.model)
         x, index = in_order(x, self.calibration.columns), index_of(x)
-        x = place(as_items(x, self.collate), self.model, check=self.engine == "compiled", cut=True)
+        x = place(as_items(x, self.collate), self.model, check=False, cut=True)
         with failures_explained(x, self.model):
-            parts, beyond = self._predicted_rows(self._predicted, x)
+            parts, beyond = self._predicted_rows(self._run, x, self._predicted)
         found = replace(Prediction.joined(parts), index=index)
         if beyond is not None:
             found = found.unknown(beyond, self._own_output(x))
@@ -370,14 +371,20 @@ class Predictor(Calibrated[Calibration]):
         placed = place(as_items(in_order(example, self.calibration.columns), self.collate), self.model)
         return export(path, self.model, expected.calibration, self._predicted, placed, level)
 
+    def _run(self, x: Any) -> Prediction:
+        """The prediction of one batch, by the engine that was asked for."""
+        if self.engine != "compiled" or self.calibration.method == "sample":  # whose draws are a program
+            return self._predicted(x)
+        return predicted_whole(self.model, x, self.calibration, self.readout, self._predicted)
+
     def _predicted(self, x: Any) -> Prediction:
-        """The prediction of one batch."""
+        """The same, step by step."""
         if self.calibration.terms is not None:
             terms = self.calibration.terms
             check_inputs(floating(x))
             rows = Rows(self.model, x, self.calibration.sites, self.readout, terms.features)
             variance, strangeness, shares = terms.variance(rows)
-            self._check_outputs(rows.mean)
+            self.calibration.check_outputs(rows.mean)
             return Prediction(rows.mean, variance, self.calibration, strangeness, shares=shares)
         c = self.calibration
         draws = c.draws if c.method == "sample" else 2  # the other methods draw nothing
@@ -385,14 +392,5 @@ class Predictor(Calibrated[Calibration]):
         (found,) = moments(self.model, x, [c.rate], c.sites, c.method, options)
         own = c.mean == "model" and c.method != "linear"  # which gives the model's own output anyway
         mean = own_output(self.model, x, self.readout).clone() if own else found.mean
-        self._check_outputs(mean)
+        c.check_outputs(mean)
         return Prediction(mean, found.variance, c)
-
-    def _check_outputs(self, mean: Tensor) -> None:
-        c = self.calibration
-        fixed = c.per_output or c.output_shape == (1,)  # else the cells of a map, which may be of another size
-        if mean.dim() != len(c.output_shape) + 1 or (fixed and mean.shape[1] != c.output_shape[0]):
-            raise DataError(
-                f"expected outputs of shape (N, {', '.join(map(str, c.output_shape))}), as in the calibration; found "
-                f"{tuple(mean.shape)}. Use the readout that the calibration was made with."
-            )

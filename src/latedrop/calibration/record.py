@@ -37,7 +37,7 @@ from latedrop.calibration.seen import seen_of
 from latedrop.calibration.term_record import Stored, plain_tensors, terms_from_dict, terms_to_dict
 from latedrop.calibration.transforms import Transform, transform_from_dict
 from latedrop.calibration.verdict import Verdict
-from latedrop.errors import ArgumentError, LatedropWarning
+from latedrop.errors import ArgumentError, DataError, LatedropWarning
 from latedrop.model.sites import Rate, Sites, rates_by_site
 from latedrop.records import (
     Fields,
@@ -162,6 +162,15 @@ class Calibration:
         if isinstance(choice, TradeoffPoint):
             return choice.scale, choice.floor
         return (float(choice),) * len(self.scales), self.floors
+
+    def check_outputs(self, mean: Tensor) -> None:
+        """`DataError` where outputs `(N, ...)` are of another shape than the calibrated ones."""
+        fixed = self.per_output or self.output_shape == (1,)  # else the cells of a map, which may be of another size
+        if mean.dim() != len(self.output_shape) + 1 or (fixed and mean.shape[1] != self.output_shape[0]):
+            raise DataError(
+                f"expected outputs of shape (N, {', '.join(map(str, self.output_shape))}), as in the calibration; "
+                f"found {tuple(mean.shape)}. Use the readout that the calibration was made with."
+            )
 
     def variance(self, raw: Tensor, choice: Choice | None = None) -> Tensor:
         """The predicted variance from the variance over draws, both `(N, ...)`."""

@@ -7,18 +7,16 @@ no line of Python has to know of unknown sizes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, NamedTuple, NoReturn
-from warnings import catch_warnings, filterwarnings
 
 import torch
 from torch import Tensor, fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from latedrop.errors import ArgumentError, LatedropError
-from latedrop.switches import held
+from latedrop.switches import plain_kernels
 from latedrop.torch_inside import traced
 
 __all__ = ["Affine", "Graph", "Size", "graph_of", "name_of", "refuse"]
@@ -132,7 +130,7 @@ def refuse(found: str, error: Exception | None = None) -> NoReturn:
 
 def _traced(function: Callable[..., Sequence[Tensor]], inputs: list[Tensor]) -> fx.GraphModule:
     try:
-        with _plain_kernels():
+        with sdpa_kernel(SDPBackend.MATH), plain_kernels():  # attention by plain operators, too
             graph = traced(function, inputs, _few_kinds())
     except LatedropError:
         raise
@@ -148,18 +146,6 @@ def _traced(function: Callable[..., Sequence[Tensor]], inputs: list[Tensor]) -> 
 def _few_kinds() -> dict[Any, Any]:
     """How torch says most of its operators, and all derivatives, by others."""
     return {**torch.export.default_decompositions()}
-
-
-@contextmanager
-def _plain_kernels() -> Iterator[None]:
-    """Attention and recurrent layers by plain operators, whose derivatives are plain too."""
-    with catch_warnings(), sdpa_kernel(SDPBackend.MATH):
-        filterwarnings("ignore", "TF32 acceleration on top of oneDNN")  # nobody asks for it
-        with (
-            held(lambda: torch.backends.mkldnn.flags(enabled=False), "mkldnn"),
-            held(lambda: torch.backends.cudnn.flags(enabled=False), "cudnn"),
-        ):
-            yield
 
 
 def _tidy(module: fx.GraphModule) -> None:

@@ -9,6 +9,7 @@ many by a fixed random matrix.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -25,7 +26,6 @@ from latedrop.model.rows import copied, fitting_batches, row_count, take_rows
 from latedrop.model.running import quietly
 from latedrop.model.sites import Site, Sites
 from latedrop.model.wrappers import layer_named
-from latedrop.torch_inside import being_traced
 
 __all__ = ["Features", "Noted", "pooled"]
 
@@ -185,19 +185,18 @@ def _narrow(features: Tensor) -> Tensor:
     wide = features.shape[1]
     if wide <= WIDEST:
         return features
-    made = _matrix if being_traced() else _matrix_made_once  # a graph's tensors are of no use outside of it
-    narrow: Tensor = features @ made(wide, features.dtype, features.device)
+    narrow: Tensor = features @ _matrix(wide, features.dtype, features.device)
     return narrow
 
 
-def _matrix(wide: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    generator = torch.Generator().manual_seed(wide)
-    made: Tensor = torch.randn(wide, WIDEST, generator=generator) / wide**0.5
-    return made.to(device, dtype)
-
-
 @lru_cache(maxsize=4)
-def _matrix_made_once(wide: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """It takes longer to make than to use."""
-    with torch.inference_mode(False):
-        return _matrix(wide, dtype, device)
+def _matrix(wide: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Made once, as it takes longer to make than to use; by a thread of its own, whatever is traced in this one."""
+    with ThreadPoolExecutor(1) as alone:  # a graph would hold the draw of the numbers in place of these
+        return alone.submit(_drawn, wide, dtype, device).result()
+
+
+def _drawn(wide: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    generator = torch.Generator().manual_seed(wide)
+    drawn: Tensor = torch.randn(wide, WIDEST, generator=generator) / wide**0.5
+    return drawn.to(device, dtype)

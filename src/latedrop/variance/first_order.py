@@ -13,7 +13,7 @@ left out; elsewhere it is the limit of small rates.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, TypeVar
@@ -34,7 +34,7 @@ from latedrop.model.running import derives, differentiating, running
 from latedrop.model.scripts import wrap_scripts
 from latedrop.model.sites import Rate, Site, Sites, odds_by_site
 from latedrop.model.weight_rules import RECURRENT
-from latedrop.switches import held
+from latedrop.switches import without_cudnn
 from latedrop.variance.mask_gradients import IN_PLACE, Beside, Key, NeedMasksError, Probes, UnitMasks
 from latedrop.variance.moments import out_of_memory
 
@@ -215,7 +215,7 @@ def _first_order(
 ) -> _Part:
     """Output of the first rows, and for each entry of it the squared mask gradients of every site, reduced."""
     called = [site.layer for site in sites if site.layer in RECURRENT]
-    with torch.inference_mode(False), running(model, gradients=True), _without_cudnn() if called else nullcontext():
+    with torch.inference_mode(False), running(model, gradients=True), without_cudnn() if called else nullcontext():
         try:
             return _any_way(model, x, sites, readout, reduce, rows, look)
         except RuntimeError as error:
@@ -355,8 +355,3 @@ def _rows_first(gradient: Tensor, axis: int | None, rows: int) -> Tensor:
 def _norms(gradients: Tensor) -> Tensor:
     norms: Tensor = torch.linalg.vector_norm(gradients, dim=1, keepdim=True)
     return norms
-
-
-def _without_cudnn() -> AbstractContextManager[None]:
-    """No cuDNN inside, for all threads: its recurrent functions have no backward pass in eval mode."""
-    return held(lambda: torch.backends.cudnn.flags(enabled=False), "cudnn")

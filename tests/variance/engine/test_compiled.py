@@ -17,6 +17,7 @@ from latedrop.errors import ArgumentError, DataError, OutputError
 from latedrop.model.sites import Site
 from latedrop.variance.engine import compiled, tracing
 from latedrop.variance.engine.compiled import Program
+from latedrop.variance.engine.kept import _MOST, PROGRAMS
 from latedrop.variance.engine.options import Sampling
 from zoo import ZOO, Case
 
@@ -27,9 +28,9 @@ DRAWS = 11
 @pytest.fixture
 def uncompiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Graphs run as they are."""
-    monkeypatch.setattr(compiled, "_Compiled", lambda graph: graph)
+    monkeypatch.setattr(compiled, "Compiled", lambda graph: graph)
     yield
-    compiled._PROGRAMS.clear()
+    PROGRAMS.clear()
 
 
 def mlp() -> nn.Module:
@@ -67,9 +68,9 @@ def test_other_inputs_of_the_shape_use_the_same_program(uncompiled: None) -> Non
         x = torch.randn(3, 5, generator=torch.Generator().manual_seed(seed))
         found = sample(model, x, 0.2, 20, sites=sites, engine="compiled")
         torch.testing.assert_close(found.mean, sample(model, x, 0.2, 20, sites=sites).mean)
-    assert len(compiled._PROGRAMS[model]) == 1
+    assert len(PROGRAMS[model]) == 1
     sample(model, torch.randn(4, 5), 0.2, 20, sites=sites, engine="compiled")
-    assert len(compiled._PROGRAMS[model]) == 2
+    assert len(PROGRAMS[model]) == 2
 
 
 def test_other_weights_are_another_program(uncompiled: None) -> None:
@@ -80,11 +81,11 @@ def test_other_weights_are_another_program(uncompiled: None) -> None:
         model[0].weight.mul_(2)  # in place: the program reads it
     expected = sample(model, x, 0.2, 20, sites=sites)
     torch.testing.assert_close(sample(model, x, 0.2, 20, sites=sites, engine="compiled").mean, expected.mean)
-    assert len(compiled._PROGRAMS[model]) == 1
+    assert len(PROGRAMS[model]) == 1
     model[0].weight = nn.Parameter(torch.randn(8, 5))
     expected = sample(model, x, 0.2, 20, sites=sites)
     torch.testing.assert_close(sample(model, x, 0.2, 20, sites=sites, engine="compiled").mean, expected.mean)
-    assert len(compiled._PROGRAMS[model]) == 2
+    assert len(PROGRAMS[model]) == 2
 
 
 def test_few_programs_are_kept(uncompiled: None) -> None:
@@ -92,7 +93,7 @@ def test_few_programs_are_kept(uncompiled: None) -> None:
     sites = find_sites(model, torch.randn(3, 5))
     for rows in range(1, 12):
         sample(model, torch.randn(rows, 5), 0.2, 4, sites=sites, engine="compiled")
-    assert len(compiled._PROGRAMS[model]) == compiled._MOST_PROGRAMS
+    assert len(PROGRAMS[model]) == _MOST
 
 
 def test_calibration_and_prediction_by_it(uncompiled: None) -> None:
@@ -102,7 +103,7 @@ def test_calibration_and_prediction_by_it(uncompiled: None) -> None:
     assert fast.calibration.rate == usual.calibration.rate
     assert fast.engine == fast.scaled("relaxed").engine == "compiled"
     torch.testing.assert_close(fast.predict(x).std, usual.predict(x).std)
-    assert len(compiled._PROGRAMS[model]) == 1  # one for both rates, and for the prediction
+    assert len(PROGRAMS[model]) == 1  # one for both rates, and for the prediction
 
 
 def test_the_model_is_as_before(uncompiled: None) -> None:
@@ -135,9 +136,9 @@ def test_other_hooks_and_layers_are_another_program(uncompiled: None) -> None:
         change()
         expected = sample(model, x, 0.2, 20)
         torch.testing.assert_close(sample(model, x, 0.2, 20, engine="compiled").mean, expected.mean)
-    assert len(compiled._PROGRAMS[model]) == 3
+    assert len(PROGRAMS[model]) == 3
     sample(model, x, 0.2, 20, engine="compiled")  # sites that are found again are the same ones
-    assert len(compiled._PROGRAMS[model]) == 3
+    assert len(PROGRAMS[model]) == 3
 
 
 def change_layer(model: nn.Module) -> None:
@@ -322,4 +323,4 @@ def test_on_a_gpu_it_is_a_graph_that_takes_new_inputs(dtype: torch.dtype) -> Non
         expected = sample(model, x, 0.1, 8, sites=sites)
         tolerance = {"rtol": 1e-3, "atol": 1e-6} if dtype == torch.float32 else {"rtol": 0.1, "atol": 1e-3}
         torch.testing.assert_close(found.mean, expected.mean, **tolerance)
-    assert len(compiled._PROGRAMS[model]) == 1
+    assert len(PROGRAMS[model]) == 1

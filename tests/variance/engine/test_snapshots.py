@@ -15,14 +15,15 @@ import latedrop
 from latedrop import find_sites, sample
 from latedrop.errors import ArgumentError
 from latedrop.variance.engine import compiled
+from latedrop.variance.engine.kept import PROGRAMS
 
 
 @pytest.fixture(autouse=True)
 def uncompiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Graphs run as they are."""
-    monkeypatch.setattr(compiled, "_Compiled", lambda graph: graph)
+    monkeypatch.setattr(compiled, "Compiled", lambda graph: graph)
     yield
-    compiled._PROGRAMS.clear()
+    PROGRAMS.clear()
 
 
 class Model(nn.Module):
@@ -111,7 +112,7 @@ def test_without_a_change_there_is_one_program() -> None:
         for grad in (torch.enable_grad, torch.no_grad):
             with grad():
                 sample(model, x, {"head": 0.1 + 0.1 * train}, 6, engine="compiled")
-    assert len(compiled._PROGRAMS[model]) == 1
+    assert len(PROGRAMS[model]) == 1
 
 
 def test_dtypes_rates_sites_and_switches() -> None:
@@ -198,6 +199,6 @@ def test_what_cannot_be_compiled_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
 
         return run
 
-    monkeypatch.setattr(compiled, "_Compiled", broken)
+    monkeypatch.setattr(compiled, "Compiled", broken)
     with pytest.raises(ArgumentError, match=r"what cannot be compiled \(RuntimeError: no working compiler\). Use"):
         sample(Model(), torch.randn(3, 4), 0.2, 4, engine="compiled")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from math import prod
 from typing import Any, NoReturn, TypeAlias
 
@@ -18,12 +19,24 @@ from latedrop.model.running import derives, may_derive, quietly
 from latedrop.model.scripts import optimized_scripts
 from latedrop.model.sites import Site
 from latedrop.model.twin import release, twin_of
+from latedrop.switches import plain_kernels
 from latedrop.torch_inside import contents_of, leaves_and_structure, traced, version_of
 from latedrop.variance.engine.options import Sampling
 from latedrop.variance.engine.shared import SharedLayers, by_draw
 from latedrop.variance.moments import out_of_memory
 
-__all__ = ["MaskPlace", "fill_up_channels", "first_line", "lifted", "mask_places", "refuse", "split", "traced_chunk"]
+__all__ = [
+    "MaskPlace",
+    "fill_up_channels",
+    "first_line",
+    "lifted",
+    "mask_places",
+    "refuse",
+    "settled",
+    "split",
+    "traced_chunk",
+    "written_down",
+]
 
 MaskPlace: TypeAlias = "tuple[str, int, tuple[int, ...]]"
 """A mask: its site, the call, and its shape."""
@@ -87,8 +100,17 @@ def traced_chunk(
         mean = off.sum(0) / count.sum()
         return outputs[0], mean, ((off - mean).square() * count).sum(0)
 
+    return written_down(model, chunk, [*(flat[i] for i in where), *arguments])
+
+
+def written_down(
+    model: nn.Module, function: Callable[..., Any], arguments: list[Tensor], *, derives: bool = False
+) -> fx.GraphModule:
+    """A function that runs a model, as a graph that says the same of all inputs; with `derives` it differentiates."""
+    recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
     try:
-        graph = traced(chunk, [*(flat[i] for i in where), *arguments])
+        with plain_kernels() if recurrent else nullcontext():
+            graph = traced(function, arguments, {} if derives else None)
     except LatedropError:
         raise
     except Exception as error:  # the model runs; what it does cannot be written down
@@ -204,6 +226,32 @@ def fill_up_channels(graph: fx.GraphModule) -> None:
             cut = nodes.call_function(torch.ops.aten.slice.Tensor, (node, 1, 0, kernel.shape[0]))
         node.replace_all_uses_with(cut, delete_user_cb=lambda user, cut=cut: user is not cut)
         node.args = (value, weight, bias, *options)
+    graph.recompile()
+
+
+def settled(graph: fx.GraphModule, device: torch.device, model: nn.Module) -> None:
+    """Compute now what is made of constants on another device than the program's, as no CUDA graph may wait for it.
+
+    Not of what the model holds, which may be written into.
+    """
+    elsewhere = [value for value in _held(model) if value.device != device and value.layout is torch.strided]
+    held = {value.data_ptr() for value in elsewhere}
+    nodes = graph.graph
+    for node in list(nodes.nodes):
+        sources = [source for source in node.all_input_nodes if source.op == "get_attr"]
+        if node.op != "call_function" or not sources or len(sources) < len(node.all_input_nodes):
+            continue
+        values = {source: getattr(graph, source.target) for source in sources}
+        if any(value.device == device or value.data_ptr() in held for value in values.values()):
+            continue
+        found = node.target(*fx.map_arg(node.args, values.get), **fx.map_arg(node.kwargs, values.get))
+        if isinstance(found, Tensor):
+            name = f"_settled_{node.name}"
+            graph.register_buffer(name, found.detach())
+            with nodes.inserting_before(node):
+                node.replace_all_uses_with(nodes.get_attr(name))
+            nodes.erase_node(node)
+    nodes.eliminate_dead_code()
     graph.recompile()
 
 

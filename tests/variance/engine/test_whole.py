@@ -1,0 +1,321 @@
+"""A whole prediction as one program gives what it gives step by step; here mostly without the compiler itself."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+import weakref
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from latedrop import LatedropWarning, Prediction, Predictor, calibrate, find_sites
+from latedrop.calibration.fitted_terms import FittedTerms
+from latedrop.errors import ArgumentError, DataError, OutputError
+from latedrop.model.rows import row_count
+from latedrop.terms import Dropout, InputNoise, LocalErrors, Neighbours, Rows, Size, Term
+from latedrop.variance.engine import whole
+from latedrop.variance.engine.kept import PROGRAMS
+from latedrop.variance.sampling import plain_output
+from zoo import ZOO, Case
+
+
+@pytest.fixture
+def uncompiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Graphs run as they are."""
+    monkeypatch.setattr(whole, "Compiled", lambda graph: graph)
+    yield
+    PROGRAMS.clear()
+
+
+def mlp() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 8), nn.ReLU(inplace=True), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
+
+
+def rows(count: int = 80, seed: int = 1) -> Tensor:
+    return torch.randn(count, 5, generator=torch.Generator().manual_seed(seed))
+
+
+def calibrated(model: nn.Module, **options: Any) -> Predictor:
+    x = rows()
+    noise = torch.randn(80, 1, generator=torch.Generator().manual_seed(2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", LatedropWarning)
+        return calibrate(model, (x, x[:, :1] + (0.1 + x[:, 1:2].abs()) * noise), progress=False, **options)
+
+
+def both(uq: Predictor, x: Any) -> tuple[Prediction, Prediction]:
+    """By a program, and step by step."""
+    program = Predictor(uq.model, uq.calibration, uq.readout, batch_size=uq.batch_size, engine="compiled")
+    return program.predict(x), Predictor(uq.model, uq.calibration, uq.readout, batch_size=uq.batch_size).predict(x)
+
+
+def assert_same(found: Prediction, expected: Prediction) -> None:
+    torch.testing.assert_close(found.output, expected.output)
+    torch.testing.assert_close(found.raw_variance, expected.raw_variance, rtol=1e-4, atol=1e-9)
+    assert (found.strangeness is None) == (expected.strangeness is None)
+    if found.strangeness is not None:
+        torch.testing.assert_close(found.strangeness, expected.strangeness)
+    assert (found.shares is None) == (expected.shares is None)
+    for name, share in (found.shares or {}).items():
+        assert expected.shares is not None
+        torch.testing.assert_close(share, expected.shares[name], rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("method", ["terms", "linear"])
+@pytest.mark.parametrize("case", ZOO, ids=lambda case: case.name)
+def test_it_equals_the_steps(case: Case, method: Any, uncompiled: None) -> None:
+    model, x = case.make()
+    own = plain_output(model, x, case.readout)
+    if own[0].numel() > 64:
+        pytest.skip("first order of so many outputs is not for tests")
+    noise = torch.linspace(-1, 1, row_count(x)).reshape(-1, *[1] * (own.dim() - 1)) * (own.std() + 0.1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", LatedropWarning)
+        uq = calibrate(model, (x, own + noise), readout=case.readout, method=method, progress=False)
+        if method == "terms":
+            uq = Predictor(model, replace(uq.calibration, terms=in_use(uq)), case.readout)
+        found, expected = both(uq, x)
+    assert_same(found, expected)
+
+
+def in_use(uq: Predictor) -> FittedTerms:
+    """Dropout and leverage with coefficients, whatever they are worth here."""
+    terms = uq.calibration.terms
+    assert terms is not None
+    names = tuple(name for name in terms.columns if name.startswith("dropout") or name == "leverage")
+    count = len(terms.coefficients)
+    return replace(terms, columns=names, coefficients=tuple((0.1,) * len(names) for _ in range(count)))
+
+
+@pytest.mark.parametrize("batch_size", [3, 256])
+def test_all_batches_are_run(batch_size: int, uncompiled: None) -> None:
+    uq = calibrated(mlp())
+    uq.batch_size = batch_size
+    found, expected = both(uq, rows(7, 5))
+    assert_same(found, expected)
+    assert len(PROGRAMS[uq.model]) == (2 if batch_size == 3 else 1)
+
+
+def test_a_program_serves_all_inputs_of_its_shape_and_weights_written_in_place(uncompiled: None) -> None:
+    uq = calibrated(mlp())
+    uq.engine = "compiled"
+    for seed in range(3):
+        assert_same(*both(uq, rows(4, seed)))
+    with torch.no_grad():
+        uq.model[2].weight.mul_(1.5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", LatedropWarning)  # the weights were changed
+        assert_same(*both(uq, rows(4, 9)))
+        assert len(PROGRAMS[uq.model]) == 1
+        uq.model[3] = nn.ReLU()
+        assert_same(*both(uq, rows(4, 9)))
+    assert len(PROGRAMS[uq.model]) == 2
+
+
+def test_another_calibration_is_another_program(uncompiled: None) -> None:
+    model = mlp()
+    first, second = calibrated(model), calibrated(model, method="linear")
+    x = rows(4, 3)
+    for uq in (first, second, first):
+        assert_same(*both(uq, x))
+    assert len(PROGRAMS[model]) == 2
+
+
+class Far(Term):
+    """Of one's own, with a number that can be changed."""
+
+    name = "far"
+
+    def __init__(self, times: float = 1.0) -> None:
+        self.times = times
+
+    def values(self, rows: Rows) -> Tensor:
+        return self.times * rows.x.square().sum(1)
+
+
+class Below(Term):
+    name = "below"
+
+    def values(self, rows: Rows) -> Tensor:
+        return rows.x[:, 0] + 10
+
+
+@pytest.mark.parametrize(
+    "term",
+    [Size(), Neighbours(), LocalErrors(), Dropout("draws", draws=5), Far(), "leverage"],
+    ids=lambda t: getattr(t, "name", t),
+)
+def test_terms(term: Any, uncompiled: None) -> None:
+    uq = calibrated(mlp(), terms=["dropout", term] if not isinstance(term, Dropout) else [term])
+    terms = uq.calibration.terms
+    assert terms is not None
+    used = replace(terms, coefficients=tuple((0.1,) * len(terms.columns) for _ in terms.coefficients))
+    uq = Predictor(uq.model, replace(uq.calibration, terms=used))
+    assert_same(*both(uq, rows(6, 4)))
+
+
+def test_noise_of_the_inputs(uncompiled: None) -> None:
+    uq = calibrated(mlp(), terms=[InputNoise(0.1)])
+    assert_same(*both(uq, rows(6, 4)))
+
+
+def test_a_term_of_ones_own_that_changes_is_another_program(uncompiled: None) -> None:
+    term = Far()
+    uq = calibrated(mlp(), terms=[term])
+    terms = uq.calibration.terms
+    assert terms is not None
+    used = replace(terms, columns=("far",), coefficients=((0.1,),))
+    uq = Predictor(uq.model, replace(uq.calibration, terms=used))
+    assert_same(*both(uq, rows(4, 4)))
+    term.times = 3.0
+    assert_same(*both(uq, rows(4, 4)))
+
+
+def test_what_a_check_finds_is_said(uncompiled: None) -> None:
+    uq = calibrated(mlp())
+    uq.engine = "compiled"
+    good = uq.predict(rows(4)).std
+    bad = rows(4)
+    bad[1, 2] = torch.nan
+    with pytest.raises(DataError, match="expected finite inputs; found 1 NaN or inf among 20"):
+        uq.predict(bad)
+    assert torch.equal(uq.predict(rows(4)).std, good)
+    below = calibrated(mlp(), terms=[Below()])
+    terms = below.calibration.terms
+    assert terms is not None
+    used = replace(terms, columns=("below",), coefficients=((0.1,),))
+    below = Predictor(below.model, replace(below.calibration, terms=used), engine="compiled")
+    below.predict(rows(4))
+    with pytest.raises(DataError, match="'below' to be finite and not below 0"):
+        below.predict(rows(4) - 100)
+
+
+def test_rows_beyond_numbers(uncompiled: None) -> None:
+    uq = calibrated(mlp())
+    x = rows(6)
+    x[2] = 3e38
+    with pytest.warns(LatedropWarning, match="nothing is known of 1 of 6 rows"):
+        found, expected = both(uq, x)
+    assert_same(found, expected)
+    assert all(len(key[0]) == 1 and key[0][0][0][0] == 6 for key in PROGRAMS[uq.model])  # none of single rows
+
+
+def test_a_broken_output_is_said(uncompiled: None) -> None:
+    class Root(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layers(x) + x[:, :1].exp().log()
+
+    uq = calibrated(Root())
+    uq.engine = "compiled"
+    uq.predict(rows(4))
+    with pytest.raises(OutputError, match="found NaN or inf in 4 of 4 rows"):
+        uq.predict(rows(4) + 200)
+
+
+@pytest.mark.parametrize("kind", ["values", "state", "list"])
+def test_what_cannot_be_a_program_is_refused(kind: str, uncompiled: None) -> None:
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(5, 8)
+            self.last = nn.Linear(8, 1)
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.layer(x)
+            if kind == "values" and h.sum() > 0:
+                h = h * 1.0
+            if kind == "state":
+                self.calls += 1
+            return self.last(h.relu())
+
+    uq = calibrated(Odd())
+    uq.engine = "compiled"
+    x: Any = rows(4)
+    if kind == "list":
+        uq.collate, x = torch.stack, list(x)
+    with pytest.raises(ArgumentError, match="engine"):
+        uq.predict(x)
+    uq.engine = "auto"
+    assert uq.predict(x).std.shape == (4, 1)
+
+
+def test_neither_the_model_nor_the_calibration_is_held(uncompiled: None) -> None:
+    uq = calibrated(mlp())
+    uq.engine = "compiled"
+    uq.predict(rows(4))
+    record, model = weakref.ref(uq.calibration), weakref.ref(uq.model)
+    kept = uq.model
+    del uq
+    gc.collect()
+    assert record() is None
+    (program,) = PROGRAMS[kept].values()
+    assert not program.holds()
+    del kept, program
+    gc.collect()
+    assert model() is None
+
+
+def test_threads_take_turns(uncompiled: None) -> None:
+    uq = calibrated(mlp())
+    uq.engine = "compiled"
+    batches = [rows(4, seed) for seed in range(24)]
+    expected = [uq.predict(x) for x in batches]
+    with ThreadPoolExecutor(8) as pool:
+        for found, one in zip(pool.map(uq.predict, batches), expected, strict=True):
+            assert torch.equal(found.std, one.std)
+
+
+def test_a_readout_and_maps(uncompiled: None) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 1, 3, padding=1))
+    x = torch.randn(30, 1, 6, 6)
+
+    def count(maps: Tensor) -> Tensor:
+        return maps.sum((1, 2, 3))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", LatedropWarning)
+        uq = calibrate(model, (x, plain_output(model, x, count) + torch.randn(30)), readout=count, progress=False)
+        spread = calibrate(
+            model,
+            (x, plain_output(model, x) + torch.randn(30, 1, 6, 6)),
+            method="propagate",
+            rates=[0.1],
+            progress=False,
+        )
+    assert_same(*both(uq, x[:5]))
+    assert_same(*both(spread, x[:5]))
+
+
+def test_sites_that_are_given_are_enough() -> None:
+    model = mlp()
+    sites = find_sites(model, rows(3))
+    run = whole.Whole(model, rows(3), sites, None, lambda x: [model(x) * 2], compiler=lambda graph: graph)
+    found = run(rows(3, 7))
+    assert found is not None
+    torch.testing.assert_close(found[0], model(rows(3, 7)).detach() * 2)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_with_the_compiler() -> None:
+    uq = calibrated(mlp())
+    try:
+        assert_same(*both(uq, rows(4, 3)))
+    except ArgumentError as error:
+        if "compile" not in str(error):
+            raise
+        pytest.skip(f"there is no C++ compiler: {error}")
+    PROGRAMS.clear()
