@@ -203,14 +203,15 @@ def first_order_table(record: dict[str, Any]) -> str:
     """Time beside a plain pass and memory beside a training step."""
     units = {k.removeprefix("first_order, "): v for k, v in record["units"].items() if k.startswith("first_order, ")}
     lines = [
-        "| network, rows | sites | plain pass [ms] | first order | with leverage and guard | memory / training step |",
-        "| --- | ---: | ---: | ---: | ---: | ---: |",
+        "| network, rows | sites | plain pass [ms] | first order | with leverage and guard | the same, compiled "
+        "| memory / training step |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for name, unit in units.items():
         cells = [str(unit["sites"]), f"{1e3 * unit['seconds']['plain']:.3g}"]
-        for run in ("first order", "predict"):
-            low, middle, high = unit["ratios"][run]
-            cells.append(f"{middle:.1f} ({low:.1f} to {high:.1f})")
+        for run in ("first order", "predict", "compiled"):
+            found = unit["ratios"].get(run)
+            cells.append("-" if found is None else f"{found[1]:.1f} ({found[0]:.1f} to {found[2]:.1f})")
         cells.append(f"{unit['bytes']['predict'] / unit['bytes']['training step']:.2f}")
         lines.append(f"| {name.replace('_', ' ')} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
@@ -222,33 +223,42 @@ def one_row_table(record: dict[str, Any]) -> str:
     lines = ["| call | time [us] | beside | time of that [us] | ratio | the rest [us] |"]
     lines.append("| --- | ---: | --- | ---: | ---: | ---: |")
     for draws in ("10 draws", "50 draws"):
-        for other in ("stacked loop", "copying the rows"):
-            lines.append(_beside(f"`sample`, {draws}", units[draws]["auto"], other, units[draws][other], "-"))
+        found = units[draws]
+        for way in [way for way in ("auto", "compiled") if way in found]:
+            call = f"`sample`, {draws}" + (", compiled" if way == "compiled" else "")
+            lines += [_beside(call, found[way], other, found[other]) for other in ("stacked loop", "copying the rows")]
     found = units["predict"]
     passes = {"50 draws": "one pass over 50 draws", "first order": "forward and backward", "default": "plain"}
     for way, other in passes.items():
-        rest = f"{1e6 * (found[way] - found[other]):.0f}"
-        lines.append(_beside(f"`predict`, {way}", found[way], other, found[other], rest))
+        for asked in [asked for asked in (way, f"{way}, compiled") if asked in found]:
+            rest = f"{1e6 * (found[asked] - found[other]):.0f}"
+            lines.append(_beside(f"`predict`, {asked}", found[asked], other, found[other], rest))
     return "\n".join(lines)
 
 
-def _beside(call: str, seconds: float, other: str, its: float, rest: str) -> str:
+def _beside(call: str, seconds: float, other: str, its: float, rest: str = "-") -> str:
     other = "one plain pass" if other == "plain" else other
     return f"| {call} | {1e6 * seconds:.0f} | {other} | {1e6 * its:.0f} | {seconds / its:.2f} | {rest} |"
+
+
+def calibration_table(record: dict[str, Any]) -> str:
+    """The default of `calibrate` as a whole, in a process that has done it before."""
+    lines = ["| validation rows | plain passes of all rows [s] | calibrate [s] | calibrate / plain | memory [MB] |"]
+    lines.append("| --- | ---: | ---: | ---: | ---: |")
+    for name, unit in record["units"].items():
+        if not name.startswith("calibration, "):
+            continue
+        rows = name.removeprefix("calibration, ").replace("_", " ")
+        rows = "ResNet-50, 1000 rows" if rows == "resnet50" else rows
+        plain, whole = (unit["times"][way][-1] for way in ("plain", "calibrate"))
+        size = f"{unit['bytes']['calibrate'] / 1e6:.0f}"
+        lines.append(f"| {rows} | {plain:.2f} | {whole:.2f} | {whole / plain:.1f} | {size} |")
+    return "\n".join(lines)
 
 
 def sampling_table(record: dict[str, Any], part: str) -> str:
     """Candidates beside 50 plain passes."""
     return "\n".join(markdown(record, part)).replace("_", " ")
-
-
-def one_row_times(record: dict[str, Any]) -> str:
-    """Microseconds of one row of the tiny network, by what was asked and how."""
-    lines = ["| asked for | way | microseconds |", "| --- | --- | ---: |"]
-    for name in ("10 draws", "50 draws", "predict"):
-        seconds = record["units"][f"one_row, {name}"]["seconds"]
-        lines += [f"| {name} | {way} | {1e6 * taken:.0f} |" for way, taken in seconds.items()]
-    return "\n".join(lines)
 
 
 def mcnn_table(record: dict[str, Any]) -> str:

@@ -102,10 +102,10 @@ def test_rates_wait_once_each() -> None:
 )
 def test_memory_is_flat_in_the_draws(model: nn.Module, x: Tensor) -> None:
     sites = find_sites(model, x)
-    assert fitting_chunk(model, x, sites, 100) <= 20
-    few, many = (
-        peak_bytes(lambda draws=draws: sample(model, x, 0.1, draws, sites=sites), CPU)[1] for draws in (20, 200)
-    )
+    most = max(fitting_chunk(model, x, sites, draws) for draws in range(2, 100))
+    assert most <= 20
+    both = (2 * most, 20 * most)  # as many at once in all passes
+    few, many = (peak_bytes(lambda draws=draws: sample(model, x, 0.1, draws, sites=sites), CPU)[1] for draws in both)
     assert many <= 1.1 * few
 
 
@@ -117,7 +117,7 @@ def test_memory_stays_below_that_of_stacked_outputs() -> None:
     assert most < draws * 256 * 2000 * 4
 
 
-@pytest.mark.parametrize(("gigabytes", "rows", "expected"), [(139, 1, 50), (8, 1, 13), (139, 32, 14)])
+@pytest.mark.parametrize(("gigabytes", "rows", "expected"), [(139, 1, 50), (8, 1, 13), (139, 32, 13)])
 def test_few_rows_of_a_large_network_run_at_once_on_a_large_gpu(
     monkeypatch: pytest.MonkeyPatch, gigabytes: int, rows: int, expected: int
 ) -> None:

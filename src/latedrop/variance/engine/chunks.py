@@ -17,9 +17,7 @@ __all__ = ["fitting_chunk"]
 
 _CACHE_BYTES = {"cpu": 16 * 2**20}  # of all draws that run at once, where these are small; beyond it caches overflow
 _SMALL_BYTES = 512 * 2**20  # the same on other devices, which have no such cache to lose
-_CUDA_BYTES = (
-    2**31
-)  # and on a CUDA device, where each further pass costs its launches; a sixteenth of its memory at most
+_CUDA_BYTES = 2**31  # and on a CUDA device, where each pass costs its launches; a sixteenth of its memory at most
 _FULL = 20  # draws that fill any other device; with more, only memory would grow
 
 
@@ -27,7 +25,7 @@ def fitting_chunk(model: nn.Module, x: Any, sites: Sequence[Site], draws: int) -
     """How many of so many draws to run at once.
 
     On a CPU, what fits its caches. On a CUDA device as many as are small; of large ones 20, or what fits a sixteenth of
-    its memory. Elsewhere as many as are small.
+    its memory. Elsewhere as many as are small. The last pass has as many as all others, or nearly: programs fill it up.
     """
     model = bare(model)
     found = first_weight(model)
@@ -36,10 +34,20 @@ def fitting_chunk(model: nn.Module, x: Any, sites: Sequence[Site], draws: int) -
     per_draw = int(3 * widest * (row_count(x) + 1) * parameter.element_size())
     device = parameter.device
     if device.type != "cuda":
-        return min(max(1, _CACHE_BYTES.get(device.type, _SMALL_BYTES) // per_draw), draws)
+        return _evenly(draws, max(1, _CACHE_BYTES.get(device.type, _SMALL_BYTES) // per_draw))
     most = torch.cuda.get_device_properties(device).total_memory // 16
     few = max(_SMALL_BYTES, min(_CUDA_BYTES, most)) // per_draw
-    return min(max(1, few, min(most // per_draw, _FULL)), draws)
+    return _evenly(draws, max(1, few, min(most // per_draw, _FULL)))
+
+
+def _evenly(draws: int, most: int) -> int:
+    """Draws of each pass, where no more than `most` fit.
+
+    >>> _evenly(50, 20), _evenly(50, 60)
+    (17, 50)
+    """
+    passes = -(-draws // most)
+    return -(-draws // passes)
 
 
 def _widening(layer: nn.Module | None) -> float:
