@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.nets import speed_nets
-from benchmarks.timing import RESULTS, machine, seconds_of, turns_within, write
+from benchmarks.timing import RESULTS, machine, medians, seconds_of, turns_within, write
 from latedrop import Site, find_sites, sample
 from latedrop.calibration.search import PAPER_RATES
 from latedrop.devices import chosen_device
@@ -79,7 +79,7 @@ def measure(
         return sample_rates(model, x, wanted, sites, Sampling(count))
 
     draws = fitting_draws(partial(at, [RATE]), draws, budget / 64, device)
-    times, rounds, failed = turns_within(
+    found, rounds, failed = turns_within(
         {
             "one": partial(at, [RATE], draws),
             "all": partial(at, rates, draws),
@@ -93,6 +93,7 @@ def measure(
     )
     if failed:
         raise SystemExit(f"expected all of it to run; failed: {failed}.")
+    times = medians(found)
     return {
         "rows": len(x),
         "draws": draws,

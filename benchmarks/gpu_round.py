@@ -21,14 +21,13 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from math import comb
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks.gpu_parts import PARTS, Setting
-from benchmarks.timing import QUICK, RESULTS, first_line, machine
+from benchmarks.timing import QUICK, RESULTS, first_line, interval, machine
 
 Runs = dict[str, Callable[[], Any]]
 
@@ -146,21 +145,6 @@ class Turns:
         if waits:
             torch.cuda.synchronize(self.device)
         return self._clock() - start
-
-
-def interval(values: list[float]) -> list[float]:
-    """Lower end, median and upper end: order statistics that hold the true median at 90 %, if there are enough.
-
-    >>> interval([3.0, 1.0, 2.0])
-    [1.0, 2.0, 3.0]
-    """
-    ordered, n = sorted(values), len(values)
-    below, cut = 0.0, 0
-    while cut < n // 2 and below + comb(n, cut) / 2**n <= 0.05:
-        below += comb(n, cut) / 2**n
-        cut += 1
-    cut = max(cut - 1, 0)
-    return [ordered[cut], statistics.median(ordered), ordered[n - 1 - cut]]
 
 
 def shown(found: dict[str, Any]) -> str:

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks.timing import RESULTS, machine, peak_bytes, turns_within, write
+from benchmarks.timing import RESULTS, machine, medians, peak_bytes, turns_within, write
 from latedrop import find_sites, sample
 from latedrop.devices import chosen_device
 
@@ -113,7 +113,7 @@ def measure(axis: str, shapes: Sequence[Shape], device: torch.device, repeats: i
     times, rounds, failed = turns_within(runs, repeats=repeats, seconds=budget, device=device)
     if failed:
         raise SystemExit(f"expected every size to run; failed: {failed}.")
-    seconds = list(times.values())
+    seconds = list(medians(times).values())
     return {
         "values": values,
         "rounds": rounds,

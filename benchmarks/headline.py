@@ -53,7 +53,10 @@ def _ratio(times: Mapping[str, Mapping[str, str]], where: str) -> float:
     """Time of ours, compiled where it is, over that of the best peer."""
     found = [row for row in times.values() if row["on"] == where]
     own = [row["compiled"] if row["compiled"] != "-" else row["latedrop"] for row in found]
-    return median(float(mine) / float(row["best peer"].split()[0]) for mine, row in zip(own, found, strict=True))
+    return median(
+        float(mine.split()[0]) / float(row["best peer"].replace(",", " ").split()[0])
+        for mine, row in zip(own, found, strict=True)
+    )
 
 
 def _worded(gain: float) -> str:

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 import latedrop
-from benchmarks.timing import RESULTS, machine, turns_within, write
+from benchmarks.timing import RESULTS, machine, medians, turns_within, write
 from latedrop.torch_inside import leaves_and_structure
 from latedrop.variance.sampling import plain_output
 
@@ -113,11 +113,11 @@ def _beside(uq: Any, path: Path, x: Any, threads: Sequence[int]) -> dict[str, An
     off = {"mean": np.abs(found.mean - p.mean.numpy()) / std, "std": np.abs(found.std - std) / std}
     both = {f"{way}, {count}": _timed(way, count, uq, x, predictors[count], given)
             for count in threads for way in ("torch", "onnx")}  # fmt: skip
-    seconds, rounds, _ = turns_within(both, repeats=9, seconds=SECONDS, device=torch.device("cpu"))
+    times, rounds, _ = turns_within(both, repeats=9, seconds=SECONDS, device=torch.device("cpu"))
     return {
         "off": {name: float(value.max()) for name, value in off.items()},
         "median_off": {name: float(np.median(value)) for name, value in off.items()},
-        "seconds": seconds,
+        "seconds": medians(times),
         "rounds": rounds,
     }
 

@@ -9,8 +9,8 @@ Time is a multiple of `plain x T`: T deterministic forward passes of the same ro
 network takes the least time per row. Memory is the peak of what a call allocates. An answer is right where its mean
 standard deviation, and its mean, differ from those of a long reference by no more than T draws must by chance. All
 candidates take turns, in an order that changes; quick ones run once before they are timed. `benchmarks.peers` says what
-each of them does. A candidate whose first call, by which memory is measured, takes longer than `--cap` gets no rounds:
-that call is its time.
+each of them does. A ratio's interval is that of its median over the rounds, by order statistics. A candidate whose
+first call, by which memory is measured, takes longer than `--cap` gets no rounds: that call is its time.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from benchmarks.nets import SpeedNet, speed_nets, twin
 from benchmarks.peers import PEERS, Case, Run, not_installed, peer_versions
 from benchmarks.speed_figure import figure
 from benchmarks.speed_pages import IMAGES, LABELS, OTHER_TARGET, one_table, rows_for_readme, tables
-from benchmarks.timing import RESULTS, first_line, machine, peak_bytes, seconds_of, timed, turns_within, write
+from benchmarks.timing import RESULTS, first_line, interval, machine, peak_bytes, seconds_of, timed, turns_within, write
 from latedrop import Site, find_sites, linearize, sample
 from latedrop.devices import chosen_device
 
@@ -215,17 +215,20 @@ def compare(
         if name not in OTHER_TARGET:
             found[name] |= reference.judged(mean, variance, draws, shared=name.startswith("latedrop"))
     plain, share = plain_passes(case.model, case.x, multiple, draws)
-    seconds, rounds, failed = turns_within(
-        {"plain": plain, **runs}, repeats=plan.repeats, seconds=plan.budget, device=device
-    )
-    whole = seconds["plain"] / share
+    times, _, failed = turns_within({"plain": plain, **runs}, repeats=plan.repeats, seconds=plan.budget, device=device)
+    base = [taken / share for taken in times["plain"]]
+    whole = statistics.median(base)
     found |= {name: {"status": why} for name, why in failed.items()}
     for name, entry in found.items():
         if "status" not in entry:
-            entry["seconds"] = _short(seconds.get(name, entry.get("seconds", 0.0)))
+            taken = times.get(name, [entry.get("seconds", 0.0)])
+            entry["seconds"] = _short(statistics.median(taken))
             entry["ratio"] = _short(entry["seconds"] / whole)
+            if len(taken) == len(base) > 1:
+                low, _, high = interval([ours / plain for ours, plain in zip(taken, base, strict=True)])
+                entry["interval"] = [_short(low), _short(high)]
     _free(device)
-    return {"plain_seconds": _short(whole), "rounds": rounds, "candidates": found}
+    return {"plain_seconds": _short(whole), "rounds": len(base), "candidates": found}
 
 
 def candidates(case: Case, sites: Sequence[Site], draws: int, plan: Plan) -> dict[str, Callable[[], Run]]:

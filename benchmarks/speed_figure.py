@@ -36,6 +36,7 @@ def figure(record: dict[str, Any], path: Path, draws: int = 50) -> Path:
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
     nets = [name for name, sizes in record["nets"].items() if any(points(found, draws) for found in sizes.values())]
     figure, axes = plt.subplots(1, len(_PANELS), figsize=(15, 1.9 + 0.95 * len(nets)))
@@ -54,6 +55,10 @@ def figure(record: dict[str, Any], path: Path, draws: int = 50) -> Path:
         axis.set_yticklabels(labels, fontsize=11)
         axis.tick_params(axis="x", labelsize=11)
         axis.margins(x=0.16)
+        axis.xaxis.set_minor_formatter(NullFormatter())
+        if measure == "bytes" and axis.get_xlim()[1] < 1e3:  # less than two powers of ten would leave one number
+            axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axis.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
         for note in (text for text in axis.texts if hasattr(text, "xy")):  # to stay inside the panel
             if axis.transAxes.inverted().transform(axis.transData.transform(note.xy))[0] > 0.6:
                 note.set(ha="right", position=(-7, 0))
@@ -79,16 +84,23 @@ def points(found: dict[str, Any], draws: int) -> dict[str, dict[str, Any]]:
     if measured is None:
         return {}
     entries = measured["candidates"]
-    chosen = {name: entries[name] for name in SHOWN if "seconds" in entries.get(name, {})}
+    chosen = {name: dict(entries[name]) for name in SHOWN if "seconds" in entries.get(name, {})}
     best = best_peer(entries)
     peer = {} if best is None else {"peer": entries[best] | {"library": LABELS[best]}}
-    return {"plain": {"seconds": measured["plain_seconds"]}} | chosen | peer
+    whole = measured["plain_seconds"]
+    for entry in (*chosen.values(), *peer.values()):
+        entry["range"] = [whole * end for end in entry.get("interval", [])]
+    return {"plain": {"seconds": whole}} | chosen | peer
 
 
 def _line(axis: Any, line: int, found: dict[str, Any], measure: str, draws: int) -> set[str]:
     drawn = points(found, draws)
     for name, height, value, library in _places(drawn, measure, found.get("rows", 1)):
         axis.scatter([value], [line + height], zorder=3, **_style(name))
+        ends = drawn[name].get("range") if measure == "seconds" else None
+        if ends:
+            low, high = (1e3 * end / found.get("rows", 1) for end in ends)
+            axis.plot([low, high], [line + height] * 2, color=SHOWN[name][1], linewidth=5, alpha=0.35, zorder=2)
         if library:
             axis.annotate(
                 library.partition(",")[0], (value, line + height), (7, 0), textcoords="offset points", va="center",

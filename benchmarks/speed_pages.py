@@ -160,7 +160,7 @@ def _readme_row(name: str, kind: str, found: dict[str, Any], draws: int) -> str:
     used = next((n for n in fewer if _rivals(found["draws"][str(n)]["candidates"])), draws)
     entries = found["draws"][str(used)]["candidates"]
     name = name if used == draws else f"{name}, {used} draws"
-    ratio = {key: _times(entry["ratio"]) for key, entry in entries.items() if "ratio" in entry}
+    ratio = {key: _with_interval(entry) for key, entry in entries.items() if "ratio" in entry}
     best = best_peer(entries)
     sizes = [_mebibytes(entries[key]["bytes"]) if key in ratio else "-" for key in ("latedrop", best)]
     cells = [
@@ -169,8 +169,15 @@ def _readme_row(name: str, kind: str, found: dict[str, Any], draws: int) -> str:
         str(found["rows"]),
         *(ratio.get(key, "-") for key in ("latedrop", "latedrop_compiled")),
     ]
-    cells.append("-" if best is None else f"{ratio[best]} ({LABELS[best]})")
+    cells.append("-" if best is None else f"{ratio[best]}, {LABELS[best]}")
     return f"| {' | '.join([*cells, ratio.get('loop', '-'), ' / '.join(sizes)])} |"
+
+
+def _with_interval(entry: dict[str, Any]) -> str:
+    if "interval" not in entry:
+        return _times(entry["ratio"])
+    low, high = map(_times, entry["interval"])
+    return f"{_times(entry['ratio'])} ({low} to {high})"
 
 
 def _times(ratio: float) -> str:

@@ -10,6 +10,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable
+from math import comb
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -41,12 +42,12 @@ def in_turns(candidates: dict[str, Callable[[], Any]], *, repeats: int, device: 
 
 def turns_within(
     candidates: dict[str, Callable[[], Any]], *, repeats: int, seconds: float, device: torch.device
-) -> tuple[dict[str, float], int, dict[str, str]]:
+) -> tuple[dict[str, list[float]], int, dict[str, str]]:
     """As `in_turns`, in as many rounds as start within `seconds`; in more where all is quick.
 
     Each round has an order of its own, and what is quick runs once before it is timed: else it would pay for what the
-    one before it has left in the caches. Returns medians, the number of rounds, and what stopped those that did not get
-    through.
+    one before it has left in the caches. Returns the seconds of every round, the number of rounds, and what stopped
+    those that did not get through.
     """
     times: dict[str, list[float]] = {name: [] for name in candidates}
     failed: dict[str, str] = {}
@@ -62,7 +63,27 @@ def turns_within(
             except Exception as error:
                 failed[name] = first_line(error)  # the error itself would keep tensors alive
         rounds += 1
-    return {name: statistics.median(times[name]) for name in candidates if name not in failed}, rounds, failed
+    return {name: times[name] for name in candidates if name not in failed}, rounds, failed
+
+
+def medians(times: dict[str, list[float]]) -> dict[str, float]:
+    """Of each candidate, over the rounds."""
+    return {name: statistics.median(each) for name, each in times.items()}
+
+
+def interval(values: list[float]) -> list[float]:
+    """Lower end, median and upper end: order statistics that hold the true median at 90 %, if there are enough.
+
+    >>> interval([3.0, 1.0, 2.0])
+    [1.0, 2.0, 3.0]
+    """
+    ordered, n = sorted(values), len(values)
+    below, cut = 0.0, 0
+    while cut < n // 2 and below + comb(n, cut) / 2**n <= 0.05:
+        below += comb(n, cut) / 2**n
+        cut += 1
+    cut = max(cut - 1, 0)
+    return [ordered[cut], statistics.median(ordered), ordered[n - 1 - cut]]
 
 
 def first_line(error: BaseException) -> str:

@@ -213,10 +213,10 @@ def test_turns_report_failures_and_rounds() -> None:
         raise ValueError("no batching rule\nand more")
 
     candidates = {"a": lambda: calls.append("a"), "broken": broken, "b": lambda: calls.append("b")}
-    medians, rounds, failed = turns_within(candidates, repeats=3, seconds=0, device=CPU)
+    times, rounds, failed = turns_within(candidates, repeats=3, seconds=0, device=CPU)
     assert (rounds, sorted(calls)) == (1, ["a", "b"]), "one round whatever the budget"
     assert failed == {"broken": "ValueError: no batching rule"}
-    assert list(medians) == ["a", "b"]
+    assert list(times) == ["a", "b"]
 
 
 def test_turns_change_their_order_and_what_is_quick_runs_before_it_is_timed() -> None:
@@ -433,8 +433,20 @@ def test_readme_names_the_quickest_peer_with_the_right_answer(tmp_path: Path, mo
     monkeypatch.setattr("benchmarks.timing.RESULTS", tmp_path)
     write("speed_cpu", made_record())
     rows = speed_pages.rows_for_readme(tmp_path).splitlines()
-    assert rows[2:] == ["| residual cnn | CPU | 8 | 0.80 | - | 2.00 (torch-uncertainty, on_batch) | 3.00 | 3 / 40 |"]
+    assert rows[2:] == ["| residual cnn | CPU | 8 | 0.80 | - | 2.00, torch-uncertainty, on_batch | 3.00 | 3 / 40 |"]
     assert speed_pages.rows_for_readme(tmp_path, draws=200).splitlines() == rows[:2]
+
+
+def test_intervals_are_shown_where_there_are_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.timing.RESULTS", tmp_path)
+    record = made_record()
+    entry = record["nets"]["residual_cnn"]["large"]["draws"]["50"]["candidates"]["latedrop"]
+    entry["interval"] = [0.7, 0.95]
+    write("speed_cpu", record)
+    assert "| 0.80 (0.70 to 0.95) | - |" in speed_pages.rows_for_readme(tmp_path).splitlines()[2]
+    shown = speed_figure.points(record["nets"]["residual_cnn"]["large"], 50)
+    assert shown["latedrop"]["range"] == pytest.approx([0.07, 0.095])
+    assert "range" not in entry
 
 
 def test_memory_against_draws_and_time_against_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
