@@ -1,14 +1,17 @@
-"""Predictions without draws by a compiled program: the default's, first order and propagation."""
+"""Predictions without draws by a compiled program: the default's, of numbers and classes, first order, propagation."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import fields
+from typing import Any, Generic, TypeVar
 from weakref import ref
 
 import torch
 from torch import Tensor, nn
 
+from latedrop.calibration.classes.prediction import ClassPrediction
+from latedrop.calibration.classes.record import ClassCalibration
 from latedrop.calibration.fitted_terms import KINDS
 from latedrop.calibration.prediction import Prediction
 from latedrop.calibration.record import Calibration
@@ -21,54 +24,64 @@ from latedrop.variance.engine.whole import Whole
 
 __all__ = ["predicted_whole"]
 
+_Found = TypeVar("_Found", Prediction, ClassPrediction)
+
 
 def predicted_whole(
-    model: nn.Module, x: Any, calibration: Calibration, readout: Readout, predicted: Callable[[Any], Prediction]
-) -> Prediction:
+    model: nn.Module,
+    x: Any,
+    calibration: Calibration | ClassCalibration,
+    readout: Readout,
+    predicted: Callable[[Any], _Found],
+) -> _Found:
     """What `predicted` gives for a batch that was placed, by a program that is compiled on the first call."""
     if isinstance(x, Items):
         raise ArgumentError("expected another engine with collate=; batches of items have no one shape to compile for.")
-    terms = () if calibration.terms is None else calibration.terms.terms
-    own = looked_at([term for term in terms if type(term) not in KINDS.values()])
+    fitted = calibration.terms if isinstance(calibration, Calibration) else None
+    own = looked_at([term for term in fitted.terms if type(term) not in KINDS.values()] if fitted is not None else [])
 
-    def made() -> _Program:
+    def made() -> _Program[_Found]:
         return _Program(model, x, calibration, readout, predicted)
 
     found = kept(model, x, (id(calibration), readout, own), made)(x)
     return predicted(x) if found is None else found  # which says what is wrong
 
 
-class _Program:
+class _Program(Generic[_Found]):
     """The program of one calibration. Neither that nor the model is held."""
 
     def __init__(
         self,
         model: nn.Module,
         x: Any,
-        calibration: Calibration,
+        calibration: Calibration | ClassCalibration,
         readout: Readout,
-        predicted: Callable[[Any], Prediction],
+        predicted: Callable[[Any], _Found],
     ) -> None:
         self._calibration = ref(calibration)
-        self._strange = False
-        self._shares: tuple[str, ...] = ()
+        self._kind: type[_Found]
+        self._parts: dict[str, tuple[str, ...]] = {}  # what the tensors are called, and what is named in them
 
         def parts(batch: Any) -> list[Tensor]:
             found = predicted(batch)
-            self._strange, self._shares = found.strangeness is not None, tuple(found.shares or ())
-            shares = [torch.stack(list(found.shares.values()))] if found.shares else []
-            strange = [] if found.strangeness is None else [found.strangeness]
-            return [found.output, found.raw_variance, *strange, *shares]
+            values = {field.name: getattr(found, field.name) for field in fields(found)}
+            held = {name: value for name, value in values.items() if isinstance(value, (Tensor, dict))}
+            self._kind = type(found)
+            self._parts = {name: tuple(value) if isinstance(value, dict) else () for name, value in held.items()}
+            return [torch.stack(list(value.values())) if isinstance(value, dict) else value for value in held.values()]
 
         self._whole = Whole(model, x, calibration.sites, readout, parts, lambda: self._calibration() is not None)
 
-    def __call__(self, x: Any) -> Prediction | None:
+    def __call__(self, x: Any) -> _Found | None:
+        """The prediction; None where a check of values failed."""
         found, calibration = self._whole(x), self._calibration()
         if found is None or calibration is None:
             return None
-        output, variance, *more = found
-        shares = dict(zip(self._shares, more.pop().unbind(), strict=True)) if self._shares else None
-        return Prediction(output, variance, calibration, more[0] if self._strange else None, shares=shares)
+        kind: Any = self._kind
+        named: dict[str, Any] = {"calibration": calibration}
+        for (name, keys), value in zip(self._parts.items(), found, strict=True):
+            named[name] = dict(zip(keys, value.unbind(), strict=True)) if keys else value
+        return kind(**named)  # type: ignore[no-any-return]
 
     def holds(self) -> bool:
         """See `Kept`."""

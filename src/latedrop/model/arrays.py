@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from math import isfinite
 from typing import Any
@@ -19,6 +20,7 @@ from latedrop.torch_inside import being_traced, first_weight
 __all__ = [
     "all_finite",
     "any_true",
+    "apart",
     "check_dtypes",
     "check_inputs",
     "constants",
@@ -191,6 +193,12 @@ def map_values(x: Any, change: Callable[[Any], Any]) -> Any:
     if isinstance(x, (tuple, list)):
         return type(x)(map_values(value, change) for value in x)
     return x
+
+
+def apart(make: Callable[[], Tensor]) -> Tensor:
+    """What `make` gives, by a thread of its own: there nothing is traced, and it can be kept for what follows."""
+    with ThreadPoolExecutor(1) as alone:
+        return alone.submit(make).result()
 
 
 def constants(values: tuple[float, ...]) -> Tensor:

@@ -9,9 +9,8 @@ many by a fixed random matrix.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 
 from latedrop.errors import ArgumentError, SiteError
 from latedrop.masking.twins import worn
-from latedrop.model.arrays import widened
+from latedrop.model.arrays import apart, widened
 from latedrop.model.calling import call
 from latedrop.model.layers import channel_axis
 from latedrop.model.rows import copied, fitting_batches, row_count, take_rows
@@ -191,9 +190,8 @@ def _narrow(features: Tensor) -> Tensor:
 
 @lru_cache(maxsize=4)
 def _matrix(wide: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Made once, as it takes longer to make than to use; by a thread of its own, whatever is traced in this one."""
-    with ThreadPoolExecutor(1) as alone:  # a graph would hold the draw of the numbers in place of these
-        return alone.submit(_drawn, wide, dtype, device).result()
+    """Made once, as it takes longer to make than to use."""
+    return apart(partial(_drawn, wide, dtype, device))  # a graph would hold the draw of the numbers in place of these
 
 
 def _drawn(wide: int, dtype: torch.dtype, device: torch.device) -> Tensor:

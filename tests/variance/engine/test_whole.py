@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from latedrop import LatedropWarning, Prediction, Predictor, calibrate, find_sites
+from latedrop import ClassPredictor, LatedropWarning, Prediction, Predictor, calibrate, find_sites
 from latedrop.calibration.fitted_terms import FittedTerms
 from latedrop.errors import ArgumentError, DataError, OutputError
 from latedrop.model.rows import row_count
@@ -297,6 +297,57 @@ def test_a_readout_and_maps(uncompiled: None) -> None:
         )
     assert_same(*both(uq, x[:5]))
     assert_same(*both(spread, x[:5]))
+
+
+def classifier(hidden: int = 20) -> tuple[ClassPredictor, Tensor]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, hidden), nn.ReLU(), nn.Linear(hidden, 4)).eval()
+    x = torch.randn(200, 8)
+    y = (1.5 * model(x) + torch.randn(200, 4)).argmax(1)
+    return calibrate(model, (x, y), task="classification", progress=False), x
+
+
+@pytest.mark.parametrize("hidden", [20, 300])
+@pytest.mark.parametrize("dropout", [False, True])
+def test_classes(hidden: int, dropout: bool, uncompiled: None) -> None:
+    uq, x = classifier(hidden)
+    if dropout:
+        fit = replace(uq.calibration.fit, odds=(0.1,) * len(uq.calibration.sites))
+        uq = ClassPredictor(uq.model, replace(uq.calibration, fit=fit))
+    expected = uq.predict(x[:7])
+    uq.engine = "compiled"
+    found = uq.predict(x[:7])
+    for name, value in vars(expected).items():
+        if isinstance(value, Tensor):
+            torch.testing.assert_close(getattr(found, name), value)
+    assert (found.mutual_information is not None) == dropout
+    assert len(PROGRAMS[uq.model]) == 1
+    bad = x[:7].clone()
+    bad[3] = torch.nan
+    with pytest.raises(DataError, match="expected finite inputs"):
+        uq.predict(bad)
+
+
+def test_classes_whose_outputs_became_probabilities(uncompiled: None) -> None:
+    uq, x = classifier()
+    uq.engine, uq.readout = "compiled", lambda logits: logits.softmax(1)
+    for engine in ("auto", "compiled"):
+        uq.engine = engine  # type: ignore[assignment]
+        with pytest.raises(OutputError, match="expected logits"):
+            uq.predict(x[:7])
+
+
+def test_classes_take_one_pass() -> None:
+    uq, x = classifier()
+    passes = 0
+
+    def count(*_: Any) -> None:
+        nonlocal passes
+        passes += 1
+
+    with uq.model[0].register_forward_hook(count):
+        uq.predict(x[:7])
+    assert passes == 1
 
 
 def test_sites_that_are_given_are_enough() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from latedrop.calibration.classes.softmax import information, mutual_information
 from latedrop.calibration.exporting import export
 from latedrop.calibration.names import in_order, pair_in_order
 from latedrop.calibration.seen import marks_of, warn_of_fitted_rows
+from latedrop.calibration.whole import predicted_whole
 from latedrop.errors import ArgumentError, DataError
 from latedrop.model.arrays import check_inputs, floating, place
 from latedrop.model.calling import check_finite
@@ -32,7 +34,7 @@ from latedrop.model.datasets import Unpack, first_inputs, gives_batches, inputs_
 from latedrop.model.items import as_items
 from latedrop.terms import Rows
 from latedrop.variance.engine.options import Sampling
-from latedrop.variance.sampling import own_output, sample_rates
+from latedrop.variance.sampling import sample_rates
 
 __all__ = ["ClassPredictor"]
 
@@ -70,7 +72,8 @@ class ClassPredictor(Calibrated[ClassCalibration]):
         self._weights.check(self.model)
         x = place(as_items(in_order(x, self.calibration.columns), self.collate), self.model, cut=True)
         with failures_explained(x, self.model):
-            parts, beyond = self._predicted_rows(lambda part: self._batch(part, rate), x)
+            step = partial(self._batch, rate=rate)
+            parts, beyond = self._predicted_rows(self._whole if self._can_compile(rate) else step, x, step)
         found = ClassPrediction.joined(parts)
         if beyond is not None:
             found = found.unknown(beyond, self._own_output(x))
@@ -155,11 +158,20 @@ class ClassPredictor(Calibrated[ClassCalibration]):
 
         return export(path, self.model, self.calibration, predicted, placed)
 
+    def _can_compile(self, rate: float | None) -> bool:
+        """Whether the whole prediction is to be a program; draws are one by themselves."""
+        c = self.calibration
+        return self.engine == "compiled" and not c.maps and c.rate is None and rate is None
+
+    def _whole(self, x: Any) -> ClassPrediction:
+        return predicted_whole(self.model, x, self.calibration, self.readout, partial(self._batch, rate=None))
+
     def _batch(self, x: Any, rate: float | None, *, simulated: bool = True) -> ClassPrediction:
         """One batch; without `simulated`, nothing that takes random numbers of its own."""
         c = self.calibration
         check_inputs(floating(x))
-        output = own_output(self.model, x, self.readout)
+        rows = Rows(self.model, x, c.sites, self.readout, c.features)
+        output = rows.mean
         logits = as_logit_maps(output) if c.maps else as_logits(output)
         if logits.shape[1] != c.classes:
             raise DataError(
@@ -169,7 +181,7 @@ class ClassPredictor(Calibrated[ClassCalibration]):
         logits = logits.float() if c.maps else logits.double()
         strange = None
         if c.leverage is not None:
-            strange = c.leverage.values(Rows(self.model, x, c.sites, self.readout, c.features)) / c.limit
+            strange = c.leverage.values(rows) / c.limit
             strange = checked_strangeness(strange).to(logits)
         if c.maps:
             how = Sampling(c.draws or DRAWS, c.seed, self.readout, self.chunk, True, False, self.engine)

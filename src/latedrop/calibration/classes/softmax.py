@@ -15,9 +15,12 @@ one class more, whose logit dropout does not move.
 from __future__ import annotations
 
 import math
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor
+
+from latedrop.model.arrays import apart
 
 __all__ = ["MOST", "TOP", "entropy", "information", "log_mean_softmax", "mutual_information", "read_classes"]
 
@@ -101,9 +104,15 @@ def mutual_information(logits: Tensor, spread: Tensor, temperature: Tensor, draw
     center = torch.eye(k, dtype=logits.dtype, device=logits.device) - 1 / k
     values, vectors = torch.linalg.eigh(-center @ spread @ center / 2)  # of logits less their mean, which goes unseen
     root = vectors * values.clamp_min(0).sqrt()[:, None, :]
-    noise = torch.randn(draws // 2, k, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).to(logits)
+    noise = _noise(draws // 2, k, seed).to(logits)
     logs = torch.log_softmax(scaled + torch.einsum("nkj,tj->tnk", root, torch.cat([noise, -noise])), 2)
     return information(logs)
+
+
+@lru_cache(maxsize=16)
+def _noise(draws: int, classes: int, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return apart(partial(torch.randn, draws, classes, dtype=torch.float64, generator=generator))
 
 
 def information(logs: Tensor) -> Tensor:
