@@ -45,11 +45,6 @@ class Operator:
     overload: str = "default"
     returns: int = 1
 
-    @property
-    def changes(self) -> bool:
-        """Whether it changes an argument."""
-        return bool(self.written)
-
 
 @cache
 def operator_of(func: Any) -> Operator | None:
@@ -160,19 +155,12 @@ plain_function = getattr(torch._C, "_disabled_torch_function_impl", Tensor.__tor
 
 def wrapped_attribute(module: nn.Module) -> str | None:
     """The attribute that holds what a wrapper wraps; None where a module is none."""
-    kind: Any = type(module)
-    return _about(kind)[0]
-
-
-def is_compiled(module: nn.Module) -> bool:
-    """Whether a module is a wrapper of `torch.compile`."""
-    return type(module).__name__ == "OptimizedModule"
+    return _about(type(module))[0]  # type: ignore[arg-type]
 
 
 def is_torchs_own(module: nn.Module) -> bool:
     """Whether a module is of a class that torch itself has."""
-    kind: Any = type(module)
-    return _about(kind)[1]
+    return _about(type(module))[1]  # type: ignore[arg-type]
 
 
 def parts_of(module: nn.Module) -> list[nn.Module]:
@@ -267,20 +255,19 @@ def _about(kind: Any) -> tuple[str | None, bool, Any]:
 _HOOKS = HOLDERS.keys() - {"_modules", "_parameters", "_buffers"}
 REPLACED = ("forward", "_call_impl", "_compiled_call_impl")  # where a module may hold a call of its own
 _DONE = {*_BLANK, *REPLACED} - _HOOKS
+_OF_ALL = {*_BLANK, "_call_impl"}
 _ATOMS = {bool, int, float, str, bytes, torch.dtype, torch.device, type, type(None)}
 
 
 def contents_of(module: nn.Module) -> tuple[list[Any], list[Tensor], dict[str, Any]]:
-    """The numbers of a module's hooks, its parameters and buffers, and its attributes that not every module has."""
+    """What tells its hooks, parts and names from others; its parameters and buffers; attributes that not all have."""
     state = vars(module)
-    hooks = [*state.get("_forward_hooks", ()), *state.get("_forward_pre_hooks", ())]
-    tensors = [
-        value for part in ("_parameters", "_buffers") for value in getattr(module, part).values() if value is not None
-    ]
-    return hooks, tensors, {name: value for name, value in state.items() if name not in _OF_ALL}
-
-
-_OF_ALL = {*vars(nn.Module()), "_call_impl"}
+    marks: list[Any] = [key for name in _HOOKS for key in state.get(name, ())]
+    marks += [mark for name, part in module._modules.items() for mark in (name, id(part))]
+    tensors = dict([*module._parameters.items(), *module._buffers.items()])
+    marks += [mark for name, value in tensors.items() for mark in (name, value is None)]
+    weights = [value for value in tensors.values() if value is not None]
+    return marks, weights, {name: value for name, value in state.items() if name not in _OF_ALL}
 
 
 def version_of(tensor: Tensor) -> int:
@@ -336,9 +323,8 @@ def eager() -> AbstractContextManager[Any]:
 def stream_of(device: torch.device) -> int:
     """The number of the stream on which a CUDA device works for this thread."""
     quick = getattr(torch._C, "_cuda_getCurrentRawStream", None)
-    if quick is None or device.index is None:
-        return int(torch.cuda.current_stream(device).cuda_stream)
-    return int(quick(device.index))
+    own = quick(device.index) if quick and device.index is not None else torch.cuda.current_stream(device).cuda_stream
+    return int(own)
 
 
 def leaves_and_structure(value: Any) -> tuple[list[Any], Any]:
@@ -354,8 +340,11 @@ def traced(
     if make_fx is None:
         raise NotImplementedError("make_fx, which this version of torch has not")
     with held(_exporting, "exporting"):
-        function = function if rules is None else make_fx(function)(*arguments)
-        return make_fx(torch.func.functionalize(function), rules)(*arguments)  # type: ignore[no-any-return]
+        if rules is None:
+            return make_fx(torch.func.functionalize(function))(*arguments)  # type: ignore[no-any-return]
+        graph = make_fx(function)(*arguments)
+        with torch.autocast(arguments[0].device.type, enabled=False):  # what is cast, is cast in the graph
+            return make_fx(torch.func.functionalize(graph), rules)(*arguments)  # type: ignore[no-any-return]
 
 
 @contextmanager
@@ -380,8 +369,19 @@ def compiled(graph: torch.fx.GraphModule, examples: list[Tensor]) -> Callable[..
 
 def being_traced() -> bool:
     """Whether `traced` runs in this thread: values then are not to be looked at."""
+    return _tracing() is not None
+
+
+def _tracing() -> Any:
     mode = getattr(sys.modules.get("torch.fx.experimental.proxy_tensor"), "get_proxy_mode", None)
-    return mode is not None and mode() is not None
+    return None if mode is None else mode()
+
+
+def stands_for_others(tensor: Tensor) -> bool:
+    """Whether a tensor was computed in what is traced: its values will be others when that runs."""
+    mode = _tracing()
+    known = None if mode is None else _part("torch.fx.experimental.proxy_tensor", "has_proxy_slot")
+    return known is not None and bool(known(inmost(tensor), mode.tracer))
 
 
 def _part(module: str, name: str) -> Any:

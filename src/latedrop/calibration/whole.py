@@ -15,12 +15,15 @@ from latedrop.calibration.classes.record import ClassCalibration
 from latedrop.calibration.fitted_terms import KINDS
 from latedrop.calibration.prediction import Prediction
 from latedrop.calibration.record import Calibration
-from latedrop.errors import ArgumentError
+from latedrop.errors import ArgumentError, LatedropError
 from latedrop.model.calling import Readout
 from latedrop.model.items import Items
+from latedrop.terms import LocalErrors, Neighbours
 from latedrop.variance.engine.kept import kept
+from latedrop.variance.engine.refusing import refuse
 from latedrop.variance.engine.snapshots import looked_at
 from latedrop.variance.engine.whole import Whole
+from latedrop.variance.moments import out_of_memory
 
 __all__ = ["predicted_whole"]
 
@@ -38,13 +41,27 @@ def predicted_whole(
     if isinstance(x, Items):
         raise ArgumentError("expected another engine with collate=; batches of items have no one shape to compile for.")
     fitted = calibration.terms if isinstance(calibration, Calibration) else None
-    own = looked_at([term for term in fitted.terms if type(term) not in KINDS.values()] if fitted is not None else [])
+    own = [term for term in fitted.terms if type(term) not in KINDS.values()] if fitted is not None else []
+    code = tuple(looked_at(part) for term in own for part in (type(term), type(term).values, type(term).columns))
+    nearest = (
+        [term.name for term in fitted.active if isinstance(term, (Neighbours, LocalErrors))]
+        if fitted is not None
+        else []
+    )
+    if nearest:
+        refuse(f"terms that look for the nearest of other rows ({nearest})")
 
     def made() -> _Program[_Found]:
         return _Program(model, x, calibration, readout, predicted)
 
-    found = kept(model, x, (id(calibration), readout, own), made)(x)
-    return predicted(x) if found is None else found  # which says what is wrong
+    program = kept(model, x, (id(calibration), looked_at(readout), looked_at(own), code), made)
+    try:
+        found = program(x)
+    except Exception as error:
+        if isinstance(error, LatedropError) or out_of_memory(error):
+            raise
+        found = None  # it ran for other inputs: what fails with these is said as ever
+    return predicted(x) if found is None else found
 
 
 class _Program(Generic[_Found]):

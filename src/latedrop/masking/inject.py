@@ -24,7 +24,7 @@ from latedrop.model.rows import row_count
 from latedrop.model.sites import Rate, Site, rates_by_site
 from latedrop.model.twin import release, reroute, twin_of
 from latedrop.model.wrappers import bare, named_layers
-from latedrop.torch_inside import eager, is_compiled, own_call, reroute_calls, restore_calls
+from latedrop.torch_inside import eager, own_call, reroute_calls, restore_calls
 
 __all__ = ["Injection", "inject"]
 
@@ -91,7 +91,7 @@ def inject(
     injection._twins()  # what is wrong with the sites is said at once
     modules = [module for module in named_layers(model).values() if not isinstance(module, torch.jit.ScriptModule)]
     token = _ACTIVE.set((*_ACTIVE.get(), (frozenset(modules), injection)))
-    compiled = any(is_compiled(module) for module in model.modules())
+    compiled = any(type(module).__name__ == "OptimizedModule" for module in model.modules())
     try:
         with _sent_on(modules), eager() if compiled else nullcontext():
             yield injection

@@ -104,7 +104,7 @@ class Following(TorchFunctionMode):
             self.reached.update(stretch(value) for value in values if met and address(value) in met)
         if name == "_local_scalar_dense":
             self._read(values)
-        changed = (result, args[:1]) if operator is not None and operator.changes else result
+        changed = (result, args[:1]) if operator is not None and operator.written else result
         if name == _PACKS:
             changed, counts = result  # how many steps there are is neither read nor any weight's doing
             if self.picked.on(values):

@@ -249,7 +249,7 @@ def extent(tensor: Tensor) -> int:
 def _changes_an_argument(func: Any, operator: str, kwargs: Mapping[str, Any]) -> bool:
     declared = operator_of(func)
     if declared is not None:
-        return declared.changes
+        return bool(declared.written)
     named = operator == "__setitem__" or (operator.endswith("_") and not operator.endswith("__"))
     return named or kwargs.get("out") is not None
 

@@ -66,7 +66,7 @@ class Pair(Tensor):
         name = operator.name
         if name == "as_strided_":
             return _laid_out(func, *args)
-        if operator.changes:
+        if operator.written:
             return _in_place(func, operator, args, kwargs)
         result = _rule_of(func, name)(func, *args, **kwargs)
         if dtype in HALF:

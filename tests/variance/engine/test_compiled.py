@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from latedrop import calibrate, find_sites, sample
 from latedrop.crowd import MCNN
-from latedrop.errors import ArgumentError, DataError, OutputError
+from latedrop.errors import ArgumentError, DataError, LatedropWarning, OutputError
 from latedrop.model.sites import Site
 from latedrop.variance.engine import compiled, tracing
 from latedrop.variance.engine.compiled import Program
@@ -91,8 +91,14 @@ def test_other_weights_are_another_program(uncompiled: None) -> None:
 def test_few_programs_are_kept(uncompiled: None) -> None:
     model = mlp()
     sites = find_sites(model, torch.randn(3, 5))
-    for rows in range(1, 12):
-        sample(model, torch.randn(rows, 5), 0.2, 4, sites=sites, engine="compiled")
+
+    def run() -> None:
+        for rows in range(1, 12):
+            sample(model, torch.randn(rows, 5), 0.2, 4, sites=sites, engine="compiled")
+
+    with pytest.warns(LatedropWarning, match="more than 8 programs were compiled for one Sequential") as told:
+        run()
+    assert len(told) == 1
     assert len(PROGRAMS[model]) == _MOST
 
 

@@ -115,6 +115,7 @@ def test_without_a_change_there_is_one_program() -> None:
     assert len(PROGRAMS[model]) == 1
 
 
+@pytest.mark.filterwarnings("ignore:more than 8 programs")
 def test_dtypes_rates_sites_and_switches() -> None:
     torch.manual_seed(0)
     model, x = Model().eval(), torch.randn(3, 4)
@@ -184,6 +185,7 @@ class Branches(Model):
         return self.head(h if h.sum() > 0 else -h)
 
 
+@pytest.mark.filterwarnings("ignore:expected examples that do not depend on each other")
 def test_a_branch_by_values_is_refused() -> None:
     model, x = Branches(), torch.randn(3, 4)
     with pytest.warns(latedrop.LatedropWarning, match="reached the parameters"):

@@ -5,11 +5,14 @@ from __future__ import annotations
 import gc
 import warnings
 import weakref
+from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -17,9 +20,9 @@ from torch import Tensor, nn
 from latedrop import ClassPredictor, LatedropWarning, Prediction, Predictor, calibrate, find_sites
 from latedrop.calibration.fitted_terms import FittedTerms
 from latedrop.errors import ArgumentError, DataError, OutputError
-from latedrop.model.rows import row_count
+from latedrop.model.rows import map_rows, row_count
 from latedrop.terms import Dropout, InputNoise, LocalErrors, Neighbours, Rows, Size, Term
-from latedrop.variance.engine import whole
+from latedrop.variance.engine import compiled, whole
 from latedrop.variance.engine.kept import PROGRAMS
 from latedrop.variance.sampling import plain_output
 from zoo import ZOO, Case
@@ -56,6 +59,11 @@ def both(uq: Predictor, x: Any) -> tuple[Prediction, Prediction]:
     return program.predict(x), Predictor(uq.model, uq.calibration, uq.readout, batch_size=uq.batch_size).predict(x)
 
 
+def other_rows(x: Any) -> Any:
+    """Others of the same shape."""
+    return map_rows(x, lambda t: t.flip(0) * 0.7 if t.is_floating_point() else t.flip(0))
+
+
 def assert_same(found: Prediction, expected: Prediction) -> None:
     torch.testing.assert_close(found.output, expected.output)
     torch.testing.assert_close(found.raw_variance, expected.raw_variance, rtol=1e-4, atol=1e-9)
@@ -81,8 +89,8 @@ def test_it_equals_the_steps(case: Case, method: Any, uncompiled: None) -> None:
         uq = calibrate(model, (x, own + noise), readout=case.readout, method=method, progress=False)
         if method == "terms":
             uq = Predictor(model, replace(uq.calibration, terms=in_use(uq)), case.readout)
-        found, expected = both(uq, x)
-    assert_same(found, expected)
+        assert_same(*both(uq, x))
+        assert_same(*both(uq, other_rows(x)))
 
 
 def in_use(uq: Predictor) -> FittedTerms:
@@ -149,7 +157,7 @@ class Below(Term):
 
 @pytest.mark.parametrize(
     "term",
-    [Size(), Neighbours(), LocalErrors(), Dropout("draws", draws=5), Far(), "leverage"],
+    [Size(), Dropout("draws", draws=5), Far(), "leverage"],
     ids=lambda t: getattr(t, "name", t),
 )
 def test_terms(term: Any, uncompiled: None) -> None:
@@ -159,6 +167,18 @@ def test_terms(term: Any, uncompiled: None) -> None:
     used = replace(terms, coefficients=tuple((0.1,) * len(terms.columns) for _ in terms.coefficients))
     uq = Predictor(uq.model, replace(uq.calibration, terms=used))
     assert_same(*both(uq, rows(6, 4)))
+    assert_same(*both(uq, 2 * rows(6, 5)))
+
+
+@pytest.mark.parametrize("term", [Neighbours(), LocalErrors()], ids=["neighbours", "local_errors"])
+def test_terms_that_look_for_other_rows_are_refused(term: Term, uncompiled: None) -> None:
+    uq = calibrated(mlp(), terms=[term])
+    terms = uq.calibration.terms
+    assert terms is not None
+    used = replace(terms, columns=(term.name,), coefficients=((0.1,),))
+    uq = Predictor(uq.model, replace(uq.calibration, terms=used), engine="compiled")
+    with pytest.raises(ArgumentError, match=f"nearest of other rows .*{term.name}"):
+        uq.predict(rows(6))
 
 
 def test_noise_of_the_inputs(uncompiled: None) -> None:
@@ -370,3 +390,284 @@ def test_with_the_compiler() -> None:
             raise
         pytest.skip(f"there is no C++ compiler: {error}")
     PROGRAMS.clear()
+
+
+class Net(nn.Module):
+    """Of which the tests below change something that is not a weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b, self.c, self.d = nn.Linear(5, 8), nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 1)
+        self.prepare()
+
+    def prepare(self) -> None:
+        pass
+
+    def middle(self, h: Tensor, x: Tensor) -> Tensor:
+        return self.b(h)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.d(self.middle(self.a(x), x).tanh())
+
+
+class Alias(Net):
+    def prepare(self) -> None:
+        self.e = self.b
+
+    def middle(self, h: Tensor, x: Tensor) -> Tensor:
+        return self.e(self.c(self.b(h)).tanh())
+
+    def change(self) -> None:
+        self.e = self.c
+
+
+class Names(Net):
+    def prepare(self) -> None:
+        self.layers = nn.ModuleDict({"p": nn.Linear(8, 8), "q": nn.Linear(8, 8)})
+
+    def middle(self, h: Tensor, x: Tensor) -> Tensor:
+        return self.layers["q"](self.layers["p"](h).tanh())
+
+    def change(self) -> None:
+        p, q = self.layers.pop("p"), self.layers.pop("q")
+        self.layers["q"], self.layers["p"] = p, q
+
+
+class Weights(Net):
+    def prepare(self) -> None:
+        self.p, self.q = nn.Parameter(torch.randn(8)), nn.Parameter(torch.randn(8))
+
+    def middle(self, h: Tensor, x: Tensor) -> Tensor:
+        return h * self.p + self.q
+
+    def change(self) -> None:
+        p, q = self.p, self.q
+        del self.p, self.q
+        self.q, self.p = p, q
+
+
+class Three(Net):
+    def middle(self, h: Tensor, x: Tensor) -> Tensor:
+        return 3 * self.b(h)
+
+
+class Class(Net):
+    def change(self) -> None:
+        self.__class__ = Three  # type: ignore[assignment]
+
+
+class Flag(Net):
+    def prepare(self) -> None:
+        self.k: Any = True
+
+    def middle(self, h: Tensor, x: Tensor) -> Tensor:
+        return h * (2 if self.k is True else 5)
+
+    def change(self) -> None:
+        self.k = 1
+
+
+class Slots:
+    __slots__ = ("k",)
+
+    def __init__(self) -> None:
+        self.k = 1.0
+
+
+class Slotted(Net):
+    def prepare(self) -> None:
+        self.held = Slots()
+
+    def middle(self, h: Tensor, x: Tensor) -> Tensor:
+        return h * self.held.k
+
+    def change(self) -> None:
+        self.held.k = 3.0
+
+
+class Partial(Net):
+    def prepare(self) -> None:
+        self.f = partial(nn.functional.leaky_relu, negative_slope=0.1)
+
+    def middle(self, h: Tensor, x: Tensor) -> Tensor:
+        return self.f(h)
+
+    def change(self) -> None:
+        self.f.keywords["negative_slope"] = 0.9
+
+
+class Queue(Net):
+    def prepare(self) -> None:
+        self.k = deque([1.0, 2.0])
+
+    def middle(self, h: Tensor, x: Tensor) -> Tensor:
+        return h * self.k[0]
+
+    def change(self) -> None:
+        self.k.rotate(1)
+
+
+class Closure(Net):
+    def prepare(self) -> None:
+        times = 1.0
+
+        def f(h: Tensor) -> Tensor:
+            return h * times
+
+        def change() -> None:
+            nonlocal times
+            times = 4.0
+
+        self.f, self.change = f, change
+
+    def middle(self, h: Tensor, x: Tensor) -> Tensor:
+        return self.f(h)
+
+
+@pytest.mark.parametrize(
+    "kind", [Alias, Names, Weights, Class, Flag, Slotted, Partial, Queue, Closure], ids=lambda kind: kind.__name__
+)
+@pytest.mark.parametrize("draws", [False, True], ids=["default", "draws"])
+@pytest.mark.filterwarnings("ignore::latedrop.LatedropWarning")
+def test_changes_of_the_model_are_seen(
+    kind: Any, draws: bool, uncompiled: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiled, "Compiled", lambda graph: graph)
+    options: Any = {"method": "sample", "rates": [0.2], "draws": 6} if draws else {}
+    uq, x = calibrated(kind(), **options), rows(4, 3)
+    assert_same(*both(uq, x))
+    uq.model.change()
+    assert_same(*both(uq, x))
+
+
+class Pair(Net):
+    def forward(self, x: Tensor, z: Tensor) -> Tensor:  # type: ignore[override]
+        return self.d((self.a(x) + self.b(self.a(z).tanh())).tanh())
+
+
+def test_one_tensor_for_two_inputs(uncompiled: None) -> None:
+    model, x, z = Pair(), rows(80, 1), rows(80, 2)
+    y = plain_output(model, (x, z)) + 0.3 * torch.randn(80, 1)
+    uq = calibrate(model, ((x, z), y), progress=False)
+    one, two = rows(6, 5), rows(6, 6)
+    assert_same(*both(uq, (one, one)))
+    assert_same(*both(uq, (one, two)))
+
+
+def test_an_input_that_the_model_holds(uncompiled: None) -> None:
+    one = rows(6, 5)
+
+    class Held(Net):
+        def prepare(self) -> None:
+            self.register_buffer("points", one)
+
+        def middle(self, h: Tensor, x: Tensor) -> Tensor:
+            return h + torch.cdist(x, self.points)[:, :1]
+
+    uq = calibrated(Held())
+    assert_same(*both(uq, one))
+    assert_same(*both(uq, 3 * rows(6, 7)))
+
+
+class ByNumpy(Net):
+    def middle(self, h: Tensor, x: Tensor) -> Tensor:
+        return h * torch.from_numpy(np.abs(x.detach().numpy()).mean(1, keepdims=True))
+
+
+class ByList(Net):
+    def middle(self, h: Tensor, x: Tensor) -> Tensor:
+        return self.b(h) * max(max(x.tolist()))
+
+
+class BufferByList(Net):
+    def prepare(self) -> None:
+        self.register_buffer("k", torch.tensor([1.0, 2.0]))
+
+    def middle(self, h: Tensor, x: Tensor) -> Tensor:
+        return h * (self.k * 2).tolist()[0]
+
+
+@pytest.mark.parametrize("kind", [ByNumpy, ByList, BufferByList], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("draws", [False, True], ids=["default", "draws"])
+@pytest.mark.filterwarnings("ignore::latedrop.LatedropWarning")
+def test_values_that_are_taken_out_are_refused(
+    kind: Any, draws: bool, uncompiled: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiled, "Compiled", lambda graph: graph)
+    options: Any = {"method": "sample", "rates": [0.2], "draws": 6} if draws else {}
+    uq = calibrated(kind(), **options)
+    uq.engine = "compiled"
+    with pytest.raises(ArgumentError, match="expected a model that can be traced"):
+        uq.predict(rows(4, 3))
+
+
+@pytest.mark.parametrize("change", ["slope", "layer", "data", "closure"])
+def test_what_a_term_of_ones_own_holds_is_seen(change: str, uncompiled: None) -> None:
+    times = {"by": 1.0}
+
+    class Own(Term):
+        name = "own"
+
+        def __init__(self) -> None:
+            torch.manual_seed(3)
+            self.net: Any = nn.Sequential(nn.Linear(5, 1), nn.LeakyReLU(0.1))
+
+        def values(self, rows: Rows) -> Tensor:
+            return times["by"] * self.net(rows.x)[:, 0].square().detach()
+
+    term = Own()
+    uq = calibrated(mlp(), terms=[term])
+    terms = uq.calibration.terms
+    assert terms is not None
+    used = replace(terms, columns=("own",), coefficients=((0.1,),))
+    uq = Predictor(uq.model, replace(uq.calibration, terms=used))
+    assert_same(*both(uq, rows(4, 4)))
+    if change == "slope":
+        term.net[1].negative_slope = 0.9
+    elif change == "layer":
+        term.net[1] = nn.Tanh()
+    elif change == "data":
+        term.net[0].bias.data = torch.ones(1)
+    else:
+        times["by"] = 5.0
+    assert_same(*both(uq, rows(4, 4)))
+
+
+@dataclass
+class Reads:
+    """Not hashable, and with a number that can be changed."""
+
+    times: float = 1.0
+
+    def __call__(self, output: Tensor) -> Tensor:
+        return output * self.times
+
+
+def test_a_readout_that_holds_something(uncompiled: None) -> None:
+    readout = Reads()
+    uq = calibrated(mlp(), readout=readout)
+    assert_same(*both(uq, rows(4, 4)))
+    readout.times = 3.0
+    assert_same(*both(uq, rows(4, 4)))
+
+
+@pytest.mark.parametrize("method", ["terms", "linear", "propagate"])
+def test_autocast(method: Any, uncompiled: None) -> None:
+    uq = calibrated(mlp(), method=method)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found, expected = both(uq, rows(4, 4))
+    assert found.mean.dtype == expected.mean.dtype
+    torch.testing.assert_close(found.mean, expected.mean)
+    torch.testing.assert_close(found.std, expected.std, rtol=1e-3, atol=1e-6)
+
+
+def test_what_fails_in_a_program_is_said_as_ever(uncompiled: None) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(20, 8), nn.Flatten(), nn.Linear(24, 8), nn.ReLU(), nn.Linear(8, 1))
+    x = torch.randint(0, 20, (80, 3))
+    uq = calibrate(model, (x, torch.randn(80)), progress=False)
+    uq.engine = "compiled"
+    uq.predict(x[:4])
+    with pytest.raises(DataError, match="IndexError: index out of range"):
+        uq.predict(x[:4] + 50)

@@ -13,6 +13,7 @@ A program is what the model did when it was traced; what it takes for granted, a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from latedrop.torch_inside import leaves_and_structure
 from latedrop.variance.engine.kept import kept
 from latedrop.variance.engine.options import Sampling
 from latedrop.variance.engine.replay import Compiled, Compiler, Replay
-from latedrop.variance.engine.snapshots import Looks
+from latedrop.variance.engine.snapshots import Looks, looked_at
 from latedrop.variance.engine.tracing import MaskPlace, fill_up_channels, mask_places, split, traced_chunk
 from latedrop.variance.moments import merged
 
@@ -41,7 +42,8 @@ def program(model: nn.Module, x: Any, sites: Sequence[Site], options: Sampling, 
     def made() -> Program:
         return Program(model, x, sites, options, options.chunk or fitting())
 
-    return kept(model, x, (tuple(sites), options), made)
+    key = (tuple(sites), replace(options, readout=None), looked_at(options.readout))
+    return kept(model, x, key, made)
 
 
 class Program:

@@ -6,13 +6,15 @@ import logging
 from collections.abc import Callable
 from threading import RLock
 from typing import Any, Protocol, TypeVar
-from weakref import WeakKeyDictionary
+from warnings import warn
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor, nn
 
+from latedrop.errors import LatedropWarning
 from latedrop.torch_inside import leaves_and_structure
-from latedrop.variance.engine.snapshots import quick_snapshot
+from latedrop.variance.engine.snapshots import looked_at, quick_snapshot
 
 __all__ = ["PROGRAMS", "Kept", "kept"]
 
@@ -37,7 +39,7 @@ def kept(model: nn.Module, x: Any, key: Any, make: Callable[[], _Kept]) -> _Kept
     Programs are made in turns.
     """
     flat, structure = ([x], None) if isinstance(x, Tensor) else leaves_and_structure(x)
-    shapes = tuple((v.shape, v.dtype, v.device, v.stride()) if isinstance(v, Tensor) else v for v in flat)
+    shapes = tuple(_form(value) if isinstance(value, Tensor) else looked_at(value) for value in flat)
     kind = next(iter(value.device.type for value in flat if isinstance(value, Tensor)))
     cast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
     switches = torch.get_default_dtype(), torch.get_float32_matmul_precision(), torch.is_inference_mode_enabled()
@@ -51,7 +53,29 @@ def kept(model: nn.Module, x: Any, key: Any, make: Callable[[], _Kept]) -> _Kept
             if whole not in known:
                 if len(known) >= _MOST:
                     known.pop(next(iter(known)))
+                    _warn_of_many(model)
                 _log.info("compiling %s for inputs of this shape; it takes seconds", type(model).__name__)
                 known[whole] = make()
             found = known[whole]
     return found  # type: ignore[no-any-return]
+
+
+def _form(value: Tensor) -> tuple[Any, ...]:
+    strides = value.stride() if value.layout is torch.strided else value.layout
+    return value.shape, value.dtype, value.device, strides
+
+
+_WARNED: WeakSet[nn.Module] = WeakSet()
+
+
+def _warn_of_many(model: nn.Module) -> None:
+    """Once for each model."""
+    if model not in _WARNED:
+        _WARNED.add(model)
+        warn(
+            f"more than {_MOST} programs were compiled for one {type(model).__name__}, which takes seconds each time; "
+            f"the last {_MOST} are kept. Programs are for inputs of few shapes, a model that stays as it is and one "
+            "calibration. Use engine='auto', or batches of one size.",
+            LatedropWarning,
+            stacklevel=2,
+        )

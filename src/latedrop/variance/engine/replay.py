@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from math import isfinite
 from threading import Lock
 from typing import Any, TypeAlias, TypeVar
@@ -11,7 +12,8 @@ import torch
 from torch import Tensor, fx
 
 from latedrop.torch_inside import compiled
-from latedrop.variance.engine.tracing import first_line, lifted, refuse
+from latedrop.variance.engine.refusing import refuse
+from latedrop.variance.engine.tracing import first_line, lifted
 from latedrop.variance.moments import out_of_memory
 
 __all__ = ["Compiled", "Compiler", "Replay"]
@@ -43,7 +45,7 @@ class Replay:
         self, inputs: Sequence[Tensor], prepare: Callable[[], Any] = lambda: None
     ) -> tuple[list[Tensor], bool]:
         """The results, and whether that number is finite; `prepare` is done in turn, before the run."""
-        with self._turn, torch.no_grad():
+        with self._turn, torch.no_grad(), self._as_traced():
             prepare()
             if self._device.type != "cuda":
                 results, total = self._run(inputs) if self._compiled else self._first(lambda: self._run(inputs))
@@ -56,6 +58,11 @@ class Replay:
             results = [result.clone() for result in self._results]
             torch.cuda.current_stream(self._device).synchronize()  # the one wait of a prediction
             return results, isfinite(self._total.item())
+
+    def _as_traced(self) -> AbstractContextManager[Any]:
+        """What autocast does is in the graph: it must not be done once more."""
+        kind = self._device.type
+        return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
 
     def _first(self, run: Callable[[], _Result]) -> _Result:
         """The first run, in which all is compiled."""

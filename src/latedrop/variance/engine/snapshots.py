@@ -6,7 +6,10 @@ counts; all else that the model's code looked at is fixed in it.
 
 from __future__ import annotations
 
-from types import MethodType, ModuleType
+from array import array
+from collections import deque
+from functools import partial
+from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -16,12 +19,13 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from latedrop.model.contents import Contents, holds_little
-from latedrop.torch_inside import contents_of, version_of
+from latedrop.torch_inside import contents_of, stands_for_others, version_of
+from latedrop.variance.engine.refusing import refuse
 
 __all__ = ["Looks", "looked_at", "quick_snapshot", "snapshot"]
 
-_ATOMS = {bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size}
-_FEW, _FEW_BYTES, _DEEP = 1000, 2**16, 4
+_ATOMS = {bool, int, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size}
+_FEW, _FEW_BYTES, _DEEP = 1000, 2**16, 6
 
 
 def snapshot(model: nn.Module) -> tuple[Any, ...]:
@@ -35,14 +39,7 @@ def snapshot(model: nn.Module) -> tuple[Any, ...]:
     >>> snapshot(net) == before
     False
     """
-    found: list[Any] = []
-    known: dict[int, Any] = {}
-    for module in model.modules():
-        hooks, tensors, attributes = contents_of(module)
-        found += id(module), getattr(type(module), "forward", None), *hooks, *map(_place, tensors)
-        for name, value in attributes.items():
-            found += name, value if type(value) in _ATOMS else _value(value, known, 0)
-    return tuple(found)
+    return _modules(model, {}, 0)
 
 
 def quick_snapshot(model: nn.Module) -> tuple[Any, ...]:
@@ -68,7 +65,10 @@ def looked_at(value: Any) -> Any:
 
 
 class Looks(TorchFunctionMode):
-    """Notes which constant tensors the code inside turns into Python numbers: these are fixed in what is traced."""
+    """Notes which constant tensors the code inside turns into Python numbers: these are fixed in what is traced.
+
+    Of what is computed from the inputs nobody may do so: their numbers will be others.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,7 +76,10 @@ class Looks(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _LOOKS:
-            self._seen += [(value, version_of(value)) for value in args if isinstance(value, Tensor)]
+            values = [value for value in args if isinstance(value, Tensor)]
+            if func in _TAKEN_OUT and any(map(stands_for_others, values)):
+                refuse(f"Python code that takes values out of its tensors ({func.__name__})")
+            self._seen += [(value, version_of(value)) for value in values]
         return func(*args, **(kwargs or {}))
 
     def still_hold(self) -> bool:
@@ -84,8 +87,21 @@ class Looks(TorchFunctionMode):
         return all(version_of(tensor) == version for tensor, version in self._seen)
 
 
-_NAMES = "item tolist numpy __bool__ __int__ __float__ __index__ __complex__ __array__ __contains__ equal allclose"
-_LOOKS = {*(getattr(Tensor, name) for name in _NAMES.split()), torch.equal, torch.allclose}
+_NAMES = "item __bool__ __int__ __float__ __index__ __complex__ __contains__ equal allclose"
+_TAKEN_OUT = {getattr(Tensor, name) for name in ("tolist", "numpy", "__array__", "__dlpack__")}
+_LOOKS = {*(getattr(Tensor, name) for name in _NAMES.split()), torch.equal, torch.allclose, *_TAKEN_OUT}
+
+
+def _modules(model: nn.Module, known: dict[int, Any], depth: int) -> tuple[Any, ...]:
+    found: list[Any] = []
+    modules = list(model.modules())
+    known.update({id(module): id(module) for module in modules})
+    for module in modules:
+        marks, tensors, attributes = contents_of(module)
+        found += id(module), type(module), getattr(type(module), "forward", None), *marks, *map(_place, tensors)
+        for name, value in attributes.items():
+            found += name, _value(value, known, depth)
+    return tuple(found)
 
 
 def _place(tensor: Tensor) -> tuple[Any, ...]:
@@ -100,6 +116,8 @@ def _value(value: Any, known: dict[int, Any], depth: int) -> Any:
     kind = type(value)
     if kind in _ATOMS:
         return kind, value
+    if kind is float:
+        return repr(value)  # 0.0 == -0.0
     if id(value) not in known:
         known[id(value)] = id(value)  # it may hold itself
         known[id(value)] = _inside(value, kind, known, depth)
@@ -111,14 +129,40 @@ def _inside(value: Any, kind: type, known: dict[int, Any], depth: int) -> Any:
         return id(value), *_place(value), version_of(value)
     if isinstance(value, np.ndarray) and value.dtype != object and value.nbytes <= _FEW_BYTES:
         return value.shape, value.dtype.str, value.tobytes()
-    if isinstance(value, nn.Module) or depth > _DEEP:
+    if isinstance(value, (array, bytearray)) and len(value) <= _FEW_BYTES:
+        return kind, bytes(value)
+    if depth > _DEEP:
         return id(value)
-    if isinstance(value, (list, tuple, set, frozenset)) and len(value) <= _FEW:
+    if isinstance(value, nn.Module):  # that is none of the model's own
+        return _modules(value, known, depth + 1)
+    if isinstance(value, (list, tuple, set, frozenset, deque)) and len(value) <= _FEW:
         return kind, *(_value(item, known, depth + 1) for item in value)
     if isinstance(value, dict) and len(value) <= _FEW:
         pairs = value.items()
         return kind, *((_value(key, known, depth + 1), _value(item, known, depth + 1)) for key, item in pairs)
+    return id(value), _value(_held(value), known, depth + 1)
+
+
+def _held(value: Any) -> Any:
+    """What an object of any other kind holds."""
     if isinstance(value, MethodType):
         return id(value.__self__), value.__func__
-    held = getattr(value, "__dict__", None) if not isinstance(value, (type, ModuleType)) else None
-    return id(value), _value(held, known, depth + 1) if type(held) is dict else None
+    if isinstance(value, partial):
+        return value.func, value.args, value.keywords
+    if isinstance(value, FunctionType):
+        return value.__code__, value.__defaults__, value.__kwdefaults__, value.__closure__
+    if isinstance(value, CellType):
+        try:
+            return (value.cell_contents,)
+        except ValueError:  # nothing yet
+            return None
+    if isinstance(value, (type, ModuleType)):
+        return None
+    slots = [name for kind in type(value).__mro__ for name in _names(getattr(kind, "__slots__", ()))]
+    own = getattr(value, "__dict__", None)
+    found = {name: getattr(value, name) for name in slots if not name.startswith("__") and hasattr(value, name)}
+    return {**found, **own} if type(own) is dict else found
+
+
+def _names(slots: Any) -> Any:
+    return (slots,) if isinstance(slots, str) else slots

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from math import prod
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, fx, nn
 
-from latedrop.errors import ArgumentError, LatedropError
+from latedrop.errors import LatedropError
 from latedrop.masking.masks import hashes
 from latedrop.masking.thinning import Thinning
 from latedrop.model.calling import call, read
@@ -22,16 +22,17 @@ from latedrop.model.twin import release, twin_of
 from latedrop.switches import plain_kernels
 from latedrop.torch_inside import contents_of, leaves_and_structure, traced, version_of
 from latedrop.variance.engine.options import Sampling
+from latedrop.variance.engine.refusing import refuse
 from latedrop.variance.engine.shared import SharedLayers, by_draw
 from latedrop.variance.moments import out_of_memory
 
 __all__ = [
     "MaskPlace",
+    "apart_from_others",
     "fill_up_channels",
     "first_line",
     "lifted",
     "mask_places",
-    "refuse",
     "settled",
     "split",
     "traced_chunk",
@@ -100,7 +101,12 @@ def traced_chunk(
         mean = off.sum(0) / count.sum()
         return outputs[0], mean, ((off - mean).square() * count).sum(0)
 
-    return written_down(model, chunk, [*(flat[i] for i in where), *arguments])
+    return written_down(model, chunk, [*(apart_from_others(flat[i]) for i in where), *arguments])
+
+
+def apart_from_others(value: Tensor) -> Tensor:
+    """The same values in an object of their own: what is traced tells its inputs from all else by these."""
+    return value.detach()
 
 
 def written_down(
@@ -189,11 +195,6 @@ def _by_numbers(node: fx.Node) -> bool:
     picked: Any = node.args[1]
     kinds = [index.meta["val"].dtype if "val" in index.meta else None for index in picked if index is not None]
     return all(kind in (torch.int64, torch.int32) for kind in kinds)
-
-
-def refuse(found: str, error: Exception | None = None) -> NoReturn:
-    """Say why there is no program of a model."""
-    raise ArgumentError(f"expected a model that can be traced; found {found}. Use engine='auto'.") from error
 
 
 def first_line(error: Exception) -> str:

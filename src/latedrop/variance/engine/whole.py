@@ -18,7 +18,7 @@ from latedrop.torch_inside import leaves_and_structure
 from latedrop.variance.engine.options import Sampling
 from latedrop.variance.engine.replay import Compiled, Compiler, Replay
 from latedrop.variance.engine.snapshots import Looks
-from latedrop.variance.engine.tracing import mask_places, settled, written_down
+from latedrop.variance.engine.tracing import apart_from_others, mask_places, settled, written_down
 
 __all__ = ["Whole"]
 
@@ -61,7 +61,7 @@ class Whole:
             return [*found, torch.where(wrong, torch.nan, 0.0).double()]
 
         self._looks, self._still = Looks(), still
-        inputs = [flat[i] for i in where]
+        inputs = [apart_from_others(flat[i]) for i in where]
         with self._looks:
             graph = written_down(model, run, inputs, derives=True)
         settled(graph, inputs[0].device, model)
