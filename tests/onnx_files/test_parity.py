@@ -216,6 +216,75 @@ def test_more_features_than_are_kept(tmp_path: Path) -> None:
     assert np.abs(found["strangeness"] / p.strangeness.numpy() - 1).max() < CLOSE
 
 
+class Rests(torch.nn.Module):
+    """Remainders of both kinds, of whole and of floating numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.Sequential(torch.nn.Linear(9, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        whole = torch.fmod((x * 10).long(), 3).float()
+        return self.layers(torch.cat([whole, torch.fmod(x, 0.7), torch.remainder(x, 0.7)], 1))
+
+
+class Twice(torch.nn.Module):
+    """The same number computed twice from weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain = torch.nn.Parameter(torch.zeros(3))
+        self.a, self.b, self.out = torch.nn.Linear(3, 8), torch.nn.Linear(3, 8), torch.nn.Linear(8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gain = self.gain.exp()
+        return self.out((self.a(x * (gain + 1e-6)) + self.b(x / (gain + 1e-6))).relu())
+
+
+class Named(torch.nn.Module):
+    """An argument that is called as results of the file could be."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+
+    def forward(self, v16: Tensor) -> Tensor:
+        return self.layers(v16)
+
+
+@pytest.mark.parametrize("kind", [Rests, Twice, Named])
+def test_odd_models(kind: Any, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, x = kind(), torch.randn(80, 3)
+    uq = latedrop.calibrate(model, (x, x[:, :1] + 0.3 * torch.randn(80, 1)), method="linear", progress=False)
+    path = uq.to_onnx(tmp_path / "model.onnx", x[:5].abs())
+    assert_same(path, uq, x[:9])
+
+
+def test_as_many_draws_and_outputs_as_fall_between_two_ways_to_add_them_up(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, x = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 10)), torch.randn(60, 3)
+    y = model(x).detach() + 0.3 * torch.randn(60, 10)
+    uq = latedrop.calibrate(model, (x, y), method="sample", rates=[0.1], draws=100, progress=False)
+    assert_same(uq.to_onnx(tmp_path / "model.onnx", x[:5]), uq, x[:9])
+
+
+@pytest.mark.parametrize("unit", ["log", "standardized"])
+@pytest.mark.filterwarnings("ignore::latedrop.LatedropWarning")
+def test_rows_of_absurd_size_at_another_level(unit: str, learned: Any, tmp_path: Path) -> None:
+    model, x, y = learned
+    target: Any = latedrop.Log() if unit == "log" else latedrop.Standardized(2.0, 3.0)
+    uq = latedrop.calibrate(model, (x[200:], y[200:].exp()), target=target, progress=False)
+    path = uq.to_onnx(tmp_path / "model.onnx", x[:5])
+    rows = x[:6].clone()
+    rows[0] *= 1e4
+    found, expected = latedrop.load_onnx(path).predict(rows.numpy()), uq.predict(rows)
+    for level in (0.5, 0.9):
+        for ours, torchs in zip(found.interval(level), expected.interval(level), strict=True):
+            assert np.isfinite(ours).all()
+            np.testing.assert_allclose(ours, torchs.numpy(), rtol=1e-3)
+
+
 @pytest.mark.parametrize(
     "terms",
     [

@@ -141,7 +141,10 @@ def _names(model: nn.Module, example: Any) -> list[str]:
     return found
 
 
-_TAKEN = ("mean", "std", "low", "high", "strangeness", "location", "spread", "label", "probabilities", "energy")
+_TAKEN = (
+    *("mean", "std", "low", "high", "strangeness", "location", "spread", "label", "probabilities", "energy"),
+    *("confidence", "entropy", "mutual_information", "kept"),
+)
 
 
 def _keys(value: Any, top: str = "") -> list[str]:

@@ -43,11 +43,8 @@ def predicted_whole(
     fitted = calibration.terms if isinstance(calibration, Calibration) else None
     own = [term for term in fitted.terms if type(term) not in KINDS.values()] if fitted is not None else []
     code = tuple(looked_at(part) for term in own for part in (type(term), type(term).values, type(term).columns))
-    nearest = (
-        [term.name for term in fitted.active if isinstance(term, (Neighbours, LocalErrors))]
-        if fitted is not None
-        else []
-    )
+    active = fitted.active if fitted is not None else ()
+    nearest = [term.name for term in active if isinstance(term, (Neighbours, LocalErrors))]
     if nearest:
         refuse(f"terms that look for the nearest of other rows ({nearest})")
 

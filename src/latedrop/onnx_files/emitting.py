@@ -69,6 +69,7 @@ class Emitter:
         self.nodes: list[tuple[str, list[str], list[str], dict[str, Any]]] = []
         self.constants: dict[str, np.ndarray] = {}
         self._known: dict[Any, str] = {}
+        self._held: list[Tensor] = []
         self._count = 0
         self._values: dict[fx.Node, Any] = {}
         self._rows: str | None = None
@@ -120,9 +121,10 @@ class Emitter:
         """A constant tensor; a mask of 0 and one other number takes a byte for each."""
         if tensor.dtype not in TYPES:
             refuse(f"with numbers of type {tensor.dtype}")
-        tensor = tensor.detach().cpu()
-        key = tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype
+        key = tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device
         if key not in self._known:
+            self._held.append(tensor)  # that nothing else comes to lie there
+            tensor = tensor.detach().cpu()
             self._known[key] = self._mask(tensor) or self._whole(tensor)
         return Value(self._known[key], tuple(tensor.shape), tensor.dtype)
 
@@ -143,7 +145,7 @@ class Emitter:
 
     def _new(self, kind: str = "v") -> str:
         self._count += 1
-        return f"{kind}{self._count}"
+        return f"/{kind}/{self._count}"  # which no argument of a function is called
 
     def number(self, value: Any, dtype: torch.dtype) -> str:
         """A scalar, of whatever type; an `Affine` one is computed."""

@@ -128,11 +128,20 @@ def _divided(e: Emitter, result: Value, a: Any, b: Any, *, rounding_mode: str | 
     return refuse(f"with a division rounded by {rounding_mode!r}")
 
 
-@rule("remainder", "fmod")
+@rule("fmod")
+def _rest(e: Emitter, result: Value, a: Any, b: Any) -> Any:
+    return e.op("Mod", e.operand(a, result.dtype), e.operand(b, result.dtype), fmod=1)
+
+
+@rule("remainder")
 def _remainder(e: Emitter, result: Value, a: Any, b: Any) -> Any:
-    if result.dtype.is_floating_point:
-        refuse("with remainders of floating numbers")
-    return e.op("Mod", e.operand(a, result.dtype), e.operand(b, result.dtype))
+    """Of the sign of the divisor, which ONNX has for whole numbers alone."""
+    first, second = e.operand(a, result.dtype), e.operand(b, result.dtype)
+    if not result.dtype.is_floating_point:
+        return e.op("Mod", first, second)
+    rest = e.op("Mod", first, second, fmod=1)
+    other = e.op("Less", e.op("Mul", e.op("Sign", rest), e.op("Sign", second)), e.number(0, result.dtype))
+    return e.op("Where", other, e.op("Add", rest, second), rest)
 
 
 @rule("pow")

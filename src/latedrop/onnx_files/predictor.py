@@ -209,17 +209,16 @@ class OnnxPrediction:
         location, spread = (self.outputs.get(a, self.outputs[b]) for a, b in (("location", "mean"), ("spread", "std")))
         with np.errstate(over="ignore"):
             found: Array = location + _along(self._quantiles(q), location) * spread
-        most = np.finfo(found.dtype).max  # of rows of which nothing is known
-        found = np.nan_to_num(found, nan=np.sign(q - 0.5) * most if q != 0.5 else np.nan)
-        if unit is None:
-            return found
-        wide = found.astype(np.float64)
-        if unit["kind"] == "log":
-            wide = np.exp(wide)
-        else:
-            mean, std = (_along(unit[name], wide) for name in ("mean", "std"))
-            wide = wide * std + mean
-        return wide.astype(found.dtype)
+            found = _known(found, q)
+            if unit is None:
+                return found
+            wide = found.astype(np.float64)
+            if unit["kind"] == "log":
+                wide = np.exp(wide)
+            else:
+                mean, std = (_along(unit[name], wide) for name in ("mean", "std"))
+                wide = wide * std + mean
+            return _known(wide.astype(found.dtype), q)
 
     def _quantiles(self, q: float) -> list[float]:
         fitted = self.record["intervals"]
@@ -306,6 +305,13 @@ class OnnxClassPrediction:
 
     def __len__(self) -> int:
         return len(self.label)
+
+
+def _known(values: Array, q: float) -> Array:
+    """At most the largest number, which also stands for NaN; of rows of which nothing is known."""
+    most = np.finfo(values.dtype).max
+    found: Array = np.nan_to_num(values, nan=np.sign(q - 0.5) * most if q != 0.5 else np.nan)
+    return found
 
 
 def _along(values: Sequence[float], like: Array) -> Any:

@@ -164,11 +164,11 @@ def _tidy(module: fx.GraphModule) -> None:
         if source is None:
             key = (node.target, fx.immutable_collections.immutable_list(node.args), repr(node.kwargs))
             source = known.setdefault(repr(key), node)
+            if source is node:
+                known[repr(key)] = source = _folded(module, node, fixed)
         if source is not node:
             node.replace_all_uses_with(source)
             graph.erase_node(node)
-        else:
-            _fold(module, node, fixed)
     graph.eliminate_dead_code()
 
 
@@ -190,18 +190,18 @@ def _meta(node: fx.Node) -> Any:
     return (value.shape, value.dtype) if isinstance(value, Tensor) else None
 
 
-def _fold(module: fx.GraphModule, node: fx.Node, fixed: dict[fx.Node, Tensor | None]) -> None:
-    """Compute a node of constants alone, now."""
+def _folded(module: fx.GraphModule, node: fx.Node, fixed: dict[fx.Node, Tensor | None]) -> fx.Node:
+    """What stands for a node: of constants alone, one that is computed now; else itself."""
     sources = node.all_input_nodes
     value = node.meta.get("val")
     if not sources or not all(source in fixed for source in sources) or not isinstance(value, Tensor):
-        return
+        return node
     kind = name_of(node).partition(".")[0]
     if kind in _GROWING:
-        return
+        return node
     if kind in _VIEWS and len(sources) == 1:
         fixed[node] = None
-        return
+        return node
     values = {source: _value(module, source) for source in sources}
     found = node.target(*fx.map_arg(node.args, values.get), **fx.map_arg(node.kwargs, values.get))  # type: ignore[operator]
     name = f"_folded_{node.name}"
@@ -209,9 +209,8 @@ def _fold(module: fx.GraphModule, node: fx.Node, fixed: dict[fx.Node, Tensor | N
     with module.graph.inserting_before(node):
         made = module.graph.get_attr(name)
     made.meta["val"] = value
-    node.replace_all_uses_with(made)
-    module.graph.erase_node(node)
     fixed[made] = found
+    return made
 
 
 def _value(module: fx.GraphModule, node: fx.Node) -> Tensor:

@@ -196,5 +196,5 @@ def _matrix(wide: int, dtype: torch.dtype, device: torch.device) -> Tensor:
 
 def _drawn(wide: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     generator = torch.Generator().manual_seed(wide)
-    drawn: Tensor = torch.randn(wide, WIDEST, generator=generator) / wide**0.5
+    drawn: Tensor = torch.randn(wide, WIDEST, dtype=torch.float32, generator=generator) / wide**0.5
     return drawn.to(device, dtype)

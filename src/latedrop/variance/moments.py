@@ -14,6 +14,8 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from latedrop.torch_inside import being_traced
+
 __all__ = ["Moments", "Part", "Stream", "merged", "moments_of", "out_of_memory"]
 
 _NOTHING = torch.empty(0)
@@ -79,7 +81,7 @@ class Stream:
             self._origin = outputs[0].clone()
         # Relative to the first draw: draws that are all equal then have a variance of exactly 0.
         outputs = outputs - self._origin
-        if 0 < outputs.numel() <= _FEW:
+        if _are_few(outputs):
             spread, mean = torch.var_mean(outputs, 0, correction=0)
             part = mean, spread * len(outputs), len(outputs)
         else:
@@ -95,7 +97,7 @@ class Stream:
 
 def moments_of(outputs: Tensor) -> tuple[Tensor, Tensor]:
     """The same of all draws `(T, N, ...)` at once, in fewer operators."""
-    if not 0 < outputs.numel() <= _FEW:
+    if not _are_few(outputs):
         stream = Stream()
         stream.add(outputs)
         return stream.moments()
@@ -105,6 +107,11 @@ def moments_of(outputs: Tensor) -> tuple[Tensor, Tensor]:
     origin = outputs[0]
     variance, mean = torch.var_mean(outputs - origin, 0)
     return origin + mean, variance
+
+
+def _are_few(outputs: Tensor) -> bool:
+    """Not in a graph, which does the same for any number of rows."""
+    return 0 < outputs.numel() <= _FEW and not being_traced()
 
 
 def out_of_memory(error: Exception) -> bool:
