@@ -14,9 +14,8 @@ from weakref import WeakSet
 from torch import Tensor, nn
 
 from latedrop.model.layers import SOURCES
-from latedrop.model.marks import address
-from latedrop.model.rows import tensors
 from latedrop.model.sites import Site
+from latedrop.model.storages import address, placed
 from latedrop.model.twin import release, reroute, twin_of
 from latedrop.model.weight_calls import WeightCall, WeightCalls
 from latedrop.model.wrappers import layer_named, plain_names
@@ -97,7 +96,7 @@ class _Uses:
             self._deep -= 1
 
     def seen(self, operator: Operator | None, args: Any, kwargs: Any, result: Any) -> None:
-        values = list(tensors((args, kwargs)))
-        if all(value.numel() for value in values):  # a view of a weight has met nothing yet
-            found = set(map(address, values)).difference(map(address, tensors(result)))
+        values = placed((args, kwargs))
+        if all(value.numel() for _, value in values):  # a view of a weight has met nothing yet
+            found = {where for where, _ in values}.difference(where for where, _ in placed(result))
             (self._inside if self._deep else self._outside).update(found)

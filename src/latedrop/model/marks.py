@@ -16,11 +16,10 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from latedrop.model.rows import tensors
-from latedrop.model.weight_calls import extent, pointer
+from latedrop.model.storages import address, placed, stretch
 from latedrop.torch_inside import Operator, inmost
 
-__all__ = ["Following", "Marks", "address", "is_covered", "stretch"]
+__all__ = ["Following", "Marks"]
 
 _PICKS = {
     *("nonzero", "nonzero_numpy", "repeat_interleave", "bincount"),
@@ -52,20 +51,27 @@ class Marks:
 
     def add(self, value: Any) -> None:
         """Mark the tensors in something."""
-        for tensor in tensors(value):
-            inner = inmost(tensor)
-            where = address(inner)
-            if where:
+        self.put(placed(value))
+
+    def put(self, found: Iterable[tuple[int, Tensor]]) -> None:
+        """The same of tensors that were found, with their addresses."""
+        for where, tensor in found:
+            if where and where not in self._kept:
+                inner = inmost(tensor)
                 self._kept[where] = inner.untyped_storage() if where > 0 else inner
 
     def drop(self, value: Any) -> None:
         """Take their marks off."""
-        for tensor in tensors(value):
-            self._kept.pop(address(tensor), None)
+        for where, _ in placed(value):
+            self._kept.pop(where, None)
 
     def on(self, value: Any) -> bool:
         """Whether one of them has a mark."""
-        return bool(self._kept) and any(address(tensor) in self._kept for tensor in tensors(value))
+        return self.at(placed(value)) if self._kept else False
+
+    def at(self, found: Iterable[tuple[int, Tensor]]) -> bool:
+        """The same of tensors that were found, with their addresses."""
+        return any(where in self._kept for where, _ in found)
 
 
 class Following(TorchFunctionMode):
@@ -92,65 +98,38 @@ class Following(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "__name__", "") in _READS:
-            self._read((args, kwargs))
+            self._read(placed((args, kwargs)))
         return func(*args, **(kwargs or {}))
 
     def seen(self, operator: Operator | None, args: Any, kwargs: Any, result: Any) -> None:
         """An operator has run: marks go from its arguments to its results."""
         name = operator.name.rstrip("_") if operator is not None else ""
-        values, made = list(tensors((args, kwargs))), tensors(result)
-        if all(value.numel() for value in values):  # a view of a parameter has not met anything yet
-            met = self._known.intersection(map(address, values)).difference(map(address, made))
-            self.reached.update(stretch(value) for value in values if met and address(value) in met)
+        values, made = placed((args, kwargs)), placed(result)
+        if all(value.numel() for _, value in values):  # a view of a parameter has not met anything yet
+            met = self._known.intersection(where for where, _ in values).difference(where for where, _ in made)
+            self.reached.update(stretch(value) for where, value in values if where in met)
         if name == "_local_scalar_dense":
             self._read(values)
-        changed = (result, args[:1]) if operator is not None and operator.written else result
+        changed = [*made, *placed(args[:1])] if operator is not None and operator.written else made
         if name == _PACKS:
-            changed, counts = result  # how many steps there are is neither read nor any weight's doing
-            if self.picked.on(values):
-                self.picked.add(counts)
-        if self.given.on(values):
-            self.given.add(changed)
-        if self.drawn.on(values):
-            self.drawn.add(changed)
-        self.moves |= name in _MOVES and self.given.on(values[:1]) and self.given.on(values[1:])
+            changed, counts = placed(result[0]), placed(result[1])  # steps are neither read nor any weight's doing
+            if self.picked.at(values):
+                self.picked.put(counts)
+        if self.given.at(values):
+            self.given.put(changed)
+        if self.drawn.at(values):
+            self.drawn.put(changed)
+        self.moves |= name in _MOVES and self.given.at(values[:1]) and self.given.at(values[1:])
         by = values[1:] if name in _BY_SECOND else values if name in _PICKS else []
-        if self.given.on(by) and (name != "index" or any(index.dtype in _MASKS for index in by)):
+        if self.given.at(by) and (name != "index" or any(index.dtype in _MASKS for _, index in by)):
             if name != _PACKS:
                 self._read(by)
-            self.picked.add(changed)
-        elif name not in _SIZED and self.picked.on(args[:1] if name in _PLACES else values):
-            self.picked.add(changed)
+            self.picked.put(changed)
+        elif name not in _SIZED and self.picked.at(placed(args[:1]) if name in _PLACES else values):
+            self.picked.put(changed)
 
-    def _read(self, value: Any) -> None:
-        self.branches |= self.given.on(value)
-        self.counts |= self.given.on([t for t in tensors(value) if not t.is_floating_point() and t.dtype != torch.bool])
-        self.drawn_branches |= self.drawn.on(value)
-
-
-def address(tensor: Tensor) -> int:
-    """Of a tensor's storage; below 0 one of the tensor itself, where torch keeps its numbers elsewhere."""
-    inner = inmost(tensor)
-    where = pointer(inner)
-    return -id(inner) if where is None else where
-
-
-def stretch(tensor: Tensor) -> tuple[int, int, int]:
-    """Where a tensor lies: the address of its storage, and the first and last place in it."""
-    inner = inmost(tensor)
-    start = int(inner.storage_offset())
-    return address(inner), start, start + extent(inner)
-
-
-def is_covered(tensor: Tensor, stretches: Iterable[tuple[int, int, int]]) -> bool:
-    """Whether some stretches of storages hold all of a tensor.
-
-    >>> whole = torch.zeros(4, 2)
-    >>> is_covered(whole, [stretch(whole[:2])]), is_covered(whole, [stretch(whole[2:]), stretch(whole[:2])])
-    (False, True)
-    """
-    home, done, end = stretch(tensor)
-    for start, stop in sorted((start, stop) for where, start, stop in stretches if where == home):
-        if start <= done:
-            done = max(done, stop)
-    return done >= end
+    def _read(self, values: list[tuple[int, Tensor]]) -> None:
+        self.branches |= self.given.at(values)
+        whole = [(at, t) for at, t in values if not t.is_floating_point() and t.dtype != torch.bool]
+        self.counts |= self.given.at(whole)
+        self.drawn_branches |= self.drawn.at(values)

@@ -23,10 +23,11 @@ from latedrop.model.arrays import check_dtypes
 from latedrop.model.calling import call
 from latedrop.model.items import Items, batch_of
 from latedrop.model.layers import LAYERS, SOURCES, channel_axis, layer_inputs
-from latedrop.model.marks import Following, is_covered
+from latedrop.model.marks import Following
 from latedrop.model.rows import copied, distinct_rows, opposite, row_count, row_limits, take_rows, tensors, turned
 from latedrop.model.running import Deriving, may_derive, quietly, rolls_dice
 from latedrop.model.scripts import wrap_scripts
+from latedrop.model.storages import is_covered
 from latedrop.model.twin import release, reroute, twin_of
 from latedrop.model.weight_calls import WeightCall, WeightCalls
 from latedrop.model.weight_rules import Place
@@ -309,7 +310,7 @@ class _Pass:
         """
         parts = list(batch) if type(batch) in (tuple, list) else [batch]
         packed = [part for part in parts if isinstance(part, PackedSequence) and int(part.batch_sizes[0]) == self.rows]
-        found = list(tensors([part for part in parts if not any(part is one for one in packed)]))
+        found = tensors([part for part in parts if not any(part is one for one in packed)])
         others = [tensor for tensor in found if tensor.shape[:1] != (self.rows,)]
         self._all_picked = not found and not packed
         self._following.branches = True

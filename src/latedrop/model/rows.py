@@ -39,19 +39,25 @@ ROWS = "latedrop_rows"
 """Where a program's `meta` says how many rows it takes."""
 
 
-def tensors(value: Any) -> Iterator[Tensor]:
+def tensors(value: Any) -> list[Tensor]:
     """Every tensor inside nested tuples, lists, mappings and dataclasses, in order."""
+    found: list[Tensor] = []
+    _collect(value, found)
+    return found
+
+
+def _collect(value: Any, found: list[Tensor]) -> None:
     if isinstance(value, Tensor):
-        yield value
+        found.append(value)
     elif isinstance(value, Mapping):
         for item in value.values():
-            yield from tensors(item)
+            _collect(item, found)
     elif isinstance(value, (tuple, list)):
         for item in value:
-            yield from tensors(item)
+            _collect(item, found)
     elif is_dataclass(value) and not isinstance(value, type):
         for field in fields(value):
-            yield from tensors(getattr(value, field.name))
+            _collect(getattr(value, field.name), found)
 
 
 def row_count(x: Any) -> int:

@@ -22,11 +22,12 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from latedrop.model.rows import tensors
+from latedrop.model.storages import extent, storage_of
 from latedrop.model.weight_rules import RULES, FunctionCall, Place
 from latedrop.model.wrappers import plain_names
 from latedrop.torch_inside import operator_of, transforms
 
-__all__ = ["WeightCall", "WeightCalls", "extent", "operator_name", "pointer", "storage_of", "weight_names"]
+__all__ = ["WeightCall", "WeightCalls", "operator_name", "weight_names"]
 
 _PARAMETRIZED = re.compile(r"(^|\.)parametrizations\.([^.]+)\.original\d*$")
 _LIKE_ANOTHER = ("to", "type_as", "expand_as", "view_as", "reshape_as")  # of the second only shape or dtype count
@@ -134,7 +135,7 @@ class WeightCalls(TorchFunctionMode):
         changes = _changes_an_argument(func, operator, kwargs)
         if not changes and not isinstance(result, (Tensor, tuple, list)):
             return
-        sources = list(tensors((args, kwargs)))
+        sources = tensors((args, kwargs))
         fixed = all(map(self._is_fixed, sources[:1] if operator in _LIKE_ANOTHER else sources))
         if operator in _LOOKUPS or (operator in _PICKS and not fixed and self._part(sources[0]) is not None):
             self.after(result)
@@ -161,19 +162,6 @@ def operator_name(func: Any) -> str:
     """
     declared = operator_of(func)
     return getattr(func, "__name__", "") if declared is None else declared.name
-
-
-def storage_of(tensor: Tensor) -> int | None:
-    """The address of a tensor's storage; None for those without one, or with an empty one."""
-    return pointer(tensor) or None
-
-
-def pointer(tensor: Tensor) -> int | None:
-    """The address of a tensor's storage; None where torch keeps its numbers elsewhere (`vmap`, oneDNN)."""
-    try:
-        return int(tensor.untyped_storage().data_ptr())
-    except (NotImplementedError, RuntimeError):
-        return None
 
 
 def weight_names(model: nn.Module) -> set[str]:
@@ -239,11 +227,6 @@ def _own_tensors(model: nn.Module) -> dict[int | None, _Held]:
         found.setdefault(storage_of(constant), _Held(constant, []))
     found.pop(None, None)
     return found
-
-
-def extent(tensor: Tensor) -> int:
-    """How far a tensor reaches in its storage."""
-    return 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def _changes_an_argument(func: Any, operator: str, kwargs: Mapping[str, Any]) -> bool:

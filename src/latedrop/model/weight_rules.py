@@ -91,7 +91,7 @@ def _recurrent(call: FunctionCall) -> Roles | None:
     second, weights = call.get(1, "hx"), call.get(2, "params")
     if isinstance(second, Tensor) and not second.is_floating_point():
         return None
-    return Roles(call.inputs((0, "input")), list(tensors(weights)), (-1,))
+    return Roles(call.inputs((0, "input")), tensors(weights), (-1,))
 
 
 @_rule("lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell")

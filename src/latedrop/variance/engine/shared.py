@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from latedrop.masking.draws import split
 from latedrop.model.rows import map_rows, row_count, tensors
+from latedrop.model.storages import storage_of
 from latedrop.model.twin import reroute
-from latedrop.model.weight_calls import storage_of
 from latedrop.model.wrappers import layer_named
 from latedrop.torch_inside import is_torchs_own, is_wrapped
 
@@ -142,7 +142,7 @@ def worth_sharing(x: Any, draws: int, passes: int) -> bool:
     """Whether layers before the first site take long enough."""
     if passes > 1:
         return True
-    found = list(tensors(x))
+    found = tensors(x)
     few = _FEW.get(found[0].device.type, _FEW_ELSEWHERE)
     return draws * sum(value.numel() for value in found) > few
 
