@@ -48,16 +48,19 @@ def conformal_quantile(scores: Sequence[float], q: float) -> float:
     return math.copysign(1.0, q - 0.5) * conformal_score(scores, abs(2 * q - 1))
 
 
-def conformal_score(scores: Sequence[float], level: float) -> float:
-    """The `ceil((n + 1) level)`-th smallest of the n sorted scores."""
+def conformal_score(
+    scores: Sequence[float],
+    level: float,
+    least: float = 0.0,
+    rows: str = "conformal rows for an interval",
+    remedy: str = "Calibrate with more conformal_data, or ask for a lower level.",
+) -> float:
+    """The `ceil((n + 1) level)`-th smallest of the n sorted scores; `least` where that is none of them."""
     rank = math.ceil((len(scores) + 1) * level - 1e-9)
     if rank > len(scores):
         needed = math.ceil(level / (1 - level) - 1e-9)
-        raise ArgumentError(
-            f"expected at least {needed} conformal rows for an interval at level {level:g}; found {len(scores)}. "
-            "Calibrate with more conformal_data, or ask for a lower level."
-        )
-    return scores[rank - 1] if rank > 0 else 0.0
+        raise ArgumentError(f"expected at least {needed} {rows} at level {level:g}; found {len(scores)}. {remedy}")
+    return scores[rank - 1] if rank > 0 else least
 
 
 def _interpolated(x: float, xs: Sequence[float], ys: Sequence[float]) -> float:

@@ -12,6 +12,8 @@ from latedrop.variance.engine.rows import ThinnedNetworks
 from latedrop.variance.moments import moments_of
 from zoo import Columns, mlp
 
+NEEDS_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
 
 def one_site(seed: int = 0) -> tuple[nn.Sequential, Tensor]:
     generator = torch.Generator().manual_seed(seed)
@@ -191,9 +193,10 @@ def test_outputs_without_entries() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("draws", [2, 7, 50, 800])
-def test_draws_that_are_all_equal_have_no_variance(draws: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[pytest.mark.cuda, NEEDS_CUDA])])
+def test_draws_that_are_all_equal_have_no_variance(draws: int, dtype: torch.dtype, device: str) -> None:
     for seed in range(50):
         one = torch.randn(5, dtype=dtype, generator=torch.Generator().manual_seed(seed)) * 10.0 ** (seed % 16 - 8)
-        mean, variance = moments_of(one.expand(draws, 5).contiguous())
-        assert torch.equal(mean, one)
+        mean, variance = moments_of(one.to(device).expand(draws, 5).contiguous())
+        assert torch.equal(mean.cpu(), one)
         assert not bool(variance.any())

@@ -44,7 +44,8 @@ class DrawMasks:
         rate, draws = self.rates[site.name], self.draws
         if rate == 0:
             return value
-        if axis == 0 and shape[0] == 1 and len(value) == len(draws) and type(value) is Tensor and value.is_cpu:
+        one = axis == 0 and shape[0] == 1 and len(value) == len(draws) and type(value) is Tensor
+        if one and not _worth_a_kernel(value, draws, shape):
             return _times(value, self._masks(site, call, shape[1:], value), rate)  # one row: the same, in one operator
         whole = self.by_draw(value, axis)
         if axis in (0, None) and _worth_a_kernel(whole, draws, shape):

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from latedrop.errors import ArgumentError, DataError
 from latedrop.metrics.levels import checked_level
+from latedrop.quantiles import conformal_score
 
 __all__ = ["ClassSets", "Rejection", "Score", "checked_score", "rejection", "scores_of"]
 
@@ -84,14 +85,8 @@ class ClassSets:
 
 
 def _limit(scores: Sequence[float], level: float) -> float:
-    rank = math.ceil((len(scores) + 1) * level - 1e-9)
-    if rank > len(scores):
-        needed = math.ceil(level / (1 - level) - 1e-9)
-        raise ArgumentError(
-            f"expected at least {needed} conformal rows, of each class where sets are per class, for sets at level "
-            f"{level:g}; found {len(scores)}. Pass more rows to conformal(), or ask for a lower level."
-        )
-    return scores[rank - 1] if rank > 0 else -math.inf
+    rows = "conformal rows, of each class where sets are per class, for sets"
+    return conformal_score(scores, level, -math.inf, rows, "Pass more rows to conformal(), or ask for a lower level.")
 
 
 @dataclass(frozen=True)
