@@ -52,14 +52,16 @@ def conformal_score(
     scores: Sequence[float],
     level: float,
     least: float = 0.0,
-    rows: str = "conformal rows for an interval",
+    purpose: str = " for an interval",
     remedy: str = "Calibrate with more conformal_data, or ask for a lower level.",
 ) -> float:
     """The `ceil((n + 1) level)`-th smallest of the n sorted scores; `least` where that is none of them."""
     rank = math.ceil((len(scores) + 1) * level - 1e-9)
     if rank > len(scores):
         needed = math.ceil(level / (1 - level) - 1e-9)
-        raise ArgumentError(f"expected at least {needed} {rows} at level {level:g}; found {len(scores)}. {remedy}")
+        raise ArgumentError(
+            f"expected at least {needed} conformal rows{purpose} at level {level:g}; found {len(scores)}. {remedy}"
+        )
     return scores[rank - 1] if rank > 0 else least
 
 

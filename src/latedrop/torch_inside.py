@@ -12,6 +12,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
+from threading import RLock
+from types import FunctionType
 from typing import Any
 from warnings import warn
 
@@ -29,12 +31,10 @@ class Operator:
 
     Attributes:
         name: without its namespace.
-        arguments: the names of its arguments, in order; none for a function that declares none.
-        defaults: of those that have one.
+        arguments, defaults: the names of its arguments, in order, where it declares them; the defaults of some.
         written: the names of the arguments that it changes.
         seeded: whether it may draw random numbers.
-        overload: the name of the variant.
-        returns: how many results it has.
+        overload, returns: the name of the variant; how many results it has.
     """
 
     name: str
@@ -84,7 +84,7 @@ def _mode_of_operators() -> Any:
     class Operators(base):  # type: ignore[misc,valid-type]
         def __init__(self, seen: Seen) -> None:
             super().__init__()
-            self._seen = seen
+            self._seen, self.supports_higher_order_operators = seen, True  # of `torch.cond` the whole is seen
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             result = func(*args, **(kwargs or {}))
@@ -118,8 +118,7 @@ def transforms() -> int:
 
 def is_wrapped(tensor: Tensor) -> bool:
     """Whether a transform of `torch.func` has wrapped a tensor."""
-    functorch = _functorch()
-    return functorch is not None and bool(functorch.is_functorch_wrapped_tensor(tensor))
+    return (functorch := _functorch()) is not None and bool(functorch.is_functorch_wrapped_tensor(tensor))
 
 
 def inmost(tensor: Tensor) -> Tensor:
@@ -137,9 +136,7 @@ def _functorch() -> Any:
     found = getattr(torch._C, "_functorch", None)
     wanted = ("peek_interpreter_stack", "is_functorch_wrapped_tensor", "get_unwrapped")
     if found is None or not all(hasattr(found, name) for name in wanted):
-        _lost(
-            "torch._C._functorch", "weights that a model uses inside its own torch.func transforms are not told apart"
-        )
+        _lost("torch._C._functorch", "weights inside a model's own torch.func transforms are not told apart")
         return None
     return found
 
@@ -203,14 +200,15 @@ def shallow_copy(
     weight: Callable[[Tensor], Tensor] | None,
     value: Callable[[Any], Any],
     made: dict[int, Any],
+    *,
+    whole: bool = False,
 ) -> nn.Module:
     """A module like this one in eval mode, noted in `made` before its parts are.
 
-    `inner` gives what stands for a submodule, `weight` for a parameter, `value` for all else that the module holds;
-    layers of torch hold nothing else that is worth a copy, but for hooks and the weights of recurrent ones.
+    `inner` gives what stands for a submodule, `weight` for a parameter, `value` for all else that the module holds; of
+    torch's own layers that is hooks and the weights of recurrent ones alone, unless `whole` is asked for.
     """
-    kind: Any = type(module)
-    _, torchs_own, kind = _about(kind)
+    _, torchs_own, kind, written = _about(type(module))  # type: ignore[arg-type]
     copy: nn.Module = object.__new__(kind)
     made[id(module)] = copy
     state = vars(copy)
@@ -218,21 +216,17 @@ def shallow_copy(
     for name, container in HOLDERS.items():  # what registers a part or a hook on the way registers it here
         held = state.get(name)
         state[name] = container(held) if held else container()
-    state.pop("_compiled_call_impl", None)
-    state.pop("_call_impl", None)
+    for name in REPLACED[1:]:
+        state.pop(name, None)
     modules, parameters, buffers = state["_modules"], state["_parameters"], state["_buffers"]
-    for name, part in modules.items():
-        if part is not None:
-            modules[name] = inner(part)
+    modules.update({name: inner(part) for name, part in modules.items() if part is not None})
     if weight is not None:
-        state["_parameters"] = {name: None if item is None else weight(item) for name, item in parameters.items()}
+        parameters.update({name: weight(item) for name, item in parameters.items() if item is not None})
     state["training"] = False
-    written = getattr(kind.forward, "_torchdynamo_orig_callable", None)  # under @torch.compile
     if "forward" in state:
         state["forward"] = value(state["forward"])
-    elif written is not None:
-        state["forward"] = written.__get__(copy)
-    if not torchs_own or state["_forward_hooks"] or state["_forward_pre_hooks"] or "_flat_weights" in state:
+    state.update({name: function.__get__(copy) for name, function in written.items() if name not in state})
+    if not torchs_own or whole or state["_forward_hooks"] or state["_forward_pre_hooks"] or "_flat_weights" in state:
         if buffers:
             state["_buffers"] = {name: value(item) for name, item in buffers.items()}
         for name, item in list(vars(module).items()):
@@ -241,15 +235,21 @@ def shallow_copy(
     return copy
 
 
+def uncompiled(function: Any) -> Any:
+    """What `torch.compile` was given to make a function; None for any other object."""
+    return getattr(function, "_torchdynamo_orig_callable", None) if isinstance(function, FunctionType) else None
+
+
 @cache
-def _about(kind: Any) -> tuple[str | None, bool, Any]:
-    """Where instances of a class hold what they wrap, whether it is torch's own, and the class of their copies."""
+def _about(kind: Any) -> tuple[str | None, bool, Any, dict[str, Any]]:
+    """Where instances hold what they wrap, whether a class is torch's own, that of copies, methods before compiling."""
     parallel = issubclass(kind, (nn.DataParallel, nn.parallel.DistributedDataParallel))
     wraps = "module" if parallel else "_orig_mod" if kind.__name__ == "OptimizedModule" else None
-    copied_as = kind
-    if hasattr(kind, "__del__"):  # what cleans up after the user's own is not to do so after a copy
-        copied_as = type(kind.__name__, (kind,), {"__del__": lambda self: None, "__module__": kind.__module__})
-    return wraps, kind.__module__.startswith("torch.nn.modules."), copied_as
+    quiet = {"__del__": lambda self: None, "__module__": kind.__module__}  # the user's own is cleaned up after, alone
+    copied_as = type(kind.__name__, (kind,), quiet) if hasattr(kind, "__del__") else kind
+    methods = {name: uncompiled(item) for base in reversed(kind.__mro__) for name, item in vars(base).items()}
+    written = {name: function for name, function in methods.items() if function is not None}
+    return wraps, kind.__module__.startswith("torch.nn.modules."), copied_as, written
 
 
 _HOOKS = HOLDERS.keys() - {"_modules", "_parameters", "_buffers"}
@@ -260,14 +260,14 @@ _ATOMS = {bool, int, float, str, bytes, torch.dtype, torch.device, type, type(No
 
 
 def contents_of(module: nn.Module) -> tuple[list[Any], list[Tensor], dict[str, Any]]:
-    """What tells its hooks, parts and names from others; its parameters and buffers; attributes that not all have."""
+    """What tells its parts and names from others; its parameters and buffers; its hooks and attributes of its own."""
     state = vars(module)
-    marks: list[Any] = [key for name in _HOOKS for key in state.get(name, ())]
+    marks: list[Any] = []
     marks += [mark for name, part in module._modules.items() for mark in (name, id(part))]
     tensors = dict([*module._parameters.items(), *module._buffers.items()])
     marks += [mark for name, value in tensors.items() for mark in (name, value is None)]
-    weights = [value for value in tensors.values() if value is not None]
-    return marks, weights, {name: value for name, value in state.items() if name not in _OF_ALL}
+    attributes = {name: value for name, value in state.items() if name not in _OF_ALL or (name in _HOOKS and value)}
+    return marks, [value for value in tensors.values() if value is not None], attributes
 
 
 def version_of(tensor: Tensor) -> int:
@@ -315,9 +315,8 @@ def own_call(module: nn.Module) -> Any:
 
 def eager() -> AbstractContextManager[Any]:
     """No compiled code inside, for all threads; nothing was compiled where the compiler was never imported."""
-    if "torch._dynamo" not in sys.modules:
-        return nullcontext()
-    return held(lambda: torch.compiler.set_stance("force_eager"), "eager")
+    known = "torch._dynamo" in sys.modules
+    return held(lambda: torch.compiler.set_stance("force_eager"), "eager") if known else nullcontext()
 
 
 def stream_of(device: torch.device) -> int:
@@ -332,30 +331,31 @@ def leaves_and_structure(value: Any) -> tuple[list[Any], Any]:
     return import_module("torch.utils._pytree").tree_flatten(value)  # type: ignore[no-any-return]
 
 
+_TRACING = RLock()  # what torch does to trace is one for all threads
+
+
 def traced(
     function: Callable[..., Any], arguments: list[Tensor], rules: Mapping[Any, Any] | None = None
 ) -> torch.fx.GraphModule:
-    """A function of tensors as a graph of operators without side effects; with `rules` it may differentiate."""
+    """A function of tensors, which may differentiate, as a graph of operators without side effects, said by `rules`."""
     make_fx = _part("torch.fx.experimental.proxy_tensor", "make_fx")
     if make_fx is None:
         raise NotImplementedError("make_fx, which this version of torch has not")
-    with held(_exporting, "exporting"):
-        if rules is None:
-            return make_fx(torch.func.functionalize(function))(*arguments)  # type: ignore[no-any-return]
-        graph = make_fx(function)(*arguments)
+    with _TRACING, held(_exporting, "exporting"):
+        graph = make_fx(function)(*arguments)  # first as it is: what the model's code keeps must not be wrapped
         with torch.autocast(arguments[0].device.type, enabled=False):  # what is cast, is cast in the graph
-            return make_fx(torch.func.functionalize(graph), rules)(*arguments)  # type: ignore[no-any-return]
+            return make_fx(torch.func.functionalize(graph), rules or {})(*arguments)  # type: ignore[no-any-return]
 
 
 @contextmanager
 def _exporting() -> Iterator[None]:
-    """Models that ask `torch.compiler.is_exporting` look at no values inside."""
-    switches = vars(torch.compiler)
-    switches["_is_exporting_flag"] = True
+    """Models that ask `torch.compiler` look at no values inside; those that others have compiled run meanwhile."""
+    flags = dict.fromkeys(("_is_exporting_flag", "_is_compiling_flag"), True)
+    vars(torch.compiler).update(flags)
     try:
         yield
     finally:
-        switches["_is_exporting_flag"] = False
+        vars(torch.compiler).update(dict.fromkeys(flags, False))
 
 
 def compiled(graph: torch.fx.GraphModule, examples: list[Tensor]) -> Callable[..., Any]:
@@ -364,7 +364,8 @@ def compiled(graph: torch.fx.GraphModule, examples: list[Tensor]) -> Callable[..
     compiler = _part("torch._inductor", "standalone_compile")
     if compiler is None:
         return torch.compile(graph, dynamic=False, fullgraph=True)
-    return compiler(graph, examples, dynamic_shapes="from_example_inputs")  # type: ignore[no-any-return]
+    with _TRACING, held(_exporting, "exporting"):
+        return compiler(graph, examples, dynamic_shapes="from_example_inputs")  # type: ignore[no-any-return]
 
 
 def being_traced() -> bool:
@@ -393,8 +394,7 @@ def _part(module: str, name: str) -> Any:
 
 def _lost(part: str, what: str) -> None:
     warn(
-        f"this version of torch, {torch.__version__}, has no {part}, which latedrop used: {what}. Results stay right; "
-        "a version that latedrop was tested with has it.",
+        f"this version of torch, {torch.__version__}, has no {part}, which latedrop used: {what}. Results stay right.",
         LatedropWarning,
         stacklevel=3,
     )

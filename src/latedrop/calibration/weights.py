@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from latedrop.errors import LatedropWarning
 from latedrop.model.wrappers import plain_names
-from latedrop.torch_inside import version_of, weights_of
+from latedrop.torch_inside import inmost, version_of, weights_of
 
 __all__ = ["Weights", "fingerprint", "weight_marks"]
 
@@ -31,7 +31,8 @@ def weight_marks(model: nn.Module) -> dict[str, bytes]:
     marks, plain = {}, plain_names(model)
     for name, value in model.state_dict().items():
         if isinstance(value, Tensor):
-            flat = torch.view_as_real(value.detach().resolve_conj()) if value.is_complex() else value.detach()
+            value = inmost(value.detach())
+            flat = torch.view_as_real(value.resolve_conj()) if value.is_complex() else value
             flat = flat.reshape(-1)
             values = flat[:: max(1, -(-flat.numel() // _COMPARED))].cpu().to(torch.float64).numpy()
             marks[name] = f"{plain(name)} {tuple(value.shape)} {value.dtype}".encode() + values.tobytes()

@@ -19,6 +19,7 @@ from latedrop.errors import ArgumentError, LatedropError
 from latedrop.model.calling import Readout
 from latedrop.model.items import Items
 from latedrop.terms import LocalErrors, Neighbours
+from latedrop.variance.engine.checking import check_program
 from latedrop.variance.engine.kept import kept
 from latedrop.variance.engine.refusing import refuse
 from latedrop.variance.engine.snapshots import looked_at
@@ -53,6 +54,9 @@ def predicted_whole(
 
     program = kept(model, x, (id(calibration), looked_at(readout), looked_at(own), code), made)
     try:
+        if not program.checked:
+            check_program(model, x, lambda batch: _numbers(program(batch)), lambda batch: _numbers(predicted(batch)))
+            program.checked = True
         found = program(x)
     except Exception as error:
         if isinstance(error, LatedropError) or out_of_memory(error):
@@ -61,8 +65,18 @@ def predicted_whole(
     return predicted(x) if found is None else found
 
 
+def _numbers(found: Prediction | ClassPrediction | None) -> list[Tensor]:
+    """What is compared of two predictions."""
+    values = [getattr(found, field.name) for field in fields(found)] if found is not None else []
+    return [value for value in values if isinstance(value, Tensor)]
+
+
 class _Program(Generic[_Found]):
-    """The program of one calibration. Neither that nor the model is held."""
+    """The program of one calibration. Neither that nor the model is held.
+
+    Attributes:
+        checked: whether it was seen to say what the steps say.
+    """
 
     def __init__(
         self,
@@ -72,6 +86,7 @@ class _Program(Generic[_Found]):
         readout: Readout,
         predicted: Callable[[Any], _Found],
     ) -> None:
+        self.checked = False
         self._calibration = ref(calibration)
         self._kind: type[_Found]
         self._parts: dict[str, tuple[str, ...]] = {}  # what the tensors are called, and what is named in them

@@ -12,7 +12,6 @@ from contextvars import ContextVar
 from functools import partial
 from threading import Lock
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -20,6 +19,7 @@ from torch import nn
 from latedrop.errors import DataError, SiteError
 from latedrop.masking.draws import DrawMasks, checked_seed
 from latedrop.masking.thinning import Thinning
+from latedrop.model.by_model import ByModel
 from latedrop.model.rows import row_count
 from latedrop.model.sites import Rate, Site, rates_by_site
 from latedrop.model.twin import release, reroute, twin_of
@@ -109,7 +109,7 @@ def _rows(given: Any) -> int | None:
 
 
 _ACTIVE: ContextVar[tuple[tuple[frozenset[nn.Module], Injection], ...]] = ContextVar("injections", default=())
-_SENT_ON: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
+_SENT_ON: ByModel[int] = ByModel()
 _CHANGING = Lock()
 
 

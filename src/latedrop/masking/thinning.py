@@ -21,7 +21,7 @@ from latedrop.model.branches import used_elsewhere
 from latedrop.model.calling import call
 from latedrop.model.layers import SOURCES, channel_axis, layer_inputs
 from latedrop.model.rows import row_count
-from latedrop.model.sites import Site, missing_sites
+from latedrop.model.sites import Site, missing_sites, refuse_nested
 from latedrop.model.twin import reroute
 from latedrop.model.weight_calls import WeightCall, WeightCalls
 from latedrop.model.weight_rules import Place
@@ -174,6 +174,7 @@ class Thinning:
         return found
 
     def _padded(self, site: Site, number: int, value: Tensor, channels: tuple[int, ...]) -> Tensor:
+        refuse_nested(site.name, value)
         axis, shape = site.batch_axis, list(value.shape)
         size = 0 if axis is None else shape[axis]
         if site.kind == "channel":

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from torch import nn
 
 from latedrop.masking.thinning import IDLE, Thinner, Thinning
+from latedrop.model.by_model import ByModel
 from latedrop.model.contents import Contents, holds_little
-from latedrop.model.running import may_derive
+from latedrop.model.running import may_derive, may_write
 from latedrop.model.sites import Site
 from latedrop.model.twin import release, twin_of
 from latedrop.torch_inside import being_traced, is_torchs_own
@@ -47,7 +47,8 @@ def worn(
             found.thinning.thinner = thinner
             return found
     unknown = may_derive(model)
-    known = Contents(model) if keep and not unknown and holds_little(model) else None  # before the copy is made
+    keep = keep and not unknown and not may_write(model)
+    known = Contents(model) if keep and holds_little(model) else None  # before the copy is made
     twin = twin_of(model, differentiable=differentiable, own_gradients=unknown and not differentiable)
     if prepare is not None:
         prepare(twin)
@@ -102,7 +103,7 @@ class Worn:
             release(self.twin)
 
 
-_KEPT: WeakKeyDictionary[nn.Module, dict[Any, list[Worn]]] = WeakKeyDictionary()
+_KEPT: ByModel[dict[Any, list[Worn]]] = ByModel()
 
 
 def _taken(model: nn.Module, key: Any) -> Worn | None:

@@ -43,8 +43,8 @@ class Contents:
         self._views: list[Any] = [view for held in dicts if held for view in (held, held.values())]
         self._views.append((_END,))
         self._known = list(chain.from_iterable(self._views))
-        self._type, self._parts = type(model), modules[1:]  # the model itself is held by nobody
-        self._types = list(map(type, self._parts))
+        self._parts = modules[1:]  # the model itself is held by nobody
+        self._marks = list(_marks(model, self._parts))
 
     def of(self, model: nn.Module) -> bool:
         """Whether the modules of the model hold the same objects as when this was made."""
@@ -52,7 +52,16 @@ class Contents:
             same = not any(self._empty) and all(map(is_, chain.from_iterable(self._views), self._known))
         except RuntimeError:  # another thread writes meanwhile
             return False
-        return same and type(model) is self._type and all(map(is_, map(type, self._parts), self._types))
+        return same and all(map(is_, _marks(model, self._parts), self._marks))
+
+
+def _marks(model: nn.Module, parts: list[nn.Module]) -> Iterator[Any]:
+    """The dict of every module, its class, and the function that the class runs when it is called."""
+    return chain((vars(model), type(model), _code(model)), map(vars, parts), map(type, parts), map(_code, parts))
+
+
+def _code(module: nn.Module) -> Any:
+    return type(module).forward
 
 
 def holds_little(model: nn.Module) -> bool:

@@ -21,10 +21,10 @@ from latedrop.errors import ArgumentError, SiteError
 from latedrop.model.datasets import first_inputs
 from latedrop.model.items import Collate, as_items
 from latedrop.model.layers import DROPOUTS
-from latedrop.model.layout import common_layout, follows
+from latedrop.model.layout import common_layout, follows, in_order
 from latedrop.model.probe import Probed, Run, Runs, probe
 from latedrop.model.scripts import check_scripts
-from latedrop.model.sites import Kind, Site, Sites
+from latedrop.model.sites import Kind, Site, Sites, refuse_nested
 from latedrop.model.wrappers import bare, named_layers
 
 __all__ = ["Select", "check_module", "find_sites", "own_dropouts"]
@@ -164,6 +164,7 @@ def _laid_out(name: str, kind: Kind, calls: list[list[Run]], probed: Probed) -> 
     one entry, of features alone, an element is a channel.
     """
     runs = list(chain(*calls))
+    refuse_nested(name, *(run.value for run in runs))
     small, large = calls[0], calls[1] if probed.second is not None else None
     varying = any(run.picked for run in runs) or not small or large == []
     try:
@@ -186,8 +187,14 @@ def _laid_out(name: str, kind: Kind, calls: list[list[Run]], probed: Probed) -> 
 
 def _moves(name: str, axis: int | None, interleaved: bool, probed: Probed) -> bool:
     """Whether the rows of a layer's input do not follow the order of the rows that the model is given."""
-    if axis is None or probed.orders is None:
+    if axis is None:
         return False
+    if probed.orders is None:
+        if probed.second is None or probed.together or probed.random:
+            return False
+        small, large = (runs.get(name, []) for runs in (probed.first, probed.second))
+        pairs = zip(small, large, strict=False)
+        return not all(in_order(a, b, axis, interleaved) for a, b in pairs if a.value.dim() == b.value.dim())
     there, back = (runs.get(name, []) for runs in probed.orders)
     return len(there) != len(back) or not all(
         follows(a, b, axis, interleaved) for a, b in zip(there, back, strict=True)

@@ -10,7 +10,7 @@ from torch import Tensor
 from latedrop.errors import SiteError
 from latedrop.model.probe import Run
 
-__all__ = ["common_layout", "follows"]
+__all__ = ["common_layout", "follows", "in_order"]
 
 
 def common_layout(name: str, small: list[Run], large: list[Run] | None) -> tuple[int | None, bool]:
@@ -50,7 +50,7 @@ def _layout(name: str, small: Run, large: Run) -> tuple[int | None, bool]:
     if inner == 1:
         return axis, False
     a, b = a.movedim(axis, 0).float(), b.movedim(axis, 0).float()
-    close = partial(torch.allclose, rtol=1e-2, atol=1e-3 * float(a.abs().max()) + 1e-12)
+    close = partial(torch.allclose, rtol=1e-2, atol=_rounding(a))
     if close(a, b[: len(a)]):
         return axis, False
     if close(a.unflatten(0, (inner, small.rows)), b.unflatten(0, (inner, large.rows))[:, : small.rows]):
@@ -66,9 +66,28 @@ def follows(there: Run, back: Run, axis: int, interleaved: bool) -> bool:
     a, b, rows = there.value.float(), back.value.float(), there.rows
     if a.shape != b.shape or a.shape[axis] % rows:
         return False
-    split = (-1, rows) if interleaved else (rows, -1)
-    expected = a.unflatten(axis, split).flip(axis + interleaved).flatten(axis, axis + 1)
-    return torch.allclose(expected, b, rtol=1e-2, atol=1e-3 * float(a.abs().max()) + 1e-12)
+    expected = _split(a, rows, axis, interleaved).flip(axis + interleaved).flatten(axis, axis + 1)
+    return torch.allclose(expected, b, rtol=1e-2, atol=_rounding(a))
+
+
+def in_order(small: Run, large: Run, axis: int, interleaved: bool) -> bool:
+    """Whether the first rows lie in the same order, with and without others behind them."""
+    a, b = small.value.float(), large.value.float()
+    if small.rows >= large.rows or a.shape[axis] % small.rows or b.shape[axis] % large.rows:
+        return True  # not to be told from these
+    split = (partial(_split, rows=run.rows, axis=axis, interleaved=interleaved) for run in (small, large))
+    first, second = (cut(value) for cut, value in zip(split, (a, b), strict=True))
+    second = second.narrow(axis + interleaved, 0, small.rows)
+    return first.shape != second.shape or torch.allclose(first, second, rtol=1e-2, atol=_rounding(a))
+
+
+def _split(value: Tensor, rows: int, axis: int, interleaved: bool) -> Tensor:
+    found: Tensor = value.unflatten(axis, (-1, rows) if interleaved else (rows, -1))
+    return found
+
+
+def _rounding(value: Tensor) -> float:
+    return 1e-3 * float(value.abs().max()) + 1e-12 if value.numel() else 0.0
 
 
 def _turned_layout(value: Tensor, turned: Tensor, rows: int) -> tuple[int | None, bool]:

@@ -24,6 +24,7 @@ __all__ = ["Following", "Marks"]
 _PICKS = {
     *("nonzero", "nonzero_numpy", "repeat_interleave", "bincount"),
     *("_unique", "_unique2", "unique_dim", "unique_consecutive"),
+    *("to_sparse", "_to_sparse", "_to_sparse_csr", "_to_sparse_csc", "_to_sparse_bsr", "_to_sparse_bsc"),
 }
 _PACKS, _PADS = "_pack_padded_sequence", "_pad_packed_sequence"
 _MOVES = {"index", "index_select", "gather", "take"}
@@ -119,7 +120,10 @@ class Following(TorchFunctionMode):
             self.given.put(changed)
         if self.drawn.at(values):
             self.drawn.put(changed)
+        if operator is not None and operator.seeded:  # random numbers of rows: as if somebody had given them
+            self.given.put((where, value) for where, value in made if not value.is_floating_point())
         self.moves |= name in _MOVES and self.given.at(values[:1]) and self.given.at(values[1:])
+        self.moves |= name in _PLACES and self.given.at(_whole(values[1:]))
         by = values[1:] if name in _BY_SECOND else values if name in _PICKS else []
         if self.given.at(by) and (name != "index" or any(index.dtype in _MASKS for _, index in by)):
             if name != _PACKS:
@@ -130,6 +134,10 @@ class Following(TorchFunctionMode):
 
     def _read(self, values: list[tuple[int, Tensor]]) -> None:
         self.branches |= self.given.at(values)
-        whole = [(at, t) for at, t in values if not t.is_floating_point() and t.dtype != torch.bool]
-        self.counts |= self.given.at(whole)
+        self.counts |= self.given.at(_whole(values))
         self.drawn_branches |= self.drawn.at(values)
+
+
+def _whole(values: list[tuple[int, Tensor]]) -> list[tuple[int, Tensor]]:
+    """Those of whole numbers."""
+    return [(at, value) for at, value in values if not value.is_floating_point() and value.dtype != torch.bool]

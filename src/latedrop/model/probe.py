@@ -25,7 +25,7 @@ from latedrop.model.items import Items, batch_of
 from latedrop.model.layers import LAYERS, SOURCES, channel_axis, layer_inputs
 from latedrop.model.marks import Following
 from latedrop.model.rows import copied, distinct_rows, opposite, row_count, row_limits, take_rows, tensors, turned
-from latedrop.model.running import Deriving, may_derive, quietly, rolls_dice
+from latedrop.model.running import Deriving, forget, may_derive, quietly, rolls_dice
 from latedrop.model.scripts import wrap_scripts
 from latedrop.model.storages import is_covered
 from latedrop.model.twin import release, reroute, twin_of
@@ -71,6 +71,7 @@ class Probed:
         branches: whether values decide what runs, or on how much.
         counts: whether whole numbers of the inputs were read: they may be sizes.
         structured: whether a batch of items holds tensors that have not one entry for each of them.
+        random: whether the model draws random numbers by itself.
     """
 
     first: Runs
@@ -81,6 +82,7 @@ class Probed:
     branches: bool = False
     counts: bool = False
     structured: bool = False
+    random: bool = False
 
 
 def probe(model: nn.Module, x: Any, layers: tuple[type[nn.Module], ...] = LAYERS) -> Probed:
@@ -92,6 +94,7 @@ def probe(model: nn.Module, x: Any, layers: tuple[type[nn.Module], ...] = LAYERS
         raise DataError("expected example inputs with at least one row; found none. Pass a few rows.")
     least, most = row_limits(model)
     few = max(2, least)
+    forget(model)  # it may have been changed since its first pass
     probing = _Probing(model, layers)
     try:
         if most is not None and most <= few:
@@ -127,6 +130,7 @@ def probe(model: nn.Module, x: Any, layers: tuple[type[nn.Module], ...] = LAYERS
             _warn_of_meeting()
     probing.warn_of_unreached(row_count(x))
     found.branches, found.structured, found.counts = probing.branches, probing.structured, probing.counts
+    found.random = rolls_dice(model)
     found.together |= probing.drawn_branches  # each draw may take another way
     return found
 

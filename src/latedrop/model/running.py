@@ -2,7 +2,8 @@
 
 A model that differentiates inside its own `forward` (forces, physics-informed networks) gets the gradients it needs.
 Torch's global generators belong to all threads. They are only put back after a model that rolls dice of its own, which
-the first pass of a model tells: for all others nothing is touched.
+the first pass of a model tells: for all others nothing is touched. So it is with what a model's code writes into the
+buffers of torch's layers.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any, TypeVar
-from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from latedrop.model.by_model import ByModel
 from latedrop.torch_inside import Operator, watching
 
 __all__ = [
@@ -24,19 +25,25 @@ __all__ = [
     "Deriving",
     "derives",
     "differentiating",
+    "forget",
     "generators",
     "may_derive",
+    "may_write",
+    "note_copy",
     "quietly",
     "rolls_dice",
     "running",
 ]
 
 _Result = TypeVar("_Result")
-_ROLLS: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
-_DERIVES: WeakSet[nn.Module] = WeakSet()
+_ROLLS: ByModel[bool] = ByModel()
+_WRITES: ByModel[bool] = ByModel()
+"""Whether models wrote into what their layers hold, in their first pass."""
+_DERIVES: ByModel[bool] = ByModel()
 """Models that were seen to differentiate inside their `forward`."""
 DIFFERENTIATE = (torch.autograd.grad, Tensor.backward, torch.autograd.backward)
 """Functions of torch by which a model differentiates inside its `forward`."""
+_COPIES: ContextVar[list[tuple[Tensor, Tensor]] | None] = ContextVar("_COPIES", default=None)
 _OURS: ContextVar[bool] = ContextVar("_OURS", default=False)
 _NO_GRADIENT = ("does not require grad and does not have a grad_fn", "differentiated Tensors does not require grad")
 
@@ -50,12 +57,12 @@ def quietly(model: nn.Module, run: Callable[[], _Result]) -> _Result:
     except RuntimeError as error:
         if known or not any(words in str(error) for words in _NO_GRADIENT):
             raise
-        _DERIVES.add(model)
+        _DERIVES[model] = True
         try:
             with running(model):
                 return run()
         except RuntimeError:
-            _DERIVES.discard(model)
+            _DERIVES.pop(model)
             raise
 
 
@@ -80,12 +87,15 @@ def _running(model: nn.Module, gradients: bool, rolls: bool | None, inference: b
     parameter = next(model.parameters(), None)
     rolled = generators(torch.device("cpu") if parameter is None else parameter.device)
     before = [generator.get_state() for generator in rolled]
-    dice = _Dice()
+    dice, copies = _Dice(), _COPIES.set([] if rolls is None else None)
     try:
         with torch.set_grad_enabled(gradients), _watched(model, dice) if rolls is None else nullcontext():
             yield
+        if rolls is None:
+            _WRITES[model] = not all(_alike(*pair) for pair in _COPIES.get() or ())
         _ROLLS.setdefault(model, dice.rolled)
     finally:
+        _COPIES.reset(copies)
         if rolls or dice.rolled:
             for generator, state in zip(rolled, before, strict=True):
                 generator.set_state(state)
@@ -99,6 +109,31 @@ def derives(model: nn.Module) -> bool:
 def may_derive(model: nn.Module) -> bool:
     """The same, or that its first pass has still to tell."""
     return model in _DERIVES or model not in _ROLLS
+
+
+def forget(model: nn.Module) -> None:
+    """Let the next pass tell again what a model does."""
+    _ROLLS.pop(model)
+    _WRITES.pop(model)
+
+
+def may_write(model: nn.Module) -> bool:
+    """Whether a model writes into what its layers hold, or its first pass has still to tell."""
+    return _WRITES.get(model, True)
+
+
+def note_copy(value: Tensor, copy: Tensor) -> None:
+    """A copy of what a layer holds: what is another after a first pass was written."""
+    copies = _COPIES.get()
+    if copies is not None:
+        copies.append((value, copy))
+
+
+def _alike(value: Tensor, copy: Tensor) -> bool:
+    try:
+        return torch.equal(value, copy) or bool(value.isnan().any())
+    except (NotImplementedError, RuntimeError):  # in a form that cannot be compared
+        return True
 
 
 @contextmanager
@@ -126,7 +161,7 @@ class Deriving(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in DIFFERENTIATE and not _OURS.get():
-            _DERIVES.add(self._model)
+            _DERIVES[self._model] = True
         return func(*args, **(kwargs or {}))
 
 

@@ -9,14 +9,14 @@ from math import prod
 from numbers import Real
 from typing import Any, Literal, TypeAlias, get_args
 
-from torch import nn
+from torch import Tensor, nn
 
-from latedrop.errors import ArgumentError
+from latedrop.errors import ArgumentError, SiteError
 from latedrop.model.weight_calls import weight_names
 from latedrop.model.wrappers import named_layers
 from latedrop.records import Fields, each, flag, or_none, text, whole, wholes, wrong
 
-__all__ = ["Kind", "Rate", "Site", "Sites", "missing_sites", "odds_by_site", "rates_by_site"]
+__all__ = ["Kind", "Rate", "Site", "Sites", "missing_sites", "odds_by_site", "rates_by_site", "refuse_nested"]
 
 Kind: TypeAlias = Literal["element", "channel"]
 Rate: TypeAlias = "float | Mapping[str, float]"
@@ -129,6 +129,15 @@ def missing_sites(model: nn.Module, sites: Sequence[Site], *, same_type: bool = 
     if same_type:
         found.update({s.name: type(modules.get(s.name)).__name__ == s.layer for s in sites if s.weight is None})
     return [name for name, there in found.items() if not there]
+
+
+def refuse_nested(name: str, *inputs: Tensor) -> None:
+    """Raise `SiteError` where the input of a layer is a nested tensor."""
+    if any(value.is_nested for value in inputs):
+        raise SiteError(
+            f"expected a plain tensor as the input of layer {name!r}; found a nested one, of rows of several sizes, in "
+            "which units cannot be told apart. Leave the layer out with select=, or pad the rows."
+        )
 
 
 def rates_by_site(sites: Sequence[Site], rate: Rate) -> dict[str, float]:

@@ -14,8 +14,9 @@ __all__ = ["address", "extent", "is_covered", "placed", "storage_of", "stretch"]
 
 
 def storage_of(tensor: Tensor) -> int | None:
-    """The address of a tensor's storage; None for those without one, or with an empty one."""
-    return _pointer(tensor) or None
+    """The address of a tensor's storage, or of what a transform has wrapped; None where that is none, or empty."""
+    where = _pointer(tensor)
+    return (_pointer(inmost(tensor)) if where is None else where) or None
 
 
 def address(tensor: Tensor) -> int:

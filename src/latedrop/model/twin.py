@@ -7,33 +7,39 @@ with it. So there is nothing to put back on the model, and whoever else calls it
 from __future__ import annotations
 
 import re
-from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterable
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping
+from copy import copy as shallow
 from copy import deepcopy
-from functools import cached_property, partial
-from types import CellType, FunctionType, MethodType, ModuleType
+from functools import cache, cached_property, partial
+from itertools import chain
+from types import CellType, FunctionType, MappingProxyType, MethodType, ModuleType
 from typing import Any, TypeAlias
-from weakref import CallableProxyType, ProxyType, ReferenceType, WeakKeyDictionary, ref
+from weakref import CallableProxyType, ProxyType, ReferenceType, ref
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from latedrop.model.by_model import ByModel
+from latedrop.model.running import may_write, note_copy
 from latedrop.model.wrappers import bare
-from latedrop.torch_inside import being_traced, parts_of, shallow_copy, wrapped_attribute
+from latedrop.torch_inside import being_traced, is_torchs_own, parts_of, shallow_copy, uncompiled, wrapped_attribute
 
 __all__ = ["Around", "release", "reroute", "twin_of"]
 
 _MOST_ITEMS = 10_000  # of a list or dict that is searched for modules
 _DEEPEST = 4  # steps from a module to another one that it does not hold as a part
 _ATOMS = (bool, int, float, str, bytes, torch.dtype, torch.device, torch.Size)
-_FOREIGN = ("builtins", "torch", "numpy", "logging", "threading", "collections", "functools", "pathlib", "re", "abc")
+_FOREIGN = ("builtins", "torch", "numpy", "logging", "threading", "functools", "pathlib", "re", "abc")
 """Objects of these hold no modules of anybody's."""
 _CONTAINERS = (dict, OrderedDict, defaultdict, list, tuple, set)
+_LIKE_CONTAINERS = (dict, MappingProxyType, list, tuple, set, frozenset, deque)
+"""Of these and of their subclasses the modules inside are exchanged, where there are any."""
 _FUSED = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
 """In eval mode these may call no submodule at all, but one fused kernel."""
 _WRITING = re.compile(r"prim::SetAttr|aten::\w*[a-z0-9]_\(|aten::append")
-_WRITES: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
+_WRITES: ByModel[bool] = ByModel()
 """Whether the code of TorchScript modules writes."""
 
 
@@ -99,6 +105,7 @@ class _Copying:
     ) -> None:
         self._model, self._own_gradients = model, own_gradients
         self._layers, self._differentiable, self._own_buffers = layers, differentiable, own_buffers
+        self._written = own_buffers and may_write(model)
         self._made: dict[int, Any] = {}
         self._apart: set[int] = set()
         self._storages: dict[int, Any] = {}
@@ -122,7 +129,14 @@ class _Copying:
             flags = [getattr(inner, "training", False) for inner in module.modules()]
             return _own_script(module) if any(flags) or self._own_gradients or _may_write(module) else module
         weight = self._weight if self._differentiable or self._own_gradients else None
-        copy: Any = shallow_copy(module, self.module, weight, self._value, self._made)
+        whole = self._written and is_torchs_own(module)
+        value = self._noted if whole else self._value
+        copy: Any = shallow_copy(module, self.module, weight, value, self._made, whole=whole)
+        for name in _slots(type(module)):
+            if hasattr(module, name):
+                object.__setattr__(copy, name, self._value(getattr(module, name)))
+        if self._own_buffers and isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.max_norm is not None:
+            copy.weight = nn.Parameter(copy.weight.detach().clone(), copy.weight.requires_grad)  # it is written
         if self._layers and isinstance(module, _FUSED):
             own = type(module).forward in [layer.forward for layer in _FUSED]
             reroute(copy, partial(_as_in_training, copy) if own else _seen)
@@ -135,8 +149,11 @@ class _Copying:
 
     def _weight(self, weight: Tensor) -> Tensor:
         if id(weight) not in self._made:
-            asks = self._own_gradients and weight.requires_grad
-            self._made[id(weight)] = weight.detach().requires_grad_(asks)
+            asks, made = self._own_gradients and weight.requires_grad, weight.detach()
+            if type(weight) is nn.Parameter:
+                made = nn.Parameter(made, asks)
+                vars(made).update(vars(weight))
+            self._made[id(weight)] = made.requires_grad_(asks)
         found: Tensor = self._made[id(weight)]
         return found
 
@@ -150,6 +167,8 @@ class _Copying:
             return self._container(value) if len(value) <= _MOST_ITEMS else value
         elif not self._reaches(value):
             return value
+        elif uncompiled(value) is not None:
+            made = self._value(uncompiled(value))
         elif issubclass(type(value), nn.Module):
             return self.module(value)
         else:
@@ -157,10 +176,18 @@ class _Copying:
         self._made[id(value)] = made
         return made
 
+    def _noted(self, value: Any) -> Any:
+        """The same of what a layer of torch's own holds."""
+        made = self._value(value)
+        if isinstance(value, Tensor) and made is not value:
+            note_copy(value, made)
+        return made
+
     def _tensor(self, value: Tensor) -> Tensor:
         """A copy; of tensors that are views of one another the copies are, too."""
         plain = type(value) is Tensor and value.layout is torch.strided and not value.requires_grad
-        if not plain or being_traced():  # a graph has no storages
+        odd = value.is_conj() or value.is_neg() or value.is_quantized
+        if not plain or odd or being_traced():  # a graph has no storages
             return value.clone()
         storage = value.untyped_storage()
         copy = self._storages.setdefault(storage.data_ptr(), None) or storage.clone()
@@ -172,10 +199,43 @@ class _Copying:
     def _container(self, value: Any) -> Any:
         if isinstance(value, dict):
             copy = self._made[id(value)] = value.copy()
-            copy.update({key: self._value(item) for key, item in value.items()})
+            copy.clear()
+            copy.update({self._key(key): self._value(item) for key, item in value.items()})
         else:
             copy = self._made[id(value)] = type(value)(self._value(item) for item in value)
         return copy
+
+    def _like_container(self, value: Any) -> Any:
+        """A subclass of a container, or one of a rarer kind."""
+        if isinstance(value, (tuple, frozenset, MappingProxyType)):
+            if isinstance(value, MappingProxyType):
+                return MappingProxyType({self._key(key): self._value(item) for key, item in value.items()})
+            items = [self._value(item) for item in value]
+            return type(value)._make(items) if hasattr(value, "_make") else type(value)(items)
+        copy: Any = shallow(value)
+        self._made[id(value)] = copy
+        if isinstance(value, dict):
+            for key, item in value.items():
+                dict.__delitem__(copy, key)
+                dict.__setitem__(copy, self._key(key), self._value(item))
+        else:
+            items = [self._value(item) for item in value]
+            copy.clear()
+            (copy.update if isinstance(value, set) else copy.extend)(items)
+        self._held_things(value, copy)
+        return copy
+
+    def _key(self, key: Any) -> Any:
+        """A module of the model as a key is its twin."""
+        return self.module(key) if isinstance(key, nn.Module) and id(key) in self._inside else key
+
+    def _held_things(self, value: Any, copy: Any) -> None:
+        """Exchange what an object holds as attributes."""
+        for name in _slots(type(value)):
+            if hasattr(value, name):
+                object.__setattr__(copy, name, self._value(getattr(value, name)))
+        if hasattr(value, "__dict__"):
+            vars(copy).update({name: self._value(item) for name, item in vars(value).items()})
 
     def _holder(self, value: Any) -> Any:
         """A function, a method or an object that holds modules of the model."""
@@ -196,8 +256,14 @@ class _Copying:
             copy = FunctionType(value.__code__, value.__globals__, value.__name__, defaults, cells or None)
             copy.__kwdefaults__ = self._value(value.__kwdefaults__)
             return copy
-        holder = self._made[id(value)] = object.__new__(type(value))
-        vars(holder).update({name: self._value(item) for name, item in vars(value).items()})
+        if isinstance(value, _LIKE_CONTAINERS):
+            return self._like_container(value)
+        try:
+            holder: Any = object.__new__(type(value))
+        except TypeError:  # of a class that is not Python's
+            holder = shallow(value)
+        self._made[id(value)] = holder
+        self._held_things(value, holder)
         return holder
 
     def _reaches(self, value: Any, depth: int = 0) -> bool:
@@ -244,13 +310,29 @@ def _held_by(value: Any) -> Iterable[Any]:
     if isinstance(value, FunctionType):
         cells = [_content(cell) for cell in value.__closure__ or ()]
         return (*cells, *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
-    if type(value) in _CONTAINERS:
-        items = value.values() if isinstance(value, dict) else value
-        return items if len(value) <= _MOST_ITEMS else ()
+    if isinstance(value, _LIKE_CONTAINERS):
+        if len(value) > _MOST_ITEMS:
+            return ()
+        own = vars(value).values() if hasattr(value, "__dict__") else ()
+        return (*(chain.from_iterable(value.items()) if isinstance(value, Mapping) else value), *own)
     if isinstance(value, (Tensor, type, ModuleType)) or type(value).__module__.partition(".")[0] in _FOREIGN:
         return ()
-    proxy = type(value) in (ProxyType, CallableProxyType)
-    return () if proxy or not hasattr(value, "__dict__") else vars(value).values()
+    if type(value) in (ProxyType, CallableProxyType):
+        return ()
+    slots = [getattr(value, name) for name in _slots(type(value)) if hasattr(value, name)]
+    return (*slots, *vars(value).values()) if hasattr(value, "__dict__") else slots
+
+
+def _slots(kind: Any) -> list[str]:
+    """The names that a class and its bases have in `__slots__`."""
+    return _known_slots(kind)
+
+
+@cache
+def _known_slots(kind: Any) -> list[str]:
+    found = [vars(base).get("__slots__", ()) for base in kind.__mro__]
+    names = [name for own in found for name in ([own] if isinstance(own, str) else own)]
+    return [name for name in names if not name.startswith("__")]
 
 
 def _as_in_training(layer: Any, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -25,7 +25,7 @@ from latedrop.model.rows import tensors
 from latedrop.model.storages import extent, storage_of
 from latedrop.model.weight_rules import RULES, FunctionCall, Place
 from latedrop.model.wrappers import plain_names
-from latedrop.torch_inside import operator_of, transforms
+from latedrop.torch_inside import inmost, operator_of, transforms
 
 __all__ = ["WeightCall", "WeightCalls", "operator_name", "weight_names"]
 
@@ -110,6 +110,8 @@ class WeightCalls(TorchFunctionMode):
                 args, kwargs = _replaced(args, kwargs, self.before(found))
             result = func(*args, **kwargs)
             self.after(result)
+            if _changes_an_argument(func, operator, kwargs):
+                self._unfix(args, kwargs)
         return result
 
     def _weight_call(self, operator: str, args: Any, kwargs: Any) -> WeightCall | None:
@@ -146,11 +148,15 @@ class WeightCalls(TorchFunctionMode):
                 address = storage_of(tensor)
                 held = self._fixed.get(address)
                 if address is not None and (held is None or (changes and not held.parts)):
-                    whole = tensor if held is None else held.tensor
+                    whole = inmost(tensor) if held is None else held.tensor
                     self._fixed[address] = _Held(whole, [_Part.of(whole, first)] if first else [])
         elif changes:
-            for tensor in (*sources[:1], *tensors(kwargs.get("out"))):
-                self._fixed.pop(storage_of(tensor), None)
+            self._unfix(args, kwargs)
+
+    def _unfix(self, args: Any, kwargs: Any) -> None:
+        """What a call has written into is fixed no more."""
+        for tensor in (*tensors((args, kwargs))[:1], *tensors(kwargs.get("out"))):
+            self._fixed.pop(storage_of(tensor), None)
 
 
 def operator_name(func: Any) -> str:
@@ -207,7 +213,7 @@ class _Held:
 
     def part(self, tensor: Tensor) -> _Part | None:
         """The weight that a view of the storage is, or is cut from."""
-        offset = int(tensor.storage_offset())
+        offset = int(inmost(tensor).storage_offset())
         return next((part.at(offset) for part in self.parts if part.start <= offset < part.end), None)
 
 

@@ -101,6 +101,8 @@ def _cell(call: FunctionCall) -> Roles:
 
 _FACTORS = {
     "matmul": ((0, "input"), (1, "other")),
+    "linalg_matmul": ((0, "input"), (1, "other")),
+    "linalg_vecdot": ((0, "x"), (1, "y")),
     "mm": ((0, "input"), (1, "mat2")),
     "bmm": ((0, "input"), (1, "mat2")),
     "mv": ((0, "input"), (1, "vec")),
@@ -139,6 +141,20 @@ def _tensordot(call: FunctionCall) -> Roles | None:
         dims = range(size - dims, size), range(dims)
     axes = [dims[which]] if isinstance(dims[which], int) else dims[which]
     return Roles({place: factors[place]}, [other], tuple(axis % size - size for axis in axes))
+
+
+@_rule("chain_matmul", "linalg_multi_dot")
+def _chain(call: FunctionCall) -> Roles | None:
+    """A row of matrices, of which one is no weight: it is multiplied from the right, or where it is last, the left."""
+    listed = bool(call.args) and not isinstance(call.args[0], Tensor)
+    operands = list(call.args[0]) if listed else list(call.args) or list(call.kwargs.get("tensors", ()))
+    factors: dict[Place, Any] = {(0, i) if listed else (i,): value for i, value in enumerate(operands)}
+    which = _only_activation(call, factors)
+    if which is None or not call.args:
+        return None
+    last = which == len(operands) - 1 and operands[which].dim() > 1
+    weights = operands[:which] + operands[which + 1 :]
+    return Roles({list(factors)[which]: operands[which]}, weights, (-2 if last else -1,))
 
 
 @_rule("einsum")

@@ -7,6 +7,7 @@ run in chunks, as rows of one batch (`engine.rows`); layers before the first sit
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -23,6 +24,7 @@ from latedrop.model.rows import copied, fitting_batches, row_count
 from latedrop.model.running import may_derive, quietly
 from latedrop.model.sites import Rate, Site, rates_by_site
 from latedrop.model.twin import twin_of
+from latedrop.variance.engine.checking import check_program
 from latedrop.variance.engine.chunks import fitting_chunk
 from latedrop.variance.engine.compiled import program
 from latedrop.variance.engine.options import Engine, Sampling
@@ -163,6 +165,14 @@ def _compiled(
         raise ArgumentError("expected another engine with collate=; batches of items have no one shape to compile for.")
     fitting = partial(fitting_chunk, model, x, sites, options.draws)
     run = program(model, x, sites, options, fitting)
+    if not run.checked:
+
+        def drawn(batch: Any) -> list[Tensor]:
+            found = ThinnedNetworks(model, batch, sites, replace(options, engine="auto")).moments(rates)
+            return [found.mean, found.variance]
+
+        check_program(model, x, lambda batch: run(batch, rates)[:2], drawn)
+        run.checked = True
     mean, variance, finite = run(x, rates)
     if not finite:
         check_finite(mean, f"at rates {dict(rates)}", floating(x))

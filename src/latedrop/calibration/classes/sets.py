@@ -85,8 +85,10 @@ class ClassSets:
 
 
 def _limit(scores: Sequence[float], level: float) -> float:
-    rows = "conformal rows, of each class where sets are per class, for sets"
-    return conformal_score(scores, level, -math.inf, rows, "Pass more rows to conformal(), or ask for a lower level.")
+    purpose = ", of each class where sets are per class, for sets"
+    return conformal_score(
+        scores, level, -math.inf, purpose, "Pass more rows to conformal(), or ask for a lower level."
+    )
 
 
 @dataclass(frozen=True)

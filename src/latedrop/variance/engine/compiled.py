@@ -72,6 +72,7 @@ class Program:
         inputs = _tensors(x)
         self._device = inputs[0].device
         self._names = [site.name for site in sites]
+        self.checked = False  # whether it was seen to say what draws say
         self._wanted: list[float] = []
         places = mask_places(model, x, sites, options)
         self._chunks = self._keys(places, options.seed)
@@ -80,6 +81,7 @@ class Program:
         self._looks = Looks()
         with self._looks:
             graph = traced_chunk(model, x, sites, options, places, self._arguments())
+        self._looks.add_unread(model, graph)
         if self._device.type == "cuda":
             fill_up_channels(graph)
         compiler = Compiled if compiler is None else compiler

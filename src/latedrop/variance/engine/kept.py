@@ -7,12 +7,12 @@ from collections.abc import Callable
 from threading import RLock
 from typing import Any, Protocol, TypeVar
 from warnings import warn
-from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor, nn
 
 from latedrop.errors import LatedropWarning
+from latedrop.model.by_model import ByModel
 from latedrop.torch_inside import leaves_and_structure
 from latedrop.variance.engine.snapshots import looked_at, quick_snapshot
 
@@ -28,7 +28,7 @@ class Kept(Protocol):
 
 _Kept = TypeVar("_Kept", bound=Kept)
 _log = logging.getLogger(__name__)
-PROGRAMS: WeakKeyDictionary[nn.Module, dict[Any, Any]] = WeakKeyDictionary()
+PROGRAMS: ByModel[dict[Any, Any]] = ByModel()
 _MOST = 8  # of one model: each holds a CUDA graph's memory
 _COMPILING = RLock()
 
@@ -65,13 +65,13 @@ def _form(value: Tensor) -> tuple[Any, ...]:
     return value.shape, value.dtype, value.device, strides
 
 
-_WARNED: WeakSet[nn.Module] = WeakSet()
+_WARNED: ByModel[bool] = ByModel()
 
 
 def _warn_of_many(model: nn.Module) -> None:
     """Once for each model."""
     if model not in _WARNED:
-        _WARNED.add(model)
+        _WARNED[model] = True
         warn(
             f"more than {_MOST} programs were compiled for one {type(model).__name__}, which takes seconds each time; "
             f"the last {_MOST} are kept. Programs are for inputs of few shapes, a model that stays as it is and one "

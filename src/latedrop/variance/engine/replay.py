@@ -11,6 +11,7 @@ from typing import Any, TypeAlias, TypeVar
 import torch
 from torch import Tensor, fx
 
+from latedrop.errors import ArgumentError
 from latedrop.torch_inside import compiled
 from latedrop.variance.engine.refusing import refuse
 from latedrop.variance.engine.tracing import first_line, lifted
@@ -71,6 +72,11 @@ class Replay:
         except Exception as error:
             if out_of_memory(error):
                 raise
+            if "C++ compiler" in str(error):
+                raise ArgumentError(
+                    "expected a C++ compiler for engine='compiled' on a CPU; found none that works "
+                    f"({first_line(error)}). Install one, such as g++, or use engine='auto'."
+                ) from error
             refuse(f"what cannot be compiled ({first_line(error)})", error)
         self._compiled = True
         return found

@@ -11,7 +11,6 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from warnings import warn
-from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -20,12 +19,13 @@ from latedrop.errors import ArgumentError, LatedropWarning
 from latedrop.masking.draws import DrawMasks, split
 from latedrop.masking.twins import worn
 from latedrop.model.arrays import widened
+from latedrop.model.by_model import ByModel
 from latedrop.model.calling import call, read
 from latedrop.model.items import Items
 from latedrop.model.rows import repeated, row_count, row_limits, take_rows
 from latedrop.model.running import derives, quietly, rolls_dice
 from latedrop.model.sites import Site
-from latedrop.torch_inside import being_traced
+from latedrop.torch_inside import being_traced, weights_of
 from latedrop.variance.engine.chunks import fitting_chunk
 from latedrop.variance.engine.options import Sampling
 from latedrop.variance.engine.shared import SharedLayers, by_draw, worth_sharing
@@ -34,11 +34,12 @@ from latedrop.variance.moments import Moments, Stream, moments_of, out_of_memory
 __all__ = ["ThinnedNetworks"]
 
 _log = logging.getLogger(__name__)
+_SOME = 8
 _ROUNDING = {torch.float64: 1e-6, torch.float32: 1e-3}
 """How much a row may change with the rows beside it, of the largest output; more in half precision."""
-_UNSHARED: WeakSet[nn.Module] = WeakSet()
+_UNSHARED: ByModel[bool] = ByModel()
 """Models in which somebody reads past what stands for the rows of all draws."""
-_APART: WeakKeyDictionary[nn.Module, set[Any]] = WeakKeyDictionary()
+_APART: ByModel[set[Any]] = ByModel()
 """Models whose draws were seen to come out alike as rows and one by one, with the sites and kinds of inputs."""
 
 
@@ -117,7 +118,7 @@ class ThinnedNetworks:
                 continue
             if not alike and self._layers is not None:  # somebody reads past what stands for rows
                 self._layers = None
-                _UNSHARED.add(self.model)
+                _UNSHARED[self.model] = True
                 continue
             if not alike:
                 self._as_rows, self._why = False, "a row of its output changes with the rows beside it"
@@ -174,26 +175,32 @@ class ThinnedNetworks:
     def _alike(self, outputs: Tensor) -> bool:
         """Whether the last draw, run alone, is what it was among others; asked once of a model and a kind of batch.
 
-        Where examples have masks of their own all rows run again, else two.
+        Where examples have masks of their own all rows run again, else some from all of the batch.
         """
         if being_traced() or (self.options.engine == "rows" and self._layers is None):
             return True
         known = _APART.setdefault(self.model, set())
         names, sharing = tuple(site.name for site in self._sites), self._layers is not None
-        key = names, outputs.shape, _code(self.options.readout), sharing, self.options.shared
+        held = len(weights_of(self.model))  # a layer that loses its running statistics lets rows meet
+        key = names, outputs.shape, _code(self.options.readout), sharing, self.options.shared, held
         if key not in known:
-            few = min(self._count, 2) if self.options.shared else self._count
-            alone = widened(self._pass(take_rows(self.x, slice(few)), self._masks.draws[-1:], few, None))
-            beside = widened(outputs)
+            rows = self._some_rows() if self.options.shared else [*range(self._count)]
+            x = take_rows(self.x, rows) if len(rows) < self._count else self.x
+            alone = widened(self._pass(x, self._masks.draws[-1:], len(rows), None))
+            beside = widened(outputs[:, rows])
             if alone.numel() and not rolls_dice(self.model):
                 if not bool(alone.isfinite().all()):
                     return True
-                spread = beside[:, :few].std(0).max() if len(beside) > 1 else 0.0
-                off, most = (alone - beside[-1, :few]).abs().max(), alone.abs().max()
+                spread = beside.std(0).max() if len(beside) > 1 else 0.0
+                off, most = (alone - beside[-1]).abs().max(), alone.abs().max()
                 if not bool(off <= 0.05 * spread + self._rounding(outputs) * most):
                     return False
             known.add(key)
         return True
+
+    def _some_rows(self) -> list[int]:
+        """A few from the first to the last."""
+        return sorted({i * (self._count - 1) // (_SOME - 1) for i in range(_SOME)})
 
     @staticmethod
     def _rounding(outputs: Tensor) -> float:

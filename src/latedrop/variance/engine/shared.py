@@ -13,12 +13,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
-from weakref import ReferenceType, WeakKeyDictionary, ref
+from weakref import ReferenceType, ref
 
 import torch
 from torch import Tensor, nn
 
 from latedrop.masking.draws import split
+from latedrop.model.by_model import ByModel
 from latedrop.model.rows import map_rows, row_count, tensors
 from latedrop.model.storages import storage_of
 from latedrop.model.twin import reroute
@@ -132,7 +133,7 @@ def _whole(value: Any) -> Any:
     return {key: _whole(item) for key, item in value.items()} if type(value) is dict else value
 
 
-_MET: WeakKeyDictionary[nn.Module, set[str]] = WeakKeyDictionary()
+_MET: ByModel[set[str]] = ByModel()
 """The names of a model's layers that were ever given what all draws share."""
 _FEW = {"cpu": 2**13}  # numbers in all draws' inputs, below which it takes longer to keep track than to compute
 _FEW_ELSEWHERE = 2**18  # the same on devices that compute more in the time that Python needs
@@ -179,7 +180,8 @@ class SharedLayers:
         self._calls.clear()
 
         def stand_in(value: Tensor) -> Tensor:
-            if type(value) is not Tensor or value.layout is not torch.strided:
+            # Who reads past a stand-in finds NaN there; whole numbers have none, and would not be found out.
+            if type(value) is not Tensor or value.layout is not torch.strided or not value.is_floating_point():
                 return torch.cat([value] * times)
             source = self._sources.get(id(value))
             if source is None:

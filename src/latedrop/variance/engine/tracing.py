@@ -109,14 +109,12 @@ def apart_from_others(value: Tensor) -> Tensor:
     return value.detach()
 
 
-def written_down(
-    model: nn.Module, function: Callable[..., Any], arguments: list[Tensor], *, derives: bool = False
-) -> fx.GraphModule:
-    """A function that runs a model, as a graph that says the same of all inputs; with `derives` it differentiates."""
+def written_down(model: nn.Module, function: Callable[..., Any], arguments: list[Tensor]) -> fx.GraphModule:
+    """A function that runs a model, as a graph that says the same of all inputs."""
     recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
     try:
         with plain_kernels() if recurrent else nullcontext():
-            graph = traced(function, arguments, {} if derives else None)
+            graph = traced(function, arguments)
     except LatedropError:
         raise
     except Exception as error:  # the model runs; what it does cannot be written down

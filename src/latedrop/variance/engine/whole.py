@@ -63,7 +63,8 @@ class Whole:
         self._looks, self._still = Looks(), still
         inputs = [apart_from_others(flat[i]) for i in where]
         with self._looks:
-            graph = written_down(model, run, inputs, derives=True)
+            graph = written_down(model, run, inputs)
+        self._looks.add_unread(model, graph)
         settled(graph, inputs[0].device, model)
         compiled = (Compiled if compiler is None else compiler)(graph)
 

@@ -1,0 +1,316 @@
+"""Programs that no longer say what their model says are made anew or refused; tracing disturbs nobody."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from latedrop import LatedropWarning, Predictor, calibrate
+from latedrop.errors import ArgumentError
+from latedrop.variance.engine import compiled, replay, whole
+from latedrop.variance.engine.kept import PROGRAMS
+from latedrop.variance.engine.snapshots import snapshot
+
+pytestmark = pytest.mark.filterwarnings("ignore:the model's weights were changed after the calibration")
+DRAWS = {"method": "sample", "rates": [0.2], "draws": 6}
+BOTH = pytest.mark.parametrize("options", [{}, DRAWS], ids=["default", "draws"])
+FACTOR = {"k": 1.0}
+
+
+@pytest.fixture(autouse=True)
+def _uncompiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Graphs run as they are."""
+    for room in (whole, compiled):
+        monkeypatch.setattr(room, "Compiled", lambda graph: graph)
+    yield
+    PROGRAMS.clear()
+    FACTOR["k"] = 1.0
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.d = nn.Linear(5, 8), nn.Linear(8, 1)
+        self.prepare()
+
+    def prepare(self) -> None:
+        pass
+
+    def middle(self, h: Tensor, x: Tensor) -> Tensor:
+        return h
+
+    def forward(self, x: Tensor, k: Any = 1.0) -> Tensor:
+        found: Tensor = self.d((float(k) * self.middle(self.a(x), x)).tanh())
+        return found
+
+
+def rows(count: int = 4, seed: int = 3) -> Tensor:
+    return torch.randn(count, 5, generator=torch.Generator().manual_seed(seed))
+
+
+def calibrated(model: nn.Module, x: Any = None, **options: Any) -> Predictor:
+    x = rows(80, 1) if x is None else x
+    noise = torch.randn(80, 1, generator=torch.Generator().manual_seed(2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", LatedropWarning)
+        return calibrate(model, (x, noise), progress=False, **options)
+
+
+def assert_alike(uq: Predictor, x: Any) -> None:
+    """By a program as step by step."""
+    uq.engine = "compiled"
+    found = uq.predict(x)
+    uq.engine = "auto"
+    torch.testing.assert_close(found.mean, uq.predict(x).mean, rtol=1e-4, atol=1e-5)
+
+
+class Setting:
+    def __init__(self, k: float) -> None:
+        self.k = k
+
+    def read(self, output: Tensor) -> Tensor:
+        return output * self.k
+
+
+@BOTH
+def test_numpy_scalars_of_the_inputs(options: Any) -> None:
+    uq = calibrated(Net(), {"x": rows(80, 1), "k": np.float64(1)}, **options)
+    for k in range(1, 7):
+        assert_alike(uq, {"x": rows(), "k": np.float64(k)})
+
+
+class Held(Net):
+    """Something of a test's own says how much."""
+
+    def prepare(self) -> None:
+        self.first, self.second, self.third = Setting(1.0), Setting(1.0), Setting(1.0)
+        self.number, self.many = np.float64(1.0), [1.0] * 1001
+        self.register_buffer("bank", torch.randn(10, 5, generator=torch.Generator().manual_seed(0)))
+        self.register_buffer("slope", torch.tensor(0.1))
+
+    def middle(self, h: Tensor, x: Tensor) -> Tensor:
+        near = torch.cdist(x, self.bank).min(1, keepdim=True).values
+        return (h * self.first.k * self.third.k * float(self.number) * self.many[0] + near) * self.gain()
+
+    def gain(self) -> float:
+        return 1.0
+
+
+def third(model: Any) -> None:
+    model.third.k = 5.0
+
+
+def number(model: Any) -> None:
+    model.number = None
+    model.number = np.float64(5.0)
+
+
+def long_list(model: Any) -> None:
+    model.many[0] = 5.0
+
+
+def shorter(model: Any) -> None:
+    model.bank = model.bank[:2]
+
+
+def hook(model: Any) -> None:
+    FACTOR["k"] = 5.0
+
+
+CHANGES = [third, number, long_list, shorter, hook]
+
+
+@BOTH
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_changes_are_seen(change: Any, options: Any) -> None:
+    model = Held()
+    model.a.register_forward_hook(lambda layer, given, output: output * FACTOR["k"])
+    uq = calibrated(model, **options)
+    assert_alike(uq, rows())
+    change(model)
+    assert_alike(uq, rows())
+
+
+def test_every_object_counts() -> None:
+    model: Any = Held()
+    model.nested = {"p": Setting(1.0), "q": [Setting(2.0), Setting(3.0)]}
+    for part in (model.first, model.second, model.third, model.nested["p"], *model.nested["q"]):
+        before = snapshot(model)
+        part.k += 1
+        assert snapshot(model) != before
+        assert snapshot(model) == snapshot(model)
+
+
+def test_classes_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Own(Net):
+        factor = 1.0
+
+        def middle(self, h: Tensor, x: Tensor) -> Tensor:
+            return h * self.factor
+
+    uq = calibrated(Own())
+    assert_alike(uq, rows())
+    monkeypatch.setattr(Own, "factor", 5.0)
+    assert_alike(uq, rows())
+    monkeypatch.setattr(Own, "middle", lambda self, h, x: h * 9)
+    assert_alike(uq, rows())
+
+
+@BOTH
+def test_the_object_of_a_readout_counts(options: Any) -> None:
+    reading = Setting(1.0)
+    uq = calibrated(Net(), readout=reading.read, **options)
+    assert_alike(uq, rows())
+    reading.k = 5.0
+    assert_alike(uq, rows())
+
+
+def test_numbers_that_torch_takes_out_of_buffers() -> None:
+    class Slope(Held):
+        def middle(self, h: Tensor, x: Tensor) -> Tensor:
+            return nn.functional.leaky_relu(h, self.slope)
+
+    uq = calibrated(Slope(), **DRAWS)
+    assert_alike(uq, rows())
+    uq.model.slope.fill_(3.0)
+    assert_alike(uq, rows())
+    uq.model.slope.data.fill_(0.5)
+    assert_alike(uq, rows())
+
+
+class AsParameter(Net):
+    def middle(self, h: Tensor, x: Tensor) -> Tensor:
+        return h + nn.Parameter(x)[:, :1]
+
+
+class Applied(Net):
+    def middle(self, h: Tensor, x: Tensor) -> Tensor:
+        return h + x.detach().clone().apply_(lambda value: 2 * value)[:, :1]
+
+
+class Noisy(Net):
+    def middle(self, h: Tensor, x: Tensor) -> Tensor:
+        return h + np.random.default_rng().normal()
+
+
+class Mapped(Net):
+    def middle(self, h: Tensor, x: Tensor) -> Tensor:
+        return h + torch.vmap(lambda row: (row > 0).float().cumsum(0))(h)
+
+
+class Copied(Net):
+    def middle(self, h: Tensor, x: Tensor) -> Tensor:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return h + 2 * (torch.tensor(x)[:, :1] > 0)
+
+
+@BOTH
+@pytest.mark.parametrize("kind", [AsParameter, Applied, Noisy, Mapped, Copied], ids=lambda kind: kind.__name__)
+@pytest.mark.filterwarnings("ignore::latedrop.LatedropWarning")
+def test_what_no_program_can_say_is_refused(kind: Any, options: Any) -> None:
+    uq = calibrated(kind(), **options)
+    if kind is Mapped and not options:  # in which nothing stands for others
+        return assert_alike(uq, rows())
+    uq.engine = "compiled"
+    with pytest.raises(ArgumentError, match="expected a model that can be traced"):
+        uq.predict(rows())
+    return None
+
+
+def test_few_rows_are_not_enough_to_tell() -> None:
+    """The first rows agree by chance; those between do not."""
+    uq, x = calibrated(Copied(), **DRAWS), -rows(300).abs()
+    x[2:] = x[2:].abs()
+    assert uq.predict(x).mean[5:9].allclose(uq.predict(x[5:9]).mean, atol=1e-5)
+
+
+@lru_cache(None)
+def ones(count: int) -> Tensor:
+    return torch.ones(count, 1)
+
+
+def test_what_a_model_keeps_elsewhere_is_no_part_of_a_trace() -> None:
+    class Keeping(Net):
+        def middle(self, h: Tensor, x: Tensor) -> Tensor:
+            return h * ones(len(x))
+
+    uq = calibrated(Keeping(), **DRAWS)
+    uq.engine = "compiled"
+    uq.predict(rows(4))
+    kept = ones(24)  # six draws of four rows
+    assert kept.tolist() == [[1.0]] * 24
+    assert kept.numpy().sum() == 24
+
+
+def test_compiled_models_of_other_threads_run_meanwhile() -> None:
+    other, x, failed = torch.compile(Net().eval(), backend="eager"), rows(), []
+    with torch.no_grad():
+        other(x)
+    done = threading.Event()
+
+    def serve() -> None:
+        with torch.no_grad():
+            while not done.is_set():
+                try:
+                    other(x)
+                except Exception as error:
+                    failed.append(error)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        for count in range(1, 5):
+            assert_alike(calibrated(Net()), rows(count))
+    finally:
+        done.set()
+        thread.join()
+    assert failed == []
+
+
+def test_tracing_is_done_in_turns(tmp_path: Any) -> None:
+    pytest.importorskip("onnx")
+    pytest.importorskip("onnxruntime")
+    before, failed = nn.Module.__call__, []
+    one, two = calibrated(Net()), calibrated(Net())
+    one.engine = "compiled"
+    done = threading.Event()
+
+    def export() -> None:
+        while not done.is_set():
+            try:
+                two.to_onnx(tmp_path / "two.onnx", rows())
+            except Exception as error:
+                failed.append(error)
+
+    thread = threading.Thread(target=export)
+    thread.start()
+    try:
+        for count in range(1, 7):
+            one.predict(rows(count))
+    finally:
+        done.set()
+        thread.join()
+    assert failed == []
+    assert nn.Module.__call__ is before
+
+
+def test_a_machine_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(graph: Any, examples: Any) -> Any:
+        raise RuntimeError("No working C++ compiler found")
+
+    monkeypatch.setattr(whole, "Compiled", replay.Compiled)
+    monkeypatch.setattr(replay, "compiled", none)
+    uq = calibrated(Net())
+    uq.engine = "compiled"
+    with pytest.raises(ArgumentError, match=r"expected a C\+\+ compiler for engine='compiled'"):
+        uq.predict(rows())
