@@ -216,8 +216,7 @@ def shallow_copy(
     for name, container in HOLDERS.items():  # what registers a part or a hook on the way registers it here
         held = state.get(name)
         state[name] = container(held) if held else container()
-    for name in REPLACED[1:]:
-        state.pop(name, None)
+    state.pop("_compiled_call_impl", None), state.pop("_call_impl", None)
     modules, parameters, buffers = state["_modules"], state["_parameters"], state["_buffers"]
     modules.update({name: inner(part) for name, part in modules.items() if part is not None})
     if weight is not None:
@@ -225,7 +224,8 @@ def shallow_copy(
     state["training"] = False
     if "forward" in state:
         state["forward"] = value(state["forward"])
-    state.update({name: function.__get__(copy) for name, function in written.items() if name not in state})
+    if written:
+        state.update({name: function.__get__(copy) for name, function in written.items() if name not in state})
     if not torchs_own or whole or state["_forward_hooks"] or state["_forward_pre_hooks"] or "_flat_weights" in state:
         if buffers:
             state["_buffers"] = {name: value(item) for name, item in buffers.items()}

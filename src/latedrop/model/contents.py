@@ -44,7 +44,9 @@ class Contents:
         self._views.append((_END,))
         self._known = list(chain.from_iterable(self._views))
         self._parts = modules[1:]  # the model itself is held by nobody
-        self._marks = list(_marks(model, self._parts))
+        self._marks = [vars(model), type(model), *map(vars, self._parts), *map(type, self._parts)]
+        self._kinds: list[Any] = list({*map(type, modules)})
+        self._code = [kind.forward for kind in self._kinds]
 
     def of(self, model: nn.Module) -> bool:
         """Whether the modules of the model hold the same objects as when this was made."""
@@ -52,16 +54,10 @@ class Contents:
             same = not any(self._empty) and all(map(is_, chain.from_iterable(self._views), self._known))
         except RuntimeError:  # another thread writes meanwhile
             return False
-        return same and all(map(is_, _marks(model, self._parts), self._marks))
-
-
-def _marks(model: nn.Module, parts: list[nn.Module]) -> Iterator[Any]:
-    """The dict of every module, its class, and the function that the class runs when it is called."""
-    return chain((vars(model), type(model), _code(model)), map(vars, parts), map(type, parts), map(_code, parts))
-
-
-def _code(module: nn.Module) -> Any:
-    return type(module).forward
+        if not same or [kind.forward for kind in self._kinds] != self._code:
+            return False
+        marks = chain((vars(model), type(model)), map(vars, self._parts), map(type, self._parts))
+        return all(map(is_, marks, self._marks))
 
 
 def holds_little(model: nn.Module) -> bool:

@@ -36,6 +36,7 @@ _FOREIGN = ("builtins", "torch", "numpy", "logging", "threading", "functools", "
 _CONTAINERS = (dict, OrderedDict, defaultdict, list, tuple, set)
 _LIKE_CONTAINERS = (dict, MappingProxyType, list, tuple, set, frozenset, deque)
 """Of these and of their subclasses the modules inside are exchanged, where there are any."""
+_TABLES = (nn.Embedding, nn.EmbeddingBag)
 _FUSED = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
 """In eval mode these may call no submodule at all, but one fused kernel."""
 _WRITING = re.compile(r"prim::SetAttr|aten::\w*[a-z0-9]_\(|aten::append")
@@ -129,13 +130,15 @@ class _Copying:
             flags = [getattr(inner, "training", False) for inner in module.modules()]
             return _own_script(module) if any(flags) or self._own_gradients or _may_write(module) else module
         weight = self._weight if self._differentiable or self._own_gradients else None
+        state = vars(module)
         whole = self._written and is_torchs_own(module)
         value = self._noted if whole else self._value
         copy: Any = shallow_copy(module, self.module, weight, value, self._made, whole=whole)
-        for name in _slots(type(module)):
+        kind: Any = type(module)
+        for name in _slots(kind):
             if hasattr(module, name):
                 object.__setattr__(copy, name, self._value(getattr(module, name)))
-        if self._own_buffers and isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.max_norm is not None:
+        if "max_norm" in state and state["max_norm"] is not None and self._own_buffers and isinstance(module, _TABLES):
             copy.weight = nn.Parameter(copy.weight.detach().clone(), copy.weight.requires_grad)  # it is written
         if self._layers and isinstance(module, _FUSED):
             own = type(module).forward in [layer.forward for layer in _FUSED]
@@ -149,11 +152,13 @@ class _Copying:
 
     def _weight(self, weight: Tensor) -> Tensor:
         if id(weight) not in self._made:
-            asks, made = self._own_gradients and weight.requires_grad, weight.detach()
+            asks = self._own_gradients and weight.requires_grad
             if type(weight) is nn.Parameter:
-                made = nn.Parameter(made, asks)
+                made: Tensor = nn.Parameter(weight, asks)  # which shares its numbers
                 vars(made).update(vars(weight))
-            self._made[id(weight)] = made.requires_grad_(asks)
+            else:
+                made = weight.detach().requires_grad_(asks)
+            self._made[id(weight)] = made
         found: Tensor = self._made[id(weight)]
         return found
 
@@ -231,7 +236,8 @@ class _Copying:
 
     def _held_things(self, value: Any, copy: Any) -> None:
         """Exchange what an object holds as attributes."""
-        for name in _slots(type(value)):
+        kind: Any = type(value)
+        for name in _slots(kind):
             if hasattr(value, name):
                 object.__setattr__(copy, name, self._value(getattr(value, name)))
         if hasattr(value, "__dict__"):
@@ -319,17 +325,14 @@ def _held_by(value: Any) -> Iterable[Any]:
         return ()
     if type(value) in (ProxyType, CallableProxyType):
         return ()
-    slots = [getattr(value, name) for name in _slots(type(value)) if hasattr(value, name)]
+    kind: Any = type(value)
+    slots = [getattr(value, name) for name in _slots(kind) if hasattr(value, name)]
     return (*slots, *vars(value).values()) if hasattr(value, "__dict__") else slots
 
 
+@cache
 def _slots(kind: Any) -> list[str]:
     """The names that a class and its bases have in `__slots__`."""
-    return _known_slots(kind)
-
-
-@cache
-def _known_slots(kind: Any) -> list[str]:
     found = [vars(base).get("__slots__", ()) for base in kind.__mro__]
     names = [name for own in found for name in ([own] if isinstance(own, str) else own)]
     return [name for name in names if not name.startswith("__")]

@@ -88,6 +88,7 @@ def test_other_weights_are_another_program(uncompiled: None) -> None:
     assert len(PROGRAMS[model]) == 2
 
 
+@pytest.mark.slow
 def test_few_programs_are_kept(uncompiled: None) -> None:
     model = mlp()
     sites = find_sites(model, torch.randn(3, 5))
@@ -217,6 +218,7 @@ HUGGING_FACE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HUGGING_FACE)
 def test_models_of_hugging_face(name: str, uncompiled: None) -> None:
     library = pytest.importorskip("transformers")

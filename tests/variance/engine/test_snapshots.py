@@ -115,6 +115,7 @@ def test_without_a_change_there_is_one_program() -> None:
     assert len(PROGRAMS[model]) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:more than 8 programs")
 def test_dtypes_rates_sites_and_switches() -> None:
     torch.manual_seed(0)

@@ -81,6 +81,7 @@ class Setting:
         return output * self.k
 
 
+@pytest.mark.slow
 @BOTH
 def test_numpy_scalars_of_the_inputs(options: Any) -> None:
     uq = calibrated(Net(), {"x": rows(80, 1), "k": np.float64(1)}, **options)

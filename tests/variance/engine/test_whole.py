@@ -76,7 +76,7 @@ def assert_same(found: Prediction, expected: Prediction) -> None:
         torch.testing.assert_close(share, expected.shares[name], rtol=1e-3, atol=1e-6)
 
 
-@pytest.mark.parametrize("method", ["terms", "linear"])
+@pytest.mark.parametrize("method", ["terms", pytest.param("linear", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("case", ZOO, ids=lambda case: case.name)
 def test_it_equals_the_steps(case: Case, method: Any, uncompiled: None) -> None:
     model, x = case.make()
