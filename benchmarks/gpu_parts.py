@@ -120,7 +120,7 @@ def sampling(setting: Setting) -> Iterator[Unit]:
 
 def programs(setting: Setting) -> Iterator[Unit]:
     """The same with the compiled engine, which takes a while to compile; and how long that is in another process."""
-    for net in ("wide_mlp", "bert_base", "resnet50"):
+    for net in ("wide_mlp", "mixer", "bert_base", "resnet50"):
         yield f"first prediction of {net}", partial(_first_prediction, setting, net)
     for name, make in _cases(setting):
         if setting.device.type == "cpu" or name.endswith(", 1"):

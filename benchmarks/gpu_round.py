@@ -53,8 +53,11 @@ def main() -> None:
     torch.backends.cudnn.benchmark = True
     record: dict[str, Any] = {"machine": machine(device), "small": options.small, "units": {}}
     known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    if known and _same_machine(known, record):
-        record["units"] = known["units"]
+    if known and not _same_machine(known, record):
+        raise SystemExit(
+            f"expected results of this machine and these sizes in {path}; found others. Pass another --out."
+        )
+    record["units"] = known.get("units", {})
     most = options.rows or (4 if device.type == "cpu" else 2**16)
     setting = Setting(device, options.small, most, Turns(options.rounds, options.seconds, device))
     for part in options.only or PARTS:
@@ -243,6 +246,23 @@ def calibration_table(record: dict[str, Any]) -> str:
 def sampling_table(record: dict[str, Any], part: str) -> str:
     """Candidates beside 50 plain passes."""
     return "\n".join(markdown(record, part)).replace("_", " ")
+
+
+def first_prediction_table(records: dict[str, dict[str, Any]]) -> str:
+    """Seconds to the first compiled prediction of a process, by the clock and of the processor."""
+    lines = [
+        "| network | on | first process [s] | later processes [s] | processor, later [s] |",
+        "| --- | --- | ---: | ---: | ---: |",
+    ]
+    for on, record in records.items():
+        for name, unit in record["units"].items():
+            if "later processes" in unit:
+                net = name.rpartition(" ")[2].replace("_", " ")
+                later = [
+                    " to ".join(f"{s:.1f}" for s in sorted(t)) for t in (unit["later processes"], unit["busy"][1:])
+                ]
+                lines.append(f"| {net} | {on} | {unit['first process']:.0f} | {later[0]} | {later[1]} |")
+    return "\n".join(lines)
 
 
 def mcnn_table(record: dict[str, Any]) -> str:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from latedrop import LatedropWarning, Predictor, calibrate
+from latedrop import LatedropWarning, Predictor, calibrate, sample
 from latedrop.errors import ArgumentError
 from latedrop.variance.engine import compiled, replay, whole
 from latedrop.variance.engine.kept import PROGRAMS
@@ -233,6 +233,31 @@ def test_few_rows_are_not_enough_to_tell() -> None:
     uq, x = calibrated(Copied(), **DRAWS), -rows(300).abs()
     x[2:] = x[2:].abs()
     assert uq.predict(x).mean[5:9].allclose(uq.predict(x[5:9]).mean, atol=1e-5)
+
+
+class Mixed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Linear(5, 64), nn.Linear(64, 1)
+        body = nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64), nn.GELU())
+        self.body = body.bfloat16()
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.last(self.body(self.first(x).bfloat16()).float())
+        return found
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("kind", ["mixed", "far off"])
+def test_rounding_is_no_reason_to_refuse(kind: str, count: int) -> None:
+    model: nn.Module = Mixed() if kind == "mixed" else Net().double()
+    x = rows(count)
+    if isinstance(model, Net):
+        model.d.bias.data += 1e10
+        x = x.double()
+    found, expected = (sample(model, x, 0.1, 20, engine=engine) for engine in ("compiled", "auto"))
+    torch.testing.assert_close(found.mean, expected.mean, rtol=0.01, atol=0.01)
 
 
 @lru_cache(None)
