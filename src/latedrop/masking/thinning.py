@@ -174,7 +174,8 @@ class Thinning:
         return found
 
     def _padded(self, site: Site, number: int, value: Tensor, channels: tuple[int, ...]) -> Tensor:
-        refuse_nested(site.name, value)
+        if value.is_nested:
+            refuse_nested(site.name, value)
         axis, shape = site.batch_axis, list(value.shape)
         size = 0 if axis is None else shape[axis]
         if site.kind == "channel":

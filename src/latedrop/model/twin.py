@@ -26,7 +26,7 @@ from latedrop.model.running import may_write, note_copy
 from latedrop.model.wrappers import bare
 from latedrop.torch_inside import being_traced, is_torchs_own, parts_of, shallow_copy, uncompiled, wrapped_attribute
 
-__all__ = ["Around", "release", "reroute", "twin_of"]
+__all__ = ["Around", "in_slots", "release", "reroute", "twin_of"]
 
 _MOST_ITEMS = 10_000  # of a list or dict that is searched for modules
 _DEEPEST = 4  # steps from a module to another one that it does not hold as a part
@@ -134,10 +134,8 @@ class _Copying:
         whole = self._written and is_torchs_own(module)
         value = self._noted if whole else self._value
         copy: Any = shallow_copy(module, self.module, weight, value, self._made, whole=whole)
-        kind: Any = type(module)
-        for name in _slots(kind):
-            if hasattr(module, name):
-                object.__setattr__(copy, name, self._value(getattr(module, name)))
+        for name, item in in_slots(module):
+            object.__setattr__(copy, name, self._value(item))
         if "max_norm" in state and state["max_norm"] is not None and self._own_buffers and isinstance(module, _TABLES):
             copy.weight = nn.Parameter(copy.weight.detach().clone(), copy.weight.requires_grad)  # it is written
         if self._layers and isinstance(module, _FUSED):
@@ -236,10 +234,8 @@ class _Copying:
 
     def _held_things(self, value: Any, copy: Any) -> None:
         """Exchange what an object holds as attributes."""
-        kind: Any = type(value)
-        for name in _slots(kind):
-            if hasattr(value, name):
-                object.__setattr__(copy, name, self._value(getattr(value, name)))
+        for name, item in in_slots(value):
+            object.__setattr__(copy, name, self._value(item))
         if hasattr(value, "__dict__"):
             vars(copy).update({name: self._value(item) for name, item in vars(value).items()})
 
@@ -325,9 +321,14 @@ def _held_by(value: Any) -> Iterable[Any]:
         return ()
     if type(value) in (ProxyType, CallableProxyType):
         return ()
-    kind: Any = type(value)
-    slots = [getattr(value, name) for name in _slots(kind) if hasattr(value, name)]
+    slots = [item for _, item in in_slots(value)]
     return (*slots, *vars(value).values()) if hasattr(value, "__dict__") else slots
+
+
+def in_slots(value: Any) -> list[tuple[str, Any]]:
+    """What an object holds in the `__slots__` of its class, by name."""
+    kind: Any = type(value)
+    return [(name, getattr(value, name)) for name in _slots(kind) if hasattr(value, name)]
 
 
 @cache

@@ -168,7 +168,11 @@ def _compiled(
     if not run.checked:
 
         def drawn(batch: Any) -> list[Tensor]:
-            found = ThinnedNetworks(model, batch, sites, replace(options, engine="auto")).moments(rates)
+            networks = ThinnedNetworks(model, batch, sites, replace(options, engine="auto"))
+            try:
+                found = networks.moments(rates)
+            finally:
+                networks.close()
             return [found.mean, found.variance]
 
         check_program(model, x, lambda batch: run(batch, rates)[:2], drawn)

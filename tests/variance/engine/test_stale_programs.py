@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
@@ -278,54 +279,50 @@ def test_what_a_model_keeps_elsewhere_is_no_part_of_a_trace() -> None:
     assert kept.numpy().sum() == 24
 
 
-def test_compiled_models_of_other_threads_run_meanwhile() -> None:
-    other, x, failed = torch.compile(Net().eval(), backend="eager"), rows(), []
-    with torch.no_grad():
-        other(x)
-    done = threading.Event()
+@contextmanager
+def meanwhile(work: Callable[[], Any]) -> Iterator[list[Exception]]:
+    """Another thread does it again and again; what it raised."""
+    done, failed = threading.Event(), list[Exception]()
 
-    def serve() -> None:
-        with torch.no_grad():
-            while not done.is_set():
-                try:
-                    other(x)
-                except Exception as error:
-                    failed.append(error)
+    def run() -> None:
+        while not done.is_set():
+            try:
+                work()
+            except Exception as error:
+                failed.append(error)
 
-    thread = threading.Thread(target=serve)
+    thread = threading.Thread(target=run)
     thread.start()
     try:
-        for count in range(1, 5):
-            assert_alike(calibrated(Net()), rows(count))
+        yield failed
     finally:
         done.set()
         thread.join()
+
+
+def test_compiled_models_of_other_threads_run_meanwhile() -> None:
+    other, x = torch.compile(Net().eval(), backend="eager"), rows()
+
+    def serve() -> None:
+        with torch.no_grad():
+            other(x)
+
+    serve()
+    with meanwhile(serve) as failed:
+        for count in range(1, 5):
+            assert_alike(calibrated(Net()), rows(count))
     assert failed == []
 
 
 def test_tracing_is_done_in_turns(tmp_path: Any) -> None:
     pytest.importorskip("onnx")
     pytest.importorskip("onnxruntime")
-    before, failed = nn.Module.__call__, []
+    before = nn.Module.__call__
     one, two = calibrated(Net()), calibrated(Net())
     one.engine = "compiled"
-    done = threading.Event()
-
-    def export() -> None:
-        while not done.is_set():
-            try:
-                two.to_onnx(tmp_path / "two.onnx", rows())
-            except Exception as error:
-                failed.append(error)
-
-    thread = threading.Thread(target=export)
-    thread.start()
-    try:
+    with meanwhile(lambda: two.to_onnx(tmp_path / "two.onnx", rows())) as failed:
         for count in range(1, 7):
             one.predict(rows(count))
-    finally:
-        done.set()
-        thread.join()
     assert failed == []
     assert nn.Module.__call__ is before
 

@@ -26,6 +26,7 @@ from latedrop.model.by_model import ByModel
 from latedrop.model.contents import Contents, holds_little
 from latedrop.model.rows import tensors
 from latedrop.model.storages import address
+from latedrop.model.twin import in_slots
 from latedrop.torch_inside import contents_of, is_torchs_own, stands_for_others, version_of
 from latedrop.variance.engine.refusing import refuse
 from latedrop.variance.engine.shared import Repeated
@@ -254,11 +255,5 @@ def _held(value: Any) -> Any:
         return value.start, value.stop, value.step
     if isinstance(value, (type, ModuleType)):
         return None
-    slots = [name for kind in type(value).__mro__ for name in _names(getattr(kind, "__slots__", ()))]
-    own = getattr(value, "__dict__", None)
-    found = {name: getattr(value, name) for name in slots if not name.startswith("__") and hasattr(value, name)}
+    own, found = getattr(value, "__dict__", None), dict(in_slots(value))
     return {**found, **own} if type(own) is dict else found
-
-
-def _names(slots: Any) -> Any:
-    return (slots,) if isinstance(slots, str) else slots
