@@ -177,6 +177,7 @@ STAND_INS = (
     "kornia",
     "matplotlib",
     "mpl_toolkits",
+    "mpltern",
     "omegaconf",
     "pandas",
     "PIL",
@@ -342,6 +343,15 @@ class _Blank(type):
         if name.startswith("__"):
             raise AttributeError(name)
         return _Blank(name, (), {})
+
+    def __getitem__(cls, key: Any) -> Any:
+        return _Blank("item", (), {})
+
+    def __setitem__(cls, key: Any, value: Any) -> None:
+        """Settings, such as those of matplotlib, are read and written while probly is imported."""
+
+    def __iter__(cls) -> Iterator[Any]:
+        return iter(())
 
 
 class _Empty(ModuleType):

@@ -262,8 +262,7 @@ _ATOMS = {bool, int, float, str, bytes, torch.dtype, torch.device, type, type(No
 def contents_of(module: nn.Module) -> tuple[list[Any], list[Tensor], dict[str, Any]]:
     """What tells its parts and names from others; its parameters and buffers; its hooks and attributes of its own."""
     state = vars(module)
-    marks: list[Any] = []
-    marks += [mark for name, part in module._modules.items() for mark in (name, id(part))]
+    marks: list[Any] = [mark for name, part in module._modules.items() for mark in (name, id(part))]
     tensors = dict([*module._parameters.items(), *module._buffers.items()])
     marks += [mark for name, value in tensors.items() for mark in (name, value is None)]
     attributes = {name: value for name, value in state.items() if name not in _OF_ALL or (name in _HOOKS and value)}
@@ -374,8 +373,9 @@ def being_traced() -> bool:
 
 
 def _tracing() -> Any:
-    mode = getattr(sys.modules.get("torch.fx.experimental.proxy_tensor"), "get_proxy_mode", None)
-    return None if mode is None else mode()
+    if not getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)():  # no mode at all is quickly seen
+        return None
+    return getattr(sys.modules.get("torch.fx.experimental.proxy_tensor"), "get_proxy_mode", lambda: None)()
 
 
 def stands_for_others(tensor: Tensor) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -35,9 +36,14 @@ def fitting_chunk(model: nn.Module, x: Any, sites: Sequence[Site], draws: int) -
     device = parameter.device
     if device.type != "cuda":
         return _evenly(draws, max(1, _CACHE_BYTES.get(device.type, _SMALL_BYTES) // per_draw))
-    most = torch.cuda.get_device_properties(device).total_memory // 16
+    most = _memory(device) // 16
     few = max(_SMALL_BYTES, min(_CUDA_BYTES, most)) // per_draw
     return _evenly(draws, max(1, few, min(most // per_draw, _FULL)))
+
+
+@cache
+def _memory(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).total_memory
 
 
 def _evenly(draws: int, most: int) -> int:
