@@ -166,10 +166,14 @@ print(time.perf_counter() - start, time.process_time() - busy)
 
 
 def _first_prediction(setting: Setting, net: str) -> dict[str, Any]:
-    """Seconds to the first compiled prediction, in a process that finds no program and in those that find it."""
+    """Seconds to the first compiled prediction, in a process that finds no program and in those that find it.
+
+    The first also leaves torch's bytecode behind, as an installation has it: not every machine can write beside it.
+    """
     found = []
     with tempfile.TemporaryDirectory() as folder:
         variables = os.environ | {"TORCHINDUCTOR_CACHE_DIR": folder, "TRITON_CACHE_DIR": f"{folder}/triton"}
+        variables |= {"PYTHONPYCACHEPREFIX": f"{folder}/bytecode", "PYTHONDONTWRITEBYTECODE": ""}
         command = [sys.executable, "-W", "ignore", "-c", _PROCESS, net, str(setting.small), setting.device.type]
         for _ in range(3):
             done = subprocess.run(command, env=variables, cwd=HERE, capture_output=True, text=True, check=False)

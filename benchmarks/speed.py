@@ -223,10 +223,13 @@ def compare(
         if "status" not in entry:
             taken = times.get(name, [entry.get("seconds", 0.0)])
             entry["seconds"] = _short(statistics.median(taken))
+            before = entry.get("ratio")  # of fewer draws, where this is not measured again
             entry["ratio"] = _short(entry["seconds"] / whole)
             if len(taken) == len(base) > 1:
                 low, _, high = interval([ours / plain for ours, plain in zip(taken, base, strict=True)])
                 entry["interval"] = [_short(low), _short(high)]
+            elif before and "interval" in entry:
+                entry["interval"] = [_short(end * entry["ratio"] / before) for end in entry["interval"]]
     _free(device)
     return {"plain_seconds": _short(whole), "rounds": len(base), "candidates": found}
 

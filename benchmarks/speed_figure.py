@@ -61,6 +61,7 @@ def figure(record: dict[str, Any], path: Path, draws: int = 50) -> Path:
             axis.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
         for note in (text for text in axis.texts if hasattr(text, "xy")):  # to stay inside the panel
             if axis.transAxes.inverted().transform(axis.transData.transform(note.xy))[0] > 0.6:
+                note.xy = note.lower, note.xy[1]
                 note.set(ha="right", position=(-7, 0))
         axis.grid(axis="x", color="#DDDDDD", zorder=0)
         for edge in range(len(nets) - 1):
@@ -98,14 +99,15 @@ def _line(axis: Any, line: int, found: dict[str, Any], measure: str, draws: int)
     for name, height, value, library in _places(drawn, measure, found.get("rows", 1)):
         axis.scatter([value], [line + height], zorder=3, **_style(name))
         ends = drawn[name].get("range") if measure == "seconds" else None
+        low, high = (1e3 * end / found.get("rows", 1) for end in ends) if ends else (value, value)
         if ends:
-            low, high = (1e3 * end / found.get("rows", 1) for end in ends)
             axis.plot([low, high], [line + height] * 2, color=SHOWN[name][1], linewidth=5, alpha=0.35, zorder=2)
         if library:
-            axis.annotate(
-                library.partition(",")[0], (value, line + height), (7, 0), textcoords="offset points", va="center",
-                fontsize=9, color=SHOWN[name][1],
+            note = axis.annotate(
+                library.partition(",")[0], (max(value, high), line + height), (7, 0), textcoords="offset points",
+                va="center", fontsize=9, color=SHOWN[name][1],
             )  # fmt: skip
+            note.lower = min(value, low)
     if not drawn:
         words = {"ha": "center", "va": "center", "color": "#777777", "transform": axis.get_yaxis_transform()}
         axis.text(0.5, line, "not measured", **words)

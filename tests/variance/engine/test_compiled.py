@@ -15,7 +15,7 @@ from latedrop import calibrate, find_sites, sample
 from latedrop.crowd import MCNN
 from latedrop.errors import ArgumentError, DataError, LatedropWarning, OutputError
 from latedrop.model.sites import Site
-from latedrop.variance.engine import compiled, tracing
+from latedrop.variance.engine import compiled, replay, tracing
 from latedrop.variance.engine.compiled import Program
 from latedrop.variance.engine.kept import _MOST, PROGRAMS
 from latedrop.variance.engine.options import Sampling
@@ -101,6 +101,17 @@ def test_few_programs_are_kept(uncompiled: None) -> None:
         run()
     assert len(told) == 1
     assert len(PROGRAMS[model]) == _MOST
+
+
+def test_a_program_that_takes_minutes_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replay, "compiled", lambda graph, examples: graph)
+    graph = torch.fx.symbolic_trace(lambda x: torch.relu(torch.relu(torch.relu(x))))
+    assert torch.equal(replay.Compiled(graph)(torch.ones(2)), torch.ones(2))  # quick ones pass without a word
+    monkeypatch.setattr(replay, "_LONG", 2)
+    run = replay.Compiled(graph)
+    with pytest.warns(LatedropWarning, match="a program of 3 operators takes minutes to compile") as told:
+        run(torch.ones(2)), run(torch.ones(2))
+    assert len(told) == 1
 
 
 def test_calibration_and_prediction_by_it(uncompiled: None) -> None:

@@ -132,6 +132,7 @@ def test_a_stream_is_known_with_and_without_the_quick_way(monkeypatch: pytest.Mo
         assert stream_of(device) == expected
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature")
 def test_a_call_waits_once() -> None:
     model = nn.Sequential(nn.Linear(3, 32), nn.ReLU(), nn.Linear(32, 1)).cuda()
     x = torch.randn(1, 3, device="cuda")

@@ -7,11 +7,12 @@ from contextlib import AbstractContextManager, nullcontext
 from math import isfinite
 from threading import Lock
 from typing import Any, TypeAlias, TypeVar
+from warnings import warn
 
 import torch
 from torch import Tensor, fx
 
-from latedrop.errors import ArgumentError
+from latedrop.errors import ArgumentError, LatedropWarning
 from latedrop.torch_inside import compiled
 from latedrop.variance.engine.refusing import refuse
 from latedrop.variance.engine.tracing import first_line, lifted
@@ -23,6 +24,7 @@ Compiler: TypeAlias = "Callable[[fx.GraphModule], Any]"
 Run: TypeAlias = "Callable[[Sequence[Tensor]], tuple[Sequence[Tensor], Tensor]]"
 """From inputs to results, and a number that is finite where all is well."""
 _Result = TypeVar("_Result")
+_LONG = 5000  # operators; 6252 of an LSTM of two layers and 96 steps took 140 s on a CPU
 
 
 class Replay:
@@ -106,5 +108,17 @@ class Compiled:
     def __call__(self, *values: Tensor) -> Any:
         """What the graph gives."""
         if self._run is None:
+            self._warn_of_length()
             self._run = compiled(self._graph, [*self._held, *values])
         return self._run(*self._held, *values)
+
+    def _warn_of_length(self) -> None:
+        operators = sum(node.op == "call_function" for node in self._graph.graph.nodes)
+        if operators > _LONG:
+            warn(
+                f"a program of {operators} operators takes minutes to compile, unless torch has kept it from an earlier "
+                "process: every step of a recurrent layer is a part of it. Use engine='auto', or set "
+                "TORCHINDUCTOR_CACHE_DIR to a folder that stays.",
+                LatedropWarning,
+                stacklevel=2,
+            )
