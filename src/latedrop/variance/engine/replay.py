@@ -116,9 +116,9 @@ class Compiled:
         operators = sum(node.op == "call_function" for node in self._graph.graph.nodes)
         if operators > _LONG:
             warn(
-                f"a program of {operators} operators takes minutes to compile, unless torch has kept it from an earlier "
-                "process: every step of a recurrent layer is a part of it. Use engine='auto', or set "
-                "TORCHINDUCTOR_CACHE_DIR to a folder that stays.",
+                f"a program of {operators} operators takes minutes to compile, unless torch has kept it from before: "
+                "every step of a recurrent layer is a part of it. Use engine='auto', or set TORCHINDUCTOR_CACHE_DIR "
+                "to a folder that stays.",
                 LatedropWarning,
                 stacklevel=2,
             )
