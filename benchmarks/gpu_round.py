@@ -182,7 +182,8 @@ def markdown(record: dict[str, Any], part: str) -> Iterator[str]:
         cells = [f"{1e3 * unit['seconds'][base]:.3g}"]
         for column in columns:
             ratio = unit["ratios"].get(column)
-            cells.append("-" if ratio is None else f"{ratio[1]:.2f} ({ratio[0]:.2f} to {ratio[2]:.2f})")
+            digits = 3 if ratio is not None and ratio[1] < 0.1 else 2
+            cells.append("-" if ratio is None else "{1:.{d}f} ({0:.{d}f} to {2:.{d}f})".format(*ratio, d=digits))
         yield f"| {name} | " + " | ".join(cells) + " |"
 
 

@@ -113,6 +113,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "benchmarks.console.gpu": lambda: console.gpu_table(_read(RESULTS / "console.json")),
     "benchmarks.round.one_row": lambda: gpu_round.one_row_table(_read(RESULTS / "round_cpu.json")),
     "benchmarks.round.programs": lambda: gpu_round.sampling_table(_read(RESULTS / "round_cpu.json"), "programs"),
+    "benchmarks.round.programs.gpu": lambda: gpu_round.sampling_table(_read(RESULTS / "round_gpu.json"), "programs"),
     "benchmarks.round.first_prediction": lambda: gpu_round.first_prediction_table(
         {kind: _read(RESULTS / f"round_{kind.lower()}.json") for kind in ("CPU", "GPU")}
     ),

@@ -166,16 +166,17 @@ def _compiled(
     fitting = partial(fitting_chunk, model, x, sites, options.draws)
     run = program(model, x, sites, options, fitting)
     if not run.checked:
+        few = run.few()
 
         def drawn(batch: Any) -> list[Tensor]:
-            networks = ThinnedNetworks(model, batch, sites, replace(options, engine="auto"))
+            networks = ThinnedNetworks(model, batch, sites, replace(options, engine="auto", draws=few))
             try:
                 found = networks.moments(rates)
             finally:
                 networks.close()
             return [found.mean, found.variance]
 
-        check_program(model, x, lambda batch: run(batch, rates)[:2], drawn)
+        check_program(model, x, lambda batch: run(batch, rates, few)[:2], drawn)
         run.checked = True
     mean, variance, finite = run(x, rates)
     if not finite:

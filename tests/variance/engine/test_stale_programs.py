@@ -337,3 +337,21 @@ def test_a_machine_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     uq.engine = "compiled"
     with pytest.raises(ArgumentError, match=r"expected a C\+\+ compiler for engine='compiled'"):
         uq.predict(rows())
+
+
+def test_a_few_draws_are_enough_to_check_a_program() -> None:
+    passes = []
+
+    class Counted(Net):
+        def middle(self, h: Tensor, x: Tensor) -> Tensor:
+            passes.append(len(h))
+            return h
+
+    counts = []
+    for draws in (20, 50):
+        model, x = Counted(), rows()
+        passes.clear()
+        found = sample(model, x, 0.2, draws, chunk=1, engine="compiled")
+        counts.append(len(passes))
+        torch.testing.assert_close(found.variance, sample(model, x, 0.2, draws).variance, rtol=1e-4, atol=1e-7)
+    assert counts[0] == counts[1]

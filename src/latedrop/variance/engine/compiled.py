@@ -32,6 +32,8 @@ from latedrop.variance.moments import merged
 
 __all__ = ["Program", "program"]
 
+_FEW = 8  # draws
+
 
 def program(model: nn.Module, x: Any, sites: Sequence[Site], options: Sampling, fitting: Callable[[], int]) -> Program:
     """The program of a model for inputs like `x`; compiled on the first call, and kept as long as the model is.
@@ -76,6 +78,7 @@ class Program:
         self._wanted: list[float] = []
         places = mask_places(model, x, sites, options)
         self._chunks = self._keys(places, options.seed)
+        self._used = len(self._chunks)
         self._limits = torch.zeros(len(sites), dtype=torch.int32, device=self._device)
         self._scales = torch.ones(len(sites), dtype=torch.float64, device=self._device)
         self._looks = Looks()
@@ -88,10 +91,22 @@ class Program:
         self._before, self._after = map(compiler, split(graph, len(inputs)))
         self._replay = Replay(self._run, inputs)
 
-    def __call__(self, x: Any, rates: Mapping[str, float]) -> tuple[Tensor, Tensor, bool]:
-        """Mean and variance of placed inputs, at a rate for each site, and whether all inputs and means are finite."""
-        (moments,), finite = self._replay(_tensors(x), lambda: self._set_rates([rates[name] for name in self._names]))
+    def __call__(self, x: Any, rates: Mapping[str, float], draws: int | None = None) -> tuple[Tensor, Tensor, bool]:
+        """Mean and variance of placed inputs, at a rate for each site, and whether all inputs and means are finite.
+
+        Of the first `draws` alone, which `few` has given; of all by default.
+        """
+
+        def prepare() -> None:
+            self._set_rates([rates[name] for name in self._names])
+            self._used = -(-(draws or self.draws) // self.chunk)
+
+        (moments,), finite = self._replay(_tensors(x), prepare)
         return moments[0], moments[1], finite
+
+    def few(self) -> int:
+        """Draws that are enough to compare a program with the steps; all where one CUDA graph has them all."""
+        return self.draws if self._device.type == "cuda" else min(self.draws, -(-_FEW // self.chunk) * self.chunk)
 
     def holds(self) -> bool:
         """See `Kept`."""
@@ -107,7 +122,7 @@ class Program:
     def _run(self, inputs: Sequence[Tensor]) -> tuple[Sequence[Tensor], Tensor]:
         """Mean and variance, one tensor `(2, N, ...)`, and a number that is finite where all inputs and means are."""
         ready = self._before(*inputs)
-        (keys, weights, done), *others = self._chunks
+        (keys, weights, done), *others = self._chunks[: self._used]
         origin, mean, squares = self._after(*ready, weights, self._limits, self._scales, *keys)
         for keys, weights, count in others:
             first, part, spread = self._after(*ready, weights, self._limits, self._scales, *keys)
