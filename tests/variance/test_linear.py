@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from latedrop import calibrate, find_sites, linearize, sample
+from latedrop import LatedropWarning, calibrate, find_sites, linearize, sample
 from latedrop.errors import ArgumentError, OutputError
 from latedrop.model.calling import part_of
 from latedrop.model.rows import map_rows
@@ -308,3 +308,52 @@ def test_hooks_probes_and_masks_give_the_same(asks: bool, units: int) -> None:
     weight = two.mean[:, :1] / found.mean
     torch.testing.assert_close(two.variance_by_site[:, 0], weight.square() * found.variance_by_site[:, 0])
     assert not found.mean.requires_grad
+
+
+class Cut(nn.Module):
+    """What a site gives goes on without its gradients."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.how = how
+        self.a, self.b, self.c, self.unused = (nn.Linear(4, 10), nn.Linear(10, 10), nn.Linear(10, 1), nn.Linear(10, 1))
+
+    def forward(self, x: Tensor) -> Any:
+        h = torch.tanh(self.a(x))
+        if self.how == "inference_mode":
+            with torch.inference_mode():
+                h = torch.tanh(self.b(h))
+            return self.c(h)
+        scores = self.b(h)
+        if self.how == "argmax":
+            return self.c(torch.tanh(h + scores.argmax(1, keepdim=True)))
+        h = torch.tanh(scores)
+        return {"y": self.c(h.detach() if self.how == "detach" else h), "other": self.unused(h)}
+
+
+@pytest.mark.parametrize("how", ["detach", "argmax"])
+def test_sites_that_count_nothing_are_named_once(how: str) -> None:
+    model, x = Cut(how), torch.randn(32, 4)
+    readout = "y" if how == "detach" else None
+    sites = find_sites(model, x)
+    with pytest.warns(LatedropWarning, match=r"depends on the sites \['b'\] in a way that has no gradient") as told:
+        linearize(model, x, sites, readout)
+    assert len(told) == 1
+    linearize(model, x, sites, readout)  # without a word
+
+
+def test_a_branch_that_a_readout_leaves_out_is_no_such_site() -> None:
+    model, x = Cut("nothing"), torch.randn(32, 4)
+    found = linearize(model, x, find_sites(model, x), "y")  # warnings are errors here
+    assert dict(zip([site.name for site in found.sites], found.variance_by_site.mean((0, 1)) > 0, strict=True)) == {
+        **dict.fromkeys("bc", True),
+        "unused": False,
+    }
+
+
+def test_a_part_in_inference_mode_is_refused() -> None:
+    model, x = Cut("inference_mode"), torch.randn(32, 4)
+    with pytest.raises(OutputError, match="expected gradients at every site"):
+        linearize(model, x)
+    calibrate(model, (x, torch.randn(32, 1)), progress=False)

@@ -52,7 +52,7 @@ def place(x: Any, model: nn.Module, *, check: bool = True, cut: bool = False) ->
         if convert and parameter is not None and value.dtype != parameter.dtype:
             value = _converted(value, parameter.dtype, cut)
         moved: Tensor = value if value.device == device else value.to(device)
-        return moved
+        return moved.resolve_conj().resolve_neg() if moved.is_neg() or moved.is_conj() else moved
 
     placed = map_values(x, move)
     if check:

@@ -7,7 +7,7 @@ the output is `y + sum_i d_i · h_i · dy/dh_i`, so that
 
 `h_i · dy/dh_i` is the gradient of the output with respect to the mask at 1: one forward and one backward pass per
 scalar output give every `v_s`. Where the output is affine in the masks (one site before the last layer) nothing is
-left out; elsewhere it is the limit of small rates.
+left out; elsewhere it takes the slope for what dropping one unit does, the limit of small rates.
 """
 
 from __future__ import annotations
@@ -35,8 +35,10 @@ from latedrop.model.scripts import wrap_scripts
 from latedrop.model.sites import Rate, Site, Sites, odds_by_site
 from latedrop.model.weight_rules import RECURRENT
 from latedrop.switches import without_cudnn
+from latedrop.torch_inside import being_traced
 from latedrop.variance.mask_gradients import IN_PLACE, Beside, Key, NeedMasksError, Probes, UnitMasks
 from latedrop.variance.moments import out_of_memory
+from latedrop.variance.silent import warn_of_silent
 
 __all__ = ["Linearization", "gradients_by_rows", "linearize", "unit_variances", "watched"]
 
@@ -224,6 +226,11 @@ def _first_order(
                     "expected a model that autograd can differentiate; it writes over a value that its backward pass "
                     "needs, as h.add_(f(h)) does. Use method='sample', or write h = h + f(h)."
                 ) from error
+            if "Inference tensors" in str(error):
+                raise OutputError(
+                    "expected gradients at every site; the model runs a part in torch.inference_mode(). Use "
+                    "method='sample', or torch.no_grad() where no sites are."
+                ) from error
             if out_of_memory(error) or not derives(model):
                 raise
             raise OutputError(
@@ -267,7 +274,10 @@ def _pass(
         if beside is not None:
             beside.looking = False
         with differentiating():
-            return _differentiated(output, sites, reduce, rows, masks)
+            result = _differentiated(output, sites, reduce, rows, masks)
+    if not being_traced() and (silent := {name for name, _ in masks.axes} - masks.reached):
+        warn_of_silent(model, [site for site in sites if site.name in silent], x, readout)
+    return result
 
 
 def _differentiated(output: Tensor, sites: Sites, reduce: _Reduce, rows: int, masks: Probes | UnitMasks) -> _Part:

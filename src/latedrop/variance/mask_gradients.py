@@ -63,6 +63,7 @@ class UnitMasks:
         self.axes: dict[Key, int | None] = {}
         self.flat: set[str] = set()  # sites that run without gradients
         self.cut: set[str] = set()  # the probes, which come first, have looked for such
+        self.reached: set[str] = set()  # sites that some output has gradients of
         self._leaves: dict[Key, Tensor] = {}
 
     def thin(self, site: Site, call: int, value: Tensor, shape: tuple[int, ...], axis: int | None) -> Tensor:
@@ -86,7 +87,8 @@ class UnitMasks:
 
     def gradients(self, outputs: Tensor, last: bool, keys: Iterable[Key]) -> Iterator[Sequence[Tensor]]:
         """For each of `outputs` `(n, k)`, the gradients of its rows with respect to the masks of `keys`."""
-        leaves, k = [self._leaves[key] for key in keys], outputs.shape[1]
+        keys, k = list(keys), outputs.shape[1]
+        leaves = [self._leaves[key] for key in keys]
         if k > 1:
             each = torch.eye(k, dtype=outputs.dtype, device=outputs.device)[:, None].expand(k, *outputs.shape)
             try:
@@ -94,7 +96,7 @@ class UnitMasks:
                     outputs, leaves, each, is_grads_batched=True, retain_graph=True, allow_unused=True
                 )
                 # None where the outputs do not depend on a mask, as where a readout leaves a branch out.
-                both = list(zip(leaves, found, strict=True))
+                both = self._noted(keys, leaves, found)
                 yield from ([torch.zeros_like(leaf) if g is None else g[i] for leaf, g in both] for i in range(k))
                 return
             except RuntimeError as error:  # some operator has no batching rule for its backward
@@ -102,7 +104,12 @@ class UnitMasks:
                     raise
         for i in range(k):
             more = not last or i + 1 < k
-            yield torch.autograd.grad(outputs[:, i].sum(), leaves, retain_graph=more, materialize_grads=True)
+            found = torch.autograd.grad(outputs[:, i].sum(), leaves, retain_graph=more, allow_unused=True)
+            yield [torch.zeros_like(leaf) if g is None else g for leaf, g in self._noted(keys, leaves, found)]
+
+    def _noted(self, keys: Sequence[Key], leaves: Sequence[Tensor], found: Sequence[Tensor | None]) -> list[Any]:
+        self.reached |= {key[0] for key, gradient in zip(keys, found, strict=True) if gradient is not None}
+        return list(zip(leaves, found, strict=True))
 
 
 class Probes:
@@ -119,6 +126,7 @@ class Probes:
         self.axes: dict[Key, int | None] = {}
         self.flat: set[str] = set()  # sites that run without gradients
         self.cut: set[str] = set()  # sites at which the model differentiates, and keeps no graph of it
+        self.reached: set[str] = set()  # sites that some output has gradients of
         self.asked = self.derived = False
         self._probes: dict[Key, _Probe] = {}
         self._anchor: Tensor | None = None
@@ -206,6 +214,7 @@ class _Probe:
             self._probes.derived = True
             self._probes.cut |= set() if torch.is_grad_enabled() else {self._site}
             return
+        self._probes.reached.add(self._site)
         found = value * gradient
         if found.shape != self.shape:
             found = found.sum_to_size(self.shape)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from latedrop.errors import ArgumentError
+from latedrop.errors import ArgumentError, LatedropError
 from latedrop.model.arrays import check_inputs, floating, place, widened
 from latedrop.model.calling import Readout, call, check_finite, read
 from latedrop.model.datasets import inputs_loaded, is_loader
@@ -29,7 +29,7 @@ from latedrop.variance.engine.chunks import fitting_chunk
 from latedrop.variance.engine.compiled import program
 from latedrop.variance.engine.options import Engine, Sampling
 from latedrop.variance.engine.rows import ThinnedNetworks
-from latedrop.variance.moments import Moments
+from latedrop.variance.moments import Moments, out_of_memory
 
 __all__ = ["own_output", "plain_output", "sample", "sample_rates"]
 
@@ -165,20 +165,25 @@ def _compiled(
         raise ArgumentError("expected another engine with collate=; batches of items have no one shape to compile for.")
     fitting = partial(fitting_chunk, model, x, sites, options.draws)
     run = program(model, x, sites, options, fitting)
+
+    def drawn(batch: Any, draws: int) -> list[Tensor]:
+        networks = ThinnedNetworks(model, batch, sites, replace(options, engine="auto", draws=draws))
+        try:
+            found = networks.moments(rates)
+        finally:
+            networks.close()
+        return [found.mean, found.variance]
+
     if not run.checked:
         few = run.few()
-
-        def drawn(batch: Any) -> list[Tensor]:
-            networks = ThinnedNetworks(model, batch, sites, replace(options, engine="auto", draws=few))
-            try:
-                found = networks.moments(rates)
-            finally:
-                networks.close()
-            return [found.mean, found.variance]
-
-        check_program(model, x, lambda batch: run(batch, rates, few)[:2], drawn)
+        check_program(model, x, lambda batch: run(batch, rates, few)[:2], lambda batch: drawn(batch, few))
         run.checked = True
-    mean, variance, finite = run(x, rates)
+    try:
+        mean, variance, finite = run(x, rates)
+    except Exception as error:
+        if not isinstance(error, LatedropError) and not out_of_memory(error):
+            drawn(x, run.few())  # it ran for other inputs: what fails with these is said as ever
+        raise
     if not finite:
         check_finite(mean, f"at rates {dict(rates)}", floating(x))
     return Moments(mean, variance, options.draws)

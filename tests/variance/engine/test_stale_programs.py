@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any
+from weakref import ref
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from torch import Tensor, nn
 
-from latedrop import LatedropWarning, Predictor, calibrate, sample
+from latedrop import LatedropWarning, Predictor, calibrate, find_sites, sample
 from latedrop.errors import ArgumentError
 from latedrop.variance.engine import compiled, replay, whole
 from latedrop.variance.engine.kept import PROGRAMS
@@ -355,3 +359,108 @@ def test_a_few_draws_are_enough_to_check_a_program() -> None:
         counts.append(len(passes))
         torch.testing.assert_close(found.variance, sample(model, x, 0.2, draws).variance, rtol=1e-4, atol=1e-7)
     assert counts[0] == counts[1]
+
+
+class Bag(dict):  # type: ignore[type-arg]
+    """A dict with attributes."""
+
+
+def held(kind: str) -> tuple[Any, Callable[[Any], Any], Callable[[Any], None]]:
+    """Something that holds 1, how to read it, and what makes it 3."""
+    if kind == "dict with attributes":
+        bag = Bag()
+        bag.k = 1.0  # type: ignore[attr-defined]
+        return bag, lambda o: o.k, lambda o: setattr(o, "k", 3.0)
+    if kind == "view of a dict":
+        inner = {"k": 1.0}
+        return MappingProxyType(inner), lambda o: o["k"], lambda o: inner.update(k=3.0)
+    if kind == "array of objects":
+        return np.array([1.0, "x"], dtype=object), lambda o: o[0], lambda o: o.__setitem__(0, 3.0)
+    if kind == "series":
+        return pandas.Series({"k": 1.0}), lambda o: o["k"], lambda o: o.__setitem__("k", 3.0)
+    if kind == "weak reference":
+        kept = KEPT.setdefault("kept", Bag())
+        kept.k = 1.0
+        return ref(kept), lambda o: o().k, lambda o: setattr(o(), "k", 3.0)
+    return ctypes.c_float(1.0), lambda o: o.value, lambda o: setattr(o, "value", 3.0)
+
+
+KEPT: dict[str, Any] = {}
+KINDS = ("dict with attributes", "view of a dict", "array of objects", "series", "weak reference", "number of C")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_odd_containers_hold_is_looked_at(kind: str) -> None:
+    own, get, change = held(kind)
+
+    class Scaled(Net):
+        def prepare(self) -> None:
+            self.own = own
+
+        def forward(self, x: Tensor, k: Any = 1.0) -> Tensor:
+            return super().forward(x) * float(get(self.own))
+
+    model, x = Scaled(), rows()
+    before = sample(model, x, 0.2, 6, engine="compiled").mean
+    change(model.own)
+    torch.testing.assert_close(sample(model, x, 0.2, 6, engine="compiled").mean, 3 * before)
+
+
+@BOTH
+def test_inputs_with_a_sign_that_torch_has_not_written_yet(options: dict[str, Any]) -> None:
+    model, x = Net(), rows(40)
+    uq = calibrate(model, (x, torch.randn(40, 1)), progress=False, **options)
+    compiled_uq = Predictor(model, uq.calibration, engine="compiled")
+    turned = torch.fft.fft(torch.randn(4, 8), dim=1)[:, :5].conj().imag
+    assert turned.is_neg()
+    expected = uq.predict(turned.resolve_neg())
+    torch.testing.assert_close(compiled_uq.predict(turned).mean, expected.mean)
+    torch.testing.assert_close(compiled_uq.predict(turned).std, expected.std, rtol=1e-4, atol=1e-6)
+
+
+class Small(Net):
+    """Two percent more in a program."""
+
+    def middle(self, h: Tensor, x: Tensor) -> Tensor:
+        return h * (1.02 if torch.compiler.is_compiling() else 1.0)
+
+
+class Counted(Net):
+    """The number of rows in which something is so, as torch's own code takes it out of a tensor."""
+
+    def middle(self, h: Tensor, x: Tensor) -> Tensor:
+        return h * len(torch.tensor_split(x, (x[:, 0] > 0).sum().view(1))[0])
+
+
+@pytest.mark.filterwarnings("ignore:expected examples that do not depend on each other")
+@pytest.mark.parametrize("kind", [Small, Counted])
+def test_small_differences_are_refused(kind: type[Net]) -> None:
+    with pytest.raises(ArgumentError, match="other numbers in the program than step by step"):
+        sample(kind(), rows(9), 0.2, 12, engine="compiled")
+
+
+def test_outputs_far_from_zero_are_not() -> None:
+    class Far(Net):
+        def forward(self, x: Tensor, k: Any = 1.0) -> Tensor:
+            return super().forward(x) + 1e5
+
+    model, x = Far(), rows(9)
+    found, expected = (sample(model, x, 0.2, 30, engine=engine) for engine in ("compiled", "auto"))
+    torch.testing.assert_close(found.mean, expected.mean)
+
+
+def test_what_a_program_fails_on_is_said_as_ever() -> None:
+    class Words(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.last = nn.Embedding(20, 6), nn.Linear(6, 1)
+
+        def forward(self, ids: Tensor) -> Tensor:
+            found: Tensor = self.last(self.words(ids).mean(1))
+            return found
+
+    model, ids = Words(), torch.arange(8).reshape(2, 4)
+    sites = find_sites(model, ids)
+    sample(model, ids, 0.2, 6, sites=sites, engine="compiled")
+    with pytest.raises(IndexError, match="index out of range in self"):
+        sample(model, ids + 30, 0.2, 6, sites=sites, engine="compiled")

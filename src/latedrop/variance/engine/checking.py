@@ -19,8 +19,11 @@ from latedrop.variance.engine.refusing import refuse
 
 __all__ = ["check_program"]
 
-_SHARE, _OF_HALVES, _OF_RANGE = 3e-3, 0.05, 0.05
-"""How far numbers may be apart: of the largest, where anything is in half precision, and of the range of all rows."""
+_EXACT, _SHARE, _OF_HALVES, _OF_RANGE = 1e-3, 3e-3, 0.05, 0.05
+"""How far numbers may be apart, of the largest: means and variances of full precision on a CPU, others, halves.
+
+But for the first of these also so much of the range of all rows: TF32 has ten bits, and ranks are steps."""
+_ROUNDINGS = 32  # of outputs far from 0, in the variance of their small differences
 
 Numbers = Sequence[Tensor] | None
 
@@ -34,24 +37,30 @@ def check_program(
     """
     weights = weights_of(model)
     halves = any(weight.is_floating_point() and weight.itemsize < 4 for weight in weights)
-    halves |= any(torch.is_autocast_enabled(kind) for kind in {weight.device.type for weight in weights})
-    share = _OF_HALVES if halves else _SHARE
+    devices = {weight.device.type for weight in weights}
+    halves |= any(torch.is_autocast_enabled(kind) for kind in devices)
+    full = not halves and devices <= {"cpu"} and torch.get_float32_matmul_precision() == "highest"
     try:
         batch = _others(x)
         expected = steps(batch)
     except Exception:  # entries that share their place, or the model takes no such numbers
         batch, expected = x, steps(x)
-    _compare(program(batch), expected, share)
+    _compare(program(batch), expected, _OF_HALVES if halves else _SHARE, exact=full)
 
 
-def _compare(found: Numbers, expected: Sequence[Tensor], share: float) -> None:
-    for a, b in zip(found or (), expected, strict=False):
+def _compare(found: Numbers, expected: Sequence[Tensor], share: float, *, exact: bool) -> None:
+    """Means first, then variances; of classes log-probabilities and logits."""
+    means = expected[0] if expected else torch.zeros(0)
+    offset = float(means[means.isfinite()].abs().max()) if bool(means.isfinite().any()) else 0.0
+    rounding = _ROUNDINGS * torch.finfo(means.dtype).eps * offset if means.is_floating_point() else 0.0
+    for place, (a, b) in enumerate(zip(found or (), expected, strict=False)):
         known = a.isfinite() & b.isfinite()
         if not b.is_floating_point() or not bool(known.any()):
             continue
         a, b = torch.where(known, a, 0.0).double(), torch.where(known, b, 0.0).double()
-        apart = float(b.max() - b.min()) if len(b) > 1 else 0.0
-        if float((a - b).abs().max()) > share * float(b.abs().max()) + _OF_RANGE * apart:
+        apart, most = float(b.max() - b.min()) if len(b) > 1 else 0.0, float(b.abs().max())
+        least = _EXACT * most if exact and place < 2 else share * most + _OF_RANGE * apart
+        if float((a - b).abs().max()) > least + rounding * most**0.5 + rounding**2:
             refuse(
                 "other numbers in the program than step by step: noise of its own, or values that Python code takes "
                 "out of its tensors"
@@ -59,11 +68,12 @@ def _compare(found: Numbers, expected: Sequence[Tensor], share: float) -> None:
 
 
 def _others(x: Any) -> Any:
-    """Inputs of the same shape: each row in the place of the next, numbers nine tenths as large."""
+    """Inputs of the same shape: the later half of the rows, last first and each of them twice, nine tenths as large."""
     rows = row_count(x)
+    order = [rows - 1 - i // 2 for i in range(rows)]  # other counts and sums, of rows that there are
 
     def changed(value: Tensor) -> Tensor:
-        moved = value.roll(1, 0) if value.dim() > 0 and len(value) == rows and rows > 1 else value
+        moved = value[order] if value.dim() > 0 and len(value) == rows and rows > 1 else value
         made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
         return made.copy_(moved * 0.9 if moved.is_floating_point() else moved)
 

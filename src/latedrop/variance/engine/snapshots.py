@@ -6,6 +6,7 @@ counts; all else that the model's code looked at is fixed in it.
 
 from __future__ import annotations
 
+import ctypes
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,7 +14,7 @@ from decimal import Decimal
 from fractions import Fraction
 from functools import partial
 from operator import is_
-from types import CellType, FunctionType, MethodType, ModuleType
+from types import CellType, FunctionType, MappingProxyType, MethodType, ModuleType
 from typing import Any, TypeAlias
 from weakref import ref
 
@@ -22,6 +23,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
 
+from latedrop.model.arrays import is_table
 from latedrop.model.by_model import ByModel
 from latedrop.model.contents import Contents, holds_little
 from latedrop.model.rows import tensors
@@ -218,22 +220,41 @@ def _value(value: Any, known: _Known, depth: int) -> Any:
 def _inside(value: Any, kind: type, known: _Known, depth: int) -> Any:
     if isinstance(value, Tensor):
         return _It(value), *_place(value), version_of(value)
-    if isinstance(value, (np.ndarray, np.generic)) and value.dtype != object and value.nbytes <= _FEW_BYTES:
-        return value.shape, value.dtype.str, value.tobytes()
-    if isinstance(value, (array, bytearray)) and len(value) <= _FEW_BYTES:
-        return kind, bytes(value)
     if depth > _DEEP:
         return _It(value)
+    numbers = _numbers(value)
+    if numbers is not None and numbers.nbytes <= _FEW_BYTES:
+        own = _value(numbers.tolist(), known, depth + 1) if numbers.dtype.hasobject else numbers.tobytes()
+        return kind, numbers.shape, numbers.dtype.str, own
     if isinstance(value, nn.Module):  # that is none of the model's own
         return _modules(value, known, depth + 1)
     if isinstance(value, (list, tuple, set, frozenset, deque)) and len(value) <= _MANY:
         plain = len(value) > _FEW and all(type(item) in _ATOMS or type(item) is float for item in value)
         if plain or len(value) <= _FEW:
-            return kind, *(value if plain else (_value(item, known, depth + 1) for item in value))
-    if isinstance(value, dict) and len(value) <= _FEW:
-        pairs = value.items()
-        return kind, *((_value(key, known, depth + 1), _value(item, known, depth + 1)) for key, item in pairs)
+            items = value if plain else (_value(item, known, depth + 1) for item in value)
+            return kind, *items, _beside(value, known, depth)
+    if isinstance(value, (dict, MappingProxyType)) and len(value) <= _FEW:
+        pairs = ((_value(key, known, depth + 1), _value(item, known, depth + 1)) for key, item in value.items())
+        return kind, *pairs, _beside(value, known, depth)
     return _It(value), _value(_held(value), known, depth + 1)
+
+
+def _beside(value: Any, known: _Known, depth: int) -> Any:
+    """What a list or dict of a class of one's own holds beside its items."""
+    own = getattr(value, "__dict__", None)
+    return _value(own, known, depth + 1) if own else None
+
+
+def _numbers(value: Any) -> np.ndarray | None:
+    """An array, also of a table or of bytes, as numpy sees it."""
+    if isinstance(value, (np.ndarray, np.generic)):
+        return np.asarray(value)
+    try:
+        if isinstance(value, (bytearray, array, ctypes._SimpleCData, ctypes.Array, ctypes.Structure)):
+            return np.frombuffer(memoryview(value), np.uint8)
+        return np.asarray(value) if is_table(value) else None
+    except Exception:  # whatever a table of others raises
+        return None
 
 
 def _held(value: Any) -> Any:
@@ -253,6 +274,8 @@ def _held(value: Any) -> Any:
             return None
     if isinstance(value, slice):
         return value.start, value.stop, value.step
+    if isinstance(value, ref):
+        return (value(),)
     if isinstance(value, (type, ModuleType)):
         return None
     own, found = getattr(value, "__dict__", None), dict(in_slots(value))

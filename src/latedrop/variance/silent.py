@@ -1,0 +1,62 @@
+"""Sites that have no gradients, though the output depends on them: first order counts nothing there, and says so."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from warnings import warn
+
+import torch
+from torch import Tensor, nn
+
+from latedrop.errors import LatedropWarning
+from latedrop.masking.twins import worn
+from latedrop.model.by_model import ByModel
+from latedrop.model.calling import Readout, call, read
+from latedrop.model.rows import copied, row_count
+from latedrop.model.sites import Site
+
+__all__ = ["warn_of_silent"]
+
+_ASKED: ByModel[set[str]] = ByModel()
+"""By model: the sites that were looked at."""
+
+
+def warn_of_silent(model: nn.Module, silent: Sequence[Site], x: Any, readout: Readout) -> None:
+    """Run the model with half of what a site gets, once for each model and site; others are what a readout leaves out.
+
+    >>> net = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+    >>> warn_of_silent(net, [], torch.ones(1, 2), None)
+    """
+    asked = _ASKED.setdefault(model, set())
+    new = [site for site in silent if site.name not in asked]
+    asked |= {site.name for site in new}
+
+    def output(site: Site, share: float) -> Tensor:
+        with torch.no_grad(), worn(model, [site], _Shared(share), shared=False) as found, found.thinning.passing(x):
+            return read(call(found.twin, copied(x)), readout, row_count(x))
+
+    moved = [site.name for site in new if not torch.allclose(output(site, 0.5), output(site, 1.0), 1e-3, 1e-6)]
+    if moved:
+        warn(
+            f"the output depends on the sites {moved} in a way that has no gradient, as behind detach() or argmax: "
+            "first order counts nothing there, and its variance is too small. Use method='sample', or leave these out "
+            "with select=.",
+            LatedropWarning,
+            stacklevel=2,
+        )
+
+
+class _Shared:
+    """So much of what a site gets: a `Thinner`."""
+
+    def __init__(self, share: float) -> None:
+        self._share = share
+
+    def thin(self, site: Site, call: int, value: Tensor, shape: tuple[int, ...], axis: int | None) -> Tensor:
+        """See `Thinner`."""
+        return value * self._share
+
+    def thin_packed(self, site: Site, call: int, value: Tensor, *_: Any) -> Tensor:
+        """See `Thinner`."""
+        return value * self._share
