@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from threading import Lock
 from typing import Any
 from warnings import catch_warnings, filterwarnings
@@ -16,17 +16,18 @@ __all__ = ["held", "plain_kernels", "without_cudnn"]
 @contextmanager
 def held(switch: Callable[[], AbstractContextManager[Any]], key: str) -> Iterator[None]:
     """A switch is on inside; nobody waits."""
-    with _HOLDING:
-        count, state = _HELD.get(key, (0, None))
-        if state is None:
-            state = switch()
-            state.__enter__()
-        _HELD[key] = count + 1, state
+    taken = False
     try:
+        with _HOLDING:
+            count, state = _HELD.get(key, (0, None))
+            if state is None:
+                state = switch()
+                state.__enter__()
+            _HELD[key], taken = (count + 1, state), True  # somebody may interrupt from here on
         yield
     finally:
-        with _HOLDING:
-            count, state = _HELD.pop(key)
+        with _HOLDING if taken else nullcontext():
+            count, state = _HELD.pop(key) if taken else (0, None)
             if count > 1:
                 _HELD[key] = count - 1, state
             elif state is not None:

@@ -14,7 +14,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from threading import Barrier, BrokenBarrierError, Event, get_ident
 from typing import Any, TypeVar
 
@@ -27,6 +27,7 @@ from torch.nn.modules import module as torch_module
 
 from latedrop import Prediction, Predictor, calibrate, find_sites, inject, linearize, propagate, sample
 from latedrop.errors import DataError
+from latedrop.switches import _HELD, held
 from zoo import ZOO, Case
 
 pytestmark = pytest.mark.filterwarnings("ignore::latedrop.errors.LatedropWarning")
@@ -582,3 +583,84 @@ def test_nested_injections_are_left_one_by_one_and_stay_in_their_thread() -> Non
     assert not torch.equal(inner, output)
     assert not torch.equal(inner, outer)
     assert all(torch.equal(other, output) for other in others)
+
+
+class Asking(nn.Module):
+    """Another thread predicts with another model, and this one waits for it."""
+
+    def __init__(self, inner: Predictor) -> None:
+        super().__init__()
+        self.a, self.b, self.inner, self.patience = nn.Linear(5, 8), nn.Linear(8, 1), inner, PATIENCE
+
+    def forward(self, x: Tensor) -> Tensor:
+        with ThreadPoolExecutor(1) as pool:
+            other = pool.submit(self.inner.predict, x).result(self.patience).mean
+        found: Tensor = self.b(self.a(x).relu()) + other.reshape(len(x), 1)
+        return found
+
+
+def test_a_prediction_within_a_prediction_by_another_thread() -> None:
+    x, y = torch.randn(40, 5), torch.randn(40, 1)
+    inner = calibrate(nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 1)), (x, y), progress=False)
+    uq = calibrate(Asking(inner), (x, y), progress=False)
+    assert torch.equal(uq.predict(x).mean, uq.model(x).detach())
+
+
+def test_predictions_of_other_models_meet() -> None:
+    """Each pass waits for one of the other model: they would give up if one model waited for the other."""
+    meeting = Barrier(1)
+
+    class Meets(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(5, 8), nn.Linear(8, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            meeting.wait(PATIENCE)
+            found: Tensor = self.b(self.a(x).relu())
+            return found
+
+    x, y = torch.randn(40, 5), torch.randn(40, 1)
+    made = [calibrate(Meets(), (x, y), progress=False) for _ in range(2)]
+    meeting = Barrier(2)
+    with ThreadPoolExecutor(2) as pool:
+        found = [job.result(PATIENCE) for job in [pool.submit(uq.predict, x) for uq in made]]
+    meeting = Barrier(1)
+    assert all(torch.equal(a.mean, uq.predict(x).mean) for a, uq in zip(found, made, strict=True))
+
+
+class Interrupted(dict):  # type: ignore[type-arg]
+    """A dict; at one write somebody presses Ctrl-C."""
+
+    def __init__(self, *args: Any, when: int) -> None:
+        super().__init__(*args)
+        self.left = when
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.left -= 1
+        if self.left == 0:
+            raise KeyboardInterrupt
+        super().__setitem__(key, value)
+
+
+@pytest.mark.parametrize("when", [1, 2, 3, 4])
+def test_an_interrupt_while_calls_are_sent_on_leaves_nothing_behind(when: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 1)), torch.randn(3, 5)
+    sites, own = find_sites(model, x), [set(vars(module)) for module in model.modules()]
+    monkeypatch.setattr("latedrop.masking.inject._SENT_ON", Interrupted(when=when))
+    with pytest.raises(KeyboardInterrupt), inject(model, sites, 0.2):
+        raise AssertionError("the body was reached")
+    assert [set(vars(module)) for module in model.modules()] == own
+
+
+def test_a_switch_that_fails_is_not_counted() -> None:
+    @contextmanager
+    def broken() -> Iterator[None]:
+        raise KeyboardInterrupt
+        yield
+
+    with pytest.raises(KeyboardInterrupt), held(broken, "of a test"):
+        pass
+    with held(nullcontext, "of a test"):
+        pass
+    assert "of a test" not in _HELD

@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state
 
-from latedrop import calibrate, find_sites, linearize, sample
-from latedrop.errors import SiteError
+from latedrop import calibrate, find_sites, inject, linearize, propagate, sample
+from latedrop.errors import DataError, SiteError
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:the draws of this model run one by one"),
@@ -390,3 +390,72 @@ def test_a_sparse_buffer() -> None:
     x = rows(60)
     uq = calibrate(model, (x, torch.randn(60, 1)), progress=False)
     torch.testing.assert_close(uq.predict(x[:5]).mean, model(x[:5]).detach())
+
+
+class RowsLast(nn.Module):
+    """The rows lie along the third axis at `m`, as code with windows has them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.e, self.m, self.h = nn.Linear(3, 6), nn.Linear(6, 6), nn.Linear(6, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.h(self.m(self.e(x).relu().permute(1, 2, 0, 3)).relu().mean((0, 1)))
+        return found
+
+
+@pytest.mark.parametrize("size", [(4, 4), (4, 1), (4, 3)])
+@pytest.mark.parametrize("kind", ["element", "channel"])
+def test_rows_along_a_later_axis(size: tuple[int, int], kind: Any) -> None:
+    model, x = RowsLast(), torch.randn(6, *size, 3)
+    sites = find_sites(model, x, kind=kind)
+    outputs = [
+        sample(model, x, 0.3, 5, sites=sites, engine=engine, keep_draws=True).outputs
+        for engine in ("rows", "loop", "auto")  # warnings are errors
+    ]
+    for found in outputs[1:]:
+        torch.testing.assert_close(found, outputs[0])
+
+
+class TwoRanks(nn.Module):
+    """One projection of the pooled tokens and of all of them."""
+
+    def __init__(self, tokens_first: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.tokens_first = tokens_first
+        self.e, self.m, self.h = nn.Linear(3, 6), nn.Linear(6, 6), nn.Linear(6, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.e(x).tanh()
+        if self.tokens_first:
+            k, q = self.m(h), self.m(h.mean(1))
+        else:
+            q, k = self.m(h.mean(1)), self.m(h)
+        found: Tensor = self.h((q[:, None] * k).tanh().mean(1))
+        return found
+
+
+@pytest.mark.parametrize("tokens_first", [True, False])
+def test_a_layer_that_gets_more_axes_in_one_of_its_calls(tokens_first: bool) -> None:
+    model, x = TwoRanks(tokens_first), torch.randn(40, 5, 3)
+    sites = find_sites(model, x, kind="channel")
+    alone = torch.cat([linearize(model, x[i : i + 1], sites).variance(0.1) for i in range(5)])
+    for count in (5, 8):  # as many rows as tokens, and others
+        torch.testing.assert_close(linearize(model, x[:count], sites).variance(0.1)[:5], alone)
+    drawn = sample(model, x[:5], 0.001, 20_000, sites=sites).variance / 0.001
+    torch.testing.assert_close(drawn, linearize(model, x[:5], sites).variance(0.001) / 0.001, rtol=0.15, atol=1e-3)
+    uq = calibrate(model, (x, torch.randn(40, 1)), progress=False)
+    assert bool(uq.predict(x).std.isfinite().all())
+
+
+@pytest.mark.parametrize("run", [sample, propagate, linearize])
+def test_no_rows(run: Any) -> None:
+    model, x = nn.Sequential(nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 1)), torch.randn(0, 3)
+    sites = find_sites(model, torch.randn(3, 3))
+    options = {} if run is linearize else {"rate": 0.1}
+    with pytest.raises(DataError, match="expected inputs with at least one row"):
+        run(model, x, sites=sites, **options)
+    with inject(model, sites, 0.1):
+        assert model(x).shape == (0, 1)

@@ -141,7 +141,6 @@ def _fitting(
     terms: tuple[Term, ...], model: nn.Module, x: Any, sites: Sites, features: Features | None, setup: Setup
 ) -> tuple[tuple[Term, ...], Features | None]:
     """The terms that this model can have, ready to measure."""
-    rows = Rows(model, x, sites, setup.readout, features)
     if features is not None:
         try:
             features = features.steady(model, x, sites)
@@ -155,6 +154,7 @@ def _fitting(
                 f"batch, which terms {wanting} look at; found none. Leave these terms out."
             )
         terms = tuple(term for term in terms if not term.needs_features)
+    rows = Rows(model, x, sites, setup.readout, features)
     return tuple(term.prepared(rows) for term in terms), features
 
 

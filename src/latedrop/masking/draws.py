@@ -57,7 +57,7 @@ class DrawMasks:
         if axis is None:
             return _times(value, made[0], rate)
         if axis:
-            made = made.transpose(0, axis) if len(draws) == 1 else made.movedim(0, axis)
+            made = made.transpose(0, 1) if axis == 1 else made.movedim(0, axis)
         return _times(whole, made, rate).flatten(axis, axis + 1)
 
     def thin_packed(

@@ -132,16 +132,18 @@ def _route(module: nn.Module, own: Any, *args: Any, **kwargs: Any) -> Any:
 @contextmanager
 def _sent_on(modules: Sequence[nn.Module]) -> Iterator[None]:
     """Calls of these modules look for their twins; of several contexts the first begins and the last ends it."""
-    with _CHANGING:
-        for module in modules:
-            _SENT_ON[module] = _SENT_ON.get(module, 0) + 1
-            if _SENT_ON[module] == 1:
-                reroute_calls(module, partial(_route, module))
+    sent: list[nn.Module] = []
     try:
+        with _CHANGING:
+            for module in modules:
+                _SENT_ON[module] = _SENT_ON.get(module, 0) + 1
+                sent.append(module)
+                if _SENT_ON[module] == 1:
+                    reroute_calls(module, partial(_route, module))
         yield
     finally:
         with _CHANGING:
-            for module in modules:
+            for module in sent:
                 _SENT_ON[module] -= 1
                 if _SENT_ON[module] == 0:
                     restore_calls(module)

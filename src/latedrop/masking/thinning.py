@@ -186,6 +186,8 @@ class Thinning:
         if axis is None:
             return self.thinner.thin(site, number, value, tuple(shape), None)
         rows = self._rows if self._rows is not None else size
+        if rows == 0:
+            return value
         examples = 1 if self._shared else rows // self._copies
         inner, rest = divmod(size, rows)
         unfolded = site.kind == "element" and len(site.units) < value.dim()

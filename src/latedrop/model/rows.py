@@ -30,6 +30,7 @@ __all__ = [
     "replaced",
     "row_count",
     "row_limits",
+    "some_rows",
     "take_rows",
     "tensors",
     "turned",
@@ -88,6 +89,14 @@ def row_count(x: Any) -> int:
         f"found {type(x).__name__}. Pass a tensor, a tuple of tensors or a dict of tensors; for a list of objects, "
         "such as graphs, pass collate= too."
     )
+
+
+def some_rows(x: Any) -> int:
+    """The same, or `DataError` where there is none."""
+    count = row_count(x)
+    if count == 0:
+        raise DataError("expected inputs with at least one row; found none. Leave out what has no rows.")
+    return count
 
 
 def map_rows(x: Any, change: Callable[[Tensor], Tensor]) -> Any:

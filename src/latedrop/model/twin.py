@@ -11,7 +11,7 @@ from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping
 from copy import copy as shallow
 from copy import deepcopy
-from functools import cache, cached_property, partial
+from functools import cache, partial
 from itertools import chain
 from types import CellType, FunctionType, MappingProxyType, MethodType, ModuleType
 from typing import Any, TypeAlias
@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from latedrop.lazy import lazy
 from latedrop.model.by_model import ByModel
 from latedrop.model.running import may_write, note_copy
 from latedrop.model.wrappers import bare
@@ -111,7 +112,7 @@ class _Copying:
         self._apart: set[int] = set()
         self._storages: dict[int, Any] = {}
 
-    @cached_property
+    @lazy
     def _inside(self) -> set[int]:
         return {id(module) for module in self._model.modules()}
 

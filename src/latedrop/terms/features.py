@@ -163,7 +163,8 @@ class Noted:
     def agrees(self, alone: Noted, name: str, row: int) -> bool:
         """Whether a row has the same features of a site alone, up to rounding, also in half precision."""
         found, other = self._found[name], alone._found[name]
-        if not found or [part.shape[1:] for part in found] != [part.shape[1:] for part in other]:
+        wide = [part.shape[1:] for part in found]
+        if len(set(wide)) != 1 or wide != [part.shape[1:] for part in other]:  # calls with more axes have more features
             return False
         together = self.features(name)
         apart = (together[row] - alone.features(name)[0]).abs().max()
@@ -175,7 +176,7 @@ class Noted:
         if not found or any(part.shape != found[0].shape for part in found):
             raise SiteError(
                 f"expected features of the same shape in every call of {name!r}; found "
-                f"{[tuple(part.shape) for part in found]}."
+                f"{[tuple(part.shape) for part in found]}. Leave the site out with select=, or name others with at=."
             )
         return found[0] if len(found) == 1 else torch.stack(found).mean(0)
 

@@ -12,12 +12,13 @@ A term of one's own is a class with a name and `values`:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from latedrop.lazy import lazy
 from latedrop.model.arrays import widened
 from latedrop.model.calling import Readout, check_finite, read
 from latedrop.model.rows import fitting_batches, row_count
@@ -67,7 +68,7 @@ class Rows:
             self._values[id(term)] = term.values(self)
         return self._values[id(term)]
 
-    @cached_property
+    @lazy
     def linear(self) -> Linearization:
         """The first-order variance of every site; the same pass notes the features, if there are any."""
         if self._features is None:
@@ -77,7 +78,7 @@ class Rows:
         self.__dict__.setdefault("features", torch.cat([wanted.gathered(one)[:rows] for one, rows in noted]))
         return found
 
-    @cached_property
+    @lazy
     def mean(self) -> Tensor:
         """The model's own output, `(N, ...)`."""
         if "linear" in self.__dict__:
@@ -90,7 +91,7 @@ class Rows:
         check_finite(found, "without dropout")
         return found
 
-    @cached_property
+    @lazy
     def features(self) -> Tensor:
         """What enters the sites, `(N, features)`; see `Features`."""
         if self._features is None:

@@ -29,7 +29,7 @@ from latedrop.model.calling import Readout, call, check_finite, read
 from latedrop.model.datasets import inputs_loaded, is_loader
 from latedrop.model.finding import find_sites
 from latedrop.model.items import Collate, as_items
-from latedrop.model.rows import copied, filled_up, row_count, row_limits, take_rows, tensors
+from latedrop.model.rows import copied, filled_up, row_count, row_limits, some_rows, take_rows, tensors
 from latedrop.model.running import derives, differentiating, running
 from latedrop.model.scripts import wrap_scripts
 from latedrop.model.sites import Rate, Site, Sites, odds_by_site
@@ -182,7 +182,7 @@ def _by_rows(
     reduce: _Reduce = None,
     look: _Look | None = None,
 ) -> Iterator[_Part]:
-    rows = row_count(x)
+    rows = some_rows(x)
     if chunk is not None and chunk < 1:
         raise ArgumentError(f"expected chunk to be at least 1 row; found {chunk}.")
     least, most = row_limits(model)

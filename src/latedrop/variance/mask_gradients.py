@@ -83,7 +83,8 @@ class UnitMasks:
         if key not in self._leaves:
             self._leaves[key] = torch.ones(shape, dtype=like.dtype, device=like.device, requires_grad=True)
             self.axes[key] = axis
-        return self._leaves[key]
+        leaf = self._leaves[key]
+        return leaf if leaf.shape == shape else leaf.reshape(shape)  # of channels, in a call with more axes
 
     def gradients(self, outputs: Tensor, last: bool, keys: Iterable[Key]) -> Iterator[Sequence[Tensor]]:
         """For each of `outputs` `(n, k)`, the gradients of its rows with respect to the masks of `keys`."""
@@ -143,6 +144,8 @@ class Probes:
         if key not in self._probes:
             self._probes[key] = _Probe(shape, axis, site.name, self)
             self.axes[key] = axis
+        elif self._probes[key].shape != shape:  # another call, with more or fewer axes
+            raise NeedMasksError
         elif not self.asked:
             self._probes[key].several = True
         if self.hooks:

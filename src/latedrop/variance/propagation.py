@@ -27,7 +27,7 @@ from latedrop.model.calling import Readout, call, check_finite, read
 from latedrop.model.datasets import inputs_loaded, is_loader
 from latedrop.model.finding import find_sites
 from latedrop.model.items import Collate, as_items
-from latedrop.model.rows import copied, fitting_batches, map_rows, row_count, tensors
+from latedrop.model.rows import copied, fitting_batches, map_rows, row_count, some_rows, tensors
 from latedrop.model.running import DIFFERENTIATE, derives, may_derive, running
 from latedrop.model.scripts import wrap_scripts
 from latedrop.model.sites import Rate, Site, rates_by_site
@@ -93,6 +93,7 @@ def propagate(
         found = (propagate(model, p, rate, sites, readout, input_std=input_std) for p in inputs_loaded(x, model))
         return Moments.joined(list(found))
     x = place(as_items(x, collate), model)
+    some_rows(x)
     sites = find_sites(model, x) if sites is None else sites
     rates = rates_by_site(sites, rate)
     parts = fitting_batches(model, x)

@@ -22,7 +22,7 @@ from latedrop.model.arrays import widened
 from latedrop.model.by_model import ByModel
 from latedrop.model.calling import call, read
 from latedrop.model.items import Items
-from latedrop.model.rows import repeated, row_count, row_limits, take_rows
+from latedrop.model.rows import repeated, row_limits, some_rows, take_rows
 from latedrop.model.running import derives, quietly, rolls_dice
 from latedrop.model.sites import Site
 from latedrop.torch_inside import being_traced, weights_of
@@ -57,7 +57,7 @@ class ThinnedNetworks:
     def __init__(self, model: nn.Module, x: Any, sites: Sequence[Site], options: Sampling, passes: int = 1) -> None:
         self.model, self.x, self.options = model, x, options
         self._sites = sites
-        self._count = row_count(x)
+        self._count = some_rows(x)
         functional = any(site.weight is not None for site in sites)
         draws = options.draws
         whole = being_traced()  # a graph has all draws as rows
