@@ -13,7 +13,7 @@ import latedrop
 SOURCE = Path(latedrop.__file__).parent
 ROOMS = [
     {"errors"},
-    {"records", "numerals", "quantiles", "switches"},
+    {"records", "numerals", "quantiles", "switches", "lazy"},
     {"torch_inside", "files", "devices", "addresses", "terminal", "progress"},
     {"metrics", "plots", "web"},
     {"model"},

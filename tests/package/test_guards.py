@@ -126,5 +126,5 @@ def test_few_rows_of_a_large_network_run_at_once_on_a_large_gpu(
     gpu = SimpleNamespace(device=torch.device("cuda"), element_size=lambda: 4)
     monkeypatch.setattr("latedrop.variance.engine.chunks.first_weight", lambda model: gpu)
     memory = SimpleNamespace(total_memory=gigabytes * 2**30)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: memory)
+    monkeypatch.setattr("latedrop.variance.engine.chunks._memory", lambda device: memory.total_memory)
     assert fitting_chunk(model, x, sites, 50) == expected

@@ -92,8 +92,7 @@ def propagate(
         sites = find_sites(model, x) if sites is None else sites
         found = (propagate(model, p, rate, sites, readout, input_std=input_std) for p in inputs_loaded(x, model))
         return Moments.joined(list(found))
-    x = place(as_items(x, collate), model)
-    some_rows(x)
+    some_rows(x := place(as_items(x, collate), model))
     sites = find_sites(model, x) if sites is None else sites
     rates = rates_by_site(sites, rate)
     parts = fitting_batches(model, x)
