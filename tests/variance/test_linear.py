@@ -357,3 +357,25 @@ def test_a_part_in_inference_mode_is_refused() -> None:
     with pytest.raises(OutputError, match="expected gradients at every site"):
         linearize(model, x)
     calibrate(model, (x, torch.randn(32, 1)), progress=False)
+
+
+def test_what_a_model_does_by_itself_does_not_trouble_the_look_at_silent_sites() -> None:
+    class Aside(nn.Module):
+        def __init__(self, how: str) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.how, self.i, self.o, self.h = how, nn.Linear(4, 8), nn.Linear(8, 1), nn.Linear(8, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.i(x).relu()
+            aside = self.h(h)
+            if self.how == "asserts":
+                assert bool(aside.detach().std(0).max() > 0)
+            found: Tensor = self.o(h)
+            return found + 0.1 * torch.randn(len(x), 1) if self.how == "noise" else found
+
+    x = torch.randn(30, 4)
+    linearize(Aside("asserts"), x)
+    with pytest.warns(LatedropWarning) as told:
+        linearize(Aside("noise"), x)
+    assert not [warning for warning in told if "no gradient" in str(warning.message)]

@@ -5,7 +5,7 @@ A tuple or list is several positional inputs; a mapping is keyword inputs, or on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -43,22 +43,27 @@ ROWS = "latedrop_rows"
 def tensors(value: Any) -> list[Tensor]:
     """Every tensor inside nested tuples, lists, mappings and dataclasses, in order."""
     found: list[Tensor] = []
-    _collect(value, found)
+    _collect(value, found, [])
     return found
 
 
-def _collect(value: Any, found: list[Tensor]) -> None:
+def _collect(value: Any, found: list[Tensor], around: list[Any]) -> None:
     if isinstance(value, Tensor):
         found.append(value)
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            _collect(item, found)
+        return
+    if isinstance(value, Mapping):
+        items: Iterable[Any] = value.values()
     elif isinstance(value, (tuple, list)):
-        for item in value:
-            _collect(item, found)
+        items = value
     elif is_dataclass(value) and not isinstance(value, type):
-        for field in fields(value):
-            _collect(getattr(value, field.name), found)
+        items = (getattr(value, field.name) for field in fields(value))
+    else:
+        return
+    if not any(value is outer for outer in around):  # something may hold itself
+        around.append(value)
+        for item in items:
+            _collect(item, found, around)
+        around.pop()
 
 
 def row_count(x: Any) -> int:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import lru_cache
 from types import MappingProxyType
@@ -17,6 +19,7 @@ import pandas
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from latedrop import LatedropWarning, Predictor, calibrate, find_sites, sample
 from latedrop.errors import ArgumentError
@@ -464,3 +467,51 @@ def test_what_a_program_fails_on_is_said_as_ever() -> None:
     sample(model, ids, 0.2, 6, sites=sites, engine="compiled")
     with pytest.raises(IndexError, match="index out of range in self"):
         sample(model, ids + 30, 0.2, 6, sites=sites, engine="compiled")
+
+
+class Owner:
+    def __init__(self, own: Any) -> None:
+        self.own = own
+
+
+ODD: dict[str, Callable[[], Any]] = {
+    "frame": lambda: pandas.DataFrame({"a": range(2000), "b": ["s"] * 2000}),
+    "small frame": lambda: pandas.DataFrame({"a": range(20), "b": ["s"] * 20}),
+    "objects": lambda: np.array([["a", "b"]] * 1500, object),
+    "lists": lambda: np.array([[], *([1] for _ in range(1500))], object),
+    "owners": lambda: Owner(Owner(Owner(Owner(Owner(0))))),
+    "loader": lambda: DataLoader(TensorDataset(torch.zeros(4, 2))),
+    "pool": lambda: ThreadPoolExecutor(1),
+    "parser": argparse.ArgumentParser,
+    "function": lambda: lambda: ODD,
+    "itself": lambda: KEPT.setdefault("itself", KEPT),
+}
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_odd_attributes_are_the_same_the_next_time(kind: str) -> None:
+    model: Any = Net()
+    model.attribute = ODD[kind]()
+    assert snapshot(model) == snapshot(model)
+    assert hash(snapshot(model)) == hash(snapshot(model))
+
+
+@pytest.mark.parametrize("kind", ["offset in halves", "tiny"])
+def test_what_rounding_does_is_not_refused(kind: str) -> None:
+    class Rounded(Net):
+        def forward(self, x: Tensor, k: Any = 1.0) -> Tensor:
+            found = super().forward(x)
+            return found + 10 if kind == "offset in halves" else found * 1e-20
+
+    model, x = Rounded(), rows(9)
+    if kind == "offset in halves":
+        model, x = model.bfloat16(), x.bfloat16()
+    sample(model, x, 0.1, 20, engine="compiled")
+
+
+def test_a_dict_that_holds_itself() -> None:
+    model: Any = Net()
+    model.own = {"k": 1.0}
+    model.own["own"] = model.own
+    found = sample(model, rows(), 0.2, 6, engine="compiled")
+    torch.testing.assert_close(found.mean, sample(model, rows(), 0.2, 6).mean)

@@ -19,11 +19,12 @@ from latedrop.variance.engine.refusing import refuse
 
 __all__ = ["check_program"]
 
-_EXACT, _SHARE, _OF_HALVES, _OF_RANGE = 1e-3, 3e-3, 0.05, 0.05
+_EXACT, _SHARE, _OF_HALVES, _OF_RANGE = (1e-3, 1e-2), 3e-3, 0.05, 0.05
 """How far numbers may be apart, of the largest: means and variances of full precision on a CPU, others, halves.
 
-But for the first of these also so much of the range of all rows: TF32 has ten bits, and ranks are steps."""
-_ROUNDINGS = 32  # of outputs far from 0, in the variance of their small differences
+But for the first two also so much of the range of all rows: TF32 has ten bits, and ranks are steps."""
+_ROUNDINGS, _OF_SMALL = 8, 1e-30
+"""Of outputs far from 0, in the variance of their small differences; what is smaller has lost its digits."""
 
 Numbers = Sequence[Tensor] | None
 
@@ -45,22 +46,25 @@ def check_program(
         expected = steps(batch)
     except Exception:  # entries that share their place, or the model takes no such numbers
         batch, expected = x, steps(x)
-    _compare(program(batch), expected, _OF_HALVES if halves else _SHARE, exact=full)
+    kinds = {torch.bfloat16} if halves else {w.dtype for w in weights if w.is_floating_point()} or {torch.float32}
+    eps = max(torch.finfo(kind).eps for kind in kinds)
+    _compare(program(batch), expected, _OF_HALVES if halves else _SHARE, eps, exact=full)
 
 
-def _compare(found: Numbers, expected: Sequence[Tensor], share: float, *, exact: bool) -> None:
+def _compare(found: Numbers, expected: Sequence[Tensor], share: float, eps: float, *, exact: bool) -> None:
     """Means first, then variances; of classes log-probabilities and logits."""
     means = expected[0] if expected else torch.zeros(0)
     offset = float(means[means.isfinite()].abs().max()) if bool(means.isfinite().any()) else 0.0
-    rounding = _ROUNDINGS * torch.finfo(means.dtype).eps * offset if means.is_floating_point() else 0.0
+    rounding = _ROUNDINGS * eps * offset
     for place, (a, b) in enumerate(zip(found or (), expected, strict=False)):
         known = a.isfinite() & b.isfinite()
         if not b.is_floating_point() or not bool(known.any()):
             continue
         a, b = torch.where(known, a, 0.0).double(), torch.where(known, b, 0.0).double()
         apart, most = float(b.max() - b.min()) if len(b) > 1 else 0.0, float(b.abs().max())
-        least = _EXACT * most if exact and place < 2 else share * most + _OF_RANGE * apart
-        if float((a - b).abs().max()) > least + rounding * most**0.5 + rounding**2:
+        least = _EXACT[place] * most if exact and place < 2 else share * most + _OF_RANGE * apart
+        least += rounding * most**0.5 + rounding**2 + _OF_SMALL if place else 0.0
+        if float((a - b).abs().max()) > least:
             refuse(
                 "other numbers in the program than step by step: noise of its own, or values that Python code takes "
                 "out of its tensors"

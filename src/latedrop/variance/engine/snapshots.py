@@ -224,8 +224,11 @@ def _inside(value: Any, kind: type, known: _Known, depth: int) -> Any:
         return _It(value)
     numbers = _numbers(value)
     if numbers is not None and numbers.nbytes <= _FEW_BYTES:
-        own = _value(numbers.tolist(), known, depth + 1) if numbers.dtype.hasobject else numbers.tobytes()
-        return kind, numbers.shape, numbers.dtype.str, own
+        if not numbers.dtype.hasobject:
+            return kind, numbers.shape, numbers.dtype.str, numbers.tobytes()
+        if numbers.size <= _FEW:
+            return kind, numbers.shape, *(_value(item, known, depth + 1) for item in numbers.ravel().tolist())
+        return _It(value)
     if isinstance(value, nn.Module):  # that is none of the model's own
         return _modules(value, known, depth + 1)
     if isinstance(value, (list, tuple, set, frozenset, deque)) and len(value) <= _MANY:
@@ -236,7 +239,8 @@ def _inside(value: Any, kind: type, known: _Known, depth: int) -> Any:
     if isinstance(value, (dict, MappingProxyType)) and len(value) <= _FEW:
         pairs = ((_value(key, known, depth + 1), _value(item, known, depth + 1)) for key, item in value.items())
         return kind, *pairs, _beside(value, known, depth)
-    return _It(value), _value(_held(value), known, depth + 1)
+    held = _held(value)  # a dict that nobody else has: it is no step deeper
+    return _It(value), *((name, _value(item, known, depth + 1)) for name, item in held.items())
 
 
 def _beside(value: Any, known: _Known, depth: int) -> Any:
@@ -252,31 +256,31 @@ def _numbers(value: Any) -> np.ndarray | None:
     try:
         if isinstance(value, (bytearray, array, ctypes._SimpleCData, ctypes.Array, ctypes.Structure)):
             return np.frombuffer(memoryview(value), np.uint8)
-        return np.asarray(value) if is_table(value) else None
+        return np.asarray(value) if is_table(value) and value.size <= _FEW else None
     except Exception:  # whatever a table of others raises
         return None
 
 
-def _held(value: Any) -> Any:
-    """What an object of any other kind holds."""
+def _held(value: Any) -> dict[Any, Any]:
+    """What an object of any other kind holds, by any names."""
     if isinstance(value, MethodType):
-        return value.__self__, value.__func__
+        return {0: value.__self__, 1: value.__func__}
     if isinstance(value, partial):
-        return value.func, value.args, value.keywords
+        return {0: value.func, 1: value.args, 2: value.keywords}
     if isinstance(value, FunctionType):
         used = {name: value.__globals__[name] for name in value.__code__.co_names if name in value.__globals__}
         data = {name: item for name, item in used.items() if not isinstance(item, (type, ModuleType, FunctionType))}
-        return value.__code__, value.__defaults__, value.__kwdefaults__, value.__closure__, data
+        return {0: value.__code__, 1: value.__defaults__, 2: value.__kwdefaults__, 3: value.__closure__, **data}
     if isinstance(value, CellType):
         try:
-            return (value.cell_contents,)
+            return {0: value.cell_contents}
         except ValueError:  # nothing yet
-            return None
+            return {}
     if isinstance(value, slice):
-        return value.start, value.stop, value.step
+        return {0: value.start, 1: value.stop, 2: value.step}
     if isinstance(value, ref):
-        return (value(),)
+        return {0: value()}
     if isinstance(value, (type, ModuleType)):
-        return None
+        return {}
     own, found = getattr(value, "__dict__", None), dict(in_slots(value))
     return {**found, **own} if type(own) is dict else found
