@@ -226,8 +226,8 @@ def compare(
             before = entry.get("ratio")  # of fewer draws, where this is not measured again
             entry["ratio"] = _short(entry["seconds"] / whole)
             if len(taken) == len(base) > 1:
-                low, _, high = interval([ours / plain for ours, plain in zip(taken, base, strict=True)])
-                entry["interval"] = [_short(low), _short(high)]
+                low, middle, high = interval([ours / plain for ours, plain in zip(taken, base, strict=True)])
+                entry["ratio"], entry["interval"] = _short(middle), [_short(low), _short(high)]
             elif before and "interval" in entry:
                 entry["interval"] = [_short(end * entry["ratio"] / before) for end in entry["interval"]]
     _free(device)
