@@ -66,6 +66,7 @@ def test_a_network_for_each_kind_of_row(how: str) -> None:
     torch.testing.assert_close(draws, injected(model, sites, x[BATCHES[-1]]))
 
 
+@pytest.mark.filterwarnings("ignore:the output depends on the sites .'router'. in a way that has no gradient")
 @pytest.mark.parametrize("how", WAYS)
 def test_draws_that_are_routed_apart(how: str) -> None:
     """A mask before the router sends a row to another expert in each draw."""

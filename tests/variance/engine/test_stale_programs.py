@@ -307,6 +307,7 @@ def meanwhile(work: Callable[[], Any]) -> Iterator[list[Exception]]:
         thread.join()
 
 
+@pytest.mark.slow
 def test_compiled_models_of_other_threads_run_meanwhile() -> None:
     other, x = torch.compile(Net().eval(), backend="eager"), rows()
 
@@ -321,6 +322,7 @@ def test_compiled_models_of_other_threads_run_meanwhile() -> None:
     assert failed == []
 
 
+@pytest.mark.slow
 def test_tracing_is_done_in_turns(tmp_path: Any) -> None:
     pytest.importorskip("onnx")
     pytest.importorskip("onnxruntime")
