@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from threading import Lock
 from typing import Any
 from warnings import catch_warnings, filterwarnings
@@ -26,12 +26,13 @@ def held(switch: Callable[[], AbstractContextManager[Any]], key: str) -> Iterato
             _HELD[key], taken = (count + 1, state), True  # somebody may interrupt from here on
         yield
     finally:
-        with _HOLDING if taken else nullcontext():
-            count, state = _HELD.pop(key) if taken else (0, None)
-            if count > 1:
-                _HELD[key] = count - 1, state
-            elif state is not None:
-                state.__exit__(None, None, None)
+        if taken:
+            with _HOLDING:
+                count, state = _HELD.pop(key)
+                if count > 1:
+                    _HELD[key] = count - 1, state
+                elif state is not None:
+                    state.__exit__(None, None, None)
 
 
 def without_cudnn() -> AbstractContextManager[None]:
