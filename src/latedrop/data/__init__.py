@@ -1,0 +1,1 @@
+"""What goes in: arrays, tables, batches, items, and their rows."""

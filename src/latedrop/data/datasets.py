@@ -1,0 +1,222 @@
+"""Data sets as batches: those of torch, those of Hugging Face's `datasets`, and batches that are mappings.
+
+A batch that is a mapping holds the inputs by the names of `forward`'s parameters, and the targets under one of
+`LABELS`, or under the name that the user gives. Entries that the model does not take are left out, as Hugging Face's
+`Trainer` does.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+from latedrop.errors import ArgumentError, DataError
+from latedrop.data.items import Collate
+from latedrop.wrappers import bare
+
+__all__ = [
+    "LABELS",
+    "Columns",
+    "Unpack",
+    "dataset_batches",
+    "first_inputs",
+    "gives_batches",
+    "inputs_in",
+    "inputs_loaded",
+    "inputs_of",
+    "is_dataset",
+    "is_loader",
+    "labels_apart",
+    "named_inputs",
+    "only_inputs",
+    "unpacked",
+]
+
+Unpack = Callable[[Any], "tuple[Any, Any]"] | str
+"""From a batch to (inputs, targets); of batches that are mappings, the name of the targets will do."""
+
+LABELS = ("labels", "label", "targets", "target", "y")
+"""Names that targets have in a batch that is a mapping, unless the user says another."""
+
+
+class Columns(dict[str, Any]):
+    """A batch of columns by their names, which is nobody's own kind of input."""
+
+
+def is_loader(data: Any) -> bool:
+    """Whether something gives batches of rows, and is no rows itself: a `DataLoader`, or a data set."""
+    return not isinstance(data, Tensor) and (isinstance(data, DataLoader) or is_dataset(data))
+
+
+def gives_batches(data: Any) -> bool:
+    """Whether something gives batches at least once: a loader, a data set, or a generator such as `iter(loader)`."""
+    return is_loader(data) or isinstance(data, Iterator)
+
+
+def is_dataset(data: Any) -> bool:
+    """Whether something is a data set of torch or of Hugging Face, which is cut into batches here."""
+    return isinstance(data, Dataset) or _is_hugging_face(data)
+
+
+def _is_hugging_face(data: Any) -> bool:
+    return all(hasattr(data, name) for name in ("with_format", "column_names"))
+
+
+def dataset_batches(data: Any, batch_size: int) -> Iterator[Any]:
+    """The rows of a data set in batches: as torch's `DataLoader` makes them, or columns of tensors by their names."""
+    if not _is_hugging_face(data):
+        return iter(DataLoader(data, batch_size=batch_size))
+    if isinstance(data, Mapping):
+        raise DataError(
+            f"expected one data set; found a mapping of {list(data)}. Pass one of them: data[{next(iter(data), '')!r}]."
+        )
+    kind = (getattr(data, "format", None) or {}).get("type")
+    found = data.with_format("torch") if kind in (None, "python", "numpy", "arrow", "pandas", "polars") else data
+    return (Columns((k, _stacked(v)) for k, v in batch.items()) for batch in found.iter(batch_size=batch_size))
+
+
+def _stacked(values: Any) -> Any:
+    """Rows that came one by one as one tensor, where they are of one shape."""
+    if not isinstance(values, list) or not values or not all(isinstance(value, Tensor) for value in values):
+        return values
+    return torch.stack(values) if len({value.shape for value in values}) == 1 else values
+
+
+def labels_apart(batch: Mapping[str, Any], model: nn.Module, name: str | None = None) -> tuple[Any, Any]:
+    """Inputs and targets of a batch that is a mapping; the targets are called `name`, or one of `LABELS`."""
+    found = [key for key in (LABELS if name is None else (name,)) if batch.get(key) is not None]
+    if len(found) != 1:
+        wanted = f"one of {', '.join(LABELS)}" if name is None else repr(name)
+        raise DataError(
+            f"expected the targets of a batch under {wanted}; found {found or 'none'} among its keys {list(batch)}. "
+            "Pass unpack=, the name of the targets, or a function from a batch to (inputs, targets)."
+        )
+    return named_inputs(batch, model, found[0]), batch[found[0]]
+
+
+def named_inputs(batch: Mapping[str, Any], model: nn.Module, name: str | None = None) -> Any:
+    """The inputs in a batch that is a mapping, without the targets: those that the model knows, or the only one.
+
+    A model that knows none of several takes the mapping as it is, as one argument; of columns that is an error.
+    """
+    parameters = inspect.signature(bare(model).forward).parameters.values()
+    required = {p.name for p in parameters if p.default is p.empty}
+    labels = {*LABELS, name} - required
+    rest = {key: value for key, value in batch.items() if key not in labels}
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return rest
+    known = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    if set(batch) <= known - labels:
+        return batch
+    if known & set(rest):
+        return {key: value for key, value in rest.items() if key in known}
+    if len(rest) == 1 and (len(batch) > 1 or isinstance(batch, Columns)):
+        return next(iter(rest.values()))
+    if not isinstance(batch, Columns):
+        return rest if len(rest) < len(batch) else batch
+    raise DataError(
+        f"expected keys of a batch among the inputs of the model, {sorted(known)}; found {list(rest)}. Name the "
+        "columns as forward does; or calibrate, and predict_batches, take a function as unpack=."
+    )
+
+
+def unpacked(batch: Any, unpack: Unpack | None, model: nn.Module) -> tuple[Any, Any]:
+    """Inputs and targets of a batch."""
+    if isinstance(batch, Mapping) and not callable(unpack):
+        return labels_apart(batch, model, unpack)
+    if isinstance(unpack, str):
+        raise DataError(
+            f"expected batches that are mappings, with the targets under {unpack!r}; found {type(batch).__name__}. "
+            "Pass a function as unpack=."
+        )
+    pair = unpack(batch) if unpack is not None else batch
+    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+        found = f"{type(pair).__name__} of {len(pair)}" if hasattr(pair, "__len__") else type(pair).__name__
+        raise DataError(
+            f"expected every batch to be a pair (inputs, targets); found {found}. "
+            "Pass unpack=, a function from a batch to such a pair."
+        )
+    return pair[0], pair[1]
+
+
+def inputs_of(batch: Any, model: nn.Module, unpack: Unpack | None = None, collate: Collate = None) -> Any:
+    """The inputs in a batch: all of it, or the first part where it can only be a pair (inputs, targets).
+
+    Of a mapping, the entries that the model takes. With `unpack`, the first part of what it gives; with `collate`, a
+    list of items, or a tuple of it and targets.
+
+    A pair is two inputs where `forward` needs two, and inputs with targets where it takes but one. In between, which is
+    meant cannot be seen, and guessing wrong would go unnoticed.
+    """
+    if isinstance(unpack, str) and isinstance(batch, Mapping):
+        return named_inputs(batch, model, unpack)
+    if unpack is not None:
+        return unpacked(batch, unpack, model)[0]
+    if type(batch) in (dict, Columns) and collate is None:
+        return named_inputs(batch, model)
+    if collate is not None:
+        return batch[0] if isinstance(batch, tuple) and len(batch) == 2 else batch
+    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+        return batch
+    parameters = inspect.signature(bare(model).forward).parameters.values()
+    taken = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    needed = sum(p.default is p.empty for p in taken)
+    if _all_tensors(batch[0]) and isinstance(batch[1], Tensor) and len(batch[0]) == needed > 1:
+        return tuple(batch[0])  # ((a, b), targets)
+    if any(p.kind is p.VAR_POSITIONAL for p in parameters) or needed > 1:
+        return batch
+    if len(taken) < 2:
+        return batch[0]
+    raise DataError(
+        f"expected batches of inputs; found a pair, and the model's second input, {taken[1].name!r}, may be left out: "
+        "the second part could be an input or a target. Pass batches of inputs alone; or tell "
+        "predict_batches: unpack=lambda batch: batch[0] for a target, unpack=lambda batch: batch for an input."
+    )
+
+
+def _all_tensors(part: Any) -> bool:
+    return isinstance(part, (tuple, list)) and all(isinstance(one, Tensor) for one in part)
+
+
+def inputs_in(
+    loader: Any,
+    model: nn.Module,
+    batch_size: int,
+    take: Callable[[Any], Any] | str | None = None,
+    collate: Collate = None,
+) -> Iterator[Any]:
+    """The inputs of every batch of a loader or a data set; `take` takes them out of a batch, or names the targets."""
+    for batch in dataset_batches(loader, batch_size) if is_dataset(loader) else loader:
+        if isinstance(take, str) or take is None:
+            yield inputs_of(batch, model, take, collate)
+        else:
+            yield take(batch)
+
+
+def inputs_loaded(loader: Any, model: nn.Module, batch_size: int = 256) -> Iterator[Any]:
+    """The inputs of every batch of a loader or a data set, of which there must be one."""
+    found = False
+    for inputs in inputs_in(loader, model, batch_size):
+        found = True
+        yield inputs
+    if not found:
+        raise DataError("expected a loader or a data set with at least one batch of rows; found none.")
+
+
+def first_inputs(x: Any, model: nn.Module, collate: Collate = None) -> Any:
+    """The inputs of the first batch of a loader or a data set; all else as it is."""
+    return next(inputs_loaded(x, model)) if is_loader(x) and collate is None else x
+
+
+def only_inputs(loader: Any, model: nn.Module) -> Any:
+    """The inputs of a loader or a data set that is one batch."""
+    found = list(islice(inputs_in(loader, model, 2), 2))
+    if len(found) != 1:
+        raise ArgumentError(f"expected one example; found {'several batches' if found else 'none'}. Pass one row.")
+    return found[0]

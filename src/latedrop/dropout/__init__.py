@@ -1,0 +1,1 @@
+"""Variance from masks: by draws, to first order, step by step or compiled."""

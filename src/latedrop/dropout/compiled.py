@@ -1,0 +1,294 @@
+"""Predictions on inputs of one shape, compiled by torch: for those that are made again and again.
+
+What runs is a private copy that nobody else can change, so a function of a batch can be traced once (`make_fx`: forward
+and backward passes become one graph of operators) and handed to `torch.compile`. The graph shares the weights, and
+follows what is written into them. On a CUDA device torch replays it as a CUDA graph. For draws the masks are hashed by
+plain operators from keys that are inputs of the graph, so that a mask is never written to memory, and one program serves
+every rate.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from math import prod
+from threading import Lock
+from typing import Any, NoReturn
+from warnings import warn
+
+import numpy as np
+import torch
+from torch import Tensor, fx
+
+from latedrop.data.items import Items
+from latedrop.data.rows import copied, repeated, row_count
+from latedrop.dropout.chunks import fitting_chunk
+from latedrop.dropout.draws import split
+from latedrop.dropout.masks import draw_keys, hashes, keys_on, threshold
+from latedrop.dropout.moments import Moments, merged, out_of_memory
+from latedrop.dropout.options import Sampling
+from latedrop.dropout.prefix import Prefix, Repeating
+from latedrop.errors import ArgumentError, LatedropError, LatedropWarning
+from latedrop.network.network import Network
+from latedrop.network.passes import Pass
+from latedrop.network.sites import Site
+from latedrop.switches import plain_kernels
+from latedrop.torch_private import leaves_and_structure, operator_of, traced
+
+__all__ = ["Program", "batch_function", "compiled_moments", "program_for", "readout_key", "refuse"]
+
+_log = logging.getLogger(__name__)
+_MOST = 8  # programs of one network: each holds memory
+_COMPILING = Lock()
+_NOISE = ("rand", "bernoulli", "normal", "uniform", "dropout", "multinomial", "poisson", "exponential", "geometric")
+_SIZES = ("nonzero", "masked_select", "unique", "_unique2")
+
+
+def refuse(what: str, error: Exception | None = None) -> NoReturn:
+    """Raise `ArgumentError` for a model that cannot be traced or compiled."""
+    raise ArgumentError(f"expected a model that can be traced; found {what}. Use engine='auto'.") from error
+
+
+_Place = tuple[str, int, tuple[int, ...]]
+"""A mask: its site, the call, and its shape."""
+
+
+class Program:
+    """A function of tensors of one shape each, traced and compiled. Whoever calls it while it runs waits.
+
+    Args:
+        network: which the function runs.
+        function: from tensors to tensors.
+        inputs: examples, all on one device.
+
+    Attributes:
+        checked: whether it was seen to give what the steps give.
+        places: the masks whose keys are the last inputs.
+    """
+
+    checked = False
+    places: Sequence[_Place] = ()
+
+    def __init__(
+        self, network: Network, function: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor]
+    ) -> None:
+        self._device = inputs[0].device
+        graph = _graph(network, function, [value.detach() for value in inputs])
+        mode = "reduce-overhead" if self._device.type == "cuda" else None
+        self._run = torch.compile(graph, fullgraph=True, dynamic=False, mode=mode)
+        self._turn, self._started = Lock(), False
+
+    def __call__(self, *inputs: Tensor) -> list[Tensor]:
+        """Return what the function gives, in memory of its own."""
+        with self._turn, torch.no_grad(), torch.autocast(self._device.type, enabled=False):
+            try:
+                results = self._run(*inputs)
+            except Exception as error:
+                if self._started or out_of_memory(error):
+                    raise
+                if "C++ compiler" in str(error):
+                    raise ArgumentError(
+                        "expected a C++ compiler for engine='compiled' on a CPU; found none that works "
+                        f"({_first_line(error)}). Install one, such as g++, or use engine='auto'."
+                    ) from error
+                refuse(f"what cannot be compiled ({_first_line(error)})", error)
+            self._started = True
+            return [result.clone() for result in results] if self._device.type == "cuda" else list(results)
+
+
+def program_for(network: Network, x: Any, key: Any, make: Callable[[], Program]) -> Program:
+    """Return the program of a network for inputs like `x` and a `key` of what else it depends on, or a new one."""
+    if isinstance(x, Items):
+        raise ArgumentError("expected another engine with collate=; batches of items have no one shape to compile for.")
+    flat, structure = leaves_and_structure(x)
+    shapes = tuple(_form(value) if isinstance(value, Tensor) else value for value in flat)
+    kind = network.weight.device.type
+    cast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+    whole = "program", shapes, structure, cast, torch.get_float32_matmul_precision(), key
+    programs: dict[Any, Program] = network.notes.setdefault("programs", {})
+    if whole not in programs:
+        with _COMPILING:
+            if whole not in programs:
+                if len(programs) >= _MOST:
+                    programs.pop(next(iter(programs)))
+                    _warn_of_many(network)
+                _log.info("compiling %s for inputs of this shape; it takes seconds", type(network.model).__name__)
+                programs[whole] = make()
+    return programs[whole]
+
+
+def _form(value: Tensor) -> tuple[Any, ...]:
+    return value.shape, value.dtype, value.device, value.stride() if value.layout is torch.strided else value.layout
+
+
+def _warn_of_many(network: Network) -> None:
+    if not network.notes.get("warned of many programs"):
+        network.notes["warned of many programs"] = True
+        warn(
+            f"more than {_MOST} programs were compiled for one {type(network.model).__name__}, which takes seconds each "
+            f"time; the last {_MOST} are kept. Programs are for inputs of few shapes. Use engine='auto', or batches of "
+            "one size.",
+            LatedropWarning,
+            stacklevel=2,
+        )
+
+
+def batch_function(x: Any, function: Callable[[Any], Any]) -> tuple[Callable[..., Any], list[Tensor]]:
+    """Return a function of a batch as one of its tensors, and these tensors."""
+    flat, structure = leaves_and_structure(x)
+    where = [i for i, value in enumerate(flat) if isinstance(value, Tensor)]
+
+    def of_tensors(*values: Tensor) -> Any:
+        leaves = list(flat)
+        for i, value in zip(where, values, strict=True):
+            leaves[i] = value
+        return function(structure.unflatten(leaves))
+
+    return of_tensors, [flat[i] for i in where]
+
+
+def compiled_moments(
+    network: Network, x: Any, sites: Sequence[Site], rates: Mapping[str, float], options: Sampling
+) -> Moments:
+    """Return mean and variance over draws, by a program that is compiled on the first call."""
+    if options.keep:
+        raise ArgumentError("expected another engine to keep every draw; a compiled program gives moments alone.")
+    together = any(site.batch_axis is None or site.moved or site.coupled for site in sites)
+    chunk = 1 if together else min(options.chunk or fitting_chunk(network, x, sites, options.draws), options.draws)
+    key = "draws", tuple(sites), chunk, options.shared, readout_key(options.readout)
+    program = program_for(network, x, key, lambda: _chunk_program(network, x, sites, options, chunk))
+    _, tensors = batch_function(x, lambda batch: batch)
+    limits = np.array([threshold(rates[site.name]) - 2**31 for site in sites], np.int32)
+    scales = torch.tensor([1 / (1 - rates[site.name]) for site in sites], dtype=torch.float64)
+    device = network.weight.device
+    common = [*tensors, torch.from_numpy(limits).to(device), scales.to(device)]
+    total: Any = None
+    first = torch.empty(0)
+    for start in range(0, options.draws, chunk):
+        count = min(chunk, options.draws - start)
+        weights = (torch.arange(chunk) < count).to(device, torch.float32)
+        span = range(start, start + chunk)
+        keys = [keys_on(draw_keys(options.seed, span, site, call), device) for site, call, _ in program.places]
+        origin, mean, squares = program(*common, weights, *keys)
+        if total is None:
+            first, total = origin, (mean, squares, count)
+        else:
+            total = merged(total, (mean + (origin - first), squares, count))
+    mean, squares, draws = total
+    return Moments(first + mean, squares / (draws - 1), options.draws)
+
+
+def _chunk_program(network: Network, x: Any, sites: Sequence[Site], options: Sampling, chunk: int) -> Program:
+    """Return a program of a chunk of draws.
+
+    It takes the inputs, then the limit and the scale of every site, which draws count, and the keys of every mask. It
+    gives the first draw, and the mean and the sum of squares of all draws relative to it.
+    """
+    rows = row_count(x)
+    noting = _Noting()
+    network.quietly(lambda: network.read(copied(x), options.readout, rows, network.begin(sites, noting, rows)))
+    places = list(noting.places)
+    if any(shape is None for _, _, shape in places):
+        refuse("packed sequences at a site")
+    plain = options.shared and chunk > 1 and all(site.weight is None for site in sites)
+    prefix = Prefix(network, x, sites) if plain and "no prefix" not in network.notes else None
+    flat, structure = leaves_and_structure(x)
+    where = [i for i, value in enumerate(flat) if isinstance(value, Tensor)]
+    names = [site.name for site in sites]
+
+    def of_chunk(*values: Tensor) -> list[Tensor]:
+        leaves = list(flat)
+        for i, value in zip(where, values, strict=False):
+            leaves[i] = value
+        limits, scales, weights, *keys = values[len(where) :]
+        thinner = _Hashed(dict(zip(places, keys, strict=True)), names, limits, scales)
+        now: Pass = network.begin(sites, thinner, rows * chunk, chunk, shared=options.shared)
+        if prefix is not None:
+            now = Repeating(prefix.empty(), sites, thinner, rows * chunk, copies=chunk)
+        batch = repeated(structure.unflatten(leaves), chunk)
+        outputs = split(network.read(batch, options.readout, rows * chunk, now).detach(), 0, chunk)
+        outputs = outputs if outputs.dtype == torch.float64 else outputs.float()
+        count = weights.to(outputs).view(-1, *[1] * (outputs.dim() - 1))
+        off = torch.where(count > 0, outputs - outputs[0], 0.0)  # what fills up the last chunk may even be NaN
+        mean = off.sum(0) / count.sum()
+        return [outputs[0], mean, ((off - mean).square() * count).sum(0)]
+
+    device = network.weight.device
+    example = [flat[i] for i in where]
+    example += [torch.zeros(len(sites), dtype=torch.int32, device=device)]
+    example += [torch.ones(len(sites), dtype=torch.float64, device=device), torch.ones(chunk, device=device)]
+    example += [keys_on(draw_keys(0, range(chunk), site, call), device) for site, call, _ in places]
+    program = Program(network, of_chunk, example)
+    program.places = places
+    return program
+
+
+class _Noting:
+    """Notes which masks are asked for, and thins nothing: a `Thinner`."""
+
+    def __init__(self) -> None:
+        self.places: dict[Any, None] = {}
+
+    def thin(self, site: Site, call: int, value: Tensor, shape: tuple[int, ...], axis: int | None) -> Tensor:
+        self.places[site.name, call, shape] = None
+        return value
+
+    def thin_packed(self, site: Site, call: int, value: Tensor, *_: Any) -> Tensor:
+        self.places[site.name, call, None] = None
+        return value
+
+
+class _Hashed:
+    """Masks by plain operators, which are compiled into the kernel that makes the layer's input: a `Thinner`."""
+
+    def __init__(self, keys: dict[_Place, Tensor], names: list[str], limits: Tensor, scales: Tensor) -> None:
+        self._keys, self._names, self._limits, self._scales = keys, names, limits, scales
+
+    def thin(self, site: Site, call: int, value: Tensor, shape: tuple[int, ...], axis: int | None) -> Tensor:
+        """See `Thinner`: in single precision or better, then rounded."""
+        keys, number = self._keys[site.name, call, shape], self._names.index(site.name)
+        keep = hashes(keys, prod(shape)).view(len(keys), *shape) >= self._limits[number]
+        wide = torch.promote_types(value.dtype, torch.float32)
+        mask = torch.where(keep, self._scales[number].to(wide), 0.0)
+        if axis is None:
+            return (value * mask[0]).to(value.dtype)
+        thinned = (split(value, axis, len(keys)) * mask.movedim(0, axis)).to(value.dtype)
+        return thinned.flatten(axis, axis + 1)
+
+    def thin_packed(self, site: Site, *_: Any) -> Tensor:
+        """See `Thinner`."""
+        refuse(f"packed sequences at site {site.name!r}")
+
+
+def _graph(network: Network, function: Callable[..., Any], inputs: list[Tensor]) -> fx.GraphModule:
+    """Return a function that runs a network as a graph that says the same of all inputs."""
+    recurrent = any(isinstance(module, torch.nn.RNNBase) for module in network.copy.modules())
+    try:
+        with plain_kernels() if recurrent else nullcontext():  # recurrent layers are traced step by step
+            graph = traced(lambda *values: network.quietly(lambda: function(*values)), inputs)
+    except LatedropError:
+        raise
+    except Exception as error:  # the network runs; what it does cannot be written down
+        if out_of_memory(error):
+            raise
+        if "_local_scalar_dense" in str(error):
+            refuse("Python code that decides by values of its tensors", error)
+        refuse(f"what cannot be traced ({_first_line(error)})", error)
+    for node in graph.graph.nodes:
+        operator = operator_of(node.target) if node.op == "call_function" else None
+        name = "" if operator is None else operator.name.strip("_")
+        if any(name.startswith(noise) or name.startswith(f"native_{noise}") for noise in _NOISE):
+            refuse(f"noise of its own ({node.target})")
+        if name in _SIZES:
+            refuse(f"sizes that depend on values ({node.target})")
+    return graph
+
+
+def readout_key(readout: Any) -> Any:
+    """Return what tells readouts apart."""
+    return id(readout) if callable(readout) else readout
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"

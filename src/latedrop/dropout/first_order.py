@@ -1,0 +1,506 @@
+"""The variance without drawing: exact to first order in the masks, for all rates at once.
+
+Write a mask as `m = 1 + d`, with `E d = 0` and `Var d = rate / (1 - rate)`, independent for every unit. To first order
+the output is `y + sum_i d_i · phi_i` with `phi_i = h_i · dy/dh_i`, so that
+
+    Var y = sum over sites s of  rate_s / (1 - rate_s) · v_s,     v_s = sum over the units i of s of phi_i^2.
+
+`phi` is the gradient of the output by the mask at 1: one forward and one backward pass per scalar output give it for
+every site. Where the output is affine in the masks (one site before the last layer) nothing is left out; elsewhere it
+takes the slope for what dropping one unit does, the limit of small rates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, TypeVar
+from warnings import warn
+
+import torch
+from torch import Tensor, nn
+
+from latedrop.data.arrays import constants, place, widened
+from latedrop.data.datasets import inputs_loaded, is_loader
+from latedrop.data.items import Collate, as_items
+from latedrop.data.rows import copied, filled_up, row_count, row_limits, some_rows, take_rows
+from latedrop.dropout.moments import out_of_memory
+from latedrop.errors import ArgumentError, LatedropWarning, OutputError, SiteError
+from latedrop.network.calling import Readout, call, check_finite, read
+from latedrop.network.find_sites import find_sites
+from latedrop.network.functional import RECURRENT
+from latedrop.network.network import Network
+from latedrop.network.passes import Thinner
+from latedrop.network.sites import Rate, Site, Sites, odds_by_site
+from latedrop.switches import without_cudnn
+from latedrop.torch_private import being_traced, version_of
+
+__all__ = ["Linearization", "gradients_by_rows", "linearize", "unit_variances", "watched"]
+
+_MOST_OUTPUTS = 1024
+_OUTPUTS_AT_ONCE = 16
+_LARGE = 2**17  # units of all rows, from which on outputs are differentiated one by one on a CPU: faster then
+_IN_PLACE = "modified by an inplace operation"
+
+
+@dataclass(frozen=True)
+class Linearization:
+    """The model's own output, and what each site adds to its variance.
+
+    Attributes:
+        mean: `(N, ...)`, the output of the model as it is.
+        variance_by_site: `(N, outputs, sites)`, per unit of `rate / (1 - rate)`; `outputs` counts the entries of one
+            example's output.
+        sites: in the order of the last axis.
+    """
+
+    mean: Tensor
+    variance_by_site: Tensor
+    sites: Sites
+
+    def variance(self, rate: Rate) -> Tensor:
+        """Return `sum_s rate_s / (1 - rate_s) · v_s`, in the shape of `mean`.
+
+        `rate` is a number, or a mapping from site names or patterns to numbers, as for `sample`.
+
+        >>> net = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1))
+        >>> linearize(net, torch.ones(5, 2)).variance(0.1).shape
+        torch.Size([5, 1])
+        """
+        odds, by_site = odds_by_site(self.sites, rate), self.variance_by_site
+        if len(set(odds)) == 1:
+            total = (by_site.sum(-1) if len(odds) > 1 else by_site[..., 0]) * odds[0]
+        else:
+            total = by_site @ constants(odds).to(by_site)
+        return total if total.shape == self.mean.shape else total.reshape(self.mean.shape)
+
+
+def linearize(
+    model: nn.Module | Network,
+    x: Any,
+    sites: Sequence[Site] | None = None,
+    readout: Readout = None,
+    *,
+    chunk: int | None = None,
+    collate: Collate = None,
+) -> Linearization:
+    """Return the first-order variance of `model` on `x`, site by site, without any draw.
+
+    Args:
+        model: any trained module that autograd can differentiate, or a `Network` of it; it is left as it was.
+        x: inputs with N rows, or a `DataLoader` or data set, as for `sample`.
+        sites: from `find_sites`; found by a probe pass where None.
+        readout: what of the output to take. A readout that sums a map to a count costs one backward pass.
+        chunk: rows that run at once; all where None, halved when memory runs out.
+        collate: from a list of items to what `model` takes, where `x` is a list of objects; see `find_sites`.
+
+    >>> net = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1))
+    >>> result = linearize(net, torch.ones(5, 2))
+    >>> result.mean.shape, result.variance_by_site.shape
+    (torch.Size([5, 1]), torch.Size([5, 1, 1]))
+    """
+    network = Network.of(model)
+    loads = is_loader(x) and collate is None
+    x = x if loads else place(as_items(x, collate), network.copy)
+    sites = Sites(find_sites(network, x) if sites is None else sites)
+    if loads:
+        batches = (place(part, network.copy) for part in inputs_loaded(x, network.model))
+        return _joined(sites, chain.from_iterable(_by_rows(network, b, sites, readout, chunk) for b in batches))
+    return _joined(sites, _by_rows(network, x, sites, readout, chunk))
+
+
+_Watcher = TypeVar("_Watcher", bound=Thinner)
+
+
+def watched(
+    model: nn.Module | Network, x: Any, sites: Sites, readout: Readout, watch: Callable[[int], _Watcher]
+) -> tuple[Linearization, list[tuple[_Watcher, int]]]:
+    """Linearize while another looks at the inputs of the sites: `watch` makes one for so many rows that run at once.
+
+    Also return those who looked, each with the number of rows of `x` that it saw first; others fill a batch up. The
+    inputs must have been placed.
+    """
+    looking: list[_Watcher] = []
+    looked: list[tuple[_Watcher, int]] = []
+
+    def look(rows: int) -> _Watcher:
+        looking.append(watch(rows))
+        return looking[-1]
+
+    def batches() -> Iterator[_Part]:
+        for mean, columns in _by_rows(Network.of(model), x, sites, readout, None, look=look):
+            looked.append((looking[-1], len(mean)))  # others were of passes that had to be made once more
+            yield mean, columns
+
+    return _joined(sites, batches()), looked
+
+
+def unit_variances(
+    model: nn.Module | Network, x: Any, sites: Sequence[Site], readout: Readout = None
+) -> tuple[Tensor, list[dict[str, Tensor]]]:
+    """Return the output on one example, and for each of its entries the variance of every unit of every site."""
+    network = Network.of(model)
+    x = place(x, network.copy)
+    if row_count(x) != 1:
+        raise ArgumentError(f"expected one example; found {row_count(x)}. Pass a batch of one row, such as x[:1].")
+    return next(_by_rows(network, x, Sites(sites), readout, None, lambda phi: phi.square().flatten()))
+
+
+def gradients_by_rows(
+    model: nn.Module | Network, x: Any, sites: Sites, readout: Readout = None
+) -> Iterator[tuple[Tensor, list[dict[str, Tensor]]]]:
+    """Yield outputs of some rows after the others, and for each entry of an output `phi` of every site.
+
+    These are `(rows, units)`. The inputs must have been placed.
+    """
+    return _by_rows(Network.of(model), x, sites, readout, None, lambda phi: phi)
+
+
+_Reduce = Callable[[Tensor], Tensor] | None
+"""What is made of `phi`, `(rows, units)` of one site; None: the sum of squares, `(rows,)`."""
+_Look = Callable[[int], Thinner]
+_Part = tuple[Tensor, list[Any]]
+"""An output, and for each of its entries what was reduced, by site; the sums of squares are `(rows, sites)`."""
+
+
+def _joined(sites: Sites, batches: Iterable[_Part]) -> Linearization:
+    means, variances = [], []
+    for mean, columns in batches:
+        means.append(mean)
+        variances.append(torch.stack(columns, 1) if len(columns) > 1 else columns[0][:, None])
+    if len(means) == 1:
+        return Linearization(means[0].clone(), variances[0], sites)  # a model may write every output to one place
+    return Linearization(torch.cat(means), torch.cat(variances), sites)
+
+
+def _by_rows(
+    network: Network,
+    x: Any,
+    sites: Sites,
+    readout: Readout,
+    chunk: int | None,
+    reduce: _Reduce = None,
+    look: _Look | None = None,
+) -> Iterator[_Part]:
+    rows = some_rows(x)
+    if chunk is not None and chunk < 1:
+        raise ArgumentError(f"expected chunk to be at least 1 row; found {chunk}.")
+    least, most = row_limits(network.model)
+    chunk = min(chunk or rows, rows, most or rows)
+    alone = [site.name for site in sites if site.batch_axis is None or site.moved]
+    if alone:  # whose entries are which example's cannot be told: one example at a time
+        chunk = 1
+        if least > 1:
+            raise SiteError(
+                f"expected a model that takes one row at a time, as the inputs of sites {alone} have no axis for the "
+                f"examples, or these in another order; this program takes no fewer than {least}. Export it with a "
+                "dynamic batch dimension, or use method='sample'."
+            )
+    done = 0
+    while done < rows:
+        part = x if chunk == rows else take_rows(x, slice(done, done + chunk))
+        full = part if least == 1 else filled_up(part, least)
+        try:
+            result = _first_order(network, full, sites, readout, reduce, row_count(part), look)
+        except Exception as error:
+            if not out_of_memory(error) or chunk == 1:
+                raise
+            chunk = chunk // 2
+            torch.cuda.empty_cache()
+        else:
+            yield result
+            done += len(result[0])
+
+
+def _first_order(
+    network: Network, x: Any, sites: Sites, readout: Readout, reduce: _Reduce, rows: int, look: _Look | None
+) -> _Part:
+    """Return the output of the first rows, and for each entry of it `phi` of every site, reduced."""
+
+    def run() -> _Part:
+        try:
+            return _pass(network, x, sites, readout, reduce, rows, look, copy_inputs=False)
+        except _Overwritten:
+            return _pass(network, x, sites, readout, reduce, rows, look, copy_inputs=True)
+
+    with torch.inference_mode(False), _differentiable(sites):
+        try:
+            return network.quietly(run, gradients=True)
+        except (RuntimeError, NotImplementedError) as error:
+            if out_of_memory(error):
+                raise
+            raise _in_words(error) from error
+
+
+def _differentiable(sites: Sites) -> AbstractContextManager[Any]:
+    """cuDNN's recurrent functions have no backward pass in eval mode."""
+    return without_cudnn() if any(site.layer in _RECURRENT for site in sites) else nullcontext()
+
+
+_RECURRENT = {*RECURRENT, "LSTM", "GRU", "RNN"}
+
+
+def _in_words(error: Exception) -> OutputError:
+    """Return what autograd could not do as an error that says what to do."""
+    text = str(error)
+    if _IN_PLACE in text:
+        return OutputError(
+            "expected a model that autograd can differentiate; it writes over a value that its backward pass "
+            "needs, as h.add_(f(h)) does. Use method='sample', or write h = h + f(h)."
+        )
+    if "Inference tensors" in text or "inference tensor" in text:
+        return OutputError(
+            "expected gradients at every site; the model runs a part in torch.inference_mode(). Use "
+            "method='sample', or torch.no_grad() where no sites are."
+        )
+    first = text.strip().partition("\n")[0]
+    return OutputError(
+        f"expected a model that autograd can differentiate; it raised {type(error).__name__}: {first} "
+        "Use method='sample'."
+    )
+
+
+def _pass(
+    network: Network,
+    x: Any,
+    sites: Sites,
+    readout: Readout,
+    reduce: _Reduce,
+    rows: int,
+    look: _Look | None,
+    *,
+    copy_inputs: bool,
+) -> _Part:
+    count = row_count(x)
+    record = _Record(None if look is None else look(count), copy_inputs=copy_inputs)
+    with network.passing(network.begin(sites, record, count, shared=False)):
+        output = read(call(network.copy, copied(x)), readout, count)
+        record.looker = None  # checkpointed parts run once more in the backward pass
+        result = _differentiated(output, sites, reduce, rows, record)
+    silent = {name for name, _ in record.inputs} - record.reached
+    if silent and not being_traced():
+        _warn_of_silent(network, [site for site in sites if site.name in silent], x, readout)
+    return result
+
+
+class _Overwritten(Exception):  # noqa: N818
+    """The input of a site was changed in place after the site had read it."""
+
+
+class _Record:
+    """Notes the input of every call of every site: a `Thinner` that thins nothing.
+
+    Attributes:
+        inputs: by site and call, the values that passed, with the axis of their examples and the shape of a mask.
+        reached: sites that some output has gradients of.
+        without_gradients: sites that ran where gradients were off.
+        looker: another who looks at the inputs.
+    """
+
+    def __init__(self, looker: Thinner | None, *, copy_inputs: bool) -> None:
+        self.inputs: dict[tuple[str, int], list[_Input]] = {}
+        self.reached: set[str] = set()
+        self.without_gradients: set[str] = set()
+        self.looker = looker
+        self._copy, self._done = copy_inputs, False
+
+    def thin(self, site: Site, call: int, value: Tensor, shape: tuple[int, ...], axis: int | None) -> Tensor:
+        """See `Thinner`."""
+        if self.looker is not None:
+            self.looker.thin(site, call, value, shape, axis)
+        return self._noted(site, call, value, shape, axis, None)
+
+    def thin_packed(
+        self, site: Site, call: int, value: Tensor, shape: tuple[int, ...], rows: Tensor, steps: Tensor
+    ) -> Tensor:
+        """See `Thinner`."""
+        if self.looker is not None:
+            self.looker.thin_packed(site, call, value, shape, rows, steps)
+        return self._noted(site, call, value, shape, 0, (rows, steps))
+
+    def _noted(
+        self,
+        site: Site,
+        call: int,
+        value: Tensor,
+        shape: tuple[int, ...],
+        axis: int | None,
+        packed: tuple[Tensor, Tensor] | None,
+    ) -> Tensor:
+        if self._done:  # a checkpointed part that runs once more
+            return value
+        if not torch.is_grad_enabled():
+            self.without_gradients.add(site.name)
+        if self._copy:
+            value = value.clone()
+        # A view is a node of its own: gradients by it leave out what goes past the site, as a skip connection does.
+        passed = value.view_as(value) if value.requires_grad else value.detach().requires_grad_()
+        noted = _Input(passed, version_of(passed), shape, axis, packed)
+        self.inputs.setdefault((site.name, call), []).append(noted)
+        return passed.view_as(passed) if passed.is_leaf else passed  # which a model may write into
+
+    def end(self) -> None:
+        """Take no more notes; raise where an input was written over."""
+        self._done = True
+        if not self._copy and any(i.version != version_of(i.value) for i in chain.from_iterable(self.inputs.values())):
+            raise _Overwritten
+
+    def gradients(self, outputs: Tensor, *, last: bool) -> Iterator[list[Tensor]]:
+        """Yield, for each of `outputs` `(n, k)`, `phi` of every call of every site, in the order of `inputs`."""
+        noted = list(chain.from_iterable(self.inputs.values()))
+        values, k = [item.value for item in noted], outputs.shape[1]
+        batched = k > 1 and (not outputs.is_cpu or sum(value.numel() for value in values) < _LARGE)
+        if batched:
+            each = torch.eye(k, dtype=outputs.dtype, device=outputs.device)[:, None].expand(k, *outputs.shape)
+            try:
+                grads = torch.autograd.grad(
+                    outputs, values, each, is_grads_batched=True, retain_graph=True, allow_unused=True
+                )
+            except RuntimeError as error:  # some operator has no batching rule for its backward
+                if out_of_memory(error) or _IN_PLACE in str(error):
+                    raise
+            else:
+                for i in range(k):
+                    yield self._phi([None if grad is None else grad[i] for grad in grads])
+                return
+        for i in range(k):
+            more = not last or i + 1 < k
+            output = outputs if k == 1 else outputs[:, i]
+            grads = torch.autograd.grad(output.sum(), values, retain_graph=more, allow_unused=True)
+            yield self._phi(grads)
+
+    def _phi(self, grads: Sequence[Tensor | None]) -> list[Tensor]:
+        """Return `h · dy/dh` of every call, summed to the shape of its mask and over its values."""
+        each, result = iter(grads), []
+        for (name, _), items in self.inputs.items():
+            total: Tensor | None = None
+            for item in items:
+                grad = next(each)
+                if grad is not None:
+                    self.reached.add(name)
+                    phi = item.phi(grad)
+                    total = phi if total is None else total + phi
+            result.append(items[0].value.new_zeros(items[0].shape) if total is None else total)
+        return result
+
+
+@dataclass
+class _Input:
+    """What passed a site in one call."""
+
+    value: Tensor
+    version: int
+    shape: tuple[int, ...]
+    axis: int | None
+    packed: tuple[Tensor, Tensor] | None
+
+    def phi(self, grad: Tensor) -> Tensor:
+        product = self.value.detach() * grad
+        if self.packed is not None:
+            rows, steps = self.packed
+            whole = product.new_zeros(self.shape[0], int(steps.max()) + 1, self.shape[2])
+            product = whole.index_put((rows, steps), product)
+        return product if product.shape == self.shape else product.sum_to_size(self.shape)
+
+
+def _differentiated(output: Tensor, sites: Sites, reduce: _Reduce, rows: int, record: _Record) -> _Part:
+    """Return what `_pass` gives, from the output with its graph."""
+    mean = widened(output.detach())
+    check_finite(mean, "without dropout")
+    mean = mean if len(mean) == rows else mean[:rows]
+    flat = output if output.dim() == 2 else output.reshape(len(output), -1)
+    if flat.shape[1] > _MOST_OUTPUTS:
+        raise ArgumentError(
+            f"expected at most {_MOST_OUTPUTS} outputs per example, each costs a backward pass; found "
+            f"{flat.shape[1]}. Use a readout such as a map's sum, or method='propagate' or 'sample' for maps."
+        )
+    if not record.inputs:  # no site's layer ran
+        nothing = flat.new_zeros(rows, len(sites))
+        column = nothing if reduce is None else {site.name: reduce(flat.new_zeros(rows, 1)) for site in sites}
+        return mean, [column for _ in range(flat.shape[1])]
+    if not flat.requires_grad:
+        raise OutputError(
+            "expected an output that autograd can differentiate with respect to the sites; found one without a "
+            "graph: the model or the readout detaches it or runs without gradients. Use method='sample'."
+        )
+    if record.without_gradients:
+        raise OutputError(
+            f"expected gradients at every site; the model runs {sorted(record.without_gradients)} without: in "
+            "torch.no_grad(), or in a function with a backward pass of its own. Use method='sample', or leave these "
+            "out with select=."
+        )
+    record.end()
+    columns: list[Any] = []
+    for start in range(0, flat.shape[1], _OUTPUTS_AT_ONCE):
+        part = flat[:, start : start + _OUTPUTS_AT_ONCE] if flat.shape[1] > 1 else flat
+        last = start + part.shape[1] == flat.shape[1]
+        columns += [_by_site(record, phi, sites, reduce, rows) for phi in record.gradients(part, last=last)]
+    return mean, columns
+
+
+def _by_site(record: _Record, phi: Sequence[Tensor], sites: Sites, reduce: _Reduce, rows: int) -> Any:
+    """Return `phi` of every site, reduced; the calls of one layer are joined."""
+    calls: dict[str, list[Tensor]] = {site.name: [] for site in sites}
+    for ((name, _), items), value in zip(record.inputs.items(), phi, strict=True):
+        calls[name].append(_rows_first(widened(value.detach()), items[0].axis, rows))
+    zero = phi[0].new_zeros(rows, 1)  # where a layer did not run
+    if reduce is not None:
+        return {name: reduce(torch.cat(units or [zero], 1)) for name, units in calls.items()}
+    norms = [torch.linalg.vector_norm(part, dim=1) for units in calls.values() for part in units or [zero]]
+    squares = torch.stack([norm.to(norms[0].dtype) for norm in norms], 1).square()  # few operators for all sites
+    if len(norms) == len(calls):
+        return squares
+    each = iter(squares.unbind(1))
+    return torch.stack([sum((next(each) for _ in units[1:]), next(each)) for units in calls.values()], 1)
+
+
+def _rows_first(phi: Tensor, axis: int | None, rows: int) -> Tensor:
+    """Return `(rows, units)`."""
+    if axis is None:
+        return phi[None].flatten(1)
+    first = phi.movedim(axis, 0) if axis else phi
+    first = first if len(first) == rows else first[:rows]
+    return first if first.dim() == 2 else first.flatten(1)
+
+
+def _warn_of_silent(network: Network, silent: Sequence[Site], x: Any, readout: Readout) -> None:
+    """Warn where the output depends on a site in a way that has no gradient; tried once for each site."""
+    tried: set[str] = network.notes.setdefault("silent", set())
+    asked = [site for site in silent if site.name not in tried]
+    if not asked or network.random:
+        return
+    tried.update(site.name for site in asked)
+    moved = []
+    try:
+        whole = _without(network, [], x, readout)
+        for site in asked:
+            if not torch.allclose(_without(network, [site], x, readout), whole, 1e-3, 1e-6, equal_nan=True):
+                moved.append(site.name)
+    except Exception:  # the model may look at what it computes
+        return
+    if moved:
+        warn(
+            f"the output depends on the sites {moved} in a way that has no gradient, as behind detach() or argmax: "
+            "first order counts nothing there, and its variance is too small. Use method='sample', or leave these out "
+            "with select=.",
+            LatedropWarning,
+            stacklevel=2,
+        )
+
+
+def _without(network: Network, sites: Sequence[Site], x: Any, readout: Readout) -> Tensor:
+    """Return the output where some sites get zeros."""
+    now = network.begin(sites, _Zeros(), row_count(x), shared=False)
+    with torch.no_grad():
+        return network.read(copied(x), readout, row_count(x), now).clone()
+
+
+class _Zeros:
+    """Gives zeros: a `Thinner`."""
+
+    def thin(self, site: Site, call: int, value: Tensor, *_: Any) -> Tensor:
+        return value * 0.0
+
+    thin_packed = thin

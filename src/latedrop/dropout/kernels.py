@@ -1,0 +1,184 @@
+"""Masks on a CUDA device in one kernel per site: the hash of `masks`, written down, or multiplied in at once.
+
+By plain operators the hash would pass a dozen times over memory; here a mask is written once, or never.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import lru_cache
+from typing import Any, TypeAlias
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+__all__ = ["launch", "product"]
+
+_Rounds: TypeAlias = Sequence[tuple[int, int]]
+_Axis: TypeAlias = "tuple[int, int, int, int]"
+"""Its size, and how far one step along it goes in the value, in the output and in the units of a mask."""
+_Plan: TypeAlias = "tuple[tuple[int, ...], int, int, tuple[int, ...], tuple[int, ...]]"
+"""Strides of the output, programs, blocks of one row, and what the kernel wants to know of axes and sizes."""
+
+_BLOCK = 1024
+_REPEATS = 4  # row blocks of one program: they share the hash
+_FAR = 2**31 - 1
+_MOST_DRAWS = 65535  # of a grid
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _kept(  # type: ignore[no-untyped-def]
+    keys, draw, unit, least,
+    s0: tl.constexpr, f0: tl.constexpr, s1: tl.constexpr, f1: tl.constexpr,
+    s2: tl.constexpr, f2: tl.constexpr, s3: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
+    a = tl.load(keys + 2 * draw).to(tl.uint32, bitcast=True)
+    b = tl.load(keys + 2 * draw + 1).to(tl.uint32, bitcast=True)
+    x = unit.to(tl.uint32) + a
+    x = (x ^ (x >> s0)) * tl.full((block,), f0, tl.uint32)
+    x = x ^ b
+    x = (x ^ (x >> s1)) * tl.full((block,), f1, tl.uint32)
+    x = (x ^ (x >> s2)) * tl.full((block,), f2, tl.uint32)
+    x = x ^ (x >> s3)
+    return x >= least.to(tl.uint32)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _masks(  # type: ignore[no-untyped-def]
+    out, keys, units, least, scale,
+    s0: tl.constexpr, f0: tl.constexpr, s1: tl.constexpr, f1: tl.constexpr,
+    s2: tl.constexpr, f2: tl.constexpr, s3: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
+    draw = tl.program_id(1).to(tl.int64)
+    unit = tl.program_id(0) * block + tl.arange(0, block)
+    keep = _kept(keys, draw, unit, least, s0, f0, s1, f1, s2, f2, s3, block)
+    tl.store(out + draw * units + unit, tl.where(keep, scale, 0.0).to(out.dtype.element_ty), mask=unit < units)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _product(  # type: ignore[no-untyped-def]
+    out, value, keys, least, scale, blocks, out_draw, value_draw,
+    rows, value_row, out_row,
+    n1, value1, out1, unit1, n2, value2, out2, unit2,
+    s0: tl.constexpr, f0: tl.constexpr, s1: tl.constexpr, f1: tl.constexpr,
+    s2: tl.constexpr, f2: tl.constexpr, s3: tl.constexpr,
+    two: tl.constexpr, wide: tl.constexpr, high: tl.constexpr, repeats: tl.constexpr,
+):  # fmt: skip
+    draw = tl.program_id(1).to(tl.int64)
+    place = (tl.program_id(0) % blocks) * wide + tl.arange(0, wide)
+    if two:
+        i1, i2 = place // n2, place % n2
+        there = place < n1 * n2
+        unit, to, at = i1 * unit1 + i2 * unit2, i1 * out1 + i2 * out2, i1 * value1 + i2 * value2
+    else:
+        there = place < n2
+        unit, to, at = place * unit2, place * out2, place * value2
+    keep = _kept(keys, draw, unit, least, s0, f0, s1, f1, s2, f2, s3, wide)
+    factor = tl.where(keep, scale, 0.0)
+    row = (tl.program_id(0) // blocks).to(tl.int64) * (high * repeats) + tl.arange(0, high)
+    for _ in range(repeats):
+        inside = (row < rows)[:, None] & there[None, :]
+        found = tl.load(value + draw * value_draw + (row * value_row)[:, None] + at[None, :], mask=inside)
+        thinned = (found.to(tl.float32) * factor[None, :]).to(out.dtype.element_ty)
+        tl.store(out + draw * out_draw + (row * out_row)[:, None] + to[None, :], thinned, mask=inside)
+        row += high
+
+
+def launch(keys: Tensor, units: int, least: int, scale: float, dtype: torch.dtype, rounds: _Rounds) -> Tensor | None:
+    """Masks `(draws, units)` of draws with these keys, by the rounds of the hash; None where the grid is too large."""
+    draws = len(keys)
+    if draws > _MOST_DRAWS or not dtype.is_floating_point:
+        return None
+    out = torch.empty((draws, units), dtype=dtype, device=keys.device)
+    with _on(keys.device):
+        grid = (-(-units // _BLOCK), draws)
+        _masks[grid](out, keys, units, _unspecial(least), scale, *_flat(rounds), _BLOCK)
+    return out
+
+
+def product(
+    value: Tensor, keys: Tensor, shape: Sequence[int], least: int, scale: float, rounds: _Rounds
+) -> Tensor | None:
+    """`value` `(draws, ...)` times the masks `(draws, *shape)` of draws with these keys.
+
+    In single precision, rounded to the dtype of `value`, with the axes in memory as `value` has them. None where they
+    are too irregular for the kernel.
+    """
+    plan = _planned(value.shape, value.stride(), tuple(shape))
+    if plan is None or len(keys) > _MOST_DRAWS:
+        return None
+    strides, programs, blocks, axes, constants = plan
+    out = torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device)
+    with _on(keys.device):
+        _product[(programs, len(keys))](
+            out, value, keys, _unspecial(least), scale, blocks, out.stride(0), value.stride(0),
+            *axes, *_flat(rounds), *constants,
+        )  # fmt: skip
+    return out
+
+
+def _on(device: torch.device) -> AbstractContextManager[Any]:
+    """Triton starts kernels on the current device, which it mostly is."""
+    return nullcontext() if device.index == torch.cuda.current_device() else torch.cuda.device(device)
+
+
+@lru_cache(maxsize=1024)
+def _planned(sizes: Sequence[int], steps: Sequence[int], shape: Sequence[int]) -> _Plan | None:
+    """How the kernel goes over values of these sizes and strides."""
+    found = _axes(sizes[1:], steps[1:], shape)
+    if found is None:
+        return None
+    strides, (rows, first, second) = found
+    places = first[0] * second[0]
+    wide = min(_BLOCK, 1 << (places - 1).bit_length())
+    high = _BLOCK // wide
+    blocks = -(-places // wide)
+    programs = blocks * -(-rows[0] // (high * _REPEATS))
+    axes = *rows[:3], *first, *second
+    return strides, programs, blocks, axes, (first[0] > 1, wide, high, _REPEATS)
+
+
+def _axes(
+    sizes: Sequence[int], steps: Sequence[int], shape: Sequence[int]
+) -> tuple[tuple[int, ...], tuple[_Axis, _Axis, _Axis]] | None:
+    """Strides of the output, an axis along which a mask does not change, and two others; None where there are more."""
+    fits = len(shape) == len(sizes) and all(own in (1, size) for own, size in zip(shape, sizes, strict=True))
+    if not fits or 0 in sizes:
+        return None
+    order = list(range(len(sizes)))
+    if all(step > 0 for step in steps):
+        order.sort(key=lambda i: -steps[i])
+    units, count = [0] * len(sizes), 1
+    for i in reversed(range(len(sizes))):
+        units[i], count = (count if shape[i] > 1 else 0), count * shape[i]
+    outs, total = [0] * len(sizes), 1
+    for i in reversed(order):
+        outs[i], total = total, total * sizes[i]
+    axes: list[_Axis] = []
+    for i in order:
+        inner = sizes[i], steps[i], outs[i], units[i]
+        if sizes[i] == 1:
+            continue
+        if axes and all(outer == sizes[i] * step for outer, step in zip(axes[-1][1:], inner[1:], strict=True)):
+            inner = (axes.pop()[0] * sizes[i], *inner[1:])
+        axes.append(inner)
+    along = next((axis for axis in axes if axis[3] == 0), None)
+    others = [axis for axis in axes if axis is not along]
+    one = (1, 0, 0, 0)
+    if len(others) > 2 or any(size * max(at, to) > _FAR for size, at, to, _ in others):
+        return None
+    first, second = [*[one] * (2 - len(others)), *others]
+    return (total, *outs), (along or one, first, second)
+
+
+def _flat(rounds: _Rounds) -> tuple[int, ...]:
+    (s0, f0), (s1, f1), (s2, f2), (s3, _) = rounds
+    return s0, f0, s1, f1, s2, f2, s3
+
+
+def _unspecial(least: int) -> int:
+    """The threshold as a wide number: one kernel serves all rates."""
+    return least | (1 << 40)

@@ -1,0 +1,290 @@
+"""Keep-masks of (seed, draw, site): the only place that rolls dice.
+
+A unit's number is a hash of where it is: `u = hash(seed, draw, site, call, unit) / 2^32`, uniform in [0, 1). A unit is
+kept where `u >= rate` and then divided by `1 - rate` (inverted dropout), so that the same numbers serve every rate and
+what is dropped at a small rate is dropped at a larger one. Nothing is stored between units: they come out alike in any
+order, on any device and in any batch. The mixing is that of a 32-bit integer hash of three multiplications (constants
+found by C. Wellons' search, 2018), with the draw's key put in twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache, lru_cache
+from hashlib import blake2b
+from math import ceil, prod
+from threading import Lock
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from latedrop.torch_private import being_traced
+
+__all__ = [
+    "ROUNDS",
+    "STEP",
+    "are_small",
+    "draw_keys",
+    "hashes",
+    "kept",
+    "keys_for",
+    "keys_on",
+    "masks",
+    "masks_from_keys",
+    "mixed",
+    "signed",
+    "thinned",
+    "threshold",
+    "uniforms",
+]
+
+
+ROUNDS = ((17, 0xED5AD4BB), (11, 0xAC4C1B51), (15, 0x31848BAB), (14, 1))
+"""Of the hash: `x ^= x >> shift`, then `x *= factor`."""
+
+_ROUNDS = tuple((np.uint32(shift), np.uint32(factor)) for shift, factor in ROUNDS)
+STEP, *_TIMES = (np.uint64(n) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+_BY = tuple(np.uint64(n) for n in (30, 27, 31))
+_BLOCK = 2**16  # units that are hashed at once: their work space stays in the cache of a core
+_PARALLEL = 2**19  # units from which threads are worth their start
+_COPIED = 2**17  # units of masks that are made by the CPU for another device too
+_SMALL = {"cpu": 2**14, "cuda": 2**21}  # units of masks that are remembered: less work than to make them again
+
+
+def uniforms(seed: int, draws: Sequence[int], site: str, call: int, shape: Sequence[int]) -> Tensor:
+    """The numbers in [0, 1) of some draws of one site, `(len(draws), *shape)` in float64.
+
+    >>> both = uniforms(0, [3, 4], "fc", 0, (5,))
+    >>> torch.equal(both[1], uniforms(0, [4], "fc", 0, (5,))[0])
+    True
+    """
+    numbers = np.empty((len(draws), prod(shape)))
+    for rows, units, x in _hashed(draw_keys(seed, draws, site, call), 0, prod(shape)):
+        np.divide(x, 2.0**32, out=numbers[rows, units])
+    return torch.from_numpy(numbers.reshape(len(draws), *shape))
+
+
+def kept(numbers: Tensor, rate: float, dtype: torch.dtype) -> Tensor:
+    """Masks from uniform numbers: 0, or `1 / (1 - rate)` where `u >= rate`."""
+    return (numbers >= rate).to(dtype) / (1.0 - rate)
+
+
+def masks(
+    seed: int,
+    draws: Sequence[int],
+    site: str,
+    call: int,
+    shape: Sequence[int],
+    rate: float,
+    like: Tensor,
+    *,
+    scaled: bool = True,
+) -> Tensor:
+    """Masks of some draws of one site, `(len(draws), *shape)`, from `uniforms`; dtype and device are those of `like`.
+
+    Without `scaled`, what is kept is 1. Small masks are remembered, and are not to be changed in place.
+
+    >>> mask = masks(0, range(2), "fc", 0, (1000,), 0.25, torch.zeros(1))
+    >>> mask.shape, torch.equal(mask, kept(uniforms(0, range(2), "fc", 0, (1000,)), 0.25, torch.float32))
+    (torch.Size([2, 1000]), True)
+    """
+    if not are_small(draws, shape, like.device) or not isinstance(draws, range) or not isinstance(shape, tuple):
+        return masks_from_keys(keys_for(seed, draws, site, call, like.device), shape, rate, like, scaled=scaled)
+    key = seed, draws, site, call, shape, rate, like.dtype, scaled
+    return _remembered(key, like.device, _small_masks)
+
+
+def are_small(draws: Sequence[int], shape: Sequence[int], device: torch.device) -> bool:
+    """Whether masks are remembered."""
+    return len(draws) * prod(shape) <= _SMALL.get(device.type, 0)
+
+
+def draw_keys(seed: int, draws: Sequence[int], site: str, call: int) -> npt.NDArray[np.uint32]:
+    """Two 32-bit keys for each draw, `(len(draws), 2)`."""
+    start = _start(seed, site, call)
+    with np.errstate(over="ignore"):
+        keys: npt.NDArray[np.uint32] = mixed(np.asarray(draws, np.uint64) * STEP + start).view(np.uint32)
+    return keys.reshape(-1, 2)
+
+
+def mixed(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """The mixing of splitmix64 (Steele, Lea, Flood 2014), whose numbers are `STEP` apart."""
+    z = (numbers ^ (numbers >> _BY[0])) * _TIMES[0]
+    z = (z ^ (z >> _BY[1])) * _TIMES[1]
+    found: npt.NDArray[np.uint64] = z ^ (z >> _BY[2])
+    return found
+
+
+def keys_for(seed: int, draws: Sequence[int], site: str, call: int, device: torch.device) -> Any:
+    """The keys as `masks_from_keys` takes them on that device."""
+    if device.type == "cpu" or not isinstance(draws, range):
+        keys = draw_keys(seed, draws, site, call)
+        return keys if device.type == "cpu" else keys_on(keys, device)
+    return _remembered((seed, draws, site, call), device, _device_keys)
+
+
+def keys_on(keys: npt.NDArray[np.uint32], device: torch.device) -> Tensor:
+    """The keys as an int32 tensor `(draws, 2)`, without waiting for the device."""
+    return torch.from_numpy(keys.view(np.int32)).to(device, non_blocking=True)
+
+
+def threshold(rate: float) -> int:
+    """A unit is dropped where its hash is below this: `u < rate` in whole numbers."""
+    return min(ceil(rate * 2**32), 2**32 - 1)
+
+
+def masks_from_keys(keys: Any, shape: Sequence[int], rate: float, like: Tensor, *, scaled: bool = True) -> Tensor:
+    """As `masks`, from the keys of the draws: an array on the CPU, a tensor elsewhere.
+
+    Without `scaled`, what is kept is 1.
+    """
+    units, scale = prod(shape), 1.0 / (1.0 - rate) if scaled else 1.0
+    if isinstance(keys, Tensor):
+        kernels = _kernels() if keys.is_cuda else None
+        exact = like.dtype == torch.float64  # the kernel takes single precision
+        least, factor = threshold(rate), 1.0 if exact else scale
+        found = kernels.launch(keys, units, least, factor, like.dtype, ROUNDS) if kernels else None
+        if found is not None and exact:
+            found *= scale
+        if found is None:
+            found = (hashes(keys, units) >= least - 2**31).to(like.dtype) * scale
+        return found.view(len(keys), *shape)
+    lowest = np.uint32(threshold(rate))
+    values = np.empty((len(keys), units), np.float64 if like.dtype == torch.float64 else np.float32)
+    kept_is = values.dtype.type(1.0) / values.dtype.type(1.0 - rate if scaled else 1.0)
+
+    def fill(start: int, stop: int) -> None:
+        for rows, part, x in _hashed(keys, start, stop):
+            np.multiply(x >= lowest, kept_is, out=values[rows, part])
+
+    threads = min(torch.get_num_threads(), values.size // _PARALLEL)
+    if threads > 1:
+        ends = [units * i // threads for i in range(threads + 1)]
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(fill, ends[:-1], ends[1:]))
+    else:
+        fill(0, units)
+    return torch.from_numpy(values).to(like.dtype).view(len(keys), *shape)
+
+
+def thinned(value: Tensor, keys: Tensor, shape: Sequence[int], rate: float) -> Tensor | None:
+    """`value` `(draws, ...)` times masks `(draws, *shape)` by CUDA keys, in one kernel; None where there is none."""
+    kernels = _kernels() if value.dtype in (torch.float32, torch.float16, torch.bfloat16) else None
+    found: Tensor | None = None
+    if kernels is not None:
+        found = kernels.product(value, keys, shape, threshold(rate), 1.0 / (1.0 - rate), ROUNDS)
+    return found
+
+
+def _hashed(
+    keys: npt.NDArray[np.uint32], start: int, stop: int
+) -> Iterator[tuple[slice, slice, npt.NDArray[np.uint32]]]:
+    """Hashes of some units by blocks, with the draws and units that they are of; each is only good until the next."""
+    width = min(max(stop - start, 1), _BLOCK)
+    height = min(_BLOCK // width, len(keys))
+    counter = np.arange(width, dtype=np.uint32)
+    work = np.empty((2, height, width), np.uint32)
+    for top in range(0, len(keys), height):
+        part = keys[top : top + height]
+        for left in range(start, stop, width):
+            size = min(width, stop - left)
+            x, shifted = work[:, : len(part), :size]
+            np.add(counter[:size], part[:, :1] + np.uint32(left), out=x)
+            for number, (shift, factor) in enumerate(_ROUNDS):
+                np.right_shift(x, shift, out=shifted)
+                np.bitwise_xor(x, shifted, out=x)
+                if factor > 1:
+                    np.multiply(x, factor, out=x)
+                if number == 0:
+                    np.bitwise_xor(x, part[:, 1:], out=x)
+            yield slice(top, top + len(part)), slice(left, left + size), x
+
+
+def hashes(keys: Tensor, units: int) -> Tensor:
+    """The same by plain tensor operators, for keys `(..., 2)`: int32 `(..., units)`, the hash less `2^31`.
+
+    For devices without a kernel, and to be compiled.
+    """
+    a, b = keys.unsqueeze(-1).unbind(-2)
+    x = torch.arange(units, dtype=torch.int32, device=keys.device) + a
+    for number, (shift, factor) in enumerate(ROUNDS):
+        x = x ^ ((x >> shift) & ((1 << (32 - shift)) - 1))  # torch shifts the sign along
+        x = x * signed(factor)
+        if number == 0:
+            x = x ^ b
+    return x ^ signed(2**31)
+
+
+def signed(number: int) -> int:
+    """32 bits as a signed number."""
+    return number - 2**32 if number >= 2**31 else number
+
+
+@lru_cache(maxsize=4096)
+def _start(seed: int, site: str, call: int) -> Any:
+    """Where the keys of a site begin."""
+    digest = blake2b(f"{seed}/{site}/{call}".encode(), digest_size=8).digest()
+    return np.uint64(int.from_bytes(digest, "little"))
+
+
+def _stream(device: torch.device) -> int:
+    """What is copied to a device without waiting is there for those that come later on the same stream."""
+    return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+
+
+def _remembered(key: tuple[Any, ...], device: torch.device, make: Callable[..., Tensor]) -> Tensor:
+    """`make(device, *key)`, or what it gave before; but what a mode of torch has wrapped is for that mode alone."""
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        return make(device, *key)
+    place = key, device, _stream(device), torch.is_inference_mode_enabled()
+    found = _KEPT.get(place)
+    if found is None:
+        found = make(device, *key)
+        if type(found) is Tensor and not being_traced():
+            with _KEEPING:
+                _KEPT[place] = found
+                while len(_KEPT) > _MOST_KEPT or sum(kept.nbytes for kept in _KEPT.values()) > _MOST_BYTES:
+                    _KEPT.pop(next(iter(_KEPT)))
+    return found
+
+
+_KEPT: dict[tuple[Any, ...], Tensor] = {}
+_KEEPING = Lock()
+_MOST_KEPT, _MOST_BYTES = 128, 2**28
+
+
+def _device_keys(device: torch.device, seed: int, draws: range, site: str, call: int) -> Tensor:
+    return keys_on(draw_keys(seed, draws, site, call), device)
+
+
+def _small_masks(
+    device: torch.device,
+    seed: int,
+    draws: range,
+    site: str,
+    call: int,
+    shape: Sequence[int],
+    rate: float,
+    dtype: torch.dtype,
+    scaled: bool,
+) -> Tensor:
+    keys = draw_keys(seed, draws, site, call)
+    if len(draws) * prod(shape) > _COPIED:
+        like = torch.empty((), dtype=dtype, device=device)
+        return masks_from_keys(keys_on(keys, device), shape, rate, like, scaled=scaled)
+    found = masks_from_keys(keys, shape, rate, torch.empty((), dtype=dtype), scaled=scaled)
+    return found.to(device, non_blocking=True)
+
+
+@cache
+def _kernels() -> Any:
+    """The module of kernels for CUDA; None where Triton is not installed."""
+    try:
+        from latedrop.dropout import kernels
+    except ImportError:
+        return None
+    return kernels

@@ -1,0 +1,1 @@
+"""The user's model: its private copy, its sites, and how it is called."""

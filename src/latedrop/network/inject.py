@@ -1,0 +1,163 @@
+"""Dropout on, dropout off: while a context lasts, whoever opened it sees thinned networks; nobody else does.
+
+Calls of the model, and of every module in it, go to a private copy, whose sites are thinned. Whether they do is looked
+up in the context of the caller, its thread or its task: everybody else gets the model itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from threading import Lock
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from latedrop.data.rows import row_count
+from latedrop.dropout.draws import DrawMasks, checked_seed
+from latedrop.errors import DataError, SiteError
+from latedrop.network.network import Network
+from latedrop.network.sites import Rate, Site, rates_by_site
+from latedrop.torch_private import plain_call, reroute_calls, restore_calls
+from latedrop.wrappers import plain_names
+
+__all__ = ["Injection", "inject"]
+
+
+class Injection:
+    """What `inject` yields: which thinned network runs next.
+
+    Attributes:
+        draw: the draw of the next forward pass. It moves on by one with each pass, unless it was fixed.
+    """
+
+    def __init__(self, model: nn.Module, sites: Sequence[Site], rate: Rate, seed: int, draw: int | None) -> None:
+        self.rates = rates_by_site(sites, rate)
+        self.seed = checked_seed(seed)
+        self.draw = draw or 0
+        self.sites = [site for site in sites if self.rates[site.name] > 0]
+        self._fixed = draw is not None
+        self._outer = _injection_of(model)
+        self._network = Network(model, gradients=True)
+        self._network.begin(self.sites, None, None)  # what is wrong with the sites is said at once
+        plain = plain_names(model)
+        layers = self._network.layers
+        self.copies = {module: layers[plain(name)] for name, module in model.named_modules() if plain(name) in layers}
+        self._root = layers[""]
+
+    def call(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """Run what stands for a module of the model; a pass of the whole model is a draw."""
+        copy = self.copies[module]
+        whole = copy is self._root
+        thinner = _Stack([injection for injection in self._lineage() if injection.sites])
+        sites = {site.name: site for injection in self._lineage() for site in injection.sites}
+        now = self._network.begin(list(sites.values()), thinner, _rows((args, kwargs)) if whole else None)
+        with self._network.passing(now):
+            output = plain_call(copy)(*args, **kwargs)  # past a `__call__` of its class, which runs already
+        if whole:
+            for injection in self._lineage():
+                injection.draw += not injection._fixed
+        return output
+
+    def _lineage(self) -> list[Injection]:
+        """Return the injections around this one, the outermost first, and itself."""
+        return [*(self._outer._lineage() if self._outer is not None else ()), self]
+
+
+class _Stack:
+    """Thins by one injection after the other: a `Thinner`."""
+
+    def __init__(self, injections: Sequence[Injection]) -> None:
+        spans = [range(injection.draw, injection.draw + 1) for injection in injections]
+        self._masks = [DrawMasks(i.seed, i.rates, span, span) for i, span in zip(injections, spans, strict=True)]
+
+    def thin(self, site: Site, call: int, value: Tensor, shape: tuple[int, ...], axis: int | None) -> Tensor:
+        """See `Thinner`."""
+        for masks in self._masks:
+            value = masks.thin(site, call, value, shape, axis) if site.name in masks.rates else value
+        return value
+
+    def thin_packed(
+        self, site: Site, call: int, value: Tensor, shape: tuple[int, ...], rows: Tensor, steps: Tensor
+    ) -> Tensor:
+        """See `Thinner`."""
+        for masks in self._masks:
+            value = masks.thin_packed(site, call, value, shape, rows, steps) if site.name in masks.rates else value
+        return value
+
+
+@contextmanager
+def inject(
+    model: nn.Module, sites: Sequence[Site], rate: Rate, seed: int = 0, *, draw: int | None = None
+) -> Iterator[Injection]:
+    """Run `model` as one thinned network per forward pass while the context lasts, for the calling thread or task.
+
+    Args:
+        model: it runs in eval mode inside, as a private copy that is made when the context is entered. The hooks of its
+            layers see their inputs as they are before anything is dropped.
+        sites: from `find_sites`.
+        rate: probability that a unit is dropped; a float, or a mapping from name patterns to floats.
+        seed: with the draw and the site it fixes every mask.
+        draw: the one draw to use for every pass; None runs draw 0, 1, 2, ... one per pass.
+
+    >>> from latedrop import find_sites
+    >>> net = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1))
+    >>> x = torch.ones(1, 2)
+    >>> with inject(net, find_sites(net, x), rate=0.5, draw=7):
+    ...     same = torch.equal(net(x), net(x))
+    >>> same
+    True
+    """
+    if isinstance(model, nn.DataParallel) and len(model.device_ids) > 1:
+        raise SiteError(
+            f"expected a model that runs in one place; found DataParallel on {len(model.device_ids)} devices, which "
+            "runs copies at the same time. Pass its module: inject(model.module, ...)."
+        )
+    injection = Injection(model, sites, rate, seed, draw)
+    token = _ACTIVE.set((*_ACTIVE.get(), injection))
+    try:
+        with _rerouted([m for m in injection.copies if not isinstance(m, torch.jit.ScriptModule)]):
+            yield injection
+    finally:
+        with suppress(ValueError):  # a generator that somebody else closes
+            _ACTIVE.reset(token)
+
+
+def _rows(inputs: Any) -> int | None:
+    """Return how many rows a call has; None where that cannot be told, as of packed sequences."""
+    try:
+        return row_count(inputs)
+    except DataError:
+        return None
+
+
+_ACTIVE: ContextVar[tuple[Injection, ...]] = ContextVar("latedrop_injections", default=())
+_CHANGING = Lock()
+
+
+def _injection_of(module: nn.Module) -> Injection | None:
+    """Return the injection that the caller's context has for a module."""
+    return next((injection for injection in reversed(_ACTIVE.get()) if module in injection.copies), None)
+
+
+def _route(module: nn.Module, call: Any, *args: Any, **kwargs: Any) -> Any:
+    injection = _injection_of(module)
+    return call(*args, **kwargs) if injection is None else injection.call(module, args, kwargs)
+
+
+@contextmanager
+def _rerouted(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Let calls of some modules look for an injection."""
+    done: list[nn.Module] = []
+    try:
+        with _CHANGING:
+            for module in modules:
+                done.append(module)
+                reroute_calls(module, _route)
+        yield
+    finally:
+        with _CHANGING:
+            for module in done:
+                restore_calls(module)

@@ -1,0 +1,254 @@
+"""A private copy of the user's model, which runs in its place.
+
+The copy shares the weights and has everything else to itself: modules, flags, attributes, hooks. It is made once, in
+eval mode, by `copy.deepcopy` with a memo that maps every parameter to an alias of it. The user's model is never run and
+never changed, so there is nothing to put back. Whatever the copy misses (a layer that `forward` reaches through a
+global, say) is an error in the first pass, because a tensor of the original shows up there.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from functools import cache, partial
+from types import CellType, FunctionType, MethodType
+from typing import Any
+from warnings import catch_warnings, filterwarnings
+
+import torch
+from torch import Tensor, fx, nn
+from torch.overrides import TorchFunctionMode
+
+from latedrop.errors import SiteError
+from latedrop.wrappers import bare, is_wrapper
+
+__all__ = ["Guard", "private_copy"]
+
+_SHARED = ("_trainer", "_fabric")  # what Lightning attaches: a trainer with its data, which no forward pass needs
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+_TABLES = (nn.Embedding, nn.EmbeddingBag)
+
+
+def private_copy(model: nn.Module, *, gradients: bool = False) -> nn.Module:
+    """Return a copy of `model` in eval mode that shares its weights, without any wrapper inside.
+
+    Wrappers are those of `torch.compile`, `DataParallel` and DDP. With `gradients` its parameters are those of the
+    model, so that a backward pass reaches them.
+
+    >>> net = nn.Sequential(nn.Linear(2, 3), nn.Dropout())
+    >>> own = private_copy(net)
+    >>> own[0].weight.data_ptr() == net[0].weight.data_ptr(), own.training, net.training
+    (True, False, True)
+    """
+    model = bare(model)
+    with torch.inference_mode(False), catch_warnings():
+        filterwarnings("ignore", ".*LeafSpec", FutureWarning)  # torch's own, of the graphs of exported programs
+        memo = _memo(model, gradients)
+        try:
+            for module in reversed(list(model.modules())):
+                if is_wrapper(module):
+                    memo[id(module)] = copy.deepcopy(bare(module), memo)
+            made: nn.Module = copy.deepcopy(model, memo)
+            for module in model.modules():
+                if isinstance(module, fx.GraphModule):
+                    _complete(module, memo)
+        except Exception as error:
+            raise SiteError(
+                f"expected a model that can be copied; {_culprit(model, memo)} cannot: {type(error).__name__}: {error}."
+                " Detach it from the model, or give its class a __deepcopy__."
+            ) from error
+    for module in made.modules():
+        module.training = False
+        _rebind(module, memo)
+    return made
+
+
+def _memo(model: nn.Module, gradients: bool) -> dict[int, Any]:
+    """Return what `deepcopy` must not copy: by the identity of the original, what stands for it in the copy."""
+    memo: dict[int, Any] = {}
+    for module in model.modules():
+        written = isinstance(module, _TABLES) and module.max_norm is not None  # its forward pass changes the weight
+        for parameter in module.parameters(recurse=False):
+            if written or id(parameter) not in memo:
+                shared = gradients and not written
+                memo[id(parameter)] = parameter if shared else _alias(parameter, own=written)
+        if type(module).__module__.startswith("torch.nn.modules."):
+            memo.update({id(buffer): buffer.detach() for buffer in module.buffers(recurse=False)})
+        for name, value in vars(module).items():
+            if isinstance(value, Tensor) and not value.is_leaf:  # which deepcopy refuses; old-style weight_norm has one
+                memo[id(value)] = value.detach().clone()
+            elif name in _SHARED and value is not None:
+                memo[id(value)] = value
+    return memo
+
+
+def _complete(graph: fx.GraphModule, memo: dict[int, Any]) -> None:
+    """Copy the hooks and attributes of a graph module, which its own `__deepcopy__` leaves out."""
+    state = vars(memo[id(graph)])
+    for name, value in vars(graph).items():
+        if name.startswith(_HOOKS) or name not in state:
+            state[name] = copy.deepcopy(value, memo)
+
+
+def _alias(parameter: Tensor, *, own: bool) -> Tensor:
+    values = parameter.detach().clone() if own else parameter.detach()
+    if type(parameter) is not nn.Parameter:
+        return values
+    alias = nn.Parameter(values, requires_grad=False)
+    vars(alias).update(vars(parameter))
+    return alias
+
+
+def _rebind(module: nn.Module, memo: Mapping[int, Any]) -> None:
+    """Let functions that a copied module holds refer to the copy: `deepcopy` takes functions as they are."""
+    state = vars(module)
+    for name, function in _uncompiled_methods(type(module)).items():
+        state.setdefault(name, MethodType(function, module))
+    for name, value in list(state.items()):
+        if isinstance(value, (FunctionType, partial)):
+            state[name] = _rebound(value, memo)
+        elif name in _HOOKS and value:
+            state[name] = type(value)((key, _rebound(hook, memo)) for key, hook in value.items())
+
+
+def _rebound(value: Any, memo: Mapping[int, Any], depth: int = 0) -> Any:
+    """Return `value` with the modules and tensors of the original replaced by those of the copy, also in closures."""
+    if id(value) in memo or depth > 8:
+        return memo.get(id(value), value)
+    again = partial(_rebound, memo=memo, depth=depth + 1)
+    if isinstance(value, MethodType):
+        owner = again(value.__self__)
+        return value if owner is value.__self__ else MethodType(value.__func__, owner)
+    if isinstance(value, partial):
+        new = again(value.func), again(value.args), again(value.keywords)
+        changed = any(a is not b for a, b in zip(new, (value.func, value.args, value.keywords), strict=True))
+        return type(value)(new[0], *new[1], **new[2]) if changed else value
+    if isinstance(value, FunctionType):
+        if (before := getattr(value, "_torchdynamo_orig_callable", None)) is not None:
+            return again(before)
+        contents = [_content(cell) for cell in value.__closure__ or ()]
+        cells = [again(content) for content in contents]
+        defaults = again(value.__defaults__)
+        if defaults is value.__defaults__ and all(a is b for a, b in zip(cells, contents, strict=True)):
+            return value
+        closure = tuple(CellType(cell) for cell in cells)
+        made = FunctionType(value.__code__, value.__globals__, value.__name__, defaults, closure)
+        made.__kwdefaults__ = value.__kwdefaults__
+        return made
+    if type(value) in (tuple, list) and len(value) < 1000:
+        items = [again(item) for item in value]
+        return value if all(a is b for a, b in zip(items, value, strict=True)) else type(value)(items)
+    if type(value) is dict and len(value) < 1000:
+        named = {key: again(item) for key, item in value.items()}
+        return value if all(named[key] is value[key] for key in value) else named
+    return value
+
+
+def _content(cell: CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # empty
+        return None
+
+
+@cache
+def _uncompiled_methods(kind: Any) -> dict[str, Any]:
+    """Return the methods of a class that `torch.compile` decorates, as they were before."""
+    methods = {name: item for base in reversed(kind.__mro__) for name, item in vars(base).items()}
+    found = {name: getattr(item, "_torchdynamo_orig_callable", None) for name, item in methods.items()}
+    return {name: function for name, function in found.items() if function is not None}
+
+
+def _culprit(model: nn.Module, memo: dict[int, Any]) -> str:
+    """Return the name of an attribute that `deepcopy` refuses."""
+    for name, module in model.named_modules():
+        for key, value in vars(module).items():
+            try:
+                copy.deepcopy(value, dict(memo))
+            except Exception:
+                if key != "_modules":
+                    return f"{'.'.join(filter(None, (name, key)))} ({type(value).__name__})"
+    return type(model).__name__
+
+
+class Guard(TorchFunctionMode):
+    """Raises where a tensor of the original is used inside a pass of the copy; also notes what a pass does.
+
+    Attributes:
+        random: whether the model drew random numbers of its own.
+        derives: whether it differentiated inside its `forward`.
+        reads: whether its Python code read values of tensors, which may decide what runs.
+        decides: whether such a value depended on weights.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+        self._names = {id(tensor): name for name, tensor in named}
+        self.random = self.derives = self.reads = self.decides = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """See `TorchFunctionMode`."""
+        kwargs = kwargs or {}
+        values = [*args, *kwargs.values()]
+        for value in values:
+            for tensor in value if type(value) in (list, tuple) else (value,):
+                if id(tensor) in self._names and isinstance(tensor, Tensor):
+                    self._raise(self._names[id(tensor)])
+        name = getattr(func, "__name__", "").partition(".")[0]
+        if name in _READING or (name == "__getitem__" and _by_mask(args[1])):
+            self.reads = True
+            self.decides |= bool(args) and isinstance(args[0], Tensor) and args[0].requires_grad
+        elif name in _SEEDED:
+            self.random |= _SEEDED[name](args, kwargs) and kwargs.get("generator") is None
+        elif func in (torch.autograd.grad, torch.autograd.backward, Tensor.backward):
+            self.derives = True
+        return func(*args, **kwargs)
+
+    @staticmethod
+    def _raise(name: str) -> None:
+        owner, _, last = name.rpartition(".")
+        raise SiteError(
+            f"expected a model that reaches its layers through its own attributes; its forward pass used {last!r} of "
+            f"{owner or 'the model'} past them, as through a global variable or an object that holds the original. "
+            "latedrop runs a private copy, in which that layer would be the original's. Store it as an attribute of "
+            "the model (self.layer = ...), or wrap the model in a module."
+        )
+
+
+def _by_mask(index: Any) -> bool:
+    parts = index if isinstance(index, tuple) else (index,)
+    return any(isinstance(part, Tensor) and part.dtype in (torch.bool, torch.uint8) for part in parts)
+
+
+_READING = frozenset(
+    "__bool__ __int__ __float__ __index__ item tolist numpy nonzero masked_select unique unique_consecutive bincount "
+    "repeat_interleave _pack_padded_sequence equal allclose __contains__".split()
+)
+"""Functions that look at values of tensors, or whose result has a size that depends on values."""
+
+
+def _always(args: Any, kwargs: Any) -> bool:
+    return True
+
+
+def _in_training(args: Any, kwargs: Any) -> bool:
+    rate = kwargs.get("p", args[1] if len(args) > 1 else 0.5)
+    return bool(kwargs.get("training", kwargs.get("train", args[2] if len(args) > 2 else False)) and rate)
+
+
+def _with_dropout(args: Any, kwargs: Any) -> bool:
+    return bool(kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0))
+
+
+_NOISE = (
+    "rand randn randint randperm rand_like randn_like randint_like bernoulli bernoulli_ multinomial normal normal_ "
+    "poisson uniform_ exponential_ geometric_ cauchy_ log_normal_ random_ gumbel_softmax"
+)
+_SEEDED: dict[str, Callable[[Any, Any], bool]] = {
+    **dict.fromkeys(_NOISE.split(), _always),
+    **dict.fromkeys(("dropout", "alpha_dropout", "feature_alpha_dropout", "dropout1d", "dropout2d"), _in_training),
+    **dict.fromkeys(("dropout3d", "feature_dropout", "dropout_", "native_dropout"), _in_training),
+    "scaled_dot_product_attention": _with_dropout,
+}
+"""Functions that draw from the global generators, each with a test of its arguments."""

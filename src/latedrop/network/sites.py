@@ -1,0 +1,178 @@
+"""Sites: the places where dropout goes, and their rates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from fnmatch import fnmatchcase
+from math import prod
+from numbers import Real
+from typing import Any, Literal, TypeAlias, get_args
+
+from torch import Tensor, nn
+
+from latedrop.errors import ArgumentError, SiteError
+from latedrop.network.functional import weight_names
+from latedrop.records import Fields, each, flag, or_none, text, whole, wholes, wrong
+from latedrop.wrappers import plain_names
+
+__all__ = ["Kind", "Rate", "Site", "Sites", "missing_sites", "odds_by_site", "rates_by_site", "refuse_nested"]
+
+Kind: TypeAlias = Literal["element", "channel"]
+Rate: TypeAlias = "float | Mapping[str, float]"
+
+_MOST_UNITS = 2**40
+_FIRST: int | None = 0
+
+
+@dataclass(frozen=True)
+class Site:
+    """A place where dropout goes: the input of one weight layer.
+
+    Attributes:
+        name: the layer's name in `model.named_modules()`, less what wrappers add; for a weight without a layer the
+            parameter's name, and where in it the weight starts (`"stack[3]"`).
+        kind: `"element"` masks every unit by itself, `"channel"` whole channels (features).
+        layer: the layer's type, or the torch function that takes the weight.
+        units: shape of the mask for one example, at the probe's input size.
+        calls: how often the layer runs in one forward pass, at most.
+        batch_axis: the axis of the layer's input that counts the examples; None where none does, or where an example
+            has any number of entries, as a graph has nodes.
+        interleaved: True where examples that were folded into another axis alternate in it.
+        weight: the parameter's name, for a weight without a layer; None where the site is a module.
+        moved: True where examples may lie in another order than that of the inputs, as in a model that sorts them.
+        coupled: True where draws cannot share a batch: the output of a row depends on the rows beside it, or what came
+            out of weights decides which layers run.
+        skipped: True where the layer does not run for every batch.
+    """
+
+    name: str
+    kind: Kind
+    layer: str
+    units: tuple[int, ...]
+    calls: int = 1
+    batch_axis: int | None = 0
+    interleaved: bool = False
+    weight: str | None = None
+    moved: bool = False
+    coupled: bool = False
+    skipped: bool = False
+
+    @property
+    def count(self) -> int:
+        """Number of units that one mask covers."""
+        return prod(self.units)
+
+    def place(self, unit: int) -> tuple[int, ...]:
+        """The position of a unit, counted flat, in the mask; led by the call where the layer runs several times."""
+        call, unit = divmod(unit, self.count)
+        places: list[int] = []
+        for size in reversed(self.units):
+            unit, index = divmod(unit, size)
+            places.insert(0, index)
+        return (call, *places) if self.calls > 1 and self.kind == "element" else tuple(places)
+
+
+class Sites(tuple[Site, ...]):
+    """Sites in execution order; prints as a table."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        rows = [("site", "layer", "masks", "units", "calls")]
+        rows += [(s.name, s.layer, s.kind, f"{s.count} = " + " x ".join(map(str, s.units)), str(s.calls)) for s in self]
+        widths = [max(len(row[i]) for row in rows) for i in range(5)]
+        return "\n".join("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows)
+
+    __repr__ = __str__
+
+    def to_list(self) -> list[dict[str, Any]]:
+        """Plain data for JSON."""
+        usual = {"weight": None, "moved": False, "coupled": False, "skipped": False}
+        rows = ({**asdict(site), "units": list(site.units)} for site in self)
+        return [{k: v for k, v in row.items() if k not in usual or v != usual[k]} for row in rows]
+
+    @classmethod
+    def from_list(cls, rows: Any, name: str = "sites") -> Sites:
+        """The inverse of `to_list`; `DataError` where a field is not as it should be."""
+        found = cls(each(_site_from)(rows, name))
+        names = [site.name for site in found]
+        if len(set(names)) < len(names):
+            wrong(name, "a list of sites that differ", names)
+        return found
+
+
+def _site_from(row: Any, name: str) -> Site:
+    fields = Fields(row, name)
+    site = Site(
+        name=fields.take("name", text),
+        kind=fields.take("kind", text, among=get_args(Kind)),  # type: ignore[arg-type]
+        layer=fields.take("layer", text),
+        units=fields.take("units", wholes, least=1, most=_MOST_UNITS),
+        calls=fields.maybe("calls", 1, whole, least=1, most=_MOST_UNITS),
+        batch_axis=fields.maybe("batch_axis", _FIRST, or_none(whole), least=0, most=64),
+        interleaved=fields.maybe("interleaved", False, flag),
+        weight=fields.maybe("weight", None, or_none(text)),
+        moved=fields.maybe("moved", False, flag),
+        coupled=fields.maybe("coupled", False, flag),
+        skipped=fields.maybe("skipped", False, flag),
+    )
+    fields.end()
+    return site
+
+
+def missing_sites(model: nn.Module, sites: Sequence[Site], *, same_type: bool = False) -> list[str]:
+    """Return the names of the sites whose layer or weight a model lacks; with `same_type`, or has as another type."""
+    plain = plain_names(model)
+    modules = {plain(name): module for name, module in model.named_modules()}
+    weights = weight_names(model) if any(site.weight is not None for site in sites) else set()
+    there = {s.name: s.weight in weights if s.weight is not None else s.name in modules for s in sites}
+    if same_type:
+        there.update({s.name: type(modules.get(s.name)).__name__ == s.layer for s in sites if s.weight is None})
+    return [name for name, known in there.items() if not known]
+
+
+def refuse_nested(name: str, *inputs: Tensor) -> None:
+    """Raise `SiteError` where the input of a layer is a nested tensor."""
+    if any(value.is_nested for value in inputs):
+        raise SiteError(
+            f"expected a plain tensor as the input of layer {name!r}; found a nested one, of rows of several sizes, in "
+            "which units cannot be told apart. Leave the layer out with select=, or pad the rows."
+        )
+
+
+def rates_by_site(sites: Sequence[Site], rate: Rate) -> dict[str, float]:
+    """The rate of each site, by name.
+
+    In a mapping an exact name wins over patterns, and an earlier pattern over a later one; a site that
+    nothing matches keeps rate 0.
+
+    >>> sites = [Site("a.fc", "element", "Linear", (4,)), Site("b.fc", "element", "Linear", (4,))]
+    >>> rates_by_site(sites, {"a.*": 0.1})
+    {'a.fc': 0.1, 'b.fc': 0.0}
+    """
+    names = [site.name for site in sites]
+    if not isinstance(rate, Mapping):
+        return dict.fromkeys(names, _checked_rate(rate))
+    for pattern, value in rate.items():
+        _checked_rate(value)
+        if not any(name == pattern or fnmatchcase(name, pattern) for name in names):
+            raise ArgumentError(
+                f"expected every pattern of the rate mapping to match a site; {pattern!r} matches none of {names}."
+            )
+    return {name: rate[name] if name in rate else _by_pattern(name, rate) for name in names}
+
+
+def odds_by_site(sites: Sequence[Site], rate: Rate) -> tuple[float, ...]:
+    """`rate / (1 - rate)` of every site: the variance of a mask of mean 1."""
+    return tuple(value / (1 - value) for value in rates_by_site(sites, rate).values())
+
+
+def _checked_rate(rate: Any) -> float:
+    if isinstance(rate, bool) or not isinstance(rate, Real) or not 0 <= float(rate) < 1:
+        raise ArgumentError(f"expected a rate in [0, 1); found {rate!r}. A rate is the probability that a unit drops.")
+    return float(rate)
+
+
+def _by_pattern(name: str, rate: Mapping[str, float]) -> float:
+    return next((float(value) for pattern, value in rate.items() if fnmatchcase(name, pattern)), 0.0)

@@ -1,0 +1,1 @@
+"""Mean and variance of every output unit from one forward pass."""

@@ -1,0 +1,282 @@
+"""How operators act on a mean and a variance: one rule for each aten operator that `propagate` can follow.
+
+All units are taken as independent. With `X = (m, v)` and `w`, `c` constants,
+
+    linear      w · X + c    mean w · m + c,    variance w^2 · v
+    product     X · Y        mean m_x · m_y,    variance v_x · m_y^2 + m_x^2 · v_y + v_x · v_y
+    nonlinear   f(X)         the moments of `f` under the Gaussian `N(m, v)`
+    maximum     max(X, Y)    the moments of the larger Gaussian, two units at a time
+    norms                    linear, with their statistics (those of `m` where none are stored) as constants
+
+With `v = 0` every rule gives what the plain operator gives for `m`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from latedrop.propagation.gaussian import TwoMoments, clamped, larger, piecewise_linear, smooth
+from latedrop.propagation.pairs import NoRule, Pair, aten, declared, each, has_pair, mean_of, rule, variance_of, widened
+
+__all__ = ["NoRule", "Pair", "has_pair"]
+
+
+@rule(
+    *("_reshape_alias", "_unsafe_view", "alias", "channel_shuffle", "clone", "col2im", "cumsum", "detach", "diagonal"),
+    *("expand", "flip", "gather", "im2col", "index", "index_select", "max_unpool2d", "max_unpool3d", "permute"),
+    *("pixel_shuffle", "pixel_unshuffle", "repeat", "roll", "rot90", "select", "slice", "split", "split_with_sizes"),
+    *("squeeze", "sum", "t", "transpose", "tril", "triu", "unbind", "unfold", "unsqueeze", "view", "zero"),
+    *(f"{kind}_pad{axes}d" for kind in ("reflection", "replication") for axes in (1, 2, 3)),
+    *(f"{kind}{axes}d" for kind in ("upsample_nearest", "_upsample_nearest_exact") for axes in (1, 2, 3)),
+)
+def _moved(op: Any, x: Pair, *args: Any, **kwargs: Any) -> Any:
+    """Move, copy or sum units: variances go where the means go."""
+    m, v = op(x.m, *args, **kwargs), op(x.v, *args, **kwargs)
+    return Pair(m, v) if isinstance(m, Tensor) else [Pair(*both) for both in zip(m, v, strict=True)]
+
+
+@rule("cat", "stack", "copy", "where", "index_add", "scatter_add")
+def _joined(op: Any, *args: Any, **kwargs: Any) -> Pair:
+    """Put pairs and constants, which have no variance, side by side; or sum the messages that arrive at a node."""
+    if kwargs.get("alpha", 1) != 1:
+        raise NoRule(f"the operator {op} with a factor")
+    index = {"where": 0, "index_add": 2, "scatter_add": 2}.get(declared(op).name)
+    variances = [value if i == index else each(value, variance_of) for i, value in enumerate(args)]
+    return Pair(op(*each(args, mean_of), **kwargs), op(*variances, **kwargs))
+
+
+@rule("as_strided")
+def _laid_out(op: Any, x: Pair, size: Sequence[int], stride: Sequence[int], *offset: Any) -> Pair:
+    """Return `x` where only axes of one entry get other strides, as pooling to one pixel does for channels-last."""
+    changes = (n > 1 and new != old for n, new, old in zip(size, stride, x.m.stride(), strict=False))
+    if x.shape != tuple(size) or offset or any(changes):
+        raise NoRule(f"the operator {op}")
+    return x
+
+
+@rule("_to_copy")
+def _converted(op: Any, x: Pair, *, dtype: torch.dtype | None = None, **kwargs: Any) -> Pair:
+    if dtype is not None and not dtype.is_floating_point:
+        raise NoRule(f"a conversion to {dtype}")
+    wide = dtype and torch.promote_types(dtype, torch.float32)  # the pair gets its half dtype afterwards
+    return Pair(op(x.m, dtype=wide, **kwargs), op(x.v, dtype=wide, **kwargs))
+
+
+@rule("new_empty", "new_zeros", "new_ones", "new_full", "empty_like", "zeros_like", "ones_like", "full_like")
+def _constant(op: Any, x: Pair, *args: Any, **kwargs: Any) -> Tensor:
+    """Return a pair without variance, since the model may write random values into it."""
+    new: Tensor = widened(op(x.m, *args, **kwargs))
+    return Pair(new, torch.zeros_like(new)) if new.is_floating_point() else new
+
+
+@rule("fill", "masked_fill", "constant_pad_nd")
+def _filled(op: Any, x: Pair, *args: Any) -> Pair:
+    if op is aten.constant_pad_nd.default and len(args) == 1:
+        args = (*args, 0.0)
+    *place, value = args
+    if isinstance(value, Pair):
+        raise NoRule(f"the operator {op} with a random value to fill in")
+    return Pair(op(x.m, *place, value), op(x.v, *place, torch.zeros_like(value) if isinstance(value, Tensor) else 0.0))
+
+
+@rule("add", "sub", "rsub", elementwise=True)
+def _add(op: Any, a: Any, b: Any, alpha: float = 1) -> Pair:
+    factors = {"add": (1, alpha), "sub": (1, -alpha), "rsub": (-alpha, 1)}[declared(op).name]
+    m = op(mean_of(a), mean_of(b), alpha=alpha)
+    if a is b:
+        return Pair(m, a.v * sum(factors) ** 2)
+    _check_apart(op, a, b)
+    return Pair(m, sum(x.v * factor**2 for x, factor in zip((a, b), factors, strict=True) if isinstance(x, Pair)))
+
+
+@rule("neg", elementwise=True)
+def _neg(op: Any, x: Pair) -> Pair:
+    return Pair(op(x.m), x.v.clone())
+
+
+@rule("div", elementwise=True)
+def _div(op: Any, a: Any, b: Any, rounding_mode: str | None = None) -> Pair:
+    if isinstance(b, Pair):
+        raise NoRule("a division by a random value")
+    if rounding_mode is not None:
+        raise NoRule(f"a division rounded by {rounding_mode}")
+    return Pair(op(a.m, b), a.v / b / b)
+
+
+@rule("mul", elementwise=True)
+def _mul(op: Any, a: Any, b: Any) -> Pair:
+    if a is b:
+        return Pair(*smooth(torch.square, a.m, a.v))
+    _check_apart(op, a, b)
+    return _matmul(op, a, b)
+
+
+@rule("mm", "bmm", "mv", "dot")
+def _matmul(op: Any, a: Any, b: Any) -> Pair:
+    return Pair(op(mean_of(a), mean_of(b)), _product_variance(op, a, b))
+
+
+@rule("addmm", "baddbmm")
+def _addmm(op: Any, c: Any, a: Any, b: Any, *, beta: float = 1, alpha: float = 1) -> Pair:
+    v = _product_variance(aten.mm if op is aten.addmm.default else aten.bmm, a, b) * alpha**2
+    return Pair(op(mean_of(c), mean_of(a), mean_of(b), beta=beta, alpha=alpha), v + variance_of(c) * beta**2)
+
+
+@rule("convolution")
+def _convolution(op: Any, x: Any, weight: Any, bias: Any, *rest: Any) -> Pair:
+    v = _product_variance(lambda a, b: op(a, b, None, *rest), x, weight)
+    return Pair(op(mean_of(x), mean_of(weight), bias, *rest), v.clamp_min(0))  # fast algorithms can dip below 0
+
+
+def _product_variance(op: Any, a: Any, b: Any) -> Any:
+    """Return the variance of an operator that sums products of a unit of `a` and a unit of `b`."""
+    v: Any = 0
+    if isinstance(a, Pair):
+        v = op(a.v, b.m.square() + b.v if isinstance(b, Pair) else b * b)
+    if isinstance(b, Pair):
+        v = v + op(mean_of(a) * mean_of(a), b.v)
+    return v
+
+
+def _check_apart(op: Any, a: Any, b: Any) -> None:
+    if isinstance(a, Pair) and isinstance(b, Pair) and a.units is b.units:
+        raise NoRule(
+            f"the operator {op} on two functions of the same units, such as x * sigmoid(x), which are far from "
+            "independent (a built-in activation, such as nn.SiLU, has a rule of its own),"
+        )
+
+
+@rule("mean")
+def _mean(op: Any, x: Pair, *args: Any, **kwargs: Any) -> Pair:
+    m = op(x.m, *args, **kwargs)
+    return Pair(m, op(x.v, *args, **kwargs) * (m.numel() / x.m.numel()))
+
+
+@rule("avg_pool2d", "avg_pool3d")
+def _avg_pool(op: Any, x: Pair, *args: Any) -> Pair:
+    args = (*args, *((), 0, False, True, None)[len(args) - 1 :])
+    ones = x.m.new_ones((1,) * (x.dim() - len(args[0])) + x.shape[-len(args[0]) :])
+    weight = op(ones, *args) / op(ones, *args[:-1], 1)
+    return Pair(op(x.m, *args), op(x.v, *args) * weight)
+
+
+@rule(
+    *("_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "upsample_linear1d", "upsample_bilinear2d"),
+    *("upsample_trilinear3d", "upsample_bicubic2d", "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"),
+)
+def _separable(op: Any, x: Pair, size: Sequence[int], *settings: Any) -> Pair:
+    """Follow a linear operator that works on the last axes one by one: the variance takes the square of each matrix."""
+    v, axes = x.v, len(size)
+    for i in range(axes):
+        n, before, after = v.shape[i - axes], [2] * i, [2] * (axes - 1 - i)  # antialiasing is wrong for a width of 1
+        scales = [scale if j == i else None for j, scale in enumerate(settings[1:])]
+        eye = torch.eye(n, dtype=v.dtype, device=v.device).reshape(1, n, *[1] * i, n, *[1] * len(after))
+        lines = op(eye.expand(1, n, *before, n, *after), [*before, size[i], *after], *settings[:1], *scales)
+        matrix = lines.reshape(n, 2**i, size[i], -1)[:, 0, :, 0]
+        v = (v.movedim(i - axes, -1) @ matrix.square()).movedim(-1, i - axes)
+    return Pair(op(x.m, size, *settings), v)
+
+
+@rule("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm")
+def _batch_norm(op: Any, x: Pair, w: Any, b: Any, mean: Any, var: Any, measured: bool, _: float, eps: float) -> Any:
+    """Scale by the stored statistics; where none are stored (instance norm), those of `m` are `measured`."""
+    m, _, rstd = aten.native_batch_norm(x.m, w, b, *((None, None) if measured else (mean, var)), measured, 0.0, eps)
+    scale = (rstd if measured else (var + eps).rsqrt()) * (1 if w is None else w)
+    v = x.v * scale.square().reshape(-1, *[1] * (x.dim() - 2))
+    return (Pair(m, v), *(x.m.new_empty(0) for _ in range(1, declared(op).returns)))
+
+
+@rule("native_layer_norm")
+def _layer_norm(op: Any, x: Pair, shape: Sequence[int], w: Any, b: Any, eps: float) -> Any:
+    m, mean, rstd = op(x.m, shape, w, b, eps)
+    return Pair(m, x.v * (rstd * (1 if w is None else w)).square()), mean, rstd
+
+
+@rule("native_group_norm")
+def _group_norm(op: Any, x: Pair, w: Any, b: Any, n: int, c: int, size: int, groups: int, eps: float) -> Any:
+    m, mean, rstd = op(x.m, w, b, n, c, size, groups, eps)
+    scale = rstd.repeat_interleave(c // groups, 1) * (1 if w is None else w)
+    return Pair(m, x.v * scale.square().reshape(n, c, *[1] * (x.dim() - 2))), mean, rstd
+
+
+@rule("relu", "abs", "leaky_relu", "_prelu_kernel", elementwise=True)
+def _piecewise_linear(op: Any, x: Pair, *slopes: Any) -> Pair:
+    (slope,) = slopes or ({"relu": 0, "abs": -1}.get(declared(op).name, 0.01),)
+    return Pair(*piecewise_linear(lambda m: op(m, *slopes), x.m, x.v, slope))
+
+
+@rule("clamp", "clamp_min", "clamp_max", "hardtanh", elementwise=True)
+def _clamp(op: Any, x: Pair, *limits: Any) -> Pair:
+    if any(isinstance(limit, Tensor) for limit in limits):
+        raise NoRule(f"the operator {op}")
+    if op is aten.hardtanh.default:
+        limits = (*limits, *(-1, 1)[len(limits) :])
+    low, high = (None, *limits) if op is aten.clamp_max.default else (*limits, None)[:2]
+    return Pair(*clamped(x.m, x.v, None if low == -inf else low, None if high == inf else high))
+
+
+@rule("hardsigmoid", elementwise=True)
+def _hardsigmoid(op: Any, x: Pair) -> Pair:
+    return Pair(*clamped(x.m / 6 + 0.5, x.v / 36, 0.0, 1.0))
+
+
+@rule(
+    *("sigmoid", "tanh", "gelu", "silu", "softplus", "elu", "celu", "mish", "hardswish", "exp", "erf", "sin", "cos"),
+    "pow",
+    elementwise=True,
+)
+def _smooth(op: Any, x: Any, *args: Any, **kwargs: Any) -> Pair:
+    if declared(op).name == "pow" and (isinstance(args[0], Tensor) or args[0] not in (1, 2, 3)):
+        raise NoRule(f"the operator {op} with an exponent other than 1, 2 and 3")
+    return Pair(*smooth(lambda m: op(m, *args, **kwargs), x.m, x.v))
+
+
+@rule("log_sigmoid_forward")
+def _log_sigmoid(op: Any, x: Pair) -> tuple[Pair, Tensor]:
+    return Pair(*smooth(F.logsigmoid, x.m, x.v)), x.m.new_empty(0)
+
+
+@rule("glu")
+def _glu(op: Any, x: Pair, axis: int = -1) -> Pair:
+    (m, gate), (v, gate_v) = x.m.chunk(2, axis), x.v.chunk(2, axis)
+    return _matmul(aten.mul, Pair(m, v), Pair(*smooth(torch.sigmoid, gate, gate_v)))
+
+
+@rule("maximum")
+def _maximum(op: Any, a: Any, b: Any) -> Pair:
+    _check_apart(op, a, b)
+    return Pair(*larger((mean_of(a), variance_of(a)), (mean_of(b), variance_of(b))))
+
+
+@rule("max_pool2d_with_indices", "max_pool3d_with_indices")
+def _max_pool(op: Any, x: Pair, *args: Any) -> tuple[Pair, Tensor]:
+    """Pool one axis after the other; the indices are those of the means."""
+    kernel, stride, padding, dilation = (*args[:4], *((), [0], [1])[len(args) - 1 :])[:4]
+    plain, indices = op(x.m, *args)
+    axes = len(kernel)
+    settings = [values if len(values) == axes else [*values] * axes for values in (stride or kernel, padding, dilation)]
+    both: TwoMoments = (x.m, x.v)
+    for axis, *window in zip(range(-axes, 0), kernel, *settings, strict=True):
+        both = _largest(both, axis, plain.shape[axis], *window)
+    return Pair(*both), indices
+
+
+def _largest(both: TwoMoments, axis: int, out: int, size: int, stride: int, padding: int, dilation: int) -> TwoMoments:
+    """Return the moments of the largest unit of each window along one axis, comparing two at a time."""
+    span = (out - 1) * stride + 1
+    short = span + dilation * (size - 1) - padding - both[0].shape[axis]
+    pad = [0, 0] * (-axis - 1) + [padding, max(short, 0)]
+    lowest = torch.finfo(both[0].dtype).min / 4  # not -inf, whose differences are NaN
+    padded = F.pad(both[0], pad, value=lowest), F.pad(both[1], pad)
+    m, v = ([aten.slice(t, axis, i * dilation, i * dilation + span, stride) for i in range(size)] for t in padded)
+    rivals = list(zip(m, v, strict=True))
+    while len(rivals) > 1:
+        unpaired = rivals[-1:] if len(rivals) % 2 else []
+        rivals = [larger(a, b) for a, b in zip(rivals[::2], rivals[1::2], strict=False)] + unpaired
+    return rivals[0]

@@ -1,0 +1,182 @@
+"""The only file that touches torch's private parts."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from threading import RLock
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten
+
+from latedrop.switches import held
+
+__all__ = [
+    "Operator",
+    "Watching",
+    "being_traced",
+    "leaves_and_structure",
+    "operator_of",
+    "plain_call",
+    "plain_function",
+    "reroute_calls",
+    "restore_calls",
+    "set_grad",
+    "traced",
+    "version_of",
+    "wrapper_tensor",
+]
+
+leaves_and_structure: Callable[[Any], tuple[list[Any], Any]] = tree_flatten
+"""From nested tuples, lists and dicts to their leaves, and to what puts others in their place (`.unflatten`)."""
+
+plain_function = torch._C._disabled_torch_function_impl
+"""What a subclass has as `__torch_function__` where it acts on operators alone."""
+
+
+@dataclass(frozen=True)
+class Operator:
+    """What an operator of torch says of itself.
+
+    Attributes:
+        name: without its namespace.
+        arguments, defaults: the names of its arguments, in order; the defaults of some.
+        written: the names of the arguments that it changes.
+        overload, returns: the name of the variant; how many results it has.
+    """
+
+    name: str
+    arguments: tuple[str, ...]
+    defaults: Mapping[str, Any]
+    written: tuple[str, ...]
+    overload: str
+    returns: int
+
+
+@cache
+def operator_of(func: Any) -> Operator | None:
+    """Return the declaration of an operator (`torch.ops.aten...`); None for any other function."""
+    declared = getattr(func, "_schema", None)
+    if declared is None:
+        return None
+    arguments = declared.arguments
+    return Operator(
+        name=declared.name.partition("::")[2],
+        arguments=tuple(argument.name for argument in arguments),
+        defaults={argument.name: argument.default_value for argument in arguments if argument.has_default_value()},
+        written=tuple(a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write),
+        overload=declared.overload_name or "default",
+        returns=len(declared.returns),
+    )
+
+
+class Watching(TorchDispatchMode):
+    """Tells `seen(operator, args, kwargs, result)` of every operator that this thread runs inside."""
+
+    def __init__(self, seen: Callable[[Operator | None, Any, Any, Any], None]) -> None:
+        super().__init__()
+        self._seen = seen
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """See `TorchDispatchMode`."""
+        result = func(*args, **(kwargs or {}))
+        self._seen(operator_of(func), args, kwargs or {}, result)
+        return result
+
+
+def wrapper_tensor(cls: type[Tensor], like: Tensor, dtype: torch.dtype) -> Any:
+    """Return a tensor of a subclass with the shape, strides and device of `like`, and no memory."""
+    return Tensor._make_wrapper_subclass(cls, like.shape, strides=like.stride(), dtype=dtype, device=like.device)
+
+
+def version_of(tensor: Tensor) -> int:
+    """Return how often a tensor was changed in place; 0 where torch does not count, as in inference mode."""
+    return 0 if tensor.is_inference() else int(tensor._version)
+
+
+_TRACING = RLock()  # torch traces for all threads at once
+
+
+def traced(
+    function: Callable[..., Any], arguments: list[Tensor], rules: Mapping[Any, Any] | None = None
+) -> torch.fx.GraphModule:
+    """Return a function of tensors, which may differentiate, as a graph of operators without side effects."""
+    with _TRACING, held(_exporting, "exporting"):
+        graph = make_fx(function)(*arguments)  # first as it is: what the model's code keeps must not be wrapped
+        with torch.autocast(arguments[0].device.type, enabled=False):  # what is cast, is cast in the graph
+            return make_fx(torch.func.functionalize(graph), dict(rules or {}))(*arguments)
+
+
+@contextmanager
+def _exporting() -> Iterator[None]:
+    """Models that ask `torch.compiler` whether they are exported look at no values inside."""
+    flags = dict.fromkeys(("_is_exporting_flag", "_is_compiling_flag"), True)
+    vars(torch.compiler).update(flags)
+    try:
+        yield
+    finally:
+        vars(torch.compiler).update(dict.fromkeys(flags, False))
+
+
+def being_traced() -> bool:
+    """Return True while `traced` runs in this thread: values are not to be looked at then."""
+    if not torch._C._len_torch_dispatch_stack():  # no mode at all is quickly seen
+        return False
+    return sys.modules["torch.fx.experimental.proxy_tensor"].get_proxy_mode() is not None
+
+
+set_grad = torch._C._set_grad_enabled
+"""What `no_grad` and its relatives call, as a mode of torch functions sees it."""
+
+
+def reroute_calls(module: nn.Module, route: Callable[..., Any]) -> None:
+    """Let every call of a module go to `route(module, call, ...)`, with `call` what it would have been.
+
+    As often as this was called, `restore_calls` must be, too.
+    """
+    state = vars(module)
+    name = "_compiled_call_impl" if state.get("_compiled_call_impl") is not None else "_call_impl"
+    if not isinstance(state.get(name), _Route):
+        state[name] = _Route(module, getattr(module, name), route)
+    state[name].count += 1
+
+
+def restore_calls(module: nn.Module) -> None:
+    """Let calls go where they went before `reroute_calls`, once nobody else wants otherwise."""
+    state = vars(module)
+    for name in ("_compiled_call_impl", "_call_impl"):
+        rerouted = state.get(name)
+        if isinstance(rerouted, _Route):
+            rerouted.count -= 1
+            if rerouted.count == 0:
+                state.pop(name)
+                if name == "_compiled_call_impl":
+                    state[name] = rerouted.call
+
+
+class _Route:
+    """Stands where a module's call would. A copy of the module, made meanwhile, has its own call."""
+
+    def __init__(self, module: nn.Module, call: Callable[..., Any], route: Callable[..., Any]) -> None:
+        self.module, self.call, self.route, self.count = module, call, route, 0
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.route(self.module, self.call, *args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return plain_call(memo.get(id(self.module), self.module))
+
+    def __reduce__(self) -> Any:
+        return plain_call, (self.module,)
+
+
+def plain_call(module: nn.Module) -> Any:
+    """Return the call of a module as its class has it."""
+    return type(module)._call_impl.__get__(module)
