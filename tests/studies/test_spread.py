@@ -64,6 +64,7 @@ def test_units_ask_ray_for_gpus(ray: Any, monkeypatch: pytest.MonkeyPatch) -> No
         dict(spread({"a": partial(squared, 5)}, Cluster("auto", 0.25)))
 
 
+@pytest.mark.slow
 def test_on_a_cluster(cluster: Any, tmp_path: Path) -> None:
     jobs = {str(n): partial(squared, n) for n in range(5)}
     assert dict(spread({**jobs, "killed": partial(killed_once, tmp_path / "mark")}, Cluster("local"))) == {
@@ -74,6 +75,7 @@ def test_on_a_cluster(cluster: Any, tmp_path: Path) -> None:
     assert cluster.is_initialized()  # whoever began it ends it
 
 
+@pytest.mark.slow
 def test_a_study_on_a_cluster_writes_what_it_writes_here(cluster: Any, tmp_path: Path) -> None:
     import json
 
