@@ -40,7 +40,9 @@ VENV := .venv
 BIN := $(VENV)/$(SCRIPTS)
 PY := $(BIN)/python
 PIP_ARGS := -m pip install --disable-pip-version-check -c constraints.txt
-PIP_INSTALL := $(PY) $(PIP_ARGS)
+# pip says nothing while it unpacks: a dot every five seconds shows that it works.
+DOTS := (while sleep 5; do printf .; done) & trap "kill $$!" EXIT;
+PIP_INSTALL := $(DOTS) $(PY) $(PIP_ARGS)
 PYTEST := $(PY) -m pytest -n $(WORKERS) --maxprocesses 8 --dist loadfile
 BENCH_VENV := .venv-bench
 BENCH_PY := $(BENCH_VENV)/$(SCRIPTS)/python
@@ -105,36 +107,36 @@ clean:  ## remove environments, caches and build products
 # torch goes in first and alone, at its pinned version: any other one may bring gigabytes of CUDA
 # libraries along.
 $(VENV)/.torch: constraints.txt
-	@echo "Installing torch into $(VENV): 0.2 GB to download for CPUs, several with CUDA."
+	@echo "Making $(VENV) and installing torch into it: 0.2 GB to download for CPUs, several with CUDA."
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
-	$(PIP_INSTALL) torch
+	@$(PIP_INSTALL) torch
 	touch $@
 
 # Both installs are editable, so that neither hides the working tree from the other.
 $(VENV)/.demo: $(VENV)/.torch pyproject.toml
 	@echo "Installing what the demo needs: about 0.2 GB to download."
-	$(PIP_INSTALL) -e ".[demo]"
+	@$(PIP_INSTALL) -e ".[demo]"
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.torch pyproject.toml Makefile
-	@echo "Installing what tests and checks need: about 0.6 GB to download."
-	$(PIP_INSTALL) -e ".[all,demo,dev$(RAY)]"
-	@echo "Installing the libraries whose models are tested: about 0.1 GB to download."
-	$(PIP_INSTALL) --no-deps $(MODELS)
+	@echo "Installing what tests and checks need: about 0.5 GB to download."
+	@$(PIP_INSTALL) -e ".[all,demo,dev$(RAY)]"
+	@echo "Installing the libraries whose models are tested: about 0.2 GB to download."
+	@$(PIP_INSTALL) --no-deps $(MODELS)
 	# Off the path: where its operators do not fit this torch, other libraries would fail to import it.
-	$(PIP_INSTALL) --no-deps --upgrade --target $(VENV)/torchvision torchvision
+	@$(PIP_INSTALL) --no-deps --upgrade --target $(VENV)/torchvision torchvision
 	touch $(VENV)/.demo $(VENV)/.docs $@
 
 # The reference imports every module, and so whatever the extras bring.
 $(VENV)/.docs: $(VENV)/.torch pyproject.toml
-	@echo "Installing what the documentation needs: about 0.4 GB to download."
-	$(PIP_INSTALL) -e ".[all,docs]"
+	@echo "Installing what the documentation needs: about 0.3 GB to download."
+	@$(PIP_INSTALL) -e ".[all,docs]"
 	touch $@
 
 # Those that are compared with come last and alone: their requirements contradict each other, and bring another torch.
 $(BENCH_VENV)/.peers: constraints.txt pyproject.toml benchmarks/peers.txt
 	test -x $(BENCH_PY) || $(PYTHON) -m venv $(BENCH_VENV)
-	$(BENCH_PY) $(PIP_ARGS) torch
-	$(BENCH_PY) $(PIP_ARGS) -e ".[crowd,isotonic,pandas]"
-	$(BENCH_PY) $(PIP_ARGS) --no-deps -r benchmarks/peers.txt
+	@$(DOTS) $(BENCH_PY) $(PIP_ARGS) torch
+	@$(DOTS) $(BENCH_PY) $(PIP_ARGS) -e ".[crowd,isotonic,pandas]"
+	@$(DOTS) $(BENCH_PY) $(PIP_ARGS) --no-deps -r benchmarks/peers.txt
 	touch $@
