@@ -1,5 +1,5 @@
 # Every target sets itself up: it makes .venv when there is none, and installs into it again only
-# when pyproject.toml or constraints.txt has changed. Nothing but Python 3.10+, pip and make is needed.
+# when pyproject.toml, constraints.txt or this file has changed. Nothing but Python 3.10+, pip and make is needed.
 # `make bench` has an environment of its own, .venv-bench, as it also holds the libraries it compares with.
 
 # On Windows: make and the shell of Git (Git Bash), as GitHub's machines have them.
@@ -11,12 +11,18 @@ else
 PYTHON ?= python3
 SCRIPTS := bin
 endif
+export PYTHONUTF8 = 1
 DEMO_ARGS ?=
 TEST_ARGS ?=
-# Processes that share the test files; each computes on one thread.
+# Processes that share the test files.
 WORKERS ?= auto
 # Random models that `make fuzz` tries; 3500 take about an hour on one core.
 FUZZ ?= 3500
+# What `make portable` runs under each of SETTINGS: the folders whose results are rounded numbers.
+PORTABLE_ARGS ?= $(addprefix tests/,adapters calibration classes crowd masking model onnx_files package streams terms \
+	variance test_metrics.py test_ranking.py)
+SETTINGS := "" "ATEN_CPU_CAPABILITY=default" "ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2" \
+	"ONEDNN_MAX_CPU_ISA=SSE41 MKL_CBWR=COMPATIBLE" "OMP_NUM_THREADS=2"
 # make bench BENCH=speed BENCH_ARGS="--nets uci_mlp --draws 10"
 BENCH ?= linear costs growth speed
 BENCH_ARGS ?=
@@ -26,19 +32,27 @@ BENCH_ARGS ?=
 MODELS := timm transformers lightning pytorch-lightning segmentation-models-pytorch torchmetrics accelerate \
 	lightning-utilities psutil tokenizers huggingface-hub regex PyYAML httpx2 httpcore2 anyio h11 idna truststore \
 	polars polars-runtime-32 mag-net torchcrepe h5py datasets dill multiprocess xxhash
+# Ray is tested on Linux.
+comma := ,
+RAY := $(if $(filter Linux,$(shell uname -s)),$(comma)ray)
 
 VENV := .venv
 BIN := $(VENV)/$(SCRIPTS)
 PY := $(BIN)/python
-PIP_ARGS := -m pip install --quiet --disable-pip-version-check -c constraints.txt
-PIP_INSTALL := $(PY) $(PIP_ARGS)
+PIP_ARGS := -m pip install --disable-pip-version-check -c constraints.txt
+# pip says nothing while it unpacks: a dot every five seconds shows that it works.
+DOTS := (while sleep 5; do printf .; done) & trap "kill $$!" EXIT;
+PIP_INSTALL := $(DOTS) $(PY) $(PIP_ARGS)
+PYTEST := $(PY) -m pytest -n $(WORKERS) --maxprocesses 8 --dist loadfile
 BENCH_VENV := .venv-bench
 BENCH_PY := $(BENCH_VENV)/$(SCRIPTS)/python
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test slow fuzz lint format docs bench dist clean
+.PHONY: help demo test slow portable skips fuzz lint format docs bench dist clean
 # One pip at a time works on an environment.
 .NOTPARALLEL:
+# Tests run beside each other, each on one thread unless you say otherwise.
+test slow portable fuzz docs: export OMP_NUM_THREADS ?= 1
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -47,13 +61,25 @@ demo: $(VENV)/.demo  ## train a small network on real data and calibrate it
 	$(BIN)/latedrop demo $(DEMO_ARGS)
 
 test: $(VENV)/.dev  ## run the tests and the docstring examples
-	OMP_NUM_THREADS=1 $(PY) -m pytest -m "not slow" -n $(WORKERS) --maxprocesses 8 --dist loadfile $(TEST_ARGS)
+	$(PYTEST) -m "not slow" --junitxml=build/test.xml $(TEST_ARGS)
 
 slow: $(VENV)/.dev  ## run the tests that take long: examples, architectures, ONNX files of them
-	OMP_NUM_THREADS=1 $(PY) -m pytest -m slow -n $(WORKERS) --maxprocesses 8 --dist loadfile $(TEST_ARGS)
+	$(PYTEST) -m slow --junitxml=build/slow.xml $(TEST_ARGS)
+
+portable: $(VENV)/.dev  ## run the numeric tests with other instruction sets and thread counts, for about an hour
+	@said=""; failed=0; \
+	for setting in $(SETTINGS); do \
+		echo "make portable: $${setting:-nothing set}"; \
+		if env $$setting $(PYTEST) -q -m "not slow" $(PORTABLE_ARGS); then found=passed; else found=FAILED; failed=1; fi; \
+		said="$$said$$found: $${setting:-nothing set}\n"; \
+	done; \
+	printf "$$said"; exit $$failed
+
+skips:  ## say what the last `make test` and `make slow` left out, and why; fail where .ci/skips.txt does not list it
+	$(PY) .ci/skips.py build
 
 fuzz: $(VENV)/.dev  ## try the invariants on random models for about an hour
-	OMP_NUM_THREADS=1 LATEDROP_FUZZ=$(FUZZ) $(PY) -m pytest -n 0 tests/package/test_fuzz.py
+	LATEDROP_FUZZ=$(FUZZ) $(PY) -m pytest -n 0 tests/package/test_fuzz.py
 
 lint: $(VENV)/.dev  ## check style, formatting and types
 	$(BIN)/ruff check .
@@ -65,7 +91,7 @@ format: $(VENV)/.dev  ## fix what can be fixed by itself
 	$(BIN)/ruff format .
 
 docs: $(VENV)/.docs  ## build the documentation site: build/site/index.html
-	OMP_NUM_THREADS=1 $(PY) -m sphinx --quiet --fail-on-warning --keep-going --fresh-env --write-all \
+	$(PY) -m sphinx --quiet --fail-on-warning --keep-going --fresh-env --write-all \
 		-b html -d build/doctrees -c docs/site . build/site
 
 bench: $(BENCH_VENV)/.peers  ## run the benchmarks, side by side with other libraries
@@ -81,31 +107,36 @@ clean:  ## remove environments, caches and build products
 # torch goes in first and alone, at its pinned version: any other one may bring gigabytes of CUDA
 # libraries along.
 $(VENV)/.torch: constraints.txt
+	@echo "Making $(VENV) and installing torch into it: 0.2 GB to download for CPUs, several with CUDA."
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
-	$(PIP_INSTALL) torch
+	@$(PIP_INSTALL) torch
 	touch $@
 
 # Both installs are editable, so that neither hides the working tree from the other.
 $(VENV)/.demo: $(VENV)/.torch pyproject.toml
-	$(PIP_INSTALL) -e ".[demo]"
+	@echo "Installing what the demo needs: about 0.2 GB to download."
+	@$(PIP_INSTALL) -e ".[demo]"
 	touch $@
 
-$(VENV)/.dev: $(VENV)/.torch pyproject.toml
-	$(PIP_INSTALL) -e ".[all,demo,dev]"
-	$(PIP_INSTALL) --no-deps $(MODELS)
+$(VENV)/.dev: $(VENV)/.torch pyproject.toml Makefile
+	@echo "Installing what tests and checks need: about 0.5 GB to download."
+	@$(PIP_INSTALL) -e ".[all,demo,dev$(RAY)]"
+	@echo "Installing the libraries whose models are tested: about 0.2 GB to download."
+	@$(PIP_INSTALL) --no-deps $(MODELS)
 	# Off the path: where its operators do not fit this torch, other libraries would fail to import it.
-	$(PIP_INSTALL) --no-deps --upgrade --target $(VENV)/torchvision torchvision
+	@$(PIP_INSTALL) --no-deps --upgrade --target $(VENV)/torchvision torchvision
 	touch $(VENV)/.demo $(VENV)/.docs $@
 
 # The reference imports every module, and so whatever the extras bring.
 $(VENV)/.docs: $(VENV)/.torch pyproject.toml
-	$(PIP_INSTALL) -e ".[all,docs]"
+	@echo "Installing what the documentation needs: about 0.3 GB to download."
+	@$(PIP_INSTALL) -e ".[all,docs]"
 	touch $@
 
 # Those that are compared with come last and alone: their requirements contradict each other, and bring another torch.
 $(BENCH_VENV)/.peers: constraints.txt pyproject.toml benchmarks/peers.txt
 	test -x $(BENCH_PY) || $(PYTHON) -m venv $(BENCH_VENV)
-	$(BENCH_PY) $(PIP_ARGS) torch
-	$(BENCH_PY) $(PIP_ARGS) -e ".[crowd,isotonic,pandas]"
-	$(BENCH_PY) $(PIP_ARGS) --no-deps -r benchmarks/peers.txt
+	@$(DOTS) $(BENCH_PY) $(PIP_ARGS) torch
+	@$(DOTS) $(BENCH_PY) $(PIP_ARGS) -e ".[crowd,isotonic,pandas]"
+	@$(DOTS) $(BENCH_PY) $(PIP_ARGS) --no-deps -r benchmarks/peers.txt
 	touch $@

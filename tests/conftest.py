@@ -1,22 +1,41 @@
-"""Small tensors run faster on one thread, and tests beside each other do not wait for one another."""
+"""Small tensors run faster on one thread, the default here. Ray and its cluster, where a test asks for them."""
 
+import os
+import sys
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 
-torch.set_num_threads(1)
+THREADS = int(os.environ.get("OMP_NUM_THREADS", "1"))
+torch.set_num_threads(THREADS)
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
+def as_many_threads() -> Iterator[None]:
     """What a test sets ends with it."""
     yield
-    if torch.get_num_threads() != 1:
-        torch.set_num_threads(1)
+    if torch.get_num_threads() != THREADS:
+        torch.set_num_threads(THREADS)
 
 
 @pytest.fixture(autouse=True)
 def no_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     """No progress is told, however slow the machine; what a test compares on stderr does not depend on time."""
     monkeypatch.setattr("latedrop.progress._EVERY", float("inf"))
+
+
+@pytest.fixture(scope="module")
+def ray() -> Any:
+    if sys.platform != "linux":
+        pytest.skip("Ray is tested on Linux")
+    return pytest.importorskip("ray")
+
+
+@pytest.fixture(scope="module")
+def cluster(ray: Any) -> Iterator[Any]:
+    """Two workers on this machine."""
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    yield ray
+    ray.shutdown()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -141,15 +140,6 @@ def test_what_cannot_be_is_refused(folder: Path) -> None:
         pytest.raises(ArgumentError, match="depend on how the data are cut"),
     ):
         apart.predictor()
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Any]:
-    """Two workers on this machine."""
-    ray = pytest.importorskip("ray")
-    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-    yield ray
-    ray.shutdown()
 
 
 @pytest.mark.slow

@@ -426,7 +426,7 @@ class TestFilesApart:
             assert (code, "expected --out and --data to be two files" in err) == (2, True)
 
     def test_one_run_at_a_time_adds_to_a_file_of_counts(self, call: Run, home: Path, tmp_path: Path) -> None:
-        pytest.importorskip("fcntl")
+        pytest.importorskip("fcntl", reason="locks of POSIX")
         path = tmp_path / "counts.csv"
         words = ("crowd", "count", home / "frames", "--weights", home / "w.safetensors", "--out", tmp_path)
         with CountFile(path, resume=True):

@@ -124,7 +124,7 @@ def test_folders_inside_are_not_left_out_unseen(tmp_path: Path) -> None:
 
 
 def test_a_thousand_files_are_not_open_at_once(tmp_path: Path) -> None:
-    resource = pytest.importorskip("resource")
+    resource = pytest.importorskip("resource", reason="limits of POSIX")
     path = folder(tmp_path, *(f"{i:04d}.csv" for i in range(80)))
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (64, limits[1]))

@@ -25,7 +25,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return where
 
 
-@pytest.mark.skipif(find_spec("ray") is None or find_spec("pyarrow") is None, reason="needs ray and pyarrow")
+@pytest.mark.usefixtures("ray")
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -50,11 +50,11 @@ def test_wrong_words_are_one_line(
     assert said in " ".join(err.split())
 
 
-@pytest.mark.skipif(find_spec("ray") is not None, reason="ray is installed")
 def test_without_ray_the_extra_is_named(
     folder: Path, monkeypatch: pytest.MonkeyPatch, call: Callable[..., Any]
 ) -> None:
     monkeypatch.chdir(folder)
+    monkeypatch.setattr("latedrop.terminal.find_spec", lambda name: None if name == "ray" else find_spec(name))
     code, _, err = call("predict", "ray_net:net", "cal.json", "--ray", "local", "--data", "rows.csv", "-o", "out")
     assert code == 1
     assert "latedrop[ray]" in err

@@ -5,7 +5,6 @@ With LATEDROP_SCREENSHOTS=FOLDER the pictures of the documentation are written t
 
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,11 +17,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from chromium import launch, needs_chromium
+
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright opens the console")
 pytest.importorskip("fastapi", reason="the console is an extra")
 uvicorn = pytest.importorskip("uvicorn", reason="the console is an extra")
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine")
+pytestmark = [needs_chromium, pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")]
 
 PATIENCE = 90_000  # milliseconds; a busy machine needs long to begin
 SHOTS = os.environ.get("LATEDROP_SCREENSHOTS")
@@ -111,9 +111,10 @@ class Opened:
         return found
 
 
+@pytest.mark.slow
 def test_a_shift_at_the_console(demo: Demo) -> None:
     with playwright.sync_playwright() as play:
-        browser = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        browser = launch(play)
         opened = Opened(browser, demo.address)
         page = opened.page
         counted = {page.locator("#interval").inner_text()}
@@ -192,7 +193,7 @@ def test_a_source_that_breaks_has_no_number_and_no_colour(tmp_path: Path) -> Non
     thread = Thread(target=server.run, args=([wire],), daemon=True)
     thread.start()
     with playwright.sync_playwright() as play:
-        opened = Opened(play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"]), f"{address}#1")
+        opened = Opened(launch(play), f"{address}#1")
         opened.sees("#zones .said", "below the limit")
         broken.set()
         opened.sees("#zones .said", "^no picture$")
@@ -208,10 +209,10 @@ def test_a_source_that_breaks_has_no_number_and_no_colour(tmp_path: Path) -> Non
     thread.join(20)
 
 
-@pytest.mark.skipif(not SHOTS, reason="draws the pictures of the documentation, where LATEDROP_SCREENSHOTS is set")
+@pytest.mark.slow
 def test_pictures_of_the_documentation(demo: Demo) -> None:
     with playwright.sync_playwright() as play:
-        browser = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        browser = launch(play)
         opened = Opened(browser, demo.address, color_scheme="dark", viewport={"width": 1440, "height": 960})
         opened.draw([(0.07, 0.36), (0.52, 0.32), (0.57, 0.93), (0.09, 0.95)], "Stairs", 9)
         opened.draw([(0.62, 0.2), (0.97, 0.22), (0.98, 0.62), (0.64, 0.6)], "Platform", 4)
@@ -273,10 +274,10 @@ class Film:
         made[0].save(path, save_all=True, append_images=made[1:], duration=self.lasts, loop=0, optimize=True)
 
 
-@pytest.mark.skipif(not SHOTS, reason="makes the animation of the documentation, where LATEDROP_SCREENSHOTS is set")
-def test_animation_of_the_documentation(demo: Demo) -> None:
+@pytest.mark.slow
+def test_animation_of_the_documentation(demo: Demo, tmp_path: Path) -> None:
     with playwright.sync_playwright() as play:
-        browser = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        browser = launch(play)
         opened = Opened(browser, demo.address, color_scheme="dark", viewport={"width": 1440, "height": 880})
         page, film = opened.page, Film(opened.page)
         page.fill("#zones li:first-child input", "40")
@@ -305,5 +306,5 @@ def test_animation_of_the_documentation(demo: Demo) -> None:
         page.click("[data-layer=regions]")
         page.wait_for_timeout(3000)
         film.take(5)
-        film.write(Path(SHOTS or "") / "console.gif")
+        film.write(Path(SHOTS or tmp_path) / "console.gif")
         browser.close()

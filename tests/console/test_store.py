@@ -1,7 +1,5 @@
 """What is remembered survives a kill, stays small, and is refused where it is not ours."""
 
-import os
-import signal
 import sqlite3
 import subprocess
 import sys
@@ -44,7 +42,7 @@ def test_a_kill_loses_less_than_a_second(tmp_path: Path) -> None:
             begun = last if begun is None else begun
             if last - begun > 2:
                 break
-        os.kill(writer.pid, signal.SIGKILL)
+        writer.kill()
     store = Store(path)
     whole, stairs = store.zones("door")
     assert (stairs.name, stairs.limit, len(stairs.points)) == ("Stairs", 7, 3)

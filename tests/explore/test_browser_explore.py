@@ -5,7 +5,6 @@ With LATEDROP_SCREENSHOTS=FOLDER the picture of the documentation is written the
 
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -16,12 +15,12 @@ from typing import Any
 import pytest
 
 import worn
+from chromium import launch, needs_chromium
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright opens the page")
 pytest.importorskip("fastapi", reason="the page is an extra")
 pytest.importorskip("uvicorn", reason="the page is an extra")
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine")
+pytestmark = [needs_chromium, pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")]
 
 PATIENCE = 60_000  # milliseconds
 SHOTS = os.environ.get("LATEDROP_SCREENSHOTS")
@@ -52,7 +51,7 @@ def sees(page: Any, where: str, pattern: str) -> None:
 
 def test_rows_are_explored(address: str) -> None:
     with playwright.sync_playwright() as play:
-        browser = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        browser = launch(play)
         page = browser.new_context(viewport={"width": 1280, "height": 900}).new_page()
         page.set_default_timeout(PATIENCE)
         wrong: list[str] = []

@@ -13,7 +13,10 @@ from latedrop.masking import masks as room
 from latedrop.masking.masks import draw_keys, kept, keys_on, masks, masks_from_keys, threshold, uniforms
 
 FLOAT = torch.zeros(())
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA here"))]
+DEVICES = [
+    "cpu",
+    pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")),
+]
 
 
 def test_numbers_depend_on_seed_draw_site_and_call_alone() -> None:

@@ -8,7 +8,9 @@ import subprocess
 import sys
 import sysconfig
 import zipfile
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -81,12 +83,41 @@ def wrong(model: nn.Module, x: Tensor) -> None:
 """
 
 
-def test_a_file_that_a_wheel_leaves_out_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = importlib.util.spec_from_file_location("dist", ROOT / ".ci" / "dist.py")
+def script(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(name, ROOT / ".ci" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
-    dist = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(dist)
+    made = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    return made
+
+
+def test_a_skip_that_is_not_listed_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    skips = script("skips")
+    with pytest.raises(SystemExit, match="expected the results of `make test`"):
+        skips.main(tmp_path)
+    (tmp_path / "test.xml").write_text(
+        '<testsuites><testcase><skipped message="needs a CUDA device"/></testcase>'
+        '<testcase><skipped message="needs a CUDA device"/></testcase><testcase/></testsuites>',
+        encoding="utf-8",
+    )
+    skips.main(tmp_path)
+    assert capsys.readouterr().out == "2 skipped in test.xml\n     2  needs a CUDA device\n"
+    whole = """<a><skipped message="collection skipped">('x.py', 3, "Skipped: no 'y'")</skipped></a>"""
+    (tmp_path / "slow.xml").write_text(whole, encoding="utf-8")
+    with pytest.raises(SystemExit, match="expected only skips"):
+        skips.main(tmp_path)
+    assert "1  NOT LISTED: no 'y'" in capsys.readouterr().out
+
+
+def test_data_are_absent_only_where_there_are_none(tmp_path: Path) -> None:
+    found, listed = Counter({"UCSD is not at ../shared/data/ucsd": 1}), read(".ci/skips.txt")
+    assert script("skips").unlisted(found, listed, tmp_path) == set(found)
+    assert script("skips").unlisted(found, listed, tmp_path / "none") == set()
+
+
+def test_a_file_that_a_wheel_leaves_out_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dist = script("dist")
     (tmp_path / "src" / "package" / "page").mkdir(parents=True)
     for name in ("package/code.py", "package/page/index.html"):
         (tmp_path / "src" / name).write_text("", encoding="utf-8")

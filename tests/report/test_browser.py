@@ -1,7 +1,6 @@
 """The report in a browser: nothing fails, nothing is fetched, the slider moves numbers, it fits screens and paper."""
 
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,11 +10,11 @@ import torch
 from torch import nn
 
 import latedrop
+from chromium import launch, needs_chromium
 from latedrop.report import write_report
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright opens the report")
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine")
+pytestmark = needs_chromium
 
 WIDE, PHONE = {"width": 1100, "height": 900}, {"width": 360, "height": 740}
 
@@ -59,7 +58,7 @@ class Times(nn.Module):
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     with playwright.sync_playwright() as play:
-        opened = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        opened = launch(play)
         yield opened
         opened.close()
 

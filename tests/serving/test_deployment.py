@@ -57,6 +57,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return where
 
 
+@pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
 def test_the_container_runs_what_it_copies(folder: Path) -> None:
     found = dict(steps())
     assert steps()[0][0] == "FROM"
@@ -106,6 +107,8 @@ def test_the_unit_is_one_that_systemd_takes(folder: Path, tmp_path: Path) -> Non
     assert words[0] == "serve"
     helped = subprocess.run([sys.executable, "-c", CODE, "serve", "--help"], capture_output=True, text=True, check=True)
     assert all(word in helped.stdout for word in words if word.startswith("--"))
+    if sys.platform != "linux":
+        pytest.skip("systemd is tested on Linux")
     if shutil.which("systemd-analyze") is None:
         pytest.skip("there is no systemd on this machine")
     path = tmp_path / "latedrop.service"

@@ -76,6 +76,7 @@ def served(folder: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str],
         process.stderr.close()
 
 
+@pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
 def test_it_finishes_what_it_took(folder: Path) -> None:
     with served(folder) as (process, url), ThreadPoolExecutor(1) as pool:
         assert url.startswith("http://127.0.0.1:")

@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -342,7 +341,7 @@ while True:
                 said = int(line)
                 if said >= before + wanted:
                     break
-            os.kill(process.pid, signal.SIGKILL)
+            process.kill()
             left = process.stdout.read().split()  # what it said before the kill reached it; the last may be cut
             process.wait()
             process.stdout.close()

@@ -2,7 +2,6 @@
 
 import os
 import signal
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -45,9 +44,8 @@ def test_what_workers_are_asked_for() -> None:
             Cluster("auto", wrong)
 
 
-def test_units_ask_ray_for_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_units_ask_ray_for_gpus(ray: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a GPU: what `ray.remote` is told."""
-    ray = pytest.importorskip("ray", reason="Ray is a large extra")
     told: list[dict[str, Any]] = []
 
     class Remote:
@@ -66,14 +64,7 @@ def test_units_ask_ray_for_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
         dict(spread({"a": partial(squared, 5)}, Cluster("auto", 0.25)))
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Any]:
-    ray = pytest.importorskip("ray", reason="Ray is a large extra")
-    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-    yield ray
-    ray.shutdown()
-
-
+@pytest.mark.slow
 def test_on_a_cluster(cluster: Any, tmp_path: Path) -> None:
     jobs = {str(n): partial(squared, n) for n in range(5)}
     assert dict(spread({**jobs, "killed": partial(killed_once, tmp_path / "mark")}, Cluster("local"))) == {
@@ -84,6 +75,7 @@ def test_on_a_cluster(cluster: Any, tmp_path: Path) -> None:
     assert cluster.is_initialized()  # whoever began it ends it
 
 
+@pytest.mark.slow
 def test_a_study_on_a_cluster_writes_what_it_writes_here(cluster: Any, tmp_path: Path) -> None:
     import json
 

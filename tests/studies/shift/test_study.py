@@ -114,7 +114,7 @@ def test_what_a_kill_leaves_is_a_finished_set_or_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if not FOLDER.is_dir():
-        pytest.skip("needs the UCI files")
+        pytest.skip("the UCI files are not at ../shared/data/uci")
     done = []
 
     def once(item: Any, *_: Any) -> dict[str, Any]:

@@ -154,7 +154,7 @@ def test_divergence_is_an_error() -> None:
 
 
 @pytest.mark.cuda
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("kind", [Training, GaussianTraining], ids=["squared error", "gaussian"])
 def test_the_captured_epoch_is_the_plain_one(monkeypatch: pytest.MonkeyPatch, kind: type[Training]) -> None:
     x, y = (part.cuda() for part in data())
@@ -165,7 +165,7 @@ def test_the_captured_epoch_is_the_plain_one(monkeypatch: pytest.MonkeyPatch, ki
 
 
 @pytest.mark.cuda
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("hidden", [(8,), (6, 6, 6)], ids=str)
 def test_concrete_dropout_is_captured_too(monkeypatch: pytest.MonkeyPatch, hidden: tuple[int, ...]) -> None:
     x, y = (part.cuda() for part in data())
