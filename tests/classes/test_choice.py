@@ -104,6 +104,7 @@ def test_scaling_end_to_end(scaling: Scaling, tmp_path: Path) -> None:
     uq.save(tmp_path / "c.json")
     found = latedrop.load(tmp_path / "c.json", model).predict(x)
     assert isinstance(found, latedrop.ClassPrediction)
+    # A file keeps every digit, and the batch is the same.
     assert torch.equal(found.probabilities, uq.predict(x).probabilities)
     plain = latedrop.calibrate(model, (x, labels), terms=["leverage"], progress=False).predict(x)
     assert losses(found.log_probabilities, labels).mean() < losses(plain.log_probabilities, labels).mean()

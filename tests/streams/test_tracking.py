@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from latedrop.errors import DataError
 from latedrop.streams.tracking import GAINS, LEAST_SCALE, Tracker, most_misses, student
+from rounding import assert_same_up_to_rounding
 
 
 def missed(tracker: Tracker, targets: np.ndarray, std: float = 1.0) -> np.ndarray:
@@ -42,14 +43,14 @@ KINDS = ("steady", "step", "growth", "shrinking", "bias", "walk", "season", "hea
 
 def test_the_first_interval_is_the_predictors_own() -> None:
     tracker = Tracker(0.9, 2)
-    np.testing.assert_allclose(tracker.factor, 1.6448536, rtol=1e-6)
+    assert_same_up_to_rounding(tracker.factor, 1.6448536)
     np.testing.assert_array_equal(tracker.bias, 0)
 
 
 def test_theta_is_the_sum_of_its_steps() -> None:
     tracker = Tracker(0.9, 1, step=0.1)
     found = missed(tracker, stream("step", 500, 0))
-    np.testing.assert_allclose(tracker.theta, 0.1 * (found.sum() - 0.1 * 500), atol=1e-9)
+    assert_same_up_to_rounding(tracker.theta, 0.1 * (found.sum() - 0.1 * 500))
 
 
 @settings(max_examples=200, deadline=None)
