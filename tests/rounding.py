@@ -16,6 +16,7 @@ Not for draws (those are held to their standard error), nor for approximations o
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -38,11 +39,12 @@ def assert_same_up_to_rounding(
     *,
     terms: int = TERMS,
     scale: float | None = None,
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype = torch.float32,
 ) -> None:
     """Tensors, arrays, numbers, or tuples, lists and dicts of them; integers and booleans are equal.
 
-    `dtype` is the coarsest that something was computed in on the way; without it, the coarser of the two results.
+    `dtype` is the coarsest that something was computed in on the way, as networks do in float32 whatever holds what is
+    made of it later; results that are coarser themselves count as such.
     """
     if isinstance(expected, dict):
         assert actual.keys() == expected.keys()
@@ -60,10 +62,14 @@ def assert_same_up_to_rounding(
     if not kinds:
         np.testing.assert_array_equal(*both)
         return
-    error = rounding(max([*kinds, dtype or kinds[0]], key=lambda kind: torch.finfo(kind).eps), terms)
+    error = rounding(max([*kinds, dtype], key=lambda kind: torch.finfo(kind).eps), terms)
     size = both[1].detach().double().abs()
     size = float(size[size.isfinite()].mean().nan_to_num()) if scale is None else scale
     if isinstance(actual, Tensor) and isinstance(expected, Tensor):
         torch.testing.assert_close(actual, expected, rtol=error, atol=error * size, equal_nan=True)
     else:
         np.testing.assert_allclose(*both, rtol=error, atol=error * size)
+
+
+assert_same_doubles = partial(assert_same_up_to_rounding, dtype=torch.float64)
+"""For what is computed in float64 all through."""

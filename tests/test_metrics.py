@@ -14,7 +14,7 @@ from scipy import integrate, stats
 
 from latedrop import metrics
 from latedrop.errors import ArgumentError, DataError, LatedropWarning
-from rounding import assert_same_up_to_rounding, rounding
+from rounding import assert_same_doubles, rounding
 
 METRICS = {
     "rmse": metrics.rmse,
@@ -53,7 +53,7 @@ def make_data(shape, seed=0):
 
 
 def close(value, expected):
-    assert_same_up_to_rounding(np.asarray(value), expected)
+    assert_same_doubles(np.asarray(value), expected)
 
 
 def test_every_public_metric_is_in_the_table_with_the_shared_signature():
@@ -104,7 +104,7 @@ def test_ideal_nll_floors_each_output_by_its_own_errors():
     target = torch.tensor([[0.0, 1.0], [3.0, 0.0]])
     with pytest.warns(LatedropWarning, match="2 of 4 errors"):
         value = metrics.ideal_nll(torch.zeros(2, 2), None, target, per_output=True, constant=False)
-    assert_same_up_to_rounding(value, 0.5 + torch.tensor([3.0, 1.0]).log())
+    assert_same_doubles(value, 0.5 + torch.tensor([3.0, 1.0]).log())
 
 
 def test_ideal_nll_refuses_errors_that_are_all_zero():

@@ -48,6 +48,7 @@ class TestFit:
         columns = torch.rand(40_000, 1, 2, generator=generator, dtype=torch.float64)
         variance = 0.1 + columns @ torch.tensor([0.5, 2.0], dtype=torch.float64)
         error = variance.sqrt() * torch.randn(variance.shape, generator=generator, dtype=torch.float64)
+        # Standard errors of 40,000 rows, by their information: 4 % and 1.3 % of the coefficients, 10 % of the floor.
         found = fit_terms(error, columns, [[0], [1]])
         torch.testing.assert_close(
             found.coefficients[0], torch.tensor([0.5, 2.0], dtype=torch.float64), rtol=0.15, atol=0
@@ -96,6 +97,7 @@ class TestDefault:
         x, y = noisy(model, 2000, seed=1)
         found = verdict(uq.predict(x), y)
         assert found.better
+        # Standard errors: 0.007 of 2000 rows, 0.015 of a deviation that was fitted to 400.
         assert found.coverage == pytest.approx(0.9, abs=0.04)
 
     def test_pure_noise_is_left_near_the_constant(self) -> None:
@@ -335,6 +337,7 @@ class TestGuard:
         new = noisy(model, 2000, seed=3)[0]
         strange = default(model, (x, y)).predict(new).strangeness
         assert strange is not None
+        # Standard errors: 0.007 of 2000 rows, 0.021 of a quantile of 200.
         assert float((strange <= 1).float().mean()) == pytest.approx(0.9, abs=0.06)
 
     def test_usual_rows_keep_their_variance(self) -> None:
@@ -503,6 +506,7 @@ def test_conformal_and_isotonic_intervals_work_on_terms() -> None:
     new, target = noisy(model, 1000, seed=6)
     for options in ({"conformal_data": held}, {"intervals": "isotonic"}):
         low, high = default(model, (x, y), **options).predict(new).interval(0.9)
+        # Standard errors: 0.009 of 1000 rows, 0.021 of a quantile of 200.
         assert float(((low <= target) & (target <= high)).float().mean()) == pytest.approx(0.9, abs=0.05)
 
 

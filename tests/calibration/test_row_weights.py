@@ -17,7 +17,7 @@ from latedrop.calibration.scale import fit_floor, optimal_scale, relaxed_scale, 
 from latedrop.calibration.term_fit import fit_terms
 from latedrop.calibration.verdict import Left, effective_rows, standard_error
 from latedrop.errors import ArgumentError, DataError
-from rounding import assert_same_up_to_rounding, rounding
+from rounding import assert_same_doubles, rounding
 
 METHODS: list[dict[str, Any]] = [
     {},
@@ -59,10 +59,10 @@ def test_scores_count_a_row_as_often_as_its_weight(seed: int, outputs: int, per_
     again = [repeated(part, weights) for part in (mean, variance, target)]
     for name in SCORES:
         found = getattr(metrics, name)(mean, variance, target, per_output=per_output, weights=weights)
-        assert_same_up_to_rounding(found, getattr(metrics, name)(*again, per_output=per_output))
+        assert_same_doubles(found, getattr(metrics, name)(*again, per_output=per_output))
     for name in ("calibration_curve", "miscalibration_area", "balance"):
         found = getattr(metrics, name)(mean, variance, target, per_output=per_output, weights=0.1 * weights)
-        assert_same_up_to_rounding(found, getattr(metrics, name)(*again, per_output=per_output))
+        assert_same_doubles(found, getattr(metrics, name)(*again, per_output=per_output))
 
 
 @settings(deadline=None, max_examples=15)
@@ -75,7 +75,10 @@ def test_scales_count_a_row_as_often_as_its_weight(seed: int, per_output: bool) 
     whole, again = (mean, variance, target), [repeated(part, weights) for part in (mean, variance, target)]
     options: dict[str, Any] = {"per_output": per_output}
     for fit in (optimal_scale, relaxed_scale, fit_floor):
-        assert_same_up_to_rounding(fit(*whole, **options, weights=weights.double()), fit(*again, **options))
+        # Two searches, which end near the same place.
+        torch.testing.assert_close(
+            fit(*whole, **options, weights=weights.double()), fit(*again, **options), rtol=1e-3, atol=1e-6
+        )
     ends = [(torch.full((1,), float(s)), torch.zeros(1)) for s in (1, 2)]
     assert [step.nll for step in tradeoff(*whole, *ends, weights=weights.double())] == pytest.approx(
         [step.nll for step in tradeoff(*again, *ends)]
@@ -99,7 +102,7 @@ def test_fits_count_a_row_as_often_as_its_weight(loss: Any) -> None:
         )
     found_terms = fit_terms(error, columns, [[0], [1]], loss, normal)
     again_terms = fit_terms(repeated(error, weights), repeated(columns, weights), [[0], [1]], loss)
-    assert_same_up_to_rounding(found_terms.constants, again_terms.constants)
+    assert_same_doubles(found_terms.constants, again_terms.constants)
     torch.testing.assert_close(found_terms.variance(columns), again_terms.variance(columns), rtol=0.1, atol=1e-3)
 
 
@@ -109,7 +112,7 @@ def test_equal_weights_change_nothing_and_others_do(options: dict[str, Any], out
     model, (x, y, weights) = network(outputs), rows(outputs)
     plain = latedrop.calibrate(model, (x, y), progress=False, **options)
     equal = latedrop.calibrate(model, (x, y), row_weights=torch.full((50,), 7.0), progress=False, **options)
-    assert_same_up_to_rounding(equal.predict(x).std, plain.predict(x).std)
+    assert_same_doubles(equal.predict(x).std, plain.predict(x).std)
     assert equal.calibration.verdict is not None
     assert plain.calibration.verdict is not None
     assert equal.calibration.verdict.gain_error == pytest.approx(plain.calibration.verdict.gain_error, rel=1e-2)
@@ -117,7 +120,7 @@ def test_equal_weights_change_nothing_and_others_do(options: dict[str, Any], out
     assert not torch.allclose(other.predict(x).std, plain.predict(x).std, rtol=1e-3)
     by_batch = [(x[:20], y[:20]), (x[20:], y[20:])]
     again = latedrop.calibrate(model, by_batch, row_weights=weights.numpy(), progress=False, **options)
-    assert_same_up_to_rounding(again.predict(x).std, other.predict(x).std)
+    assert_same_doubles(again.predict(x).std, other.predict(x).std)
 
 
 def test_the_constant_and_the_table_are_those_of_the_rows_that_count() -> None:

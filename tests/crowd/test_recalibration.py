@@ -54,6 +54,7 @@ def test_intervals_hold_on_average_over_scenes(n: int) -> None:
         for c, y in zip(count[n:], truth[n:], strict=True):
             mean, variance = found.apply(c, 4.0)
             inside.append(abs(y - mean) <= t_quantile(0.9, found.dof) * variance**0.5)
+    # 300 scenes: a standard error of 0.004 over them.
     assert np.mean(inside) == pytest.approx(0.9, abs=0.03)
 
 

@@ -50,7 +50,8 @@ def test_draws_have_the_moments_of_the_model_in_train_mode() -> None:
     with torch.no_grad():
         draws = torch.stack([model(x) for _ in range(4000)])
     model.eval()
-    torch.testing.assert_close(found, draws.var(0), rtol=0.15, atol=0)
+    # Two variances of 4000 draws, each with a relative standard error of sqrt(2 / 4000).
+    torch.testing.assert_close(found, draws.var(0), rtol=4.7 * (2 * 2 / 4000) ** 0.5, atol=0)
 
 
 def test_first_order_is_near_it_and_batch_independent() -> None:

@@ -20,7 +20,7 @@ from latedrop.model.rows import row_count
 from latedrop.variance.propagation import propagate
 from latedrop.variance.propagation_rules import Pair
 from latedrop.variance.sampling import sample
-from rounding import assert_same_up_to_rounding
+from rounding import assert_same_doubles
 from zoo import ZOO, Case, Columns, UNet
 
 REFUSED = {
@@ -334,6 +334,7 @@ def test_glu_multiplies_by_the_gate():
     m, v = pair_of((2, 6))
     values = F.glu(m + v.sqrt() * torch.randn(400_000, 2, 6, dtype=DOUBLE))
     mean, variance = run(F.glu, m, v)
+    # 400,000 draws: standard errors of at most 0.0011 of the mean and 0.4 % of the variance.
     close(mean, values.mean(0), rtol=0.02, atol=0.01)
     close(variance, values.var(0), rtol=0.03, atol=0)
 
@@ -533,7 +534,7 @@ def test_channel_masks_of_features_are_element_masks():
     net = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))
     x = torch.randn(2, 3)
     found = propagate(net, x, 0.1, find_sites(net, x, kind="channel"))
-    assert_same_up_to_rounding(found.variance, propagate(net, x, 0.1).variance)
+    assert_same_doubles(found.variance, propagate(net, x, 0.1).variance)
 
 
 def test_channel_masks_shared_between_calls_are_refused():

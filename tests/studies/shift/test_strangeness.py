@@ -10,7 +10,7 @@ from latedrop.terms.features import Features
 from latedrop.terms.leverage import Leverage
 from latedrop.terms.neighbours import Neighbours
 from latedrop.terms.term import Rows
-from rounding import assert_same_up_to_rounding
+from rounding import assert_same_doubles
 
 
 def test_they_are_the_library_terms() -> None:
@@ -26,5 +26,5 @@ def test_they_are_the_library_terms() -> None:
         moments = ours(found)
         assert set(moments) == {"shifted"}
         mean, variance = moments["shifted"]
-        assert_same_up_to_rounding(mean, net(x["shifted"])[:, 0].detach())
-        assert_same_up_to_rounding(variance, wanted.double())
+        assert_same_doubles(mean, net(x["shifted"])[:, 0].detach())
+        assert_same_doubles(variance, wanted.double())

@@ -15,7 +15,7 @@ from latedrop.studies.shift.measured_set import Settings
 from latedrop.studies.shift.measures import MEASURES
 from latedrop.studies.shift.study import Request, main, read, run, study
 from latedrop.studies.uci.data import SETS
-from rounding import assert_same_up_to_rounding
+from rounding import assert_same_doubles
 
 FOLDER = Path(__file__).parents[4] / "shared" / "data" / "uci"
 HOWS = ("raw", "scaled", "floor")
@@ -79,13 +79,13 @@ def test_measures_agree_with_one_another(folder: Path) -> None:
     methods = read(folder, ["mine"])["mine"]["methods"]
     constant = methods["constant"]
     assert constant["auroc"] == [0.5] * 4
-    assert_same_up_to_rounding(constant["variance_growth"], 0)
+    assert_same_doubles(constant["variance_growth"], 0)
     growth = 2 * np.log(np.array(constant["rmse"]) / np.array(constant["inside_rmse"]))
     np.testing.assert_allclose(constant["error_growth"], growth, atol=2e-3)
     for name in ("laplace, floor", "leverage, scaled", "ensemble variance, raw"):
-        assert_same_up_to_rounding(methods[name]["rmse"], constant["rmse"])
+        assert_same_doubles(methods[name]["rmse"], constant["rmse"])
     # A scale does not change the order of rows.
-    assert_same_up_to_rounding(methods["laplace, raw"]["auroc"], methods["laplace, scaled"]["auroc"])
+    assert_same_doubles(methods["laplace, raw"]["auroc"], methods["laplace, scaled"]["auroc"])
 
 
 def test_pages_come_from_the_json_alone(folder: Path) -> None:

@@ -18,7 +18,7 @@ from latedrop.studies.uci.measures import (
     scores,
 )
 from latedrop.variance import first_order as linear
-from rounding import assert_same_up_to_rounding, rounding
+from rounding import assert_same_doubles, rounding
 
 
 def rows(seed: int, k: int = 3, n: int = 57) -> Predicted:
@@ -69,8 +69,8 @@ def test_first_order_variance_is_that_of_linearize(hidden: tuple[int, ...]) -> N
     x = torch.randn(9, 4, dtype=torch.float64)
     expected = linear.linearize(net, x)
     mean, by_site = first_order(member, x)
-    assert_same_up_to_rounding(mean, expected.mean[:, 0])
-    assert_same_up_to_rounding(by_site, expected.variance_by_site[:, 0])
+    assert_same_doubles(mean, expected.mean[:, 0])
+    assert_same_doubles(by_site, expected.variance_by_site[:, 0])
 
 
 @pytest.mark.parametrize("rate", [0.01, 0.3])

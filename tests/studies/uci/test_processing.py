@@ -7,7 +7,7 @@ from latedrop import metrics
 from latedrop.calibration.scale import fit_floor, optimal_scale, relaxed_scale
 from latedrop.studies.uci.measures import Predicted
 from latedrop.studies.uci.processing import fits, processed, rate_measures, surface
-from rounding import assert_same_up_to_rounding, rounding
+from rounding import assert_same_doubles, rounding
 
 NONE = torch.zeros(8, dtype=torch.float64)
 
@@ -39,7 +39,7 @@ def test_what_is_fitted_on_the_validation_rows_is_applied_to_all_parts() -> None
     held, inside = spread(2), spread(3, n=31)
     fit = fits(held)["floor"]
     found = processed({"validation": held, "inside": inside}, NONE)["floor"]["inside"]
-    assert_same_up_to_rounding(found.variance, inside.variance * fit.scale[:, None] + fit.floor[:, None])
+    assert_same_doubles(found.variance, inside.variance * fit.scale[:, None] + fit.floor[:, None])
     lifted = processed({"validation": held, "inside": inside}, NONE + 50.0, ["raw"])["raw"]["inside"]
     assert bool((lifted.variance == 50).all())
 
