@@ -224,7 +224,7 @@ def test_a_gpu_counts_the_same(half: Trained, scenes: CrowdSet) -> None:
     for method in ("sampling-free", "sample"):
         found = calibrate_counter(moved, inside, method, rates=[0.02], draws=4, progress=False)
         there, here = (next(count_people(one, found, images(inside))) for one in (moved, half))
-        assert there.count == pytest.approx(here.count, rel=rounding())
+        assert there.count == pytest.approx(here.count, rel=1e-3)  # convolutions of a GPU have 11 bits (TF32)
         assert there.std == pytest.approx(here.std, rel=1e-2)
         np.testing.assert_allclose(there.std_map, here.std_map, rtol=2e-2, atol=1e-6)
 
@@ -439,4 +439,4 @@ def test_strange_frames_are_flagged_and_wider(trained: Trained, scenes: CrowdSet
         assert row.reasons
         assert row.std > plain.std
         assert "strange: " in str(row)
-        assert row.row()["strangeness"] == pytest.approx(row.strangeness, rel=rounding())
+        assert row.row()["strangeness"] == pytest.approx(row.strangeness, abs=1e-4)  # four decimals

@@ -205,7 +205,8 @@ def plain(model: nn.Module, x: Tensor) -> Tensor:
 
 def alike(found: Tensor, expected: Tensor) -> bool:
     """Up to rounding, since a thread may compute on more or fewer cores than another; masks that differ do far more."""
-    return torch.allclose(found, expected, rtol=rounding(), atol=rounding() * float(expected.detach().abs().mean()))
+    size = float(expected.detach().double().abs().mean())
+    return torch.allclose(found.double(), expected.double(), rtol=rounding(), atol=rounding() * size)
 
 
 def same(found: Prediction, expected: Prediction) -> bool:

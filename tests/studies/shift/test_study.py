@@ -15,7 +15,6 @@ from latedrop.studies.shift.measured_set import Settings
 from latedrop.studies.shift.measures import MEASURES
 from latedrop.studies.shift.study import Request, main, read, run, study
 from latedrop.studies.uci.data import SETS
-from rounding import assert_same_doubles
 
 FOLDER = Path(__file__).parents[4] / "shared" / "data" / "uci"
 HOWS = ("raw", "scaled", "floor")
@@ -79,13 +78,13 @@ def test_measures_agree_with_one_another(folder: Path) -> None:
     methods = read(folder, ["mine"])["mine"]["methods"]
     constant = methods["constant"]
     assert constant["auroc"] == [0.5] * 4
-    assert_same_doubles(constant["variance_growth"], 0)
+    np.testing.assert_allclose(constant["variance_growth"], 0, atol=1e-6)
     growth = 2 * np.log(np.array(constant["rmse"]) / np.array(constant["inside_rmse"]))
     np.testing.assert_allclose(constant["error_growth"], growth, atol=2e-3)
     for name in ("laplace, floor", "leverage, scaled", "ensemble variance, raw"):
-        assert_same_doubles(methods[name]["rmse"], constant["rmse"])
+        np.testing.assert_allclose(methods[name]["rmse"], constant["rmse"], rtol=1e-3)
     # A scale does not change the order of rows.
-    assert_same_doubles(methods["laplace, raw"]["auroc"], methods["laplace, scaled"]["auroc"])
+    np.testing.assert_allclose(methods["laplace, raw"]["auroc"], methods["laplace, scaled"]["auroc"], atol=1e-3)
 
 
 def test_pages_come_from_the_json_alone(folder: Path) -> None:

@@ -11,7 +11,6 @@ from latedrop.studies.uci.comparison import Rows, best_rates, conformal, least_v
 from latedrop.studies.uci.measures import Predicted, scores
 from latedrop.studies.uci.networks import MEMBERS, Networks, cost, train_all
 from latedrop.studies.uci.stacked import Plan, train
-from rounding import assert_same_doubles
 
 RATES, SEEDS, HIDDEN = (0.05, 0.3), [3, 4], {"one": (8,), "three": (6, 6, 6)}
 SIZES = {"train": 60, "validation": 25, "inside": 12, "test": 9}
@@ -53,7 +52,7 @@ def test_every_part_but_the_training_rows_is_predicted(case: tuple[Networks, int
     for name, parts in found.items():
         assert list(parts) == ["validation", "inside", "test"], name
         for part, predicted in parts.items():
-            assert_same_doubles(predicted.target, data.y[part] * data.units[:, None])
+            torch.testing.assert_close(predicted.target, data.y[part] * data.units[:, None])
             assert bool((predicted.variance >= least[:, None]).all()), name
             assert all(bool(torch.isfinite(value).all()) for value in scores(predicted).values()), name
     assert ("injected per site, floor" in found) == case[0].deep
@@ -77,7 +76,7 @@ def test_a_case_alone_is_as_among_others(case: tuple[Networks, int | None]) -> N
     alone = Rows({k: v[:1] for k, v in data.x.items()}, {k: v[:1] for k, v in data.y.items()}, data.units[:1])
     together = variances(case, data)
     for name, parts in variances(case, alone).items():
-        assert_same_doubles(parts["test"], together[name]["test"][:1])
+        torch.testing.assert_close(parts["test"], together[name]["test"][:1], rtol=1e-9, atol=0)
 
 
 def test_the_network_is_the_first_of_its_ensemble_and_the_others_differ() -> None:
@@ -86,7 +85,7 @@ def test_the_network_is_the_first_of_its_ensemble_and_the_others_differ() -> Non
     single = train(data.x["train"].float(), data.y["train"].float(), plan, SEEDS)
     for split in range(2):
         first, *others = networks.ensemble(split)
-        assert_same_doubles(first[0][0], single.member(split, 0)[0][0].double())
+        torch.testing.assert_close(first[0][0], single.member(split, 0)[0][0].double(), rtol=1e-4, atol=1e-5)
         assert len(others) == MEMBERS - 1
         assert all(float((other[0][0] - first[0][0]).abs().max()) > 1e-2 for other in others)
 

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from latedrop.studies.uci.rate_in import LOSS, _shares, information_kept, row_rates
-from rounding import assert_same_doubles
 
 
 def counted(shares: torch.Tensor, rate: float, draws: int = 400_000) -> float:
@@ -32,7 +31,7 @@ def test_rates_lose_the_wanted_share_and_differ_between_rows() -> None:
     rates = row_rates(units)
     shares = _shares(units)
     kept = information_kept(shares, rates) / information_kept(shares, torch.zeros_like(rates))
-    assert_same_doubles(kept, torch.full_like(kept, 1 - LOSS))
+    torch.testing.assert_close(kept, torch.full_like(kept, 1 - LOSS))
     assert float(rates.min()) > 0
     assert float(rates.max()) < 0.5
     assert float(rates.max() / rates.min()) > 1.2
