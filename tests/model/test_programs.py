@@ -269,7 +269,7 @@ def test_a_program_on_another_device() -> None:
     here = load_program(torch.export.load(io.BytesIO(archive)))
     assert find_sites(program, x.cuda()) == find_sites(here, x)
     ours, theirs = linearize(program, x), linearize(here, x)
-    assert_same_up_to_rounding(ours.variance_by_site.cpu(), theirs.variance_by_site)
+    torch.testing.assert_close(ours.variance_by_site.cpu(), theirs.variance_by_site, rtol=1e-3, atol=1e-6)
     assert bool((sample(program, x, RATE, 8).variance > 0).all())
 
 
