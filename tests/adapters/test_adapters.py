@@ -20,6 +20,7 @@ from latedrop.adapters.huggingface import labels_apart, predict_with
 from latedrop.adapters.lightning import predict_callback
 from latedrop.adapters.sklearn import LatedropRegressor
 from latedrop.errors import ArgumentError, DataError, LatedropError
+from rounding import assert_same_up_to_rounding, rounding
 
 NAMES = ["age", "bmi", "pressure"]
 
@@ -105,11 +106,11 @@ def test_a_regressor_gives_arrays(net: nn.Module) -> None:
     mean, std, low, high = regressor.predict(x.numpy(), return_std=True, return_interval=0.8)
     assert isinstance(mean, np.ndarray)
     for ours, theirs in zip((mean, std, low, high), (p.mean, p.std, *p.interval(0.8)), strict=True):
-        np.testing.assert_array_equal(ours, theirs[:, 0].numpy())
-    np.testing.assert_array_equal(regressor.predict(x.numpy()), mean)
+        assert_same_up_to_rounding(ours, theirs[:, 0].numpy())
+    assert_same_up_to_rounding(regressor.predict(x.numpy()), mean)
     assert [part.shape for part in regressor.predict(x.numpy(), return_std=True)] == [(30,)] * 2
     assert [part.shape for part in regressor.predict(x.numpy(), return_interval=0.9)] == [(30,)] * 3
-    np.testing.assert_array_equal(regressor.predict(np.zeros((2, 3), int)), regressor.predict(np.zeros((2, 3))))
+    assert_same_up_to_rounding(regressor.predict(np.zeros((2, 3), int)), regressor.predict(np.zeros((2, 3))))
 
 
 @needs("sklearn")
@@ -134,7 +135,7 @@ def test_pipelines_scores_clones_and_pickles(net: nn.Module) -> None:
     scaler = StandardScaler().fit(x)
     pipeline = make_pipeline(scaler, regressor)
     mean, std = pipeline.predict(x, return_std=True)
-    np.testing.assert_allclose(mean, regressor.predict(scaler.transform(x)), rtol=1e-6)
+    assert_same_up_to_rounding(mean, regressor.predict(scaler.transform(x)))
     assert std.shape == (40,)
     assert pipeline.fit(x, y[:, 0]).score(x, y[:, 0]) == pytest.approx(r2_score(y[:, 0], mean))
     scores = cross_val_score(regressor, x, y[:, 0], cv=4)
@@ -145,6 +146,7 @@ def test_pipelines_scores_clones_and_pickles(net: nn.Module) -> None:
     assert twin.predictor is regressor.predictor
     named = twin.set_params(feature_names=NAMES).get_params()
     assert named == {"predictor": regressor.predictor, "feature_names": NAMES}
+    # A pickle keeps every bit, and the batch is the same.
     np.testing.assert_array_equal(pickle.loads(pickle.dumps(regressor)).predict(x), regressor.predict(x))
 
 
@@ -158,7 +160,7 @@ def test_columns_are_counted_and_named(net: nn.Module) -> None:
     table = pandas.DataFrame(x, columns=NAMES)
     nameless = LatedropRegressor(regressor.predictor)
     for values in (table, x):
-        np.testing.assert_array_equal(regressor.predict(table), nameless.predict(values))
+        assert_same_up_to_rounding(regressor.predict(table), nameless.predict(values))
     with pytest.raises(ValueError, match="feature names should match"):
         regressor.predict(table[NAMES[::-1]])
     with pytest.raises(ValueError, match="X has 2 features, but LatedropRegressor is expecting 3"):
@@ -232,7 +234,7 @@ class TestLightning:
         expected = uq.predict(x).to_dict(0.8)
         assert expected["std"].min() > 0
         for name, value in expected.items():
-            torch.testing.assert_close(torch.cat([batch[name] for batch in found]), value)
+            assert_same_up_to_rounding(torch.cat([batch[name] for batch in found]), value)
         assert {name for name in set(vars(module)) - before if "predict" in name} == set()
 
     def test_plain_batches_several_loaders_and_predictions(self, net: nn.Module) -> None:
@@ -241,7 +243,7 @@ class TestLightning:
         loaders = [DataLoader(x, batch_size=20), DataLoader(x[:5], batch_size=5)]
         found = trainer(predict_callback(uq, as_dict=False)).predict(module, loaders)
         assert [[type(batch) for batch in part] for part in found] == [[latedrop.Prediction] * 2, [latedrop.Prediction]]
-        torch.testing.assert_close(found[1][0].interval(0.5)[0], uq.predict(x[:5]).interval(0.5)[0])
+        assert_same_up_to_rounding(found[1][0].interval(0.5)[0], uq.predict(x[:5]).interval(0.5)[0])
 
     def test_unpack_says_what_the_inputs_are(self, net: nn.Module) -> None:
         class Backwards(type(lightning_module(net))):  # type: ignore[misc]
@@ -252,7 +254,7 @@ class TestLightning:
         uq = calibrated(module)
         loader = DataLoader(TensorDataset(y, x), batch_size=10)
         (found,) = trainer(predict_callback(uq, unpack=lambda batch: batch[1])).predict(module, loader)
-        torch.testing.assert_close(found["std"], uq.predict(x).std)
+        assert_same_up_to_rounding(found["std"], uq.predict(x).std)
 
     def test_nothing_is_kept_where_nothing_is_returned(self, net: nn.Module) -> None:
         module = lightning_module(net)
@@ -271,6 +273,7 @@ class TestLightning:
             run.predict(module, bad)
         again = run.predict(module, loader)
         assert len(again) == 2
+        # The same call on the same batch.
         assert all(torch.equal(a["std"], b["std"]) for a, b in zip(first, again, strict=True))
 
     def test_a_predictor_of_another_model_is_refused(self, net: nn.Module) -> None:
@@ -346,13 +349,15 @@ class TestHuggingFace:
         assert predictions.shape == theirs.predictions.shape == (40, 1)
         np.testing.assert_array_equal(label_ids, theirs.label_ids)
         if method == "linear":  # which keeps the model's own prediction
-            np.testing.assert_allclose(predictions, theirs.predictions, rtol=1e-4, atol=1e-6)
-            assert metrics["test_mse"] == pytest.approx(theirs.metrics["test_mse"], rel=1e-4)
+            assert_same_up_to_rounding(predictions, theirs.predictions)
+            assert metrics["test_mse"] == pytest.approx(theirs.metrics["test_mse"], rel=rounding())
         p = uq.predict({name: value for name, value in padded(test).items() if name != "labels"})
         for ours, value in zip((predictions, *found[3:6]), p.to_dict(0.8).values(), strict=True):
-            np.testing.assert_allclose(ours, value, rtol=1e-4, atol=1e-6)
+            assert_same_up_to_rounding(ours, value)
         target = torch.tensor([row["label"] for row in test])[:, None]
-        assert metrics["test_nll"] == pytest.approx(float(latedrop.metrics.nll(p.mean, p.variance, target)), rel=1e-4)
+        assert metrics["test_nll"] == pytest.approx(
+            float(latedrop.metrics.nll(p.mean, p.variance, target)), rel=rounding()
+        )
         held = latedrop.metrics.coverage(p.mean, p.variance, target, level=0.8)
         assert metrics["test_coverage"] == pytest.approx(float(held))
         assert all(torch.equal(state[name], value) for name, value in run.model.state_dict().items())
@@ -361,7 +366,7 @@ class TestHuggingFace:
         uq, test = self.calibrated(run, rates=None, draws=None), texts(12, 1)
         p = uq.predict({name: value for name, value in padded(test).items() if name != "labels"})
         assert p.strangeness is not None
-        np.testing.assert_allclose(predict_with(run, test, uq).strangeness, p.strangeness, rtol=1e-4)
+        assert_same_up_to_rounding(predict_with(run, test, uq).strangeness, p.strangeness)
 
     def test_data_without_labels(self, run: Any) -> None:
         uq = self.calibrated(run)

@@ -19,6 +19,7 @@ from latedrop.adapters.huggingface import labels_apart, predict_with
 from latedrop.adapters.lightning import predict_callback
 from latedrop.adapters.sklearn import CalibratedClassifier, LatedropClassifier
 from latedrop.errors import ArgumentError
+from rounding import assert_same_up_to_rounding
 
 NAMES = ["low", "mid", "top"]
 QUICK: dict[str, Any] = {"terms": ["leverage"], "progress": False}
@@ -93,7 +94,7 @@ def test_probabilities_and_names(net: nn.Module) -> None:
     classifier = LatedropClassifier(uq)
     assert is_classifier(clone(classifier))
     assert classifier.n_features_in_ == 3
-    np.testing.assert_array_equal(classifier.predict_proba(x.numpy()), uq.predict(x).probabilities.numpy())
+    assert_same_up_to_rounding(classifier.predict_proba(x.numpy()), uq.predict(x).probabilities.numpy())
     assert classifier.predict(x.numpy()).tolist() == uq.predict(x).names
     named = np.array(NAMES, dtype=object)[y.numpy()]
     assert classifier.score(x.numpy(), named) == accuracy_score(named, classifier.predict(x.numpy()))
@@ -111,13 +112,13 @@ def test_fit_calibrates(net: nn.Module) -> None:
     settings: dict[str, Any] = {"options": {"terms": ["leverage"]}}
     numbered = CalibratedClassifier(net, **settings).fit(x, y)
     expected = calibrated(net).predict(x).probabilities
-    np.testing.assert_allclose(numbered.predict_proba(x), expected, rtol=1e-5)
+    assert_same_up_to_rounding(numbered.predict_proba(x), expected)
     assert numbered.classes_.tolist() == [0, 1, 2]
     named = CalibratedClassifier(net, **settings).fit(x, np.array(NAMES)[y])  # whose order is that of the alphabet
-    np.testing.assert_array_equal(named.predict_proba(x), numbered.predict_proba(x))
+    assert_same_up_to_rounding(named.predict_proba(x), numbered.predict_proba(x))
     assert set(named.predict(x)) <= set(NAMES)
     turned = CalibratedClassifier(net, classes=["top", "mid", "low"], **settings).fit(x, np.array(NAMES)[2 - y])
-    np.testing.assert_array_equal(turned.predict_proba(x), numbered.predict_proba(x))
+    assert_same_up_to_rounding(turned.predict_proba(x), numbered.predict_proba(x))
     pipeline = make_pipeline(FunctionTransformer(), CalibratedClassifier(net, **settings))
     assert np.isfinite(cross_val_score(pipeline, x, y, scoring="neg_log_loss", cv=2)).all()
     search = GridSearchCV(CalibratedClassifier(net, draws=4), {"rate": [0.1, 0.3]}, scoring="neg_log_loss", cv=2)
@@ -165,7 +166,7 @@ def test_lightning(net: nn.Module) -> None:
     expected = uq.predict(x).to_dict(0.8)
     assert {"label", "confidence", "entropy", "strangeness", "set", "probabilities"} == set(expected)
     for name, value in expected.items():
-        torch.testing.assert_close(torch.cat([batch[name] for batch in found]), value)
+        assert_same_up_to_rounding(torch.cat([batch[name] for batch in found]), value)
 
 
 @pytest.mark.filterwarnings("ignore:.* of these rows are rows that the calibration was fitted to")
@@ -196,12 +197,12 @@ def test_hugging_face(tmp_path: Path) -> None:
     options: dict[str, Any] = {"unpack": labels_apart(), "readout": "logits", **QUICK}
     uq = latedrop.calibrate(model, run.get_eval_dataloader(texts[:48]), **options)
     found, theirs = predict_with(run, texts[48:], uq), run.predict(texts[48:])
-    np.testing.assert_allclose(found.predictions, theirs.predictions, rtol=1e-4, atol=1e-6)
+    assert_same_up_to_rounding(found.predictions, theirs.predictions)
     np.testing.assert_array_equal(found.label_ids, theirs.label_ids)
     assert found.metrics["test_right"] == pytest.approx(theirs.metrics["test_right"])
     assert found.metrics["test_accuracy"] == pytest.approx(found.metrics["test_right"])
     inputs = {name: value for name, value in padded(texts[48:]).items() if name != "labels"}
-    np.testing.assert_allclose(found.probabilities, uq.predict(inputs).probabilities, rtol=1e-4)
+    assert_same_up_to_rounding(found.probabilities, uq.predict(inputs).probabilities)
     assert found.metrics["test_nll"] > 0
     ruled = uq.reject(run.get_eval_dataloader(texts[:48]), risk=0.9, unpack=labels_apart())
     np.testing.assert_array_equal(predict_with(run, texts[48:], ruled).kept, ruled.predict(inputs).kept())
@@ -220,6 +221,6 @@ def test_timm() -> None:
     uq = latedrop.calibrate(model, (x, y), **QUICK)
     p = uq.predict(x[:6])
     assert p.probabilities.shape == (6, 4)
-    assert torch.allclose(p.probabilities.sum(1), torch.ones(6, dtype=torch.float64))
+    assert_same_up_to_rounding(p.probabilities.sum(1), torch.ones(6, dtype=torch.float64))
     with torch.no_grad():
-        assert torch.allclose(p.logits.float(), model(x[:6]), atol=1e-4)
+        assert_same_up_to_rounding(p.logits.float(), model(x[:6]))

@@ -13,6 +13,7 @@ import torch
 import latedrop
 from latedrop.adapters.ray import Asked, Predictions
 from latedrop.errors import ArgumentError, DataError, FileError
+from rounding import assert_same_up_to_rounding
 
 arrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -86,7 +87,7 @@ def test_a_table_is_predicted_as_the_predictor_does(folder: Path) -> None:
     wanted = latedrop.load(folder / "cal.json", network).predict(x[finite]).to_dict(0.9)
     for name, values in wanted.items():
         assert np.isnan(found[name].to_numpy()[~finite]).all()
-        np.testing.assert_allclose(found[name].to_numpy()[finite], values.numpy().reshape(-1), rtol=1e-4, atol=1e-6)
+        assert_same_up_to_rounding(found[name].to_numpy()[finite], values.numpy().reshape(-1))
 
 
 def test_an_onnx_file_needs_nothing_else(folder: Path) -> None:
@@ -100,7 +101,7 @@ def test_an_onnx_file_needs_nothing_else(folder: Path) -> None:
     found = made(table)
     assert found.column_names == wanted.column_names
     for name in ("mean", "std", "low", "high", "strangeness"):
-        np.testing.assert_allclose(found[name].to_numpy(), wanted[name].to_numpy(), rtol=1e-3, atol=1e-5)
+        assert_same_up_to_rounding(found[name].to_numpy(), wanted[name].to_numpy())
     assert alike(arrow.concat_tables([made(table.slice(0, 700)), made(table.slice(700))]), found)
     with pytest.raises(ArgumentError, match=r"an \.onnx file alone"):
         Predictions(Asked(path, str(folder / "cal.json"), inputs=NAMES))

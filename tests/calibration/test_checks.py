@@ -73,6 +73,7 @@ class TestRatio:
     def test_near_1_where_the_method_is_right(self, method: Any) -> None:
         model = mlp(3, 40, 1)
         found = calibrate(model, noisy(model, torch.randn(40, 3)), method=method, progress=False).calibration
+        # As above: 20 % by so few draws.
         assert found.ratio_to_draws == pytest.approx(1, rel=0.6)
 
     def test_gradients_that_are_cut_off_are_told(self) -> None:

@@ -18,6 +18,7 @@ from latedrop.calibration.term_fit import fit_terms
 from latedrop.calibration.term_record import plain_tensors, terms_from_dict, terms_to_dict
 from latedrop.calibration.verdict import Verdict, crossed, folds, judged
 from latedrop.errors import ArgumentError, DataError, FileError
+from rounding import assert_same_up_to_rounding, rounding
 
 
 def network(outputs: int = 1, width: int = 30, seed: int = 0) -> nn.Module:
@@ -47,6 +48,7 @@ class TestFit:
         columns = torch.rand(40_000, 1, 2, generator=generator, dtype=torch.float64)
         variance = 0.1 + columns @ torch.tensor([0.5, 2.0], dtype=torch.float64)
         error = variance.sqrt() * torch.randn(variance.shape, generator=generator, dtype=torch.float64)
+        # Standard errors of 40,000 rows, by their information: 4 % and 1.3 % of the coefficients, 10 % of the floor.
         found = fit_terms(error, columns, [[0], [1]])
         torch.testing.assert_close(
             found.coefficients[0], torch.tensor([0.5, 2.0], dtype=torch.float64), rtol=0.15, atol=0
@@ -57,7 +59,7 @@ class TestFit:
         columns = torch.rand(200, 2, 3, dtype=torch.float64)
         error = columns.sum(2).sqrt() * torch.randn(200, 2, dtype=torch.float64)
         found = fit_terms(error, columns, [[0, 2], [1]])
-        assert torch.equal(found.coefficients[:, 0], found.coefficients[:, 2])
+        assert torch.equal(found.coefficients[:, 0], found.coefficients[:, 2])  # one number, read twice
 
     def test_few_rows_are_left_near_the_constant(self) -> None:
         """Ten times as many rows with the same errors move the fit further away from it."""
@@ -95,6 +97,7 @@ class TestDefault:
         x, y = noisy(model, 2000, seed=1)
         found = verdict(uq.predict(x), y)
         assert found.better
+        # Standard errors: 0.007 of 2000 rows, 0.015 of a deviation that was fitted to 400.
         assert found.coverage == pytest.approx(0.9, abs=0.04)
 
     def test_pure_noise_is_left_near_the_constant(self) -> None:
@@ -118,16 +121,16 @@ class TestDefault:
     def test_the_model_keeps_its_own_prediction(self) -> None:
         model = network()
         x, y = noisy(model, 100)
-        assert torch.equal(default(model, (x, y)).predict(x).mean, model(x).detach())
+        assert torch.equal(default(model, (x, y)).predict(x).mean, model(x).detach())  # the same call on the same batch
 
     def test_a_prediction_does_not_depend_on_its_batch(self) -> None:
         model = network()
         x, y = noisy(model, 100)
         uq = default(model, (x, y))
         alone = torch.cat([uq.predict(x[i : i + 1]).variance for i in range(10)])
-        torch.testing.assert_close(alone, uq.predict(x[:10]).variance)
+        assert_same_up_to_rounding(alone, uq.predict(x[:10]).variance)
         uq.batch_size = 3
-        torch.testing.assert_close(uq.predict(x[:10]).variance, alone)
+        assert_same_up_to_rounding(uq.predict(x[:10]).variance, alone)
 
     def test_several_outputs_have_coefficients_of_their_own(self) -> None:
         model = network(2)
@@ -183,10 +186,10 @@ class TestDefault:
         reference = torch.randn(90, 3)
         whole = default(model, (x, y), reference=reference).predict(x).variance
         loader = [(part, torch.zeros(len(part), 1)) for part in reference.split(40)]
-        torch.testing.assert_close(default(model, (x, y), reference=loader).predict(x).variance, whole)
-        torch.testing.assert_close(default(model, (x, y), reference=reference.numpy()).predict(x).variance, whole)
+        assert_same_up_to_rounding(default(model, (x, y), reference=loader).predict(x).variance, whole)
+        assert_same_up_to_rounding(default(model, (x, y), reference=reference.numpy()).predict(x).variance, whole)
         pair = (reference, torch.zeros(90, 1))
-        torch.testing.assert_close(default(model, (x, y), reference=pair).predict(x).variance, whole)
+        assert_same_up_to_rounding(default(model, (x, y), reference=pair).predict(x).variance, whole)
         with pytest.raises(DataError, match="expected reference rows"):
             default(model, (x, y), reference=3)
 
@@ -242,9 +245,9 @@ class TestBatches:
         assert uq.calibration.terms.features.sites == ("head",)
         together = uq.predict(items)
         alone = torch.cat([uq.predict([item]).strangeness for item in items])  # type: ignore[misc]
-        torch.testing.assert_close(alone, together.strangeness, rtol=1e-4, atol=0)
+        assert_same_up_to_rounding(alone, together.strangeness)
         batches = default(model, (items, y), collate=_padded, terms=["leverage"], reference=iter([(usual, y)]))
-        torch.testing.assert_close(batches.predict(items).strangeness, together.strangeness, rtol=1e-4, atol=0)
+        assert_same_up_to_rounding(batches.predict(items).strangeness, together.strangeness)
 
     def test_padding_of_the_users_own_changes_nothing(self) -> None:
         class Masked(nn.Module):
@@ -262,8 +265,8 @@ class TestBatches:
         uq = default(model, ((x, mask), y), terms=["leverage"])
         longer = torch.cat([x, torch.zeros(80, 4, 3)], 1), torch.cat([mask, torch.zeros(80, 4)], 1)
         found, expected = uq.predict(longer), uq.predict((x, mask))
-        torch.testing.assert_close(found.strangeness, expected.strangeness, rtol=1e-4, atol=1e-4)
-        torch.testing.assert_close(found.variance, expected.variance, rtol=1e-4, atol=1e-4)
+        assert_same_up_to_rounding(found.strangeness, expected.strangeness)
+        assert_same_up_to_rounding(found.variance, expected.variance)
 
     def test_branches_that_the_batch_decides(self) -> None:
         class Branches(nn.Module):
@@ -305,7 +308,7 @@ class TestGuard:
         assert guarded.strangeness is not None
         assert bool((guarded.strangeness > 1).all())
         assert bool((guarded.std > bare.std).all())
-        assert torch.equal(guarded.strangeness, bare.strangeness)  # it is told either way
+        assert_same_up_to_rounding(guarded.strangeness, bare.strangeness)  # it is told either way
 
     def test_it_says_no_more_than_that_nothing_is_known(self) -> None:
         model = network()
@@ -317,9 +320,7 @@ class TestGuard:
         assert float(p.strangeness.min()) > 1e3
         bare = default(model, (x, y), guard=False).predict(far)
         ignorant = y.double().var(correction=0) + (p.mean.double() - y.double().mean()).square()
-        torch.testing.assert_close(
-            p.variance.double(), torch.maximum(bare.variance.double(), ignorant), rtol=1e-5, atol=0
-        )
+        assert_same_up_to_rounding(p.variance.double(), torch.maximum(bare.variance.double(), ignorant))
         # A file of an earlier version does not know the targets: there is no ceiling.
         terms = uq.calibration.terms
         assert terms is not None
@@ -336,6 +337,7 @@ class TestGuard:
         new = noisy(model, 2000, seed=3)[0]
         strange = default(model, (x, y)).predict(new).strangeness
         assert strange is not None
+        # Standard errors: 0.007 of 2000 rows, 0.021 of a quantile of 200.
         assert float((strange <= 1).float().mean()) == pytest.approx(0.9, abs=0.06)
 
     def test_usual_rows_keep_their_variance(self) -> None:
@@ -344,7 +346,7 @@ class TestGuard:
         guarded, bare = default(model, (x, y)).predict(x), default(model, (x, y), guard=False).predict(x)
         assert guarded.strangeness is not None
         usual = guarded.strangeness <= 1
-        torch.testing.assert_close(guarded.variance[usual], bare.variance[usual])
+        assert_same_up_to_rounding(guarded.variance[usual], bare.variance[usual])
 
 
 class TestVerdict:
@@ -416,7 +418,7 @@ class TestVerdict:
         rows = {row.label: row for row in compare(uq.predict(other), truth)}
         assert rows["constant"].correlation == 0
         mean = uq.predict(x).mean
-        assert uq.calibration.constant[0] == pytest.approx(float((y - mean).square().mean()), rel=1e-4)
+        assert uq.calibration.constant[0] == pytest.approx(float((y - mean).square().mean()), rel=rounding())
 
     def test_tables_have_a_constant_and_no_raw_row_for_terms(self) -> None:
         model = network()
@@ -436,6 +438,7 @@ class TestFiles:
         uq.save(path)
         (beside,) = tmp_path.glob("*.safetensors")
         assert path.stat().st_size < 100_000
+        # A file keeps every digit, and the batch is the same.
         assert torch.equal(latedrop.load(path, model).predict(x).std, uq.predict(x).std)
         default(model, noisy(model, 60, seed=1)).save(path)
         (other,) = tmp_path.glob("*.safetensors")
@@ -459,6 +462,7 @@ class TestFiles:
         (new,) = tmp_path.glob("new.json.*.safetensors")
         new.rename(tmp_path / new.name.replace("new", "c"))  # as if killed between the two files
         assert path.read_text() == text
+        # A file keeps every digit, and the batch is the same.
         assert torch.equal(latedrop.load(path, model).predict(x).std, uq.predict(x).std)
 
     def test_saving_leaves_other_calibrations_alone(self, tmp_path: Path) -> None:
@@ -469,6 +473,7 @@ class TestFiles:
         for name in ("model.v2", "model"):
             uq.save(tmp_path / name)
         for name in ("model", "model.v2"):
+            # A file keeps every digit, and the batch is the same.
             assert torch.equal(latedrop.load(tmp_path / name, model).predict(x).std, uq.predict(x).std)
 
     def test_small_ones_are_one_readable_file(self, tmp_path: Path) -> None:
@@ -478,6 +483,7 @@ class TestFiles:
         uq.save(tmp_path / "c.json")
         assert [path.name for path in tmp_path.iterdir()] == ["c.json"]
         again = latedrop.load(tmp_path / "c.json", model)
+        # A file keeps every digit, and the batch is the same.
         assert torch.equal(again.predict(x).std, uq.predict(x).std)
         assert again.calibration.verdict is not None
         assert asdict(again.calibration.verdict) == asdict(uq.calibration.verdict or again.calibration.verdict)
@@ -500,6 +506,7 @@ def test_conformal_and_isotonic_intervals_work_on_terms() -> None:
     new, target = noisy(model, 1000, seed=6)
     for options in ({"conformal_data": held}, {"intervals": "isotonic"}):
         low, high = default(model, (x, y), **options).predict(new).interval(0.9)
+        # Standard errors: 0.009 of 1000 rows, 0.021 of a quantile of 200.
         assert float(((low <= target) & (target <= high)).float().mean()) == pytest.approx(0.9, abs=0.05)
 
 

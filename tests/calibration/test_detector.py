@@ -16,6 +16,7 @@ from latedrop.calibration.detection import COMBINED, Combination, p_values
 from latedrop.calibration.detector import Detector
 from latedrop.errors import ArgumentError, DataError, FileError
 from latedrop.records import sealed
+from rounding import assert_same_up_to_rounding
 
 QUICK: dict[str, Any] = {"terms": ["leverage"], "progress": False}
 
@@ -50,7 +51,7 @@ def test_p_values_count_usual_rows_that_score_as_high() -> None:
     dice = torch.Generator().manual_seed(0)
     usual, new = (torch.randint(0, 20, (size,), generator=dice).double() for size in (50, 40))
     expected = (1 + (usual[None] >= new[:, None]).sum(1)).double() / 51
-    assert torch.equal(p_values(usual.sort().values, new), expected)
+    assert torch.equal(p_values(usual.sort().values, new), expected)  # counts
 
 
 @pytest.mark.parametrize("kind", ["classifier", "regression"])
@@ -150,6 +151,7 @@ def test_every_score_of_a_network(task: str, classifier: Any, regression: Any, t
     assert torch.equal(new.strange(0.2, "strangeness"), new.p_values["strangeness"] <= 0.2)
     found.save(tmp_path / "detector.json")
     again = Detector.load(tmp_path / "detector.json", uq)(rows(200, 6))
+    # A file keeps every digit, and the batch is the same.
     assert all(torch.equal(again.p_values[name], values) for name, values in new.p_values.items())
 
 
@@ -159,7 +161,7 @@ def test_what_is_scored_by_default(classifier: Any, regression: Any) -> None:
     assert set(regression.detector(x)(x).scores) == {"strangeness", "std", COMBINED}
     p = classifier.predict(x)
     found = classifier.detector(x)(x).scores
-    assert torch.equal(found["energy"], p.energy)
+    assert torch.equal(found["energy"], p.energy)  # the same call on the same batch
     assert torch.equal(found["confidence"], 1 - p.confidence)
     assert torch.equal(found["entropy"], p.entropy)
     assert torch.equal(found["strangeness"], p.strangeness)
@@ -169,7 +171,7 @@ def test_one_score_needs_no_half(classifier: Any) -> None:
     x = rows(60, 5)
     found = classifier.detector(x, ["entropy"])
     assert (found.combination, len(found.usual["entropy"])) == (None, 60)
-    assert torch.equal(found(x).p_value, found(x).p_values["entropy"])
+    assert torch.equal(found(x).p_value, found(x).p_values["entropy"])  # the same call on the same batch
     assert len(classifier.detector(x).usual["entropy"]) == 30
 
 
@@ -177,7 +179,7 @@ def test_loaders_and_batches_give_the_same(classifier: Any) -> None:
     x = rows(60, 5)
     expected = classifier.detector(x)(rows(30, 6)).p_value
     loader = DataLoader(TensorDataset(x), batch_size=7)
-    assert torch.allclose(classifier.detector(loader)(DataLoader(TensorDataset(rows(30, 6)))).p_value, expected)
+    assert_same_up_to_rounding(classifier.detector(loader)(DataLoader(TensorDataset(rows(30, 6)))).p_value, expected)
 
 
 def test_wrong_input(classifier: Any, regression: Any, tmp_path: Path) -> None:
@@ -219,6 +221,7 @@ def test_another_calibration_of_the_same_model_is_refused(
     detector.save(tmp_path / "d.json")
     uq.save(tmp_path / "c.json")
     again = latedrop.load(tmp_path / "c.json", uq.model)
+    # A file keeps every digit, and the batch is the same.
     assert torch.equal(Detector.load(tmp_path / "d.json", again)(rows(5, 4)).p_value, detector(rows(5, 4)).p_value)
     x = rows(150, 9, times=3.0)
     with torch.no_grad():

@@ -22,6 +22,7 @@ from latedrop.calibration.intervals import (
     normal_quantile,
 )
 from latedrop.errors import ArgumentError, DataError, LatedropError
+from rounding import rounding
 
 UNIT = ((1.0,), (0.0,))  # scale and floor, which a fit only carries along
 residual_lists = st.lists(st.floats(-50, 50), min_size=1, max_size=40)
@@ -42,7 +43,9 @@ def conformal(*residuals: object) -> Conformal:
 
 @pytest.mark.parametrize("q", [1e-12, 0.01, 0.25, 0.5, 0.9, 1 - 1e-12])
 def test_normal_quantile_is_scipys(q: float) -> None:
-    assert normal_quantile(q) == pytest.approx(stats.norm.ppf(q), rel=1e-9, abs=1e-12)
+    assert normal_quantile(q) == pytest.approx(
+        stats.norm.ppf(q), rel=rounding(torch.float64), abs=rounding(torch.float64)
+    )
 
 
 @pytest.mark.parametrize("rows", [1, 9, 10, 19, 99, 100, 1000])
@@ -183,7 +186,7 @@ def test_records_survive_json() -> None:
         record = intervals_to_dict(fitted)
         back = intervals_from_dict(json.loads(json.dumps(record, allow_nan=False)))
         assert back == fitted
-        assert torch.equal(back.z(0.8), fitted.z(0.8))
+        assert torch.equal(back.z(0.8), fitted.z(0.8))  # JSON keeps every digit
     assert intervals_to_dict(None) is None
     assert intervals_from_dict(None) is None
 

@@ -15,6 +15,7 @@ from latedrop.calibration.judgement import judge, output_names
 from latedrop.calibration.requirements import parsed_requirements
 from latedrop.calibration.verdict import Verdict, crossed, judged, share_error
 from latedrop.errors import ArgumentError
+from rounding import rounding
 
 
 @pytest.fixture(autouse=True)
@@ -216,12 +217,12 @@ class TestJudgement:
         prediction, target = predicted()
         row = judge(prediction, target).together.used
         at = row.levels.index(0.9)
-        assert row.observed_errors()[at] == pytest.approx(row.coverage_error, rel=1e-5)
+        assert row.observed_errors()[at] == pytest.approx(row.coverage_error, rel=rounding())
         assert all(error > 0 for error in row.observed_errors())
 
     def test_kept_rows(self) -> None:
         found = judge(*predicted()).together
-        assert found.kept_rmse[0] == pytest.approx(found.used.rmse, rel=1e-5)
+        assert found.kept_rmse[0] == pytest.approx(found.used.rmse, rel=rounding())
         assert all(own >= ideal - 1e-9 for own, ideal in zip(found.kept_rmse, found.ideal_rmse, strict=True))
 
     def test_one_variance_for_all_rows_chooses_nothing(self) -> None:

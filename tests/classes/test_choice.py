@@ -71,6 +71,7 @@ def test_a_weight_and_a_bias_for_each_class_are_found() -> None:
     picked = chosen(Measured(logits, labels), {}, guard=True, scaling="vector")
     assert picked.name == "a weight and a bias for each class"
     found = torch.tensor(picked.fit.weights) / picked.fit.temperature
+    # Fitted to 4000 labels, which are drawn.
     torch.testing.assert_close(found.double(), weights, atol=0.15, rtol=0.1)
     shift = torch.tensor(picked.fit.biases) / picked.fit.temperature
     torch.testing.assert_close((shift - shift.mean()).double(), biases - biases.mean(), atol=0.25, rtol=0.1)
@@ -104,6 +105,7 @@ def test_scaling_end_to_end(scaling: Scaling, tmp_path: Path) -> None:
     uq.save(tmp_path / "c.json")
     found = latedrop.load(tmp_path / "c.json", model).predict(x)
     assert isinstance(found, latedrop.ClassPrediction)
+    # A file keeps every digit, and the batch is the same.
     assert torch.equal(found.probabilities, uq.predict(x).probabilities)
     plain = latedrop.calibrate(model, (x, labels), terms=["leverage"], progress=False).predict(x)
     assert losses(found.log_probabilities, labels).mean() < losses(plain.log_probabilities, labels).mean()

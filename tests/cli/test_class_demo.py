@@ -47,7 +47,7 @@ def test_the_same_seed_gives_the_same_network() -> None:
     train = class_demo.parts(seed=1)[0]
     first, second = (class_demo.network(*train, seed=1, epochs=2, progress=False) for _ in range(2))
     assert torch.equal(torch.random.get_rng_state(), state)
-    assert torch.equal(first(train[0]), second(train[0]))
+    assert torch.equal(first(train[0]), second(train[0]))  # the same seed, the same batches
 
 
 @needs_matplotlib

@@ -21,6 +21,7 @@ import latedrop
 from held import Held
 from latedrop.cli import app as cli
 from latedrop.errors import DataError
+from rounding import assert_same_up_to_rounding, rounding
 
 for package in ("typer", "rich"):
     pytest.importorskip(package, reason="typer and rich make the command line")
@@ -187,7 +188,7 @@ class TestCalibrate:
         net = sys.modules["user_model"].net()
         expected = latedrop.calibrate(net, (data["x"], data["y"]), rates=[0.3], draws=10).calibration
         found = latedrop.Calibration.from_json(Path(calibrated).read_text())
-        assert found.scale == pytest.approx(expected.scale, rel=1e-4)
+        assert found.scale == pytest.approx(expected.scale, rel=rounding())
         assert found.fingerprint == expected.fingerprint
 
     def test_table_and_report(self, call: Run) -> None:
@@ -340,7 +341,7 @@ class TestPredict:
         uq = latedrop.load(calibrated, sys.modules["user_model"].net())
         expected = uq.predict(arrays_of("test.npz")["x"]).to_dict(0.8)
         for name, values in expected.items():
-            np.testing.assert_allclose([float(row[name]) for row in found], values[:, 0].numpy(), rtol=1e-4)
+            assert_same_up_to_rounding([float(row[name]) for row in found], values[:, 0].numpy())
 
     def test_columns_in_another_order(self, call: Run, calibrated: str) -> None:
         call("predict", "user_model:net", calibrated, "--data", "test.csv", "-o", "out.csv")
@@ -360,7 +361,7 @@ class TestPredict:
             arguments = ("--data", "test.csv", "-o", f"{size}.csv", "--batch-size", size)
             assert call("predict", "user_model:net", calibrated, *arguments)[0] == 0
         found = [np.array([list(map(float, row.values())) for row in rows_of(f"{size}.csv")]) for size in (7, 100)]
-        np.testing.assert_allclose(found[0], found[1], rtol=1e-4)
+        assert_same_up_to_rounding(found[0], found[1])
 
     def test_parquet_and_npz(self, call: Run, calibrated: str) -> None:
         parquet, arrow_csv = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow.csv")
@@ -371,7 +372,7 @@ class TestPredict:
         assert call("predict", "user_model:net", calibrated, *arguments)[0] == 0
         table = parquet.read_table("out.parquet")
         assert [str(field.type) for field in table.schema] == ["string", "double", *["float"] * 4]
-        np.testing.assert_allclose(table["mean"].to_numpy(), mean, rtol=1e-4)
+        assert_same_up_to_rounding(table["mean"].to_numpy(), mean)
         arguments = ("--data", "test.parquet", "-o", "out.npz", "--keep", "z")
         assert call("predict", "user_model:net", calibrated, *arguments)[0] == 0
         arrays = arrays_of("out.npz")
@@ -379,7 +380,7 @@ class TestPredict:
             "z": (60,),
             **dict.fromkeys(("mean", "std", "low", "high"), (60, 1)),
         }
-        np.testing.assert_allclose(arrays["mean"][:, 0], mean, rtol=1e-4)
+        assert_same_up_to_rounding(arrays["mean"][:, 0], mean)
 
     def test_several_outputs_without_names_are_numbered(self, call: Run) -> None:
         arguments = ("--data", "val.npz", "--target", "y2", *QUICK, "-o", "c.json")
@@ -426,7 +427,7 @@ class TestPredict:
             arguments = ("--data", "test.csv", "-o", f"{scale}.csv", "--scale", scale)
             assert call("predict", "user_model:net", calibrated, *arguments)[0] == 0
         std = [float(rows_of(f"{scale}.csv")[0]["std"]) for scale in (1, 4)]
-        assert std[1] == pytest.approx(2 * std[0], rel=1e-4)
+        assert std[1] == pytest.approx(2 * std[0], rel=rounding())
 
     @pytest.mark.parametrize(
         ("arguments", "code", "message"),
@@ -531,7 +532,7 @@ class TestEvaluate:
         expected = latedrop.calibration.evaluation.compare(uq.predict(data["x"]), torch.from_numpy(data["y"]))
         assert [row["label"] for row in found["evaluations"]] == ["raw", "scaled", "relaxed", "constant"]
         for row, other in zip(found["evaluations"], expected, strict=True):
-            assert row["nll"] == pytest.approx(other.nll, rel=1e-3)
+            assert row["nll"] == pytest.approx(other.nll, rel=rounding())
             assert row["coverage"] == pytest.approx(other.coverage)
 
     def test_a_table_for_each_target(self, call: Run) -> None:
@@ -544,7 +545,7 @@ class TestEvaluate:
         code, out, _ = call("evaluate", "user_model:two", "c.json", "--data", "test.csv", "--json")
         found = json.loads(out)
         rmse = [found["outputs"][name]["evaluations"][0]["rmse"] for name in ("y", "z")]
-        assert found["evaluations"][0]["rmse"] == pytest.approx(np.sqrt(np.mean(np.square(rmse))), rel=1e-5)
+        assert found["evaluations"][0]["rmse"] == pytest.approx(np.sqrt(np.mean(np.square(rmse))), rel=rounding())
         data = ("--data", "test.npz", "--target", "y2")
         code, out, _ = call("evaluate", "user_model:two", "c.json", *data, "--json")
         assert list(json.loads(out)["outputs"]) == ["y", "z"]  # as calibrated, where the array has no names
@@ -581,8 +582,10 @@ class TestEvaluate:
         worst = found["worst"][0]
         line = Path("test.csv").read_text().splitlines()[worst["row"] - 1].split(",")
         names = Path("test.csv").read_text().splitlines()[0].split(",")
-        assert float(line[names.index("y")]) == pytest.approx(worst["target"], rel=1e-5)
-        assert all(float(line[names.index(name)]) == pytest.approx(v, rel=1e-5) for name, v in worst["inputs"].items())
+        assert float(line[names.index("y")]) == pytest.approx(worst["target"], rel=rounding())
+        assert all(
+            float(line[names.index(name)]) == pytest.approx(v, rel=rounding()) for name, v in worst["inputs"].items()
+        )
 
     def test_a_requirement_that_does_not_hold(self, call: Run, calibrated: str) -> None:
         arguments = ("evaluate", "user_model:net", calibrated, "--data", "test.csv", "--require")
@@ -709,8 +712,8 @@ class TestData:
             writer.writerows(rows)
         found = self.calibrated(call, *QUICK, "--target-mean", "200", "--target-std", "50")
         assert found["target"] == {"kind": "standardized", "mean": [200.0], "std": [50.0]}
-        assert found["scales"] == pytest.approx(plain["scales"], rel=1e-4)
-        assert found["table"][0]["rmse"] == pytest.approx(50 * plain["table"][0]["rmse"], rel=1e-4)
+        assert found["scales"] == pytest.approx(plain["scales"], rel=rounding())
+        assert found["table"][0]["rmse"] == pytest.approx(50 * plain["table"][0]["rmse"], rel=rounding())
         assert call("predict", "user_model:net", "cal.json", "--data", "test.csv", "-o", "out.csv")[0] == 0
         means = [float(row["mean"]) for row in rows_of("out.csv")]
         assert 100 < min(means) < max(means) < 300
@@ -749,7 +752,7 @@ class TestData:
         assert call("calibrate", "user_model:net", *options, "-o", "twice.json")[0] == 0
         repeated = json.loads(Path("twice.json").read_text())["latedrop"]
         assert weighted["columns"]["inputs"] == repeated["columns"]["inputs"] == ["a", "b", "c"]
-        assert weighted["scales"] == pytest.approx(repeated["scales"], rel=1e-4)
+        assert weighted["scales"] == pytest.approx(repeated["scales"], rel=rounding())
         assert weighted["rows"] == 60
         code, _, err = call("calibrate", "user_model:net", *self.COLUMNS, "--row-weights", "none", "-o", "cal.json")
         assert code != 0
@@ -767,7 +770,7 @@ class TestData:
         assert call("predict", "user_model:net", "cal.json", "--data", "test.csv", "-o", "out.csv")[0] == 0
         error = np.array([float(p["mean"]) - float(r["y"]) for p, r in zip(rows_of("out.csv"), rows, strict=True)])
         expected = np.sqrt(np.average(error**2, weights=1 + np.arange(60) % 5))
-        assert found["rmse"] == pytest.approx(expected, rel=1e-5)
+        assert found["rmse"] == pytest.approx(expected, rel=rounding())
 
     @pytest.mark.filterwarnings("always::latedrop.LatedropWarning")
     def test_the_calibrations_own_rows_are_noticed(self, call: Run) -> None:

@@ -15,6 +15,7 @@ import latedrop
 from architectures import missing
 from latedrop.cli.tables.transforms import image_transform
 from latedrop.errors import ArgumentError, LatedropError
+from rounding import assert_same_up_to_rounding
 
 Image: Any = pytest.importorskip("PIL.Image")
 for package in ("typer", "rich"):
@@ -83,8 +84,8 @@ def test_from_photos_to_intervals(call: Run, place: Path) -> None:
         x = torch.tensor(transform(image))[None]
     assert x.shape == (1, 3, 9, 8)
     expected = load("cal.json", net()).predict(x)
-    np.testing.assert_allclose(float(rows[1]["mean"]), expected.mean.item(), rtol=1e-4)
-    np.testing.assert_allclose(float(rows[1]["std"]), expected.std.item(), rtol=1e-4)
+    assert_same_up_to_rounding(float(rows[1]["mean"]), expected.mean.item())
+    assert_same_up_to_rounding(float(rows[1]["std"]), expected.std.item())
     assert call("evaluate", *words)[0] == 0
     code, out, err = call("predict", *words[:4])
     assert (code, out) == (2, "")
@@ -215,10 +216,10 @@ def test_the_formula() -> None:
     pixels = np.arange(6 * 8 * 3, dtype=np.uint8).reshape(6, 8, 3)
     image = Image.fromarray(pixels)
     plain = image_transform("")(image)
-    np.testing.assert_allclose(plain, pixels.transpose(2, 0, 1) / 255, rtol=1e-6)
+    assert_same_up_to_rounding(plain, pixels.transpose(2, 0, 1) / 255)
     cropped = image_transform("crop=4x2,mean=0.5,std=0.1/0.2/0.5")(image)
     spread = np.array([0.1, 0.2, 0.5])[:, None, None]
-    np.testing.assert_allclose(cropped, (plain[:, 1:5, 3:5] - 0.5) / spread, rtol=1e-5, atol=1e-6)
+    assert_same_up_to_rounding(cropped, (plain[:, 1:5, 3:5] - 0.5) / spread)
     assert image_transform("mode=L")(image).shape == (1, 6, 8)
     assert image_transform("size=3x5")(image.convert("P")).shape == (3, 3, 5)
 
@@ -228,7 +229,7 @@ def test_the_transform_of_a_model_of_timm() -> None:
     image = Image.fromarray(np.zeros((300, 400, 3), np.uint8))
     found = image_transform("timm:resnet18")(image)
     assert found.shape == (3, 224, 224)
-    np.testing.assert_allclose(found[:, 0, 0], [-0.485 / 0.229, -0.456 / 0.224, -0.406 / 0.225], rtol=1e-4)
+    assert_same_up_to_rounding(found[:, 0, 0], [-0.485 / 0.229, -0.456 / 0.224, -0.406 / 0.225])
     with pytest.raises(ArgumentError, match="expected a model of timm in --transform timm:resnet19x"):
         image_transform("timm:resnet19x")
 
@@ -265,7 +266,7 @@ def test_a_classifier_of_timm_with_its_transform(call: Run) -> None:
         change = timm.data.create_transform(**timm.data.resolve_data_config({}, model=model))
         images = [change(Image.open(f"photos/{row['file']}").convert("RGB")) for row in rows]
         expected = latedrop.load("cal.json", model).predict(torch.stack(images)).confidence
-        np.testing.assert_allclose([float(row["confidence"]) for row in rows], expected, rtol=1e-5)
+        assert_same_up_to_rounding([float(row["confidence"]) for row in rows], expected)
         code, out, _ = call("evaluate", "timm_model:net", "cal.json", *pictures, "--report", "page.html")
         assert (code, "accuracy" in out, Path("page.html").is_file()) == (0, True, True)
     finally:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import latedrop
+from rounding import assert_same_up_to_rounding
 from saved import save_calibrated
 
 pytest.importorskip("fastapi")
@@ -74,8 +75,8 @@ def test_an_onnx_file_is_served_alone(
     with TestClient(apps[0]) as client:
         found = client.post("/predict", json={"rows": rows.tolist(), "level": 0.8}).json()
     expected = uq.predict(rows)
-    np.testing.assert_allclose(found["mean"], expected.mean.numpy(), rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(found["low"], expected.interval(0.8)[0].numpy(), rtol=1e-4, atol=1e-5)
+    assert_same_up_to_rounding(found["mean"], expected.mean.numpy())
+    assert_same_up_to_rounding(found["low"], expected.interval(0.8)[0].numpy())
     for wrong in ([str(file), "cal.json"], ["served_code:served"]):
         code, _, err = call("serve", *wrong)
         assert code == 2
@@ -131,7 +132,7 @@ def test_inputs_go_by_their_names_and_kinds(
         given = {"x": x[:4].tolist(), "more": more[:4].tolist()}
         for order in (["x", "more"], ["more", "x"]):
             found = client.post("/predict", json={"inputs": {name: given[name] for name in order}}).json()
-            np.testing.assert_allclose(found["std"], wanted, rtol=1e-4)
+            assert_same_up_to_rounding(found["std"], wanted)
         for wrong in ({"x": given["x"], "other": given["more"]}, {"other": given["x"]}):
             answer = client.post("/predict", json={"inputs": wrong})
             assert answer.status_code == 422

@@ -20,6 +20,7 @@ from latedrop.crowd.calibration import load_calibration
 from latedrop.crowd.mcnn import load_weights, shipped
 from latedrop.crowd.scenes import make_scenes
 from latedrop.errors import DataError
+from rounding import rounding
 
 LEFT = ((0.0, 0.0), (0.5, 0.0), (0.5, 1.0), (0.0, 1.0))
 RIGHT = ((0.5, 0.0), (1.0, 0.0), (1.0, 1.0), (0.5, 1.0))
@@ -83,8 +84,8 @@ def test_the_whole_picture_has_the_count_and_its_variance(counter: LiveCounter) 
     count = counter.count("a", pixels, [(), LEFT, RIGHT])
     whole, left, right = count.amounts
     assert whole.mean == pytest.approx(count.reading.mean)
-    assert whole.variance == pytest.approx(count.reading.variance, rel=1e-6)
-    assert left.mean + right.mean == pytest.approx(whole.mean, rel=1e-6)
+    assert whole.variance == pytest.approx(count.reading.variance, rel=rounding())
+    assert left.mean + right.mean == pytest.approx(whole.mean, rel=rounding())
     assert 0 < left.variance < whole.variance * 1.2
 
 

@@ -11,6 +11,7 @@ pytest.importorskip("safetensors")
 from latedrop.crowd.counters import as_counter, mcnn_from_state
 from latedrop.crowd.mcnn import MCNN, Counter, Trained, load_weights, save_weights
 from latedrop.errors import ArgumentError, DataError, OutputError
+from rounding import assert_same_up_to_rounding
 
 
 class Theirs(nn.Module):
@@ -74,12 +75,13 @@ def test_the_state_dict_of_a_public_mcnn(theirs: Outer, order: str, tmp_path: Pa
     with torch.inference_mode():
         expected = 0.5 * theirs.DME(255 * x)
         trained = mcnn_from_state(state, density_scale=0.5, about={"set": "shanghaitech-b", "sigma": 15.0})
-        torch.testing.assert_close(trained.model(x), expected)
+        assert_same_up_to_rounding(trained.model(x), expected)
         assert float(expected.max()) > 0
         assert float(expected.min()) == 0
         path = tmp_path / "theirs.safetensors"
         save_weights(path, trained)
         again = load_weights(path)
+        # A file keeps every bit of the weights, and the image is the same.
         assert torch.equal(again.model(x), trained.model(x))
     assert again.about["set"] == "shanghaitech-b"
     assert again.channels == 1
@@ -101,7 +103,7 @@ def test_any_network_is_a_counter() -> None:
     net = nn.Sequential(nn.Conv2d(3, 2, 3, padding=1), nn.Tanh(), nn.AvgPool2d(8), nn.Conv2d(2, 1, 1), nn.Flatten(1, 2))
     trained = as_counter(net, channels=3, stride=8, input_scale=255, density_scale=0.01, relu=True)
     x = torch.rand(2, 3, 64, 80)
-    torch.testing.assert_close(trained.model(x), 0.01 * net(255 * x).clamp_min(0)[:, None])
+    assert_same_up_to_rounding(trained.model(x), 0.01 * net(255 * x).clamp_min(0)[:, None])
     assert (trained.channels, trained.stride, trained.least_side) == (3, 8, 8)
     with pytest.raises(OutputError, match=r"expected density maps \(2, 1, 16, 20\) .* found \(2, 1, 8, 10\)"):
         as_counter(net, channels=3).model(x)
@@ -132,7 +134,7 @@ def test_what_is_saved_can_be_loaded(about: dict[str, object], tmp_path: Path) -
         name: value for name, value in about.items() if name not in ("channels", "network")
     }
     x = torch.rand(1, 1, 16, 16)
-    torch.testing.assert_close(again.model(x), model.float()(x))
+    assert_same_up_to_rounding(again.model(x), model.float()(x))
 
 
 @pytest.mark.parametrize("about", [{"sigma": -1.0}, {"sigma": float("nan")}, {"set": 3}, {"where": Path()}])

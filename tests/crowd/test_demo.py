@@ -20,6 +20,7 @@ from latedrop.crowd.demo import CrowdDemo, rejection_table, run, write
 from latedrop.crowd.mcnn import MCNN, Trained
 from latedrop.crowd.scenes import make_scenes
 from latedrop.errors import ArgumentError
+from rounding import assert_same_up_to_rounding
 
 SHAPE = (72, 96)
 
@@ -64,7 +65,7 @@ def test_coverage_is_that_of_the_counted_frames(result: CrowdDemo) -> None:
     inside = [row.low <= true <= row.high for row, true in zip(result.counted, result.target.tolist(), strict=True)]
     assert free.coverage == pytest.approx(np.mean(inside))
     stds = [row.std for row in result.counted]
-    np.testing.assert_allclose(result.prediction.std, stds, rtol=1e-5)
+    assert_same_up_to_rounding(result.prediction.std, stds)
 
 
 def test_files(result: CrowdDemo, trained: Trained, tmp_path: Path) -> None:

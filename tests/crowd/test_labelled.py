@@ -21,6 +21,7 @@ from latedrop.crowd.mcnn import Trained
 from latedrop.crowd.recalibrating import recalibrate_counter
 from latedrop.crowd.scenes import make_scenes
 from latedrop.errors import FileError, OutputError
+from rounding import assert_same_up_to_rounding
 
 SHAPE = (72, 96)
 Frames = list[tuple[str, torch.Tensor]]
@@ -57,7 +58,7 @@ def ends(rows: list[CountedFrame]) -> list[tuple[float, ...]]:
 def test_what_is_followed_is_what_is_reported(trained: Trained, moved: CrowdCalibration, frames: Frames) -> None:
     plain = list(count_people(trained, moved, frames))
     found = list(followed(plain, counts_stream(moved), {}))
-    np.testing.assert_allclose(ends(found), ends(plain), rtol=1e-6)
+    assert_same_up_to_rounding(ends(found), ends(plain))
     assert all(row.provenance == f"{own.provenance}+stream" for row, own in zip(found, plain, strict=True))
 
 
@@ -68,7 +69,7 @@ def test_the_guard_of_size_and_brightness_is_followed(
     plain = list(count_people(trained, calibration, [(name, 0.6 + 0.4 * image)]))
     assert plain[0].reasons
     found = list(followed(plain, counts_stream(calibration), {}))
-    np.testing.assert_allclose(ends(found), ends(plain), rtol=1e-6)
+    assert_same_up_to_rounding(ends(found), ends(plain))
 
 
 def test_standard_deviations_widen_with_intervals(

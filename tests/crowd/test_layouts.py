@@ -12,6 +12,7 @@ from scipy.io import loadmat, savemat
 
 from latedrop.crowd.layouts import CrowdSet, Frame, open_set
 from latedrop.errors import ArgumentError, DataError, FileError, LatedropWarning
+from rounding import rounding
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 SIZE = (34, 46)  # of the frames made here: no multiple of 4
@@ -455,7 +456,7 @@ def test_the_real_mall() -> None:
     assert (found.summary()["points"], found.summary()["outside the frame"]) == (62315, 0)
     assert found.image(1999, 3).shape == (3, 480, 640)
     for index in (0, 1999):
-        assert float(found.density(index).sum()) == pytest.approx(len(found.frames[index].points), abs=1e-3)
+        assert float(found.density(index).sum()) == pytest.approx(len(found.frames[index].points), abs=rounding())
     assert open_set("mall", real("mall"), use_roi=True).summary()["outside the region of interest"] == 4
 
 

@@ -13,6 +13,7 @@ from PIL import Image
 
 from latedrop.crowd.layouts import CrowdSet, open_set
 from latedrop.errors import ArgumentError, DataError, FileError, LatedropError
+from rounding import rounding
 
 SIZE = (80, 96)
 
@@ -40,8 +41,8 @@ def test_images_and_heads_in_a_csv(camera: Path) -> None:
     assert opened.size == SIZE
     assert opened.sigma == 4.0
     assert opened.image(3, 3).shape == (3, *SIZE)
-    assert float(opened.image(3).mean()) == pytest.approx(60 / 255, abs=1e-3)
-    assert float(opened.density(5).sum()) == pytest.approx(5, rel=1e-4)
+    assert float(opened.image(3).mean()) == pytest.approx(60 / 255, abs=rounding())
+    assert float(opened.density(5).sum()) == pytest.approx(5, rel=rounding())
     assert opened.summary()["counted"] == 45
     assert counts(open_set("own", camera, part="test")) == [8, 9]
     larger = open_set("own", camera, enlarge=2, sigma="adaptive")

@@ -13,6 +13,7 @@ from latedrop.crowd.calibration.recalibration import (
     t_quantile,
 )
 from latedrop.errors import DataError
+from rounding import rounding
 
 
 def frames(rng: np.random.Generator, n: int, bias: float, slope: float, std: float) -> tuple[np.ndarray, np.ndarray]:
@@ -34,7 +35,7 @@ def test_many_frames_decide_by_themselves() -> None:
 def test_no_information_leaves_the_old_calibration() -> None:
     """Frames that are one and the same are worth a single one: the slope stays, and the intervals are wide."""
     found = fit_recalibration(np.full(20, 10.0), np.full(20, 4.0), np.full(20, 12.0))
-    assert found.slope == pytest.approx(0, abs=1e-6)
+    assert found.slope == pytest.approx(0, abs=rounding())
     assert 0 < found.offset <= 2
     drifting = np.cumsum(np.random.default_rng(1).standard_normal(40)) / 2
     count = np.full(40, 20.0) + np.linspace(-1, 1, 40)
@@ -53,6 +54,7 @@ def test_intervals_hold_on_average_over_scenes(n: int) -> None:
         for c, y in zip(count[n:], truth[n:], strict=True):
             mean, variance = found.apply(c, 4.0)
             inside.append(abs(y - mean) <= t_quantile(0.9, found.dof) * variance**0.5)
+    # 300 scenes: a standard error of 0.004 over them.
     assert np.mean(inside) == pytest.approx(0.9, abs=0.03)
 
 
@@ -75,7 +77,7 @@ def test_effective_frames() -> None:
 
 def test_quantiles_and_records() -> None:
     assert t_quantile(0.9, 7) == pytest.approx(t.ppf(0.95, 7))
-    assert t_quantile(0.9, 1e9) == pytest.approx(norm.ppf(0.95), rel=1e-6)
+    assert t_quantile(0.9, 1e9) == pytest.approx(norm.ppf(0.95), rel=rounding())
     found = fit_recalibration(np.arange(8.0), np.ones(8), np.arange(8.0) + 1, strangeness=7.0)
     assert Recalibration.from_dict(found.to_dict()) == found
     assert found.strangeness == 7

@@ -22,6 +22,7 @@ from latedrop.crowd.regions import (
     usual_threshold,
 )
 from latedrop.errors import ArgumentError, DataError
+from rounding import rounding
 
 Array = npt.NDArray[np.float64]
 SHAPE = (30, 40)
@@ -246,7 +247,7 @@ def test_region_of_interest() -> None:
     roi = np.zeros(SHAPE, dtype=bool)
     roi[:, :20] = True
     maps = Maps((bump(8, 8) + bump(30, 8))[None], np.ones((1, *SHAPE)), [np.array([[8.0, 8.0]])], roi)
-    assert maps.predicted.tolist() == [pytest.approx(1, abs=1e-6)]
+    assert maps.predicted.tolist() == [pytest.approx(1, abs=rounding())]
     assert maps.true.tolist() == [1]
     assert len(find_regions(*maps.frame(0), threshold=0.01)) == 1
 

@@ -17,6 +17,7 @@ from latedrop.calibration.predictor import Predictor  # noqa: E402
 from latedrop.cli import main  # noqa: E402
 from latedrop.cli.exploring import explore_line  # noqa: E402
 from latedrop.explore.server import make_app  # noqa: E402
+from rounding import assert_same_up_to_rounding, rounding  # noqa: E402
 
 NETS = """
 from torch import nn
@@ -63,8 +64,8 @@ def test_intervals_of_any_level(known: tuple[Predictor, Path, Any], ask: Callabl
     x, y = rows(known[1])
     low, high = known[0].predict(x).interval(level)
     found = ask(f"/api/outputs/1?level={level}").json()
-    np.testing.assert_allclose(found["low"], low[:, 1], rtol=1e-4)
-    np.testing.assert_allclose(found["high"], high[:, 1], rtol=1e-4)
+    assert_same_up_to_rounding(found["low"], low[:, 1])
+    assert_same_up_to_rounding(found["high"], high[:, 1])
     held = ((low <= y) & (y <= high))[:, 1].double().mean()
     assert found["coverage"] == pytest.approx(float(held))
     slices = {one["name"]: one["groups"] for one in found["slices"]}
@@ -77,11 +78,11 @@ def test_a_row_is_explained(known: tuple[Predictor, Path, Any], ask: Callable[[s
     x, _ = rows(known[1])
     found = ask("/api/outputs/1/rows/277").json()
     assert found["place"] == 279  # lines begin with 1, and the first has the names
-    assert found["inputs"] == pytest.approx(dict(zip(worn.NAMES, x[277].tolist(), strict=True)), rel=1e-4)
-    assert found["shares"] == pytest.approx(known[0].explain(x[277:278], output=1).sites, abs=1e-5)
+    assert found["inputs"] == pytest.approx(dict(zip(worn.NAMES, x[277].tolist(), strict=True)), rel=rounding())
+    assert found["shares"] == pytest.approx(known[0].explain(x[277:278], output=1).sites, abs=rounding())
     worst = ask("/api/outputs/1?level=0.9").json()["worst"][0]
     prediction = known[0].predict(x[worst["row"] : worst["row"] + 1])
-    assert worst["mean"] == pytest.approx(float(prediction.mean[0, 1]), rel=1e-4)
+    assert worst["mean"] == pytest.approx(float(prediction.mean[0, 1]), rel=rounding())
 
 
 def test_what_is_not_there_is_refused_in_words(ask: Callable[[str], Any]) -> None:

@@ -4,6 +4,7 @@ from torch import Tensor, nn
 
 from latedrop import find_sites, inject, sample
 from latedrop.errors import ArgumentError, SiteError
+from rounding import assert_same_up_to_rounding
 from zoo import mlp
 
 
@@ -18,8 +19,8 @@ def test_each_pass_is_the_next_draw_unless_fixed() -> None:
         with inject(model, sites, 0.3, draw=1):
             fixed = [model(x[:2]), model(x[2:])]
     assert not torch.equal(first, second)
-    assert torch.equal(first, again)
-    torch.testing.assert_close(torch.cat(fixed), second)
+    assert torch.equal(first, again)  # the same call on the same batch
+    assert_same_up_to_rounding(torch.cat(fixed), second)
 
 
 def test_a_mapping_sets_rates_apart() -> None:
@@ -27,7 +28,7 @@ def test_a_mapping_sets_rates_apart() -> None:
     sites = find_sites(model, x)
     only = sample(model, x, {"4": 0.3}, 10, sites=sites)
     alone = sample(model, x, 0.3, 10, sites=find_sites(model, x, select="4"))
-    assert torch.equal(only.mean, alone.mean)
+    assert_same_up_to_rounding(only.mean, alone.mean)
     with pytest.raises(ArgumentError, match="matches none"), inject(model, sites, {"head": 0.1}):
         pass
 

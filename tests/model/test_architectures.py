@@ -98,8 +98,8 @@ def test_rate_zero_is_the_plain_model_bit_for_bit(subject: Subject) -> None:
     with inject(subject.model, subject.sites, 0.0), torch.no_grad():
         injected = read(call(subject.model, subject.x), subject.readout, len(plain))
     moments = subject.sample(rate=0.0)
-    assert torch.equal(injected, plain)
-    assert torch.equal(moments.mean, plain.float())
+    assert torch.equal(injected, plain)  # rate 0 multiplies by 1, on the same batch
+    assert torch.equal(moments.mean, plain.float())  # rate 0 multiplies by 1, on the same batch
     assert not moments.variance.any()
 
 

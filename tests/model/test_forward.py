@@ -31,7 +31,7 @@ class Answer:
 def test_a_mapping_goes_to_the_parameters_of_its_names() -> None:
     model = Keywords()
     a, b = torch.ones(3, 2), torch.ones(3, 2)
-    assert torch.equal(call(model, {"a": a, "b": b}), model(a, b))
+    assert torch.equal(call(model, {"a": a, "b": b}), model(a, b))  # the same call on the same batch
     assert torch.equal(call(model, (a, b)), model(a, b))
     assert torch.equal(call(model, a), model(a))
 

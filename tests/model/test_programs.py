@@ -22,6 +22,7 @@ from latedrop.model.calling import call, read
 from latedrop.model.rows import map_rows, take_rows
 from latedrop.variance.first_order import unit_variances
 from latedrop.variance.sampling import plain_output
+from rounding import assert_same_up_to_rounding
 from zoo import ZOO, Case
 
 # Torch's own: about recurrent layers on export, about itself when it decomposes a program, and (2.11) on reading one.
@@ -83,9 +84,9 @@ def test_sites_and_first_order_variance_are_those_of_the_eager_model(case: Case)
     ours = {s.name: v for s, v in zip(found.sites, found.variance_by_site.unbind(-1), strict=True)}
     weights, further = WEIGHTS[case.name], FURTHER.get(case.name, set())
     assert set(ours) == {name for names in weights.values() for name in names} | further
-    torch.testing.assert_close(found.mean, eager.mean)
+    assert_same_up_to_rounding(found.mean, eager.mean)
     for site, theirs in zip(eager.sites, eager.variance_by_site.unbind(-1), strict=True):
-        torch.testing.assert_close(sum(ours[name] for name in weights[site.name]), theirs, rtol=1e-4, atol=1e-7)
+        assert_same_up_to_rounding(sum(ours[name] for name in weights[site.name]), theirs)
     assert all(bool((ours[name] > 0).all()) for name in further)
 
 
@@ -96,21 +97,23 @@ def test_draws_are_the_same_in_both_engines_and_at_rate_zero_the_program_is_itse
     # Older versions of torch cannot take some views that programs of attention have inside vmap.
     engine = "auto" if case.name in ("transformer", "lstm", "time_major_gru") else "rows"
     fast = sample(program, x, RATE, 8, sites=sites, readout=case.readout, engine=engine, keep_draws=True)
-    torch.testing.assert_close(fast.outputs, loop.outputs)
+    assert_same_up_to_rounding(fast.outputs, loop.outputs)
     alone = sample(program, take_rows(x, slice(1, 2)), RATE, 8, sites=sites, readout=case.readout)
-    torch.testing.assert_close(alone.variance, loop.variance[1:2])
+    assert_same_up_to_rounding(alone.variance, loop.variance[1:2])
     with torch.no_grad():
         plain = read(call(program, x), case.readout, 6)
-        torch.testing.assert_close(plain, read(call(model, x), case.readout, 6))
+        assert_same_up_to_rounding(plain, read(call(model, x), case.readout, 6))
         with inject(program, sites, 0.0):
+            # Rate 0 multiplies by 1, on the same batch.
             assert torch.equal(read(call(program, x), case.readout, 6), plain)
+    # Rate 0 multiplies by 1, on the same batch.
     assert torch.equal(sample(program, x, 0.0, sites=sites, readout=case.readout).mean, plain)
 
 
 @pytest.mark.parametrize("name", ["mlp", "unet", "reused"])
 def test_propagated_variance_is_that_of_the_eager_model(name: str) -> None:
     model, program, x, _ = made(name)
-    torch.testing.assert_close(propagate(program, x, RATE).variance, propagate(model, x, RATE).variance)
+    assert_same_up_to_rounding(propagate(program, x, RATE).variance, propagate(model, x, RATE).variance)
 
 
 def test_propagate_refuses_what_it_refuses_in_the_eager_model() -> None:
@@ -146,6 +149,7 @@ def test_the_whole_road_without_the_source(name: str, method: str, tmp_path: Pat
     uq = calibrate(load_program(path), (x, y), [0.05, 0.2], 10, method=method, progress=False)
     uq.save(file)
     again = latedrop.load(file, load_program(path))
+    # A file keeps every digit, and the batch is the same.
     assert torch.equal(again.predict(x[:7]).variance, uq.predict(x[:7]).variance)
     low, high = again.predict(x).interval(0.9)
     assert bool((low < high).all())
@@ -160,16 +164,16 @@ def test_a_fixed_number_of_rows_is_no_limit() -> None:
     for rows in (1, 4):
         fixed = load_program(exported(model, x[:rows]))
         assert find_sites(fixed, x) == find_sites(dynamic, x)
-        torch.testing.assert_close(plain_output(fixed, x), plain_output(dynamic, x))
-        torch.testing.assert_close(sample(fixed, x, RATE, 6).variance, sample(dynamic, x, RATE, 6).variance)
-        torch.testing.assert_close(propagate(fixed, x, RATE).variance, propagate(dynamic, x, RATE).variance)
+        assert_same_up_to_rounding(plain_output(fixed, x), plain_output(dynamic, x))
+        assert_same_up_to_rounding(sample(fixed, x, RATE, 6).variance, sample(dynamic, x, RATE, 6).variance)
+        assert_same_up_to_rounding(propagate(fixed, x, RATE).variance, propagate(dynamic, x, RATE).variance)
         ours, theirs = linearize(fixed, x), linearize(dynamic, x, chunk=3)
-        torch.testing.assert_close(ours.variance_by_site, theirs.variance_by_site)
+        assert_same_up_to_rounding(ours.variance_by_site, theirs.variance_by_site)
         kept = sample(fixed, x, RATE, 6, keep_draws=True).outputs
-        torch.testing.assert_close(kept, sample(dynamic, x, RATE, 6, keep_draws=True).outputs)
+        assert_same_up_to_rounding(kept, sample(dynamic, x, RATE, 6, keep_draws=True).outputs)
         for (one, parts), (other, others) in [[unit_variances(p, x[:1], ours.sites) for p in (fixed, dynamic)]]:
-            torch.testing.assert_close(one, other)
-            torch.testing.assert_close(parts[0]["2.weight"], others[0]["2.weight"])
+            assert_same_up_to_rounding(one, other)
+            assert_same_up_to_rounding(parts[0]["2.weight"], others[0]["2.weight"])
         uq = calibrate(fixed, (x, torch.randn(10, 1)), [0.1, 0.3], 10, progress=False)
         assert len(uq.predict(x)) == 10
     with pytest.raises(DataError, match="Guard failed"):
@@ -184,7 +188,7 @@ def test_the_axis_of_the_examples_is_found_where_their_number_is_fixed(name: str
     assert sites == find_sites(dynamic, x)
     assert any(site.batch_axis == 1 or site.interleaved for site in sites)
     x = map_rows(x, lambda t: t[:5])
-    torch.testing.assert_close(sample(fixed, x, RATE, 6).variance, sample(dynamic, x, RATE, 6).variance)
+    assert_same_up_to_rounding(sample(fixed, x, RATE, 6).variance, sample(dynamic, x, RATE, 6).variance)
 
 
 def test_bounds_on_the_number_of_rows() -> None:
@@ -193,7 +197,7 @@ def test_bounds_on_the_number_of_rows() -> None:
     bounded = load_program(exported(model, x[:4], Dim("rows", min=3, max=4)))
     for rows in (1, 4, 10):
         ours, theirs = sample(bounded, x[:rows], RATE, 6), sample(dynamic, x[:rows], RATE, 6)
-        torch.testing.assert_close(ours.variance, theirs.variance)
+        assert_same_up_to_rounding(ours.variance, theirs.variance)
     assert linearize(bounded, x, chunk=2).mean.shape == (10, 1)
 
 
@@ -213,7 +217,7 @@ def test_a_learned_query_needs_single_rows_for_the_first_order() -> None:
     eager = find_sites(model, x)
     assert [site.batch_axis for site in eager] == [None]
     ours, theirs = linearize(program, x), linearize(model, x, eager)
-    torch.testing.assert_close(ours.variance_by_site, theirs.variance_by_site)
+    assert_same_up_to_rounding(ours.variance_by_site, theirs.variance_by_site)
     fixed = load_program(exported(model, x))
     assert find_sites(fixed, x) == ours.sites
     with pytest.raises(SiteError, match=r"takes no fewer than 6. Export it with a dynamic batch dimension"):
@@ -238,7 +242,7 @@ def test_decomposed_programs_and_blocks_without_gradients() -> None:
     for form in (program, program.run_decompositions()):
         found = linearize(load_program(form), x)
         assert [site.name for site in found.sites] == ["second.weight", "third.weight"]
-        torch.testing.assert_close(found.variance_by_site, eager)
+        assert_same_up_to_rounding(found.variance_by_site, eager)
 
 
 def test_keywords_and_devices() -> None:
@@ -253,7 +257,7 @@ def test_keywords_and_devices() -> None:
     model, x = Two().eval(), {"left": torch.randn(6, 3), "right": torch.randn(6, 2)}
     shapes = {"left": {0: Dim.DYNAMIC}, "right": {0: Dim.DYNAMIC}}
     program = load_program(export(model, (x["left"],), {"right": x["right"]}, dynamic_shapes=shapes), device="cpu")
-    torch.testing.assert_close(linearize(program, x).variance_by_site, linearize(model, x).variance_by_site)
+    assert_same_up_to_rounding(linearize(program, x).variance_by_site, linearize(model, x).variance_by_site)
 
 
 @pytest.mark.cuda

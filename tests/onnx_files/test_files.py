@@ -16,6 +16,7 @@ import latedrop
 from latedrop.errors import ArgumentError, DataError, FileError, OutputError
 from latedrop.onnx_files import tracing
 from latedrop.onnx_files.emitting import RULES
+from rounding import assert_same_up_to_rounding
 
 onnx = pytest.importorskip("onnx", reason="needs the extra onnx")
 pytest.importorskip("onnxruntime", reason="needs the extra onnx")
@@ -76,7 +77,7 @@ def test_a_file_is_read_where_there_is_no_torch(written: tuple[Any, Path], tmp_p
     found, p = np.load(out), uq.predict(X)
     low, high = p.interval(0.5)
     for name, value in {"mean": p.mean, "std": p.std, "low": low, "high": high}.items():
-        np.testing.assert_allclose(found[name], value.numpy(), rtol=1e-5, atol=1e-6)
+        assert_same_up_to_rounding(found[name], value.numpy())
 
 
 def test_names_and_metadata(written: tuple[Any, Path]) -> None:
@@ -216,7 +217,7 @@ def test_rows_whose_output_is_not_finite_are_flagged(tmp_path: Path) -> None:
         assert np.isfinite(np.asarray(found.std)).all()
         assert np.asarray(low)[3:].max() < -1e38
         assert np.asarray(high)[3:].min() > 1e38
-        np.testing.assert_allclose(np.asarray(high)[:3], uq.predict(rows[:3]).interval(0.5)[1], rtol=1e-4)
+        assert_same_up_to_rounding(np.asarray(high)[:3], uq.predict(rows[:3]).interval(0.5)[1])
         with pytest.raises(OutputError, match="expected a finite output; found NaN or inf"):
             predict(given[3:])
 
@@ -240,8 +241,8 @@ def test_kinds_are_whole_numbers_of_the_table(tmp_path: Path) -> None:
     uq = latedrop.calibrate(model, ((X, kinds), Y), method="linear", progress=False)
     read = latedrop.load_onnx(uq.to_onnx(tmp_path / "model.onnx", (X[:4], kinds[:4])))
     expected = uq.predict((X, kinds)).mean.numpy()
-    np.testing.assert_allclose(read.predict((X.numpy(), kinds.numpy())).mean, expected, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(read.predict((X.numpy(), kinds.double().numpy())).mean, expected, rtol=1e-5, atol=1e-6)
+    assert_same_up_to_rounding(read.predict((X.numpy(), kinds.numpy())).mean, expected)
+    assert_same_up_to_rounding(read.predict((X.numpy(), kinds.double().numpy())).mean, expected)
     for wrong, words in (
         (kinds.numpy() + 0.5, "that fit int64"),
         (kinds.numpy() * 1e30, "that fit int64"),
@@ -264,12 +265,12 @@ def test_wrong_options(name: str, value: Any, written: tuple[Any, Path]) -> None
 def test_batches_and_tables(written: tuple[Any, Path], tmp_path: Path) -> None:
     pandas = pytest.importorskip("pandas")
     whole, parts = (latedrop.load_onnx(written[1], batch_size=size, threads=1).predict(X.numpy()) for size in (256, 7))
-    np.testing.assert_allclose(parts.std, whole.std, rtol=1e-6)
+    assert_same_up_to_rounding(parts.std, whole.std)
     frame = pandas.DataFrame(X.numpy(), columns=["a", "b", "c"])
     uq = latedrop.calibrate(net(), (frame, Y), method="linear", progress=False)
     path = uq.to_onnx(tmp_path / "model.onnx", frame[:4])
     found = latedrop.load_onnx(path).predict(frame[["c", "a", "b"]])
-    np.testing.assert_allclose(found.mean, whole.mean, rtol=1e-5, atol=1e-6)
+    assert_same_up_to_rounding(found.mean, whole.mean)
     with pytest.raises(DataError, match="expected the columns"):
         latedrop.load_onnx(path).predict(frame[["a", "b"]])
 
@@ -306,7 +307,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     import importlib
 
     uq = latedrop.load("cal.json", importlib.import_module("exported_net").net)
-    np.testing.assert_allclose(found.interval()[0], uq.predict(X).interval(0.8)[0].numpy(), rtol=1e-5, atol=1e-6)
+    assert_same_up_to_rounding(found.interval()[0], uq.predict(X).interval(0.8)[0].numpy())
     for words, message in (
         (("-o", "model.txt"), "ends in .onnx"),
         (("-o", "model.onnx", "--level", "2"), "inside (0, 1)"),

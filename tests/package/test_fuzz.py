@@ -232,7 +232,7 @@ def test_invariants(plan: Plan) -> None:
     assert not any(site.coupled for site in sites)
 
     nothing = sample(model, x, 0.0, 3, sites=sites, readout=readout)
-    assert torch.equal(nothing.mean, expected.to(nothing.mean.dtype))
+    assert torch.equal(nothing.mean, expected.to(nothing.mean.dtype))  # rate 0 multiplies by 1, on the same batch
     assert not bool(nothing.variance.any())
 
     options: dict[str, Any] = {"seed": plan.seed, "sites": sites, "readout": readout, "keep_draws": True}

@@ -28,6 +28,7 @@ from torch.nn.modules import module as torch_module
 from latedrop import Prediction, Predictor, calibrate, find_sites, inject, linearize, propagate, sample
 from latedrop.errors import DataError
 from latedrop.switches import _HELD, held
+from rounding import assert_same_up_to_rounding, rounding
 from zoo import ZOO, Case
 
 pytestmark = pytest.mark.filterwarnings("ignore::latedrop.errors.LatedropWarning")
@@ -202,8 +203,14 @@ def plain(model: nn.Module, x: Tensor) -> Tensor:
         return model(x)
 
 
+def alike(found: Tensor, expected: Tensor) -> bool:
+    """Up to rounding, since a thread may compute on more or fewer cores than another; masks that differ do far more."""
+    size = float(expected.detach().double().abs().mean())
+    return torch.allclose(found.double(), expected.double(), rtol=rounding(), atol=rounding() * size)
+
+
 def same(found: Prediction, expected: Prediction) -> bool:
-    return torch.equal(found.mean, expected.mean) and torch.equal(found.variance, expected.variance)
+    return alike(found.mean, expected.mean) and alike(found.variance, expected.variance)
 
 
 def state_of(model: nn.Module) -> dict[str, list[Any]]:
@@ -279,8 +286,8 @@ def test_a_plain_call_in_another_thread_is_plain(name: str, work: str, train: bo
         without, with_graph = onlooker.now()
         WORKS[work](model, x, y)
     assert onlooker.seen
-    assert all(torch.equal(found, without) for found, _ in onlooker.seen)
-    assert all(torch.equal(found, with_graph) for _, found in onlooker.seen)
+    assert all(alike(found, without) for found, _ in onlooker.seen)
+    assert all(alike(found, with_graph) for _, found in onlooker.seen)
     assert all(found.requires_grad for _, found in onlooker.seen)
 
 
@@ -359,7 +366,7 @@ def test_functions_in_threads_give_what_they_give_alone() -> None:
     for _ in range(TURNS):
         for found, expected in zip(together(works), serial, strict=True):
             assert len(found) == len(expected)
-            assert all(map(torch.equal, found, expected))
+            assert all(map(alike, found, expected))
 
 
 @pytest.mark.parametrize(
@@ -424,8 +431,8 @@ def test_a_thread_that_rolls_the_global_dice_is_not_rewound(work: str) -> None:
         np.random.set_state(states[0])
         random.setstate(states[1])
     # Somebody else's numbers do not make ours others; only how draws run may have changed, and with it the rounding.
-    torch.testing.assert_close(found.mean, alone.mean)
-    torch.testing.assert_close(found.variance, alone.variance)
+    assert_same_up_to_rounding(found.mean, alone.mean)
+    assert_same_up_to_rounding(found.variance, alone.variance)
 
 
 @pytest.mark.parametrize("work", WORKS)
@@ -460,9 +467,9 @@ def test_injected_dropout_is_for_its_own_thread(name: str, train: bool) -> None:
         with inject(model, sites, RATE):
             for draw in expected:
                 seen = onlooker.now()
-                assert torch.equal(plain(model, x), draw)
+                assert alike(plain(model, x), draw)
                 assert seen[0] == flags
-                assert output is None or torch.equal(seen[1], output)
+                assert output is None or alike(seen[1], output)
     assert onlooker.look()[0] == flags
 
 
@@ -481,11 +488,11 @@ def test_threads_that_inject_at_once_draw_their_own_masks() -> None:
         except BaseException:
             inside.abort()
             raise
-        return all(map(torch.equal, found, expected[seed]))
+        return all(map(alike, found, expected[seed]))
 
     before = plain(model, x)
     assert together([lambda seed=seed: work(seed) for seed in range(THREADS)]) == [True] * THREADS
-    assert torch.equal(plain(model, x), before)
+    assert alike(plain(model, x), before)
 
 
 def test_injected_dropout_is_not_in_the_predictions_of_another_thread() -> None:
@@ -522,8 +529,8 @@ def test_injected_dropout_is_for_its_own_task(name: str) -> None:
         return await asyncio.gather(first(), second())
 
     mine, others = asyncio.run(asyncio.wait_for(run(), PATIENCE))
-    assert torch.equal(others, output)
-    assert all(map(torch.equal, mine, expected))
+    assert alike(others, output)
+    assert all(map(alike, mine, expected))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -560,7 +567,7 @@ def test_tasks_may_leave_in_the_order_in_which_they_came(name: str) -> None:
 
     found = asyncio.run(asyncio.wait_for(run(), PATIENCE))
     for mine, draws in zip(found, expected, strict=True):
-        assert all(map(torch.equal, mine, [*draws, output]))
+        assert all(map(alike, mine, [*draws, output]))
     assert changed(before, [state_of(model)]) == set()
 
 
@@ -577,12 +584,12 @@ def test_nested_injections_are_left_one_by_one_and_stay_in_their_thread() -> Non
             again = plain(model, x)
             others.append(onlooker.now())
         after = plain(model, x)
-    assert torch.equal(outer, again)
-    assert torch.equal(after, output)
-    assert not torch.equal(outer, output)
-    assert not torch.equal(inner, output)
-    assert not torch.equal(inner, outer)
-    assert all(torch.equal(other, output) for other in others)
+    assert alike(outer, again)
+    assert alike(after, output)
+    assert not alike(outer, output)
+    assert not alike(inner, output)
+    assert not alike(inner, outer)
+    assert all(alike(other, output) for other in others)
 
 
 class Asking(nn.Module):
@@ -603,7 +610,7 @@ def test_a_prediction_within_a_prediction_by_another_thread() -> None:
     x, y = torch.randn(40, 5), torch.randn(40, 1)
     inner = calibrate(nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 1)), (x, y), progress=False)
     uq = calibrate(Asking(inner), (x, y), progress=False)
-    assert torch.equal(uq.predict(x).mean, uq.model(x).detach())
+    assert_same_up_to_rounding(uq.predict(x).mean, uq.model(x).detach())
 
 
 def test_predictions_of_other_models_meet() -> None:
@@ -626,7 +633,7 @@ def test_predictions_of_other_models_meet() -> None:
     with ThreadPoolExecutor(2) as pool:
         found = [job.result(PATIENCE) for job in [pool.submit(uq.predict, x) for uq in made]]
     meeting = Barrier(1)
-    assert all(torch.equal(a.mean, uq.predict(x).mean) for a, uq in zip(found, made, strict=True))
+    assert all(alike(a.mean, uq.predict(x).mean) for a, uq in zip(found, made, strict=True))
 
 
 class Interrupted(dict):  # type: ignore[type-arg]

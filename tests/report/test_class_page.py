@@ -17,6 +17,7 @@ from latedrop.calibration.classes.record import ClassVerdict
 from latedrop.errors import ArgumentError, DataError
 from latedrop.metrics import classes as metrics
 from latedrop.report import write_class_report
+from rounding import rounding
 
 
 def _case(terms: list[str]) -> tuple[ClassPredictor, torch.Tensor, torch.Tensor]:
@@ -40,8 +41,8 @@ def test_scores_are_those_of_the_metrics_and_the_page_has_them(tmp_path: Path, g
     assert found.scores[0].nll == pytest.approx(float(metrics.cross_entropy(p.probabilities, y)))
     alone = torch.softmax(p.logits / uq.calibration.alone, 1)
     by_label = {row.label: row for row in found.scores}
-    assert by_label[ALONE].nll == pytest.approx(float(metrics.cross_entropy(alone, y)), rel=1e-6)
-    assert found.verdict.gain == pytest.approx(by_label[ALONE].nll - found.scores[0].nll, abs=1e-9)
+    assert by_label[ALONE].nll == pytest.approx(float(metrics.cross_entropy(alone, y)), rel=rounding())
+    assert found.verdict.gain == pytest.approx(by_label[ALONE].nll - found.scores[0].nll, abs=rounding(torch.float64))
     assert "the model's softmax" in by_label
     path = tmp_path / "page.html"
     write_class_report(path, title="Pets <i>", prediction=p, labels=y, reproduce={"command": "make pets"})

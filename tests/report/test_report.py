@@ -21,6 +21,7 @@ from latedrop.errors import ArgumentError, FileError, LatedropError
 from latedrop.files import write_aside
 from latedrop.report import Picture, overview, png, table, write_report
 from latedrop.report.charts import series_of
+from rounding import rounding
 
 VOID = {"meta", "img", "br", "input"}
 
@@ -113,7 +114,7 @@ def test_evaluation_is_what_the_metrics_say() -> None:
     scored = mean, variance, target
     assert found.rmse == pytest.approx(float(metrics.rmse(*scored)))
     assert found.nll == pytest.approx(float(metrics.nll(*scored)))
-    assert found.ma == pytest.approx(float(metrics.miscalibration_area(*scored)), abs=1e-6)
+    assert found.ma == pytest.approx(float(metrics.miscalibration_area(*scored)), abs=rounding())
     assert found.coverage == pytest.approx(float(metrics.coverage(*scored, level=0.8)))
     assert found.width == pytest.approx(float(metrics.interval_width(*scored, level=0.8)))
     assert found.observed == pytest.approx(metrics.calibration_curve(*scored)[1].tolist())
@@ -155,7 +156,7 @@ def test_compare_of_one_output(per_output: bool) -> None:
         assert found[3].label == "conformal"
         assert found[3].width == pytest.approx(float((ends[1] - ends[0])[:, k].mean()))
     together = compare(p, target)
-    assert together[0].nll == pytest.approx((rows[0][0].nll + rows[1][0].nll) / 2, rel=1e-5)
+    assert together[0].nll == pytest.approx((rows[0][0].nll + rows[1][0].nll) / 2, rel=rounding())
 
 
 def test_raw_has_no_floor() -> None:

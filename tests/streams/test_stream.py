@@ -18,6 +18,7 @@ from torch import Tensor, nn
 import latedrop
 from latedrop.errors import ArgumentError, DataError, FileError, LatedropError
 from latedrop.streams import Stream
+from rounding import assert_same_up_to_rounding
 
 Z = 1.6448536269514722
 
@@ -65,9 +66,9 @@ def test_before_any_label_it_is_the_predictor(predictor: latedrop.Predictor, dat
     stream = predictor.stream(level=0.8)
     found, own = stream.predict(x[200:210]), predictor.predict(x[200:210])
     assert (len(found), found.ids, found.mean.dtype) == (10, list(range(10)), own.mean.dtype)
-    torch.testing.assert_close(found.mean, own.mean)
+    assert_same_up_to_rounding(found.mean, own.mean)
     for end, other in zip(found.interval(), own.interval(0.8), strict=True):
-        torch.testing.assert_close(end, other)
+        assert_same_up_to_rounding(end, other)
     assert stream.predict(x[210:211]).ids == [10]
     assert (stream.rows, stream.labels, stream.coverage, stream.waiting[-1]) == (11, 0, (), 10)
 
@@ -103,7 +104,7 @@ def test_transformed_targets_are_followed_in_the_models_unit(data: Any) -> None:
         assert bool((held == logs.update(y[start : start + 10])).all())
     found, other = stream.predict(x[500:510]), logs.predict(x[500:510])
     for end, log in zip((found.mean, *found.interval()), (other.mean, *other.interval()), strict=True):
-        torch.testing.assert_close(end, log.exp(), rtol=1e-4, atol=1e-6)
+        assert_same_up_to_rounding(end, log.exp())
     with pytest.raises(LatedropError):
         stream.update(torch.full((10, 2), -1.0))
 
@@ -112,7 +113,7 @@ def test_conformal_intervals_have_a_stream(predictor: latedrop.Predictor, data: 
     _, x, y = data
     uq = predictor.conformal((x[200:300], y[200:300]))
     found = uq.stream().predict(x[300:305])
-    torch.testing.assert_close(found.low, uq.predict(x[300:305]).interval(0.9)[0])
+    assert_same_up_to_rounding(found.low, uq.predict(x[300:305]).interval(0.9)[0])
 
 
 def test_a_vector_of_outputs_is_as_many_streams() -> None:
@@ -422,7 +423,7 @@ def test_shares_of_rows_are_those_of_the_record(predictor: latedrop.Predictor, d
     assert found.shares is not None
     assert terms is not None
     total = sum(found.shares.values())
-    torch.testing.assert_close(total, torch.ones(200))
+    assert_same_up_to_rounding(total, torch.ones(200))
     for name, share in found.shares.items():
         record = sum(value for column, value in terms.shares.items() if column.partition(":")[0] == name)
         assert float(share.mean()) == pytest.approx(record, abs=0.05)

@@ -14,6 +14,7 @@ from latedrop import calibrate, find_sites
 from latedrop.errors import ArgumentError, SiteError
 from latedrop.model.finding import own_dropouts
 from latedrop.terms import InputNoise, OwnDropout, Rows
+from rounding import assert_same_up_to_rounding
 
 
 def trained_with_dropout() -> nn.Module:
@@ -49,7 +50,8 @@ def test_draws_have_the_moments_of_the_model_in_train_mode() -> None:
     with torch.no_grad():
         draws = torch.stack([model(x) for _ in range(4000)])
     model.eval()
-    torch.testing.assert_close(found, draws.var(0), rtol=0.15, atol=0)
+    # Two variances of 4000 draws, each with a relative standard error of sqrt(2 / 4000).
+    torch.testing.assert_close(found, draws.var(0), rtol=4.7 * (2 * 2 / 4000) ** 0.5, atol=0)
 
 
 def test_first_order_is_near_it_and_batch_independent() -> None:
@@ -61,7 +63,7 @@ def test_first_order_is_near_it_and_batch_independent() -> None:
     )
     assert bool(((found / drawn - 1).abs() < 0.5).all())
     alone = torch.cat([term.values(rows_of(model, x[i : i + 1])) for i in range(4)])
-    torch.testing.assert_close(alone, found)
+    assert_same_up_to_rounding(alone, found)
 
 
 def test_in_a_calibration_and_back_from_a_file(tmp_path: Path) -> None:
@@ -70,6 +72,7 @@ def test_in_a_calibration_and_back_from_a_file(tmp_path: Path) -> None:
     y = model(x).detach() + 0.1 * torch.randn(120, 1)
     uq = calibrate(model, (x, y), terms=["own_dropout", "leverage"], progress=False)
     uq.save(tmp_path / "c.json")
+    # A file keeps every digit, and the batch is the same.
     assert torch.equal(latedrop.load(tmp_path / "c.json", model).predict(x).std, uq.predict(x).std)
 
 
@@ -104,7 +107,7 @@ def test_parts_that_run_again_in_the_backward_pass() -> None:
     plain = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2)).eval()
     x = torch.randn(4, 3)
     found = InputNoise(0.2).values(rows_of(Checkpointed(plain), x))
-    torch.testing.assert_close(found, InputNoise(0.2).values(rows_of(plain, x)))
+    assert_same_up_to_rounding(found, InputNoise(0.2).values(rows_of(plain, x)))
 
 
 def test_a_size_for_other_inputs_is_refused_for_each_too() -> None:

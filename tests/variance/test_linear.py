@@ -15,6 +15,7 @@ from latedrop.model.rows import map_rows
 from latedrop.variance import mask_gradients
 from latedrop.variance.first_order import unit_variances
 from latedrop.variance.joint import differences
+from rounding import assert_same_doubles
 from untouched import assert_same, state
 from zoo import ZOO, Case, Columns, mlp
 
@@ -26,8 +27,8 @@ def test_exact_where_the_output_is_affine_in_the_masks() -> None:
     result = linearize(model, x)
     with torch.no_grad():
         expected = (model[1](model[0](x))[:, None] * model[2].weight).square().sum(-1)
-        assert torch.equal(result.mean, model(x))
-    torch.testing.assert_close(result.variance_by_site, expected[..., None], rtol=1e-12, atol=0)
+        assert_same_doubles(result.mean, model(x))
+    assert_same_doubles(result.variance_by_site, expected[..., None])
 
 
 def test_exact_for_a_convolution_summed_to_a_count() -> None:
@@ -41,7 +42,7 @@ def test_exact_for_a_convolution_summed_to_a_count() -> None:
         ones = torch.ones(1, 1, 5, 5, dtype=torch.float64)
         weight = nn.functional.conv_transpose2d(ones, model[2].weight)
         expected = (hidden * weight).square().sum((1, 2, 3))
-    torch.testing.assert_close(result.variance_by_site, expected[:, None, None], rtol=1e-12, atol=0)
+    assert_same_doubles(result.variance_by_site, expected[:, None, None])
 
 
 @pytest.mark.parametrize("kind", ["element", "channel"])
@@ -89,8 +90,8 @@ def test_rows_do_not_depend_on_their_batch(case: Case) -> None:
     sites = find_sites(model, x)
     whole = linearize(model, x, sites, case.readout)
     parts = linearize(model, x, sites, case.readout, chunk=4)
-    torch.testing.assert_close(whole.mean, parts.mean)
-    torch.testing.assert_close(whole.variance_by_site, parts.variance_by_site, rtol=1e-4, atol=1e-9)
+    assert_same_doubles(whole.mean, parts.mean)
+    assert_same_doubles(whole.variance_by_site, parts.variance_by_site)
 
 
 def test_one_output_costs_one_backward_pass() -> None:
@@ -116,7 +117,7 @@ def test_without_batching_rules_outputs_go_one_by_one(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(torch.autograd, "grad", refuse)
     looped = linearize(model, x)
-    torch.testing.assert_close(batched.variance_by_site, looped.variance_by_site)
+    assert_same_doubles(batched.variance_by_site, looped.variance_by_site)
 
 
 @pytest.mark.parametrize("kind", ["element", "channel"])
@@ -132,8 +133,8 @@ def test_large_models_go_output_by_output(case: Case, kind: str, monkeypatch: py
 
     together, pairs = linearize(model, x, sites, three), differences(model, x, sites, three)
     monkeypatch.setattr(mask_gradients, "_LARGE", 0)
-    torch.testing.assert_close(linearize(model, x, sites, three).variance_by_site, together.variance_by_site)
-    torch.testing.assert_close(differences(model, x, sites, three), pairs, rtol=1e-4, atol=1e-6)
+    assert_same_doubles(linearize(model, x, sites, three).variance_by_site, together.variance_by_site)
+    assert_same_doubles(differences(model, x, sites, three), pairs)
 
 
 def test_a_site_that_the_readout_leaves_out_has_no_variance() -> None:
@@ -168,7 +169,7 @@ def test_out_of_memory_halves_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 
     found = linearize(model, x, sites, readout)
     assert seen == [10, 5, 2, 2, 2, 2, 2]
-    torch.testing.assert_close(found.variance_by_site, expected.variance_by_site)
+    assert_same_doubles(found.variance_by_site, expected.variance_by_site)
 
 
 def test_inputs_from_inference_mode_and_callers_without_gradients() -> None:
@@ -183,8 +184,8 @@ def test_variance_at_a_rate() -> None:
     result = linearize(mlp(), torch.ones(4, 5))
     names = [site.name for site in result.sites]
     each = result.variance_by_site.reshape(*result.mean.shape, len(names))
-    torch.testing.assert_close(result.variance(0.2), 0.25 * each.sum(-1))
-    torch.testing.assert_close(result.variance({names[-1]: 0.5}), each[..., -1])
+    assert_same_doubles(result.variance(0.2), 0.25 * each.sum(-1))
+    assert_same_doubles(result.variance({names[-1]: 0.5}), each[..., -1])
     with pytest.raises(ArgumentError, match="expected a rate in"):
         result.variance(1.5)
 
@@ -197,7 +198,7 @@ def test_units_add_up_to_their_site() -> None:
     result = linearize(model, x, sites, count)
     for i, site in enumerate(sites):
         assert columns[0][site.name].shape == (site.count,)
-        torch.testing.assert_close(columns[0][site.name].sum(), result.variance_by_site[0, 0, i])
+        assert_same_doubles(columns[0][site.name].sum(), result.variance_by_site[0, 0, i])
     with pytest.raises(ArgumentError, match="expected one example; found 2"):
         unit_variances(model, x.expand(2, 1, 8, 8), sites, count)
 
@@ -244,7 +245,7 @@ def test_checkpointed_parts(outputs: int, kind: Any) -> None:
     x = torch.randn(5, 3)
     found = linearize(Parts(partial(checkpoint, use_reentrant=False)), x, find_sites(Parts(_run), x, kind=kind))
     expected = linearize(Parts(_run), x, found.sites)
-    torch.testing.assert_close(found.variance_by_site, expected.variance_by_site)
+    assert_same_doubles(found.variance_by_site, expected.variance_by_site)
 
 
 def _run(part: Any, h: Tensor) -> Tensor:
@@ -306,7 +307,7 @@ def test_hooks_probes_and_masks_give_the_same(asks: bool, units: int) -> None:
     found = linearize(model, x.clone().requires_grad_(asks), sites)
     two = linearize(nn.Sequential(*layers, nn.Linear(1, 2, bias=False)), x, sites)  # two outputs: by masks
     weight = two.mean[:, :1] / found.mean
-    torch.testing.assert_close(two.variance_by_site[:, 0], weight.square() * found.variance_by_site[:, 0])
+    assert_same_doubles(two.variance_by_site[:, 0], weight.square() * found.variance_by_site[:, 0])
     assert not found.mean.requires_grad
 
 

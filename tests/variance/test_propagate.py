@@ -20,6 +20,7 @@ from latedrop.model.rows import row_count
 from latedrop.variance.propagation import propagate
 from latedrop.variance.propagation_rules import Pair
 from latedrop.variance.sampling import sample
+from rounding import assert_same_doubles
 from zoo import ZOO, Case, Columns, UNet
 
 REFUSED = {
@@ -133,7 +134,7 @@ def test_functions_of_a_unit_without_variance_are_themselves(f, tolerance, dtype
     with torch.no_grad():
         expected = f(m.clone())
     if f in KINKED.values() or f in SMOOTH.values() or f in (CLOSED["relu"], CLOSED["relu6"], CLOSED["leaky_relu"]):
-        assert torch.equal(mean, expected)
+        assert torch.equal(mean, expected)  # exactly the function itself where nothing varies
     close(mean, expected, rtol=1e-6, atol=1e-6)
     assert torch.equal(variance, torch.zeros_like(variance))
 
@@ -333,6 +334,7 @@ def test_glu_multiplies_by_the_gate():
     m, v = pair_of((2, 6))
     values = F.glu(m + v.sqrt() * torch.randn(400_000, 2, 6, dtype=DOUBLE))
     mean, variance = run(F.glu, m, v)
+    # 400,000 draws: standard errors of at most 0.0011 of the mean and 0.4 % of the variance.
     close(mean, values.mean(0), rtol=0.02, atol=0.01)
     close(variance, values.var(0), rtol=0.03, atol=0)
 
@@ -366,7 +368,7 @@ def test_max_pooling_against_draws(pool, shape, worst):
 def test_max_pooling_without_variance_is_max_pooling(pool, shape, worst):
     m = torch.randn(shape).round(decimals=1)
     mean, variance = run(pool, m, torch.zeros(shape))
-    assert torch.equal(mean, pool(m))
+    assert torch.equal(mean, pool(m))  # a maximum is one of its numbers
     assert not variance.any()
 
 
@@ -441,6 +443,7 @@ def test_rate_zero_is_the_plain_model_bit_for_bit(case: Case):
     model, x = case.make()
     moments = propagate(model, x, 0.0, readout=case.readout)
     with torch.no_grad():
+        # Rate 0 multiplies by 1, on the same batch.
         assert torch.equal(moments.mean, read(call(model, x), case.readout, row_count(x)))
     assert not moments.variance.any()
 
@@ -531,7 +534,7 @@ def test_channel_masks_of_features_are_element_masks():
     net = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))
     x = torch.randn(2, 3)
     found = propagate(net, x, 0.1, find_sites(net, x, kind="channel"))
-    assert torch.equal(found.variance, propagate(net, x, 0.1).variance)
+    assert_same_doubles(found.variance, propagate(net, x, 0.1).variance)
 
 
 def test_channel_masks_shared_between_calls_are_refused():
@@ -807,4 +810,5 @@ def test_callers_in_inference_mode_get_the_same() -> None:
     expected = propagate(net, x, rate=0.1)
     with torch.inference_mode():
         for inputs in (x, x.clone()):
+            # The same call on the same batch.
             assert torch.equal(propagate(net, inputs, rate=0.1).variance, expected.variance)

@@ -32,7 +32,7 @@ class Service:
     """Predictions for many clients at once.
 
     A prediction equals the one of the request by itself, up to rounding: matrix products round differently in batches
-    of other sizes, by some 1e-6 of the values. With `alone` it is the same bits.
+    of other sizes. With `alone` every request is a batch, and no other request changes a digit.
 
     Args:
         predictor: anything with `predict(rows)`, `rows` an array `(N, ...)` or what `arrange` makes of several; the

@@ -64,7 +64,7 @@ def test_test_labels_are_not_seen_and_validation_labels_are(case: tuple[Networks
     after = variances(case, changed(rows(), "test"))
     for name, parts in before.items():
         for part, variance in parts.items():
-            assert torch.equal(variance, after[name][part]), name
+            assert torch.equal(variance, after[name][part]), name  # the same call on the same batch
     after = variances(case, changed(rows(), "validation"))
     same = {name for name, parts in before.items() if torch.equal(parts["test"], after[name]["test"])}
     fitted = {name for name in before if name.endswith((", scaled", ", floor", ", relaxed"))}

@@ -110,5 +110,5 @@ def test_draws_are_nested_and_reproducible() -> None:
     _, member = network((6, 5), 7)
     x = torch.randn(3, 4, dtype=torch.float64)
     first, again = (sampled(member, x, [0.2, 0.2], mask_numbers(member, 50, 3)) for _ in range(2))
-    assert torch.equal(first[1], again[1])
+    assert torch.equal(first[1], again[1])  # the same call on the same batch
     assert not torch.equal(first[1], sampled(member, x, [0.2, 0.2], mask_numbers(member, 50, 4))[1])

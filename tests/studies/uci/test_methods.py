@@ -75,7 +75,7 @@ def test_ensembles_are_mixtures(net: Network) -> None:
     torch.testing.assert_close(found[0], outputs.mean(0))
     torch.testing.assert_close(found[1], outputs.var(0))
     single = spread(net, {"inside": found})["inside"]
-    assert torch.equal(single[0], net.mean["inside"])
+    assert torch.equal(single[0], net.mean["inside"])  # moved, not computed
     assert torch.equal(single[1], found[1])
     (first, (weight, bias)), g = net.member, torch.Generator().manual_seed(5)
     two = [

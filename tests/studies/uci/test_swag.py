@@ -31,7 +31,7 @@ def test_draws_have_the_covariance_of_the_snapshots(monkeypatch: pytest.MonkeyPa
     # 20,000 draws: 1 % on the variance, and its root's share on the mean.
     torch.testing.assert_close(variance, exact, rtol=0.05, atol=0)
     assert float(((mean - features @ flat.mean(0)).abs() / (exact / 20_000).sqrt()).max()) < 4.5
-    assert torch.equal(variance, swag(history, {"test": x}, 0)["test"][1])
+    assert torch.equal(variance, swag(history, {"test": x}, 0)["test"][1])  # the same call on the same batch
 
 
 @pytest.mark.parametrize(("epochs", "count"), [(2, 2), (7, 2), (40, 10), (400, 20)])
@@ -41,7 +41,7 @@ def test_snapshots_are_of_the_last_quarter(epochs: int, count: int) -> None:
     stack = train(x, y, plan, [1, 2])
     assert len(stack.snapshots) == count
     for (weight, bias), (w, b) in zip(stack.history(1, 0)[-1], stack.member(1, 0), strict=True):
-        assert torch.equal(weight, w)
+        assert torch.equal(weight, w)  # moved, not computed
         assert torch.equal(bias, b)
     if epochs == 40:
         early = train(x, y, Plan((4,), (0.0,), 1e-2, 8, 31), [1, 2])
