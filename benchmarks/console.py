@@ -32,8 +32,8 @@ from latedrop.crowd.layouts import open_as_trained
 from latedrop.crowd.mcnn import load_weights, shipped
 from latedrop.crowd.regions import to_cells
 from latedrop.crowd.scenes import make_scenes
+from latedrop.dropout.first_order import linearize
 from latedrop.progress import shown_on
-from latedrop.variance.first_order import linearize
 
 SETS = {"mall": "mall", "ucsd": "ucsd", "pets": "pets2009"}
 Z90 = 1.6448536269514722

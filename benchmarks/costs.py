@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from latedrop.variance.engine.chunks import fitting_chunk
 from torch import Tensor, nn
 
 from benchmarks.nets import speed_nets
@@ -25,10 +26,9 @@ from benchmarks.timing import RESULTS, machine, medians, seconds_of, turns_withi
 from latedrop import Site, find_sites, sample
 from latedrop.calibration.search import PAPER_RATES
 from latedrop.devices import chosen_device
-from latedrop.masking.masks import masks
-from latedrop.variance.engine.chunks import fitting_chunk
-from latedrop.variance.engine.options import Sampling
-from latedrop.variance.sampling import sample_rates
+from latedrop.dropout.masks import masks
+from latedrop.dropout.options import Sampling
+from latedrop.dropout.sampling import sample_rates
 
 DRAWS: dict[str, dict[str, int]] = {"cpu": {"mcnn": 4, "residual_cnn": 20, "transformer": 20}, "gpu": {}}
 FEWEST = 4

@@ -7,12 +7,12 @@ from functools import partial
 from typing import Any
 
 import torch
+from latedrop.variance.engine import compiled
 
 from benchmarks.gpu_setting import DRAWS, Setting, Unit
 from benchmarks.thin_convolutions import MCNN_LAYERS, columns_as_channels, measured_layers
 from benchmarks.video import count, network
 from latedrop import find_sites, sample
-from latedrop.variance.engine import compiled
 
 
 def mcnn(setting: Setting) -> Iterator[Unit]:

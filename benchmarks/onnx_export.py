@@ -25,8 +25,8 @@ from torch import Tensor
 
 import latedrop
 from benchmarks.timing import RESULTS, machine, medians, turns_within, write
-from latedrop.torch_inside import leaves_and_structure
-from latedrop.variance.sampling import plain_output
+from latedrop.dropout.sampling import plain_output
+from latedrop.torch_private import leaves_and_structure
 
 if TYPE_CHECKING:
     from architectures import Architecture

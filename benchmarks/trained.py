@@ -31,11 +31,11 @@ from benchmarks.trained_nets import CAPACITIES, KINDS, MATERIALS, Rows, Task, co
 from latedrop.calibration.evaluation import Evaluation, evaluate, evaluate_intervals
 from latedrop.calibration.intervals import Conformal
 from latedrop.calibration.search import PAPER_RATES
+from latedrop.data.rows import take_rows
 from latedrop.devices import one_thread
 from latedrop.files import write_aside
 from latedrop.metrics import nll
-from latedrop.model.calling import call
-from latedrop.model.rows import take_rows
+from latedrop.network.calling import call
 
 SEED = 0
 PACKAGES = {"magnet": "mag-net", "torchcrepe": "torchcrepe"}

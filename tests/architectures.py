@@ -23,9 +23,9 @@ from torch import Tensor, distributed, nn
 from torch.nn.utils import parametrizations
 
 from latedrop import find_sites, inject, linearize, propagate, sample
+from latedrop.data.rows import row_count
 from latedrop.errors import LatedropError, LatedropWarning
-from latedrop.model.calling import call, read
-from latedrop.model.rows import row_count
+from latedrop.network.calling import call, read
 from zoo import UNet
 
 RATE = 0.1

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from latedrop.model.rows import tensors
+from latedrop.data.rows import tensors
 
 PRODUCTS = {"addmm", "mm", "bmm", "baddbmm", "addmv", "mv", "linear", "convolution"}
 

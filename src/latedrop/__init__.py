@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     from latedrop.calibration.record import Calibration
     from latedrop.calibration.scale import optimal_scale, relaxed_scale
     from latedrop.calibration.transforms import Log, Standardized, Transformed
+    from latedrop.dropout.first_order import Linearization, linearize
+    from latedrop.dropout.moments import Moments
+    from latedrop.dropout.sampling import sample
     from latedrop.errors import LatedropError, LatedropWarning
-    from latedrop.masking.inject import inject
-    from latedrop.model.finding import find_sites
-    from latedrop.model.programs import load_program
-    from latedrop.model.sites import Site, Sites
+    from latedrop.network.find_sites import find_sites
+    from latedrop.network.inject import inject
+    from latedrop.network.programs import load_program
+    from latedrop.network.sites import Site, Sites
     from latedrop.onnx_files.predictor import load_onnx
-    from latedrop.variance.first_order import Linearization, linearize
-    from latedrop.variance.moments import Moments
-    from latedrop.variance.propagation import propagate
-    from latedrop.variance.sampling import sample
+    from latedrop.propagation.propagate import propagate
 
 __all__ = [
     "Calibration",
@@ -39,6 +39,7 @@ __all__ = [
     "Linearization",
     "Log",
     "Moments",
+    "Network",
     "Prediction",
     "Predictor",
     "Site",
@@ -71,18 +72,19 @@ _HOMES = {
     "calibration.scale": ("optimal_scale", "relaxed_scale"),
     "calibration.transforms": ("Log", "Standardized", "Transformed"),
     "errors": ("LatedropError", "LatedropWarning"),
-    "masking.inject": ("inject",),
-    "model.finding": ("find_sites",),
-    "model.programs": ("load_program",),
-    "model.sites": ("Site", "Sites"),
+    "dropout.first_order": ("Linearization", "linearize"),
+    "dropout.moments": ("Moments",),
+    "dropout.sampling": ("sample",),
+    "network.find_sites": ("find_sites",),
+    "network.inject": ("inject",),
+    "network.network": ("Network",),
+    "network.programs": ("load_program",),
+    "network.sites": ("Site", "Sites"),
     "onnx_files.predictor": ("load_onnx",),
-    "variance.first_order": ("Linearization", "linearize"),
-    "variance.moments": ("Moments",),
-    "variance.propagation": ("propagate",),
-    "variance.sampling": ("sample",),
+    "propagation.propagate": ("propagate",),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
-_ROOMS = ("calibration", "errors", "masking", "metrics", "model", "streams", "terms", "torch_inside", "variance")
+_ROOMS = ("calibration", "dropout", "errors", "metrics", "network", "propagation", "streams", "terms")
 """That could be named after `import latedrop` alone."""
 
 logging.getLogger(__name__).addHandler(logging.NullHandler())  # who wants to hear adds another

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
-from typing import Any
 
 from torch import nn
 
@@ -41,8 +39,7 @@ def plain_names(model: nn.Module) -> Callable[[str], str]:
     return plain
 
 
-@cache
-def _wrapped_attribute(kind: Any) -> str | None:
+def _wrapped_attribute(kind: type) -> str | None:
     if issubclass(kind, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
         return "module"
     return "_orig_mod" if kind.__name__ == "OptimizedModule" else None

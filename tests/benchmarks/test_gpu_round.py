@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from latedrop.variance.engine import compiled
 
 from benchmarks import gpu_round, guard
 from benchmarks.architectures import architectures
@@ -17,8 +18,7 @@ from benchmarks.guard import ratios, slower
 from benchmarks.thin_convolutions import by_columns, columns_as_channels, laid_out
 from latedrop import find_sites, sample
 from latedrop.crowd import MCNN
-from latedrop.variance.engine import compiled
-from latedrop.variance.engine.options import Sampling
+from latedrop.dropout.options import Sampling
 
 CPU = torch.device("cpu")
 

@@ -31,8 +31,8 @@ from benchmarks.trained_nets import (
     tones,
 )
 from latedrop import calibrate, find_sites, inject, linearize, sample
-from latedrop.model.calling import call
-from latedrop.variance.engine.options import Engine
+from latedrop.dropout.options import Engine
+from latedrop.network.calling import call
 from rounding import assert_same_up_to_rounding
 
 MAG_NET = pytest.mark.skipif(bool(missing("magnet", "h5py")), reason="needs: pip install --no-deps mag-net==0.1.0 h5py")

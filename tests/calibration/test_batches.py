@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from latedrop.calibration.batches import as_target, batches, row_batches, row_total
+from latedrop.data.datasets import inputs_of
 from latedrop.errors import ArgumentError, DataError
-from latedrop.model.datasets import inputs_of
 
 MODEL = nn.Linear(2, 1, device="meta").to_empty(device="cpu")  # only its device and dtype are looked at
 X, Y = torch.arange(14.0).reshape(7, 2), torch.arange(7.0)[:, None]

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from latedrop.dropout.thinning import IDLE
+from latedrop.masking import twins
 from torch import Tensor, nn
 
 from latedrop import Site, find_sites, inject, linearize, sample
-from latedrop.masking import twins
-from latedrop.masking.thinning import IDLE
 
 
 class Own(nn.Module):

@@ -18,11 +18,11 @@ from torch import Tensor, distributed, nn
 
 from architectures import ARCHITECTURES, DRAWS, RATE, Architecture, Row, missing, tried
 from latedrop import calibrate, find_sites, inject, linearize, sample
+from latedrop.data.rows import map_rows, take_rows
+from latedrop.dropout.moments import Moments
 from latedrop.errors import SiteError
-from latedrop.model.calling import call, read
-from latedrop.model.rows import map_rows, take_rows
-from latedrop.model.sites import Sites
-from latedrop.variance.moments import Moments
+from latedrop.network.calling import call, read
+from latedrop.network.sites import Sites
 from untouched import assert_same, state
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from latedrop.model.running import derives
 from torch import Tensor, nn
 
 from latedrop import calibrate, find_sites, inject, linearize, load, propagate, sample
 from latedrop.errors import ArgumentError, DataError, OutputError, SiteError
-from latedrop.model.running import derives
 from rounding import assert_same_up_to_rounding
 from untouched import assert_same, state
 

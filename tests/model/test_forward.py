@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from latedrop import sample
+from latedrop.data.arrays import place
+from latedrop.data.rows import row_count, take_rows
 from latedrop.errors import DataError, OutputError
-from latedrop.model.arrays import place
-from latedrop.model.calling import call, read
-from latedrop.model.rows import row_count, take_rows
+from latedrop.network.calling import call, read
 
 
 class Keywords(nn.Module):

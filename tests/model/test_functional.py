@@ -14,10 +14,10 @@ from torch.nn.utils.parametrize import register_parametrization
 
 import latedrop
 from latedrop import calibrate, find_sites, inject, linearize, propagate, sample
+from latedrop.dropout.first_order import unit_variances
 from latedrop.errors import LatedropWarning, OutputError, SiteError
-from latedrop.model.sites import Sites
-from latedrop.model.weight_calls import operator_name
-from latedrop.variance.first_order import unit_variances
+from latedrop.network.functional import operator_name
+from latedrop.network.sites import Sites
 from rounding import assert_same_up_to_rounding
 from seen import inputs_of
 

@@ -17,11 +17,11 @@ from torch.export import Dim, ExportedProgram, export
 
 import latedrop
 from latedrop import calibrate, find_sites, inject, linearize, load_program, propagate, sample
+from latedrop.data.rows import map_rows, take_rows
+from latedrop.dropout.first_order import unit_variances
+from latedrop.dropout.sampling import plain_output
 from latedrop.errors import ArgumentError, DataError, FileError, SiteError
-from latedrop.model.calling import call, read
-from latedrop.model.rows import map_rows, take_rows
-from latedrop.variance.first_order import unit_variances
-from latedrop.variance.sampling import plain_output
+from latedrop.network.calling import call, read
 from rounding import assert_same_up_to_rounding
 from zoo import ZOO, Case
 

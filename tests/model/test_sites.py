@@ -5,7 +5,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from latedrop import Site, find_sites, sample
 from latedrop.errors import ArgumentError, DataError, LatedropWarning, SiteError
-from latedrop.model.sites import Sites, rates_by_site
+from latedrop.network.sites import Sites, rates_by_site
 from rounding import assert_same_up_to_rounding
 from zoo import Encoder, Residual, UNet
 

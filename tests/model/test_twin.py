@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import torch
+from latedrop.model.twin import release, reroute, twin_of
 from torch import Tensor, nn
 
 from latedrop import calibrate, find_sites, inject, linearize, sample
-from latedrop.model.twin import release, reroute, twin_of
 from untouched import assert_same, state
 from zoo import ZOO, Case
 

@@ -12,7 +12,7 @@ import latedrop
 from latedrop import calibrate, find_sites, inject, linearize, propagate, sample
 from latedrop.calibration.weights import fingerprint
 from latedrop.errors import SiteError
-from latedrop.model.wrappers import bare, named_layers, plain_names
+from latedrop.wrappers import bare, named_layers, plain_names
 from rounding import assert_same_up_to_rounding
 
 

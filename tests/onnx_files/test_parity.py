@@ -11,9 +11,9 @@ from torch import Tensor
 
 import latedrop
 from architectures import ARCHITECTURES, missing
-from latedrop.model.rows import map_rows
-from latedrop.torch_inside import leaves_and_structure
-from latedrop.variance.sampling import plain_output
+from latedrop.data.rows import map_rows
+from latedrop.dropout.sampling import plain_output
+from latedrop.torch_private import leaves_and_structure
 from rounding import assert_same_up_to_rounding
 from zoo import ZOO, Case
 

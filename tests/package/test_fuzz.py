@@ -13,13 +13,13 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from latedrop.variance.engine.compiled import Program
 from torch import Tensor, nn
 
 from latedrop import find_sites, sample
+from latedrop.dropout.masks import masks
+from latedrop.dropout.options import Sampling
 from latedrop.errors import ArgumentError
-from latedrop.masking.masks import masks
-from latedrop.variance.engine.compiled import Program
-from latedrop.variance.engine.options import Sampling
 from untouched import assert_same, state
 
 EXAMPLES = int(os.environ.get("LATEDROP_FUZZ", "0"))

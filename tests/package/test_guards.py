@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from latedrop.variance.engine.chunks import fitting_chunk
 from torch import Tensor, nn
 
 from benchmarks.timing import peak_bytes
@@ -16,9 +17,8 @@ from counting import Runs
 from latedrop import calibrate, find_sites, sample
 from latedrop.calibration.search import PAPER_RATES
 from latedrop.crowd import MCNN
-from latedrop.variance.engine.chunks import fitting_chunk
-from latedrop.variance.engine.options import Sampling
-from latedrop.variance.sampling import sample_rates
+from latedrop.dropout.options import Sampling
+from latedrop.dropout.sampling import sample_rates
 
 CPU = torch.device("cpu")
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from latedrop import calibrate, find_sites, inject, linearize, sample
-from latedrop.variance.sampling import plain_output
+from latedrop.dropout.sampling import plain_output
 
 TINY = 1e-9  # a rate that is as good as none
 ENGINES = pytest.mark.parametrize("engine", ["auto", "loop"])

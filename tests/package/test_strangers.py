@@ -17,8 +17,8 @@ import latedrop
 from latedrop.calibration.classes.judging import judge_classes
 from latedrop.calibration.judgement import judge
 from latedrop.calibration.weights import fingerprint
+from latedrop.data.rows import take_rows
 from latedrop.errors import SiteError
-from latedrop.model.rows import take_rows
 from latedrop.report import write_class_report, write_report
 from rounding import assert_same_up_to_rounding
 

@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 import latedrop
 from latedrop import find_sites
-from latedrop.model.sites import Sites
+from latedrop.network.sites import Sites
 from latedrop.terms.features import Features
 from latedrop.terms.term import Rows
 from rounding import assert_same_up_to_rounding

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 import latedrop
 from latedrop import calibrate, find_sites
 from latedrop.errors import ArgumentError, SiteError
-from latedrop.model.finding import own_dropouts
+from latedrop.network.find_sites import own_dropouts
 from latedrop.terms import InputNoise, OwnDropout, Rows
 from rounding import assert_same_up_to_rounding
 

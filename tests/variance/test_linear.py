@@ -5,16 +5,16 @@ from typing import Any
 
 import pytest
 import torch
+from latedrop.variance import mask_gradients
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from latedrop import LatedropWarning, calibrate, find_sites, linearize, sample
+from latedrop.data.rows import map_rows
+from latedrop.dropout.first_order import unit_variances
+from latedrop.dropout.joint import differences
 from latedrop.errors import ArgumentError, OutputError
-from latedrop.model.calling import part_of
-from latedrop.model.rows import map_rows
-from latedrop.variance import mask_gradients
-from latedrop.variance.first_order import unit_variances
-from latedrop.variance.joint import differences
+from latedrop.network.calling import part_of
 from rounding import assert_same_doubles
 from untouched import assert_same, state
 from zoo import ZOO, Case, Columns, mlp

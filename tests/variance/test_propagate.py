@@ -13,13 +13,13 @@ import torch.nn.functional as F
 from scipy import stats
 from torch import Tensor, nn
 
+from latedrop.data.rows import row_count
+from latedrop.dropout.sampling import sample
 from latedrop.errors import LatedropWarning, OutputError, SiteError
-from latedrop.model.calling import call, read
-from latedrop.model.finding import find_sites
-from latedrop.model.rows import row_count
-from latedrop.variance.propagation import propagate
-from latedrop.variance.propagation_rules import Pair
-from latedrop.variance.sampling import sample
+from latedrop.network.calling import call, read
+from latedrop.network.find_sites import find_sites
+from latedrop.propagation.propagate import propagate
+from latedrop.propagation.rules import Pair
 from rounding import assert_same_doubles
 from zoo import ZOO, Case, Columns, UNet
 

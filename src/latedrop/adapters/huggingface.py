@@ -22,7 +22,7 @@ from latedrop.calibration.evaluation import inside, likelihood
 from latedrop.calibration.prediction import Prediction
 from latedrop.calibration.predictor import Predictor
 from latedrop.errors import ArgumentError, DataError
-from latedrop.model.wrappers import bare
+from latedrop.wrappers import bare
 
 __all__ = ["ClassOutput", "UncertainOutput", "labels_apart", "predict_with"]
 

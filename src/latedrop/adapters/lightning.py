@@ -18,10 +18,10 @@ from latedrop.calibration.classes.prediction import ClassPrediction
 from latedrop.calibration.classes.predictor import ClassPredictor
 from latedrop.calibration.prediction import Prediction
 from latedrop.calibration.predictor import Predictor
+from latedrop.data.datasets import inputs_of
 from latedrop.errors import ArgumentError, LatedropError
 from latedrop.metrics.levels import checked_level
-from latedrop.model.datasets import inputs_of
-from latedrop.model.wrappers import bare
+from latedrop.wrappers import bare
 
 __all__ = ["predict_callback"]
 

@@ -21,10 +21,10 @@ from latedrop.calibration.classes.prediction import ClassPrediction
 from latedrop.calibration.classes.predictor import ClassPredictor
 from latedrop.calibration.classes.record import ClassCalibration
 from latedrop.calibration.predictor import Predictor, calibrate
+from latedrop.data.arrays import is_table, place
+from latedrop.dropout.sampling import own_output
 from latedrop.errors import ArgumentError, LatedropError
-from latedrop.model.arrays import is_table, place
-from latedrop.model.wrappers import bare
-from latedrop.variance.sampling import own_output
+from latedrop.wrappers import bare
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin

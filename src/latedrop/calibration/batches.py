@@ -10,8 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from latedrop.errors import ArgumentError, DataError, LatedropError
-from latedrop.model.arrays import (
+from latedrop.data.arrays import (
     check_dtypes,
     check_inputs,
     floating,
@@ -21,10 +20,11 @@ from latedrop.model.arrays import (
     map_values,
     place,
 )
-from latedrop.model.datasets import Unpack, dataset_batches, is_dataset, unpacked
-from latedrop.model.items import Collate, Items, as_items
-from latedrop.model.rows import row_count, take_rows, tensors
-from latedrop.variance.moments import out_of_memory
+from latedrop.data.datasets import Unpack, dataset_batches, is_dataset, unpacked
+from latedrop.data.items import Collate, Items, as_items
+from latedrop.data.rows import row_count, take_rows, tensors
+from latedrop.dropout.moments import out_of_memory
+from latedrop.errors import ArgumentError, DataError, LatedropError
 
 __all__ = [
     "as_target",

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from latedrop.calibration.batches import row_batches
+from latedrop.data.arrays import any_true
+from latedrop.data.items import Items
+from latedrop.data.rows import map_rows, replaced, row_count, take_rows
 from latedrop.errors import DataError, LatedropError, LatedropWarning
-from latedrop.model.arrays import any_true
-from latedrop.model.items import Items
-from latedrop.model.rows import map_rows, replaced, row_count, take_rows
-from latedrop.torch_inside import being_traced
+from latedrop.torch_private import being_traced
 
 __all__ = ["LARGEST", "checked_strangeness", "predicted_rows", "told_apart", "warn_of_rows_beyond"]
 

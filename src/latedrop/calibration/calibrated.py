@@ -18,10 +18,11 @@ from latedrop.calibration.detector import Detector, detector
 from latedrop.calibration.record import Calibration
 from latedrop.calibration.saving import save_calibration
 from latedrop.calibration.weights import Weights
-from latedrop.model.calling import Readout, check_finite
-from latedrop.model.items import Collate
-from latedrop.variance.engine.options import Engine
-from latedrop.variance.sampling import own_output
+from latedrop.data.items import Collate
+from latedrop.dropout.options import Engine
+from latedrop.dropout.sampling import own_output
+from latedrop.network.calling import Readout, check_finite
+from latedrop.network.network import Network
 
 __all__ = ["Calibrated"]
 
@@ -52,6 +53,13 @@ class Calibrated(Generic[_Record]):
         self.engine: Engine = engine
         self.collate = collate
         self._weights = Weights(model, calibration.fingerprint)
+        self._network = Network(model)
+
+    @property
+    def network(self) -> Network:
+        """The private copy that makes predictions; made anew where tensors of the model were moved or replaced."""
+        self._network = self._network.current()
+        return self._network
 
     def save(self, path: str | os.PathLike[str]) -> list[Path]:
         """Write the calibration as JSON, with what is large beside it as safetensors; the weights are in neither.
@@ -88,7 +96,7 @@ class Calibrated(Generic[_Record]):
     def _own_output(self, x: Any) -> Tensor:
         """Of the model itself, where rows are beyond numbers; an error where it is finite for none."""
         parts = row_batches(x, self.batch_size)
-        found = torch.cat([own_output(self.model, part, self.readout, check=False) for part in parts])
+        found = torch.cat([own_output(self.network, part, self.readout, check=False) for part in parts])
         if not bool(found.isfinite().any()):
             check_finite(found, "without dropout")
         return found

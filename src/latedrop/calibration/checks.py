@@ -19,12 +19,12 @@ from latedrop.calibration.rate_fit import RateFit
 from latedrop.calibration.scale import apply_scale
 from latedrop.calibration.setup import Setup
 from latedrop.calibration.verdict import Left, losses, standard_error
+from latedrop.data.rows import row_count, take_rows, tensors
+from latedrop.dropout.options import Sampling
+from latedrop.dropout.sampling import sample_rates
 from latedrop.errors import LatedropWarning
 from latedrop.metrics.entries import average
-from latedrop.model.rows import row_count, take_rows, tensors
-from latedrop.model.sites import Rate, Sites, rates_by_site
-from latedrop.variance.engine.options import Sampling
-from latedrop.variance.sampling import sample_rates
+from latedrop.network.sites import Rate, Sites, rates_by_site
 
 __all__ = ["few_rows", "ratio_to_draws", "warn_of_edge", "warn_of_few_drops", "warn_of_ratio"]
 

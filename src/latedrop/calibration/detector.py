@@ -31,18 +31,19 @@ from latedrop.calibration.detection import (
 from latedrop.calibration.names import in_order
 from latedrop.calibration.record import Calibration
 from latedrop.calibration.term_record import plain_tensors, tensors_in
+from latedrop.data.arrays import place
+from latedrop.data.datasets import inputs_in, is_loader
+from latedrop.data.items import Collate, as_items
+from latedrop.dropout.first_order import linearize
+from latedrop.dropout.joint import differences
 from latedrop.errors import ArgumentError, DataError, FileError
 from latedrop.files import write_aside
-from latedrop.model.arrays import place
-from latedrop.model.calling import Readout
-from latedrop.model.datasets import inputs_in, is_loader
-from latedrop.model.items import Collate, as_items
-from latedrop.model.sites import Sites
+from latedrop.network.calling import Readout
+from latedrop.network.network import Network
+from latedrop.network.sites import Sites
 from latedrop.records import Fields, mapping, number, or_none, parsed, read_text, sealed, text, unsealed
 from latedrop.terms import Neighbours
 from latedrop.terms.features import Features
-from latedrop.variance.first_order import linearize
-from latedrop.variance.joint import differences
 
 __all__ = ["Detector", "detector"]
 
@@ -62,6 +63,11 @@ class Scored(Protocol):
     batch_size: int
     collate: Collate
     predict: Callable[..., Any]
+
+    @property
+    def network(self) -> Network:
+        """Its private copy."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -192,7 +198,7 @@ def measured(uq: Scored, x: Any, names: Sequence[str]) -> tuple[dict[str, Tensor
         for name, values in _scores(uq, part, names).items():
             found.setdefault(name, []).append(values.detach().double().cpu())
         if looked is not None:
-            features.append(looked.of(uq.model, part, uq.calibration.sites).cpu())
+            features.append(looked.of(uq.network, part, uq.calibration.sites).cpu())
     if not found and not features:
         raise DataError("expected at least one row to score; found none.")
     joined = {name: torch.cat(parts) for name, parts in found.items()}
@@ -237,8 +243,8 @@ def _scores(uq: Scored, x: Any, names: Sequence[str]) -> dict[str, Tensor]:
 def _site_variances(uq: Scored, x: Any, sites: Sites) -> Tensor:
     """`(N, sites)`, to first order: summed over outputs, or over the differences of two logits."""
     if isinstance(uq.calibration, ClassCalibration):
-        return differences(uq.model, x, sites, classes_of(uq.readout)).sum((2, 3))
-    return linearize(uq.model, x, sites, uq.readout).variance_by_site.sum(1)
+        return differences(uq.network, x, sites, classes_of(uq.readout)).sum((2, 3))
+    return linearize(uq.network, x, sites, uq.readout).variance_by_site.sum(1)
 
 
 def _features(uq: Scored) -> Features:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from latedrop.calibration.verdict import share_error
-from latedrop.model.sites import Rate
+from latedrop.network.sites import Rate
 from latedrop.records import tuples_in
 
 __all__ = ["Evaluation"]

@@ -27,7 +27,7 @@ from latedrop.errors import ArgumentError
 from latedrop.metrics import align_target
 from latedrop.metrics.entries import Array, average, checked_weights
 from latedrop.metrics.levels import central_quantile, even_levels
-from latedrop.model.sites import Rate
+from latedrop.network.sites import Rate
 
 __all__ = [
     "Evaluation",

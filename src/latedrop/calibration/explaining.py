@@ -5,30 +5,29 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-from torch import nn
-
 from latedrop.calibration.fitted_terms import is_site
 from latedrop.calibration.prediction import Explanation
 from latedrop.calibration.record import Calibration
+from latedrop.data.arrays import place
+from latedrop.dropout.first_order import unit_variances
 from latedrop.errors import ArgumentError, OutputError
-from latedrop.model.arrays import place
-from latedrop.model.calling import Readout
-from latedrop.model.sites import odds_by_site
+from latedrop.network.calling import Readout
+from latedrop.network.network import Network
+from latedrop.network.sites import odds_by_site
 from latedrop.terms import Rows
-from latedrop.variance.first_order import unit_variances
 
 __all__ = ["explained"]
 
 
 def explained(
-    model: nn.Module, x: Any, calibration: Calibration, readout: Readout, *, output: int, most: int
+    network: Network, x: Any, calibration: Calibration, readout: Readout, *, output: int, most: int
 ) -> Explanation:
     """The shares of sites, terms and units in the variance of one row, before the guard."""
     sites = calibration.sites
-    mean, columns = unit_variances(model, x, sites, readout)
+    mean, columns = unit_variances(network, x, sites, readout)
     if not 0 <= output < len(columns):
         raise ArgumentError(f"expected an output between 0 and {len(columns) - 1}; found {output}.")
-    others = _other_terms(model, x, calibration, readout, output)
+    others = _other_terms(network, x, calibration, readout, output)
     odds = _odds(calibration, output)
     parts = {s.name: columns[output][s.name].double() * o for s, o in zip(sites, odds, strict=True)}
     total = sum(float(part.sum()) for part in parts.values()) + sum(others.values())
@@ -59,11 +58,11 @@ def _odds(calibration: Calibration, output: int) -> list[float]:
     return list(odds_by_site(calibration.sites, calibration.rate))
 
 
-def _other_terms(model: nn.Module, x: Any, calibration: Calibration, readout: Readout, output: int) -> dict[str, float]:
+def _other_terms(network: Network, x: Any, calibration: Calibration, readout: Readout, output: int) -> dict[str, float]:
     """What the floor and the terms other than dropout to first order add to the variance of one row."""
     terms = calibration.terms
     if terms is None:
         return {}
-    rows = Rows(model, place(x, model), calibration.sites, readout, terms.features)
+    rows = Rows(network, place(x, network.copy), calibration.sites, readout, terms.features)
     parts = terms.parts(rows)
     return {name: float(part[0].flatten()[output]) for name, part in parts.items() if not is_site(name)}

@@ -17,16 +17,16 @@ from latedrop.calibration.classes.record import ClassCalibration
 from latedrop.calibration.intervals import intervals_to_dict
 from latedrop.calibration.prediction import Prediction
 from latedrop.calibration.record import Calibration
+from latedrop.data.items import Items
+from latedrop.data.rows import map_rows, row_count
 from latedrop.errors import ArgumentError
-from latedrop.model.items import Items
-from latedrop.model.rows import map_rows, row_count
-from latedrop.model.sites import Sites
+from latedrop.network.sites import Sites
 from latedrop.onnx_files.metadata import RECORD, WHOLE, sealed_record
 from latedrop.onnx_files.tracing import refuse
 from latedrop.onnx_files.writing import write_onnx
 from latedrop.quantiles import checked_level
 from latedrop.terms import LocalErrors, Neighbours
-from latedrop.torch_inside import leaves_and_structure
+from latedrop.torch_private import leaves_and_structure
 
 __all__ = ["export"]
 

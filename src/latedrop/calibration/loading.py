@@ -17,10 +17,10 @@ from latedrop.calibration.predictor import Predictor
 from latedrop.calibration.saving import read_calibration
 from latedrop.calibration.transforms import Transform, with_own
 from latedrop.calibration.weights import fingerprint
+from latedrop.data.items import Collate
 from latedrop.errors import DataError, FileError, LatedropWarning
-from latedrop.model.calling import Readout
-from latedrop.model.items import Collate
-from latedrop.model.sites import missing_sites
+from latedrop.network.calling import Readout
+from latedrop.network.sites import missing_sites
 from latedrop.terms import Term
 
 __all__ = ["load"]

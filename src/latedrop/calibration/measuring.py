@@ -10,12 +10,13 @@ from typing import Any, Literal, TypeAlias
 
 from torch import nn
 
-from latedrop.model.sites import Rate, Sites
-from latedrop.variance.engine.options import Sampling
-from latedrop.variance.first_order import linearize
-from latedrop.variance.moments import Moments
-from latedrop.variance.propagation import propagate
-from latedrop.variance.sampling import sample_rates
+from latedrop.dropout.first_order import linearize
+from latedrop.dropout.moments import Moments
+from latedrop.dropout.options import Sampling
+from latedrop.dropout.sampling import sample_rates
+from latedrop.network.network import Network
+from latedrop.network.sites import Rate, Sites
+from latedrop.propagation.propagate import propagate
 
 __all__ = ["Method", "moments"]
 
@@ -23,7 +24,7 @@ Method: TypeAlias = Literal["terms", "sample", "linear", "propagate"]
 
 
 def moments(
-    model: nn.Module,
+    model: nn.Module | Network,
     x: Any,
     rates: Sequence[Rate],
     sites: Sites,

@@ -32,8 +32,8 @@ from latedrop.calibration.weights import weight_marks
 from latedrop.devices import chosen_device
 from latedrop.errors import ArgumentError, FileError, LatedropError
 from latedrop.files import readable
-from latedrop.model.calling import Readout
-from latedrop.model.programs import load_program
+from latedrop.network.calling import Readout
+from latedrop.network.programs import load_program
 from latedrop.terminal import listed
 
 __all__ = ["as_arguments", "example_inputs", "input_names", "load_calibrated", "load_function", "load_model"]

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from latedrop.calibration.batches import is_pair
+from latedrop.data.arrays import is_table
 from latedrop.errors import DataError
-from latedrop.model.arrays import is_table
 from latedrop.terminal import listed
 
 __all__ = ["Names", "in_order", "index_of", "names_of", "pair_in_order"]

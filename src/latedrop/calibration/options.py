@@ -12,13 +12,13 @@ from latedrop.calibration.measuring import Method
 from latedrop.calibration.record import Choice
 from latedrop.calibration.transforms import Transform
 from latedrop.calibration.verdict import Folds
-from latedrop.model.calling import Readout
-from latedrop.model.datasets import Unpack
-from latedrop.model.finding import Select
-from latedrop.model.items import Collate
-from latedrop.model.sites import Kind, Site
+from latedrop.data.datasets import Unpack
+from latedrop.data.items import Collate
+from latedrop.dropout.options import Engine
+from latedrop.network.calling import Readout
+from latedrop.network.find_sites import Select
+from latedrop.network.sites import Kind, Site
 from latedrop.terms import Term
-from latedrop.variance.engine.options import Engine
 
 __all__ = ["Options"]
 

@@ -17,7 +17,7 @@ from latedrop.calibration.scale import along_outputs
 from latedrop.calibration.transforms import capped
 from latedrop.errors import ArgumentError, DataError, LatedropError, LatedropWarning
 from latedrop.metrics.levels import checked_level, normal_quantile
-from latedrop.torch_inside import being_traced
+from latedrop.torch_private import being_traced
 
 if TYPE_CHECKING:
     import pandas

@@ -40,19 +40,19 @@ from latedrop.calibration.transforms import Transform
 from latedrop.calibration.usual import usual_of
 from latedrop.calibration.verdict import Folds
 from latedrop.calibration.whole import predicted_whole
+from latedrop.data.arrays import check_inputs, floating, place
+from latedrop.data.datasets import Unpack, first_inputs, gives_batches, inputs_in, is_loader, only_inputs
+from latedrop.data.items import Collate, as_items
+from latedrop.dropout.options import Engine, Sampling
+from latedrop.dropout.sampling import own_output
 from latedrop.errors import ArgumentError, DataError
 from latedrop.metrics import align_target
-from latedrop.model.arrays import check_inputs, floating, place
-from latedrop.model.calling import Readout
-from latedrop.model.datasets import Unpack, first_inputs, gives_batches, inputs_in, is_loader, only_inputs
-from latedrop.model.finding import Select
-from latedrop.model.items import Collate, as_items
-from latedrop.model.sites import Kind, Rate, Site
+from latedrop.network.calling import Readout
+from latedrop.network.find_sites import Select
+from latedrop.network.sites import Kind, Rate, Site
 from latedrop.streams import Stream
 from latedrop.streams.tracking import STEP
 from latedrop.terms import Rows, Term
-from latedrop.variance.engine.options import Engine, Sampling
-from latedrop.variance.sampling import own_output
 
 if TYPE_CHECKING:
     import typing_extensions as types  # which torch brings along; `Unpack` is in typing from Python 3.11 on
@@ -256,6 +256,7 @@ class Predictor(Calibrated[Calibration]):
         if gives_batches(x) and self.collate is None:
             return Prediction.joined(list(self.predict_batches(x)))
         self._weights.check(self.model)
+        self._network = self._network.current()
         x, index = in_order(x, self.calibration.columns), index_of(x)
         x = place(as_items(x, self.collate), self.model, check=False, cut=True)
         with failures_explained(x, self.model):
@@ -338,7 +339,7 @@ class Predictor(Calibrated[Calibration]):
         if is_loader(x) and self.collate is None:
             x = only_inputs(x, self.model)
         x = as_items(in_order(x, self.calibration.columns), self.collate)
-        return explained(self.model, x, self.calibration, self.readout, output=output, most=most)
+        return explained(self.network, x, self.calibration, self.readout, output=output, most=most)
 
     def stream(
         self,
@@ -375,22 +376,22 @@ class Predictor(Calibrated[Calibration]):
         """The prediction of one batch, by the engine that was asked for."""
         if self.engine != "compiled" or self.calibration.method == "sample":  # whose draws are a program
             return self._predicted(x)
-        return predicted_whole(self.model, x, self.calibration, self.readout, self._predicted)
+        return predicted_whole(self._network, x, self.calibration, self.readout, self._predicted)
 
     def _predicted(self, x: Any) -> Prediction:
         """The same, step by step."""
         if self.calibration.terms is not None:
             terms = self.calibration.terms
             check_inputs(floating(x))
-            rows = Rows(self.model, x, self.calibration.sites, self.readout, terms.features)
+            rows = Rows(self._network, x, self.calibration.sites, self.readout, terms.features)
             variance, strangeness, shares = terms.variance(rows)
             self.calibration.check_outputs(rows.mean)
             return Prediction(rows.mean, variance, self.calibration, strangeness, shares=shares)
         c = self.calibration
         draws = c.draws if c.method == "sample" else 2  # the other methods draw nothing
         options = Sampling(draws, c.seed, self.readout, self.chunk, c.shared, engine=self.engine)
-        (found,) = moments(self.model, x, [c.rate], c.sites, c.method, options)
+        (found,) = moments(self._network, x, [c.rate], c.sites, c.method, options)
         own = c.mean == "model" and c.method != "linear"  # which gives the model's own output anyway
-        mean = own_output(self.model, x, self.readout).clone() if own else found.mean
+        mean = own_output(self._network, x, self.readout).clone() if own else found.mean
         c.check_outputs(mean)
         return Prediction(mean, found.variance, c)

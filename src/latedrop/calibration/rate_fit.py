@@ -25,7 +25,7 @@ from latedrop.calibration.scale import (
 from latedrop.calibration.transforms import Transform
 from latedrop.calibration.verdict import Left, Verdict, crossed, judged
 from latedrop.metrics.entries import average, by_output, weights_of
-from latedrop.model.sites import Rate
+from latedrop.network.sites import Rate
 
 __all__ = ["RateFit", "fit_rate", "residuals"]
 

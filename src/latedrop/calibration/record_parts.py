@@ -11,7 +11,7 @@ from latedrop.calibration.intervals import LARGEST, Conformal, Intervals, interv
 from latedrop.calibration.scale import TradeoffPoint
 from latedrop.calibration.verdict import Verdict
 from latedrop.errors import ArgumentError
-from latedrop.model.sites import Rate, Sites
+from latedrop.network.sites import Rate, Sites
 from latedrop.records import Fields, mapping, number, numbers, text, whole, wholes, wrong
 
 __all__ = ["Choice", "RateRow", "checked_choice"]

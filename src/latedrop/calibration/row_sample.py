@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from latedrop.masking.masks import STEP, mixed
+from latedrop.dropout.masks import STEP, mixed
 
 __all__ = ["MOST_ROWS", "RowSample"]
 

@@ -33,13 +33,14 @@ from latedrop.calibration.term_search import MeasuredTerms, outputs_last
 from latedrop.calibration.term_search import fitted as fitted_terms
 from latedrop.calibration.term_search import measured as measured_terms
 from latedrop.calibration.weights import fingerprint
+from latedrop.dropout.first_order import linearize
+from latedrop.dropout.sampling import own_output
 from latedrop.errors import DataError, LatedropWarning, OutputError
-from latedrop.model.finding import check_module, find_sites
-from latedrop.model.sites import Rate, Sites
+from latedrop.network.find_sites import find_sites
+from latedrop.network.network import Network, check_module
+from latedrop.network.sites import Rate, Sites
 from latedrop.progress import progress
 from latedrop.terminal import listed
-from latedrop.variance.first_order import linearize
-from latedrop.variance.sampling import own_output
 
 __all__ = ["PAPER_RATES", "batches_with_sites", "measured_by_terms", "recorded_terms", "search"]
 
@@ -55,7 +56,8 @@ def search(model: nn.Module, data: Any, setup: Setup) -> Calibration:
     _log.info("calibrating %s by method %s", type(model).__name__, setup.method)
     if setup.method == "terms":
         return _told(_by_terms(model, data, setup))
-    measured = (_first_order if setup.method == "linear" else _by_rate)(model, data, setup)
+    network = Network(model)
+    measured = (_first_order if setup.method == "linear" else _by_rate)(network, data, setup)
     fits, target = measured.fits, measured.target
     if not fits:
         which = f"; outputs {list(measured.constant)} do not" if measured.constant else ""
@@ -78,7 +80,7 @@ def search(model: nn.Module, data: Any, setup: Setup) -> Calibration:
     warn_of_edge(fits, chosen, setup.criterion)
     ratio = None
     if setup.method != "sample":
-        ratio = ratio_to_draws(model, measured.few, table[best].rate, measured.sites, setup)
+        ratio = ratio_to_draws(network, measured.few, table[best].rate, measured.sites, setup)
         warn_of_ratio(ratio, setup.method)
     record = _record(model, setup, measured, table, best)
     return _told(replace(record, ratio_to_draws=ratio, verdict=chosen.verdict(floor=setup.floor)))
@@ -107,17 +109,17 @@ class _Measured:
     constant: tuple[int, ...] = ()
 
 
-def _by_rate(model: nn.Module, data: Any, setup: Setup) -> _Measured:
+def _by_rate(network: Network, data: Any, setup: Setup) -> _Measured:
     """One pass over the data, every rate on every batch; a fit for each rate whose output varies."""
     rates, sites, few = setup.rates, Sites(setup.sites or ()), None
     means: list[list[Tensor]] = [[] for _ in rates]
     variances: list[list[Tensor]] = [[] for _ in rates]
     targets: list[Tensor] = []
-    with closing(batches_with_sites(model, data, setup, per_batch=len(rates))) as stream:
+    with closing(batches_with_sites(network.model, data, setup, per_batch=len(rates))) as stream:
         for x, y, sites, tick in stream:
             few = few_rows(x, sites) if few is None else few
-            own = own_output(model, x, setup.readout) if setup.mean == "model" else None
-            for i, moment in enumerate(moments(model, x, rates, sites, setup.method, setup.sampling, tick)):
+            own = own_output(network, x, setup.readout) if setup.mean == "model" else None
+            for i, moment in enumerate(moments(network, x, rates, sites, setup.method, setup.sampling, tick)):
                 center = moment.mean if own is None else own
                 if i == 0:
                     targets.append(as_output(center, y).cpu())
@@ -140,14 +142,14 @@ def _by_rate(model: nn.Module, data: Any, setup: Setup) -> _Measured:
     return _Measured(sites, target, fits, few, constant=constant)
 
 
-def _first_order(model: nn.Module, data: Any, setup: Setup) -> _Measured:
+def _first_order(network: Network, data: Any, setup: Setup) -> _Measured:
     """One pass over the data, then a fit of the sites' odds."""
     sites, few = Sites(setup.sites or ()), None
     means, by_site, targets = [], [], []
-    with closing(batches_with_sites(model, data, setup, per_batch=1)) as stream:
+    with closing(batches_with_sites(network.model, data, setup, per_batch=1)) as stream:
         for x, y, sites, tick in stream:
             few = few_rows(x, sites) if few is None else few
-            result = linearize(model, x, sites, setup.readout)
+            result = linearize(network, x, sites, setup.readout)
             targets.append(as_output(result.mean, y).cpu())
             means.append(result.mean.cpu())
             by_site.append(result.variance_by_site.cpu())
@@ -184,7 +186,7 @@ def _by_terms(model: nn.Module, data: Any, setup: Setup) -> Calibration:
 
 def measured_by_terms(model: nn.Module, data: Any, setup: Setup) -> MeasuredTerms:
     """The validation rows with their terms, before any fit."""
-    return measured_terms(model, batches_with_sites(model, data, setup, per_batch=1), setup)
+    return measured_terms(Network(model), batches_with_sites(model, data, setup, per_batch=1), setup)
 
 
 def recorded_terms(model: nn.Module, found: MeasuredTerms, setup: Setup) -> Calibration:

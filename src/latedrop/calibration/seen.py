@@ -21,8 +21,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from latedrop.dropout.masks import STEP, mixed
 from latedrop.errors import LatedropWarning
-from latedrop.masking.masks import STEP, mixed
 from latedrop.records import wrong
 
 __all__ = [

@@ -17,15 +17,15 @@ from latedrop.calibration.names import Names
 from latedrop.calibration.record import Choice, checked_choice
 from latedrop.calibration.transforms import Transform, checked_transform
 from latedrop.calibration.verdict import Folds
+from latedrop.data.datasets import Unpack
+from latedrop.data.items import Collate
+from latedrop.dropout.draws import checked_seed
+from latedrop.dropout.options import ENGINES, Engine, Sampling, checked_draws
 from latedrop.errors import ArgumentError, DataError
-from latedrop.masking.draws import checked_seed
 from latedrop.metrics.entries import checked_weights
-from latedrop.model.calling import Readout
-from latedrop.model.datasets import Unpack
-from latedrop.model.finding import Select
-from latedrop.model.items import Collate
-from latedrop.model.sites import Kind, Rate, Site
-from latedrop.variance.engine.options import ENGINES, Engine, Sampling, checked_draws
+from latedrop.network.calling import Readout
+from latedrop.network.find_sites import Select
+from latedrop.network.sites import Kind, Rate, Site
 
 __all__ = ["PAPER_RATES", "Setup"]
 

@@ -25,16 +25,17 @@ from latedrop.calibration.setup import Setup
 from latedrop.calibration.targets import as_output, check_rows
 from latedrop.calibration.term_fit import Growth, choose, guarded, ignorant
 from latedrop.calibration.verdict import Left, Verdict
+from latedrop.data.arrays import is_table, place
+from latedrop.data.datasets import dataset_batches, inputs_of, is_dataset
+from latedrop.data.items import as_items
+from latedrop.data.rows import take_rows
+from latedrop.dropout.moments import out_of_memory
 from latedrop.errors import ArgumentError, DataError, LatedropError, SiteError
-from latedrop.model.arrays import is_table, place
-from latedrop.model.datasets import dataset_batches, inputs_of, is_dataset
-from latedrop.model.items import as_items
-from latedrop.model.rows import take_rows
-from latedrop.model.sites import Sites
+from latedrop.network.network import Network
+from latedrop.network.sites import Sites
 from latedrop.streams.usual import Usual, usual_of_rows
 from latedrop.terms import Dropout, Leverage, LocalErrors, Rows, Term
 from latedrop.terms.features import Features
-from latedrop.variance.moments import out_of_memory
 
 __all__ = ["MeasuredTerms", "fitted", "measured", "outputs_last", "reference_features"]
 
@@ -73,7 +74,7 @@ class MeasuredTerms:
     reference_rows: int = 0
 
 
-def measured(model: nn.Module, batches: Any, setup: Setup) -> MeasuredTerms:
+def measured(network: Network, batches: Any, setup: Setup) -> MeasuredTerms:
     """Measure the terms on all validation rows."""
     terms: tuple[Term, ...] = ()
     features: Features | None = None
@@ -93,8 +94,8 @@ def measured(model: nn.Module, batches: Any, setup: Setup) -> MeasuredTerms:
             if entries is None:
                 sites = found
                 features = Features.all(sites) if setup.features is None else Features.named(setup.features, sites)
-                terms, features = _fitting(setup.terms, model, x, sites, features, setup)
-            rows = Rows(model, x, sites, setup.readout, features)
+                terms, features = _fitting(setup.terms, network, x, sites, features, setup)
+            rows = Rows(network, x, sites, setup.readout, features)
             columns = measured_columns([term for term in terms if not term.needs_features], rows)
             entries = entries or _entries(rows.mean, terms, setup)
             entries.add({_MEAN: rows.mean, _TARGET: as_output(rows.mean, y), **columns})
@@ -112,7 +113,7 @@ def measured(model: nn.Module, batches: Any, setup: Setup) -> MeasuredTerms:
     mean, target = columns.pop(_MEAN), columns.pop(_TARGET)
     per_output = setup.has_outputs(torch.empty(0, *entries.shape))
     result = MeasuredTerms(sites, mean, target, terms, columns, features, entries.shape, per_output)
-    return result if features is None else _learned(result, model, kept, inputs, setup, entries)
+    return result if features is None else _learned(result, network, kept, inputs, setup, entries)
 
 
 def _thinned(kept: list[Tensor], inputs: list[Any], stay: Tensor) -> tuple[list[Tensor], list[Any]]:
@@ -138,12 +139,12 @@ def _is_own(term: Term) -> bool:
 
 
 def _fitting(
-    terms: tuple[Term, ...], model: nn.Module, x: Any, sites: Sites, features: Features | None, setup: Setup
+    terms: tuple[Term, ...], network: Network, x: Any, sites: Sites, features: Features | None, setup: Setup
 ) -> tuple[tuple[Term, ...], Features | None]:
     """The terms that this model can have, ready to measure."""
     if features is not None:
         try:
-            features = features.steady(model, x, sites)
+            features = features.steady(network, x, sites)
         except LatedropError:
             features = None
     wanting = [term.name for term in terms if term.needs_features]
@@ -154,12 +155,12 @@ def _fitting(
                 f"batch, which terms {wanting} look at; found none. Leave these terms out."
             )
         terms = tuple(term for term in terms if not term.needs_features)
-    rows = Rows(model, x, sites, setup.readout, features)
+    rows = Rows(network, x, sites, setup.readout, features)
     return tuple(term.prepared(rows) for term in terms), features
 
 
 def _learned(
-    found: MeasuredTerms, model: nn.Module, kept: list[Tensor], inputs: list[Any], setup: Setup, entries: Entries
+    found: MeasuredTerms, network: Network, kept: list[Tensor], inputs: list[Any], setup: Setup, entries: Entries
 ) -> MeasuredTerms:
     """Terms that look at features, after they saw those of the reference rows."""
     own = setup.reference is None
@@ -171,7 +172,7 @@ def _learned(
     def reference() -> Iterator[Tensor]:
         nonlocal count
         count = 0
-        for usual in reference_features(model, setup, found.sites, found.features, kept[0].shape[1]):
+        for usual in reference_features(network, setup, found.sites, found.features, kept[0].shape[1]):
             count += len(usual)
             seen[np.isin(marks, feature_marks(usual))] = True
             yield usual
@@ -184,7 +185,7 @@ def _learned(
     learned: dict[Term, Term] = {term: term.learned_from(rows_seen, own) for term in learners}
     warn_of_training_rows(float(seen.mean()), stacklevel=7)
     error = found.target - found.mean
-    rows = Rows(model, None, found.sites, setup.readout, found.features, torch.arange(len(features)))
+    rows = Rows(network, None, found.sites, setup.readout, found.features, torch.arange(len(features)))
     rows.__dict__.update(features=features, mean=found.mean)
     learned |= {term: term.learned_from_errors(kept, error) for term in found.terms if isinstance(term, LocalErrors)}
     terms = [learned.get(term, term) for term in found.terms]
@@ -195,7 +196,7 @@ def _learned(
         places = torch.arange(len(features)).split([len(part) for part in kept])
         theirs = entries.like()
         for x, at in zip(inputs, places, strict=True):
-            batch = Rows(model, x, found.sites, setup.readout, found.features, at)
+            batch = Rows(network, x, found.sites, setup.readout, found.features, at)
             theirs.add(measured_columns(list(filter(_is_own, terms)), batch))
         columns |= theirs.items()
     order = [name for term in terms for name in columns if term_of(name) == term.name]
@@ -221,12 +222,12 @@ def _held(parts: Iterator[Tensor]) -> list[Tensor]:
 
 
 def reference_features(
-    model: nn.Module, setup: Setup, sites: Sites, which: Features | None, width: int
+    network: Network, setup: Setup, sites: Sites, which: Features | None, width: int
 ) -> Iterator[Tensor]:
     """Features of the reference rows, as many for each as the validation rows have, in batches."""
-    for x in _inputs(setup, model):
+    for x in _inputs(setup, network.model):
         try:
-            features = Rows(model, x, sites, setup.readout, which).features.cpu()
+            features = Rows(network, x, sites, setup.readout, which).features.cpu()
             if features.shape[1] != width:
                 raise ValueError(f"{features.shape[1]} features in place of {width}")
         except (SiteError, RuntimeError, TypeError, ValueError, IndexError, AssertionError) as error:

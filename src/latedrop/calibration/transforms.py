@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 
 from latedrop.calibration.scale import along_outputs
+from latedrop.data.arrays import any_true
 from latedrop.errors import ArgumentError, DataError, FileError
-from latedrop.model.arrays import any_true
 from latedrop.records import Fields, numbers, text, wrong
 
 __all__ = [

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from latedrop.errors import LatedropWarning
-from latedrop.model.wrappers import plain_names
-from latedrop.torch_inside import inmost, version_of, weights_of
+from latedrop.torch_private import version_of
+from latedrop.wrappers import plain_names
 
 __all__ = ["Weights", "fingerprint", "weight_marks"]
 
@@ -31,7 +31,7 @@ def weight_marks(model: nn.Module) -> dict[str, bytes]:
     marks, plain = {}, plain_names(model)
     for name, value in model.state_dict().items():
         if isinstance(value, Tensor):
-            value = inmost(value.detach())
+            value = value.detach()
             flat = torch.view_as_real(value.resolve_conj()) if value.is_complex() else value
             flat = flat.reshape(-1)
             values = flat[:: max(1, -(-flat.numel() // _COMPARED))].cpu().to(torch.float64).numpy()
@@ -74,7 +74,7 @@ class Weights:
 def _few_values(model: nn.Module) -> list[npt.NDArray[np.uint8]]:
     """The bytes of up to `_LOOKED` values of every plain tensor on a CPU, where they lie."""
     found = []
-    for value in weights_of(model):
+    for value in (*model.parameters(), *model.buffers()):
         plain = type(value) in (Tensor, nn.Parameter) and value.layout is torch.strided and not value.is_quantized
         if plain and value.device.type == "cpu" and value.is_contiguous() and value.numel():
             flat = value.detach().resolve_neg().resolve_conj().reshape(-1)
@@ -92,6 +92,6 @@ def _marks(model: nn.Module) -> list[Any]:
     """Where each weight is, how often it was changed in place, and where its numbers lie."""
     return [
         mark
-        for value in weights_of(model)
+        for value in (*model.parameters(), *model.buffers())
         for mark in (id(value), version_of(value), value.data_ptr() if value.layout is torch.strided else 0)
     ]

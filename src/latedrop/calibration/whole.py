@@ -1,117 +1,113 @@
-"""Predictions without draws by a compiled program: the default's, of numbers and classes, first order, propagation."""
+"""Predictions without draws by a compiled program: the default's, of numbers and classes, first order, propagation.
+
+What the steps give is traced as one function of the batch: passes forward and backward, features, and all that is made
+of them. Values cannot be looked at while a function is traced, so results that are not finite are left to the steps.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 from weakref import ref
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from latedrop.calibration.beyond import LARGEST
 from latedrop.calibration.classes.prediction import ClassPrediction
 from latedrop.calibration.classes.record import ClassCalibration
-from latedrop.calibration.fitted_terms import KINDS
 from latedrop.calibration.prediction import Prediction
 from latedrop.calibration.record import Calibration
-from latedrop.errors import ArgumentError, LatedropError
-from latedrop.model.calling import Readout
-from latedrop.model.items import Items
+from latedrop.data.arrays import floating
+from latedrop.dropout.compiled import Program, batch_function, program_for, readout_key, refuse
+from latedrop.dropout.moments import out_of_memory
+from latedrop.errors import LatedropError
+from latedrop.network.calling import Readout
+from latedrop.network.network import Network
 from latedrop.terms import LocalErrors, Neighbours
-from latedrop.variance.engine.checking import check_program
-from latedrop.variance.engine.kept import kept
-from latedrop.variance.engine.refusing import refuse
-from latedrop.variance.engine.snapshots import looked_at
-from latedrop.variance.engine.whole import Whole
-from latedrop.variance.moments import out_of_memory
 
 __all__ = ["predicted_whole"]
 
-_Found = TypeVar("_Found", Prediction, ClassPrediction)
+_Predicted = TypeVar("_Predicted", Prediction, ClassPrediction)
+_SHARE, _OF_RANGE = 0.01, 0.05  # how far a program may be from the steps: of the largest number, and of their range
 
 
 def predicted_whole(
-    model: nn.Module,
+    network: Network,
     x: Any,
     calibration: Calibration | ClassCalibration,
     readout: Readout,
-    predicted: Callable[[Any], _Found],
-) -> _Found:
-    """What `predicted` gives for a batch that was placed, by a program that is compiled on the first call."""
-    if isinstance(x, Items):
-        raise ArgumentError("expected another engine with collate=; batches of items have no one shape to compile for.")
+    predicted: Callable[[Any], _Predicted],
+) -> _Predicted:
+    """Return what `predicted` gives for a batch that was placed, by a program that is compiled on the first call."""
     fitted = calibration.terms if isinstance(calibration, Calibration) else None
-    own = [term for term in fitted.terms if type(term) not in KINDS.values()] if fitted is not None else []
-    code = tuple(looked_at(part) for term in own for part in (type(term), type(term).values, type(term).columns))
     active = fitted.active if fitted is not None else ()
     nearest = [term.name for term in active if isinstance(term, (Neighbours, LocalErrors))]
     if nearest:
         refuse(f"terms that look for the nearest of other rows ({nearest})")
-
-    def made() -> _Program[_Found]:
-        return _Program(model, x, calibration, readout, predicted)
-
-    program = kept(model, x, (id(calibration), looked_at(readout), looked_at(own), code), made)
+    function, tensors = batch_function(x, lambda batch: _values(predicted(batch)))
+    key = "whole", _Token(calibration), readout_key(readout)
+    program = program_for(network, x, key, lambda: Program(network, function, tensors))
     try:
-        if not program.checked:
-            check_program(model, x, lambda batch: _numbers(program(batch)), lambda batch: _numbers(predicted(batch)))
-            program.checked = True
-        found = program(x)
+        results: list[Tensor] = program(*tensors)
     except Exception as error:
-        if isinstance(error, LatedropError) or out_of_memory(error):
+        if isinstance(error, LatedropError) or out_of_memory(error) or not program.checked:
             raise
-        found = None  # it ran for other inputs: what fails with these is said as ever
-    return predicted(x) if found is None else found
+        return predicted(x)  # it ran for other inputs: what fails with these is said as ever
+    if not program.checked:
+        steps = predicted(x)
+        _check(results, _values(steps))
+        program.checked, program.shape = True, _named(steps)
+        return steps
+    if not _is_sound([*results, *floating(x)]):
+        return predicted(x)
+    kind, names = program.shape
+    named: dict[str, Any] = {"calibration": calibration}
+    for (name, keys), value in zip(names.items(), results, strict=True):
+        named[name] = dict(zip(keys, value.unbind(), strict=True)) if keys else value
+    made: _Predicted = kind(**named)
+    return made
 
 
-def _numbers(found: Prediction | ClassPrediction | None) -> list[Tensor]:
-    """What is compared of two predictions."""
-    values = [getattr(found, field.name) for field in fields(found)] if found is not None else []
-    return [value for value in values if isinstance(value, Tensor)]
+def _named(prediction: Prediction | ClassPrediction) -> tuple[type, dict[str, tuple[str, ...]]]:
+    """Return the type of a prediction, and the names of what it holds: fields, and keys of those that are mappings."""
+    values = {field.name: getattr(prediction, field.name) for field in fields(prediction)}
+    names = {name: value for name, value in values.items() if isinstance(value, (Tensor, dict))}
+    return type(prediction), {name: tuple(v) if isinstance(v, dict) else () for name, v in names.items()}
 
 
-class _Program(Generic[_Found]):
-    """The program of one calibration. Neither that nor the model is held.
+def _values(prediction: Prediction | ClassPrediction) -> list[Tensor]:
+    """Return the tensors of a prediction, in the order of `_named`."""
+    values = [getattr(prediction, name) for name in _named(prediction)[1]]
+    return [(torch.stack(list(v.values())) if isinstance(v, dict) else v).detach() for v in values]
 
-    Attributes:
-        checked: whether it was seen to say what the steps say.
-    """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        x: Any,
-        calibration: Calibration | ClassCalibration,
-        readout: Readout,
-        predicted: Callable[[Any], _Found],
-    ) -> None:
-        self.checked = False
-        self._calibration = ref(calibration)
-        self._kind: type[_Found]
-        self._parts: dict[str, tuple[str, ...]] = {}  # what the tensors are called, and what is named in them
+class _Token:
+    """Stands for a calibration in a key, by identity, without holding it."""
 
-        def parts(batch: Any) -> list[Tensor]:
-            found = predicted(batch)
-            values = {field.name: getattr(found, field.name) for field in fields(found)}
-            held = {name: value for name, value in values.items() if isinstance(value, (Tensor, dict))}
-            self._kind = type(found)
-            self._parts = {name: tuple(value) if isinstance(value, dict) else () for name, value in held.items()}
-            return [torch.stack(list(value.values())) if isinstance(value, dict) else value for value in held.values()]
+    def __init__(self, calibration: Any) -> None:
+        self._ref, self._id = ref(calibration), id(calibration)
 
-        self._whole = Whole(model, x, calibration.sites, readout, parts, lambda: self._calibration() is not None)
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Token) and self._ref() is not None and self._ref() is other._ref()
 
-    def __call__(self, x: Any) -> _Found | None:
-        """The prediction; None where a check of values failed."""
-        found, calibration = self._whole(x), self._calibration()
-        if found is None or calibration is None:
-            return None
-        kind: Any = self._kind
-        named: dict[str, Any] = {"calibration": calibration}
-        for (name, keys), value in zip(self._parts.items(), found, strict=True):
-            named[name] = dict(zip(keys, value.unbind(), strict=True)) if keys else value
-        return kind(**named)  # type: ignore[no-any-return]
+    def __hash__(self) -> int:
+        return self._id
 
-    def holds(self) -> bool:
-        """See `Kept`."""
-        return self._whole.holds()
+
+def _is_sound(values: Sequence[Tensor]) -> bool:
+    """Return True if all numbers are finite, and not so large that the steps would treat them apart."""
+    return all(bool((v.abs() < LARGEST).all()) for v in values if v.is_floating_point() and v.numel())
+
+
+def _check(results: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
+    """Refuse a program that says something else than the steps."""
+    for a, b in zip(results, expected, strict=True):
+        if b.is_floating_point() and b.numel():
+            a, b = a.double(), b.double()
+            if float((a - b).abs().max()) > _SHARE * float(b.abs().max()) + _OF_RANGE * float(b.max() - b.min()):
+                refuse(
+                    "other numbers in the program than step by step: noise of its own, or values that Python code "
+                    "takes out of its tensors"
+                )

@@ -25,13 +25,13 @@ from latedrop.calibration.predictor import calibrate
 from latedrop.calibration.record import Calibration
 from latedrop.calibration.setup import PAPER_RATES
 from latedrop.devices import one_thread, versions
+from latedrop.dropout.draws import checked_seed
+from latedrop.dropout.options import checked_draws
 from latedrop.errors import ArgumentError, DataError, LatedropError
 from latedrop.files import write_aside
-from latedrop.masking.draws import checked_seed
 from latedrop.progress import shown_on
 from latedrop.records import parsed
 from latedrop.report import overview, png, write_report
-from latedrop.variance.engine.options import checked_draws
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -19,9 +19,9 @@ from latedrop.calibration.classes.record import ClassCalibration
 from latedrop.calibration.named import as_arguments
 from latedrop.calibration.record import Calibration
 from latedrop.cli.tables import Columns, Labels, Rows, Table, choose, open_images, open_table, read_batches
+from latedrop.data.arrays import place
 from latedrop.errors import ArgumentError, DataError
 from latedrop.files import readable
-from latedrop.model.arrays import place
 from latedrop.terminal import listed
 
 __all__ = [

@@ -93,7 +93,7 @@ def sites(
     with command(debug) as out:
         from latedrop.calibration.named import load_model
         from latedrop.cli.feed import Source
-        from latedrop.model.finding import find_sites
+        from latedrop.network.find_sites import find_sites
 
         if data is not None and input_shape:
             raise ArgumentError("expected --data or --input-shape; found both. Leave one out.")

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from latedrop.calibration.record import Calibration
     from latedrop.calibration.transforms import Transform
     from latedrop.cli.feed import Pictures
-    from latedrop.model.calling import Readout
+    from latedrop.network.calling import Readout
 
 __all__ = [
     "ANY_TASK",
@@ -332,7 +332,7 @@ def example_rows(network: "nn.Module", shapes: Sequence[str] | None) -> Any:
     import torch
 
     from latedrop.calibration.named import example_inputs
-    from latedrop.model.arrays import place
+    from latedrop.data.arrays import place
 
     if not shapes:
         found = example_inputs(network)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from latedrop.calibration.judgement import Judgement
     from latedrop.calibration.record import Calibration
     from latedrop.calibration.requirements import Requirement
-    from latedrop.model.sites import Sites
+    from latedrop.network.sites import Sites
 
 __all__ = [
     "broken",

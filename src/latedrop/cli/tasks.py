@@ -17,10 +17,10 @@ from latedrop.calibration.predictor import Predictor
 from latedrop.cli.feed import Source, only_target
 from latedrop.cli.options import Classes
 from latedrop.cli.tables import STANDARD, Labels, check_count, distinct
+from latedrop.dropout.sampling import own_output
 from latedrop.errors import ArgumentError, LatedropWarning
-from latedrop.model.calling import Readout
+from latedrop.network.calling import Readout
 from latedrop.terminal import listed
-from latedrop.variance.sampling import own_output
 
 __all__ = ["remembering", "with_labels"]
 

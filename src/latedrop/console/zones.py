@@ -26,8 +26,8 @@ from torch import Tensor
 
 from latedrop.crowd.calibration import CrowdCalibration
 from latedrop.crowd.mcnn import Trained
+from latedrop.dropout.first_order import linearize
 from latedrop.errors import DataError
-from latedrop.variance.first_order import linearize
 
 __all__ = [
     "Amount",

@@ -29,12 +29,12 @@ from latedrop.crowd.panels import draw_panel
 from latedrop.crowd.regions import Maps, fit_policy, measure_rejection, near_cells
 from latedrop.crowd.scenes import make_scenes
 from latedrop.devices import versions
+from latedrop.dropout.draws import checked_seed
+from latedrop.dropout.options import checked_draws
 from latedrop.errors import ArgumentError
 from latedrop.files import write_aside
-from latedrop.masking.draws import checked_seed
 from latedrop.progress import shown_on
 from latedrop.report import Picture, overview, png, write_report
-from latedrop.variance.engine.options import checked_draws
 
 __all__ = ["NOTES", "UNIT", "CrowdDemo", "rejection_table", "run", "write"]
 

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from latedrop.errors import ArgumentError, DataError
 from latedrop.data.items import Collate
+from latedrop.errors import ArgumentError, DataError
 from latedrop.wrappers import bare
 
 __all__ = [

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from latedrop.errors import DataError
 from latedrop.data.arrays import is_table, map_values, place
+from latedrop.errors import DataError
 
 __all__ = ["Collate", "Items", "as_items", "batch_of"]
 

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from latedrop.errors import DataError
 from latedrop.data.arrays import map_values
 from latedrop.data.items import Items
+from latedrop.errors import DataError
 from latedrop.wrappers import bare
 
 __all__ = [

@@ -3,8 +3,8 @@
 What runs is a private copy that nobody else can change, so a function of a batch can be traced once (`make_fx`: forward
 and backward passes become one graph of operators) and handed to `torch.compile`. The graph shares the weights, and
 follows what is written into them. On a CUDA device torch replays it as a CUDA graph. For draws the masks are hashed by
-plain operators from keys that are inputs of the graph, so that a mask is never written to memory, and one program serves
-every rate.
+plain operators from keys that are inputs of the graph, so that a mask is never written to memory, and one program
+serves every rate.
 """
 
 from __future__ import annotations
@@ -65,14 +65,14 @@ class Program:
     Attributes:
         checked: whether it was seen to give what the steps give.
         places: the masks whose keys are the last inputs.
+        shape: what its maker wants to remember of its results.
     """
 
     checked = False
     places: Sequence[_Place] = ()
+    shape: Any = None
 
-    def __init__(
-        self, network: Network, function: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor]
-    ) -> None:
+    def __init__(self, network: Network, function: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor]) -> None:
         self._device = inputs[0].device
         graph = _graph(network, function, [value.detach() for value in inputs])
         mode = "reduce-overhead" if self._device.type == "cuda" else None
@@ -126,9 +126,9 @@ def _warn_of_many(network: Network) -> None:
     if not network.notes.get("warned of many programs"):
         network.notes["warned of many programs"] = True
         warn(
-            f"more than {_MOST} programs were compiled for one {type(network.model).__name__}, which takes seconds each "
-            f"time; the last {_MOST} are kept. Programs are for inputs of few shapes. Use engine='auto', or batches of "
-            "one size.",
+            f"more than {_MOST} programs were compiled for one {type(network.model).__name__}, which takes seconds "
+            f"each time; the last {_MOST} are kept. Programs are for inputs of few shapes. Use engine='auto', or "
+            "batches of one size.",
             LatedropWarning,
             stacklevel=2,
         )

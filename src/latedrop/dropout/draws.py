@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from latedrop.errors import ArgumentError
 from latedrop.dropout.masks import are_small, keys_for, masks, thinned
+from latedrop.errors import ArgumentError
 from latedrop.network.sites import Site
 
 __all__ = ["DrawMasks", "checked_seed", "split"]

@@ -235,7 +235,7 @@ def _first_order(
 
 
 def _differentiable(sites: Sites) -> AbstractContextManager[Any]:
-    """cuDNN's recurrent functions have no backward pass in eval mode."""
+    """CuDNN's recurrent functions have no backward pass in eval mode."""
     return without_cudnn() if any(site.layer in _RECURRENT for site in sites) else nullcontext()
 
 

@@ -149,7 +149,7 @@ class Repeating(Thinning):
         return thinned
 
 
-def _calls_before(network: Network, x: Any, sites: Sequence[Site]) -> dict[Call, bool]:
+def _calls_before(network: Network, x: Any, sites: Sequence[Site]) -> dict[Call, _Use]:
     """Return the calls of torch's own layers that come before all sites, but for those that change their input."""
     network.route(name for name, layer in network.layers.items() if _takes_rows(layer))
     network.route(site.name for site in sites)

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from latedrop.errors import LatedropError, OutputError
 from latedrop.data.arrays import all_finite, check_inputs
 from latedrop.data.items import batch_of
 from latedrop.data.rows import tensors
+from latedrop.errors import LatedropError, OutputError
 
 __all__ = ["Readout", "call", "check_finite", "part_of", "read"]
 

@@ -81,7 +81,7 @@ class WeightCalls(TorchFunctionMode):
 
     def __exit__(self, *error: Any) -> None:
         """Stop, and let go of all tensors that were followed."""
-        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        super().__exit__(*error)
         self._fixed = {}
 
     @contextmanager

@@ -86,7 +86,9 @@ class Network:
     def begin(
         self, sites: Sequence[Site], thinner: Any, rows: int | None, copies: int = 1, *, shared: bool = True
     ) -> Pass:
-        """Return a pass that thins these sites."""
+        """Return a pass that thins these sites; without any it is a plain one."""
+        if not sites:
+            return Pass()
         if any(site.name not in self._routed for site in sites):
             missing = missing_sites(self.copy, sites)
             if missing:
@@ -177,16 +179,13 @@ class Network:
             thinned = now.thinned(sites[met.name], met.inputs.values(), met.channels)
             return {place: thinned[id(value)] for place, value in met.inputs.items()}
 
-        calls = WeightCalls(self.copy, thin)
-        now.calls = calls
+        calls = now.calls = WeightCalls(self.copy, thin)
         self.route(name for name, layer in self.layers.items() if isinstance(layer, SOURCES))
         return calls
 
 
 class Thinning(Pass):
     """A pass that thins: no layer takes a fused path around its sites."""
-
-    calls: WeightCalls | None = None
 
     def run(self, name: str, layer: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """See `Pass`."""

@@ -52,7 +52,12 @@ class Pass:
         rows: examples in the batch; None where they are unknown.
         copies: how many copies of the examples the draws have, one after the other.
         shared: True: a mask serves all examples of a draw; False: each has its own.
+
+    Attributes:
+        calls: follows weights without a module, where a site is one.
     """
+
+    calls: Any = None
 
     def __init__(
         self,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from functools import cache, partial
+from functools import partial
 from types import CellType, FunctionType, MethodType
 from typing import Any
 from warnings import catch_warnings, filterwarnings
@@ -151,8 +151,7 @@ def _content(cell: CellType) -> Any:
         return None
 
 
-@cache
-def _uncompiled_methods(kind: Any) -> dict[str, Any]:
+def _uncompiled_methods(kind: type) -> dict[str, Any]:
     """Return the methods of a class that `torch.compile` decorates, as they were before."""
     methods = {name: item for base in reversed(kind.__mro__) for name, item in vars(base).items()}
     found = {name: getattr(item, "_torchdynamo_orig_callable", None) for name, item in methods.items()}
@@ -222,8 +221,25 @@ def _by_mask(index: Any) -> bool:
 
 
 _READING = frozenset(
-    "__bool__ __int__ __float__ __index__ item tolist numpy nonzero masked_select unique unique_consecutive bincount "
-    "repeat_interleave _pack_padded_sequence equal allclose __contains__".split()
+    [
+        "__bool__",
+        "__int__",
+        "__float__",
+        "__index__",
+        "item",
+        "tolist",
+        "numpy",
+        "nonzero",
+        "masked_select",
+        "unique",
+        "unique_consecutive",
+        "bincount",
+        "repeat_interleave",
+        "_pack_padded_sequence",
+        "equal",
+        "allclose",
+        "__contains__",
+    ]
 )
 """Functions that look at values of tensors, or whose result has a size that depends on values."""
 

@@ -36,7 +36,7 @@ __all__ = ["Following", "Probed", "Run", "Runs", "probe"]
 
 Runs: TypeAlias = "dict[str, list[Run]]"
 """The calls of each weight layer in one pass."""
-_MARKED = (*SOURCES, torch.jit.ScriptModule)  # the latter holds weights, too
+_MARKED: tuple[Any, ...] = (*SOURCES, torch.jit.ScriptModule)  # the latter holds weights, too
 _AT_ONCE, _MOST_ROWS, _MOST_NAMES = 16, 1024, 10
 
 
@@ -148,7 +148,9 @@ class _Prober:
     def unreached(self) -> list[str]:
         """Return the parameters of weight layers that have not run in any pass."""
         layers = {name: layer for name, layer in self.network.layers.items() if isinstance(layer, SOURCES)}
-        silent = {name: layer for name, layer in layers.items() if name not in self.reached and _is_called(name, layers)}
+        silent = {
+            name: layer for name, layer in layers.items() if name not in self.reached and _is_called(name, layers)
+        }
         return [f"{name}.{weight}" for name, layer in silent.items() for weight, _ in layer.named_parameters()]
 
 
@@ -190,9 +192,7 @@ def probe(network: Network, x: Any, types: tuple[type[nn.Module], ...] = LAYERS)
     return found
 
 
-def _compare(
-    prober: _Prober, found: Probed, x: Any, first: _Pass, second: _Pass | None, turn: _Pass | None
-) -> None:
+def _compare(prober: _Prober, found: Probed, x: Any, first: _Pass, second: _Pass | None, turn: _Pass | None) -> None:
     """Tell from the outputs of the passes whether rows affect each other."""
     if prober.random:
         warn(
@@ -350,8 +350,6 @@ class Following(Guard):
 
 class _Probing(Pass):
     """A pass that notes the inputs of weight layers, and marks what comes out of them."""
-
-    calls: WeightCalls
 
     def __init__(self, rows: int, types: tuple[type[nn.Module], ...]) -> None:
         super().__init__()

@@ -11,7 +11,7 @@ from latedrop.calibration.fitted_terms import FittedTerms
 from latedrop.calibration.groups import Group
 from latedrop.calibration.judgement import JudgedOutput
 from latedrop.calibration.record import Calibration, rate_text
-from latedrop.model.sites import Site
+from latedrop.network.sites import Site
 from latedrop.numerals import column, nats, percent, plain
 
 __all__ = [

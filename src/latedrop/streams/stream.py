@@ -18,9 +18,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from latedrop.data.arrays import from_table, is_table
 from latedrop.errors import ArgumentError, DataError
 from latedrop.metrics.levels import checked_level, normal_quantile
-from latedrop.model.arrays import from_table, is_table
 from latedrop.streams.monitor import Alarm, Row
 from latedrop.streams.saving import StateFile
 from latedrop.streams.state import Settings, State, Waiting

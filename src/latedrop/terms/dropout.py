@@ -11,11 +11,11 @@ from typing import ClassVar, Literal, get_args
 
 from torch import Tensor
 
+from latedrop.dropout.draws import checked_seed
+from latedrop.dropout.options import Sampling, checked_draws
+from latedrop.dropout.sampling import sample_rates
 from latedrop.errors import ArgumentError, LatedropError
-from latedrop.masking.draws import checked_seed
 from latedrop.terms.term import Learned, Rows, Term
-from latedrop.variance.engine.options import Sampling, checked_draws
-from latedrop.variance.sampling import sample_rates
 
 __all__ = ["Dropout"]
 
@@ -69,7 +69,7 @@ class Dropout(Term):
             named = zip(rows.sites, by_site.unbind(-1), strict=True)
             return {site.name: column.reshape(rows.mean.shape) for site, column in named}
         options = Sampling(self.draws, self.seed, rows.readout)
-        (found,) = sample_rates(rows.model, rows.x, [self.rate], rows.sites, options)
+        (found,) = sample_rates(rows.network, rows.x, [self.rate], rows.sites, options)
         return {"": found.variance}
 
     def state(self) -> Learned:

@@ -14,17 +14,14 @@ from functools import lru_cache, partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from latedrop.data.arrays import apart, widened
+from latedrop.data.rows import copied, fitting_batches, row_count, take_rows
 from latedrop.errors import ArgumentError, SiteError
-from latedrop.masking.twins import worn
-from latedrop.model.arrays import apart, widened
-from latedrop.model.calling import call
-from latedrop.model.layers import channel_axis
-from latedrop.model.rows import copied, fitting_batches, row_count, take_rows
-from latedrop.model.running import quietly
-from latedrop.model.sites import Site, Sites
-from latedrop.model.wrappers import layer_named
+from latedrop.network.layers import channel_axis
+from latedrop.network.network import Network
+from latedrop.network.sites import Site, Sites
 
 __all__ = ["Features", "Noted", "pooled"]
 
@@ -57,58 +54,58 @@ class Features:
             )
         return cls(tuple(names))
 
-    def of(self, model: nn.Module, x: Any, sites: Sites, seen: Callable[[Any], object] = lambda output: None) -> Tensor:
+    def of(self, network: Network, x: Any, sites: Sites, seen: Callable[[Any], object] = lambda output: None) -> Tensor:
         """`(N, features)`, in one plain pass; `seen` is shown the raw output of it, batch by batch."""
-        parts = fitting_batches(model, x)
+        parts = fitting_batches(network.model, x)
         if parts is not None:
-            return torch.cat([self.of(model, part, sites, seen)[:rows] for part, rows in parts])
-        return self.gathered(self._noted(model, x, sites, seen))
+            return torch.cat([self.of(network, part, sites, seen)[:rows] for part, rows in parts])
+        return self.gathered(self._noted(network, x, sites, seen))
 
-    def noting(self, model: nn.Module, sites: Sites, rows: int) -> Noted:
+    def noting(self, network: Network, sites: Sites, rows: int) -> Noted:
         """Notes these features of so many rows while a pass runs that somebody else makes."""
-        return Noted(rows, {site.name: _channels(model, site) for site in sites if site.name in self.sites})
+        return Noted(rows, {site.name: _channels(network, site) for site in sites if site.name in self.sites})
 
     def gathered(self, noted: Noted) -> Tensor:
         """`(N, features)`, after the pass."""
         return _narrow(torch.cat([noted.features(name) for name in self.sites], 1))
 
-    def steady(self, model: nn.Module, x: Any, sites: Sites) -> Features | None:
+    def steady(self, network: Network, x: Any, sites: Sites) -> Features | None:
         """Those that a row has alone as in its batch `x`: not of padded positions, nor where rows see each other.
 
         Vectors are taken before what has positions, of which some may be padding. None where there are none.
         """
         rows = row_count(x)
+        model = network.model
         if fitting_batches(model, x) is not None or fitting_batches(model, take_rows(x, slice(1))) is not None:
             return self  # a program of a fixed number of rows
-        together = self._noted(model, x, sites)
+        together = self._noted(network, x, sites)
         vectors = tuple(name for name in self.sites if name not in together.positions)
         kept = vectors or self.sites
         for i in range(0, rows, max(1, rows // _ALONE)):
             try:
-                alone = self._noted(model, take_rows(x, slice(i, i + 1)), sites)
+                alone = self._noted(network, take_rows(x, slice(i, i + 1)), sites)
             except Exception:  # a model may raise anything where it cannot take a single row, as squeeze() makes it
                 return Features(kept)
             kept = tuple(name for name in kept if together.agrees(alone, name, i))
         return Features(kept) if kept else None
 
     def _noted(
-        self, model: nn.Module, x: Any, sites: Sites, seen: Callable[[Any], object] = lambda output: None
+        self, network: Network, x: Any, sites: Sites, seen: Callable[[Any], object] = lambda output: None
     ) -> Noted:
         chosen = [site for site in sites if site.name in self.sites]
 
+        rows = row_count(x)
+
         def run() -> Noted:
-            noted = self.noting(model, sites, row_count(x))
-            with worn(model, chosen, noted, shared=False) as found:
-                with found.thinning.passing(x):
-                    output = call(found.twin, copied(x))
-                seen(output)
+            noted = self.noting(network, sites, rows)
+            seen(network.output(copied(x), network.begin(chosen, noted, rows, shared=False)))
             return noted
 
-        return quietly(model, run)
+        return network.quietly(run)
 
 
-def _channels(model: nn.Module, site: Site) -> int:
-    layer = layer_named(model, site.name) if site.weight is None else None
+def _channels(network: Network, site: Site) -> int:
+    layer = network.layers.get(site.name) if site.weight is None else None
     return channel_axis(layer) if layer is not None else -1
 
 

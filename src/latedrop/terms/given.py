@@ -10,12 +10,12 @@ from typing import ClassVar, Literal, TypeAlias, get_args
 import torch
 from torch import Tensor
 
+from latedrop.data.arrays import any_true
+from latedrop.dropout.sampling import own_output
 from latedrop.errors import ArgumentError, OutputError
 from latedrop.metrics.levels import central_quantile, checked_level
-from latedrop.model.arrays import any_true
-from latedrop.model.calling import Readout
+from latedrop.network.calling import Readout
 from latedrop.terms.term import Learned, Rows, Term
-from latedrop.variance.sampling import own_output
 
 __all__ = ["Given"]
 

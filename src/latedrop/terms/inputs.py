@@ -7,17 +7,18 @@ fraction of their variance that is noise.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from latedrop.data.arrays import widened
+from latedrop.data.rows import copied, row_count, tensors
 from latedrop.errors import ArgumentError, OutputError
-from latedrop.model.arrays import widened
-from latedrop.model.calling import Readout, call, read
-from latedrop.model.rows import copied, row_count, tensors
-from latedrop.model.running import differentiating, running
-from latedrop.model.twin import release, twin_of
+from latedrop.network.calling import Readout, call, read
+from latedrop.network.network import Network
+from latedrop.switches import without_cudnn
 from latedrop.terms.term import Learned, Rows, Term
 
 __all__ = ["InputNoise"]
@@ -54,7 +55,7 @@ class InputNoise(Term):
         """See `Term`."""
         if not self.each:
             return {"": self.values(rows)}
-        by_output = _gradients(rows.model, rows.x, rows.readout)
+        by_output = _gradients(rows.network, rows.x, rows.readout)
         if len(by_output[0]) != 1 or by_output[0][0][0].numel() > _MOST_ENTRIES:
             raise ArgumentError(
                 f"expected one floating input of at most {_MOST_ENTRIES} entries for a size of noise for each; found "
@@ -65,7 +66,7 @@ class InputNoise(Term):
 
     def values(self, rows: Rows) -> Tensor:
         """See `Term`."""
-        by_output = _gradients(rows.model, rows.x, rows.readout)
+        by_output = _gradients(rows.network, rows.x, rows.readout)
         if len(by_output[0]) > 1 and self.std.dim() > 0:
             raise ArgumentError(
                 f"expected one size for the noise of {len(by_output[0])} floating inputs; found "
@@ -89,20 +90,20 @@ class InputNoise(Term):
             ) from error
 
 
-def _gradients(model: nn.Module, x: Any, readout: Readout) -> list[list[Tensor]]:
+def _gradients(model: nn.Module | Network, x: Any, readout: Readout) -> list[list[Tensor]]:
     """For each entry of the output, its gradients with respect to the floating inputs, `(N, ...)` each."""
-    with torch.inference_mode(False), running(model, gradients=True):
+    network, rows = Network.of(model), row_count(x)
+
+    def run() -> list[list[Tensor]]:
         given = copied(x)
-        leaves = [
-            t.requires_grad_() for t in tensors(given) if t.is_floating_point() and t.shape[:1] == (row_count(x),)
-        ]
-        twin = twin_of(model, differentiable=True)
-        try:
-            output = read(call(twin, given), readout, row_count(x))
-            with differentiating():
-                return _differentiated(output.reshape(len(output), -1), leaves)
-        finally:
-            release(twin)  # checkpointed parts run once more in the backward pass
+        leaves = [t.requires_grad_() for t in tensors(given) if t.is_floating_point() and t.shape[:1] == (rows,)]
+        with network.passing(network.begin((), None, rows)):  # checkpointed parts run once more in the backward pass
+            output = read(call(network.copy, given), readout, rows)
+            return _differentiated(output.reshape(len(output), -1), leaves)
+
+    recurrent = any(isinstance(layer, nn.RNNBase) for layer in network.layers.values())
+    with torch.inference_mode(False), without_cudnn() if recurrent else nullcontext():
+        return network.quietly(run, gradients=True)
 
 
 def _differentiated(outputs: Tensor, leaves: list[Tensor]) -> list[list[Tensor]]:

@@ -11,14 +11,14 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from latedrop.dropout.draws import checked_seed
+from latedrop.dropout.first_order import linearize
+from latedrop.dropout.options import Sampling, checked_draws
+from latedrop.dropout.sampling import sample_rates
 from latedrop.errors import ArgumentError, DataError
-from latedrop.masking.draws import checked_seed
-from latedrop.model.finding import own_dropouts
-from latedrop.model.sites import Site, Sites
+from latedrop.network.find_sites import own_dropouts
+from latedrop.network.sites import Site, Sites
 from latedrop.terms.term import Learned, Rows, Term
-from latedrop.variance.engine.options import Sampling, checked_draws
-from latedrop.variance.first_order import linearize
-from latedrop.variance.sampling import sample_rates
 
 __all__ = ["OwnDropout"]
 
@@ -66,8 +66,8 @@ class OwnDropout(Term):
             raise DataError("expected a term that was shown the model; found one that was not.")
         if self.draws:
             options = Sampling(self.draws, self.seed, rows.readout)
-            return sample_rates(rows.model, rows.x, [self._rates], self._sites, options)[0].variance
-        return linearize(rows.model, rows.x, self._sites, rows.readout).variance(self._rates)
+            return sample_rates(rows.network, rows.x, [self._rates], self._sites, options)[0].variance
+        return linearize(rows.network, rows.x, self._sites, rows.readout).variance(self._rates)
 
     def state(self) -> Learned:
         """See `Term`."""

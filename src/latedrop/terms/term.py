@@ -18,14 +18,15 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from latedrop.data.arrays import widened
+from latedrop.data.rows import fitting_batches, row_count
+from latedrop.dropout.first_order import Linearization, linearize, watched
+from latedrop.dropout.sampling import own_output
 from latedrop.lazy import lazy
-from latedrop.model.arrays import widened
-from latedrop.model.calling import Readout, check_finite, read
-from latedrop.model.rows import fitting_batches, row_count
-from latedrop.model.sites import Sites
+from latedrop.network.calling import Readout, check_finite, read
+from latedrop.network.network import Network
+from latedrop.network.sites import Sites
 from latedrop.terms.features import Features
-from latedrop.variance.first_order import Linearization, linearize, watched
-from latedrop.variance.sampling import own_output
 
 __all__ = ["Learned", "Rows", "Term"]
 
@@ -37,7 +38,8 @@ class Rows:
     """A batch of N examples; each of the parts below is computed when it is first asked for.
 
     Attributes:
-        model: the network, as the user has it.
+        model: as the user has it.
+        network: its private copy, which is run in its place.
         x: the inputs, on its device.
         sites: where dropout goes.
         readout: what of the output is taken.
@@ -46,14 +48,15 @@ class Rows:
 
     def __init__(
         self,
-        model: nn.Module,
+        model: nn.Module | Network,
         x: Any,
         sites: Sites,
         readout: Readout,
         features: Features | None,
         index: Tensor | None = None,
     ) -> None:
-        self.model = model
+        self.network = Network.of(model)
+        self.model = self.network.model
         self.x = x
         self.sites = sites
         self.readout = readout
@@ -72,9 +75,9 @@ class Rows:
     def linear(self) -> Linearization:
         """The first-order variance of every site; the same pass notes the features, if there are any."""
         if self._features is None:
-            return linearize(self.model, self.x, self.sites, self.readout)
-        wanted, noting = self._features, partial(self._features.noting, self.model, self.sites)
-        found, noted = watched(self.model, self.x, self.sites, self.readout, noting)
+            return linearize(self.network, self.x, self.sites, self.readout)
+        wanted, noting = self._features, partial(self._features.noting, self.network, self.sites)
+        found, noted = watched(self.network, self.x, self.sites, self.readout, noting)
         self.__dict__.setdefault("features", torch.cat([wanted.gathered(one)[:rows] for one, rows in noted]))
         return found
 
@@ -86,7 +89,7 @@ class Rows:
         if self._features is not None and fitting_batches(self.model, self.x) is None:
             _ = self.features  # whose pass has the output, too
         if not self._outputs:
-            return own_output(self.model, self.x, self.readout)
+            return own_output(self.network, self.x, self.readout)
         found = widened(read(self._outputs.pop(), self.readout, row_count(self.x)).detach())
         check_finite(found, "without dropout")
         return found
@@ -98,7 +101,7 @@ class Rows:
             raise ValueError("no term asked for features")
         whole = fitting_batches(self.model, self.x) is None
         seen: Callable[[Any], object] = self._outputs.append if whole else lambda output: None
-        return self._features.of(self.model, self.x, self.sites, seen)
+        return self._features.of(self.network, self.x, self.sites, seen)
 
 
 class Term:

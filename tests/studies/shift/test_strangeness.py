@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from latedrop.model.finding import find_sites
+from latedrop.network.find_sites import find_sites
 from latedrop.studies.shift.strangeness import leverage, neighbours
 from latedrop.studies.uci.methods import network
 from latedrop.terms.features import Features

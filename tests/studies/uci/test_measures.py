@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from latedrop.variance import first_order as linear
 from torch import Tensor, nn
 
 from latedrop import metrics
@@ -17,7 +18,6 @@ from latedrop.studies.uci.measures import (
     sampled,
     scores,
 )
-from latedrop.variance import first_order as linear
 
 
 def rows(seed: int, k: int = 3, n: int = 57) -> Predicted:

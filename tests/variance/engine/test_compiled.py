@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 import torch
+from latedrop.variance.engine import compiled, replay, tracing
+from latedrop.variance.engine.compiled import Program
+from latedrop.variance.engine.kept import _MOST, PROGRAMS
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from latedrop import calibrate, find_sites, sample
 from latedrop.crowd import MCNN
+from latedrop.dropout.options import Sampling
 from latedrop.errors import ArgumentError, DataError, LatedropWarning, OutputError
-from latedrop.model.sites import Site
-from latedrop.variance.engine import compiled, replay, tracing
-from latedrop.variance.engine.compiled import Program
-from latedrop.variance.engine.kept import _MOST, PROGRAMS
-from latedrop.variance.engine.options import Sampling
+from latedrop.network.sites import Site
 from zoo import ZOO, Case
 
 RATES = (0.05, 0.3)

@@ -4,14 +4,14 @@ import warnings
 
 import pytest
 import torch
+from latedrop.torch_inside import stream_of
+from latedrop.variance.engine.rows import ThinnedNetworks
 from torch import nn
 
 from latedrop import calibrate, find_sites, linearize, sample
-from latedrop.masking.masks import keys_for, masks_from_keys, thinned
-from latedrop.model.rows import map_rows
-from latedrop.torch_inside import stream_of
-from latedrop.variance.engine.options import Sampling
-from latedrop.variance.engine.rows import ThinnedNetworks
+from latedrop.data.rows import map_rows
+from latedrop.dropout.masks import keys_for, masks_from_keys, thinned
+from latedrop.dropout.options import Sampling
 from zoo import ZOO, Case
 
 pytestmark = [

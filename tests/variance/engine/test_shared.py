@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 import torch
+from latedrop.variance.engine.rows import ThinnedNetworks
+from latedrop.variance.engine.shared import worth_sharing
 from torch import Tensor, nn
 
 from counting import Runs
 from latedrop import calibrate, find_sites, sample
 from latedrop.crowd import MCNN
-from latedrop.variance.engine.options import Sampling
-from latedrop.variance.engine.rows import ThinnedNetworks
-from latedrop.variance.engine.shared import worth_sharing
-from latedrop.variance.sampling import sample_rates
+from latedrop.dropout.options import Sampling
+from latedrop.dropout.sampling import sample_rates
 
 
 class Stem(nn.Module):

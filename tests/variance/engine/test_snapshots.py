@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from latedrop.variance.engine import compiled
+from latedrop.variance.engine.kept import PROGRAMS
 from torch import Tensor, nn
 
 import latedrop
 from latedrop import find_sites, sample
 from latedrop.errors import ArgumentError
-from latedrop.variance.engine import compiled
-from latedrop.variance.engine.kept import PROGRAMS
 from rounding import assert_same_up_to_rounding
 
 

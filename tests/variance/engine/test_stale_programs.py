@@ -18,14 +18,14 @@ import numpy as np
 import pandas
 import pytest
 import torch
+from latedrop.variance.engine import compiled, replay, whole
+from latedrop.variance.engine.kept import PROGRAMS
+from latedrop.variance.engine.snapshots import snapshot
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from latedrop import LatedropWarning, Predictor, calibrate, find_sites, sample
 from latedrop.errors import ArgumentError
-from latedrop.variance.engine import compiled, replay, whole
-from latedrop.variance.engine.kept import PROGRAMS
-from latedrop.variance.engine.snapshots import snapshot
 
 pytestmark = pytest.mark.filterwarnings("ignore:the model's weights were changed after the calibration")
 DRAWS = {"method": "sample", "rates": [0.2], "draws": 6}

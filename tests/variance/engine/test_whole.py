@@ -15,16 +15,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from latedrop.variance.engine import compiled, whole
+from latedrop.variance.engine.kept import PROGRAMS
 from torch import Tensor, nn
 
 from latedrop import ClassPredictor, LatedropWarning, Prediction, Predictor, calibrate, find_sites
 from latedrop.calibration.fitted_terms import FittedTerms
+from latedrop.data.rows import map_rows, row_count
+from latedrop.dropout.sampling import plain_output
 from latedrop.errors import ArgumentError, DataError, OutputError
-from latedrop.model.rows import map_rows, row_count
 from latedrop.terms import Dropout, InputNoise, LocalErrors, Neighbours, Rows, Size, Term
-from latedrop.variance.engine import compiled, whole
-from latedrop.variance.engine.kept import PROGRAMS
-from latedrop.variance.sampling import plain_output
 from zoo import ZOO, Case
 
 

@@ -19,11 +19,11 @@ from latedrop.calibration.classes.search import RATES, search_classes
 from latedrop.calibration.names import names_of
 from latedrop.calibration.search import batches_with_sites
 from latedrop.calibration.setup import Setup
+from latedrop.data.arrays import place
+from latedrop.data.items import as_items
+from latedrop.dropout.sampling import own_output
 from latedrop.errors import ArgumentError, DataError, LatedropWarning
-from latedrop.model.arrays import place
-from latedrop.model.finding import check_module
-from latedrop.model.items import as_items
-from latedrop.variance.sampling import own_output
+from latedrop.network.network import check_module
 
 __all__ = ["ClassOptions", "Peeked", "classifier"]
 

@@ -12,17 +12,18 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from latedrop.calibration.classes.pixels import as_logit_maps
 from latedrop.calibration.classes.prediction import ClassPrediction
 from latedrop.calibration.classes.record import ClassCalibration
 from latedrop.calibration.classes.softmax import entropy
+from latedrop.data.rows import take_rows
+from latedrop.dropout.options import Sampling
+from latedrop.dropout.sampling import sample_rates
 from latedrop.errors import ArgumentError, LatedropError
-from latedrop.model.calling import Readout, part_of
-from latedrop.model.rows import take_rows
-from latedrop.variance.engine.options import Sampling
-from latedrop.variance.sampling import sample_rates
+from latedrop.network.calling import Readout, part_of
+from latedrop.network.network import Network
 
 if TYPE_CHECKING:
     import pandas
@@ -80,7 +81,7 @@ def scaled_softmax(logits: Tensor, temperature: Tensor) -> Tensor:
 
 
 def predicted_maps(
-    model: nn.Module,
+    network: Network,
     x: Any,
     logits: Tensor,
     strange: Tensor | None,
@@ -91,7 +92,7 @@ def predicted_maps(
     """The prediction of a batch.
 
     Args:
-        model: the user's.
+        network: of the user's model.
         x: its inputs.
         logits: what it gives, `(N, K, ...)`.
         strange: `(N,)`, leverage over its limit.
@@ -107,7 +108,7 @@ def predicted_maps(
     found = []
     for i, t in enumerate(temperature):
         options = replace(how, readout=_softmax_and_entropy(how.readout, float(t), c.alone))
-        found.append(_drawn(model, take_rows(x, slice(i, i + 1)), c, used, options))
+        found.append(_drawn(network, take_rows(x, slice(i, i + 1)), c, used, options))
     means, doubts = zip(*found, strict=True)
     return MapPrediction(torch.cat(means) if c.rate is not None else logs, logits, c, strange, torch.cat(doubts))
 
@@ -124,8 +125,8 @@ def _softmax_and_entropy(readout: Readout, temperature: float, alone: float) -> 
     return read
 
 
-def _drawn(model: nn.Module, x: Any, c: ClassCalibration, rate: float, how: Sampling) -> tuple[Tensor, Tensor]:
-    (moments,) = sample_rates(model, x, [rate], c.sites, how)
+def _drawn(network: Network, x: Any, c: ClassCalibration, rate: float, how: Sampling) -> tuple[Tensor, Tensor]:
+    (moments,) = sample_rates(network, x, [rate], c.sites, how)
     mean, alone, own = moments.mean.split([c.classes, c.classes, 1], 1)
     least = torch.finfo(mean.dtype).tiny
     both = entropy(alone.clamp_min(least).log().movedim(1, -1))

@@ -27,14 +27,14 @@ from latedrop.calibration.exporting import export
 from latedrop.calibration.names import in_order, pair_in_order
 from latedrop.calibration.seen import marks_of, warn_of_fitted_rows
 from latedrop.calibration.whole import predicted_whole
+from latedrop.data.arrays import check_inputs, floating, place
+from latedrop.data.datasets import Unpack, first_inputs, gives_batches, inputs_in
+from latedrop.data.items import as_items
+from latedrop.dropout.options import Sampling
+from latedrop.dropout.sampling import sample_rates
 from latedrop.errors import ArgumentError, DataError
-from latedrop.model.arrays import check_inputs, floating, place
-from latedrop.model.calling import check_finite
-from latedrop.model.datasets import Unpack, first_inputs, gives_batches, inputs_in
-from latedrop.model.items import as_items
+from latedrop.network.calling import check_finite
 from latedrop.terms import Rows
-from latedrop.variance.engine.options import Sampling
-from latedrop.variance.sampling import sample_rates
 
 __all__ = ["ClassPredictor"]
 
@@ -70,6 +70,7 @@ class ClassPredictor(Calibrated[ClassCalibration]):
             each = inputs_in(x, self.model, self.batch_size)
             return ClassPrediction.joined([self.predict(part, rate=rate) for part in each])
         self._weights.check(self.model)
+        self._network = self._network.current()
         x = place(as_items(in_order(x, self.calibration.columns), self.collate), self.model, cut=True)
         with failures_explained(x, self.model):
             step = partial(self._batch, rate=rate)
@@ -164,13 +165,13 @@ class ClassPredictor(Calibrated[ClassCalibration]):
         return self.engine == "compiled" and not c.maps and c.rate is None and rate is None
 
     def _whole(self, x: Any) -> ClassPrediction:
-        return predicted_whole(self.model, x, self.calibration, self.readout, partial(self._batch, rate=None))
+        return predicted_whole(self._network, x, self.calibration, self.readout, partial(self._batch, rate=None))
 
     def _batch(self, x: Any, rate: float | None, *, simulated: bool = True) -> ClassPrediction:
         """One batch; without `simulated`, nothing that takes random numbers of its own."""
         c = self.calibration
         check_inputs(floating(x))
-        rows = Rows(self.model, x, c.sites, self.readout, c.features)
+        rows = Rows(self._network, x, c.sites, self.readout, c.features)
         output = rows.mean
         logits = as_logit_maps(output) if c.maps else as_logits(output)
         if logits.shape[1] != c.classes:
@@ -185,10 +186,10 @@ class ClassPredictor(Calibrated[ClassCalibration]):
             strange = checked_strangeness(strange).to(logits)
         if c.maps:
             how = Sampling(c.draws or DRAWS, c.seed, self.readout, self.chunk, True, False, self.engine)
-            return predicted_maps(self.model, x, logits, strange, c, rate, how)
+            return predicted_maps(self._network, x, logits, strange, c, rate, how)
         if c.rate is not None:
             options = Sampling(c.draws, c.seed, self.readout, self.chunk, True, True, self.engine)
-            (found,) = sample_rates(self.model, x, [c.rate], c.sites, options)
+            (found,) = sample_rates(self._network, x, [c.rate], c.sites, options)
             assert found.outputs is not None
             drawn = torch.stack([as_logits(part) for part in found.outputs]).double()
             logs = c.fit.log_probabilities(drawn, strange, None)
@@ -196,7 +197,7 @@ class ClassPredictor(Calibrated[ClassCalibration]):
             return ClassPrediction(logs, logits, c, strange, information(each))
         spread, doubt = None, None
         if c.fit.odds or rate is not None:
-            spread = spread_of(self.model, x, c.sites, self.readout).to(logits)
+            spread = spread_of(self._network, x, c.sites, self.readout).to(logits)
             check_finite(spread, "of what dropout does to it")
             odds = torch.tensor(c.fit.odds or [rate / (1 - rate)], dtype=logits.dtype, device=logits.device)  # type: ignore[operator]
             summed = (odds.reshape(-1, 1, 1) * spread).sum(1)

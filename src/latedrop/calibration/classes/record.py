@@ -15,7 +15,7 @@ from latedrop.calibration.fitted_terms import aligned
 from latedrop.calibration.seen import seen_of
 from latedrop.calibration.term_record import Stored, plain_tensors, tensors_in
 from latedrop.errors import LatedropError
-from latedrop.model.sites import Sites
+from latedrop.network.sites import Sites
 from latedrop.records import (
     Fields,
     each,

@@ -23,16 +23,17 @@ from latedrop.calibration.seen import marks_of, sketch
 from latedrop.calibration.setup import Setup
 from latedrop.calibration.term_search import reference_features
 from latedrop.calibration.weights import fingerprint
+from latedrop.data.rows import take_rows
+from latedrop.dropout.joint import differences
+from latedrop.dropout.options import Sampling
+from latedrop.dropout.sampling import own_output, sample_rates
 from latedrop.errors import ArgumentError, DataError, LatedropError, LatedropWarning
 from latedrop.metrics.classes import accuracy, ece
-from latedrop.model.calling import Readout, part_of
-from latedrop.model.rows import take_rows
-from latedrop.model.sites import Sites
+from latedrop.network.calling import Readout, part_of
+from latedrop.network.network import Network
+from latedrop.network.sites import Sites
 from latedrop.terms import Leverage, Rows
 from latedrop.terms.features import Features
-from latedrop.variance.engine.options import Sampling
-from latedrop.variance.joint import differences
-from latedrop.variance.sampling import own_output, sample_rates
 
 __all__ = ["RATES", "classes_of", "search_classes", "spread_of"]
 
@@ -63,10 +64,11 @@ def search_classes(
     scaling: Scaling = "temperature",
 ) -> ClassCalibration:
     """Measure the validation rows, or pixels of the validation images, and record what fits them best."""
-    found = _measured(model, stream, setup, ignore_index)
+    network = Network(model)
+    found = _measured(network, stream, setup, ignore_index)
     check_labels(found.labels, found.classes)
     check_logits(found.logits, found.labels, binary=found.binary)
-    leverage, values, count = _leverage(found, model, setup)
+    leverage, values, count = _leverage(found, network, setup)
     limit, strange = 1.0, None
     if values is not None:
         limit = float(torch.quantile(values.double(), _INSIDE, interpolation="higher"))
@@ -151,7 +153,7 @@ class _Found:
         return self.logits.shape[1]
 
 
-def _measured(model: nn.Module, stream: Batches, setup: Setup, ignore_index: int | None) -> _Found:
+def _measured(network: Network, stream: Batches, setup: Setup, ignore_index: int | None) -> _Found:
     features: Features | None = None
     dropout, binary, sites = False, False, Sites()
     pixels: Pixels | None = None
@@ -161,25 +163,25 @@ def _measured(model: nn.Module, stream: Batches, setup: Setup, ignore_index: int
     first = True
     with closing(stream) as rows:  # type: ignore[type-var]
         for x, y, sites, tick in rows:
-            output = own_output(model, x, setup.readout)
+            output = own_output(network, x, setup.readout)
             if first:
                 first, binary = False, output.dim() == 1 or output.shape[1] == 1
                 pixels = _pixels(output, y, setup, ignore_index)
-                features = _features(model, x, sites, setup)
-                dropout = pixels is None and "dropout" in _names(setup) and _differentiable(model, x, sites, setup)
+                features = _features(network, x, sites, setup)
+                dropout = pixels is None and "dropout" in _names(setup) and _differentiable(network, x, sites, setup)
             if features is not None:
-                kept.append(features.of(model, x, sites).cpu())
+                kept.append(features.of(network, x, sites).cpu())
             if pixels is not None:
-                _add_pixels(pixels, output, y, model, x, sites, setup)
+                _add_pixels(pixels, output, y, network, x, sites, setup)
                 tick()
                 continue
             z = as_logits(output)
             logits.append(z.cpu())
             labels.append(as_labels(y, z.shape[1]).cpu())
             if dropout:
-                spreads.append(spread_of(model, x, sites, setup.readout).cpu())
+                spreads.append(spread_of(network, x, sites, setup.readout).cpu())
             if setup.method == "sample":
-                _draw(drawn, model, x, sites, setup)
+                _draw(drawn, network, x, sites, setup)
             tick()
     if first:
         raise DataError("expected at least 2 validation rows, and better a thousand; found 0.")
@@ -210,19 +212,19 @@ def _pixels(output: Tensor, labels: Tensor, setup: Setup, ignore_index: int | No
 
 
 def _add_pixels(
-    pixels: Pixels, output: Tensor, y: Tensor, model: nn.Module, x: Any, sites: Sites, setup: Setup
+    pixels: Pixels, output: Tensor, y: Tensor, network: Network, x: Any, sites: Sites, setup: Setup
 ) -> None:
     """Pixels of a batch of images; of draws, too, image by image."""
     places = pixels.add(output, y)
     rates = _rates(setup) if setup.method == "sample" else []
     for number, (row, place) in enumerate(places.items(), -len(places)):
-        for rate, logits in zip(rates, _pixel_draws(model, x, row, place, rates, sites, setup), strict=True):
+        for rate, logits in zip(rates, _pixel_draws(network, x, row, place, rates, sites, setup), strict=True):
             pixels.add_drawn(number, rate, logits)
     pixels.thin()
 
 
 def _pixel_draws(
-    model: nn.Module, x: Any, row: int, place: Tensor, rates: list[float], sites: Sites, setup: Setup
+    network: Network, x: Any, row: int, place: Tensor, rates: list[float], sites: Sites, setup: Setup
 ) -> Iterator[Tensor]:
     """`(T, pixels, K)` for each rate; of every draw only these pixels are kept."""
 
@@ -232,14 +234,14 @@ def _pixel_draws(
 
     options = Sampling(setup.draws, setup.seed, taken, setup.chunk, setup.shared, True, setup.engine)
     if rates:
-        for moments in sample_rates(model, take_rows(x, slice(row, row + 1)), rates, sites, options):
+        for moments in sample_rates(network, take_rows(x, slice(row, row + 1)), rates, sites, options):
             assert moments.outputs is not None
             yield torch.stack([part[0].T for part in moments.outputs]).cpu()
 
 
-def spread_of(model: nn.Module, x: Any, sites: Sites, readout: Readout) -> Tensor:
+def spread_of(network: nn.Module | Network, x: Any, sites: Sites, readout: Readout) -> Tensor:
     """`(N, sites, k, k)`, or `(N, 1, k, k)` for all sites together where that would be much."""
-    found = differences(model, x, sites, classes_of(readout))
+    found = differences(network, x, sites, classes_of(readout))
     return found if found[0].numel() <= _MOST_APART else found.sum(1, keepdim=True)
 
 
@@ -251,19 +253,19 @@ def _names(setup: Setup) -> set[str]:
     return names
 
 
-def _features(model: nn.Module, x: Any, sites: Sites, setup: Setup) -> Features | None:
+def _features(network: Network, x: Any, sites: Sites, setup: Setup) -> Features | None:
     found = Features.all(sites) if "leverage" in _names(setup) else None
     try:
-        return None if found is None else found.steady(model, x, sites)
+        return None if found is None else found.steady(network, x, sites)
     except LatedropError:
         return None
 
 
-def _differentiable(model: nn.Module, x: Any, sites: Sites, setup: Setup) -> bool:
+def _differentiable(network: Network, x: Any, sites: Sites, setup: Setup) -> bool:
     if setup.method == "sample" or any(site.coupled for site in sites):
         return False
     try:
-        differences(model, take_rows(x, slice(1)), sites, classes_of(setup.readout))
+        differences(network, take_rows(x, slice(1)), sites, classes_of(setup.readout))
     except LatedropError:
         if setup.terms_given:
             raise
@@ -271,10 +273,10 @@ def _differentiable(model: nn.Module, x: Any, sites: Sites, setup: Setup) -> boo
     return True
 
 
-def _draw(drawn: dict[float, list[Tensor]], model: nn.Module, x: Any, sites: Sites, setup: Setup) -> None:
+def _draw(drawn: dict[float, list[Tensor]], network: Network, x: Any, sites: Sites, setup: Setup) -> None:
     rates = _rates(setup)
     options = Sampling(setup.draws, setup.seed, setup.readout, setup.chunk, setup.shared, True, setup.engine)
-    for rate, moments in zip(rates, sample_rates(model, x, rates, sites, options), strict=True):
+    for rate, moments in zip(rates, sample_rates(network, x, rates, sites, options), strict=True):
         assert moments.outputs is not None
         drawn.setdefault(rate, []).append(torch.stack([as_logits(part) for part in moments.outputs]).cpu())
     if sum(part.numel() for parts in drawn.values() for part in parts) > _MOST_NUMBERS:
@@ -291,7 +293,7 @@ def _rates(setup: Setup) -> list[float]:
     return rates
 
 
-def _leverage(found: _Found, model: nn.Module, setup: Setup) -> tuple[Leverage | None, Tensor | None, int]:
+def _leverage(found: _Found, network: Network, setup: Setup) -> tuple[Leverage | None, Tensor | None, int]:
     """What tells strange rows, its values of the validation rows, and how many reference rows there were."""
     if found.features is None:
         return None, None, 0
@@ -300,12 +302,12 @@ def _leverage(found: _Found, model: nn.Module, setup: Setup) -> tuple[Leverage |
     def reference() -> Iterator[Tensor]:
         nonlocal count
         width = found.kept[0].shape[1]
-        for part in found.kept if own else reference_features(model, setup, found.sites, found.features, width):
+        for part in found.kept if own else reference_features(network, setup, found.sites, found.features, width):
             count += 0 if own else len(part)
             yield part
 
     learned = Leverage().learned_from(reference(), own)
     features = torch.cat(found.kept)
-    rows = Rows(model, None, found.sites, setup.readout, found.features, torch.arange(len(features)))
+    rows = Rows(network, None, found.sites, setup.readout, found.features, torch.arange(len(features)))
     rows.__dict__["features"] = features
     return learned, learned.values(rows), count

@@ -20,7 +20,7 @@ from functools import lru_cache, partial
 import torch
 from torch import Tensor
 
-from latedrop.model.arrays import apart
+from latedrop.data.arrays import apart
 
 __all__ = ["MOST", "TOP", "entropy", "information", "log_mean_softmax", "mutual_information", "read_classes"]
 

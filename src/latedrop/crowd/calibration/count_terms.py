@@ -23,7 +23,7 @@ from latedrop.crowd.calibration.cells import FrameBatches, FrameInputs
 from latedrop.crowd.layouts import CrowdSet
 from latedrop.crowd.mcnn import Trained
 from latedrop.errors import LatedropWarning
-from latedrop.model.sites import Sites
+from latedrop.network.sites import Sites
 from latedrop.terms import Dropout, Leverage, Size
 
 __all__ = ["Fold", "count_by_terms", "left_out"]

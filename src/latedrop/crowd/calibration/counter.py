@@ -24,7 +24,7 @@ from latedrop.crowd.mcnn import STRIDE, Trained
 from latedrop.crowd.regions import Maps, fit_policy, near_cells, to_cells
 from latedrop.devices import versions
 from latedrop.errors import ArgumentError, DataError, LatedropWarning
-from latedrop.model.sites import Rate, Sites
+from latedrop.network.sites import Rate, Sites
 from latedrop.progress import shown_on
 
 __all__ = ["calibrate_counter", "counted_heads", "read_maps"]

@@ -6,8 +6,8 @@ from torch import Tensor
 
 from latedrop import Calibration, Prediction
 from latedrop.crowd.mcnn import Trained
+from latedrop.data.arrays import place
 from latedrop.errors import DataError
-from latedrop.model.arrays import place
 from latedrop.terms import Rows
 
 __all__ = ["count_in_one_pass"]

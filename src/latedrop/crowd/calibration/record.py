@@ -24,12 +24,12 @@ from latedrop.crowd.calibration.recalibration import Recalibration, t_quantile
 from latedrop.crowd.calibration.usual import STRANGE, Usual
 from latedrop.crowd.mcnn import Trained
 from latedrop.crowd.regions import Policy
+from latedrop.dropout.sampling import own_output
 from latedrop.errors import DataError, FileError
 from latedrop.files import write_aside
 from latedrop.metrics.levels import central_quantile
 from latedrop.records import Fields, mapping, or_none, parsed, read_text, sealed, text, unsealed, wholes
 from latedrop.terms import Dropout
-from latedrop.variance.sampling import own_output
 
 __all__ = ["METHODS", "NO_DROPOUT", "CrowdCalibration", "CrowdMethod", "Reading", "load_calibration", "roi_record"]
 

@@ -20,7 +20,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from latedrop.masking.masks import kept, uniforms
+from latedrop.dropout.masks import kept, uniforms
 from latedrop.metrics.levels import central_quantile, even_levels, fraction_inside
 
 __all__ = [

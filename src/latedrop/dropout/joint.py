@@ -17,11 +17,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from latedrop.model.calling import Readout, part_of
-from latedrop.model.rows import row_count, take_rows
-from latedrop.model.sites import Sites
-from latedrop.torch_inside import being_traced
-from latedrop.variance.first_order import gradients_by_rows
+from latedrop.data.rows import row_count, take_rows
+from latedrop.dropout.first_order import gradients_by_rows
+from latedrop.network.calling import Readout, part_of
+from latedrop.network.network import Network
+from latedrop.network.sites import Sites
+from latedrop.torch_private import being_traced
 
 __all__ = ["differences"]
 
@@ -29,7 +30,7 @@ _MOST_NUMBERS = 2**24
 _USUAL_OUTPUTS = 16
 
 
-def differences(model: nn.Module, x: Any, sites: Sites, readout: Readout = None) -> Tensor:
+def differences(model: nn.Module | Network, x: Any, sites: Sites, readout: Readout = None) -> Tensor:
     """Variances of the differences of K outputs by site, `(N, sites, K, K)`.
 
     >>> net = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 3))
@@ -42,12 +43,12 @@ def differences(model: nn.Module, x: Any, sites: Sites, readout: Readout = None)
         flat: Tensor = part_of(output, readout).flatten(1)
         return flat[:, :-1] - flat[:, -1:]
 
-    rows, found = row_count(x), []
+    network, rows, found = Network.of(model), row_count(x), []
     done, numbers = 0, _USUAL_OUTPUTS * sum(site.count * site.calls for site in sites)  # a guess, for the first rows
     while done < rows:
         chunk = rows if being_traced() else max(1, _MOST_NUMBERS // max(1, numbers))
         part = take_rows(x, slice(done, done + chunk))
-        for _, columns in gradients_by_rows(model, part, sites, from_last):
+        for _, columns in gradients_by_rows(network, part, sites, from_last):
             gradients = [torch.stack([column[site.name] for column in columns], 1) for site in sites]
             numbers = sum(one[0].numel() for one in gradients)
             gram = pad(torch.stack([one @ one.mT for one in gradients], 1), (0, 1, 0, 1))

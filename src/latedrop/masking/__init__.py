@@ -1,1 +1,0 @@
-"""Masks of units, and where they are put into a model."""

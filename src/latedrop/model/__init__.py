@@ -1,1 +1,0 @@
-"""The user's model: read, called, and left as it was."""

@@ -1,1 +1,0 @@
-"""How draws run fast."""
