@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from latedrop.variance.engine.chunks import fitting_chunk
+from latedrop.dropout.chunks import fitting_chunk
 from torch import Tensor, nn
 
 from benchmarks.nets import speed_nets

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from latedrop.variance.engine.chunks import fitting_chunk
 from torch import Tensor, nn
 
 from benchmarks.timing import peak_bytes
@@ -17,6 +16,7 @@ from counting import Runs
 from latedrop import calibrate, find_sites, sample
 from latedrop.calibration.search import PAPER_RATES
 from latedrop.crowd import MCNN
+from latedrop.dropout.chunks import fitting_chunk
 from latedrop.dropout.options import Sampling
 from latedrop.dropout.sampling import sample_rates
 
@@ -124,7 +124,7 @@ def test_few_rows_of_a_large_network_run_at_once_on_a_large_gpu(
     model, x = nn.Sequential(nn.Linear(1, 1_680_000, bias=False), nn.Linear(1_680_000, 1)), torch.zeros(rows, 1)
     sites = find_sites(model, x[:1])
     gpu = SimpleNamespace(device=torch.device("cuda"), element_size=lambda: 4)
-    monkeypatch.setattr("latedrop.variance.engine.chunks.first_weight", lambda model: gpu)
+    monkeypatch.setattr("latedrop.dropout.chunks.first_weight", lambda model: gpu)
     memory = SimpleNamespace(total_memory=gigabytes * 2**30)
-    monkeypatch.setattr("latedrop.variance.engine.chunks._memory", lambda device: memory.total_memory)
+    monkeypatch.setattr("latedrop.dropout.chunks._memory", lambda device: memory.total_memory)
     assert fitting_chunk(model, x, sites, 50) == expected

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from latedrop.variance.engine.rows import ThinnedNetworks
 from torch import nn
 
 import latedrop
+from latedrop.dropout.sampling import _ThinnedNetworks as ThinnedNetworks
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ takes the slope for what dropping one unit does, the limit of small rates.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, TypeVar
@@ -225,32 +225,34 @@ def _first_order(
         except _Overwritten:
             return _pass(network, x, sites, readout, reduce, rows, look, copy_inputs=True)
 
-    with torch.inference_mode(False), _differentiable(sites):
-        try:
-            return network.quietly(run, gradients=True)
-        except (RuntimeError, NotImplementedError) as error:
-            if out_of_memory(error):
-                raise
-            raise _in_words(error) from error
-
-
-def _differentiable(sites: Sites) -> AbstractContextManager[Any]:
-    """CuDNN's recurrent functions have no backward pass in eval mode."""
-    return without_cudnn() if any(site.layer in _RECURRENT for site in sites) else nullcontext()
+    # cuDNN's recurrent functions have no backward pass in eval mode.
+    recurrent = network.weight.is_cuda and any(site.layer in _RECURRENT for site in sites)
+    with torch.inference_mode(False), without_cudnn() if recurrent else nullcontext():
+        return network.quietly(run, gradients=True)
 
 
 _RECURRENT = {*RECURRENT, "LSTM", "GRU", "RNN"}
 
 
-def _in_words(error: Exception) -> OutputError:
-    """Return what autograd could not do as an error that says what to do."""
+@contextmanager
+def _in_words() -> Iterator[None]:
+    """Say what autograd could not do, and what to do about it."""
+    try:
+        yield
+    except (RuntimeError, NotImplementedError) as error:
+        if out_of_memory(error):
+            raise
+        raise _cannot_differentiate(error) from error
+
+
+def _cannot_differentiate(error: Exception) -> OutputError:
     text = str(error)
     if _IN_PLACE in text:
         return OutputError(
             "expected a model that autograd can differentiate; it writes over a value that its backward pass "
             "needs, as h.add_(f(h)) does. Use method='sample', or write h = h + f(h)."
         )
-    if "Inference tensors" in text or "inference tensor" in text:
+    if "nference tensor" in text:
         return OutputError(
             "expected gradients at every site; the model runs a part in torch.inference_mode(). Use "
             "method='sample', or torch.no_grad() where no sites are."
@@ -276,7 +278,12 @@ def _pass(
     count = row_count(x)
     record = _Record(None if look is None else look(count), copy_inputs=copy_inputs)
     with network.passing(network.begin(sites, record, count, shared=False)):
-        output = read(call(network.copy, copied(x)), readout, count)
+        try:
+            output = read(call(network.copy, copied(x)), readout, count)
+        except RuntimeError as error:
+            if _IN_PLACE in str(error) or "nference tensor" in str(error):
+                raise _cannot_differentiate(error) from error
+            raise
         record.looker = None  # checkpointed parts run once more in the backward pass
         result = _differentiated(output, sites, reduce, rows, record)
     silent = {name for name, _ in record.inputs} - record.reached
@@ -436,7 +443,8 @@ def _differentiated(output: Tensor, sites: Sites, reduce: _Reduce, rows: int, re
     for start in range(0, flat.shape[1], _OUTPUTS_AT_ONCE):
         part = flat[:, start : start + _OUTPUTS_AT_ONCE] if flat.shape[1] > 1 else flat
         last = start + part.shape[1] == flat.shape[1]
-        columns += [_by_site(record, phi, sites, reduce, rows) for phi in record.gradients(part, last=last)]
+        with _in_words():
+            columns += [_by_site(record, phi, sites, reduce, rows) for phi in record.gradients(part, last=last)]
     return mean, columns
 
 

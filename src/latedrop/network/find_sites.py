@@ -177,13 +177,13 @@ def _laid_out(name: str, kind: Kind, calls: list[list[Run]], probed: Probed) -> 
         if folded and probed.structured:  # as many nodes in every graph, by chance
             raise SiteError(_varying(name))
         _check_entries(name, axis, runs)
-    except SiteError:
+    except SiteError as error:
         single = all(run.value.dim() == 2 and len(run.value) <= run.rows for run in runs)
         if kind == "element" and not (single and {len(c) for c in calls} <= {0, 1}):
-            raise
+            raise SiteError(_varying(name)) if probed.branches else error
         return "channel", None, False
     # Code that reads values may fold as many entries of each row as they say; items may have had one entry by chance.
-    unsure = kind == "channel" and (probed.structured or (folded and probed.branches))
+    unsure = kind == "channel" and (probed.structured or probed.sizes or (folded and probed.branches))
     return kind, None if unsure else axis, interleaved and not unsure
 
 
@@ -191,13 +191,13 @@ def _moves(name: str, axis: int | None, interleaved: bool, probed: Probed) -> bo
     """Return True if the rows of a layer's input do not follow the order of the rows that the model is given."""
     if axis is None:
         return False
-    if probed.opposite is None:
+    if probed.orders is None:
         if not probed.compared or probed.together:
             return False
         large, small = (runs.get(name, []) for runs in probed.passes[:2])
         pairs = zip(small, large, strict=False)
         return not all(in_order(a, b, axis, interleaved) for a, b in pairs if a.value.dim() == b.value.dim())
-    there, back = probed.passes[0].get(name, []), probed.opposite.get(name, [])
+    there, back = (runs.get(name, []) for runs in probed.orders)
     if probed.together:
         return False
     return len(there) != len(back) or not all(

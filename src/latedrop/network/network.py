@@ -7,12 +7,13 @@ from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from threading import Lock
 from typing import Any, TypeVar
+from warnings import warn
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from latedrop.errors import ArgumentError, SiteError
+from latedrop.errors import ArgumentError, LatedropWarning, SiteError
 from latedrop.network.calling import Readout, call, read
 from latedrop.network.functional import WeightCall, WeightCalls
 from latedrop.network.layers import SOURCES
@@ -111,8 +112,22 @@ class Network:
 
     def output(self, x: Any, now: Pass | None = None) -> Any:
         """Return the raw output of the copy on inputs that it may write into; by default nothing is thinned."""
-        with self.passing(_PLAIN if now is None else now):
-            return call(self.copy, x)
+        now = _PLAIN if now is None else now
+        with self.passing(now):
+            output = call(self.copy, x)
+        if idle := [name for name in now.idle() if name not in self.notes]:
+            self._warn_of_idle(idle)
+        return output
+
+    def _warn_of_idle(self, names: list[str]) -> None:
+        """Warn, once for each site."""
+        self.notes.update(dict.fromkeys(names, True))
+        warn(
+            f"the sites {names} did not run in this batch, though they did when the sites were found: nothing is "
+            "dropped there. If the model was changed since, find the sites again.",
+            LatedropWarning,
+            stacklevel=2,
+        )
 
     def read(self, x: Any, readout: Readout, rows: int, now: Pass | None = None) -> Tensor:
         """Return what a readout takes of the output, `(rows, ...)`."""

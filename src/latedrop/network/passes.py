@@ -89,6 +89,10 @@ class Pass:
         args = tuple(changed.get(i, value) for i, value in enumerate(args))
         return forward(*args, **{key: changed.get(key, value) for key, value in kwargs.items()})
 
+    def idle(self) -> list[str]:
+        """Return the sites that should have run, and did not."""
+        return [name for name, count in self._calls.items() if count == 0 and not self.sites[name].skipped]
+
     def thinned(self, site: Site, values: Iterable[Any], channels: tuple[int, ...]) -> dict[int, Any]:
         """Return thinned values by the identity of the given ones: query, key and value are often one tensor."""
         found: dict[int, Any] = {}

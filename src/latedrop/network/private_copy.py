@@ -9,7 +9,8 @@ global, say) is an error in the first pass, because a tensor of the original sho
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from types import CellType, FunctionType, MethodType
 from typing import Any
@@ -41,8 +42,8 @@ def private_copy(model: nn.Module, *, gradients: bool = False) -> nn.Module:
     (True, False, True)
     """
     model = bare(model)
-    with torch.inference_mode(False), catch_warnings():
-        filterwarnings("ignore", ".*LeafSpec", FutureWarning)  # torch's own, of the graphs of exported programs
+    graphs = any(isinstance(module, fx.GraphModule) for module in model.modules())
+    with torch.inference_mode(False), _without_warnings() if graphs else nullcontext():
         memo = _memo(model, gradients)
         try:
             for module in reversed(list(model.modules())):
@@ -80,6 +81,14 @@ def _memo(model: nn.Module, gradients: bool) -> dict[int, Any]:
             elif name in _SHARED and value is not None:
                 memo[id(value)] = value
     return memo
+
+
+@contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Torch warns of its own ways when it copies the graph of an exported program."""
+    with catch_warnings():
+        filterwarnings("ignore", ".*LeafSpec", FutureWarning)
+        yield
 
 
 def _complete(graph: fx.GraphModule, memo: dict[int, Any]) -> None:
@@ -178,13 +187,14 @@ class Guard(TorchFunctionMode):
         derives: whether it differentiated inside its `forward`.
         reads: whether its Python code read values of tensors, which may decide what runs.
         decides: whether such a value depended on weights.
+        sizes: whether the size of something depended on values.
     """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
         self._names = {id(tensor): name for name, tensor in named}
-        self.random = self.derives = self.reads = self.decides = False
+        self.random = self.derives = self.reads = self.decides = self.sizes = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """See `TorchFunctionMode`."""
@@ -197,7 +207,8 @@ class Guard(TorchFunctionMode):
         name = getattr(func, "__name__", "").partition(".")[0]
         if name in _READING or (name == "__getitem__" and _by_mask(args[1])):
             self.reads = True
-            self.decides |= bool(args) and isinstance(args[0], Tensor) and args[0].requires_grad
+            self.decides |= name in _DECIDING and args[0].requires_grad
+            self.sizes |= name in _SIZING or name == "__getitem__"
         elif name in _SEEDED:
             self.random |= _SEEDED[name](args, kwargs) and kwargs.get("generator") is None
         elif func in (torch.autograd.grad, torch.autograd.backward, Tensor.backward):
@@ -220,27 +231,9 @@ def _by_mask(index: Any) -> bool:
     return any(isinstance(part, Tensor) and part.dtype in (torch.bool, torch.uint8) for part in parts)
 
 
-_READING = frozenset(
-    [
-        "__bool__",
-        "__int__",
-        "__float__",
-        "__index__",
-        "item",
-        "tolist",
-        "numpy",
-        "nonzero",
-        "masked_select",
-        "unique",
-        "unique_consecutive",
-        "bincount",
-        "repeat_interleave",
-        "_pack_padded_sequence",
-        "equal",
-        "allclose",
-        "__contains__",
-    ]
-)
+_DECIDING = frozenset(("__bool__", "__int__", "__float__", "__index__", "item", "tolist", "numpy"))
+_SIZING = ("nonzero", "masked_select", "unique", "unique_consecutive", "bincount", "repeat_interleave")
+_READING = _DECIDING.union(_SIZING, ("_pack_padded_sequence", "equal", "allclose", "__contains__"))
 """Functions that look at values of tensors, or whose result has a size that depends on values."""
 
 

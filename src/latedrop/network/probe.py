@@ -72,17 +72,19 @@ class Probed:
     Attributes:
         passes: the runs of each pass; the second has fewer rows than the first, or these in another order.
         compared: whether there is a second pass.
-        opposite: the runs of a pass over the rows of the first in the opposite order, if there was one.
+        orders: the runs of a pass over some rows, and of one over these in the opposite order, if there were such.
         together: whether the rows of a batch belong together: they act on each other, or their number is fixed.
         branches: whether values decide what runs, or on how much.
+        sizes: whether the size of something depends on values.
         structured: whether a batch of items holds tensors that have not one entry for each of them.
     """
 
     passes: list[Runs]
     compared: bool = True
-    opposite: Runs | None = None
+    orders: tuple[Runs, Runs] | None = None
     together: bool = False
     branches: bool = False
+    sizes: bool = False
     structured: bool = False
 
     def calls(self, name: str) -> list[list[Run]]:
@@ -108,6 +110,7 @@ class _Prober:
     random: bool = False
     reads: bool = False
     decides: bool = False
+    sizes: bool = False
     structured: bool = False
     reached: set[str] = field(default_factory=set)
 
@@ -130,6 +133,7 @@ class _Prober:
         network.derives |= guard.derives
         self.reads |= guard.reads or now.packed
         self.decides |= guard.decides
+        self.sizes |= guard.sizes
         self.reached |= now.ran
         for run in chain.from_iterable(now.runs.values()):
             run.value = run.value.detach()
@@ -182,12 +186,13 @@ def probe(network: Network, x: Any, types: tuple[type[nn.Module], ...] = LAYERS)
             with _what_it_raises(network.copy, x):
                 first, second = _of_one_size(prober, x)
         passes = [made for made in (first, second) if made is not None]
-        found = Probed([made.runs for made in passes], second is not None, turn.runs if turn else None, fixed)
+        orders = (first.runs, turn.runs) if turn is not None else None
+        found = Probed([made.runs for made in passes], second is not None, orders, fixed)
         _compare(prober, found, x, first, second, turn)
         if prober.reads and not found.together and most is None:
             with _what_it_raises(network.copy, x):
                 _go_on(prober, found, x)
-    found.branches, found.structured = prober.reads, prober.structured
+    found.branches, found.sizes, found.structured = prober.reads, prober.sizes, prober.structured
     found.together |= prober.decides  # each draw may take another way
     return found
 
@@ -219,8 +224,10 @@ def _compare(prober: _Prober, found: Probed, x: Any, first: _Pass, second: _Pass
 def _go_on(prober: _Prober, found: Probed, x: Any) -> None:
     """Where values decide what runs, take more rows together, some alone, and others until every layer has run."""
     rows = min(row_count(x), _MOST_ROWS)
-    beside = prober.run(take_rows(x, slice(0, _AT_ONCE)))
+    some = take_rows(x, slice(0, _AT_ONCE))
+    beside = prober.run(some)
     found.passes.append(beside.runs)
+    found.orders = beside.runs, prober.run(opposite(some)).runs  # code that reads values may sort rows by them
     for start in sorted({0, (beside.rows - 1) // 2, beside.rows - 1}):
         with suppress(Exception):  # some models take no single row
             alone = prober.run(take_rows(x, slice(start, start + 1)))

@@ -5,10 +5,10 @@ from itertools import pairwise
 
 import pytest
 import torch
-from latedrop.variance import first_order as linear
 from torch import Tensor, nn
 
 from latedrop import metrics
+from latedrop.dropout import first_order as linear
 from latedrop.studies.uci.measures import (
     LEVEL,
     Predicted,

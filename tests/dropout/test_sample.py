@@ -4,11 +4,11 @@ import math
 
 import pytest
 import torch
-from latedrop.variance.engine.rows import ThinnedNetworks
 from torch import Tensor, nn
 
 from latedrop import find_sites, sample
 from latedrop.dropout.moments import moments_of
+from latedrop.dropout.sampling import _ThinnedNetworks as ThinnedNetworks
 from latedrop.errors import ArgumentError, OutputError
 from rounding import assert_same_up_to_rounding
 from zoo import Columns, mlp

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from latedrop.model.running import derives
 from torch import Tensor, nn
 
 from latedrop import calibrate, find_sites, inject, linearize, load, propagate, sample

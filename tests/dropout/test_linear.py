@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 import torch
-from latedrop.variance import mask_gradients
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from latedrop import LatedropWarning, calibrate, find_sites, linearize, sample
 from latedrop.data.rows import map_rows
+from latedrop.dropout import first_order
 from latedrop.dropout.first_order import unit_variances
 from latedrop.dropout.joint import differences
 from latedrop.errors import ArgumentError, OutputError
@@ -132,7 +132,7 @@ def test_large_models_go_output_by_output(case: Case, kind: str, monkeypatch: py
         return torch.cat([value, value.sin(), value.square()], 1)
 
     together, pairs = linearize(model, x, sites, three), differences(model, x, sites, three)
-    monkeypatch.setattr(mask_gradients, "_LARGE", 0)
+    monkeypatch.setattr(first_order, "_LARGE", 0)
     assert_same_doubles(linearize(model, x, sites, three).variance_by_site, together.variance_by_site)
     assert_same_doubles(differences(model, x, sites, three), pairs)
 

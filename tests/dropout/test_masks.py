@@ -5,11 +5,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from latedrop.masking import masks as room
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from latedrop import find_sites, inject, sample
+from latedrop.dropout import masks as room
 from latedrop.dropout.masks import draw_keys, kept, keys_on, masks, masks_from_keys, threshold, uniforms
 from rounding import assert_same_up_to_rounding, rounding
 
