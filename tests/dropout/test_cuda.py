@@ -4,14 +4,13 @@ import warnings
 
 import pytest
 import torch
-from latedrop.torch_inside import stream_of
-from latedrop.variance.engine.rows import ThinnedNetworks
 from torch import nn
 
-from latedrop import calibrate, find_sites, linearize, sample
+from latedrop import Network, calibrate, find_sites, linearize, sample
 from latedrop.data.rows import map_rows
 from latedrop.dropout.masks import keys_for, masks_from_keys, thinned
 from latedrop.dropout.options import Sampling
+from latedrop.dropout.sampling import _ThinnedNetworks
 from zoo import ZOO, Case
 
 pytestmark = [
@@ -109,34 +108,24 @@ def test_no_draw_waits_for_the_device() -> None:
         nn.Sequential(nn.Linear(5, 64), nn.ReLU(), nn.Linear(64, 64), nn.Linear(64, 1)).cuda(),
         torch.randn(9, 5).cuda(),
     )
-    sites = find_sites(model, x)
+    sites, network = find_sites(model, x), Network(model)
     for chunk in (1, 3, 12):
-        sample(model, x, 0.2, 12, sites=sites, chunk=chunk)  # kernels are compiled
-        networks = ThinnedNetworks(model, x, sites, Sampling(12, chunk=chunk))
-        networks._masks.rates = dict.fromkeys((site.name for site in sites), 0.2)
+        sample(network, x, 0.2, 12, sites=sites, chunk=chunk)  # kernels are compiled
+        networks = _ThinnedNetworks(network, x, sites, Sampling(12, chunk=chunk))
+        networks._rates = dict.fromkeys((site.name for site in sites), 0.2)
         try:
             torch.cuda.set_sync_debug_mode("error")
-            outputs = list(networks.chunks())
+            outputs = list(networks._chunks())
         finally:
             torch.cuda.set_sync_debug_mode("default")
         assert sum(map(len, outputs)) == 12
-
-
-def test_a_stream_is_known_with_and_without_the_quick_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    device = torch.device("cuda", torch.cuda.current_device())
-    with torch.cuda.stream(torch.cuda.Stream()) as _:
-        expected = torch.cuda.current_stream(device).cuda_stream
-        assert expected != 0
-        assert stream_of(device) == stream_of(torch.device("cuda")) == expected
-        monkeypatch.delattr(torch._C, "_cuda_getCurrentRawStream", raising=False)
-        assert stream_of(device) == expected
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature")
 def test_a_call_waits_once() -> None:
     model = nn.Sequential(nn.Linear(3, 32), nn.ReLU(), nn.Linear(32, 1)).cuda()
     x = torch.randn(1, 3, device="cuda")
-    sites = find_sites(model, x)
+    sites, model = find_sites(model, x), Network(model)
     sample(model, x, 0.1, 20, sites=sites)
     torch.cuda.set_sync_debug_mode("warn")
     try:

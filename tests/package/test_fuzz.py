@@ -8,17 +8,16 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from latedrop.variance.engine.compiled import Program
 from torch import Tensor, nn
 
 from latedrop import find_sites, sample
 from latedrop.dropout.masks import masks
-from latedrop.dropout.options import Sampling
 from latedrop.errors import ArgumentError
 from untouched import assert_same, state
 
@@ -257,12 +256,13 @@ def test_invariants(plan: Plan) -> None:
 
 def compiled_agrees(model: nn.Module, x: Any, sites: Any, readout: Any, draws: Tensor, plan: Plan) -> None:
     """The program, traced and not compiled; where it is refused nothing is wrong."""
+    options: dict[str, Any] = {"seed": plan.seed, "sites": sites, "readout": readout, "chunk": 3}
     try:
-        run = Program(model, x, sites, Sampling(5, plan.seed, readout), 3, compiler=lambda graph: graph)
+        with patch.object(torch, "compile", lambda graph, **_: graph):
+            found = sample(model, x, 0.3, 5, engine="compiled", **options)
     except ArgumentError:
         return
-    mean, _, _ = run(x, {site.name: 0.3 for site in sites})
-    assert close(mean, draws.mean(0), plan.dtype)
+    assert close(found.mean, draws.mean(0), plan.dtype)
 
 
 def blocks(model: nn.Module) -> list[Any]:

@@ -152,8 +152,6 @@ def compiled_moments(
     network: Network, x: Any, sites: Sequence[Site], rates: Mapping[str, float], options: Sampling
 ) -> Moments:
     """Return mean and variance over draws, by a program that is compiled on the first call."""
-    if options.keep:
-        raise ArgumentError("expected another engine to keep every draw; a compiled program gives moments alone.")
     together = any(site.batch_axis is None or site.moved or site.coupled for site in sites)
     chunk = 1 if together else min(options.chunk or fitting_chunk(network, x, sites, options.draws), options.draws)
     key = "draws", tuple(sites), chunk, options.shared, readout_key(options.readout)

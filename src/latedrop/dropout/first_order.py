@@ -219,7 +219,7 @@ def _first_order(
 ) -> _Part:
     """Return the output of the first rows, and for each entry of it `phi` of every site, reduced."""
 
-    def run() -> _Part:
+    def run() -> tuple[_Part, set[str]]:
         try:
             return _pass(network, x, sites, readout, reduce, rows, look, copy_inputs=False)
         except _Overwritten:
@@ -228,7 +228,10 @@ def _first_order(
     # cuDNN's recurrent functions have no backward pass in eval mode.
     recurrent = network.weight.is_cuda and any(site.layer in _RECURRENT for site in sites)
     with torch.inference_mode(False), without_cudnn() if recurrent else nullcontext():
-        return network.quietly(run, gradients=True)
+        result, silent = network.quietly(run, gradients=True)
+    if silent and not being_traced():
+        _warn_of_silent(network, [site for site in sites if site.name in silent], x, readout)
+    return result
 
 
 _RECURRENT = {*RECURRENT, "LSTM", "GRU", "RNN"}
@@ -274,7 +277,8 @@ def _pass(
     look: _Look | None,
     *,
     copy_inputs: bool,
-) -> _Part:
+) -> tuple[_Part, set[str]]:
+    """Return what one pass forward and back gives, and the sites that no output has gradients of."""
     count = row_count(x)
     record = _Record(None if look is None else look(count), copy_inputs=copy_inputs)
     with network.passing(network.begin(sites, record, count, shared=False)):
@@ -286,10 +290,7 @@ def _pass(
             raise
         record.looker = None  # checkpointed parts run once more in the backward pass
         result = _differentiated(output, sites, reduce, rows, record)
-    silent = {name for name, _ in record.inputs} - record.reached
-    if silent and not being_traced():
-        _warn_of_silent(network, [site for site in sites if site.name in silent], x, readout)
-    return result
+    return result, {name for name, _ in record.inputs} - record.reached
 
 
 class _Overwritten(Exception):  # noqa: N818
@@ -336,16 +337,15 @@ class _Record:
         axis: int | None,
         packed: tuple[Tensor, Tensor] | None,
     ) -> Tensor:
-        if self._done:  # a checkpointed part that runs once more
-            return value
         if not torch.is_grad_enabled():
             self.without_gradients.add(site.name)
         if self._copy:
             value = value.clone()
         # A view is a node of its own: gradients by it leave out what goes past the site, as a skip connection does.
         passed = value.view_as(value) if value.requires_grad else value.detach().requires_grad_()
-        noted = _Input(passed, version_of(passed), shape, axis, packed)
-        self.inputs.setdefault((site.name, call), []).append(noted)
+        if not self._done:  # else a checkpointed part runs once more
+            noted = _Input(passed, version_of(passed), shape, axis, packed)
+            self.inputs.setdefault((site.name, call), []).append(noted)
         return passed.view_as(passed) if passed.is_leaf else passed  # which a model may write into
 
     def end(self) -> None:
@@ -388,7 +388,7 @@ class _Record:
                 if grad is not None:
                     self.reached.add(name)
                     phi = item.phi(grad)
-                    total = phi if total is None else total + phi
+                    total = phi if total is None else total + phi.reshape(total.shape)  # one may have more axes
             result.append(items[0].value.new_zeros(items[0].shape) if total is None else total)
         return result
 

@@ -189,17 +189,15 @@ def _laid_out(name: str, kind: Kind, calls: list[list[Run]], probed: Probed) -> 
 
 def _moves(name: str, axis: int | None, interleaved: bool, probed: Probed) -> bool:
     """Return True if the rows of a layer's input do not follow the order of the rows that the model is given."""
-    if axis is None:
+    if axis is None or probed.together or probed.random:
         return False
     if probed.orders is None:
-        if not probed.compared or probed.together:
+        if not probed.compared:
             return False
         large, small = (runs.get(name, []) for runs in probed.passes[:2])
         pairs = zip(small, large, strict=False)
         return not all(in_order(a, b, axis, interleaved) for a, b in pairs if a.value.dim() == b.value.dim())
     there, back = (runs.get(name, []) for runs in probed.orders)
-    if probed.together:
-        return False
     return len(there) != len(back) or not all(
         follows(a, b, axis, interleaved) for a, b in zip(there, back, strict=True)
     )

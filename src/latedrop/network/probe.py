@@ -77,6 +77,7 @@ class Probed:
         branches: whether values decide what runs, or on how much.
         sizes: whether the size of something depends on values.
         structured: whether a batch of items holds tensors that have not one entry for each of them.
+        random: whether the output changes with random numbers of the model's own.
     """
 
     passes: list[Runs]
@@ -86,6 +87,7 @@ class Probed:
     branches: bool = False
     sizes: bool = False
     structured: bool = False
+    random: bool = False
 
     def calls(self, name: str) -> list[list[Run]]:
         """Return the calls of a layer in every pass."""
@@ -193,6 +195,7 @@ def probe(network: Network, x: Any, types: tuple[type[nn.Module], ...] = LAYERS)
             with _what_it_raises(network.copy, x):
                 _go_on(prober, found, x)
     found.branches, found.sizes, found.structured = prober.reads, prober.sizes, prober.structured
+    found.random = prober.random
     found.together |= prober.decides  # each draw may take another way
     return found
 

@@ -1,0 +1,259 @@
+"""The private copy shares the weights and nothing else; what it cannot reach is an error, never silent."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial, reduce
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from latedrop import Network, calibrate, find_sites, linearize, sample
+from latedrop.errors import LatedropWarning, SiteError
+from latedrop.network.private_copy import private_copy
+from rounding import assert_same_up_to_rounding
+from untouched import assert_same, state
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 8), nn.Linear(8, 1))
+
+
+def ran(model: nn.Module, x: Tensor) -> list[int]:
+    """Run the copy of a model; return the identities of the modules that ran, of whichever model."""
+    seen: list[int] = []
+    forward = nn.Linear.forward
+
+    def noted(self: nn.Linear, value: Tensor) -> Tensor:
+        seen.append(id(self))
+        return forward(self, value)
+
+    nn.Linear.forward = noted  # type: ignore[method-assign]
+    try:
+        with torch.no_grad():
+            private_copy(model)(x)
+    finally:
+        nn.Linear.forward = forward  # type: ignore[method-assign]
+    return seen
+
+
+def by_closure(model: nn.Module) -> None:
+    before = model.forward
+    model.forward = lambda x: before(x) * 2
+
+
+def by_dict(model: nn.Module) -> None:
+    outer = {"forward": model.forward}
+    model.forward = lambda x: outer["forward"](x) * 2
+
+
+def by_partial(model: nn.Module) -> None:
+    before = model.forward
+    model.forward = partial(lambda layers, x: before(layers[0](x)) if False else before(x), [model[0]])
+
+
+def by_default(model: nn.Module) -> None:
+    model.forward = lambda x, layers=tuple(model): reduce(lambda value, layer: layer(value), layers, x)
+
+
+def by_hook(model: nn.Module) -> None:
+    layer = model[0]
+    model[3].register_forward_hook(lambda module, args, output: output + 0 * layer.weight.sum())
+
+
+@pytest.mark.parametrize("change", [by_closure, by_dict, by_partial, by_default, by_hook])
+def test_functions_that_hold_layers_run_those_of_the_copy(change: Any) -> None:
+    """A plain deepcopy takes functions as they are: the layers of the original would run."""
+    model, x = net(), torch.randn(5, 4)
+    change(model)
+    model.eval()
+    theirs = {id(module) for module in model.modules()}
+    assert not theirs & set(ran(model, x))
+    with torch.no_grad():
+        assert_same_up_to_rounding(private_copy(model)(x), model(x))
+    before = state(model)
+    model.train()
+    find_sites(model, x)
+    sample(model, x, 0.2, 4)
+    model.eval()
+    assert_same(before, state(model))  # the statistics of BatchNorm among them
+
+
+_LAYER = nn.Linear(8, 8)
+_OUTER: dict[str, Any] = {}
+
+
+class ThroughAGlobal(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.middle, self.last = nn.Linear(4, 8), _LAYER, nn.Linear(8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(_LAYER(self.first(x)).relu())
+
+
+def test_a_layer_that_is_reached_through_a_global_is_an_error_that_names_it() -> None:
+    with pytest.raises(SiteError, match=r"used 'weight' of middle past them, as through a global variable"):
+        find_sites(ThroughAGlobal(), torch.randn(3, 4))
+
+
+def test_a_wrapped_forward_in_a_global_is_an_error_too() -> None:
+    model, x, y = net(), torch.randn(3, 4), torch.randn(3, 1)
+    _OUTER["forward"] = model.forward
+    model.forward = lambda x: _OUTER["forward"](x) * 2
+    before = state(model)
+    with pytest.raises(SiteError, match=r"used 'weight' of 0 past them"):
+        calibrate(model, (x, y), progress=False)
+    assert_same(before, state(model))
+
+
+def test_weights_are_shared_and_asked_for_no_gradients() -> None:
+    model = net()
+    own = private_copy(model)
+    for a, b in zip(own.parameters(), model.parameters(), strict=True):
+        assert a is not b
+        assert a.data_ptr() == b.data_ptr()
+        assert not a.requires_grad
+    assert not any(module.training for module in own.modules())
+    assert model.training
+
+
+def test_tied_weights_stay_tied_and_keep_their_attributes() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model[1].weight = model[0].weight
+    model[0].weight.group = "decay"
+    own = private_copy(model)
+    assert own[0].weight is own[1].weight
+    assert own[0].weight.group == "decay"
+
+
+def test_an_embedding_with_max_norm_writes_into_its_own_weights() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.head = nn.Embedding(9, 4, max_norm=0.1), nn.Linear(4, 4)
+            self.last = nn.Linear(4, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(self.head(self.table(x)).relu())
+
+    model, x = Model(), torch.randint(0, 9, (6,))
+    before = model.table.weight.clone()
+    sample(model, x, 0.2, 4)
+    linearize(model, x)
+    assert torch.equal(model.table.weight, before)  # nothing was computed: it was not touched
+
+
+def test_wrappers_inside_are_looked_through() -> None:
+    model, x = net().eval(), torch.randn(3, 4)
+    names = [site.name for site in find_sites(model, x)]
+    model[3] = torch.compile(nn.DataParallel(model[3]), backend="eager")
+    assert [site.name for site in find_sites(model, x)] == names == ["3", "4"]
+    assert type(private_copy(model)[3]) is nn.Linear
+
+
+def test_old_style_weight_norm_can_be_copied() -> None:
+    """Its weight is computed from others, and a plain deepcopy refuses it."""
+    with pytest.warns(FutureWarning):
+        model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.utils.weight_norm(nn.Linear(8, 1)))
+    x = torch.randn(5, 4)
+    model(x)
+    with pytest.raises(RuntimeError, match="deepcopy"):
+        copy.deepcopy(model)
+    assert float(sample(model, x, 0.3, 20).variance.min()) > 0
+
+
+def test_what_a_model_writes_into_itself_stays_in_the_copy() -> None:
+    class Counts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.calls = nn.Linear(4, 8), nn.Linear(8, 1), 0
+            self.register_buffer("seen", torch.zeros(()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            self.seen += len(x)
+            return self.b(self.a(x))
+
+    model, x = Counts(), torch.randn(5, 4)
+    sample(model, x, 0.2, 4)
+    assert (model.calls, float(model.seen)) == (0, 0)
+
+
+def test_a_model_that_cannot_be_copied_names_the_attribute() -> None:
+    model = net()
+    model[3].lock = threading.Lock()
+    with pytest.raises(SiteError, match=r"a model that can be copied; 3.lock \(lock\) cannot"):
+        find_sites(model, torch.randn(3, 4))
+
+
+def test_a_graph_module_keeps_its_hooks() -> None:
+    model = torch.fx.symbolic_trace(net().eval())
+    model.register_forward_hook(lambda module, args, output: 10 * output)
+    x = torch.randn(5, 4)
+    with torch.no_grad():
+        assert_same_up_to_rounding(private_copy(model)(x), model(x))
+
+
+def test_a_network_follows_the_weights_and_notices_those_that_are_replaced() -> None:
+    model, x = net().eval(), torch.randn(5, 4)
+    network = Network(model)
+    assert network.current() is network
+    with torch.no_grad():
+        model[0].weight += 1
+    assert network.current() is network
+    assert_same_up_to_rounding(sample(network, x, 0.2, 9).variance, sample(model, x, 0.2, 9).variance)
+    model[4] = nn.Linear(8, 1)
+    assert network.current() is not network
+    model.double()
+    assert next(network.current().copy.parameters()).dtype == torch.float64
+
+
+def test_a_predictor_moves_with_its_model() -> None:
+    model, x = net().eval(), torch.randn(60, 4)
+    uq = calibrate(model, (x, torch.randn(60, 1)), progress=False)
+    before = uq.predict(x)
+    model.double()
+    with pytest.warns(LatedropWarning, match="weights were changed"):
+        after = uq.predict(x.double())
+    assert_same_up_to_rounding(after.mean, before.mean.double(), dtype=torch.float32)
+
+
+def test_a_layer_that_runs_in_a_thread_of_the_models_own_is_an_error() -> None:
+    class Threads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 8), nn.Linear(8, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            with ThreadPoolExecutor(1) as pool:
+                return pool.submit(self.b, self.a(x)).result()
+
+    with pytest.raises(SiteError, match="layer 'b' to run in the thread or task that makes the prediction"):
+        find_sites(Threads(), torch.randn(3, 4))
+
+
+def test_a_function_without_a_backward_pass_is_said_in_words() -> None:
+    class Rounded(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x.round()
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 8), nn.Linear(8, 8)
+            self.c = nn.Linear(8, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.c(Rounded.apply(self.b(self.a(x))))
+
+    model, x = Model(), torch.randn(40, 4)
+    with pytest.raises(Exception, match=r"a model that autograd can differentiate.*Use method='sample'"):
+        linearize(model, x)
+    assert calibrate(model, (x, torch.randn(40, 1)), progress=False).predict(x).std.shape == (40, 1)  # by draws
