@@ -1,4 +1,4 @@
-"""Write the table of architectures.md: `python docs/make_architectures.py`, with every library of it installed."""
+"""Write the table of supported_models.md: `python docs/make_architectures.py`, with every library of it installed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def main(say: Callable[[str], object] = print) -> None:
     if absent:
         raise SystemExit(f"expected every library of the table; {absent} cannot be imported. Install them first.")
     torch.set_num_threads(1)
-    page = DOCS / "architectures.md"
+    page = DOCS / "supported_models.md"
     rows = []
     for architecture in ARCHITECTURES:
         rows.append(str(tried(architecture, *architecture.make())))

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from latedrop.calibration.scale import optimal_scale, relaxed_scale
     from latedrop.calibration.transforms import Log, Standardized, Transformed
     from latedrop.dropout.first_order import Linearization, linearize
+    from latedrop.dropout.inject import inject
     from latedrop.dropout.moments import Moments
     from latedrop.dropout.sampling import sample
     from latedrop.errors import LatedropError, LatedropWarning
     from latedrop.network.find_sites import find_sites
-    from latedrop.network.inject import inject
     from latedrop.network.programs import load_program
     from latedrop.network.sites import Site, Sites
     from latedrop.onnx_files.predictor import load_onnx
@@ -76,7 +76,7 @@ _HOMES = {
     "dropout.moments": ("Moments",),
     "dropout.sampling": ("sample",),
     "network.find_sites": ("find_sites",),
-    "network.inject": ("inject",),
+    "dropout.inject": ("inject",),
     "network.network": ("Network",),
     "network.programs": ("load_program",),
     "network.sites": ("Site", "Sites"),

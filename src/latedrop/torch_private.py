@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from threading import RLock
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -30,6 +31,7 @@ __all__ = [
     "restore_calls",
     "set_grad",
     "traced",
+    "uncompiled",
     "version_of",
     "wrapper_tensor",
 ]
@@ -94,6 +96,11 @@ class Watching(TorchDispatchMode):
 def wrapper_tensor(cls: type[Tensor], like: Tensor, dtype: torch.dtype) -> Any:
     """Return a tensor of a subclass with the shape, strides and device of `like`, and no memory."""
     return Tensor._make_wrapper_subclass(cls, like.shape, strides=like.stride(), dtype=dtype, device=like.device)
+
+
+def uncompiled(function: Any) -> Any:
+    """Return what `torch.compile` was given to make a function; None for any other object."""
+    return getattr(function, "_torchdynamo_orig_callable", None) if isinstance(function, FunctionType) else None
 
 
 def version_of(tensor: Tensor) -> int:

@@ -154,7 +154,7 @@ def test_the_model_is_the_users(subject: Subject) -> None:
 
 
 def test_the_table_of_the_docs(any_subject: Subject) -> None:
-    page = (DOCS / "architectures.md").read_text(encoding="utf-8")
+    page = (DOCS / "supported_models.md").read_text(encoding="utf-8")
     if isinstance(any_subject.model, torch.jit.ScriptModule):
         with pytest.raises(SiteError, match=r"found TorchScript.*torch\.export"):
             find_sites(any_subject.model, any_subject.x)
@@ -162,7 +162,7 @@ def test_the_table_of_the_docs(any_subject: Subject) -> None:
 
 
 def test_the_table_has_no_other_rows() -> None:
-    page = (DOCS / "architectures.md").read_text(encoding="utf-8")
+    page = (DOCS / "supported_models.md").read_text(encoding="utf-8")
     named = [row.split(" | ")[0].removeprefix("| ") for row in rows_of(page)]
     assert named == [
         f"{architecture.name}, {architecture.shown}" if architecture.shown else architecture.name

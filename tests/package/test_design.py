@@ -1,6 +1,7 @@
 """The package as a whole: imports point one way, importing is quick and silent, the public names are there."""
 
 import ast
+import re
 import subprocess
 import sys
 from graphlib import TopologicalSorter
@@ -13,12 +14,13 @@ import latedrop
 SOURCE = Path(latedrop.__file__).parent
 ROOMS = [
     {"errors"},
-    {"records", "numerals", "quantiles", "switches", "lazy"},
-    {"torch_inside", "files", "devices", "addresses", "terminal", "progress"},
+    {"records", "numerals", "quantiles", "switches", "lazy", "wrappers"},
+    {"torch_private", "files", "devices", "addresses", "terminal", "progress"},
     {"metrics", "plots", "web"},
-    {"model"},
-    {"masking"},
-    {"variance"},
+    {"data"},
+    {"network"},
+    {"dropout"},
+    {"propagation"},
     {"terms"},
     {"streams"},
     {"onnx_files"},
@@ -33,7 +35,6 @@ ROOMS = [
 ]
 """From the bottom to the top: a room imports from those before it, and from itself."""
 FILES = {".".join(path.relative_to(SOURCE).with_suffix("").parts): path for path in sorted(SOURCE.rglob("*.py"))}
-LONGEST_FILE, LONGEST_FUNCTION = 400, 60
 
 
 def imports(name: str) -> set[str]:
@@ -64,26 +65,10 @@ def test_no_file_imports_itself_through_others() -> None:
     tuple(TopologicalSorter({name: imports(name) for name in FILES if name != "__init__"}).static_order())
 
 
-def lines_of(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    """From `def` to the end; only the code of a function whose signature and docstring describe many options.
-
-    Such a one (`calibrate` has 25 arguments, each with its line of help) hands its options on: it has no branch but an
-    expression, no loop and no function inside.
-    """
-    assert function.end_lineno is not None
-    whole = function.end_lineno - function.lineno + 1
-    flat = (ast.Assign, ast.AnnAssign, ast.Return, ast.Expr)
-    if whole > LONGEST_FUNCTION and ast.get_docstring(function) and all(isinstance(s, flat) for s in function.body):
-        return function.end_lineno - function.body[1].lineno + 1
-    return whole
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_nothing_is_long(name: str) -> None:
-    text = FILES[name].read_text(encoding="utf-8")
-    assert len(text.splitlines()) <= LONGEST_FILE
-    functions = [n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
-    assert [f"{f.name}: {lines_of(f)} lines" for f in functions if lines_of(f) > LONGEST_FUNCTION] == []
+def test_private_parts_of_torch_are_used_in_one_file() -> None:
+    private = re.compile(r"torch\._[a-zA-Z]|from torch[\w.]*\._|torch\.fx\.experimental|\b_torchdynamo")
+    users = {name for name, path in FILES.items() if private.search(path.read_text(encoding="utf-8"))}
+    assert users <= {"torch_private"}
 
 
 def test_importing_is_silent_and_light() -> None:

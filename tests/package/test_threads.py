@@ -654,7 +654,7 @@ class Interrupted(dict):  # type: ignore[type-arg]
 def test_an_interrupt_while_calls_are_sent_on_leaves_nothing_behind(when: int, monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 1)), torch.randn(3, 5)
     sites, own = find_sites(model, x), [set(vars(module)) for module in model.modules()]
-    monkeypatch.setattr("latedrop.network.inject._SENT_ON", Interrupted(when=when))
+    monkeypatch.setattr("latedrop.dropout.inject._SENT_ON", Interrupted(when=when))
     with pytest.raises(KeyboardInterrupt), inject(model, sites, 0.2):
         raise AssertionError("the body was reached")
     assert [set(vars(module)) for module in model.modules()] == own

@@ -180,7 +180,7 @@ def _laid_out(name: str, kind: Kind, calls: list[list[Run]], probed: Probed) -> 
     except SiteError as error:
         single = all(run.value.dim() == 2 and len(run.value) <= run.rows for run in runs)
         if kind == "element" and not (single and {len(c) for c in calls} <= {0, 1}):
-            raise SiteError(_varying(name)) if probed.branches else error
+            raise SiteError(_varying(name) if probed.branches else str(error)) from error
         return "channel", None, False
     # Code that reads values may fold as many entries of each row as they say; items may have had one entry by chance.
     unsure = kind == "channel" and (probed.structured or probed.sizes or (folded and probed.branches))

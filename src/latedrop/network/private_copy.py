@@ -21,6 +21,7 @@ from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
 
 from latedrop.errors import SiteError
+from latedrop.torch_private import uncompiled
 from latedrop.wrappers import bare, is_wrapper
 
 __all__ = ["Guard", "private_copy"]
@@ -43,7 +44,12 @@ def private_copy(model: nn.Module, *, gradients: bool = False) -> nn.Module:
     """
     model = bare(model)
     graphs = any(isinstance(module, fx.GraphModule) for module in model.modules())
-    with torch.inference_mode(False), _without_warnings() if graphs else nullcontext():
+    # Torch copies the weights of TorchScript by an operation that autograd follows.
+    with (
+        torch.inference_mode(False),
+        torch.set_grad_enabled(gradients),
+        _without_warnings() if graphs else nullcontext(),
+    ):
         memo = _memo(model, gradients)
         try:
             for module in reversed(list(model.modules())):
@@ -133,7 +139,7 @@ def _rebound(value: Any, memo: Mapping[int, Any], depth: int = 0) -> Any:
         changed = any(a is not b for a, b in zip(new, (value.func, value.args, value.keywords), strict=True))
         return type(value)(new[0], *new[1], **new[2]) if changed else value
     if isinstance(value, FunctionType):
-        if (before := getattr(value, "_torchdynamo_orig_callable", None)) is not None:
+        if (before := uncompiled(value)) is not None:
             return again(before)
         contents = [_content(cell) for cell in value.__closure__ or ()]
         cells = [again(content) for content in contents]
@@ -163,8 +169,7 @@ def _content(cell: CellType) -> Any:
 def _uncompiled_methods(kind: type) -> dict[str, Any]:
     """Return the methods of a class that `torch.compile` decorates, as they were before."""
     methods = {name: item for base in reversed(kind.__mro__) for name, item in vars(base).items()}
-    found = {name: getattr(item, "_torchdynamo_orig_callable", None) for name, item in methods.items()}
-    return {name: function for name, function in found.items() if function is not None}
+    return {name: function for name, item in methods.items() if (function := uncompiled(item)) is not None}
 
 
 def _culprit(model: nn.Module, memo: dict[int, Any]) -> str:

@@ -238,8 +238,9 @@ def _go_on(prober: _Prober, found: Probed, x: Any) -> None:
             if not prober.random and not _alike(beside, alone, slice(start, start + 1)) and not found.together:
                 found.together = True
                 _warn_of_meeting()
+    stacks = any(run.weight is not None for made in found.passes for runs in made.values() for run in runs)
     for start in range(_AT_ONCE, rows, _AT_ONCE):
-        if not prober.unreached():
+        if not stacks and not prober.unreached():  # how many experts are in one parameter cannot be told
             break
         found.passes.append(prober.run(take_rows(x, slice(start, start + _AT_ONCE))).runs)
     names = prober.unreached()
