@@ -18,14 +18,14 @@ from functools import partial
 from typing import Any
 
 import torch
-from latedrop.dropout.chunks import fitting_chunk
 from torch import Tensor, nn
 
 from benchmarks.nets import speed_nets
 from benchmarks.timing import RESULTS, machine, medians, seconds_of, turns_within, write
-from latedrop import Site, find_sites, sample
+from latedrop import Network, Site, find_sites, sample
 from latedrop.calibration.search import PAPER_RATES
 from latedrop.devices import chosen_device
+from latedrop.dropout.chunks import fitting_chunk
 from latedrop.dropout.masks import masks
 from latedrop.dropout.options import Sampling
 from latedrop.dropout.sampling import sample_rates
@@ -84,7 +84,7 @@ def measure(
             "one": partial(at, [RATE], draws),
             "all": partial(at, rates, draws),
             "apart": lambda: [sample(model, x, rate, draws, sites=sites) for rate in rates],
-            "masks": partial(all_masks, sites, draws, fitting_chunk(model, x, sites, draws), x),
+            "masks": partial(all_masks, sites, draws, fitting_chunk(Network(model), x, sites, draws), x),
             "uniforms": partial(all_uniforms, sites, draws, device),
         },
         repeats=repeats,

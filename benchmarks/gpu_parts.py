@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.architectures import Architecture, architectures
-from benchmarks.gpu_mcnn import mcnn
 from benchmarks.gpu_setting import DRAWS, RATE, Setting, Unit
 from benchmarks.nets import SpeedNet, speed_nets
 from benchmarks.timing import peak_bytes
@@ -294,7 +293,6 @@ def _whole(setting: Setting, model: nn.Module, x: Tensor, batch: int) -> dict[st
 
 
 PARTS: dict[str, Callable[[Setting], Iterator[Unit]]] = {
-    "mcnn": mcnn,
     "first_order": first_order,
     "one_row": one_row,
     "calibration": calibration,

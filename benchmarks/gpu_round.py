@@ -1,7 +1,7 @@
 """One round over all that is measured on a GPU: ratios to plain passes, each with an interval, in eight minutes.
 
     python -m benchmarks.gpu_round                                # on the GPU where there is one; goes on where it was
-    python -m benchmarks.gpu_round --only first_order mcnn        # these parts
+    python -m benchmarks.gpu_round --only first_order sampling    # these parts
     python -m benchmarks.gpu_round --small --device cpu           # small networks, to try it out
     python -m benchmarks.gpu_round --out FILE --minutes 8         # no unit starts after so many minutes
 
@@ -263,27 +263,6 @@ def first_prediction_table(records: dict[str, dict[str, Any]]) -> str:
                     " to ".join(f"{s:.1f}" for s in sorted(t)) for t in (unit["later processes"], unit["busy"][1:])
                 ]
                 lines.append(f"| {net} | {on} | {unit['first process']:.0f} | {later[0]} | {later[1]} |")
-    return "\n".join(lines)
-
-
-def mcnn_table(record: dict[str, Any]) -> str:
-    """Frames per second of the counter with 50 draws, as it is and with columns as channels."""
-    lines = [
-        "| frames at once, precision | program | frames per second | count off, in std |",
-        "| --- | --- | ---: | ---: |",
-    ]
-    for name, unit in record["units"].items():
-        for way, rate in unit.get("frames per second", {}).items():
-            said = {"compiled": "`compiled`", "best columns": "columns as channels, by layer"}.get(way, way)
-            off = unit["off"][way]["count"]
-            lines.append(f"| {name.removeprefix('mcnn, ').replace(' frames', '')} | {said} | {rate:.0f} | {off:.2f} |")
-    layers = record["units"]["mcnn, layers, float16"]["layers"].values()
-    ways = ("as it is", "2 columns", "4 columns")
-    plain, best = (sum(1e3 * min(u["seconds"][w] for w in some) for u in layers) for some in (ways[:1], ways))
-    lines += [
-        "",
-        f"The convolutions alone, 50 draws of a frame in float16: {plain:.1f} ms; each in its best form {best:.1f} ms.",
-    ]
     return "\n".join(lines)
 
 

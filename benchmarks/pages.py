@@ -109,7 +109,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "benchmarks.round.sampling": lambda: gpu_round.sampling_table(_read(RESULTS / "round_gpu.json"), "sampling"),
     "benchmarks.round.one_row.gpu": lambda: gpu_round.one_row_table(_read(RESULTS / "round_gpu.json")),
     "benchmarks.round.calibration": lambda: gpu_round.calibration_table(_read(RESULTS / "round_gpu.json")),
-    "benchmarks.round.mcnn": lambda: gpu_round.mcnn_table(_read(RESULTS / "round_gpu.json")),
     "benchmarks.console.gpu": lambda: console.gpu_table(_read(RESULTS / "console.json")),
     "benchmarks.round.one_row": lambda: gpu_round.one_row_table(_read(RESULTS / "round_cpu.json")),
     "benchmarks.round.programs": lambda: gpu_round.sampling_table(_read(RESULTS / "round_cpu.json"), "programs"),

@@ -8,17 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
-from latedrop.variance.engine import compiled
 
 from benchmarks import gpu_round, guard
 from benchmarks.architectures import architectures
 from benchmarks.gpu_round import Turns, interval, markdown
 from benchmarks.guard import ratios, slower
-from benchmarks.thin_convolutions import by_columns, columns_as_channels, laid_out
-from latedrop import find_sites, sample
-from latedrop.crowd import MCNN
-from latedrop.dropout.options import Sampling
 
 CPU = torch.device("cpu")
 
@@ -89,35 +83,6 @@ def test_a_table_has_a_row_for_each_unit() -> None:
     lines = list(markdown({"units": {"first_order, net, 1": unit, "mcnn, other": {}}}, "first_order"))
     assert lines[0] == "| network | plain [ms] | linear |"
     assert lines[2:] == ["| net, 1 | 2 | 2.50 (2.00 to 3.00) |"]
-
-
-@pytest.mark.parametrize("kernel", [3, 5, 7])
-@pytest.mark.parametrize("factor", [2, 4])
-def test_columns_as_channels_are_the_same_convolution(kernel: int, factor: int) -> None:
-    generator = torch.Generator().manual_seed(0)
-    weight, bias = torch.randn(6, 3, kernel, kernel, generator=generator), torch.randn(6, generator=generator)
-    x = torch.randn(2, 3, 8, 16, generator=generator)
-    found = by_columns(x, laid_out(weight, factor), bias, factor, kernel // 2)
-    torch.testing.assert_close(found, F.conv2d(x, weight, bias, 1, kernel // 2), rtol=1e-4, atol=1e-4)
-
-
-def test_so_are_they_in_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, x = MCNN().eval(), torch.rand(1, 1, 32, 64, generator=torch.Generator().manual_seed(0))
-    sites, split, changed = find_sites(model, x), compiled.split, []
-
-    def change(graph: Any, inputs: int) -> Any:
-        before = str(graph.code)
-        columns_as_channels(lambda shape: 2)(graph)
-        changed.append(graph.code != before)
-        return split(graph, inputs)
-
-    monkeypatch.setattr(compiled, "split", change)
-    run = compiled.Program(model, x, sites, Sampling(4), 2, compiler=lambda graph: graph)
-    mean, variance, _ = run(x, {site.name: 0.1 for site in sites})
-    expected = sample(model, x, 0.1, 4, sites=sites)
-    assert changed == [True]
-    torch.testing.assert_close(mean, expected.mean, rtol=1e-4, atol=1e-7)
-    torch.testing.assert_close(variance, expected.variance, rtol=1e-3, atol=1e-12)
 
 
 @pytest.mark.parametrize("net", architectures(small=True), ids=lambda net: net.name)

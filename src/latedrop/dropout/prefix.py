@@ -117,7 +117,8 @@ class Repeating(Thinning):
         return super().run(name, layer, forward, args, kwargs)
 
     def _once(self, call: Call, forward: Any, value: Tensor) -> Any:
-        prefix, (_, rows) = self._prefix, self._pending.get(id(value), (None, lambda: value[: self._prefix.rows]))
+        prefix, count = self._prefix, self._prefix.rows  # no function below holds the pass: its tensors go with it
+        _, rows = self._pending.get(id(value), (None, lambda: value[:count]))
         result: list[Tensor | None] = []
 
         def given() -> Tensor:

@@ -1,0 +1,637 @@
+"""Models that are written in unusual ways, and run like any other; or are refused in words."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import threading
+import types
+import weakref
+from collections import namedtuple
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from latedrop import calibrate, find_sites, inject, linearize, propagate, sample
+from latedrop.dropout.sampling import plain_output
+from latedrop.errors import DataError, SiteError
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:the draws of this model run one by one"),
+    pytest.mark.filterwarnings("ignore:expected examples that do not depend on each other"),
+]
+
+
+TINY = 1e-9  # a rate that is as good as none
+
+
+ENGINES = pytest.mark.parametrize("engine", ["auto", "loop"])
+
+
+def net(*widths: int) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(widths[0], 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
+
+
+def drawn(model: nn.Module, x: Any, sites: Any, rate: Any, draws: int) -> Tensor:
+    """One pass after the other, as the user would."""
+    found = []
+    with torch.no_grad():
+        for draw in range(draws):
+            with inject(model, sites, rate, draw=draw):
+                found.append(model(x))
+    return torch.stack(found)
+
+
+class Hyper(nn.Module):
+    """Its weights are made by another network, which is thinned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.z, self.h1, self.h2 = nn.Parameter(torch.randn(1, 8)), nn.Linear(8, 8), nn.Linear(8, 64)
+        self.main, self.out = nn.Linear(8, 8), nn.Linear(8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.h2(self.h1(self.z).relu()).view(8, 8)
+        return self.out(functional_call(self.main, {"weight": weight}, (x,)).relu())
+
+
+class Dilated(nn.Module):
+    """One kernel, several dilations: a layer that changes between its calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.head = nn.Conv1d(1, 4, 3, padding="same"), nn.Linear(64, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = []
+        for dilation in (1, 2, 4):
+            self.conv.dilation = (dilation,)
+            found.append(self.conv(x))
+        return self.head((found[0] + 2 * found[1] + 3 * found[2]).flatten(1))
+
+
+class WritesIntoInput(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = net(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x += 1
+        return self.net(x)
+
+
+class WritesIntoHidden(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b, self.c = nn.Linear(8, 16), nn.Linear(16, 16), nn.Linear(16, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        h.masked_fill_(h < 0, 0.5)
+        return self.c(self.b(h).relu())
+
+
+@ENGINES
+@pytest.mark.parametrize("rows", [1, 40])
+@pytest.mark.parametrize(
+    ("make", "rate"),
+    [
+        (Hyper, {"h2": 0.3, "out": 0.0}),
+        (Hyper, 0.3),
+        (Dilated, 0.3),
+        (WritesIntoInput, 0.3),
+        (WritesIntoHidden, 0.3),
+    ],
+)
+def test_draws_are_those_of_inject(make: type[nn.Module], rate: Any, rows: int, engine: Any) -> None:
+    model = make()
+    x = torch.randn((rows, 1, 16) if make is Dilated else (rows, 8), generator=torch.Generator().manual_seed(1))
+    before, sites = x.clone(), find_sites(model, x)
+    expected = drawn(model, x.clone(), sites, rate, 20) if make is not WritesIntoInput else None
+    for chunk in (None, 5):
+        found = sample(model, x, rate, 20, sites=sites, engine=engine, chunk=chunk, keep_draws=True)
+        assert torch.equal(x, before)
+        if expected is not None:
+            torch.testing.assert_close(found.outputs, expected)
+    linearize(model, x, sites)
+    plain_output(model, x)
+    assert torch.equal(x, before)
+    if expected is None:
+        torch.testing.assert_close(sample(model, x, TINY, 5, sites=sites).mean, model(x.clone()).detach())
+
+
+def test_inputs_are_the_same_for_every_rate() -> None:
+    model, x = WritesIntoInput(), torch.randn(20, 8)
+    y, before = torch.randn(20, 1), x.clone()
+    uq = calibrate(model, (x, y), rates=[0.1, 0.2], draws=10, method="linear")
+    assert torch.equal(uq.predict(x).mean, uq.predict(x).mean)
+    assert torch.equal(x, before)
+
+
+class Normed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.n, self.d, self.b, self.c = (
+            nn.Linear(8, 8),
+            nn.BatchNorm1d(8),
+            nn.Dropout(0.5),
+            nn.Linear(8, 8),
+            nn.Linear(8, 1),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.c(self.b(self.d(self.n(self.a(x)).relu())).relu())
+
+
+class Runner:
+    def __init__(self, layers: list[nn.Module]) -> None:
+        self.layers = layers
+
+    def __call__(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def by_closure(model: nn.Module) -> None:
+    own = model.forward
+    model.forward = lambda *args: own(*args)
+
+
+def by_default(model: nn.Module) -> None:
+    model.forward = lambda x, own=model.forward: own(x)
+
+
+def by_object(model: Any) -> None:
+    model.run = Runner([model.a, model.n, model.d, model.b, model.c])
+    type(model).forward = lambda self, x: self.run(x)
+
+
+def by_hidden_container(model: Any) -> None:
+    model.run = [nn.Sequential(model.a, model.n, model.d, model.b, model.c)]
+    type(model).forward = lambda self, x: self.run[0](x)
+
+
+@pytest.mark.parametrize("change", [by_closure, by_default, by_object, by_hidden_container])
+def test_modules_that_are_reached_in_other_ways_run_in_the_copy(change: Callable[[Any], None]) -> None:
+    class Own(Normed):
+        pass
+
+    model, x = Own(), torch.randn(60, 8)
+    change(model)
+    expected = model.eval()(x).detach()
+    model.train()
+    before = model.n.running_mean.clone()
+    sites = find_sites(model, x)
+    assert [site.name for site in sites] == ["b", "c"]
+    torch.testing.assert_close(sample(model, x, 0.0, draws=2, sites=sites).mean, expected)
+    sample(model, x, 0.3, draws=5, sites=sites)
+    assert torch.equal(before, model.n.running_mean)
+
+
+class HooksItself(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b, self.c = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: list[Tensor] = []
+        hook = self.b.register_forward_hook(lambda module, args, output: found.append(output))
+        y = self.c(self.b(self.a(x)))
+        hook.remove()
+        return y + found[0].mean(1, keepdim=True)
+
+
+def test_hooks_of_one_pass_are_not_seen_in_another_thread() -> None:
+    model, x = HooksItself(), torch.randn(8, 20, 8)
+    sites = find_sites(model, x[0])
+    alone = [sample(model, rows, 0.3, draws=10, sites=sites).mean for rows in x]
+    wrong: list[int] = []
+
+    def work(i: int) -> None:
+        for _ in range(10):
+            if not torch.equal(sample(model, x[i], 0.3, draws=10, sites=sites).mean, alone[i]):
+                wrong.append(i)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    assert not model.b._forward_hooks
+
+
+def test_a_call_of_ones_own_runs_once() -> None:
+    class Pixels(nn.Sequential):
+        def __call__(self, x: Tensor) -> Tensor:
+            return super().__call__(x / 255)
+
+    model, x = Pixels(*net(8)), 255 * torch.rand(4, 8)
+    with inject(model, find_sites(model, x), 0.0):
+        assert torch.equal(model(x), model(x))
+        inside = model(x)
+    assert torch.equal(inside, model(x))
+
+
+def test_readouts_that_mix_rows() -> None:
+    model, x = net(8), torch.randn(40, 8)
+    for shared in (True, False):
+        fast, slow = (
+            sample(model, x, 0.3, 20, readout=lambda o: 10 * o.softmax(0), shared=shared, engine=engine).mean
+            for engine in ("auto", "loop")
+        )
+        torch.testing.assert_close(fast, slow)
+
+
+def test_models_that_take_another_way_for_large_batches() -> None:
+    class Big(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * (2 if len(x) > 100 else 1)
+
+    model, x = Big(*net(8)), torch.randn(40, 8)
+    sites = find_sites(model, x)
+    sample(model, x[:2], 0.3, draws=6, sites=sites)
+    fast, slow = (sample(model, x, 0.3, 50, sites=sites, engine=engine).mean for engine in ("auto", "loop"))
+    torch.testing.assert_close(fast, slow)
+
+
+def test_nobody_waits_for_an_injected_compiled_model() -> None:
+    x, compiled, other = torch.randn(4, 8), torch.compile(net(8), backend="eager"), net(8)
+    with inject(compiled, find_sites(compiled, x), 0.3):
+        thread = threading.Thread(target=find_sites, args=(other, x), daemon=True)
+        thread.start()
+        thread.join(60)
+        assert not thread.is_alive()
+
+
+def test_a_copy_made_inside_is_a_model_like_any_other() -> None:
+    model, x = net(8), torch.randn(40, 8)
+    sites = find_sites(model, x)
+    with inject(model, sites, 0.3):
+        made = copy.deepcopy(model)
+    assert find_sites(made, x) == sites
+    torch.testing.assert_close(sample(made, x, 0.3, 5, sites=sites).mean, sample(model, x, 0.3, 5, sites=sites).mean)
+
+
+def test_nothing_is_kept_and_nothing_of_the_users_is_closed() -> None:
+    class Resource:
+        open = True
+
+    class Owner(nn.Sequential):
+        def __init__(self, *layers: nn.Module) -> None:
+            super().__init__(*layers)
+            self.file = Resource()
+
+        def __del__(self) -> None:
+            self.file.open = False
+
+        def read(self, output: Tensor) -> Tensor:
+            return output
+
+    model, x = Owner(*net(8)), torch.randn(40, 8)
+    file = model.file
+    sample(model, x, 0.3, draws=4, readout=model.read)
+    gc.collect()
+    assert file.open
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None
+
+
+def test_a_buffer_and_a_view_of_it_stay_together() -> None:
+    class View(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 1)
+            self.register_buffer("kv", torch.zeros(2, 8))
+            self.k = self.kv[0]
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.kv[0] = self.a.bias
+            return self.b((self.a(x) + 3 * self.k).relu())
+
+    model, x = View(), torch.randn(5, 8)
+    found = sample(model, x, 0.0).mean
+    assert not model.kv.any()
+    with torch.no_grad():
+        assert torch.equal(found, model(x))
+
+
+def test_rows_of_a_prediction_are_let_go() -> None:
+    model, x = nn.Sequential(nn.Linear(8, 4000), nn.Linear(4000, 8), nn.ReLU(), nn.Linear(8, 1)), torch.randn(50, 8)
+    sites = find_sites(model, x)
+    gc.disable()
+    try:
+        for _ in range(3):
+            sample(model, x, 0.3, 6, sites=sites, chunk=2)
+        alive = sum(type(o) is Tensor and o.shape == (50, 4000) for o in gc.get_objects())
+    finally:
+        gc.enable()
+    assert alive == 0
+
+
+def test_methods_that_remember_run() -> None:
+    class Cached(nn.Sequential):
+        @cache  # noqa: B019
+        def ones(self, width: int) -> Tensor:
+            return torch.ones(width)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x * self.ones(8))
+
+    model, x = Cached(*net(8)), torch.randn(5, 8)
+    assert sample(model, x, 0.3, draws=4).mean.shape == (5, 1)
+
+
+class Net(nn.Module):
+    """Three layers, with something of a test's own between the first two."""
+
+    def __init__(self, middle: Callable[[Net, Tensor, Tensor], Tensor] = lambda net, h, x: net.m(h)) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.m, self.b = nn.Linear(3, 8), nn.Linear(8, 8), nn.Linear(8, 1)
+        self.middle = middle
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(self.middle(self, self.a(x).relu(), x).relu())
+
+
+def rows(count: int, seed: int = 1) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(count, 3, generator=generator) * (0.2 + 3 * torch.rand(count, 1, generator=generator))
+
+
+def state_of(model: nn.Module) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def changed(model: nn.Module, before: dict[str, Tensor]) -> list[str]:
+    return [name for name, value in model.state_dict().items() if not torch.equal(value, before[name])]
+
+
+def even_and_odd(net: Net, h: Tensor, x: Tensor) -> Tensor:
+    order = torch.cat([torch.arange(0, len(h), 2), torch.arange(1, len(h), 2)])
+    return net.m(h[order])[order.argsort()]
+
+
+def by_size(net: Net, h: Tensor, x: Tensor) -> Tensor:
+    rank = x[:, 0].argsort().argsort()
+    ordered = torch.zeros_like(h).index_copy(0, rank, h)
+    return net.m(ordered)[rank]
+
+
+def by_chance(net: Net, h: Tensor, x: Tensor) -> Tensor:
+    order = torch.randperm(len(h))
+    return net.m(h[order])[order.argsort()]
+
+
+ORDERS: dict[str, Callable[[Net, Tensor, Tensor], Tensor]] = {
+    "roll": lambda net, h, x: net.m(h.roll(1, 0)).roll(-1, 0),
+    "even and odd": even_and_odd,
+    "by size": by_size,
+    "by chance": by_chance,
+}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_rows_in_another_order_inside(order: str) -> None:
+    model, x = Net(ORDERS[order]).eval(), rows(9)
+    sites = find_sites(model, x)
+    assert {site.name: site.moved for site in sites} == {"m": True, "b": False}
+    together = linearize(model, x, sites).variance_by_site
+    alone = torch.cat([linearize(model, x[i : i + 1], sites).variance_by_site for i in range(9)])
+    torch.testing.assert_close(together, alone)
+    by_rows, one_by_one = (sample(model, x, 0.3, 20, sites=sites, engine=engine) for engine in ("auto", "loop"))
+    torch.testing.assert_close(by_rows.variance, one_by_one.variance)
+
+
+def test_rows_that_begin_to_meet() -> None:
+    torch.manual_seed(0)
+    model: Any = nn.Sequential(
+        nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1)
+    ).eval()
+    x = rows(12)
+    sites = find_sites(model, x)
+    sample(model, x, 0.2, 20, sites=sites)
+    model[3].track_running_stats, model[3].running_mean, model[3].running_var = False, None, None
+    by_rows, one_by_one = (sample(model, x, 0.2, 20, sites=sites, engine=engine) for engine in ("auto", "loop"))
+    torch.testing.assert_close(by_rows.mean, one_by_one.mean)
+
+
+def test_an_embedding_that_renormalises_its_rows() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(10, 8, max_norm=0.5), nn.Flatten(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 1))
+    before, x = state_of(model), torch.arange(10).reshape(5, 2)
+    moments = sample(model, x, 1e-9, 4)
+    assert changed(model, before) == []
+    torch.testing.assert_close(moments.mean, model(x).detach())
+
+
+Pair = namedtuple("Pair", ["first", "second", "third"])
+
+
+HOLDERS: dict[str, Callable[[Any], Any]] = {
+    "list": list,
+    "namedtuple": lambda layers: Pair(*layers),
+    "namespace": lambda layers: types.SimpleNamespace(items=list(layers)),
+}
+
+
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_layers_that_plain_objects_hold_beside_the_modules(holder: str) -> None:
+    class Held(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.layers = nn.ModuleList([nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Linear(8, 1)])
+            self.h = HOLDERS[holder](self.layers)
+
+        def forward(self, x: Tensor) -> Tensor:
+            layers = self.h.items if holder == "namespace" else self.h
+            found: Tensor = layers[2](layers[1](layers[0](x)).relu())
+            return found
+
+    model, x = Held().train(), rows(12)
+    before = state_of(model)
+    found = linearize(model, x)
+    assert changed(model, before) == []
+    assert [site.name for site in found.sites] == ["layers.2"]
+    torch.testing.assert_close(found.mean, model.eval()(x).detach())
+
+
+def test_dicts_by_layer_and_attributes_of_weights() -> None:
+    model: Any = Net(lambda net, h, x: net.m(h) * net.scales[net.m] * net.m.weight.scale)
+    model.scales, model.m.weight.scale = {model.m: 2.0}, 3.0
+    count = Net(lambda net, h, x: net.m(h) * sum(isinstance(p, nn.Parameter) for p in net.parameters()))
+    x = rows(5)
+    for each in (model, count):
+        sites = find_sites(each, x)
+        torch.testing.assert_close(sample(each, x, 0.0, 2, sites=sites).mean, each(x).detach())
+        torch.testing.assert_close(linearize(each, x, sites).mean, each(x).detach())
+
+
+def test_noise_that_is_switched_on_later() -> None:
+    model: Any = Net(lambda net, h, x: F.dropout(net.m(h), 0.5, net.noisy))
+    model.noisy = False
+    x = rows(12)
+    find_sites(model, x)
+    model.noisy = True
+    with pytest.warns(UserWarning, match="draws random numbers by itself"):
+        sites = find_sites(model, x)
+    state = torch.get_rng_state()
+    sample(model, x, 0.2, 10, sites=sites)
+    assert torch.equal(state, torch.get_rng_state())
+
+
+class Compiled(Net):
+    @torch.compile(backend="eager")
+    def block(self, h: Tensor) -> Tensor:
+        return self.m(h).relu()
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not")
+@pytest.mark.parametrize("how", ["method", "attribute"])
+def test_methods_that_are_compiled(how: str) -> None:
+    model: Any = Compiled(lambda net, h, x: net.block(h) if how == "method" else net.fast(h))
+    model.fast = torch.compile(lambda h: model.m(h).relu(), backend="eager")
+    x = rows(12)
+    by_rows, one_by_one = (sample(model.eval(), x, 0.2, 5, engine=engine) for engine in ("auto", "loop"))
+    torch.testing.assert_close(by_rows.mean, one_by_one.mean)
+    torch.testing.assert_close(sample(model, x, 0.0, 2).mean, model(x).detach())
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("kind", ["element", "channel"])
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged], ids=["strided", "jagged"])
+def test_nested_tensors_are_refused(layout: Any, kind: Any) -> None:
+    class Nested(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            parts = [row[: 1 + i % 3] for i, row in enumerate(x)]
+            nested = torch.nested.as_nested_tensor(parts, layout=layout)
+            return self.b(torch.nested.to_padded_tensor(self.m(self.a(nested).tanh()), 0.0).sum(1))
+
+    with pytest.raises(SiteError, match="'m'; found a nested one"):
+        find_sites(Nested().eval(), torch.randn(12, 4, 3), kind=kind)
+
+
+PRODUCTS: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
+    "matmul": lambda net, h, x: torch.linalg.matmul(h, net.w),
+    "addmm_": lambda net, h, x: torch.zeros(len(x), 8).addmm_(h, net.w) @ net.w,
+}
+
+
+@pytest.mark.parametrize("product", PRODUCTS)
+def test_products_by_rarer_names(product: str) -> None:
+    model: Any = Net(PRODUCTS[product])
+    model.w = nn.Parameter(torch.randn(8, 8))
+    x = rows(8)
+    sites = find_sites(model, x)
+    assert [site.name for site in sites] == ["w", "b"]
+    by_rows, one_by_one = (sample(model, x, 0.2, 10, sites=sites, engine=engine) for engine in ("auto", "loop"))
+    torch.testing.assert_close(by_rows.variance, one_by_one.variance)
+
+
+class RowsLast(nn.Module):
+    """The rows lie along the third axis at `m`, as code with windows has them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.e, self.m, self.h = nn.Linear(3, 6), nn.Linear(6, 6), nn.Linear(6, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.h(self.m(self.e(x).relu().permute(1, 2, 0, 3)).relu().mean((0, 1)))
+        return found
+
+
+@pytest.mark.parametrize("size", [(4, 4), (4, 1), (4, 3)])
+@pytest.mark.parametrize("kind", ["element", "channel"])
+def test_rows_along_a_later_axis(size: tuple[int, int], kind: Any) -> None:
+    model, x = RowsLast(), torch.randn(6, *size, 3)
+    sites = find_sites(model, x, kind=kind)
+    outputs = [
+        sample(model, x, 0.3, 5, sites=sites, engine=engine, keep_draws=True).outputs
+        for engine in ("rows", "loop", "auto")  # warnings are errors
+    ]
+    for found in outputs[1:]:
+        torch.testing.assert_close(found, outputs[0])
+
+
+class TwoRanks(nn.Module):
+    """One projection of the pooled tokens and of all of them."""
+
+    def __init__(self, tokens_first: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.tokens_first = tokens_first
+        self.e, self.m, self.h = nn.Linear(3, 6), nn.Linear(6, 6), nn.Linear(6, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.e(x).tanh()
+        if self.tokens_first:
+            k, q = self.m(h), self.m(h.mean(1))
+        else:
+            q, k = self.m(h.mean(1)), self.m(h)
+        found: Tensor = self.h((q[:, None] * k).tanh().mean(1))
+        return found
+
+
+@pytest.mark.parametrize("tokens_first", [True, False])
+def test_a_layer_that_gets_more_axes_in_one_of_its_calls(tokens_first: bool) -> None:
+    model, x = TwoRanks(tokens_first), torch.randn(40, 5, 3)
+    sites = find_sites(model, x, kind="channel")
+    alone = torch.cat([linearize(model, x[i : i + 1], sites).variance(0.1) for i in range(5)])
+    for count in (5, 8):  # as many rows as tokens, and others
+        torch.testing.assert_close(linearize(model, x[:count], sites).variance(0.1)[:5], alone)
+    drawn = sample(model, x[:5], 0.001, 20_000, sites=sites).variance / 0.001
+    torch.testing.assert_close(drawn, linearize(model, x[:5], sites).variance(0.001) / 0.001, rtol=0.15, atol=1e-3)
+    uq = calibrate(model, (x, torch.randn(40, 1)), progress=False)
+    assert bool(uq.predict(x).std.isfinite().all())
+
+
+@pytest.mark.parametrize("run", [sample, propagate, linearize])
+def test_no_rows(run: Any) -> None:
+    model, x = nn.Sequential(nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 1)), torch.randn(0, 3)
+    sites = find_sites(model, torch.randn(3, 3))
+    options = {} if run is linearize else {"rate": 0.1}
+    with pytest.raises(DataError, match="expected inputs with at least one row"):
+        run(model, x, sites=sites, **options)
+    with inject(model, sites, 0.1):
+        assert model(x).shape == (0, 1)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+def test_what_cannot_be_copied_is_named() -> None:
+    for held in (types.MappingProxyType({}), torch.jit.script(F.relu)):
+        model: Any = Net()
+        model.odd = held
+        with pytest.raises(SiteError, match=rf"a model that can be copied; odd \({type(held).__name__}\) cannot"):
+            find_sites(model, rows(4))
+
+
+def test_a_model_that_remembers_earlier_batches_is_refused() -> None:
+    """Its rows meet those of the batch before, of which there are more or fewer."""
+
+    def remembered(net: Any, h: Tensor, x: Tensor) -> Tensor:
+        net.past = h if net.past is None else net.past + h
+        found: Tensor = net.m(net.past)
+        return found
+
+    model: Any = Net(remembered)
+    model.past = None
+    with pytest.raises(DataError, match="expected the model to run on the example inputs; it raised RuntimeError"):
+        find_sites(model, rows(12))
