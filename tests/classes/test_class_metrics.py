@@ -37,7 +37,7 @@ def test_calibration_error(norm: str) -> None:
     torchmetrics = pytest.importorskip("torchmetrics.functional.classification")
     p, y = _case()
     theirs = torchmetrics.multiclass_calibration_error(p, y, num_classes=5, n_bins=15, norm=norm)
-    assert float(metrics.ece(p, y)) == pytest.approx(float(theirs), rel=rounding())
+    assert float(metrics.ece(p, y)) == pytest.approx(float(theirs), rel=rounding(terms=1))
 
 
 def test_bins_of_equal_mass_by_hand() -> None:
@@ -58,7 +58,7 @@ def test_bins_of_equal_mass() -> None:
     sure, place = p.max(1)
     share, confidence = curve((place == y).int(), sure, n_bins=10, strategy="quantile")
     assert float(metrics.ece(p, y, bins=10, mass=True)) == pytest.approx(
-        np.abs(share - confidence).mean(), rel=rounding()
+        np.abs(share - confidence).mean(), rel=rounding(torch.float64)
     )
 
 
@@ -66,7 +66,7 @@ def test_classwise_error_is_the_mean_over_classes() -> None:
     torchmetrics = pytest.importorskip("torchmetrics.functional.classification")
     p, y = _case(k=3)
     each = [torchmetrics.binary_calibration_error(p[:, k].contiguous(), (y == k).long(), n_bins=15) for k in range(3)]
-    assert float(metrics.classwise_ece(p, y)) == pytest.approx(float(sum(each)) / 3, rel=rounding())
+    assert float(metrics.classwise_ece(p, y)) == pytest.approx(float(sum(each)) / 3, rel=rounding(torch.float64))
 
 
 def test_brier_of_several_classes() -> None:

@@ -456,7 +456,9 @@ def test_the_real_mall() -> None:
     assert (found.summary()["points"], found.summary()["outside the frame"]) == (62315, 0)
     assert found.image(1999, 3).shape == (3, 480, 640)
     for index in (0, 1999):
-        assert float(found.density(index).sum()) == pytest.approx(len(found.frames[index].points), abs=rounding())
+        assert float(found.density(index).sum()) == pytest.approx(
+            len(found.frames[index].points), rel=rounding(terms=480 * 640)
+        )
     assert open_set("mall", real("mall"), use_roi=True).summary()["outside the region of interest"] == 4
 
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from scipy.stats import norm, t
 
 from latedrop.crowd.calibration.recalibration import (
@@ -35,7 +36,7 @@ def test_many_frames_decide_by_themselves() -> None:
 def test_no_information_leaves_the_old_calibration() -> None:
     """Frames that are one and the same are worth a single one: the slope stays, and the intervals are wide."""
     found = fit_recalibration(np.full(20, 10.0), np.full(20, 4.0), np.full(20, 12.0))
-    assert found.slope == pytest.approx(0, abs=rounding())
+    assert found.slope == pytest.approx(0, abs=rounding(torch.float64))
     assert 0 < found.offset <= 2
     drifting = np.cumsum(np.random.default_rng(1).standard_normal(40)) / 2
     count = np.full(40, 20.0) + np.linspace(-1, 1, 40)
@@ -77,7 +78,7 @@ def test_effective_frames() -> None:
 
 def test_quantiles_and_records() -> None:
     assert t_quantile(0.9, 7) == pytest.approx(t.ppf(0.95, 7))
-    assert t_quantile(0.9, 1e9) == pytest.approx(norm.ppf(0.95), rel=rounding())
+    assert t_quantile(0.9, 1e9) == pytest.approx(norm.ppf(0.95), rel=1e-6)  # nearly normal
     found = fit_recalibration(np.arange(8.0), np.ones(8), np.arange(8.0) + 1, strangeness=7.0)
     assert Recalibration.from_dict(found.to_dict()) == found
     assert found.strangeness == 7
