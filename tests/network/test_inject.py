@@ -2,8 +2,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from latedrop import find_sites, inject, sample
+from latedrop import LatedropWarning, find_sites, inject, sample
 from latedrop.errors import ArgumentError, SiteError
+from latedrop.network.network import Network
 from rounding import assert_same_up_to_rounding
 from zoo import mlp
 
@@ -40,7 +41,7 @@ def test_gradients_flow_where_the_caller_wants_them() -> None:
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
-def test_foreign_and_silent_sites_are_errors() -> None:
+def test_foreign_sites_are_errors_and_silent_ones_are_warned_about() -> None:
     class Branch(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -54,8 +55,10 @@ def test_foreign_and_silent_sites_are_errors() -> None:
     model, x = Branch(), torch.randn(4, 3)
     sites = find_sites(model, x)
     model.direct = True
-    with pytest.raises(SiteError, match=r"\['second'\] did not: the model used these layers' weights"):
-        sample(model, x, 0.1, 5, sites=sites)
+    network = Network(model)
+    with pytest.warns(LatedropWarning, match=r"the sites \['second'\] did not run in this batch"):
+        assert not bool(sample(network, x, 0.1, 5, sites=sites).variance.any())
+    sample(network, x, 0.1, 5, sites=sites)  # once is enough: warnings are errors here
     with pytest.raises(SiteError, match="not among its modules"):
         sample(mlp(), torch.randn(4, 5), 0.1, 5, sites=sites)
     assert not model._forward_hooks

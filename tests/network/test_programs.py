@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram, export
 
 import latedrop
-from latedrop import calibrate, find_sites, inject, linearize, load_program, propagate, sample
+from latedrop import LatedropWarning, calibrate, find_sites, inject, linearize, load_program, propagate, sample
 from latedrop.data.rows import map_rows, take_rows
 from latedrop.dropout.first_order import unit_variances
 from latedrop.dropout.sampling import plain_output
@@ -106,8 +106,10 @@ def test_draws_are_the_same_in_both_engines_and_at_rate_zero_the_program_is_itse
         with inject(program, sites, 0.0):
             # Rate 0 multiplies by 1, on the same batch.
             assert torch.equal(read(call(program, x), case.readout, 6), plain)
-    # Rate 0 multiplies by 1, on the same batch.
-    assert torch.equal(sample(program, x, 0.0, sites=sites, readout=case.readout).mean, plain)
+    own = sample(program, x, 0.0, sites=sites, readout=case.readout).mean
+    assert_same_up_to_rounding(own, plain)
+    # Weights of the private copy ask for no gradients, for which torch has another kernel of attention.
+    assert case.name == "attention" or torch.equal(own, plain)
 
 
 @pytest.mark.parametrize("name", ["mlp", "unet", "reused"])
@@ -154,7 +156,7 @@ def test_the_whole_road_without_the_source(name: str, method: str, tmp_path: Pat
     low, high = again.predict(x).interval(0.9)
     assert bool((low < high).all())
     assert abs(sum(again.explain(x[:1]).sites.values()) - 1) < 1e-6
-    with pytest.raises(SiteError, match="weights in another way than when the sites were found"):
+    with pytest.warns(LatedropWarning, match=r"the sites \[.*weight.*\] did not run in this batch"):
         latedrop.load(file, model).predict(x)
 
 

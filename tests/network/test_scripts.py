@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from latedrop import LatedropWarning, calibrate, find_sites, inject, linearize, load, propagate, sample
-from latedrop.errors import ArgumentError, OutputError, SiteError
+from latedrop.errors import ArgumentError, SiteError
 from rounding import assert_same_up_to_rounding
 
 pytestmark = [
@@ -89,11 +89,11 @@ def test_layers_after_it_have_weights_upstream(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_first_order_is_right_or_refused(kind: str) -> None:
+def test_first_order_is_right_or_warned_about(kind: str) -> None:
     model, python, x = made(kind)
     sites = find_sites(python, x, select=["before.2", "after", "last"])
     if kind == "optimized":
-        with pytest.raises(OutputError, match="one keeps none"):
+        with pytest.warns(LatedropWarning, match=r"depends on the sites \['before.2'\] in a way that has no gradient"):
             linearize(model, x, sites)
         return
     found, expected = linearize(model, x, sites), linearize(python, x, sites)
@@ -102,23 +102,23 @@ def test_first_order_is_right_or_refused(kind: str) -> None:
 
 def test_what_cannot_be_is_refused() -> None:
     model, _, x = made("scripted")
-    with pytest.raises(SiteError, match="a part in TorchScript in the model"):
+    with pytest.raises(SiteError, match="found a part in TorchScript in 'part'"):
         propagate(model, x, 0.1)
     with pytest.warns(LatedropWarning, match="sums or averages"):
         moments = propagate(model, x, {"after": 0.1, "last": 0.1})  # nothing random goes in
     assert bool((moments.variance > 0).all())
     optimized, _, _ = made("optimized")
-    with pytest.raises(ArgumentError, match=r"optimize_for_inference has made \['part'\]. Use engine='auto'"):
+    with pytest.raises(ArgumentError, match=r"found what cannot be compiled.*Use engine='auto'"):
         sample(optimized, x, 0.1, 5, engine="compiled")
 
 
-def test_a_weight_of_it_that_python_reads_is_no_site() -> None:
+def test_a_weight_of_it_that_python_reads_is_a_site() -> None:
     class Reads(Around):
         def forward(self, x: Tensor) -> Tensor:
             return self.last(self.after(F.conv2d(self.part(self.before(x)), self.part.raw)).relu().mean((2, 3)))  # type: ignore[arg-type]
 
     model, x = Reads(torch.jit.script(Part())).eval(), torch.randn(4, 4, 7, 7)
-    assert [site.name for site in find_sites(model, x)] == ["before.2", "after", "last"]
+    assert [site.name for site in find_sites(model, x)] == ["before.2", "part.raw", "after", "last"]
     assert_same_up_to_rounding(sample(model, x, 0.2, 5).mean, sample(model, x, 0.2, 5, engine="loop").mean)
 
 

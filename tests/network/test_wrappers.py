@@ -12,7 +12,8 @@ import latedrop
 from latedrop import calibrate, find_sites, inject, linearize, propagate, sample
 from latedrop.calibration.weights import fingerprint
 from latedrop.errors import SiteError
-from latedrop.wrappers import bare, named_layers, plain_names
+from latedrop.network.network import Network
+from latedrop.wrappers import bare, plain_names
 from rounding import assert_same_up_to_rounding
 
 
@@ -134,6 +135,6 @@ def test_names() -> None:
     net = Net()
     model = torch.compile(nn.DataParallel(part_compiled(net)), backend="eager")
     assert bare(model) is net
-    assert list(named_layers(model)) == ["", "body", "body.0", "body.1", "body.2", "body.3"]
+    assert list(Network(model).layers) == ["", "body", "body.0", "body.1", "body.2", "body.3"]
     assert [plain_names(model)(name) for name in model.state_dict()] == list(Net().state_dict())
-    assert list(named_layers(Net())) == [name for name, _ in Net().named_modules()]
+    assert list(Network(Net()).layers) == [name for name, _ in Net().named_modules()]

@@ -118,7 +118,7 @@ class Many(nn.Module):
     [
         (net(Odd()), DRAWS, "with the operator special_bessel_j0.default"),
         (net(), {**DRAWS, "shared": False}, "shared=False"),
-        (net(Many()), DRAWS, "any number of entries"),
+        (net(Many()), DRAWS, "sizes grow unevenly with the rows"),
         (net().bfloat16(), {"method": "linear"}, "bfloat16"),
         (net(), {"terms": ["neighbours"]}, "nearest of other rows"),
     ],

@@ -52,7 +52,19 @@ UNLISTED = {
     "variance.propagation_rules",
     "latedrop.terminal",
 }
-LISTED = ("metrics", "plots", "model", "masking", "variance", "terms", "streams", "onnx_files", "calibration", "report")
+LISTED = (
+    "metrics",
+    "plots",
+    "data",
+    "network",
+    "dropout",
+    "propagation",
+    "terms",
+    "streams",
+    "onnx_files",
+    "calibration",
+    "report",
+)
 LISTED += ("serving", "cli", "web", "explore")
 
 

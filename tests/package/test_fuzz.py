@@ -205,6 +205,7 @@ def plain(model: nn.Module, x: Any, readout: Any) -> Tensor:
     """What the user's own model says, in eval mode; a copy, as it may write into itself."""
     other = Model(model.plan).to(model.plan.dtype)  # type: ignore[arg-type,union-attr]
     other.load_state_dict(model.state_dict())
+    other.requires_grad_(False)  # torch computes some layers in another way where weights ask for gradients
     with torch.no_grad():
         output = other.eval()(*(part.clone() for part in (x if isinstance(x, tuple) else (x,))))
     found: Tensor = output if readout is None else output[readout]

@@ -19,6 +19,7 @@ from latedrop.crowd import MCNN
 from latedrop.dropout.chunks import fitting_chunk
 from latedrop.dropout.options import Sampling
 from latedrop.dropout.sampling import sample_rates
+from latedrop.network.network import Network
 
 CPU = torch.device("cpu")
 
@@ -36,7 +37,7 @@ class Layers(nn.Module):
 
 
 def counted(run: Callable[[], Any], model: nn.Module | None = None) -> Runs:
-    """What a call runs after it ran once: the first of its kind checks on two rows that draws can be rows."""
+    """What a call runs after it ran once: the first with a network checks on some rows that draws can be rows."""
     run()
     with Runs(model) as runs:
         run()
@@ -45,16 +46,16 @@ def counted(run: Callable[[], Any], model: nn.Module | None = None) -> Runs:
 
 def test_small_predictions_are_one_pass() -> None:
     model, x = Layers(), torch.randn(16, 5)
-    sites = find_sites(model, x)
-    runs = counted(lambda: sample(model, x, 0.1, 200, sites=sites), model)
+    sites, network = find_sites(model, x), Network(model)
+    runs = counted(lambda: sample(network, x, 0.1, 200, sites=sites), model)
     assert runs.layers == {"first": 1, "second": 1, "head": 1}
 
 
 @pytest.mark.parametrize(("draws", "chunk", "passes"), [(10, 10, 1), (10, 4, 3), (10, 1, 10)])
 def test_passes_are_chunks_and_the_first_layer_runs_once(draws: int, chunk: int, passes: int) -> None:
     model, x = Layers(), torch.randn(16, 5)
-    sites = find_sites(model, x)
-    runs = counted(lambda: sample(model, x, 0.1, draws, sites=sites, chunk=chunk), model)
+    sites, network = find_sites(model, x), Network(model)
+    runs = counted(lambda: sample(network, x, 0.1, draws, sites=sites, chunk=chunk), model)
     assert runs.layers == {"first": 1, "second": passes, "head": passes}
 
 
@@ -65,7 +66,8 @@ def test_a_calibration_costs_its_rates_and_nothing_more() -> None:
         lambda: calibrate(model, (x, torch.randn(600)), draws=20, batch_size=200, chunk=5, sites=sites), model
     )
     passes = 3 * len(PAPER_RATES) * 20 // 5
-    assert runs.layers == {"first": 3, "second": passes, "head": passes}
+    looks = 2  # on few rows: one finds what comes before all sites, one runs a draw alone
+    assert runs.layers == {"first": 3 + looks, "second": passes + looks, "head": passes + looks}
 
 
 def test_a_predictor_runs_what_it_needs() -> None:
@@ -81,16 +83,16 @@ def test_a_predictor_runs_what_it_needs() -> None:
 def test_waits_for_results_do_not_grow_with_draws(chunk: int) -> None:
     """A value that Python looks at is a wait for the device: of a CPU there are two, for inputs and for outputs."""
     model, x = Layers(), torch.randn(16, 5)
-    sites = find_sites(model, x)
-    runs = counted(lambda: sample(model, x, 0.1, 50, sites=sites, chunk=chunk))
+    sites, network = find_sites(model, x), Network(model)
+    runs = counted(lambda: sample(network, x, 0.1, 50, sites=sites, chunk=chunk))
     assert runs.operators["_local_scalar_dense"] == 2
 
 
 def test_rates_wait_once_each() -> None:
     model, x = Layers(), torch.randn(16, 5)
-    sites = find_sites(model, x)
+    sites, network = find_sites(model, x), Network(model)
     for draws in (10, 40):
-        runs = counted(partial(sample_rates, model, x, [0.1, 0.2, 0.3], sites, Sampling(draws, chunk=5)))
+        runs = counted(partial(sample_rates, network, x, [0.1, 0.2, 0.3], sites, Sampling(draws, chunk=5)))
         assert runs.operators["_local_scalar_dense"] == 4  # the inputs, and the outputs of each rate
 
 
@@ -101,11 +103,11 @@ def test_rates_wait_once_each() -> None:
     ids=["mlp", "mcnn"],
 )
 def test_memory_is_flat_in_the_draws(model: nn.Module, x: Tensor) -> None:
-    sites = find_sites(model, x)
-    most = max(fitting_chunk(model, x, sites, draws) for draws in range(2, 100))
+    sites, network = find_sites(model, x), Network(model)
+    most = max(fitting_chunk(network, x, sites, draws) for draws in range(2, 100))
     assert most <= 20
     both = (2 * most, 20 * most)  # as many at once in all passes
-    few, many = (peak_bytes(lambda draws=draws: sample(model, x, 0.1, draws, sites=sites), CPU)[1] for draws in both)
+    few, many = (peak_bytes(lambda draws=draws: sample(network, x, 0.1, draws, sites=sites), CPU)[1] for draws in both)
     assert many <= 1.1 * few
 
 
@@ -122,9 +124,9 @@ def test_few_rows_of_a_large_network_run_at_once_on_a_large_gpu(
     monkeypatch: pytest.MonkeyPatch, gigabytes: int, rows: int, expected: int
 ) -> None:
     model, x = nn.Sequential(nn.Linear(1, 1_680_000, bias=False), nn.Linear(1_680_000, 1)), torch.zeros(rows, 1)
-    sites = find_sites(model, x[:1])
+    sites, network = find_sites(model, x[:1]), Network(model)
     gpu = SimpleNamespace(device=torch.device("cuda"), element_size=lambda: 4)
-    monkeypatch.setattr("latedrop.dropout.chunks.first_weight", lambda model: gpu)
+    monkeypatch.setattr(network, "weight", gpu)
     memory = SimpleNamespace(total_memory=gigabytes * 2**30)
     monkeypatch.setattr("latedrop.dropout.chunks._memory", lambda device: memory.total_memory)
-    assert fitting_chunk(model, x, sites, 50) == expected
+    assert fitting_chunk(network, x, sites, 50) == expected

@@ -28,6 +28,7 @@ from torch.nn.modules import module as torch_module
 from latedrop import Prediction, Predictor, calibrate, find_sites, inject, linearize, propagate, sample
 from latedrop.errors import DataError
 from latedrop.switches import _HELD, held
+from latedrop.torch_private import reroute_calls
 from rounding import assert_same_up_to_rounding, rounding
 from zoo import ZOO, Case
 
@@ -636,28 +637,28 @@ def test_predictions_of_other_models_meet() -> None:
     assert all(alike(a.mean, uq.predict(x).mean) for a, uq in zip(found, made, strict=True))
 
 
-class Interrupted(dict):  # type: ignore[type-arg]
-    """A dict; at one write somebody presses Ctrl-C."""
-
-    def __init__(self, *args: Any, when: int) -> None:
-        super().__init__(*args)
-        self.left = when
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        self.left -= 1
-        if self.left == 0:
-            raise KeyboardInterrupt
-        super().__setitem__(key, value)
-
-
 @pytest.mark.parametrize("when", [1, 2, 3, 4])
-def test_an_interrupt_while_calls_are_sent_on_leaves_nothing_behind(when: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_while_calls_are_rerouted_leaves_nothing_behind(
+    when: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody presses Ctrl-C before one of the modules, or after it."""
     model, x = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 1)), torch.randn(3, 5)
     sites, own = find_sites(model, x), [set(vars(module)) for module in model.modules()]
-    monkeypatch.setattr("latedrop.dropout.inject._SENT_ON", Interrupted(when=when))
-    with pytest.raises(KeyboardInterrupt), inject(model, sites, 0.2):
-        raise AssertionError("the body was reached")
-    assert [set(vars(module)) for module in model.modules()] == own
+    for after in (False, True):
+        left = when
+
+        def interrupted(module: nn.Module, route: Any, after: bool = after) -> None:
+            nonlocal left
+            left -= 1
+            if left > 0 or after:
+                reroute_calls(module, route)
+            if left == 0:
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr("latedrop.dropout.inject.reroute_calls", interrupted)
+        with pytest.raises(KeyboardInterrupt), inject(model, sites, 0.2):
+            raise AssertionError("the body was reached")
+        assert [set(vars(module)) for module in model.modules()] == own
 
 
 def test_a_switch_that_fails_is_not_counted() -> None:

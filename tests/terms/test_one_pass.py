@@ -9,6 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 import latedrop
 from latedrop import find_sites
+from latedrop.network.network import Network
 from latedrop.network.sites import Sites
 from latedrop.terms.features import Features
 from latedrop.terms.term import Rows
@@ -77,7 +78,7 @@ def test_both_are_what_they_are_alone(name: str) -> None:
     assert_same_up_to_rounding(rows.linear.variance_by_site, first.variance_by_site)
     assert_same_up_to_rounding(rows.linear.mean, first.mean)
     assert "features" in vars(rows)
-    assert_same_up_to_rounding(rows.features, wanted.of(model, x, sites))
+    assert_same_up_to_rounding(rows.features, wanted.of(Network(model), x, sites))
 
 
 def test_a_prediction_runs_the_network_once() -> None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import latedrop
 from latedrop import calibrate, find_sites
 from latedrop.errors import ArgumentError, DataError, FileError, OutputError
+from latedrop.network.network import Network
 from latedrop.terms import Dropout, Given, InputNoise, Leverage, LocalErrors, Neighbours, Rows, Size, Term
 from latedrop.terms.features import Features
 from rounding import assert_same_up_to_rounding
@@ -113,16 +114,16 @@ class TestFeatures:
         sites = find_sites(model, x)
         where = Features.all(sites)
         assert where is not None
-        found = where.of(model, x, sites)
+        found = where.of(Network(model), x, sites)
         assert found.shape == (6, features)
-        assert_same_up_to_rounding(torch.cat([where.of(model, x[i : i + 1], sites) for i in range(6)]), found)
+        assert_same_up_to_rounding(torch.cat([where.of(Network(model), x[i : i + 1], sites) for i in range(6)]), found)
 
     def test_packed_sequences_have_the_features_of_padded_ones(self) -> None:
         torch.manual_seed(1)
         plain, packed, x = _Sequence().eval(), _Sequence(packed=True).eval(), torch.randn(6, 4, 3)
         packed.load_state_dict(plain.state_dict())
         where = Features(("second",))
-        found = where.of(packed, x, find_sites(packed, x))
+        found = where.of(Network(packed), x, find_sites(packed, x))
         expected = where.of(plain, x, find_sites(plain, x))
         assert_same_up_to_rounding(found[:, :6], expected[:, :6])
 

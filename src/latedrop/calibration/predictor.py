@@ -44,6 +44,7 @@ from latedrop.data.arrays import check_inputs, floating, place
 from latedrop.data.datasets import Unpack, first_inputs, gives_batches, inputs_in, is_loader, only_inputs
 from latedrop.data.items import Collate, as_items
 from latedrop.dropout.options import Engine, Sampling
+from latedrop.dropout.prefix import Prefix
 from latedrop.dropout.sampling import own_output
 from latedrop.errors import ArgumentError, DataError
 from latedrop.metrics import align_target
@@ -370,6 +371,8 @@ class Predictor(Calibrated[Calibration]):
         example = first_inputs(example, self.model, self.collate)
         expected = self.predict(example)  # also tells what is wrong with the example
         placed = place(as_items(in_order(example, self.calibration.columns), self.collate), self.model)
+        if self.calibration.method == "sample" and all(site.weight is None for site in self.calibration.sites):
+            Prefix(self._network, placed, self.calibration.sites)  # layers before the first site run once in the file
         return export(path, self.model, expected.calibration, self._predicted, placed, level)
 
     def _run(self, x: Any) -> Prediction:

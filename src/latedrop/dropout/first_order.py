@@ -281,13 +281,15 @@ def _pass(
     """Return what one pass forward and back gives, and the sites that no output has gradients of."""
     count = row_count(x)
     record = _Record(None if look is None else look(count), copy_inputs=copy_inputs)
-    with network.passing(network.begin(sites, record, count, shared=False)):
+    now = network.begin(sites, record, count, shared=False)
+    with network.passing(now):
         try:
             output = read(call(network.copy, copied(x)), readout, count)
         except RuntimeError as error:
             if _IN_PLACE in str(error) or "nference tensor" in str(error):
                 raise _cannot_differentiate(error) from error
             raise
+        network.warn_of_idle(now)
         record.looker = None  # checkpointed parts run once more in the backward pass
         result = _differentiated(output, sites, reduce, rows, record)
     return result, {name for name, _ in record.inputs} - record.reached

@@ -57,6 +57,7 @@ class Injection:
         with self._network.passing(now):
             output = plain_call(copy)(*args, **kwargs)  # past a `__call__` of its class, which runs already
         if whole:
+            self._network.warn_of_idle(now)
             for injection in self._lineage():
                 injection.draw += not injection._fixed
         return output

@@ -59,7 +59,7 @@ class Prefix:
     """
 
     def __init__(self, network: Network, x: Any, sites: Sequence[Site]) -> None:
-        key = "prefix", tuple(site.name for site in sites)
+        key = _key(sites)
         if key not in network.notes:
             network.notes[key] = _calls_before(network, x, sites)
         self.calls: dict[Call, _Use] = network.notes[key]
@@ -67,6 +67,11 @@ class Prefix:
         self._results: dict[Call, Tensor] = {}
         self._shapes: dict[Call, tuple[torch.Size, torch.dtype]] = {}
         self._room = _REMEMBERED.get(network.weight.device.type, 0)
+
+    @staticmethod
+    def is_known(network: Network, sites: Sequence[Site]) -> bool:
+        """Return True if it was found out before; while a function is traced it cannot be."""
+        return _key(sites) in network.notes
 
     def empty(self) -> Prefix:
         """Return the same calls, which remember nothing of what they give."""
@@ -96,6 +101,10 @@ class Prefix:
         (rows, *rest), dtype = self._shapes[call]
         filler = torch.full((), torch.nan if dtype.is_floating_point else 0, dtype=dtype, device=device)
         return filler.expand(rows * copies, *rest)
+
+
+def _key(sites: Sequence[Site]) -> tuple[str, tuple[str, ...]]:
+    return "prefix", tuple(site.name for site in sites)
 
 
 class Repeating(Thinning):

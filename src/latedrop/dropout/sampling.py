@@ -186,8 +186,10 @@ class _ThinnedNetworks:
         self._prefix: Prefix | None = None
         plain = not isinstance(x, Items) and not any(site.weight is not None for site in sites)
         chunks = passes * -(-draws // self._chunk)
-        plain = plain and not self._traced and "no prefix" not in network.notes
-        if self._as_rows and plain and worth_it(x, draws, chunks):
+        plain = plain and self._as_rows and "no prefix" not in network.notes
+        if plain and self._traced and Prefix.is_known(network, sites):
+            self._prefix = Prefix(network, x, sites).empty()
+        elif plain and not self._traced and worth_it(x, draws, chunks):
             self._prefix = Prefix(network, x, sites)
         _log.debug(
             "%d draws of %d rows, %s%s",

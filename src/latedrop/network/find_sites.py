@@ -174,7 +174,7 @@ def _laid_out(name: str, kind: Kind, calls: list[list[Run]], probed: Probed) -> 
             raise SiteError(_varying(name))
         axis, interleaved = common_layout(name, small, large)
         folded = axis is not None and small[0].value.shape[axis] != small[0].rows
-        if folded and probed.structured:  # as many nodes in every graph, by chance
+        if folded and (probed.structured or (probed.counts and kind == "element")):  # as many in every row, by chance
             raise SiteError(_varying(name))
         _check_entries(name, axis, runs)
     except SiteError as error:

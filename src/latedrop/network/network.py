@@ -115,12 +115,14 @@ class Network:
         now = _PLAIN if now is None else now
         with self.passing(now):
             output = call(self.copy, x)
-        if idle := [name for name in now.idle() if name not in self.notes]:
-            self._warn_of_idle(idle)
+        self.warn_of_idle(now)
         return output
 
-    def _warn_of_idle(self, names: list[str]) -> None:
-        """Warn, once for each site."""
+    def warn_of_idle(self, now: Pass) -> None:
+        """Warn of sites that should have run in a pass that is over, once for each."""
+        names = [name for name in now.idle() if name not in self.notes]
+        if not names:
+            return
         self.notes.update(dict.fromkeys(names, True))
         warn(
             f"the sites {names} did not run in this batch, though they did when the sites were found: nothing is "

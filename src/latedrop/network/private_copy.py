@@ -60,9 +60,10 @@ def private_copy(model: nn.Module, *, gradients: bool = False) -> nn.Module:
                 if isinstance(module, fx.GraphModule):
                     _complete(module, memo)
         except Exception as error:
+            culprit = _culprit(model, _memo(model, gradients))
             raise SiteError(
-                f"expected a model that can be copied; {_culprit(model, memo)} cannot: {type(error).__name__}: {error}."
-                " Detach it from the model, or give its class a __deepcopy__."
+                f"expected a model that can be copied; {culprit} cannot: {type(error).__name__}: {error}. "
+                "Detach it from the model, or give its class a __deepcopy__."
             ) from error
     for module in made.modules():
         module.training = False
@@ -175,7 +176,7 @@ def _uncompiled_methods(kind: type) -> dict[str, Any]:
 def _culprit(model: nn.Module, memo: dict[int, Any]) -> str:
     """Return the name of an attribute that `deepcopy` refuses."""
     for name, module in model.named_modules():
-        for key, value in vars(module).items():
+        for key, value in (module._buffers | vars(module)).items():
             try:
                 copy.deepcopy(value, dict(memo))
             except Exception:
@@ -193,13 +194,14 @@ class Guard(TorchFunctionMode):
         reads: whether its Python code read values of tensors, which may decide what runs.
         decides: whether such a value depended on weights.
         sizes: whether the size of something depended on values.
+        counts: whether whole numbers were read, which may be sizes.
     """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
         self._names = {id(tensor): name for name, tensor in named}
-        self.random = self.derives = self.reads = self.decides = self.sizes = False
+        self.random = self.derives = self.reads = self.decides = self.sizes = self.counts = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """See `TorchFunctionMode`."""
@@ -214,6 +216,7 @@ class Guard(TorchFunctionMode):
             self.reads = True
             self.decides |= name in _DECIDING and args[0].requires_grad
             self.sizes |= name in _SIZING or name == "__getitem__"
+            self.counts |= name in _DECIDING and args[0].dtype in (torch.int64, torch.int32)
         elif name in _SEEDED:
             self.random |= _SEEDED[name](args, kwargs) and kwargs.get("generator") is None
         elif func in (torch.autograd.grad, torch.autograd.backward, Tensor.backward):

@@ -37,7 +37,7 @@ __all__ = ["Following", "Probed", "Run", "Runs", "probe"]
 Runs: TypeAlias = "dict[str, list[Run]]"
 """The calls of each weight layer in one pass."""
 _MARKED: tuple[Any, ...] = (*SOURCES, torch.jit.ScriptModule)  # the latter holds weights, too
-_AT_ONCE, _MOST_ROWS, _MOST_NAMES = 16, 1024, 10
+_AT_ONCE, _ALONE, _MOST_ROWS, _MOST_NAMES = 16, 8, 1024, 10
 
 
 @dataclass
@@ -76,6 +76,7 @@ class Probed:
         together: whether the rows of a batch belong together: they act on each other, or their number is fixed.
         branches: whether values decide what runs, or on how much.
         sizes: whether the size of something depends on values.
+        counts: whether whole numbers of the inputs were read: they may be sizes.
         structured: whether a batch of items holds tensors that have not one entry for each of them.
         random: whether the output changes with random numbers of the model's own.
     """
@@ -86,6 +87,7 @@ class Probed:
     together: bool = False
     branches: bool = False
     sizes: bool = False
+    counts: bool = False
     structured: bool = False
     random: bool = False
 
@@ -113,6 +115,7 @@ class _Prober:
     reads: bool = False
     decides: bool = False
     sizes: bool = False
+    counts: bool = False
     structured: bool = False
     reached: set[str] = field(default_factory=set)
 
@@ -136,6 +139,7 @@ class _Prober:
         self.reads |= guard.reads or now.packed
         self.decides |= guard.decides
         self.sizes |= guard.sizes
+        self.counts |= guard.counts
         self.reached |= now.ran
         for run in chain.from_iterable(now.runs.values()):
             run.value = run.value.detach()
@@ -195,7 +199,7 @@ def probe(network: Network, x: Any, types: tuple[type[nn.Module], ...] = LAYERS)
             with _what_it_raises(network.copy, x):
                 _go_on(prober, found, x)
     found.branches, found.sizes, found.structured = prober.reads, prober.sizes, prober.structured
-    found.random = prober.random
+    found.random, found.counts = prober.random, prober.counts
     found.together |= prober.decides  # each draw may take another way
     return found
 
@@ -231,7 +235,7 @@ def _go_on(prober: _Prober, found: Probed, x: Any) -> None:
     beside = prober.run(some)
     found.passes.append(beside.runs)
     found.orders = beside.runs, prober.run(opposite(some)).runs  # code that reads values may sort rows by them
-    for start in sorted({0, (beside.rows - 1) // 2, beside.rows - 1}):
+    for start in sorted({i * (beside.rows - 1) // (_ALONE - 1) for i in range(_ALONE)}):
         with suppress(Exception):  # some models take no single row
             alone = prober.run(take_rows(x, slice(start, start + 1)))
             found.passes.append(alone.runs)
@@ -281,7 +285,7 @@ def _what_it_raises(model: nn.Module, x: Any) -> Iterator[None]:
     """Turn what the model itself raises into an error of the inputs."""
     try:
         yield
-    except LatedropError:
+    except (LatedropError, MemoryError):
         raise
     except Exception as error:
         check_dtypes(x, model, error)
