@@ -32,6 +32,7 @@ __all__ = [
     "set_grad",
     "traced",
     "uncompiled",
+    "unwrapped",
     "version_of",
     "wrapper_tensor",
 ]
@@ -141,6 +142,13 @@ def being_traced() -> bool:
 
 set_grad = torch._C._set_grad_enabled
 """What `no_grad` and its relatives call, as a mode of torch functions sees it."""
+
+
+def unwrapped(tensor: Tensor) -> Tensor:
+    """Return the tensor inside the transforms of `torch.func` that the caller is in."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return tensor
 
 
 def reroute_calls(module: nn.Module, route: Callable[..., Any]) -> None:

@@ -672,3 +672,29 @@ def test_a_switch_that_fails_is_not_counted() -> None:
     with held(nullcontext, "of a test"):
         pass
     assert "of a test" not in _HELD
+
+
+class Remembers(nn.Module):
+    """Keeps a value in an attribute, and reads it later in the same pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(5, 64), nn.Linear(64, 64)
+        self.c = nn.Linear(64, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.skip = self.a(x)
+        return self.c(self.b(self.skip.relu()).relu() + self.skip)
+
+
+def test_threads_take_turns_where_a_model_writes_into_itself() -> None:
+    torch.manual_seed(0)
+    model, x = Remembers(), torch.randn(64, 5)
+    uq = calibrate(model, (x, x[:, :1]), progress=False)
+    batches = [x[i : i + 8] for i in range(0, 64, 8)]
+    serial = [uq.predict(batch) for batch in batches]
+
+    def work(thread: int) -> bool:
+        return all(same(uq.predict(batches[thread]), serial[thread]) for _ in range(20))
+
+    assert together([lambda thread=thread: work(thread) for thread in range(THREADS)]) == [True] * THREADS

@@ -124,7 +124,7 @@ class TestFeatures:
         packed.load_state_dict(plain.state_dict())
         where = Features(("second",))
         found = where.of(Network(packed), x, find_sites(packed, x))
-        expected = where.of(plain, x, find_sites(plain, x))
+        expected = where.of(Network(plain), x, find_sites(plain, x))
         assert_same_up_to_rounding(found[:, :6], expected[:, :6])
 
     def test_wide_features_are_projected_and_stay_apart(self) -> None:

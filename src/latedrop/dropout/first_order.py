@@ -33,9 +33,11 @@ from latedrop.network.find_sites import find_sites
 from latedrop.network.functional import RECURRENT
 from latedrop.network.network import Network
 from latedrop.network.passes import Thinner
+from latedrop.network.private_copy import Guard
 from latedrop.network.sites import Rate, Site, Sites, odds_by_site
 from latedrop.switches import without_cudnn
 from latedrop.torch_private import being_traced, version_of
+from latedrop.wrappers import bare
 
 __all__ = ["Linearization", "gradients_by_rows", "linearize", "unit_variances", "watched"]
 
@@ -222,6 +224,8 @@ def _first_order(
     def run() -> tuple[_Part, set[str]]:
         try:
             return _pass(network, x, sites, readout, reduce, rows, look, copy_inputs=False)
+        except _Derives:
+            return run()
         except _Overwritten:
             return _pass(network, x, sites, readout, reduce, rows, look, copy_inputs=True)
 
@@ -280,19 +284,40 @@ def _pass(
 ) -> tuple[_Part, set[str]]:
     """Return what one pass forward and back gives, and the sites that no output has gradients of."""
     count = row_count(x)
-    record = _Record(None if look is None else look(count), copy_inputs=copy_inputs)
+    derives = network.notes.get("derives")
+    record = _Record(None if look is None else look(count), copy_inputs=copy_inputs, factors=bool(derives))
+    guard = Guard(bare(network.model)) if derives is None and not being_traced() else None
     now = network.begin(sites, record, count, shared=False)
     with network.passing(now):
         try:
-            output = read(call(network.copy, copied(x)), readout, count)
+            with guard or nullcontext():
+                output = read(call(network.copy, copied(x)), readout, count)
         except RuntimeError as error:
             if _IN_PLACE in str(error) or "nference tensor" in str(error):
                 raise _cannot_differentiate(error) from error
             raise
         network.warn_of_idle(now)
+        if guard is not None:
+            _check_derivatives(network, guard)
         record.looker = None  # checkpointed parts run once more in the backward pass
         result = _differentiated(output, sites, reduce, rows, record)
     return result, {name for name, _ in record.inputs} - record.reached
+
+
+def _check_derivatives(network: Network, guard: Guard) -> None:
+    """Remember whether a model differentiates inside its `forward`; raise where that was not known."""
+    if guard.cuts:
+        raise OutputError(
+            "expected a model that keeps the graph of its derivatives; it takes some without create_graph=True, and "
+            "first order would count nothing there. Use method='sample', or pass create_graph=True to torch.autograd."
+        )
+    network.notes["derives"] = guard.derives
+    if guard.derives:
+        raise _Derives
+
+
+class _Derives(Exception):  # noqa: N818
+    """The model differentiates by itself: masks act on its derivatives, too, so that `phi` is not `h · dy/dh`."""
 
 
 class _Overwritten(Exception):  # noqa: N818
@@ -309,12 +334,12 @@ class _Record:
         looker: another who looks at the inputs.
     """
 
-    def __init__(self, looker: Thinner | None, *, copy_inputs: bool) -> None:
+    def __init__(self, looker: Thinner | None, *, copy_inputs: bool, factors: bool = False) -> None:
         self.inputs: dict[tuple[str, int], list[_Input]] = {}
         self.reached: set[str] = set()
         self.without_gradients: set[str] = set()
         self.looker = looker
-        self._copy, self._done = copy_inputs, False
+        self._copy, self._factors, self._done = copy_inputs, factors, False
 
     def thin(self, site: Site, call: int, value: Tensor, shape: tuple[int, ...], axis: int | None) -> Tensor:
         """See `Thinner`."""
@@ -343,6 +368,12 @@ class _Record:
             self.without_gradients.add(site.name)
         if self._copy:
             value = value.clone()
+        if self._factors:
+            factor = torch.ones_like(value).requires_grad_()
+            if not self._done:
+                noted = _Input(factor, 0, shape, axis, packed)
+                self.inputs.setdefault((site.name, call), []).append(noted)
+            return value * factor
         # A view is a node of its own: gradients by it leave out what goes past the site, as a skip connection does.
         passed = value.view_as(value) if value.requires_grad else value.detach().requires_grad_()
         if not self._done:  # else a checkpointed part runs once more

@@ -22,6 +22,7 @@ from latedrop.network.network import Network, Thinning
 from latedrop.network.passes import Pass
 from latedrop.network.probe import Following
 from latedrop.network.sites import Site
+from latedrop.torch_private import version_of
 from latedrop.wrappers import bare
 
 __all__ = ["Prefix", "Repeating", "worth_it"]
@@ -114,7 +115,14 @@ class Repeating(Thinning):
         super().__init__(*args, **kwargs)
         self._prefix, self._times = prefix, kwargs["copies"]
         self._counts: dict[str, int] = {}
+        self._inputs: dict[int, tuple[Tensor, int, Tensor]] = {}
         self._pending: dict[int, tuple[Tensor, Callable[[], Tensor]]] = {}  # what stands for results, and these
+
+    def copies_of(self, batch: Any, x: Any) -> None:
+        """Note that a batch holds copies of `x`: layers that read it as it is run on `x`."""
+        for copies, rows in zip(tensors(batch), tensors(x), strict=True):
+            if copies.dim() and len(copies) == len(rows) * self._times:
+                self._inputs[id(copies)] = copies, version_of(copies), rows
 
     def run(self, name: str, layer: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """See `Pass`."""
@@ -126,8 +134,8 @@ class Repeating(Thinning):
         return super().run(name, layer, forward, args, kwargs)
 
     def _once(self, call: Call, forward: Any, value: Tensor) -> Any:
-        prefix, count = self._prefix, self._prefix.rows  # no function below holds the pass: its tensors go with it
-        _, rows = self._pending.get(id(value), (None, lambda: value[:count]))
+        prefix, first = self._prefix, self._first(value)  # no function below holds the pass: its tensors go with it
+        _, rows = self._pending.get(id(value), (None, lambda: first))
         result: list[Tensor | None] = []
 
         def given() -> Tensor:
@@ -144,6 +152,11 @@ class Repeating(Thinning):
         stand_in = prefix.stand_in(call, self._times, value.device)
         self._pending[id(stand_in)] = stand_in, given
         return stand_in
+
+    def _first(self, value: Tensor) -> Tensor:
+        """Return the rows of the first copy."""
+        _, version, rows = self._inputs.get(id(value), (None, None, value))
+        return rows if version == version_of(value) else value[: self._prefix.rows]
 
     def _padded(self, site: Site, number: int, value: Tensor, channels: tuple[int, ...]) -> Tensor:
         """Multiply the N rows by the masks of all draws, where they are the same in all copies."""

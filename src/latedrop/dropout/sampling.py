@@ -287,9 +287,11 @@ class _ThinnedNetworks:
 
         def run() -> Tensor:
             now: Pass = network.begin(self._sites, masks, rows * copies, copies, shared=options.shared)
+            batch = repeated(x, copies)
             if prefix is not None:
                 now = Repeating(prefix, self._sites, masks, rows * copies, copies=copies, shared=options.shared)
-            return network.read(repeated(x, copies), options.readout, rows * copies, now).detach()
+                now.copies_of(batch, x)
+            return network.read(batch, options.readout, rows * copies, now).detach()
 
         return network.quietly(run)
 

@@ -112,7 +112,28 @@ def own_dropouts(model: nn.Module, x: Any) -> tuple[Sites, dict[str, float]]:
 def _probed(model: nn.Module, x: Any, *types: Any) -> Probed:
     """Probe a network of its own: what a probe pass leaves behind in the copy goes with it."""
     network = Network(model)
-    return probe(network, x, *types)
+    statistics = {name: layer for name, layer in network.layers.items() if _has_buffers(layer)}
+    before = {name: dict(layer._buffers) for name, layer in statistics.items()}
+    for layer in statistics.values():  # the copy shares them: what is written here must not reach the model
+        layer._buffers.update({key: None if v is None else v.clone() for key, v in layer._buffers.items()})
+    probed = probe(network, x, *types)
+    written = [
+        f"{name}.{key}"
+        for name, layer in statistics.items()
+        for key, value in layer._buffers.items()
+        if value is not None and not torch.equal(value, before[name][key])
+    ]
+    if written:
+        raise SiteError(
+            f"expected a model that changes nothing of its layers in eval mode; its forward pass writes into {written}, "
+            "as batch normalization in training mode does. Run these layers in eval mode inside forward."
+        )
+    return probed
+
+
+def _has_buffers(layer: nn.Module) -> bool:
+    """Return True for a layer of torch's own with buffers, which the private copy shares with the model."""
+    return type(layer).__module__.startswith("torch.nn.modules.") and any(True for _ in layer.buffers(recurse=False))
 
 
 def _named_layers(model: nn.Module) -> dict[str, nn.Module]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
-from threading import Lock
+from threading import Lock, RLock
 from typing import Any, TypeVar
 from warnings import warn
 
@@ -20,6 +20,7 @@ from latedrop.network.layers import SOURCES
 from latedrop.network.passes import CURRENT, Pass, around_layer
 from latedrop.network.private_copy import Guard, private_copy
 from latedrop.network.sites import Site, missing_sites
+from latedrop.torch_private import version_of
 from latedrop.wrappers import bare
 
 __all__ = ["Network", "check_module"]
@@ -32,6 +33,9 @@ _NO_GRADIENT = ("does not require grad and does not have a grad_fn", "differenti
 
 class Network:
     """A model, and the private copy of it that runs in its place.
+
+    Threads share the copy. They take turns only where the model writes attributes or buffers of its own in a pass, which
+    the first pass tells.
 
     A copy follows what is written into the weights of the model, as it shares them. Changes of the model's structure
     after the copy was made are not seen; `current` makes a new copy where tensors were moved or replaced.
@@ -62,6 +66,8 @@ class Network:
         self._marks = _marks(model)
         self._routed: set[str] = set()
         self._routing = Lock()
+        self._writes: bool | None = None
+        self._turn = RLock()
         for name, layer in self.layers.items():
             if isinstance(layer, _FUSED):
                 self.route([name])
@@ -143,6 +149,16 @@ class Network:
         if torch.is_inference_mode_enabled() and self.derives:
             with torch.inference_mode(False):
                 return self.quietly(run, gradients=gradients)
+        if self._writes is False:
+            return self._quietly(run, gradients)
+        with self._turn:  # what a pass writes into the copy, the pass of another thread must not read
+            before = _contents(self.copy) if self._writes is None else None
+            result = self._quietly(run, gradients)
+            if before is not None:
+                self._writes = _contents(self.copy) != before
+            return result
+
+    def _quietly(self, run: Callable[[], _Result], gradients: bool) -> _Result:
         generators = self._generators() if self.random is not False else []
         before = [generator.get_state() for generator in generators]
         try:
@@ -232,6 +248,16 @@ def check_module(model: Any) -> None:
             f"expected a torch.nn.Module; found {type(model).__name__}. Pass the model itself; an exported program "
             "becomes one with latedrop.load_program(program)."
         )
+
+
+def _contents(model: nn.Module) -> list[Any]:
+    """Return what tells that a pass has written something into a model: other attributes, other values of tensors."""
+    return [
+        (name, id(value), len(value) if isinstance(value, (list, dict, set)) else 0)
+        for module in model.modules()
+        for name, value in vars(module).items()
+        if name != "forward"
+    ] + [version_of(buffer) for buffer in model.buffers()]
 
 
 def _marks(model: nn.Module) -> list[int]:

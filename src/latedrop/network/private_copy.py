@@ -65,6 +65,10 @@ def private_copy(model: nn.Module, *, gradients: bool = False) -> nn.Module:
                 f"expected a model that can be copied; {culprit} cannot: {type(error).__name__}: {error}. "
                 "Detach it from the model, or give its class a __deepcopy__."
             ) from error
+    for module, own in zip(model.modules(), made.modules(), strict=False):
+        if isinstance(module, torch.jit.ScriptModule) and isinstance(own, torch.jit.ScriptModule):
+            for parameter, copied in zip(module.parameters(), own.parameters(), strict=True):
+                copied.data = parameter.data
     for module in made.modules():
         module.training = False
         _rebind(module, memo)
@@ -191,6 +195,7 @@ class Guard(TorchFunctionMode):
     Attributes:
         random: whether the model drew random numbers of its own.
         derives: whether it differentiated inside its `forward`.
+        cuts: whether it did so without `create_graph=True`.
         reads: whether its Python code read values of tensors, which may decide what runs.
         decides: whether such a value depended on weights.
         sizes: whether the size of something depended on values.
@@ -201,7 +206,7 @@ class Guard(TorchFunctionMode):
         super().__init__()
         named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
         self._names = {id(tensor): name for name, tensor in named}
-        self.random = self.derives = self.reads = self.decides = self.sizes = self.counts = False
+        self.random = self.derives = self.cuts = self.reads = self.decides = self.sizes = self.counts = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """See `TorchFunctionMode`."""
@@ -221,6 +226,7 @@ class Guard(TorchFunctionMode):
             self.random |= _SEEDED[name](args, kwargs) and kwargs.get("generator") is None
         elif func in (torch.autograd.grad, torch.autograd.backward, Tensor.backward):
             self.derives = True
+            self.cuts |= not kwargs.get("create_graph")
         return func(*args, **kwargs)
 
     @staticmethod
@@ -241,7 +247,7 @@ def _by_mask(index: Any) -> bool:
 
 _DECIDING = frozenset(("__bool__", "__int__", "__float__", "__index__", "item", "tolist", "numpy"))
 _SIZING = ("nonzero", "masked_select", "unique", "unique_consecutive", "bincount", "repeat_interleave")
-_READING = _DECIDING.union(_SIZING, ("_pack_padded_sequence", "equal", "allclose", "__contains__"))
+_READING = _DECIDING.union(_SIZING, ("_pack_padded_sequence", "equal", "allclose", "__contains__", "topk"))
 """Functions that look at values of tensors, or whose result has a size that depends on values."""
 
 

@@ -29,7 +29,7 @@ from latedrop.network.layers import LAYERS, SOURCES, channel_axis, layer_inputs
 from latedrop.network.network import Network
 from latedrop.network.passes import Pass
 from latedrop.network.private_copy import Guard
-from latedrop.torch_private import set_grad
+from latedrop.torch_private import set_grad, unwrapped
 from latedrop.wrappers import bare
 
 __all__ = ["Following", "Probed", "Run", "Runs", "probe"]
@@ -103,6 +103,7 @@ class _Pass:
     rows: int
     output: Any
     runs: Runs
+    x: Any
 
 
 @dataclass
@@ -129,7 +130,7 @@ class _Prober:
 
         def passed() -> tuple[Any, Following, _Probing]:
             guard, now = Following(bare(network.model)), _Probing(rows, self.types)
-            now.calls = WeightCalls(network.copy, now.meet, now.mark)
+            now.calls, now.following = WeightCalls(network.copy, now.meet, now.mark), guard
             with guard, network.passing(now), now.calls:
                 return call(network.copy, inputs), guard, now
 
@@ -143,7 +144,7 @@ class _Prober:
         self.reached |= now.ran
         for run in chain.from_iterable(now.runs.values()):
             run.value = run.value.detach()
-        return _Pass(rows, [tensor.detach() for tensor in tensors(output)], now.runs)
+        return _Pass(rows, [tensor.detach() for tensor in tensors(output)], now.runs, x)
 
     def _varies(self, x: Any, output: Any) -> bool:
         """Return True if the output changes with the random numbers; some models draw them in eval mode for nothing."""
@@ -222,6 +223,11 @@ def _compare(prober: _Prober, found: Probed, x: Any, first: _Pass, second: _Pass
     else:
         alike = _alike(first, second, slice(None), moved=1)
     if not alike:
+        if not _alike(first, prober.run(first.x), slice(None)):
+            raise SiteError(
+                "expected a model whose output depends on its inputs alone; it gives another one for the same inputs, "
+                "as it remembers earlier passes in an attribute. Reset that at the start of its forward."
+            )
         found.together = True
         if isinstance(x, Items) and turn is not None:
             _check_order(first, turn)
@@ -353,11 +359,19 @@ def _is_structured(batch: Any, rows: int) -> bool:
 
 
 class Following(Guard):
-    """A guard that also keeps the graph whole where a model switches gradients off or detaches."""
+    """A guard that also keeps the graph whole where a model switches gradients off or detaches.
+
+    Attributes:
+        asks: whether the model has asked for gradients of some tensor itself, as one that derives does of its inputs.
+    """
+
+    asks = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is set_grad:
             return None
+        if getattr(func, "__name__", "") in ("requires_grad_", "__set__"):
+            self.asks = True
         if func in (Tensor.detach, torch.detach) and args[0].requires_grad:
             return args[0].view_as(args[0])
         return super().__torch_function__(func, types, args, kwargs)
@@ -365,6 +379,8 @@ class Following(Guard):
 
 class _Probing(Pass):
     """A pass that notes the inputs of weight layers, and marks what comes out of them."""
+
+    following: Following
 
     def __init__(self, rows: int, types: tuple[type[nn.Module], ...]) -> None:
         super().__init__()
@@ -415,6 +431,19 @@ class _Probing(Pass):
                 "nothing tells what depends on what. Use torch.no_grad() there."
             )
         given = chain.from_iterable([item.data] if isinstance(item, PackedSequence) else [item] for item in inputs)
-        downstream = any(item.requires_grad for item in given)
+        asking = [item for item in given if item.requires_grad]
+        downstream = any(map(self._depends, asking)) if self.following.asks else bool(asking)
         run = Run(layer, owner, weight, channels, downstream, value.clone(), steps, self.rows)
         self.runs.setdefault(name, []).append(run)
+
+    def _depends(self, value: Tensor) -> bool:
+        """Return True if a weight layer is upstream, not just an input that the model itself asks gradients of."""
+        left, seen = [unwrapped(value).grad_fn], set[Any]()
+        while left:
+            node = left.pop()
+            if getattr(node, "variable", None) is self._one:
+                return True
+            if node is not None and node not in seen:
+                seen.add(node)
+                left += [function for function, _ in node.next_functions]
+        return False
