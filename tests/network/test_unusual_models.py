@@ -26,7 +26,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:the draws of this model run one by one"),
     pytest.mark.filterwarnings("ignore:expected examples that do not depend on each other"),
 ]
-
+from rounding import assert_same_up_to_rounding
 
 TINY = 1e-9  # a rate that is as good as none
 
@@ -635,3 +635,23 @@ def test_a_model_that_remembers_earlier_batches_is_refused() -> None:
     model.past = None
     with pytest.raises(DataError, match="expected the model to run on the example inputs; it raised RuntimeError"):
         find_sites(model, rows(12))
+
+
+@pytest.mark.parametrize("order", ["flip", "roll"])
+def test_rows_that_are_put_in_another_order_and_back(order: str) -> None:
+    class Reorders(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.a, self.b, self.c = nn.Linear(3, 8), nn.Linear(8, 8), nn.Linear(8, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.a(x).tanh()
+            h = self.b(h.flip(0) if order == "flip" else h.roll(1, 0)).tanh()
+            return self.c(h.flip(0) if order == "flip" else h.roll(-1, 0))
+
+    model, x = Reorders(), torch.randn(5, 3)
+    sites = find_sites(model, x)
+    assert [site.moved for site in sites] == [True, False]
+    alone = torch.cat([linearize(model, row, sites).variance_by_site for row in x.split(1)])
+    assert_same_up_to_rounding(linearize(model, x, sites).variance_by_site, alone)

@@ -25,7 +25,8 @@ __all__ = [
     "filled_up",
     "fitting_batches",
     "map_rows",
-    "opposite",
+    "reordered",
+    "reordering",
     "repeated",
     "replaced",
     "row_count",
@@ -191,9 +192,19 @@ def distinct_rows(x: Any, count: int) -> Any:
     return map_rows(x, take)
 
 
-def opposite(x: Any) -> Any:
-    """All rows in the opposite order."""
-    return x.at(range(len(x) - 1, -1, -1)) if isinstance(x, Items) else map_rows(x, lambda t: t.flip(0))
+def reordering(rows: int) -> list[int]:
+    """Return another order of some rows, which a model that turns them around or moves them on by one would change.
+
+    >>> reordering(3), reordering(5)
+    ([1, 0, 2], [3, 4, 2, 1, 0])
+    """
+    order = list(range(rows)) if rows <= 3 else list(range(rows))[::-1]
+    return [*order[1::-1], *order[2:]]
+
+
+def reordered(x: Any) -> Any:
+    """Return all rows in that order."""
+    return take_rows(x, reordering(row_count(x)))
 
 
 def turned(x: Any) -> Any:

@@ -125,8 +125,8 @@ def _probed(model: nn.Module, x: Any, *types: Any) -> Probed:
     ]
     if written:
         raise SiteError(
-            f"expected a model that changes nothing of its layers in eval mode; its forward pass writes into {written}, "
-            "as batch normalization in training mode does. Run these layers in eval mode inside forward."
+            f"expected a model that changes nothing of its layers in eval mode; its forward pass writes into {written},"
+            " as batch normalization in training mode does. Run these layers in eval mode inside forward."
         )
     return probed
 

@@ -7,6 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from latedrop.data.rows import reordering
 from latedrop.errors import SiteError
 from latedrop.network.probe import Run
 
@@ -62,11 +63,12 @@ def _layout(name: str, small: Run, large: Run) -> tuple[int | None, bool]:
 
 
 def follows(there: Run, back: Run, axis: int, interleaved: bool) -> bool:
-    """Whether rows that go in in the opposite order lie in the opposite order."""
+    """Return True if rows that go in in another order lie in that order."""
     a, b, rows = there.value.float(), back.value.float(), there.rows
     if a.shape != b.shape or a.shape[axis] % rows:
         return False
-    expected = _split(a, rows, axis, interleaved).flip(axis + interleaved).flatten(axis, axis + 1)
+    order = torch.tensor(reordering(rows), device=a.device)
+    expected = _split(a, rows, axis, interleaved).index_select(axis + interleaved, order).flatten(axis, axis + 1)
     return torch.allclose(expected, b, rtol=1e-2, atol=_rounding(a))
 
 

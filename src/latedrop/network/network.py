@@ -34,8 +34,8 @@ _NO_GRADIENT = ("does not require grad and does not have a grad_fn", "differenti
 class Network:
     """A model, and the private copy of it that runs in its place.
 
-    Threads share the copy. They take turns only where the model writes attributes or buffers of its own in a pass, which
-    the first pass tells.
+    Threads share the copy. They take turns only where the model writes attributes or buffers of its own in a pass; the
+    first pass tells.
 
     A copy follows what is written into the weights of the model, as it shares them. Changes of the model's structure
     after the copy was made are not seen; `current` makes a new copy where tensors were moved or replaced.

@@ -2,7 +2,7 @@
 
 Autograd answers what depends on what. In a probe pass everything that comes out of a weight layer is multiplied by a 1
 that asks for gradients; so a layer has another one upstream if and only if its input requires grad. Passes over two and
-three rows, and over these in the opposite order, tell which axis of an input counts the rows, and whether rows affect
+three rows, and over these in another order, tell which axis of an input counts the rows, and whether rows affect
 each other.
 """
 
@@ -21,7 +21,17 @@ from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
 from latedrop.data.arrays import check_dtypes, map_values
 from latedrop.data.items import Items, batch_of
-from latedrop.data.rows import copied, distinct_rows, opposite, row_count, row_limits, take_rows, tensors, turned
+from latedrop.data.rows import (
+    copied,
+    distinct_rows,
+    reordered,
+    reordering,
+    row_count,
+    row_limits,
+    take_rows,
+    tensors,
+    turned,
+)
 from latedrop.errors import DataError, LatedropError, LatedropWarning, SiteError
 from latedrop.network.calling import call
 from latedrop.network.functional import WeightCall, WeightCalls
@@ -72,7 +82,7 @@ class Probed:
     Attributes:
         passes: the runs of each pass; the second has fewer rows than the first, or these in another order.
         compared: whether there is a second pass.
-        orders: the runs of a pass over some rows, and of one over these in the opposite order, if there were such.
+        orders: the runs of a pass over some rows, and of one over these in another order, if there were such.
         together: whether the rows of a batch belong together: they act on each other, or their number is fixed.
         branches: whether values decide what runs, or on how much.
         sizes: whether the size of something depends on values.
@@ -137,7 +147,7 @@ class _Prober:
         output, guard, now = network.quietly(passed, gradients=True)
         self.random |= guard.random and self._varies(x, output)
         network.derives |= guard.derives
-        self.reads |= guard.reads or now.packed
+        self.reads |= guard.reads or guard.random or now.packed
         self.decides |= guard.decides
         self.sizes |= guard.sizes
         self.counts |= guard.counts
@@ -185,7 +195,7 @@ def probe(network: Network, x: Any, types: tuple[type[nn.Module], ...] = LAYERS)
             else:
                 first = prober.run(distinct_rows(x, few + 1))
                 second = prober.run(distinct_rows(x, few))
-                turn = prober.run(opposite(distinct_rows(x, few + 1)))
+                turn = prober.run(reordered(distinct_rows(x, few + 1)))
         except LatedropError:
             raise
         except Exception:  # the model may insist on its batch size
@@ -240,7 +250,8 @@ def _go_on(prober: _Prober, found: Probed, x: Any) -> None:
     some = take_rows(x, slice(0, _AT_ONCE))
     beside = prober.run(some)
     found.passes.append(beside.runs)
-    found.orders = beside.runs, prober.run(opposite(some)).runs  # code that reads values may sort rows by them
+    with suppress(Exception):  # some models insist on an order
+        found.orders = beside.runs, prober.run(reordered(some)).runs  # code that reads values may sort rows by them
     for start in sorted({i * (beside.rows - 1) // (_ALONE - 1) for i in range(_ALONE)}):
         with suppress(Exception):  # some models take no single row
             alone = prober.run(take_rows(x, slice(start, start + 1)))
@@ -313,9 +324,9 @@ def _pairs(first: _Pass, second: _Pass) -> list[tuple[Tensor, Tensor]]:
 
 
 def _alike(first: _Pass, second: _Pass, rows: slice | None, moved: int = 0) -> bool:
-    """Return True if some rows of the first pass are those of the second; None for `rows`: in the opposite order."""
+    """Return True if some rows of the first pass are those of the second; None for `rows`: in another order."""
     for a, b in _pairs(first, second):
-        expected = a.flip(0) if rows is None else a.roll(moved, 0)[rows]
+        expected = a[reordering(len(a))] if rows is None else a.roll(moved, 0)[rows]
         rounding = 0.1 if a.dtype in (torch.float16, torch.bfloat16) else 1e-3
         if bool((expected - b).abs().max() > rounding * a.abs().max()):
             return False
