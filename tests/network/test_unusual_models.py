@@ -21,12 +21,12 @@ from torch.func import functional_call
 from latedrop import calibrate, find_sites, inject, linearize, propagate, sample
 from latedrop.dropout.sampling import plain_output
 from latedrop.errors import DataError, SiteError
+from rounding import assert_same_up_to_rounding
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:the draws of this model run one by one"),
     pytest.mark.filterwarnings("ignore:expected examples that do not depend on each other"),
 ]
-from rounding import assert_same_up_to_rounding
 
 TINY = 1e-9  # a rate that is as good as none
 
