@@ -179,7 +179,8 @@ class Network:
                 self.derives = False
                 raise
         finally:
-            if self.random:
+            failed = self.random is None  # before the first pass could tell
+            if self.random or (failed and self._rolled(generators, before)):
                 for generator, state in zip(generators, before, strict=True):
                     generator.set_state(state)
         return found

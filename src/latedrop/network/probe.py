@@ -169,10 +169,10 @@ class _Prober:
     def unreached(self) -> list[str]:
         """Return the parameters of weight layers that have not run in any pass."""
         layers = {name: layer for name, layer in self.network.layers.items() if isinstance(layer, SOURCES)}
-        silent = {
-            name: layer for name, layer in layers.items() if name not in self.reached and _is_called(name, layers)
-        }
-        return [f"{name}.{weight}" for name, layer in silent.items() for weight, _ in layer.named_parameters()]
+        used = {id(weight) for name in self.reached & layers.keys() for weight in layers[name].parameters()}
+        silent = [name for name in layers if name not in self.reached and _is_called(name, layers)]
+        named = [(f"{name}.{own}", weight) for name in silent for own, weight in layers[name].named_parameters()]
+        return [name for name, weight in named if id(weight) not in used]  # tied weights may have run elsewhere
 
 
 def _is_called(name: str, layers: dict[str, nn.Module]) -> bool:
