@@ -16,7 +16,7 @@ import numpy.typing as npt
 from latedrop.crowd.regions.components import find_regions
 from latedrop.errors import DataError
 
-__all__ = ["Maps", "RegionTable", "error_summary"]
+__all__ = ["Maps", "RegionTable", "auc", "error_summary"]
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 
@@ -96,6 +96,11 @@ class RegionTable:
         frame = np.repeat(np.arange(len(maps)), [len(regions) for regions in found])
         return cls(frame, mass, ratio, isolation, np.concatenate(true), maps.predicted, maps.true)
 
+    def only(self, chosen: npt.NDArray[np.bool_]) -> RegionTable:
+        """Some of the regions `(R,)`; the frames stay."""
+        parts = (self.frame, self.mass, self.ratio, self.isolation, self.true_region)
+        return RegionTable(*(part[chosen] for part in parts), self.predicted, self.true)  # type: ignore[arg-type]
+
     def errors(self, gone: npt.NDArray[np.bool_]) -> Floats:
         """Predicted less true count of every frame without some regions."""
         lost = np.bincount(self.frame[gone], self.mass[gone], len(self.predicted))
@@ -114,11 +119,11 @@ class RegionTable:
     def separation(self, fitted: RegionTable) -> dict[str, float | None]:
         """Areas under the ROC curve, 0.5 is chance; None where a table has only one kind of region."""
         false = ~self.true_region
-        found = {"low_mass": _auc(-self.mass, false), "ratio": _auc(self.ratio, false)}
-        found["isolation"] = _auc(self.isolation, false)
+        found = {"low_mass": auc(-self.mass, false), "ratio": auc(self.ratio, false)}
+        found["isolation"] = auc(self.isolation, false)
         for name, features in (("without_ratio", ("mass", "isolation")), ("all", ("mass", "isolation", "ratio"))):
             weights = _discriminant(fitted.logs(features), ~fitted.true_region)
-            found[name] = None if weights is None else _auc(self.logs(features) @ weights, false)
+            found[name] = None if weights is None else auc(self.logs(features) @ weights, false)
         return found
 
     def logs(self, features: Sequence[str]) -> Floats:
@@ -136,7 +141,7 @@ def error_summary(errors: Floats) -> dict[str, Any]:
     }
 
 
-def _auc(score: Floats, positive: npt.NDArray[np.bool_]) -> float | None:
+def auc(score: Floats, positive: npt.NDArray[np.bool_]) -> float | None:
     """Area under the ROC curve by ranks, ties shared; None where one kind is missing."""
     number = int(positive.sum())
     if not number or number == len(positive):
