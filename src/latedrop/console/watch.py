@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sqlite3
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -23,7 +22,7 @@ from latedrop.console.zones import Zone, probability_above
 from latedrop.crowd.calibration import CrowdCalibration
 from latedrop.crowd.calibration.usual import STRANGE
 from latedrop.crowd.mcnn import Trained
-from latedrop.errors import DataError, LatedropError
+from latedrop.errors import DataError, FileError, LatedropError
 
 __all__ = ["Settings", "View", "Watch"]
 
@@ -211,7 +210,7 @@ class Watch:
 
     def _noted(self, view: View) -> Callable[[str, str], object]:
         def noted(state: str, words: str) -> None:
-            with suppress(sqlite3.Error):  # a full disk must not stop the camera
+            with suppress(FileError):  # a full disk must not stop the camera
                 self.store.add_event(view.name, "source", words)
             self.tell({"kind": "state", "source": view.number, "camera": {"state": state, "words": words}})
 
@@ -239,8 +238,8 @@ class Watch:
         """Count a frame; whatever goes wrong is shown, and the next frame is counted."""
         try:
             self._look(view, shot)
-        except sqlite3.Error as error:
-            self.tell({"kind": "bad", "source": view.number, "text": f"nothing can be remembered: {error}."})
+        except FileError as error:
+            self.tell({"kind": "bad", "source": view.number, "text": f"nothing can be remembered: {error}"})
         except Exception as error:  # a frame, or a counter of others, may raise anything
             _logger.warning("a frame was not counted", exc_info=True)
             text = str(error) if isinstance(error, LatedropError) else f"{type(error).__name__} in a frame"
