@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from threading import Condition, Thread
+from threading import Condition, Event, Thread
 from typing import Any
 
 import numpy as np
@@ -174,6 +174,8 @@ def test_a_body_without_a_length_is_counted_as_it_comes(console: Console) -> Non
         ("POST", f"sources/0/frames/{10**20}/label", {"people": 3}),
         ("POST", "sources/0/frames/1/label", {}),
         ("POST", "sources/0/frames/1/label", {"heads": [[5, 5]]}),
+        ("POST", "sources/0/frames/1/label", {"people": 3, "heads": [[0.5, 0.5]]}),
+        ("POST", "sources/0/frames/1/label", {"people": 1, "heads": []}),
     ],
 )
 def test_odd_requests_are_refused_in_words(console: Console, method: str, path: str, body: Any) -> None:
@@ -321,6 +323,46 @@ def test_a_frame_that_cannot_be_counted_stops_nothing(tmp_path: Path) -> None:
     watch.close()
     assert "receptive field" in said[0]
     assert said[-1] == "counted"
+
+
+def test_requests_do_not_wait_for_a_frame_that_is_being_counted(tmp_path: Path) -> None:
+    trained = load_weights(shipped("scenes"))
+    calibration = load_calibration(shipped("scenes", ".calibration.json"), trained)
+    source, store = Source("door", True, walking), Store(tmp_path / "a.sqlite")
+    watch = Watch([source], trained, calibration, store, Settings(), Notices([]))
+    view = watch.views[0]
+    gone = store.add_zone("door", "Stairs", SQUARE, 3)
+    watch.zones_changed(view)
+    assert SCENES[0] is not None
+    watch._look(view, Shot(1, time.time(), SCENES[0], 0.0))
+    counting, go_on, count = Event(), Event(), view.counter.count
+
+    def slow(*arguments: Any) -> Any:
+        counting.set()
+        assert go_on.wait(60)
+        return count(*arguments)
+
+    view.counter.count = slow  # type: ignore[method-assign]
+    counts = Thread(target=watch._look, args=(view, Shot(2, time.time(), SCENES[0], 1.0)), daemon=True)
+    counts.start()
+    assert counting.wait(30)
+
+    def requests() -> None:
+        store.remove_zone(gone)
+        watch.zones_changed(view)
+        watch.restore(view, store.calibrations("door")[0]["id"])
+        watch.label(view, watch.freeze(view), 90, None)
+
+    asking = Thread(target=requests, daemon=True)
+    asking.start()
+    asking.join(30)
+    answered = not asking.is_alive()
+    go_on.set()
+    counts.join(30)
+    assert answered
+    assert [zone["id"] for zone in view.message["zones"]] == [view.zones[0].id]  # of the zones that are left
+    assert len(store.all_counts(gone, 0)) == 1
+    store.close()
 
 
 def test_a_clock_that_is_set_back_delays_no_alarm(tmp_path: Path) -> None:
