@@ -18,6 +18,7 @@ from latedrop.errors import ArgumentError
 from latedrop.files import write_aside
 from latedrop.onnx_files import layers, operators, shapes, windows
 from latedrop.onnx_files.emitting import OPSET, TYPES, Emitter, Value
+from latedrop.onnx_files.metadata import sealed
 from latedrop.onnx_files.tracing import Affine, graph_of, refuse
 from latedrop.terminal import need
 
@@ -96,8 +97,7 @@ def _serialized(emitter: Emitter, inputs: Sequence[Any], outputs: Sequence[str],
     model.ir_version = _IR
     helper.set_model_props(model, dict(metadata))
     onnx.checker.check_model(model, full_check=False)
-    content: bytes = model.SerializeToString()
-    return content
+    return sealed(model.SerializeToString())
 
 
 def _used(nodes: Sequence[Any], outputs: Sequence[str]) -> list[Any]:
