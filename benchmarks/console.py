@@ -24,12 +24,12 @@ import torch
 
 from benchmarks.timing import RESULTS, machine, write
 from latedrop.console.alarms import Rule
-from latedrop.console.counter import LiveCounter, faster
+from latedrop.console.counter import LiveCounter
 from latedrop.console.zones import Amount, Shares, cells_of, probability_above
 from latedrop.crowd.calibration import load_calibration
 from latedrop.crowd.calibration.recalibration import fit_recalibration, t_quantile
 from latedrop.crowd.layouts import open_as_trained
-from latedrop.crowd.mcnn import load_weights, shipped
+from latedrop.crowd.mcnn import faster, load_weights, shipped
 from latedrop.crowd.regions import to_cells
 from latedrop.crowd.scenes import make_scenes
 from latedrop.dropout.first_order import linearize
@@ -197,17 +197,21 @@ def speed(repeats: int = 7) -> dict[str, float]:
 
     with torch.inference_mode():
         times = {"plain pass": seconds(lambda: trained.model(image[None]))}
-    times["as `crowd count`"] = seconds(lambda: calibration.read(trained, image))
+    times["one pass and a map of deviations, as `crowd count --panels`"] = seconds(
+        lambda: calibration.read(trained, image)
+    )
     times["one pass"] = seconds(lambda: calibration.read(trained, image, deviations=False))
     counter = LiveCounter(faster(trained), calibration)
     zones = list(ZONES.values())[:4]
-    times["one pass, weights laid out for it"] = seconds(lambda: calibration.read(trained, image, deviations=False))
+    times["one pass, weights laid out for it, as `crowd count`"] = seconds(
+        lambda: calibration.read(trained, image, deviations=False)
+    )
     times["a frame of the console: three zones"] = seconds(lambda: counter.count("frame", pixels, zones))
     count = counter.count("frame", pixels, zones)
     times["shares of three zones, measured again"] = seconds(
         lambda: Shares.measured(trained, calibration, image, count.density, zones)
     )
-    times["map of doubt, while it is shown"] = seconds(lambda: counter.doubt(count))
+    times["map of doubt, while it is shown"] = seconds(lambda: counter.deviations(count))
     sites = calibration.count.sites
     times["first order of the count, where dropout has a share in it"] = seconds(
         lambda: linearize(trained.model, image[None], sites, lambda density: trained.masked(density).flatten(1).sum(1))

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from latedrop.crowd.calibration import CrowdCalibration, load_calibration
-from latedrop.crowd.mcnn import Trained, load_weights, shipped
+from latedrop.crowd.mcnn import Trained, faster, load_weights, shipped
 from latedrop.crowd.scenes import make_scenes
 from latedrop.errors import OutputError
 from rounding import assert_same_up_to_rounding, rounding
@@ -60,8 +60,6 @@ def test_the_network_runs_once(counter: tuple[Trained, CrowdCalibration]) -> Non
 
 
 def test_weights_laid_out_for_speed_count_the_same(counter: tuple[Trained, CrowdCalibration]) -> None:
-    from latedrop.console.counter import faster
-
     _, calibration = counter
     trained, image = load_weights(shipped("scenes")), make_scenes(0, 1, 0).image(0)
     before = calibration.read(trained, image, deviations=False)

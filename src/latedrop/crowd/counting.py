@@ -104,13 +104,20 @@ class CountedFrame:
         """The count as the core gives it, one row, before guard and recalibration for a scene."""
         return self.reading.count
 
+    @property
+    def uncountable(self) -> str:
+        """Why the frame cannot be counted, in words; empty where it can."""
+        return self.reading.uncountable
+
     def row(self) -> dict[str, Any]:
-        """What a file of counts says about it, by `COLUMNS`."""
+        """What a file of counts says about it, by `COLUMNS`; no numbers where it cannot be counted."""
         numbers = (self.count, self.std, self.low, self.high, self.count_kept)
-        cells = (self.name, *(round(n, 4) for n in numbers), int(self.rejected.sum()))
+        cells = (self.name, *(None if self.uncountable else round(n, 4) for n in numbers), int(self.rejected.sum()))
         return dict(zip(COLUMNS, (*cells, float(f"{self.strangeness:.4g}"), self.provenance), strict=True))
 
     def __str__(self) -> str:
+        if self.uncountable:
+            return f"cannot count: {self.uncountable}"
         said = f"{self.count:.1f} people, {100 * self.level:.4g} % interval {self.low:.1f} to {self.high:.1f}"
         return f"{said} (strange: {'; '.join(self.reasons)})" if self.reasons else said
 

@@ -160,7 +160,7 @@ def fit_recalibration(count: Floats, variance: Floats, truth: Floats, strangenes
         )
     if not (np.isfinite(c).all() and np.isfinite(y).all() and (v > 0).all() and np.isfinite(v).all()):
         raise DataError(
-            "expected finite counts, and variances above 0, of all labelled frames; found others. Leave frames out that "
+            "expected finite counts, and variances above 0, of all labelled frames; found others. Omit frames that "
             "cannot be counted, or calibrate the counter again."
         )
     form, after = _chosen_form(c, v, y)

@@ -54,6 +54,7 @@ class Reading:
         strangeness: 1 where the usual ends, see `usual`.
         reasons: what is strange, in words; none below `STRANGE`.
         fitted_variance: of the count, before guard and recalibration.
+        uncountable: why the frame cannot be counted, in words; empty where it can. Its numbers then mean nothing.
     """
 
     count: Prediction
@@ -65,6 +66,7 @@ class Reading:
     strangeness: float
     reasons: tuple[str, ...]
     fitted_variance: float
+    uncountable: str = ""
 
     def __post_init__(self) -> None:
         if not (isfinite(self.mean) and self.variance >= 0 and self.fitted_variance >= 0):
@@ -178,7 +180,8 @@ class CrowdCalibration:
         dof = None
         if scene is not None:
             (mean, variance), dof = scene.apply(mean, variance), scene.dof
-        return Reading(count, density, std, mean, variance, dof, strangeness, reasons, fitted)
+        uncountable = "" if self.usual is None else self.usual.uncountable(image)
+        return Reading(count, density, std, mean, variance, dof, strangeness, reasons, fitted, uncountable)
 
     @property
     def _constant(self) -> float:

@@ -99,8 +99,8 @@ class Policy:
         faint = "no region is called faint"
         if self.faint_mass > 0:
             faint = (
-                f"faint ones have at most {self.faint_mass:.3g} people and are at least {self.faint_isolation:.3g} cells "
-                f"from the next; {self.faint_false} of {self.faint_seen} were false"
+                f"faint ones have at most {self.faint_mass:.3g} people and are {self.faint_isolation:.3g} cells "
+                f"or more from the next; {self.faint_false} of {self.faint_seen} were false"
             )
         if self.rejects_nothing:
             return f"none is rejected, as on the validation frames that would not help; {faint}"
