@@ -100,6 +100,7 @@ def elsewhere(counter: str, name: str, data: Path, every: int) -> list[dict[str,
                 "strangeness": round(reading.strangeness, 4),
                 "mean": [round(reading.mean, 4)],
                 "variance": [round(reading.variance, 5)],
+                "fitted": [round(reading.fitted_variance, 5)],
                 "truth": [len(crowd_set.heads(index))],
             }
         )
@@ -150,6 +151,7 @@ def labels(rows: list[dict[str, Any]], seeds: int = 20) -> list[dict[str, Any]]:
     """Labels of the first half, judged on the second: MAE and coverage of 90 % intervals."""
     half = len(rows) // 2
     c, v, y = (np.array([row[part][0] for row in rows], dtype=float) for part in ("mean", "variance", "truth"))
+    fitted = np.array([row.get("fitted", row["variance"])[0] for row in rows], dtype=float)  # before the guard
     strange = np.array([row["strangeness"] for row in rows])
     width = np.sqrt(v) / (np.maximum(c, 0) + 1)
     score = width / np.median(width[:half]) + np.maximum(0, strange - 0.5)
@@ -162,7 +164,10 @@ def labels(rows: list[dict[str, Any]], seeds: int = 20) -> list[dict[str, Any]]:
         rng = np.random.default_rng(0)
         picks["random"] = [sorted(rng.choice(half, max(number, 1), replace=False).tolist()) for _ in range(seeds)]
         for how, sets in picks.items():
-            scores = [_judged(c, v, y, chosen if number else [], half) for chosen in (sets if number else [[]])]
+            scores = [
+                _judged(c, fitted if number else v, y, chosen if number else [], half)
+                for chosen in (sets if number else [[]])
+            ]
             mae, held = np.mean(scores, 0)
             found.append({"labels": number, "how": how, "mae": float(mae), "coverage": float(held)})
     return found
