@@ -84,6 +84,16 @@ def test_the_variance_before_the_guard_is_that_without_one(counter: tuple[Traine
     assert found.fitted_variance == pytest.approx(plain.variance)
 
 
+@pytest.mark.parametrize(
+    ("name", "says"), [("mall", "follows the count only: "), ("pets", "is the same for every frame: ")]
+)
+def test_a_record_says_what_widths_follow(name: str, says: str) -> None:
+    trained = load_weights(shipped(name))
+    found = load_calibration(shipped(name, ".calibration.json"), trained)
+    assert found.width.startswith(says)
+    assert f"the width of the count's interval {says}" in str(found)
+
+
 def test_a_variance_below_zero_is_no_reading(counter: tuple[Trained, CrowdCalibration]) -> None:
     trained, calibration = counter
     reading = calibration.read(trained, make_scenes(0, 1, 0).image(0), deviations=False)

@@ -72,7 +72,6 @@ def crowd_count(
     """
     with one_line(debug):
         _need_crowd(panels)
-        from latedrop.crowd.calibration.record import NO_DROPOUT
         from latedrop.crowd.counting import CountFile, count_people
         from latedrop.crowd.frames import open_frames
         from latedrop.crowd.mcnn import faster
@@ -89,7 +88,7 @@ def crowd_count(
         following = Following(labels, stream, path)
         done = following.done(used, level) if resume else {}
         if not used.has_dropout:
-            say(f"note: {NO_DROPOUT}.")
+            say(f"note: the width of intervals {used.width}.")
         rows = count_people(faster(trained), used, images, level, deviations=panels, skip=done, on_bad=bad)
         rows = following.of(rows, used, level, done)
         with _kept(path) as tally, CountFile(path, resume=resume) as file:

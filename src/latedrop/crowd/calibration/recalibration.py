@@ -226,7 +226,7 @@ def _chosen_form(c: Floats, v: Floats, y: Floats) -> tuple[Form, float]:
             continue
         errors = []
         for block in blocks:
-            fit = _posterior(*(np.delete(part, block) for part in (c, v, y)), form)
+            fit = _posterior(np.delete(c, block), np.delete(v, block), np.delete(y, block), form)
             moved = c[block] + fit.beta[0] + fit.beta[1] * (c[block] - fit.center)
             errors.append(np.abs(y[block] - moved))
         after = float(np.concatenate(errors).mean())

@@ -29,14 +29,13 @@ from latedrop.errors import DataError, FileError, OutputError
 from latedrop.files import write_aside
 from latedrop.metrics.levels import central_quantile
 from latedrop.records import Fields, mapping, or_none, parsed, read_text, sealed, text, unsealed, wholes
-from latedrop.terms import Dropout
+from latedrop.terms import Dropout, Size
 
-__all__ = ["METHODS", "NO_DROPOUT", "CrowdCalibration", "CrowdMethod", "Reading", "load_calibration", "roi_record"]
+__all__ = ["METHODS", "CrowdCalibration", "CrowdMethod", "Reading", "load_calibration", "roi_record"]
 
 CrowdMethod: TypeAlias = Literal["sampling-free", "sample"]
 
 METHODS: tuple[CrowdMethod, ...] = ("sampling-free", "sample")
-NO_DROPOUT = "the count's variance has no share of dropout: on the validation frames it was worth nothing"
 _FORMAT = 1
 
 
@@ -123,6 +122,18 @@ class CrowdCalibration:
         if self.count.terms is None:
             return self.count.chosen()[0][0] > 0
         return any(share > 0 and term_of(name) == Dropout.name for name, share in self.count.terms.shares.items())
+
+    @property
+    def width(self) -> str:
+        """What the width of the count's interval follows, in words; a strange frame widens it in any case."""
+        shares = {} if self.count.terms is None else self.count.terms.shares
+        terms = {term_of(name) for name, share in shares.items() if share > 0 and name != "floor"}
+        if self.has_dropout:
+            return f"follows {', '.join(sorted(terms or {Dropout.name}))}"
+        if not terms - {Size.name}:
+            what = "follows the count only" if terms else "is the same for every frame"
+            return f"{what}: nothing else that was tried ranks the errors of frames left out of the fit"
+        return f"follows {', '.join(sorted(terms))}; dropout adds nothing on frames left out of the fit"
 
     def read(self, trained: Trained, image: Tensor, *, deviations: bool = True) -> Reading:
         """Count, map and deviations of one frame `(C, H, W)`, of the size that the network takes.
@@ -251,7 +262,7 @@ class CrowdCalibration:
                 f"validation RMSE {last.rmses[0]:.4g}, NLL {last.nll_unscaled:.4g} raw, {last.nll_scaled:.4g} scaled"
             )
         if not self.has_dropout:
-            lines.append(NO_DROPOUT)
+            lines.append(f"the width of the count's interval {self.width}")
         lines.append(f"regions: {'no policy' if self.policy is None else self.policy}")
         lines += [] if self.recalibration is None else [str(self.recalibration)]
         return "\n".join(lines)

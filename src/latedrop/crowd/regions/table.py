@@ -7,7 +7,7 @@ false regions before true ones is the area under its ROC curve.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -98,8 +98,14 @@ class RegionTable:
 
     def only(self, chosen: npt.NDArray[np.bool_]) -> RegionTable:
         """Some of the regions `(R,)`; the frames stay."""
-        parts = (self.frame, self.mass, self.ratio, self.isolation, self.true_region)
-        return RegionTable(*(part[chosen] for part in parts), self.predicted, self.true)  # type: ignore[arg-type]
+        return replace(
+            self,
+            frame=self.frame[chosen],
+            mass=self.mass[chosen],
+            ratio=self.ratio[chosen],
+            isolation=self.isolation[chosen],
+            true_region=self.true_region[chosen],
+        )
 
     def errors(self, gone: npt.NDArray[np.bool_]) -> Floats:
         """Predicted less true count of every frame without some regions."""
