@@ -202,15 +202,14 @@ def _posterior(c: Floats, v: Floats, y: Floats, form: Form) -> _Posterior:
     # Errors around a line tell how alike neighbours are, whatever is fitted.
     line = np.linalg.lstsq(x, error, rcond=None)[0]
     effective = effective_frames(error - x @ line)
-    x = x[:, :terms]
     weight = effective / len(c) / (v / unit)
-    prior = np.diag([_OFFSET**-2, unit / _SLOPE**2][:terms])
-    beta, covariance = np.zeros(2), np.zeros((2, 2))
-    inverse = np.linalg.inv(prior + (x * weight[:, None]).T @ x)
-    covariance[:terms, :terms] = inverse
-    beta[:terms] = inverse @ (x * weight[:, None]).T @ error
-    squares = (error - x @ beta[:terms]) ** 2
-    left = float(weight @ squares + beta[:terms] @ prior @ beta[:terms])
+    prior = np.diag([_OFFSET**-2, unit / _SLOPE**2])
+    precision, pull = prior + (x * weight[:, None]).T @ x, (x * weight[:, None]).T @ error
+    # Whatever is fitted, a line is not ruled out: its uncertainty stays in the intervals.
+    beta, covariance = np.zeros(2), np.linalg.inv(precision)
+    beta[:terms] = np.linalg.solve(precision[:terms, :terms], pull[:terms])
+    squares = (error - x @ beta) ** 2
+    left = float(weight @ squares + beta @ prior @ beta)
     # The old variance is no guess of how large errors are in a scene where they are seen to be larger.
     guess = max(unit, float((squares / v * unit).mean()))
     variance = (_PRIOR_FRAMES * guess + left) / (_PRIOR_FRAMES + effective)
