@@ -25,7 +25,7 @@ export class Picture {
     const policy = this.known.sources[this.known.current]?.faint;
     $("faint-said").hidden = !this.layers.has("faint");
     $("faint-said").textContent = !policy?.mass ? "This calibration calls no region faint."
-      : `Faint: at most ${policy.mass.toFixed(2)} people and apart from others. Of ${policy.seen} such regions on frames with known people ${policy.false} had nobody in them.`;
+      : `Faint: at most ${policy.mass.toFixed(2)} people. Of ${policy.seen} such regions on frames with known people ${policy.false} had nobody in them.`;
   }
 
   age() {
@@ -33,9 +33,10 @@ export class Picture {
     if (!this.time || !Number.isFinite(this.known.ahead)) { box.textContent = ""; return; }
     const old = Math.max(0, Date.now() / 1000 - this.known.ahead - this.time);
     const frozen = old > 3;
-    box.textContent = frozen ? `picture is ${Math.round(old)} s old` : `${old.toFixed(1)} s old`;
+    const mapped = this.layers.has("doubt"); // takes seconds: then an old picture is no sign of a fault
+    box.textContent = frozen ? `${mapped ? "picture and doubt are" : "picture is"} ${Math.round(old)} s old` : `${old.toFixed(1)} s old`;
     box.className = frozen ? "frozen" : "";
-    $("picture").classList.toggle("frozen", frozen);
+    $("picture").classList.toggle("frozen", frozen && !mapped);
   }
 
   clear() {
