@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import os
 import re
 import secrets
@@ -16,13 +17,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from latedrop.errors import ArgumentError, FileError
+from latedrop.errors import ArgumentError, DataError, FileError
 
 __all__ = [
     "aside",
     "check_apart",
     "digest_of",
     "locked",
+    "npy_head",
     "plain_cell",
     "readable",
     "safe_cell",
@@ -111,6 +113,30 @@ def write_aside(path: str | os.PathLike[str], content: bytes) -> None:
     """Write a file under another name, then rename it, so that nobody finds half of it."""
     with aside(path) as part:
         part.write_bytes(content)
+
+
+def npy_head(file: IO[bytes], size: int) -> tuple[tuple[int, ...], bool, Any]:
+    """Read the head of a npy file of `size` bytes: shape, whether its columns lie one after another, and dtype.
+
+    `DataError` where the head is damaged, or promises another number of bytes than follow: nothing may be made, or
+    awaited, of what only a head says.
+    """
+    from numpy.lib import format as npy
+
+    begin = file.tell()
+    try:
+        read = npy.read_array_header_1_0 if npy.read_magic(file) == (1, 0) else npy.read_array_header_2_0
+        shape, fortran, dtype = read(file)
+    except Exception as error:  # whatever a damaged head raises
+        raise DataError(f"expected a npy file; its head is damaged: {str(error)[:200]}.") from error
+    expected, rest = math.prod(shape) * dtype.itemsize, size - (file.tell() - begin)
+    empty = expected == 0 and shape[:1] != (0,)  # rows without a byte: there could be any number of them
+    if not dtype.hasobject and (expected != rest or min(shape, default=0) < 0 or empty):
+        raise DataError(
+            f"expected the numbers of shape {str(shape)[:80]} and dtype {str(dtype)[:40]} in the npy file; found "
+            f"{rest} bytes. It is damaged, or was cut off: save it again."
+        )
+    return shape, fortran, dtype
 
 
 def safe_cell(text: str) -> str:
