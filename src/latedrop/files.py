@@ -20,6 +20,7 @@ from typing import IO, Any
 from latedrop.errors import ArgumentError, DataError, FileError
 
 __all__ = [
+    "FORMULA",
     "aside",
     "check_apart",
     "digest_of",
@@ -32,7 +33,8 @@ __all__ = [
 ]
 
 _log = logging.getLogger(__name__)
-_FORMULA = "=+-@\t\r\n"  # what a formula starts with, or a cell that becomes one when its edges are cut
+FORMULA = "=+-@\t\r\n\uff1d\uff0b\uff0d\uff20"
+"""What a formula starts with, also in full width, or a cell that becomes one when its edges are cut."""
 _LEFT_AFTER = 60.0  # seconds without a change: a writer locks its file within these
 
 
@@ -142,10 +144,14 @@ def npy_head(file: IO[bytes], size: int) -> tuple[tuple[int, ...], bool, Any]:
 def safe_cell(text: str) -> str:
     """Text for a csv file: an apostrophe goes before what a spreadsheet would run as a formula; numbers stay.
 
+    Line breaks become LF, as `csv.writer` quotes no CR where lines end in LF: the rest would be a row of its own.
+
     >>> [safe_cell(text) for text in ("=1+1", "@SUM(A1)", "-1.5", "+49 170", "a=b")]
     ["'=1+1", "'@SUM(A1)", '-1.5', "'+49 170", 'a=b']
     """
-    if text[:1] not in _FORMULA or not text:
+    if "\r" in text:
+        text = text.replace("\r\n", "\n").replace("\r", "\n")
+    if text[:1] not in FORMULA or not text:
         return text
     try:
         float(text)
@@ -156,7 +162,7 @@ def safe_cell(text: str) -> str:
 
 def plain_cell(text: str) -> str:
     """The text that `safe_cell` was given."""
-    return text[1:] if text[:1] == "'" and text[1:2] in _FORMULA and len(text) > 1 else text
+    return text[1:] if text[:1] == "'" and text[1:2] in FORMULA and len(text) > 1 else text
 
 
 def digest_of(path: str | os.PathLike[str]) -> str:
