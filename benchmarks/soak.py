@@ -95,8 +95,8 @@ def megabytes(process: int | str = "self") -> float:
 
 
 def summary(samples: list[tuple[int, float]], seconds: float, answers: Counter[str]) -> dict[str, Any]:
-    """Memory after the first tenth, which loads and fills caches: its growth by least squares, and its range."""
-    later = np.array(samples[len(samples) // 10 :])
+    """Memory after the first fifth, in which everything is used once: its growth by least squares, and its range."""
+    later = np.array(samples[len(samples) // 5 :])
     slope = float(np.polyfit(later[:, 0], later[:, 1], 1)[0])
     return {
         "count": samples[-1][0],
