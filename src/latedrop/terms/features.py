@@ -65,7 +65,7 @@ class Features:
         """Notes these features of so many rows while a pass runs that somebody else makes."""
         unknown = set(self.sites) - {site.name for site in sites}
         if unknown:
-            raise DataError(
+            raise SiteError(
                 f"expected features at the sites of the calibration; found {sorted(unknown)}, which it does not have. "
                 "The file was edited or damaged: calibrate again."
             )
