@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any
@@ -9,12 +10,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from latedrop.files import safe_cell
+from latedrop.files import FORMULA, safe_cell
 
 __all__ = ["csv_text"]
 
 _PLAIN_FROM, _PLAIN_TO = 1e-4, 1e6  # numbers between are written without an exponent by numpy and by pyarrow
-_QUOTED, _FORMULA = '["\r\n]', "^[=+\\-@\t]"
+_QUOTED, _FORMULA = '["\r\n]', f"^[{re.escape(FORMULA)}]"
 
 
 def csv_text(columns: Mapping[str, Any], between: str) -> str | None:

@@ -97,7 +97,7 @@ class Store:
         with self._lock:
             try:
                 yield self._db
-            except sqlite3.Error as error:
+            except (sqlite3.Error, UnicodeError) as error:  # also where a message quotes what is damaged
                 raise self._refused(error) from error
 
     def _refused(self, error: Exception) -> FileError:
@@ -354,7 +354,7 @@ def _check_ours(path: Path) -> None:
     db = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)
     try:
         found, version = (db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version"))
-    except sqlite3.Error:
+    except (sqlite3.Error, UnicodeError):
         found, version = 0, 0  # no database
     finally:
         db.close()

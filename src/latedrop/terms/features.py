@@ -63,6 +63,12 @@ class Features:
 
     def noting(self, network: Network, sites: Sites, rows: int) -> Noted:
         """Notes these features of so many rows while a pass runs that somebody else makes."""
+        unknown = set(self.sites) - {site.name for site in sites}
+        if unknown:
+            raise SiteError(
+                f"expected features at the sites of the calibration; found {sorted(unknown)}, which it does not have. "
+                "The file was edited or damaged: calibrate again."
+            )
         return Noted(rows, {site.name: _channels(network, site) for site in sites if site.name in self.sites})
 
     def gathered(self, noted: Noted) -> Tensor:
