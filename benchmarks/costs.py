@@ -25,10 +25,9 @@ from benchmarks.timing import RESULTS, machine, medians, seconds_of, turns_withi
 from latedrop import Network, Site, find_sites, sample
 from latedrop.calibration.search import PAPER_RATES
 from latedrop.devices import chosen_device
-from latedrop.dropout.chunks import fitting_chunk
 from latedrop.dropout.masks import masks
-from latedrop.dropout.options import Sampling
-from latedrop.dropout.sampling import sample_rates
+from latedrop.dropout.moments import Sampling
+from latedrop.dropout.sampling import fitting_chunk, sample_rates
 
 DRAWS: dict[str, dict[str, int]] = {"cpu": {"mcnn": 4, "residual_cnn": 20, "transformer": 20}, "gpu": {}}
 FEWEST = 4

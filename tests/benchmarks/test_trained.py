@@ -31,7 +31,7 @@ from benchmarks.trained_nets import (
     tones,
 )
 from latedrop import calibrate, find_sites, inject, linearize, sample
-from latedrop.dropout.options import Engine
+from latedrop.dropout.moments import Engine
 from latedrop.network.calling import call
 from rounding import assert_same_up_to_rounding
 

@@ -14,7 +14,7 @@ import latedrop
 SOURCE = Path(latedrop.__file__).parent
 ROOMS = [
     {"errors"},
-    {"records", "numerals", "quantiles", "switches", "lazy", "wrappers"},
+    {"records", "numerals", "quantiles", "wrappers"},
     {"torch_private", "files", "devices", "addresses", "terminal", "progress"},
     {"metrics", "plots", "web"},
     {"data"},

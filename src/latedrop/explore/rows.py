@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,6 @@ from latedrop.calibration.judgement import Judgement
 from latedrop.calibration.prediction import Prediction
 from latedrop.calibration.predictor import Predictor
 from latedrop.errors import ArgumentError, LatedropError
-from latedrop.lazy import lazy
 from latedrop.metrics.levels import central_quantile, checked_level
 
 __all__ = ["Explored", "check_shape"]
@@ -139,7 +139,7 @@ class Explored:
         inside = (low <= target) & (target <= high)
         return Held(level, np.arange(len(mean)), error, std, inside, same), low, high
 
-    @lazy
+    @cached_property
     def _shown(self) -> npt.NDArray[np.intp]:
         """An even choice of the rows, and the worst."""
         count = len(self.target)
@@ -147,7 +147,7 @@ class Explored:
         worst = [one["row"] for output in self.judgement.outputs for one in output.worst]
         return np.unique(np.concatenate([even, np.array(worst, dtype=np.intp)]))
 
-    @lazy
+    @cached_property
     def _strange(self) -> Floats | None:
         strange = self.prediction.strangeness
         return None if strange is None else strange.double().numpy()

@@ -162,7 +162,7 @@ def _trains(node: torch.fx.Node) -> bool:
     declared = operator_of(node.target)
     if declared is None:
         return False
-    values = {**declared.defaults, **dict(zip(declared.arguments, node.args, strict=False)), **node.kwargs}
+    values = declared.values(node.args, node.kwargs)
     train = values.get("train", values.get("training")) is True
     if "running_mean" in values:
         return train and values["running_mean"] is not None

@@ -16,8 +16,7 @@ from torch import Tensor, fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from latedrop.errors import ArgumentError, LatedropError
-from latedrop.switches import plain_kernels
-from latedrop.torch_private import traced
+from latedrop.torch_private import plain_kernels, traced
 
 __all__ = ["Affine", "Graph", "Size", "graph_of", "name_of", "refuse"]
 

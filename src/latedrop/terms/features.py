@@ -17,11 +17,10 @@ import torch
 from torch import Tensor
 
 from latedrop.data.arrays import apart, widened
-from latedrop.data.rows import copied, fitting_batches, row_count, take_rows
+from latedrop.data.rows import copied, row_count, take_rows
 from latedrop.errors import ArgumentError, SiteError
-from latedrop.network.layers import channel_axis
 from latedrop.network.network import Network
-from latedrop.network.sites import Site, Sites
+from latedrop.network.sites import Site, Sites, channel_axis
 
 __all__ = ["Features", "Noted", "pooled"]
 
@@ -56,7 +55,7 @@ class Features:
 
     def of(self, network: Network, x: Any, sites: Sites, seen: Callable[[Any], object] = lambda output: None) -> Tensor:
         """`(N, features)`, in one plain pass; `seen` is shown the raw output of it, batch by batch."""
-        parts = fitting_batches(network.model, x)
+        parts = network.batches(x)
         if parts is not None:
             return torch.cat([self.of(network, part, sites, seen)[:rows] for part, rows in parts])
         return self.gathered(self._noted(network, x, sites, seen))
@@ -75,8 +74,7 @@ class Features:
         Vectors are taken before what has positions, of which some may be padding. None where there are none.
         """
         rows = row_count(x)
-        model = network.model
-        if fitting_batches(model, x) is not None or fitting_batches(model, take_rows(x, slice(1))) is not None:
+        if network.batches(x) is not None or network.batches(take_rows(x, slice(1))) is not None:
             return self  # a program of a fixed number of rows
         together = self._noted(network, x, sites)
         vectors = tuple(name for name in self.sites if name not in together.positions)
@@ -137,24 +135,6 @@ class Noted:
             moved = widened(value.detach()).movedim(axis, 0)
             self.positions |= {site.name} if moved.dim() > 2 else set()
             self._found[site.name].append(pooled(moved, channels if channels > axis else channels + 1))
-        return value
-
-    def thin_packed(
-        self, site: Site, call: int, value: Tensor, shape: tuple[int, ...], rows: Tensor, steps: Tensor
-    ) -> Tensor:
-        """Note packed entries; see `Thinner`."""
-        if site.name not in self._found:
-            return value
-        noted = widened(value.detach())
-        self.positions.add(site.name)
-        counts = torch.zeros(self._rows, device=value.device).index_add_(0, rows, torch.ones_like(noted[:, 0]))
-        total, squares = (
-            torch.zeros(self._rows, noted.shape[1], device=value.device, dtype=noted.dtype).index_add_(0, rows, part)
-            for part in (noted, noted.square())
-        )
-        mean = total / counts[:, None]
-        spread = (squares / counts[:, None] - mean.square()).clamp_min(0).sqrt()
-        self._found[site.name].append(torch.cat([mean, spread], 1))
         return value
 
     def agrees(self, alone: Noted, name: str, row: int) -> bool:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 from dataclasses import dataclass
+from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -24,7 +25,6 @@ from torch import Tensor
 
 from latedrop.errors import DataError, FileError
 from latedrop.files import readable
-from latedrop.lazy import lazy
 from latedrop.studies.classification.pictures import class_folders, letters
 from latedrop.studies.uci.stacked import key
 from latedrop.terminal import need
@@ -90,7 +90,7 @@ class Images:
     x: dict[str, Tensor]
     y: dict[str, Tensor]
 
-    @lazy
+    @cached_property
     def digest(self) -> str:
         """SHA-256 over all images and labels."""
         found = hashlib.sha256()
