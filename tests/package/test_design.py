@@ -18,6 +18,7 @@ ROOMS = [
     {"torch_private", "files", "devices", "addresses", "terminal", "progress"},
     {"metrics", "plots", "web"},
     {"data"},
+    {"programs"},
     {"network"},
     {"dropout"},
     {"propagation"},

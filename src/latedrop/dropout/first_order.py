@@ -118,9 +118,9 @@ _Watcher = TypeVar("_Watcher", bound=Thinner)
 
 
 def watched(
-    model: nn.Module | Network, x: Any, sites: Sites, readout: Readout, watch: Callable[[int], _Watcher]
+    model: nn.Module | Network, x: Any, sites: Sites, readout: Readout, watch: Callable[[], _Watcher]
 ) -> tuple[Linearization, list[tuple[_Watcher, int]]]:
-    """Linearize while another looks at the inputs of the sites: `watch` makes one for so many rows that run at once.
+    """Linearize while another looks at the inputs of the sites: `watch` makes one for each batch that runs at once.
 
     Also return those who looked, each with the number of rows of `x` that it saw first; others fill a batch up. The
     inputs must have been placed.
@@ -210,7 +210,7 @@ def _by_rows(
     readout: Readout,
     chunk: int | None,
     reduce: _Reduce = None,
-    watch: Callable[[int], Thinner] | None = None,
+    watch: Callable[[], Thinner] | None = None,
 ) -> Iterator[_Part]:
     """Yield first order of some rows after the others; `x` was placed."""
     rows = some_rows(x)
@@ -287,7 +287,7 @@ def _pass(
     """Return what one pass forward and back gives, and the sites that no output has gradients of."""
     count = row_count(x)
     derives = network.notes.get("derives")
-    record = _Record(None if watch is None else watch(count), copy_inputs=copy_inputs, factors=bool(derives))
+    record = _Record(None if watch is None else watch(), copy_inputs=copy_inputs, factors=bool(derives))
     watcher = record.watcher
     guard = Guard(bare(network.model)) if derives is None and not being_traced() else None
     now = network.begin(sites, record, count, shared=False)

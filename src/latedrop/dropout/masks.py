@@ -163,8 +163,15 @@ def masks(
     """
     if not _are_small(draws, shape, like.device) or not isinstance(draws, range) or not isinstance(shape, tuple):
         return masks_from_keys(keys_for(seed, draws, site, call, like.device), shape, rate, like, scaled=scaled)
-    key = seed, draws, site, call, shape, rate, like.dtype, scaled
-    return _remembered(key, like.device, _small_masks)
+
+    def make() -> Tensor:
+        keys = draw_keys(seed, draws, site, call)
+        if not like.is_cpu and len(draws) * prod(shape) > _COPIED:
+            return masks_from_keys(keys_on(keys, like.device), shape, rate, like, scaled=scaled)
+        made = masks_from_keys(keys, shape, rate, torch.empty((), dtype=like.dtype), scaled=scaled)
+        return made.to(like.device, non_blocking=True)
+
+    return _remembered((seed, draws, site, call, shape, rate, like.dtype, scaled), like.device, make)
 
 
 def _are_small(draws: Sequence[int], shape: Sequence[int], device: torch.device) -> bool:
@@ -193,7 +200,7 @@ def keys_for(seed: int, draws: Sequence[int], site: str, call: int, device: torc
     if device.type == "cpu" or not isinstance(draws, range):
         keys = draw_keys(seed, draws, site, call)
         return keys if device.type == "cpu" else keys_on(keys, device)
-    return _remembered((seed, draws, site, call), device, _device_keys)
+    return _remembered((seed, draws, site, call), device, lambda: keys_on(draw_keys(seed, draws, site, call), device))
 
 
 def keys_on(keys: npt.NDArray[np.uint32], device: torch.device) -> Tensor:
@@ -300,53 +307,28 @@ def _start(seed: int, site: str, call: int) -> Any:
     return np.uint64(int.from_bytes(digest, "little"))
 
 
-def _stream(device: torch.device) -> int:
-    """What is copied to a device without waiting is there for those that come later on the same stream."""
-    return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
-
-
-def _remembered(key: tuple[Any, ...], device: torch.device, make: Callable[..., Tensor]) -> Tensor:
-    """`make(device, *key)`, or what it gave before; but what a mode of torch has wrapped is for that mode alone."""
-    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-        return make(device, *key)
-    place = key, device, _stream(device), torch.is_inference_mode_enabled()
-    found = _KEPT.get(place)
-    if found is None:
-        found = make(device, *key)
-        if type(found) is Tensor and not being_traced():
+def _remembered(key: tuple[Any, ...], device: torch.device, make: Callable[[], Tensor]) -> Tensor:
+    """Return `make()`, or what it gave before; but what a mode of torch has wrapped is for that mode alone."""
+    stream = 0
+    if device.type == "cuda":
+        if torch.cuda.is_current_stream_capturing():
+            return make()
+        stream = torch.cuda.current_stream(device).cuda_stream  # a copy is there for what comes later on its stream
+    place = key, device, stream, torch.is_inference_mode_enabled()
+    tensor = _KEPT.get(place)
+    if tensor is None:
+        tensor = make()
+        if type(tensor) is Tensor and not being_traced():
             with _KEEPING:
-                _KEPT[place] = found
+                _KEPT[place] = tensor
                 while len(_KEPT) > _MOST_KEPT or sum(kept.nbytes for kept in _KEPT.values()) > _MOST_BYTES:
                     _KEPT.pop(next(iter(_KEPT)))
-    return found
+    return tensor
 
 
 _KEPT: dict[tuple[Any, ...], Tensor] = {}
 _KEEPING = Lock()
 _MOST_KEPT, _MOST_BYTES = 128, 2**28
-
-
-def _device_keys(device: torch.device, seed: int, draws: range, site: str, call: int) -> Tensor:
-    return keys_on(draw_keys(seed, draws, site, call), device)
-
-
-def _small_masks(
-    device: torch.device,
-    seed: int,
-    draws: range,
-    site: str,
-    call: int,
-    shape: Sequence[int],
-    rate: float,
-    dtype: torch.dtype,
-    scaled: bool,
-) -> Tensor:
-    keys = draw_keys(seed, draws, site, call)
-    if len(draws) * prod(shape) > _COPIED:
-        like = torch.empty((), dtype=dtype, device=device)
-        return masks_from_keys(keys_on(keys, device), shape, rate, like, scaled=scaled)
-    found = masks_from_keys(keys, shape, rate, torch.empty((), dtype=dtype), scaled=scaled)
-    return found.to(device, non_blocking=True)
 
 
 @cache

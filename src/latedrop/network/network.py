@@ -61,6 +61,7 @@ class Pass:
         shared: True: a mask serves all examples of a draw; False: each has its own.
 
     Attributes:
+        times: how often each site has run.
         calls: follows weights without a module, where a site is one.
     """
 
@@ -78,7 +79,7 @@ class Pass:
         self.sites = {site.name: site for site in sites}
         self.thinner = thinner
         self._rows, self._copies, self._shared = rows, copies, shared
-        self._times = dict.fromkeys(self.sites, 0)
+        self.times = dict.fromkeys(self.sites, 0)
 
     def run(self, name: str, layer: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a layer of the copy; its input is thinned where it is a site."""
@@ -101,24 +102,21 @@ class Pass:
                 return forward(*args, **kwargs)
         return forward(*args, **kwargs)
 
-    def idle(self) -> list[str]:
-        """Return the sites that should have run, and did not."""
-        return [name for name, count in self._times.items() if count == 0 and not self.sites[name].skipped]
-
     def thinned(self, site: Site, values: Iterable[Any], channels: tuple[int, ...]) -> dict[int, Any]:
         """Return thinned values by the identity of the given ones: query, key and value are often one tensor."""
         result: dict[int, Any] = {}
-        time = 0 if site.kind == "channel" else self._times[site.name]
+        time = 0 if site.kind == "channel" else self.times[site.name]
         for value in values:
             if id(value) not in result:
                 thin = self._thin_packed if isinstance(value, PackedSequence) else self._thin
                 result[id(value)] = thin(site, time * 3 + len(result), value, channels)
-        self._times[site.name] += 1
+        self.times[site.name] += 1
         return result
 
     def _thin(self, site: Site, number: int, value: Tensor, channels: tuple[int, ...]) -> Tensor:
         assert self.thinner is not None
-        refuse_nested(site.name, value)
+        if value.is_nested:
+            refuse_nested(site.name, value)
         axis, shape, rows = site.batch_axis, list(value.shape), self._rows
         size = 0 if axis is None else shape[axis]
         if site.kind == "channel":
@@ -254,8 +252,9 @@ class Network:
     def passing(self, now: Pass) -> Iterator[None]:
         """Make `now` the current pass of whoever runs the copy inside."""
         token = _CURRENT.set(now)
+        weights = any(site.weight is not None for site in now.sites.values())
         try:
-            with self._weight_calls(now):
+            with self._weight_calls(now) if weights else nullcontext():
                 yield
         finally:
             _CURRENT.reset(token)
@@ -274,7 +273,8 @@ class Network:
 
     def warn_of_idle(self, now: Pass) -> None:
         """Warn of sites that should have run in a pass that is over, once for each."""
-        names = [name for name in now.idle() if name not in self.notes]
+        idle = [name for name, times in now.times.items() if times == 0 and not now.sites[name].skipped]
+        names = [name for name in idle if name not in self.notes]
         if names:
             self.notes.update(dict.fromkeys(names, True))
             warn(
@@ -338,11 +338,9 @@ class Network:
         on_device = [torch.cuda.default_generators[self.weight.device.index]] if self.weight.is_cuda else []
         return [torch.default_generator, *on_device]
 
-    def _weight_calls(self, now: Pass) -> Any:
-        """Return the mode that finds weights without a module, where a site is one."""
+    def _weight_calls(self, now: Pass) -> WeightCalls:
+        """Return the mode that finds weights without a module, and thins those that are sites."""
         sites = {name: site for name, site in now.sites.items() if site.weight is not None}
-        if not sites:
-            return nullcontext()
 
         def thin(met: WeightCall) -> dict[Any, Any]:
             if met.name not in sites:

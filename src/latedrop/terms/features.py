@@ -60,13 +60,17 @@ class Features:
             return torch.cat([self.of(network, part, sites, seen)[:rows] for part, rows in parts])
         return self.gathered(self._noted(network, x, sites, seen))
 
-    def noting(self, network: Network, sites: Sites, rows: int) -> Noted:
-        """Notes these features of so many rows while a pass runs that somebody else makes."""
-        return Noted(rows, {site.name: _channels(network, site) for site in sites if site.name in self.sites})
+    def noting(self, network: Network, sites: Sites) -> Noted:
+        """Notes these features while a pass runs that somebody else makes."""
+        layers = {site.name: network.layers[site.name] for site in sites if site.weight is None}
+        return Noted({name: channel_axis(layers[name]) if name in layers else -1 for name in self.sites})
 
     def gathered(self, noted: Noted) -> Tensor:
         """`(N, features)`, after the pass."""
-        return _narrow(torch.cat([noted.features(name) for name in self.sites], 1))
+        parts = [noted.features(name) for name in self.sites]
+        features = torch.cat(parts, 1) if len(parts) > 1 else parts[0]
+        wide = features.shape[1]
+        return features if wide <= WIDEST else features @ _matrix(wide, features.dtype, features.device)
 
     def steady(self, network: Network, x: Any, sites: Sites) -> Features | None:
         """Those that a row has alone as in its batch `x`: not of padded positions, nor where rows see each other.
@@ -90,21 +94,14 @@ class Features:
     def _noted(
         self, network: Network, x: Any, sites: Sites, seen: Callable[[Any], object] = lambda output: None
     ) -> Noted:
-        chosen = [site for site in sites if site.name in self.sites]
-
-        rows = row_count(x)
+        chosen, rows = [site for site in sites if site.name in self.sites], row_count(x)
 
         def run() -> Noted:
-            noted = self.noting(network, sites, rows)
+            noted = self.noting(network, sites)
             seen(network.output(copied(x), network.begin(chosen, noted, rows, shared=False)))
             return noted
 
         return network.quietly(run)
-
-
-def _channels(network: Network, site: Site) -> int:
-    layer = network.layers.get(site.name) if site.weight is None else None
-    return channel_axis(layer) if layer is not None else -1
 
 
 def pooled(value: Tensor, channels: int) -> Tensor:
@@ -122,8 +119,7 @@ def pooled(value: Tensor, channels: int) -> Tensor:
 class Noted:
     """Leaves what passes by as it is, and notes the features of some sites."""
 
-    def __init__(self, rows: int, channels: dict[str, int]) -> None:
-        self._rows = rows
+    def __init__(self, channels: dict[str, int]) -> None:
         self._channels = channels
         self._found: dict[str, list[Tensor]] = {name: [] for name in channels}
         self.positions: set[str] = set()  # sites whose input has more than one vector for a row
@@ -156,14 +152,6 @@ class Noted:
                 f"{[tuple(part.shape) for part in found]}. Leave the site out with select=, or name others with at=."
             )
         return found[0] if len(found) == 1 else torch.stack(found).mean(0)
-
-
-def _narrow(features: Tensor) -> Tensor:
-    wide = features.shape[1]
-    if wide <= WIDEST:
-        return features
-    narrow: Tensor = features @ _matrix(wide, features.dtype, features.device)
-    return narrow
 
 
 @lru_cache(maxsize=4)
