@@ -14,6 +14,7 @@ from typing import Any
 from benchmarks import (
     cluster,
     console,
+    core_speed,
     costs,
     default_cost,
     default_figure,
@@ -151,6 +152,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "study.shift": lambda: study_tables.shift(study_tables.PAGES / "shift" / "index.md"),
     "study.shift.claims": lambda: study_tables.shift_claims(study_tables.PAGES / "shift" / "claims.md"),
     "study.crowd.claims": lambda: study_tables.claims(study_tables.PAGES / "crowd" / "claims.md", study_tables.CROWD),
+    "benchmarks.core_speed": lambda: core_speed.markdown(_read(RESULTS / "core_speed_cpu.json")),
     "benchmarks.hops": lambda: hops.markdown(_read(RESULTS / "hops.json")),
 }
 

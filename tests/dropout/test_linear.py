@@ -225,7 +225,7 @@ def test_errors() -> None:
 @pytest.mark.parametrize("outputs", [1, 3, 20])
 @pytest.mark.parametrize("kind", ["element", "channel"])
 def test_checkpointed_parts(outputs: int, kind: Any) -> None:
-    """They run once more in the backward pass, on the same twin."""
+    """They run once more in the backward pass, in the same private copy."""
 
     class Parts(nn.Module):
         def __init__(self, through: Any) -> None:

@@ -133,6 +133,25 @@ def test_statistics_of_batch_normalization_are_shared_and_followed() -> None:
         assert_same_up_to_rounding(own(x), model(x))  # a plain deepcopy has the statistics of before
 
 
+def test_batch_normalization_that_trains_inside_is_refused_and_moves_nothing() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.norm, self.b = nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.b(self.norm.train()(self.a(x)))
+
+    model = Model().eval()
+    before = state(model)
+    with (
+        pytest.warns(LatedropWarning, match="do not depend on each other"),
+        pytest.raises(SiteError, match=r"its forward pass writes into \['norm.running_mean', 'norm.running_var'"),
+    ):
+        find_sites(model, torch.randn(6, 4))
+    assert_same(before, state(model))
+
+
 def test_tied_weights_stay_tied_and_keep_their_attributes() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     model[1].weight = model[0].weight
