@@ -62,8 +62,11 @@ class Features:
 
     def noting(self, network: Network, sites: Sites) -> Noted:
         """Notes these features while a pass runs that somebody else makes."""
-        layers = {site.name: network.layers[site.name] for site in sites if site.weight is None}
-        return Noted({name: channel_axis(layers[name]) if name in layers else -1 for name in self.sites})
+        key = "channels", self.sites
+        if key not in network.notes:
+            layers = {site.name: network.layers[site.name] for site in sites if site.weight is None}
+            network.notes[key] = {name: channel_axis(layers[name]) if name in layers else -1 for name in self.sites}
+        return Noted(network.notes[key])
 
     def gathered(self, noted: Noted) -> Tensor:
         """`(N, features)`, after the pass."""
