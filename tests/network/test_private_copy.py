@@ -142,13 +142,13 @@ def test_batch_normalization_that_trains_inside_is_refused_and_moves_nothing() -
         def forward(self, x: Tensor) -> Tensor:
             return self.b(self.norm.train()(self.a(x)))
 
-    model = Model().eval()
+    model, x = Model().eval(), torch.randn(6, 4)
     before = state(model)
     with (
         pytest.warns(LatedropWarning, match="do not depend on each other"),
         pytest.raises(SiteError, match=r"its forward pass writes into \['norm.running_mean', 'norm.running_var'"),
     ):
-        find_sites(model, torch.randn(6, 4))
+        find_sites(model, x)
     assert_same(before, state(model))
 
 
