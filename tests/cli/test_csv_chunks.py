@@ -189,5 +189,5 @@ def test_texts_come_back(texts: list[str], alone: bool) -> None:
 
 def test_what_is_missing_is_empty() -> None:
     label = np.ma.masked_array(["x", "y"], [True, False])
-    assert written({"t": [None, "x"], "n": label, "k": np.array([True, False])}) == "t,n,k\n,,true\nx,y,false\n"
+    assert written({"t": [None, "x"], "n": label, "k": np.array([True, False])}) == "t,n,k\n,,True\nx,y,False\n"
     assert written({"mean": np.array([np.nan, 1.5])}) == 'mean\n""\n1.5\n'

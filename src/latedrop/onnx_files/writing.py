@@ -1,8 +1,8 @@
 """One ONNX file from a function of tensors: standard operators, any number of rows, checked against torch.
 
 The function is traced, forward and backward, as one graph (`tracing`); what `torch.onnx` cannot translate is written by
-simpler operators (`derivatives`); `torch.onnx.export` translates the rest. The file is run beside torch on other numbers
-of rows than it was traced with before it is left at its place.
+simpler operators (`derivatives`); `torch.onnx.export` translates the rest. Before the file is left at its place, it is
+run beside torch on other numbers of rows than it was traced with.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def _translated(module: fx.GraphModule, inputs: list[Tensor], others: list[Tenso
                 strict=False,
                 prefer_deferred_runtime_asserts_over_guards=True,  # the file is tried below
             )
-            written = torch.onnx.export(program, dynamo=True, opset_version=_OPSET, verbose=False, optimize=False)
+            written: Any = torch.onnx.export(program, dynamo=True, opset_version=_OPSET, verbose=False, optimize=False)
             optimize(written.model, input_size_limit=_SMALL, output_size_limit=_SMALL)
     except Exception as error:  # any operator's own errors, and those of torch.onnx, which have no common base
         cause: BaseException = error
@@ -211,5 +211,5 @@ def _judge(name: str, off: np.ndarray) -> None:
     )
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"

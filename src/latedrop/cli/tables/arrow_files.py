@@ -84,13 +84,16 @@ class _Text:
 
     def __init__(self, path: str, file: Any) -> None:
         self.path, self.between = path, ","
-        self._file, self._rest, self._line = file, b"", 1
+        self._take = file.read1 if path == STANDARD else file.read  # what a pipe has, without waiting for more
+        self._rest, self._line = b"", 1
         self._quoted = re.compile(_QUOTED % b",;\t")
 
     def names(self) -> list[str]:
         """Read the first line that is not blank: the names of the columns."""
         line, text = self.read(_MIN_CHUNK)
         text = text.removeprefix(b"\xef\xbb\xbf")
+        while text and not text.strip(b"\n") and (more := self.read(_MIN_CHUNK)[1]):
+            text += more
         blank = len(text) - len(text.lstrip(b"\n"))
         end = self.masked(text).find(b"\n", blank) + 1 or len(text)
         head, self._rest = text[blank:end], text[end:] + self._rest
@@ -110,7 +113,7 @@ class _Text:
         return names
 
     def read(self, size: int) -> tuple[int, bytes]:
-        """Read whole rows of some `size` bytes, with `\\n` after each, and the number of the first line."""
+        r"""Read whole rows of some `size` bytes, with `\n` after each, and the number of the first line."""
         while True:
             more = self._bytes(size)
             text = self._rest + more
@@ -138,8 +141,8 @@ class _Text:
 
     def _bytes(self, size: int) -> bytes:
         try:
-            more: bytes = self._file.read(size)
-            while more.endswith(b"\r") and (byte := self._file.read(1)):
+            more: bytes = self._take(size)
+            while more.endswith(b"\r") and (byte := self._take(1)):
                 more += byte
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise FileError(f"expected gzip in {self.path}; it is damaged or something else: {error}.") from error
