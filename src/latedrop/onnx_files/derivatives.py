@@ -190,7 +190,8 @@ def _unfold_backward(gradient: Tensor, shape: Sequence[int], dim: int, size: int
 @_rule(aten.embedding.default)
 def _embedding(weight: Tensor, index: Tensor, *_: Any) -> Tensor:
     """Send an index below 0 beyond the end: an error, as in torch, where ONNX would count from the end."""
-    return weight[torch.where(index < 0, weight.shape[0], index)]
+    beyond = torch.tensor(weight.shape[0], dtype=index.dtype, device=index.device)
+    return weight[torch.where(index < 0, beyond, index)]
 
 
 @_rule(aten.log1p.default)
