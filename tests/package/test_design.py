@@ -29,7 +29,7 @@ ROOMS = [
     {"report"},
     {"adapters", "serving"},
     {"crowd"},
-    {"console", "explore"},
+    {"console"},
     {"studies"},
     {"cli"},
     {"__main__"},

@@ -25,7 +25,6 @@ from latedrop.cli.crowd_commands import (
 )
 from latedrop.cli.crowd_watch import crowd_watch
 from latedrop.cli.evaluating import evaluate
-from latedrop.cli.exploring import explore
 from latedrop.cli.export_command import export
 from latedrop.cli.model_commands import calibrate, predict, sites, with_examples
 from latedrop.cli.printing import print_demo
@@ -54,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     app.callback()(_common)
     app.command("demo")(bundled(demo))
-    for command in (sites, calibrate, predict, evaluate, explore, export):
+    for command in (sites, calibrate, predict, evaluate, export):
         app.command(command.__name__, help=with_examples(command))(bundled(command))
     app.command("serve")(bundled(serve))
     study = typer.Typer(help="The paper's experiments, run again: JSON, pages and figures.", no_args_is_help=True)
