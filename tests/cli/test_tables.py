@@ -236,8 +236,31 @@ class TestArrays:
             open_table(str(path))
         with zipfile.ZipFile(path, "w") as archive:
             archive.writestr("x.npy", content[content.index(b"\x93NUMPY") :][:500])
-        with pytest.raises(FileError, match=r"expected 1000 rows of array 'x' .*found fewer"):
-            rows_of(str(path), Columns(("x",)), size=1000)
+        with pytest.raises(FileError, match=r"expected array 'x' in .*shape \(1000,\) .*found 372 bytes"):
+            open_table(str(path))
+
+    @pytest.mark.parametrize(
+        ("dtype", "shape"),
+        [("<f8", (10**15, 3)), ("<f8", (3,)), ("<f8", (-2, -2)), ("<f8", (10**15, 0)), ("<U0", (10**15,)), ("<f8", ())],
+    )
+    @pytest.mark.parametrize("pack", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+    def test_a_head_that_promises_other_rows(self, dtype: str, shape: Any, pack: int, tmp_path: Path) -> None:
+        head = io.BytesIO()
+        np.lib.format.write_array_header_1_0(head, {"descr": dtype, "fortran_order": False, "shape": shape})
+        with zipfile.ZipFile(tmp_path / "lie.npz", "w", pack) as archive:
+            archive.writestr("x.npy", head.getvalue() + bytes(32 if dtype == "<f8" and 0 not in shape else 0))
+        with pytest.raises(FileError, match=r"expected array 'x' in .*It is damaged, or was cut off"):
+            open_table(str(tmp_path / "lie.npz"))
+
+    @pytest.mark.parametrize("pack", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA])
+    def test_an_archive_that_promises_what_it_cannot_hold(self, pack: int, tmp_path: Path) -> None:
+        head = io.BytesIO()
+        np.lib.format.write_array_header_1_0(head, {"descr": "<f8", "fortran_order": False, "shape": (10**15,)})
+        with zipfile.ZipFile(tmp_path / "lie.npz", "w", pack) as archive:
+            archive.writestr("x.npy", head.getvalue() + bytes(8000))
+            archive.infolist()[0].file_size = len(head.getvalue()) + 8 * 10**15
+        with pytest.raises(FileError, match="the sizes that the archive promises cannot be"):
+            open_table(str(tmp_path / "lie.npz"))
 
     @pytest.mark.parametrize("legacy", [False, True])
     def test_pt(self, tmp_path: Path, legacy: bool) -> None:

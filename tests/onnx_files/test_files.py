@@ -16,6 +16,7 @@ import latedrop
 from latedrop.errors import ArgumentError, DataError, FileError, OutputError
 from latedrop.onnx_files import tracing
 from latedrop.onnx_files.derivatives import decompositions
+from latedrop.onnx_files.metadata import sealed
 from rounding import assert_same_up_to_rounding
 
 onnx = pytest.importorskip("onnx", reason="needs the extra onnx")
@@ -154,19 +155,68 @@ def test_a_wrong_level(level: Any, written: tuple[Any, Path], tmp_path: Path) ->
 def test_wrong_files(written: tuple[Any, Path], tmp_path: Path) -> None:
     with pytest.raises(FileError, match="an ONNX file"):
         latedrop.load_onnx(tmp_path / "absent.onnx")
-    (tmp_path / "half.onnx").write_bytes(written[1].read_bytes()[:500])
-    with pytest.raises(FileError, match="expected an ONNX file that onnxruntime can run"):
-        latedrop.load_onnx(tmp_path / "half.onnx")
-    model = onnx.load(written[1])
-    entry = next(entry for entry in model.metadata_props if entry.key == "latedrop")
-    entry.value = entry.value.replace('"level": 0.9', '"level": 0.5')
-    onnx.save(model, tmp_path / "edited.onnx")
-    with pytest.raises(FileError, match="the checksum does not match"):
-        latedrop.load_onnx(tmp_path / "edited.onnx")
+    model, half = onnx.load(written[1]), written[1].read_bytes()[:500]
     del model.metadata_props[:]
-    onnx.save(model, tmp_path / "other.onnx")
-    with pytest.raises(FileError, match="with its calibration in the metadata"):
-        latedrop.load_onnx(tmp_path / "other.onnx")
+    for content in (b"", half, model.SerializeToString()):
+        (tmp_path / "other.onnx").write_bytes(content)
+        with pytest.raises(FileError, match="that latedrop wrote, unchanged since"):
+            latedrop.load_onnx(tmp_path / "other.onnx")
+
+
+def test_one_flipped_bit_anywhere_is_refused_before_onnxruntime_sees_it(
+    written: tuple[Any, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import onnxruntime
+
+    content, damaged = written[1].read_bytes(), tmp_path / "damaged.onnx"
+    weights = np.float32(written[0].model[0].weight.detach().numpy()).tobytes()
+    assert weights in content  # so that weights are among the bytes
+    monkeypatch.setattr(onnxruntime, "InferenceSession", lambda *_, **__: pytest.fail("onnxruntime got the bytes"))
+    for place in {*range(0, len(content), 97), content.index(weights), len(content) - 1}:
+        for bit in (0, 7):
+            other = bytearray(content)
+            other[place] ^= 1 << bit
+            damaged.write_bytes(other)
+            with pytest.raises(FileError, match="the checksum does not match"):
+                latedrop.load_onnx(damaged)
+
+
+def edited_record(model: Any, **fields: Any) -> None:
+    entry = next(entry for entry in model.metadata_props if entry.key == "latedrop")
+    entry.value = json.dumps({**json.loads(entry.value), **fields})
+
+
+def other_type(model: Any) -> None:
+    model.graph.input[0].type.tensor_type.elem_type = onnx.TensorProto.STRING
+
+
+def external_weights(model: Any) -> None:
+    weights = model.graph.initializer[0]
+    weights.ClearField("raw_data")
+    weights.data_location = onnx.TensorProto.EXTERNAL
+    weights.external_data.add(key="location", value="weights.bin")
+
+
+@pytest.mark.parametrize(
+    ("edit", "words"),
+    [
+        (lambda model: edited_record(model, level=float("nan")), "the calibration in the metadata"),
+        (lambda model: edited_record(model, columns=3), "the calibration in the metadata"),
+        (lambda model: edited_record(model, format=1), "the calibration in the metadata"),
+        (lambda model: edited_record(model, intervals={"kind": "conformal"}), "the calibration in the metadata"),
+        (lambda model: edited_record(model, task="classification", sets=None), "outputs"),
+        (other_type, "onnxruntime can run"),
+        (external_weights, "onnxruntime can run"),
+    ],
+)
+def test_what_somebody_edited_and_sealed_again_is_refused_in_our_words(
+    edit: Any, words: str, written: tuple[Any, Path], tmp_path: Path, capfd: Any
+) -> None:
+    model = onnx.load(written[1])
+    edit(model)
+    (tmp_path / "edited.onnx").write_bytes(sealed(model.SerializeToString()))
+    with pytest.raises(FileError, match=words):
+        latedrop.load_onnx(tmp_path / "edited.onnx")
 
 
 @pytest.mark.parametrize(

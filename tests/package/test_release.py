@@ -2,6 +2,7 @@
 
 import importlib.util
 import inspect
+import json
 import os
 import re
 import subprocess
@@ -152,6 +153,41 @@ def test_the_workflow_runs_everywhere_that_the_package_claims() -> None:
     commands = {step["run"] for step in job["steps"] if "run" in step and "if" not in step}
     own = set(re.findall(r"^make ([a-z]+)", read(".ci/run"), re.MULTILINE)) - {"slow"}
     assert own <= {command.split()[1] for command in commands}
+
+
+ADVISORY = {"id": "PYSEC-1", "fix_versions": ["2.0"]}
+KNOWN = [{"name": "one", "version": "1.0", "vulns": [ADVISORY]}, {"name": "two", "version": "3", "vulns": []}]
+UNKNOWN = [{"name": "one", "version": "1.0", "skip_reason": "not found"}]
+
+
+@pytest.mark.parametrize(
+    ("answer", "said", "strict"),
+    [
+        (KNOWN, "one 1.0: PYSEC-1; fixed in: 2.0", 1),
+        (KNOWN[1:], "1 of the pinned versions are known to the index; 0 advisories", 0),
+        (UNKNOWN, "0 of the pinned versions are known", 1),
+        (None, "not done: no network", 1),
+    ],
+)
+def test_an_audit_breaks_a_build_only_where_it_is_asked_to(
+    answer: Any, said: str, strict: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = importlib.util.spec_from_file_location("audit", ROOT / ".ci" / "audit.py")
+    assert spec is not None
+    assert spec.loader is not None
+    audit = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(audit)
+
+    def run(words: Any, **_: Any) -> Any:
+        if answer is None:
+            raise subprocess.CalledProcessError(1, "pip", stderr="no network")
+        return subprocess.CompletedProcess(words, 0, json.dumps({"dependencies": answer}), "")
+
+    monkeypatch.setattr(audit.subprocess, "run", run)
+    for words, code in (["audit"], 0), (["audit", "--strict"], strict):
+        monkeypatch.setattr(sys, "argv", words)
+        assert audit.main() == code
+        assert said in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["bug", "feature"])

@@ -80,15 +80,23 @@ class LiveCounter:
     def __init__(self, trained: Trained, calibration: CrowdCalibration, level: float = 0.9) -> None:
         self.trained, self.level = trained, level
         self._shares: Shares | None = None
-        self._asked: tuple[Points, ...] = ()
+        self._measured_for: tuple[CrowdCalibration, tuple[Points, ...]] | None = None
         self._due = 0.0
         self.use(calibration)
 
     def use(self, calibration: CrowdCalibration) -> None:
         """Count by this calibration from now on; what labels have moved before is forgotten."""
-        self.calibration = calibration
-        self.stream = counts_stream(calibration, self.level)
-        self._asked = ()
+        self._used = calibration, counts_stream(calibration, self.level)  # at once: a frame may be counted meanwhile
+
+    @property
+    def calibration(self) -> CrowdCalibration:
+        """The calibration in use."""
+        return self._used[0]
+
+    @property
+    def stream(self) -> Any:
+        """The stream that follows labels."""
+        return self._used[1]
 
     def image(self, pixels: Pixels) -> Tensor:
         """A picture as the network takes it, before it is enlarged: its channels, and the size that is usual."""
@@ -98,20 +106,20 @@ class LiveCounter:
             return image
         return fitted(image, tuple(side // self.trained.enlarge for side in usual.size))
 
-    def read(self, name: str, image: Tensor) -> Reading:
+    def read(self, name: str, image: Tensor, calibration: CrowdCalibration | None = None) -> Reading:
         """What the calibrated counter says, in as few passes as it takes."""
         ready = prepared(self.trained, name, image).to(self.trained.device)
-        reading = self.calibration.read(self.trained, ready, deviations=False)
+        reading = (calibration or self.calibration).read(self.trained, ready, deviations=False)
         check_total(name, reading)
         return reading
 
     def count(self, name: str, pixels: Pixels, zones: Sequence[Points] = ((),)) -> Count:
         """Count a frame, and each zone of it; the first zone is the whole picture."""
-        image = self.image(pixels)
-        reading = self.read(name, image)
-        widening, bias = next(iter(self.stream.widening), 1.0), next(iter(self.stream.bias), 0.0)
+        image, (calibration, stream) = self.image(pixels), self._used
+        reading = self.read(name, image, calibration)
+        widening, bias = next(iter(stream.widening), 1.0), next(iter(stream.bias), 0.0)
         whole = Amount(reading.mean + bias, reading.variance * widening**2, reading.dof)
-        shares = self._measured(image, reading.density, tuple(zones))
+        shares = self._measured(image, reading.density, calibration, tuple(zones))
         ends = central_quantile(self.level) if reading.dof is None else t_quantile(self.level, reading.dof)
         amounts = shares.amounts(whole, reading.density)
         return Count(amounts, reading.density, reading.strangeness, reading.reasons, image, reading, float(ends))
@@ -138,14 +146,21 @@ class LiveCounter:
         self.stream.follow(reported(reading), [name])
         self.stream.update(people, name)
 
-    def _measured(self, image: Tensor, density: npt.NDArray[np.float64], zones: tuple[Points, ...]) -> Shares:
-        """The zones' shares, measured again now and then, and when zones or the size of frames change."""
-        begun, shares = time.monotonic(), self._shares
-        if shares is None or zones != self._asked or begun > self._due or shares.masks.shape[1:] != density.shape:
+    def _measured(
+        self,
+        image: Tensor,
+        density: npt.NDArray[np.float64],
+        calibration: CrowdCalibration,
+        zones: tuple[Points, ...],
+    ) -> Shares:
+        """The zones' shares, measured again now and then, and for other zones, calibrations or sizes of frames."""
+        begun, shares, known = time.monotonic(), self._shares, self._measured_for
+        same = known is not None and known[0] is calibration and known[1] == zones
+        if shares is None or not same or begun > self._due or shares.masks.shape[1:] != density.shape:
             ready = prepared(self.trained, "the frame", image).to(self.trained.device)
-            shares = self._shares = Shares.measured(self.trained, self.calibration, ready, density, zones)
+            shares = self._shares = Shares.measured(self.trained, calibration, ready, density, zones)
             now = time.monotonic()
-            self._asked, self._due = zones, now + max(_AGAIN, (now - begun) / _PART)
+            self._measured_for, self._due = (calibration, zones), now + max(_AGAIN, (now - begun) / _PART)
         return shares
 
 

@@ -156,6 +156,11 @@ def frame_name(source: str) -> str:
 def _opened(content: bytes) -> Tensor:
     from PIL import Image
 
-    with Image.open(BytesIO(content)) as image:
-        pixels = np.atleast_3d(np.asarray(image))
+    try:
+        with Image.open(BytesIO(content)) as image:
+            pixels = np.atleast_3d(np.asarray(image))
+    except (OSError, ValueError, SyntaxError) as error:  # of Pillow, for a file that is damaged
+        raise DataError(
+            f"expected the picture of a labelled frame; it is damaged: {error}. Start with another --memory."
+        ) from error
     return torch.from_numpy(pixels.transpose(2, 0, 1).astype(np.float32) / 255)

@@ -148,9 +148,11 @@ def _labels(app: FastAPI, watch: Watch) -> None:
     @app.post("/api/sources/{number}/frames/{frame}/label")
     def label(number: int, frame: _Id, words: LabelWords) -> dict[str, Any]:
         view = watch.view(number)
-        people = float(len(words.heads)) if words.people is None and words.heads is not None else words.people
-        if people is None:
-            raise LatedropError("expected the number of people, or their heads; found neither.")
+        heads = None if words.heads is None else float(len(words.heads))
+        people = heads if words.people is None else words.people
+        if people is None or heads not in (None, people):
+            found = "neither" if people is None else f"{people:g} people and {heads:g} heads"
+            raise DataError(f"expected the number of people, or their heads, as many of both; found {found}.")
         return {"said": watch.label(view, frame, people, words.heads), **_learned(watch, view)}
 
     @app.delete("/api/sources/{number}/frames/{frame}")

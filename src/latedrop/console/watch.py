@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sqlite3
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -19,11 +18,11 @@ from latedrop.console.notices import Notices
 from latedrop.console.pictures import density_layer, doubt_layer, jpeg, regions_layer
 from latedrop.console.sources import Source
 from latedrop.console.store import Store
-from latedrop.console.zones import Zone, probability_above
+from latedrop.console.zones import Amount, Zone, probability_above
 from latedrop.crowd.calibration import CrowdCalibration
 from latedrop.crowd.calibration.usual import STRANGE
 from latedrop.crowd.mcnn import Trained
-from latedrop.errors import DataError, LatedropError
+from latedrop.errors import DataError, FileError, LatedropError
 
 __all__ = ["Settings", "View", "Watch"]
 
@@ -188,7 +187,8 @@ class Watch:
         with self.lock:
             if view.count is None or view.shot is None:
                 raise DataError("expected a frame; none has come in yet. Wait for the picture.")
-            return self._keep(view, frame_name(view.name), why, view.count, view.shot)
+            count, shot = view.count, view.shot
+        return self._keep(view, frame_name(view.name), why, count, shot)
 
     def label(self, view: View, frame: int, people: float, heads: Any) -> str:
         """Learn from what somebody counted."""
@@ -211,7 +211,7 @@ class Watch:
 
     def _noted(self, view: View) -> Callable[[str, str], object]:
         def noted(state: str, words: str) -> None:
-            with suppress(sqlite3.Error):  # a full disk must not stop the camera
+            with suppress(FileError):  # a full disk must not stop the camera
                 self.store.add_event(view.name, "source", words)
             self.tell({"kind": "state", "source": view.number, "camera": {"state": state, "words": words}})
 
@@ -239,31 +239,37 @@ class Watch:
         """Count a frame; whatever goes wrong is shown, and the next frame is counted."""
         try:
             self._look(view, shot)
-        except sqlite3.Error as error:
-            self.tell({"kind": "bad", "source": view.number, "text": f"nothing can be remembered: {error}."})
+        except FileError as error:
+            self.tell({"kind": "bad", "source": view.number, "text": f"nothing can be remembered: {error}"})
         except Exception as error:  # a frame, or a counter of others, may raise anything
             _logger.warning("a frame was not counted", exc_info=True)
             text = str(error) if isinstance(error, LatedropError) else f"{type(error).__name__} in a frame"
             self.tell({"kind": "bad", "source": view.number, "text": text})
 
     def _look(self, view: View, shot: Shot) -> None:
+        """Count a frame. The lock, which requests wait for, is held only while the results are written down."""
+        name, zones = frame_name(view.name), view.zones
+        count = view.counter.count(name, shot.pixels, [zone.points for zone in zones])
+        if view.wants_maps():
+            begun = time.monotonic()
+            doubt = view.counter.doubt(count)
+            view.mapped = None if doubt is None else (shot, count, doubt)
+            view.map_took(time.monotonic() - begun)
         with self.lock:
-            name = frame_name(view.name)
-            count = view.counter.count(name, shot.pixels, [zone.points for zone in view.zones])
             view.count, view.shot = count, shot
-            if view.wants_maps():
-                begun = time.monotonic()
-                doubt = view.counter.doubt(count)
-                view.mapped = None if doubt is None else (shot, count, doubt)
-                view.map_took(time.monotonic() - begun)
-            zones = [self._judged(view, zone, index, shot) for index, zone in enumerate(view.zones)]
+            current = {zone.id: zone for zone in view.zones}  # others than were counted, where a request changed them
+            judged = [
+                self._judged(view, current[zone.id], amount, shot)
+                for zone, amount in zip(zones, count.amounts, strict=True)
+                if zone.id in current
+            ]
             self.store.add_counts(
-                (z["id"], shot.time, z["count"], z["low"], z["high"], count.strangeness) for z in zones
+                (z["id"], shot.time, z["count"], z["low"], z["high"], count.strangeness) for z in judged
             )
-            found = view.proposals.look(name, count, shot)
-            if found is not None:
-                self._keep(view, found.name, found.why, found.counted, found.shot)
-                self.tell({"kind": "labels", "source": view.number})
+        found = view.proposals.look(name, count, shot)
+        if found is not None:
+            self._keep(view, found.name, found.why, found.counted, found.shot)
+            self.tell({"kind": "labels", "source": view.number})
         self._strange(view, count)
         view.message = {
             "kind": "count",
@@ -271,17 +277,16 @@ class Watch:
             "frame": shot.number,
             "time": shot.time,
             "mapped": None if view.mapped is None else view.mapped[0].time,
-            "zones": zones,
+            "zones": judged,
             "strangeness": round(count.strangeness, 2),
             "reasons": list(count.reasons),
             "camera": view.camera.about() if view.camera is not None else {},
         }
         self.tell(view.message)
 
-    def _judged(self, view: View, zone: Zone, index: int, shot: Shot) -> dict[str, Any]:
+    def _judged(self, view: View, zone: Zone, amount: Amount, shot: Shot) -> dict[str, Any]:
         """Count and colour of one zone; alarms begin and end here."""
         assert view.count is not None
-        amount = view.count.amounts[index]
         low, high = amount.interval(view.count.ends)
         said = {"id": zone.id, "count": round(max(0.0, amount.mean), 2), "low": round(low, 2), "high": round(high, 2)}
         if zone.limit is None:

@@ -22,6 +22,7 @@ from torch import Tensor, fx
 
 from latedrop.errors import ArgumentError
 from latedrop.files import write_aside
+from latedrop.onnx_files.metadata import sealed
 from latedrop.onnx_files.tracing import refuse, traced_for_any_rows
 from latedrop.terminal import need
 
@@ -158,8 +159,7 @@ def _serialized(model: Any) -> bytes:
     proto = onnx_ir.to_proto(model)
     del proto.graph.value_info[:]
     onnx.checker.check_model(proto, full_check=False)
-    content: bytes = proto.SerializeToString()
-    return content
+    return sealed(proto.SerializeToString())
 
 
 def _check(content: bytes, function: Function, rows: Callable[[int], list[Tensor]], names: Sequence[str]) -> None:
