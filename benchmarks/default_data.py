@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from latedrop.errors import DataError, FileError
-from latedrop.studies.uci import data as uci
+from studies.uci import data as uci
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 MOST_ROWS = 5000

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks.timing import in_turns, machine, write
-from latedrop.studies.uci.data import SETS, UciSet, load, parts
-from latedrop.studies.uci.measured_set import RATES
-from latedrop.studies.uci.stacked import Plan, key, train
+from studies.uci.data import SETS, UciSet, load, parts
+from studies.uci.measured_set import RATES
+from studies.uci.stacked import Plan, key, train
 
 EPOCHS = {"boston-housing": 12, "yacht": 12}
 LABELS = {"boston-housing": "Boston", "yacht": "yacht"}

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.timing import write
-from latedrop.studies.significance import split_error
-from latedrop.studies.uci.tables import overlap
+from studies.significance import split_error
+from studies.uci.tables import overlap
 
 COMMITTED = Path(__file__).parents[1] / "docs" / "results" / "uci"
 METHODS = (

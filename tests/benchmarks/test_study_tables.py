@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from benchmarks.study_tables import CROWD, SHIFT, UCI, claims, deep_nll, shift, shift_claims
-from latedrop.studies.crowd import claims as crowd
-from latedrop.studies.uci import claims as uci
+from studies.crowd import claims as crowd
+from studies.uci import claims as uci
 
 
 def test_chosen_claims_are_made() -> None:

@@ -29,8 +29,8 @@ from latedrop.crowd.counting import CountFile
 from latedrop.crowd.mcnn import Trained, save_weights
 from latedrop.crowd.scenes import make_scenes
 from latedrop.errors import LatedropError, OutputError
-from latedrop.studies.crowd import study as study_room
 from rounding import rounding
+from studies.crowd import study as study_room
 
 SHAPE = (72, 96)
 GRID = (18, 24)

@@ -18,8 +18,8 @@ from latedrop.crowd.mcnn import MCNN, load_weights, shipped
 from latedrop.crowd.training.log import read_log
 from latedrop.errors import FileError
 from latedrop.records import checksum_of
-from latedrop.studies.crowd import study as crowd
-from latedrop.studies.uci import study as uci
+from studies.crowd import study as crowd
+from studies.uci import study as uci
 from uci_records import made_record
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"

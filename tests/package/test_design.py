@@ -29,7 +29,6 @@ ROOMS = [
     {"adapters", "serving"},
     {"crowd"},
     {"console", "explore"},
-    {"studies"},
     {"cli"},
     {"__main__"},
 ]

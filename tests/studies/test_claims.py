@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from latedrop.studies.claims import Claim, Effect, Outcome, Theorem, decide, theorem_table
+from studies.claims import Claim, Effect, Outcome, Theorem, decide, theorem_table
 
 
 def verdict(effect: Effect | None, **limit: float) -> str | None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from latedrop.studies.significance import holm, split_error, student_inside, student_p, student_quantile
+from studies.significance import holm, split_error, student_inside, student_p, student_quantile
 
 stats = pytest.importorskip("scipy.stats", reason="the reference")
 FREEDOMS = [1, 2, 3, 4, 5, 19, 20, 47, 200]

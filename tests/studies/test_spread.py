@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from latedrop.errors import ArgumentError, DataError
-from latedrop.studies.spread import Cluster, spread
+from studies.spread import Cluster, spread
 
 
 def squared(number: int) -> int:
@@ -81,7 +81,7 @@ def test_a_study_on_a_cluster_writes_what_it_writes_here(cluster: Any, tmp_path:
 
     import numpy as np
 
-    from latedrop.studies.uci.study import Request, run
+    from studies.uci.study import Request, run
 
     table = np.random.default_rng(0).normal(size=(100, 3)).round(3)
     np.savetxt(tmp_path / "own.csv", table, delimiter=",", header="a,b,y", comments="")

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from latedrop.errors import DataError, FileError
-from latedrop.studies.classification.data import SETS, Images, ImageSet, load, parts
+from studies.classification.data import SETS, Images, ImageSet, load, parts
 
 pytest.importorskip("sklearn", reason="needs scikit-learn")
 
@@ -150,7 +150,7 @@ def test_pictures_that_do_not_fit(tmp_path: Path) -> None:
 
 
 def test_letters_need_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("latedrop.studies.classification.data.find_spec", lambda name: None)
+    monkeypatch.setattr("studies.classification.data.find_spec", lambda name: None)
     assert load("letters", None) is None
 
 

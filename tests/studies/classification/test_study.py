@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 
 from latedrop.errors import ArgumentError, FileError
-from latedrop.studies.claims import decide
-from latedrop.studies.classification import study as classification
-from latedrop.studies.classification.claims import CLAIMS
-from latedrop.studies.classification.data import SETS
-from latedrop.studies.classification.measured_unit import Settings
-from latedrop.studies.classification.measures import MEASURES
-from latedrop.studies.classification.study import Request, main, read, run, study
-from latedrop.studies.classification.tables import told, values
+from studies.claims import decide
+from studies.classification import study as classification
+from studies.classification.claims import CLAIMS
+from studies.classification.data import SETS
+from studies.classification.measured_unit import Settings
+from studies.classification.measures import MEASURES
+from studies.classification.study import Request, main, read, run, study
+from studies.classification.tables import told, values
 
 pytest.importorskip("sklearn", reason="needs scikit-learn")
 pytestmark = pytest.mark.slow  # together half a minute

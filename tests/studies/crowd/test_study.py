@@ -29,17 +29,17 @@ from latedrop.crowd.layouts import open_set
 from latedrop.crowd.mcnn import MCNN, Trained, load_weights, save_weights
 from latedrop.crowd.scenes import make_scenes
 from latedrop.errors import ArgumentError, DataError, FileError
-from latedrop.studies import pages as study_pages
-from latedrop.studies.claims import Outcome, decide
-from latedrop.studies.crowd import claims as crowd_claims
-from latedrop.studies.crowd import measures as crowd_measures
-from latedrop.studies.crowd import pages as crowd_pages
-from latedrop.studies.crowd import record as crowd_record
-from latedrop.studies.crowd import study as crowd
-from latedrop.studies.crowd.measured_set import Settings, load, sampled
-from latedrop.studies.crowd.measures import COVERAGES, KINDS, Predicted, agreement, blocks, conformal, fit, judge
-from latedrop.studies.crowd.study import Request, main, read, run
-from latedrop.studies.crowd.tables import methods
+from studies import pages as study_pages
+from studies.claims import Outcome, decide
+from studies.crowd import claims as crowd_claims
+from studies.crowd import measures as crowd_measures
+from studies.crowd import pages as crowd_pages
+from studies.crowd import record as crowd_record
+from studies.crowd import study as crowd
+from studies.crowd.measured_set import Settings, load, sampled
+from studies.crowd.measures import COVERAGES, KINDS, Predicted, agreement, blocks, conformal, fit, judge
+from studies.crowd.study import Request, main, read, run
+from studies.crowd.tables import methods
 
 DATA = Path(__file__).parents[4] / "shared" / "data"
 RATES = (0.005, 0.05)

@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
-from latedrop.studies.claims import Claim
-from latedrop.studies.shift import claims
-from latedrop.studies.shift.claims import CLAIMS, decide_all
-from latedrop.studies.shift.tables import (
+from studies.claims import Claim
+from studies.shift import claims
+from studies.shift.claims import CLAIMS, decide_all
+from studies.shift.records import random_results, record
+from studies.shift.tables import (
     by_set,
     method_names,
     method_tables,
@@ -15,8 +16,7 @@ from latedrop.studies.shift.tables import (
     set_tables,
     slope,
 )
-from latedrop.studies.uci.data import SETS
-from studies.shift.records import random_results, record
+from studies.uci.data import SETS
 
 
 def named(text: str) -> Claim:

@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from latedrop.studies.shift.measured_set import _columns
-from latedrop.studies.shift.measures import MEASURES, shift_scores
-from latedrop.studies.uci.measures import Predicted
+from studies.shift.measured_set import _columns
+from studies.shift.measures import MEASURES, shift_scores
+from studies.uci.measures import Predicted
 
 
 def predicted(variance: list[float], target: list[float]) -> Predicted:

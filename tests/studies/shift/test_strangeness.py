@@ -4,12 +4,12 @@ import torch
 from torch import nn
 
 from latedrop.network.find_sites import find_sites
-from latedrop.studies.shift.strangeness import leverage, neighbours
-from latedrop.studies.uci.methods import network
 from latedrop.terms.features import Features
 from latedrop.terms.leverage import Leverage
 from latedrop.terms.neighbours import Neighbours
 from latedrop.terms.term import Rows
+from studies.shift.strangeness import leverage, neighbours
+from studies.uci.methods import network
 
 
 def test_they_are_the_library_terms() -> None:

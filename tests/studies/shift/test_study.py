@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from latedrop.errors import ArgumentError, DataError, FileError
-from latedrop.studies.shift import study as shift
-from latedrop.studies.shift.measured_set import Settings
-from latedrop.studies.shift.measures import MEASURES
-from latedrop.studies.shift.study import Request, main, read, run, study
-from latedrop.studies.uci.data import SETS
+from studies.shift import study as shift
+from studies.shift.measured_set import Settings
+from studies.shift.measures import MEASURES
+from studies.shift.study import Request, main, read, run, study
+from studies.uci.data import SETS
 
 FOLDER = Path(__file__).parents[4] / "shared" / "data" / "uci"
 HOWS = ("raw", "scaled", "floor")

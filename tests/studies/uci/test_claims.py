@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from latedrop.studies.claims import Effect
-from latedrop.studies.uci.claims import CLAIMS, DEEP, THEOREMS
-from latedrop.studies.uci.claims_page import decide_all, page
+from studies.claims import Effect
+from studies.uci.claims import CLAIMS, DEEP, THEOREMS
+from studies.uci.claims_page import decide_all, page
 from uci_records import made_record, rows
 
 BY_TEXT = {claim.text: claim for claim in CLAIMS}

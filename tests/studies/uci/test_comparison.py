@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from latedrop.studies.uci import networks as uci_networks
-from latedrop.studies.uci.comparison import Rows, best_rates, conformal, least_variance, plain, predictions
-from latedrop.studies.uci.measures import Predicted, scores
-from latedrop.studies.uci.networks import MEMBERS, Networks, cost, train_all
-from latedrop.studies.uci.stacked import Plan, train
+from studies.uci import networks as uci_networks
+from studies.uci.comparison import Rows, best_rates, conformal, least_variance, plain, predictions
+from studies.uci.measures import Predicted, scores
+from studies.uci.networks import MEMBERS, Networks, cost, train_all
+from studies.uci.stacked import Plan, train
 
 RATES, SEEDS, HIDDEN = (0.05, 0.3), [3, 4], {"one": (8,), "three": (6, 6, 6)}
 SIZES = {"train": 60, "validation": 25, "inside": 12, "test": 9}

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from latedrop.studies.uci.concrete import _ConcreteTraining, train_concrete
-from latedrop.studies.uci.stacked import Plan
+from studies.uci.concrete import _ConcreteTraining, train_concrete
+from studies.uci.stacked import Plan
 
 
 @pytest.mark.parametrize("hidden", [(6,), (6, 6), (7, 5), (6, 6, 6), (5, 8, 7), (6, 6, 6, 6)], ids=str)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from latedrop.errors import ArgumentError, DataError, FileError, LatedropError
-from latedrop.studies.uci import data as uci_data
-from latedrop.studies.uci.data import SETS, chosen_sets, load, parts, permutations, split_digest
+from studies.uci import data as uci_data
+from studies.uci.data import SETS, chosen_sets, load, parts, permutations, split_digest
 
 FOLDER = Path(__file__).parents[4] / "shared" / "data" / "uci"
 needs_data = pytest.mark.skipif(not FOLDER.is_dir(), reason="needs the UCI text files in ../shared/data/uci")

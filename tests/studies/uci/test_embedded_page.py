@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from latedrop.studies.uci.embedded_page import QUESTIONS, embedded_page
+from studies.uci.embedded_page import QUESTIONS, embedded_page
 from uci_records import made_record, rows
 
 

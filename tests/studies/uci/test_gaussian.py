@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from latedrop.studies.uci.gaussian import GaussianTraining, heads, train_gaussian
-from latedrop.studies.uci.stacked import Plan
+from studies.uci.gaussian import GaussianTraining, heads, train_gaussian
+from studies.uci.stacked import Plan
 
 
 def gradients(training: GaussianTraining, rows: slice) -> list[Tensor]:

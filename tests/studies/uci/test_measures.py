@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from latedrop import metrics
 from latedrop.dropout import first_order as linear
-from latedrop.studies.uci.measures import (
+from studies.uci.measures import (
     LEVEL,
     Predicted,
     first_order,

@@ -8,9 +8,9 @@ from torch import Tensor
 
 import latedrop
 from latedrop.calibration.scale import fit_floor
-from latedrop.studies.uci import methods as uci_methods
-from latedrop.studies.uci.gaussian import heads
-from latedrop.studies.uci.methods import (
+from studies.uci import methods as uci_methods
+from studies.uci.gaussian import heads
+from studies.uci.methods import (
     Network,
     conformal_scores,
     constant,

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from latedrop.errors import ArgumentError, DataError, FileError
-from latedrop.studies.uci import study as uci
-from latedrop.studies.uci.measured_set import Settings
-from latedrop.studies.uci.own_table import LEAST_ROWS, own_set
-from latedrop.studies.uci.study import Request, main, read, run
+from studies.uci import study as uci
+from studies.uci.measured_set import Settings
+from studies.uci.own_table import LEAST_ROWS, own_set
+from studies.uci.study import Request, main, read, run
 
 
 def written(path: Path, rows: int = 120, *, between: str = ",", seed: int = 0) -> Path:

@@ -5,8 +5,8 @@ import torch
 
 from latedrop import metrics
 from latedrop.calibration.scale import fit_floor, optimal_scale, relaxed_scale
-from latedrop.studies.uci.measures import Predicted
-from latedrop.studies.uci.processing import fits, processed, rate_measures, surface
+from studies.uci.measures import Predicted
+from studies.uci.processing import fits, processed, rate_measures, surface
 
 NONE = torch.zeros(8, dtype=torch.float64)
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from latedrop.studies.uci.rate_in import LOSS, _shares, information_kept, row_rates
+from studies.uci.rate_in import LOSS, _shares, information_kept, row_rates
 
 
 def counted(shares: torch.Tensor, rate: float, draws: int = 400_000) -> float:

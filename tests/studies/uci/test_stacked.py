@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from latedrop.errors import OutputError
-from latedrop.studies.uci import stacked
-from latedrop.studies.uci.concrete import train_concrete
-from latedrop.studies.uci.gaussian import GaussianTraining
-from latedrop.studies.uci.stacked import Plan, Stack, Training, initial, key, train
+from studies.uci import stacked
+from studies.uci.concrete import train_concrete
+from studies.uci.gaussian import GaussianTraining
+from studies.uci.stacked import Plan, Stack, Training, initial, key, train
 
 SPLITS, ROWS, INPUTS = 3, 45, 4
 SEEDS = [key("test", split) for split in range(SPLITS)]

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from latedrop.errors import ArgumentError, DataError, FileError
-from latedrop.studies.uci import claims_page
-from latedrop.studies.uci import data as uci_data
-from latedrop.studies.uci import study as uci
-from latedrop.studies.uci.figures import CAPTIONS
-from latedrop.studies.uci.measured_set import DEEP_RATES, PARTS, RATES, Settings
-from latedrop.studies.uci.study import Request, main, read, run, study
-from latedrop.studies.uci.surface import rise
+from studies.uci import claims_page
+from studies.uci import data as uci_data
+from studies.uci import study as uci
+from studies.uci.figures import CAPTIONS
+from studies.uci.measured_set import DEEP_RATES, PARTS, RATES, Settings
+from studies.uci.study import Request, main, read, run, study
+from studies.uci.surface import rise
 
 FOLDER = Path(__file__).parents[4] / "shared" / "data" / "uci"
 DATA = FOLDER if FOLDER.is_dir() else None
@@ -275,10 +275,10 @@ def test_the_measured_surface_is_the_closed_form(quick: Path) -> None:
 
 @pytest.mark.parametrize("name", ["uci", "shift", "crowd"])
 def test_a_study_runs_as_a_module(name: str) -> None:
-    command = [sys.executable, "-m", f"latedrop.studies.{name}", "--help"]
+    command = [sys.executable, "-m", f"studies.{name}", "--help"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(f"usage: python -m latedrop.studies.{name} ")
+    assert done.stdout.startswith(f"usage: python -m studies.{name} ")
 
 
 @pytest.mark.slow

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from latedrop.metrics import nll
-from latedrop.studies.uci.surface import reach, rise, valley
-from latedrop.studies.uci.surface_page import surface_page
+from studies.uci.surface import reach, rise, valley
+from studies.uci.surface_page import surface_page
 from uci_records import RATES, made_record, rows
 
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from latedrop.studies.uci import swag as uci_swag
-from latedrop.studies.uci.stacked import Plan, train
-from latedrop.studies.uci.swag import swag
+from studies.uci import swag as uci_swag
+from studies.uci.stacked import Plan, train
+from studies.uci.swag import swag
 
 
 def test_draws_have_the_covariance_of_the_snapshots(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from latedrop.studies.uci import pages
-from latedrop.studies.uci.tables import (
+from studies.uci import pages
+from studies.uci.tables import (
     KINDS,
     QUALITIES,
     columns,

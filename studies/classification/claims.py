@@ -1,0 +1,140 @@
+"""What is claimed of classifiers, decided from the numbers, set by set: differences paired by repeat."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from studies.claims import Claim, Effect
+from studies.classification.tables import Record, Results, told, values
+from studies.uci.claims_page import decide_all, effect_table
+
+__all__ = ["CLAIMS", "effects", "summary"]
+
+_HOW = (
+    "An effect is a mean over repeats, of differences between two methods on the same network and rows. Repeats share "
+    "no rows, so their standard error is the plain one; those of the digits do, and have that of Nadeau and Bengio "
+    "(2003). It is tested against the threshold with Student's t, to both sides, and the p values of all sets of a "
+    "claim are corrected after Holm. Where p is then above 0.05 the claim is not decided on that set. Gains are "
+    "positive where the first is better. Every method has a temperature of its own."
+)
+
+Measure = Callable[[Record], Effect | None]
+_LESS = ("nll", "ece", "aurc", "brier")
+
+
+def _gain(first: str, second: str, measure: str = "nll", where: str = "test") -> Measure:
+    """By how much the first is better, repeat by repeat."""
+
+    def effect(record: Record) -> Effect | None:
+        a, b = (values(record, method, measure, where) for method in (first, second))
+        if a is None or b is None:
+            return None
+        return Effect.mean(b - a if measure in _LESS else a - b, record["overlap"])
+
+    return effect
+
+
+def _tells(first: str, second: str, where: str = "others") -> Measure:
+    """AUROC of the first minus that of the second."""
+
+    def effect(record: Record) -> Effect | None:
+        a, b = (told(record, score, "auroc", where) for score in (first, second))
+        return None if a is None or b is None else Effect.mean(a - b, record["overlap"])
+
+    return effect
+
+
+_WORDS = {
+    "nll": "nats gained",
+    "ece": "calibration error gained",
+    "accuracy": "accuracy gained",
+    "aurc": "area under the risk-coverage curve gained",
+}
+_ROWS = {
+    "test": "test rows",
+    "shift": "shifted rows",
+    "rotation": "turned rows",
+    "noise": "noisy rows",
+    "blur": "blurred rows",
+    "others": "rows of other sets",
+}
+_MI = "injected, mutual information"
+
+
+def _better(
+    text: str, first: str, second: str, measure: str = "nll", where: str = "test", *, above: float = 0.0
+) -> Claim:
+    words = f"{_WORDS[measure]} on {_ROWS[where]}"
+    return Claim(text, words, _gain(first, second, measure, where), above=above, source="us")
+
+
+def _finds(text: str, first: str, second: str, where: str = "others") -> Claim:
+    return Claim(text, f"AUROC gained, {_ROWS[where]}", _tells(first, second, where), above=0.0, source="us")
+
+
+CLAIMS = (
+    _better("One temperature has a lower NLL than the network's softmax", "temperature", "softmax"),
+    _better("Draws of injected dropout have a lower NLL than one temperature", "draws", "temperature"),
+    _better("Injected dropout to first order has a lower NLL than one temperature", "dropout", "temperature"),
+    Claim("Injected dropout gains less than 0.01 nats over one temperature", "nats gained on test rows",
+          _gain("dropout", "temperature"), below=0.01, source="us"),
+    _better("The default has a lower NLL than one temperature", "default", "temperature"),
+    _better("The default is worse than one temperature by less than 0.005 nats", "default", "temperature",
+            above=-0.005),
+    _better("An ensemble of five has a lower NLL than the default", "ensemble", "default"),
+    _better("Embedded dropout has a lower NLL than draws of injected dropout", "embedded", "draws"),
+    _better("Laplace in the last layer has a lower NLL than one temperature", "laplace", "temperature"),
+    _better("Under shift the default has a lower NLL than one temperature", "default", "temperature", where="shift"),
+    _better("Under rotation the default has a lower NLL than one temperature", "default", "temperature",
+            where="rotation"),
+    _better("Under noise the default has a lower NLL than one temperature", "default", "temperature", where="noise"),
+    _better("Under blur the default has a lower NLL than one temperature", "default", "temperature", where="blur"),
+    _better("Under shift the guard alone has a lower NLL than one temperature", "guard", "temperature", where="shift"),
+    _better("Under shift draws of injected dropout have a lower NLL than one temperature", "draws", "temperature",
+            where="shift"),
+    _better("Under shift dropout on top of leverage lowers the NLL", "leverage + dropout", "leverage", where="shift"),
+    _better("Under shift the default has a lower NLL than an ensemble of five", "default", "ensemble", where="shift"),
+    _better("Under shift the default has a lower NLL than embedded dropout", "default", "embedded", where="shift"),
+    _better("Under shift the default has a lower calibration error than an ensemble of five", "default", "ensemble",
+            "ece", "shift"),
+    _better("Draws of injected dropout cost less than half a point of accuracy", "draws", "softmax", "accuracy",
+            above=-0.005),
+    _better("Draws of injected dropout rank rows better than one temperature", "draws", "temperature", "aurc"),
+    _better("The default ranks rows better than one temperature", "default", "temperature", "aurc"),
+    _better("The default ranks shifted rows better than one temperature", "default", "temperature", "aurc", "shift"),
+    _finds("Strangeness tells rows of other sets better than the largest probability", "strangeness",
+           "max probability"),
+    _finds("Strangeness tells rows of other sets better than energy", "strangeness", "energy"),
+    _finds("Strangeness tells rows of other sets better than the mutual information of an ensemble of five",
+           "strangeness", "ensemble, mutual information"),
+    _finds("Mutual information under injected dropout tells rows of other sets better than the largest probability",
+           _MI, "max probability"),
+    _finds("Mutual information under injected dropout tells rows of other sets better than energy", _MI, "energy"),
+    _finds("Mutual information tells rows of other sets better under embedded than under injected dropout",
+           "embedded, mutual information", _MI),
+    _finds("The default's entropy tells shifted rows better than that of an ensemble of five", "default, entropy",
+           "ensemble, entropy", "shift"),
+)  # fmt: skip
+
+
+def summary(results: Results) -> list[str]:
+    """Markdown: every claim with its verdict, set by set."""
+    lines = [
+        _HOW,
+        "",
+        f"| | claim | verdict | {' | '.join(results)} |",
+        "| --- | --- | --- |" + " --- |" * len(results),
+    ]
+    for number, claim in enumerate(CLAIMS, 1):
+        found = decide_all(claim, results)
+        words = [outcome.verdict or "not measured" for outcome in found.outcomes.values()]
+        lines.append(f"| {number} | {claim.text} | **{found.verdict}** | {' | '.join(words)} |")
+    return lines
+
+
+def effects(results: Results) -> list[str]:
+    """Markdown: the effect of every claim on every set."""
+    lines = []
+    for number, claim in enumerate(CLAIMS, 1):
+        lines += ["", f"### {number}. {claim.text}", "", claim.threshold, "", *effect_table(decide_all(claim, results))]
+    return lines

@@ -1,0 +1,229 @@
+"""Sets of images with classes: digits, MNIST and Fashion-MNIST from IDX files, CIFAR-10; and letters as strange rows.
+
+An IDX file has two zero bytes, a byte for the type of its numbers (8: bytes), one for the number of axes, their sizes
+as big-endian 32-bit numbers, and the numbers. A batch of CIFAR-10 has rows of a label and 3 x 32 x 32 bytes;
+it may also be a folder of pictures.
+
+Every repeat has training, validation and test rows of its own: blocks of one fixed order of the rows that share none,
+so that repeats are independent. The 1797 digits are too few for that; each repeat splits them anew.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from latedrop.errors import DataError, FileError
+from latedrop.files import readable
+from latedrop.lazy import lazy
+from latedrop.terminal import need
+from studies.classification.pictures import class_folders, letters
+from studies.uci.stacked import key
+
+__all__ = ["REPEATS", "SETS", "SOURCES", "ImageSet", "Images", "Parts", "load", "parts"]
+
+Bytes: TypeAlias = npt.NDArray[np.uint8]
+Source = Literal["digits", "letters", "mnist", "fashion-mnist", "cifar-10"]
+SOURCES: tuple[Source, ...] = ("digits", "letters", "mnist", "fashion-mnist", "cifar-10")
+REPEATS = 5
+"""As many as there are blocks of test rows."""
+_IDX = {"train": "train-{}-idx{}-ubyte", "test": "t10k-{}-idx{}-ubyte"}
+_CIFAR = {"train": tuple(f"data_batch_{i}.bin" for i in range(1, 6)), "test": ("test_batch.bin",)}
+_CIFAR_ROW = 1 + 3 * 32 * 32
+_DIGIT_ROWS = 1797
+
+
+@dataclass(frozen=True)
+class ImageSet:
+    """Images, the network that is trained on them, and how many rows it gets.
+
+    Attributes:
+        name: of the results.
+        source: of the images.
+        network: `"mlp"` or `"cnn"`.
+        train, validation, test: rows of a repeat.
+        epochs: of training.
+    """
+
+    name: str
+    source: Source
+    network: Literal["mlp", "cnn"]
+    train: int = 5000
+    validation: int = 1000
+    test: int = 2000
+    epochs: int = 12
+
+    @property
+    def overlap(self) -> float:
+        """Of repeats that share rows: test rows over all others; 0 where they share none."""
+        return self.test / (self.train + self.validation) if self.source == "digits" else 0.0
+
+
+_ALL = (
+    ImageSet("digits-mlp", "digits", "mlp", 800, 400, _DIGIT_ROWS - 1200, 60),
+    ImageSet("mnist-cnn", "mnist", "cnn"),
+    ImageSet("fashion-mlp", "fashion-mnist", "mlp", epochs=20),
+    ImageSet("fashion-cnn", "fashion-mnist", "cnn"),
+    ImageSet("cifar-cnn", "cifar-10", "cnn"),
+)
+SETS = {item.name: item for item in _ALL}
+
+
+@dataclass(frozen=True)
+class Images:
+    """All images of a source.
+
+    Attributes:
+        x: bytes `(N, channels, height, width)`, by `train` and `test`.
+        y: labels `(N,)`, likewise.
+    """
+
+    x: dict[str, Tensor]
+    y: dict[str, Tensor]
+
+    @lazy
+    def digest(self) -> str:
+        """SHA-256 over all images and labels."""
+        found = hashlib.sha256()
+        for part in (self.x, self.y):
+            for name in ("train", "test"):
+                found.update(part[name].contiguous().numpy().tobytes())
+        return found.hexdigest()
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The rows of a repeat: images `(N, channels, height, width)` from 0 to 1 and labels, by part."""
+
+    x: dict[str, Tensor]
+    y: dict[str, Tensor]
+
+
+def load(source: Source, folder: Path | None) -> Images | None:
+    """All images of a source; None where the folder has none of its files, or matplotlib is not there to draw letters.
+
+    Raises:
+        DataError: a file is damaged, or another.
+        FileError: one of its files is missing.
+        LatedropError: the digits without scikit-learn, pictures without Pillow.
+    """
+    if source == "digits":
+        return _digits()
+    if source == "letters":
+        return _letters() if find_spec("matplotlib") is not None else None
+    place = None if folder is None else folder / source
+    if place is None or not place.is_dir():
+        return None
+    return _cifar(place) if source == "cifar-10" else _idx_pairs(place)
+
+
+def parts(item: ImageSet, images: Images, repeat: int, seed: int) -> Parts:
+    """Training, validation and test rows of a repeat."""
+    if item.source == "digits":
+        order = _order(len(images.y["train"]), seed, item.source, repeat)
+        names, sizes = ("train", "validation", "test"), [item.train, item.validation, item.test]
+        rows = dict(zip(names, order[: sum(sizes)].split(sizes), strict=True))
+        pools = dict.fromkeys(rows, "train")
+    else:
+        both = item.train + item.validation
+        inner = _order(len(images.y["train"]), seed, item.source)[repeat * both : (repeat + 1) * both]
+        outer = _order(len(images.y["test"]), seed, item.source)[repeat * item.test : (repeat + 1) * item.test]
+        rows = {"train": inner[: item.train], "validation": inner[item.train :], "test": outer}
+        pools = {"train": "train", "validation": "train", "test": "test"}
+    x = {name: images.x[pools[name]][found].float() / 255 for name, found in rows.items()}
+    y = {name: images.y[pools[name]][found] for name, found in rows.items()}
+    short = [name for name, found in y.items() if len(found) < getattr(item, name)]
+    if short:
+        raise DataError(
+            f"expected {(item.train + item.validation) * REPEATS:,} training and {item.test * REPEATS:,} test rows of "
+            f"{item.source}; found {len(images.y['train']):,} and {len(images.y['test']):,}. Pass the published files."
+        )
+    return Parts(x, y)
+
+
+def _order(rows: int, *names: object) -> Tensor:
+    return torch.randperm(rows, generator=torch.Generator().manual_seed(key("classification", *names)))
+
+
+def _digits() -> Images:
+    need("studies", "sklearn")
+    from sklearn.datasets import load_digits
+
+    found: Any = load_digits()
+    x = torch.tensor(found.images * (255 / 16)).round().byte()[:, None]
+    y = torch.tensor(found.target).long()
+    return Images({"train": x, "test": x[:0]}, {"train": y, "test": y[:0]})
+
+
+def _letters() -> Images:
+    x = letters()
+    none = torch.empty(0, dtype=torch.long)
+    return Images({"train": x[:0], "test": x}, {"train": none, "test": none})  # no network learns them
+
+
+def _idx_pairs(place: Path) -> Images:
+    x, y = {}, {}
+    for part, name in _IDX.items():
+        x[part] = torch.from_numpy(_idx(place, name.format("images", 3), 3))[:, None]
+        y[part] = torch.from_numpy(_idx(place, name.format("labels", 1), 1)).long()
+        if len(x[part]) != len(y[part]) or int(y[part].max()) > 9:
+            raise DataError(
+                f"expected a label from 0 to 9 for each of the {len(x[part]):,} images in {place}; found "
+                f"{len(y[part]):,} labels up to {int(y[part].max())}. Fetch the files again."
+            )
+    return Images(x, y)
+
+
+def _idx(place: Path, name: str, axes: int) -> Bytes:
+    """The bytes of an IDX file, plain or in gzip."""
+    path = next((found for found in (place / name, place / f"{name}.gz") if found.exists()), None)
+    if path is None:
+        raise FileError(f"expected {name} or {name}.gz in {place}; found neither. Fetch the four files of the set.")
+    with readable(path, "an IDX file"):
+        raw = path.read_bytes()
+    try:
+        content = gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
+    except (OSError, EOFError) as error:
+        raise DataError(
+            f"expected a whole gzip file at {path}; found a damaged one: {error}. Fetch it again."
+        ) from None
+    start = 4 + 4 * axes
+    shape = np.frombuffer(content[4:start], ">u4") if len(content) >= start else ()
+    if content[:4] != bytes([0, 0, 8, axes]) or len(content) - start != np.prod(shape, dtype=np.int64):
+        raise DataError(f"expected an IDX file of bytes with {axes} axes at {path}; found another, or a part of one.")
+    found: Bytes = np.frombuffer(content, np.uint8, offset=start).reshape(*shape).copy()
+    return found
+
+
+def _cifar(place: Path) -> Images:
+    x, y = {}, {}
+    if not list(place.glob("*.bin")):
+        for part in ("train", "test"):
+            x[part], y[part] = class_folders(place / part, 10, 32)
+        return Images(x, y)
+    for part, names in _CIFAR.items():
+        rows = np.concatenate([_cifar_rows(place / name) for name in names])
+        x[part] = torch.from_numpy(rows[:, 1:].reshape(-1, 3, 32, 32).copy())
+        y[part] = torch.from_numpy(rows[:, 0].copy()).long()
+    return Images(x, y)
+
+
+def _cifar_rows(path: Path) -> Bytes:
+    with readable(path, "a binary batch of CIFAR-10"):
+        content = np.frombuffer(path.read_bytes(), np.uint8)
+    rows = content.reshape(-1, _CIFAR_ROW) if len(content) % _CIFAR_ROW == 0 else content[:0].reshape(0, _CIFAR_ROW)
+    if not len(rows) or int(rows[:, 0].max()) > 9:
+        raise DataError(
+            f"expected rows of a label from 0 to 9 and 3072 bytes in {path}, as the binary version of CIFAR-10 has; "
+            "found others. Fetch it again."
+        )
+    return rows

@@ -1,0 +1,364 @@
+"""What the paper claims of crowd counting, decided from the numbers: set by set, pixels and counts apart.
+
+A mean over frames has a standard error from blocks of consecutive test frames, or the interval that was measured with
+it; blocks share no frames. Areas, RMSEs, chosen rates and rank correlations were stored without a spread.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from studies.claims import Claim, Effect, Outcome, Record, Values, decide
+from studies.crowd.controls import SIZE
+from studies.crowd.tables import NAMES, Results, methods, number, paper_rates
+
+__all__ = ["CLAIMS", "page"]
+
+
+def page(results: Results) -> str:
+    """Markdown: every claim, its verdict on every set, and the effects."""
+    names = [NAMES[name] for name in results]
+    draws = sorted({record["settings"]["draws"] for record in results.values()})
+    lines = [
+        "# What the paper claims, and what we found",
+        "",
+        f"Generated from the JSON files beside this page: one network for each of {', '.join(names)}, "
+        f"{' or '.join(map(str, draws))} draws for each rate. Rates, scales and thresholds were chosen on validation "
+        "frames; effects are of the test frames. The paper's rates are those up to 0.01. NLLs are without "
+        "log(2 pi)/2. One network was trained for each set, so none of this says what another training run would give.",
+        "",
+        "**How a claim is decided.** Brackets hold a 95 % interval: Student's t over blocks of consecutive frames "
+        "(rejection: from resampled blocks; random regions: over repeats). The effect is tested against the threshold "
+        "to both sides, and the p values of all sets of a claim are corrected after Holm, so that with 95 % none "
+        "of its verdicts is wrong by chance. Where p is then above 0.05 the claim is not decided. A star marks effects "
+        "without a spread (none was stored, or nothing varied): there the number alone decides. Errors of a video stay "
+        "alike for longer than a block of 25 frames, so intervals of Mall, UCSD and PETS2009 are still too narrow.",
+        "",
+    ]
+    if any(record["settings"]["frames"] or record["settings"]["every"] > 1 for record in results.values()):
+        lines += ["**Only some of the frames were measured: these numbers decide little.**", ""]
+    lines += ["| | claim | by | " + " | ".join(names) + " |", "| --- | --- | --- |" + " --- |" * len(names)]
+    found = [decide(claim, results) for claim in CLAIMS]
+    for place, (claim, outcomes) in enumerate(zip(CLAIMS, found, strict=True), 1):
+        cells = " | ".join(_cell(outcome) for outcome in outcomes.values())
+        lines.append(f"| {place} | {claim.text} | {claim.source} | {cells} |")
+    for place, (claim, outcomes) in enumerate(zip(CLAIMS, found, strict=True), 1):
+        lines += ["", f"## {place}. {claim.text}", "", claim.threshold, ""]
+        lines += ["| set | effect | p after Holm | |", "| --- | --- | ---: | --- |"]
+        for name, outcome in outcomes.items():
+            row = _said(outcome.effect), outcome.said_p, outcome.verdict or "not measured"
+            lines.append(f"| {NAMES[name]} | {' | '.join(row)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _paper(record: Record, target: str, measure: str) -> Values:
+    """A measure of the test frames at the paper's rates, `(rates,)`."""
+    values: Values = np.array(record["injected"][target]["test"][measure])[paper_rates(record)]
+    return values
+
+
+def _blocks(record: Record, target: str, measure: str) -> Values:
+    """A measure of blocks of test frames at the paper's rates, `(rates, blocks)`."""
+    values: Values = np.array(record["injected"][target]["blocks"][measure])[paper_rates(record)]
+    return values
+
+
+def _gap(target: str, first: str, second: str) -> Callable[[Record], Effect]:
+    """Mean over the paper's rates of the difference of two kinds' NLLs."""
+
+    def effect(record: Record) -> Effect:
+        a, b = (_blocks(record, target, f"nll_{kind}") for kind in (first, second))
+        return Effect.mean((a - b).mean(0))
+
+    return effect
+
+
+def _range(target: str, measure: str) -> Callable[[Record], Effect]:
+    """Between the rates of the largest and of the smallest mean."""
+
+    def effect(record: Record) -> Effect:
+        values = _blocks(record, target, measure)
+        means = values.mean(1)
+        return Effect.mean(values[means.argmax()] - values[means.argmin()])
+
+    return effect
+
+
+def _mean(target: str, measure: str) -> Callable[[Record], Effect]:
+    return lambda record: Effect(float(_paper(record, target, measure).mean()))
+
+
+def _rmse(target: str) -> Callable[[Record], Effect]:
+    """Mean over the paper's rates, over that of the plain network, minus 1."""
+    return lambda record: Effect(
+        float(_paper(record, target, "rmse").mean() / record["constant"][target]["test"]["rmse"] - 1)
+    )
+
+
+def _mae(target: str) -> Callable[[Record], Effect]:
+    """Mean over the paper's rates, minus that of the plain network in the same blocks, over its mean."""
+
+    def effect(record: Record) -> Effect:
+        plain = np.array(record["constant"][target]["test"]["blocks"]["mae"])
+        return Effect.mean((_blocks(record, target, "mae").mean(0) - plain) / plain.mean())
+
+    return effect
+
+
+def _rates_apart(target: str) -> Callable[[Record], Effect]:
+    """How many times larger one of the two chosen rates is than the other, as a power of ten."""
+
+    def effect(record: Record) -> Effect:
+        unscaled, scaled = (record["rates"][record["chosen"][target][kind]] for kind in ("unscaled", "scaled"))
+        return Effect(abs(math.log10(unscaled / scaled)))
+
+    return effect
+
+
+def _wrong_rate(target: str) -> Callable[[Record], Effect]:
+    """Scaled NLL at the rate that is best without a scale, minus that at the rate that is best with it."""
+
+    def effect(record: Record) -> Effect:
+        nll = np.array(record["injected"][target]["blocks"]["nll_scaled"])
+        chosen = record["chosen"][target]
+        return Effect.mean(nll[chosen["unscaled"]] - nll[chosen["scaled"]])
+
+    return effect
+
+
+def _growth(which: Callable[[Record], int]) -> Callable[[Record], Effect]:
+    """Count MAE at a rate over that of the plain network, minus 1."""
+
+    def effect(record: Record) -> Effect:
+        plain = record["constant"]["count"]["test"]["mae"]
+        return Effect.mean(np.array(record["injected"]["count"]["blocks"]["mae"][which(record)]) / plain - 1)
+
+    return effect
+
+
+def _largest(record: Record) -> int:
+    return len(record["rates"]) - 1
+
+
+def _paper_largest(record: Record) -> int:
+    return paper_rates(record)[-1]
+
+
+def _methods(target: str, first: str, second: str, measure: str = "nll") -> Callable[[Record], Effect]:
+    def effect(record: Record) -> Effect:
+        found = methods(record, target)
+        a, b = (np.array(found[name]["blocks"][measure]) for name in (first, second))
+        return Effect.mean(a - b)
+
+    return effect
+
+
+def _embedded(target: str, measure: str) -> Callable[[Record], Effect | None]:
+    """Injected minus the embedded network of least scaled NLL on the validation frames."""
+
+    def effect(record: Record) -> Effect | None:
+        if not record["embedded"]:
+            return None
+        best = min(record["embedded"].values(), key=lambda stage: float(stage[target]["validation"]["nll_scaled"]))
+        return _methods(target, "injected, scaled", f"embedded {best['rate']:g}, scaled", measure)(record)
+
+    return effect
+
+
+def _correlation(target: str) -> Callable[[Record], Effect]:
+    def effect(record: Record) -> Effect:
+        index = record["chosen"][target]["scaled"]
+        return Effect(record["sampling_free"][target]["agreement"]["rank_correlation"][index])
+
+    return effect
+
+
+def _miss(method: str, level: float = 0.9) -> Callable[[Record], Effect]:
+    """How far the coverage of a count interval is from its level."""
+
+    def effect(record: Record) -> Effect:
+        inside = methods(record, "count")[method]["coverage"][record["coverages"].index(level)]
+        return Effect(abs(inside - level))
+
+    return effect
+
+
+def _rejection(difference: str) -> Callable[[Record], Effect]:
+    def effect(record: Record) -> Effect:
+        found = record["rejection"]["differences"][difference]
+        return Effect.measured(found["mae"], found["low"], found["high"])
+
+    return effect
+
+
+def _false_regions(record: Record) -> Effect | None:
+    found = record["rejection"]
+    before = found["before"]["false_kept"]
+    return Effect((before - found["after"]["false_kept"]) / before) if before else None
+
+
+def _against_random(record: Record) -> Effect:
+    found = record["rejection"]
+    random = found["controls"]["random"]["mae"]
+    value = found["after"]["mae"] - random["mean"]
+    return Effect(value, random["std"] or None, found["controls"]["random"]["repeats"] - 1)
+
+
+_SUBJECTS = {"pixel": "Pixels", "count": "Counts"}
+
+
+def _against_size(record: Record) -> Effect | None:
+    return _methods("count", "injected, floor", SIZE)(record) if "size_control" in record else None
+
+
+def _of(target: str) -> tuple[Claim, ...]:
+    """The claims about scales and rates that are made of pixels and of counts alike."""
+    subject = _SUBJECTS[target]
+    return (
+        Claim(
+            f"{subject}: the scaled NLL is far better than the unscaled one",
+            "unscaled minus scaled NLL, mean over the paper's rates", _gap(target, "unscaled", "scaled"), above=1.0,
+        ),
+        Claim(
+            f"{subject}: the unscaled NLL depends on the rate",
+            "largest minus smallest unscaled NLL over the paper's rates", _range(target, "nll_unscaled"), above=1.0,
+        ),
+        Claim(
+            f"{subject}: the scaled NLL is stable in the rate",
+            "largest minus smallest scaled NLL over the paper's rates", _range(target, "nll_scaled"), below=0.1,
+        ),
+        Claim(
+            f"{subject}: the scaled MA stays poor",
+            "scaled MA, mean over the paper's rates", _mean(target, "ma_scaled"), above=0.3,
+        ),
+        Claim(
+            f"{subject}: the relaxed scale brings the curve near the bisector",
+            "relaxed MA, mean over the paper's rates", _mean(target, "ma_relaxed"), below=0.05,
+        ),
+        Claim(
+            f"{subject}: the relaxed scale costs little NLL",
+            "relaxed minus scaled NLL, mean over the paper's rates", _gap(target, "relaxed", "scaled"), below=0.1,
+        ),
+        Claim(
+            f"{subject}: the RMSE falls at small rates",
+            "RMSE, mean over the paper's rates, over that of the plain network, minus 1", _rmse(target), below=0.0,
+        ),
+        Claim(
+            f"{subject}: so does the MAE, which has a spread over blocks",
+            "MAE, mean over the paper's rates, over that of the plain network, minus 1", _mae(target), below=0.0,
+            source="us",
+        ),
+        Claim(
+            f"{subject}: the best rate is another one with a scale than without",
+            "power of ten between the rate of least unscaled and the rate of least scaled NLL", _rates_apart(target),
+            above=0.0,
+        ),
+        Claim(
+            f"{subject}: the rate of least unscaled NLL is the wrong one to scale",
+            "scaled NLL at that rate minus at the rate of least scaled NLL", _wrong_rate(target), above=0.0,
+            source="us",
+        ),
+    )  # fmt: skip
+
+
+def _against(target: str) -> tuple[Claim, ...]:
+    """The claims that compare with other variances, of pixels and of counts alike."""
+    free, subject = {"pixel": "propagated", "count": "linear"}[target], _SUBJECTS[target]
+    return (
+        Claim(
+            f"{subject}: scaled injection beats a constant variance",
+            "NLL at the chosen rate minus that of the constant", _methods(target, "injected, scaled", "constant"),
+            below=0.0, source="us",
+        ),
+        Claim(
+            f"{subject}: injection with scale and floor beats a constant variance",
+            "NLL at the chosen rate minus that of the constant", _methods(target, "injected, floor", "constant"),
+            below=0.0, source="us",
+        ),
+        Claim(
+            f"{subject}: without draws ({free}) it is not worse than with them",
+            f"scaled NLL, {free} minus drawn, each at its chosen rate",
+            _methods(target, f"{free}, scaled", "injected, scaled"), below=0.05, source="us",
+        ),
+        Claim(
+            f"{subject}: the variance without draws ({free}) ranks as the drawn one does",
+            "rank correlation of the two at the chosen rate", _correlation(target), above=0.9, source="us",
+        ),
+        Claim(
+            f"{subject}: scaled injection is not worse than scaled embedded dropout",
+            "NLL injected minus embedded (the network that validation prefers)", _embedded(target, "nll"),
+            below=0.02, source="us",
+        ),
+    )  # fmt: skip
+
+
+CLAIMS = (
+    *_of("pixel"),
+    *_against("pixel"),
+    *_of("count"),
+    *_against("count"),
+    Claim(
+        "Up to the paper's largest rate the counts stay good",
+        "count MAE at that rate over that of the plain network, minus 1", _growth(_paper_largest), below=0.1,
+    ),
+    Claim(
+        "Larger rates ruin the counts",
+        "count MAE at the largest rate over that of the plain network, minus 1", _growth(_largest), above=1.0,
+    ),
+    Claim(
+        "Injection counts as well as embedded dropout",
+        "count MAE injected minus embedded (the network that validation prefers), people", _embedded("count", "mae"),
+        below=0.1, source="us",
+    ),
+    *(
+        Claim(
+            f"The 90 % count interval, {kind}, covers what it says",
+            "distance of its coverage from 0.9", _miss(f"injected, {kind}"), below=0.05, source="us",
+        )
+        for kind in ("unscaled", "scaled", "relaxed", "floor")
+    ),
+    Claim(
+        "Rejecting uncertain regions lowers the error of the count",
+        "count MAE after minus before, people", _rejection("after_minus_before"), below=0.0,
+    ),
+    Claim(
+        "Rejection removes a good part of the false regions",
+        "share of the false regions that goes", _false_regions, above=0.1,
+    ),
+    Claim(
+        "It is the uncertainty that helps: rejection by density alone does worse",
+        "count MAE with uncertainty minus density alone, people", _rejection("after_minus_low_density"), below=0.0,
+        source="us",
+    ),
+    Claim(
+        "Rejection does better than as many regions at random",
+        "count MAE after minus the mean of random choices, people; the spread is that of one random choice",
+        _against_random, below=0.0, source="us",
+    ),
+    Claim(
+        "Rejection does better than subtracting the mean validation error from every count",
+        "count MAE after minus that, people", _rejection("after_minus_shift"), below=0.0, source="us",
+    ),
+    Claim(
+        "Counts: injection with scale and floor beats a variance of a · count + b",
+        "NLL at the chosen rate minus that of the control", _against_size, below=0.0, source="us",
+    ),
+)  # fmt: skip
+
+
+def _cell(outcome: Outcome) -> str:
+    if outcome.verdict is None:
+        return "-"
+    star = "" if outcome.p is not None else " \\*"
+    return f"**{outcome.verdict}**{star}" if outcome.verdict != "not decided" else outcome.verdict
+
+
+def _said(effect: Effect | None) -> str:
+    """The number, with its interval where it has one."""
+    if effect is None or effect.error is None:
+        return "" if effect is None else number(effect.value)
+    low, high = effect.interval
+    return f"{number(effect.value)} ({number(low)} to {number(high)})"

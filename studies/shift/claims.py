@@ -1,0 +1,252 @@
+"""What is claimed of a variance under shift, decided from the numbers.
+
+The cuts of a set overlap, so a set counts as one: its effect is the mean over its cuts. NLL and CRPS, by which one cut
+can be worse by hundreds, are compared by the share of cuts in which one method's is lower. The effects of the sets are
+independent, and their mean is tested against the threshold with Student's t, to both sides, with one degree of freedom
+fewer than there are sets. The p values of all claims are corrected after Holm, as one family.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from studies.claims import Claim, Effect, Record, Verdict
+from studies.shift.tables import Results, slope, values
+from studies.significance import LEVEL, holm
+from studies.uci.tables import SHORT, counted
+
+__all__ = ["CLAIMS", "Decision", "decide_all", "page"]
+
+_HOW = (
+    "The cuts of a set share rows, so a set counts as one: its effect is the mean over its cuts. A claim is decided by "
+    "Student's t over the sets, two-sided, against its threshold, and the p values of all claims on this page are "
+    "corrected after Holm: it holds where the mean over the sets is beyond the threshold with p of at most 5 %, fails "
+    "where it is on the other side with p of at most 5 %, and is otherwise not decided."
+)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What all sets together say of a claim.
+
+    Attributes:
+        claim: the statement.
+        effects: one for each set that has one.
+        mean: over the sets, with its error.
+        p: after Holm's correction over all claims.
+    """
+
+    claim: Claim
+    effects: Mapping[str, float]
+    mean: Effect
+    p: float
+
+    @property
+    def verdict(self) -> Verdict:
+        """In a word or two."""
+        if self.p > LEVEL:
+            return "not decided"
+        return "holds" if self.claim.beyond(self.mean.value) else "fails"
+
+    @property
+    def agreeing(self) -> int:
+        """How many sets lie where the claim puts them."""
+        return sum(self.claim.beyond(value) for value in self.effects.values())
+
+
+def decide_all(results: Results, claims: tuple[Claim, ...] | None = None) -> list[Decision]:
+    """Measure all claims that at least two sets speak of, and decide them together."""
+    found = []
+    for claim in CLAIMS if claims is None else claims:
+        measured = {name: claim.measure(record) for name, record in results.items()}
+        effects = {name: effect.value for name, effect in measured.items() if effect is not None}
+        if len(effects) > 1:
+            found.append((claim, effects, Effect.mean(np.array(list(effects.values())))))
+    tests = holm([mean.p(claim.limit) or 0.0 for claim, _, mean in found])
+    return [Decision(*each, p) for each, p in zip(found, tests, strict=True)]
+
+
+def page(results: Results) -> str:
+    """Markdown: every claim, its verdict, and the effect on every set."""
+    cuts = sum(len(record["cuts"]) for record in results.values())
+    lines = ["# What is claimed of shift, and what we found", ""]
+    lines += [f"Generated from the JSON files beside this page: {counted(results)}, {cuts} cuts. {_HOW}", ""]
+    if sorted({record["settings"]["epochs"] for record in results.values()}) != [1.0]:
+        lines += ["**Networks were trained for a part of the epochs: these numbers decide nothing.**", ""]
+    decisions = decide_all(results)
+    if not decisions:
+        return "\n".join([*lines, *_one_set(results)]) + "\n"
+    lines += ["| | claim | verdict | mean effect, 95 % interval | p | sets that agree |"]
+    lines += ["| --- | --- | --- | --- | ---: | ---: |"]
+    for number, found in enumerate(decisions, 1):
+        low, high = found.mean.interval
+        effect = f"{found.mean.value:.3f} ({low:.3f} to {high:.3f})"
+        agree = f"{found.agreeing} of {len(found.effects)}"
+        lines.append(f"| {number} | {found.claim.text} | **{found.verdict}** | {effect} | {found.p:.2g} | {agree} |")
+    for number, found in enumerate(decisions, 1):
+        lines += ["", f"## {number}. {found.claim.text}", "", found.claim.threshold, ""]
+        lines += ["| " + " | ".join(SHORT.get(name, name) for name in found.effects) + " |"]
+        lines += ["|" + " ---: |" * len(found.effects)]
+        lines += ["| " + " | ".join(f"{value:.3f}" for value in found.effects.values()) + " |"]
+    return "\n".join(lines) + "\n"
+
+
+def _one_set(results: Results) -> list[str]:
+    lines = ["One set alone decides nothing; this is where it lies.", ""]
+    lines += ["| claim | effect | its mean over cuts | as claimed |", "| --- | --- | ---: | --- |"]
+    for claim in CLAIMS:
+        for record in results.values():
+            if (effect := claim.measure(record)) is not None:
+                side = "yes" if claim.beyond(effect.value) else "no"
+                lines.append(f"| {claim.text} | {claim.effect} | {effect.value:.3f} | {side} |")
+    return lines
+
+
+def _level(method: str, measure: str = "coverage") -> Callable[[Record], Effect | None]:
+    def effect(record: Record) -> Effect | None:
+        found = values(record, method, measure)
+        return None if found is None else Effect(float(found.mean()))
+
+    return effect
+
+
+def _more(first: str, second: str, measure: str = "coverage") -> Callable[[Record], Effect | None]:
+    """First minus second, cut by cut."""
+
+    def effect(record: Record) -> Effect | None:
+        a, b = values(record, first, measure), values(record, second, measure)
+        return None if a is None or b is None else Effect(float((a - b).mean()))
+
+    return effect
+
+
+def _wins(first: str, second: str, measure: str = "nll") -> Callable[[Record], Effect | None]:
+    """Share of cuts in which the first is lower; equal ones count half. One cut's NLL of 1000 is one cut."""
+
+    def effect(record: Record) -> Effect | None:
+        a, b = values(record, first, measure), values(record, second, measure)
+        return None if a is None or b is None else Effect(float(((a < b).mean() + (a <= b).mean()) / 2))
+
+    return effect
+
+
+def _slope(method: str) -> Callable[[Record], Effect | None]:
+    def effect(record: Record) -> Effect | None:
+        found = slope(record, method)
+        return None if found is None else Effect(found)
+
+    return effect
+
+
+def _lag(method: str) -> Callable[[Record], Effect | None]:
+    """How much less the variance grows than the squared error, in logarithms."""
+
+    def effect(record: Record) -> Effect | None:
+        error, variance = (values(record, method, f"{name}_growth") for name in ("error", "variance"))
+        return None if error is None or variance is None else Effect(float((error - variance).mean()))
+
+    return effect
+
+
+_COVERAGE = "coverage of shifted rows"
+_LOWER = "share of cuts in which its NLL of shifted rows is lower"
+_LOWER_CRPS = "share of cuts in which its CRPS of shifted rows is lower"
+_SLOPE = "slope of variance growth over error growth, across the cuts of a set"
+CLAIMS = (
+    Claim("A constant's 90 % intervals hold less than 80 % of shifted rows", _COVERAGE, _level("constant"), below=0.8),
+    Claim(
+        "Injected dropout without a floor holds more than with a floor",
+        f"{_COVERAGE}, scaled minus floor", _more("injected, scaled", "injected, floor"), above=0.0,
+    ),
+    Claim(
+        "Inside, injected dropout has a lower NLL with a floor than without",
+        "share of cuts, rows inside", _wins("injected, floor", "injected, scaled", "inside_nll"), above=0.5,
+    ),
+    Claim(
+        "Injected dropout with a floor holds more than a constant",
+        f"{_COVERAGE}, difference", _more("injected, floor", "constant"), above=0.0,
+    ),
+    Claim(
+        "The default holds more than injected dropout with a floor",
+        f"{_COVERAGE}, difference", _more("default", "injected, floor"), above=0.0,
+    ),
+    Claim(
+        "The default with reference rows holds more than the default without",
+        f"{_COVERAGE}, difference", _more("default + reference", "default"), above=0.0,
+    ),
+    Claim(
+        "The default with reference rows holds more than an ensemble of five with a floor",
+        f"{_COVERAGE}, difference", _more("default + reference", "ensemble, floor"), above=0.0,
+    ),
+    Claim(
+        "The default with reference rows holds at least 85 %",
+        _COVERAGE, _level("default + reference"), above=0.85,
+    ),
+    Claim(
+        "The default with reference rows has a lower NLL than a constant",
+        _LOWER, _wins("default + reference", "constant"), above=0.5,
+    ),
+    Claim(
+        "The default with reference rows has a lower NLL than an ensemble of five with a floor",
+        _LOWER, _wins("default + reference", "ensemble, floor"), above=0.5,
+    ),
+    Claim(
+        "The default with reference rows has a lower CRPS than a constant: what it holds is worth its width",
+        _LOWER_CRPS, _wins("default + reference", "constant", "crps"), above=0.5,
+    ),
+    Claim(
+        "The default with reference rows has a lower CRPS than an ensemble of five with a floor",
+        _LOWER_CRPS, _wins("default + reference", "ensemble, floor", "crps"), above=0.5,
+    ),
+    Claim(
+        "The guard's variance grows with the error: where the error grows more, so does the variance of the default "
+        "with reference rows", _SLOPE, _slope("default + reference"), above=0.0,
+    ),
+    Claim(
+        "The scaled variance of injected dropout grows with the error",
+        _SLOPE, _slope("injected, scaled"), above=0.0,
+    ),
+    Claim(
+        "An ensemble's variance, with a floor, grows less than its squared error",
+        "error growth minus variance growth", _lag("ensemble, floor"), above=0.0,
+    ),
+    Claim(
+        "The variance of the default with reference rows grows less than its squared error",
+        "error growth minus variance growth", _lag("default + reference"), above=0.0,
+    ),
+    Claim(
+        "Leverage tells shifted rows from rows inside better than draws",
+        "AUROC, difference", _more("leverage, scaled", "injected, scaled", "auroc"), above=0.0,
+    ),
+    Claim(
+        "Distance to neighbours tells shifted rows from rows inside better than draws",
+        "AUROC, difference", _more("neighbours, scaled", "injected, scaled", "auroc"), above=0.0,
+    ),
+    Claim(
+        "Embedded dropout, scaled, holds more than injected dropout, scaled",
+        f"{_COVERAGE}, difference", _more("embedded, scaled", "injected, scaled"), above=0.0,
+    ),
+    Claim(
+        "Embedded dropout with a floor holds more than injected dropout with a floor",
+        f"{_COVERAGE}, difference", _more("embedded, floor", "injected, floor"), above=0.0,
+    ),
+    Claim(
+        "Laplace with a floor holds more than injected dropout with a floor",
+        f"{_COVERAGE}, difference", _more("laplace, floor", "injected, floor"), above=0.0,
+    ),
+    Claim(
+        "A Gaussian head, scaled, holds more than a constant",
+        f"{_COVERAGE}, difference", _more("gaussian, scaled", "constant"), above=0.0,
+    ),
+    Claim(
+        "A constant has a lower NLL than a Gaussian head, scaled",
+        _LOWER, _wins("constant", "gaussian, scaled"), above=0.5,
+    ),
+    Claim(
+        "An ensemble of Gaussian heads, scaled, holds more than one of them",
+        f"{_COVERAGE}, difference", _more("gaussian ensemble, scaled", "gaussian, scaled"), above=0.0,
+    ),
+)  # fmt: skip
