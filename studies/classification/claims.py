@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from studies.claims import Claim, Effect
-from studies.classification.tables import Record, Results, told, values
-from studies.uci.claims_page import decide_all, effect_table
+import numpy as np
 
-__all__ = ["CLAIMS", "effects", "summary"]
+from studies.claims import Claim, Effect, Record, Values, claims_section, decide
+from studies.classification.data import SHIFTS, SOURCES
+from studies.pages import Results
 
 _HOW = (
     "An effect is a mean over repeats, of differences between two methods on the same network and rows. Repeats share "
@@ -20,6 +20,41 @@ _HOW = (
 
 Measure = Callable[[Record], Effect | None]
 _LESS = ("nll", "ece", "aurc", "brier")
+
+
+def values(record: Record, method: str, measure: str, where: str = "test") -> Values | None:
+    """A measure of every repeat, `(J,)`, on `"test"`, a part such as `"blur-3"`, a shift, or all: `"shift"`.
+
+    Over several parts it is their mean; None where the set does not have the method.
+    """
+    rows = []
+    for unit in record["units"]:
+        parts = unit["labelled"]
+        chosen = [i for i, part in enumerate(parts) if is_part(part, where)]
+        if method not in unit["methods"] or not chosen:
+            return None
+        rows.append(np.mean([unit["methods"][method][measure][i] for i in chosen]))
+    return np.array(rows)
+
+
+def told(record: Record, score: str, measure: str = "auroc", where: str = "others") -> Values | None:
+    """How well a score tells strange rows, `(J,)`: those of one other set, of `"others"`, or of a shift."""
+    rows = []
+    for unit in record["units"]:
+        chosen = [i for i, part in enumerate(unit["others"]) if is_part(part, where)]
+        if score not in unit["scores"] or not chosen:
+            return None
+        rows.append(np.mean([unit["scores"][score][measure][i] for i in chosen]))
+    return np.array(rows)
+
+
+def is_part(part: str, where: str) -> bool:
+    """Return whether a part is the one asked for, a strength of that shift, any shift, or rows of another set."""
+    if where == "shift":
+        return part.rsplit("-", 1)[0] in SHIFTS
+    if where == "others":
+        return part in SOURCES
+    return part == where or (where in SHIFTS and part.startswith(f"{where}-"))
 
 
 def _gain(first: str, second: str, measure: str = "nll", where: str = "test") -> Measure:
@@ -117,24 +152,9 @@ CLAIMS = (
 )  # fmt: skip
 
 
-def summary(results: Results) -> list[str]:
-    """Markdown: every claim with its verdict, set by set."""
-    lines = [
-        _HOW,
-        "",
-        f"| | claim | verdict | {' | '.join(results)} |",
-        "| --- | --- | --- |" + " --- |" * len(results),
-    ]
-    for number, claim in enumerate(CLAIMS, 1):
-        found = decide_all(claim, results)
-        words = [outcome.verdict or "not measured" for outcome in found.outcomes.values()]
-        lines.append(f"| {number} | {claim.text} | **{found.verdict}** | {' | '.join(words)} |")
-    return lines
-
-
-def effects(results: Results) -> list[str]:
-    """Markdown: the effect of every claim on every set."""
-    lines = []
-    for number, claim in enumerate(CLAIMS, 1):
-        lines += ["", f"### {number}. {claim.text}", "", claim.threshold, "", *effect_table(decide_all(claim, results))]
-    return lines
+def claims_page(results: Results) -> list[str]:
+    """Markdown: every claim with its verdict, set by set, and every effect."""
+    lines = ["# The classification study: what is claimed, and what we found", "", _HOW, ""]
+    if any(unit["settings"]["epochs"] != 1.0 for record in results.values() for unit in record["units"]):
+        lines += ["**Networks were trained for a part of the epochs: these numbers decide nothing.**", ""]
+    return [*lines, *claims_section({"Claims": [decide(claim, results) for claim in CLAIMS]}, by_set=True)]

@@ -1,8 +1,8 @@
-"""Sets of images with classes: digits, MNIST and Fashion-MNIST from IDX files, CIFAR-10; and letters as strange rows.
+"""Sets of images with classes: digits, MNIST and Fashion-MNIST from IDX files, CIFAR-10; letters; and shifted images.
 
 An IDX file has two zero bytes, a byte for the type of its numbers (8: bytes), one for the number of axes, their sizes
-as big-endian 32-bit numbers, and the numbers. A batch of CIFAR-10 has rows of a label and 3 x 32 x 32 bytes;
-it may also be a folder of pictures.
+as big-endian 32-bit numbers, and the numbers. A batch of CIFAR-10 has rows of a label and 3 x 32 x 32 bytes; it may
+also be a folder of pictures for each class. Letters, as strange rows, are drawn in the fonts that come with matplotlib.
 
 Every repeat has training, validation and test rows of its own: blocks of one fixed order of the rows that share none,
 so that repeats are independent. The 1797 digits are too few for that; each repeat splits them anew.
@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,15 +23,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.nn.functional import affine_grid, conv2d, grid_sample, interpolate, pad
 
 from latedrop.errors import DataError, FileError
 from latedrop.files import readable
 from latedrop.lazy import lazy
 from latedrop.terminal import need
-from studies.classification.pictures import class_folders, letters
-from studies.uci.stacked import key
-
-__all__ = ["REPEATS", "SETS", "SOURCES", "ImageSet", "Images", "Parts", "load", "parts"]
+from studies.regression.training import key
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 Source = Literal["digits", "letters", "mnist", "fashion-mnist", "cifar-10"]
@@ -155,7 +155,7 @@ def _order(rows: int, *names: object) -> Tensor:
 
 
 def _digits() -> Images:
-    need("studies", "sklearn")
+    need("demo", "sklearn")
     from sklearn.datasets import load_digits
 
     found: Any = load_digits()
@@ -227,3 +227,127 @@ def _cifar_rows(path: Path) -> Bytes:
             "found others. Fetch it again."
         )
     return rows
+
+
+_SUFFIXES = (".jpg", ".jpeg", ".png")
+_LETTERS = "ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnpqrstuvwxyz"  # O, o, I and l look like digits
+_SIDE, _INNER = 28, 20  # pixels of an image, and of the longer side of a letter in it, as those of MNIST
+_FONTS = ("DejaVu", "STIXGeneral", "cmr10", "cmss10", "cmtt10", "cmb10")
+
+
+def class_folders(place: Path, classes: int, side: int) -> tuple[Tensor, Tensor]:
+    """Bytes `(N, 3, side, side)` and labels `(N,)` of JPEG or PNG files in one folder for each class.
+
+    The classes are numbered in the order of their names. The first files of all folders come first, then the second.
+
+    Raises:
+        FileError: there are not as many folders.
+        DataError: one of them is empty, or a file is no picture of that size.
+    """
+    need("images", "PIL")
+    folders = sorted(path for path in place.iterdir() if path.is_dir()) if place.is_dir() else []
+    if len(folders) != classes:
+        raise FileError(f"expected {classes} folders, one for each class, in {place}; found {len(folders)}.")
+    files = [sorted(path for path in folder.iterdir() if path.suffix.lower() in _SUFFIXES) for folder in folders]
+    empty = [folder.name for folder, found in zip(folders, files, strict=True) if not found]
+    if empty:
+        raise DataError(f"expected JPEG or PNG files in every folder of {place}; found none in {', '.join(empty)}.")
+    order = sorted((number, label) for label, found in enumerate(files) for number in range(len(found)))
+    pixels = np.empty((len(order), side, side, 3), np.uint8)
+    for row, (number, label) in enumerate(order):
+        pixels[row] = _picture(files[label][number], side)
+    labels = torch.tensor([label for _, label in order])
+    return torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous(), labels
+
+
+def _picture(path: Path, side: int) -> Any:
+    from PIL import Image
+
+    try:
+        with Image.open(path) as image:
+            found = np.asarray(image.convert("RGB"))
+    except OSError as error:
+        raise DataError(f"expected a picture at {path}; it cannot be read: {error}. Fetch it again.") from error
+    if found.shape != (side, side, 3):
+        raise DataError(f"expected pictures of {side} x {side} pixels; found {found.shape[:2]} at {path}.")
+    return found
+
+
+def letters() -> Tensor:
+    """White letters on black, bytes `(N, 1, 28, 28)`, of all fonts in an order by chance, the same every time."""
+    need("plots", "matplotlib")
+    import matplotlib
+
+    folder = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
+    fonts = sorted(path for path in folder.glob("*.ttf") if path.name.startswith(_FONTS) and "Display" not in path.name)
+    found = torch.stack([_letter(path, letter) for path in fonts for letter in _LETTERS])
+    return found[torch.randperm(len(found), generator=torch.Generator().manual_seed(0)), None]
+
+
+def _letter(font: Path, letter: str) -> Tensor:
+    from PIL import Image, ImageDraw, ImageFont
+
+    image = Image.new("L", (200, 200))
+    ImageDraw.Draw(image).text((60, 40), letter, fill=255, font=ImageFont.truetype(str(font), 80))
+    image = image.crop(image.getbbox())
+    scale = _INNER / max(image.size)
+    width, height = (max(1, round(scale * length)) for length in image.size)
+    whole = Image.new("L", (_SIDE, _SIDE))
+    whole.paste(image.resize((width, height), resample=2), ((_SIDE - width) // 2, (_SIDE - height) // 2))
+    return torch.from_numpy(np.asarray(whole).copy())
+
+
+STRENGTHS = (1, 2, 3, 4, 5)
+_DEGREES, _NOISE, _BLUR = 15.0, 0.1, 0.5
+
+
+def turned(x: Tensor, strength: int, generator: torch.Generator) -> Tensor:
+    """By 15 degrees for each strength, to either side by chance; what comes from outside is black."""
+    angle = math.radians(_DEGREES * strength)
+    side = torch.randint(0, 2, (len(x),), generator=generator) * 2.0 - 1
+    c, s, o = torch.full_like(side, math.cos(angle)), side * math.sin(angle), torch.zeros_like(side)
+    matrix = torch.stack([torch.stack([c, -s, o], 1), torch.stack([s, c, o], 1)], 1)
+    return grid_sample(x, affine_grid(matrix, list(x.shape), align_corners=False), align_corners=False)
+
+
+def noisy(x: Tensor, strength: int, generator: torch.Generator) -> Tensor:
+    """Normal noise, 0.1 for each strength, of pixels from 0 to 1."""
+    return (x + _NOISE * strength * torch.randn(x.shape, generator=generator)).clamp(0, 1)
+
+
+def blurred(x: Tensor, strength: int, generator: torch.Generator) -> Tensor:
+    """By a Gaussian of half a pixel for each strength, in images of 28 pixels."""
+    width = _BLUR * strength * x.shape[-1] / _SIDE
+    reach = max(1, math.ceil(3 * width))
+    line = torch.exp(-torch.arange(-reach, reach + 1).double().square() / (2 * width**2)).to(x)
+    line = line / line.sum()
+    rows = x.flatten(0, 1)[:, None]
+    rows = conv2d(pad(rows, (reach, reach, 0, 0), mode="replicate"), line.reshape(1, 1, 1, -1))
+    rows = conv2d(pad(rows, (0, 0, reach, reach), mode="replicate"), line.reshape(1, 1, -1, 1))
+    return rows.reshape(x.shape)
+
+
+SHIFTS: dict[str, Callable[[Tensor, int, torch.Generator], Tensor]] = {
+    "rotation": turned,
+    "noise": noisy,
+    "blur": blurred,
+}
+
+
+def shifted(x: Tensor, seed: int) -> dict[str, Tensor]:
+    """The images under every shift at every strength, by names such as `rotation-3`."""
+    return {
+        f"{name}-{strength}": shift(x, strength, torch.Generator().manual_seed(seed + strength))
+        for name, shift in SHIFTS.items()
+        for strength in STRENGTHS
+    }
+
+
+def as_shape(x: Tensor, shape: torch.Size) -> Tensor:
+    """Images `(N, c, h, w)` with the channels, height and width of others: grey where these are, resized smoothly."""
+    channels, *size = shape
+    if x.shape[1] != channels:
+        x = x.mean(1, keepdim=True).expand(-1, channels, -1, -1)
+    if list(x.shape[2:]) == size:
+        return x.contiguous()
+    return interpolate(x, size=size, mode="bilinear", antialias=True, align_corners=False).clamp(0, 1)

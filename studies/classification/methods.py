@@ -1,7 +1,15 @@
-"""From trained networks to probabilities and scores of every row, method by method.
+"""The classifiers of the study, and from trained networks to probabilities and scores of every row, method by method.
 
 Every method has its temperature, fitted to the validation rows, and so has what else it has: rates, precision, scale.
 The parts of our own (guard, leverage, dropout) are fitted by the functions that `latedrop.calibrate` fits with.
+
+The Laplace approximation of the last layer is the full one (Daxberger et al., 2021, "Laplace Redux"). With `h` the
+features of the last layer and a 1, and `p` the network's probabilities of a training row, the posterior precision of
+the last weights is
+
+    P = sum over training rows of (diag(p) - p p') ⊗ h h'  +  tau I,
+
+and the logits of a row have the covariance `(I ⊗ h)' P^-1 (I ⊗ h)`. One eigendecomposition serves every `tau`.
 """
 
 from __future__ import annotations
@@ -18,10 +26,150 @@ from latedrop.calibration.classes.fit import ClassFit, Measured, fitted, losses
 from latedrop.calibration.classes.predictor import ClassPredictor
 from latedrop.calibration.classes.search import spread_of
 from latedrop.calibration.classes.softmax import entropy, information, mutual_information
-from studies.classification.laplace import PRECISIONS, LastLayer
-from studies.classification.networks import drawn_logits, features, plain_logits
+from latedrop.metrics import auroc
+from latedrop.metrics.classes import accuracy, brier, cross_entropy, ece, fpr_at, selective_risk
+from studies.classification.data import ImageSet
 
-__all__ = ["DEFAULT", "RATES", "Found", "Networks", "found"]
+CLASSES = 10
+BATCH, LEARNING_RATE = 64, 1e-3
+_WIDTH, _HIDDEN = 16, 64
+_ROWS = 500  # that run at once
+
+
+def network(item: ImageSet, shape: torch.Size, rate: float = 0.0) -> nn.Sequential:
+    """Untrained, for images `(channels, height, width)`; with a rate, dropout before every layer but the first.
+
+    That is where `latedrop` injects it. Before a convolution whole channels are dropped, as is usual in training.
+    """
+    if item.network == "mlp":
+        size = shape.numel()
+        layers = [nn.Flatten(), nn.Linear(size, _HIDDEN), nn.ReLU(), nn.Dropout(rate), nn.Linear(_HIDDEN, _HIDDEN)]
+    else:
+        w, quarter = _WIDTH, -(-shape[1] // 4) * -(-shape[2] // 4)
+        layers = [nn.Conv2d(shape[0], w, 5, stride=2, padding=2), nn.ReLU(), nn.Dropout2d(rate)]
+        layers += [nn.Conv2d(w, 2 * w, 3, stride=2, padding=1), nn.ReLU(), nn.Flatten(), nn.Dropout(rate)]
+        layers += [nn.Linear(2 * w * quarter, _HIDDEN)]
+    layers += [nn.ReLU(), nn.Dropout(rate), nn.Linear(_HIDDEN, CLASSES)]
+    kept = layers if rate else [layer for layer in layers if not isinstance(layer, (nn.Dropout, nn.Dropout2d))]
+    return nn.Sequential(*kept)
+
+
+def trained(
+    item: ImageSet, x: Tensor, y: Tensor, seed: int, epochs: int, rate: float = 0.0, tick: Callable[[], object] = int
+) -> nn.Sequential:
+    """A network in eval mode, trained by Adam; global random state is left as it was."""
+    with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
+        torch.manual_seed(seed)
+        net = network(item, x.shape[1:], rate).to(x.device)
+        optimiser = torch.optim.Adam(net.parameters(), LEARNING_RATE)
+        for _ in range(epochs):
+            for rows in torch.randperm(len(x)).to(x.device).split(BATCH):
+                optimiser.zero_grad()
+                nn.functional.cross_entropy(net(x[rows]), y[rows]).backward()
+                optimiser.step()
+            tick()
+    return net.eval()
+
+
+@torch.no_grad()
+def plain_logits(net: nn.Module, x: Tensor) -> Tensor:
+    """`(N, K)` on the CPU, of the network as it is."""
+    return torch.cat([net(part).cpu() for part in x.split(_ROWS)])
+
+
+@torch.no_grad()
+def drawn_logits(net: nn.Module, x: Tensor, draws: int, seed: int) -> Tensor:
+    """`(draws, N, K)` on the CPU, of a network that was trained with dropout, its dropout on."""
+    layers = [layer for layer in net.modules() if isinstance(layer, (nn.Dropout, nn.Dropout2d))]
+    with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
+        torch.manual_seed(seed)
+        try:
+            for layer in layers:
+                layer.train()
+            return torch.stack([plain_logits(net, x) for _ in range(draws)])
+        finally:
+            net.eval()
+
+
+@torch.no_grad()
+def features(net: nn.Sequential, x: Tensor) -> Tensor:
+    """What enters the last layer, and a 1, `(N, units + 1)` on the CPU."""
+    found = torch.cat([net[:-1](part).cpu() for part in x.split(_ROWS)])
+    return torch.cat([found, torch.ones_like(found[:, :1])], 1)
+
+
+PRECISIONS = (0.1, 1.0, 10.0, 100.0, 1000.0)
+_SPREAD_ROWS = 200  # whose covariances are computed at once
+
+
+@dataclass(frozen=True)
+class LastLayer:
+    """What the training rows say of the last weights.
+
+    Attributes:
+        values: `(P,)`, eigenvalues of the sum above without `tau`.
+        vectors: `(K, D, P)`, its eigenvectors.
+    """
+
+    values: Tensor
+    vectors: Tensor
+
+    @classmethod
+    def fit(cls, features: Tensor, logits: Tensor) -> LastLayer:
+        """From features `(N, D)` and logits `(N, K)` of the training rows."""
+        h, p = features.double(), torch.softmax(logits.double(), 1)
+        k, d = p.shape[1], h.shape[1]
+        total = h.new_zeros(k, d, k, d)
+        for i in range(k):
+            for j in range(i, k):
+                weight = p[:, i] * (float(i == j) - p[:, j])
+                total[i, :, j] = total[j, :, i] = (h * weight[:, None]).T @ h
+        values, vectors = torch.linalg.eigh(total.reshape(k * d, k * d))
+        return cls(values.clamp_min(0), vectors.reshape(k, d, k * d))
+
+    def spread(self, features: Tensor, precision: float) -> Tensor:
+        """`(N, 1, K, K)`, the variances of the logits' differences."""
+        found = []
+        root = self.vectors / (self.values + precision).sqrt()
+        for h in features.double().split(_SPREAD_ROWS):
+            side = torch.einsum("nd,kdp->nkp", h, root)
+            gram = side @ side.transpose(1, 2)
+            squares = gram.diagonal(dim1=1, dim2=2)
+            found.append((squares[:, :, None] + squares[:, None] - 2 * gram).clamp_min(0))
+        return torch.cat(found)[:, None]
+
+
+MEASURES = ("nll", "brier", "ece", "accuracy", "aurc")
+
+
+def scores(logs: Tensor, labels: Tensor) -> dict[str, float]:
+    """NLL in nats, Brier score, calibration error (15 bins of equal mass), accuracy, area under risk-coverage.
+
+    Args:
+        logs: log probabilities `(N, K)`.
+        labels: `(N,)`.
+    """
+    p = logs.exp()
+    wrong = p.argmax(1) != labels
+    found = (
+        cross_entropy(p.clamp_min(1e-300), labels),
+        brier(p, labels),
+        ece(p, labels, mass=True),
+        accuracy(p, labels),
+        selective_risk(-p.amax(1), wrong),
+    )
+    return dict(zip(MEASURES, map(float, found), strict=True))
+
+
+def told_apart(strange: Tensor, usual: Tensor) -> tuple[float, float]:
+    """AUROC of strange against usual rows by a score, and the share of usual rows above what 95 % of strange ones are.
+
+    >>> told_apart(torch.tensor([2.0, 3.0]), torch.tensor([0.0, 1.0]))
+    (1.0, 0.0)
+    """
+    positive = torch.arange(len(strange) + len(usual)) < len(strange)
+    return float(auroc(torch.cat([strange, usual]), positive)), float(fpr_at(strange, usual))
+
 
 RATES = (0.02, 0.05, 0.1, 0.2)
 """Of draws of injected dropout; the validation rows choose."""

@@ -1,15 +1,114 @@
-"""The page of the classification study, from its JSON alone: how it was run, claims, tables and figures."""
+"""Tables and figures of the classification study, from its JSON alone: means over repeats, and how sure they are.
+
+Repeats share no rows (those of the digits do, and have a larger error for it). A half width is that of a 95 % interval
+by Student's t.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from studies.classification import claims
-from studies.classification.figures import CAPTIONS, figures
-from studies.classification.tables import Results, cell, score_tables, set_tables, values
-from studies.pages import drawn, written
+import numpy as np
 
-__all__ = ["index", "write"]
+from latedrop import plots
+from latedrop.plots.canvas import GREY, style_of
+from studies.claims import Effect, Record, Values
+from studies.classification.claims import claims_page, is_part, told, values
+from studies.classification.data import SHIFTS, STRENGTHS
+from studies.pages import Results, captioned, drawn, one_legend, page, run_where, table
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_TABLES = {
+    "Test rows": ("test", {
+        "nll": ("NLL in nats", 4), "brier": ("Brier score", 4), "ece": ("Calibration error (15 bins of equal mass)", 4),
+        "accuracy": ("Accuracy", 4), "aurc": ("Area under the risk-coverage curve", 4),
+    }),
+    "Shifted rows, mean over rotation, noise and blur at five strengths": ("shift", {
+        "nll": ("NLL in nats", 3), "brier": ("Brier score", 3), "ece": ("Calibration error", 3),
+        "accuracy": ("Accuracy", 3), "aurc": ("Area under the risk-coverage curve", 3),
+    }),
+}  # fmt: skip
+
+
+def method_names(results: Results) -> list[str]:
+    """All methods, in the order in which the records have them."""
+    return list(dict.fromkeys(name for record in results.values() for name in record["units"][0]["methods"]))
+
+
+def score_names(results: Results) -> list[str]:
+    """All scores, likewise."""
+    return list(dict.fromkeys(name for record in results.values() for name in record["units"][0]["scores"]))
+
+
+def cell(found: Values | None, record: Record, digits: int) -> str:
+    """Mean and half width of its interval; the mean alone of one repeat."""
+    if found is None:
+        return "-"
+    effect = Effect.mean(found, record["overlap"])
+    half = effect.interval[1] - effect.value
+    return f"{effect.value:.{digits}f}" + (f" ± {half:.{digits}f}" if np.isfinite(half) else "")
+
+
+def set_tables(results: Results) -> list[str]:
+    """Markdown: for every measure a table of methods by sets, the best mean of each set in bold."""
+    lines: list[str] = []
+    for title, (where, measures) in _TABLES.items():
+        lines += [f"### {title}", ""]
+        for measure, (name, digits) in measures.items():
+            found = {
+                method: {key: values(record, method, measure, where) for key, record in results.items()}
+                for method in method_names(results)
+            }
+            lines += [f"**{name}**", "", *_table(results, found, digits, largest=measure == "accuracy"), ""]
+    return lines
+
+
+def score_tables(results: Results) -> list[str]:
+    """Markdown: AUROC and FPR at 95 % by sets; then set by set, against every kind of strange rows."""
+    lines: list[str] = []
+    titles = {
+        "AUROC, rows of other sets": ("auroc", "others"),
+        "Share of test rows above what 95 % of the rows of other sets are above": ("fpr95", "others"),
+        "AUROC, shifted rows (mean over all shifts and strengths)": ("auroc", "shift"),
+    }
+    for title, (measure, where) in titles.items():
+        found = {
+            score: {key: told(record, score, measure, where) for key, record in results.items()}
+            for score in score_names(results)
+        }
+        lines += [f"**{title}**", "", *_table(results, found, 3, largest=measure == "auroc"), ""]
+    for key, record in results.items():
+        others = [part for part in record["units"][0]["others"] if not is_part(part, "shift")]
+        rows = [
+            [score, *(cell(told(record, score, where=other), record, 3) for other in others)]
+            for score in score_names(results)
+        ]
+        lines += [f"**{key}: AUROC against each**", "", *table(["score", *others], rows), ""]
+    return lines
+
+
+def _table(
+    results: Results, found: Mapping[str, Mapping[str, Values | None]], digits: int, *, largest: bool
+) -> list[str]:
+    means = {
+        key: [row[key].mean() for row in found.values() if row[key] is not None]  # type: ignore[union-attr]
+        for key in results
+    }
+    best = {key: (max if largest else min)(each) if each else None for key, each in means.items()}
+    rows = []
+    for name, row in found.items():
+        cells = []
+        for key, record in results.items():
+            said, got = cell(row[key], record, digits), row[key]
+            cells.append(f"**{said}**" if got is not None and got.mean() == best[key] else said)
+        rows.append([name, *cells])
+    return table(["", *results], rows)
+
 
 _METHODS = (
     "*softmax* is the network as it is; all others have a temperature, fitted to the validation rows. *guard* and "
@@ -21,36 +120,147 @@ _METHODS = (
 )
 
 
-def write(results: Results, folder: Path) -> list[Path]:
-    """Write the page, and the figures where matplotlib is installed; their paths."""
-    return written(folder, drawn(lambda: figures(results)) | {"index.md": index(results).encode()})
+def pages(results: Results, folder: Path) -> dict[str, bytes]:
+    """All pages, and the figures where matplotlib is installed, by file name."""
+    files = drawn(lambda: figures(results))
+    return files | {"tables.md": page(tables(results)), "claims.md": page(claims_page(results))}
 
 
-def index(results: Results) -> str:
-    """Markdown: how it was run, the claims, the tables and the figures."""
+def tables(results: Results) -> list[str]:
+    """Markdown: how it was run, the tables and the figures."""
     units = [unit for record in results.values() for unit in record["units"]]
-    seconds = sum(unit["seconds"]["total"] for unit in units)
-    machines = sorted({unit["machine"]["device"] for unit in units})
-    lines = [
+    rows = []
+    for name, record in results.items():
+        unit, chosen = record["units"][0], [each["notes"]["choice"] for each in record["units"]]
+        said = ", ".join(f"{word} ({chosen.count(word)})" for word in dict.fromkeys(chosen))
+        sizes = [unit["rows"][part] for part in ("train", "validation", "test")]
+        accuracy = cell(values(record, "softmax", "accuracy"), record, 3)
+        rows.append([name, len(record["units"]), *sizes, unit["epochs"], accuracy, said])
+    head = ("set", "repeats", "train", "validation", "test", "epochs", "accuracy", "the default is")
+    return [
         "# The classification study",
         "",
-        f"{len(results)} sets, {len(units)} repeats in all, {seconds / 60:.0f} minutes on {' and '.join(machines)} "
-        f"(torch {units[0]['versions']['torch']}). Every repeat trains its own networks on its own rows.",
+        f"{len(results)} sets, {len(units)} repeats in all, {run_where(units)}. Every repeat trains its own networks on "
+        "its own rows. [Claims](claims.md) are decided on a page of their own.",
         "",
+        *table(head, rows),
+        "",
+        "## Tables",
+        "",
+        _METHODS,
+        "",
+        *set_tables(results),
+        "### Strange rows",
+        "",
+        *score_tables(results),
+        *captioned(CAPTIONS),
     ]
-    if any(unit["settings"]["epochs"] != 1.0 for unit in units):
-        lines += ["**Networks were trained for a part of the epochs: these numbers decide nothing.**", ""]
-    lines += ["| set | repeats | train | validation | test | epochs | accuracy | the default is |"]
-    lines += ["| --- | ---: | ---: | ---: | ---: | ---: | ---: | --- |"]
-    for name, record in results.items():
-        unit, rows = record["units"][0], record["units"][0]["rows"]
-        chosen = [each["notes"]["choice"] for each in record["units"]]
-        said = ", ".join(f"{word} ({chosen.count(word)})" for word in dict.fromkeys(chosen))
-        accuracy = cell(values(record, "softmax", "accuracy"), record, 3)
-        cells = (len(record["units"]), rows["train"], rows["validation"], rows["test"], unit["epochs"], accuracy, said)
-        lines.append(f"| {name} | {' | '.join(map(str, cells))} |")
-    lines += ["", "## What is claimed, and what we found", "", *claims.summary(results), "", "## Figures", ""]
-    for name, caption in CAPTIONS.items():
-        lines += [f"![{caption}]({name}.png)", "", f"*{caption}*", ""]
-    lines += ["## Tables", "", _METHODS, "", *set_tables(results), "### Strange rows", "", *score_tables(results)]
-    return "\n".join([*lines, "## Every effect", *claims.effects(results)]) + "\n"
+
+
+CAPTIONS = {
+    "gains": "Nats gained over one temperature for all rows, method by method: left on test rows, right on shifted "
+    "rows (mean over all shifts and strengths). A mark is the mean over the repeats of a set, a line its 95 % "
+    "interval. Right of 0 is better.",
+    "strengths": "Nats gained over one temperature on test rows (strength 0) and under rotation, noise and blur of "
+    "five strengths; mean over the repeats. A row of panels for each set; their scales differ. Above 0 is better.",
+    "strange": "How well scores tell rows of other sets from test rows: AUROC, 0.5 for chance. A mark is one other "
+    "set, or noise, mean over the repeats; the bar is the mean over the other sets, without the noise.",
+}
+_LINES = ("default", "draws", "embedded", "ensemble", "laplace")
+_BASE = "temperature"
+_MEAN = "mean, without noise"
+
+
+def figures(results: Results) -> dict[str, Figure]:
+    """The figures by name.
+
+    Raises:
+        LatedropError: matplotlib is not installed.
+    """
+    return {"gains": _gains(results), "strengths": _strengths(results), "strange": _strange(results)}
+
+
+def _gains(results: Results) -> Figure:
+    names = [name for name in method_names(results) if name != _BASE][::-1]
+    figure = plots.new_figure(10, 1.4 + 0.42 * len(names))
+    panels = figure.subplots(1, 2, sharey=True)
+    for ax, where, title in zip(panels, ("test", "shift"), ("test rows", "shifted rows"), strict=True):
+        for index, (key, record) in enumerate(results.items()):
+            shown, base = [], values(record, _BASE, "nll", where)
+            for y, method in enumerate(names):
+                own = values(record, method, "nll", where)
+                if own is not None and base is not None:
+                    shown.append((y + _offset(index, len(results)), Effect.mean(base - own, record["overlap"])))
+            at, gained = [y for y, _ in shown], [effect.value for _, effect in shown]
+            reach = [(effect.interval[1] - effect.value) for _, effect in shown]
+            look = style_of(index) | {"linestyle": "none"}
+            ax.errorbar(gained, at, xerr=np.nan_to_num(reach, posinf=0.0), elinewidth=1, label=key, **look)
+        ax.axvline(0, color="black", linewidth=1)
+        ax.set_xscale("symlog", linthresh=0.01 if where == "test" else 0.1)
+        ax.set_xlabel(f"nats gained over one temperature, {title}")
+        ax.set_yticks(range(len(names)), names)
+        ax.grid(axis="y", linewidth=0.3)
+    one_legend(figure, panels[0])
+    return figure
+
+
+def _offset(index: int, count: int) -> float:
+    return 0.6 * ((index + 0.5) / count - 0.5)
+
+
+def _strengths(results: Results) -> Figure:
+    figure = plots.new_figure(8.5, 0.6 + 1.5 * len(results))
+    grid = figure.subplots(len(results), len(SHIFTS), squeeze=False, sharex=True)
+    for row, (key, record) in zip(grid, results.items(), strict=True):
+        for ax, shift in zip(row, SHIFTS, strict=True):
+            parts = ("test", *(f"{shift}-{strength}" for strength in STRENGTHS))
+            for index, method in enumerate(_LINES):
+                gains = [_mean_gain(record, method, part) for part in parts]
+                if None not in gains:
+                    ax.plot(
+                        (0, *STRENGTHS), gains, label=method, **style_of(index) | {"markersize": 3, "linestyle": "-"}
+                    )
+            ax.axhline(0, color=GREY, linewidth=0.8, zorder=0)
+            ax.tick_params(labelsize="small")
+        row[0].set_ylabel(f"{key}\nnats gained", fontsize="small")
+    for ax, shift in zip(grid[0], SHIFTS, strict=True):
+        ax.set_title(shift, fontsize="medium")
+    for ax in grid[-1]:
+        ax.set_xlabel("strength")
+    one_legend(figure, grid[0][0])
+    return figure
+
+
+def _mean_gain(record: Record, method: str, part: str) -> float | None:
+    own, base = (values(record, name, "nll", part) for name in (method, _BASE))
+    return None if own is None or base is None else float((base - own).mean())
+
+
+def _strange(results: Results) -> Figure:
+    names = score_names(results)[::-1]
+    figure = plots.new_figure(10.5, 1.4 + 0.27 * len(names))
+    panels = figure.subplots(1, len(results), sharey=True, squeeze=False)[0]
+    sources = list(
+        dict.fromkeys(part for r in results.values() for part in r["units"][0]["others"] if not is_part(part, "shift"))
+    )
+    for ax, (key, record) in zip(panels, results.items(), strict=True):
+        for index, source in enumerate(sources):
+            points = [(found.mean(), y) for y, score in enumerate(names)
+                      if (found := told(record, score, where=source)) is not None]  # fmt: skip
+            look = style_of(index)
+            if points:
+                ax.scatter(*zip(*points, strict=True), c=look["color"], marker=look["marker"], s=18, label=source)
+        _bars(ax, names, [told(record, score) for score in names])
+        ax.axvline(0.5, color=GREY, linewidth=1, linestyle=":")
+        ax.set(xlim=(0, 1.03), xlabel="AUROC", title=key)
+        ax.set_yticks(range(len(names)), names)
+        ax.grid(axis="y", linewidth=0.3)
+    one_legend(figure, *panels)
+    return figure
+
+
+def _bars(ax: Axes, names: list[str], found: list[np.ndarray | None]) -> None:
+    for y, each in zip(range(len(names)), found, strict=True):
+        if each is not None:
+            label = None if _MEAN in ax.get_legend_handles_labels()[1] else _MEAN
+            ax.plot([each.mean()] * 2, [y - 0.35, y + 0.35], color="black", linewidth=1.6, zorder=3, label=label)

@@ -1,216 +1,187 @@
-"""The classification study: `latedrop study classification`, or `python -m studies.classification`.
+"""The classification study: `python -m studies classification`. What probabilities of classes are worth.
 
-Settings in, one JSON for each repeat of each set out, written as soon as it is done: a run that was stopped goes on
-where it was. The first repeat of all sets comes before the second. Pages and figures are made from the JSON alone.
+A unit is one repeat of one set, with its own rows and networks. The first repeat of all sets comes before the second.
 """
 
 from __future__ import annotations
 
-import platform
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
-from latedrop.devices import chosen_device, device_name, one_thread, versions
-from latedrop.errors import ArgumentError, FileError
-from latedrop.files import check_apart, write_aside
-from latedrop.records import understood
-from latedrop.terminal import folder
-from studies.classification.data import REPEATS, SETS, SOURCES, Images, ImageSet, Source, load
-from studies.classification.measured_unit import Settings, measure, work
-from studies.command import (
-    bar,
-    check_at_least,
-    check_same,
-    chosen_names,
-    dumped,
-    read_result,
-    run_command,
-    study_parser,
-)
-from studies.spread import Cluster, cluster_options, spread
+import torch
+from torch import Tensor
 
-__all__ = ["SCHEMA", "Request", "main", "read", "run", "study"]
+from latedrop.devices import one_thread
+from latedrop.errors import ArgumentError
+from studies.classification.data import REPEATS, SETS, SOURCES, Images, ImageSet, Source, as_shape, load, parts, shifted
+from studies.classification.methods import MEASURES, Networks, found, scores, told_apart, trained
+from studies.classification.pages import pages
+from studies.driver import Study, Unit, check_at_least, chosen_names, read_record, rounded
+from studies.regression.training import key
 
 SCHEMA = 1
-_STOPPED = "latedrop: stopped; finished repeats are kept, and the same command goes on from there."
-_QUICK = Settings(epochs=0.2, shifted=100, strange=100, draws=5)
-_QUICK_SETS, _QUICK_REPEATS = "digits-mlp", 2
+ENSEMBLE = 5
+EMBEDDED = (0.1, 0.3)
+"""Rates of embedded dropout; the validation rows choose."""
+_NOISE = "uniform noise"
 
 
 @dataclass(frozen=True)
-class Request:
-    """What to run.
+class Settings:
+    """What a result depends on, besides the data.
 
     Attributes:
-        out: folder of the results.
-        data: folder with `mnist`, `fashion-mnist` and `cifar-10`, each with its files; None: the digits alone.
-        sets: names separated by commas; None: all.
-        repeats: of each set; None: all, or two with `quick`.
-        seed: of all that is random.
-        device: `auto`, `cpu`, `cuda`, `cuda:1`, ...
-        quick: the digits, two repeats, few epochs.
-        fresh: compute again what is there.
-        ray: `local`, `auto` or the address of a cluster, whose workers run the repeats; None: here, one by one.
-        gpus: that each repeat takes of such a worker.
-        progress: show bars.
+        epochs: share of the epochs.
+        shifted: test rows under every shift.
+        strange: rows of each other set.
+        draws: thinned networks, for what is drawn.
+        seed: of rows, weights, order and masks.
     """
 
-    out: Path
-    data: Path | None = None
-    sets: str | None = None
-    repeats: int | None = None
+    epochs: float = 1.0
+    shifted: int = 300
+    strange: int = 500
+    draws: int = 20
     seed: int = 0
-    device: str = "auto"
-    quick: bool = False
-    fresh: bool = False
-    ray: str | None = None
-    gpus: float = 0.0
-    progress: bool = True
 
-    def settings(self) -> Settings:
-        """What the results depend on."""
-        return replace(_QUICK if self.quick else Settings(), seed=self.seed)
-
-    def wanted(self) -> list[tuple[ImageSet, int]]:
-        """Sets and repeats, in the order in which they run."""
-        check_at_least(self, repeats=1)
-        if (self.repeats or 1) > REPEATS:
-            raise ArgumentError(f"expected at most {REPEATS} --repeats, which share no rows; found {self.repeats}.")
-        count = self.repeats or (_QUICK_REPEATS if self.quick else REPEATS)
-        names = chosen_names(_QUICK_SETS if self.quick and self.sets is None else self.sets, SETS)
-        return [(SETS[name], repeat) for repeat in range(count) for name in names]
+    def epochs_of(self, item: ImageSet) -> int:
+        """At least one."""
+        return max(1, round(self.epochs * item.epochs))
 
 
-def run(request: Request) -> list[Path]:
-    """Run the study; the JSON files that are then in `out`, finished before or now.
-
-    Raises:
-        LatedropError: nothing to run, a wrong argument, a damaged file, a full disk. What was finished stays.
-    """
-    cluster, settings, wanted = Cluster(request.ray, request.gpus), request.settings(), request.wanted()
-    if cluster.ray is None:
-        chosen_device(request.device)  # a wrong one is told before the work
-    images = _images(request.data)
-    out, found = folder(request.out), []
-    jobs: dict[str, Callable[[], dict[str, Any]]] = {}
-    for index, (item, repeat) in enumerate(wanted):
-        path = out / _file(item.name, repeat)
-        if item.source not in images:
-            continue
-        head = _headed(item, repeat, settings, images)
-        if path.exists() and not request.fresh:
-            record = read_result(path, SCHEMA)
-            for name in ("settings", "data_sha256"):
-                check_same(path, name, head[name], record.get(name))
-            print(f"{path.stem}: kept, finished before", file=sys.stderr)
-        else:
-            label = f"{path.stem} ({index + 1} of {len(wanted)})"
-            jobs[path.name] = partial(_unit, item, repeat, settings, _reached(request), label, head)
-        found.append(path)
-    for name, record in spread(jobs, cluster):
-        write_aside(out / name, dumped(record))
-        print(f"{Path(name).stem}: {record['seconds']['total']:.1f} s", file=sys.stderr)
-    if not found:
-        names = ", ".join(dict.fromkeys(item.source for item, _ in wanted))
-        raise FileError(f"expected folders of {names} in --data; found none. See docs/classification_study.md.")
-    return found
+def work(item: ImageSet, settings: Settings) -> int:
+    """How often `measure` calls its `tick`."""
+    return (ENSEMBLE + len(EMBEDDED)) * settings.epochs_of(item) + 1
 
 
-def _unit(
-    item: ImageSet, repeat: int, settings: Settings, request: Request, label: str, head: dict[str, Any]
+def measure(
+    item: ImageSet,
+    data: Path | None,
+    repeat: int,
+    settings: Settings,
+    device: torch.device,
+    tick: Callable[[float], object] = lambda done: None,
 ) -> dict[str, Any]:
-    """The whole record of one repeat, here or on a worker, which reads the images itself."""
-    device, start = chosen_device(request.device), time.perf_counter()
-    images = {source: found for source, found in _loaded(request.data).items() if found is not None}
-    with bar(label, work(item, settings), request.progress and request.ray is None) as shown:
-        record = measure(item, images, repeat, settings, device, shown.update)
-    record["seconds"]["total"] = round(time.perf_counter() - start, 2)
+    """Everything the study knows of a repeat; a worker reads the images itself."""
+    images = read_images(data)
+    held = parts(item, images[item.source], repeat, settings.seed)
+    seed = key("classification", settings.seed, item.name, repeat)
+    few = held.x["test"][: settings.shifted]
+    strange = _strange(item, images, few, repeat, settings, seed)
+    x = {"validation": held.x["validation"], "test": held.x["test"], **shifted(few, seed % 2**31), **strange}
+    x = {name: rows.to(device) for name, rows in x.items()}
+    train, labels = held.x["train"].to(device), held.y["train"].to(device)
+    start = time.perf_counter()
     with one_thread():
-        machine = {"device": device_name(device), "system": platform.system()}
-    return head | {"machine": machine} | record
-
-
-def _reached(request: Request) -> Request:
-    """With a folder that a worker finds, wherever it runs."""
-    return request if request.data is None else replace(request, data=request.data.absolute())
-
-
-@lru_cache(maxsize=1)
-def _loaded(data: Path | None) -> dict[Source, Images | None]:
-    return {source: load(source, data) for source in SOURCES}
-
-
-def read(results: Path, names: Iterable[str] = tuple(SETS)) -> dict[str, dict[str, Any]]:
-    """The results in a folder by set: its records in the order of the repeats, and how much these share."""
-    found: dict[str, dict[str, Any]] = {}
-    for name in names:
-        paths = [results / _file(name, repeat) for repeat in range(REPEATS)]
-        units = [read_result(path, SCHEMA) for path in paths if path.exists()]
-        if units:
-            found[name] = {"units": units, "overlap": SETS[name].overlap}
-    if not found:
-        raise FileError(
-            f"expected results such as {_file('digits-mlp', 0)} in {results}; found none. Run the study first."
-        )
-    return found
-
-
-def main(arguments: Sequence[str] | None = None, program: str = "python -m studies.classification") -> int:
-    """The command line without extras; the exit code."""
-    parser = study_parser(
-        program,
-        "What probabilities of classes are worth on usual and shifted rows, and which score tells strange ones.",
-        out="classification-study",
-        data="folder with mnist, fashion-mnist and cifar-10; without it, scikit-learn's digits alone",
-        quick="the digits, two repeats, few epochs",
-        example="--data DIR --out classification-study",
-    )
-    cluster_options(parser)
-    parser.add_argument("--repeats", type=int, help=f"of each set, at most and by default {REPEATS}")
-    return run_command(parser, arguments, lambda options, only: study(Request(**options), figures_only=only), _STOPPED)
-
-
-def study(request: Request, *, figures_only: bool = False) -> list[Path]:
-    """Run, unless only figures are wanted, and then write pages and figures; all files."""
-    from studies.classification import pages
-
-    check_apart({"--out": request.out}, {"--data": request.data})
-    finished = [] if figures_only else run(request)
-    results = read(request.out)
-    with understood(request.out, "results of this study", "Delete those that are damaged, and run it again."):
-        return [*finished, *pages.write(results, request.out)]
-
-
-def _file(name: str, repeat: int) -> str:
-    return f"{name}-{repeat}.json"
-
-
-def _images(data: Path | None) -> dict[Source, Images]:
-    if data is not None and not data.is_dir():
-        raise FileError(f"expected the folder of mnist, fashion-mnist and cifar-10 at {data}; it is not there.")
-    found = _loaded(None if data is None else data.absolute())
-    for source, images in found.items():
-        if images is None:
-            why = "no matplotlib" if source == "letters" else f"no folder {source} in --data"
-            print(f"{source}: skipped, {why}", file=sys.stderr)
-    return {source: images for source, images in found.items() if images is not None}
-
-
-def _headed(item: ImageSet, repeat: int, settings: Settings, images: dict[Source, Images]) -> dict[str, Any]:
+        networks = _trained(item, train, labels, seed, settings, partial(tick, 1))
+        middle = time.perf_counter()
+        got = found(networks, x, held.y["validation"], train, settings.draws)
+    tick(1)
+    known = {name: held.y["test"][: len(rows)] for name, rows in x.items() if name not in ("validation", *strange)}
+    others = [name for name in x if name not in ("validation", "test")]
     return {
-        "schema": SCHEMA,
-        "set": item.name,
-        "repeat": repeat,
-        "data_sha256": {source: found.digest[:16] for source, found in images.items()},
-        "settings": asdict(settings),
-        "versions": versions(),
+        "rows": {name: len(rows) for name, rows in held.y.items()},
+        "epochs": settings.epochs_of(item),
+        "notes": {name: rounded(value) if isinstance(value, float) else value for name, value in got.notes.items()},
+        "labelled": list(known),
+        "methods": {name: _columns(logs, known) for name, logs in got.logs.items()},
+        "others": others,
+        "scores": {name: _told(values, others) for name, values in got.scores.items()},
+        "seconds": {"train": round(middle - start, 2), "measure": round(time.perf_counter() - middle, 2)},
     }
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def _trained(
+    item: ImageSet, x: Tensor, y: Tensor, seed: int, settings: Settings, tick: Callable[[], object]
+) -> Networks:
+    epochs = settings.epochs_of(item)
+    plain = [trained(item, x, y, key(seed, member), epochs, tick=tick) for member in range(ENSEMBLE)]
+    embedded = {rate: trained(item, x, y, key(seed, "embedded"), epochs, rate, tick) for rate in EMBEDDED}
+    return Networks(plain, embedded)
+
+
+def _strange(
+    item: ImageSet, images: Mapping[Source, Images], like: Tensor, repeat: int, settings: Settings, seed: int
+) -> dict[str, Tensor]:
+    """Rows of the other sources, and noise, in the shape of the set's own."""
+    found: dict[str, Tensor] = {}
+    for source, other in images.items():
+        if source != item.source:
+            pool = other.x["train" if source == "digits" else "test"]
+            start = repeat * settings.strange % max(1, len(pool) - settings.strange)
+            rows = pool[start : start + settings.strange].float() / 255
+            found[source] = as_shape(rows, like.shape[1:])
+    generator = torch.Generator().manual_seed(seed)
+    return {**found, _NOISE: torch.rand(settings.strange, *like.shape[1:], generator=generator)}
+
+
+def _columns(logs: Mapping[str, Tensor], labels: Mapping[str, Tensor]) -> dict[str, list[float]]:
+    """A measure on every part that has labels."""
+    rows = [scores(logs[part], y) for part, y in labels.items()]
+    return {name: [rounded(row[name]) for row in rows] for name in MEASURES}
+
+
+def _told(values: Mapping[str, Tensor], others: list[str]) -> dict[str, list[float]]:
+    pairs = [told_apart(values[name].double(), values["test"].double()) for name in others]
+    return {"auroc": [rounded(first) for first, _ in pairs], "fpr95": [rounded(second) for _, second in pairs]}
+
+
+@lru_cache(maxsize=1)
+def read_images(data: Path | None) -> dict[Source, Images]:
+    """Read the images of all sources that are there."""
+    return {source: images for source in SOURCES if (images := load(source, data)) is not None}
+
+
+def _options(parser: ArgumentParser) -> None:
+    parser.add_argument("--repeats", type=int, help=f"of each set, at most and by default {REPEATS}")
+
+
+def _units(options: Namespace) -> Iterator[list[Unit]]:
+    check_at_least(options, repeats=1)
+    if (options.repeats or 1) > REPEATS:
+        raise ArgumentError(f"expected at most {REPEATS} --repeats, which share no rows; found {options.repeats}.")
+    quick = Settings(epochs=0.2, shifted=100, strange=100, draws=5) if options.quick else Settings()
+    settings = replace(quick, seed=options.seed)
+    names = chosen_names("digits-mlp" if options.quick and options.sets is None else options.sets, SETS)
+    images = read_images(options.data)
+    for source in SOURCES:
+        if source not in images:
+            why = "no matplotlib" if source == "letters" else f"no folder {source} in --data"
+            print(f"{source}: skipped, {why}", file=sys.stderr)
+    digests = {source: each.digest[:16] for source, each in images.items()}
+    units = []
+    for repeat in range(options.repeats or (2 if options.quick else REPEATS)):
+        for item in (SETS[name] for name in names if SETS[name].source in images):
+            depends = {"set": item.name, "repeat": repeat, "data_sha256": digests, "settings": asdict(settings)}
+            measured = partial(measure, item, options.data, repeat, settings)
+            units.append(Unit(f"{item.name}-{repeat}.json", depends, work(item, settings), measured))
+    yield units
+
+
+def _read(folder: Path, options: Namespace) -> dict[str, dict[str, Any]]:
+    """The results by set: its records in the order of the repeats, and how much these share."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, item in SETS.items():
+        paths = [folder / f"{name}-{repeat}.json" for repeat in range(REPEATS)]
+        if units := [read_record(path, SCHEMA) for path in paths if path.exists()]:
+            found[name] = {"units": units, "overlap": item.overlap}
+    return found
+
+
+STUDY = Study(
+    "classification",
+    "What probabilities of classes are worth on usual and shifted rows, and which score tells strange ones.",
+    "folder with mnist, fashion-mnist and cifar-10; without it, scikit-learn's digits alone",
+    "the digits, two repeats, few epochs",
+    SCHEMA,
+    _options,
+    _units,
+    _read,
+    pages,
+)

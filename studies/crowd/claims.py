@@ -8,50 +8,70 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
-from studies.claims import Claim, Effect, Outcome, Record, Values, decide
-from studies.crowd.controls import SIZE
-from studies.crowd.tables import NAMES, Results, methods, number, paper_rates
+from studies.claims import Claim, Effect, Record, Values, claims_section, decide
+from studies.crowd.measures import KINDS, SIZE
+from studies.pages import Results
 
-__all__ = ["CLAIMS", "page"]
+NAMES = {"mall": "Mall", "ucsd": "UCSD", "pets": "PETS2009", "own": "own frames", "scenes": "scenes"}
+PAPER = 0.01
+"""The largest of the paper's rates."""
+_FREE = {"pixel": "propagated", "count": "linear"}
 
 
-def page(results: Results) -> str:
-    """Markdown: every claim, its verdict on every set, and the effects."""
-    names = [NAMES[name] for name in results]
-    draws = sorted({record["settings"]["draws"] for record in results.values()})
-    lines = [
-        "# What the paper claims, and what we found",
-        "",
-        f"Generated from the JSON files beside this page: one network for each of {', '.join(names)}, "
-        f"{' or '.join(map(str, draws))} draws for each rate. Rates, scales and thresholds were chosen on validation "
-        "frames; effects are of the test frames. The paper's rates are those up to 0.01. NLLs are without "
-        "log(2 pi)/2. One network was trained for each set, so none of this says what another training run would give.",
-        "",
-        "**How a claim is decided.** Brackets hold a 95 % interval: Student's t over blocks of consecutive frames "
-        "(rejection: from resampled blocks; random regions: over repeats). The effect is tested against the threshold "
-        "to both sides, and the p values of all sets of a claim are corrected after Holm, so that with 95 % none "
-        "of its verdicts is wrong by chance. Where p is then above 0.05 the claim is not decided. A star marks effects "
-        "without a spread (none was stored, or nothing varied): there the number alone decides. Errors of a video stay "
-        "alike for longer than a block of 25 frames, so intervals of Mall, UCSD and PETS2009 are still too narrow.",
-        "",
-    ]
-    if any(record["settings"]["frames"] or record["settings"]["every"] > 1 for record in results.values()):
-        lines += ["**Only some of the frames were measured: these numbers decide little.**", ""]
-    lines += ["| | claim | by | " + " | ".join(names) + " |", "| --- | --- | --- |" + " --- |" * len(names)]
-    found = [decide(claim, results) for claim in CLAIMS]
-    for place, (claim, outcomes) in enumerate(zip(CLAIMS, found, strict=True), 1):
-        cells = " | ".join(_cell(outcome) for outcome in outcomes.values())
-        lines.append(f"| {place} | {claim.text} | {claim.source} | {cells} |")
-    for place, (claim, outcomes) in enumerate(zip(CLAIMS, found, strict=True), 1):
-        lines += ["", f"## {place}. {claim.text}", "", claim.threshold, ""]
-        lines += ["| set | effect | p after Holm | |", "| --- | --- | ---: | --- |"]
-        for name, outcome in outcomes.items():
-            row = _said(outcome.effect), outcome.said_p, outcome.verdict or "not measured"
-            lines.append(f"| {NAMES[name]} | {' | '.join(row)} |")
-    return "\n".join(lines) + "\n"
+def methods(record: Record, target: str) -> dict[str, dict[str, Any]]:
+    """What each method reaches on the test frames, by name: `rmse`, `mae`, `nll`, `ma`, `rate`, `blocks`, ..."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, columns, chosen in (
+        ("injected", record["injected"][target], record["chosen"][target]),
+        (_FREE[target], record["sampling_free"][target], record["sampling_free_chosen"][target]),
+    ):
+        for kind in KINDS:
+            index = chosen["scaled" if kind == "relaxed" else kind]
+            found[f"{name}, {kind}"] = _picked(columns, kind, index) | {"rate": record["rates"][index]}
+    if target == "count":
+        found["linear per site, floor"] = dict(record["per_site"]["test"])
+    found["constant"] = dict(record["constant"][target]["test"])
+    if target == "count" and "size_control" in record:  # which results of earlier versions have not
+        found[SIZE] = dict(record["size_control"]["test"])
+    for stage in record["embedded"].values():
+        for kind in KINDS:
+            found[f"embedded {stage['rate']:g}, {kind}"] = _own(stage[target]["test"], kind) | {"rate": stage["rate"]}
+    return found
+
+
+def paper_rates(record: Record) -> list[int]:
+    """The places of the paper's rates; of all where none of them was measured."""
+    places = range(len(record["rates"]))
+    return [place for place in places if record["rates"][place] <= PAPER] or list(places)
+
+
+def number(value: float) -> str:
+    """Four digits; large ones without a point, huge ones with an exponent."""
+    if abs(value) >= 1e7:
+        return f"{value:.1e}"
+    return f"{value:.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
+
+
+def _picked(columns: Record, kind: str, index: int) -> dict[str, Any]:
+    """One rate out of the lists over the rates."""
+    test = columns["test"]
+    flat = {name: values[index] for name, values in test.items() if isinstance(values, list)}
+    for name in ("coverage", "width"):
+        if name in test:
+            flat[name] = {kind: values[index] for kind, values in test[name].items()}
+    flat["blocks"] = {name: values[index] for name, values in columns["blocks"].items()}
+    return _own(flat, kind)
+
+
+def _own(test: Record, kind: str) -> dict[str, Any]:
+    """The measures of one kind."""
+    found = {"rmse": test["rmse"], "mae": test["mae"], "nll": test[f"nll_{kind}"], "ma": test[f"ma_{kind}"]}
+    found |= {name: test[name][kind] for name in ("coverage", "width") if name in test}
+    return found | {"blocks": {"mae": test["blocks"]["mae"], "nll": test["blocks"][f"nll_{kind}"]}}
 
 
 def _paper(record: Record, target: str, measure: str) -> Values:
@@ -349,16 +369,27 @@ CLAIMS = (
 )  # fmt: skip
 
 
-def _cell(outcome: Outcome) -> str:
-    if outcome.verdict is None:
-        return "-"
-    star = "" if outcome.p is not None else " \\*"
-    return f"**{outcome.verdict}**{star}" if outcome.verdict != "not decided" else outcome.verdict
-
-
-def _said(effect: Effect | None) -> str:
-    """The number, with its interval where it has one."""
-    if effect is None or effect.error is None:
-        return "" if effect is None else number(effect.value)
-    low, high = effect.interval
-    return f"{number(effect.value)} ({number(low)} to {number(high)})"
+def claims_page(results: Results) -> list[str]:
+    """Markdown: every claim, its verdict on every set, and the effects."""
+    draws = sorted({record["settings"]["draws"] for record in results.values()})
+    lines = [
+        "# The crowd counting study: what is claimed, and what we found",
+        "",
+        f"Generated from the JSON files beside this page: one network for each of "
+        f"{', '.join(NAMES[name] for name in results)}, {' or '.join(map(str, draws))} draws for each rate. Rates, scales and thresholds were chosen on validation "
+        "frames; effects are of the test frames. The paper's rates are those up to 0.01. NLLs are without "
+        "log(2 pi)/2. One network was trained for each set, so none of this says what another training run would give. "
+        "[Tables and figures](tables.md).",
+        "",
+        "**How a claim is decided.** Intervals are of 95 %: Student's t over blocks of consecutive frames (rejection: "
+        "from resampled blocks; random regions: over repeats). The effect is tested against the threshold to both "
+        "sides, and the p values of all sets of a claim are corrected after Holm, so that with 95 % none of its verdicts "
+        "is wrong by chance. Where p is then above 0.05 the claim is not decided. A star marks effects without a spread "
+        "(none was stored, or nothing varied): there the number alone decides. Errors of a video stay alike for longer "
+        "than a block of 25 frames, so intervals of Mall, UCSD and PETS2009 are still too narrow.",
+        "",
+    ]
+    if any(record["settings"]["frames"] or record["settings"]["every"] > 1 for record in results.values()):
+        lines += ["**Only some of the frames were measured: these numbers decide little.**", ""]
+    decisions = [decide(claim, results) for claim in CLAIMS]
+    return [*lines, *claims_section({"Claims": decisions}, by_set=True, names=NAMES, write=number)]

@@ -1,4 +1,4 @@
-"""What a variance is worth for millions of pixels, from one sort.
+"""What a variance is worth for millions of pixels, from one sort; and controls that know nothing of dropout.
 
 With `r = |target - mean| / std`, sorted once, every scale `c` of the variance is judged at no further cost:
 
@@ -6,6 +6,9 @@ With `r = |target - mean| / std`, sorted once, every scale `c` of the variance i
 
 the latter without `log(2 pi) / 2`, as the paper has it. Scales and floor are fitted on the validation frames by
 `latedrop.calibration.scale`; the numbers are those of `latedrop.metrics`.
+
+Errors of counts grow with the count, and so does any variance that dropout gives; what it says beyond that shows beside
+the control `variance = a · count + b`, fitted on the validation frames.
 """
 
 from __future__ import annotations
@@ -21,25 +24,11 @@ from torch import Tensor
 from latedrop import optimal_scale, relaxed_scale
 from latedrop.calibration.record import lifted
 from latedrop.calibration.scale import fit_floor
+from latedrop.calibration.term_fit import fit_terms
 from latedrop.crowd.blocks import block_means
 from latedrop.errors import DataError
 from latedrop.metrics.levels import central_quantile, even_levels, fraction_inside
-from studies.scores import conformal_reach, ideal_nll
-
-__all__ = [
-    "COVERAGES",
-    "KINDS",
-    "Fit",
-    "Predicted",
-    "Ratios",
-    "agreement",
-    "blocks",
-    "conformal",
-    "fit",
-    "judge",
-    "judge_both",
-    "levels",
-]
+from studies.regression.scores import conformal_reach, ideal_nll
 
 Measures: TypeAlias = dict[str, Any]
 
@@ -260,3 +249,34 @@ def _correlation(a: Tensor, b: Tensor) -> float | None:
 
 def _short(value: float) -> float:
     return float(f"{value:.{_DIGITS}g}")
+
+
+Counted: TypeAlias = tuple[Tensor, Tensor]
+"""Counts of the plain network and true ones, `(N,)` each."""
+
+SIZE = "a · count + b"
+"""What the control is called in tables."""
+
+
+def size_control(parts: Mapping[str, Counted]) -> dict[str, Any]:
+    """`a · count + b` as the variance of the count, fitted to the validation frames; measures of every part."""
+    count, truth = (part.double().cpu() for part in parts["validation"])
+    fitted = fit_terms((truth - count)[:, None], count.clamp_min(0)[:, None, None], [[0]])
+    a, b = float(fitted.coefficients), float(fitted.floors)
+    found: dict[str, Any] = {"a": a, "b": b}
+    for name, (mean, target) in parts.items():
+        variance = a * mean.double().cpu().clamp_min(0) + b
+        found[name] = control(Predicted(mean.cpu(), variance, target.cpu(), len(variance)), intervals=True)
+    return found
+
+
+def control(part: Predicted, *, intervals: bool) -> dict[str, Any]:
+    """The measures of a variance that is taken as it is."""
+    measures = judge(part, Fit(1.0, 1.0, 1.0, 0.0, float(torch.finfo(torch.float64).tiny)), intervals=intervals)
+    kept = {key: measures[key] for key in ("rmse", "mae", "nll_ideal")}
+    kept |= {"nll": measures["nll_unscaled"], "ma": measures["ma_unscaled"]}
+    kept["curve"] = measures["curves"]["unscaled"]
+    kept["blocks"] = {"mae": measures["blocks"]["mae"], "nll": measures["blocks"]["nll_unscaled"]}
+    if intervals:
+        kept |= {key: measures[key]["unscaled"] for key in ("coverage", "width")}
+    return kept

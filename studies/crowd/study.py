@@ -1,191 +1,287 @@
-"""The crowd counting study, whole: `latedrop study crowd`, or `python -m studies.crowd`.
+"""The crowd counting study: `python -m studies crowd`. Injected dropout in people counters: pixels, counts, rejection.
 
-Trained counters and annotated frames in, one JSON for each set out. Every finished rate is kept on disk, so a run that
-was stopped goes on where it was. Pages and figures are made from the JSON files alone.
+Trained counters and annotated frames in, one JSON for each set out. The units of the first round are stages of a set,
+kept under `parts`: one without draws (plain output, constant variance, linearization), one for each rate (draws, and a
+propagated variance beside them), one for each network that was trained with dropout. Those of the second round put the
+stages of a set together and measure what rejecting uncertain regions is worth.
 """
 
 from __future__ import annotations
 
-import platform
 import sys
-import time
-from collections.abc import Mapping, Sequence
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
+from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from latedrop.crowd.layouts import CrowdSet, open_as_trained
 from latedrop.crowd.mcnn import Trained, load_weights, shipped
+from latedrop.crowd.regions import Maps, measure_rejection, near_cells, to_cells
 from latedrop.crowd.scenes import make_scenes
-from latedrop.devices import chosen_device, device_name, versions
 from latedrop.errors import ArgumentError, DataError, FileError, LatedropError
-from latedrop.files import check_apart, digest_of, write_aside
-from latedrop.records import understood
-from latedrop.terminal import folder, need, number_list
-from studies.command import (
-    bar,
-    check_at_least,
-    check_same,
-    chosen_names,
-    dumped,
-    read_result,
-    run_command,
-    study_parser,
+from latedrop.files import digest_of
+from latedrop.metrics.levels import central_quantile
+from latedrop.terminal import need, number_list
+from studies.crowd.measures import COVERAGES, KINDS, agreement, levels
+from studies.crowd.pages import pages
+from studies.crowd.stages import (
+    FREE_COST,
+    PARTS,
+    RATES,
+    Drawn,
+    Settings,
+    Setup,
+    Tick,
+    embedded,
+    first_order,
+    load,
+    plain_maps,
+    rate_stage,
+    sampled,
+    tuned,
 )
-from studies.crowd.controls import size_control
-from studies.crowd.measured_set import RATES, Settings, Study, load, plain_counts, sampled, timed, tuned
-from studies.crowd.parts import SCHEMA, Parts
-from studies.crowd.record import measure, packed, reject, same_draws, work
-from studies.spread import Cluster, cluster_options, spread
+from studies.driver import Study, Unit, check_at_least, chosen_names, is_finished, read_record
 
-__all__ = ["SETS", "STOPPED", "Request", "main", "read", "run", "study"]
+Record: TypeAlias = dict[str, Any]
 
+SCHEMA = 1
 SETS = {"mall": "mall", "ucsd": "ucsd", "pets": "pets2009", "own": "own", "scenes": None}
 """The sets, and the folder of each inside the data folder."""
-STOPPED = "latedrop: stopped; finished rates are kept, and the same command goes on from there."
-_QUICK = Settings(draws=4, rates=(0.001, 0.01, 0.1), frames=6)
+TARGETS = ("pixel", "count")
+_LEVEL = 0.9
 _SCENES = (80, 120)  # validation and test frames
 
 
 @dataclass(frozen=True)
-class Request:
-    """What to run.
+class Job:
+    """What a worker needs to open a set, wherever it runs.
 
     Attributes:
-        out: folder of the results.
-        data: folder that holds `mall`, `ucsd` and `pets2009`; the scenes need none.
-        sets: names separated by commas; None: all.
-        weights: folder of `NAME.safetensors`; None: those that come with the package.
-        draws: thinned networks for each rate.
-        rates: separated by commas; None: the paper's ten, and 0.02, 0.05 and 0.1.
-        every: take every so many validation and test frames.
-        seed: of the masks.
-        device: `auto`, `cpu`, `cuda`, `cuda:1`, ...
+        name: of the set.
+        where: its folder; None: scenes are made.
+        weights: of the network without dropout, and of those with it: names and files.
+        settings: what the results depend on.
         batch: frames that run at once.
         chunk: draws that run at once; None: what fits.
-        quick: scenes only, few frames, rates and draws.
-        fresh: compute again what is there.
-        rejection: measure only the rejection again, of sets that are finished.
-        controls: measure only the controls again, of sets that are finished: no draws are needed.
-        ray: `local`, `auto` or the address of a cluster, whose workers run the sets; None: here, one after the other.
-        gpus: that each set takes of such a worker.
-        progress: show bars.
     """
 
-    out: Path
-    data: Path | None = None
-    sets: str | None = None
-    weights: Path | None = None
-    draws: int | None = None
-    rates: str | None = None
-    every: int = 1
-    seed: int = 0
-    device: str = "auto"
-    batch: int = 8
-    chunk: int | None = None
-    quick: bool = False
-    fresh: bool = False
-    rejection: bool = False
-    controls: bool = False
-    ray: str | None = None
-    gpus: float = 0.0
-    progress: bool = True
-
-    @property
-    def again(self) -> str:
-        """The option by which finished results are measured again in part; empty where all is measured."""
-        return "--rejection" if self.rejection else "--controls" if self.controls else ""
-
-    def settings(self) -> Settings:
-        """What the results depend on."""
-        check_at_least(self, draws=2, every=1, batch=1, chunk=1)
-        plain = _QUICK if self.quick else Settings()
-        draws = plain.draws if self.draws is None else self.draws
-        rates = plain.rates if self.rates is None else _rates(self.rates)
-        return replace(plain, draws=draws, rates=rates, every=self.every, seed=self.seed)
+    name: str
+    where: Path | None
+    weights: tuple[tuple[str, Path], ...]
+    settings: Settings
+    batch: int
+    chunk: int | None
 
 
-def run(request: Request) -> list[Path]:
-    """Run the study; the JSON files that are then in `out`, finished before or now.
-
-    Raises:
-        LatedropError: nothing to run, a wrong argument, a damaged file, a full disk. What was finished stays.
-    """
-    need("crowd", "scipy", "safetensors")
-    settings, cluster = request.settings(), Cluster(request.ray, request.gpus)
-    if cluster.ray is None:
-        chosen_device(request.device)  # a wrong one is told before the work
-    wanted = chosen_names("scenes" if request.quick and request.sets is None else request.sets, SETS)
-    if request.again:
-        wanted = _finished(wanted, request)
-    if request.data is not None and not request.data.is_dir():
-        raise FileError(f"expected the folder of the data sets at {request.data}; it is not there. Check --data.")
-    if request.weights is not None and not request.weights.is_dir():
-        raise FileError(f"expected the folder of the weights at {request.weights}; it is not there. Check --weights.")
-    folder(request.out)
-    jobs = {name: partial(_run_set, name, _reached(request), settings) for name in wanted}
-    finished = {}
-    for name, (path, said) in spread(jobs, cluster):
-        print(f"{name}: {said}", file=sys.stderr)
-        if path is not None:
-            finished[name] = request.out / path
-    if not finished:
-        raise FileError(
-            f"expected weights, and --data for what is not made here, of one of {', '.join(wanted)}; found none. "
-            "See the lines above, and pass --data or --weights."
-        )
-    return [finished[name] for name in wanted if name in finished]
+@lru_cache(maxsize=1)
+def opened(job: Job, device: torch.device) -> tuple[CrowdSet, dict[str, Trained], Setup]:
+    """Decode the frames of a set, and load its networks, once for all stages that run in one process."""
+    networks = {stem: load_weights(path, device) for stem, path in job.weights}
+    item = _open(job.name, job.where, networks[job.name], job.settings)
+    return item, networks, load(item, networks[job.name], job.settings, batch=job.batch, chunk=job.chunk)
 
 
-def _reached(request: Request) -> Request:
-    """With folders that a worker finds, wherever it runs, and no bars, which it has nowhere to show."""
-    if request.ray is None:
-        return request
-    found = {name: getattr(request, name) for name in ("out", "data", "weights")}
-    return replace(
-        request, progress=False, **{name: path.absolute() for name, path in found.items() if path is not None}
-    )
+def stage(job: Job, name: str, rate: float | None, device: torch.device, tick: Tick) -> Record:
+    """Measure one stage of a set: without draws, at a rate, or of a network that was trained with dropout."""
+    _, networks, setup = opened(job, device)
+    with tuned():
+        if name in networks:
+            found = embedded(setup, networks[name], tick)
+        else:
+            found = first_order(setup, tick) if rate is None else rate_stage(setup, rate, tick)
+    return {"stage": found, "seconds": {}}
 
 
-def read(results: Path) -> dict[str, dict[str, Any]]:
-    """The results in a folder by set, in the order of `SETS`."""
-    found = {
-        name: read_result(results / f"{name}.json", SCHEMA) for name in SETS if (results / f"{name}.json").exists()
+def assembled(job: Job, stages: Mapping[str, Path], device: torch.device, tick: Tick) -> Record:
+    """Put the stages of a set together, and measure what rejection is worth at the rate that they choose."""
+    item, networks, setup = opened(job, device)
+    found = {name: read_record(path, SCHEMA) for name, path in stages.items()}
+    drawn = [found[f"rate_{rate:g}"]["stage"] for rate in job.settings.rates]
+    others = {stem: found[stem]["stage"] for stem in networks if stem != job.name}
+    record = _assembled(setup, found["first_order"]["stage"], drawn, others)
+    with tuned():
+        rejection, arrays = reject(setup, record, lambda rate: sampled(setup, setup.trained, rate, tick))
+    stream = BytesIO()
+    np.savez_compressed(stream, **arrays)  # type: ignore[arg-type]
+    return record | {
+        "rejection": rejection,
+        "frames": {part: len(frames) for part, frames in setup.parts.items()},
+        "size": list(item.shape(item.test[0])),
+        "cells": {"grid": list(setup.grid), "inside": int(setup.inside.sum())},
+        "enlarge": item.enlarge,
+        "tf32_convolutions": device.type == "cuda" and torch.backends.cudnn.allow_tf32,
+        "seconds": {name: each["seconds"]["total"] for name, each in found.items()},
+        "files": {f"{job.name}.npz": stream.getvalue()},
     }
-    if not found:
-        raise FileError(f"expected results such as mall.json in {results}; found none. Run the study first.")
+
+
+def reject(
+    setup: Setup, record: Mapping[str, Any], draw: Callable[[float], Mapping[str, Drawn]]
+) -> tuple[Record, dict[str, npt.NDArray[Any]]]:
+    """What rejection is worth at the rate and scale that a record chose for pixels; and arrays for pictures.
+
+    Args:
+        setup: frames, network and settings.
+        record: its `chosen`, `rates` and `injected` are read.
+        draw: the maps of both parts at a rate.
+    """
+    best = record["chosen"]["pixel"]["scaled"]
+    fit = {name: values[best] for name, values in record["injected"]["pixel"]["fit"].items()}
+    maps = draw(record["rates"][best])
+    return _rejection(setup, maps, plain_maps(setup), fit), _examples(setup, maps, fit)
+
+
+def _assembled(setup: Setup, free: Record, drawn: Sequence[Record], others: Mapping[str, Record]) -> Record:
+    rates = setup.settings.rates
+    injected = {target: _columns([stage[target] for stage in drawn]) for target in TARGETS}
+    beside = {"pixel": _columns([s["propagated"] for s in drawn]), "count": _columns(free["linear"]["rates"])}
+    beside["pixel"]["agreement"] = _lists([stage["propagated"]["agreement"] for stage in drawn])
+    beside["count"]["agreement"] = _lists(
+        [_count_agreement(rate, free, stage) for rate, stage in zip(rates, drawn, strict=True)]
+    )
+    chosen = {target: _chosen(injected[target]) for target in TARGETS}
+    free_chosen = {target: _chosen(beside[target]) for target in TARGETS}
+    curves = {
+        target: {
+            part: {
+                kind: drawn[chosen[target]["unscaled" if kind == "unscaled" else "scaled"]][target][part]["curves"][
+                    kind
+                ]
+                for kind in KINDS
+            }
+            for part in PARTS
+        }
+        for target in TARGETS
+    }
+    return {
+        "rates": list(rates),
+        "levels": levels(),
+        "coverages": list(COVERAGES),
+        "sites": free["sites"],
+        "injected": injected,
+        "sampling_free": beside,
+        "chosen": chosen,
+        "sampling_free_chosen": free_chosen,
+        "curves": curves,
+        "constant": free["constant"],
+        "size_control": free["size_control"],
+        "per_site": free["linear"]["per_site"],
+        "conformal": {
+            "constant": free["conformal"],
+            "injected": drawn[chosen["count"]["scaled"]]["conformal"],
+        },
+        "embedded": {name: _without(stage, "series") for name, stage in others.items()},
+        "series": _series(setup, drawn[chosen["count"]["scaled"]], free),
+    }
+
+
+def _columns(rows: Sequence[Record]) -> Record:
+    """From one record for each rate to lists over the rates."""
+    found: Record = {}
+    for part in PARTS:
+        measures = [_without(row[part], "curves", "path", "blocks", "entries") for row in rows]
+        found[part] = _lists(measures)
+        found[part]["entries"] = rows[0][part]["entries"]
+    found["fit"] = _lists([row["fit"] for row in rows])
+    found["path"] = _lists([row["test"]["path"] for row in rows])
+    found["blocks"] = _lists([row["test"]["blocks"] for row in rows])
     return found
 
 
-def study(request: Request, *, figures_only: bool = False) -> list[Path]:
-    """Run, unless only figures are wanted, and then write pages and figures; all files."""
-    from studies.crowd import pages
-
-    check_apart({"--out": request.out}, {"--data": request.data, "--weights": request.weights})
-    several = [name for name, on in (("--figures", figures_only), ("--rejection", request.rejection),
-                                     ("--controls", request.controls)) if on]  # fmt: skip
-    if len(several) > 1:
-        raise ArgumentError(f"expected one of {several[0]} and {several[1]}; found both. Leave one out.")
-    finished = [] if figures_only else run(request)
-    results = read(request.out)
-    with understood(request.out, "results of this study", "Delete those that are damaged, and run it again."):
-        return [*finished, *pages.write(results, request.out)]
+def _chosen(columns: Record) -> dict[str, int]:
+    """The rate, by its place, of least NLL on the validation frames: of each kind but the relaxed one."""
+    held = columns["validation"]
+    return {kind: int(np.argmin(held[f"nll_{kind}"])) for kind in KINDS if kind != "relaxed"}
 
 
-def main(arguments: Sequence[str] | None = None, program: str = "python -m studies.crowd") -> int:
-    """The command line without extras; the exit code."""
-    parser = study_parser(
-        program,
-        "Injected dropout in people counters on Mall, UCSD, PETS2009 and scenes: counts, maps, rejection.",
-        out="crowd-study",
-        data="folder that holds mall, ucsd and pets2009; scenes need none",
-        quick="scenes only, few frames, rates and draws",
-        example="--data DIR --out crowd-study",
-    )
-    cluster_options(parser)
+def _count_agreement(rate: float, free: Record, stage: Record) -> Record:
+    first = torch.tensor(free["linear"]["first_order"]["test"], dtype=torch.float64) * rate / (1 - rate)
+    return agreement(first, torch.tensor(stage["series"]["test"]["variance"], dtype=torch.float64))
+
+
+def _series(setup: Setup, stage: Record, free: Record) -> Record:
+    """Counts of the test frames with their interval, at the rate that the validation frames choose."""
+    frames, counts, fit = setup.parts["test"], stage["series"]["test"], stage["count"]["fit"]
+    mean = np.array(counts["mean"])
+    std = np.sqrt(np.maximum(counts["variance"], fit["least"]))
+    reach = central_quantile(_LEVEL) * std * np.sqrt(fit["relaxed_scale"])
+    return {
+        "frame": list(frames.places),
+        "truth": [int(count) for count in frames.count.tolist()],
+        "plain": _round(free["plain_count"]["test"]),
+        "mean": _round(mean),
+        "std": _round(std),
+        "level": _LEVEL,
+        "low": _round(mean - reach),
+        "high": _round(mean + reach),
+    }
+
+
+def _rejection(setup: Setup, maps: Mapping[str, Drawn], plain: Mapping[str, Tensor], fit: Record) -> Record:
+    """False positives before and after, by `latedrop.crowd.regions`: the network's own map, with relaxed deviations.
+
+    The mean over draws has a bias that the network itself has not; to reject regions against it proves little.
+    """
+    roi = setup.inside.reshape(setup.grid).cpu().numpy()
+    found = {}
+    for name, drawn in maps.items():
+        heads = [to_cells(points, setup.trained.stride) for points in setup.parts[name].points]
+        mean, std = _full(setup, plain[name]), _full(setup, _std(drawn, fit))
+        found[name] = Maps(mean, std, heads, roi)
+    near = near_cells(setup.sigma, setup.trained.stride)
+    error = (maps["test"].count - setup.parts["test"].count).double().cpu().numpy()
+    draws = {"mae": float(np.abs(error).mean()), "rmse": float((error**2).mean() ** 0.5)}
+    result = measure_rejection(found["validation"], found["test"], setup.settings.seed, near=near)
+    return result | {"map": "plain", "draws": draws}
+
+
+def _examples(setup: Setup, maps: Mapping[str, Drawn], fit: Record) -> dict[str, npt.NDArray[Any]]:
+    """Mean, relaxed deviation and target of two test frames: a usual one and the fullest."""
+    frames, drawn = setup.parts["test"], maps["test"]
+    order = frames.count.argsort(stable=True)
+    chosen = torch.stack([order[len(order) // 2], order[-1]])
+    values = {"mean": drawn.mean, "std": _std(drawn, fit), "target": frames.density}
+    arrays = {name: _full(setup, value[chosen]).astype(np.float16) for name, value in values.items()}
+    return arrays | {"frame": np.array([frames.places[index] for index in chosen.tolist()])}
+
+
+def _std(drawn: Drawn, fit: Record) -> Tensor:
+    std: Tensor = (drawn.variance.clamp_min(fit["least"]) * fit["relaxed_scale"]).sqrt()
+    return std
+
+
+def _full(setup: Setup, values: Tensor) -> npt.NDArray[np.float32]:
+    """Cells of the region of interest `(N, cells)` as maps `(N, h, w)`, zero elsewhere."""
+    full = values.new_zeros(len(values), setup.inside.numel())
+    full[:, setup.inside] = values
+    array: npt.NDArray[np.float32] = full.reshape(-1, *setup.grid).float().cpu().numpy()
+    return array
+
+
+def _lists(rows: Sequence[Mapping[str, Any]]) -> Record:
+    return {
+        name: _lists([row[name] for row in rows]) if isinstance(value, Mapping) else [row[name] for row in rows]
+        for name, value in rows[0].items()
+    }
+
+
+def _without(record: Mapping[str, Any], *names: str) -> Record:
+    return {name: value for name, value in record.items() if name not in names}
+
+
+def _round(values: Sequence[float] | npt.NDArray[Any]) -> list[float]:
+    return [round(float(value), 4) for value in values]
+
+
+def _options(parser: ArgumentParser) -> None:
     add = parser.add_argument
     add("--weights", type=Path, help="folder of NAME.safetensors; those of the package by default")
     add("--draws", type=int, help=f"thinned networks for each rate; {Settings().draws} by default")
@@ -193,116 +289,67 @@ def main(arguments: Sequence[str] | None = None, program: str = "python -m studi
     add("--every", type=int, default=1, help="take each k-th validation and test frame")
     add("--batch", type=int, default=8, help="frames that run at once")
     add("--chunk", type=int, help="draws that run at once; what fits by default")
-    add("--rejection", action="store_true", help="measure only the rejection again, of finished sets")
-    add("--controls", action="store_true", help="measure only the controls again, of finished sets")
-    return run_command(parser, arguments, lambda options, only: study(Request(**options), figures_only=only), STOPPED)
 
 
-def _run_set(name: str, request: Request, settings: Settings) -> tuple[str | None, str]:
-    """One set, kept, skipped, or measured and written: the name of its file in `out`, and what to say of it."""
+def _settings(options: Namespace) -> Settings:
+    check_at_least(options, draws=2, every=1, batch=1, chunk=1)
+    quick = Settings(draws=4, rates=(0.001, 0.01, 0.1), frames=6) if options.quick else Settings()
+    draws = quick.draws if options.draws is None else options.draws
+    rates = quick.rates if options.rates is None else _rates(options.rates)
+    return replace(quick, draws=draws, rates=rates, every=options.every, seed=options.seed)
+
+
+def _units(options: Namespace) -> Iterator[list[Unit]]:
+    need("crowd", "scipy", "safetensors")
+    settings, parts = _settings(options), options.out.absolute() / "parts"
+    stages, sets = [], []
+    for name in chosen_names("scenes" if options.quick and options.sets is None else options.sets, SETS):
+        job = _job(name, options, settings)
+        if job is None:
+            continue
+        hashes = {stem: digest_of(path) for stem, path in job.weights}
+        networks = {stem: load_weights(path, torch.device("cpu")) for stem, path in job.weights}
+        depends = {"set": name, "settings": asdict(settings) | {"rates": list(settings.rates)}}
+        about = {stem: {"sha256": hashes[stem], "about": dict(net.about)} for stem, net in networks.items()}
+        result = Unit(f"{name}.json", depends | {"networks": about}, 0.0, partial(assembled, job, {}))
+        if not options.fresh and is_finished(options.out / result.file, SCHEMA, result.key):
+            sets.append(result)
+            continue
+        item = _open(name, job.where, networks[name], settings)
+        total = sum(len(settings.chosen(item, part)) for part in PARTS)
+        costs = {"first_order": (FREE_COST, None)}
+        costs |= {f"rate_{rate:g}": (settings.draws + FREE_COST, rate) for rate in settings.rates}
+        costs |= {stem: (settings.draws, None) for stem in networks if stem != name}
+        for each, (cost, rate) in costs.items():
+            key = depends | {"weights": hashes.get(each, hashes[name])}
+            stages.append(Unit(f"parts/{name}/{each}.json", key, cost * total, partial(stage, job, each, rate)))
+        paths = {each: parts / name / f"{each}.json" for each in costs}
+        sets.append(replace(result, work=settings.draws * total, measure=partial(assembled, job, paths)))
+    yield stages
+    yield sets
+    for unit in sets:  # all are finished now
+        for path in (parts / Path(unit.file).stem).glob("*.json"):
+            path.unlink()
+        for path in (parts / Path(unit.file).stem, parts):
+            if path.is_dir() and not any(path.iterdir()):
+                path.rmdir()
+
+
+def _job(name: str, options: Namespace, settings: Settings) -> Job | None:
+    """The set with its files; None, and a line that says why, where some are missing."""
     try:
-        weights = _weights(name, request.weights)
+        weights = _weights(name, options.weights)
     except LatedropError as error:
-        return None, f"skipped, {' '.join(str(error).split())}"
-    files = {
-        name: weights,
-        **{path.stem: path for path in sorted(weights.parent.glob(f"{name}-embedded-*.safetensors"))},
-    }
-    hashes = {stem: digest_of(path) for stem, path in files.items()}
-    result = request.out / f"{name}.json"
-    before = _same(result, settings, hashes) if result.exists() and not request.fresh else None
-    if before is not None and not request.again:
-        return result.name, "kept, finished before"
+        print(f"{name}: skipped, {' '.join(str(error).split())}", file=sys.stderr)
+        return None
     inner = SETS[name]
-    where = None if inner is None or request.data is None else request.data / inner
+    where = None if inner is None or options.data is None else options.data / inner
     if inner is not None and (where is None or not where.is_dir()):
-        return None, f"skipped, no folder {inner} in --data {request.data or '(not given)'}"
-    device = chosen_device(request.device)
-    networks = {stem: load_weights(path, device) for stem, path in files.items()}
-    item = _open(name, where, networks[name], settings)
-    parts = Parts(request.out / "parts" / name, {"settings": _plain(settings), "weights": hashes[name]}, request.fresh)
-    start = time.perf_counter()
-    arrays: dict[str, Any] = {}
-    if before is None:
-        record, arrays = _measured(item, networks, hashes, parts, request, settings)
-    elif request.controls:
-        record = _controlled(item, networks[name], before, settings, request)
-    else:
-        record, arrays = _rejected(item, networks[name], before, request, settings)
-    if arrays:
-        write_aside(result.with_suffix(".npz"), packed(arrays))
-    write_aside(result, dumped(record))
-    parts.clear()
-    return result.name, f"{time.perf_counter() - start:.1f} s"
-
-
-def _measured(
-    item: CrowdSet,
-    networks: Mapping[str, Trained],
-    hashes: Mapping[str, str],
-    parts: Parts,
-    request: Request,
-    settings: Settings,
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The record of a set, and the arrays beside it; the stages in `parts` can go once both are written."""
-    name, start = item.name, time.perf_counter()
-    trained = networks[name]
-    device = next(trained.model.parameters()).device
-    others = {stem: (network, hashes[stem]) for stem, network in networks.items() if stem != name}
-    frames, decoding = timed(lambda: load(item, trained, settings, batch=request.batch, chunk=request.chunk), device)
-    with bar(name, work(frames, len(others)), request.progress) as shown:
-        record, arrays = measure(frames, others, parts, shown.update)
-    about = {
-        "schema": SCHEMA,
-        "set": name,
-        "settings": _plain(settings),
-        "networks": {
-            stem: {"sha256": hashes[stem], "about": dict(network.about)} for stem, network in networks.items()
-        },
-        "frames": {part: len(found) for part, found in frames.parts.items()},
-        "size": list(item.shape(item.test[0])),
-        "cells": {"grid": list(frames.grid), "inside": int(frames.inside.sum())},
-        "enlarge": item.enlarge,
-        "seconds": {"decoding": decoding, **parts.seconds, "this_run": round(time.perf_counter() - start, 2)},
-        "machine": _machine(device),
-        "versions": versions(),
-    }
-    return about | record, arrays
-
-
-def _rejected(
-    item: CrowdSet, trained: Trained, record: Mapping[str, Any], request: Request, settings: Settings
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A finished record with the rejection measured again, and new arrays; all else in it stays."""
-    frames = load(item, trained, settings, batch=request.batch, chunk=request.chunk)
-    _check_frames(frames, record, item.name)
-    with bar(item.name, settings.draws * frames.total, request.progress) as shown, tuned():
-        rejection, seconds, arrays = reject(
-            frames, record, lambda rate: sampled(frames, frames.trained, rate, settings, shown.update)
-        )
-    here = {"machine": _machine(frames.inside.device), "versions": versions()}
-    alike = same_draws(rejection, record)
-    if not alike or any(record[name] != found for name, found in here.items()):
-        rejection["measured_on"] = here | {"same_draws": alike}
-    return {**record, "rejection": rejection, "seconds": record["seconds"] | {"rejection": seconds}}, arrays
-
-
-def _controlled(
-    item: CrowdSet, trained: Trained, record: Mapping[str, Any], settings: Settings, request: Request
-) -> dict[str, Any]:
-    """A finished record with its controls measured again: the validation frames are counted once without dropout."""
-    series = record["series"]
-    few = replace(item, test=item.test[:1])  # the test frames' counts are in the record
-    frames = load(few, trained, replace(settings, frames=settings.frames), batch=request.batch)
-    held = frames.parts["validation"]
-    if len(held) != record["frames"]["validation"]:
-        raise DataError(
-            f"expected the {record['frames']['validation']} validation frames that the result of {item.name} is of; "
-            f"found {len(held)}. Check --data."
-        )
-    test = torch.tensor(series["plain"]), torch.tensor(series["truth"])
-    parts = {"validation": (plain_counts(frames, "validation"), held.count), "test": test}
-    return {**record, "size_control": size_control(parts)}
+        print(f"{name}: skipped, no folder {inner} in --data {options.data or '(not given)'}", file=sys.stderr)
+        return None
+    others = sorted(weights.parent.glob(f"{name}-embedded-*.safetensors"))
+    files = ((name, weights), *((path.stem, path) for path in others))
+    return Job(name, where, files, settings, options.batch, options.chunk)
 
 
 def _open(name: str, where: Path | None, trained: Trained, settings: Settings) -> CrowdSet:
@@ -335,46 +382,6 @@ def _weights(name: str, folder: Path | None) -> Path:
     return path
 
 
-def _finished(wanted: Sequence[str], request: Request) -> list[str]:
-    """The sets whose rejection can be measured again; those that were named must all be there."""
-    if request.fresh:
-        raise ArgumentError(f"expected one of --fresh and {request.again}; found both. Leave one out.")
-    there = [name for name in wanted if (request.out / f"{name}.json").exists()]
-    missing = [name for name in wanted if name not in there]
-    if not there or (missing and request.sets is not None):
-        raise FileError(
-            f"expected finished results in {request.out}, to measure them again in part; found none of "
-            f"{', '.join(missing)}. Run the study first."
-        )
-    return there
-
-
-def _check_frames(study: Study, record: Mapping[str, Any], name: str) -> None:
-    """Raise unless these are the frames that a finished result is of."""
-    test = study.parts["test"]
-    found = {part: len(frames) for part, frames in study.parts.items()}, list(test.places), test.count.tolist()
-    if found != (record["frames"], record["series"]["frame"], record["series"]["truth"]):
-        raise DataError(
-            f"expected the frames of {name} that its result is of, {record['frames']}; found {found[0]}, or as many "
-            "with other people. Check --data."
-        )
-
-
-def _same(path: Path, settings: Settings, networks: Mapping[str, str]) -> dict[str, Any]:
-    """A finished result, if it was made with these settings and weights."""
-    record = read_result(path, SCHEMA)
-    with understood(path, "a result of this study", "Delete it."):
-        found = {stem: network["sha256"] for stem, network in record["networks"].items()}
-        check_same(path, "settings", _plain(settings), record["settings"])
-    check_same(path, "weights", networks, found)
-    return record
-
-
-def _plain(settings: Settings) -> dict[str, Any]:
-    """As JSON gives it back."""
-    return asdict(settings) | {"rates": list(settings.rates)}
-
-
 def _rates(text: str) -> tuple[float, ...]:
     rates = tuple(sorted(set(number_list("--rates", text))))
     if not rates or not all(0 < rate < 1 for rate in rates):
@@ -382,10 +389,19 @@ def _rates(text: str) -> tuple[float, ...]:
     return rates
 
 
-def _machine(device: torch.device) -> dict[str, Any]:
-    tf32 = device.type == "cuda" and torch.backends.cudnn.allow_tf32
-    return {"device": device_name(device), "system": platform.system(), "tf32_convolutions": tf32}
+def _read(folder: Path, options: Namespace) -> dict[str, dict[str, Any]]:
+    paths = {name: folder / f"{name}.json" for name in SETS}
+    return {name: read_record(path, SCHEMA) for name, path in paths.items() if path.exists()}
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+STUDY = Study(
+    "crowd",
+    "Injected dropout in people counters on Mall, UCSD, PETS2009 and scenes: counts, maps, rejection.",
+    "folder that holds mall, ucsd and pets2009; scenes need none",
+    "scenes only, few frames, rates and draws",
+    SCHEMA,
+    _options,
+    _units,
+    _read,
+    pages,
+)

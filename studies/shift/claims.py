@@ -1,24 +1,18 @@
 """What is claimed of a variance under shift, decided from the numbers.
 
 The cuts of a set overlap, so a set counts as one: its effect is the mean over its cuts. NLL and CRPS, by which one cut
-can be worse by hundreds, are compared by the share of cuts in which one method's is lower. The effects of the sets are
-independent, and their mean is tested against the threshold with Student's t, to both sides, with one degree of freedom
-fewer than there are sets. The p values of all claims are corrected after Holm, as one family.
+can be worse by hundreds, are compared by the share of cuts in which one method's is lower.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
-from studies.claims import Claim, Effect, Record, Verdict
-from studies.shift.tables import Results, slope, values
-from studies.significance import LEVEL, holm
-from studies.uci.tables import SHORT, counted
-
-__all__ = ["CLAIMS", "Decision", "decide_all", "page"]
+from studies.claims import Claim, Effect, Record, Values, claims_section, decide_pooled
+from studies.pages import Results, counted
 
 _HOW = (
     "The cuts of a set share rows, so a set counts as one: its effect is the mean over its cuts. A claim is decided by "
@@ -28,81 +22,24 @@ _HOW = (
 )
 
 
-@dataclass(frozen=True)
-class Decision:
-    """What all sets together say of a claim.
+def values(record: Record, method: str, measure: str) -> Values | None:
+    """A measure on every cut of a set; None where the set does not have the method."""
+    found = record["methods"].get(method)
+    return None if found is None else np.array(found[measure])
 
-    Attributes:
-        claim: the statement.
-        effects: one for each set that has one.
-        mean: over the sets, with its error.
-        p: after Holm's correction over all claims.
+
+def slope(record: Record, method: str) -> float | None:
+    """By least squares over the cuts: variance growth for each unit of error growth; None with fewer than 3 cuts.
+
+    >>> growth = {"error_growth": [0.0, 1.0, 2.0], "variance_growth": [1.0, 1.5, 2.0]}
+    >>> slope({"methods": {"a": growth}}, "a")
+    0.5
     """
-
-    claim: Claim
-    effects: Mapping[str, float]
-    mean: Effect
-    p: float
-
-    @property
-    def verdict(self) -> Verdict:
-        """In a word or two."""
-        if self.p > LEVEL:
-            return "not decided"
-        return "holds" if self.claim.beyond(self.mean.value) else "fails"
-
-    @property
-    def agreeing(self) -> int:
-        """How many sets lie where the claim puts them."""
-        return sum(self.claim.beyond(value) for value in self.effects.values())
-
-
-def decide_all(results: Results, claims: tuple[Claim, ...] | None = None) -> list[Decision]:
-    """Measure all claims that at least two sets speak of, and decide them together."""
-    found = []
-    for claim in CLAIMS if claims is None else claims:
-        measured = {name: claim.measure(record) for name, record in results.items()}
-        effects = {name: effect.value for name, effect in measured.items() if effect is not None}
-        if len(effects) > 1:
-            found.append((claim, effects, Effect.mean(np.array(list(effects.values())))))
-    tests = holm([mean.p(claim.limit) or 0.0 for claim, _, mean in found])
-    return [Decision(*each, p) for each, p in zip(found, tests, strict=True)]
-
-
-def page(results: Results) -> str:
-    """Markdown: every claim, its verdict, and the effect on every set."""
-    cuts = sum(len(record["cuts"]) for record in results.values())
-    lines = ["# What is claimed of shift, and what we found", ""]
-    lines += [f"Generated from the JSON files beside this page: {counted(results)}, {cuts} cuts. {_HOW}", ""]
-    if sorted({record["settings"]["epochs"] for record in results.values()}) != [1.0]:
-        lines += ["**Networks were trained for a part of the epochs: these numbers decide nothing.**", ""]
-    decisions = decide_all(results)
-    if not decisions:
-        return "\n".join([*lines, *_one_set(results)]) + "\n"
-    lines += ["| | claim | verdict | mean effect, 95 % interval | p | sets that agree |"]
-    lines += ["| --- | --- | --- | --- | ---: | ---: |"]
-    for number, found in enumerate(decisions, 1):
-        low, high = found.mean.interval
-        effect = f"{found.mean.value:.3f} ({low:.3f} to {high:.3f})"
-        agree = f"{found.agreeing} of {len(found.effects)}"
-        lines.append(f"| {number} | {found.claim.text} | **{found.verdict}** | {effect} | {found.p:.2g} | {agree} |")
-    for number, found in enumerate(decisions, 1):
-        lines += ["", f"## {number}. {found.claim.text}", "", found.claim.threshold, ""]
-        lines += ["| " + " | ".join(SHORT.get(name, name) for name in found.effects) + " |"]
-        lines += ["|" + " ---: |" * len(found.effects)]
-        lines += ["| " + " | ".join(f"{value:.3f}" for value in found.effects.values()) + " |"]
-    return "\n".join(lines) + "\n"
-
-
-def _one_set(results: Results) -> list[str]:
-    lines = ["One set alone decides nothing; this is where it lies.", ""]
-    lines += ["| claim | effect | its mean over cuts | as claimed |", "| --- | --- | ---: | --- |"]
-    for claim in CLAIMS:
-        for record in results.values():
-            if (effect := claim.measure(record)) is not None:
-                side = "yes" if claim.beyond(effect.value) else "no"
-                lines.append(f"| {claim.text} | {claim.effect} | {effect.value:.3f} | {side} |")
-    return lines
+    error, variance = (values(record, method, f"{name}_growth") for name in ("error", "variance"))
+    if error is None or variance is None or len(error) < 3:
+        return None
+    off = error - error.mean()
+    return float(off @ variance / (off @ off))
 
 
 def _level(method: str, measure: str = "coverage") -> Callable[[Record], Effect | None]:
@@ -155,7 +92,7 @@ _COVERAGE = "coverage of shifted rows"
 _LOWER = "share of cuts in which its NLL of shifted rows is lower"
 _LOWER_CRPS = "share of cuts in which its CRPS of shifted rows is lower"
 _SLOPE = "slope of variance growth over error growth, across the cuts of a set"
-CLAIMS = (
+_STATED = (
     Claim("A constant's 90 % intervals hold less than 80 % of shifted rows", _COVERAGE, _level("constant"), below=0.8),
     Claim(
         "Injected dropout without a floor holds more than with a floor",
@@ -250,3 +187,17 @@ CLAIMS = (
         f"{_COVERAGE}, difference", _more("gaussian ensemble, scaled", "gaussian, scaled"), above=0.0,
     ),
 )  # fmt: skip
+CLAIMS = tuple(replace(claim, source="us") for claim in _STATED)
+
+
+def claims_page(results: Results) -> list[str]:
+    """Markdown: every claim, its verdict, and the effect on every set."""
+    cuts = sum(len(record["cuts"]) for record in results.values())
+    lines = ["# The shift study: what is claimed, and what we found", ""]
+    lines += [f"Generated from the JSON files beside this page: {counted(results)}, {cuts} cuts. {_HOW}", ""]
+    if sorted({record["settings"]["epochs"] for record in results.values()}) != [1.0]:
+        lines += ["**Networks were trained for a part of the epochs: these numbers decide nothing.**", ""]
+    if len(results) == 1:
+        lines += ["One set alone decides nothing; the effects below say where it lies.", ""]
+    found = decide_pooled(CLAIMS, results)
+    return [*lines, *claims_section({"Claims": found}, write=lambda value: f"{value:.3f}")]

@@ -1,32 +1,257 @@
-"""The pages of the UCI study, from its JSON alone.
+"""Tables and figures of the UCI study, from its JSON alone.
 
-`index.md` has the summary, ranks and figures, `tables.md` every table, `claims.md` the verdicts, `embedded.md` why
-embedded dropout trades off by itself, `surface.html` the NLL over rate and scale to slide along.
+A variance may be taken as it is, times a scale, or with scale and floor. Methods are ranked and compared only with
+those that had the same done to them. Standard errors account for the rows that splits share (Nadeau and Bengio 2003).
+
+The NLL over rate and scale is a valley, known in closed form. At one rate, `S = mean(e^2 / variance)` is the best scale,
+
+    NLL(s) = NLL(S) + (q - 1 - log q) / 2,     q = S / s.
+
+Between the rates that were measured, `log S` and `NLL(S)` are interpolated over the logarithm of the rate.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from studies.pages import drawn, written
-from studies.uci import claims_page
-from studies.uci.embedded_page import embedded_page
-from studies.uci.figures import CAPTIONS, figures
-from studies.uci.surface_page import surface_page
-from studies.uci.tables import (
-    KINDS,
-    QUALITIES,
-    SHORT,
-    Results,
-    columns,
-    counted,
-    duel_table,
-    method_table,
-    rank_table,
-    verdicts,
+import numpy as np
+
+from latedrop import plots
+from latedrop.plots.canvas import COLOURS, GREY
+from studies.claims import Values, split_error
+from studies.pages import SHORT, Results, captioned, counted, drawn, one_legend, page, run_where, table
+from studies.uci.claims import at_best, best_rates, claims_page, curves, deeper, overlap
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Cells: TypeAlias = dict[str, dict[str, list[float]]]
+
+KINDS = {
+    "raw": "As it is",
+    "scaled": "Scaled",
+    "floor": "Scale and floor",
+    "intervals": "Relaxed scale, or conformal intervals",
+}
+_WITH_FLOOR = ("constant", "default", "default + reference")
+_POST_HOC = ("injected", "injected per site", "rate-in", "laplace", *_WITH_FLOOR)
+"""What takes one trained network as it is."""
+_LIKE = ("raw", "scaled", "floor")
+_LEVEL = 0.9
+
+
+@dataclass(frozen=True)
+class Quality:
+    """A measure of quality.
+
+    Attributes:
+        name: in the results.
+        title: in words.
+        better: in words.
+        loss: of a mean, lower is better; None where neither side is.
+        kinds: what may differ between kinds is shown for each.
+    """
+
+    name: str
+    title: str
+    better: str
+    loss: Callable[[float], float] | None
+    kinds: tuple[str, ...] = tuple(KINDS)
+
+
+QUALITIES = (
+    Quality("nll", "NLL, without log(2 pi)/2", "lower is better", float),
+    Quality("crps", "CRPS, in the target's unit", "lower is better", float),
+    Quality("ma", "Miscalibration area", "lower is better", float),
+    Quality("coverage", "Share held by 90 % intervals", "nearer to 0.9 is better", lambda mean: abs(mean - _LEVEL)),
+    Quality("width", "Mean width of 90 % intervals, in the target's unit", "no side is better by itself", None),
+    Quality(
+        "ranking",
+        "Rank correlation of squared error and variance",
+        "higher is better; a scale or a floor moves it only through the rate",
+        lambda mean: -mean,
+        ("floor",),
+    ),
+    Quality("rmse", "RMSE, in the target's unit", "lower is better; kinds differ only in the rate", float, ("floor",)),
 )
 
-__all__ = ["index", "tables", "write"]
+
+def group(method: str) -> str:
+    """The kind that a method is compared within.
+
+    >>> group("laplace, scaled"), group("constant"), group("injected, relaxed")
+    ('scaled', 'floor', 'intervals')
+    """
+    if method in _WITH_FLOOR:
+        return "floor"
+    kind = method.rpartition(", ")[2]
+    return kind if kind in KINDS else "intervals"
+
+
+def columns(results: Results, quality: str, *, deep: bool, kind: str) -> Cells:
+    """Splits' values by method and set, of the methods of a kind that every set has."""
+    cells: Cells = {}
+    for name, record in results.items():
+        for method, measures in (record["deep"] if deep else record)["methods"].items():
+            if group(method) == kind and quality in measures:
+                cells.setdefault(method, {})[name] = measures[quality]
+    return {method: found for method, found in cells.items() if len(found) == len(results)}
+
+
+def mean_ranks(cells: Mapping[str, Mapping[str, Sequence[float]]], loss: Callable[[float], float]) -> dict[str, float]:
+    """The rank of each method's mean, 1 for the least loss, averaged over the sets; equal ones share theirs.
+
+    >>> mean_ranks({"a": {"x": [1.0], "y": [3.0]}, "b": {"x": [2.0], "y": [1.0]}, "c": {"x": [5.0], "y": [3.0]}}, float)
+    {'a': 1.75, 'b': 1.5, 'c': 2.75}
+    """
+    names = list(next(iter(cells.values()), {}))
+    losses = np.array([[loss(float(np.mean(found[name]))) for name in names] for found in cells.values()])
+    less, equal = losses[:, None] > losses[None], losses[:, None] == losses[None]
+    ranks = (less.sum(1) + (equal.sum(1) + 1) / 2).mean(-1) if len(cells) else []
+    return {method: float(rank) for method, rank in zip(cells, ranks, strict=True)}
+
+
+def method_table(results: Results, quality: Quality, *, deep: bool, kind: str) -> list[str]:
+    """Markdown: methods of a kind by sets, the best of a set in bold, with ranks among all and among post hoc ones."""
+    cells = columns(results, quality.name, deep=deep, kind=kind)
+    ranks, few = _both_ranks(cells, quality)
+    best, rows = _best(cells, quality), []
+    for method in sorted(cells, key=lambda method: ranks.get(method, 0.0)):
+        row = [_cell(cells[method][name], overlap(results[name]), best.get(name) == method) for name in results]
+        if quality.loss:
+            row += [f"{ranks[method]:.2f}", f"{few[method]:.2f}" if method in few else ""]
+        rows.append([method, *row])
+    return table(["method", *_short(results), *(["rank", "post hoc"] if quality.loss else [])], rows)
+
+
+def rank_table(results: Results, *, deep: bool, kind: str) -> list[str]:
+    """Markdown: the mean rank of every method of a kind by every quality that has a better side."""
+    found = {
+        quality.name.upper() if len(quality.name) < 5 else quality.name: _both_ranks(
+            columns(results, quality.name, deep=deep, kind=kind), quality
+        )[0]
+        for quality in QUALITIES
+        if quality.loss
+    }
+    order = sorted(found["NLL"], key=found["NLL"].__getitem__)
+    return table(
+        ["method", *found], [[method, *(f"{ranks[method]:.2f}" for ranks in found.values())] for method in order]
+    )
+
+
+def minimum_table(results: Results) -> list[str]:
+    """Markdown: where embedded dropout's RMSE is least, and how far it falls and rises."""
+    rows = []
+    for name, record in results.items():
+        rmse = curves(record, "embedded", "rmse").mean(1)
+        chosen = np.median(np.array(record["rates"])[best_rates(record, "embedded", "rmse")])
+        least = f"{rmse.min():.4g}", f"{record['rates'][int(rmse.argmin())]:g}"
+        rows.append([SHORT.get(name, name), f"{rmse[0]:.4g}", *least, f"{rmse[-1]:.4g}", f"{chosen:g}"])
+    return [
+        "## Where the RMSE of embedded dropout is least",
+        "",
+        "One hidden layer, mean test RMSE over splits; the last column is the rate of the least validation RMSE, the "
+        "median over splits.",
+        "",
+        *table(("set", "smallest rate", "least", "at rate", "largest rate", "rate chosen"), rows),
+    ]
+
+
+def embedded_tables(results: Results) -> list[str]:
+    """Markdown: how well errors follow the variance, the floor's share, and the scale asked for, at both depths."""
+    lines = ["## What training with dropout does to the variance of the masks", ""]
+    deep = {name: found for name, record in results.items() if (found := deeper(record)) is not None}
+    for title, part in {"One hidden layer": results, "Three hidden layers": deep}.items():
+        rates = next(iter(part.values()))["rates"] if part else []
+        shown = sorted({0, len(rates) // 2, len(rates) - 1})
+        follow, scales = [], []
+        for name, record in part.items():
+            chosen = [
+                at_best(record, kind, measure)
+                for measure in ("ranking", "floor_share")
+                for kind in ("injected", "embedded")
+            ]
+            each = [f"{values.mean():.3f} ± {split_error(values, overlap(record)):.3f}" for values in chosen]
+            follow.append([SHORT.get(name, name), *each])
+            for kind in ("injected", "embedded"):
+                scale = np.median(curves(record, kind, "scale"), 1)
+                best = np.median(np.array(record["rates"])[best_rates(record, kind, "nll_unscaled")])
+                asked = f"{np.median(at_best(record, kind, 'scale')):.3g} at {best:g}"
+                scales.append([SHORT.get(name, name), kind, *(f"{scale[place]:.3g}" for place in shown), asked])
+        heads = "rank correlation, injected", "embedded", "floor's share, injected", "embedded"
+        lines += [f"**{title}**: each at the rate of its least unscaled validation NLL; ± is the standard error.", ""]
+        lines += [*table(("set", *heads), follow), ""]
+        lines += [
+            "The scale that the validation rows ask for, median over splits; 1 is a variance that needs none.",
+            "",
+        ]
+        columns = [f"rate {rates[place]:g}" for place in shown] if rates else []
+        lines += [*table(("set", "network", *columns, "best unscaled"), scales, 2), ""]
+    return lines
+
+
+def verdicts(results: Results, *, deep: bool) -> list[str]:
+    """Markdown: by NLL who comes first in every kind."""
+    lines = []
+    for kind in _LIKE:
+        ranks, few = _both_ranks(columns(results, "nll", deep=deep, kind=kind), QUALITIES[0])
+        order, post = (sorted(found, key=found.__getitem__) for found in (ranks, few))
+        if len(order) > 1:
+            lines.append(
+                f"- {KINDS[kind]}: by mean rank of the NLL {_quoted(order[:3])} come first, `{order[-1]}` last; among "
+                f"what takes one trained network as it is, {_quoted(post[:1])}."
+            )
+    return lines
+
+
+def duel_table(results: Results, *, deep: bool) -> list[str]:
+    """Markdown: on how many sets each method has a lower mean NLL than injection of the same kind, and by how much."""
+    kinds = {kind: columns(results, "nll", deep=deep, kind=kind) for kind in _LIKE}
+    cells: dict[str, dict[str, str]] = {}
+    for kind, found in kinds.items():
+        own = f"injected, {kind}"
+        for rival in (other for other in found if other != own and own in found):
+            off = [float(np.mean(found[rival][name]) - np.mean(found[own][name])) for name in results]
+            name = rival.removesuffix(f", {kind}")
+            cells.setdefault(name, {})[kind] = f"{sum(gap < 0 for gap in off)} of {len(off)}, {np.median(off):+.3f}"
+    rows = [[name, *(row.get(kind, "") for kind in kinds)] for name, row in cells.items()]
+    return table(["method", *(KINDS[kind].lower() for kind in kinds)], rows)
+
+
+def _both_ranks(cells: Cells, quality: Quality) -> tuple[dict[str, float], dict[str, float]]:
+    """Among all methods, and among those that take one trained network as it is."""
+    if quality.loss is None:
+        return {}, {}
+    post = {name: found for name, found in cells.items() if name in _POST_HOC or name.rpartition(", ")[0] in _POST_HOC}
+    return mean_ranks(cells, quality.loss), mean_ranks(post, quality.loss)
+
+
+def _best(cells: Cells, quality: Quality) -> dict[str, str]:
+    """The method of the least loss, by set."""
+    loss = quality.loss
+    if loss is None:
+        return {}
+    names = next(iter(cells.values()), {})
+    return {name: min(cells, key=lambda method: loss(float(np.mean(cells[method][name])))) for name in names}
+
+
+def _short(results: Results) -> list[str]:
+    return [SHORT.get(name, name) for name in results]
+
+
+def _quoted(names: Sequence[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def _cell(values: Sequence[float], shared: float, best: bool) -> str:
+    mean = round(float(np.mean(values)), 3) + 0.0  # no -0.000
+    text = f"{mean:.3f} ± {split_error(values, shared):.3f}"
+    return f"**{text}**" if best else text
+
 
 _DEPTHS = {False: "One hidden layer", True: "Three hidden layers of 50"}
 _METHODS = (
@@ -62,20 +287,14 @@ _METHODS = (
 )
 
 
-def write(results: Results, folder: Path) -> list[Path]:
-    """Write the pages, and the figures where matplotlib is installed; their paths."""
-    pages = {
-        "index.md": index(results),
-        "tables.md": tables(results),
-        "claims.md": claims_page.page(results),
-        "embedded.md": embedded_page(results),
-        "surface.html": surface_page(results),
-    }
-    return written(folder, drawn(lambda: figures(results)) | {name: page.encode() for name, page in pages.items()})
+def pages(results: Results, folder: Path) -> dict[str, bytes]:
+    """All pages, and the figures where matplotlib is installed, by file name."""
+    files = drawn(lambda: figures(results))
+    return files | {"tables.md": page(tables(results)), "claims.md": page(claims_page(results))}
 
 
-def index(results: Results) -> str:
-    """Markdown: how it was run, who wins, ranks, and the figures."""
+def tables(results: Results) -> list[str]:
+    """Markdown: how it was run, who comes first, a table for every measure, kind and depth, and the figures."""
     lines = ["# The UCI study", "", *_how(results), "", *_sets(results), "", "## Methods", "", *_methods()]
     for deep, title in _DEPTHS.items():
         lines += ["", f"## {title}", "", *verdicts(results, deep=deep), ""]
@@ -85,65 +304,289 @@ def index(results: Results) -> str:
             "",
             *duel_table(results, deep=deep),
         ]
-        for kind in ("scaled", "floor"):
-            lines += ["", f"**NLL, {KINDS[kind].lower()}** (mean ± standard error over splits)", ""]
-            lines += method_table(results, QUALITIES[0], deep=deep, kind=kind)
         lines += ["", "**Mean ranks with scale and floor**, by every measure that has a better side", ""]
         lines += rank_table(results, deep=deep, kind="floor")
-    lines += ["", "## Figures", "", "[The surface to slide along](surface.html) has every set.", ""]
-    for place, (name, caption) in enumerate(CAPTIONS.items(), 1):
-        lines += [f"![{caption}]({name}.png)", "", f"*Figure {place}. {caption}*", ""]
-    return "\n".join(lines).rstrip() + "\n"
-
-
-def tables(results: Results) -> str:
-    """Markdown: a table for every measure, kind and depth."""
-    lines = [
-        "# The UCI study: every table",
-        "",
-        "Mean ± standard error over splits of the test rows; the standard error accounts for the rows that splits "
-        "share (Nadeau and Bengio 2003). Bold: the best mean of a set, which may be best by chance; "
-        "[claims](claims.md) have tests. rank: mean over sets among the methods of the table; post hoc: among those "
-        "that take one trained network as it is.",
-    ]
-    for deep, title in _DEPTHS.items():
-        lines += ["", f"## {title}"]
         for quality in QUALITIES:
-            lines += ["", f"### {quality.title}", "", f"{quality.better[0].upper()}{quality.better[1:]}."]
+            lines += ["", f"### {title}: {quality.title}", "", f"{quality.better[0].upper()}{quality.better[1:]}."]
             for kind in quality.kinds:
                 if columns(results, quality.name, deep=deep, kind=kind):
-                    lines += ["", f"**{KINDS[kind]}**", ""]
-                    lines += method_table(results, quality, deep=deep, kind=kind)
-    return "\n".join(lines) + "\n"
+                    lines += ["", f"**{KINDS[kind]}**", "", *method_table(results, quality, deep=deep, kind=kind)]
+    return [*lines, "", *minimum_table(results), "", *embedded_tables(results), "", *captioned(CAPTIONS)]
 
 
 def _how(results: Results) -> list[str]:
     first = next(iter(results.values()))
     variance = f"{draws} draws" if (draws := first["settings"]["draws"]) else "exact, without draws"
-    seconds = sum(record["seconds"]["total"] for record in results.values())
-    machines = sorted({record["machine"]["device"] for record in results.values()})
     return [
         f"{counted(results)}, networks without dropout and with dropout embedded at {len(first['rates'])} rates, "
-        f"trained and measured in {seconds / 60:.1f} minutes in all on {' and '.join(machines)} "
-        f"(torch {first['versions']['torch']}). The variance of one hidden layer is {variance}; that of three is "
-        f"sampled with {first['settings']['deep_draws']} draws. Every number is of the test rows, in the target's own "
-        "unit. Each variance is taken as it is (raw), times a scale, and with scale and floor, all fitted on the "
-        "validation rows: methods are ranked only with those that had the same done to them.",
+        f"trained and measured in {run_where(list(results.values()))}. The variance of one hidden layer is {variance}; "
+        f"that of three is sampled with {first['settings']['deep_draws']} draws. Every number is of the test rows, in "
+        "the target's own unit. Each variance is taken as it is (raw), times a scale, and with scale and floor, all "
+        "fitted on the validation rows: methods are ranked only with those that had the same done to them.",
         "",
-        "[Every table](tables.md) · [what the paper claims, and what we found](claims.md) · "
-        "[why embedded dropout trades off by itself](embedded.md) · [the surface of the NLL](surface.html)",
+        "A cell is the mean ± the standard error over splits, which accounts for the rows that splits share (Nadeau and "
+        "Bengio 2003). Bold: the best mean of a set, which may be best by chance; [claims](claims.md) have tests. rank: "
+        "mean over sets among the methods of the table; post hoc: among those that take one trained network as it is.",
+        "",
+        "The rows of Rate-In predate the current rule: they have a rate for each layer and *row*, where the authors' "
+        "public code, and now `studies`, takes one for each layer and call.",
     ]
 
 
 def _sets(results: Results) -> list[str]:
-    lines = ["| set | train | validation | test | splits | seconds |", "| --- | ---: | ---: | ---: | ---: | ---: |"]
-    for name, record in results.items():
-        rows, splits = record["rows"], len(record["methods"]["constant"]["nll"])
-        counts = [rows["train"], rows["validation"], rows["test"], splits, f"{record['seconds']['total']:.0f}"]
-        lines.append(f"| {SHORT.get(name, name)} | {' | '.join(map(str, counts))} |")
-    return lines
+    rows = [
+        (SHORT.get(name, name), *(record["rows"][part] for part in ("train", "validation", "test")),
+         len(record["methods"]["constant"]["nll"]), f"{record['seconds']['total']:.0f}")
+        for name, record in results.items()
+    ]  # fmt: skip
+    return table(("set", "train", "validation", "test", "splits", "seconds"), rows)
 
 
 def _methods() -> list[str]:
-    lines = ["| method | variance | needs, besides the trained network |", "| --- | --- | --- |"]
-    return [*lines, *(f"| {' | '.join(row)} |" for row in _METHODS)]
+    return table(("method", "variance", "needs, besides the trained network"), _METHODS, 3)
+
+
+@dataclass(frozen=True)
+class Valley:
+    """The best scale and its NLL on the validation rows of one split, `(R,)`, at rates of even logarithms."""
+
+    rates: Values
+    scales: Values
+    nll: Values
+
+    def surface(self, scales: Values) -> Values:
+        """The NLL at every rate and scale, `(R, C)`."""
+        return self.nll[:, None] + rise(self.scales[:, None] / scales)
+
+
+def valley(record: Mapping[str, Any], kind: str, *, points: int, split: int = 0) -> Valley:
+    """The valley of injected or embedded dropout at so many rates."""
+    measured = np.log(record["rates"])
+    at = np.linspace(measured[0], measured[-1], points)
+    scale, nll = (curves(record, kind, name, "validation")[:, split] for name in ("scale", "nll_scaled"))
+    return Valley(np.exp(at), np.exp(np.interp(at, measured, np.log(scale))), np.interp(at, measured, nll))
+
+
+def rise(ratio: Values) -> Values:
+    """How far the NLL is above the valley at a scale that is the best one over `ratio`.
+
+    >>> rise(np.array([1.0])).item()
+    0.0
+    """
+    found: Values = (ratio - 1 - np.log(ratio)) / 2
+    return found
+
+
+_FAR = 10.0
+CAPTIONS = {
+    "rmse_nll": "RMSE and unscaled NLL against the rate, injected and embedded; on the right the NLL of rates from "
+    "0.05 on. Lines are means over splits, bands one standard deviation to either side, here and below. Where an NLL "
+    f"is above {_FAR:g}, its axis is logarithmic, and linear near 0.",
+    "scaled_nll": "Scaled NLL against the rate, and the ideal NLL, that of the variance e^2, which no method reaches. "
+    "The scaled injected curve is flat: with one site before the output layer it does not depend on the rate.",
+    "ma": "Miscalibration area against the rate, unscaled and scaled.",
+    "deep": "Three hidden layers: RMSE, unscaled and scaled NLL against the rate. Here injection is not flat: the "
+    "output is no longer linear in the masked units.",
+    "surface": "NLL of the validation rows of one split over rate and scale. The dashed line is the valley: the best "
+    "scale of each rate, in closed form. Below: NLL along the valley, and at scale 1.",
+    "tradeoff": "RMSE, NLL and miscalibration area together: for each rate a line from the scale of least NLL (circle) "
+    "to the relaxed scale (square), coloured by RMSE: grey lines are embedded dropout. Injection, in orange, has one "
+    "line for all rates. Means over splits; every panel has axes of its own.",
+}
+_KINDS = ("injected", "embedded")
+_UNITS = {
+    "yacht": "resistance / weight",
+    "boston-housing": "$1000",
+    "energy": "kWh/m²",
+    "concrete": "MPa",
+    "wine-quality-red": "points",
+    "kin8nm": "distance",
+    "power-plant": "MW",
+    "protein-tertiary-structure": "Å",
+}
+"""Of the targets; the sources of yacht and kin8nm give none."""
+_WIDE = 4
+_ABOVE = 3.0
+"""Nats above the least NLL at which the colours of the surface end."""
+_LEAST_AREA = 0.02
+"""No panel shows less of the miscalibration area: smaller differences should look small."""
+
+
+def figures(results: Results) -> dict[str, Figure]:
+    """The figures by name.
+
+    Raises:
+        LatedropError: matplotlib is not installed.
+    """
+    deep = {name: found for name, record in results.items() if (found := deeper(record)) is not None}
+    return ({"deep": _deep(deep)} if deep else {}) | {
+        "rmse_nll": _by_rate(results),
+        "scaled_nll": _scaled(results),
+        "ma": _areas(results),
+        "surface": _surface(results),
+        "tradeoff": _tradeoff(results),
+        "embedded": embedded_figure(results),
+    }
+
+
+def embedded_figure(results: Results) -> Figure:
+    """Rank correlation of squared error and variance, the floor's share, and the scale: three panels a set."""
+    measures = {"ranking": "rank correlation", "floor_share": "floor's share", "scale": "scale asked for"}
+    wide, tall = min(_WIDE, len(results)), len(measures)
+    high = -(-len(results) // wide)
+    figure = plots.new_figure(3.6 * wide if wide > 2 else 7.2, 2.4 * tall * high)
+    grid = figure.subplots(tall * high, wide, squeeze=False)
+    for place, (name, record) in enumerate(results.items()):
+        row, column = divmod(place, wide)
+        panels = grid[tall * row : tall * (row + 1), column]
+        for ax, (measure, label) in zip(panels, measures.items(), strict=True):
+            plots.metric_by_rate(record["rates"], _of_kinds(record, measure), ax, ylabel=label, log=True)
+        panels[0].set_title(SHORT.get(name, name))
+        panels[1].set_ylim(-0.03, 1.03)
+        panels[2].set_yscale("log")
+        panels[2].axhline(1, color="black", linewidth=1, linestyle=":")
+    for place in range(len(results), wide * high):
+        for off in range(tall):
+            grid[tall * (place // wide) + off, place % wide].remove()
+    one_legend(figure, figure.axes[0])
+    return figure
+
+
+def _deep(results: Results) -> Figure:
+    """Like the first figure, of the networks with three hidden layers."""
+    columns = {"rmse": "RMSE", "nll_unscaled": "unscaled NLL", "nll_scaled": "scaled NLL"}
+    figure = plots.new_figure(11, 2.2 * len(results))
+    grid = figure.subplots(len(results), len(columns), squeeze=False)
+    for row, (name, record) in zip(grid, results.items(), strict=True):
+        for ax, (measure, label) in zip(row, columns.items(), strict=True):
+            values = _of_kinds(record, measure)
+            plots.metric_by_rate(record["rates"], values, ax, ylabel=_label(name, label), log=True)
+            if measure != "rmse":
+                _far(ax, values)
+    one_legend(figure, figure.axes[0])
+    return figure
+
+
+def _far(ax: Axes, values: Mapping[str, Any]) -> None:
+    """A logarithmic axis, linear near 0, where values are large."""
+    if max(found.mean(1).max() for found in values.values()) > _FAR:
+        ax.set_yscale("symlog")
+        ax.autoscale(axis="y")
+
+
+def _by_rate(results: Results) -> Figure:
+    figure = plots.new_figure(11, 2.4 * len(results))
+    grid = figure.subplots(len(results), 3, squeeze=False)
+    for row, (name, record) in zip(grid, results.items(), strict=True):
+        rates = record["rates"]
+        shown = [index for index, rate in enumerate(rates) if rate >= 0.05]
+        for ax, measure, label in ((row[0], "rmse", "RMSE"), (row[1], "nll_unscaled", "unscaled NLL")):
+            plots.metric_by_rate(rates, _of_kinds(record, measure), ax, ylabel=_label(name, label), log=True)
+        _far(row[1], _of_kinds(record, "nll_unscaled"))
+        large = {kind: values[shown] for kind, values in _of_kinds(record, "nll_unscaled").items()}
+        label = _label(name, "unscaled NLL")
+        plots.metric_by_rate([rates[index] for index in shown], large, row[2], ylabel=label)
+    one_legend(figure, figure.axes[0])
+    return figure
+
+
+def _scaled(results: Results) -> Figure:
+    def lines(record: Mapping[str, Any]) -> dict[str, Any]:
+        return {f"{kind}, {how}": curves(record, kind, f"nll_{how}") for how in ("scaled", "ideal") for kind in _KINDS}
+
+    return _grid(results, lines, "NLL [nats]")
+
+
+def _areas(results: Results) -> Figure:
+    def lines(record: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            f"{kind}, {how}": curves(record, kind, f"ma_{how}") for how in ("unscaled", "scaled") for kind in _KINDS
+        }
+
+    return _grid(results, lines, "miscalibration area")
+
+
+def _tradeoff(results: Results) -> Figure:
+    figure = plots.new_figure(max(7.2, 4.2 * min(_WIDE, len(results))), 3.5 * -(-len(results) // _WIDE))
+    for ax, name, record in _panels(figure, results):
+        paths = {
+            kind: [
+                np.stack([curves(record, kind, f"{measure}_{how}").mean(1) for how in ("scaled", "relaxed")], 1)
+                for measure in ("nll", "ma")
+            ]
+            for kind in _KINDS
+        }
+        rmse = {kind: curves(record, kind, "rmse").mean(1) for kind in _KINDS}
+        nll, area = (np.concatenate([paths["embedded"][i], paths["injected"][i][:1]]) for i in (0, 1))
+        shade = np.append(rmse["embedded"], rmse["injected"][0])[:, None]
+        plots.tradeoff(nll, area, ax, rmse=shade, xlabel="NLL [nats]", rmse_label=f"RMSE {_unit(name)}".rstrip())
+        ax.scatter(nll[-1], area[-1], s=150, facecolors="none", edgecolors=COLOURS[1], linewidths=1.6, label="injected")
+        ax.plot(nll[-1], area[-1], color=COLOURS[1], linewidth=1.6, zorder=1.5)
+        ax.plot([], [], color=GREY, linewidth=1, label="embedded, one rate")
+        low, high = ax.get_ylim()
+        room = max(0.0, _LEAST_AREA - (high - low)) / 2
+        ax.set_ylim(low - room, high + room)
+        ax.set_title(SHORT.get(name, name))
+    one_legend(figure, figure.axes[0])
+    return figure
+
+
+def _surface(results: Results) -> Figure:
+    name, record = next(iter(results.items()))
+    found = {kind: valley(record, kind, points=121) for kind in _KINDS}
+    least = min(float(one.nll.min()) for one in found.values())
+    ends = [np.log10(edge(one.scales)) for one in found.values() for edge in (np.min, np.max)]
+    scales = np.logspace(min(ends) - 1, max(ends) + 2, 161)
+    figure, levels = plots.new_figure(11, 7.6), np.linspace(0, _ABOVE, 13)
+    top, bottom = figure.subplots(2, 2, height_ratios=[2.2, 1])
+    for ax, below, (kind, one) in zip(top, bottom, found.items(), strict=True):
+        height = one.surface(scales).T - least
+        filled = ax.contourf(one.rates, scales, height, levels, cmap="cividis_r", extend="max")
+        ax.contour(one.rates, scales, height, levels[::2], colors="white", linewidths=0.5)
+        ax.plot(one.rates, one.scales, color=COLOURS[1], linestyle="--", linewidth=2.5, label="valley: the best scale")
+        ax.axhline(1, color="white", linewidth=2.6, alpha=0.75)
+        ax.axhline(1, color="black", linewidth=1.2, linestyle=":", label="scale 1: the variance as it is")
+        ax.set(xscale="log", yscale="log", xlabel="dropout rate", ylabel="scale")
+        ax.set_title(f"{kind}, {SHORT.get(name, name)}")
+        lines = {"along the valley": "scaled", "at scale 1": "unscaled"}
+        drawn = {label: curves(record, kind, f"nll_{how}", "validation")[:, 0] for label, how in lines.items()}
+        plots.metric_by_rate(record["rates"], drawn, below, ylabel="NLL [nats]", log=True)
+        below.set_ylim(least - 0.3, least + _ABOVE + 1)
+        below.set_xlim(ax.get_xlim())
+        below.legend(fontsize="small", loc="upper center")
+        ax.legend(fontsize="small", loc="upper right")
+    figure.colorbar(filled, ax=list(top), label="nats above the least NLL of both", pad=0.03)
+    return figure
+
+
+def _panels(figure: Figure, results: Results) -> Iterator[tuple[Axes, str, Mapping[str, Any]]]:
+    """One for each set, four in a row."""
+    high = -(-len(results) // _WIDE)
+    grid = figure.subplots(high, min(_WIDE, len(results)), squeeze=False).flatten()
+    for ax in grid[len(results) :]:
+        ax.remove()
+    for ax, (name, record) in zip(grid, results.items(), strict=False):
+        yield ax, name, record
+
+
+def _grid(results: Results, lines: Callable[[Mapping[str, Any]], dict[str, Any]], label: str) -> Figure:
+    wide = min(_WIDE, len(results))
+    figure = plots.new_figure(3.6 * wide if wide > 2 else 7.2, 3.2 * -(-len(results) // _WIDE))
+    for ax, name, record in _panels(figure, results):
+        plots.metric_by_rate(record["rates"], lines(record), ax, ylabel=label, log=True)
+        ax.set_title(SHORT.get(name, name))
+    one_legend(figure, figure.axes[0])
+    return figure
+
+
+def _label(name: str, measure: str) -> str:
+    """A set and a measure, with its unit."""
+    return f"{SHORT.get(name, name)}: {measure}\n{_unit(name) if measure == 'RMSE' else '[nats]'}".rstrip()
+
+
+def _unit(name: str) -> str:
+    return f"[{_UNITS[name]}]" if name in _UNITS else ""
+
+
+def _of_kinds(record: Mapping[str, Any], measure: str) -> dict[str, Any]:
+    return {kind: curves(record, kind, measure) for kind in _KINDS}

@@ -1,13 +1,7 @@
-"""One set of the crowd study: inject at every rate, measure pixels and counts, give back plain data for JSON.
-
-Three kinds of stages, each a function of the frames and the settings, so that each can be kept on disk: `first_order`
-(no draws: plain output, constant variance, linearization), one for each rate (draws, and a propagated variance beside
-them), and one for each embedded network.
-"""
+"""The stages of one set of the crowd study: inject at a rate, measure pixels and counts, give plain data for JSON."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -23,30 +17,11 @@ from latedrop.calibration.fit import fit_sites
 from latedrop.crowd.layouts import CrowdSet, Sigma, in_order
 from latedrop.crowd.mcnn import Trained
 from latedrop.errors import DataError
-from studies.crowd.controls import control, size_control
-from studies.crowd.measures import Fit, Predicted, agreement, conformal, judge, judge_both
-
-__all__ = [
-    "FREE_COST",
-    "PARTS",
-    "RATES",
-    "Drawn",
-    "Frames",
-    "Settings",
-    "Study",
-    "embedded",
-    "first_order",
-    "load",
-    "plain_counts",
-    "plain_maps",
-    "rate_stage",
-    "sampled",
-    "timed",
-    "tuned",
-]
+from studies.crowd.measures import Fit, Predicted, agreement, conformal, control, judge, judge_both, size_control
+from studies.driver import rounded
 
 Stage: TypeAlias = dict[str, Any]
-Tick: TypeAlias = Callable[[int], object]
+Tick: TypeAlias = Callable[[float], object]
 
 RATES = (0.001, 0.002, 0.003, 0.004, 0.005, 0.006, 0.007, 0.008, 0.009, 0.01, 0.02, 0.05, 0.1)
 """The paper's ten, and three larger ones."""
@@ -73,6 +48,10 @@ class Settings:
     every: int = 1
     frames: int | None = None
     seed: int = 0
+
+    def chosen(self, item: CrowdSet, part: str) -> list[int]:
+        """The frames of a part that are measured."""
+        return list(getattr(item, part))[:: self.every][: self.frames]
 
 
 @dataclass(frozen=True)
@@ -103,7 +82,7 @@ class Frames:
 
 
 @dataclass(frozen=True)
-class Study:
+class Setup:
     """Everything that the stages of one set share.
 
     Attributes:
@@ -154,7 +133,7 @@ class Drawn:
         return Predicted(self.count, self.count_variance, frames.count, len(frames))
 
 
-def load(item: CrowdSet, trained: Trained, settings: Settings, *, batch: int, chunk: int | None = None) -> Study:
+def load(item: CrowdSet, trained: Trained, settings: Settings, *, batch: int, chunk: int | None = None) -> Setup:
     """Decode the frames once, and put them where the network is.
 
     Raises:
@@ -174,25 +153,25 @@ def load(item: CrowdSet, trained: Trained, settings: Settings, *, batch: int, ch
     inside = cells.flatten().to(device)
     parts = {}
     for name in PARTS:
-        chosen = list(getattr(item, name))[:: settings.every][: settings.frames]
+        chosen = settings.chosen(item, name)
         if not chosen:
             raise DataError(f"expected {name} frames in {item.name}; found none. Check the folder, and --every.")
         parts[name] = _frames(item, chosen, trained, inside)
     roi = None if region is None else region.to(device)
-    return Study(parts, replace(trained, roi=roi), inside, grid, item.sigma, settings, batch, chunk)
+    return Setup(parts, replace(trained, roi=roi), inside, grid, item.sigma, settings, batch, chunk)
 
 
-def first_order(study: Study, tick: Tick) -> Stage:
+def first_order(setup: Setup, tick: Tick) -> Stage:
     """Without draws: the plain network with a constant variance, and the first-order variance of the count."""
-    sites = study.sites(study.trained)
+    sites = setup.sites(setup.trained)
     plain, by_site = {}, {}
-    for name, frames in study.parts.items():
+    for name, frames in setup.parts.items():
         maps, counts, variances = [], [], []
-        for images in frames.batches(study.batch):
+        for images in frames.batches(setup.batch):
             with torch.inference_mode():
-                density = study.trained.model(images)
-            maps.append(density.flatten(1)[:, study.inside])
-            result = linearize(study.trained.model, images, sites, study.trained.count_of)
+                density = setup.trained.model(images)
+            maps.append(density.flatten(1)[:, setup.inside])
+            result = linearize(setup.trained.model, images, sites, setup.trained.count_of)
             counts.append(result.mean)
             variances.append(result.variance_by_site[:, 0])
             tick(FREE_COST * len(images))
@@ -200,37 +179,36 @@ def first_order(study: Study, tick: Tick) -> Stage:
         by_site[name] = torch.cat(variances)
     total = {name: values.sum(1) for name, values in by_site.items()}
     found: Stage = {
-        "constant": {"pixel": _constant(study, plain, 0), "count": _constant(study, plain, 1)},
-        "size_control": size_control({name: (plain[name][1], frames.count) for name, frames in study.parts.items()}),
+        "constant": {"pixel": _constant(setup, plain, 0), "count": _constant(setup, plain, 1)},
+        "size_control": size_control({name: (plain[name][1], frames.count) for name, frames in setup.parts.items()}),
         "linear": {"rates": [], "first_order": {name: _list(values) for name, values in total.items()}},
         "sites": [site.name for site in sites],
         "plain_count": {name: _list(count) for name, (_, count) in plain.items()},
     }
-    for rate in study.settings.rates:
+    for rate in setup.settings.rates:
         odds = rate / (1 - rate)
         held, test = (
             Predicted(plain[name][1], odds * total[name], frames.count, len(frames))
-            for name, frames in study.parts.items()
+            for name, frames in setup.parts.items()
         )
         found["linear"]["rates"].append(judge_both(held, test, intervals=True))
-    found["linear"]["per_site"] = _per_site(study, plain, by_site)
-    found["conformal"] = conformal({name: study.parts[name].count - plain[name][1] for name in PARTS})
+    found["linear"]["per_site"] = _per_site(setup, plain, by_site)
+    found["conformal"] = conformal({name: setup.parts[name].count - plain[name][1] for name in PARTS})
     return found
 
 
-def rate_stage(study: Study, rate: float, tick: Tick) -> tuple[Stage, dict[str, Drawn]]:
-    """Draws at one rate, and a propagated variance of the pixels beside them; also the maps."""
-    settings, frames = study.settings, study.parts
-    maps = sampled(study, study.trained, rate, settings, tick)
-    found = _judged(study, maps)
-    sites = study.sites(study.trained)
+def rate_stage(setup: Setup, rate: float, tick: Tick) -> Stage:
+    """Draws at one rate, and a propagated variance of the pixels beside them."""
+    frames, maps = setup.parts, sampled(setup, setup.trained, rate, tick)
+    found = _judged(setup, maps)
+    sites = setup.sites(setup.trained)
     free = {}
     for name, part in frames.items():
         means, variances = [], []
-        for images in part.batches(study.batch):
-            moments = propagate(study.trained.model, images, rate, sites)
-            means.append(moments.mean.flatten(1)[:, study.inside])
-            variances.append(moments.variance.flatten(1)[:, study.inside])
+        for images in part.batches(setup.batch):
+            moments = propagate(setup.trained.model, images, rate, sites)
+            means.append(moments.mean.flatten(1)[:, setup.inside])
+            variances.append(moments.variance.flatten(1)[:, setup.inside])
             tick(FREE_COST * len(images))
         mean, variance = torch.cat(means).flatten(), torch.cat(variances).flatten()
         free[name] = Predicted(mean, variance, part.density.flatten(), len(part))
@@ -239,49 +217,40 @@ def rate_stage(study: Study, rate: float, tick: Tick) -> tuple[Stage, dict[str, 
     errors = {name: frames[name].count - maps[name].count for name in PARTS}
     std = {name: maps[name].count_variance.clamp_min(found["count"]["fit"]["least"]).sqrt() for name in PARTS}
     found["conformal"] = conformal(errors, std)
-    return found, maps
+    return found
 
 
-def embedded(study: Study, trained: Trained, tick: Tick) -> Stage:
+def embedded(setup: Setup, trained: Trained, tick: Tick) -> Stage:
     """A network that was trained with dropout, at its own rate; its draws are its predictions."""
     rate = float(trained.about["rate"])
-    other = replace(trained, roi=study.trained.roi)
-    found = _judged(study, sampled(study, other, rate, study.settings, tick))
+    other = replace(trained, roi=setup.trained.roi)
+    found = _judged(setup, sampled(setup, other, rate, tick))
     return found | {"rate": rate}
 
 
-def plain_maps(study: Study) -> dict[str, Tensor]:
+def plain_maps(setup: Setup) -> dict[str, Tensor]:
     """The network's own maps of every part, without dropout, in the cells of the region of interest, `(N, cells)`."""
     found = {}
     with torch.inference_mode():
-        for name, frames in study.parts.items():
-            maps = [study.trained.model(images).flatten(1)[:, study.inside] for images in frames.batches(study.batch)]
+        for name, frames in setup.parts.items():
+            maps = [setup.trained.model(images).flatten(1)[:, setup.inside] for images in frames.batches(setup.batch)]
             found[name] = torch.cat(maps)
     return found
 
 
-def plain_counts(study: Study, part: str) -> Tensor:
-    """The network's own counts of one part, `(N,)`."""
-    with torch.inference_mode():
-        counts = [
-            study.trained.count_of(study.trained.model(images)) for images in study.parts[part].batches(study.batch)
-        ]
-    return torch.cat(counts)
-
-
-def sampled(study: Study, trained: Trained, rate: float, settings: Settings, tick: Tick) -> dict[str, Drawn]:
+def sampled(setup: Setup, trained: Trained, rate: float, tick: Tick) -> dict[str, Drawn]:
     """Moments over draws of every frame, by part."""
-    sites = study.sites(trained)
+    settings, sites = setup.settings, setup.sites(trained)
     # Compiling takes seconds, and then serves every batch and rate.
-    many = study.inside.is_cuda and study.total * settings.draws >= _WORTH_COMPILING
+    many = setup.inside.is_cuda and setup.total * settings.draws >= _WORTH_COMPILING
     engine: Literal["compiled", "auto"] = "compiled" if many else "auto"
-    options = (settings.draws, settings.seed, sites, trained.both, study.chunk)
+    options = (settings.draws, settings.seed, sites, trained.both, setup.chunk)
     found = {}
-    for name, frames in study.parts.items():
+    for name, frames in setup.parts.items():
         rows: list[tuple[Tensor, ...]] = []
-        for images in frames.batches(study.batch):
+        for images in frames.batches(setup.batch):
             moments = sample(trained.model, images, rate, *options, engine=engine)
-            cells = (values[:, :-1][:, study.inside] for values in (moments.mean, moments.variance))
+            cells = (values[:, :-1][:, setup.inside] for values in (moments.mean, moments.variance))
             rows.append((*cells, moments.mean[:, -1], moments.variance[:, -1]))
             tick(settings.draws * len(images))
         found[name] = Drawn(*(torch.cat(column) for column in zip(*rows, strict=True)))
@@ -299,17 +268,8 @@ def tuned() -> Iterator[None]:
         torch.backends.cudnn.benchmark = before
 
 
-def timed(run: Callable[[], Any], device: torch.device) -> tuple[Any, float]:
-    """A result and the seconds it took."""
-    start = time.perf_counter()
-    result = run()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return result, round(time.perf_counter() - start, 2)
-
-
-def _judged(study: Study, maps: dict[str, Drawn]) -> Stage:
-    frames = study.parts
+def _judged(setup: Setup, maps: dict[str, Drawn]) -> Stage:
+    frames = setup.parts
     series = {name: {"mean": _list(part.count), "variance": _list(part.count_variance)} for name, part in maps.items()}
     return {
         "pixel": judge_both(*(maps[name].pixels(frames[name]) for name in PARTS)),
@@ -318,12 +278,12 @@ def _judged(study: Study, maps: dict[str, Drawn]) -> Stage:
     }
 
 
-def _constant(study: Study, plain: dict[str, tuple[Tensor, Tensor]], index: int) -> Stage:
+def _constant(setup: Setup, plain: dict[str, tuple[Tensor, Tensor]], index: int) -> Stage:
     """The validation frames' mean squared error as one variance for all: what every method must beat."""
 
     def predicted(name: str, variance: float) -> Predicted:
         mean = plain[name][index].flatten()
-        frames = study.parts[name]
+        frames = setup.parts[name]
         target = (frames.density if index == 0 else frames.count).flatten()
         return Predicted(mean, torch.full_like(mean, variance, dtype=torch.float64), target, len(frames))
 
@@ -332,15 +292,15 @@ def _constant(study: Study, plain: dict[str, tuple[Tensor, Tensor]], index: int)
     return found | {name: control(predicted(name, variance), intervals=index == 1) for name in PARTS}
 
 
-def _per_site(study: Study, plain: dict[str, tuple[Tensor, Tensor]], by_site: dict[str, Tensor]) -> Stage:
+def _per_site(setup: Setup, plain: dict[str, tuple[Tensor, Tensor]], by_site: dict[str, Tensor]) -> Stage:
     """A rate for each site, and a floor, fitted by NLL on the validation frames."""
-    held = (study.parts["validation"].count - plain["validation"][1]).cpu()
+    held = (setup.parts["validation"].count - plain["validation"][1]).cpu()
     fitted = fit_sites(held[:, None], by_site["validation"].cpu()[:, None], per_site=True, floor=True)
     same = Fit(1.0, 1.0, 1.0, 0.0, float(torch.finfo(torch.float64).tiny))
     found: Stage = {"odds": fitted.odds.tolist(), "floor": float(fitted.floors)}
     for name in PARTS:
         variance = fitted.variance(by_site[name].double().cpu()[:, None])[:, 0]
-        part = Predicted(plain[name][1].cpu(), variance, study.parts[name].count.cpu(), len(variance))
+        part = Predicted(plain[name][1].cpu(), variance, setup.parts[name].count.cpu(), len(variance))
         measures = judge(part, same, intervals=True)
         kept = {"rmse": measures["rmse"], "mae": measures["mae"]}
         kept |= {"nll": measures["nll_unscaled"], "ma": measures["ma_unscaled"]}
@@ -374,4 +334,4 @@ def _frames(item: CrowdSet, chosen: Sequence[int], trained: Trained, inside: Ten
 
 
 def _list(values: Tensor) -> list[float]:
-    return [float(f"{value:.7g}") for value in values.double().tolist()]
+    return [rounded(value, 7) for value in values.double().tolist()]
