@@ -28,6 +28,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from scipy import stats
 
 from studies.pages import SHORT, table
 
@@ -53,33 +54,11 @@ def split_error(values: npt.ArrayLike, overlap: float = 0.0) -> float:
     return math.sqrt(float(array.var(ddof=1)) * (1 / len(array) + overlap)) if len(array) > 1 else math.inf
 
 
-def student_inside(t: float, freedom: int | None) -> float:
-    """Return `P(|T| <= |t|)` of Student's t with whole degrees of freedom; of a normal where None.
-
-    A finite sum of powers of `cos(atan(t / sqrt(freedom)))` (Abramowitz and Stegun, 26.7.3 and 26.7.4): no
-    approximation.
-
-    >>> round(student_inside(1.0, 1), 6), round(student_inside(1.959964, None), 6)
-    (0.5, 0.95)
-    """
-    if freedom is None:
-        return math.erf(abs(t) / math.sqrt(2))
-    if math.isinf(t):
-        return 1.0
-    angle = math.atan(abs(t) / math.sqrt(freedom))
-    square = math.cos(angle) ** 2
-    odd = freedom % 2 == 1
-    term, total = (math.cos(angle) if odd else 1.0), 0.0
-    for power in range(2 + odd, freedom + 1, 2):
-        total += term
-        term *= square * (power - 1) / power
-    inside = math.sin(angle) * total
-    return min(1.0, 2 / math.pi * (angle + inside)) if odd else min(1.0, inside)
-
-
 def student_p(t: float, freedom: int | None) -> float:
-    """Return the two-sided p value of a t statistic; 1 without degrees of freedom."""
-    return 1.0 if freedom == 0 or math.isnan(t) else 1 - student_inside(t, freedom)
+    """Return the two-sided p value of a t statistic, of a normal where `freedom` is None; 1 without any."""
+    if freedom == 0 or math.isnan(t):
+        return 1.0
+    return float(2 * (stats.norm if freedom is None else stats.t(freedom)).sf(abs(t)))
 
 
 def student_quantile(level: float, freedom: int | None) -> float:
@@ -90,13 +69,7 @@ def student_quantile(level: float, freedom: int | None) -> float:
     """
     if freedom == 0:
         return math.inf
-    low, high = 0.0, 1.0
-    while student_inside(high, freedom) < level:
-        low, high = high, 2 * high
-    while high - low > 1e-13 * high:
-        middle = (low + high) / 2
-        low, high = (middle, high) if student_inside(middle, freedom) < level else (low, middle)
-    return high
+    return float((stats.norm if freedom is None else stats.t(freedom)).isf((1 - level) / 2))
 
 
 def holm(p: Sequence[float]) -> list[float]:
@@ -249,6 +222,11 @@ class Decision:
         if not holds and not fails:
             return f"not decided on any of {total}"
         return f"holds on {holds}, fails on {fails} of {total}"
+
+
+def bound(measure: Callable[..., Effect | None], *arguments: Any) -> Callable[[Record], Effect | None]:
+    """Return a measure of a record with its other arguments in place."""
+    return lambda record: measure(record, *arguments)
 
 
 def decide(claim: Claim, results: Mapping[str, Record]) -> Decision:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from studies.claims import Claim, Effect, Record, Values, claims_section, decide
+from studies.claims import Claim, Effect, Record, Values, bound, claims_section, decide
 from studies.classification.data import SHIFTS, SOURCES
 from studies.pages import Results
 
@@ -57,26 +57,18 @@ def is_part(part: str, where: str) -> bool:
     return part == where or (where in SHIFTS and part.startswith(f"{where}-"))
 
 
-def _gain(first: str, second: str, measure: str = "nll", where: str = "test") -> Measure:
+def _gain(record: Record, first: str, second: str, measure: str = "nll", where: str = "test") -> Effect | None:
     """By how much the first is better, repeat by repeat."""
-
-    def effect(record: Record) -> Effect | None:
-        a, b = (values(record, method, measure, where) for method in (first, second))
-        if a is None or b is None:
-            return None
-        return Effect.mean(b - a if measure in _LESS else a - b, record["overlap"])
-
-    return effect
+    a, b = (values(record, method, measure, where) for method in (first, second))
+    if a is None or b is None:
+        return None
+    return Effect.mean(b - a if measure in _LESS else a - b, record["overlap"])
 
 
-def _tells(first: str, second: str, where: str = "others") -> Measure:
+def _tells(record: Record, first: str, second: str, where: str = "others") -> Effect | None:
     """AUROC of the first minus that of the second."""
-
-    def effect(record: Record) -> Effect | None:
-        a, b = (told(record, score, "auroc", where) for score in (first, second))
-        return None if a is None or b is None else Effect.mean(a - b, record["overlap"])
-
-    return effect
+    a, b = (told(record, score, "auroc", where) for score in (first, second))
+    return None if a is None or b is None else Effect.mean(a - b, record["overlap"])
 
 
 _WORDS = {
@@ -100,11 +92,11 @@ def _better(
     text: str, first: str, second: str, measure: str = "nll", where: str = "test", *, above: float = 0.0
 ) -> Claim:
     words = f"{_WORDS[measure]} on {_ROWS[where]}"
-    return Claim(text, words, _gain(first, second, measure, where), above=above, source="us")
+    return Claim(text, words, bound(_gain, first, second, measure, where), above=above, source="us")
 
 
 def _finds(text: str, first: str, second: str, where: str = "others") -> Claim:
-    return Claim(text, f"AUROC gained, {_ROWS[where]}", _tells(first, second, where), above=0.0, source="us")
+    return Claim(text, f"AUROC gained, {_ROWS[where]}", bound(_tells, first, second, where), above=0.0, source="us")
 
 
 CLAIMS = (
@@ -112,7 +104,7 @@ CLAIMS = (
     _better("Draws of injected dropout have a lower NLL than one temperature", "draws", "temperature"),
     _better("Injected dropout to first order has a lower NLL than one temperature", "dropout", "temperature"),
     Claim("Injected dropout gains less than 0.01 nats over one temperature", "nats gained on test rows",
-          _gain("dropout", "temperature"), below=0.01, source="us"),
+          bound(_gain, "dropout", "temperature"), below=0.01, source="us"),
     _better("The default has a lower NLL than one temperature", "default", "temperature"),
     _better("The default is worse than one temperature by less than 0.005 nats", "default", "temperature",
             above=-0.005),
