@@ -80,6 +80,16 @@ class Study:
 
 def command(study: Study, words: Sequence[str]) -> int:
     """Run a study from the words of its command line; return the exit code."""
+    options = parsed(study, words)
+
+    def work() -> str:
+        return f"written: {', '.join(map(str, run(study, options)))}"
+
+    return exit_code(work, STOPPED, debug=bool(options.debug))
+
+
+def parsed(study: Study, words: Sequence[str]) -> argparse.Namespace:
+    """Read the options of a study from the words of its command line."""
     parser = command_parser(f"python -m studies {study.name}", study.text, example=f"--data DIR --out {study.name}")
     add = parser.add_argument
     add("--out", type=Path, default=Path(f"{study.name}-study"), help="folder of the results; finished work is kept")
@@ -93,8 +103,7 @@ def command(study: Study, words: Sequence[str]) -> int:
         help="spread the units over Ray's workers: on this machine, or of a cluster: its address or auto")  # fmt: skip
     add("--gpus", type=float, default=0.0, help="with --ray, GPUs that each unit takes; 0.5 is half of one")
     study.options(parser)
-    options = parser.parse_args([*words, *([] if sys.stderr.isatty() else ["--no-progress"])])
-    return exit_code(lambda: f"written: {', '.join(map(str, run(study, options)))}", STOPPED, debug=bool(options.debug))
+    return parser.parse_args([*words, *([] if sys.stderr.isatty() else ["--no-progress"])])
 
 
 def run(study: Study, options: argparse.Namespace) -> list[Path]:

@@ -55,6 +55,9 @@ class Settings:
         return max(1, round(self.epochs * item.epochs))
 
 
+QUICK = Settings(epochs=0.2, shifted=100, strange=100, draws=5)
+
+
 def work(item: ImageSet, settings: Settings) -> int:
     """How often `measure` calls its `tick`."""
     return (ENSEMBLE + len(EMBEDDED)) * settings.epochs_of(item) + 1
@@ -146,8 +149,7 @@ def _units(options: Namespace) -> Iterator[list[Unit]]:
     check_at_least(options, repeats=1)
     if (options.repeats or 1) > REPEATS:
         raise ArgumentError(f"expected at most {REPEATS} --repeats, which share no rows; found {options.repeats}.")
-    quick = Settings(epochs=0.2, shifted=100, strange=100, draws=5) if options.quick else Settings()
-    settings = replace(quick, seed=options.seed)
+    settings = replace(QUICK if options.quick else Settings(), seed=options.seed)
     names = chosen_names("digits-mlp" if options.quick and options.sets is None else options.sets, SETS)
     images = read_images(options.data)
     for source in SOURCES:

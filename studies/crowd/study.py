@@ -57,6 +57,7 @@ SETS = {"mall": "mall", "ucsd": "ucsd", "pets": "pets2009", "own": "own", "scene
 """The sets, and the folder of each inside the data folder."""
 TARGETS = ("pixel", "count")
 _LEVEL = 0.9
+QUICK = Settings(draws=4, rates=(0.001, 0.01, 0.1), frames=6)
 _SCENES = (80, 120)  # validation and test frames
 
 
@@ -293,7 +294,7 @@ def _options(parser: ArgumentParser) -> None:
 
 def _settings(options: Namespace) -> Settings:
     check_at_least(options, draws=2, every=1, batch=1, chunk=1)
-    quick = Settings(draws=4, rates=(0.001, 0.01, 0.1), frames=6) if options.quick else Settings()
+    quick = QUICK if options.quick else Settings()
     draws = quick.draws if options.draws is None else options.draws
     rates = quick.rates if options.rates is None else _rates(options.rates)
     return replace(quick, draws=draws, rates=rates, every=options.every, seed=options.seed)

@@ -240,6 +240,9 @@ class Settings:
         return Plan(HIDDEN, (0.0,), item.learning_rate, item.batch, epochs)
 
 
+QUICK = Settings(inputs=3, epochs=0.05, draws=20)
+
+
 def work(item: UciSet, table: Table, settings: Settings) -> float:
     """How much `measure` will report to its `tick`."""
     found, _ = cuts(at_most(table, settings.rows, settings.seed), settings.seed, settings.inputs)
@@ -317,8 +320,7 @@ def _columns(method: Mapping[str, Predicted], shifted: tuple[int, ...]) -> dict[
 
 
 def _units(options: Namespace) -> Iterator[list[Unit]]:
-    quick = Settings(inputs=3, epochs=0.05, draws=20) if options.quick else Settings()
-    settings = replace(quick, seed=options.seed)
+    settings = replace(QUICK if options.quick else Settings(), seed=options.seed)
     yield [
         Unit(
             f"{item.name}.json",

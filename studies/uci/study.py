@@ -77,6 +77,9 @@ class Settings:
         return Plan(hidden, (0.0,), item.learning_rate, item.batch, epochs)
 
 
+QUICK = Settings(splits=3, deep_draws=20, epochs=0.1)
+
+
 def work(item: UciSet, settings: Settings) -> float:
     """How much `measure` will report to its `tick`."""
     splits = min(settings.splits or item.splits, item.splits)
@@ -173,7 +176,7 @@ def _options(parser: ArgumentParser) -> None:
 
 def _units(options: Namespace) -> Iterator[list[Unit]]:
     check_at_least(options, splits=1, draws=2)
-    quick = Settings(splits=3, deep_draws=20, epochs=0.1) if options.quick else Settings()
+    quick = QUICK if options.quick else Settings()
     splits = quick.splits if options.splits is None else options.splits
     settings = Settings(splits, options.draws, quick.deep_draws, quick.epochs, options.seed)
     yield [

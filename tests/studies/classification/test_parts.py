@@ -8,11 +8,17 @@ from torch import nn
 
 from latedrop import find_sites
 from rounding import assert_same_up_to_rounding, rounding
-from studies.classification.data import SETS
-from studies.classification.laplace import LastLayer
-from studies.classification.measures import scores, told_apart
-from studies.classification.networks import drawn_logits, features, network, plain_logits, trained
-from studies.classification.shifts import as_shape, blurred, noisy, shifted, turned
+from studies.classification.data import SETS, as_shape, blurred, noisy, shifted, turned
+from studies.classification.methods import (
+    LastLayer,
+    drawn_logits,
+    features,
+    network,
+    plain_logits,
+    scores,
+    told_apart,
+    trained,
+)
 
 
 def generator() -> torch.Generator:

@@ -5,9 +5,8 @@ import math
 import pytest
 import torch
 
-from studies.shift.measured_set import _columns
-from studies.shift.measures import MEASURES, shift_scores
-from studies.uci.measures import Predicted
+from studies.regression.scores import Predicted
+from studies.shift.study import MEASURES, _columns, shift_scores
 
 
 def predicted(variance: list[float], target: list[float]) -> Predicted:

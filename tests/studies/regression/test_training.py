@@ -8,10 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from latedrop.errors import OutputError
-from studies.uci import stacked
-from studies.uci.concrete import train_concrete
-from studies.uci.gaussian import GaussianTraining
-from studies.uci.stacked import Plan, Stack, Training, initial, key, train
+from studies.regression import training as stacked
+from studies.regression.training import GaussianTraining, Plan, Stack, Training, initial, key, train, train_concrete
 
 SPLITS, ROWS, INPUTS = 3, 45, 4
 SEEDS = [key("test", split) for split in range(SPLITS)]

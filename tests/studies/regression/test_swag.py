@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from studies.uci import swag as uci_swag
-from studies.uci.stacked import Plan, train
-from studies.uci.swag import swag
+from studies.regression import methods as uci_swag
+from studies.regression.methods import swag
+from studies.regression.training import Plan, train
 
 
 def test_draws_have_the_covariance_of_the_snapshots(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from studies.uci.concrete import _ConcreteTraining, train_concrete
-from studies.uci.stacked import Plan
+from studies.regression.training import Plan, _ConcreteTraining, train_concrete
 
 
 @pytest.mark.parametrize("hidden", [(6,), (6, 6), (7, 5), (6, 6, 6), (5, 8, 7), (6, 6, 6, 6)], ids=str)

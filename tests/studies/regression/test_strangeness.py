@@ -8,8 +8,7 @@ from latedrop.terms.features import Features
 from latedrop.terms.leverage import Leverage
 from latedrop.terms.neighbours import Neighbours
 from latedrop.terms.term import Rows
-from studies.shift.strangeness import leverage, neighbours
-from studies.uci.methods import network
+from studies.regression.methods import leverage, neighbours, network
 
 
 def test_they_are_the_library_terms() -> None:

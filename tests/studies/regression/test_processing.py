@@ -5,8 +5,7 @@ import torch
 
 from latedrop import metrics
 from latedrop.calibration.scale import fit_floor, optimal_scale, relaxed_scale
-from studies.uci.measures import Predicted
-from studies.uci.processing import fits, processed, rate_measures, surface
+from studies.regression.scores import Predicted, fits, processed, rate_measures
 
 NONE = torch.zeros(8, dtype=torch.float64)
 
@@ -70,12 +69,3 @@ def test_ideal_nll_and_rows_without_variance() -> None:
     expected = metrics.ideal_nll(data.mean[1], None, data.target[1], constant=False)
     assert float(found["nll_ideal"][1]) == pytest.approx(float(expected))
     assert bool((found["nll_ideal"] < found["nll_scaled"]).all())
-
-
-def test_the_surface_is_the_nll_over_rate_and_scale() -> None:
-    held, scales = spread(8), torch.tensor([0.1, 1.0, 7.0], dtype=torch.float64)
-    found = surface(held, scales)
-    for k in range(8):
-        for j, scale in enumerate(scales):
-            row = held.mean[k], held.variance[k] * scale, held.target[k]
-            assert float(found[k, j]) == pytest.approx(float(metrics.nll(*row, constant=False)))

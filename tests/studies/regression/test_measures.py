@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from latedrop import metrics
 from latedrop.dropout import first_order as linear
-from studies.uci.measures import (
+from studies.regression.scores import (
     LEVEL,
     Predicted,
     first_order,

@@ -8,9 +8,8 @@ from torch import Tensor
 
 import latedrop
 from latedrop.calibration.scale import fit_floor
-from studies.uci import methods as uci_methods
-from studies.uci.gaussian import heads
-from studies.uci.methods import (
+from studies.regression import methods as uci_methods
+from studies.regression.methods import (
     Network,
     conformal_scores,
     constant,
@@ -24,6 +23,7 @@ from studies.uci.methods import (
     rate_in,
     spread,
 )
+from studies.regression.training import heads
 
 
 @pytest.fixture
@@ -61,11 +61,12 @@ def test_dropout_has_exact_variance_or_draws_and_noise(net: Network) -> None:
     torch.testing.assert_close(drawn["test"][1], exact[1], rtol=0.15, atol=0)
 
 
-def test_rate_in_has_a_rate_for_each_row(net: Network) -> None:
-    odds = rate_in(net)["test"][1] / net.by_site["test"][:, 0]
-    used = odds[net.by_site["test"][:, 0] > 0]
-    assert 0 < float(used.max()) < 1
-    assert float(used.max() / used[used > 0].min()) > 1.2
+def test_rate_in_has_one_rate_for_each_site_and_call(net: Network) -> None:
+    for part in net.judged:
+        odds = rate_in(net)[part][1] / net.by_site[part][:, 0]
+        used = odds[net.by_site[part][:, 0] > 0]
+        assert 0 < float(used.max()) < 1
+        torch.testing.assert_close(used, used[:1].expand_as(used))
 
 
 def test_ensembles_are_mixtures(net: Network) -> None:

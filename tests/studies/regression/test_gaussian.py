@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from studies.uci.gaussian import GaussianTraining, heads, train_gaussian
-from studies.uci.stacked import Plan
+from studies.regression.training import GaussianTraining, Plan, heads, train
 
 
 def gradients(training: GaussianTraining, rows: slice) -> list[Tensor]:
@@ -45,7 +44,9 @@ def test_the_variance_follows_the_noise() -> None:
     torch.manual_seed(1)
     x = torch.rand(2, 2000, 1) * 2 - 1
     std = (x[..., 0] - 1).exp()
-    stack = train_gaussian(x, x[..., 0] + std * torch.randn(2, 2000), Plan((20,), (0.0,), 5e-3, 64, 60), [1, 2])
+    stack = train(
+        x, x[..., 0] + std * torch.randn(2, 2000), Plan((20,), (0.0,), 5e-3, 64, 60), [1, 2], kind=GaussianTraining
+    )
     at = torch.tensor([[-0.5], [0.5]])
     for split in range(2):
         mean, variance = heads(stack.member(split, 0), at)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from studies.uci.rate_in import LOSS, _shares, information_kept, row_rates
+from studies.regression.methods import LOSS, information_kept, layer_rate
 
 
 def counted(shares: torch.Tensor, rate: float, draws: int = 400_000) -> float:
@@ -21,23 +21,22 @@ def counted(shares: torch.Tensor, rate: float, draws: int = 400_000) -> float:
 @pytest.mark.parametrize("rate", [0.0, 0.1, 0.5, 0.9])
 def test_information_is_that_of_drawn_masks(rate: float) -> None:
     shares = torch.tensor([0.3, 0.4, 0.2, 0.1], dtype=torch.float64)
-    exact = float(information_kept(shares[None], torch.tensor([rate], dtype=torch.float64)))
+    exact = float(information_kept(shares, torch.tensor(rate, dtype=torch.float64)))
     assert exact == pytest.approx(counted(shares, rate), abs=0.01)
 
 
-def test_rates_lose_the_wanted_share_and_differ_between_rows() -> None:
-    g = torch.Generator().manual_seed(1)
-    units = torch.relu(torch.randn(40, 50, generator=g, dtype=torch.float64) + torch.linspace(-2, 2, 40)[:, None])
-    rates = row_rates(units)
-    shares = _shares(units)
-    kept = information_kept(shares, rates) / information_kept(shares, torch.zeros_like(rates))
-    torch.testing.assert_close(kept, torch.full_like(kept, 1 - LOSS))
-    assert float(rates.min()) > 0
-    assert float(rates.max()) < 0.5
-    assert float(rates.max() / rates.min()) > 1.2
+def test_a_rate_loses_the_wanted_share_of_all_activations_of_a_call() -> None:
+    units = torch.tensor([[0.0, 1.0, 2.0, 3.0], [0.0, 0.0, 2.0, 10.0]], dtype=torch.float64)
+    # Bins of width 1 up to 10, and one for 0: shares of 0, 1, 2, 3 and 10.
+    shares = torch.tensor([3, 1, 2, 1, 1], dtype=torch.float64) / 8
+    rate = layer_rate(units)
+    kept = information_kept(shares, rate) / information_kept(shares, torch.zeros_like(rate))
+    assert float(kept) == pytest.approx(1 - LOSS)
+    assert rate.shape == ()
+    assert 0 < float(rate) < 0.5
+    torch.testing.assert_close(layer_rate(units[[1, 0, 1, 0]]), rate)  # the rows of a call share it
 
 
-def test_a_row_without_information_has_rate_zero() -> None:
-    units = torch.zeros(2, 8, dtype=torch.float64)
-    units[1] = 3.0
-    assert row_rates(units).tolist() == [0.0, 0.0]
+def test_activations_without_information_have_rate_zero() -> None:
+    assert float(layer_rate(torch.zeros(2, 8, dtype=torch.float64))) == 0.0
+    assert float(layer_rate(torch.full((2, 8), 3.0, dtype=torch.float64))) == 0.0

@@ -6,11 +6,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from studies.uci import networks as uci_networks
-from studies.uci.comparison import Rows, best_rates, conformal, least_variance, plain, predictions
-from studies.uci.measures import Predicted, scores
-from studies.uci.networks import MEMBERS, Networks, cost, train_all
-from studies.uci.stacked import Plan, train
+from studies.regression import methods as regression_methods
+from studies.regression.methods import (
+    MEMBERS,
+    Networks,
+    Rows,
+    best_rates,
+    conformal,
+    cost,
+    least_variance,
+    plain,
+    predictions,
+    train_all,
+)
+from studies.regression.scores import Predicted, scores
+from studies.regression.training import Plan, train
 
 RATES, SEEDS, HIDDEN = (0.05, 0.3), [3, 4], {"one": (8,), "three": (6, 6, 6)}
 SIZES = {"train": 60, "validation": 25, "inside": 12, "test": 9}
@@ -55,7 +65,7 @@ def test_every_part_but_the_training_rows_is_predicted(case: tuple[Networks, int
             torch.testing.assert_close(predicted.target, data.y[part] * data.units[:, None])
             assert bool((predicted.variance >= least[:, None]).all()), name
             assert all(bool(torch.isfinite(value).all()) for value in scores(predicted).values()), name
-    assert ("injected per site, floor" in found) == case[0].deep
+    assert ("injected per site, floor" in found) == (len(case[0].plain.layers) > 2)
     assert set(conformal(nets, data, "inside")) == {"conformal", "conformal, injected"}
 
 
@@ -91,7 +101,7 @@ def test_the_network_is_the_first_of_its_ensemble_and_the_others_differ() -> Non
 
 
 def test_progress_adds_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(uci_networks, "_CONCRETE", 2.5)
+    monkeypatch.setattr(regression_methods, "_CONCRETE", 2.5)
     data, told = rows(), []
     plan = Plan((6, 6), (0.0,), 1e-2, 16, 3)
     train_all(data.x["train"].float(), data.y["train"].float(), plan, SEEDS, RATES, tick=told.append)

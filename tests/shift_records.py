@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from studies.shift.measures import MEASURES
+from studies.shift.study import MEASURES
 
 
 def record(methods: Mapping[str, Mapping[str, list[float]]], cuts: int = 4, epochs: float = 1.0) -> dict[str, Any]:
