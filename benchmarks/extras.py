@@ -30,7 +30,6 @@ FOR = {
     "isotonic": "isotonic [intervals](intervals.md)",
     "neighbours": "the [terms](terms.md) `neighbours` and `local_errors`",
     "demo": "`latedrop demo`",
-    "studies": "`latedrop study uci`",
     "crowd": "[people counting](crowd.md)",
     "serve": "[`latedrop serve`](serving.md), [`latedrop explore`](explore.md)",
     "ray": "[a cluster](cluster.md); not in `all`",

@@ -114,6 +114,9 @@ def test_damaged_and_older_records_are_refused(tmp_path: Path) -> None:
     (tmp_path / "1.json").write_text('{"schema": 6}')
     with pytest.raises(FileError, match=r"schema 7, in .*found another\. Delete it, or .* with --fresh"):
         again(SQUARES, tmp_path)
+    (tmp_path / "1.json").write_text('{"schema": 7, "square": NaN}')
+    with pytest.raises(FileError, match="NaN is no number of JSON"):
+        again(SQUARES, tmp_path, "--figures")
     (tmp_path / "1.json").write_text('{"schema": 7}')
     with pytest.raises(FileError, match="results of this study with all fields"):
         again(SQUARES, tmp_path, "--figures")
@@ -140,6 +143,8 @@ def test_what_was_finished_survives_a_stop_and_a_full_disk(
 def test_wrong_arguments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(FileError, match=r"expected a folder at .*Check --data"):
         again(SQUARES, tmp_path, "--data", str(tmp_path / "nowhere"))
+    with pytest.raises(ArgumentError, match="expected --out and --data to be two"):
+        again(SQUARES, tmp_path, "--data", str(tmp_path))
     with pytest.raises(FileError, match="expected data for one of the sets; found none"):
         again(SQUARES, tmp_path, "--sets", "0")
     with pytest.raises(FileError, match="Run the study first"):
