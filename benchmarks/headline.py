@@ -31,7 +31,7 @@ def headline(results: Path = RESULTS, speeds: str | None = None) -> str:
     }
     times = _table(rows_for_readme() if speeds is None else speeds)
     cpu, gpu = (_ratio(times, where) for where in ("CPU", "GPU"))
-    studies = "`python -m studies uci`, `python -m studies shift`"
+    studies = "[`python -m studies`](docs/studies.md)"
     rows = [
         ("one constant variance", f"NLL {_worded(gain)}; 90 % intervals beyond the training rows hold "
          f"{held[_OURS]} instead of {held[_CONSTANT]}", studies),

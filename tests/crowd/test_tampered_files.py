@@ -18,7 +18,6 @@ from latedrop.crowd.mcnn import MCNN, load_weights, shipped
 from latedrop.crowd.training.log import read_log
 from latedrop.errors import FileError
 from latedrop.records import checksum_of
-from uci_records import made_record
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 STRANGE: list[Any] = [None, True, "x", -1, float("nan"), 1e300, 10**12, [], {}, [[1]]]
