@@ -1,8 +1,8 @@
 """Sets of images with classes: digits, MNIST and Fashion-MNIST from IDX files, CIFAR-10; letters; and shifted images.
 
 An IDX file has two zero bytes, a byte for the type of its numbers (8: bytes), one for the number of axes, their sizes
-as big-endian 32-bit numbers, and the numbers. A batch of CIFAR-10 has rows of a label and 3 x 32 x 32 bytes; it may
-also be a folder of pictures for each class. Letters, as strange rows, are drawn in the fonts that come with matplotlib.
+as big-endian 32-bit numbers, and the numbers. CIFAR-10 is a folder of pictures for each class. Letters, as strange
+rows, are drawn in the fonts that come with matplotlib.
 
 Every repeat has training, validation and test rows of its own: blocks of one fixed order of the rows that share none,
 so that repeats are independent. The 1797 digits are too few for that; each repeat splits them anew.
@@ -37,8 +37,6 @@ SOURCES: tuple[Source, ...] = ("digits", "letters", "mnist", "fashion-mnist", "c
 REPEATS = 5
 """As many as there are blocks of test rows."""
 _IDX = {"train": "train-{}-idx{}-ubyte", "test": "t10k-{}-idx{}-ubyte"}
-_CIFAR = {"train": tuple(f"data_batch_{i}.bin" for i in range(1, 6)), "test": ("test_batch.bin",)}
-_CIFAR_ROW = 1 + 3 * 32 * 32
 _DIGIT_ROWS = 1797
 
 
@@ -123,7 +121,10 @@ def load(source: Source, folder: Path | None) -> Images | None:
     place = None if folder is None else folder / source
     if place is None or not place.is_dir():
         return None
-    return _cifar(place) if source == "cifar-10" else _idx_pairs(place)
+    if source != "cifar-10":
+        return _idx_pairs(place)
+    found = {part: class_folders(place / part, 10, 32) for part in ("train", "test")}
+    return Images({part: x for part, (x, _) in found.items()}, {part: y for part, (_, y) in found.items()})
 
 
 def parts(item: ImageSet, images: Images, repeat: int, seed: int) -> Parts:
@@ -202,31 +203,6 @@ def _idx(place: Path, name: str, axes: int) -> Bytes:
         raise DataError(f"expected an IDX file of bytes with {axes} axes at {path}; found another, or a part of one.")
     found: Bytes = np.frombuffer(content, np.uint8, offset=start).reshape(*shape).copy()
     return found
-
-
-def _cifar(place: Path) -> Images:
-    x, y = {}, {}
-    if not list(place.glob("*.bin")):
-        for part in ("train", "test"):
-            x[part], y[part] = class_folders(place / part, 10, 32)
-        return Images(x, y)
-    for part, names in _CIFAR.items():
-        rows = np.concatenate([_cifar_rows(place / name) for name in names])
-        x[part] = torch.from_numpy(rows[:, 1:].reshape(-1, 3, 32, 32).copy())
-        y[part] = torch.from_numpy(rows[:, 0].copy()).long()
-    return Images(x, y)
-
-
-def _cifar_rows(path: Path) -> Bytes:
-    with readable(path, "a binary batch of CIFAR-10"):
-        content = np.frombuffer(path.read_bytes(), np.uint8)
-    rows = content.reshape(-1, _CIFAR_ROW) if len(content) % _CIFAR_ROW == 0 else content[:0].reshape(0, _CIFAR_ROW)
-    if not len(rows) or int(rows[:, 0].max()) > 9:
-        raise DataError(
-            f"expected rows of a label from 0 to 9 and 3072 bytes in {path}, as the binary version of CIFAR-10 has; "
-            "found others. Fetch it again."
-        )
-    return rows
 
 
 _SUFFIXES = (".jpg", ".jpeg", ".png")

@@ -20,7 +20,6 @@ from studies.classification.data import SHIFTS, STRENGTHS
 from studies.pages import Results, captioned, drawn, one_legend, page, run_where, table
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _TABLES = {
@@ -163,12 +162,9 @@ CAPTIONS = {
     "interval. Right of 0 is better.",
     "strengths": "Nats gained over one temperature on test rows (strength 0) and under rotation, noise and blur of "
     "five strengths; mean over the repeats. A row of panels for each set; their scales differ. Above 0 is better.",
-    "strange": "How well scores tell rows of other sets from test rows: AUROC, 0.5 for chance. A mark is one other "
-    "set, or noise, mean over the repeats; the bar is the mean over the other sets, without the noise.",
 }
 _LINES = ("default", "draws", "embedded", "ensemble", "laplace")
 _BASE = "temperature"
-_MEAN = "mean, without noise"
 
 
 def figures(results: Results) -> dict[str, Figure]:
@@ -177,7 +173,7 @@ def figures(results: Results) -> dict[str, Figure]:
     Raises:
         LatedropError: matplotlib is not installed.
     """
-    return {"gains": _gains(results), "strengths": _strengths(results), "strange": _strange(results)}
+    return {"gains": _gains(results), "strengths": _strengths(results)}
 
 
 def _gains(results: Results) -> Figure:
@@ -234,33 +230,3 @@ def _strengths(results: Results) -> Figure:
 def _mean_gain(record: Record, method: str, part: str) -> float | None:
     own, base = (values(record, name, "nll", part) for name in (method, _BASE))
     return None if own is None or base is None else float((base - own).mean())
-
-
-def _strange(results: Results) -> Figure:
-    names = score_names(results)[::-1]
-    figure = plots.new_figure(10.5, 1.4 + 0.27 * len(names))
-    panels = figure.subplots(1, len(results), sharey=True, squeeze=False)[0]
-    sources = list(
-        dict.fromkeys(part for r in results.values() for part in r["units"][0]["others"] if not is_part(part, "shift"))
-    )
-    for ax, (key, record) in zip(panels, results.items(), strict=True):
-        for index, source in enumerate(sources):
-            points = [(found.mean(), y) for y, score in enumerate(names)
-                      if (found := told(record, score, where=source)) is not None]  # fmt: skip
-            look = style_of(index)
-            if points:
-                ax.scatter(*zip(*points, strict=True), c=look["color"], marker=look["marker"], s=18, label=source)
-        _bars(ax, names, [told(record, score) for score in names])
-        ax.axvline(0.5, color=GREY, linewidth=1, linestyle=":")
-        ax.set(xlim=(0, 1.03), xlabel="AUROC", title=key)
-        ax.set_yticks(range(len(names)), names)
-        ax.grid(axis="y", linewidth=0.3)
-    one_legend(figure, *panels)
-    return figure
-
-
-def _bars(ax: Axes, names: list[str], found: list[np.ndarray | None]) -> None:
-    for y, each in zip(range(len(names)), found, strict=True):
-        if each is not None:
-            label = None if _MEAN in ax.get_legend_handles_labels()[1] else _MEAN
-            ax.plot([each.mean()] * 2, [y - 0.35, y + 0.35], color="black", linewidth=1.6, zorder=3, label=label)

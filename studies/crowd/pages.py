@@ -263,12 +263,6 @@ CAPTIONS = {
     "others at the rate that the scaled one chooses.",
     "counts": "Counts of the test frames in order, with the relaxed interval and the annotated counts; lines "
     "break where a clip ends.",
-    "coverage": "Share of test counts inside their intervals at four levels (the black bars), and the mean width of "
-    "these intervals. Conformal intervals are in proportion to the standard deviation over draws.",
-    "rejection": "Rejecting regions: error of the count, and false regions that are kept. Grey bars are controls that "
-    "know nothing of the uncertainty: a threshold on the mass alone, as many regions of lowest mass, as many at random "
-    "(the line is one standard deviation), and the mean error of the validation frames taken off every count. The two "
-    "below are tuned on validation frames to tell false regions from true ones, whatever that does to the count.",
     "maps": "A test frame with a usual count and the fullest one: annotated density, predicted density, relaxed "
     "standard deviation, all in people per cell. The scale of the last ends at its 99.8 % quantile.",
 }
@@ -280,7 +274,6 @@ _LOOKS: dict[str, dict[str, Any]] = {
     "floor": {"color": "#CC79A7", "marker": "D", "linestyle": ":"},
     "ideal": {"color": "black", "linestyle": (0, (1, 1))},
     "constant": {"color": "0.55", "marker": "", "linewidth": 2.5, "linestyle": "-"},
-    "conformal": {"color": "#E69F00", "marker": "v", "linestyle": "-"},
     SIZE: {"color": "#E69F00", "marker": "", "linewidth": 2, "linestyle": (0, (6, 2))},
 }
 _BAND = "#BBDDF2"
@@ -299,7 +292,6 @@ def figures(results: Results, examples: Examples) -> dict[str, Figure]:
     """
     drawn = {f"rates_{target}": _rates(results, target) for target in _UNITS}
     drawn |= {"tradeoff": _tradeoff(results), "calibration": _calibration(results), "counts": _counts(results)}
-    drawn |= {"coverage": _coverage(results), "rejection": _rejection(results)}
     return drawn | ({"maps": _maps(examples)} if examples else {})
 
 
@@ -403,60 +395,6 @@ def _readable(record: Mapping[str, Any], target: str) -> tuple[float, float]:
     return min(values) - 2 * margin, max(values) + margin
 
 
-def _coverage(results: Results) -> Figure:
-    from matplotlib.ticker import LogLocator
-
-    figure, grid = _grid(results, 2, 5.5, 3.0)
-    for name, row, record in _rows(results, grid):
-        found, levels = intervals(record), record["coverages"]
-        shown = {kind: found[f"injected, {kind}"] for kind in KINDS}
-        shown |= {"constant": found["constant"], "conformal": found["conformal, injected"]}
-        shown |= {SIZE: found[SIZE]} if SIZE in found else {}
-        places = np.arange(len(levels))
-        row[0].hlines(levels, places - 0.4, places + 0.4, color="black", linewidth=2, zorder=1)
-        for index, (kind, values) in enumerate(shown.items()):
-            at = places + 0.12 * (index - (len(shown) - 1) / 2)
-            look = {
-                "color": _LOOKS[kind]["color"],
-                "marker": _LOOKS[kind]["marker"] or ("X" if kind == "constant" else "P"),
-                "linestyle": "none",
-            }
-            row[0].plot(at, _floats(values["coverage"]), label=kind, **look)
-            row[1].plot(at, _floats(values["width"]), label=kind, **look)
-        row[0].set(ylim=(0, 1.03), ylabel=f"{name}\nshare inside")
-        row[1].set(ylabel="mean width [people]", yscale="log")
-        row[1].yaxis.set_major_formatter("{x:g}")
-        row[1].yaxis.set_minor_locator(LogLocator(subs=(2, 5)))
-        row[1].yaxis.set_minor_formatter("{x:g}")
-        for ax in row:
-            ax.set_xticks(places, [f"{100 * level:g} %" for level in levels])
-    for ax in grid[-1]:
-        ax.set_xlabel("level of the interval")
-    one_legend(figure, grid[0][0])
-    return figure
-
-
-def _rejection(results: Results) -> Figure:
-    figure, grid = _grid(results, 2, 5.5, 2.9)
-    for name, row, record in _rows(results, grid):
-        found = record["rejection"]
-        controls, random = found["controls"], found["controls"]["random"]
-        scores = {"before": found["before"], "with uncertainty": found["after"]}
-        scores |= {"low density": controls["low_density"], "lowest mass": controls["lowest_mass"]}
-        regions = {"regions: uncertainty": found["for_regions"]["policy"]}
-        regions |= {"regions: low density": found["for_regions"]["low_density"]}
-        mae = {kind: score["mae"] for kind, score in scores.items()}
-        mae |= {"random": random["mae"]["mean"], "bias taken off": controls["shift"]["mae"]}
-        mae |= {kind: score["mae"] for kind, score in regions.items()}
-        false = {kind: score["false_kept"] for kind, score in scores.items()}
-        false |= {"random": random["false_kept"]["mean"]}
-        false |= {kind: score["false_kept"] for kind, score in regions.items()}
-        _bars(row[0], mae, random["mae"]["std"], "count MAE [people]")
-        _bars(row[1], false, random["false_kept"]["std"], f"false regions kept, of {found['regions']['all']} regions")
-        row[0].set_title(f"{name}: {found['verdict']}", fontsize="medium")
-    return figure
-
-
 def _maps(examples: Examples) -> Figure:
     from matplotlib.ticker import MaxNLocator
 
@@ -502,24 +440,3 @@ def _lines(ax: Axes, rates: Sequence[float], values: Mapping[str, Any]) -> None:
         ax.plot(rates, numbers, label=kind, markersize=4, **_LOOKS[kind])
     ax.axvline(PAPER * 1.15, color="0.7", linewidth=0.8, linestyle=":", zorder=0)
     ax.set_xscale("log")
-
-
-def _bars(ax: Axes, values: Mapping[str, float], spread: float, label: str) -> None:
-    """Horizontal bars with their values; that of `random` has a spread."""
-    colours = {"before": "#56B4E9", "with uncertainty": "#D55E00", "regions: uncertainty": "#D55E00"}
-    ax.barh(range(len(values)), list(values.values()), color=[colours.get(kind, "0.75") for kind in values])
-    for place, (kind, value) in enumerate(values.items()):
-        end = value + spread if kind == "random" else value
-        if kind == "random":
-            ax.errorbar(value, place, xerr=spread, color="black", capsize=3)
-        said = f"{value:,.0f}" if value >= 20 else f"{value:.2f}"
-        ax.annotate(said, (end, place), (5, 0), textcoords="offset points", va="center")
-    ax.set_yticks(range(len(values)), list(values))
-    ax.invert_yaxis()
-    ax.margins(x=0.2)
-    ax.locator_params(axis="x", nbins=5)  # large numbers need room
-    ax.set_xlabel(label)
-
-
-def _floats(values: Sequence[float | None]) -> npt.NDArray[np.float64]:
-    return np.array([np.nan if value is None else value for value in values], dtype=np.float64)

@@ -228,9 +228,6 @@ CAPTIONS = {
     "coverage": "Share of rows inside 90 % intervals, method by method. Small marks are sets (means over their cuts), "
     "bars medians over the sets. Lines divide methods with a floor or a fit of their own, scaled ones and raw ones. "
     "Left: shifted rows. Right: held-out rows from the side of the training rows.",
-    "auroc": "How well the standard deviation tells shifted rows from rows inside: AUROC, 0.5 for chance. "
-    "Scaling does not change the order of rows, so each measure is shown once, scaled; a floor changes it only where "
-    "it is all that is left of the variance. Marks as above.",
     "growth": "How much the mean variance grows from the rows inside to the shifted rows, against how much the mean "
     "squared error does, both as factors. One mark for each cut. On the line the variance grows as the squared error; "
     "below it intervals become too narrow.",
@@ -248,7 +245,7 @@ def figures(results: Results) -> dict[str, Figure]:
     Raises:
         LatedropError: matplotlib is not installed.
     """
-    return {"coverage": _coverage(results), "auroc": _auroc(results), "growth": _growth(results)}
+    return {"coverage": _coverage(results), "growth": _growth(results)}
 
 
 def _coverage(results: Results) -> Figure:
@@ -264,18 +261,6 @@ def _coverage(results: Results) -> Figure:
         ax.axvline(0.9, color="black", linewidth=1, linestyle=":")
         ax.set_xlim(right=1.01)
     one_legend(figure, shifted, columns=5)
-    return figure
-
-
-def _auroc(results: Results) -> Figure:
-    names = [name for name in _ranked(results, "auroc", grouped=False) if not name.endswith((", raw", ", floor"))]
-    names.remove("constant")
-    figure = plots.new_figure(9, 1.4 + 0.26 * len(names))
-    ax = figure.subplots()
-    _strip(ax, results, names, "auroc", "AUROC of shifted rows against rows inside")
-    ax.set_yticks(ax.get_yticks(), [name.removesuffix(", scaled") for name in names])
-    ax.axvline(0.5, color="black", linewidth=1, linestyle=":")
-    one_legend(figure, ax, columns=5)
     return figure
 
 
