@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from latedrop.report import png
@@ -18,6 +19,12 @@ Results: TypeAlias = Mapping[str, Mapping[str, Any]]
 
 SHORT = {"protein-tertiary-structure": "protein", "boston-housing": "boston", "wine-quality-red": "wine"}
 """Names of sets in tables, where they differ from those of the files."""
+
+
+def words(study: str) -> dict[str, str]:
+    """Read the paragraphs of a study's pages, by the name of their section in its `words.md`."""
+    _, *sections = (Path(__file__).parent / study / "words.md").read_text(encoding="utf-8").split("\n## ")
+    return {name.strip(): text.strip() for name, _, text in (section.partition("\n") for section in sections)}
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]], words: int = 1) -> list[str]:

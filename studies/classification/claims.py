@@ -8,15 +8,7 @@ import numpy as np
 
 from studies.claims import Claim, Effect, Record, Values, bound, claims_section, decide
 from studies.classification.data import SHIFTS, SOURCES
-from studies.pages import Results
-
-_HOW = (
-    "An effect is a mean over repeats, of differences between two methods on the same network and rows. Repeats share "
-    "no rows, so their standard error is the plain one; those of the digits do, and have that of Nadeau and Bengio "
-    "(2003). It is tested against the threshold with Student's t, to both sides, and the p values of all sets of a "
-    "claim are corrected after Holm. Where p is then above 0.05 the claim is not decided on that set. Gains are "
-    "positive where the first is better. Every method has a temperature of its own."
-)
+from studies.pages import Results, words
 
 Measure = Callable[[Record], Effect | None]
 _LESS = ("nll", "ece", "aurc", "brier")
@@ -146,7 +138,12 @@ CLAIMS = (
 
 def claims_page(results: Results) -> list[str]:
     """Markdown: every claim with its verdict, set by set, and every effect."""
-    lines = ["# The classification study: what is claimed, and what we found", "", _HOW, ""]
+    lines = [
+        "# The classification study: what is claimed, and what we found",
+        "",
+        words("classification")["claims"],
+        "",
+    ]
     if any(unit["settings"]["epochs"] != 1.0 for record in results.values() for unit in record["units"]):
         lines += ["**Networks were trained for a part of the epochs: these numbers decide nothing.**", ""]
     return [*lines, *claims_section({"Claims": [decide(claim, results) for claim in CLAIMS]}, by_set=True)]

@@ -17,7 +17,7 @@ from latedrop.plots.canvas import GREY, style_of
 from studies.claims import Effect, Record, Values
 from studies.classification.claims import claims_page, is_part, told, values
 from studies.classification.data import SHIFTS, STRENGTHS
-from studies.pages import Results, captioned, drawn, one_legend, page, run_where, table
+from studies.pages import Results, captioned, drawn, one_legend, page, run_where, table, words
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -109,16 +109,6 @@ def _table(
     return table(["", *results], rows)
 
 
-_METHODS = (
-    "*softmax* is the network as it is; all others have a temperature, fitted to the validation rows. *guard* and "
-    "*leverage* make it grow with the leverage of a row's features, *dropout* adds injected dropout to first order, "
-    "*draws* averages the softmax of thinned networks. *default* is `latedrop.calibrate` with the training images as "
-    "`reference`. *embedded* networks were trained with dropout, *ensemble* is five networks, *laplace* the Laplace "
-    "approximation of the last layer. Cells are means over repeats with the half width of a 95 % interval; the best "
-    "mean of each set is bold."
-)
-
-
 def pages(results: Results, folder: Path) -> dict[str, bytes]:
     """All pages, and the figures where matplotlib is installed, by file name."""
     files = drawn(lambda: figures(results))
@@ -139,14 +129,14 @@ def tables(results: Results) -> list[str]:
     return [
         "# The classification study",
         "",
-        f"{len(results)} sets, {len(units)} repeats in all, {run_where(units)}. Every repeat trains its own networks on "
-        "its own rows. [Claims](claims.md) are decided on a page of their own.",
+        f"{len(results)} sets, {len(units)} repeats in all, {run_where(units)}. Every repeat trains its own networks "
+        "on its own rows. [Claims](claims.md) are decided on a page of their own.",
         "",
         *table(head, rows),
         "",
         "## Tables",
         "",
-        _METHODS,
+        WORDS["methods"],
         "",
         *set_tables(results),
         "### Strange rows",
@@ -156,13 +146,8 @@ def tables(results: Results) -> list[str]:
     ]
 
 
-CAPTIONS = {
-    "gains": "Nats gained over one temperature for all rows, method by method: left on test rows, right on shifted "
-    "rows (mean over all shifts and strengths). A mark is the mean over the repeats of a set, a line its 95 % "
-    "interval. Right of 0 is better.",
-    "strengths": "Nats gained over one temperature on test rows (strength 0) and under rotation, noise and blur of "
-    "five strengths; mean over the repeats. A row of panels for each set; their scales differ. Above 0 is better.",
-}
+WORDS = words("classification")
+CAPTIONS = {name.removeprefix("figure "): text for name, text in WORDS.items() if name.startswith("figure ")}
 _LINES = ("default", "draws", "embedded", "ensemble", "laplace")
 _BASE = "temperature"
 

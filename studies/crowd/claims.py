@@ -14,7 +14,7 @@ import numpy as np
 
 from studies.claims import Claim, Effect, Record, Values, bound, claims_section, decide
 from studies.crowd.measures import KINDS, SIZE
-from studies.pages import Results
+from studies.pages import Results, words
 
 NAMES = {"mall": "Mall", "ucsd": "UCSD", "pets": "PETS2009", "own": "own frames", "scenes": "scenes"}
 PAPER = 0.01
@@ -285,23 +285,9 @@ CLAIMS = (
 def claims_page(results: Results) -> list[str]:
     """Markdown: every claim, its verdict on every set, and the effects."""
     draws = sorted({record["settings"]["draws"] for record in results.values()})
-    lines = [
-        "# The crowd counting study: what is claimed, and what we found",
-        "",
-        f"Generated from the JSON files beside this page: one network for each of "
-        f"{', '.join(NAMES[name] for name in results)}, {' or '.join(map(str, draws))} draws for each rate. Rates, scales and thresholds were chosen on validation "
-        "frames; effects are of the test frames. The paper's rates are those up to 0.01. NLLs are without "
-        "log(2 pi)/2. One network was trained for each set, so none of this says what another training run would give. "
-        "[Tables and figures](tables.md).",
-        "",
-        "**How a claim is decided.** Intervals are of 95 %: Student's t over blocks of consecutive frames (rejection: "
-        "from resampled blocks; random regions: over repeats). The effect is tested against the threshold to both "
-        "sides, and the p values of all sets of a claim are corrected after Holm, so that with 95 % none of its verdicts "
-        "is wrong by chance. Where p is then above 0.05 the claim is not decided. A star marks effects without a spread "
-        "(none was stored, or nothing varied): there the number alone decides. Errors of a video stay alike for longer "
-        "than a block of 25 frames, so intervals of Mall, UCSD and PETS2009 are still too narrow.",
-        "",
-    ]
+    named = {"sets": ", ".join(NAMES[name] for name in results), "draws": " or ".join(map(str, draws))}
+    how = words("crowd")["claims"].format(**named)
+    lines = ["# The crowd counting study: what is claimed, and what we found", "", how, ""]
     if any(record["settings"]["frames"] or record["settings"]["every"] > 1 for record in results.values()):
         lines += ["**Only some of the frames were measured: these numbers decide little.**", ""]
     decisions = [decide(claim, results) for claim in CLAIMS]

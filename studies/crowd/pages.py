@@ -17,7 +17,7 @@ from latedrop import plots
 from latedrop.errors import FileError
 from studies.crowd.claims import NAMES, PAPER, claims_page, methods, number, paper_rates
 from studies.crowd.measures import KINDS, SIZE
-from studies.pages import Results, captioned, drawn, one_legend, page, table
+from studies.pages import Results, captioned, drawn, one_legend, page, table, words
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -46,12 +46,12 @@ def verdict(record: Mapping[str, Any], target: str) -> str:
     first = {measure: min(rows, key=lambda method: float(rows[method][measure])) for measure in ("nll", "ma")}
     own = [name for name in rows if name.startswith(_OURS)]
     said = f"{target}: lowest NLL `{first['nll']}`, lowest MA `{first['ma']}`."
-    for control, words in (("constant", "A constant variance"), (SIZE, f"A variance of `{SIZE}`")):
+    for control, named in (("constant", "A constant variance"), (SIZE, f"A variance of `{SIZE}`")):
         if control not in rows:
             continue
         beaten = [name for name in own if rows[name]["nll"] >= rows[control]["nll"]]
         listed = ", ".join(f"`{name}`" for name in beaten) or "no injected or sampling-free variance"
-        said += f" {words} has a lower NLL than {listed}."
+        said += f" {named} has a lower NLL than {listed}."
     return said
 
 
@@ -127,15 +127,7 @@ def tables(results: Results, shown: list[str]) -> list[str]:
     ]
     for name, record in results.items():
         lines += [f"- {NAMES[name]}, {verdict(record, target)}" for target in ("pixel", "count")]
-    lines += [
-        "",
-        "injected: over draws. propagated: one pass that carries mean and variance. linear: first order, one backward "
-        "pass. unscaled, scaled, relaxed: the variance as it is, times the scale of least NLL, times the scale of a "
-        "balanced calibration curve. floor: scale and floor of least NLL. embedded: trained with dropout, its own "
-        "rate. constant: the validation frames' mean squared error for all. Each at the rate of least NLL on the "
-        "validation frames.",
-        "",
-    ]
+    lines += ["", WORDS["methods"], ""]
     for name, record in results.items():
         lines += [f"## {NAMES[name]}", "", *_set(record)]
     return [*lines, *captioned({name: CAPTIONS[name] for name in shown})]
@@ -250,22 +242,8 @@ def _examples(path: Path) -> dict[str, npt.NDArray[Any]]:
 
 Examples: TypeAlias = Mapping[str, Mapping[str, npt.NDArray[Any]]]
 
-CAPTIONS = {
-    "rates_pixel": "Pixels: RMSE, NLL and miscalibration area against the dropout rate. The unscaled NLL has a panel "
-    "and a logarithmic axis of its own. Grey is the network without dropout and with a constant variance, which every "
-    "method must beat; dotted black is the ideal variance, e^2, which none reaches. The axis of the NLL shows the "
-    "paper's rates and the constant; curves that leave the panel go on beyond it. Left of the dotted line are the "
-    "paper's rates.",
-    "rates_count": "Counts: the same. Errors are in people. The other control is a variance of a · count + b.",
-    "tradeoff": "From the scale of least NLL (circles) to the relaxed scale (squares), one path for each of the "
-    "paper's rates; the colour is the RMSE at that rate.",
-    "calibration": "Calibration curves, unscaled at the rate that the unscaled NLL chooses on validation frames, the "
-    "others at the rate that the scaled one chooses.",
-    "counts": "Counts of the test frames in order, with the relaxed interval and the annotated counts; lines "
-    "break where a clip ends.",
-    "maps": "A test frame with a usual count and the fullest one: annotated density, predicted density, relaxed "
-    "standard deviation, all in people per cell. The scale of the last ends at its 99.8 % quantile.",
-}
+WORDS = words("crowd")
+CAPTIONS = {name.removeprefix("figure "): text for name, text in WORDS.items() if name.startswith("figure ")}
 _LOOKS: dict[str, dict[str, Any]] = {
     "mean of draws": {"color": "black", "marker": "o", "linestyle": "-"},
     "unscaled": {"color": "#0072B2", "marker": "o", "linestyle": "-"},

@@ -318,7 +318,7 @@ def _units(options: Namespace) -> Iterator[list[Unit]]:
             continue
         item = _open(name, job.where, networks[name], settings)
         total = sum(len(settings.chosen(item, part)) for part in PARTS)
-        costs = {"first_order": (FREE_COST, None)}
+        costs: dict[str, tuple[int, float | None]] = {"first_order": (FREE_COST, None)}
         costs |= {f"rate_{rate:g}": (settings.draws + FREE_COST, rate) for rate in settings.rates}
         costs |= {stem: (settings.draws, None) for stem in networks if stem != name}
         for each, (cost, rate) in costs.items():

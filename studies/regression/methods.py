@@ -215,8 +215,8 @@ def dropout(
 def rate_in(net: Network) -> Moments:
     """Dropout at a rate for each site and call that loses a fixed share of information, to first order.
 
-    That is what the public code of Rate-In (Zeevi et al. 2025) does: one rate per layer and call, without labels. A call
-    is a part of the rows.
+    That is what the public code of Rate-In (Zeevi et al. 2025) does: one rate per layer and call, without labels. A
+    call is a part of the rows.
     """
     found = {}
     for part in net.judged:
@@ -365,8 +365,8 @@ def layer_rate(activations: Tensor, loss: float = LOSS) -> Tensor:
 
     All activations of a call are values of one quantity A, and those after dropout of B; the rate is raised until
     `1 - I(A; B) / H(A) = loss`. We count: A falls into bins, one for exactly 0 and ten of equal width up to the largest
-    activation, with shares `q_b`. Dropout at rate p moves a share p of each bin into that of 0 (to multiply what is kept
-    by 1 / (1 - p) loses nothing), so
+    activation, with shares `q_b`. Dropout at rate p moves a share p of each bin into that of 0 (to multiply what is
+    kept by 1 / (1 - p) loses nothing), so
 
         I(A; B) = H(B) - (1 - q_0) h(p),     B: q_0 + p (1 - q_0) in the bin of 0, (1 - p) q_b in the others,
 

@@ -11,14 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from studies.claims import Claim, Effect, Record, Values, bound, claims_section, decide_pooled
-from studies.pages import Results, counted
-
-_HOW = (
-    "The cuts of a set share rows, so a set counts as one: its effect is the mean over its cuts. A claim is decided by "
-    "Student's t over the sets, two-sided, against its threshold, and the p values of all claims on this page are "
-    "corrected after Holm: it holds where the mean over the sets is beyond the threshold with p of at most 5 %, fails "
-    "where it is on the other side with p of at most 5 %, and is otherwise not decided."
-)
+from studies.pages import Results, counted, words
 
 
 def values(record: Record, method: str, measure: str) -> Values | None:
@@ -74,7 +67,8 @@ _LOWER = "share of cuts in which its NLL of shifted rows is lower"
 _LOWER_CRPS = "share of cuts in which its CRPS of shifted rows is lower"
 _SLOPE = "slope of variance growth over error growth, across the cuts of a set"
 _STATED = (
-    Claim("A constant's 90 % intervals hold less than 80 % of shifted rows", _COVERAGE, bound(_level, "constant"), below=0.8),
+    Claim("A constant's 90 % intervals hold less than 80 % of shifted rows", _COVERAGE, bound(_level, "constant"),
+          below=0.8),
     Claim("Injected dropout without a floor holds more than with a floor", f"{_COVERAGE}, scaled minus floor",
           bound(_more, "injected, scaled", "injected, floor"), above=0.0),
     Claim("Inside, injected dropout has a lower NLL with a floor than without", "share of cuts, rows inside",
@@ -131,7 +125,10 @@ def claims_page(results: Results) -> list[str]:
     """Markdown: every claim, its verdict, and the effect on every set."""
     cuts = sum(len(record["cuts"]) for record in results.values())
     lines = ["# The shift study: what is claimed, and what we found", ""]
-    lines += [f"Generated from the JSON files beside this page: {counted(results)}, {cuts} cuts. {_HOW}", ""]
+    lines += [
+        f"Generated from the JSON files beside this page: {counted(results)}, {cuts} cuts. {words('shift')['claims']}",
+        "",
+    ]
     if sorted({record["settings"]["epochs"] for record in results.values()}) != [1.0]:
         lines += ["**Networks were trained for a part of the epochs: these numbers decide nothing.**", ""]
     if len(results) == 1:

@@ -18,7 +18,7 @@ import numpy as np
 
 from latedrop import plots
 from latedrop.plots.canvas import COLOURS, GREY, style_of
-from studies.pages import SHORT, Results, captioned, counted, drawn, one_legend, page, run_where, table
+from studies.pages import SHORT, Results, captioned, counted, drawn, one_legend, page, run_where, table, words
 from studies.shift.claims import claims_page, slope, values
 from studies.uci.pages import group
 
@@ -152,33 +152,6 @@ def _number(value: float | None) -> str:
     return f"{value:.0f}" if abs(value) < 1e5 else f"{value:.0e}"
 
 
-_MEASURES = (
-    "Targets are standardised with a cut's training rows, so errors of different sets can be compared. *Ranking* is "
-    "Spearman's correlation of standard deviation and size of the error over the shifted rows; *AUROC* says how well "
-    "the standard deviation tells shifted rows from rows inside. *Error growth* and *variance growth* are logarithms: "
-    "mean squared error, or mean variance, of the shifted rows over that of the rows inside. *Slope* is variance "
-    "growth per unit of error growth over the cuts of a set: 1 is a variance that follows the error, 0 one that does "
-    "not notice. NLLs leave out log(2 pi)/2."
-)
-_NUMBERS = (
-    "A cell is the median over the sets and, with five sets or more, the narrowest interval between order statistics "
-    "that holds the median with at least 90 % whatever the distribution (of eight sets: from the second smallest to "
-    "the second largest, 93 %). The number of a set is the mean over its cuts for coverage, AUROC, ranking and growth, "
-    "and the median over its cuts for NLL, CRPS, width and RMSE. The cuts of a set share rows and count as one."
-)
-_LIKE = (
-    "Compare like with like: *raw* is a variance as it is, *scaled* times one number, *floor* times one number plus "
-    "another, all fitted on the validation rows. `ensemble` and `gaussian ensemble` have a better mean, that of five "
-    "networks; `ensemble variance` puts the ensemble's variance on one network's mean."
-)
-
-_OVERSHOOT = (
-    "The cuts where the mean variance of the default with reference rows grows by more than a hundred times what the "
-    "mean squared error does. Numbers are factors, shifted over inside; inputs are counted from 0; mean widths of 90 % "
-    "intervals are in standard deviations of the training targets."
-)
-
-
 def pages(results: Results, folder: Path) -> dict[str, bytes]:
     """All pages, and the figures where matplotlib is installed, by file name."""
     files = drawn(lambda: figures(results))
@@ -205,12 +178,22 @@ def tables(results: Results) -> list[str]:
         *table(("set", "cuts", "left out", "train", "validation", "inside", "shifted", "seconds"), rows),
         "",
     ]
-    lines += ["## All sets", "", _MEASURES, "", _NUMBERS, "", _LIKE, "", *method_tables(results)]
+    lines += [
+        "## All sets",
+        "",
+        WORDS["measures"],
+        "",
+        WORDS["numbers"],
+        "",
+        WORDS["like"],
+        "",
+        *method_tables(results),
+    ]
     lines += [
         *captioned(CAPTIONS),
         "## Where the default overshoots",
         "",
-        _OVERSHOOT,
+        WORDS["overshoot"],
         "",
         *overshoot_table(results),
         "",
@@ -224,14 +207,8 @@ def tables(results: Results) -> list[str]:
     return [*lines, *(left_out or ["Nothing."])]
 
 
-CAPTIONS = {
-    "coverage": "Share of rows inside 90 % intervals, method by method. Small marks are sets (means over their cuts), "
-    "bars medians over the sets. Lines divide methods with a floor or a fit of their own, scaled ones and raw ones. "
-    "Left: shifted rows. Right: held-out rows from the side of the training rows.",
-    "growth": "How much the mean variance grows from the rows inside to the shifted rows, against how much the mean "
-    "squared error does, both as factors. One mark for each cut. On the line the variance grows as the squared error; "
-    "below it intervals become too narrow.",
-}
+WORDS = words("shift")
+CAPTIONS = {name.removeprefix("figure "): text for name, text in WORDS.items() if name.startswith("figure ")}
 _GROWTH = ("injected, scaled", "injected, floor", "embedded, floor", "laplace, floor", "ensemble, floor",
            "gaussian ensemble, scaled", "default", "default + reference")  # fmt: skip
 _WIDE = 4

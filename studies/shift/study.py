@@ -4,8 +4,8 @@ The rows are ordered by one input, `above`: from its smallest value up, `below`:
 70 % are *inside*; the rows whose value lies strictly beyond the last of these are *shifted*. Rows with the same value
 as the last one are put in order by chance. Those of them that are not inside are left out, so that every cut of a table
 has the same number of rows inside, and no shifted row has a value that occurs inside. Of the rows inside a fifth is
-held out to compare with (`inside`), of the rest a fifth is for validation, and the networks are trained on what is left.
-The cuts of a set are to the trainer what the splits of the UCI study are: all their networks are one stack.
+held out to compare with (`inside`), of the rest a fifth is for validation, and the networks are trained on what is
+left. The cuts of a set are to the trainer what the splits of the UCI study are: all their networks are one stack.
 
 With `e` the errors and `v` the variances of one cut, the growth from the rows inside to the shifted rows is
 

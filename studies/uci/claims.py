@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from studies.claims import Claim, Effect, Record, Theorem, Values, claims_section, decide, theorem_table
-from studies.pages import Results, counted
+from studies.pages import Results, counted, words
 
 LARGE = 0.25
 """From this rate on a rate is large."""
@@ -62,7 +62,7 @@ def at_best(record: Record, kind: str, measure: str, least: str = "nll_unscaled"
 def growth(kind: str, record: Record) -> Values:
     """RMSE at the largest rate over that at the smallest, minus 1."""
     rmse = curves(record, kind, "rmse")
-    return rmse[-1] / rmse[0] - 1
+    return np.asarray(rmse[-1] / rmse[0] - 1)
 
 
 def concordance(record: Record) -> Values:
@@ -75,7 +75,7 @@ def concordance(record: Record) -> Values:
 
 def worse_than_best(place: int, record: Record) -> Values:
     """Embedded RMSE at the rate at a place over that at the rate of the least RMSE, minus 1."""
-    return curves(record, "embedded", "rmse")[place] / at_best(record, "embedded", "rmse", "rmse") - 1
+    return np.asarray(curves(record, "embedded", "rmse")[place] / at_best(record, "embedded", "rmse", "rmse") - 1)
 
 
 def large_rates(record: Record) -> Values:
@@ -87,7 +87,7 @@ def large_rates(record: Record) -> Values:
 
 def ruin(kind: str, measure: str, record: Record) -> Values:
     """How much larger an NLL is at the smallest rate than at the rate where it is least."""
-    return curves(record, kind, measure)[0] - at_best(record, kind, measure, measure)
+    return np.asarray(curves(record, kind, measure)[0] - at_best(record, kind, measure, measure))
 
 
 def swing(kind: str, measure: str, record: Record) -> Values:
@@ -110,7 +110,7 @@ def gain_apart(record: Record) -> Values:
     """The same, each of the four at the rate that its own validation NLL chooses."""
     nll = {name: np.array(each["nll"]) for name, each in record["methods"].items() if name.startswith(_KINDS)}
     gains = [nll[f"{kind}, raw"] - nll[f"{kind}, scaled"] for kind in _KINDS]
-    return gains[0] - gains[1]
+    return np.asarray(gains[0] - gains[1])
 
 
 def difference(first: str, second: str, measure: str, record: Record) -> Values | None:
@@ -118,7 +118,7 @@ def difference(first: str, second: str, measure: str, record: Record) -> Values 
     methods = record["methods"]
     if not {first, second} <= set(methods):
         return None
-    return np.array(methods[first][measure]) - np.array(methods[second][measure])
+    return np.asarray(np.array(methods[first][measure]) - np.array(methods[second][measure]))
 
 
 def apart(measure: str, record: Record) -> Values:
@@ -346,39 +346,15 @@ CLAIMS = {
 
 def claims_page(results: Results) -> list[str]:
     """Markdown: theorems, every claim with its verdict, and the effect on every set."""
-    splits = sorted({len(record["methods"]["constant"]["nll"]) for record in results.values()})
-    lines = [
-        "# The UCI study: what is claimed, and what we found",
-        "",
-        f"Generated from the JSON files beside this page: {counted(results)}, {' or '.join(map(str, splits))} splits "
-        "each. NLLs are without log(2 pi)/2. All measures are of the test rows; rates, scales and floors were chosen "
-        "on the validation rows, and so were the best rates of the effects below. Methods are compared like with like: "
-        "as they are, scaled, or with scale and floor, on both sides. [Tables and figures](tables.md).",
-        "",
-        "**How a claim is decided.** An effect is a mean over splits. Splits share rows, so its standard error is that "
-        "of Nadeau and Bengio (2003), with variance times 1 / splits + test rows / training rows. It is tested against "
-        "the threshold with Student's t, to both sides, and the p values of all sets of a claim are corrected after "
-        "Holm, so that with 95 % none of its verdicts is wrong by chance. Where p is then above 0.05, the claim is not "
-        "decided on that set. Intervals are of 95 %, of one set alone. The paper's networks have one hidden layer; "
-        "with three, what is algebra for injection there becomes a question. That the variance shrinks was asked of "
-        "embedded dropout after the numbers were seen, all else before.",
-        "",
-    ]
+    said, splits = words("uci"), sorted({len(record["methods"]["constant"]["nll"]) for record in results.values()})
+    how = said["claims"].format(sets=counted(results), splits=" or ".join(map(str, splits)))
+    lines = ["# The UCI study: what is claimed, and what we found", "", how, ""]
     shares = sorted({record["settings"]["epochs"] for record in results.values()})
     if shares != [1.0]:
         lines += [
             f"**Networks were trained for {shares[0]:g} of the paper's epochs: these numbers decide nothing.**",
             "",
         ]
-    lines += [
-        "## True by algebra",
-        "",
-        "No evidence is needed for these; numbers only show that the program does what it should. Deviations are the "
-        "largest over sets, splits and rates; the first three in units of the measure's largest value, the others in "
-        "nats. Results are stored with six digits.",
-        "",
-        *theorem_table(THEOREMS, results),
-        "",
-    ]
+    lines += ["## True by algebra", "", said["theorems"], "", *theorem_table(THEOREMS, results), ""]
     groups = {heading: [decide(claim, results) for claim in claims] for heading, claims in CLAIMS.items()}
     return [*lines, *claims_section(groups)]

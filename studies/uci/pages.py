@@ -3,7 +3,8 @@
 A variance may be taken as it is, times a scale, or with scale and floor. Methods are ranked and compared only with
 those that had the same done to them. Standard errors account for the rows that splits share (Nadeau and Bengio 2003).
 
-The NLL over rate and scale is a valley, known in closed form. At one rate, `S = mean(e^2 / variance)` is the best scale,
+The NLL over rate and scale is a valley, known in closed form. At one rate, `S = mean(e^2 / variance)` is the best
+scale,
 
     NLL(s) = NLL(S) + (q - 1 - log q) / 2,     q = S / s.
 
@@ -22,7 +23,7 @@ import numpy as np
 from latedrop import plots
 from latedrop.plots.canvas import COLOURS, GREY
 from studies.claims import Values, split_error
-from studies.pages import SHORT, Results, captioned, counted, drawn, one_legend, page, run_where, table
+from studies.pages import SHORT, Results, captioned, counted, drawn, one_legend, page, run_where, table, words
 from studies.uci.claims import at_best, best_rates, claims_page, curves, deeper, overlap
 
 if TYPE_CHECKING:
@@ -253,37 +254,6 @@ def _cell(values: Sequence[float], shared: float, best: bool) -> str:
 
 
 _DEPTHS = {False: "One hidden layer", True: "Three hidden layers of 50"}
-_METHODS = (
-    (
-        "injected",
-        "dropout at one rate in the trained network; per site: a rate for each site, to first order",
-        "nothing",
-    ),
-    (
-        "rate-in",
-        "dropout at a rate for each layer and row, chosen without labels (Rate-In, Zeevi et al. 2025)",
-        "nothing",
-    ),
-    (
-        "default",
-        "`latedrop.calibrate` as it comes: sites, leverage, floor, guard",
-        "nothing; reference: training inputs",
-    ),
-    ("constant", "the validation rows' mean squared error for all rows", "nothing"),
-    ("laplace", "Gaussian posterior of the last layer, tuned by its evidence", "the training rows"),
-    (
-        "swag",
-        "Gaussian fitted to the weights of the last quarter of training (Maddox et al. 2019)",
-        "the training itself",
-    ),
-    ("embedded", "dropout in training too, at the rate that validation chooses", "a network for each rate"),
-    ("concrete", "dropout in training, rate and noise learned (Gal, Hron, Kendall 2017)", "another training"),
-    ("ensemble", "mean and variance over five networks (Lakshminarayanan et al. 2017)", "five networks"),
-    ("ensemble variance", "the variance of the five around the mean of the first", "five networks"),
-    ("gaussian", "a network with a second output, its log variance", "another training"),
-    ("gaussian ensemble", "five of these as a mixture's mean and variance", "five networks"),
-    ("conformal", "split conformal intervals: one width, or in proportion to the injected std; no density", "nothing"),
-)
 
 
 def pages(results: Results, folder: Path) -> dict[str, bytes]:
@@ -294,7 +264,7 @@ def pages(results: Results, folder: Path) -> dict[str, bytes]:
 
 def tables(results: Results) -> list[str]:
     """Markdown: how it was run, who comes first, a table for every measure, kind and depth, and the figures."""
-    lines = ["# The UCI study", "", *_how(results), "", *_sets(results), "", "## Methods", "", *_methods()]
+    lines = ["# The UCI study", "", _how(results), "", *_sets(results), "", "## Methods", "", WORDS["methods"]]
     for deep, title in _DEPTHS.items():
         lines += ["", f"## {title}", "", *verdicts(results, deep=deep), ""]
         lines += [
@@ -313,23 +283,15 @@ def tables(results: Results) -> list[str]:
     return [*lines, "", *minimum_table(results), "", *embedded_tables(results), "", *captioned(CAPTIONS)]
 
 
-def _how(results: Results) -> list[str]:
+def _how(results: Results) -> str:
     first = next(iter(results.values()))
-    variance = f"{draws} draws" if (draws := first["settings"]["draws"]) else "exact, without draws"
-    return [
-        f"{counted(results)}, networks without dropout and with dropout embedded at {len(first['rates'])} rates, "
-        f"trained and measured in {run_where(list(results.values()))}. The variance of one hidden layer is {variance}; "
-        f"that of three is sampled with {first['settings']['deep_draws']} draws. Every number is of the test rows, in "
-        "the target's own unit. Each variance is taken as it is (raw), times a scale, and with scale and floor, all "
-        "fitted on the validation rows: methods are ranked only with those that had the same done to them.",
-        "",
-        "A cell is the mean ± the standard error over splits, which accounts for the rows that splits share (Nadeau and "
-        "Bengio 2003). Bold: the best mean of a set, which may be best by chance; [claims](claims.md) have tests. rank: "
-        "mean over sets among the methods of the table; post hoc: among those that take one trained network as it is.",
-        "",
-        "The rows of Rate-In predate the current rule: they have a rate for each layer and *row*, where the authors' "
-        "public code, and now `studies`, takes one for each layer and call.",
-    ]
+    return WORDS["how"].format(
+        sets=counted(results),
+        rates=len(first["rates"]),
+        where=run_where(list(results.values())),
+        variance=f"{draws} draws" if (draws := first["settings"]["draws"]) else "exact, without draws",
+        draws=first["settings"]["deep_draws"],
+    )
 
 
 def _sets(results: Results) -> list[str]:
@@ -339,10 +301,6 @@ def _sets(results: Results) -> list[str]:
         for name, record in results.items()
     ]  # fmt: skip
     return table(("set", "train", "validation", "test", "splits", "seconds"), rows)
-
-
-def _methods() -> list[str]:
-    return table(("method", "variance", "needs, besides the trained network"), _METHODS, 3)
 
 
 @dataclass(frozen=True)
@@ -377,23 +335,8 @@ def rise(ratio: Values) -> Values:
 
 
 _FAR = 10.0
-CAPTIONS = {
-    "rmse_nll": "RMSE and unscaled NLL against the rate, injected and embedded; on the right the NLL of rates from "
-    "0.05 on. Lines are means over splits, bands one standard deviation to either side, here and below. Where an NLL "
-    f"is above {_FAR:g}, its axis is logarithmic, and linear near 0.",
-    "scaled": "Scaled NLL against the rate, and the ideal NLL, that of the variance e^2, which no method reaches; "
-    "miscalibration area, unscaled and scaled. The scaled injected curves are flat: with one site before the output "
-    "layer they do not depend on the rate.",
-    "deep": "Three hidden layers: RMSE, unscaled and scaled NLL against the rate. Here injection is not flat: the "
-    "output is no longer linear in the masked units.",
-    "embedded": "Rank correlation of squared error and variance, the floor's share of the fitted variance, and the "
-    "scale asked for, against the rate.",
-    "surface": "NLL of the validation rows of one split over rate and scale. The dashed line is the valley: the best "
-    "scale of each rate, in closed form. Below: NLL along the valley, and at scale 1.",
-    "tradeoff": "RMSE, NLL and miscalibration area together: for each rate a line from the scale of least NLL (circle) "
-    "to the relaxed scale (square), coloured by RMSE: grey lines are embedded dropout. Injection, in orange, has one "
-    "line for all rates. Means over splits; every panel has axes of its own.",
-}
+WORDS = words("uci")
+CAPTIONS = {name.removeprefix("figure "): text for name, text in WORDS.items() if name.startswith("figure ")}
 _KINDS = ("injected", "embedded")
 _ABOVE = 3.0
 """Nats above the least NLL at which the colours of the surface end."""
@@ -408,14 +351,15 @@ def figures(results: Results) -> dict[str, Figure]:
     nll, rmse = _lines("nll_unscaled"), _lines("rmse")
     shapes = {"rank correlation": _lines("ranking"), "floor's share": _lines("floor_share"), "scale": _lines("scale")}
     found = {
-        "rmse_nll": _rows(results, {"RMSE": rmse, "unscaled NLL": nll, "unscaled NLL, large rates": nll}),
-        "scaled": _rows(results, {"NLL": _lines("nll_scaled", "nll_ideal"), "MA": _lines("ma_unscaled", "ma_scaled")}),
-        "embedded": _rows(results, shapes),
+        "rmse_nll": _grid(results, {"RMSE": rmse, "unscaled NLL": nll, "unscaled NLL, large rates": nll}),
+        "scaled_nll": _grid(results, {"NLL": _lines("nll_scaled", "nll_ideal")}),
+        "ma": _grid(results, {"miscalibration area": _lines("ma_unscaled", "ma_scaled")}),
+        "embedded": _grid(results, shapes),
         "surface": _surface(results),
         "tradeoff": _tradeoff(results),
     }
     columns = {"RMSE": rmse, "unscaled NLL": nll, "scaled NLL": _lines("nll_scaled")}
-    return found | ({"deep": _rows(deep, columns)} if deep else {})
+    return found | ({"deep": _grid(deep, columns)} if deep else {})
 
 
 def _lines(*measures: str) -> Panel:
@@ -428,23 +372,27 @@ def _lines(*measures: str) -> Panel:
     return lines
 
 
-def _rows(results: Results, columns: Mapping[str, Panel]) -> Figure:
-    """A row of panels against the rate for each set."""
-    figure = plots.new_figure(11, 2.3 * len(results) + 0.4)
-    grid = figure.subplots(len(results), len(columns), squeeze=False)
-    for row, (name, record) in zip(grid, results.items(), strict=True):
-        for ax, (label, panel) in zip(row, columns.items(), strict=True):
-            large = label.endswith("large rates")
-            shown = [place for place, rate in enumerate(record["rates"]) if rate >= 0.05 or not large]
-            values = {line: each[shown] for line, each in panel(record).items()}
-            rates = [record["rates"][place] for place in shown]
-            plots.metric_by_rate(rates, values, ax, ylabel=f"{SHORT.get(name, name)}: {label}", log=not large)
-            if label == "scale":
-                ax.set_yscale("log")
-            elif not large and "NLL" in label and max(each.mean(1).max() for each in values.values()) > _FAR:
-                ax.set_yscale("symlog")
-                ax.autoscale(axis="y")
-    one_legend(figure, *figure.axes[:2], columns=4)
+def _grid(results: Results, columns: Mapping[str, Panel]) -> Figure:
+    """Panels against the rate: a row of them for each set; with one column, four sets in a row."""
+    shown = [(name, label) for name in results for label in columns]
+    wide = len(columns) if len(columns) > 1 else min(4, len(results))
+    high = -(-len(shown) // wide)
+    figure = plots.new_figure(max(7.2, 3.6 * wide), 2.4 * high + 0.4)
+    grid = figure.subplots(high, wide, squeeze=False).flatten()
+    for ax in grid[len(shown) :]:
+        ax.remove()
+    for ax, (name, label) in zip(grid, shown, strict=False):
+        record, large = results[name], label.endswith("large rates")
+        places = [place for place, rate in enumerate(record["rates"]) if rate >= 0.05 or not large]
+        values = {line: each[places] for line, each in columns[label](record).items()}
+        rates = [record["rates"][place] for place in places]
+        plots.metric_by_rate(rates, values, ax, ylabel=f"{SHORT.get(name, name)}: {label}", log=not large)
+        if label == "scale":
+            ax.set_yscale("log")
+        elif not large and "NLL" in label and max(each.mean(1).max() for each in values.values()) > _FAR:
+            ax.set_yscale("symlog")
+            ax.autoscale(axis="y")
+    one_legend(figure, figure.axes[0])
     return figure
 
 

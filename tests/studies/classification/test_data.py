@@ -41,25 +41,6 @@ def test_idx_files(tmp_path: Path, pack: bool) -> None:
     np.testing.assert_array_equal(found.y["train"], values["train-labels-idx1-ubyte"])
 
 
-def test_cifar_batches(tmp_path: Path) -> None:
-    folder = tmp_path / "cifar-10"
-    folder.mkdir()
-    rows = np.random.default_rng(0).integers(0, 256, (3, 3073)).astype(np.uint8)
-    rows[:, 0] = [3, 0, 9]
-    for name in (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"):
-        (folder / name).write_bytes(rows.tobytes())
-    found = load("cifar-10", tmp_path)
-    assert found is not None
-    assert found.y["train"].tolist() == [3, 0, 9] * 5
-    np.testing.assert_array_equal(found.x["test"][1, 2, 31], rows[1, -32:])  # red, green, blue; row by row
-    (folder / "test_batch.bin").write_bytes(rows.tobytes()[:-1])
-    with pytest.raises(DataError, match="binary version of CIFAR-10"):
-        load("cifar-10", tmp_path)
-    (folder / "test_batch.bin").unlink()
-    with pytest.raises(FileError, match="expected a binary batch of CIFAR-10"):
-        load("cifar-10", tmp_path)
-
-
 def test_what_is_absent_or_damaged(tmp_path: Path) -> None:
     assert load("mnist", None) is None
     assert load("mnist", tmp_path) is None
