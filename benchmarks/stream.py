@@ -4,8 +4,8 @@
     python -m benchmarks.stream --part crowd # one part again: methods, delays, crowd, shift or alarms
     python -m benchmarks.stream --figures    # draw docs/images/stream_*.png from the JSON alone
 
-Series of counts are those of `python -m studies crowd` (studies/results/crowd), a label every tenth or every 25th frame; all
-frames are judged. Numbers are means over the frame with which labels begin. The interval score of Winkler (1972) is the
+Series of counts are those of `python -m studies crowd` (studies/results/crowd), a label every tenth or every 25th
+frame; all frames are judged. Numbers are means over the frame with which labels begin. The interval score of Winkler (1972) is the
 width and, for a miss, 2 / (1 - level) times its distance: less is better.
 """
 

@@ -38,7 +38,9 @@ def _add(app: Sphinx, name: str, source: list[str]) -> None:
     below = {f"docs/{folder.name}": sorted(folder.glob("*.md")) for folder in docs.glob("results/*/")}
     below["docs/studies"] = [Path(app.srcdir, "studies", "README.md"), *sorted(docs.glob("../studies/results/*/*.md"))]
     for page in below.get(name, []):  # generated pages stand below the one that reads them
-        source[0] += _tree("", [f"/{page.resolve().relative_to(Path(app.srcdir).resolve()).with_suffix('').as_posix()}"])
+        source[0] += _tree(
+            "", [f"/{page.resolve().relative_to(Path(app.srcdir).resolve()).with_suffix('').as_posix()}"]
+        )
 
 
 def _tree(title: str, pages: list[str]) -> str:

@@ -243,7 +243,8 @@ def test_some_networks_can_be_measured_again(tmp_path: Path, monkeypatch: pytest
 
 
 needs_results = pytest.mark.skipif(
-    not (trained_pages.RESULTS / "magnet.json").is_file(), reason="the results are in the repository, not in the package"
+    not (trained_pages.RESULTS / "magnet.json").is_file(),
+    reason="the results are in the repository, not in the package",
 )
 
 
