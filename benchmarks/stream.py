@@ -5,8 +5,8 @@
     python -m benchmarks.stream --figures    # draw docs/images/stream_*.png from the JSON alone
 
 Series of counts are those of `python -m studies crowd` (studies/results/crowd), a label every tenth or every 25th
-frame; all frames are judged. Numbers are means over the frame with which labels begin. The interval score of Winkler (1972) is the
-width and, for a miss, 2 / (1 - level) times its distance: less is better.
+frame; all frames are judged. Numbers are means over the frame with which labels begin. The interval score of Winkler
+(1972) is the width and, for a miss, 2 / (1 - level) times its distance: less is better.
 """
 
 from __future__ import annotations
