@@ -30,7 +30,6 @@ ROOMS = [
     {"adapters", "serving"},
     {"crowd"},
     {"console"},
-    {"studies"},
     {"cli"},
     {"__main__"},
 ]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import re
 import shutil
 import sys
 import zipfile
@@ -27,7 +28,7 @@ from pyarrow import compute
 from latedrop import files
 from latedrop.cli.tables import STANDARD
 from latedrop.errors import ArgumentError, DataError, FileError
-from latedrop.files import aside, safe_cell
+from latedrop.files import FORMULA, aside, safe_cell
 from latedrop.terminal import need
 
 __all__ = ["ROW_FILES", "check_apart", "check_drawn", "check_output", "check_page", "write_rows"]
@@ -160,7 +161,7 @@ def _cells(values: Any, between: str) -> Any:
     if not (pyarrow.types.is_string(cells.type) or pyarrow.types.is_large_string(cells.type)):
         return compute.fill_null(cells.cast(pyarrow.string()), "")
     cells = compute.fill_null(cells, "")
-    odd = compute.match_substring_regex(cells, "^[=+\\-@\t\r]")
+    odd = compute.match_substring_regex(cells, f"^[{re.escape(FORMULA)}]")
     if compute.any(odd).as_py():
         safe = [safe_cell(text) for text in cells.filter(odd).to_pylist()]
         cells = compute.replace_with_mask(cells, odd, pyarrow.array(safe, cells.type))
