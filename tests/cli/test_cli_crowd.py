@@ -105,7 +105,7 @@ assert not heavy, heavy
 
 def test_count_a_folder(call: Run, home: Path, tmp_path: Path) -> None:
     out = tmp_path / "new" / "out"
-    code, printed, err = call("crowd", "count", home / "frames", "--weights", home / "w.safetensors", "--out", out)
+    code, printed, err = call("crowd", "count", home / "frames", "-w", home / "w.safetensors", "--panels", "--out", out)
     assert (code, err) == (0, "")
     found = rows(out / "counts.csv")
     assert [row["frame"] for row in found] == ["f0.png", "f1.png", "f2.png"]

@@ -50,7 +50,9 @@ def crowd_count(
     calibration: CALIBRATION = None,
     level: Annotated[float, option("Probability that the interval holds the true count.")] = 0.9,
     out: Annotated[Path, option("Folder for counts and panels.")] = Path("crowd-counts"),
-    panels: Annotated[bool, option("A picture of each frame: density, uncertainty, regions in doubt.")] = True,
+    panels: Annotated[
+        bool, option("Draw each frame, its density, uncertainty and faint regions; much slower.")
+    ] = False,
     csv: Annotated[Path | None, option("File of the counts; by default counts.csv in --out.")] = None,
     jsonl: Annotated[bool, option("Write the counts as JSON lines, not as CSV.", "--jsonl")] = False,
     every: Annotated[int, option("Take each k-th frame of a folder or video.")] = 1,
@@ -70,9 +72,9 @@ def crowd_count(
     """
     with one_line(debug):
         _need_crowd(panels)
-        from latedrop.crowd.calibration.record import NO_DROPOUT
         from latedrop.crowd.counting import CountFile, count_people
         from latedrop.crowd.frames import open_frames
+        from latedrop.crowd.mcnn import faster
         from latedrop.devices import chosen_device
         from latedrop.metrics.levels import checked_level
 
@@ -86,8 +88,8 @@ def crowd_count(
         following = Following(labels, stream, path)
         done = following.done(used, level) if resume else {}
         if not used.has_dropout:
-            say(f"note: {NO_DROPOUT}.")
-        rows = count_people(trained, used, images, level, skip=done, on_bad=bad)
+            say(f"note: the width of intervals {used.width}.")
+        rows = count_people(faster(trained), used, images, level, deviations=panels, skip=done, on_bad=bad)
         rows = following.of(rows, used, level, done)
         with _kept(path) as tally, CountFile(path, resume=resume) as file:
             for frame in _warned(_bar(rows, images.total, "counting")):
