@@ -11,6 +11,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[1]
 HOME = ROOT / "build" / "audit"
@@ -38,13 +39,22 @@ def main() -> int:
 
 def audit() -> tuple[int, list[str]]:
     """How many versions could be looked up, and a line for each advisory."""
-    run = {"capture_output": True, "text": True, "timeout": 300}
+    run: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 300}
     if not PYTHON.exists():
         subprocess.run([sys.executable, "-m", "venv", HOME], check=True, **run)
-    install = [PYTHON, "-m", "pip", "install", "--disable-pip-version-check", "-q", "pip-audit"]
+    install = [str(PYTHON), "-m", "pip", "install", "--disable-pip-version-check", "-q", "pip-audit"]
     subprocess.run(install, check=True, **run)
-    words = ["-r", ROOT / "constraints.txt", "--no-deps", "--disable-pip", "--progress-spinner", "off", "-f", "json"]
-    done = subprocess.run([PYTHON, "-m", "pip_audit", *words], check=False, **run)  # 1 where something is found
+    words = [
+        "-r",
+        str(ROOT / "constraints.txt"),
+        "--no-deps",
+        "--disable-pip",
+        "--progress-spinner",
+        "off",
+        "-f",
+        "json",
+    ]
+    done = subprocess.run([str(PYTHON), "-m", "pip_audit", *words], check=False, **run)  # 1 where something is found
     if not done.stdout.strip():
         raise ValueError(done.stderr)
     packages = [package for package in json.loads(done.stdout)["dependencies"] if "vulns" in package]
