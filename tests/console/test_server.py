@@ -187,7 +187,7 @@ def test_pictures_and_layers(console: Console) -> None:
     assert (status, content[:2]) == (200, b"\xff\xd8")
     assert console.ask("/api/sources/0/layers/density")[1][:4] == b"\x89PNG"
     assert waited(lambda: console.ask("/api/sources/0/layers/doubt")[1][:4] == b"\x89PNG")
-    assert console.ask("/api/sources/0/layers/regions")[1][:4] == b"\x89PNG"
+    assert console.ask("/api/sources/0/layers/faint")[1][:4] == b"\x89PNG"
 
 
 def test_a_zone_its_alarm_and_the_end_of_it(console: Console) -> None:
@@ -420,3 +420,78 @@ def test_a_day_of_frames_leaves_memory_and_disk_flat(tmp_path: Path) -> None:
     assert store.size() < 5_000_000
     assert len([event for event in store.events(100) if event["kind"] == "alarm"]) == 24
     store.close()
+
+
+def test_a_zone_can_be_edited(console: Console) -> None:
+    zone = console.ask("/api/sources/0/zones", "POST", {"name": "Door", "points": SQUARE, "limit": 3})[1]["id"]
+    at, other = f"/api/sources/0/zones/{zone}", [[0.5, 0.0], [1.0, 0.0], [1.0, 1.0], [0.5, 1.0]]
+    found = console.ask(at, "PUT", {"name": "Gate", "points": other, "limit": 4})[1]["zones"]
+    assert next(z for z in found if z["id"] == zone) | {"source": ""} == {
+        "id": zone, "source": "", "name": "Gate", "points": other, "limit": 4,
+    } | {"source": ""}  # fmt: skip
+    kept = console.ask(at, "PUT", {"name": "Gate", "limit": 5})[1]["zones"]  # without corners they stay
+    assert next(z for z in kept if z["id"] == zone)["points"] == other
+    assert console.ask(at, "PUT", {"name": "Gate", "points": [[0, 0], [1, 1]], "limit": 5})[0] >= 400
+    whole = console.state()["sources"][0]["zones"][0]["id"]
+    moved = console.ask(f"/api/sources/0/zones/{whole}", "PUT", {"name": "All", "points": other, "limit": None})
+    assert moved[1]["zones"][0]["points"] == []  # the whole picture stays whole
+    console.ask(at, "DELETE")
+
+
+def test_a_label_can_be_deleted(tmp_path: Path) -> None:
+    running = Console(tmp_path / "labels.sqlite")
+    try:
+        waited(lambda: running.state()["sources"][0]["message"])
+        frames = []
+        for people in (9, 12, 10, 11, 9, 14):
+            frames.append(running.ask("/api/sources/0/freeze", "POST")[1]["id"])
+            said = running.ask(f"/api/sources/0/frames/{frames[-1]}/label", "POST", {"people": people})[1]["said"]
+        counter = running.watch.views[0].counter
+        assert "6 labels" in said
+        assert counter.calibration.recalibration.frames == 6
+        gone = running.ask(f"/api/sources/0/frames/{frames[0]}/label", "DELETE")[1]
+        assert len(gone["labelled"]) == 5
+        assert counter.calibration.recalibration.frames == 5
+        few = running.ask(f"/api/sources/0/frames/{frames[1]}/label", "DELETE")[1]
+        assert few["said"] == "Label taken back. 4 left: intervals follow them."
+        assert counter.calibration.recalibration is None
+        assert few["calibrations"][0]["used"]
+        status, answer, _ = running.ask(f"/api/sources/0/frames/{frames[1]}/label", "DELETE")
+        assert status >= 400
+        assert "that has a label" in answer["error"]
+    finally:
+        running.close()
+
+
+def test_a_dark_frame_is_not_counted(tmp_path: Path) -> None:
+    trained = load_weights(shipped("scenes"))
+    calibration = load_calibration(shipped("scenes", ".calibration.json"), trained)
+    store = Store(tmp_path / "dark.sqlite")
+    watch = Watch([Source("door", True, walking)], trained, calibration, store, Settings(stretch=0.0), Notices([]))
+    told: list[dict[str, Any]] = []
+    watch.tell = told.append
+    (view,) = watch.views
+    store.change_zone(view.zones[0].id, "All", 1000.0)
+    watch.zones_changed(view)
+    assert SCENES[0] is not None
+    watch._look(view, Shot(1, 1.0, SCENES[0], 1.0))
+    watch._look(view, Shot(2, 5.0, np.zeros_like(SCENES[0]), 5.0))
+    light, dark = (message for message in told if message["kind"] == "count")
+    assert light["uncountable"] == ""
+    assert light["zones"][0]["colour"] == "green"
+    assert dark["uncountable"].startswith("too dark")
+    assert (dark["zones"][0]["count"], dark["zones"][0]["probability"]) == (None, None)
+    assert dark["zones"][0]["coming"] == "amber"
+    watch._look(view, Shot(3, 9.0, np.zeros_like(SCENES[0]), 9.0))
+    assert view.message["zones"][0]["colour"] == "amber"  # nobody can tell
+    assert store.timeline(view.zones[0].id, 0.0, 20.0)[-1][1] is None
+    assert len(store.frames("door", labelled=False)) == 1  # dark frames are not worth a label
+    store.close()
+
+
+def test_every_picture_says_when_it_was_taken(console: Console) -> None:
+    before = time.time() - 60
+    status, _, headers = console.ask("/api/sources/0/picture")
+    assert status == 200
+    assert before < float(headers["x-frame-time"]) <= time.time()
+    assert console.ask("/api/sources/0/layers/faint")[0] == 200

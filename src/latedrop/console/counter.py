@@ -9,14 +9,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from latedrop.console.sources import Pixels
 from latedrop.console.zones import Amount, Points, Shares
 from latedrop.crowd.calibration import CrowdCalibration
-from latedrop.crowd.calibration.cells import Cells
 from latedrop.crowd.calibration.recalibration import t_quantile
 from latedrop.crowd.calibration.record import Reading
 from latedrop.crowd.counting import check_total, prepared
@@ -26,7 +24,7 @@ from latedrop.crowd.mcnn import Trained
 from latedrop.crowd.regions import Policy, find_regions, usual_threshold
 from latedrop.metrics.levels import central_quantile
 
-__all__ = ["Count", "Doubt", "LiveCounter", "faster", "fitted"]
+__all__ = ["Count", "LiveCounter", "fitted"]
 
 _ALIKE = 0.03  # of the ratio of sides: frames that differ by less are the same, larger or smaller
 _AGAIN, _PART = 10.0, 0.05  # seconds between two measurements of the zones' shares; of all time that these may take
@@ -58,14 +56,6 @@ class Count:
     def spread(self) -> float:
         """Width of the interval for each person, with one more so that none divides by 0."""
         return float(2 * self.ends * self.amounts[0].variance ** 0.5 / (max(self.amounts[0].mean, 0.0) + 1))
-
-
-@dataclass(frozen=True)
-class Doubt:
-    """What is only worked out while somebody looks: deviations `(h, w)`, and which cells are in doubtful regions."""
-
-    std: npt.NDArray[np.float64]
-    regions: npt.NDArray[np.bool_]
 
 
 class LiveCounter:
@@ -124,22 +114,18 @@ class LiveCounter:
         amounts = shares.amounts(whole, reading.density)
         return Count(amounts, reading.density, reading.strangeness, reading.reasons, image, reading, float(ends))
 
-    def doubt(self, count: Count) -> Doubt | None:
-        """Deviations of the map's cells and regions in doubt; None where cells were not calibrated."""
-        from latedrop import Predictor
-
-        pixels = self.calibration.pixels
-        if pixels is None:
+    def deviations(self, count: Count) -> npt.NDArray[np.float64] | None:
+        """Standard deviations of the map's cells `(h, w)`; None where cells were not calibrated."""
+        if self.calibration.pixels is None:
             return None
         ready = prepared(self.trained, "the frame", count.image).to(self.trained.device)
-        cells = Cells(self.trained)
-        if self.calibration.method == "sample":
-            std = self.calibration.read(self.trained, ready).std
-        else:
-            std = cells.maps(Predictor(self.trained.model, pixels, cells).predict(ready[None]), ready)[1]
+        return self.calibration.read(self.trained, ready).std
+
+    def faint(self, count: Count) -> npt.NDArray[np.bool_]:
+        """Cells `(h, w)` of faint regions, and of those that the calibration rejects."""
         policy = self.calibration.policy or Policy(usual_threshold(count.density[None]))
-        regions = find_regions(count.density, std, threshold=policy.threshold)
-        return Doubt(std, regions.mask(policy.doubts(regions) | policy.rejects(regions)))
+        regions = find_regions(count.density, threshold=policy.threshold)
+        return regions.mask(policy.faint(regions) | policy.rejects(regions))
 
     def learn(self, name: str, reading: Reading, people: float) -> None:
         """Move bias and width by a label."""
@@ -175,11 +161,3 @@ def fitted(image: Tensor, size: tuple[int, ...]) -> Tensor:
         return image
     found: Tensor = F.interpolate(image[None], size, mode="bilinear", align_corners=False, antialias=True)[0]
     return found.clamp(0, 1)
-
-
-def faster(trained: Trained) -> Trained:
-    """The same network with its weights laid out so that a CPU runs it about twice as fast."""
-    if trained.device.type == "cpu":
-        layout: Any = {"memory_format": torch.channels_last}
-        trained.model.to(**layout)
-    return trained

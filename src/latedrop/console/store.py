@@ -125,9 +125,12 @@ class Store:
             "INSERT INTO zones (source, name, points, people) VALUES (?, ?, ?, ?)", source, name, corners, limit
         )
 
-    def change_zone(self, zone: int, name: str, limit: float | None) -> None:
-        """Another name, another limit."""
+    def change_zone(self, zone: int, name: str, limit: float | None, points: Any = ()) -> None:
+        """Another name, another limit, and other corners where any are given; the whole picture has none."""
         self._do("UPDATE zones SET name = ?, people = ? WHERE id = ?", name, limit, zone)
+        if points:
+            corners = json.dumps([list(point) for point in drawn_points(points)])
+            self._do("UPDATE zones SET points = ? WHERE id = ? AND points != '[]'", corners, zone)
 
     def remove_zone(self, zone: int) -> None:
         """It is shown no more; what it counted stays. The whole picture cannot be removed."""
@@ -242,6 +245,12 @@ class Store:
             "UPDATE frames SET people = ?, heads = ?, labelled = ? WHERE id = ?",
             people, None if heads is None else json.dumps(heads), time.time(), number,
         )  # fmt: skip
+
+    def unlabel(self, number: int) -> bool:
+        """Take a label back; False where there is none."""
+        known = self._rows("SELECT id FROM frames WHERE id = ? AND people IS NOT NULL", number)
+        self._do("UPDATE frames SET people = NULL, heads = NULL, labelled = NULL WHERE id = ?", number)
+        return bool(known)
 
     def drop_frame(self, number: int) -> None:
         """Forget a frame that nobody wants to label."""
