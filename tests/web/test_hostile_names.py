@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 import latedrop
-import worn
+import small_files
 from chromium import launch, needs_chromium
 from latedrop.calibration.evaluation import compare
 from latedrop.cli import main
@@ -150,29 +150,6 @@ def serving(app: Any) -> Iterator[str]:
 
 
 @contextmanager
-def explored(folder: Path) -> Iterator[Page]:
-    """`latedrop explore` on a table whose columns, file and unit have such names."""
-    import latedrop.explore.server as server
-
-    worn.write(folder)
-    with open(folder / "test.csv", newline="") as file:
-        _, *rows = csv.reader(file)
-    data, columns = folder / f"{EVIL}.csv", [EVIL, LONG.replace(",", ";"), "=1+1", "age", EVIL + "y"]
-    with open(data, "w", newline="") as file:
-        csv.writer(file).writerows([columns, *rows])
-    words = worn.words(folder)[:5]
-    apps: list[Any] = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        patch.setattr(server, "serve", lambda found, port, say: apps.append(server.make_app(found)))
-        with pytest.raises(SystemExit) as stop:
-            main([*words, "--data", str(data), "--target", columns[-1], "--unit", EVIL])
-    assert not stop.value.code
-    with serving(apps[0]) as address:
-        yield Page(address, EVIL)
-
-
-@contextmanager
 def watched(folder: Path) -> Iterator[Page]:
     """The console, whose camera, zone and events have such names."""
     from latedrop.console.notices import Notices
@@ -200,10 +177,10 @@ def watched(folder: Path) -> Iterator[Page]:
 @needs_chromium
 def test_no_page_runs_a_name(tmp_path: Path) -> None:
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright opens the pages")
-    with playwright.sync_playwright() as play, explored(tmp_path / "rows") as rows, watched(tmp_path) as console:
+    with playwright.sync_playwright() as play, watched(tmp_path) as console:
         browser = launch(play)
         pages = [replace(made, address=Path(made.address).as_uri()) for made in (m(tmp_path) for m in WRITTEN.values())]
-        for made in (*pages, rows, console):
+        for made in (*pages, console):
             page = browser.new_page()
             page.set_default_timeout(60_000)
             wrong: list[str] = []
@@ -228,12 +205,12 @@ def safe(text: str) -> str:
 
 @pytest.mark.parametrize("texts", [(*RUN, *KEPT), (*RUN[:-3], *KEPT)], ids=["csv", "pyarrow"])  # it writes no quotes
 def test_csv_files_of_predictions(texts: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    worn.write(tmp_path)
+    small_files.write(tmp_path)
     monkeypatch.chdir(tmp_path)
     with open("texts.csv", "w", newline="") as file:
-        csv.writer(file).writerows([[*worn.NAMES, "=note"], *([0.1, 0.2, 0.3, 0.4, text] for text in texts)])
+        csv.writer(file).writerows([[*small_files.NAMES, "=note"], *([0.1, 0.2, 0.3, 0.4, text] for text in texts)])
     with pytest.raises(SystemExit) as stop:
-        main([*worn.words(tmp_path, "predict")[:5], "--data", "texts.csv", "--keep", "=note", "-o", "out.csv"])
+        main([*small_files.words(tmp_path, "predict"), "--data", "texts.csv", "--keep", "=note", "-o", "out.csv"])
     assert not stop.value.code
     with open("out.csv", newline="") as file:
         head, *rows = csv.reader(file)
@@ -277,7 +254,7 @@ def test_csv_files_of_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     frames.mkdir()
     Image.fromarray(make_scenes(0, 6, 0).frames[0].pixels).save(frames / "=1+1.png")
     with pytest.raises(SystemExit) as stop:
-        main(["crowd", "count", str(frames), "--weights", "scenes", "--out", str(tmp_path), "--no-panels"])
+        main(["crowd", "count", str(frames), "--weights", "scenes", "--out", str(tmp_path)])
     assert not stop.value.code
     with open(tmp_path / "counts.csv", newline="") as file:
         assert [row["frame"] for row in csv.DictReader(file)] == ["'=1+1.png"]

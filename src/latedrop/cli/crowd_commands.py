@@ -1,4 +1,4 @@
-"""The commands of people counting: `latedrop crowd count`, `calibrate`, `recalibrate`, `train`, `demo`, and the study.
+"""The commands of people counting: `latedrop crowd count`, `calibrate`, `recalibrate`, `train` and `demo`.
 
 Plain functions that parse, call and print; `cli` hands them to typer. What a command needs is imported inside it.
 """
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from latedrop.crowd.layouts import CrowdSet
     from latedrop.crowd.mcnn import Trained
 
-__all__ = ["crowd_calibrate", "crowd_count", "crowd_demo", "crowd_recalibrate", "crowd_train", "study_crowd"]
+__all__ = ["crowd_calibrate", "crowd_count", "crowd_demo", "crowd_recalibrate", "crowd_train"]
 
 _DEVICE = "auto, cpu or cuda."
 _SHOWN = 3  # warnings of strange frames
@@ -242,13 +242,6 @@ def crowd_demo(
             print(json.dumps({**result.summary(), "files": [str(path) for path in files]}, indent=1))
         else:
             _print_demo(result, files)
-
-
-def study_crowd(context: "typer.Context") -> None:
-    """Injected dropout in people counters on Mall, UCSD, PETS2009 and scenes: counts, maps, rejection."""
-    from latedrop.studies.crowd.study import main
-
-    hand_on(main, context.args, "latedrop study crowd")
 
 
 def _need_crowd(plots: bool = False) -> None:

@@ -29,8 +29,8 @@ from latedrop.crowd.panels import draw_panel
 from latedrop.crowd.regions import Maps, fit_policy, measure_rejection, near_cells
 from latedrop.crowd.scenes import make_scenes
 from latedrop.devices import versions
-from latedrop.dropout.draws import checked_seed
-from latedrop.dropout.options import checked_draws
+from latedrop.dropout.masks import checked_seed
+from latedrop.dropout.moments import checked_draws
 from latedrop.errors import ArgumentError
 from latedrop.files import write_aside
 from latedrop.progress import shown_on
