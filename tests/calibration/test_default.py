@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from latedrop.calibration.term_record import plain_tensors, terms_from_dict, terms_to_dict
 from torch import Tensor, nn
 
 import latedrop
 from latedrop import calibrate, metrics
 from latedrop.calibration.evaluation import compare, verdict
 from latedrop.calibration.term_fit import fit_terms
-from latedrop.calibration.term_record import plain_tensors, terms_from_dict, terms_to_dict
 from latedrop.calibration.verdict import Verdict, crossed, folds, judged
 from latedrop.errors import ArgumentError, DataError, FileError
 from rounding import assert_same_up_to_rounding, rounding

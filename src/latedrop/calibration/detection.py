@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Annotated, TypeAlias
 
 import torch
 from torch import Tensor
@@ -25,14 +26,26 @@ from torch import Tensor
 from latedrop.errors import ArgumentError, DataError
 from latedrop.metrics import auroc
 from latedrop.metrics.classes import aupr, fpr_at
+from latedrop.records import Limits, Via, match, record
+from latedrop.stored_tensors import StoredTensor
 
-__all__ = ["COMBINED", "Combination", "Detection", "DetectorScores", "p_values", "separation"]
+__all__ = ["COMBINED", "Combination", "Detection", "DetectorScores", "Rising", "p_values", "separation"]
 
 COMBINED = "combined"
 """The name of the combination of scores."""
 _SHRINK = 0.1
 _LEAST = 20
 _ROUNDING = 1e-5  # of a score: what is less is the arithmetic of batches, not the row
+
+
+def _rising(values: Tensor) -> Tensor:
+    match(values.dim() == 1 and len(values) > 0, "shape", "(n,)", tuple(values.shape))
+    match(not bool((values.diff() < 0).any()), "data", "numbers in rising order", "others")
+    return values
+
+
+Rising: TypeAlias = Annotated[Tensor, Via(StoredTensor, _rising)]
+"""Scores `(n,)` in rising order."""
 
 
 def p_values(usual: Tensor, scores: Tensor) -> Tensor:
@@ -57,6 +70,7 @@ def check_usual(rows: int) -> None:
         raise DataError(f"expected at least {_LEAST} usual rows for a detector, and better a thousand; found {rows}.")
 
 
+@record
 @dataclass(frozen=True)
 class Combination:
     """Several scores as one.
@@ -66,8 +80,15 @@ class Combination:
         weights: of every score, none below 0; they sum to 1. None: the largest counts.
     """
 
-    usual: dict[str, Tensor] = field(repr=False)
-    weights: dict[str, float] | None = None
+    usual: dict[str, Rising] = field(repr=False)
+    weights: dict[str, Annotated[float, Limits(0)]] | None = None
+
+    def checked(self) -> Combination:
+        """Check names against each other after reading."""
+        match(
+            self.weights is None or set(self.weights) == set(self.usual), "weights", "those of its scores", self.weights
+        )
+        return self
 
     @classmethod
     def fit(cls, usual: Mapping[str, Tensor], strange: Mapping[str, Tensor] | None = None) -> Combination:

@@ -24,30 +24,29 @@ from latedrop.calibration.detection import (
     Combination,
     Detection,
     DetectorScores,
+    Rising,
     check_usual,
     p_values,
     separation,
 )
 from latedrop.calibration.names import in_order
 from latedrop.calibration.record import Calibration
-from latedrop.calibration.term_record import plain_tensors, tensors_in
 from latedrop.data.arrays import place
 from latedrop.data.datasets import inputs_in, is_loader
 from latedrop.data.items import Collate, as_items
 from latedrop.dropout.first_order import linearize
 from latedrop.dropout.joint import differences
 from latedrop.errors import ArgumentError, DataError, FileError
-from latedrop.files import write_aside
 from latedrop.network.calling import Readout
 from latedrop.network.network import Network
 from latedrop.network.sites import Sites
-from latedrop.records import Fields, mapping, number, or_none, parsed, read_text, sealed, text, unsealed
+from latedrop.records import Format, match, record
+from latedrop.stored_tensors import inline
 from latedrop.terms import Neighbours
 from latedrop.terms.features import Features
 
 __all__ = ["Detector", "detector"]
 
-_FIELD, _FORMAT = "latedrop-detector", 1
 _RATE = 0.1
 _CLASSES = ("strangeness", "entropy", "confidence", "energy", "mutual_information", "neighbours", "sites")
 _NUMBERS = ("strangeness", "std", "neighbours", "sites")
@@ -111,48 +110,60 @@ class Detector:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the detector as JSON; the calibration has a file of its own."""
-        parts = self.combination
-        record = {
-            "fingerprint": self.uq.calibration.fingerprint,
-            "calibration": _mark(self.uq.calibration),
-            "names": self.names,
-            "usual": plain_tensors(self.usual),
-            "weights": None if parts is None else parts.weights,
-            "combined": None if parts is None else plain_tensors(parts.usual),
-            "neighbours": None if self.neighbours is None else plain_tensors(dict(self.neighbours.state())),
-        }
-        write_aside(path, sealed(_FIELD, {"format": _FORMAT, **record, "names": list(self.names)}).encode())
+        c = self.uq.calibration
+        stored = StoredDetector(c.fingerprint, _mark(c), self.names, self.usual, self.combination, self.neighbours)
+        DETECTOR.write(path, stored, inline)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], uq: Scored) -> Detector:
         """Bring a saved detector back to its calibrated model."""
-        try:
-            return cls._read(read_text(path, "a detector"), uq)
-        except DataError as error:
-            raise FileError(f"{path}: {error}") from error
+        stored = DETECTOR.read(path)
+        for name, there in (("fingerprint", uq.calibration.fingerprint), ("calibration", _mark(uq.calibration))):
+            if getattr(stored, name) != there:
+                what = "model" if name == "fingerprint" else "calibration"
+                raise FileError(
+                    f"{path}: expected the {what} that the detector was made with; found another. {DETECTOR.again}"
+                )
+        return cls(uq, stored.names, stored.usual, stored.combination, stored.neighbours)
 
-    @classmethod
-    def _read(cls, content: str, uq: Scored) -> Detector:
-        again = "Make it again with detector()."
-        record = unsealed(parsed(content, "a detector", again), _FIELD, "a detector", _FORMAT, again, again)
-        record = {name: tensors_in(value, name, lambda file: {}) for name, value in record.items()}
-        fields = Fields(record, "detector")
-        made_with = fields.take("fingerprint", text)
-        calibrated = fields.maybe("calibration", None, or_none(text))  # older files have none
-        names = tuple(fields.take("names", lambda value, name: [text(part, name) for part in value]))
-        usual = fields.take("usual", mapping(_rising))
-        weights, combined = (
-            fields.take("weights", or_none(mapping(number))),
-            fields.take("combined", or_none(mapping(_rising))),
+
+@record
+@dataclass(frozen=True)
+class StoredDetector:
+    """A detector in a file: that of one calibrated model, which has a file of its own; see `Detector`.
+
+    Attributes:
+        fingerprint: of the model's weights.
+        calibration: a mark of the calibration.
+    """
+
+    fingerprint: str
+    calibration: str
+    names: tuple[str, ...]
+    usual: dict[str, Rising]
+    combination: Combination | None
+    neighbours: Neighbours | None
+
+    def checked(self) -> StoredDetector:
+        """Check names against each other after reading."""
+        names, combined = set(self.names), self.combination
+        match(len(names) == len(self.names) > 0, "names", "different scores", self.names)
+        match((combined is not None) == (len(names) > 1), "combination", "there with several scores", combined)
+        wanted = names if combined is None else names | {COMBINED}
+        match(set(self.usual) == wanted, "usual", f"those of {sorted(wanted)}", [*self.usual])
+        match(
+            len({len(values) for values in self.usual.values()}) == 1, "usual", "as many rows of each score", "others"
         )
-        learned = fields.take("neighbours", lambda value, name: value)
-        fields.end()
-        if made_with != uq.calibration.fingerprint:
-            raise DataError(f"expected the model that the detector was made with; found another. {again}")
-        if calibrated not in (None, _mark(uq.calibration)):
-            raise DataError(f"expected the calibration that the detector was made with; found another. {again}")
-        parts = None if combined is None else Combination(combined, weights)
-        return cls(uq, names, usual, parts, None if learned is None else Neighbours(**learned))
+        match(
+            combined is None or set(combined.usual) == names, "combination.usual", f"those of {sorted(names)}", "others"
+        )
+        near = self.neighbours
+        match((near is not None) == ("neighbours" in names), "neighbours", "there with that score, and only then", near)
+        match(near is None or near.points is not None, "neighbours.points", "what it has learned", None)
+        return self
+
+
+DETECTOR = Format(StoredDetector, "latedrop-detector", "a detector", "Make it again with detector().", "detector")
 
 
 def detector(
@@ -274,12 +285,6 @@ def _checked(uq: Scored, scores: Sequence[str] | None) -> tuple[str, ...]:
         raise ArgumentError(f"expected different scores among {', '.join(known)}; found {scores!r}.")
     sites = [f"site:{site.name}" for site in c.sites]
     return tuple(each for name in names for each in (sites if name == "sites" else [name]))
-
-
-def _rising(value: Any, name: str) -> Tensor:
-    if not isinstance(value, Tensor) or value.dim() != 1 or not len(value) or bool((value.diff() < 0).any()):
-        raise DataError(f"expected {name} as numbers in rising order; found others. Make it again with detector().")
-    return value
 
 
 def _mark(calibration: Calibration | ClassCalibration) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -11,11 +10,12 @@ import torch
 
 from latedrop.calibration.verdict import share_error
 from latedrop.network.sites import Rate
-from latedrop.records import tuples_in
+from latedrop.records import record
 
 __all__ = ["Evaluation"]
 
 
+@record
 @dataclass(frozen=True)
 class Evaluation:
     """What one measure of uncertainty is worth on test rows.
@@ -71,11 +71,6 @@ class Evaluation:
     def numbers(self) -> dict[str, Any]:
         """All but the curves, as plain data."""
         return {name: value for name, value in asdict(self).items() if name not in ("levels", "observed", "widths")}
-
-    @classmethod
-    def from_dict(cls, record: Mapping[str, Any]) -> Evaluation:
-        """The inverse of `dataclasses.asdict`, also by way of JSON."""
-        return cls(**tuples_in(record))
 
 
 def _binomial_error(share: float, rows: int) -> float:

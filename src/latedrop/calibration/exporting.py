@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -14,17 +13,18 @@ from torch import Tensor, nn
 
 from latedrop.calibration.classes.prediction import ClassPrediction
 from latedrop.calibration.classes.record import ClassCalibration
-from latedrop.calibration.intervals import intervals_to_dict
 from latedrop.calibration.prediction import Prediction
 from latedrop.calibration.record import Calibration
+from latedrop.calibration.transforms import Log, Standardized
 from latedrop.data.items import Items
 from latedrop.data.rows import map_rows, row_count
 from latedrop.errors import ArgumentError
 from latedrop.network.sites import Sites
-from latedrop.onnx_files.metadata import RECORD, WHOLE, sealed_record
+from latedrop.onnx_files.metadata import METADATA, WHOLE, ClassRecord, Metadata, RegressionRecord, TargetUnit
 from latedrop.onnx_files.tracing import refuse
 from latedrop.onnx_files.writing import write_onnx
 from latedrop.quantiles import checked_level
+from latedrop.stored_tensors import elsewhere
 from latedrop.terms import LocalErrors, Neighbours
 from latedrop.torch_private import leaves_and_structure
 
@@ -63,8 +63,8 @@ def export(
         taken = map_rows(example, lambda t: t[index.to(t.device)])
         return [value for value in leaves_and_structure(taken)[0] if isinstance(value, Tensor)]
 
-    stored: dict[str, Tensor] = {}  # what terms have learned is in the graph
-    metadata = {RECORD: sealed_record(_record(calibration, level)), WHOLE: calibration.to_json(stored, "graph")}
+    own = METADATA.to_json(Metadata(_record(calibration, level)))
+    metadata = {METADATA.key: own, WHOLE: calibration.to_json(elsewhere({}, "graph"))}
     return write_onnx(path, run, rows, names, metadata)
 
 
@@ -100,29 +100,19 @@ def _classes(found: ClassPrediction) -> dict[str, Tensor]:
     }
 
 
-def _record(calibration: Calibration | ClassCalibration, level: float) -> dict[str, Any]:
+def _record(calibration: Calibration | ClassCalibration, level: float) -> RegressionRecord | ClassRecord:
     """All that is needed to make intervals or sets of what the graph gives."""
-    known: Mapping[str, Sequence[str]] = calibration.columns or {}
-    record: dict[str, Any] = {"columns": list(known.get("inputs", ())), "verdict": str(calibration.verdict)}
+    columns, verdict = tuple((calibration.columns or {}).get("inputs", ())), str(calibration.verdict)
     if isinstance(calibration, ClassCalibration):
-        sets = calibration.sets
-        if sets is not None and sets.score != "lac":
-            sets = None  # their random numbers hang on the last bit of a probability
-        return {
-            **record,
-            "task": "classification",
-            "names": list(calibration.names),
-            "sets": None if sets is None else [list(scores) for scores in sets.scores],
-        }
-    target = calibration.target
-    return {
-        **record,
-        "task": "regression",
-        "level": level,
-        "names": list(calibration.output_names or ()),
-        "target": None if target is None else json.loads(json.dumps(target.to_dict())),
-        "intervals": json.loads(json.dumps(intervals_to_dict(calibration.intervals))),
-    }
+        # The random numbers of other scores hang on the last bit of a probability.
+        sets = calibration.sets if calibration.sets is not None and calibration.sets.score == "lac" else None
+        return ClassRecord(columns, verdict, calibration.names, None if sets is None else sets.scores)
+    names, target, unit = calibration.output_names or (), calibration.target, None
+    if target is not None:
+        unit = TargetUnit("log" if isinstance(target, Log) else "own")
+        if isinstance(target, Standardized):
+            unit = TargetUnit("standardized", target.mean, target.std)
+    return RegressionRecord(columns, verdict, names, level, unit, calibration.intervals)
 
 
 def _names(model: nn.Module, example: Any) -> list[str]:

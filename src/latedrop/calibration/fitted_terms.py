@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -20,9 +20,11 @@ from latedrop.calibration.scale import along_outputs
 from latedrop.calibration.term_fit import Candidate, guarded, ignorant
 from latedrop.data.arrays import any_true, constants
 from latedrop.errors import ArgumentError, DataError, FileError
+from latedrop.records import FieldError, Limits, Tagged, Via, match, record
 from latedrop.streams.usual import Usual
 from latedrop.terms import Dropout, Given, InputNoise, Leverage, LocalErrors, Neighbours, OwnDropout, Rows, Size, Term
 from latedrop.terms.features import Features
+from latedrop.terms.term import Missing
 from latedrop.torch_private import being_traced
 
 __all__ = [
@@ -40,8 +42,15 @@ __all__ = [
 KINDS: dict[str, type[Term]] = {
     kind.name: kind for kind in (Dropout, OwnDropout, Leverage, Neighbours, LocalErrors, Size, Given, InputNoise)
 }
+_Stored: TypeAlias = Annotated[
+    Dropout | OwnDropout | Leverage | Neighbours | LocalErrors | Size | Given | InputNoise | Missing,
+    Tagged("name", otherwise=Missing),
+]
+_Amount: TypeAlias = Annotated[float, Limits(0, 1e30)]
+_Amounts: TypeAlias = Annotated[tuple[_Amount, ...], Limits(1)]
 
 
+@record
 @dataclass(frozen=True)
 class Guard:
     """Lets the variance grow for rows unlike the validation rows.
@@ -50,19 +59,19 @@ class Guard:
         term: whose values tell; learned from reference rows.
         limit: what 90 % of the validation rows stay below.
         constants: the validation rows' mean squared error, one per output or one for all.
-        centres: the mean of the validation targets, likewise; none in files of earlier versions.
+        centres: the mean of the validation targets, likewise; empty where the variance does not use them.
         spreads: their variance.
         grows: False where rows are only told apart, and the variance stays.
         most: the largest factor; None where there is none. Few validation rows cannot tell what is usual.
     """
 
-    term: Term
-    limit: float
-    constants: tuple[float, ...]
-    centres: tuple[float, ...] = ()
-    spreads: tuple[float, ...] = ()
+    term: Annotated[Term, Via(Leverage | None, lambda term: term)]
+    limit: Annotated[float, Limits(1e-30, 1e30)]
+    constants: _Amounts
+    centres: tuple[Annotated[float, Limits(-1e30, 1e30)], ...] = ()
+    spreads: tuple[_Amount, ...] = ()
     grows: bool = True
-    most: float | None = None
+    most: Annotated[float, Limits(1, 1e30)] | None = None
 
     def strangeness(self, rows: Rows) -> Tensor:
         """`(N,)`: below 1 for rows like 90 % of the validation rows, infinite for those beyond numbers."""
@@ -83,6 +92,7 @@ class Guard:
         return guarded(variance, factor, constant, ignorant(mean.to(variance), *targets) if targets else None)
 
 
+@record
 @dataclass(frozen=True)
 class FittedTerms:
     """Terms with their coefficients.
@@ -101,17 +111,57 @@ class FittedTerms:
         usual: how strangeness and shares of the validation rows are spread; None where it is not known.
     """
 
-    terms: tuple[Term, ...]
+    terms: Annotated[tuple[Term, ...], Via(tuple[_Stored, ...], tuple)]
     columns: tuple[str, ...]
-    coefficients: tuple[tuple[float, ...], ...]
-    floors: tuple[float, ...]
-    shares: dict[str, float]
+    coefficients: Annotated[tuple[tuple[_Amount, ...], ...], Limits(1)]
+    floors: _Amounts
+    shares: dict[str, Annotated[float, Limits(0, 1 + 1e-6)]]
     guard: Guard | None
     features: Features | None
-    candidates: tuple[Candidate, ...]
+    candidates: Annotated[tuple[Candidate, ...], Limits(1)]
     choice: str
-    reference_rows: int = 0
+    reference_rows: Annotated[int, Limits(0)] = 0
     usual: Usual | None = None
+
+    def to_record(self) -> FittedTerms:
+        """Name the user's own terms alone, which a file cannot hold; and the guard's term where it is one of them."""
+        guard = self.guard
+        if guard is not None and any(term is guard.term for term in self.terms):
+            guard = replace(guard, term=None)  # type: ignore[arg-type]
+        terms = tuple(term if type(term) in KINDS.values() else Missing(term.name) for term in self.terms)
+        return replace(self, terms=terms, guard=guard)
+
+    def checked(self) -> FittedTerms:
+        """Check names and lengths against each other after reading; the guard shares its term with the terms."""
+        names, outputs, columns = [term.name for term in self.terms], len(self.floors), list(self.columns)
+        match(len(set(names)) == len(names), "terms", "terms of different names", names)
+        match(len(set(columns)) == len(columns), "columns", "different columns", columns)
+        match({term_of(name) for name in columns} <= set(names), "columns", f"columns of the terms {names}", columns)
+        match(len(self.coefficients) == outputs, "coefficients", f"{outputs} rows, as floors", len(self.coefficients))
+        for i, theta in enumerate(self.coefficients):
+            match(len(theta) == len(columns), f"coefficients[{i}]", f"one number for each of {columns}", theta)
+        match(set(self.shares) == {*columns, "floor"}, "shares", "one of every column and of the floor", [*self.shares])
+        match(self.choice in [c.name for c in self.candidates], "choice", "the name of a candidate", self.choice)
+        looking = [term for term in self.terms if term.needs_features and not isinstance(term, Missing)]
+        for term in looking:
+            match(None not in vars(term).values(), "terms", f"all that {term.name} has learned", "nothing")
+        if self.guard is None:
+            match(self.features is not None or not looking, "features", "the sites that terms look at", None)
+            return self
+        match(self.features is not None, "features", "the sites that the guard looks at", None)
+        known = self.guard.term or next((term for term in self.terms if isinstance(term, Leverage)), None)
+        if not isinstance(known, Leverage) or known.root is None:
+            raise FieldError("guard.term", "a leverage that has learned", known)
+        for name in ("constants", "centres", "spreads"):
+            values = getattr(self.guard, name)
+            match(len(values) == outputs or not values, f"guard.{name}", f"{outputs} numbers, as floors", values)
+        match(
+            bool(self.guard.centres) == bool(self.guard.spreads),
+            "guard.spreads",
+            "as many as centres",
+            self.guard.spreads,
+        )
+        return replace(self, guard=replace(self.guard, term=known))
 
     @property
     def active(self) -> tuple[Term, ...]:
@@ -173,13 +223,6 @@ class FittedTerms:
                 "terms to load()."
             )
         return replace(self, terms=tuple(named.get(t.name, t) if isinstance(t, Missing) else t for t in self.terms))
-
-
-class Missing(Term):
-    """Stands for a term of the user's own that a file could only name."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name  # type: ignore[misc]
 
 
 def checked_terms(terms: Any) -> tuple[Term, ...]:

@@ -18,7 +18,7 @@ from latedrop.calibration.saving import read_calibration
 from latedrop.calibration.transforms import Transform, with_own
 from latedrop.calibration.weights import fingerprint
 from latedrop.data.items import Collate
-from latedrop.errors import DataError, FileError, LatedropWarning
+from latedrop.errors import FileError, LatedropWarning
 from latedrop.network.calling import Readout
 from latedrop.network.sites import missing_sites
 from latedrop.terms import Term
@@ -52,10 +52,7 @@ def load(
     >>> bool((load(path, net).predict(x).std == uq.predict(x).std).all())
     True
     """
-    try:
-        calibration = read_calibration(path)
-    except DataError as error:
-        raise FileError(f"{path}: {error}") from error
+    calibration = read_calibration(path)
     wrong = missing_sites(model, calibration.sites, same_type=True)
     if wrong:
         raise FileError(

@@ -51,6 +51,7 @@ from latedrop.metrics import align_target
 from latedrop.network.calling import Readout
 from latedrop.network.find_sites import Select
 from latedrop.network.sites import Kind, Rate, Site
+from latedrop.records import plain
 from latedrop.streams import Stream
 from latedrop.streams.tracking import STEP
 from latedrop.terms import Rows, Term
@@ -355,7 +356,7 @@ class Predictor(Calibrated[Calibration]):
         """Intervals that follow the errors as labels arrive, and alarms; see `latedrop.streams.Stream`."""
         c = self.calibration
         options: dict[str, Any] = {"alarm": alarm, "waiting": waiting, "step": step, "watch_every": watch_every}
-        made_with = c.fingerprint if c.target is None else f"{c.fingerprint} {json.dumps(c.target.to_dict())}"
+        made_with = c.fingerprint if c.target is None else f"{c.fingerprint} {json.dumps(plain(c.target))}"
         known: dict[str, Any] = {"usual": usual_of(c), "made_with": made_with, "unit": c.target}
         return Stream(self.predict, level, path, **options, **known)
 

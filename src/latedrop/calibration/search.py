@@ -218,7 +218,7 @@ def _record(model: nn.Module, setup: Setup, measured: _Measured, table: list[Rat
         choice=setup.scale,
         criterion=setup.criterion,
         method=setup.method,
-        mean=str(setup.mean),
+        mean=setup.mean or "model",
         draws=setup.draws if setup.method == "sample" else 0,
         seed=setup.seed,
         shared=setup.shared,

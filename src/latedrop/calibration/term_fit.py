@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from torch import Tensor
 from latedrop.calibration.fit import Loss, polished, scored
 from latedrop.calibration.verdict import Left, Verdict, crossed, effective_rows, gains, judged, standard_error
 from latedrop.metrics.entries import average
+from latedrop.records import Limits, record
 
 __all__ = ["Candidate", "Chosen", "Growth", "TermFit", "choose", "fit_terms", "guarded", "ignorant"]
 
@@ -52,6 +53,7 @@ class TermFit:
         return torch.einsum("nkj,kj->nk", columns, self.coefficients) + self.floors
 
 
+@record
 @dataclass(frozen=True)
 class Candidate:
     """One of the nested models that were compared.
@@ -64,7 +66,7 @@ class Candidate:
 
     name: str
     gain: float
-    gain_error: float
+    gain_error: Annotated[float, Limits(0)]
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from latedrop.metrics import rank_correlation
 from latedrop.metrics.entries import average
 from latedrop.metrics.levels import central_quantile
 from latedrop.numerals import nats
+from latedrop.records import Limits, record
 
 __all__ = [
     "Finding",
@@ -76,6 +77,7 @@ class Finding:
     advice: str
 
 
+@record
 @dataclass(frozen=True)
 class Verdict:
     """What a variance is worth on rows that it was not fitted to.
@@ -90,13 +92,13 @@ class Verdict:
         coverage_error: its standard error over rows.
     """
 
-    rows: int
+    rows: Annotated[int, Limits(1, 2**31)]
     fitted: str
     gain: float
-    gain_error: float
-    correlation: float
-    coverage: float
-    coverage_error: float
+    gain_error: Annotated[float, Limits(0)]
+    correlation: Annotated[float, Limits(-1 - 1e-6, 1 + 1e-6)]
+    coverage: Annotated[float, Limits(0, 1 + 1e-6)]
+    coverage_error: Annotated[float, Limits(0, 1)]
 
     @property
     def better(self) -> bool | None:

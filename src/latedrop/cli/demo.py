@@ -29,9 +29,11 @@ from latedrop.dropout.draws import checked_seed
 from latedrop.dropout.options import checked_draws
 from latedrop.errors import ArgumentError, DataError, LatedropError
 from latedrop.files import write_aside
+from latedrop.json_text import parsed
 from latedrop.progress import shown_on
-from latedrop.records import parsed
+from latedrop.records import checked
 from latedrop.report import overview, png, write_report
+from latedrop.stored_tensors import elsewhere
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -137,7 +139,7 @@ class Demo:
         What terms have learned is large and of use to the network alone, which is not kept: only its shapes are.
         """
         learned: dict[str, Tensor] = {}
-        calibration = json.loads(self.calibration.to_json(learned, _LEFT_OUT))
+        calibration = json.loads(self.calibration.to_json(elsewhere(learned, _LEFT_OUT)))
         record = {
             "seed": self.seed,
             "epochs": self.epochs,
@@ -166,7 +168,7 @@ class Demo:
             calibration = Calibration.from_json(json.dumps(record.pop("calibration")), lambda file: learned)
             paper = Calibration.from_json(json.dumps(record.pop("paper")))
             test = {name: torch.tensor(values)[:, None] for name, values in record.pop("test").items()}
-            rows = [Evaluation.from_dict(row) for row in record.pop("evaluations")]
+            rows = checked(tuple[Evaluation, ...], record.pop("evaluations"), "evaluations", "Run the demo again.")
             strange = record.pop("strangeness")
             prediction = Prediction(
                 test["mean"],
@@ -174,7 +176,7 @@ class Demo:
                 calibration,
                 None if strange is None else torch.tensor(strange, dtype=torch.float64),
             )
-            return cls(prediction=prediction, target=test["target"], paper=paper, evaluations=tuple(rows), **record)
+            return cls(prediction=prediction, target=test["target"], paper=paper, evaluations=rows, **record)
         except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
             raise DataError(
                 f"expected the JSON of a demo; found something else ({error}). Run the demo again."

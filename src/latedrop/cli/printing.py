@@ -80,7 +80,9 @@ def print_demo(
 def print_sites(found: "Sites", as_json: bool) -> None:
     """Where dropout would go."""
     if as_json:
-        print(json.dumps({"sites": found.to_list()}, indent=1))
+        from latedrop.records import plain
+
+        print(json.dumps({"sites": plain(found)}, indent=1))
         return
     from latedrop.report import site_table
 

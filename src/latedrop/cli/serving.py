@@ -130,7 +130,7 @@ def _service(
     if stream is not None and not hasattr(uq, "stream"):
         raise ArgumentError("expected a regression model of torch for --stream; found another. Leave it out.")
     record = getattr(uq, "calibration", None)
-    known = {"inputs": uq.record["columns"]} if record is None else record.columns or {}
+    known = {"inputs": uq.record.columns} if record is None else record.columns or {}
     if transform is None and "images" in known:
         transform = known["images"][1]
     if transform is not None:

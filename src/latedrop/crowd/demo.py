@@ -34,6 +34,7 @@ from latedrop.dropout.options import checked_draws
 from latedrop.errors import ArgumentError
 from latedrop.files import write_aside
 from latedrop.progress import shown_on
+from latedrop.records import plain
 from latedrop.report import Picture, overview, png, write_report
 
 __all__ = ["NOTES", "UNIT", "CrowdDemo", "rejection_table", "run", "write"]
@@ -106,7 +107,7 @@ class CrowdDemo:
             "scenes": self.scenes,
             "evaluations": [{k: v for k, v in asdict(row).items() if k not in curve} for row in self.evaluations],
             "rejection": self.rejection,
-            "policy": None if self.calibration.policy is None else self.calibration.policy.to_dict(),
+            "policy": None if self.calibration.policy is None else plain(self.calibration.policy),
             "versions": self.versions,
             "seconds": self.seconds,
         }

@@ -22,7 +22,7 @@ from latedrop.errors import LatedropError, OutputError
 
 __all__ = ["Readout", "call", "check_finite", "part_of", "read"]
 
-Readout: TypeAlias = "Callable[[Any], Tensor] | str | int | None"
+Readout: TypeAlias = Callable[[Any], Tensor] | str | int | None
 
 
 def call(model: nn.Module, x: Any) -> Any:

@@ -1,37 +1,108 @@
-"""What an ONNX file says of itself, under two names of its metadata."""
+"""What an ONNX file says of itself, under two names of its metadata; reading it needs neither torch nor numpy."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import KW_ONLY, dataclass
+from typing import Annotated, Literal, TypeAlias
 
-from latedrop.errors import FileError, LatedropError
-from latedrop.records import parsed, sealed, unsealed
+from latedrop.errors import FileError
+from latedrop.quantiles import ConformalScores, IsotonicKnots
+from latedrop.records import Format, Limits, Tagged, match, naming, record
 
-__all__ = ["RECORD", "WHOLE", "record_in", "sealed_record"]
+__all__ = ["METADATA", "WHOLE", "ClassRecord", "Metadata", "RegressionRecord", "TargetUnit", "record_in"]
 
-RECORD = "latedrop"
-"""What is needed to make intervals or sets of what the graph gives, as JSON with a checksum."""
 WHOLE = "latedrop.calibration"
 """The whole calibration, but for the tensors that the graph holds."""
-_FORMAT = 1
+
+_Scores: TypeAlias = tuple[Annotated[float, Limits(-10, 1e6)], ...]
 
 
-def sealed_record(record: Mapping[str, Any]) -> str:
-    """A record as the text that a file holds."""
-    return sealed(RECORD, {"format": _FORMAT, **record})
+@record
+@dataclass(frozen=True)
+class TargetUnit:
+    """How the targets were transformed for training; see `calibration.transforms`.
+
+    Attributes:
+        kind: by a mean and a std, by a logarithm, or by functions that a file cannot hold.
+        mean, std: one for each output, or one for all; empty with the other kinds.
+    """
+
+    kind: Literal["standardized", "log", "own"]
+    mean: tuple[Annotated[float, Limits(-1e300, 1e300)], ...] = ()
+    std: tuple[Annotated[float, Limits(1e-300, 1e300)], ...] = ()
+
+    def checked(self) -> TargetUnit:
+        """Check lengths against each other after reading."""
+        match(bool(self.mean) == (self.kind == "standardized"), "mean", "there with 'standardized' alone", self.mean)
+        match(len(self.std) == len(self.mean), "std", f"{len(self.mean)} numbers, as mean", self.std)
+        return self
 
 
-def record_in(metadata: Mapping[str, str], path: object) -> dict[str, Any]:
+@record
+@dataclass(frozen=True)
+class RegressionRecord:
+    """All that makes intervals of what the graph gives.
+
+    Attributes:
+        columns: the names of the inputs; empty where they have none.
+        verdict: what the variance is worth, in words.
+        names: of the outputs; empty where they have none.
+        level: of the intervals that the graph gives.
+        target: None where the targets were not transformed.
+        intervals: None is Gaussian.
+    """
+
+    columns: tuple[str, ...]
+    verdict: str
+    names: tuple[str, ...]
+    level: Annotated[float, Limits(0, 1)]
+    target: TargetUnit | None
+    intervals: Annotated[IsotonicKnots | ConformalScores, Tagged()] | None
+    _: KW_ONLY
+    task: Literal["regression"] = "regression"
+
+
+@record
+@dataclass(frozen=True)
+class ClassRecord:
+    """All that makes sets of what the graph gives; other fields are those of `RegressionRecord`.
+
+    Attributes:
+        sets: sorted scores of the true classes, one list or one for each class; None where there are none.
+    """
+
+    columns: tuple[str, ...]
+    verdict: str
+    names: tuple[str, ...]
+    sets: tuple[_Scores, ...] | None
+    _: KW_ONLY
+    task: Literal["classification"] = "classification"
+
+
+@record
+@dataclass(frozen=True)
+class Metadata:
+    """The record of an ONNX file."""
+
+    model: Annotated[RegressionRecord | ClassRecord, Tagged("task")]
+
+
+METADATA = Format(
+    Metadata,
+    "latedrop",
+    "the metadata of an ONNX file",
+    "Write the file again with predictor.to_onnx(path, example).",
+    "metadata",
+)
+
+
+def record_in(metadata: Mapping[str, str], path: object) -> RegressionRecord | ClassRecord:
     """The record of a file, or `FileError`."""
-    if RECORD not in metadata:
+    if METADATA.key not in metadata:
         raise FileError(
             f"expected an ONNX file that latedrop wrote, with its calibration in the metadata; {path} has none. Write "
             "one with predictor.to_onnx(path, example)."
         )
-    again = "Write the file again with predictor.to_onnx(path, example)."
-    try:
-        document = parsed(metadata[RECORD], "the metadata of an ONNX file", again)
-        return unsealed(document, RECORD, "the metadata of an ONNX file", _FORMAT, again, again)
-    except LatedropError as error:
-        raise FileError(f"{path}: {error}") from error
+    with naming(str(path)):
+        return METADATA.from_json(metadata[METADATA.key]).model

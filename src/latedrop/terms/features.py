@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from latedrop.errors import ArgumentError, SiteError
 from latedrop.network.layers import channel_axis
 from latedrop.network.network import Network
 from latedrop.network.sites import Site, Sites
+from latedrop.records import Limits, record
 
 __all__ = ["Features", "Noted", "pooled"]
 
@@ -30,11 +31,12 @@ _ALONE = 8  # rows that are run alone, to see whether their features change
 _ROUNDING = 0.02
 
 
+@record
 @dataclass(frozen=True)
 class Features:
     """Which features: those that enter the sites of these names."""
 
-    sites: tuple[str, ...]
+    sites: Annotated[tuple[str, ...], Limits(1)]
 
     @classmethod
     def all(cls, sites: Sites) -> Features | None:

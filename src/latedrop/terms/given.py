@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, TypeAlias, get_args
+from dataclasses import KW_ONLY, dataclass
+from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor
@@ -15,13 +16,17 @@ from latedrop.dropout.sampling import own_output
 from latedrop.errors import ArgumentError, OutputError
 from latedrop.metrics.levels import central_quantile, checked_level
 from latedrop.network.calling import Readout
-from latedrop.terms.term import Learned, Rows, Term
+from latedrop.records import Via, record
+from latedrop.terms.term import Missing, Rows, Term
 
 __all__ = ["Given"]
 
 _Form: TypeAlias = Literal["variance", "log_variance", "std"]
+_Part: TypeAlias = Annotated[Readout, Via(str | int | None, lambda part: part)]
 
 
+@record
+@dataclass(eq=False)
 class Given(Term):
     """What the model says of its own variance.
 
@@ -40,14 +45,17 @@ class Given(Term):
     torch.Size([64, 1])
     """
 
-    name: ClassVar[str] = "given"
+    readout: _Part
+    form: _Form = "variance"
+    _: KW_ONLY
+    upper: _Part = None
+    level: float = 0.8
+    name: Literal["given"] = "given"
 
-    def __init__(
-        self, readout: Readout, form: _Form = "variance", *, upper: Readout = None, level: float = 0.8
-    ) -> None:
-        if form not in get_args(_Form):
-            raise ArgumentError(f"expected a form of {get_args(_Form)}; found {form!r}.")
-        self.readout, self.form, self.upper, self.level = readout, form, upper, checked_level(level)
+    def __post_init__(self) -> None:
+        if self.form not in get_args(_Form):
+            raise ArgumentError(f"expected a form of {get_args(_Form)}; found {self.form!r}.")
+        self.level = checked_level(self.level)
 
     def values(self, rows: Rows) -> Tensor:
         """See `Term`."""
@@ -73,8 +81,6 @@ class Given(Term):
             )
         return value
 
-    def state(self) -> Learned | None:
-        """See `Term`."""
-        if callable(self.readout) or callable(self.upper):
-            return None
-        return {"readout": self.readout, "form": self.form, "upper": self.upper, "level": self.level}
+    def to_record(self) -> Any:
+        """Name the term alone where it reads by a function, which has no place in a file."""
+        return Missing(self.name) if callable(self.readout) or callable(self.upper) else self

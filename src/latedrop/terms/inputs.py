@@ -8,7 +8,8 @@ fraction of their variance that is noise.
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +19,10 @@ from latedrop.data.rows import copied, row_count, tensors
 from latedrop.errors import ArgumentError, OutputError
 from latedrop.network.calling import Readout, call, read
 from latedrop.network.network import Network
+from latedrop.records import record
+from latedrop.stored_tensors import StoredTensor
 from latedrop.switches import without_cudnn
-from latedrop.terms.term import Learned, Rows, Term
+from latedrop.terms.term import Rows, Term
 
 __all__ = ["InputNoise"]
 
@@ -27,6 +30,8 @@ __all__ = ["InputNoise"]
 _MOST_ENTRIES = 64
 
 
+@record
+@dataclass(init=False, eq=False)
 class InputNoise(Term):
     """Noise of the inputs.
 
@@ -41,7 +46,9 @@ class InputNoise(Term):
     torch.Size([64, 1])
     """
 
-    name: ClassVar[str] = "inputs"
+    std: StoredTensor
+    each: bool
+    name: Literal["inputs"] = "inputs"
 
     def __init__(self, std: Tensor | float = 1.0, *, each: bool = False) -> None:
         if type(each) is not bool:
@@ -75,9 +82,9 @@ class InputNoise(Term):
         flat = [torch.cat([self._carried(g) for g in gradients], 1).sum(1) for gradients in by_output]
         return torch.stack(flat, 1).reshape(rows.mean.shape)
 
-    def state(self) -> Learned:
+    def checked(self) -> InputNoise:
         """See `Term`."""
-        return {"std": self.std, "each": self.each}
+        return InputNoise(self.std, each=self.each)
 
     def _carried(self, gradient: Tensor) -> Tensor:
         """`(N, entries)` from the gradient of one output with respect to an input."""

@@ -11,7 +11,8 @@ A term of one's own is a class with a name and `values`:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
@@ -26,12 +27,10 @@ from latedrop.lazy import lazy
 from latedrop.network.calling import Readout, check_finite, read
 from latedrop.network.network import Network
 from latedrop.network.sites import Sites
+from latedrop.records import record
 from latedrop.terms.features import Features
 
-__all__ = ["Learned", "Rows", "Term"]
-
-Learned = Mapping[str, Any]
-"""What a term has learned, as a calibration keeps it."""
+__all__ = ["Missing", "Rows", "Term"]
 
 
 class Rows:
@@ -124,7 +123,7 @@ class Term:
     torch.Size([64, 1])
     """
 
-    name: ClassVar[str]
+    name: str
     needs_features: ClassVar[bool] = False
 
     def values(self, rows: Rows) -> Tensor:
@@ -146,11 +145,10 @@ class Term:
         """
         return self
 
-    def state(self) -> Learned | None:
-        """What has to be kept for predictions; None where a file cannot hold it, and `load` needs the term again."""
-        return {}
 
-    @classmethod
-    def restored(cls, state: Learned) -> Term:
-        """The inverse of `state`."""
-        return cls(**state)
+@record
+@dataclass(eq=False)
+class Missing(Term):
+    """Stands for a term of the user's own that a file could only name."""
+
+    name: str

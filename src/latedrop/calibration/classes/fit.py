@@ -14,13 +14,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
 from latedrop.calibration.classes.softmax import log_mean_softmax
 from latedrop.calibration.verdict import folds, standard_error
+from latedrop.records import Limits, record
 
 __all__ = ["ALONE", "Chosen", "ClassCandidate", "ClassFit", "Measured", "Scaling", "chosen", "fitted", "losses"]
 
@@ -77,6 +78,7 @@ class Measured:
         return float((off.square().sum() * count / (count - 1)).sqrt() / len(values)) if count > 1 else math.inf
 
 
+@record
 @dataclass(frozen=True)
 class ClassFit:
     """From logits to probabilities.
@@ -88,11 +90,11 @@ class ClassFit:
         weights, biases: of each class's logit, before the temperature; empty: 1 and 0.
     """
 
-    temperature: float
-    slope: float | None = None
-    odds: tuple[float, ...] = ()
-    weights: tuple[float, ...] = ()
-    biases: tuple[float, ...] = ()
+    temperature: Annotated[float, Limits(1e-30, 1e30)]
+    slope: Annotated[float, Limits(0, 1e30)] | None = None
+    odds: tuple[Annotated[float, Limits(0, 1e60)], ...] = ()
+    weights: tuple[Annotated[float, Limits(-1e30, 1e30)], ...] = ()
+    biases: tuple[Annotated[float, Limits(-1e30, 1e30)], ...] = ()
 
     def temperatures(self, logits: Tensor, strange: Tensor | None) -> Tensor:
         """`(N,)`."""
@@ -110,6 +112,7 @@ class ClassFit:
         return _log_probabilities(Measured(logits, logits, strange, spread), log_t, slope, odds)
 
 
+@record
 @dataclass(frozen=True)
 class ClassCandidate:
     """One of the models that were compared.

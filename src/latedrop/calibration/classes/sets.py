@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Annotated, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor
@@ -23,10 +23,12 @@ from torch import Tensor
 from latedrop.errors import ArgumentError, DataError
 from latedrop.metrics.levels import checked_level
 from latedrop.quantiles import conformal_score
+from latedrop.records import Infinite, Limits, match, record
 
 __all__ = ["ClassSets", "Rejection", "Score", "checked_score", "rejection", "scores_of"]
 
 Score = Literal["lac", "aps", "raps"]
+Probability: TypeAlias = Annotated[float, Limits(0, 1)]
 _PENALTY, _FREE = 0.01, 5
 _THRESHOLDS = tuple(1 - 10 ** (-step / 40) for step in range(240, -1, -1))
 """Of the confidence, from 1 - 1e-6 to 0; fixed, as tests of thresholds that the rows choose would not hold."""
@@ -58,6 +60,7 @@ def _uniform(p: Tensor, seed: int) -> Tensor:
     return (mixed.sin() * 43758.5453).frac().abs()
 
 
+@record
 @dataclass(frozen=True)
 class ClassSets:
     """What makes sets: the sorted scores of the true classes of rows used for nothing else.
@@ -68,7 +71,13 @@ class ClassSets:
     """
 
     score: Score
-    scores: tuple[tuple[float, ...], ...]
+    scores: tuple[tuple[Annotated[float, Limits(-10, 1e6)], ...], ...]
+
+    def checked(self) -> ClassSets:
+        """Check the order of the scores after reading."""
+        for i, part in enumerate(self.scores):
+            match(list(part) == sorted(part), f"scores[{i}]", "scores in rising order", part)
+        return self
 
     @classmethod
     def fit(cls, probabilities: Tensor, labels: Tensor, score: Score, *, per_class: bool) -> ClassSets:
@@ -91,6 +100,7 @@ def _limit(scores: Sequence[float], level: float) -> float:
     )
 
 
+@record
 @dataclass(frozen=True)
 class Rejection:
     """A rule: keep a row where its confidence is at least the threshold.
@@ -104,12 +114,12 @@ class Rejection:
         rows: how many rows it was made from.
     """
 
-    threshold: float
-    risk: float
-    confidence: float
-    kept: float
-    errors: float
-    rows: int
+    threshold: Annotated[float, Limits(0, 1), Infinite()]
+    risk: Probability
+    confidence: Probability
+    kept: Probability
+    errors: Probability
+    rows: Annotated[int, Limits(1)]
 
     def __str__(self) -> str:
         if self.kept == 0:

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, TypeAlias
 
 from torch import Tensor
 
-from latedrop.records import Fields, number, or_none, wholes
+from latedrop.records import Limits, record
 
 __all__ = ["STRANGE", "Usual"]
 
@@ -22,8 +22,11 @@ STRANGE = 2.0
 """From this strangeness on a frame is called strange; the variance grows from 1 on."""
 _WIDER = 0.5  # of the range of brightness: what lies outside of it by less is still usual
 _LEAST = 0.02
+_Pixels: TypeAlias = Annotated[int, Limits(1)]
+_Share: TypeAlias = Annotated[float, Limits(0, 1)]
 
 
+@record
 @dataclass(frozen=True)
 class Usual:
     """What frames were seen.
@@ -34,9 +37,9 @@ class Usual:
         brightest: of the brightest one.
     """
 
-    size: tuple[int, int] | None
-    darkest: float
-    brightest: float
+    size: tuple[_Pixels, _Pixels] | None
+    darkest: _Share
+    brightest: _Share
 
     @classmethod
     def of(cls, images: Iterable[Tensor]) -> Usual:
@@ -63,17 +66,3 @@ class Usual:
             words.append(f"brightness {mean:.2f}, usually {self.darkest:.2f} to {self.brightest:.2f}")
             found = max(found, STRANGE, apart)
         return found, tuple(words)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
-        size = None if self.size is None else list(self.size)
-        return {"size": size, "darkest": self.darkest, "brightest": self.brightest}
-
-    @classmethod
-    def from_dict(cls, record: Any, name: str = "usual") -> Usual:
-        """The inverse of `to_dict`; `DataError` where a field is not as it should be."""
-        fields = Fields(record, name)
-        size = fields.take("size", or_none(wholes), length=2, least=1)
-        ends = {part: fields.take(part, number, least=0, most=1) for part in ("darkest", "brightest")}
-        fields.end()
-        return cls(None if size is None else (size[0], size[1]), **ends)

@@ -7,10 +7,9 @@ With `u` the standard deviation and `d` the density of a cell, a policy rejects 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal, TypeAlias, get_args
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -19,19 +18,20 @@ from latedrop.crowd.blocks import block_means, standard_error
 from latedrop.crowd.regions.components import NEAR, Regions, find_regions, usual_threshold
 from latedrop.crowd.regions.table import Floats, Maps, RegionTable
 from latedrop.errors import ArgumentError
-from latedrop.records import Fields, number, or_none, text
+from latedrop.records import Infinite, Limits, record
 
 __all__ = ["FEATURES", "Policy", "apply_policy", "fit_policy", "fit_table"]
 
 Objective: TypeAlias = Literal["count", "regions"]
 
-_ENDS = ("threshold", "greatest_mass", "least_ratio", "least_isolation")
+_Amount: TypeAlias = Annotated[float, Limits(0)]
 FEATURES = ("mass", "ratio", "isolation")
 _TENTH = 0.1  # of the regions are in doubt; of a person: what is lighter is not asked about
 _MOST_MASS = 1.0  # of a rejected region: a person's; whatever is heavier is people, or far from low density
 _GRID = 16  # quantiles of each feature that are tried
 
 
+@record
 @dataclass(frozen=True)
 class Policy:
     """Which regions to reject, and which to call in doubt. Plain JSON.
@@ -47,11 +47,11 @@ class Policy:
             rejected `regions`.
     """
 
-    threshold: float
-    greatest_mass: float = 0.0
-    least_ratio: float = 0.0
-    least_isolation: float = 0.0
-    doubt: float = float("inf")
+    threshold: _Amount
+    greatest_mass: _Amount = 0.0
+    least_ratio: _Amount = 0.0
+    least_isolation: _Amount = 0.0
+    doubt: Annotated[_Amount, Infinite()] = float("inf")
     objective: Objective = "count"
 
     @property
@@ -72,21 +72,6 @@ class Policy:
         """Which regions are in doubt and kept, `(R,)`."""
         chosen: npt.NDArray[np.bool_] = (regions.ratio >= self.doubt) & (regions.mass >= _TENTH)
         return chosen & ~self.rejects(regions)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data; a doubt that no region reaches is None."""
-        record = asdict(self)
-        return record | {"doubt": None if np.isinf(self.doubt) else self.doubt}
-
-    @classmethod
-    def from_dict(cls, record: Any, name: str = "policy") -> Policy:
-        """Read what `to_dict` made; `DataError` where a field is not as it should be."""
-        fields = Fields(record, name)
-        ends = {part: fields.take(part, number, least=0, most=sys.float_info.max) for part in _ENDS}
-        doubt = fields.take("doubt", or_none(number), least=0, most=sys.float_info.max)
-        objective: Any = fields.take("objective", text, among=get_args(Objective))
-        fields.end()
-        return cls(**ends, doubt=float("inf") if doubt is None else doubt, objective=objective)
 
     def __str__(self) -> str:
         if self.rejects_nothing:

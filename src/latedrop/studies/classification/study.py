@@ -18,7 +18,7 @@ from typing import Any
 from latedrop.devices import chosen_device, device_name, one_thread, versions
 from latedrop.errors import ArgumentError, FileError
 from latedrop.files import check_apart, write_aside
-from latedrop.records import understood
+from latedrop.json_text import understood
 from latedrop.studies.classification.data import REPEATS, SETS, SOURCES, Images, ImageSet, Source, load
 from latedrop.studies.classification.measured_unit import Settings, measure, work
 from latedrop.studies.command import (

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from latedrop.errors import DataError, FileError
+from latedrop.errors import FileError
 from latedrop.files import write_aside
-from latedrop.records import Fields, mapping, number
+from latedrop.records import Limits, checked, naming
 from latedrop.studies.command import dumped, read_result
 from latedrop.terminal import folder
 
@@ -51,12 +51,11 @@ class Parts:
                 f"expected a stage made with {json.dumps({**self.key, **more})} in {path}; found "
                 f"{json.dumps(record.get('key'))}. Pass another --out, or --fresh to compute it again."
             )
-        try:
-            fields = Fields(record, name)
-            self.seconds[name] = fields.take("seconds", number, least=0)
-            return fields.take("stage", mapping(lambda value, name: value))
-        except DataError as error:
-            raise FileError(f"{path}: {error}") from error
+        with naming(path):
+            remedy = "Pass --fresh to compute it again."
+            self.seconds[name] = checked(Annotated[float, Limits(0)], record.get("seconds"), f"{name}.seconds", remedy)
+            stage: dict[str, Any] = checked(dict[str, Any], record.get("stage"), f"{name}.stage", remedy)
+            return stage
 
     def keep(self, name: str, run: Callable[[], tuple[dict[str, Any], float]], **more: Any) -> dict[str, Any]:
         """A finished stage, or what `run` gives, a stage and its seconds, written at once."""

@@ -23,7 +23,7 @@ from latedrop.crowd.scenes import make_scenes
 from latedrop.devices import chosen_device, device_name, versions
 from latedrop.errors import ArgumentError, DataError, FileError, LatedropError
 from latedrop.files import check_apart, digest_of, write_aside
-from latedrop.records import understood
+from latedrop.json_text import understood
 from latedrop.studies.command import (
     bar,
     check_at_least,

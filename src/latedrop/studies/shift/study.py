@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from latedrop.files import check_apart
-from latedrop.records import understood
+from latedrop.json_text import understood
 from latedrop.studies.command import bar, run_command, study_parser
 from latedrop.studies.shift.measured_set import Settings, measure, work
 from latedrop.studies.uci import data
