@@ -126,7 +126,7 @@ class Infinite:
 class Tagged:
     """Marks a union of records of which each is known by a field that has one value, as `kind: Literal["log"]`.
 
-    Other values of that field belong to the record `otherwise`.
+    Other values of that field, and that field alone, belong to the record `otherwise`.
     """
 
     field: str = "kind"
@@ -273,7 +273,7 @@ def _adapter(kind: Any) -> Any:
 
 def _tag(value: Any, field: str, choices: dict[str, Any]) -> str:
     tag = value.get(field) if isinstance(value, dict) else None
-    return tag if isinstance(tag, str) and tag in choices else ""
+    return tag if isinstance(tag, str) and tag in choices and len(value) > 1 else ""
 
 
 def _message(errors: Sequence[Any], value: Any, name: str) -> str:
@@ -292,8 +292,17 @@ def _message(errors: Sequence[Any], value: Any, name: str) -> str:
         return f"expected a field {place}; it is missing."
     if error["type"] == "unexpected_keyword_argument":
         return f"expected no other fields in {place.rpartition('.')[0]}; found {str(error['loc'][-1])[:60]!r}."
-    words = [errors[i]["msg"].removeprefix("Input should be ") for i in alike if places[i] == place]
+    words = [_words(errors[i]) for i in alike if places[i] == place]
     return FieldError("", " or ".join(dict.fromkeys(words)), error["input"]).message(place)
+
+
+def _words(error: Any) -> str:
+    """What pydantic expected, after "to be"."""
+    for name, words in (("ge", "at least"), ("le", "at most")):
+        if name in error.get("ctx", ()):
+            return f"{words} {error['ctx'][name]!r}".removesuffix(".0")
+    text: str = error["msg"]
+    return text.removeprefix("Input should be ").replace("Tuple should have", "a list with").partition(" after")[0]
 
 
 def _place(error: Any, value: Any, name: str) -> str:

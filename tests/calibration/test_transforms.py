@@ -1,6 +1,5 @@
 """Targets that were transformed for training: predictions, intervals and scores in the original unit."""
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -183,15 +182,6 @@ def test_saved_and_loaded(unit: Transform, tmp_path: Path) -> None:
     assert_same_doubles(again.predict(x).mean, uq.predict(x).mean)
     with pytest.raises((ArgumentError, FileError)):
         latedrop.load(tmp_path / "cal.json", model, target=Standardized(1, 1))
-
-
-def test_files_from_before_have_no_transform() -> None:
-    model = network()
-    record = json.loads(calibrated(model, rows(model)[1], None).calibration.to_json())["latedrop"]
-    del record["target"]
-    from latedrop.records import sealed
-
-    assert latedrop.Calibration.from_json(sealed("latedrop", record)).target is None
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import latedrop
 from latedrop.calibration.classes.fit import Measured, fitted, losses
 from latedrop.calibration.classes.predictor import ClassPredictor
-from latedrop.calibration.classes.record import FIELD
-from latedrop.errors import ArgumentError, DataError, FileError, OutputError
-from latedrop.records import sealed
+from latedrop.errors import ArgumentError, DataError, OutputError
 from rounding import assert_same_up_to_rounding
 
 NAMES = ["a", "b", "c", "d"]
@@ -174,27 +171,6 @@ def test_a_softmax_is_refused_in_any_precision_and_batch(size: int, dtype: torch
     ended = nn.Sequential(model, nn.Softmax(1)).to(dtype)
     with pytest.raises(OutputError, match="before a softmax"):
         calibrated(ended, DataLoader(TensorDataset(x.to(dtype), y), batch_size=size))
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("features", ["another"]),
-        ("rate", 0.5),
-        ("leverage", {}),
-        ("sets", {"score": "another", "scores": [[0.1]]}),
-        ("sets", {"score": "lac", "scores": [[0.2, 0.1]]}),
-    ],
-    ids=["features", "draws", "leverage", "score", "order"],
-)
-def test_a_file_that_was_edited_and_sealed_again(name: str, value: Any, tmp_path: Path) -> None:
-    model, x, y = case()
-    path = tmp_path / "uq.json"
-    calibrated(model, (x, y)).save(path)
-    record = json.loads(path.read_text())[FIELD]
-    path.write_text(sealed(FIELD, {**record, name: value}))
-    with pytest.raises(FileError, match=f"calibration.{'draws' if name == 'rate' else name}"):
-        latedrop.load(path, model)
 
 
 def test_what_only_classes_have_does_not_hide_what_is_wrong() -> None:

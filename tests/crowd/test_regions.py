@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,7 @@ from latedrop.crowd.regions import (
     usual_threshold,
 )
 from latedrop.errors import ArgumentError, DataError
+from latedrop.records import checked, plain
 from rounding import rounding
 
 Array = npt.NDArray[np.float64]
@@ -127,7 +129,7 @@ def test_policy_takes_regions_out_of_the_map() -> None:
     assert kept[20, 30] == 0
     assert kept[8, 8] == density[8, 8]
     for change in ({"greatest_mass": 0.2}, {"least_ratio": 2.0}, {"least_isolation": 90.0}):
-        other = Policy(**{**policy.to_dict(), "doubt": 1.0, **change})
+        other = replace(policy, doubt=1.0, **change)
         assert not apply_policy(density, std, other)[1].any()
     assert Policy(0.005).rejects_nothing
     assert not apply_policy(density, std, Policy(0.005))[1].any()
@@ -151,9 +153,9 @@ def test_doubt_is_for_regions_that_matter() -> None:
 
 def test_policy_survives_json() -> None:
     for policy in (Policy(0.1, 0.5, 0.2, 3.0, 0.7, "regions"), Policy(0.1)):
-        assert Policy.from_dict(json.loads(json.dumps(policy.to_dict()))) == policy
+        assert checked(Policy, plain(policy), "policy", "") == policy
     with pytest.raises(DataError, match=r"expected a field policy.greatest_mass; it is missing"):
-        Policy.from_dict({"threshold": 0.1})
+        checked(Policy, {"threshold": 0.1}, "policy", "")
     assert "rejects nothing" in str(Policy(0.1))
     assert "at most 0.5 people" in str(Policy(0.1, 0.5))
 

@@ -17,7 +17,8 @@ from latedrop import calibrate, find_sites, inject, linearize, propagate, sample
 from latedrop.dropout.first_order import unit_variances
 from latedrop.errors import DataError, LatedropWarning, OutputError, SiteError
 from latedrop.network.functional import operator_name
-from latedrop.network.sites import Sites
+from latedrop.network.sites import Sites, StoredSites
+from latedrop.records import checked, plain
 from rounding import assert_same_up_to_rounding
 from seen import inputs_of
 
@@ -533,12 +534,10 @@ def test_calibrate_save_load_predict_and_explain(tmp_path) -> None:
     assert columns[0]["w2"].shape == (16,)
 
 
-def test_files_of_module_sites_are_as_they_were() -> None:
-    rows = find_sites(in_modules(Raw()), torch.randn(6, 5)).to_list()
-    assert "weight" not in rows[0]
-    assert Sites.from_list(rows)[0].weight is None
-    raw = find_sites(Raw(), torch.randn(6, 5))
-    assert Sites.from_list(raw.to_list()) == raw
+def test_sites_survive_json() -> None:
+    for model in (Raw(), in_modules(Raw())):
+        sites = find_sites(model, torch.randn(6, 5))
+        assert checked(StoredSites, plain(sites), "sites", "") == sites
 
 
 def test_scripts_cannot_be_seen_into() -> None:

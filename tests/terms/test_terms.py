@@ -387,7 +387,7 @@ class TestNamedFeatures:
         assert found.terms is not None
         assert found.terms.features == Features(("4",))
         assert found.terms.guard is not None
-        assert found.terms.guard.term.state()["root"].shape == (9, 9)  # type: ignore[index]
+        assert found.terms.guard.term.root.shape == (9, 9)  # type: ignore[attr-defined]
 
     @pytest.mark.parametrize("names", [["0"], [], ["4", "nobody"]])
     def test_names_that_are_no_features(self, names: list[str]) -> None:
