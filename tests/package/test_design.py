@@ -14,8 +14,9 @@ import latedrop
 SOURCE = Path(latedrop.__file__).parent
 ROOMS = [
     {"errors"},
-    {"records", "numerals", "quantiles", "switches", "lazy", "wrappers"},
-    {"torch_private", "files", "devices", "addresses", "terminal", "progress"},
+    {"files", "json_text", "numerals", "switches", "lazy", "wrappers"},
+    {"records"},
+    {"quantiles", "stored_tensors", "torch_private", "devices", "addresses", "terminal", "progress"},
     {"metrics", "plots", "web"},
     {"data"},
     {"network"},

@@ -139,13 +139,13 @@ def mutated(data: dict[str, Any], chance: random.Random) -> dict[str, Any]:
             inner.insert(key, old)
         elif way == 1:
             inner[f"{key}2"] = old
-        elif way == 2 and isinstance(old, (int, float)) and not isinstance(old, bool):
+        elif way == 2 and isinstance(old, (int, float)) and not isinstance(old, bool) and abs(old) < 1e300:
             inner[key] = chance.choice((old * 1.5, -old, old + 1, float(old)))
         elif way == 2 and isinstance(old, str) and old:
             spot = chance.randrange(len(old))
             inner[key] = old[:spot] + chance.choice("aZ0 =:.") + old[spot + 1 :]
         elif way == 3:
-            inner[key] = at(copy, chance.choice(every)) if chance.random() < 0.5 else {"tensor": old}
+            inner[key] = json.loads(json.dumps(at(copy, chance.choice(every)) if chance.random() < 0.5 else [old]))
         elif way == 4 and isinstance(old, list) and len(old) > 1:
             chance.shuffle(old)
         else:
