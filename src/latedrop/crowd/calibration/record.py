@@ -212,7 +212,7 @@ class CrowdCalibration:
     @classmethod
     def from_json(cls, content: str) -> CrowdCalibration:
         """Read what `to_json` wrote; `DataError` where it is damaged, edited, or something else."""
-        if f'"{CALIBRATION.key}"' in content[:20]:
+        if f'"{CROWD.key}"' not in content and f'"{CALIBRATION.key}"' in content:
             raise DataError(
                 "expected the calibration of a people counter, of its count and its map; found that of a single "
                 "readout, as Predictor.save writes. Run `crowd calibrate`."
