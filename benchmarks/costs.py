@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from benchmarks.nets import speed_nets
 from benchmarks.timing import RESULTS, machine, medians, seconds_of, turns_within, write
 from latedrop import Network, Site, find_sites, sample
-from latedrop.calibration.search import PAPER_RATES
+from latedrop.calibration.methods import PAPER_RATES
 from latedrop.devices import chosen_device
 from latedrop.dropout.chunks import fitting_chunk
 from latedrop.dropout.masks import masks

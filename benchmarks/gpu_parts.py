@@ -21,7 +21,7 @@ from benchmarks.gpu_setting import DRAWS, RATE, Setting, Unit
 from benchmarks.nets import SpeedNet, speed_nets
 from benchmarks.timing import peak_bytes
 from benchmarks.versions import copying_rows
-from latedrop import Predictor, calibrate, find_sites, linearize, sample
+from latedrop import Batches, Predictor, Sampling, calibrate, find_sites, linearize, sample
 
 HERE = Path(__file__).parents[1]
 
@@ -104,7 +104,7 @@ def _calibrated(case: Case, rows: int = 16) -> Predictor:
             [case.model(part) if case.readout is None else case.readout(case.model(part)) for part in x.split(4)]
         )
     noise = torch.linspace(-1, 1, rows, device=own.device).reshape(-1, *[1] * (own.dim() - 1)) * own.std()
-    uq = calibrate(case.model, (x, own + noise), readout=case.readout, batch_size=8, progress=False)
+    uq = calibrate(case.model, (x, own + noise), readout=case.readout, batches=Batches(8), progress=False)
     record = uq.calibration
     names = [*(f"dropout:{site.name}" for site in record.sites), "leverage"]
     used = replace(record.terms, columns=tuple(names), coefficients=((1e-3,) * len(names),))
@@ -228,7 +228,11 @@ def _one_row_predicted(setting: Setting) -> dict[str, Any]:
     with torch.no_grad():
         y = model(rows)
     y = y + y.std() * torch.randn(y.shape, generator=generator).to(y)
-    ways = {"default": {}, "first order": {"method": "linear"}, "50 draws": {"rates": [RATE], "draws": 50}}
+    ways = {
+        "default": {},
+        "first order": {"method": "linear"},
+        "50 draws": {"method": Sampling(rates=[RATE], draws=50)},
+    }
     made = {name: calibrate(model, (rows, y), progress=False, **options) for name, options in ways.items()}
 
     def plain() -> Tensor:

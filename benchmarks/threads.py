@@ -102,7 +102,7 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
 def predictor_of(net: SpeedNet, device: torch.device, draws: int, engine: str) -> Callable[[], latedrop.Prediction]:
     """What predicts one row with a calibrated network."""
     model = net.made(device)
-    options: dict[str, Any] = {"rates": [RATE], "draws": draws, "method": "sample", "progress": False}
+    options: dict[str, Any] = {"method": latedrop.Sampling(rates=[RATE], draws=draws), "progress": False}
     if engine != "auto":
         options["engine"] = engine
     predictor = latedrop.calibrate(model, net.data(16, device, seed=1), **options)

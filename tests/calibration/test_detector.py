@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import latedrop
-from latedrop.calibration.detection import COMBINED, Combination, p_values
-from latedrop.calibration.detector import Detector
+from latedrop.detection.detection import COMBINED, Combination, p_values
+from latedrop.detection.detector import Detector
 from latedrop.errors import ArgumentError, DataError, FileError
 from rounding import assert_same_up_to_rounding
 
-QUICK: dict[str, Any] = {"terms": ["leverage"], "progress": False}
+QUICK: dict[str, Any] = {"method": latedrop.Terms(["leverage"]), "progress": False}
 
 
 def rows(count: int, seed: int, times: float = 1.0) -> Tensor:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from latedrop import Network, calibrate, find_sites, sample
+from latedrop import Network, Sampling, calibrate, find_sites, sample
 from latedrop.dropout.compiled import _MOST
 from latedrop.errors import ArgumentError, DataError, LatedropWarning, OutputError
 from latedrop.network.sites import Site
@@ -40,7 +40,7 @@ def test_draws_are_those_of_the_steps(case: Case, chunk: int, uncompiled: None) 
     model, x = case.make()
     sites, network = find_sites(model, x), Network(model)
     for rate in RATES:
-        options: dict[str, Any] = {"sites": sites, "readout": case.readout, "chunk": chunk}
+        options: dict[str, Any] = {"sites": sites, "readout": case.readout, "method": Sampling(chunk=chunk)}
         found = sample(network, x, rate, DRAWS, 3, engine="compiled", **options)
         expected = sample(model, x, rate, DRAWS, 3, **options)
         assert_same_up_to_rounding(found.mean, expected.mean)
@@ -90,7 +90,7 @@ def test_calibration_and_prediction(method: Any, uncompiled: None) -> None:
     model, x = mlp(), torch.randn(40, 5)
     y = torch.randn(40, 1)
     options: dict[str, Any] = {"method": method, "progress": False}
-    options |= {"rates": [0.1, 0.2], "draws": 20} if method == "sample" else {}
+    options |= {"method": Sampling(rates=[0.1, 0.2], draws=20)} if method == "sample" else {}
     fast, usual = (calibrate(model, (x, y), engine=name, **options) for name in ("compiled", "auto"))
     for batch in (x, 3 * x, x):
         a, b = fast.predict(batch), usual.predict(batch)

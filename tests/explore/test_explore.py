@@ -13,10 +13,10 @@ pytest.importorskip("uvicorn", reason="the page is an extra")
 testclient = pytest.importorskip("fastapi.testclient", reason="httpx asks")
 
 import worn  # noqa: E402
-from latedrop.calibration.predictor import Predictor  # noqa: E402
 from latedrop.cli import main  # noqa: E402
 from latedrop.cli.exploring import explore_line  # noqa: E402
 from latedrop.explore.server import make_app  # noqa: E402
+from latedrop.prediction.predictor import Predictor  # noqa: E402
 from rounding import assert_same_up_to_rounding, rounding  # noqa: E402
 
 NETS = """

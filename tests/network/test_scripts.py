@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from latedrop import LatedropWarning, calibrate, find_sites, inject, linearize, load, propagate, sample
+from latedrop import LatedropWarning, Sampling, calibrate, find_sites, inject, linearize, load, propagate, sample
 from latedrop.errors import ArgumentError, SiteError
 from rounding import assert_same_up_to_rounding
 
@@ -159,6 +159,6 @@ def test_gradients_of_a_model_that_differentiates_itself_stay_off_its_weights() 
 def test_calibrated_saved_and_loaded(kind: str, tmp_path: object) -> None:
     model, _, x = made(kind)
     model.train()
-    uq = calibrate(model, (x.repeat(3, 1, 1, 1), torch.randn(18, 1)), [0.2], progress=False)
+    uq = calibrate(model, (x.repeat(3, 1, 1, 1), torch.randn(18, 1)), method=Sampling(rates=[0.2]), progress=False)
     uq.save(f"{tmp_path}/uq.json")
     assert_same_up_to_rounding(load(f"{tmp_path}/uq.json", model).predict(x).variance, uq.predict(x).variance)

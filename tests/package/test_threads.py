@@ -29,6 +29,7 @@ from latedrop import Prediction, Predictor, calibrate, find_sites, inject, linea
 from latedrop.errors import DataError
 from latedrop.switches import _HELD, held
 from latedrop.torch_private import reroute_calls
+from quick import quick
 from rounding import assert_same_up_to_rounding, rounding
 from zoo import ZOO, Case
 
@@ -164,7 +165,8 @@ def method(name: str, engine: str = "auto") -> Work:
 
 
 def predictor(model: nn.Module, x: Tensor, y: Tensor, name: str, engine: str = "auto") -> Predictor:
-    return calibrate(model, (x, y), rates=[0.1, RATE], draws=DRAWS, method=name, engine=engine, progress=False)
+    found: Predictor = quick([0.1, RATE], DRAWS)(model, (x, y), method=name, engine=engine)
+    return found
 
 
 WORKS: dict[str, Work] = {

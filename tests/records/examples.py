@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 import latedrop
-from latedrop.calibration.classes.record import CLASSES
-from latedrop.calibration.detector import DETECTOR
-from latedrop.calibration.exporting import _record
+from latedrop.calibration.class_record import CLASSES
 from latedrop.calibration.record import CALIBRATION
+from latedrop.detection.detector import DETECTOR
 from latedrop.onnx_files.metadata import METADATA, Metadata
+from latedrop.prediction.exporting import _record
 from latedrop.records import Format
 from latedrop.stored_tensors import inline
 from latedrop.streams.state import STREAM
@@ -58,22 +58,22 @@ def calibrated(outputs: int = 1, **options: Any) -> latedrop.Predictor:
 
 def by_terms() -> latedrop.Predictor:
     terms = ["dropout", "leverage", "neighbours", latedrop.terms.InputNoise(0.1), latedrop.terms.Size()]
-    return calibrated(terms=terms, reference=rows(60, 1), target=latedrop.Standardized(1.0, 2.0))
+    unit = latedrop.Standardized(1.0, 2.0)
+    return calibrated(method=latedrop.Terms(terms), reference=rows(60, 1), target=unit)
 
 
 def by_rates() -> latedrop.Predictor:
     x = rows(30, 2)
     with torch.no_grad():
         held_out = x, network(2)(x) + 0.1
-    found = calibrated(2, draws=5, rates=[0.1, 0.3], conformal_data=held_out)
+    found = calibrated(2, method=latedrop.Sampling([0.1, 0.3], draws=5)).conformal(held_out)
     return found.scaled(found.calibration.tradeoff()[3])
 
 
 def classifier() -> Any:
     x = rows(60)
-    uq = latedrop.calibrate(
-        network(3), (x, torch.arange(60) % 3), task="classification", class_names=["a", "b", "c"], progress=False
-    )
+    task = latedrop.Classification(["a", "b", "c"])
+    uq = latedrop.calibrate(network(3), (x, torch.arange(60) % 3), task=task, progress=False)
     return uq.conformal((rows(40, 3), torch.arange(40) % 3)).reject((rows(40, 4), torch.arange(40) % 3), risk=0.01)
 
 
@@ -82,7 +82,7 @@ def write_all(folder: Path) -> None:
     uq, two, classes = by_terms(), by_rates(), classifier()
     CALIBRATION.write(folder / "terms.json", uq.calibration, inline)
     CALIBRATION.write(folder / "rates.json", two.calibration, inline)
-    per_site = calibrated(method="linear", per_site=True, floor=True).calibration
+    per_site = calibrated(method=latedrop.FirstOrder(per_site=True, floor=True)).calibration
     CALIBRATION.write(folder / "per_site.json", per_site, inline)
     CLASSES.write(folder / "classes.json", classes.calibration, inline)
     classes.detector(rows(50, 5), ["strangeness", "entropy", "neighbours"]).save(folder / "detector.json")

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import latedrop
-from latedrop.calibration.detector import Detector
+from latedrop.detection.detector import Detector
 from latedrop.errors import ArgumentError, DataError, FileError
 from latedrop.records import FORMAT, Format, checksum_of, plain
 from latedrop.stored_tensors import inline
@@ -357,7 +357,7 @@ class TestLoad:
             latedrop.load(path, network())
 
     def test_a_floor_that_the_model_cannot_hold(self, tmp_path: Path) -> None:
-        path, uq = tmp_path / "c.json", calibrated(draws=5, rates=[0.1])
+        path, uq = tmp_path / "c.json", calibrated(method=latedrop.Sampling([0.1], draws=5))
         data = json.loads(uq.calibration.to_json())["latedrop"]
         path.write_text(resealed(KINDS["rates"], changed(data, ("floors",), [1e60])))
         with pytest.raises(FileError, match=r"expected scales and floors in .*c.json that give a finite variance"):

@@ -1,8 +1,8 @@
 """Terms with their coefficients and the guard: what turns rows into variances, and how it is kept.
 
-    variance(x) = g(x) · (floor + sum_j theta_j t_j(x)) + (g(x) - 1) · constant,      g(x) = max(1, strangeness(x)),
+    variance(x) = g(x) · (floor + sum_j theta_j t_j(x)) + (g(x) - 1) · constant,      g(x) = max(1, novelty(x)),
 
-where the strangeness is the leverage of a row in units of what 90 % of the validation rows stay below, and the constant
+where the novelty is the leverage of a row in units of what 90 % of the validation rows stay below, and the constant
 their mean squared error.
 """
 
@@ -15,39 +15,79 @@ from typing import Annotated, Any, TypeAlias
 import torch
 from torch import Tensor
 
-from latedrop.calibration.beyond import told_apart
+from latedrop.calibration.cross_validation import Candidate
 from latedrop.calibration.scale import along_outputs
-from latedrop.calibration.term_fit import Candidate, guarded, ignorant
 from latedrop.data.arrays import any_true, constants
 from latedrop.errors import ArgumentError, DataError, FileError
 from latedrop.records import FieldError, Limits, Tagged, Via, match, record
 from latedrop.streams.usual import Usual
-from latedrop.terms import Dropout, Given, InputNoise, Leverage, LocalErrors, Neighbours, OwnDropout, Rows, Size, Term
+from latedrop.terms import (
+    BatchContext,
+    Dropout,
+    InputNoise,
+    Leverage,
+    LocalErrors,
+    Neighbours,
+    OwnDropout,
+    Size,
+    Term,
+    VarianceHead,
+)
 from latedrop.terms.features import Features
 from latedrop.terms.term import Missing
 from latedrop.torch_private import being_traced
 
 __all__ = [
     "KINDS",
+    "LARGEST",
     "FittedTerms",
     "Guard",
     "aligned",
     "checked_terms",
+    "guarded",
+    "ignorant",
     "is_site",
     "measured_columns",
     "shares_of_terms",
     "term_of",
+    "told_apart",
 ]
 
 KINDS: dict[str, type[Term]] = {
-    kind.name: kind for kind in (Dropout, OwnDropout, Leverage, Neighbours, LocalErrors, Size, Given, InputNoise)
+    kind.name: kind for kind in (Dropout, OwnDropout, Leverage, Neighbours, LocalErrors, Size, VarianceHead, InputNoise)
 }
 _Stored: TypeAlias = Annotated[
-    Dropout | OwnDropout | Leverage | Neighbours | LocalErrors | Size | Given | InputNoise | Missing,
+    Dropout | OwnDropout | Leverage | Neighbours | LocalErrors | Size | VarianceHead | InputNoise | Missing,
     Tagged("name", otherwise=Missing),
 ]
 _Amount: TypeAlias = Annotated[float, Limits(0, 1e30)]
 _Amounts: TypeAlias = Annotated[tuple[_Amount, ...], Limits(1)]
+LARGEST = torch.finfo(torch.float32).max
+"""The novelty of rows beyond; none is larger."""
+
+
+def guarded(variance: Tensor, factor: Tensor, constant: Tensor, ceiling: Tensor | None = None) -> Tensor:
+    """`g · variance + (g - 1) · constant`: a row far outside is no narrower than a constant would be there.
+
+    Nor is it made wider than `ceiling`.
+    """
+    grown = factor * variance + (factor - 1) * constant
+    return grown if ceiling is None else torch.minimum(grown, torch.maximum(variance, ceiling))
+
+
+def ignorant(mean: Tensor, centre: Tensor, spread: Tensor) -> Tensor:
+    """`spread + (mean - centre)^2`: how far off a prediction is on average if the target is any of those known.
+
+    `centre` and `spread` are the mean and the variance of the known targets.
+    """
+    return spread + (mean - centre).square()
+
+
+def told_apart(novelty: Tensor) -> Tensor:
+    """At most the largest number, which is also that of rows whose features are none."""
+    if being_traced():  # a file's numbers are looked at where it is run
+        return novelty
+    return novelty.nan_to_num(nan=LARGEST, posinf=LARGEST).clamp_max(LARGEST)
 
 
 @record
@@ -73,20 +113,20 @@ class Guard:
     grows: bool = True
     most: Annotated[float, Limits(1, 1e30)] | None = None
 
-    def strangeness(self, rows: Rows) -> Tensor:
+    def novelty(self, rows: BatchContext) -> Tensor:
         """`(N,)`: below 1 for rows like 90 % of the validation rows, infinite for those beyond numbers."""
         found = rows.values_of(self.term) / self.limit
         if being_traced():
             return found
         return found.nan_to_num(nan=torch.inf, posinf=torch.inf)
 
-    def factor(self, strangeness: Tensor) -> Tensor:
+    def factor(self, novelty: Tensor) -> Tensor:
         """What the variance is multiplied by, `(N,)`."""
-        return strangeness.clamp(1, self.most) if self.grows else torch.ones_like(strangeness)
+        return novelty.clamp(1, self.most) if self.grows else torch.ones_like(novelty)
 
-    def grown(self, variance: Tensor, strangeness: Tensor, mean: Tensor) -> Tensor:
+    def grown(self, variance: Tensor, novelty: Tensor, mean: Tensor) -> Tensor:
         """The variance `(N, ...)` of rows that are so strange, `(N,)`, for what the network says of them."""
-        factor = self.factor(strangeness).reshape(-1, *[1] * (variance.dim() - 1)).to(variance)
+        factor = self.factor(novelty).reshape(-1, *[1] * (variance.dim() - 1)).to(variance)
         known = [self.constants, self.centres, self.spreads] if self.centres else [self.constants]
         constant, *targets = (along_outputs(constants(part), variance) for part in known)
         return guarded(variance, factor, constant, ignorant(mean.to(variance), *targets) if targets else None)
@@ -108,7 +148,7 @@ class FittedTerms:
         candidates: the nested models that were compared, the simplest first.
         choice: the name of the one in use.
         reference_rows: how many reference rows there were; 0 where the validation rows stood in.
-        usual: how strangeness and shares of the validation rows are spread; None where it is not known.
+        usual: how novelty and shares of the validation rows are spread; None where it is not known.
     """
 
     terms: Annotated[tuple[Term, ...], Via(tuple[_Stored, ...], tuple)]
@@ -176,7 +216,7 @@ class FittedTerms:
         named = dict(zip(self.columns, theta, strict=True))
         return [named.get(f"{Dropout.name}:{name}", 0.0) for name in sites]
 
-    def parts(self, rows: Rows) -> dict[str, Tensor]:
+    def parts(self, rows: BatchContext) -> dict[str, Tensor]:
         """What each column and the floor add to the variance, `(N, ...)` each; the guard multiplies their sum."""
         found = measured_columns(self.active, rows)
         used = {name: constants(tuple(theta)) for name, *theta in zip(self.columns, *self.coefficients, strict=True)}
@@ -184,14 +224,14 @@ class FittedTerms:
         floors = along_outputs(constants(self.floors), rows.mean)
         return {**parts, "floor": torch.zeros_like(rows.mean) + floors}
 
-    def variance(self, rows: Rows) -> tuple[Tensor, Tensor | None, dict[str, Tensor] | None]:
+    def variance(self, rows: BatchContext) -> tuple[Tensor, Tensor | None, dict[str, Tensor] | None]:
         """The variance `(N, ...)`; how strange each row is, `(N,)`, where there is a guard; shares, but not of maps."""
         parts = self.parts(rows)
         total = torch.stack(list(parts.values())).sum(0)
         shares = shares_of_terms(parts) if total.dim() < 3 else None
         if self.guard is None:
             return total, None, shares
-        strange = self.guard.strangeness(rows)
+        strange = self.guard.novelty(rows)
         return self.guard.grown(total, strange, rows.mean), told_apart(strange), shares
 
     def lines(self) -> list[str]:
@@ -252,7 +292,7 @@ def checked_terms(terms: Any) -> tuple[Term, ...]:
     return tuple(found)
 
 
-def measured_columns(terms: Sequence[Term], rows: Rows) -> dict[str, Tensor]:
+def measured_columns(terms: Sequence[Term], rows: BatchContext) -> dict[str, Tensor]:
     """The columns of all terms in the shape of the mean `(N, ...)`; refused where below 0 or not finite."""
     found: dict[str, Tensor] = {}
     for term in terms:

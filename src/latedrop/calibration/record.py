@@ -14,7 +14,6 @@ from torch import Tensor
 
 from latedrop.calibration.fitted_terms import FittedTerms, aligned
 from latedrop.calibration.intervals import Intervals
-from latedrop.calibration.measuring import Method
 from latedrop.calibration.scale import Floors, Scales, TradeoffPoint, apply_scale, lifted
 from latedrop.calibration.seen import Sketch
 from latedrop.calibration.transforms import StoredTransform
@@ -25,7 +24,20 @@ from latedrop.network.sites import Rate, StoredSites, rates_by_site
 from latedrop.records import Format, Limits, match, record
 from latedrop.stored_tensors import Beside, inline
 
-__all__ = ["CALIBRATION", "Calibration", "Choice", "Columns", "RateRow", "checked_choice", "lifted", "rate_text"]
+__all__ = [
+    "CALIBRATION",
+    "Calibration",
+    "Choice",
+    "Columns",
+    "Method",
+    "RateRow",
+    "checked_choice",
+    "lifted",
+    "rate_text",
+]
+
+Method: TypeAlias = Literal["terms", "sample", "linear", "propagate"]
+
 
 Choice: TypeAlias = Literal["optimal", "relaxed"] | Annotated[float, Limits(5e-324, 3.4e38)] | TradeoffPoint
 """Which scale is in use: that of least NLL, the balanced one, a number, or a step between them from `tradeoff()`."""
@@ -270,6 +282,10 @@ class Calibration:
             return ""
         used = f"{self.intervals.kind} intervals" if self.intervals is not None else "another scale"
         return f"This is said of Gaussian intervals with the scale of least NLL; predictions use {used}: evaluate them."
+
+    def __repr__(self) -> str:
+        made_of = f"rate {rate_text(self.rate)}" if self.terms is None else self.terms.choice
+        return f"Calibration by method {self.method}: {made_of}, scale {self.choice}, {self.rows} validation rows"
 
     def __str__(self) -> str:
         lines = [str(self.verdict)] if self.verdict is not None else []

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from latedrop.calibration.classes.record import CLASSES, ClassCalibration
+from latedrop.calibration.class_record import CLASSES, ClassCalibration
 from latedrop.calibration.record import CALIBRATION, Calibration
 from latedrop.errors import FileError, LatedropError
 from latedrop.files import readable, write_aside

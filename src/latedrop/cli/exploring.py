@@ -14,10 +14,10 @@ from latedrop.errors import ArgumentError
 from latedrop.terminal import need, option, say
 
 if TYPE_CHECKING:
-    from latedrop.calibration.predictor import Predictor
     from latedrop.cli.feed import Labelled
     from latedrop.cli.tables import Rows
     from latedrop.explore.rows import Explored
+    from latedrop.prediction.predictor import Predictor
 
 __all__ = ["explore", "explore_line"]
 
@@ -53,12 +53,12 @@ def explore(
     """
     with command(debug):
         need("serve", "fastapi", "uvicorn")
-        from latedrop.calibration.named import load_calibrated, load_model
-        from latedrop.calibration.predictor import Predictor
         from latedrop.cli.feed import Labelled, Source
         from latedrop.cli.judging import units_of
         from latedrop.explore.server import serve
         from latedrop.metrics.levels import checked_level
+        from latedrop.named import load_calibrated, load_model
+        from latedrop.prediction.predictor import Predictor
 
         _ = level is None or checked_level(level)
         network = load_model(model, weights, trust=trust, device=device, untrained=untrained)

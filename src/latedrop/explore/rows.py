@@ -11,14 +11,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from latedrop.calibration.evaluation import constant_std
-from latedrop.calibration.groups import Floats, Held, Inputs, by_deviation, by_input, by_strangeness
-from latedrop.calibration.judgement import Judgement
-from latedrop.calibration.prediction import Prediction
-from latedrop.calibration.predictor import Predictor
 from latedrop.errors import ArgumentError, LatedropError
+from latedrop.evaluation.evaluation import constant_std
+from latedrop.evaluation.groups import Floats, Held, Inputs, by_deviation, by_input, by_strangeness
+from latedrop.evaluation.judgement import Judgement
 from latedrop.lazy import lazy
 from latedrop.metrics.levels import central_quantile, checked_level
+from latedrop.prediction.prediction import Prediction
+from latedrop.prediction.predictor import Predictor
 
 __all__ = ["Explored", "check_shape"]
 

@@ -195,6 +195,9 @@ class OnnxPrediction:
         named = {"mean": self.mean, "std": self.std, "low": low, "high": high}
         return named if self.strangeness is None else {**named, "strangeness": self.strangeness}
 
+    def __repr__(self) -> str:
+        return f"OnnxPrediction of {len(self)} rows, mean {self.mean.shape}, with {', '.join(self.outputs)}"
+
     def __len__(self) -> int:
         return len(self.mean)
 
@@ -296,6 +299,9 @@ class OnnxClassPrediction:
     def to_dict(self) -> dict[str, Array]:
         """Named results, as `ClassPrediction.to_dict` gives them."""
         return dict(self.outputs)
+
+    def __repr__(self) -> str:
+        return f"OnnxClassPrediction of {len(self)} rows, with {', '.join(self.outputs)}"
 
     def __len__(self) -> int:
         return len(self.label)

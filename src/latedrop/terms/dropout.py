@@ -8,7 +8,7 @@ autograd cannot differentiate, are measured by draws: `t(x)` is the variance ove
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import Annotated, Literal, get_args
+from typing import Annotated, ClassVar, Literal, get_args
 
 from torch import Tensor
 
@@ -17,7 +17,7 @@ from latedrop.dropout.options import Sampling, checked_draws
 from latedrop.dropout.sampling import sample_rates
 from latedrop.errors import ArgumentError, LatedropError
 from latedrop.records import Limits, record
-from latedrop.terms.term import Rows, Term
+from latedrop.terms.term import BatchContext, Term
 
 __all__ = ["Dropout"]
 
@@ -39,7 +39,8 @@ class Dropout(Term):
     >>> import latedrop, torch
     >>> x = torch.linspace(-1, 1, 64)[:, None]
     >>> net = torch.nn.Sequential(torch.nn.Linear(1, 20), torch.nn.Tanh(), torch.nn.Linear(20, 1))
-    >>> latedrop.calibrate(net, (x, x**2), terms=[Dropout("draws", draws=20), "leverage"]).predict(x).std.shape
+    >>> method = latedrop.Terms([Dropout("draws", draws=20), "leverage"])
+    >>> latedrop.calibrate(net, (x, x**2), method=method).predict(x).std.shape
     torch.Size([64, 1])
     """
 
@@ -49,6 +50,7 @@ class Dropout(Term):
     draws: int = 10
     seed: int = 0
     name: Literal["dropout"] = "dropout"
+    is_block: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.way is not None and self.way not in get_args(_Way):
@@ -57,7 +59,7 @@ class Dropout(Term):
             raise ArgumentError(f"expected a rate inside (0, 1); found {self.rate!r}.")
         self.draws, self.seed = checked_draws(self.draws), checked_seed(self.seed)
 
-    def prepared(self, rows: Rows) -> Dropout:
+    def prepared(self, rows: BatchContext) -> Dropout:
         """See `Term`."""
         if self.way is not None:
             return self
@@ -71,7 +73,7 @@ class Dropout(Term):
                 way = "draws"
         return replace(self, way=way)
 
-    def columns(self, rows: Rows) -> dict[str, Tensor]:
+    def columns(self, rows: BatchContext) -> dict[str, Tensor]:
         """See `Term`."""
         if self.way != "draws":
             by_site = rows.linear.variance_by_site

@@ -22,7 +22,7 @@ from latedrop.network.network import Network
 from latedrop.records import record
 from latedrop.stored_tensors import StoredTensor
 from latedrop.switches import without_cudnn
-from latedrop.terms.term import Rows, Term
+from latedrop.terms.term import BatchContext, Term
 
 __all__ = ["InputNoise"]
 
@@ -42,7 +42,7 @@ class InputNoise(Term):
     >>> import latedrop
     >>> x = torch.linspace(-1, 1, 64)[:, None]
     >>> net = torch.nn.Sequential(torch.nn.Linear(1, 20), torch.nn.Tanh(), torch.nn.Linear(20, 1))
-    >>> latedrop.calibrate(net, (x, x**2), terms=["dropout", InputNoise(0.1)]).predict(x).std.shape
+    >>> latedrop.calibrate(net, (x, x**2), method=latedrop.Terms(["dropout", InputNoise(0.1)])).predict(x).std.shape
     torch.Size([64, 1])
     """
 
@@ -58,7 +58,7 @@ class InputNoise(Term):
         if not bool(torch.isfinite(self.std).all()) or bool((self.std < 0).any()):
             raise ArgumentError(f"expected finite sizes of at least 0 for the noise of the inputs; found {std}.")
 
-    def columns(self, rows: Rows) -> dict[str, Tensor]:
+    def columns(self, rows: BatchContext) -> dict[str, Tensor]:
         """See `Term`."""
         if not self.each:
             return {"": self.values(rows)}
@@ -71,7 +71,7 @@ class InputNoise(Term):
         squares = torch.stack([self._carried(g) for (g,) in by_output], 1)
         return {str(i): squares[..., i].reshape(rows.mean.shape) for i in range(squares.shape[-1])}
 
-    def values(self, rows: Rows) -> Tensor:
+    def values(self, rows: BatchContext) -> Tensor:
         """See `Term`."""
         by_output = _gradients(rows.network, rows.x, rows.readout)
         if len(by_output[0]) > 1 and self.std.dim() > 0:

@@ -20,7 +20,7 @@ from torch import Tensor
 from latedrop.errors import ArgumentError, DataError
 from latedrop.records import record
 from latedrop.stored_tensors import StoredTensor
-from latedrop.terms.term import Rows, Term
+from latedrop.terms.term import BatchContext, Term
 
 __all__ = ["Leverage"]
 
@@ -41,7 +41,9 @@ class Leverage(Term):
     >>> import latedrop
     >>> x = torch.linspace(-1, 1, 64)[:, None]
     >>> net = torch.nn.Sequential(torch.nn.Linear(1, 20), torch.nn.Tanh(), torch.nn.Linear(20, 1))
-    >>> latedrop.calibrate(net, (x, x**2), terms=["dropout", Leverage(ridge=0.01)]).predict(x).std.shape
+    >>> latedrop.calibrate(net, (x, x**2), method=latedrop.Terms(["dropout", Leverage(ridge=0.01)])).predict(
+    ...     x
+    ... ).std.shape
     torch.Size([64, 1])
     """
 
@@ -78,7 +80,7 @@ class Leverage(Term):
         root = torch.linalg.inv(torch.linalg.cholesky(mean))
         return Leverage(self.ridge, root=root.contiguous(), rows=count, own=own)
 
-    def values(self, rows: Rows) -> Tensor:
+    def values(self, rows: BatchContext) -> Tensor:
         """See `Term`."""
         if self.root is None:
             raise DataError("expected a term that has seen reference rows; found one that has not.")

@@ -20,7 +20,7 @@ from latedrop.errors import ArgumentError, DataError, LatedropError
 from latedrop.lazy import lazy
 from latedrop.records import record
 from latedrop.stored_tensors import StoredTensor
-from latedrop.terms.term import Rows, Term
+from latedrop.terms.term import BatchContext, Term
 
 __all__ = ["LocalErrors", "Neighbours"]
 
@@ -77,6 +77,7 @@ class _Looking(Term):
     center: StoredTensor | None = field(default=None, repr=False)
     spread: StoredTensor | None = field(default=None, repr=False)
     needs_features: ClassVar[bool] = True
+    is_lookup: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if isinstance(self.k, bool) or not isinstance(self.k, int) or self.k < 1:
@@ -114,7 +115,7 @@ class Neighbours(_Looking):
         found = _Nearest.of(reference)
         return replace(self, own=own, points=found.points, center=found.center, spread=found.spread)
 
-    def values(self, rows: Rows) -> Tensor:
+    def values(self, rows: BatchContext) -> Tensor:
         """See `Term`."""
         return self.distances(rows.features, rows.index)
 
@@ -139,6 +140,7 @@ class LocalErrors(_Looking):
     _: KW_ONLY
     squares: StoredTensor | None = field(default=None, repr=False)
     name: Literal["local_errors"] = "local_errors"
+    needs_errors: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -147,14 +149,14 @@ class LocalErrors(_Looking):
         ):
             raise ArgumentError(f"expected a squared error for each of the points; found {tuple(self.squares.shape)}.")
 
-    def learned_from_errors(self, features: Iterable[Tensor], error: Tensor) -> LocalErrors:
-        """The same term, after the validation rows' features and their errors `(N, ...)`."""
-        found = _Nearest.of(features)
+    def learned_from_errors(self, rows: BatchContext, error: Tensor) -> LocalErrors:
+        """See `Term`."""
+        found = _Nearest.of([rows.features])
         kept = torch.linspace(0, len(error) - 1, len(found.points)).round().long()
         squares = error[kept].square().cpu().float()
         return replace(self, squares=squares, points=found.points, center=found.center, spread=found.spread)
 
-    def values(self, rows: Rows) -> Tensor:
+    def values(self, rows: BatchContext) -> Tensor:
         """See `Term`."""
         whole = len(self.nearest.points) < _MOST_ROWS
         places = self.nearest.query(rows.features, self.k, rows.index if whole else None)[1]

@@ -19,7 +19,7 @@ from latedrop.errors import ArgumentError, DataError
 from latedrop.network.find_sites import own_dropouts
 from latedrop.network.sites import Probability, StoredSites
 from latedrop.records import record
-from latedrop.terms.term import Rows, Term
+from latedrop.terms.term import BatchContext, Term
 
 __all__ = ["OwnDropout"]
 
@@ -39,7 +39,7 @@ class OwnDropout(Term):
     >>> net = torch.nn.Sequential(
     ...     torch.nn.Linear(1, 20), torch.nn.Dropout(0.1), torch.nn.Tanh(), torch.nn.Linear(20, 1)
     ... )
-    >>> latedrop.calibrate(net, (x, x**2), terms=[OwnDropout(), "leverage"]).predict(x).std.shape
+    >>> latedrop.calibrate(net, (x, x**2), method=latedrop.Terms([OwnDropout(), "leverage"])).predict(x).std.shape
     torch.Size([64, 1])
     """
 
@@ -58,12 +58,12 @@ class OwnDropout(Term):
         if names != (None if self.rates is None else set(self.rates)):
             raise ArgumentError("expected a rate for every dropout layer of the model's own.")
 
-    def prepared(self, rows: Rows) -> OwnDropout:
+    def prepared(self, rows: BatchContext) -> OwnDropout:
         """See `Term`."""
         sites, rates = own_dropouts(rows.model, rows.x)
         return replace(self, sites=sites, rates=rates)
 
-    def values(self, rows: Rows) -> Tensor:
+    def values(self, rows: BatchContext) -> Tensor:
         """See `Term`."""
         if self.sites is None or self.rates is None:
             raise DataError("expected a term that was shown the model; found one that was not.")

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from latedrop.errors import ArgumentError
 from latedrop.records import record
-from latedrop.terms.term import Rows, Term
+from latedrop.terms.term import BatchContext, Term
 
 __all__ = ["Size"]
 
@@ -29,7 +29,7 @@ class Size(Term):
     >>> import latedrop, torch
     >>> x = torch.linspace(-1, 1, 64)[:, None]
     >>> net = torch.nn.Sequential(torch.nn.Linear(1, 20), torch.nn.Tanh(), torch.nn.Linear(20, 1))
-    >>> uq = latedrop.calibrate(net, (x, x**2), terms=["dropout", Size(1)])
+    >>> uq = latedrop.calibrate(net, (x, x**2), method=latedrop.Terms(["dropout", Size(1)]))
     >>> uq.predict(x).std.shape
     torch.Size([64, 1])
     """
@@ -41,6 +41,6 @@ class Size(Term):
         if self.power not in (1, 2):
             raise ArgumentError(f"expected a power of 1 or 2; found {self.power!r}.")
 
-    def values(self, rows: Rows) -> Tensor:
+    def values(self, rows: BatchContext) -> Tensor:
         """See `Term`."""
         return rows.mean.abs() if self.power == 1 else rows.mean.square()

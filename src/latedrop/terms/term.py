@@ -5,7 +5,7 @@ A term of one's own is a class with a name and `values`:
     class Night(Term):
         name = "night"
 
-        def values(self, rows: Rows) -> Tensor:
+        def values(self, rows: BatchContext) -> Tensor:
             return (rows.x[:, 3] > 20).float()
 """
 
@@ -30,10 +30,10 @@ from latedrop.network.sites import Sites
 from latedrop.records import record
 from latedrop.terms.features import Features
 
-__all__ = ["Missing", "Rows", "Term"]
+__all__ = ["BatchContext", "Missing", "Term"]
 
 
-class Rows:
+class BatchContext:
     """A batch of N examples; each of the parts below is computed when it is first asked for.
 
     Attributes:
@@ -109,6 +109,9 @@ class Term:
     Attributes:
         name: in tables, and in the file of a calibration.
         needs_features: whether `rows.features` is asked for, of reference rows too.
+        needs_errors: whether it learns from the errors of all entries of the validation rows.
+        is_lookup: whether it looks for the nearest of other rows, which no traced program can.
+        is_block: whether its columns share one coefficient, unless a candidate tells each apart.
 
     >>> import latedrop
     >>> class Distance(Term):
@@ -118,23 +121,29 @@ class Term:
     ...         return rows.x.square().sum(1)
     >>> x = torch.linspace(-1, 1, 64)[:, None]
     >>> net = torch.nn.Sequential(torch.nn.Linear(1, 20), torch.nn.Tanh(), torch.nn.Linear(20, 1))
-    >>> uq = latedrop.calibrate(net, (x, x**2), terms=["dropout", Distance()])
+    >>> uq = latedrop.calibrate(net, (x, x**2), method=latedrop.Terms(["dropout", Distance()]))
     >>> uq.predict(x).std.shape
     torch.Size([64, 1])
     """
 
     name: str
     needs_features: ClassVar[bool] = False
+    needs_errors: ClassVar[bool] = False
+    is_lookup: ClassVar[bool] = False
+    is_block: ClassVar[bool] = False
 
-    def values(self, rows: Rows) -> Tensor:
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({getattr(self, 'name', '')})"
+
+    def values(self, rows: BatchContext) -> Tensor:
         """Not negative: `(N,)`, for all outputs alike, or in the shape of `rows.mean`."""
         raise NotImplementedError
 
-    def columns(self, rows: Rows) -> dict[str, Tensor]:
+    def columns(self, rows: BatchContext) -> dict[str, Tensor]:
         """All that has a coefficient of its own, by name; `values` alone, without a name, unless there are several."""
         return {"": rows.values_of(self)}
 
-    def prepared(self, rows: Rows) -> Term:
+    def prepared(self, rows: BatchContext) -> Term:
         """The same term, ready to measure: it is shown the first rows once, before all others."""
         return self
 
@@ -143,6 +152,10 @@ class Term:
 
         `own` says that the reference rows are the validation rows themselves: each is then left out for itself.
         """
+        return self
+
+    def learned_from_errors(self, rows: BatchContext, error: Tensor) -> Term:
+        """The same term, after the errors `(N, ...)` of all validation rows; `rows` has their features and means."""
         return self
 
 

@@ -13,9 +13,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from latedrop.calibration.named import load_function
 from latedrop.cli.tables.rows import Array
 from latedrop.errors import ArgumentError, LatedropError
+from latedrop.named import load_function
 
 __all__ = ["Transform", "image_transform"]
 

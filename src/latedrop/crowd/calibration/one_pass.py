@@ -8,7 +8,7 @@ from latedrop import Calibration, Prediction
 from latedrop.crowd.mcnn import Trained
 from latedrop.data.arrays import place
 from latedrop.errors import DataError
-from latedrop.terms import Rows
+from latedrop.terms import BatchContext
 
 __all__ = ["count_in_one_pass"]
 
@@ -24,6 +24,6 @@ def count_in_one_pass(trained: Trained, calibration: Calibration, x: Tensor) -> 
     terms = calibration.terms
     if terms is None:
         raise DataError("expected a calibration by terms; found one by draws. Ask for deviations, too.")
-    rows = Rows(trained.model, place(x, trained.model), calibration.sites, count_of, terms.features)
+    rows = BatchContext(trained.model, place(x, trained.model), calibration.sites, count_of, terms.features)
     variance, strangeness, shares = terms.variance(rows)
     return Prediction(rows.mean, variance, calibration, strangeness, shares=shares), maps[-1]

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from latedrop.calibration.term_fit import fit_terms
+from latedrop.calibration.fit_terms import fit_terms
 from latedrop.studies.crowd.measures import Fit, Predicted, judge
 
 __all__ = ["SIZE", "control", "size_control"]

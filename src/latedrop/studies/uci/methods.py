@@ -22,11 +22,11 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
-from latedrop.calibration.fit import fit_sites
-from latedrop.calibration.predictor import calibrate
+from latedrop.calibration.fit_sites import fit_sites
 from latedrop.devices import one_thread
 from latedrop.errors import LatedropWarning
 from latedrop.metrics.levels import even_levels
+from latedrop.prediction.calibrate import calibrate
 from latedrop.studies.scores import conformal_reach
 from latedrop.studies.uci.gaussian import heads
 from latedrop.studies.uci.measures import (
