@@ -40,7 +40,7 @@ def test_draws_are_those_of_the_steps(case: Case, chunk: int, uncompiled: None) 
     model, x = case.make()
     sites, network = find_sites(model, x), Network(model)
     for rate in RATES:
-        options: dict[str, Any] = {"sites": sites, "readout": case.readout, "method": Sampling(chunk=chunk)}
+        options: dict[str, Any] = {"sites": sites, "readout": case.readout, "chunk": chunk}
         found = sample(network, x, rate, DRAWS, 3, engine="compiled", **options)
         expected = sample(model, x, rate, DRAWS, 3, **options)
         assert_same_up_to_rounding(found.mean, expected.mean)

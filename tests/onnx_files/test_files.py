@@ -117,7 +117,7 @@ class Many(nn.Module):
     ("model", "options", "words"),
     [
         (net(Odd()), DRAWS, "with the operator special_bessel_j0.default"),
-        (net(), {**DRAWS, "shared": False}, "shared=False"),
+        (net(), {"method": latedrop.Sampling([0.3], 20, shared=False)}, "shared=False"),
         (net(Many()), DRAWS, "sizes grow unevenly with the rows"),
         (net().bfloat16(), {"method": "linear"}, "bfloat16"),
         (net(), {"method": latedrop.Terms(["neighbours"])}, "nearest of other rows"),
