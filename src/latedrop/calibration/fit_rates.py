@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 from warnings import warn
 
 import torch
@@ -28,12 +28,12 @@ from latedrop.calibration.measure import MeasuredRates, moments
 from latedrop.calibration.methods import PAPER_RATES, FirstOrder, Plan, Sampling, Terms
 from latedrop.calibration.record import RateRow
 from latedrop.calibration.scale import apply_scale
-from latedrop.calibration.scale_fit import ScaleFit, fit_scale, no_errors
+from latedrop.calibration.scale_fit import ScaleFit, fit_scale, refuse_no_errors
 from latedrop.calibration.targets import warn_of_poor_fit
 from latedrop.calibration.verdict import Verdict, judged, losses
 from latedrop.dropout.options import Sampling as DrawOptions
 from latedrop.dropout.sampling import sample_rates
-from latedrop.errors import DataError, LatedropWarning, OutputError
+from latedrop.errors import LatedropWarning, OutputError
 from latedrop.metrics.entries import average
 from latedrop.network.network import Network
 from latedrop.network.sites import Rate, Sites, rates_by_site
@@ -89,7 +89,7 @@ def fit_measured_rates(network: Network, measured: MeasuredRates, plan: Plan) ->
         fits = [(rate, fit_scale(mean, variance, target, **options)) for rate, mean, variance in pairs]
     usable = [(rate, fit) for rate, fit in fits if fit is not None]
     if not usable:
-        raise _never_varies(measured.variances[-1], per_output)
+        _refuse_no_variance(measured.variances[-1], per_output)
     table = tuple(fit.row(rate) for rate, fit in usable)
     touched = [row.zero_variances <= _MOST_UNTOUCHED * target.numel() for row in table]
     able = [i for i, enough in enumerate(touched) if enough or not any(touched)]
@@ -124,9 +124,9 @@ def _fit_sites(
     parts = [outputs_last(v.reshape(target.shape), per_output) for v in variances.double().unbind(-1)]
     stacked = torch.stack(parts, -1)
     if not bool(stacked.sum(2).gt(0).any(0).all()):
-        raise _never_varies(stacked.sum(2), per_output)
+        _refuse_no_variance(stacked.sum(2), per_output)
     if not bool(columns.any(0).all()):
-        raise DataError(no_errors())
+        refuse_no_errors()
     weights = plan.weights(len(target))
     counts = None if weights is None else weights.repeat_interleave(len(columns) // len(target))
     found = fit_sites(columns, stacked, per_site=method.per_site, floor=method.floor, loss=method.loss, weights=counts)
@@ -140,11 +140,11 @@ def _fit_sites(
     return [(rate, fit)], {site.name: share for site, share in zip(sites, shares, strict=True)}
 
 
-def _never_varies(variance: Tensor, per_output: bool) -> OutputError:
-    """The error where dropout does not move an output; it names those of several that have no variance at all."""
+def _refuse_no_variance(variance: Tensor, per_output: bool) -> NoReturn:
+    """Raise where dropout does not move an output; name those of several that have no variance at all."""
     still = [i for i, column in enumerate(variance.unbind(1)) if not bool(column.any())] if per_output else []
     which = f"; outputs {still} do not" if 0 < len(still) < variance.shape[1] else ""
-    return OutputError(
+    raise OutputError(
         f"expected an output that varies under dropout at some rate{which}: it is the same in all draws. Check "
         "with find_sites that the sites reach the output, and that the readout does not round it."
     )

@@ -37,10 +37,9 @@ from latedrop.calibration.fit_sites import Loss, polished, scored
 from latedrop.calibration.fitted_terms import FittedTerms, Guard, guarded, ignorant, shares_of_terms, term_of
 from latedrop.calibration.measure import MeasuredTerms
 from latedrop.calibration.methods import Plan, Terms
-from latedrop.calibration.scale_fit import no_errors
+from latedrop.calibration.scale_fit import refuse_no_errors
 from latedrop.calibration.targets import warn_of_poor_fit
 from latedrop.calibration.verdict import Verdict, gains, judged
-from latedrop.errors import DataError
 from latedrop.metrics.entries import average
 from latedrop.streams.usual import Usual, usual_of_rows
 from latedrop.terms import Term
@@ -271,7 +270,7 @@ def fit_measured_terms(found: MeasuredTerms, plan: Plan) -> TermsFit:
     method, per_output = plan.method, found.per_output
     assert isinstance(method, Terms)
     if not bool(outputs_last(found.target != found.mean, per_output).any(0).all()):
-        raise DataError(no_errors())
+        refuse_no_errors()
     warn_of_poor_fit(
         found.mean, found.target, "validation rows", per_output=per_output, stacklevel=3, hint=plan.target is None
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -24,10 +25,11 @@ from latedrop.calibration.scale import (
     tradeoff,
 )
 from latedrop.calibration.transforms import Transform
+from latedrop.errors import DataError
 from latedrop.metrics.entries import average, by_output, weights_of
 from latedrop.network.sites import Rate
 
-__all__ = ["CrossValidated", "ScaleFit", "fit_scale", "no_errors", "residuals"]
+__all__ = ["CrossValidated", "ScaleFit", "fit_scale", "refuse_no_errors", "residuals"]
 
 
 @dataclass(frozen=True)
@@ -218,9 +220,9 @@ def residuals(mean: Tensor, variance: Tensor, target: Tensor, per_output: bool) 
     return [column.flatten() for column in by_output(z, per_output)]
 
 
-def no_errors() -> str:
-    """The message where there is nothing to fit a variance to."""
-    return (
+def refuse_no_errors() -> NoReturn:
+    """Raise where there is nothing to fit a variance to."""
+    raise DataError(
         "expected errors to fit a variance to; found every prediction equal to its target, perhaps of one "
         "output alone. Pass held-out data, not what the model was fitted to."
     )
