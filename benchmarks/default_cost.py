@@ -14,7 +14,7 @@ import torch
 
 from benchmarks.nets import Net, nets
 from benchmarks.timing import in_turns, machine, write
-from latedrop import LatedropWarning, calibrate
+from latedrop import Batches, LatedropWarning, calibrate
 from latedrop.devices import chosen_device
 
 BATCH = 64
@@ -45,7 +45,7 @@ def cost(net: Net, device: torch.device, rows: int, repeats: int) -> dict[str, f
     with torch.no_grad():
         own = torch.cat([model(part) if net.readout is None else net.readout(model(part)) for part in x.split(batch)])
     target = own + own.std() * torch.randn(own.shape, device=device)
-    options: dict[str, Any] = {"readout": net.readout, "batch_size": batch, "progress": False}
+    options: dict[str, Any] = {"readout": net.readout, "batches": Batches(batch), "progress": False}
 
     def plain() -> None:
         with torch.no_grad():

@@ -68,7 +68,9 @@ def paper(case: Case) -> Rule:
 
 def linear_floor(case: Case) -> Rule:
     """First order with a rate for each site, plus a floor."""
-    made = latedrop.calibrate(case.net, case.pair, method="linear", per_site=True, floor=True, progress=False)
+    made = latedrop.calibrate(
+        case.net, case.pair, method=latedrop.FirstOrder(per_site=True, floor=True), progress=False
+    )
     return _predicting(made)
 
 

@@ -69,9 +69,13 @@ def cases() -> dict[str, Callable[[int], Callable[[], Any]]]:
 def calibrated(build: Callable[[], tuple[nn.Module, Tensor]], method: str, seed: int) -> Callable[[], Any]:
     model, x = build()
     y = torch.randn(len(x), 1, generator=torch.Generator().manual_seed(0))
-    options: dict[str, Any] = {"method": method, "seed": seed, "progress": False}
-    options |= {"reference": x} if method == "terms" else {"rates": RATES, "draws": DRAWS}
-    return lambda: latedrop.calibrate(model, (x, y), **options)
+    reference = x if method == "terms" else None
+    return lambda: latedrop.calibrate(model, (x, y), method=_method(method, seed), reference=reference, progress=False)
+
+
+def _method(name: str, seed: int) -> Any:
+    """Return a method with its options by its name; a method that has no seed is the same every time."""
+    return latedrop.Sampling(RATES, DRAWS, seed=seed) if name == "sample" else name
 
 
 def predicted(build: Callable[[], tuple[nn.Module, Tensor]], method: str, seed: int) -> Callable[[], Any]:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 WAYS: dict[str, dict[str, Any]] = {
     "first order": {"method": "linear"},
-    "draws": {"method": "sample", "rates": [0.1], "draws": 10},
+    "draws": {"method": latedrop.Sampling(rates=[0.1], draws=10)},
 }
 ROWS, SECONDS, THREADS = 16, 1.0, (1, 2)
 FAST = ("MLP", "DataParallel", "TorchScript", "compile", "spectral", "orthogonal")  # the same network, or no network

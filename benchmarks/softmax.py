@@ -24,9 +24,9 @@ from torch import Tensor, nn
 from benchmarks.nets import Residual, ViT, image_task, table_task
 from benchmarks.timing import machine, write
 from latedrop import find_sites, sample
-from latedrop.calibration.classes.fit import Measured, fitted, losses
-from latedrop.calibration.classes.search import spread_of
-from latedrop.calibration.classes.softmax import log_mean_softmax
+from latedrop.calibration.fit_classes import Measured, fitted, losses
+from latedrop.calibration.measure_classes import spread_of
+from latedrop.calibration.softmax import log_mean_softmax
 from latedrop.dropout.first_order import differences
 from latedrop.network.sites import Sites
 

@@ -25,7 +25,7 @@ from benchmarks.default import pair
 from benchmarks.default_data import PARTS, cuts, standardised, table
 from benchmarks.default_nets import trained
 from benchmarks.stream_data import SETS, Given, Series, crowd
-from latedrop.calibration.usual import usual_of
+from latedrop.prediction.predictor import usual_of
 from latedrop.streams import Stream
 from latedrop.streams.bag import ERRORS, counted
 from latedrop.streams.monitor import Monitor

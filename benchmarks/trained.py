@@ -28,11 +28,11 @@ from benchmarks import trained_pages
 from benchmarks.linear import spearman
 from benchmarks.timing import machine
 from benchmarks.trained_nets import CAPACITIES, KINDS, MATERIALS, Rows, Task, core_loss_task, missing, pitch_task
-from latedrop.calibration.evaluation import Evaluation, evaluate, evaluate_intervals
 from latedrop.calibration.intervals import Conformal
-from latedrop.calibration.search import PAPER_RATES
+from latedrop.calibration.methods import PAPER_RATES
 from latedrop.data.rows import take_rows
 from latedrop.devices import one_thread
+from latedrop.evaluation.evaluation import Evaluation, evaluate, evaluate_intervals
 from latedrop.files import write_aside
 from latedrop.metrics import nll
 from latedrop.network.calling import call
@@ -171,13 +171,14 @@ class Methods:
     def fitted(cls, task: Task, fit: Rows, held: Rows) -> Methods:
         sites = latedrop.find_sites(task.model, take_rows(fit[0], slice(3)), select=task.select)
         rates = task.rates or PAPER_RATES
-        options = {"sites": sites, "readout": task.readout, "seed": SEED, "progress": False}
-        drawn = {"draws": task.draws, **options}
-        scaled = latedrop.calibrate(task.model, fit, rates, mean=task.mean, **drawn)
+        options = {"sites": sites, "readout": task.readout, "progress": False}
+        sampling = latedrop.Sampling(rates, task.draws, mean=task.mean, seed=SEED)
+        scaled = latedrop.calibrate(task.model, fit, method=sampling, **options)
         best = min(scaled.calibration.table, key=lambda row: row.nll_unscaled)
-        raw = latedrop.calibrate(task.model, fit, [best.rate], criterion="unscaled", mean=task.mean, **drawn)
-        floor = latedrop.calibrate(task.model, fit, rates, mean="model", floor=True, **drawn)
-        linear = latedrop.calibrate(task.model, fit, method="linear", floor=True, **options)
+        unscaled = replace(sampling, rates=[best.rate], criterion="unscaled")
+        raw = latedrop.calibrate(task.model, fit, method=unscaled, **options)
+        floor = latedrop.calibrate(task.model, fit, method=replace(sampling, mean="model", floor=True), **options)
+        linear = latedrop.calibrate(task.model, fit, method=latedrop.FirstOrder(floor=True), **options)
         error, other = (own(task, x) - y for x, y in (fit, held))
         plain = Conformal.fit([other], (1.0,), (0.0,))
         conformal = {name: uq.conformal(held) for name, uq in (("scaled", scaled), ("floor", floor))}
@@ -213,8 +214,9 @@ class Methods:
     def gain(self, task: Task, fit: Rows, test: Rows, seed: int) -> float:
         """By how much the NLL of `floor` is below that of `constant` with another seed of the masks."""
         rates, sites = task.rates or PAPER_RATES, self.scaled.calibration.sites
-        options = {"sites": sites, "readout": task.readout, "progress": False, "mean": "model", "floor": True}
-        p = latedrop.calibrate(task.model, fit, rates, task.draws, seed=seed, **options).predict(test[0])
+        method = latedrop.Sampling(rates, task.draws, mean="model", floor=True, seed=seed)
+        options = {"sites": sites, "readout": task.readout, "progress": False, "method": method}
+        p = latedrop.calibrate(task.model, fit, **options).predict(test[0])
         constant = nll(own(task, test[0]), self.error2.expand(len(test[1])), test[1])
         return float(constant - nll(p.mean, p.variance, test[1]))
 

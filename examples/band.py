@@ -45,7 +45,9 @@ for _ in range(600):
 
 # %%
 predictors = {
-    "injected dropout alone": latedrop.calibrate(net, validation, method="linear", floor=True, progress=False),
+    "injected dropout alone": latedrop.calibrate(
+        net, validation, method=latedrop.FirstOrder(floor=True), progress=False
+    ),
     "the default": latedrop.calibrate(net, validation, reference=x_train, progress=False),
 }
 fresh = {"near the data": outside_gap(2000), "in the gap": observed(-0.8, 0.8, 2000), "beyond": observed(3, 4, 2000)}

@@ -57,8 +57,9 @@ for rows in 20 * torch.arange(256).split(32):
 
 # %%
 (x_val, map_val), (x, true) = scenes(200), scenes(300)
-counts = latedrop.calibrate(net, (x_val, count(map_val)), readout=count, kind="channel", method="linear")
-maps = latedrop.calibrate(net, scenes(40), rates=[0.02, 0.05, 0.1, 0.2, 0.3], draws=50)
+sites = latedrop.find_sites(net, x_val, kind="channel")
+counts = latedrop.calibrate(net, (x_val, count(map_val)), readout=count, sites=sites, method="linear")
+maps = latedrop.calibrate(net, scenes(40), method=latedrop.Sampling(rates=[0.02, 0.05, 0.1, 0.2, 0.3], draws=50))
 p = counts.predict(x)
 held = latedrop.metrics.coverage(p.mean, p.variance, count(true), level=0.9)
 print(f"the 90 % interval on the count holds {held:.1%} of {len(p)} fresh scenes; mean std {p.std.mean():.2f} objects")

@@ -34,7 +34,7 @@ def make() -> None:
 # %%
 make()
 program = latedrop.load_program(folder / "model.pt2")
-uq = latedrop.calibrate(program, (x[500:800], y[500:800]), method="linear", floor=True)
+uq = latedrop.calibrate(program, (x[500:800], y[500:800]), method=latedrop.FirstOrder(floor=True))
 uq.save(folder / "model.latedrop.json")
 print(uq.calibration.sites)
 

@@ -52,7 +52,7 @@ for rows in 20 * torch.arange(1024).split(128):
     optimiser.step()
 
 # %%
-uq = latedrop.calibrate(net, windows(200), rates=[0.01, 0.05, 0.1], draws=30, progress=False)
+uq = latedrop.calibrate(net, windows(200), method=latedrop.Sampling(rates=[0.01, 0.05, 0.1], draws=30), progress=False)
 print(uq.calibration.sites)
 x, y = windows(500)
 p = uq.predict(x)

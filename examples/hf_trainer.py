@@ -70,7 +70,12 @@ trainer.train()
 # %%
 validation = trainer.get_eval_dataloader(reviews(300, 2))
 uq = latedrop.calibrate(
-    model, validation, rates=[0.01, 0.05], draws=30, unpack=labels_apart(), readout="logits", progress=False
+    model,
+    validation,
+    method=latedrop.Sampling(rates=[0.01, 0.05], draws=30),
+    batches=latedrop.Batches(unpack=labels_apart()),
+    readout="logits",
+    progress=False,
 )
 found = predict_with(trainer, reviews(500, 3), uq, level=0.9)
 print({name: round(value, 3) for name, value in found.metrics.items()})

@@ -45,7 +45,9 @@ for _ in range(6):
 
 # %%
 before = {name: value.clone() for name, value in net.state_dict().items()}
-uq = latedrop.calibrate(net, DataLoader(discs(400), batch_size=100), rates=[0.001, 0.003, 0.01, 0.05], draws=50)
+uq = latedrop.calibrate(
+    net, DataLoader(discs(400), batch_size=100), method=latedrop.Sampling(rates=[0.001, 0.003, 0.01, 0.05], draws=50)
+)
 same = all(torch.equal(before[name], value) for name, value in net.state_dict().items())
 print(f"weights and BatchNorm statistics unchanged: {same}")
 

@@ -53,7 +53,7 @@ module, test = Waves(), waves(1000)
 pl.Trainer(max_epochs=20, accelerator="cpu", **QUIET).fit(module, waves(1000))
 
 # %%
-uq = latedrop.calibrate(module, waves(300), method="linear", floor=True)
+uq = latedrop.calibrate(module, waves(300), method=latedrop.FirstOrder(floor=True))
 trainer = pl.Trainer(accelerator="cpu", callbacks=[predict_callback(uq, level=0.9)], **QUIET)
 batches = trainer.predict(module, test)  # one dict per batch: mean, std, low, high
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 import latedrop
-from latedrop.calibration.evaluation import compare, evaluate
+from latedrop.evaluation.evaluation import compare, evaluate
 from latedrop.report import table, write_report
 
 # %%
@@ -62,8 +62,8 @@ elsewhere = {f"data sheet, {t} °C": pairs(sheet, sheet["Temperature"] == t) for
 
 # %%
 print(latedrop.find_sites(net, validation[0]), end="\n\n")
-uq = latedrop.calibrate(net, validation, readout=percent, method="sample", conformal_data=held_out)
-floored = latedrop.calibrate(net, validation, readout=percent, method="sample", mean="model", floor=True)
+uq = latedrop.calibrate(net, validation, readout=percent, method="sample").conformal(held_out)
+floored = latedrop.calibrate(net, validation, readout=percent, method=latedrop.Sampling(mean="model", floor=True))
 
 # %%
 x, y = test

@@ -84,8 +84,14 @@ for rows in 12 * torch.arange(1500).split(100):
     optimiser.step()
 
 # %%
+graphs, energies = molecules(200)
 uq = latedrop.calibrate(
-    net, molecules(200), rates=[0.01, 0.05, 0.1], draws=30, kind="channel", collate=collate, progress=False
+    net,
+    (graphs, energies),
+    method=latedrop.Sampling(rates=[0.01, 0.05, 0.1], draws=30),
+    sites=latedrop.find_sites(net, graphs, kind="channel", collate=collate),
+    batches=latedrop.Batches(collate=collate),
+    progress=False,
 )
 print(uq.calibration.sites)
 x, y = molecules(300)

@@ -50,8 +50,8 @@ validation, (x, y) = rows(400), rows(2000)
 options = {
     "100 draws": {},
     "linear": {"method": "linear"},
-    "linear, floor": {"method": "linear", "floor": True},
-    "linear, floor, per site": {"method": "linear", "floor": True, "per_site": True},
+    "linear, floor": {"method": latedrop.FirstOrder(floor=True)},
+    "linear, floor, per site": {"method": latedrop.FirstOrder(floor=True, per_site=True)},
 }
 for name, chosen in options.items():
     start = time.perf_counter()

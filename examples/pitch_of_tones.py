@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 import latedrop
-from latedrop.calibration.evaluation import compare, evaluate
+from latedrop.evaluation.evaluation import compare, evaluate
 from latedrop.report import table
 
 # %%
@@ -80,7 +80,9 @@ print(latedrop.find_sites(net, validation[0]), end="\n\n")
 # What comes before the first site is computed once for all draws: without conv2 this takes a fifth of the time.
 # Where draws hear different octaves, their mean is a pitch that none has heard: the network's own is kept.
 late = ["conv[3-6]", "classifier"]
-uq = latedrop.calibrate(net, validation, [0.05, 0.1], draws=20, select=late, readout=cents, mean="model")
+uq = latedrop.calibrate(
+    net, validation, method=latedrop.Sampling(rates=[0.05, 0.1], draws=20, mean="model"), sites=late, readout=cents
+)
 uq = uq.conformal(held_out)
 predictions = {name: uq.predict(x) for name, (x, _) in tests.items()}
 

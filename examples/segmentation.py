@@ -62,7 +62,14 @@ for rows in 80 * torch.arange(60).split(20):
 net.eval()
 
 # %%
-uq = latedrop.calibrate(net, scenes(100), reference=x_train, ignore_index=VOID, batch_size=25, progress=False)
+uq = latedrop.calibrate(
+    net,
+    scenes(100),
+    reference=x_train,
+    task=latedrop.Classification(ignore_index=VOID),
+    batches=latedrop.Batches(25),
+    progress=False,
+)
 print(uq)
 
 # %%

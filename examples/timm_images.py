@@ -35,7 +35,9 @@ for _ in range(60):
     optimiser.step()
 
 # %%
-uq = latedrop.calibrate(net, discs(300), method="linear", kind="channel", floor=True)
+validation = discs(300)
+sites = latedrop.find_sites(net, validation[0], kind="channel")
+uq = latedrop.calibrate(net, validation, sites=sites, method=latedrop.FirstOrder(floor=True))
 print(uq.calibration.sites)
 x, y = discs(500)
 p = uq.predict(x)

@@ -54,7 +54,7 @@ for rows in 7 * torch.arange(2048).split(128):
     optimiser.step()
 
 # %%
-uq = latedrop.calibrate(net, sequences(200), rates=[0.01, 0.05], draws=30, progress=False)
+uq = latedrop.calibrate(net, sequences(200), method=latedrop.Sampling(rates=[0.01, 0.05], draws=30), progress=False)
 print(uq.calibration.sites)
 x, y = sequences(500)
 p = uq.predict(x)

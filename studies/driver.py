@@ -25,7 +25,7 @@ from tqdm import tqdm
 from latedrop.devices import chosen_device, device_name, one_thread, versions
 from latedrop.errors import ArgumentError, FileError
 from latedrop.files import check_apart, write_aside
-from latedrop.records import understood
+from latedrop.json_text import understood
 from latedrop.terminal import command_parser, exit_code, folder, read_json
 from studies.pages import Results
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import latedrop
-from latedrop.calibration.predictor import Predictor
+from latedrop.prediction.predictor import Predictor
 
 NAMES = ["load", "speed", "heat", "age"]
 MODULE = """

@@ -97,10 +97,18 @@ def test_calibrate_counts_rows(monkeypatch: pytest.MonkeyPatch, clock: Clock, ra
 
     monkeypatch.setattr(module._Lines, "add", slow)
     monkeypatch.setattr(sys, "stderr", err)
-    latedrop.calibrate(net, (x, y), rates, 5 if rates else None, batch_size=20)
+    latedrop.calibrate(
+        net, (x, y), method=latedrop.Sampling(rates=rates, draws=5 if rates else None), batches=latedrop.Batches(20)
+    )
     lines = err.getvalue().splitlines()
     assert lines[-1].startswith("latedrop: calibrating: 60 of 60 rows, ")
     assert len(lines) == 3 * (len(rates) if rates else 1)
     err.truncate(0)
-    latedrop.calibrate(net, (x, y), rates, 5 if rates else None, batch_size=20, progress=False)
+    latedrop.calibrate(
+        net,
+        (x, y),
+        method=latedrop.Sampling(rates=rates, draws=5 if rates else None),
+        batches=latedrop.Batches(20),
+        progress=False,
+    )
     assert err.getvalue().strip("\0") == ""

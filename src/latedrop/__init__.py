@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from latedrop import metrics
-    from latedrop.calibration.classes.prediction import ClassPrediction
-    from latedrop.calibration.classes.predictor import ClassPredictor
-    from latedrop.calibration.classes.record import ClassCalibration
-    from latedrop.calibration.loading import load
-    from latedrop.calibration.predictor import Explanation, Prediction, Predictor, calibrate
+    from latedrop.calibration.class_record import ClassCalibration
+    from latedrop.calibration.methods import Classification, FirstOrder, Propagation, Sampling, Terms
     from latedrop.calibration.record import Calibration
     from latedrop.calibration.scale import optimal_scale, relaxed_scale
     from latedrop.calibration.transforms import Log, Standardized, Transformed
+    from latedrop.data.batches import Batches
     from latedrop.dropout.first_order import Linearization, linearize
     from latedrop.dropout.inject import inject
     from latedrop.dropout.moments import Moments
@@ -25,15 +23,24 @@ if TYPE_CHECKING:
     from latedrop.network.find_sites import find_sites
     from latedrop.network.sites import Site, Sites
     from latedrop.onnx_files.predictor import load_onnx
+    from latedrop.prediction.calibrate import calibrate
+    from latedrop.prediction.class_prediction import ClassPrediction
+    from latedrop.prediction.class_predictor import ClassPredictor
+    from latedrop.prediction.loading import load
+    from latedrop.prediction.prediction import Explanation, Prediction
+    from latedrop.prediction.predictor import Predictor
     from latedrop.programs import load_program
     from latedrop.propagation.propagate import propagate
 
 __all__ = [
+    "Batches",
     "Calibration",
     "ClassCalibration",
     "ClassPrediction",
     "ClassPredictor",
+    "Classification",
     "Explanation",
+    "FirstOrder",
     "LatedropError",
     "LatedropWarning",
     "Linearization",
@@ -42,9 +49,12 @@ __all__ = [
     "Network",
     "Prediction",
     "Predictor",
+    "Propagation",
+    "Sampling",
     "Site",
     "Sites",
     "Standardized",
+    "Terms",
     "Transformed",
     "calibrate",
     "find_sites",
@@ -60,14 +70,18 @@ __all__ = [
     "sample",
 ]
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 _HOMES = {
-    "calibration.classes.prediction": ("ClassPrediction",),
-    "calibration.classes.predictor": ("ClassPredictor",),
-    "calibration.classes.record": ("ClassCalibration",),
-    "calibration.loading": ("load",),
-    "calibration.predictor": ("Explanation", "Prediction", "Predictor", "calibrate"),
+    "prediction.class_prediction": ("ClassPrediction",),
+    "prediction.class_predictor": ("ClassPredictor",),
+    "calibration.class_record": ("ClassCalibration",),
+    "prediction.loading": ("load",),
+    "calibration.methods": ("Classification", "FirstOrder", "Propagation", "Sampling", "Terms"),
+    "prediction.prediction": ("Explanation", "Prediction"),
+    "prediction.predictor": ("Predictor",),
+    "prediction.calibrate": ("calibrate",),
+    "data.batches": ("Batches",),
     "calibration.record": ("Calibration",),
     "calibration.scale": ("optimal_scale", "relaxed_scale"),
     "calibration.transforms": ("Log", "Standardized", "Transformed"),
@@ -84,7 +98,7 @@ _HOMES = {
     "propagation.propagate": ("propagate",),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
-_ROOMS = ("calibration", "dropout", "errors", "metrics", "network", "propagation", "streams", "terms")
+_ROOMS = ("calibration", "dropout", "errors", "metrics", "network", "prediction", "propagation", "streams", "terms")
 """That could be named after `import latedrop` alone."""
 
 logging.getLogger(__name__).addHandler(logging.NullHandler())  # who wants to hear adds another

@@ -1,18 +1,110 @@
 """Standardised quantiles `z(q)` in plain numbers: of a Gaussian, of isotonic and of conformal intervals.
 
-They need neither torch nor numpy, so that intervals can be made where neither is.
+They need neither torch nor numpy, so that intervals can be made where neither is; `calibration.intervals` fits them.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
+from itertools import pairwise
 from statistics import NormalDist
-from typing import Any
+from typing import Annotated, Any, Literal, TypeAlias
 
 from latedrop.errors import ArgumentError
+from latedrop.records import Limits, match, record
 
-__all__ = ["checked_level", "conformal_quantile", "conformal_score", "gaussian_quantile", "isotonic_quantile"]
+__all__ = [
+    "ConformalScores",
+    "IsotonicKnots",
+    "checked_level",
+    "conformal_quantile",
+    "conformal_score",
+    "gaussian_quantile",
+    "isotonic_quantile",
+]
+
+_LARGEST = 1e300  # of a variance or a residual in a file: what is larger overflows when it is used
+_Amounts: TypeAlias = Annotated[tuple[Annotated[float, Limits(0, _LARGEST)], ...], Limits(1)]
+_Residuals: TypeAlias = Annotated[tuple[Annotated[float, Limits(-_LARGEST, _LARGEST)], ...], Limits(1)]
+_Shares: TypeAlias = Annotated[tuple[Annotated[float, Limits(0, 1)], ...], Limits(1)]
+
+
+@record
+@dataclass(frozen=True)
+class IsotonicKnots:
+    """Isotonic recalibration.
+
+    Attributes:
+        knots: for each output, increasing standardised residuals `z = Phi^{-1}(p)`.
+        observed: for each output, the frequency `R(p)` of targets below the predicted p-quantile.
+        scale: the scale of the variance that it was fitted with, one per output or one for all.
+        floor: its floor.
+    """
+
+    knots: Annotated[tuple[_Residuals, ...], Limits(1)]
+    observed: tuple[_Shares, ...]
+    scale: _Amounts
+    floor: _Amounts
+    _: KW_ONLY
+    kind: Literal["isotonic"] = "isotonic"
+
+    @property
+    def outputs(self) -> int:
+        """The number of outputs, or 1 for all."""
+        return len(self.knots)
+
+    def quantiles(self, q: float) -> list[float]:
+        """The standardised quantile of each output."""
+        return [isotonic_quantile(*pair, q) for pair in zip(self.knots, self.observed, strict=True)]
+
+    def checked(self) -> IsotonicKnots:
+        """Check lengths and order after reading."""
+        lengths = [len(row) for row in self.knots]
+        match([len(row) for row in self.observed] == lengths, "observed", "as long as the knots", self.observed)
+        _check_rising("knots", self.knots)
+        _check_rising("observed", self.observed)
+        match(len(self.floor) == len(self.scale), "floor", f"{len(self.scale)} numbers, as scale", self.floor)
+        return self
+
+
+@record
+@dataclass(frozen=True)
+class ConformalScores:
+    """Split-conformal intervals.
+
+    Attributes:
+        scores: for each output, the sorted scores `|target - mean| / std`.
+        scale: the scale of the variance that they were computed with, one per output or one for all.
+        floor: its floor.
+    """
+
+    scores: Annotated[tuple[_Amounts, ...], Limits(1)]
+    scale: _Amounts
+    floor: _Amounts
+    _: KW_ONLY
+    kind: Literal["conformal"] = "conformal"
+
+    @property
+    def outputs(self) -> int:
+        """The number of outputs, or 1 for all."""
+        return len(self.scores)
+
+    def quantiles(self, q: float) -> list[float]:
+        """The standardised quantile of each output."""
+        return [conformal_quantile(scores, q) for scores in self.scores]
+
+    def checked(self) -> ConformalScores:
+        """Check lengths and order after reading."""
+        _check_rising("scores", self.scores)
+        match(len(self.floor) == len(self.scale), "floor", f"{len(self.scale)} numbers, as scale", self.floor)
+        return self
+
+
+def _check_rising(name: str, rows: Sequence[Sequence[float]]) -> None:
+    for i, row in enumerate(rows):
+        match(all(a <= b for a, b in pairwise(row)), f"{name}[{i}]", "numbers that never fall", row)
 
 
 def checked_level(level: Any) -> float:

@@ -1,7 +1,19 @@
-"""JSON that others may have touched: a checksum over it, and a check of every field, with its name in the message.
+"""Records in files: one codec from frozen dataclasses to JSON with a checksum, and back with every field checked.
 
-A checksum tells that a file was edited by mistake; whoever edits on purpose makes it fit. So every field is checked on
-its own: `Fields(record, "calibration").take("scales", numbers, least=0.0)`.
+A record is a dataclass whose annotations say what a file may hold:
+
+    @record
+    @dataclass(frozen=True)
+    class Step:
+        scale: tuple[Annotated[float, Limits(0, 3.4e38)], ...]
+
+        def checked(self) -> Step: ...  # fields against each other; raises `FieldError`
+
+    STEP = Format(Step, "step", "a step of a path", "Calibrate again.")
+    STEP.read(path) == step  # after STEP.write(path, step)
+
+A checksum tells that a file was edited by mistake; whoever edits on purpose makes it fit, so every field is checked
+too. pydantic does that, and is imported only where a file is read: calibration and prediction work without it.
 """
 
 from __future__ import annotations
@@ -9,222 +21,295 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from math import inf, isfinite
-from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from dataclasses import dataclass, fields, is_dataclass
+from functools import lru_cache
+from math import inf
+from typing import Any, Generic, TypeVar, get_args
 
 from latedrop.errors import DataError, FileError, LatedropError
+from latedrop.files import write_aside
+from latedrop.json_text import parsed, read_text
 
 __all__ = [
-    "Fields",
+    "FieldError",
+    "Format",
+    "Infinite",
+    "Limits",
+    "Tagged",
+    "Via",
+    "checked",
     "checksum_of",
-    "each",
-    "flag",
-    "mapping",
-    "number",
-    "numbers",
-    "or_none",
-    "parsed",
-    "read_text",
-    "sealed",
-    "text",
-    "tuples_in",
-    "understood",
-    "unsealed",
-    "whole",
-    "wholes",
-    "wrong",
+    "match",
+    "naming",
+    "plain",
+    "record",
 ]
 
 _T = TypeVar("_T")
-Check = Callable[..., _T]
-"""From a value, the name of its field and options to the value; `DataError` where it is not as it should be."""
+FORMAT = 2
+"""The version of all files; those of other versions are refused, with the advice to make them again."""
 
 
-def read_text(path: str | os.PathLike[str], what: str) -> str:
-    """The text of a file; `FileError` where it cannot be read, or is no text."""
+class FieldError(ValueError):
+    """A field does not fit the others of its record; raised by `checked`, and reported with file and place."""
+
+    def __init__(self, field: str, expected: str, found: Any) -> None:
+        super().__init__(field)
+        self.field, self.expected, self.found = field, expected, found
+
+    def message(self, place: str) -> str:
+        """Say what was expected and found, for a record at a place."""
+        shown = repr(self.found)
+        shown = shown if len(shown) <= 60 else f"{shown[:60]}..."
+        return f"expected {f'{place}.{self.field}'.rstrip('.')} to be {self.expected}; found {shown}."
+
+
+def match(fits: bool, field: str, expected: str, found: Any) -> None:
+    """Raise `FieldError` unless a field fits the others of its record."""
+    if not fits:
+        raise FieldError(field, expected, found)
+
+
+def record(cls: type[_T]) -> type[_T]:
+    """Mark a dataclass as a record: unknown fields are refused, and `checked()` is called after reading, if it has it.
+
+    All fields must be in the file. `checked` may return another object, which then stands for it.
+    """
+
+    def schema(cls: type[_T], source: Any, handler: Any) -> Any:
+        from pydantic_core import core_schema
+
+        found = handler(source)
+        for field in found["schema"]["fields"]:  # a default serves Python; a file has every field
+            field["schema"] = (
+                field["schema"].get("schema", field["schema"])
+                if field["schema"]["type"] == "default"
+                else field["schema"]
+            )
+        check = getattr(cls, "checked", None)
+        return found if check is None else core_schema.no_info_after_validator_function(check, found)
+
+    cls.__pydantic_config__ = {"extra": "forbid", "strict": True, "allow_inf_nan": False}  # type: ignore[attr-defined]
+    cls.__get_pydantic_core_schema__ = classmethod(schema)  # type: ignore[attr-defined]
+    return cls
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The least and the largest number that a field may hold, both included; of a tuple or a text, its length."""
+
+    least: float | None = None
+    most: float | None = None
+    pattern: str | None = None
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        schema = handler(source)
+        names = ("ge", "le") if schema["type"] in ("float", "int") else ("min_length", "max_length")
+        limits = {**dict(zip(names, (self.least, self.most), strict=True)), "pattern": self.pattern}
+        return {**schema, **{name: value for name, value in limits.items() if value is not None}}
+
+
+@dataclass(frozen=True)
+class Infinite:
+    """Marks a number that may be infinite, which JSON writes as null."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        from pydantic_core import core_schema
+
+        nullable = core_schema.nullable_schema(handler(source))
+        return core_schema.no_info_after_validator_function(lambda value: inf if value is None else value, nullable)
+
+
+@dataclass(frozen=True)
+class Tagged:
+    """Marks a union of records of which each is known by a field that has one value, as `kind: Literal["log"]`.
+
+    Other values of that field, and that field alone, belong to the record `otherwise`.
+    """
+
+    field: str = "kind"
+    otherwise: type | None = None
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        from pydantic_core import core_schema
+
+        kinds = {getattr(kind, self.field): kind for kind in get_args(source) if kind is not self.otherwise}
+        choices = {tag: handler.generate_schema(kind) for tag, kind in kinds.items()}
+        if self.otherwise is None:
+            return core_schema.tagged_union_schema(choices, self.field)
+        choices[""] = handler.generate_schema(self.otherwise)
+        return core_schema.tagged_union_schema(choices, lambda value: _tag(value, self.field, choices))
+
+
+@dataclass(frozen=True)
+class Via:
+    """Marks a type that a file holds as another one, and the function that makes it from that."""
+
+    stored: Any
+    make: Callable[[Any], Any]
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        from pydantic_core import core_schema
+
+        return core_schema.no_info_after_validator_function(self.make, handler.generate_schema(self.stored))
+
+
+def plain(value: Any, tensor: Callable[[Any], Any] | None = None) -> Any:
+    """The data of a record as JSON knows it; `tensor` makes plain data of tensors.
+
+    An object with `to_record()` is written as what that gives. Infinite fields are written as null.
+    """
+
+    def data(value: Any) -> Any:
+        if hasattr(value, "to_record"):
+            value = value.to_record()
+        if is_dataclass(value) and not isinstance(value, type):
+            values = {field.name: getattr(value, field.name) for field in fields(value)}
+            return {name: None if isinstance(v, float) and v == inf else v for name, v in values.items()}
+        if tensor is not None and hasattr(value, "dtype"):
+            return tensor(value)
+        raise TypeError(f"{type(value).__name__} has no place in a record")
+
+    return json.loads(json.dumps(value, default=data, allow_nan=False))
+
+
+def checked(kind: Any, value: Any, name: str, remedy: str, context: Any = None) -> Any:
+    """The record in plain data, of a dataclass or any other annotation; `DataError` names the field that is wrong.
+
+    `context` is handed to those annotations that ask for it.
+    """
     try:
-        return Path(path).read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise FileError(f"expected {what} at {path}; the system says: {error.strerror or error}.") from error
-    except UnicodeDecodeError as error:
-        raise FileError(f"expected {what} at {path}; found a file that is not UTF-8 text.") from error
-
-
-def parsed(content: str, what: str, remedy: str, *, finite: bool = False) -> Any:
-    """The value of JSON; `DataError` where it is none, nested too deeply, or has a key twice; with `finite`, or NaN."""
-    options: dict[str, Any] = {"parse_constant": _refused, "parse_float": _finite} if finite else {}
-    options |= {"object_pairs_hook": _once}
-    try:
-        return json.loads(content.removeprefix("\ufeff"), **options)
-    except (ValueError, RecursionError) as error:
-        found = "lists inside lists without end" if isinstance(error, RecursionError) else str(error)
-        found = "an empty file" if not content.strip() else found
-        raise DataError(
-            f"expected the JSON of {what}; it is truncated or something else ({found}). {remedy}"
+        from pydantic import ValidationError
+    except ImportError as error:
+        raise LatedropError(
+            "expected pydantic to read files; it is not installed. Run: pip install pydantic"
         ) from error
+    try:
+        return _adapter(kind).validate_json(json.dumps(value), strict=True, context=context)
+    except ValidationError as error:
+        raise DataError(f"{_message(error.errors(include_url=False), value, name)} {remedy}") from error
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        twice = next(key for i, (key, _) in enumerate(pairs) if key in dict(pairs[:i]))
-        raise ValueError(f"the key {twice!r} stands there twice")
-    return found
+@dataclass(frozen=True)
+class Format(Generic[_T]):
+    """A kind of file: JSON of one record under a key, with the version of the format and a checksum.
 
+    Attributes:
+        kind: the record's class.
+        key: under which it stands.
+        what: in words, such as "a calibration".
+        again: what to do where a file is damaged, or of another version.
+        name: of the whole record in messages about its fields.
+        indent: of the lines; None writes one line, which is faster.
+    """
 
-def sealed(name: str, record: Mapping[str, Any]) -> str:
-    """Readable JSON of a record under its name, with a checksum over its content."""
-    return json.dumps({name: record, "checksum": checksum_of(record)}, indent=1)
+    kind: type[_T]
+    key: str
+    what: str
+    again: str
+    name: str
+    indent: int | None = 1
 
+    def to_json(self, value: _T, tensor: Callable[[Any], Any] | None = None) -> str:
+        """The text of a file; `tensor` makes plain data of tensors."""
+        data = {"format": FORMAT, **plain(value, tensor)}
+        return json.dumps({self.key: data, "checksum": checksum_of(data)}, indent=self.indent)
 
-def unsealed(document: Any, name: str, what: str, schema: int, remedy: str, edited: str) -> dict[str, Any]:
-    """The record that `sealed` put under `name`, of a format that it names; `DataError` where it is none, or edited."""
-    record = document.get(name) if isinstance(document, dict) else None
-    if not isinstance(record, dict):
-        raise DataError(f"expected the JSON of {what}; found something else, without {name!r}. {remedy}")
-    if record.get("format") != schema:
-        raise DataError(f"expected {what}, format {schema}; found another. {remedy}")
-    if checksum_of(record) != document.get("checksum"):
-        raise DataError(
-            "expected the content that was saved; the checksum does not match: the file was edited or damaged. "
-            f"{edited}"
-        )
-    return {key: value for key, value in record.items() if key != "format"}
+    def from_json(self, content: str, context: Any = None) -> _T:
+        """The inverse of `to_json`; `DataError` where the text is damaged, edited or of another version."""
+        document = parsed(content, self.what, self.again, finite=True)
+        data = document.get(self.key) if isinstance(document, dict) else None
+        if not isinstance(data, dict):
+            raise DataError(
+                f"expected the JSON of {self.what}; found something else, without {self.key!r}. {self.again}"
+            )
+        if data.get("format") != FORMAT or isinstance(data["format"], bool):
+            there = repr(data.get("format", "none"))[:40]
+            raise DataError(
+                f"expected {self.what} in format {FORMAT}, that of this version; found format {there}. {self.again}"
+            )
+        if checksum_of(data) != document.get("checksum") or len(document) != 2:
+            raise DataError(
+                "expected the content that was saved; the checksum does not match: the file was edited or damaged. "
+                f"{self.again}"
+            )
+        rest = {name: value for name, value in data.items() if name != "format"}
+        found: _T = checked(self.kind, rest, self.name, self.again, context)
+        return found
 
+    def write(self, path: str | os.PathLike[str], value: _T, tensor: Callable[[Any], Any] | None = None) -> None:
+        """Write a file, whole or not at all."""
+        write_aside(path, self.to_json(value, tensor).encode())
 
-def checksum_of(record: Mapping[str, Any]) -> str:
-    """SHA-256 of a record's JSON, whatever the order of its keys."""
-    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
-
-
-def tuples_in(record: Mapping[str, Any]) -> dict[str, Any]:
-    """A record as it was before JSON made lists of its tuples."""
-    return {key: tuple(value) if isinstance(value, list) else value for key, value in record.items()}
+    def read(self, path: str | os.PathLike[str], context: Any = None) -> _T:
+        """Read a file; `FileError` names the file, and the field that is wrong."""
+        content = read_text(path, self.what)
+        with naming(path):
+            return self.from_json(content, context)
 
 
 @contextmanager
-def understood(where: str | os.PathLike[str], what: str, remedy: str) -> Iterator[None]:
-    """While a record is used whose fields are not checked one by one: `FileError` where one is not as it should be."""
+def naming(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Put the name of a file before what is wrong with its content: `FileError` for `DataError`."""
     try:
         yield
-    except LatedropError:
-        raise
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-        named = f"field {error} is missing" if isinstance(error, KeyError) else f"a field is of another kind ({error})"
-        raise FileError(f"expected {what} with all fields in {where}; {named}. {remedy}") from error
+    except DataError as error:
+        raise FileError(f"{path}: {error}") from error
 
 
-class Fields:
-    """A JSON object whose fields are taken one by one, each with a check.
-
-    >>> row = Fields({"rate": 0.1, "draws": 5}, "row")
-    >>> row.take("rate", number, least=0, most=1), row.take("draws", whole, least=2)
-    (0.1, 5)
-    >>> row.end()
-    """
-
-    def __init__(self, value: Any, name: str) -> None:
-        if not isinstance(value, dict):
-            wrong(name, "an object", value)
-        self._left, self._name = dict(value), name
-
-    def take(self, name: str, check: Check[_T], **options: Any) -> _T:
-        """The checked value of a field, which must be there."""
-        place = f"{self._name}.{name}"
-        if name not in self._left:
-            raise DataError(f"expected a field {place}; it is missing. The file was edited or damaged: make it again.")
-        return check(self._left.pop(name), place, **options)
-
-    def maybe(self, name: str, usual: _T, check: Check[_T], **options: Any) -> _T:
-        """The checked value of a field, or the usual one where it is not there."""
-        return self.take(name, check, **options) if name in self._left else usual
-
-    def end(self) -> None:
-        """Raise where fields are left that nobody took."""
-        if self._left:
-            names = ", ".join(repr(name)[:40] for name in list(self._left)[:3])
-            raise DataError(f"expected no other fields in {self._name}; found {names}. Make the file again.")
+def checksum_of(data: Any) -> str:
+    """SHA-256 of plain data as JSON, whatever the order of its keys."""
+    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
 
 
-def number(value: Any, name: str, *, least: float = -inf, most: float = inf) -> float:
-    """A number between two ends, both included; never NaN."""
-    if isinstance(value, float) or (isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**1000):
-        found = float(value)
-        if least <= found <= most:
-            return found
-    wrong(name, f"a number from {least:g} to {most:g}", value)
+@lru_cache(maxsize=64)
+def _adapter(kind: Any) -> Any:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(kind)
 
 
-def whole(value: Any, name: str, *, least: float = -inf, most: float = inf) -> int:
-    """A whole number between two ends, both included."""
-    if isinstance(value, int) and not isinstance(value, bool) and least <= value <= most:
-        return value
-    wrong(name, f"a whole number from {least:g} to {most:g}", value)
+def _tag(value: Any, field: str, choices: dict[str, Any]) -> str:
+    tag = value.get(field) if isinstance(value, dict) else None
+    return tag if isinstance(tag, str) and tag in choices and len(value) > 1 else ""
 
 
-def text(value: Any, name: str, *, among: Collection[str] | None = None) -> str:
-    """A text, one of a few where these are given."""
-    if isinstance(value, str) and (among is None or value in among):
-        return value
-    wrong(name, "a text" if among is None else f"one of {', '.join(among)}", value)
+def _message(errors: Sequence[Any], value: Any, name: str) -> str:
+    """Say what was expected and found, and where: of the alternatives of a union, the one that led furthest."""
+    places = [_place(error, value, name) for error in errors]
+    top = places[0].partition("[")[0].split(".")[:2]
+    alike = [i for i, place in enumerate(places) if place.partition("[")[0].split(".")[:2] == top]
+    deepest = max(alike, key=lambda i: places[i].count(".") + places[i].count("["))
+    error, place = errors[deepest], places[deepest]
+    cause = error.get("ctx", {}).get("error")
+    if isinstance(cause, FieldError):
+        return cause.message(place)
+    if isinstance(cause, LatedropError):  # of a constructor, which checks what users pass
+        return f"in {place}: {cause}"
+    if error["type"] == "missing":
+        return f"expected a field {place}; it is missing."
+    if error["type"] == "unexpected_keyword_argument":
+        return f"expected no other fields in {place.rpartition('.')[0]}; found {str(error['loc'][-1])[:60]!r}."
+    words = [_words(errors[i]) for i in alike if places[i] == place]
+    return FieldError("", " or ".join(dict.fromkeys(words)), error["input"]).message(place)
 
 
-def flag(value: Any, name: str) -> bool:
-    """True or false."""
-    if not isinstance(value, bool):
-        wrong(name, "true or false", value)
-    return value
+def _words(error: Any) -> str:
+    """What pydantic expected, after "to be"."""
+    for name, words in (("ge", "at least"), ("le", "at most")):
+        if name in error.get("ctx", ()):
+            return f"{words} {error['ctx'][name]!r}".removesuffix(".0")
+    text: str = error["msg"]
+    return text.removeprefix("Input should be ").replace("Tuple should have", "a list with").partition(" after")[0]
 
 
-def each(check: Check[_T]) -> Check[tuple[_T, ...]]:
-    """For lists: every entry is checked; of one length where it is given, else not empty."""
-
-    def checked(value: Any, name: str, *, length: int | None = None, **options: Any) -> tuple[_T, ...]:
-        if not isinstance(value, list) or (len(value) != length if length is not None else not value):
-            wrong(name, "a list that is not empty" if length is None else f"a list of {length}", value)
-        return tuple(check(item, f"{name}[{i}]", **options) for i, item in enumerate(value))
-
-    return checked
-
-
-def mapping(check: Check[_T]) -> Check[dict[str, _T]]:
-    """For objects: every value is checked."""
-
-    def checked(value: Any, name: str, **options: Any) -> dict[str, _T]:
-        if not isinstance(value, dict):
-            wrong(name, "an object", value)
-        return {key: check(item, f"{name}.{key}"[:80], **options) for key, item in value.items()}
-
-    return checked
-
-
-def or_none(check: Check[_T]) -> Check[_T | None]:
-    """For what may be None."""
-    return lambda value, name, **options: None if value is None else check(value, name, **options)
-
-
-numbers, wholes = each(number), each(whole)
-
-
-def wrong(name: str, expected: str, found: Any) -> NoReturn:
-    """Raise for a field."""
-    shown = repr(found)
-    shown = f"{shown[:60]}..." if len(shown) > 60 else shown
-    raise DataError(
-        f"expected {name} to be {expected}; found {shown}. The file was edited or damaged, or a newer version made it: "
-        "make it again."
-    )
-
-
-def _refused(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is no number of JSON")
-
-
-def _finite(digits: str) -> float:
-    value = float(digits)
-    if not isfinite(value):
-        _refused(digits)
-    return value
+def _place(error: Any, value: Any, name: str) -> str:
+    """The path of an error in plain data; names that pydantic gives to alternatives are left out."""
+    for part in error["loc"]:
+        if isinstance(value, dict) and part in value:
+            name, value = f"{name}.{part}"[:200], value[part]
+        elif isinstance(value, list) and isinstance(part, int) and part < len(value):
+            name, value = f"{name}[{part}]", value[part]
+    return f"{name}.{error['loc'][-1]}" if error["type"] == "missing" else name

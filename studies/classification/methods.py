@@ -22,12 +22,12 @@ import torch
 from torch import Tensor, nn
 
 import latedrop
-from latedrop.calibration.classes.fit import ClassFit, Measured, fitted, losses
-from latedrop.calibration.classes.predictor import ClassPredictor
-from latedrop.calibration.classes.search import spread_of
-from latedrop.calibration.classes.softmax import entropy, information, mutual_information
+from latedrop.calibration.fit_classes import ClassFit, Measured, fitted, losses
+from latedrop.calibration.measure_classes import spread_of
+from latedrop.calibration.softmax import entropy, information, mutual_information
 from latedrop.metrics import auroc
 from latedrop.metrics.classes import accuracy, brier, cross_entropy, ece, fpr_at, selective_risk
+from latedrop.prediction.class_predictor import ClassPredictor
 from studies.classification.data import ImageSet
 
 CLASSES = 10
@@ -238,7 +238,7 @@ def _cpu(value: Tensor | None) -> Tensor | None:
 
 
 def _applied(fit: ClassFit, rows: Mapping[str, Measured]) -> Logs:
-    return {part: fit.log_probabilities(m.logits.double(), m.strange, m.spread) for part, m in rows.items()}
+    return {part: fit.log_probabilities(m.logits.double(), m.novelty, m.spread) for part, m in rows.items()}
 
 
 def _parts(result: Found, rows: Mapping[str, Measured]) -> None:
@@ -253,7 +253,7 @@ def _parts(result: Found, rows: Mapping[str, Measured]) -> None:
         "leverage + dropout": (True, (sites,)),
     }
     for name, (sloped, groups) in ways.items():
-        if sloped is not None and rows["validation"].strange is None:
+        if sloped is not None and rows["validation"].novelty is None:
             continue
         kept = rows if groups else {part: replace(m, spread=None) for part, m in rows.items()}
         result.logs[name] = _applied(fitted(kept["validation"], sloped=sloped, groups=groups), kept)
@@ -264,8 +264,8 @@ def _row_scores(result: Found, rows: Mapping[str, Measured]) -> None:
     result.scores["max probability"] = {part: -logs.exp().amax(1) for part, logs in own.items()}
     result.scores["entropy"] = {part: entropy(logs) for part, logs in own.items()}
     result.scores["energy"] = {part: -m.logits.logsumexp(1) for part, m in rows.items()}
-    if rows["validation"].strange is not None:
-        result.scores["strangeness"] = {part: m.strange for part, m in rows.items() if m.strange is not None}
+    if rows["validation"].novelty is not None:
+        result.scores["strangeness"] = {part: m.novelty for part, m in rows.items() if m.novelty is not None}
     result.scores["default, entropy"] = {part: entropy(logs) for part, logs in ours.items()}
     odds = _DOUBT_RATE / (1 - _DOUBT_RATE)
     one = torch.ones((), dtype=torch.float64)
@@ -320,7 +320,7 @@ def _laplace(
     entering = {part: features(net, images) for part, images in x.items()}
 
     def at(precision: float, part: str) -> Measured:
-        return replace(rows[part], strange=None, spread=last.spread(entering[part], precision))
+        return replace(rows[part], novelty=None, spread=last.spread(entering[part], precision))
 
     def tried(precision: float) -> tuple[float, ClassFit]:
         usual = at(precision, "validation")

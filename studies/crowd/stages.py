@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from latedrop import Sites, find_sites, linearize, propagate, sample
-from latedrop.calibration.fit import fit_sites
+from latedrop.calibration.fit_sites import fit_sites
 from latedrop.crowd.layouts import CrowdSet, Sigma, in_order
 from latedrop.crowd.mcnn import Trained
 from latedrop.errors import DataError

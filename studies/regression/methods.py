@@ -35,8 +35,8 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
-from latedrop.calibration.fit import fit_sites
-from latedrop.calibration.predictor import calibrate
+from latedrop import calibrate
+from latedrop.calibration.fit_sites import fit_sites
 from latedrop.devices import one_thread
 from latedrop.errors import LatedropWarning
 from latedrop.metrics.levels import even_levels

@@ -20,6 +20,7 @@ from latedrop.adapters.huggingface import labels_apart, predict_with
 from latedrop.adapters.lightning import predict_callback
 from latedrop.adapters.sklearn import LatedropRegressor
 from latedrop.errors import ArgumentError, DataError, LatedropError
+from quick import quick
 from rounding import assert_same_up_to_rounding, rounding
 
 NAMES = ["age", "bmi", "pressure"]
@@ -36,7 +37,8 @@ def rows(count: int, seed: int = 0) -> tuple[Tensor, Tensor]:
 
 
 def calibrated(model: nn.Module, **options: Any) -> latedrop.Predictor:
-    return latedrop.calibrate(model, rows(64), rates=[0.1], draws=10, progress=False, **options)
+    found: latedrop.Predictor = quick([0.1], 10)(model, rows(64), **options)
+    return found
 
 
 @pytest.fixture
@@ -117,7 +119,7 @@ def test_a_regressor_gives_arrays(net: nn.Module) -> None:
 def test_several_outputs_stay_columns() -> None:
     torch.manual_seed(0)
     model, (x, y) = nn.Sequential(nn.Linear(3, 20), nn.ReLU(), nn.Linear(20, 2)), rows(64)
-    uq = latedrop.calibrate(model, (x, y.repeat(1, 2)), rates=[0.1], draws=10, progress=False)
+    uq = latedrop.calibrate(model, (x, y.repeat(1, 2)), method=latedrop.Sampling(rates=[0.1], draws=10), progress=False)
     assert [part.shape for part in LatedropRegressor(uq).predict(x.numpy(), return_std=True)] == [(64, 2)] * 2
 
 
@@ -337,8 +339,9 @@ class TestHuggingFace:
 
     @staticmethod
     def calibrated(run: Any, **options: Any) -> latedrop.Predictor:
-        options = {"rates": [0.05], "draws": 10, "progress": False, "unpack": labels_apart(), **options}
-        return latedrop.calibrate(run.model, run.get_eval_dataloader(texts(48)), readout="logits", **options)
+        options = {"batches": latedrop.Batches(unpack=labels_apart()), "readout": "logits", **options}
+        found: latedrop.Predictor = quick([0.05], 10)(run.model, run.get_eval_dataloader(texts(48)), **options)
+        return found
 
     @pytest.mark.parametrize("method", ["sample", "linear"])
     def test_it_gives_the_trainers_fields_and_more(self, run: Any, method: Any) -> None:
@@ -363,7 +366,7 @@ class TestHuggingFace:
         assert all(torch.equal(state[name], value) for name, value in run.model.state_dict().items())
 
     def test_strange_rows_are_told_by_the_default(self, run: Any) -> None:
-        uq, test = self.calibrated(run, rates=None, draws=None), texts(12, 1)
+        uq, test = self.calibrated(run, method="terms"), texts(12, 1)
         p = uq.predict({name: value for name, value in padded(test).items() if name != "labels"})
         assert p.strangeness is not None
         assert_same_up_to_rounding(predict_with(run, test, uq).strangeness, p.strangeness)

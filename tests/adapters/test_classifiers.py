@@ -22,7 +22,7 @@ from latedrop.errors import ArgumentError
 from rounding import assert_same_up_to_rounding
 
 NAMES = ["low", "mid", "top"]
-QUICK: dict[str, Any] = {"terms": ["leverage"], "progress": False}
+QUICK: dict[str, Any] = {"method": latedrop.Terms(["leverage"]), "progress": False}
 
 
 def needs(*libraries: str) -> pytest.MarkDecorator:
@@ -73,7 +73,7 @@ def test_what_applies_of_scikit_learns_checks() -> None:
     from sklearn.utils.estimator_checks import check_estimator
 
     torch.manual_seed(0)
-    model = CalibratedClassifier(AnyWidth(4), options={"terms": ["leverage"]})
+    model = CalibratedClassifier(AnyWidth(4), options={"method": latedrop.Terms(["leverage"])})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         results = check_estimator(model, expected_failed_checks=EXPECTED_FAILED, on_fail=None)
@@ -89,7 +89,7 @@ def test_probabilities_and_names(net: nn.Module) -> None:
     from sklearn.base import clone, is_classifier
     from sklearn.metrics import accuracy_score
 
-    uq = calibrated(net, class_names=NAMES)
+    uq = calibrated(net, task=latedrop.Classification(names=NAMES))
     x, y = rows(net, 40, 1)
     classifier = LatedropClassifier(uq)
     assert is_classifier(clone(classifier))
@@ -109,7 +109,7 @@ def test_fit_calibrates(net: nn.Module) -> None:
     from sklearn.preprocessing import FunctionTransformer
 
     x, y = (part.numpy() for part in rows(net))
-    settings: dict[str, Any] = {"options": {"terms": ["leverage"]}}
+    settings: dict[str, Any] = {"options": {"method": latedrop.Terms(["leverage"])}}
     numbered = CalibratedClassifier(net, **settings).fit(x, y)
     expected = calibrated(net).predict(x).probabilities
     assert_same_up_to_rounding(numbered.predict_proba(x), expected)
@@ -133,7 +133,7 @@ def test_fit_calibrates(net: nn.Module) -> None:
 def test_sets(net: nn.Module) -> None:
     x, y = (part.numpy() for part in rows(net))
     fresh, labels = (part.numpy() for part in rows(net, 60, 1))
-    classifier = CalibratedClassifier(net, options={"terms": ["leverage"]}).fit(x, y)
+    classifier = CalibratedClassifier(net, options={"method": latedrop.Terms(["leverage"])}).fit(x, y)
     with pytest.raises(ArgumentError, match="expected a predictor with prediction sets"):
         classifier.predict_set(x)
     found = classifier.conformal(fresh, labels).predict_set(x, 0.8)
@@ -194,7 +194,7 @@ def test_hugging_face(tmp_path: Path) -> None:
     dice = torch.Generator().manual_seed(0)
     tokens = [torch.randint(1, 20, (4 + i % 4,), generator=dice) for i in range(88)]
     texts = [{"input_ids": row, "label": int(row[0]) % 3} for row in tokens]
-    options: dict[str, Any] = {"unpack": labels_apart(), "readout": "logits", **QUICK}
+    options: dict[str, Any] = {"batches": latedrop.Batches(unpack=labels_apart()), "readout": "logits", **QUICK}
     uq = latedrop.calibrate(model, run.get_eval_dataloader(texts[:48]), **options)
     found, theirs = predict_with(run, texts[48:], uq), run.predict(texts[48:])
     assert_same_up_to_rounding(found.predictions, theirs.predictions)

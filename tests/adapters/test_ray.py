@@ -129,7 +129,7 @@ def test_what_cannot_be_is_refused(folder: Path) -> None:
         Predictions(asked(folder, level=2))
     own = torch.nn.Sequential(torch.nn.Linear(3, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1))
     data = torch.randn(50, 3), torch.randn(50, 1)
-    uq = latedrop.calibrate(own, data, rates=[0.1], draws=10, shared=False, progress=False)
+    uq = latedrop.calibrate(own, data, method=latedrop.Sampling(rates=[0.1], draws=10, shared=False), progress=False)
     uq.save(folder / "apart.json")
     (folder / "apart_code.py").write_text(
         "import torch\nfrom torch import nn\n\ntorch.manual_seed(0)\n"

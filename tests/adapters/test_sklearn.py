@@ -77,8 +77,12 @@ def test_fit_calibrates(net: nn.Module, data: tuple[np.ndarray, np.ndarray]) -> 
     p = uq.predict(x)
     for ours, theirs in zip((mean, std, low, high), (p.mean, p.std, *p.interval(0.8)), strict=True):
         assert_same_up_to_rounding(ours, theirs[:, 0].numpy())
-    one = CalibratedRegressor(net, rate=0.2, draws=8, options={"seed": 3}).fit(x, y).predictor_.calibration
-    assert (one.method, one.rate, one.draws, one.seed) == ("sample", 0.2, 8, 3)
+    one = CalibratedRegressor(net, rate=0.2, draws=8).fit(x, y).predictor_.calibration
+    assert (one.method, one.rate, one.draws) == ("sample", 0.2, 8)
+    method = latedrop.Sampling([0.2], 8, seed=3)
+    assert CalibratedRegressor(net, method=method).fit(x, y).predictor_.calibration.seed == 3
+    with pytest.raises(ArgumentError, match="expected method 'sample', or None, with rate= and draws="):
+        CalibratedRegressor(net, method="linear", rate=0.2).fit(x, y)
     with pytest.raises(ArgumentError, match=r"expected model=, a trained .* found NoneType"):
         CalibratedRegressor().fit(x, y)
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from benchmarks import softmax
-from latedrop.calibration.classes.softmax import log_mean_softmax
+from latedrop.calibration.softmax import log_mean_softmax
 
 
 def test_gaussian_logits_of_two_classes_are_integrated() -> None:

@@ -30,7 +30,7 @@ from benchmarks.trained_nets import (
     percent,
     tones,
 )
-from latedrop import calibrate, find_sites, inject, linearize, sample
+from latedrop import FirstOrder, calibrate, find_sites, inject, linearize, sample
 from latedrop.dropout.moments import Engine
 from latedrop.network.calling import call
 from rounding import assert_same_up_to_rounding
@@ -172,7 +172,7 @@ def test_rows_of_a_task_are_apart() -> None:
 def test_an_lstm_is_calibrated() -> None:
     task = core_loss_task("N30", "LSTM", rows=900)
     fit, _, test = (trained.cut(task.home, k * 300, (k + 1) * 300) for k in range(3))
-    uq = calibrate(task.model, fit, method="linear", floor=True, readout=percent)
+    uq = calibrate(task.model, fit, method=FirstOrder(floor=True), readout=percent)
     p = uq.predict(test[0])
     low, high = p.interval(0.9)
     assert p.mean.dtype == p.variance.dtype == torch.float64

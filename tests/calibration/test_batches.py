@@ -12,12 +12,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from latedrop.calibration.batches import as_target, batches, row_batches, row_total
+from latedrop.data.batches import Batches, as_target, row_batches, row_total
 from latedrop.data.datasets import inputs_of
 from latedrop.errors import ArgumentError, DataError
 
 MODEL = nn.Linear(2, 1, device="meta").to_empty(device="cpu")  # only its device and dtype are looked at
 X, Y = torch.arange(14.0).reshape(7, 2), torch.arange(7.0)[:, None]
+
+
+def batches(data: Any, model: nn.Module, **options: Any) -> Iterator[tuple[Any, Tensor]]:
+    return Batches(**options).read(data, model)
 
 
 def collected(data: Any, **options: Any) -> tuple[list[int], Tensor, Tensor]:
@@ -67,19 +71,19 @@ FORMS = {
 
 @pytest.mark.parametrize("data", FORMS.values(), ids=FORMS)
 def test_every_form_gives_all_rows_in_order(data: Any) -> None:
-    _, x, y = collected(data, batch_size=3)
+    _, x, y = collected(data, size=3)
     assert torch.equal(x, X)
     assert torch.equal(y, Y)
 
 
 @pytest.mark.parametrize(("size", "sizes"), [(1, [1] * 7), (3, [3, 3, 1]), (7, [7]), (100, [7])])
 def test_a_pair_is_cut(size: int, sizes: list[int]) -> None:
-    assert collected((X, Y), batch_size=size)[0] == sizes
+    assert collected((X, Y), size=size)[0] == sizes
 
 
 def test_the_batches_of_an_iterable_stay_as_they_are() -> None:
     data = [(X[:4], Y[:4]), (X[4:], Y[4:])]
-    assert collected(data, batch_size=1)[0] == [4, 3]
+    assert collected(data, size=1)[0] == [4, 3]
 
 
 def test_the_total_is_none_where_nobody_knows() -> None:
@@ -151,7 +155,7 @@ def test_a_generator_is_read_once_and_lazily() -> None:
 
 def test_inputs_of_several_parts_are_cut_together() -> None:
     inputs = {"a": X, "b": (X[:, 0], [X.numpy()]), "name": "left alone", "weights": torch.zeros(3)}
-    parts = list(batches((inputs, Y), MODEL, batch_size=4))
+    parts = list(batches((inputs, Y), MODEL, size=4))
     assert [len(y) for _, y in parts] == [4, 3]
     last = parts[1][0]
     assert torch.equal(last["a"], X[4:])
@@ -159,7 +163,7 @@ def test_inputs_of_several_parts_are_cut_together() -> None:
     assert torch.equal(last["b"][1][0], X[4:])
     assert last["name"] == "left alone"
     assert last["weights"].shape == (3,)
-    pairs = list(batches(((X, X + 1), Y), MODEL, batch_size=4))
+    pairs = list(batches(((X, X + 1), Y), MODEL, size=4))
     assert torch.equal(pairs[1][0][1], X[4:] + 1)
 
 
@@ -235,9 +239,9 @@ def test_a_batch_has_at_least_one_row(size: Any) -> None:
     with pytest.raises(ArgumentError, match=match):
         list(row_batches(X, size))
     with pytest.raises(ArgumentError, match=match):
-        list(batches([(X, Y)], MODEL, batch_size=size))
+        list(batches([(X, Y)], MODEL, size=size))
     with pytest.raises(ArgumentError, match=match):
-        list(batches((X, Y), MODEL, batch_size=size))
+        list(batches((X, Y), MODEL, size=size))
 
 
 class Rows(Dataset):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import latedrop
-from latedrop.calibration.beyond import LARGEST
+from latedrop.calibration.fitted_terms import LARGEST
 from latedrop.errors import DataError, LatedropWarning, OutputError
 from rounding import assert_same_up_to_rounding
 
@@ -22,11 +22,11 @@ OTHERS = [i for i in range(len(NEW)) if i != ABSURD]
 
 WAYS: list[dict[str, Any]] = [
     {},
-    {"terms": ["dropout"]},
-    {"terms": ["size"]},
-    {"terms": ["neighbours"]},
-    {"terms": ["local_errors"]},
-    {"method": "sample", "rates": [0.1], "draws": 5},
+    {"method": latedrop.Terms(["dropout"])},
+    {"method": latedrop.Terms(["size"])},
+    {"method": latedrop.Terms(["neighbours"])},
+    {"method": latedrop.Terms(["local_errors"])},
+    {"method": latedrop.Sampling(rates=[0.1], draws=5)},
     {"method": "linear"},
     {"method": "propagate"},
 ]

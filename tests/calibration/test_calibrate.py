@@ -14,16 +14,17 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from latedrop import Calibration, calibrate, find_sites, metrics, sample
+from latedrop import Batches, Calibration, FirstOrder, Sampling, calibrate, find_sites, metrics, sample
+from latedrop.calibration.methods import PAPER_RATES, checked_method
 from latedrop.calibration.scale import apply_scale, fit_floor, optimal_scale, relaxed_scale
-from latedrop.calibration.search import PAPER_RATES
 from latedrop.errors import OutputError
+from quick import quick
 from rounding import assert_same_up_to_rounding, rounding
 from zoo import ZOO
 
 RATES = (0.05, 0.3)
 DRAWS = 20
-quietly = partial(calibrate, rates=RATES, draws=DRAWS, progress=False)
+quietly = quick(RATES, DRAWS)
 
 
 def seeded(build: Callable[[], Any], seed: int = 0) -> Any:
@@ -64,7 +65,9 @@ def exact_variance(model: nn.Module, x: Tensor, rate: float) -> Tensor:
 def test_the_record_says_what_was_asked_and_found() -> None:
     model = deep()
     x, y = data_for(model)
-    found = quietly(model, (x, y), seed=5, criterion="unscaled", scale="relaxed", per_output=False).calibration
+    found = quietly(
+        model, (x, y), method=Sampling(seed=5, criterion="unscaled", scale="relaxed"), per_output=False
+    ).calibration
     assert isinstance(found, Calibration)
     assert [row.rate for row in found.table] == list(RATES)
     assert (found.criterion, found.method, found.mean, found.choice) == ("unscaled", "sample", "draws", "relaxed")
@@ -96,7 +99,9 @@ def test_the_table_is_what_sampling_and_the_metrics_give(
 ) -> None:
     model = deep(outputs)
     x, y = data_for(model)
-    found = quietly(model, (x, y), floor=floor, mean=mean, per_output=per_output, seed=3, batch_size=50).calibration
+    found = quietly(
+        model, (x, y), method=Sampling(floor=floor, mean=mean, seed=3), per_output=per_output, batches=Batches(50)
+    ).calibration
     own = per_output and outputs > 1
     for row in found.table:
         moments = sample(model, x, row.rate, DRAWS, 3)
@@ -138,7 +143,7 @@ def test_the_table_is_what_sampling_and_the_metrics_give(
 @pytest.mark.parametrize("criterion", ["scaled", "unscaled"])
 def test_the_criterion_picks_its_smallest_nll(criterion: str) -> None:
     model = deep()
-    found = quietly(model, data_for(model), criterion=criterion, rates=PAPER_RATES[4::2]).calibration
+    found = quietly(model, data_for(model), method=Sampling(criterion=criterion, rates=PAPER_RATES[4::2])).calibration
     scores = {row.rate: getattr(row, f"nll_{criterion}") for row in found.table}
     assert found.rate == min(scores, key=scores.get)
     assert len(scores) == len(PAPER_RATES[4::2])
@@ -148,7 +153,7 @@ def test_one_site_makes_the_scaled_nll_the_same_at_every_rate() -> None:
     """The mean is exact, and the variance proportional to rate / (1 - rate), which the scale undoes."""
     model, draws = mlp(), 1000
     x, y = data_for(model, rows=200)
-    found = quietly(model, (x, y), rates=(0.05, 0.2, 0.5), draws=draws, mean="model").calibration
+    found = quietly(model, (x, y), method=Sampling(rates=(0.05, 0.2, 0.5), draws=draws, mean="model")).calibration
     e2 = (y - model(x).detach()).double().square()
     error = math.sqrt(2 / (draws - 1))  # relative, of a variance over draws
     for row in found.table:
@@ -171,7 +176,7 @@ def test_one_site_makes_the_scaled_nll_the_same_at_every_rate() -> None:
 def test_a_floor_is_never_worse_on_the_validation_data() -> None:
     model = deep(2)
     x, y = data_for(model)
-    plain, floored = (quietly(model, (x, y), floor=floor).calibration for floor in (False, True))
+    plain, floored = (quietly(model, (x, y), method=Sampling(floor=floor)).calibration for floor in (False, True))
     for before, after in zip(plain.table, floored.table, strict=True):
         assert after.nll_scaled <= before.nll_scaled + 1e-6
         assert after.nll_unscaled == before.nll_unscaled
@@ -202,7 +207,7 @@ def test_maps_keep_a_variance_for_every_pixel() -> None:
     model, x = case.make()
     x = torch.cat([x, x + 0.5])
     y = model(x).detach() + 0.1
-    predictor = quietly(model, (x, y), rates=(0.1,))
+    predictor = quietly(model, (x, y), method=Sampling(rates=(0.1,)))
     found = predictor.calibration
     assert found.output_shape == (1, 8, 8)
     assert len(found.scales) == 1
@@ -217,7 +222,7 @@ def test_channels_of_a_map_have_their_own_scales() -> None:
     model = seeded(lambda: nn.Sequential(nn.Conv2d(1, 6, 3, padding=1), nn.ReLU(), nn.Conv2d(6, 2, 3, padding=1)))
     x = torch.randn(12, 1, 5, 6, generator=torch.Generator().manual_seed(0))
     y = model(x).detach() + torch.tensor([0.1, 1.0])[None, :, None, None]
-    found = quietly(model, (x, y), rates=(0.1,))
+    found = quietly(model, (x, y), method=Sampling(rates=(0.1,)))
     assert len(found.calibration.scales) == 2
     ratio = found.predict(x).variance / found.predict(x).raw_variance
     for k, scale in enumerate(found.calibration.scales):
@@ -227,13 +232,13 @@ def test_channels_of_a_map_have_their_own_scales() -> None:
 def test_the_same_seed_gives_the_same_record() -> None:
     model = deep()
     x, y = data_for(model)
-    first = quietly(model, (x, y), seed=7).calibration
+    first = quietly(model, (x, y)).calibration
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(99)
         torch.rand(3)
-        second = quietly(model, (x, y), seed=7).calibration
+        second = quietly(model, (x, y)).calibration
     assert first == second
-    assert quietly(model, (x, y), seed=8).calibration.scales != first.scales
+    assert quietly(model, (x, y), method=Sampling(seed=1)).calibration.scales != first.scales
 
 
 def rows_of(found: Calibration) -> np.ndarray:
@@ -244,10 +249,10 @@ def rows_of(found: Calibration) -> np.ndarray:
 def test_batches_do_not_change_the_result() -> None:
     model = deep()
     x, y = data_for(model)
-    whole = rows_of(quietly(model, (x, y), batch_size=1000).calibration)
+    whole = rows_of(quietly(model, (x, y), batches=Batches(1000)).calibration)
     parts = {
-        "batch size": ((x, y), {"batch_size": 7}),
-        "chunk": ((x, y), {"chunk": 4}),
+        "batch size": ((x, y), {"batches": Batches(7)}),
+        "chunk": ((x, y), {"method": Sampling(chunk=4)}),
         "loader": (DataLoader(TensorDataset(x, y), batch_size=32), {}),
         "iterator": (zip(x.split(50), y.split(50), strict=True), {}),
         "arrays": ((x.double().numpy(), y.double().numpy()), {}),
@@ -293,7 +298,7 @@ def test_rates_may_differ_by_site() -> None:
     model = deep()
     x, y = data_for(model)
     choices = [{"2": 0.2, "4": 0.1}, {"*": 0.1}, {"4": 0.3}, 0.1]
-    found = quietly(model, (x, y), rates=choices, batch_size=1000)
+    found = quietly(model, (x, y), method=Sampling(rates=choices), batches=Batches(1000))
     table = found.calibration.table
     assert [row.rate for row in table] == choices
     assert replace(table[1], rate=0.1) == table[3]
@@ -308,15 +313,18 @@ def test_rates_may_differ_by_site() -> None:
 def test_one_rate_needs_no_list() -> None:
     model = deep()
     data = data_for(model)
-    assert quietly(model, data, rates=0.1).calibration == quietly(model, data, rates=[0.1]).calibration
-    assert quietly(model, data, rates={"4": 0.1}).calibration.rate == {"4": 0.1}
-    assert quietly(model, data, rates=np.array([0.1, 0.2])).calibration.rows == 120
+    assert (
+        quietly(model, data, method=Sampling(rates=0.1)).calibration
+        == quietly(model, data, method=Sampling(rates=[0.1])).calibration
+    )
+    assert quietly(model, data, method=Sampling(rates={"4": 0.1})).calibration.rate == {"4": 0.1}
+    assert quietly(model, data, method=Sampling(rates=np.array([0.1, 0.2]))).calibration.rows == 120
 
 
 @pytest.mark.parametrize("rates", [np.array([0.1, 0.2], dtype=np.float32), (r / 10 for r in (1, 2))])
 def test_any_iterable_of_numbers_is_rates(rates: Any) -> None:
     model = deep()
-    found = quietly(model, data_for(model), rates=rates).calibration
+    found = quietly(model, data_for(model), method=Sampling(rates=rates)).calibration
     assert [row.rate for row in found.table] == pytest.approx([0.1, 0.2])
 
 
@@ -361,7 +369,9 @@ def test_the_variance_of_a_sum_is_taken_over_draws_of_the_sum() -> None:
     model, x = case.make()
     x = torch.cat([x, x + 0.5])
     count = model(x).detach().sum((1, 2, 3))
-    found = quietly(model, (x, count + 1), rates=(0.1,), readout=lambda density: density.sum((1, 2, 3)))
+    found = quietly(
+        model, (x, count + 1), method=Sampling(rates=(0.1,)), readout=lambda density: density.sum((1, 2, 3))
+    )
     assert found.calibration.output_shape == ()
     draws = sample(model, x, 0.1, DRAWS, keep_draws=True).outputs.sum((2, 3, 4))
     assert_same_up_to_rounding(found.predict(x).raw_variance, draws.var(0))
@@ -370,10 +380,11 @@ def test_the_variance_of_a_sum_is_taken_over_draws_of_the_sum() -> None:
 def test_masks_of_channels_and_a_narrower_select() -> None:
     model = deep()
     x, y = data_for(model)
-    found = quietly(model, (x, y), select="4", kind="channel").calibration
-    assert [(site.name, site.kind) for site in found.sites] == [("4", "channel")]
+    found = quietly(model, (x, y), sites="4").calibration
+    assert [(site.name, site.kind) for site in found.sites] == [("4", "element")]
+    assert quietly(model, (x, y), sites=find_sites(model, x, select="4")).calibration == found
     given = quietly(model, (x, y), sites=find_sites(model, x, select="4", kind="channel")).calibration
-    assert given == found
+    assert [(site.name, site.kind) for site in given.sites] == [("4", "channel")]
 
 
 def test_double_precision_stays_double() -> None:
@@ -399,7 +410,7 @@ def test_double_precision_scales_are_not_rounded() -> None:
 def test_half_precision_is_calibrated_in_float32(dtype: torch.dtype) -> None:
     model = deep()
     x, y = data_for(model)
-    found = quietly(model.to(dtype), (x.numpy(), y), rates=(0.1,))
+    found = quietly(model.to(dtype), (x.numpy(), y), method=Sampling(rates=(0.1,)))
     predicted = found.predict(x.numpy())
     assert predicted.std.dtype == torch.float32
     assert bool(torch.isfinite(predicted.std).all())
@@ -408,7 +419,7 @@ def test_half_precision_is_calibrated_in_float32(dtype: torch.dtype) -> None:
 def test_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
     model = deep()
     quietly(model, data_for(model))
-    calibrate(model, data_for(model), rates=RATES, draws=DRAWS)  # done before the bar would show
+    calibrate(model, data_for(model), method=Sampling(rates=RATES, draws=DRAWS))  # done before the bar would show
     assert capfd.readouterr() == ("", "")
 
 
@@ -428,7 +439,7 @@ def test_few_rows_are_warned_of() -> None:
     with pytest.warns(
         LatedropWarning, match="only 9 validation rows: the scale and the intervals will be rough"
     ) as seen:
-        quietly(model, data_for(model, rows=9))
+        calibrate(model, data_for(model, rows=9), method=Sampling(RATES, DRAWS))
     assert seen[0].filename == __file__
     quietly(model, data_for(model, rows=10))
 
@@ -472,7 +483,7 @@ def test_the_model_and_the_world_stay_as_they_were(method: str) -> None:
     x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
     y = x.sum(1, keepdim=True)
     before = state(model)
-    found = quietly(model, (x, y), method=method, floor=True)
+    found = quietly(model, (x, y), method=replace(checked_method(method), floor=True))
     assert state(model) == before
     found.predict(x)
     assert state(model) == before
@@ -523,7 +534,7 @@ def test_the_model_is_restored_when_it_raises(error: type[BaseException], at: in
     x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
     before = state(model)
     with pytest.raises(error):
-        quietly(model, (x, x.sum(1, keepdim=True)), batch_size=10)
+        quietly(model, (x, x.sum(1, keepdim=True)), batches=Batches(10))
     assert state(model) == before
     model.left.count = 10**9
     quietly(model, (x, x.sum(1, keepdim=True)))  # and it works again
@@ -560,13 +571,19 @@ def test_the_model_is_restored_when_the_readout_raises(error: type[BaseException
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"floor": True}, {"method": "linear"}, {"method": "linear", "per_site": True}, {"method": "propagate"}],
+    [
+        {},
+        {"method": Sampling(floor=True)},
+        {"method": "linear"},
+        {"method": FirstOrder(per_site=True)},
+        {"method": "propagate"},
+    ],
     ids=["sample", "floor", "linear", "per site", "propagate"],
 )
 @pytest.mark.parametrize("outputs", [1, 2])
 def test_the_record_survives_json_and_is_plain(options: dict[str, Any], outputs: int) -> None:
     model = deep(outputs)
-    found = quietly(model, data_for(model), scale=2, **options).calibration
+    found = quietly(model, data_for(model), **options).scaled(2).calibration
     text = found.to_json()
 
     def refuse(name: str) -> None:

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import latedrop
-from latedrop.calibration.evaluation import compare
 from latedrop.errors import ArgumentError, DataError
+from latedrop.evaluation.evaluation import compare
 from rounding import assert_same_up_to_rounding, rounding
 
 
@@ -96,7 +96,7 @@ def rows(net: nn.Module) -> tuple[Tensor, Tensor]:
 def test_every_entry_point(net: nn.Module, rows: tuple[Tensor, Tensor], form: str) -> None:
     data = FORMS[form](*rows)
     plain = latedrop.calibrate(net, rows, reference=rows[0], progress=False)
-    uq = latedrop.calibrate(net, data, reference=data, batch_size=16, progress=False)
+    uq = latedrop.calibrate(net, data, reference=data, batches=latedrop.Batches(16), progress=False)
     expected = plain.predict(rows[0])
     assert uq.calibration.rows == uq.calibration.terms.reference_rows == 40  # type: ignore[union-attr]
     found = uq.predict(data)
@@ -157,7 +157,7 @@ def test_one_row_is_explained(net: nn.Module, rows: tuple[Tensor, Tensor], form:
 
 def test_targets_of_another_name(net: nn.Module, rows: tuple[Tensor, Tensor]) -> None:
     data = Dicts(*rows, names=("input", "price"))
-    uq = latedrop.calibrate(net, data, unpack="price", progress=False)
+    uq = latedrop.calibrate(net, data, batches=latedrop.Batches(unpack="price"), progress=False)
     assert_same_up_to_rounding(uq.predict(data).std, latedrop.calibrate(net, rows, progress=False).predict(rows[0]).std)
     assert torch.equal(uq.predict_labelled(data, "price")[1], rows[1])
     (found,) = uq.predict_batches([{"x": rows[0], "price": rows[1]}], "price")
@@ -222,8 +222,16 @@ class Splits(dict[str, Any]):
     [
         (lambda x, y: [{"input": x}], {}, r"expected the targets of a batch under one of labels, .*; found none among"),
         (lambda x, y: [{"input": x, "y": y, "label": y}], {}, r"found \['label', 'y'\] among its keys"),
-        (lambda x, y: [{"input": x, "y": y}], {"unpack": "price"}, "under 'price'; found none among its keys"),
-        (lambda x, y: [(x, y)], {"unpack": "price"}, r"expected batches that are mappings.*under 'price'; found tuple"),
+        (
+            lambda x, y: [{"input": x, "y": y}],
+            {"batches": latedrop.Batches(unpack="price")},
+            "under 'price'; found none among its keys",
+        ),
+        (
+            lambda x, y: [(x, y)],
+            {"batches": latedrop.Batches(unpack="price")},
+            r"expected batches that are mappings.*under 'price'; found tuple",
+        ),
         (
             lambda x, y: Tabular({"a": x.tolist(), "b": x.tolist(), "y": y.tolist()}),
             {},
@@ -242,7 +250,7 @@ def test_what_cannot_be_told_apart(
 
 def test_items_of_a_data_set_stay_items(net: nn.Module, rows: tuple[Tensor, Tensor]) -> None:
     x, y = rows
-    uq = latedrop.calibrate(net, (list(x), y), collate=torch.stack, progress=False)
+    uq = latedrop.calibrate(net, (list(x), y), batches=latedrop.Batches(collate=torch.stack), progress=False)
     both, target = uq.predict_labelled((list(x), y))
     assert_same_up_to_rounding(both.std, uq.predict(list(x)).std)
     assert torch.equal(target, y)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 import latedrop
 from latedrop import calibrate, metrics
-from latedrop.calibration.evaluation import compare, verdict
-from latedrop.calibration.term_fit import fit_terms
-from latedrop.calibration.term_record import plain_tensors, terms_from_dict, terms_to_dict
-from latedrop.calibration.verdict import Verdict, crossed, folds, judged
+from latedrop.calibration.cross_validation import crossed, folds
+from latedrop.calibration.fit_terms import fit_terms
+from latedrop.calibration.verdict import Verdict, judged
 from latedrop.errors import ArgumentError, DataError, FileError
+from latedrop.evaluation.evaluation import compare, verdict
 from rounding import assert_same_up_to_rounding, rounding
 
 
@@ -173,11 +173,11 @@ class TestDefault:
     def test_options_of_draws_ask_for_the_papers_procedure(self) -> None:
         model = network()
         x, y = noisy(model, 60)
-        assert default(model, (x, y), rates=[0.1], draws=5).calibration.method == "sample"
-        assert default(model, (x, y), method="sample", rates=[0.1], draws=5).calibration.terms is None
-        with pytest.raises(ArgumentError, match="found floor, which belong to"):
-            default(model, (x, y), floor=True)
-        with pytest.raises(ArgumentError, match="found reference, which belong to method='terms', the default"):
+        assert default(model, (x, y), method=latedrop.Sampling(rates=[0.1], draws=5)).calibration.method == "sample"
+        assert default(model, (x, y), method=latedrop.Sampling(rates=[0.1], draws=5)).calibration.terms is None
+        with pytest.raises(
+            ArgumentError, match=r"expected reference= with method=Terms\(...\).*found it with FirstOrder"
+        ):
             default(model, (x, y), method="linear", reference=x)
 
     def test_reference_rows_may_come_in_batches_with_targets(self) -> None:
@@ -197,7 +197,9 @@ class TestDefault:
         model = network()
         x, y = noisy(model, 100)
         batches, usual = [{"x": x, "y": y}], [{"x": torch.randn(40, 3), "y": None}] * 2
-        uq = default(model, batches, unpack=lambda batch: (batch["x"], batch["y"]), reference=usual)
+        uq = default(
+            model, batches, batches=latedrop.Batches(unpack=lambda batch: (batch["x"], batch["y"])), reference=usual
+        )
         assert uq.calibration.terms is not None
         assert uq.calibration.terms.reference_rows == 80
 
@@ -238,7 +240,13 @@ class TestBatches:
         model, items = _Bag().eval(), [torch.randn(6 - i % 6, 3) for i in range(60)]
         y = model(*_padded(items)).detach() + 0.3 * torch.randn(60, 1)
         usual = [item + 0.1 for item in items]
-        uq = default(model, (items, y), collate=_padded, terms=["leverage"], reference=usual)
+        uq = default(
+            model,
+            (items, y),
+            batches=latedrop.Batches(collate=_padded),
+            method=latedrop.Terms(["leverage"]),
+            reference=usual,
+        )
         assert uq.calibration.terms is not None
         assert uq.calibration.terms.reference_rows == 60
         assert uq.calibration.terms.features is not None
@@ -246,7 +254,13 @@ class TestBatches:
         together = uq.predict(items)
         alone = torch.cat([uq.predict([item]).strangeness for item in items])  # type: ignore[misc]
         assert_same_up_to_rounding(alone, together.strangeness)
-        batches = default(model, (items, y), collate=_padded, terms=["leverage"], reference=iter([(usual, y)]))
+        batches = default(
+            model,
+            (items, y),
+            batches=latedrop.Batches(collate=_padded),
+            method=latedrop.Terms(["leverage"]),
+            reference=iter([(usual, y)]),
+        )
         assert_same_up_to_rounding(batches.predict(items).strangeness, together.strangeness)
 
     def test_padding_of_the_users_own_changes_nothing(self) -> None:
@@ -262,7 +276,7 @@ class TestBatches:
         torch.manual_seed(0)
         model, x, mask = Masked().eval(), torch.randn(80, 5, 3), torch.ones(80, 5)
         y = model(x, mask).detach() + 0.3 * torch.randn(80, 1)
-        uq = default(model, ((x, mask), y), terms=["leverage"])
+        uq = default(model, ((x, mask), y), method=latedrop.Terms(["leverage"]))
         longer = torch.cat([x, torch.zeros(80, 4, 3)], 1), torch.cat([mask, torch.zeros(80, 4)], 1)
         found, expected = uq.predict(longer), uq.predict((x, mask))
         assert_same_up_to_rounding(found.strangeness, expected.strangeness)
@@ -295,7 +309,7 @@ class TestBatches:
         pool = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 1)
         layers = nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1), *pool
         model, x = nn.Sequential(*layers).eval(), torch.randn(50, 1, 6, 6)
-        uq = default(model, (x, model(x).detach() + 0.3 * torch.randn(50, 1)), terms=["leverage"])
+        uq = default(model, (x, model(x).detach() + 0.3 * torch.randn(50, 1)), method=latedrop.Terms(["leverage"]))
         assert uq.predict(torch.randn(3, 1, size, size)).std.shape == (3, 1)
 
 
@@ -304,7 +318,9 @@ class TestGuard:
         model = network()
         x, y = noisy(model, 200)
         far = 10 * torch.randn(50, 3)
-        guarded, bare = (default(model, (x, y), terms=[], guard=on).predict(far) for on in (True, False))
+        guarded, bare = (
+            default(model, (x, y), method=latedrop.Terms([], guard=on)).predict(far) for on in (True, False)
+        )
         assert guarded.strangeness is not None
         assert bool((guarded.strangeness > 1).all())
         assert bool((guarded.std > bare.std).all())
@@ -318,18 +334,15 @@ class TestGuard:
         p = uq.predict(far)
         assert p.strangeness is not None
         assert float(p.strangeness.min()) > 1e3
-        bare = default(model, (x, y), guard=False).predict(far)
+        bare = default(model, (x, y), method=latedrop.Terms(guard=False)).predict(far)
         ignorant = y.double().var(correction=0) + (p.mean.double() - y.double().mean()).square()
         assert_same_up_to_rounding(p.variance.double(), torch.maximum(bare.variance.double(), ignorant))
-        # A file of an earlier version does not know the targets: there is no ceiling.
+        # Without the targets there is no ceiling.
         terms = uq.calibration.terms
         assert terms is not None
-        record = plain_tensors(terms_to_dict(terms))
-        for name in ("centres", "spreads"):
-            del record["guard"][name]
-        earlier = terms_from_dict(record, "terms", stored=lambda name: {}, count=1).guard
-        assert earlier is not None
-        assert bool((earlier.grown(bare.variance, p.strangeness, p.mean) > 10 * p.variance).all())
+        assert terms.guard is not None
+        plain = replace(terms.guard, centres=(), spreads=())
+        assert bool((plain.grown(bare.variance, p.strangeness, p.mean) > 10 * p.variance).all())
 
     def test_nine_in_ten_validation_rows_are_not_strange(self) -> None:
         model = network()
@@ -343,7 +356,10 @@ class TestGuard:
     def test_usual_rows_keep_their_variance(self) -> None:
         model = network()
         x, y = noisy(model, 200)
-        guarded, bare = default(model, (x, y)).predict(x), default(model, (x, y), guard=False).predict(x)
+        guarded, bare = (
+            default(model, (x, y)).predict(x),
+            default(model, (x, y), method=latedrop.Terms(guard=False)).predict(x),
+        )
         assert guarded.strangeness is not None
         usual = guarded.strangeness <= 1
         assert_same_up_to_rounding(guarded.variance[usual], bare.variance[usual])
@@ -370,7 +386,7 @@ class TestVerdict:
         per_output = metrics.rank_correlation(zero, variance, error, per_output=True).mean()
         assert found.correlation == pytest.approx(float(per_output))
 
-    @pytest.mark.parametrize("options", [{}, {"method": "linear"}, {"rates": [0.1], "draws": 5}])
+    @pytest.mark.parametrize("options", [{}, {"method": "linear"}, {"method": latedrop.Sampling(rates=[0.1], draws=5)}])
     def test_a_single_error_among_the_rows(self, tmp_path: Path, options: dict[str, Any]) -> None:
         """As of a model that counts, and counts nearly always right: the rest tells nothing about that row."""
         model = network()
@@ -410,8 +426,8 @@ class TestVerdict:
     def test_every_method_is_compared_with_a_constant(self, method: str) -> None:
         model = network()
         x, y = noisy(model, 60)
-        draws = {"draws": 20, "rates": [0.1]} if method == "sample" else {}
-        uq = default(model, (x, y), method=method, **draws)
+        chosen = latedrop.Sampling([0.1], draws=20) if method == "sample" else method
+        uq = default(model, (x, y), method=chosen)
         assert uq.calibration.verdict is not None
         assert uq.calibration.constant is not None
         other, truth = noisy(model, 60, seed=1)
@@ -504,8 +520,9 @@ def test_conformal_and_isotonic_intervals_work_on_terms() -> None:
     x, y = noisy(model, 300)
     held = noisy(model, 200, seed=5)
     new, target = noisy(model, 1000, seed=6)
-    for options in ({"conformal_data": held}, {"intervals": "isotonic"}):
-        low, high = default(model, (x, y), **options).predict(new).interval(0.9)
+    fitted = default(model, (x, y)).conformal(held), default(model, (x, y), intervals="isotonic")
+    for uq in fitted:
+        low, high = uq.predict(new).interval(0.9)
         # Standard errors: 0.009 of 1000 rows, 0.021 of a quantile of 200.
         assert float(((low <= target) & (target <= high)).float().mean()) == pytest.approx(0.9, abs=0.05)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,12 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import latedrop
-from latedrop.calibration.detection import COMBINED, Combination, p_values
-from latedrop.calibration.detector import Detector
+from latedrop.detection.detection import COMBINED, Combination, p_values
+from latedrop.detection.detector import Detector
 from latedrop.errors import ArgumentError, DataError, FileError
-from latedrop.records import sealed
 from rounding import assert_same_up_to_rounding
 
-QUICK: dict[str, Any] = {"terms": ["leverage"], "progress": False}
+QUICK: dict[str, Any] = {"method": latedrop.Terms(["leverage"]), "progress": False}
 
 
 def rows(count: int, seed: int, times: float = 1.0) -> Tensor:
@@ -202,10 +201,8 @@ def test_wrong_input(classifier: Any, regression: Any, tmp_path: Path) -> None:
     found.save(path)
     with pytest.raises(FileError, match="the model that the detector was made with"):
         Detector.load(path, regression)
-    record = json.loads(path.read_text())["latedrop-detector"]
-    record["usual"]["entropy"]["tensor"].reverse()
-    path.write_text(sealed("latedrop-detector", record))
-    with pytest.raises(FileError, match="in rising order"):
+    replace(found, usual={name: values.flip(0) for name, values in found.usual.items()}).save(path)
+    with pytest.raises(FileError, match=r"detector.json: expected detector.usual.* in rising order"):
         Detector.load(path, classifier)
     path.write_text("{}")
     with pytest.raises(FileError, match="a detector"):

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import latedrop
-from latedrop.calibration import entries as module
-from latedrop.calibration.entries import Entries
+from latedrop.calibration import collecting as module
+from latedrop.calibration.collecting import Entries
 from latedrop.errors import DataError
 
 
@@ -75,9 +75,9 @@ def test_a_map_is_fitted_from_some_of_its_pixels_as_from_all(monkeypatch: pytest
     x = torch.rand(48, 1, 24, 24, generator=generator)
     y = model(x).detach()
     y = y + (0.1 + x) * 0.3 * torch.randn(y.shape, generator=generator)
-    whole = latedrop.calibrate(model, (x, y), progress=False, batch_size=8)
+    whole = latedrop.calibrate(model, (x, y), progress=False, batches=latedrop.Batches(8))
     monkeypatch.setattr(module.Entries.__init__, "__defaults__", (5000,))
-    some = latedrop.calibrate(model, (x, y), progress=False, batch_size=8)
+    some = latedrop.calibrate(model, (x, y), progress=False, batches=latedrop.Batches(8))
     assert some.calibration.output_shape == whole.calibration.output_shape == (2, 24, 24)
     assert some.calibration.per_output
     assert len(some.calibration.scales) == 2

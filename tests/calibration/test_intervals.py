@@ -1,6 +1,5 @@
 """Interval kinds against exact ranks, exact expectations and simulated coverage."""
 
-import json
 import math
 import sys
 from fractions import Fraction
@@ -15,13 +14,13 @@ from scipy import stats
 
 from latedrop.calibration.intervals import (
     Conformal,
+    Intervals,
     Isotonic,
     checked_level,
-    intervals_from_dict,
-    intervals_to_dict,
     normal_quantile,
 )
 from latedrop.errors import ArgumentError, DataError, LatedropError
+from latedrop.records import checked, plain
 from rounding import rounding
 
 UNIT = ((1.0,), (0.0,))  # scale and floor, which a fit only carries along
@@ -183,18 +182,16 @@ def test_residuals_of_no_variance_are_refused(kind: type[Isotonic] | type[Confor
 def test_records_survive_json() -> None:
     z = np.random.default_rng(3).normal(size=(2, 50))
     for fitted in (isotonic(*z), conformal(*z), Conformal.fit([tensor(z[0])], (2.0, 3.0), (0.5, 0.0))):
-        record = intervals_to_dict(fitted)
-        back = intervals_from_dict(json.loads(json.dumps(record, allow_nan=False)))
+        back = checked(Intervals, plain(fitted), "intervals", "")
         assert back == fitted
         assert torch.equal(back.z(0.8), fitted.z(0.8))  # JSON keeps every digit
-    assert intervals_to_dict(None) is None
-    assert intervals_from_dict(None) is None
+    assert checked(Intervals, plain(None), "intervals", "") is None
 
 
 @pytest.mark.parametrize("record", [{"kind": "gaussian"}, {}, {"kind": None}])
 def test_an_unknown_kind_is_refused(record: dict[str, object]) -> None:
-    with pytest.raises(DataError, match=r"expected (a field )?intervals.kind"):
-        intervals_from_dict(record)
+    with pytest.raises(DataError, match=r"expected intervals to be .*kind"):
+        checked(Intervals, record, "intervals", "")
 
 
 @pytest.mark.parametrize("level", [0.9, np.float32(0.5), np.array(0.5), torch.tensor(0.5), Fraction(1, 3)])

@@ -9,12 +9,13 @@ import torch
 from torch import nn
 
 import latedrop
-from latedrop.calibration.evaluation import compare, in_use
-from latedrop.calibration.groups import Held, Inputs, by_deviation, by_input, input_columns
-from latedrop.calibration.judgement import judge, output_names
-from latedrop.calibration.requirements import parsed_requirements
-from latedrop.calibration.verdict import Verdict, crossed, judged, share_error
+from latedrop.calibration.cross_validation import crossed, share_error
+from latedrop.calibration.verdict import Verdict, judged
 from latedrop.errors import ArgumentError
+from latedrop.evaluation.evaluation import compare, in_use
+from latedrop.evaluation.groups import Held, Inputs, by_deviation, by_input, input_columns
+from latedrop.evaluation.judgement import judge, output_names
+from latedrop.evaluation.requirements import parsed_requirements
 from rounding import rounding
 
 
@@ -167,7 +168,7 @@ class TestJudgement:
 
     @pytest.mark.parametrize("choice", ["relaxed", 2.0, "step"])
     def test_any_scale_in_use_is_in_the_table(self, choice: Any) -> None:
-        prediction, target = predicted(method="sample", rates=[0.1, 0.2], draws=10)
+        prediction, target = predicted(method=latedrop.Sampling(rates=[0.1, 0.2], draws=10))
         step = prediction.calibration.tradeoff()[1]
         prediction = prediction.scaled(step if choice == "step" else choice)
         used = judge(prediction, target).together.used
@@ -182,7 +183,7 @@ class TestJudgement:
         assert {"rmse[a]", "rmse[b]", "gain", "coverage90", "gain[a]"} <= set(found)
 
     def test_each_output_is_held_against_its_own_constant(self) -> None:
-        prediction, target = predicted(outputs=2, guard=False)
+        prediction, target = predicted(outputs=2, method=latedrop.Terms(guard=False))
         factor = torch.tensor([1.0, 1e6])
         record = prediction.calibration
         assert record.constant is not None
@@ -196,7 +197,7 @@ class TestJudgement:
         assert (found.together.deciles, found.together.worst, found.together.kept) == ((), (), ())
 
     def test_the_worst_of_very_many_rows_is_found(self) -> None:
-        prediction, _ = predicted(rows=4, guard=False)
+        prediction, _ = predicted(rows=4, method=latedrop.Terms(guard=False))
         rows = 400_001
         many = replace(prediction, output=torch.zeros(rows, 1), raw_variance=torch.ones(rows, 1), strangeness=None)
         target = torch.zeros(rows, 1)
@@ -226,7 +227,7 @@ class TestJudgement:
         assert all(own >= ideal - 1e-9 for own, ideal in zip(found.kept_rmse, found.ideal_rmse, strict=True))
 
     def test_one_variance_for_all_rows_chooses_nothing(self) -> None:
-        prediction, target = predicted(guard=False)
+        prediction, target = predicted(method=latedrop.Terms(guard=False))
         same = replace(prediction, raw_variance=torch.ones_like(prediction.raw_variance))
         found = judge(same, target).together
         assert found.deciles == ()

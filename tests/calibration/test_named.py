@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from latedrop.calibration.named import as_arguments, example_inputs, load_function, load_model
 from latedrop.errors import ArgumentError, FileError, LatedropError
+from latedrop.named import as_arguments, example_inputs, load_function, load_model
 
 CODE = """
 import torch

@@ -9,15 +9,15 @@ import torch
 from torch import nn
 
 import latedrop
-from latedrop.calibration.evaluation import compare, verdict
-from latedrop.calibration.judgement import judge
-from latedrop.calibration.names import in_order, names_of
+from latedrop.data.names import in_order, names_of
 from latedrop.errors import DataError
+from latedrop.evaluation.evaluation import compare, verdict
+from latedrop.evaluation.judgement import judge
 from rounding import assert_same_up_to_rounding
 
 pandas = pytest.importorskip("pandas")
 NAMES = ["a", "b", "c"]
-OPTIONS: list[dict[str, Any]] = [{}, {"method": "sample", "rates": [0.1], "draws": 10}]
+OPTIONS: list[dict[str, Any]] = [{}, {"method": latedrop.Sampling(rates=[0.1], draws=10)}]
 
 
 def network(outputs: int) -> nn.Module:
@@ -71,8 +71,8 @@ def test_to_polars() -> None:
 def test_another_order_is_put_right(options: dict[str, Any], tmp_path: Path) -> None:
     model, x, y = frames()
     turned, straight = (x[["c", "a", "b"]], y[["width", "height"]]), (x, y)
-    uq = latedrop.calibrate(model, straight, progress=False, conformal_data=straight, **options)
-    again = latedrop.calibrate(model, straight, progress=False, conformal_data=turned, **options)
+    calibrated = latedrop.calibrate(model, straight, progress=False, **options)
+    uq, again = calibrated.conformal(straight), calibrated.conformal(turned)
     assert uq.calibration.intervals == again.calibration.intervals
     uq.save(tmp_path / "cal.json")
     for predictor in (uq, latedrop.load(tmp_path / "cal.json", model)):
@@ -110,7 +110,9 @@ def test_columns_without_names_are_not_remembered() -> None:
 
 def test_nothing_is_pooled_over_units() -> None:
     model, x, y = frames()
-    rows = latedrop.calibrate(model, (x, y), rates=[0.1, 0.3], draws=10, progress=False).calibration.table
+    rows = latedrop.calibrate(
+        model, (x, y), method=latedrop.Sampling(rates=[0.1, 0.3], draws=10), progress=False
+    ).calibration.table
     other = latedrop.calibrate(model, (x, y), method="linear", progress=False).calibration
     with torch.no_grad():
         error = model(torch.tensor(x.to_numpy()).float()).numpy() - y.to_numpy()
@@ -134,7 +136,7 @@ def test_targets_in_tables_are_judged_in_any_order(target: Any) -> None:
     model, x, y = frames()
     if target is not None:
         y = y * [2.0, 3.0] + [0.0, 1.0]
-    uq = latedrop.calibrate(model, (x[:30], y[:30]), target=target, conformal_data=(x[30:50], y[30:50]), progress=False)
+    uq = latedrop.calibrate(model, (x[:30], y[:30]), target=target, progress=False).conformal((x[30:50], y[30:50]))
     p, turned = uq.predict(x[50:]), y[50:][["width", "height"]]
     assert compare(p, turned) == compare(p, torch.tensor(y[50:].to_numpy()))
     assert verdict(p, turned) == verdict(p, torch.tensor(y[50:].to_numpy()))

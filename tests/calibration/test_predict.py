@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,27 @@ from scipy import stats
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from latedrop import LatedropWarning, Prediction, Predictor, calibrate, find_sites, load, metrics, sample
+from latedrop import (
+    FirstOrder,
+    LatedropWarning,
+    Prediction,
+    Predictor,
+    Propagation,
+    Sampling,
+    calibrate,
+    find_sites,
+    load,
+    metrics,
+    sample,
+)
 from latedrop.calibration.intervals import Conformal
+from latedrop.calibration.methods import checked_method
 from latedrop.errors import ArgumentError, DataError
+from quick import quick
 from rounding import assert_same_up_to_rounding, rounding
 
 DRAWS = 20
-quietly = partial(calibrate, rates=(0.1, 0.2), draws=DRAWS, progress=False)
+quietly = quick((0.1, 0.2), DRAWS)
 
 
 def mlp(outputs: int = 1, seed: int = 0) -> nn.Module:
@@ -42,7 +57,7 @@ def fitted() -> tuple[Predictor, Tensor, Tensor]:
     """A calibrated network of two outputs, inputs and targets."""
     model = mlp(2)
     x, y = data_for(model)
-    return quietly(model, (x, y), floor=True), x, y
+    return quietly(model, (x, y), method=Sampling(floor=True)), x, y
 
 
 def noisy(model: nn.Module, rows: int, seed: int, noise: Callable[..., np.ndarray]) -> tuple[Tensor, Tensor]:
@@ -121,11 +136,11 @@ def test_the_batch_size_does_not_change_a_prediction(fitted: tuple[Predictor, Te
 def test_the_models_own_mean_is_kept_bit_for_bit() -> None:
     model = mlp(2)
     x, y = data_for(model)
-    predictor = quietly(model, (x, y), mean="model")
+    predictor = quietly(model, (x, y), method=Sampling(mean="model"))
     assert torch.equal(predictor.predict(x).mean, model(x).detach())  # the same call on the same batch
     model.train()
     assert torch.equal(predictor.predict(x).mean, model(x).detach())  # the same call on the same batch
-    drawn = quietly(model, (x, y), mean="draws")
+    drawn = quietly(model, (x, y), method=Sampling(mean="draws"))
     assert not torch.equal(drawn.predict(x).mean, model(x).detach())
 
 
@@ -144,8 +159,8 @@ def test_linear_predictions_are_the_closed_form_of_one_site() -> None:
 def test_the_choice_of_scale_can_be_made_at_any_stage(choice: Any) -> None:
     model = mlp(2)
     x, y = data_for(model)
-    first = quietly(model, (x, y), scale=choice, floor=True)
-    later = quietly(model, (x, y), floor=True)
+    first = quietly(model, (x, y), method=Sampling(scale=choice, floor=True))
+    later = quietly(model, (x, y), method=Sampling(floor=True))
     record = first.calibration
     scale, floor = {
         "optimal": (record.scales, record.floors),
@@ -232,17 +247,17 @@ def test_predictions_carry_no_graph(fitted: tuple[Predictor, Tensor, Tensor]) ->
 @pytest.mark.parametrize(
     "options",
     [
-        {"scale": "relaxed", "draws": 400},
-        {"scale": "optimal", "draws": 400},
-        {"scale": "relaxed", "method": "linear"},
-        {"scale": "optimal", "method": "propagate"},
+        {"method": Sampling((0.1,), scale="relaxed", draws=400)},
+        {"method": Sampling((0.1,), scale="optimal", draws=400)},
+        {"method": FirstOrder(scale="relaxed")},
+        {"method": Propagation((0.1,), scale="optimal")},
     ],
     ids=["relaxed", "optimal", "linear", "propagate"],
 )
 def test_intervals_hold_on_new_data(options: dict[str, Any]) -> None:
     """Where the noise is Gaussian and as uneven as the dropout variance, 90 % are 90 %."""
     model, rows, fresh = mlp(), 1000, 2000
-    predictor = quietly(model, noisy(model, rows, 0, np.random.Generator.normal), rates=(0.1,), **options)
+    predictor = quietly(model, noisy(model, rows, 0, np.random.Generator.normal), **options)
     x, y = noisy(model, fresh, 1, np.random.Generator.normal)
     predicted = predictor.predict(x)
     for level in (0.5, 0.9):
@@ -253,7 +268,7 @@ def test_intervals_hold_on_new_data(options: dict[str, Any]) -> None:
         slope = z * stats.norm.pdf(z)
         error = math.hypot(math.sqrt(level * (1 - level) / fresh), slope * 2 * math.pi / math.sqrt(12 * rows))
         assert abs(coverage(predicted, y, level) - level) < 3 * error + 0.01, level
-    if options.get("method") != "linear":  # which fits the rate itself
+    if predictor.calibration.method != "linear":  # which fits the rate itself
         assert float(metrics.balance(predicted.mean, predicted.raw_variance, y)) < -0.05
 
 
@@ -267,7 +282,7 @@ def test_isotonic_intervals_hold_where_gaussian_ones_do_not(method: str) -> None
     model, rows, fresh = mlp(), 1000, 2000
     data = noisy(model, rows, 0, skewed)
     x, y = noisy(model, fresh, 1, skewed)
-    fit = partial(quietly, model, data, method=method, mean="model")
+    fit = partial(quietly, model, data, method=Sampling(mean="model") if method == "sample" else method)
     kinds = {kind: fit(intervals=kind) for kind in ("isotonic", "gaussian")}
     off = {}
     for kind, predictor in kinds.items():
@@ -289,9 +304,9 @@ def test_isotonic_intervals_do_not_depend_on_the_scale_they_were_fitted_with(cho
     pytest.importorskip("sklearn")
     model = mlp()
     x, y = noisy(model, 300, 0, skewed)
-    fit = partial(quietly, model, (x, y + 5), rates=(0.05,), intervals="isotonic")  # residuals of tens of deviations
-    low, high = fit(scale=choice).predict(x).interval()
-    other = fit(scale=7.0).predict(x).interval()
+    fit = partial(quietly, model, (x, y + 5), intervals="isotonic")  # residuals of tens of deviations
+    low, high = fit(method=Sampling((0.05,), scale=choice)).predict(x).interval()
+    other = fit(method=Sampling((0.05,), scale=7.0)).predict(x).interval()
     assert bool(torch.isfinite(low).all() and torch.isfinite(high).all())
     assert_same_up_to_rounding(low, other[0])
     assert_same_up_to_rounding(high, other[1])
@@ -319,7 +334,7 @@ def test_conformal_intervals_cover_as_they_promise() -> None:
 def test_conformal_intervals_have_the_rank_of_their_scores(outputs: int, per_output: bool) -> None:
     model = mlp(outputs)
     data, held = data_for(model), data_for(model, rows=19, seed=2)
-    predictor = quietly(model, data, conformal_data=held, per_output=per_output)
+    predictor = quietly(model, data, per_output=per_output).conformal(held)
     predicted = predictor.predict(held[0])
     scores = ((held[1] - predicted.mean).abs() / predicted.std).sort(0).values
     low, high = predicted.interval(0.9)
@@ -340,8 +355,12 @@ def test_a_file_brings_the_same_predictions_back(tmp_path: Path, kind: str, meth
         pytest.importorskip("sklearn")
     model = mlp(2)
     x, y = data_for(model)
-    held = data_for(model, rows=30, seed=2) if kind == "conformal" else None
-    predictor = quietly(model, (x, y), intervals=kind, conformal_data=held, floor=True, scale=1.7, method=method)
+    options: dict[str, Any] = {} if method == "terms" else {"floor": True, "scale": 1.7}
+    named = replace(checked_method(method), **options)
+    if kind == "conformal":
+        predictor = quietly(model, (x, y), method=named).conformal(data_for(model, rows=30, seed=2))
+    else:
+        predictor = quietly(model, (x, y), intervals=kind, method=named)
     path = tmp_path / "model.latedrop.json"
     predictor.save(path)
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
@@ -395,7 +414,7 @@ def test_other_weights_are_warned_of(tmp_path: Path) -> None:
 @pytest.mark.parametrize("seed", [np.int64(3), np.uint8(3)])
 def test_a_numpy_seed_can_be_saved(tmp_path: Path, seed: Any) -> None:
     model = mlp()
-    predictor = quietly(model, data_for(model), seed=seed)
+    predictor = quietly(model, data_for(model), method=Sampling(seed=seed))
     predictor.save(tmp_path / "model.json")
     assert load(tmp_path / "model.json", model).calibration.seed == 3
 
@@ -443,7 +462,7 @@ def test_a_map_with_a_channel_axis_takes_any_size() -> None:
 def test_a_step_of_the_tradeoff_can_be_chosen_and_saved(tmp_path: Path) -> None:
     model = mlp(2)
     data = data_for(model)
-    predictor = quietly(model, data, floor=True)
+    predictor = quietly(model, data, method=Sampling(floor=True))
     step = predictor.calibration.tradeoff()[10]
     chosen = predictor.scaled(step)
     expected = predictor.calibration.scaled(chosen.predict(data[0]).raw_variance, step.scale, step.floor)
@@ -460,6 +479,5 @@ def test_a_step_of_the_tradeoff_can_be_chosen_and_saved(tmp_path: Path) -> None:
 def test_conformal_intervals_can_be_added_later() -> None:
     model = mlp()
     data, held = data_for(model), data_for(model, rows=40, seed=2)
-    at_once = quietly(model, data, conformal_data=held)
-    later = quietly(model, data).conformal(held)
-    assert later.calibration == at_once.calibration
+    once = quietly(model, data).conformal(held)
+    assert once.conformal(held).calibration == once.calibration

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from latedrop import Calibration, Predictor, calibrate
-from latedrop.calibration import term_search
-from latedrop.calibration.row_sample import RowSample
-from latedrop.terms import Rows, Term
+from latedrop import Calibration, Predictor, Terms, calibrate
+from latedrop.calibration import measure
+from latedrop.calibration.collecting import RowSample
+from latedrop.terms import BatchContext, Term
 from rounding import assert_same_up_to_rounding
 
 Batch = tuple[Tensor, Tensor]
@@ -61,7 +61,7 @@ class Slope(Term):
     name = "slope"
     needs_features = True
 
-    def values(self, rows: Rows) -> Tensor:
+    def values(self, rows: BatchContext) -> Tensor:
         assert len(rows.x) == len(rows.features)
         return rows.x[:, 1].abs()
 
@@ -73,10 +73,10 @@ def test_a_long_table_is_calibrated_with_some_of_its_rows(
 ) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 16), nn.ReLU(), nn.Linear(16, 1))
-    every = calibrate(model, table(6000, 250), terms=terms, progress=False).calibration
-    monkeypatch.setattr(term_search, "MOST_ROWS", 2000)
-    few = calibrate(model, table(6000, 250), terms=terms, progress=False).calibration
-    again = calibrate(model, table(6000, 500), terms=terms, progress=False).calibration
+    every = calibrate(model, table(6000, 250), method=Terms(terms), progress=False).calibration
+    monkeypatch.setattr(measure, "MOST_ROWS", 2000)
+    few = calibrate(model, table(6000, 250), method=Terms(terms), progress=False).calibration
+    again = calibrate(model, table(6000, 500), method=Terms(terms), progress=False).calibration
     assert every.rows == 6000
     assert 1000 <= few.rows <= 2000
     assert few.rows == again.rows
@@ -91,7 +91,7 @@ def std(model: nn.Module, record: Calibration, x: Tensor) -> Tensor:
 
 
 def test_rows_with_weights_are_all_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(term_search, "MOST_ROWS", 100)
+    monkeypatch.setattr(measure, "MOST_ROWS", 100)
     model = nn.Sequential(nn.Linear(3, 16), nn.ReLU(), nn.Linear(16, 1))
     (x, y), *_ = table(400, 400)
     assert calibrate(model, (x, y), row_weights=torch.ones(400), progress=False).calibration.rows == 400
@@ -108,9 +108,11 @@ def test_many_reference_rows_are_thinned_for_several_terms(monkeypatch: pytest.M
 
     model = nn.Sequential(nn.Linear(3, 16), nn.ReLU(), nn.Linear(16, 1))
     (x, y), *_ = table(300, 300)
-    monkeypatch.setattr(term_search, "RowSample", lambda most=500: Watched(most and 500))
+    monkeypatch.setattr(measure, "RowSample", lambda most=500: Watched(most and 500))
     reference = [part + 0.01 for part, _ in table(4000, 100)]
-    found = calibrate(model, (x, y), terms=["leverage", "neighbours"], reference=iter(reference), progress=False)
+    found = calibrate(
+        model, (x, y), method=Terms(["leverage", "neighbours"]), reference=iter(reference), progress=False
+    )
     assert found.calibration.terms is not None
     assert found.calibration.terms.reference_rows == 4000
     assert max(held) <= 500

@@ -11,20 +11,20 @@ from torch import Tensor, nn
 
 import latedrop
 from latedrop import metrics
-from latedrop.calibration.evaluation import compare, verdict
-from latedrop.calibration.fit import fit_sites
+from latedrop.calibration.cross_validation import CrossValidation, effective_rows, standard_error
+from latedrop.calibration.fit_sites import fit_sites
+from latedrop.calibration.fit_terms import fit_terms
 from latedrop.calibration.scale import fit_floor, optimal_scale, relaxed_scale, tradeoff
-from latedrop.calibration.term_fit import fit_terms
-from latedrop.calibration.verdict import Left, effective_rows, standard_error
 from latedrop.errors import ArgumentError, DataError
+from latedrop.evaluation.evaluation import compare, verdict
 from rounding import assert_same_doubles, rounding
 
 METHODS: list[dict[str, Any]] = [
     {},
-    {"loss": "crps"},
-    {"method": "linear", "floor": True, "per_site": True},
-    {"method": "propagate", "rates": [0.1, 0.3], "floor": True},
-    {"method": "sample", "rates": [0.1, 0.3], "draws": 10},
+    {"method": latedrop.Terms(loss="crps")},
+    {"method": latedrop.FirstOrder(floor=True, per_site=True)},
+    {"method": latedrop.Propagation(rates=[0.1, 0.3], floor=True)},
+    {"method": latedrop.Sampling(rates=[0.1, 0.3], draws=10)},
 ]
 SCORES = ("nll", "crps", "rmse", "mae", "ideal_nll", "interval_score", "coverage", "interval_width")
 
@@ -93,7 +93,7 @@ def test_fits_count_a_row_as_often_as_its_weight(loss: Any) -> None:
     weights = torch.randint(1, 4, (2000,), generator=dice)
     normal = weights.double() / weights.double().mean()
     for per_site in (False, True):
-        options: dict[str, Any] = {"per_site": per_site, "floor": True, "loss": loss}
+        options: Any = {"per_site": per_site, "floor": True, "loss": loss}
         found = fit_sites(error, columns, weights=normal, **options)
         again = fit_sites(repeated(error, weights), repeated(columns, weights), **options)
         # A pull and the shrinkage count rows, and there are more of these in the one than in the other.
@@ -154,8 +154,8 @@ def test_evaluations_count_rows(target: Any) -> None:
 def test_standard_errors() -> None:
     values, weights = torch.randn(2, 400, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     weights = weights.exp()
-    assert standard_error(values, Left(weights=torch.ones(400))) == pytest.approx(standard_error(values))
-    assert standard_error(values, Left(weights=weights)) == pytest.approx(
+    assert standard_error(values, CrossValidation(weights=torch.ones(400))) == pytest.approx(standard_error(values))
+    assert standard_error(values, CrossValidation(weights=weights)) == pytest.approx(
         effective_rows(weights, 400) ** -0.5, rel=0.15
     )
     assert effective_rows(None, 7) == effective_rows(torch.full((7,), 2.0), 7) == 7
@@ -191,7 +191,9 @@ def test_classes_have_no_transform_and_no_weights(name: str) -> None:
         latedrop.calibrate(network(3), (x, weights), task="classification", progress=False, **options)
 
 
-@pytest.mark.parametrize("options", [{}, {"folds": "blocks"}, {"method": "linear"}], ids=["terms", "blocks", "linear"])
+@pytest.mark.parametrize(
+    "options", [{}, {"method": latedrop.Terms(folds="blocks")}, {"method": "linear"}], ids=["terms", "blocks", "linear"]
+)
 def test_few_rows_that_count(options: dict[str, Any]) -> None:
     x, y, _ = rows()
     weights = torch.zeros(50)
@@ -209,5 +211,5 @@ def test_rows_of_weight_0_do_not_choose_the_folds() -> None:
     weights = torch.zeros(60)
     weights[::3] = 1.0
     for kind in ("shuffled", "blocks"):
-        found = Left(kind, weights).folds(60)  # type: ignore[arg-type]
-        assert torch.equal(found[::3], Left(kind).folds(20))  # type: ignore[arg-type]
+        found = CrossValidation(kind, weights).folds(60)  # type: ignore[arg-type]
+        assert torch.equal(found[::3], CrossValidation(kind).folds(20))  # type: ignore[arg-type]

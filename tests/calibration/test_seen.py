@@ -13,15 +13,15 @@ from torch import Tensor, nn
 
 import latedrop
 from latedrop import LatedropWarning, Log
-from latedrop.calibration.evaluation import compare
 from latedrop.calibration.seen import feature_marks, marks_of, merged, share_seen, sketch
+from latedrop.evaluation.evaluation import compare
 
 OWN = "of the test rows are rows that the calibration was fitted to"
 TRAINED = "of the validation rows are among the reference rows"
 METHODS: list[dict[str, Any]] = [
     {},
     {"method": "linear"},
-    {"method": "sample", "rates": [0.1, 0.3], "draws": 10},
+    {"method": latedrop.Sampling(rates=[0.1, 0.3], draws=10)},
 ]
 
 
@@ -91,7 +91,7 @@ def test_the_calibrations_own_rows_are_noticed(options: dict[str, Any], tmp_path
 def test_conformal_rows_and_transformed_targets_are_noticed() -> None:
     x, y = rows(0)
     held, truth = rows(1)
-    uq = latedrop.calibrate(network(), (x, y.exp()), target=Log(), conformal_data=(held, truth.exp()), progress=False)
+    uq = latedrop.calibrate(network(), (x, y.exp()), target=Log(), progress=False).conformal((held, truth.exp()))
     for inputs, targets in ((x, y), (held, truth)):
         with pytest.warns(LatedropWarning, match=OWN):
             compare(uq.predict(inputs), targets.exp())
@@ -118,8 +118,6 @@ def test_conformal_rows_of_the_calibration_itself(options: dict[str, Any]) -> No
     with pytest.warns(LatedropWarning, match=HELD) as seen:
         uq.conformal(rows(1))
     assert seen[0].filename == __file__
-    with pytest.warns(LatedropWarning, match=HELD):
-        latedrop.calibrate(network(), rows(1), conformal_data=rows(1), progress=False, **options)
     fresh = uq.conformal(rows(2))
     fresh.conformal(rows(2))  # once more, which changes nothing
 

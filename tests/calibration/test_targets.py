@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, nn
 
 import latedrop
-from latedrop.calibration.evaluation import compare, evaluate
 from latedrop.calibration.targets import as_output, warn_of_poor_fit
 from latedrop.errors import DataError, LatedropWarning
+from latedrop.evaluation.evaluation import compare, evaluate
+from quick import quick
 
 
 class Sum(nn.Module):
@@ -38,7 +39,9 @@ def rows(count: int = 60) -> tuple[Tensor, Tensor]:
 
 
 def calibrated(model: nn.Module, y: Tensor, **options: object) -> latedrop.Predictor:
-    return latedrop.calibrate(model, (rows()[0], y), rates=[0.1], draws=10, progress=False, **options)  # type: ignore[arg-type]
+    return latedrop.calibrate(
+        model, (rows()[0], y), method=latedrop.Sampling(rates=[0.1], draws=10), progress=False, **options
+    )  # type: ignore[arg-type]
 
 
 @pytest.mark.filterwarnings("error")
@@ -53,7 +56,7 @@ def test_a_good_model_is_not_warned_of() -> None:
 def test_other_units_are_warned_of(options: dict[str, object]) -> None:
     x, y = rows()
     with pytest.warns(LatedropWarning, match=r"no better than their average does: RMSE .* against 1\.\d+"):
-        uq = latedrop.calibrate(Sum(unit=1000.0), (x, y), rates=[0.1], progress=False, **options)  # type: ignore[arg-type]
+        uq = quick([0.1], 100)(Sum(unit=1000.0), (x, y), **options)
     with pytest.warns(LatedropWarning, match="predicts the targets of the test rows no better"):
         compare(uq.predict(x + 0.1), y + 0.3)
     p = uq.predict(x)
@@ -97,14 +100,16 @@ def test_constant_targets_are_warned_of() -> None:
 def test_targets_whose_squares_overflow(size: float) -> None:
     x, y = rows()
     message = r"expected targets below 1\.8e\+19, as their squares have to fit torch.float32, .*; found \d.*e\+\d\d"
-    for options in ({"draws": 5}, {"method": "linear"}):
+    for options in ({"method": latedrop.Sampling(draws=5)}, {"method": "linear"}):
         with pytest.raises(DataError, match=message):
-            latedrop.calibrate(Sum(), (x, y * size), rates=[0.1], progress=False, **options)  # type: ignore[arg-type]
+            quick([0.1], 5)(Sum(), (x, y * size), **options)
     with pytest.raises(DataError, match=message):
         as_output(torch.zeros(60, 1), y.double() * size)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", LatedropWarning)
-        found = latedrop.calibrate(Sum().double(), (x.double(), y.double() * size), rates=[0.1], draws=5)
+        found = latedrop.calibrate(
+            Sum().double(), (x.double(), y.double() * size), method=latedrop.Sampling(rates=[0.1], draws=5)
+        )
     assert found.calibration.scales[0] > 0
     prediction = calibrated(Sum(), y).predict(x)
     with pytest.raises(DataError, match=message):

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import latedrop
-from latedrop.calibration.classes.fit import ALONE, Measured, Scaling, chosen, losses
-from latedrop.errors import ArgumentError
+from latedrop.calibration.fit_classes import ALONE, Measured, Scaling, chosen, losses
+from latedrop.errors import ArgumentError, DataError
 
 ROWS = 400
 
@@ -99,7 +99,13 @@ def test_scaling_end_to_end(scaling: Scaling, tmp_path: Path) -> None:
         for layer in (model[0], model[2]):
             layer.weight.copy_(torch.eye(4))  # so that the inputs are the logits
     x = logits.float()
-    uq = latedrop.calibrate(model, (x, labels), terms=["leverage"], scaling=scaling, progress=False)
+    uq = latedrop.calibrate(
+        model,
+        (x, labels),
+        method=latedrop.Terms(["leverage"]),
+        task=latedrop.Classification(scaling=scaling),
+        progress=False,
+    )
     assert isinstance(uq, latedrop.ClassPredictor)
     assert "bias for each class" in uq.calibration.choice
     uq.save(tmp_path / "c.json")
@@ -107,7 +113,7 @@ def test_scaling_end_to_end(scaling: Scaling, tmp_path: Path) -> None:
     assert isinstance(found, latedrop.ClassPrediction)
     # A file keeps every digit, and the batch is the same.
     assert torch.equal(found.probabilities, uq.predict(x).probabilities)
-    plain = latedrop.calibrate(model, (x, labels), terms=["leverage"], progress=False).predict(x)
+    plain = latedrop.calibrate(model, (x, labels), method=latedrop.Terms(["leverage"]), progress=False).predict(x)
     assert losses(found.log_probabilities, labels).mean() < losses(plain.log_probabilities, labels).mean()
 
 
@@ -120,21 +126,25 @@ def test_a_class_with_few_rows_is_not_learned_away(scaling: Scaling, left: int) 
         for layer in (model[0], model[2]):
             layer.weight.copy_(torch.eye(4))
     keep = (labels != 2) | (torch.cumsum(labels == 2, 0) <= left)
-    options = {"terms": ["leverage"], "progress": False}
+    options = {"method": latedrop.Terms(["leverage"]), "progress": False}
     told = f"10 validation rows or more of every class .*found {left} of class 2"
     with pytest.warns(latedrop.LatedropWarning, match=told):
-        uq = latedrop.calibrate(model, (logits[keep].float(), labels[keep]), scaling=scaling, **options)
+        uq = latedrop.calibrate(
+            model, (logits[keep].float(), labels[keep]), task=latedrop.Classification(scaling=scaling), **options
+        )
     assert torch.equal(uq.predict(logits.float()).label, logits.argmax(1))
 
 
 def test_a_scaling_that_does_not_fit() -> None:
-    x, y = torch.randn(40, 3), torch.arange(40) % 3
+    x = torch.randn(40, 3)
     model = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 3))
-    with pytest.raises(ArgumentError, match="expected scaling temperature, bias, vector; found 'matrix'"):
-        latedrop.calibrate(model, (x, y), scaling="matrix")  # type: ignore[arg-type]
-    with pytest.raises(ArgumentError, match="expected scaling with task='classification' alone"):
-        latedrop.calibrate(model, (x, torch.randn(40, 3)), scaling="bias")
+    with pytest.raises(ArgumentError, match=r"expected scaling to be one of .*; found 'matrix'"):
+        latedrop.Classification(scaling="matrix")  # type: ignore[arg-type]
+    with pytest.raises(DataError, match="expected one label for each row"):
+        latedrop.calibrate(model, (x, torch.randn(40, 3)), task=latedrop.Classification(scaling="bias"))
     net = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 3, 3, padding=1))
     maps = torch.randn(6, 1, 5, 5)
     with pytest.raises(ArgumentError, match="expected scaling='temperature' for maps"):
-        latedrop.calibrate(net, (maps, net(maps).argmax(1)), scaling="bias", progress=False)
+        latedrop.calibrate(
+            net, (maps, net(maps).argmax(1)), task=latedrop.Classification(scaling="bias"), progress=False
+        )

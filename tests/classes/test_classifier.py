@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import latedrop
-from latedrop.calibration.classes.fit import ClassFit
-from latedrop.calibration.classes.predictor import ClassPredictor
+from latedrop.calibration.fit_classes import ClassFit
 from latedrop.errors import ArgumentError, DataError, FileError, LatedropError, LatedropWarning, OutputError
 from latedrop.metrics import classes as metrics
+from latedrop.prediction.class_predictor import ClassPredictor
 from rounding import assert_same_up_to_rounding
 
 Parts = dict[str, tuple[Tensor, Tensor]]
@@ -117,7 +117,9 @@ class TestDigits:
     def test_draws_and_their_mutual_information(self, digits: Any) -> None:
         net, parts = digits
         x, y = parts["val"]
-        drawn = latedrop.calibrate(net, (x[:200], y[:200]), rates=[0.05, 0.2], draws=10, progress=False)
+        drawn = latedrop.calibrate(
+            net, (x[:200], y[:200]), method=latedrop.Sampling(rates=[0.05, 0.2], draws=10), progress=False
+        )
         names = [candidate.name for candidate in drawn.calibration.candidates]
         assert [name for name in names if "rate 0.05" in name or "rate 0.2" in name]
         linear = latedrop.calibrate(net, (x[:200], y[:200]), progress=False).predict(x[:30], rate=0.1)
@@ -139,8 +141,10 @@ class TestDigits:
         net, parts = digits
         state = {name: value.clone() for name, value in net.state_dict().items()}
         loader = DataLoader(TensorDataset(*parts["val"]), batch_size=100)
-        found = latedrop.calibrate(net, loader, terms=["leverage"], progress=False)
-        same = latedrop.calibrate(net, parts["val"], terms=["leverage"], batch_size=100, progress=False)
+        found = latedrop.calibrate(net, loader, method=latedrop.Terms(["leverage"]), progress=False)
+        same = latedrop.calibrate(
+            net, parts["val"], method=latedrop.Terms(["leverage"]), batches=latedrop.Batches(100), progress=False
+        )
         assert_same_up_to_rounding(found.predict(parts["test"][0]).probabilities, same(parts["test"][0]).probabilities)
         assert all(torch.equal(state[name], value) for name, value in net.state_dict().items())
 
@@ -148,7 +152,13 @@ class TestDigits:
         pandas = pytest.importorskip("pandas")
         net, parts = digits
         names = [f"digit {k}" for k in range(10)]
-        found = latedrop.calibrate(net, parts["val"], terms=["leverage"], class_names=names, progress=False)
+        found = latedrop.calibrate(
+            net,
+            parts["val"],
+            method=latedrop.Terms(["leverage"]),
+            task=latedrop.Classification(names=names),
+            progress=False,
+        )
         frame = found.predict(parts["test"][0][:5]).to_pandas()
         assert isinstance(frame, pandas.DataFrame)
         assert frame["label"].tolist() == found.predict(parts["test"][0][:5]).names
@@ -254,15 +264,19 @@ class TestBadInput:
         maps = nn.Sequential(nn.Conv2d(1, 4, 1), nn.Conv2d(4, 3, 1))
         with pytest.raises(OutputError, match=r"logits \(N, K\)"):
             latedrop.calibrate(maps, (torch.randn(30, 1, 2, 2), y), task="classification", progress=False)
-        with pytest.raises(ArgumentError, match="options that classes have; found floor"):
-            latedrop.calibrate(net, (x, y), floor=True)
+        with pytest.raises(ArgumentError, match=r"for classes; found Sampling\(floor=\)"):
+            latedrop.calibrate(net, (x, y), method=latedrop.Sampling(floor=True))
         with pytest.raises(ArgumentError, match="method"):
             latedrop.calibrate(net, (x, y), method="propagate")
-        with pytest.raises(ArgumentError, match="3 class_names; found 2"):
-            latedrop.calibrate(net, (x, y), class_names=["a", "b"], progress=False)
+        with pytest.raises(ArgumentError, match="names of 3 classes; found 2"):
+            latedrop.calibrate(net, (x, y), task=latedrop.Classification(names=["a", "b"]), progress=False)
         with pytest.raises(ArgumentError, match="task to be one of"):
             latedrop.calibrate(net, (x, y), task="classes")  # type: ignore[arg-type]
-        with pytest.raises(ArgumentError, match="class_names with task"):
-            latedrop.calibrate(net, (x, torch.randn(30, 3)), class_names=["a", "b", "c"])
+        with pytest.raises(DataError, match="expected one label for each row"):
+            latedrop.calibrate(net, (x, torch.randn(30, 3)), task=latedrop.Classification(names=["a", "b", "c"]))
+        with pytest.raises(ArgumentError, match="options that classes have; found row_weights="):
+            latedrop.calibrate(net, (x, y), row_weights=torch.ones(30))
+        with pytest.raises(ArgumentError, match="names of classes as different texts"):
+            latedrop.Classification(["a", "a"])
         with pytest.raises(ArgumentError, match="'dropout' and 'leverage' for classes"):
-            latedrop.calibrate(net, (x, y), terms=["size"], progress=False)
+            latedrop.calibrate(net, (x, y), method=latedrop.Terms(["size"]), progress=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -13,11 +12,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import latedrop
-from latedrop.calibration.classes.fit import Measured, fitted, losses
-from latedrop.calibration.classes.predictor import ClassPredictor
-from latedrop.calibration.classes.record import FIELD
-from latedrop.errors import ArgumentError, DataError, FileError, OutputError
-from latedrop.records import sealed
+from latedrop.calibration.fit_classes import Measured, fitted, losses
+from latedrop.errors import ArgumentError, DataError, OutputError
+from latedrop.prediction.class_predictor import ClassPredictor
 from rounding import assert_same_up_to_rounding
 
 NAMES = ["a", "b", "c", "d"]
@@ -89,8 +86,8 @@ def test_columns_in_any_order(tmp_path: Path) -> None:
     model, x, y = case()
     table, labels = pandas.DataFrame(x.numpy(), columns=NAMES), pandas.Series(y.numpy(), name="kind")
     turned = table[NAMES[::-1]]
-    uq = calibrated(model, (table, labels), reference=turned, conformal_data=(turned, labels))
-    plain = calibrated(model, (x, y), reference=x, conformal_data=(x, y))
+    uq = calibrated(model, (table, labels), reference=turned).conformal((turned, labels))
+    plain = calibrated(model, (x, y), reference=x).conformal((x, y))
     uq.save(tmp_path / "uq.json")
     for each in (uq, latedrop.load(tmp_path / "uq.json", model)):
         same(each.predict(turned), plain.predict(x))
@@ -125,7 +122,7 @@ def test_logits_of_any_size_come_back_from_a_file(factor: float, tmp_path: Path)
 
 def test_a_negative_seed_comes_back_from_a_file(tmp_path: Path) -> None:
     model, x, y = case()
-    uq = calibrated(model, (x, y), rates=[0.1], draws=4, seed=-1)
+    uq = calibrated(model, (x, y), method=latedrop.Sampling(rates=[0.1], draws=4, seed=-1))
     uq.save(tmp_path / "uq.json")
     assert latedrop.load(tmp_path / "uq.json", model).calibration.seed == -1
 
@@ -176,35 +173,16 @@ def test_a_softmax_is_refused_in_any_precision_and_batch(size: int, dtype: torch
         calibrated(ended, DataLoader(TensorDataset(x.to(dtype), y), batch_size=size))
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("features", ["another"]),
-        ("rate", 0.5),
-        ("leverage", {}),
-        ("sets", {"score": "another", "scores": [[0.1]]}),
-        ("sets", {"score": "lac", "scores": [[0.2, 0.1]]}),
-    ],
-    ids=["features", "draws", "leverage", "score", "order"],
-)
-def test_a_file_that_was_edited_and_sealed_again(name: str, value: Any, tmp_path: Path) -> None:
-    model, x, y = case()
-    path = tmp_path / "uq.json"
-    calibrated(model, (x, y)).save(path)
-    record = json.loads(path.read_text())[FIELD]
-    path.write_text(sealed(FIELD, {**record, name: value}))
-    with pytest.raises(FileError, match=f"calibration.{'draws' if name == 'rate' else name}"):
-        latedrop.load(path, model)
-
-
 def test_what_only_classes_have_does_not_hide_what_is_wrong() -> None:
     """A readout that is not there, beside names: the error is about the readout."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
     x, y = torch.randn(30, 4), torch.arange(30) % 3
     with pytest.raises(OutputError, match="readout"):
-        latedrop.calibrate(net, (x, y), readout="nope", class_names=["a", "b", "c"], progress=False)
-    found = latedrop.calibrate(net, (x, y), terms=["leverage"], progress=False)
+        latedrop.calibrate(
+            net, (x, y), readout="nope", task=latedrop.Classification(names=["a", "b", "c"]), progress=False
+        )
+    found = latedrop.calibrate(net, (x, y), method=latedrop.Terms(["leverage"]), progress=False)
     with pytest.raises(ArgumentError, match=r"what uq\.rejection gives"):
         found.predict(x).kept(0.9)
 

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor, nn
 
 import latedrop
-from latedrop.calibration.classes.fit import Measured
-from latedrop.calibration.classes.maps import MapPrediction
-from latedrop.calibration.classes.pixels import Pixels
+from latedrop.calibration.cross_validation import standard_error
+from latedrop.calibration.fit_classes import Measured
+from latedrop.calibration.labels import Pixels
 from latedrop.errors import ArgumentError, DataError, OutputError
+from latedrop.prediction.class_prediction import MapPrediction
 from rounding import assert_same_up_to_rounding
 
 VOID = 255
@@ -56,7 +57,7 @@ def net() -> Net:
 
 @pytest.fixture(scope="module")
 def uq(net: Net) -> latedrop.ClassPredictor:
-    found = latedrop.calibrate(net, scenes(40, seed=2), ignore_index=VOID, progress=False)
+    found = latedrop.calibrate(net, scenes(40, seed=2), task=latedrop.Classification(ignore_index=VOID), progress=False)
     assert isinstance(found, latedrop.ClassPredictor)
     return found
 
@@ -126,16 +127,28 @@ def test_ignored_pixels_do_not_count(net: Net) -> None:
     moved = x.clone()
     void = torch.ones_like(y, dtype=torch.bool)
     void[:, 6:] = False
-    first = latedrop.calibrate(net, (moved, y.masked_fill(void, VOID)), ignore_index=VOID, guard=False, progress=False)
+    first = latedrop.calibrate(
+        net,
+        (moved, y.masked_fill(void, VOID)),
+        task=latedrop.Classification(ignore_index=VOID),
+        method=latedrop.Terms(guard=False),
+        progress=False,
+    )
     wrong = torch.where(void, torch.full_like(y, -1), y)  # the same pixels under another number
-    second = latedrop.calibrate(net, (moved, wrong), ignore_index=-1, guard=False, progress=False)
+    second = latedrop.calibrate(
+        net,
+        (moved, wrong),
+        task=latedrop.Classification(ignore_index=-1),
+        method=latedrop.Terms(guard=False),
+        progress=False,
+    )
     assert first.calibration.verdict.rows == second.calibration.verdict.rows == 40 * 6 * 12
     assert first.calibration.alone == second.calibration.alone
 
 
 def test_batches_of_images_of_any_size(net: Net) -> None:
     data = [scenes(10, size=size, seed=size) for size in (8, 12, 16)]
-    found = latedrop.calibrate(net, data, ignore_index=VOID, task="classification", progress=False)
+    found = latedrop.calibrate(net, data, task=latedrop.Classification(ignore_index=VOID), progress=False)
     assert found.calibration.rows == 30
     assert found.calibration.verdict.rows == 10 * (7 * 8 + 11 * 12 + 15 * 16)
 
@@ -152,7 +165,13 @@ def test_saved_and_loaded(uq: latedrop.ClassPredictor, net: Net, tmp_path: Path)
 
 def test_draws_of_maps(net: Net) -> None:
     x, y = scenes(12, seed=8)
-    found = latedrop.calibrate(net, (x, y), rates=[0.02], draws=4, ignore_index=VOID, progress=False)
+    found = latedrop.calibrate(
+        net,
+        (x, y),
+        method=latedrop.Sampling(rates=[0.02], draws=4),
+        task=latedrop.Classification(ignore_index=VOID),
+        progress=False,
+    )
     names = [candidate.name for candidate in found.calibration.candidates]
     assert "leverage + draws at rate 0.02" in names
 
@@ -168,12 +187,12 @@ def test_one_logit_for_two_classes(net: Net) -> None:
 def test_folds_are_images_and_so_are_errors() -> None:
     image = torch.arange(12).repeat_interleave(50)
     rows = Measured(torch.zeros(600, 3), torch.zeros(600, dtype=torch.long), image=image)
-    fold = rows.folds()
+    fold = rows.left_out.folds(600)
     assert all(len(fold[image == i].unique()) == 1 for i in range(12))
     assert len(fold.unique()) == 5
     of_images = torch.randn(12, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     wanted = float(of_images.std()) / 12**0.5
-    assert rows.error_of_mean(of_images.repeat_interleave(50)) == pytest.approx(wanted)
+    assert standard_error(of_images.repeat_interleave(50), rows.left_out) == pytest.approx(wanted)
 
 
 def test_memory_is_bounded_and_pixels_are_a_sample() -> None:
@@ -195,15 +214,29 @@ def test_memory_is_bounded_and_pixels_are_a_sample() -> None:
 @pytest.mark.parametrize(
     ("change", "options", "error", "words"),
     [
-        (lambda y: torch.full_like(y, VOID), {"ignore_index": VOID}, DataError, "found the ignore_index, 255, at all"),
+        (
+            lambda y: torch.full_like(y, VOID),
+            {"task": latedrop.Classification(ignore_index=VOID)},
+            DataError,
+            "found the ignore_index, 255, at all",
+        ),
         (lambda y: y, {"task": "classification"}, DataError, r"from 0 to 2; found 0 to 255\. Pass ignore_index="),
-        (lambda y: y + 1, {"ignore_index": VOID + 1}, DataError, "beside the ignore_index 256; found 1 to 3"),
+        (
+            lambda y: y + 1,
+            {"task": latedrop.Classification(ignore_index=VOID + 1)},
+            DataError,
+            "beside the ignore_index 256; found 1 to 3",
+        ),
         (lambda y: y[:, :5], {"task": "classification"}, DataError, "expected a label for each pixel"),
         (lambda y: y.float(), {"task": "classification"}, DataError, "expected labels of pixels as whole numbers"),
-        (lambda y: y, {"ignore_index": 2.5}, ArgumentError, "expected ignore_index as a whole number"),
-        (lambda y: y, {"ignore_index": VOID, "terms": ["dropout"]}, ArgumentError, r"expected terms=\['leverage'\]"),
+        (
+            lambda y: y,
+            {"task": latedrop.Classification(ignore_index=VOID), "method": latedrop.Terms(["dropout"])},
+            ArgumentError,
+            r"expected Terms\(\['leverage'\]\)",
+        ),
     ],
-    ids=["all ignored", "no index", "out of range", "another size", "floats", "no number", "dropout"],
+    ids=["all ignored", "no index", "out of range", "another size", "floats", "dropout"],
 )
 def test_bad_labels(net: Net, change: Any, options: dict[str, Any], error: type[Exception], words: str) -> None:
     x, y = scenes(6)
@@ -214,15 +247,19 @@ def test_bad_labels(net: Net, change: Any, options: dict[str, Any], error: type[
 def test_other_bad_input(net: Net, uq: latedrop.ClassPredictor) -> None:
     x, y = scenes(6)
     with pytest.raises(DataError, match="expected at least 2 validation images with labels"):
-        latedrop.calibrate(net, (x[:1], y[:1]), ignore_index=VOID, progress=False)
+        latedrop.calibrate(net, (x[:1], y[:1]), task=latedrop.Classification(ignore_index=VOID), progress=False)
     softmax = nn.Sequential(net, nn.Softmax(1))
     rows = nn.Sequential(nn.Flatten(), nn.Linear(144, 8), nn.ReLU(), nn.Linear(8, 3))
     with pytest.raises(OutputError, match="expected logits, as they are before a softmax"):
-        latedrop.calibrate(softmax, (x, y), ignore_index=VOID, progress=False)
+        latedrop.calibrate(softmax, (x, y), task=latedrop.Classification(ignore_index=VOID), progress=False)
     with pytest.raises(ArgumentError, match="expected ignore_index with maps of logits"):
-        latedrop.calibrate(rows, (x, y[:, 5, 5]), ignore_index=VOID, progress=False)
-    with pytest.raises(ArgumentError, match="expected ignore_index with task='classification' alone"):
-        latedrop.calibrate(net, (x, torch.randn(6, 3, 12, 12)), ignore_index=VOID, progress=False)
+        latedrop.calibrate(rows, (x, y[:, 5, 5]), task=latedrop.Classification(ignore_index=VOID), progress=False)
+    with pytest.raises(DataError, match="expected a label for each pixel"):
+        latedrop.calibrate(
+            net, (x, torch.randn(6, 3, 12, 12)), task=latedrop.Classification(ignore_index=VOID), progress=False
+        )
+    with pytest.raises(ArgumentError, match="expected ignore_index as a whole number"):
+        latedrop.Classification(ignore_index=2.5)  # type: ignore[arg-type]
     for use in (uq.conformal, uq.rejection):
         with pytest.raises(ArgumentError, match="found maps, whose pixels depend on each other"):
             use((x, y))

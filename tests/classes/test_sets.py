@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import latedrop
-from latedrop.calibration.classes.sets import ClassSets, Score, at_most, rejection, scores_of
+from latedrop.calibration.class_sets import ClassSets, Score, at_most, rejection, scores_of
 from latedrop.errors import ArgumentError, DataError
 from rounding import assert_same_doubles, rounding
 
@@ -111,7 +111,7 @@ def test_a_rule_is_kept_with_the_calibration(tmp_path: Path) -> None:
     x = torch.randn(400, 3, generator=dice)
     model = nn.Sequential(nn.Linear(3, 16), nn.Tanh(), nn.Linear(16, 3))
     y = (5 * model(x).detach() + 0.3 * torch.randn(400, 3, generator=dice)).argmax(1)
-    uq = latedrop.calibrate(model, (x[:200], y[:200]), terms=["leverage"], progress=False)
+    uq = latedrop.calibrate(model, (x[:200], y[:200]), method=latedrop.Terms(["leverage"]), progress=False)
     assert isinstance(uq, latedrop.ClassPredictor)
     with pytest.raises(ArgumentError, match="expected a rule"):
         uq.predict(x).kept()

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import latedrop
-from latedrop.calibration.classes.softmax import (
+from latedrop.calibration.softmax import (
     MOST,
     TOP,
     entropy,

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import latedrop
-from latedrop.calibration.classes.record import ClassCalibration
+from latedrop.calibration.class_record import ClassCalibration
 from latedrop.cli.command import _in_options
 from rounding import rounding
 
@@ -164,7 +164,7 @@ def test_the_same_labels_in_any_form(call: Run, file: str, target: str) -> None:
     with np.load("val.npz") as arrays:
         rows = arrays["x"], arrays["y"]
     expected = latedrop.calibrate(
-        sys.modules["user_classes"].net(), rows, terms=["leverage"], progress=False
+        sys.modules["user_classes"].net(), rows, method=latedrop.Terms(["leverage"]), progress=False
     ).calibration
     found = record_in("cal.json")
     assert found.fit.temperature == pytest.approx(expected.fit.temperature, rel=rounding())
@@ -426,7 +426,12 @@ SINGLE = "id,a,b,c,d,kind\n" + "".join(f"{i},{i},1,1,1,cat\n" for i in range(9))
         ("net", (*data("val.csv", "kind"), "--detector", "d.txt"), 2, "expected an output that ends in .json"),
         ("net", (*data("val.csv", "kind"), "--detector", "val.csv"), 2, "expected an output that ends in .json"),
         ("one", (*data("val.csv", "a"), "--inputs", "b,c,d,code", "--sets", "lac"), 2, "expected --sets with classes"),
-        ("net", (*data("val.csv", "kind"), "--floor"), 2, "expected options that classes have; found --floor."),
+        (
+            "net",
+            (*data("val.csv", "kind"), "--floor"),
+            2,
+            "expected options that belong to --method terms; found --floor.",
+        ),
         (
             "net",
             (*data("val.csv", "kind"), "--inputs", "a,b"),
@@ -485,7 +490,7 @@ def test_a_label_that_the_calibration_does_not_know(call: Run, calibrated: str) 
         ("pass target=Standardized(mean=1.5, std=3), or", "pass --target-mean 1.5 --target-std 3, or"),
         ("if that was learned, pass target=Log().", "if that was learned, pass --target-log."),
         ("found floor=, target=. Numbers", "found --floor, --target-mean, --target-std or --target-log. Numbers"),
-        ("expected 3 class_names; found 2.", "expected 3 --class-names; found 2."),
+        ("expected names of 3 classes; found 2.", "expected --class-names of 3 classes; found 2."),
         ("are task='regression'.", "are --task regression."),
         ("training rows as reference=.", "training rows: --reference."),
     ],

@@ -204,7 +204,7 @@ def test_bad_input_of_count(call: Run, home: Path, tmp_path: Path) -> None:
     fails("region of interest (18 x 24 cells)", frames, "-w", home / "roi.safetensors", *calibration)
     plain = tmp_path / "plain.json"
     record = json.loads((home / "w.calibration.json").read_text(encoding="utf-8"))["crowd"]["count"]
-    plain.write_text(json.dumps(record))
+    plain.write_text(json.dumps({"latedrop": record, "checksum": ""}))
     fails("found that of a single readout", frames, "-w", weights, "-c", plain)
     fails("level", frames, "-w", weights, "--level", "2", code=2)
     fails("expected --scale optimal or relaxed; found 'wide'", frames, "-w", weights, "--scale", "wide", code=2)

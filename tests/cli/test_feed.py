@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 import latedrop
 from held import Held
-from latedrop.calibration.predictor import Predictor
 from latedrop.cli import tables
 from latedrop.cli.columns import output_names, predicted
 from latedrop.cli.feed import Labelled, Places, Source, check_kept
 from latedrop.cli.tables import read_batches
 from latedrop.cli.writing import write_rows
 from latedrop.errors import ArgumentError, DataError
+from latedrop.prediction.predictor import Predictor
 from rounding import assert_same_up_to_rounding, rounding
 
 
@@ -27,7 +27,7 @@ def calibrated(outputs: int, dtype: torch.dtype) -> Predictor:
         torch.manual_seed(0)
         net = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, outputs)).to(dtype)
         x = torch.randn(60, 2, dtype=dtype)
-    return latedrop.calibrate(net, (x, x[:, :outputs] ** 2), rates=[0.3], draws=10)
+    return latedrop.calibrate(net, (x, x[:, :outputs] ** 2), method=latedrop.Sampling(rates=[0.3], draws=10))
 
 
 @pytest.fixture(scope="module")
@@ -193,9 +193,10 @@ class TestLabelled:
 
     def test_calibrates(self, uq: Predictor, tmp_path: Path) -> None:
         source = Source.of(csv_file(tmp_path, 40), ["b", "a"], ["y"])
-        made = latedrop.calibrate(uq.model, Labelled(source, uq.model, 16), rates=[0.3], draws=10)
+        options: dict[str, Any] = {"method": latedrop.Sampling([0.3], draws=10)}
+        made = latedrop.calibrate(uq.model, Labelled(source, uq.model, 16), **options)
         x = torch.tensor([[i / 40, -i / 40] for i in range(40)])
-        whole = latedrop.calibrate(uq.model, (x, torch.arange(40.0)), rates=[0.3], draws=10)
+        whole = latedrop.calibrate(uq.model, (x, torch.arange(40.0)), **options)
         assert made.calibration.scale == pytest.approx(whole.calibration.scale, rel=rounding())
 
 

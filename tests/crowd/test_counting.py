@@ -137,7 +137,7 @@ def test_files_that_are_refused(
     path.write_text("[1]")
     refused("expected the JSON of a crowd calibration; found something else")
     path.write_text('{"crowd": {"format": 0}, "checksum": ""}')
-    refused("expected a crowd calibration, format 1; found another")
+    refused("expected a crowd calibration in format 2, that of this version; found format 0")
     path.write_bytes(b"\xff\xfe")
     refused("c.json; found a file that is not UTF-8 text")
     path.write_text(free.count.to_json())
@@ -148,7 +148,7 @@ def test_files_that_are_refused(
     refused("expected the calibration of these weights in .*; it was made for others", Trained(network(1)))
     refused(r"region of interest \(18 x 24 cells\); .* was made for another \(none cells\)", half)
     replace(free, count=replace(free.count, custom_readout="mean_of")).save(path)
-    refused("expected the count of .* to be calibrated for Trained.count_of; it was made for the readout 'mean_of'")
+    refused("c.json: expected crowd.count.custom_readout to be Trained.count_of; found 'mean_of'")
 
 
 def test_sets_that_do_not_fit(trained: Trained, half: Trained, scenes: CrowdSet) -> None:

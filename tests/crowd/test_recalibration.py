@@ -1,7 +1,5 @@
 """Counts of a new scene from a few labelled frames: the fit, what it is drawn to, and how it is kept."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -14,6 +12,7 @@ from latedrop.crowd.calibration.recalibration import (
     t_quantile,
 )
 from latedrop.errors import DataError
+from latedrop.records import checked, plain
 from rounding import rounding
 
 
@@ -80,12 +79,12 @@ def test_quantiles_and_records() -> None:
     assert t_quantile(0.9, 7) == pytest.approx(t.ppf(0.95, 7))
     assert t_quantile(0.9, 1e9) == pytest.approx(norm.ppf(0.95), rel=1e-6)  # nearly normal
     found = fit_recalibration(np.arange(8.0), np.ones(8), np.arange(8.0) + 1, strangeness=7.0)
-    assert Recalibration.from_dict(found.to_dict()) == found
+    assert checked(Recalibration, plain(found), "recalibration", "") == found
     assert found.strangeness == 7
     assert "8 frames of the scene" in str(found)
     for wrong in ({"dof": 1.0}, {"variance": -1.0}, {"frames": 2}, {"slope": None}):
         with pytest.raises(DataError, match=r"recalibration\."):
-            Recalibration.from_dict(replace(found).to_dict() | wrong)
+            checked(Recalibration, plain(found) | wrong, "recalibration", "")
 
 
 def test_too_few_frames() -> None:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +24,7 @@ from latedrop.crowd.regions import (
 )
 from latedrop.crowd.regions.table import RegionTable
 from latedrop.errors import ArgumentError, DataError
+from latedrop.records import checked, plain
 from rounding import rounding
 
 Array = npt.NDArray[np.float64]
@@ -128,7 +130,7 @@ def test_policy_takes_regions_out_of_the_map() -> None:
     assert kept[20, 30] == 0
     assert kept[8, 8] == density[8, 8]
     for change in ({"greatest_mass": 0.2}, {"least_ratio": 2.0}, {"least_isolation": 90.0}):
-        other = Policy(**{**policy.to_dict(), **change})
+        other = replace(policy, **change)
         assert not apply_policy(density, std, other)[1].any()
     assert Policy(0.005).rejects_nothing
     assert not apply_policy(density, std, Policy(0.005))[1].any()
@@ -167,9 +169,11 @@ def test_where_light_regions_are_people_none_is_faint() -> None:
 
 def test_policy_survives_json() -> None:
     for policy in (Policy(0.1, 0.5, 0.2, 3.0, "regions", 0.4, 2.0, 9, 7), Policy(0.1)):
-        assert Policy.from_dict(json.loads(json.dumps(policy.to_dict()))) == policy
+        assert checked(Policy, plain(policy), "policy", "") == policy
     with pytest.raises(DataError, match=r"expected a field policy.greatest_mass; it is missing"):
-        Policy.from_dict({"threshold": 0.1})
+        checked(Policy, {"threshold": 0.1}, "policy", "")
+    with pytest.raises(DataError, match=r"expected policy.faint_false to be at most 9; found 10"):
+        checked(Policy, {**plain(policy), "faint_seen": 9, "faint_false": 10}, "policy", "")
     assert "none is rejected" in str(Policy(0.1))
     assert "at most 0.5 people" in str(Policy(0.1, 0.5))
 

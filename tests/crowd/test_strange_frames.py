@@ -17,6 +17,7 @@ from latedrop.crowd.counting import CountedFrame, count_people
 from latedrop.crowd.layouts import open_as_trained
 from latedrop.crowd.mcnn import Trained, load_weights, shipped
 from latedrop.crowd.scenes import make_scenes
+from latedrop.records import checked, plain
 from rounding import rounding
 
 MALL = Path(__file__).parents[3] / "shared" / "data" / "mall"
@@ -100,7 +101,7 @@ def test_size_and_brightness() -> None:
     usual = Usual.of([torch.full((1, 40, 60), value) for value in (0.4, 0.5)])
     assert usual.size == (40, 60)
     assert (usual.darkest, usual.brightest) == (pytest.approx(0.35), pytest.approx(0.55))
-    assert Usual.from_dict(usual.to_dict()) == usual
+    assert checked(Usual, plain(usual), "usual", "") == usual
     assert usual.strangeness(torch.full((1, 40, 60), 0.45)) == (pytest.approx(0, abs=rounding()), ())
     assert usual.strangeness(torch.full((1, 40, 60), 0.54))[0] < 1
     found, words = usual.strangeness(torch.full((1, 40, 60), 0.9))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from latedrop import Network, calibrate, find_sites, sample
+from latedrop import Network, Sampling, calibrate, find_sites, sample
 from latedrop.dropout.compiled import _MOST
 from latedrop.errors import ArgumentError, DataError, LatedropWarning, OutputError
 from latedrop.network.sites import Site
@@ -90,7 +90,7 @@ def test_calibration_and_prediction(method: Any, uncompiled: None) -> None:
     model, x = mlp(), torch.randn(40, 5)
     y = torch.randn(40, 1)
     options: dict[str, Any] = {"method": method, "progress": False}
-    options |= {"rates": [0.1, 0.2], "draws": 20} if method == "sample" else {}
+    options |= {"method": Sampling(rates=[0.1, 0.2], draws=20)} if method == "sample" else {}
     fast, usual = (calibrate(model, (x, y), engine=name, **options) for name in ("compiled", "auto"))
     for batch in (x, 3 * x, x):
         a, b = fast.predict(batch), usual.predict(batch)

@@ -6,11 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-from latedrop import Network, calibrate, find_sites, linearize, sample
+from latedrop import Network, find_sites, linearize, sample
 from latedrop.data.rows import map_rows
 from latedrop.dropout.masks import keys_for, masks_from_keys, thinned
 from latedrop.dropout.moments import Sampling
 from latedrop.dropout.sampling import _ThinnedNetworks
+from quick import quick
 from zoo import ZOO, Case
 
 pytestmark = [
@@ -172,7 +173,7 @@ def test_calibrate_takes_cpu_data_and_arrays() -> None:
     model = nn.Sequential(nn.Linear(3, 32), nn.ReLU(), nn.Linear(32, 1)).cuda()
     x, y = torch.randn(64, 3), torch.randn(64)
     for method in ("sample", "linear", "propagate"):
-        uq = calibrate(model, (x.numpy(), y.numpy()), [0.1, 0.3], 50, method=method)
+        uq = quick([0.1, 0.3], 50)(model, (x.numpy(), y.numpy()), method=method)
         low, high = uq.predict(x).interval(0.9)
         assert low.is_cuda
         assert bool((low < high).all())

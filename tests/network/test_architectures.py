@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, distributed, nn
 
 from architectures import ARCHITECTURES, DRAWS, RATE, Architecture, Row, missing, tried
-from latedrop import calibrate, find_sites, inject, linearize, sample
+from latedrop import Sampling, calibrate, find_sites, inject, linearize, sample
 from latedrop.data.rows import map_rows, take_rows
 from latedrop.dropout.moments import Moments
 from latedrop.errors import SiteError
@@ -153,7 +153,9 @@ def test_the_model_is_the_users(subject: Subject) -> None:
     assert_same(before, state(model))
     draws = 2 * DRAWS  # some have few units, of which hardly any would drop
     with pytest.warns(UserWarning, match="validation rows"):
-        uq = calibrate(model, (x, target), [RATE], draws, sites=subject.sites, readout=subject.readout)
+        uq = calibrate(
+            model, (x, target), method=Sampling(rates=[RATE], draws=draws), sites=subject.sites, readout=subject.readout
+        )
     assert bool((uq.predict(x).variance > 0).all())
     assert_same(before, state(model))
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from latedrop import calibrate, find_sites, inject, linearize, load, propagate, sample
+from latedrop import Sampling, Terms, calibrate, find_sites, inject, linearize, load, propagate, sample
 from latedrop.errors import ArgumentError, DataError, OutputError, SiteError
 from rounding import assert_same_up_to_rounding
 from untouched import assert_same, state
@@ -118,7 +118,7 @@ def test_inside_inference_mode_and_no_grad() -> None:
 def test_calibration_predicts_in_a_process_that_never_searched() -> None:
     model, x, _ = made("energy")
     data = x.repeat(3, 1), torch.randn(18, 3)
-    uq = calibrate(model, data, [0.2], readout="forces", progress=False)
+    uq = calibrate(model, data, method=Sampling(rates=[0.2]), readout="forces", progress=False)
     torch.manual_seed(0)
     fresh = Energy().eval()  # nothing is known about it
     uq.model = fresh
@@ -128,7 +128,7 @@ def test_calibration_predicts_in_a_process_that_never_searched() -> None:
 def test_weights_get_no_gradients_from_a_calibration_or_a_loaded_one(tmp_path: Path) -> None:
     """A model that switches gradients on by itself, and writes them, is not known before its first pass."""
     model, x = Backward(), torch.randn(60, 3)
-    uq = calibrate(model, (x, torch.randn(60, 3)), terms=["leverage"], progress=False)
+    uq = calibrate(model, (x, torch.randn(60, 3)), method=Terms(["leverage"]), progress=False)
     uq.save(tmp_path / "uq.json")
     other = deepcopy(model)
     assert_same_up_to_rounding(load(tmp_path / "uq.json", other).predict(x).variance, uq.predict(x).variance)

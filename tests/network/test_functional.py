@@ -13,11 +13,13 @@ from torch.nn.utils import parametrizations
 from torch.nn.utils.parametrize import register_parametrization
 
 import latedrop
-from latedrop import calibrate, find_sites, inject, linearize, propagate, sample
+from latedrop import find_sites, inject, linearize, propagate, sample
 from latedrop.dropout.first_order import unit_variances
 from latedrop.errors import DataError, LatedropWarning, OutputError, SiteError
 from latedrop.network.functional import operator_name
-from latedrop.network.sites import Sites
+from latedrop.network.sites import Sites, StoredSites
+from latedrop.records import checked, plain
+from quick import quick
 from rounding import assert_same_up_to_rounding
 from seen import inputs_of
 
@@ -518,7 +520,7 @@ def test_calibrate_save_load_predict_and_explain(tmp_path) -> None:
     model, x = Raw(), torch.randn(80, 5)
     y = model(x).detach() + 0.1 * torch.randn(80, 2)
     for method in ("sample", "linear", "propagate"):
-        uq = calibrate(model, (x, y), [0.05, 0.2], 20, method=method, progress=False)
+        uq = quick([0.05, 0.2], 20)(model, (x, y), method=method)
         uq.save(tmp_path / "c.json")
         back = latedrop.load(tmp_path / "c.json", model)
         assert back.calibration.sites == uq.calibration.sites
@@ -533,12 +535,10 @@ def test_calibrate_save_load_predict_and_explain(tmp_path) -> None:
     assert columns[0]["w2"].shape == (16,)
 
 
-def test_files_of_module_sites_are_as_they_were() -> None:
-    rows = find_sites(in_modules(Raw()), torch.randn(6, 5)).to_list()
-    assert "weight" not in rows[0]
-    assert Sites.from_list(rows)[0].weight is None
-    raw = find_sites(Raw(), torch.randn(6, 5))
-    assert Sites.from_list(raw.to_list()) == raw
+def test_sites_survive_json() -> None:
+    for model in (Raw(), in_modules(Raw())):
+        sites = find_sites(model, torch.randn(6, 5))
+        assert checked(StoredSites, plain(sites), "sites", "") == sites
 
 
 def test_scripts_cannot_be_seen_into() -> None:

@@ -22,6 +22,7 @@ from latedrop.dropout.first_order import unit_variances
 from latedrop.dropout.sampling import plain_output
 from latedrop.errors import ArgumentError, DataError, FileError, SiteError
 from latedrop.network.calling import call, read
+from quick import quick
 from rounding import assert_same_up_to_rounding
 from zoo import ZOO, Case
 
@@ -148,7 +149,7 @@ def test_the_whole_road_without_the_source(name: str, method: str, tmp_path: Pat
     x = torch.cat([x] * 5)
     with torch.no_grad():
         y = model(x) + 0.1 * torch.randn(30, 1)
-    uq = calibrate(load_program(path), (x, y), [0.05, 0.2], 10, method=method, progress=False)
+    uq = quick([0.05, 0.2], 10)(load_program(path), (x, y), method=method)
     uq.save(file)
     again = latedrop.load(file, load_program(path))
     # A file keeps every digit, and the batch is the same.
@@ -176,7 +177,9 @@ def test_a_fixed_number_of_rows_is_no_limit() -> None:
         for (one, parts), (other, others) in [[unit_variances(p, x[:1], ours.sites) for p in (fixed, dynamic)]]:
             assert_same_up_to_rounding(one, other)
             assert_same_up_to_rounding(parts[0]["2.weight"], others[0]["2.weight"])
-        uq = calibrate(fixed, (x, torch.randn(10, 1)), [0.1, 0.3], 10, progress=False)
+        uq = calibrate(
+            fixed, (x, torch.randn(10, 1)), method=latedrop.Sampling(rates=[0.1, 0.3], draws=10), progress=False
+        )
         assert len(uq.predict(x)) == 10
     with pytest.raises(DataError, match="Guard failed"):
         uq.predict(torch.randn(3, 7))

@@ -85,7 +85,7 @@ def check(net: Net, wrapped: nn.Module, x: Tensor, path: Path) -> None:
         assert ours.draw == theirs.draw == 3
     x, y = torch.randn(40, 4), torch.randn(40, 1)
     for one, other in ((net, wrapped), (wrapped, net)):
-        uq = calibrate(one, (x, y), [0.1, 0.3], 20, progress=False)
+        uq = calibrate(one, (x, y), method=latedrop.Sampling(rates=[0.1, 0.3], draws=20), progress=False)
         uq.save(path)
         assert_same_up_to_rounding(latedrop.load(path, other).predict(x).variance, uq.predict(x).variance)
 

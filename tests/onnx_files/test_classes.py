@@ -49,7 +49,7 @@ def same(uq: Any, path: Path, x: torch.Tensor) -> Any:
 )
 def test_probabilities_and_scores(classes: int, way: str, tmp_path: Path) -> None:
     model, x, y = trained(classes)
-    options = {"method": "sample", "rates": [0.2], "draws": 6} if way == "draws" else {}
+    options = {"method": latedrop.Sampling(rates=[0.2], draws=6)} if way == "draws" else {}
     uq = latedrop.calibrate(model, (x[:300], y[:300]), task="classification", progress=False, **options)
     if way == "dropout":  # in use, whatever the rows ask for
         c = uq.calibration
@@ -65,7 +65,9 @@ def test_probabilities_and_scores(classes: int, way: str, tmp_path: Path) -> Non
 @pytest.mark.slow
 def test_sets(tmp_path: Path) -> None:
     model, x, y = trained(3)
-    uq = latedrop.calibrate(model, (x[:200], y[:200]), class_names=["a", "b", "c"], progress=False)
+    uq = latedrop.calibrate(
+        model, (x[:200], y[:200]), task=latedrop.Classification(names=["a", "b", "c"]), progress=False
+    )
     plain = same(uq, tmp_path / "plain.onnx", x[300:])
     with pytest.raises(latedrop.LatedropError, match="prediction sets by 'lac'"):
         plain.prediction_set(0.9)

@@ -22,7 +22,7 @@ from rounding import assert_same_up_to_rounding
 onnx = pytest.importorskip("onnx", reason="needs the extra onnx")
 pytest.importorskip("onnxruntime", reason="needs the extra onnx")
 
-DRAWS = {"method": "sample", "rates": [0.3], "draws": 20}
+DRAWS = {"method": latedrop.Sampling(rates=[0.3], draws=20)}
 GENERATOR = torch.Generator().manual_seed(0)
 X = torch.randn(60, 3, generator=GENERATOR)
 Y = X.sum(1, keepdim=True) + torch.randn(60, 1, generator=GENERATOR)
@@ -111,9 +111,9 @@ class Meeting(nn.Module):
     ("model", "options", "words"),
     [
         (net(Odd()), DRAWS, "with the operator prims.bessel_j0, which torch.onnx cannot translate"),
-        (net(), {**DRAWS, "shared": False}, "shared=False"),
+        (net(), {"method": latedrop.Sampling([0.3], 20, shared=False)}, "shared=False"),
         (net().bfloat16(), {"method": "linear"}, "bfloat16"),
-        (net(), {"terms": ["neighbours"]}, "nearest of other rows"),
+        (net(), {"method": latedrop.Terms(["neighbours"])}, "nearest of other rows"),
     ],
     ids=["operator", "own masks", "half precision", "neighbours"],
 )

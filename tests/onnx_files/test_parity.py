@@ -100,7 +100,7 @@ def test_first_order(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", zoo("draws"))
 def test_draws(name: str, tmp_path: Path) -> None:
-    uq, x = predictor_of(CASES[name], method="sample", rates=[0.2], draws=8)
+    uq, x = predictor_of(CASES[name], method=latedrop.Sampling(rates=[0.2], draws=8))
     path = uq.to_onnx(tmp_path / "model.onnx", x)
     for count in (1, 17):
         assert_same(path, uq, rows_like(x, count))
@@ -142,7 +142,7 @@ def test_architectures(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"method": "linear"}, {"method": "sample", "rates": [0.2], "draws": 8}], ids=["first order", "draws"]
+    "options", [{"method": "linear"}, {"method": latedrop.Sampling(rates=[0.2], draws=8)}], ids=["first order", "draws"]
 )
 def test_no_optimisation_takes_the_variance_away(options: dict[str, Any], tmp_path: Path) -> None:
     uq, x = predictor_of(CASES["batchnorm_cnn"], **options)
@@ -165,7 +165,7 @@ def test_no_optimisation_takes_the_variance_away(options: dict[str, Any], tmp_pa
 
 
 def test_layers_before_the_first_site_run_once(tmp_path: Path) -> None:
-    uq, x = predictor_of(CASES["residual_cnn"], method="sample", rates=[0.2], draws=8)
+    uq, x = predictor_of(CASES["residual_cnn"], method=latedrop.Sampling(rates=[0.2], draws=8))
     graph = onnx.load(uq.to_onnx(tmp_path / "model.onnx", x)).graph
     readers = {node.op_type for node in graph.node if graph.input[0].name in node.input}
     assert "Conv" in readers  # on the rows as they come, not on eight times as many
@@ -277,7 +277,7 @@ def test_as_many_draws_and_outputs_as_fall_between_two_ways_to_add_them_up(tmp_p
     torch.manual_seed(0)
     model, x = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 10)), torch.randn(60, 3)
     y = model(x).detach() + 0.3 * torch.randn(60, 10)
-    uq = latedrop.calibrate(model, (x, y), method="sample", rates=[0.1], draws=100, progress=False)
+    uq = latedrop.calibrate(model, (x, y), method=latedrop.Sampling(rates=[0.1], draws=100), progress=False)
     assert_same(uq.to_onnx(tmp_path / "model.onnx", x[:5]), uq, x[:9])
 
 
@@ -308,7 +308,9 @@ def test_rows_of_absurd_size_at_another_level(unit: str, learned: Any, tmp_path:
 def test_other_terms(terms: list[str], tmp_path: Path, learned: Any) -> None:
     model, x, y = learned
     layers = [*model[:2], torch.nn.Dropout(0.2), model[2]]
-    uq = latedrop.calibrate(torch.nn.Sequential(*layers), (x[200:], y[200:]), terms=terms, progress=False)
+    uq = latedrop.calibrate(
+        torch.nn.Sequential(*layers), (x[200:], y[200:]), method=latedrop.Terms(terms), progress=False
+    )
     assert_same(uq.to_onnx(tmp_path / "model.onnx", x[:5]), uq, x[:30])
 
 
@@ -340,8 +342,9 @@ def test_targets_that_were_transformed(unit: str, learned: Any, tmp_path: Path) 
 @pytest.mark.parametrize("kind", ["gaussian", "isotonic", "conformal"])
 def test_intervals_at_any_level(kind: str, learned: Any, tmp_path: Path) -> None:
     model, x, y = learned
-    options = {"conformal_data": (x[400:], y[400:])} if kind == "conformal" else {"intervals": kind}
+    options: dict[str, Any] = {} if kind == "conformal" else {"intervals": kind}
     uq = latedrop.calibrate(model, (x[200:400], y[200:400]), method="linear", progress=False, **options)
+    uq = uq.conformal((x[400:], y[400:])) if kind == "conformal" else uq
     found = latedrop.load_onnx(uq.to_onnx(tmp_path / "model.onnx", x[:5], level=0.8)).predict(x[:30].numpy())
     p = uq.predict(x[:30])
     for level in (0.5, 0.8, 0.95):

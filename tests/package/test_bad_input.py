@@ -4,7 +4,6 @@ import json
 import math
 import warnings
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +14,27 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from latedrop import LatedropError, LatedropWarning, Predictor, Site, calibrate, find_sites, inject, load, sample
+from latedrop import (
+    Batches,
+    FirstOrder,
+    LatedropError,
+    LatedropWarning,
+    Predictor,
+    Propagation,
+    Sampling,
+    Site,
+    Terms,
+    calibrate,
+    find_sites,
+    inject,
+    load,
+    sample,
+)
 from latedrop.errors import ArgumentError, DataError, FileError, OutputError, SiteError
+from quick import quick
 from rounding import assert_same_up_to_rounding
 
-quietly = partial(calibrate, rates=(0.1, 0.2), draws=10, progress=False)
+quietly = quick((0.1, 0.2), 10)
 
 
 def seeded(build: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
@@ -107,13 +122,13 @@ class TestSites:
     def test_no_site_matches(self) -> None:
         match = r"expected select='encoder\.\*' to match at least one site; found none\. Sites: \['2'\].*\['0'\]"
         with pytest.raises(SiteError, match=match):
-            quietly(mlp(), (X, Y), select="encoder.*")
+            quietly(mlp(), (X, Y), sites="encoder.*")
         with pytest.raises(SiteError, match="to match at least one site; found none"):
-            quietly(mlp(), (X, Y), select=[nn.Conv2d, lambda name, module: False])
+            quietly(mlp(), (X, Y), sites=[nn.Conv2d, lambda name, module: False])
 
     def test_a_first_layer_is_no_site(self) -> None:
         with pytest.raises(SiteError, match=r"select='0'.*first layers, which are never sites: \['0'\]"):
-            quietly(mlp(), (X, Y), select="0")
+            quietly(mlp(), (X, Y), sites="0")
 
     @pytest.mark.parametrize("rest", [(), (nn.ReLU(),), (nn.Flatten(), nn.Softplus())])
     def test_a_model_of_one_layer(self, rest: tuple[nn.Module, ...]) -> None:
@@ -132,7 +147,7 @@ class TestSites:
         with pytest.warns(LatedropWarning, match="changes with the rows beside it"):
             quietly(Branching(), (X, Y))
         with pytest.warns(LatedropWarning, match="changes with the rows beside it"):
-            quietly(Branching(), (X, Y), select="third")
+            quietly(Branching(), (X, Y), sites="third")
 
     def test_a_site_whose_weights_are_used_directly(self) -> None:
         model = Bypassed()
@@ -157,11 +172,7 @@ class TestSites:
 
     def test_unknown_kind(self) -> None:
         with pytest.raises(ArgumentError, match="expected kind 'element' or 'channel'; found 'pixel'"):
-            quietly(mlp(), (X, Y), kind="pixel")
-
-    def test_select_and_sites_contradict(self) -> None:
-        with pytest.raises(ArgumentError):
-            quietly(mlp(), (X, Y), sites=find_sites(mlp(), X), select="nothing")
+            find_sites(mlp(), X, kind="pixel")  # type: ignore[arg-type]
 
 
 class TestOutputs:
@@ -177,11 +188,11 @@ class TestOutputs:
 
     def test_a_rate_so_small_that_no_draw_drops_anything(self) -> None:
         with pytest.raises(OutputError, match="expected an output that varies under dropout"):
-            quietly(mlp(), (X, Y), rates=(1e-9,))
+            quietly(mlp(), (X, Y), method=Sampling(rates=(1e-9,)))
 
     def test_a_rate_at_which_no_draw_drops_anything_is_left_out(self) -> None:
         with pytest.warns(LatedropWarning, match="all 40 at 1 rates, which are left out"):
-            found = quietly(mlp(hidden=50), (X, Y), rates=(0.001, 0.1), draws=30, seed=6).calibration
+            found = quietly(mlp(hidden=50), (X, Y), method=Sampling(rates=(0.001, 0.1), draws=30, seed=6)).calibration
         assert [row.rate for row in found.table] == [0.1]
 
     def test_rows_that_no_draw_touches(self) -> None:
@@ -203,7 +214,7 @@ class TestOutputs:
             return (out * 4).round() / 4
 
         with pytest.warns(LatedropWarning, match=r"all 40 at 1 rates, which are left out"):
-            found = quietly(mlp(), (X, Y), readout=coarse, rates=(1e-7, 0.5)).calibration
+            found = quietly(mlp(), (X, Y), readout=coarse, method=Sampling(rates=(1e-7, 0.5))).calibration
         assert [row.rate for row in found.table] == [0.5]
 
     def test_one_output_of_several_that_does_not_vary(self) -> None:
@@ -217,7 +228,7 @@ class TestOutputs:
     def test_nan_in_the_output(self, mean: str) -> None:
         rows = int((X[:, 0] > 1).sum())
         with pytest.raises(OutputError, match=rf"expected a finite output; found NaN or inf in {rows} of 40 rows"):
-            quietly(Broken(), (X, Y), mean=mean)
+            quietly(Broken(), (X, Y), method=Sampling(mean=mean))
         with pytest.raises(OutputError, match="expected a finite output"):
             sample(Broken(), X, 0.1)
 
@@ -269,7 +280,7 @@ class TestData:
             quietly(mlp(), (bad, Y))
         for batch_size in (256, 7):
             with pytest.raises(DataError, match="expected finite inputs; found 1 NaN or inf among 120"):
-                quietly(mlp(), (X, Y), batch_size=batch_size).predict(bad.numpy())
+                quietly(mlp(), (X, Y), batches=Batches(batch_size)).predict(bad.numpy())
         bad = Y.clone()
         bad[3] = value
         with pytest.raises(DataError, match="expected finite targets; found 1 NaN or inf among 40"):
@@ -287,7 +298,7 @@ class TestData:
             sample(model, bad, rate, 5, sites=sites)
         with pytest.raises(DataError, match="expected finite inputs; found 1 NaN or inf among 120"):
             sample(model, (bad,), rate, 5, sites=sites, chunk=1)
-        predictor = quietly(model, (X, Y), mean="model")
+        predictor = quietly(model, (X, Y), method=Sampling(mean="model"))
         with pytest.raises(DataError, match="expected finite inputs; found 1 NaN or inf among 120"):
             predictor.predict(bad)
 
@@ -295,12 +306,9 @@ class TestData:
         ("outputs", "readout", "shape"),
         [
             (1, lambda out: out[:, 0], (40, 1)),
-            (2, None, (40,)),
-            (2, None, (40, 1)),
             (1, None, (40, 2)),
             (2, None, (40, 3)),
             (1, None, (40, 1, 1)),
-            (40, None, (40,)),
         ],
     )
     def test_targets_of_another_shape(self, outputs: int, readout: Any, shape: tuple[int, ...]) -> None:
@@ -333,11 +341,11 @@ class TestData:
 
     def test_a_model_that_is_right_about_everything(self) -> None:
         with pytest.raises(DataError, match="found every prediction equal to its target"):
-            quietly(mlp(), (X, mlp()(X).detach()), mean="model")
+            quietly(mlp(), (X, mlp()(X).detach()), method=Sampling(mean="model"))
 
     def test_a_model_that_is_right_about_most_things(self) -> None:
         y = torch.where(torch.arange(40)[:, None] < 30, mlp()(X).detach(), Y)
-        found = quietly(mlp(), (X, y), mean="model").calibration
+        found = quietly(mlp(), (X, y), method=Sampling(mean="model")).calibration
         assert all(math.isfinite(row.nll_relaxed) and math.isfinite(row.nll_ideal) for row in found.table)
 
     def test_inputs_that_the_model_does_not_take(self) -> None:
@@ -368,7 +376,7 @@ class TestData:
                 left, right = pair
                 return self.inner(left) + self.inner(right)
 
-        several: list[dict[str, Any]] = [{}, {"draws": 10, "rates": [0.1]}, {"method": "linear"}]
+        several: list[dict[str, Any]] = [{}, {"method": Sampling(draws=10, rates=[0.1])}, {"method": "linear"}]
         for options in several:
             found = calibrate(Pair(), (((X, X),), Y), progress=False, **options)
             assert found.predict(((X, X),)).mean.shape == Y.shape
@@ -414,12 +422,12 @@ class TestArguments:
     )
     def test_rates(self, rates: Any) -> None:
         with pytest.raises(ArgumentError, match=r"expected (rates inside|at least one rate|a sequence of rates)"):
-            quietly(mlp(), (X, Y), rates=rates)
+            quietly(mlp(), (X, Y), method=Sampling(rates=rates))
 
     @pytest.mark.parametrize("rates", [np.float32(1.5), object()])
     def test_what_is_no_list_of_rates(self, rates: Any) -> None:
         with pytest.raises(ArgumentError, match="expected"):
-            quietly(mlp(), (X, Y), rates=rates)
+            quietly(mlp(), (X, Y), method=Sampling(rates=rates))
 
     @pytest.mark.parametrize("rate", [1, 1.5, -0.1, math.nan, True, "0.1", None, [0.1]])
     def test_one_rate(self, rate: Any) -> None:
@@ -431,72 +439,83 @@ class TestArguments:
     @pytest.mark.parametrize("rate", [{}, {"2": 0}, {"2": 1.0}, {"2": True}, {"2": None}])
     def test_mappings_of_rates(self, rate: Any) -> None:
         with pytest.raises(ArgumentError, match="expected rates inside"):
-            quietly(mlp(), (X, Y), rates=[rate])
+            quietly(mlp(), (X, Y), method=Sampling(rates=[rate]))
 
     def test_a_mapping_that_matches_nothing(self) -> None:
         with pytest.raises(ArgumentError, match=r"every pattern.*'head\*' matches none of \['2'\]"):
-            quietly(mlp(), (X, Y), rates=[{"2": 0.1, "head*": 0.2}])
+            quietly(mlp(), (X, Y), method=Sampling(rates=[{"2": 0.1, "head*": 0.2}]))
 
     @pytest.mark.parametrize("draws", [1, 0, -5, 2.5, True, "10"])
     def test_draws(self, draws: Any) -> None:
         with pytest.raises(ArgumentError, match="expected at least 2 draws, as one has no variance; found"):
-            quietly(mlp(), (X, Y), draws=draws)
+            quietly(mlp(), (X, Y), method=Sampling(draws=draws))
         with pytest.raises(ArgumentError, match="expected at least 2 draws"):
             sample(mlp(), X, 0.1, draws)
 
     @pytest.mark.parametrize("seed", [1.5, None, "1", True])
     def test_seed(self, seed: Any) -> None:
         with pytest.raises(ArgumentError, match="expected an integer seed; found"):
-            quietly(mlp(), (X, Y), seed=seed)
+            Sampling(seed=seed)
 
     @pytest.mark.parametrize("chunk", [0, -1])
     def test_chunk(self, chunk: int) -> None:
         with pytest.raises(ArgumentError, match=f"expected chunk to be at least 1 draw; found {chunk}"):
-            quietly(mlp(), (X, Y), chunk=chunk)
+            quietly(mlp(), (X, Y), method=Sampling(chunk=chunk))
 
     @pytest.mark.parametrize("batch_size", [0, -1, None, 2.5])
     def test_batch_size(self, batch_size: Any) -> None:
         with pytest.raises(ArgumentError, match="expected a batch size of at least 1; found"):
-            quietly(mlp(), (X, Y), batch_size=batch_size)
+            quietly(mlp(), (X, Y), batches=Batches(batch_size))
 
     @pytest.mark.parametrize("scale", ["best", 0, -1, math.nan, math.inf, True, None, [1.0], np.ones(2), torch.ones(2)])
     def test_scale(self, scale: Any) -> None:
         match = r"expected scale 'optimal', 'relaxed', a positive number or a step of tradeoff\(\); found"
         with pytest.raises(ArgumentError, match=match):
-            quietly(mlp(), (X, Y), scale=scale)
+            Sampling(scale=scale)
         predictor = quietly(mlp(), (X, Y))
         with pytest.raises(ArgumentError, match=match):
             predictor.scaled(scale)
         with pytest.raises(ArgumentError, match=match):
             predictor.predict(X).scaled(scale)
 
-    @pytest.mark.parametrize("name", ["criterion", "mean", "method", "loss"])
+    @pytest.mark.parametrize(
+        ("name", "kind"),
+        [("criterion", Sampling), ("mean", Sampling), ("mean", Propagation), ("loss", FirstOrder), ("loss", Terms)],
+    )
     @pytest.mark.parametrize("value", ["best", "", 1, ["scaled"]])
-    def test_words(self, name: str, value: Any) -> None:
+    def test_words(self, name: str, kind: type[Any], value: Any) -> None:
         with pytest.raises(ArgumentError, match=f"expected {name} to be one of .*; found"):
-            quietly(mlp(), (X, Y), **{name: value})
+            kind(**{name: value})
+
+    @pytest.mark.parametrize("value", ["best", "", 1, ["sample"], None])
+    def test_methods(self, value: Any) -> None:
+        with pytest.raises(ArgumentError, match=r"expected method to be one of .*, or Terms\(\.\.\.\).*; found"):
+            calibrate(mlp(), (X, Y), method=value)
 
     def test_engine(self) -> None:
         with pytest.raises(ArgumentError, match=r"expected engine to be one of \('auto', .*'compiled'\); found 'cuda'"):
             sample(mlp(), X, 0.1, engine="cuda")
 
     def test_intervals(self) -> None:
-        with pytest.raises(
-            ArgumentError, match="expected intervals 'gaussian', 'isotonic' or 'conformal'; found 'beta'"
-        ):
-            quietly(mlp(), (X, Y), intervals="beta")
-        with pytest.raises(ArgumentError, match=r"expected conformal_data with intervals='conformal'.*missing"):
-            quietly(mlp(), (X, Y), intervals="conformal")
-        for kind in ("gaussian", "isotonic"):
-            with pytest.raises(ArgumentError, match=rf"and only then.*intervals='{kind}' and conformal_data given"):
-                quietly(mlp(), (X, Y), intervals=kind, conformal_data=(X, Y))
+        for kind in ("beta", "conformal"):
+            with pytest.raises(ArgumentError, match=f"expected intervals to be one of .*; found '{kind}'"):
+                quietly(mlp(), (X, Y), intervals=kind)
 
     def test_arguments_are_checked_before_the_work(self) -> None:
         model = mlp()
         model.forward = pytest.fail
-        for options in ({"intervals": "beta"}, {"criterion": "x"}, {"draws": 1}, {"rates": [2]}, {"scale": "x"}):
+        for options in ({"intervals": "beta"}, {"engine": "x"}, {"batches": 8}, {"method": "x"}, {"target": 3}):
             with pytest.raises(ArgumentError):
-                quietly(model, (X, Y), **options)
+                calibrate(model, (X, Y), **options)  # type: ignore[arg-type]
+        for make in (
+            lambda: Sampling(criterion="x"),  # type: ignore[arg-type]
+            lambda: Sampling(draws=1),
+            lambda: Sampling(rates=[2]),
+            lambda: FirstOrder(scale="x"),  # type: ignore[arg-type]
+            lambda: Terms(["nobody"]),
+        ):
+            with pytest.raises(ArgumentError):
+                make()
 
     @pytest.mark.parametrize("level", [0, 1, 90, -0.5, math.nan, True, None, "0.9"])
     def test_levels(self, level: Any) -> None:
@@ -513,29 +532,29 @@ class TestArguments:
 class TestConformal:
     @pytest.mark.filterwarnings("ignore:.* of these rows are rows that the calibration was fitted to")
     def test_too_few_rows_for_the_level(self) -> None:
-        predictor = quietly(mlp(), (X, Y), conformal_data=(X[:9], Y[:9]))
+        predictor = quietly(mlp(), (X, Y)).conformal((X[:9], Y[:9]))
         predictor.predict(X).interval(0.9)
         with pytest.raises(ArgumentError, match=r"at least 19 conformal rows for an interval at level 0\.95; found 9"):
             predictor.predict(X).interval(0.95)
 
     def test_no_rows(self) -> None:
-        with pytest.raises(DataError, match="expected conformal_data with at least one row; found none"):
-            quietly(mlp(), (X, Y), conformal_data=(X[:0], Y[:0]))
+        with pytest.raises(DataError, match="expected at least one row for conformal intervals; found none"):
+            quietly(mlp(), (X, Y)).conformal((X[:0], Y[:0]))
 
     def test_maps(self) -> None:
         x = torch.randn(12, 1, 6, 6, generator=torch.Generator().manual_seed(0))
         with pytest.raises(ArgumentError, match=r"outputs of shape \(1, 6, 6\), whose entries are not exchangeable"):
-            quietly(maps_to_maps(), (x, 3 * x), conformal_data=(x, 3 * x))
+            quietly(maps_to_maps(), (x, 3 * x)).conformal((x, 3 * x))
 
     def test_data_of_the_wrong_shape(self) -> None:
         with pytest.raises(DataError, match="one target for each of the 40 input rows"):
-            quietly(mlp(), (X, Y), conformal_data=(X, Y[:5]))
+            quietly(mlp(), (X, Y)).conformal((X, Y[:5]))
         with pytest.raises(DataError, match="expected target of the mean's shape"):
-            quietly(mlp(), (X, Y), conformal_data=(X, torch.cat([Y, Y], 1)))
+            quietly(mlp(), (X, Y)).conformal((X, torch.cat([Y, Y], 1)))
 
     def test_rows_of_no_variance(self) -> None:
         held = -X.abs()  # none of these is touched, all of those are
-        found = quietly(Halved(), (X.abs(), Y), conformal_data=(held, Y))
+        found = quietly(Halved(), (X.abs(), Y)).conformal((held, Y))
         low, high = found.predict(held).interval(0.5)
         assert bool(torch.isfinite(low).all())
         assert bool((low < high).all())
@@ -590,7 +609,7 @@ class TestFiles:
         saved.write_text(json.dumps({"latedrop": record, "checksum": "x"}))
         with pytest.raises(
             FileError,
-            match=r"expected (a calibration, format 1; found another|the JSON of a calibration; found something else)",
+            match=r"expected (a calibration in format 2, that of this|the JSON of a calibration; found something else)",
         ):
             load(saved, mlp())
 

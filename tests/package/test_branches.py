@@ -7,9 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from alone import DRAWS, RATE, check_rows_alone, injected
-from latedrop import Site, calibrate, find_sites, inject, linearize, propagate, sample
+from latedrop import Batches, Site, Terms, calibrate, find_sites, inject, linearize, propagate, sample
 from latedrop.dropout.first_order import Linearization
 from latedrop.errors import ArgumentError, LatedropWarning, SiteError
+from quick import quick
 
 BATCHES = ([0], [20], [33], [0, 1, 2, 3], [20, 0, 33, 1, 21], [*range(40)], [*range(39, 0, -1)])
 
@@ -159,7 +160,7 @@ def test_features_of_rows_are_taken_where_layers_always_run() -> None:
     model, x = Skips(), rows()
     sites = find_sites(model, x)
     assert [site.skipped for site in sites] == [True, False]
-    uq = calibrate(model, (x, x.sum(1, keepdim=True)), terms=["leverage"], progress=False)
+    uq = calibrate(model, (x, x.sum(1, keepdim=True)), method=Terms(["leverage"]), progress=False)
     alone = torch.cat([uq.predict(row[None]).variance for row in x])
     torch.testing.assert_close(uq.predict(x).variance, alone)
 
@@ -278,9 +279,7 @@ def test_early_exits() -> None:
 def test_the_whole_road() -> None:
     model, x = Kinds("any"), rows()
     for method in ("sample", "linear"):
-        uq = calibrate(
-            model, (x, torch.randn(40, 1)), rates=[0.1, 0.3], draws=10, batch_size=10, method=method, progress=False
-        )
+        uq = quick([0.1, 0.3], 10)(model, (x, torch.randn(40, 1)), method=method, batches=Batches(10))
         assert len(uq.calibration.sites) == 6
         p = uq.predict(x)
         torch.testing.assert_close(torch.cat([uq.predict(x[i : i + 1]).variance for i in range(40)]), p.variance)

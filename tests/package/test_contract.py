@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from latedrop import calibrate, find_sites, inject, sample
+from latedrop import Sampling, calibrate, find_sites, inject, sample
 from latedrop.data.rows import map_rows, row_count, take_rows
 from latedrop.network.calling import call, read
 from rounding import assert_same_up_to_rounding
@@ -52,7 +52,7 @@ def test_the_model_is_the_users(case: Case, train: bool) -> None:
         call(model, x)
     assert_same(before, state(model))
     with pytest.warns(UserWarning, match="validation rows"):
-        calibrate(model, (x, y), [RATE], DRAWS, readout=case.readout).predict(x)
+        calibrate(model, (x, y), method=Sampling(rates=[RATE], draws=DRAWS), readout=case.readout).predict(x)
     assert_same(before, state(model))
 
 

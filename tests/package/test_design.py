@@ -14,8 +14,9 @@ import latedrop
 SOURCE = Path(latedrop.__file__).parent
 ROOMS = [
     {"errors"},
-    {"records", "numerals", "quantiles", "wrappers"},
-    {"torch_private", "files", "devices", "addresses", "terminal", "progress"},
+    {"files", "json_text", "numerals", "wrappers"},
+    {"records"},
+    {"quantiles", "stored_tensors", "torch_private", "devices", "addresses", "terminal", "progress"},
     {"metrics", "plots", "web"},
     {"data"},
     {"programs"},
@@ -26,6 +27,9 @@ ROOMS = [
     {"streams"},
     {"onnx_files"},
     {"calibration"},
+    {"detection"},
+    {"prediction"},
+    {"evaluation", "named"},
     {"report"},
     {"adapters", "serving"},
     {"crowd"},

@@ -63,6 +63,10 @@ LISTED = (
     "streams",
     "onnx_files",
     "calibration",
+    "detection",
+    "prediction",
+    "evaluation",
+    "named",
     "report",
 )
 LISTED += ("serving", "cli", "web")

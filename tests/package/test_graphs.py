@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from alone import check_rows_alone, injected, slope_of_small_rates
-from latedrop import calibrate, find_sites, inject, linearize, load, propagate, sample
+from latedrop import Batches, Sampling, calibrate, find_sites, inject, linearize, load, propagate, sample
 from latedrop.errors import ArgumentError, DataError, LatedropWarning, OutputError, SiteError
+from quick import quick
 from rounding import assert_same_up_to_rounding, rounding
 
 Graph = dict[str, Tensor]
@@ -159,9 +160,11 @@ def test_masks_of_ones_own_are_refused() -> None:
 def test_the_whole_road(method: Any, tmp_path: Any) -> None:
     model, items = MessagePassing(), graphs([2 + i % 5 for i in range(40)])
     y = torch.stack([item["nodes"][:, :1].sum(0) for item in items])
-    options: dict[str, Any] = {"kind": "channel", "collate": one_batch, "method": method, "progress": False}
-    uq = calibrate(model, (items, y), rates=[0.05, 0.2], draws=10, batch_size=7, **options)
-    again = calibrate(model, [(items[:15], y[:15]), (items[15:], y[15:])], rates=[0.05, 0.2], draws=10, **options)
+    sites, fit = find_sites(model, items, kind="channel", collate=one_batch), quick([0.05, 0.2], 10)
+    options: dict[str, Any] = {"sites": sites, "method": method}
+    uq = fit(model, (items, y), batches=Batches(7, collate=one_batch), **options)
+    halves = [(items[:15], y[:15]), (items[15:], y[15:])]
+    again = fit(model, halves, batches=Batches(collate=one_batch), **options)
     assert uq.calibration.scales == pytest.approx(again.calibration.scales, rel=rounding())
     p = uq.predict(items)
     assert_same_up_to_rounding(uq.predict(items[::-1]).variance.flip(0), p.variance)
@@ -222,7 +225,7 @@ def test_a_wrong_collate_is_an_error() -> None:
     with pytest.raises(DataError, match="collate= to be a function"):
         sample(model, MIXED, 0.1, 5, sites=sites, collate="stack")  # type: ignore[arg-type]
     with pytest.raises(DataError, match=r"one target for each of the 9 input rows.*collate="):
-        calibrate(model, (MIXED, torch.zeros(8, 1)), collate=one_batch, kind="channel")
+        calibrate(model, (MIXED, torch.zeros(8, 1)), batches=Batches(collate=one_batch))
 
 
 def test_a_batch_is_made_once_for_all_draws_and_rates() -> None:
@@ -238,7 +241,14 @@ def test_a_batch_is_made_once_for_all_draws_and_rates() -> None:
     assert made == [9]
     made.clear()
     with pytest.warns(LatedropWarning, match="only 9 validation rows"):
-        calibrate(model, (MIXED, y), [0.1, 0.2], 10, sites=sites, collate=counted, batch_size=4, progress=False)
+        calibrate(
+            model,
+            (MIXED, y),
+            method=Sampling(rates=[0.1, 0.2], draws=10),
+            sites=sites,
+            batches=Batches(4, collate=counted),
+            progress=False,
+        )
     assert made == [4, 4, 1]
 
 

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from benchmarks.timing import peak_bytes
 from counting import Runs
-from latedrop import calibrate, find_sites, sample
-from latedrop.calibration.search import PAPER_RATES
+from latedrop import Batches, Sampling, calibrate, find_sites, sample
+from latedrop.calibration.methods import PAPER_RATES
 from latedrop.crowd import MCNN
-from latedrop.dropout.moments import Sampling
+from latedrop.dropout.moments import Sampling as DrawOptions
 from latedrop.dropout.sampling import fitting_chunk, sample_rates
 from latedrop.network.network import Network
 
@@ -62,7 +62,10 @@ def test_a_calibration_costs_its_rates_and_nothing_more() -> None:
     model, x = Layers(), torch.randn(600, 5)
     sites = find_sites(model, x)
     runs = counted(
-        lambda: calibrate(model, (x, torch.randn(600)), draws=20, batch_size=200, chunk=5, sites=sites), model
+        lambda: calibrate(
+            model, (x, torch.randn(600)), method=Sampling(draws=20, chunk=5), batches=Batches(200), sites=sites
+        ),
+        model,
     )
     passes = 3 * len(PAPER_RATES) * 20 // 5
     looks = 2  # on few rows: one finds what comes before all sites, one runs a draw alone
@@ -73,7 +76,7 @@ def test_a_predictor_runs_what_it_needs() -> None:
     model, x = Layers(), torch.randn(64, 5)
     data = (x, torch.randn(64))
     for center, passes in (("draws", 1), ("model", 2)):
-        uq = calibrate(model, data, rates=[0.1], draws=20, mean=center)
+        uq = calibrate(model, data, method=Sampling(rates=[0.1], draws=20, mean=center))
         runs = counted(partial(uq.predict, x), model)
         assert runs.layers["first"] == passes
 
@@ -91,7 +94,7 @@ def test_rates_wait_once_each() -> None:
     model, x = Layers(), torch.randn(16, 5)
     sites, network = find_sites(model, x), Network(model)
     for draws in (10, 40):
-        runs = counted(partial(sample_rates, network, x, [0.1, 0.2, 0.3], sites, Sampling(draws, chunk=5)))
+        runs = counted(partial(sample_rates, network, x, [0.1, 0.2, 0.3], sites, DrawOptions(draws, chunk=5)))
         assert runs.operators["_local_scalar_dense"] == 4  # the inputs, and the outputs of each rate
 
 

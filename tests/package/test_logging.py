@@ -38,7 +38,7 @@ def test_a_calibration_is_told(net: nn.Module, rows: Any, caplog: pytest.LogCapt
     assert {record.name.partition(".")[0] for record in caplog.records} == {"latedrop"}
     caplog.clear()
     caplog.set_level(logging.DEBUG, "latedrop")
-    latedrop.calibrate(net, rows, [0.1, 0.3], 6, progress=False)
+    latedrop.calibrate(net, rows, method=latedrop.Sampling(rates=[0.1, 0.3], draws=6), progress=False)
     told = [record.getMessage() for record in caplog.records]
     assert "6 draws of 40 rows, 6 at once, first layers once" in told
     assert any(text.startswith("rate 0.3: NLL ") for text in told)

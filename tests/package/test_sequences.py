@@ -17,7 +17,7 @@ from torch.nn.utils.rnn import (
 )
 
 from alone import check_rows_alone, injected
-from latedrop import calibrate, find_sites, load, sample
+from latedrop import Sampling, Terms, calibrate, find_sites, load, sample
 from latedrop.errors import DataError, LatedropWarning, SiteError
 from rounding import assert_same_up_to_rounding
 
@@ -157,13 +157,13 @@ def test_rows_that_a_model_sorts(how: str, kind: str) -> None:
 def test_features_of_rows_are_not_taken_where_these_are_sorted() -> None:
     """Every row had the features of the one that the sorting put in its place."""
     model, x = Sorts(), torch.randn(60, 4)
-    uq = calibrate(model, (x, x.sum(1, keepdim=True)), terms=["leverage"], progress=False)
+    uq = calibrate(model, (x, x.sum(1, keepdim=True)), method=Terms(["leverage"]), progress=False)
     assert_same_up_to_rounding(uq.predict(x).variance[5:6], uq.predict(x[5:6]).variance)
 
 
 def test_a_calibration_of_a_model_that_sorts_is_loaded(tmp_path: Path) -> None:
     model, x = Sorts(), torch.randn(30, 4)
-    uq = calibrate(model, (x, torch.randn(30, 1)), [0.2], method="sample", progress=False)
+    uq = calibrate(model, (x, torch.randn(30, 1)), method=Sampling(rates=[0.2]), progress=False)
     uq.save(tmp_path / "uq.json")
     loaded = load(tmp_path / "uq.json", model)
     assert loaded.calibration.sites == uq.calibration.sites

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 import latedrop
-from latedrop.calibration.classes.judging import judge_classes
-from latedrop.calibration.judgement import judge
 from latedrop.calibration.weights import fingerprint
 from latedrop.data.rows import take_rows
 from latedrop.errors import SiteError
+from latedrop.evaluation.class_judgement import judge_classes
+from latedrop.evaluation.judgement import judge
 from latedrop.report import write_class_report, write_report
 from rounding import assert_same_up_to_rounding
 
@@ -153,7 +153,7 @@ def test_a_classifier(kind: str, tmp_path: Path) -> None:
     model, x, y, options = case(kind, 3)
     fit, held = take_rows(x, slice(ROWS)), take_rows(x, slice(ROWS, None))
     terms = None if kind == "complex" else ["leverage"]  # which is quick
-    uq = latedrop.calibrate(model, (fit, y[:ROWS]), terms=terms, progress=False, **options)
+    uq = latedrop.calibrate(model, (fit, y[:ROWS]), method=latedrop.Terms(terms), progress=False, **options)
     assert isinstance(uq, latedrop.ClassPredictor)
     p = uq.predict(held)
     assert_same_up_to_rounding(uq.predict(take_rows(held, slice(1))).probabilities, p.probabilities[:1])

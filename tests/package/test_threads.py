@@ -28,6 +28,7 @@ from torch.nn.modules import module as torch_module
 from latedrop import Prediction, Predictor, calibrate, find_sites, inject, linearize, propagate, sample
 from latedrop.errors import DataError
 from latedrop.torch_private import reroute_calls
+from quick import quick
 from rounding import assert_same_up_to_rounding, rounding
 from zoo import ZOO, Case
 
@@ -163,7 +164,8 @@ def method(name: str, engine: str = "auto") -> Work:
 
 
 def predictor(model: nn.Module, x: Tensor, y: Tensor, name: str, engine: str = "auto") -> Predictor:
-    return calibrate(model, (x, y), rates=[0.1, RATE], draws=DRAWS, method=name, engine=engine, progress=False)
+    found: Predictor = quick([0.1, RATE], DRAWS)(model, (x, y), method=name, engine=engine)
+    return found
 
 
 WORKS: dict[str, Work] = {

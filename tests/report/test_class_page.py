@@ -10,12 +10,12 @@ import torch
 from torch import nn
 
 import latedrop
-from latedrop.calibration.classes.fit import ALONE
-from latedrop.calibration.classes.judging import ERROR_BAD, findings_of, judge_classes
-from latedrop.calibration.classes.predictor import ClassPredictor
-from latedrop.calibration.classes.record import ClassVerdict
+from latedrop.calibration.class_record import ClassVerdict
+from latedrop.calibration.fit_classes import ALONE
 from latedrop.errors import ArgumentError, DataError
+from latedrop.evaluation.class_judgement import ERROR_BAD, findings_of, judge_classes
 from latedrop.metrics import classes as metrics
+from latedrop.prediction.class_predictor import ClassPredictor
 from latedrop.report import write_class_report
 from rounding import rounding
 
@@ -26,7 +26,9 @@ def _case(terms: list[str]) -> tuple[ClassPredictor, torch.Tensor, torch.Tensor]
     x = 2 * torch.randn(900, 4)
     y = torch.multinomial(torch.softmax(8 * net(x).detach(), 1), 1)[:, 0]
     names = ["cat", "dog <b>", "bird"]
-    uq = latedrop.calibrate(net, (x[:500], y[:500]), terms=terms, class_names=names, progress=False)
+    uq = latedrop.calibrate(
+        net, (x[:500], y[:500]), method=latedrop.Terms(terms), task=latedrop.Classification(names=names), progress=False
+    )
     return uq, x[500:], y[500:]
 
 
@@ -34,7 +36,9 @@ def _case(terms: list[str]) -> tuple[ClassPredictor, torch.Tensor, torch.Tensor]
 def test_scores_are_those_of_the_metrics_and_the_page_has_them(tmp_path: Path, guard: bool) -> None:
     uq, x, y = _case(["leverage"])
     if not guard:
-        uq = latedrop.calibrate(uq.model, (x[:200], y[:200]), guard=False, terms=["leverage"], progress=False)
+        uq = latedrop.calibrate(
+            uq.model, (x[:200], y[:200]), method=latedrop.Terms(["leverage"], guard=False), progress=False
+        )
         assert uq.calibration.choice == ALONE
     p = uq.predict(x)
     found = judge_classes(p, y)

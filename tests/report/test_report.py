@@ -16,11 +16,12 @@ from torch import nn
 
 import latedrop
 from latedrop import metrics
-from latedrop.calibration.evaluation import compare, evaluate, evaluate_intervals, verdict
 from latedrop.errors import ArgumentError, FileError, LatedropError
+from latedrop.evaluation.evaluation import compare, evaluate, evaluate_intervals, verdict
 from latedrop.files import write_aside
 from latedrop.report import overview, png, table, write_report
 from latedrop.report.charts import series_of
+from quick import quick
 from rounding import rounding
 
 VOID = {"meta", "img", "br", "input"}
@@ -41,12 +42,18 @@ def data(rows: int = 120, outputs: int = 1) -> tuple[torch.Tensor, torch.Tensor]
     return x, x[:, :1].sin().repeat(1, outputs) + 0.3 * torch.randn(rows, outputs)
 
 
-def predicted(outputs: int = 1, **settings: Any) -> tuple[latedrop.Prediction, torch.Tensor]:
+QUICK = quick([0.05, 0.1, 0.2], 20)
+
+
+def predicted(
+    outputs: int = 1, held: Any = None, scale: Any = None, **settings: Any
+) -> tuple[latedrop.Prediction, torch.Tensor]:
     """The prediction of 60 test rows, with its calibration, and their target."""
     net = nn.Sequential(nn.Linear(3, 30), nn.Tanh(), nn.Linear(30, outputs))
-    settings = {"rates": [0.05, 0.1, 0.2], "draws": 20, "progress": False, **settings}
     x, y = data(60, outputs)
-    return latedrop.calibrate(net, data(outputs=outputs), **settings).predict(x), y
+    uq = QUICK(net, data(outputs=outputs), **settings)
+    uq = uq if scale is None else uq.scaled(scale)
+    return (uq if held is None else uq.conformal(held)).predict(x), y
 
 
 def page_of(path: Path, prediction: latedrop.Prediction, target: torch.Tensor, **settings: Any) -> str:
@@ -57,7 +64,7 @@ def page_of(path: Path, prediction: latedrop.Prediction, target: torch.Tensor, *
 
 @pytest.mark.parametrize("reference", [None, torch.randn(70, 3)], ids=["validation rows", "reference rows"])
 def test_the_summary_names_the_terms_that_were_fitted(tmp_path: Path, reference: torch.Tensor | None) -> None:
-    options = {"rates": None, "draws": None, "terms": ["leverage", "size"], "reference": reference}
+    options = {"method": latedrop.Terms(["leverage", "size"]), "reference": reference}
     page = page_of(tmp_path / "r.html", *predicted(**options))
     assert "as a floor plus leverage and size; the candidate in use is" in page
     assert f"learned from {'the validation' if reference is None else '70 reference'} rows." in page
@@ -144,7 +151,7 @@ def test_compare_has_raw_scaled_and_relaxed() -> None:
 
 @pytest.mark.parametrize("per_output", [True, False])
 def test_compare_of_one_output(per_output: bool) -> None:
-    p, target = predicted(outputs=2, per_output=per_output, conformal_data=data(80, 2))
+    p, target = predicted(outputs=2, per_output=per_output, held=data(80, 2))
     rows = [compare(p, target, output=k) for k in (0, 1)]
     ends = p.interval(0.9)
     for k, found in enumerate(rows):
@@ -160,7 +167,7 @@ def test_compare_of_one_output(per_output: bool) -> None:
 
 
 def test_raw_has_no_floor() -> None:
-    prediction, target = predicted(floor=True)
+    prediction, target = predicted(method=latedrop.Sampling(floor=True))
     assert prediction.calibration.floors[0] > 0
     raw, scaled, *_ = compare(prediction, target)
     assert raw.nll == pytest.approx(float(metrics.nll(prediction.mean, prediction.raw_variance, target)))
@@ -168,7 +175,7 @@ def test_raw_has_no_floor() -> None:
 
 
 def test_compare_adds_a_scale_of_ones_own_and_fitted_intervals() -> None:
-    prediction, target = predicted(scale=3.0, conformal_data=data(40))
+    prediction, target = predicted(scale=3.0, held=data(40))
     rows = compare(prediction, target)
     assert [row.label for row in rows] == ["raw", "scaled", "relaxed", "scale 3", "conformal", "constant"]
     low, high = prediction.interval(0.9)
@@ -257,7 +264,7 @@ def test_verdict_comes_first_with_a_word_beside_each_colour(tmp_path: Path) -> N
         assert finding.advice in page
 
 
-@pytest.mark.parametrize("settings", [{}, {"rates": None, "draws": None}], ids=["sample", "terms"])
+@pytest.mark.parametrize("settings", [{}, {"method": "terms"}], ids=["sample", "terms"])
 def test_a_constant_is_in_every_table_of_scores_and_every_figure(tmp_path: Path, settings: dict[str, Any]) -> None:
     prediction, target = predicted(**settings)
     page = page_of(tmp_path / "report.html", prediction, target, inputs=data(60)[0])
@@ -292,7 +299,7 @@ def test_a_curve_far_off_does_not_squash_the_others(tmp_path: Path) -> None:
 
 def test_rows_far_off_do_not_squash_the_others(tmp_path: Path) -> None:
     """A target and a deviation a million times the others: they are cut off and counted, or the axis is logarithmic."""
-    prediction, target = predicted(rates=None, draws=None)
+    prediction, target = predicted(method="terms")
     prediction, target = replace(prediction, raw_variance=prediction.raw_variance.clone()), target.clone()
     usual = float(target.abs().max())
     target[7] += 1e6
@@ -370,16 +377,16 @@ def test_many_values_are_thinned_and_said_to_be(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({"method": "linear", "per_site": True, "floor": True}, ["to first order, without draws"]),
+        ({"method": latedrop.FirstOrder(per_site=True, floor=True)}, ["to first order, without draws"]),
         ({"method": "propagate"}, ["carried through its layers"]),
-        ({"rates": [{"*": 0.1}, {"*": 0.2}]}, ["*: 0.1", "*: 0.2"]),
-        ({"rates": [0.1]}, ["at one rate"]),
+        ({"method": latedrop.Sampling(rates=[{"*": 0.1}, {"*": 0.2}])}, ["*: 0.1", "*: 0.2"]),
+        ({"method": latedrop.Sampling(rates=[0.1])}, ["at one rate"]),
         ({"outputs": 2}, ["times"]),
-        ({"mean": "model"}, ["own output"]),
+        ({"method": latedrop.Sampling(mean="model")}, ["own output"]),
         ({"intervals": "isotonic"}, ["isotonic"]),
-        ({"conformal_data": data(40)}, ["conformal"]),
+        ({"held": data(40)}, ["conformal"]),
         ({"scale": 2.0}, ["scale 2"]),
-        ({"rates": None, "draws": None}, ["strangeness", "leverage"]),
+        ({"method": "terms"}, ["strangeness", "leverage"]),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )

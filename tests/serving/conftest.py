@@ -28,12 +28,16 @@ def regression() -> Any:
 def drawn() -> Any:
     dice = np.random.default_rng(0)
     x = dice.normal(size=(80, 3)).astype(np.float32)
-    return latedrop.calibrate(network(2), (x, dice.normal(size=(80, 2))), rates=[0.1], draws=20, progress=False)
+    return latedrop.calibrate(
+        network(2), (x, dice.normal(size=(80, 2))), method=latedrop.Sampling(rates=[0.1], draws=20), progress=False
+    )
 
 
 @pytest.fixture(scope="session")
 def classes() -> Any:
     dice = np.random.default_rng(0)
     x, y = dice.normal(size=(180, 3)).astype(np.float32), dice.integers(0, 3, 180)
-    made = latedrop.calibrate(network(3), (x[60:], y[60:]), class_names=["cat", "dog", "owl"], progress=False)
+    made = latedrop.calibrate(
+        network(3), (x[60:], y[60:]), task=latedrop.Classification(names=["cat", "dog", "owl"]), progress=False
+    )
     return made.conformal((x[:60], y[:60]))

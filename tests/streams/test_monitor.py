@@ -1,11 +1,14 @@
 """Alarms: p-values are uniform while nothing changes, false alarms as rare as promised, changes are found."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from latedrop.errors import DataError
+from latedrop.records import FieldError, checked, plain
 from latedrop.streams.bag import ERRORS, SHARES, Bag, counted, from_curve, uniform
-from latedrop.streams.monitor import Monitor
+from latedrop.streams.monitor import Monitor, MonitorState
 from rounding import assert_same_doubles
 
 scipy_stats = pytest.importorskip("scipy.stats")
@@ -137,10 +140,11 @@ def test_curves_are_counts() -> None:
 def test_there_and_back() -> None:
     monitor, other = errors(), errors()
     ran(monitor, np.linspace(0, 5, 60))
-    other.restore(monitor.to_dict() | {"active": [list(row) for row in monitor.active]}, "monitor")
+    other.resume(checked(MonitorState, plain(monitor.state()), "monitor", ""), "monitor")
     assert ran(monitor, np.ones(20)) == ran(other, np.ones(20))
     assert monitor.alarm == other.alarm is not None
-    with pytest.raises(DataError, match=r"monitor\.counts"):
-        other.restore({**monitor.to_dict(), "counts": [[1.0]]}, "monitor")
+    with pytest.raises(FieldError, match=r"monitor\.counts"):
+        other.resume(replace(monitor.state(), counts=((1.0,),)), "monitor")
+    bad = plain(monitor.state()) | {"alarm": {"kind": "errors", "row": 1.5, "number": 1}}
     with pytest.raises(DataError, match=r"monitor\.alarm"):
-        other.restore({**monitor.to_dict(), "alarm": {"kind": "errors", "row": 1.5, "number": 1}}, "monitor")
+        checked(MonitorState, bad, "monitor", "")

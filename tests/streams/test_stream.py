@@ -75,7 +75,13 @@ def test_before_any_label_it_is_the_predictor(predictor: latedrop.Predictor, dat
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"method": "linear"}, {"rates": [0.1], "draws": 20}, {"scale": "relaxed"}, {"scale": 2.0}],
+    [
+        {},
+        {"method": "linear"},
+        {"method": latedrop.Sampling(rates=[0.1], draws=20)},
+        {"method": latedrop.FirstOrder(scale="relaxed")},
+        {"method": latedrop.FirstOrder(scale=2.0)},
+    ],
     ids=["terms", "linear", "sample", "relaxed", "number"],
 )
 def test_every_kind_of_calibration_has_a_stream(data: Any, options: dict[str, Any]) -> None:

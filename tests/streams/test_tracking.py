@@ -1,14 +1,13 @@
 """Intervals that follow errors: the bound holds exactly whatever comes, and coverage returns after every change."""
 
-import json
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from latedrop.errors import DataError
-from latedrop.streams.tracking import GAINS, LEAST_SCALE, Tracker, most_misses, student
+from latedrop.records import FieldError, checked, plain
+from latedrop.streams.tracking import GAINS, LEAST_SCALE, Tracker, TrackerState, most_misses, student
 from rounding import assert_same_doubles
 
 
@@ -158,9 +157,9 @@ def test_no_errors_at_all_narrow_the_interval_and_end_somewhere() -> None:
 def test_there_and_back() -> None:
     tracker, other = Tracker(0.9, 1), Tracker(0.9, 1)
     missed(tracker, stream("step", 100, 0))
-    other.restore(json.loads(json.dumps(tracker.to_dict())), "tracker")
+    other.resume(checked(TrackerState, plain(tracker.state()), "tracker", ""), "tracker")
     np.testing.assert_array_equal(missed(tracker, stream("walk", 100, 1)), missed(other, stream("walk", 100, 1)))
-    assert other.to_dict() == tracker.to_dict()
+    assert other.state() == tracker.state()
 
 
 @pytest.mark.parametrize(
@@ -176,9 +175,9 @@ def test_there_and_back() -> None:
     ids=["theta", "outputs", "squares", "weight", "gains", "losses"],
 )
 def test_a_damaged_tracker_is_refused(field: str, value: object) -> None:
-    record = {**Tracker(0.9, 1).to_dict(), field: value}
-    with pytest.raises(DataError, match=f"tracker.{field}"):
-        Tracker(0.9, 1).restore(record, "tracker")
+    record = {**plain(Tracker(0.9, 1).state()), field: value}
+    with pytest.raises((DataError, FieldError), match=f"tracker.{field}"):
+        Tracker(0.9, 1).resume(checked(TrackerState, record, "tracker", ""), "tracker")
 
 
 @pytest.mark.parametrize("freedom", [3, 5, 20, 50])

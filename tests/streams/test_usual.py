@@ -1,14 +1,13 @@
 """What is usual: counted, kept small, and checked when it is read."""
 
-import json
-from dataclasses import asdict
 from typing import Any
 
 import pytest
 
 from latedrop.errors import DataError
+from latedrop.records import checked, plain
 from latedrop.streams.bag import SHARES, STRANGENESS
-from latedrop.streams.usual import USUAL, Usual, usual_from_dict, usual_of_rows
+from latedrop.streams.usual import Usual, usual_of_rows
 
 
 def test_rows_are_counted() -> None:
@@ -21,8 +20,7 @@ def test_rows_are_counted() -> None:
 
 def test_there_and_back() -> None:
     found = usual_of_rows([0.5, 2.0], {"floor": [0.2, 0.3], "leverage": [0.8, 0.7]})
-    record = {name: asdict(found)[name] for name in USUAL}
-    assert usual_from_dict(json.loads(json.dumps(record)), "usual") == found
+    assert checked(Usual, plain(found), "usual", "") == found
 
 
 @pytest.mark.parametrize(
@@ -37,6 +35,5 @@ def test_there_and_back() -> None:
     ids=["short", "negative", "bins", "none", "other"],
 )
 def test_damaged_counts_are_refused(field: str, value: Any) -> None:
-    record = {"strangeness": None, "shares": {}, field: value}
     with pytest.raises(DataError, match="usual"):
-        usual_from_dict(record, "usual")
+        checked(Usual, plain(Usual()) | {field: value}, "usual", "")

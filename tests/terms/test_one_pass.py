@@ -12,7 +12,7 @@ from latedrop import find_sites
 from latedrop.network.network import Network
 from latedrop.network.sites import Sites
 from latedrop.terms.features import Features
-from latedrop.terms.term import Rows
+from latedrop.terms.term import BatchContext
 from rounding import assert_same_up_to_rounding
 
 RUNS: list[int] = []
@@ -73,7 +73,7 @@ def test_both_are_what_they_are_alone(name: str) -> None:
     sites = Sites(find_sites(model, x))
     wanted = Features.all(sites)
     assert wanted is not None
-    rows = Rows(model, x, sites, None, wanted)
+    rows = BatchContext(model, x, sites, None, wanted)
     first = latedrop.linearize(model, x, sites)
     assert_same_up_to_rounding(rows.linear.variance_by_site, first.variance_by_site)
     assert_same_up_to_rounding(rows.linear.mean, first.mean)
@@ -85,7 +85,9 @@ def test_a_prediction_runs_the_network_once() -> None:
     model = Counting().eval()
     x = torch.randn(300, 4, generator=torch.Generator().manual_seed(1))
     y = x.sum(1, keepdim=True)
-    uq = latedrop.calibrate(model, (x[:200], y[:200]), terms=["dropout", "leverage"], reference=x[200:])
+    uq = latedrop.calibrate(
+        model, (x[:200], y[:200]), method=latedrop.Terms(["dropout", "leverage"]), reference=x[200:]
+    )
     RUNS.clear()
     found = uq.predict(x[:7])
     assert found.strangeness is not None
@@ -95,7 +97,9 @@ def test_a_prediction_runs_the_network_once() -> None:
 def test_so_it_does_without_dropout() -> None:
     model = Counting().eval()
     x = torch.randn(300, 4, generator=torch.Generator().manual_seed(1))
-    uq = latedrop.calibrate(model, (x[:200], x[:200].sum(1, keepdim=True)), terms=["leverage"], reference=x[200:])
+    uq = latedrop.calibrate(
+        model, (x[:200], x[:200].sum(1, keepdim=True)), method=latedrop.Terms(["leverage"]), reference=x[200:]
+    )
     RUNS.clear()
     found = uq.predict(x[:7])
     assert RUNS == [7]

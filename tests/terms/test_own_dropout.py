@@ -13,7 +13,7 @@ import latedrop
 from latedrop import calibrate, find_sites
 from latedrop.errors import ArgumentError, SiteError
 from latedrop.network.find_sites import own_dropouts
-from latedrop.terms import InputNoise, OwnDropout, Rows
+from latedrop.terms import BatchContext, InputNoise, OwnDropout
 from rounding import assert_same_up_to_rounding
 
 
@@ -25,8 +25,8 @@ def trained_with_dropout() -> nn.Module:
     ).eval()
 
 
-def rows_of(model: nn.Module, x: Tensor) -> Rows:
-    return Rows(model, x, find_sites(model, x), None, None)
+def rows_of(model: nn.Module, x: Tensor) -> BatchContext:
+    return BatchContext(model, x, find_sites(model, x), None, None)
 
 
 def test_they_are_found_with_their_rates() -> None:
@@ -70,7 +70,7 @@ def test_in_a_calibration_and_back_from_a_file(tmp_path: Path) -> None:
     model = trained_with_dropout()
     x = torch.randn(120, 3)
     y = model(x).detach() + 0.1 * torch.randn(120, 1)
-    uq = calibrate(model, (x, y), terms=["own_dropout", "leverage"], progress=False)
+    uq = calibrate(model, (x, y), method=latedrop.Terms(["own_dropout", "leverage"]), progress=False)
     uq.save(tmp_path / "c.json")
     # A file keeps every digit, and the batch is the same.
     assert torch.equal(latedrop.load(tmp_path / "c.json", model).predict(x).std, uq.predict(x).std)
@@ -88,7 +88,7 @@ def test_noise_of_each_input_finds_the_noisy_one() -> None:
     x = torch.randn(2000, 3)
     seen = x + torch.tensor([0.0, 0.1, 0.0]) * torch.randn(2000, 3)
     y = model(x).detach() + 0.001 * torch.randn(2000, 1)
-    uq = calibrate(model, (seen, y), terms=[InputNoise(each=True)], progress=False)
+    uq = calibrate(model, (seen, y), method=latedrop.Terms([InputNoise(each=True)]), progress=False)
     assert uq.calibration.terms is not None
     shares = uq.calibration.terms.shares
     assert shares["inputs:1"] > 0.5

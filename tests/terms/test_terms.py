@@ -14,7 +14,17 @@ import latedrop
 from latedrop import calibrate, find_sites
 from latedrop.errors import ArgumentError, DataError, FileError, OutputError
 from latedrop.network.network import Network
-from latedrop.terms import Dropout, Given, InputNoise, Leverage, LocalErrors, Neighbours, Rows, Size, Term
+from latedrop.terms import (
+    BatchContext,
+    Dropout,
+    InputNoise,
+    Leverage,
+    LocalErrors,
+    Neighbours,
+    Size,
+    Term,
+    VarianceHead,
+)
 from latedrop.terms.features import Features
 from rounding import assert_same_up_to_rounding
 
@@ -24,9 +34,9 @@ def mlp(outputs: int = 1) -> nn.Module:
     return nn.Sequential(nn.Linear(3, 12), nn.Tanh(), nn.Linear(12, 8), nn.Tanh(), nn.Linear(8, outputs)).eval()
 
 
-def rows_of(model: nn.Module, x: Any, readout: Any = None, index: Tensor | None = None) -> Rows:
+def rows_of(model: nn.Module, x: Any, readout: Any = None, index: Tensor | None = None) -> BatchContext:
     sites = find_sites(model, x)
-    return Rows(model, x, sites, readout, Features.all(sites), index)
+    return BatchContext(model, x, sites, readout, Features.all(sites), index)
 
 
 def data(rows: int = 120, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -159,15 +169,15 @@ class TestOthers:
     @pytest.mark.parametrize(
         ("term", "expected"),
         [
-            (Given(1), lambda o: o[1]),
-            (Given(1, "std"), lambda o: o[1].square()),
-            (Given(1, "log_variance"), lambda o: o[1].exp()),
-            (Given(lambda o: o[1]), lambda o: o[1]),
-            (Given(0, upper=1, level=0.8), lambda o: ((o[1] - o[0]) / 2.5631031).clamp_min(0).square()),
+            (VarianceHead(1), lambda o: o[1]),
+            (VarianceHead(1, "std"), lambda o: o[1].square()),
+            (VarianceHead(1, "log_variance"), lambda o: o[1].exp()),
+            (VarianceHead(lambda o: o[1]), lambda o: o[1]),
+            (VarianceHead(0, upper=1, level=0.8), lambda o: ((o[1] - o[0]) / 2.5631031).clamp_min(0).square()),
         ],
         ids=["variance", "std", "log", "function", "quantiles"],
     )
-    def test_a_variance_that_the_model_gives(self, term: Given, expected: Callable[[Any], Tensor]) -> None:
+    def test_a_variance_that_the_model_gives(self, term: VarianceHead, expected: Callable[[Any], Tensor]) -> None:
         model, x = _Head(), torch.randn(6, 3)
         with torch.no_grad():
             output = model(x)
@@ -175,7 +185,7 @@ class TestOthers:
 
     def test_a_given_variance_below_0_is_refused(self) -> None:
         with pytest.raises(OutputError, match="log_variance"):
-            Given(lambda o: -o[1]).values(rows_of(_Head(), torch.randn(6, 3), readout=0))
+            VarianceHead(lambda o: -o[1]).values(rows_of(_Head(), torch.randn(6, 3), readout=0))
 
     def test_neighbours_against_all_distances(self) -> None:
         pytest.importorskip("scipy")
@@ -196,7 +206,7 @@ class TestOthers:
         term = Neighbours(3).learned_from([own.features], own=True)
         assert_same_up_to_rounding(term.values(own), far.sort(1).values[:, 1:4].mean(1))
         error = torch.randn(40, 1)
-        local = LocalErrors(3).learned_from_errors([own.features], error)
+        local = LocalErrors(3).learned_from_errors(own, error)
         expected = error.square()[far.argsort(1)[:, 1:4]].mean(1)
         assert_same_up_to_rounding(local.values(own), expected)
 
@@ -215,7 +225,7 @@ class _Head(nn.Module):
 class Night(Term):
     name = "night"
 
-    def values(self, rows: Rows) -> Tensor:
+    def values(self, rows: BatchContext) -> Tensor:
         return (rows.x[:, 0] > 0).float()
 
 
@@ -226,7 +236,7 @@ class TestInACalibration:
         model = mlp()
         with torch.no_grad():
             y = model(x) + (0.1 + (x[:, :1] > 0)) * torch.randn(400, 1, generator=generator)
-        uq = calibrate(model, (x, y), terms=[Night()], progress=False)
+        uq = calibrate(model, (x, y), method=latedrop.Terms([Night()]), progress=False)
         assert uq.calibration.terms is not None
         assert uq.calibration.terms.shares["night"] > 0.4
         uq.save(tmp_path / "c.json")
@@ -241,21 +251,21 @@ class TestInACalibration:
         class Wrong(Term):
             name = "wrong"
 
-            def values(self, rows: Rows) -> Tensor:
+            def values(self, rows: BatchContext) -> Tensor:
                 return torch.full((len(rows.x),), value)
 
         with pytest.raises(DataError, match="'wrong' to be finite and not below 0"):
-            calibrate(mlp(), data(), terms=["dropout", Wrong()], progress=False)
+            calibrate(mlp(), data(), method=latedrop.Terms(["dropout", Wrong()]), progress=False)
 
     def test_a_term_of_another_shape_is_refused(self) -> None:
         class Wrong(Term):
             name = "wrong"
 
-            def values(self, rows: Rows) -> Tensor:
+            def values(self, rows: BatchContext) -> Tensor:
                 return torch.ones(len(rows.x), 7)
 
         with pytest.raises(DataError, match="to give shape"):
-            calibrate(mlp(), data(), terms=[Wrong()], progress=False)
+            calibrate(mlp(), data(), method=latedrop.Terms([Wrong()]), progress=False)
 
     @pytest.mark.parametrize(
         "value", [None, 1.0, torch.ones(120).numpy(), torch.ones(120, dtype=torch.complex64)], ids=type
@@ -264,66 +274,72 @@ class TestInACalibration:
         class Wrong(Term):
             name = "wrong"
 
-            def values(self, rows: Rows) -> Any:
+            def values(self, rows: BatchContext) -> Any:
                 return value
 
         with pytest.raises(DataError, match="expected term 'wrong' to give a tensor of real numbers; found"):
-            calibrate(mlp(), data(), terms=[Wrong()], progress=False)
+            calibrate(mlp(), data(), method=latedrop.Terms([Wrong()]), progress=False)
 
     def test_other_columns_for_another_batch_are_refused(self) -> None:
         class Wrong(Term):
             name = "wrong"
 
-            def columns(self, rows: Rows) -> dict[str, Tensor]:
+            def columns(self, rows: BatchContext) -> dict[str, Tensor]:
                 return {f"{float(rows.x.sum())}": rows.x[:, 0].abs()}
 
         with pytest.raises(DataError, match="the same columns for every batch"):
-            calibrate(mlp(), data(), terms=[Wrong()], batch_size=50, progress=False)
+            calibrate(mlp(), data(), method=latedrop.Terms([Wrong()]), batches=latedrop.Batches(50), progress=False)
 
     def test_a_term_may_look_at_features_and_inputs(self) -> None:
         class Both(Term):
             name, needs_features = "both", True
 
-            def values(self, rows: Rows) -> Tensor:
+            def values(self, rows: BatchContext) -> Tensor:
                 return rows.x[:, 0].square() + 1e-6 * rows.features.square().sum(1)
 
         x, y = data(400)
-        uq = calibrate(mlp(), (x, y), terms=[Both()], batch_size=150, progress=False)
+        uq = calibrate(mlp(), (x, y), method=latedrop.Terms([Both()]), batches=latedrop.Batches(150), progress=False)
         assert uq.calibration.verdict is not None
         assert uq.calibration.verdict.better
         assert uq.predict(x).std.shape == (400, 1)
 
     def test_terms_without_a_name(self) -> None:
         class Nameless(Term):
-            def values(self, rows: Rows) -> Tensor:
+            def values(self, rows: BatchContext) -> Tensor:
                 return rows.x[:, 0].abs()
 
         with pytest.raises(ArgumentError, match="expected terms with a name"):
-            calibrate(mlp(), data(), terms=[Nameless()])
+            calibrate(mlp(), data(), method=latedrop.Terms([Nameless()]))
         with pytest.raises(ArgumentError, match="expected terms among"):
-            calibrate(mlp(), data(), terms=3)  # type: ignore[arg-type]
+            calibrate(mlp(), data(), method=latedrop.Terms(3))  # type: ignore[arg-type]
 
     def test_a_variance_that_a_function_reads_is_given_again(self, tmp_path: Path) -> None:
         torch.manual_seed(0)
         model, x = _Head().eval(), torch.randn(80, 3)
-        read = Given(lambda output: output[1].exp())
-        uq = calibrate(model, (x, model(x)[0].detach() + torch.randn(80, 1)), readout=0, terms=[read], progress=False)
+        read = VarianceHead(lambda output: output[1].exp())
+        uq = calibrate(
+            model,
+            (x, model(x)[0].detach() + torch.randn(80, 1)),
+            readout=0,
+            method=latedrop.Terms([read]),
+            progress=False,
+        )
         uq.save(tmp_path / "c.json")
-        with pytest.raises(FileError, match="expected terms= with \\['given'\\]"):
+        with pytest.raises(FileError, match="expected terms= with \\['variance_head'\\]"):
             latedrop.load(tmp_path / "c.json", model)
         with pytest.raises(ArgumentError, match="has to be told what to read"):
-            latedrop.load(tmp_path / "c.json", model, terms=["given"])  # type: ignore[list-item]
+            latedrop.load(tmp_path / "c.json", model, terms=["variance_head"])  # type: ignore[list-item]
         again = latedrop.load(tmp_path / "c.json", model, terms=[read])
         # A file keeps every digit, and the batch is the same.
         assert torch.equal(again.predict(x).std, uq.predict(x).std)
 
     def test_names_of_terms(self) -> None:
         with pytest.raises(ArgumentError, match="expected terms among"):
-            calibrate(mlp(), data(), terms=["leverages"])
+            calibrate(mlp(), data(), method=latedrop.Terms(["leverages"]))
         with pytest.raises(ArgumentError, match="different names"):
-            calibrate(mlp(), data(), terms=["size", Size(1)])
+            calibrate(mlp(), data(), method=latedrop.Terms(["size", Size(1)]))
         with pytest.raises(ArgumentError, match="has to be told what to read"):
-            calibrate(mlp(), data(), terms=["given"])
+            calibrate(mlp(), data(), method=latedrop.Terms(["variance_head"]))
 
     @pytest.mark.parametrize("own", [True, False], ids=["validation rows", "reference rows"])
     def test_all_terms_at_once_come_back_from_a_file(self, own: bool, tmp_path: Path) -> None:
@@ -332,7 +348,7 @@ class TestInACalibration:
         terms = ["dropout", "leverage", "size", "neighbours", "local_errors", InputNoise(0.1)]
         reference = {} if own else {"reference": torch.randn(500, 3)}
         model = mlp()
-        uq = calibrate(model, (x, y), terms=terms, progress=False, **reference)
+        uq = calibrate(model, (x, y), method=latedrop.Terms(terms), progress=False, **reference)
         uq.save(tmp_path / "c.json")
         new = 2 * torch.randn(20, 3)
         found, expected = latedrop.load(tmp_path / "c.json", model).predict(new), uq.predict(new)
@@ -353,20 +369,22 @@ class TestInACalibration:
 
 class TestBlocks:
     def test_runs_of_rows_are_left_out_together(self) -> None:
-        from latedrop.calibration.verdict import Left, folds, standard_error
+        from latedrop.calibration.cross_validation import CrossValidation, folds, standard_error
 
         fold = folds(25, "blocks")
         assert fold.tolist() == sorted(fold.tolist())
         assert fold.unique().tolist() == list(range(10))
         assert folds(3, "blocks").tolist() == [0, 1, 2]
         walk = torch.randn(500, generator=torch.Generator().manual_seed(0)).cumsum(0)
-        assert standard_error(walk, Left("blocks")) > 3 * standard_error(walk)  # neighbours are alike
+        assert standard_error(walk, CrossValidation("blocks")) > 3 * standard_error(walk)  # neighbours are alike
 
     def test_rows_that_come_in_runs_are_not_taken_for_many(self) -> None:
         """Every row thirty times in a row says no more than each once."""
         x, y = data(12)
         often = (x.repeat_interleave(30, 0), y.repeat_interleave(30, 0))
-        shuffled, blocks = (calibrate(mlp(), often, folds=kind).calibration for kind in ("shuffled", "blocks"))  # type: ignore[arg-type]
+        shuffled, blocks = (
+            calibrate(mlp(), often, method=latedrop.Terms(folds=kind)).calibration for kind in ("shuffled", "blocks")
+        )  # type: ignore[arg-type]
         assert shuffled.verdict is not None
         assert blocks.verdict is not None
         assert blocks.verdict.gain_error > 2 * shuffled.verdict.gain_error
@@ -375,33 +393,31 @@ class TestBlocks:
 
     def test_wrong_folds(self) -> None:
         with pytest.raises(ArgumentError, match=r"expected folds to be one of .*; found 'weeks'"):
-            calibrate(mlp(), data(), folds="weeks")  # type: ignore[arg-type]
-        with pytest.raises(ArgumentError, match="found folds, which belong to"):
-            calibrate(mlp(), data(), method="linear", folds="blocks")
+            calibrate(mlp(), data(), method=latedrop.Terms(folds="weeks"))  # type: ignore[arg-type]
 
 
 class TestNamedFeatures:
     def test_leverage_looks_at_these_alone(self) -> None:
         x, y = data()
-        found = calibrate(mlp(), (x, y), features=["4"]).calibration
+        found = calibrate(mlp(), (x, y), method=latedrop.Terms(features=["4"])).calibration
         assert found.terms is not None
         assert found.terms.features == Features(("4",))
         assert found.terms.guard is not None
-        assert found.terms.guard.term.state()["root"].shape == (9, 9)  # type: ignore[index]
+        assert found.terms.guard.term.root.shape == (9, 9)  # type: ignore[attr-defined]
 
     @pytest.mark.parametrize("names", [["0"], [], ["4", "nobody"]])
     def test_names_that_are_no_features(self, names: list[str]) -> None:
         with pytest.raises(
             ArgumentError, match=r"expected features among the sites whose input has the rows, \['2', '4'\]"
         ):
-            calibrate(mlp(), data(), features=names)
+            calibrate(mlp(), data(), method=latedrop.Terms(features=names))
 
 
 def test_guard_and_term_share_what_they_measure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     x = torch.randn(200, 4)
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
     y = model(x).detach() + torch.randn(200, 1) * x[:, :1].abs()
-    uq = calibrate(model, (x, y), terms=["leverage"], progress=False)
+    uq = calibrate(model, (x, y), method=latedrop.Terms(["leverage"]), progress=False)
     uq.save(tmp_path / "uq.json")
     calls = []
     values = Leverage.values

@@ -23,8 +23,8 @@ from torch import nn
 import latedrop
 import small_files
 from chromium import launch, needs_chromium
-from latedrop.calibration.evaluation import compare
 from latedrop.cli import main
+from latedrop.evaluation.evaluation import compare
 from latedrop.report import Picture, write_class_report, write_report
 
 uvicorn = pytest.importorskip("uvicorn", reason="pages are extras")

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from latedrop import metrics
-from latedrop.calibration.classes.judging import judge_classes
-from latedrop.calibration.classes.prediction import ClassPrediction
-from latedrop.calibration.classes.predictor import ClassPredictor
-from latedrop.calibration.evaluation import inside, likelihood
-from latedrop.calibration.prediction import Prediction
-from latedrop.calibration.predictor import Predictor
 from latedrop.errors import ArgumentError, DataError
+from latedrop.evaluation.class_judgement import judge_classes
+from latedrop.evaluation.evaluation import inside, likelihood
+from latedrop.prediction.class_prediction import ClassPrediction
+from latedrop.prediction.class_predictor import ClassPredictor
+from latedrop.prediction.prediction import Prediction
+from latedrop.prediction.predictor import Predictor
 from latedrop.wrappers import bare
 
 __all__ = ["ClassOutput", "UncertainOutput", "labels_apart", "predict_with"]

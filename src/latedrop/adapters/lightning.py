@@ -14,13 +14,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from latedrop.calibration.classes.prediction import ClassPrediction
-from latedrop.calibration.classes.predictor import ClassPredictor
-from latedrop.calibration.prediction import Prediction
-from latedrop.calibration.predictor import Predictor
 from latedrop.data.datasets import inputs_of
 from latedrop.errors import ArgumentError, LatedropError
 from latedrop.metrics.levels import checked_level
+from latedrop.prediction.class_prediction import ClassPrediction
+from latedrop.prediction.class_predictor import ClassPredictor
+from latedrop.prediction.prediction import Prediction
+from latedrop.prediction.predictor import Predictor
 from latedrop.wrappers import bare
 
 __all__ = ["predict_callback"]

@@ -24,13 +24,13 @@ import numpy.typing as npt
 import torch
 
 from latedrop import errors
-from latedrop.calibration.loading import load
-from latedrop.calibration.named import load_function, load_model
-from latedrop.calibration.prediction import Prediction
-from latedrop.calibration.predictor import Predictor
 from latedrop.errors import ArgumentError, DataError, FileError, LatedropError
 from latedrop.metrics.levels import checked_level
+from latedrop.named import load_function, load_model
 from latedrop.onnx_files.predictor import OnnxPrediction, OnnxPredictor, load_onnx
+from latedrop.prediction.loading import load
+from latedrop.prediction.prediction import Prediction
+from latedrop.prediction.predictor import Predictor
 from latedrop.terminal import listed, need
 
 __all__ = ["Asked", "Predictions", "cause", "connected", "predict_folder"]
@@ -107,7 +107,7 @@ class Asked:
                 f"expected an .onnx file alone, which holds its calibration; found {', '.join(given)}. Leave it out."
             )
         found = load_onnx(self.model, threads=1, batch_size=self.batch_size)
-        if found.record["task"] != "regression":
+        if found.record.task != "regression":
             raise ArgumentError(
                 "expected the calibration of a regression; found one of classes. Call predict yourself."
             )
@@ -127,7 +127,7 @@ class Predictions:
             raise ArgumentError(f"expected a batch size of at least 1; found {asked.batch_size}.")
         self._asked, self._predictor = asked, asked.predictor()
         if isinstance(self._predictor, OnnxPredictor):
-            known, wide = self._predictor.record["columns"], False
+            known, wide = self._predictor.record.columns, False
         else:
             known = (self._predictor.calibration.columns or {}).get("inputs", ())
             wide = any(p.dtype == torch.float64 for p in self._predictor.model.parameters())

@@ -15,15 +15,16 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from latedrop import metrics
-from latedrop.calibration.classes.labels import as_logits
-from latedrop.calibration.classes.prediction import ClassPrediction
-from latedrop.calibration.classes.predictor import ClassPredictor
-from latedrop.calibration.classes.record import ClassCalibration
-from latedrop.calibration.predictor import Predictor, calibrate
+from latedrop import Propagation, Sampling, metrics
+from latedrop.calibration.class_record import ClassCalibration
+from latedrop.calibration.labels import as_logits
 from latedrop.data.arrays import is_table, place
 from latedrop.dropout.sampling import own_output
 from latedrop.errors import ArgumentError, LatedropError
+from latedrop.prediction.calibrate import calibrate
+from latedrop.prediction.class_prediction import ClassPrediction
+from latedrop.prediction.class_predictor import ClassPredictor
+from latedrop.prediction.predictor import Predictor
 from latedrop.wrappers import bare
 
 try:
@@ -134,8 +135,8 @@ class CalibratedRegressor(_UncertainRegressor):
     Args:
         model: the trained network.
         method: as in `calibrate`.
-        rate: one dropout rate to draw with, in place of the rates that `calibrate` tries; with `method` None or one
-            that takes rates.
+        rate: one dropout rate to draw with, in place of the rates that `calibrate` tries; with `method` None or
+            `"sample"`.
         draws: thinned networks per rate.
         options: other arguments of `calibrate`, by name.
 
@@ -154,7 +155,7 @@ class CalibratedRegressor(_UncertainRegressor):
         self,
         model: nn.Module | None = None,
         *,
-        method: str | None = None,
+        method: Any = None,
         rate: Any = None,
         draws: int | None = None,
         options: Mapping[str, Any] | None = None,
@@ -239,7 +240,8 @@ class LatedropRegressor(_UncertainRegressor, _Frozen):
     >>> import torch, latedrop
     >>> x = torch.linspace(-1, 1, 64)[:, None]
     >>> net = nn.Sequential(nn.Linear(1, 20), nn.Tanh(), nn.Linear(20, 1))
-    >>> regressor = LatedropRegressor(latedrop.calibrate(net, (x, x**2), rates=[0.1, 0.3], draws=20))
+    >>> uq = latedrop.calibrate(net, (x, x**2), method=latedrop.Sampling([0.1, 0.3], draws=20))
+    >>> regressor = LatedropRegressor(uq)
     >>> mean, std = regressor.predict(x.numpy(), return_std=True)
     >>> mean.shape, std.shape
     ((64,), (64,))
@@ -259,7 +261,7 @@ class LatedropClassifier(_UncertainClassifier, _Frozen):
     >>> import torch, latedrop
     >>> x = torch.linspace(-1, 1, 64)[:, None]
     >>> net = nn.Sequential(nn.Linear(1, 20), nn.Tanh(), nn.Linear(20, 2))
-    >>> uq = latedrop.calibrate(net, (x, (x[:, 0] > 0).long()), class_names=["below", "above"])
+    >>> uq = latedrop.calibrate(net, (x, (x[:, 0] > 0).long()), task=latedrop.Classification(names=["below", "above"]))
     >>> classifier = LatedropClassifier(uq)
     >>> classifier.predict_proba(x.numpy()).shape, classifier.classes_
     ((64, 2), array(['below', 'above'], dtype=object))
@@ -295,7 +297,7 @@ class CalibratedClassifier(_UncertainClassifier):
         model: nn.Module | None = None,
         *,
         classes: Any = None,
-        method: str | None = None,
+        method: Any = None,
         rate: Any = None,
         draws: int | None = None,
         options: Mapping[str, Any] | None = None,
@@ -359,7 +361,15 @@ def _trained(model: Any) -> nn.Module:
     return model
 
 
-def _options(method: str | None, rate: Any, draws: int | None, more: Any, task: str) -> dict[str, Any]:
-    """Arguments of `calibrate`."""
-    options: dict[str, Any] = {"method": method, "draws": draws, "progress": False, **(more or {})}
-    return {**options, **({} if rate is None else {"rates": [rate]}), "task": task}
+def _options(method: Any, rate: Any, draws: int | None, more: Any, task: str) -> dict[str, Any]:
+    """Arguments of `calibrate`; a rate, or a number of draws, asks for draws where no method is named."""
+    if rate is not None or draws is not None:
+        kinds: dict[Any, type[Any]] = {None: Sampling, "sample": Sampling, "propagate": Propagation}
+        if method not in kinds or (draws is not None and method == "propagate"):
+            raise ArgumentError(
+                f"expected method 'sample', or None, with rate= and draws=; found {method!r}. 'propagate' takes a rate."
+            )
+        given = {"rates": None if rate is None else [rate], **({} if draws is None else {"draws": draws})}
+        method = kinds[method](**given)
+    named = {} if method is None else {"method": method}
+    return {**named, "progress": False, **(more or {}), "task": task}

@@ -1,8 +1,8 @@
 """Terms with their coefficients and the guard: what turns rows into variances, and how it is kept.
 
-    variance(x) = g(x) · (floor + sum_j theta_j t_j(x)) + (g(x) - 1) · constant,      g(x) = max(1, strangeness(x)),
+    variance(x) = g(x) · (floor + sum_j theta_j t_j(x)) + (g(x) - 1) · constant,      g(x) = max(1, novelty(x)),
 
-where the strangeness is the leverage of a row in units of what 90 % of the validation rows stay below, and the constant
+where the novelty is the leverage of a row in units of what 90 % of the validation rows stay below, and the constant
 their mean squared error.
 """
 
@@ -10,38 +10,87 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-from latedrop.calibration.beyond import told_apart
+from latedrop.calibration.cross_validation import Candidate
 from latedrop.calibration.scale import along_outputs
-from latedrop.calibration.term_fit import Candidate, guarded, ignorant
 from latedrop.data.arrays import any_true, constants
 from latedrop.errors import ArgumentError, DataError, FileError
+from latedrop.records import FieldError, Limits, Tagged, Via, match, record
 from latedrop.streams.usual import Usual
-from latedrop.terms import Dropout, Given, InputNoise, Leverage, LocalErrors, Neighbours, OwnDropout, Rows, Size, Term
+from latedrop.terms import (
+    BatchContext,
+    Dropout,
+    InputNoise,
+    Leverage,
+    LocalErrors,
+    Neighbours,
+    OwnDropout,
+    Size,
+    Term,
+    VarianceHead,
+)
 from latedrop.terms.features import Features
+from latedrop.terms.term import Missing
 from latedrop.torch_private import being_traced
 
 __all__ = [
     "KINDS",
+    "LARGEST",
     "FittedTerms",
     "Guard",
     "aligned",
     "checked_terms",
+    "guarded",
+    "ignorant",
     "is_site",
     "measured_columns",
     "shares_of_terms",
     "term_of",
+    "told_apart",
 ]
 
 KINDS: dict[str, type[Term]] = {
-    kind.name: kind for kind in (Dropout, OwnDropout, Leverage, Neighbours, LocalErrors, Size, Given, InputNoise)
+    kind.name: kind for kind in (Dropout, OwnDropout, Leverage, Neighbours, LocalErrors, Size, VarianceHead, InputNoise)
 }
+_Stored: TypeAlias = Annotated[
+    Dropout | OwnDropout | Leverage | Neighbours | LocalErrors | Size | VarianceHead | InputNoise | Missing,
+    Tagged("name", otherwise=Missing),
+]
+_Amount: TypeAlias = Annotated[float, Limits(0, 1e30)]
+_Amounts: TypeAlias = Annotated[tuple[_Amount, ...], Limits(1)]
+LARGEST = torch.finfo(torch.float32).max
+"""The novelty of rows beyond; none is larger."""
 
 
+def guarded(variance: Tensor, factor: Tensor, constant: Tensor, ceiling: Tensor | None = None) -> Tensor:
+    """`g · variance + (g - 1) · constant`: a row far outside is no narrower than a constant would be there.
+
+    Nor is it made wider than `ceiling`.
+    """
+    grown = factor * variance + (factor - 1) * constant
+    return grown if ceiling is None else torch.minimum(grown, torch.maximum(variance, ceiling))
+
+
+def ignorant(mean: Tensor, centre: Tensor, spread: Tensor) -> Tensor:
+    """`spread + (mean - centre)^2`: how far off a prediction is on average if the target is any of those known.
+
+    `centre` and `spread` are the mean and the variance of the known targets.
+    """
+    return spread + (mean - centre).square()
+
+
+def told_apart(novelty: Tensor) -> Tensor:
+    """At most the largest number, which is also that of rows whose features are none."""
+    if being_traced():  # a file's numbers are looked at where it is run
+        return novelty
+    return novelty.nan_to_num(nan=LARGEST, posinf=LARGEST).clamp_max(LARGEST)
+
+
+@record
 @dataclass(frozen=True)
 class Guard:
     """Lets the variance grow for rows unlike the validation rows.
@@ -50,39 +99,40 @@ class Guard:
         term: whose values tell; learned from reference rows.
         limit: what 90 % of the validation rows stay below.
         constants: the validation rows' mean squared error, one per output or one for all.
-        centres: the mean of the validation targets, likewise; none in files of earlier versions.
+        centres: the mean of the validation targets, likewise; empty where the variance does not use them.
         spreads: their variance.
         grows: False where rows are only told apart, and the variance stays.
         most: the largest factor; None where there is none. Few validation rows cannot tell what is usual.
     """
 
-    term: Term
-    limit: float
-    constants: tuple[float, ...]
-    centres: tuple[float, ...] = ()
-    spreads: tuple[float, ...] = ()
+    term: Annotated[Term, Via(Leverage | None, lambda term: term)]
+    limit: Annotated[float, Limits(1e-30, 1e30)]
+    constants: _Amounts
+    centres: tuple[Annotated[float, Limits(-1e30, 1e30)], ...] = ()
+    spreads: tuple[_Amount, ...] = ()
     grows: bool = True
-    most: float | None = None
+    most: Annotated[float, Limits(1, 1e30)] | None = None
 
-    def strangeness(self, rows: Rows) -> Tensor:
+    def novelty(self, rows: BatchContext) -> Tensor:
         """`(N,)`: below 1 for rows like 90 % of the validation rows, infinite for those beyond numbers."""
         found = rows.values_of(self.term) / self.limit
         if being_traced():
             return found
         return found.nan_to_num(nan=torch.inf, posinf=torch.inf)
 
-    def factor(self, strangeness: Tensor) -> Tensor:
+    def factor(self, novelty: Tensor) -> Tensor:
         """What the variance is multiplied by, `(N,)`."""
-        return strangeness.clamp(1, self.most) if self.grows else torch.ones_like(strangeness)
+        return novelty.clamp(1, self.most) if self.grows else torch.ones_like(novelty)
 
-    def grown(self, variance: Tensor, strangeness: Tensor, mean: Tensor) -> Tensor:
+    def grown(self, variance: Tensor, novelty: Tensor, mean: Tensor) -> Tensor:
         """The variance `(N, ...)` of rows that are so strange, `(N,)`, for what the network says of them."""
-        factor = self.factor(strangeness).reshape(-1, *[1] * (variance.dim() - 1)).to(variance)
+        factor = self.factor(novelty).reshape(-1, *[1] * (variance.dim() - 1)).to(variance)
         known = [self.constants, self.centres, self.spreads] if self.centres else [self.constants]
         constant, *targets = (along_outputs(constants(part), variance) for part in known)
         return guarded(variance, factor, constant, ignorant(mean.to(variance), *targets) if targets else None)
 
 
+@record
 @dataclass(frozen=True)
 class FittedTerms:
     """Terms with their coefficients.
@@ -98,20 +148,60 @@ class FittedTerms:
         candidates: the nested models that were compared, the simplest first.
         choice: the name of the one in use.
         reference_rows: how many reference rows there were; 0 where the validation rows stood in.
-        usual: how strangeness and shares of the validation rows are spread; None where it is not known.
+        usual: how novelty and shares of the validation rows are spread; None where it is not known.
     """
 
-    terms: tuple[Term, ...]
+    terms: Annotated[tuple[Term, ...], Via(tuple[_Stored, ...], tuple)]
     columns: tuple[str, ...]
-    coefficients: tuple[tuple[float, ...], ...]
-    floors: tuple[float, ...]
-    shares: dict[str, float]
+    coefficients: Annotated[tuple[tuple[_Amount, ...], ...], Limits(1)]
+    floors: _Amounts
+    shares: dict[str, Annotated[float, Limits(0, 1 + 1e-6)]]
     guard: Guard | None
     features: Features | None
-    candidates: tuple[Candidate, ...]
+    candidates: Annotated[tuple[Candidate, ...], Limits(1)]
     choice: str
-    reference_rows: int = 0
+    reference_rows: Annotated[int, Limits(0)] = 0
     usual: Usual | None = None
+
+    def to_record(self) -> FittedTerms:
+        """Name the user's own terms alone, which a file cannot hold; and the guard's term where it is one of them."""
+        guard = self.guard
+        if guard is not None and any(term is guard.term for term in self.terms):
+            guard = replace(guard, term=None)  # type: ignore[arg-type]
+        terms = tuple(term if type(term) in KINDS.values() else Missing(term.name) for term in self.terms)
+        return replace(self, terms=terms, guard=guard)
+
+    def checked(self) -> FittedTerms:
+        """Check names and lengths against each other after reading; the guard shares its term with the terms."""
+        names, outputs, columns = [term.name for term in self.terms], len(self.floors), list(self.columns)
+        match(len(set(names)) == len(names), "terms", "terms of different names", names)
+        match(len(set(columns)) == len(columns), "columns", "different columns", columns)
+        match({term_of(name) for name in columns} <= set(names), "columns", f"columns of the terms {names}", columns)
+        match(len(self.coefficients) == outputs, "coefficients", f"{outputs} rows, as floors", len(self.coefficients))
+        for i, theta in enumerate(self.coefficients):
+            match(len(theta) == len(columns), f"coefficients[{i}]", f"one number for each of {columns}", theta)
+        match(set(self.shares) == {*columns, "floor"}, "shares", "one of every column and of the floor", [*self.shares])
+        match(self.choice in [c.name for c in self.candidates], "choice", "the name of a candidate", self.choice)
+        looking = [term for term in self.terms if term.needs_features and not isinstance(term, Missing)]
+        for term in looking:
+            match(None not in vars(term).values(), "terms", f"all that {term.name} has learned", "nothing")
+        if self.guard is None:
+            match(self.features is not None or not looking, "features", "the sites that terms look at", None)
+            return self
+        match(self.features is not None, "features", "the sites that the guard looks at", None)
+        known = self.guard.term or next((term for term in self.terms if isinstance(term, Leverage)), None)
+        if not isinstance(known, Leverage) or known.root is None:
+            raise FieldError("guard.term", "a leverage that has learned", known)
+        for name in ("constants", "centres", "spreads"):
+            values = getattr(self.guard, name)
+            match(len(values) == outputs or not values, f"guard.{name}", f"{outputs} numbers, as floors", values)
+        match(
+            bool(self.guard.centres) == bool(self.guard.spreads),
+            "guard.spreads",
+            "as many as centres",
+            self.guard.spreads,
+        )
+        return replace(self, guard=replace(self.guard, term=known))
 
     @property
     def active(self) -> tuple[Term, ...]:
@@ -126,7 +216,7 @@ class FittedTerms:
         named = dict(zip(self.columns, theta, strict=True))
         return [named.get(f"{Dropout.name}:{name}", 0.0) for name in sites]
 
-    def parts(self, rows: Rows) -> dict[str, Tensor]:
+    def parts(self, rows: BatchContext) -> dict[str, Tensor]:
         """What each column and the floor add to the variance, `(N, ...)` each; the guard multiplies their sum."""
         found = measured_columns(self.active, rows)
         used = {name: constants(tuple(theta)) for name, *theta in zip(self.columns, *self.coefficients, strict=True)}
@@ -134,14 +224,14 @@ class FittedTerms:
         floors = along_outputs(constants(self.floors), rows.mean)
         return {**parts, "floor": torch.zeros_like(rows.mean) + floors}
 
-    def variance(self, rows: Rows) -> tuple[Tensor, Tensor | None, dict[str, Tensor] | None]:
+    def variance(self, rows: BatchContext) -> tuple[Tensor, Tensor | None, dict[str, Tensor] | None]:
         """The variance `(N, ...)`; how strange each row is, `(N,)`, where there is a guard; shares, but not of maps."""
         parts = self.parts(rows)
         total = torch.stack(list(parts.values())).sum(0)
         shares = shares_of_terms(parts) if total.dim() < 3 else None
         if self.guard is None:
             return total, None, shares
-        strange = self.guard.strangeness(rows)
+        strange = self.guard.novelty(rows)
         return self.guard.grown(total, strange, rows.mean), told_apart(strange), shares
 
     def lines(self) -> list[str]:
@@ -175,13 +265,6 @@ class FittedTerms:
         return replace(self, terms=tuple(named.get(t.name, t) if isinstance(t, Missing) else t for t in self.terms))
 
 
-class Missing(Term):
-    """Stands for a term of the user's own that a file could only name."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name  # type: ignore[misc]
-
-
 def checked_terms(terms: Any) -> tuple[Term, ...]:
     """Terms from names or objects, or `ArgumentError`."""
     if isinstance(terms, (str, Term)) or not isinstance(terms, Iterable):
@@ -209,7 +292,7 @@ def checked_terms(terms: Any) -> tuple[Term, ...]:
     return tuple(found)
 
 
-def measured_columns(terms: Sequence[Term], rows: Rows) -> dict[str, Tensor]:
+def measured_columns(terms: Sequence[Term], rows: BatchContext) -> dict[str, Tensor]:
     """The columns of all terms in the shape of the mean `(N, ...)`; refused where below 0 or not finite."""
     found: dict[str, Tensor] = {}
     for term in terms:

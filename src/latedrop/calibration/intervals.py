@@ -15,9 +15,8 @@ Isotonic and conformal intervals belong to the scale and floor that they were fi
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from itertools import pairwise
-from typing import Any, Literal, TypeAlias
+from dataclasses import dataclass
+from typing import Annotated, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -25,43 +24,27 @@ from torch import Tensor
 
 from latedrop.errors import DataError, LatedropError
 from latedrop.metrics.levels import checked_level, normal_quantile
-from latedrop.quantiles import conformal_quantile, isotonic_quantile
-from latedrop.records import Fields, each, numbers, text, wrong
+from latedrop.quantiles import ConformalScores, IsotonicKnots
+from latedrop.records import Tagged, record
 
 __all__ = [
-    "LARGEST",
     "Conformal",
     "IntervalKind",
     "Intervals",
     "Isotonic",
     "checked_level",
-    "intervals_from_dict",
     "normal_quantile",
 ]
 
 IntervalKind: TypeAlias = Literal["gaussian", "isotonic", "conformal"]
 
-LARGEST = 1e300
-"""Of a variance or a residual on disk: what is larger overflows when it is used."""
 _KNOTS = 200
 
 
+@record
 @dataclass(frozen=True)
-class Isotonic:
-    """Isotonic recalibration.
-
-    Attributes:
-        knots: for each output, increasing standardised residuals `z = Phi^{-1}(p)`.
-        observed: for each output, the frequency `R(p)` of targets below the predicted p-quantile.
-        scale: the scale of the variance that it was fitted with, one per output or one for all.
-        floor: its floor.
-    """
-
-    knots: tuple[tuple[float, ...], ...]
-    observed: tuple[tuple[float, ...], ...]
-    scale: tuple[float, ...]
-    floor: tuple[float, ...]
-    kind: str = "isotonic"
+class Isotonic(IsotonicKnots):
+    """Isotonic recalibration; its fields are those of `IsotonicKnots`."""
 
     @classmethod
     def fit(cls, residuals: list[Tensor], scale: tuple[float, ...], floor: tuple[float, ...]) -> Isotonic:
@@ -86,24 +69,13 @@ class Isotonic:
 
     def z(self, q: float) -> Tensor:
         """Standardised quantile of each output, `(K,)`."""
-        pairs = zip(self.knots, self.observed, strict=True)
-        return torch.tensor([isotonic_quantile(*pair, q) for pair in pairs], dtype=torch.float64)
+        return torch.tensor(self.quantiles(q), dtype=torch.float64)
 
 
+@record
 @dataclass(frozen=True)
-class Conformal:
-    """Split-conformal intervals.
-
-    Attributes:
-        scores: for each output, the sorted scores `|target - mean| / std`.
-        scale: the scale of the variance that they were computed with, one per output or one for all.
-        floor: its floor.
-    """
-
-    scores: tuple[tuple[float, ...], ...]
-    scale: tuple[float, ...]
-    floor: tuple[float, ...]
-    kind: str = "conformal"
+class Conformal(ConformalScores):
+    """Split-conformal intervals; its fields are those of `ConformalScores`."""
 
     @classmethod
     def fit(cls, residuals: list[Tensor], scale: tuple[float, ...], floor: tuple[float, ...]) -> Conformal:
@@ -112,41 +84,11 @@ class Conformal:
 
     def z(self, q: float) -> Tensor:
         """Standardised quantile of each output, `(K,)`."""
-        return torch.tensor([conformal_quantile(scores, q) for scores in self.scores], dtype=torch.float64)
+        return torch.tensor(self.quantiles(q), dtype=torch.float64)
 
 
-Intervals: TypeAlias = "Isotonic | Conformal | None"
+Intervals: TypeAlias = Annotated[Isotonic | Conformal, Tagged()] | None
 """None is Gaussian."""
-
-
-def intervals_from_dict(record: Any, scales: int | None = None, name: str = "intervals") -> Intervals:
-    """The inverse of `intervals_to_dict` with so many scales, if that is known; `DataError` where a field is wrong."""
-    if record is None:
-        return None
-    fields = Fields(record, name)
-    kind = fields.take("kind", text, among=("isotonic", "conformal"))
-    found: Isotonic | Conformal
-    scale, floor = (fields.take(part, numbers, least=0, most=LARGEST, length=scales) for part in ("scale", "floor"))
-    if kind == "conformal":
-        found = Conformal(fields.take("scores", each(_rising), least=0, most=LARGEST), scale, floor)
-    else:
-        knots = fields.take("knots", each(_rising), least=-LARGEST, most=LARGEST)
-        observed = fields.take("observed", each(_rising), least=0, most=1, length=len(knots))
-        if [len(row) for row in knots] != [len(row) for row in observed]:
-            wrong(f"{name}.observed", "as long as the knots", [len(row) for row in observed])
-        found = Isotonic(knots, observed, scale, floor)
-    fields.end()
-    return found
-
-
-def _rising(value: Any, name: str, *, least: float, most: float) -> tuple[float, ...]:
-    found = numbers(value, name, least=least, most=most)
-    return found if all(a <= b for a, b in pairwise(found)) else wrong(name, "numbers that never fall", found)
-
-
-def intervals_to_dict(intervals: Intervals) -> dict[str, Any] | None:
-    """Plain data for JSON."""
-    return None if intervals is None else asdict(intervals)
 
 
 def _finite(residuals: list[Tensor]) -> list[Tensor]:

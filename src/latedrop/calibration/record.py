@@ -2,66 +2,85 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, get_args
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from math import prod
+from typing import Annotated, Any, Literal, TypeAlias
 from warnings import warn
 
 import torch
 from torch import Tensor
 
 from latedrop.calibration.fitted_terms import FittedTerms, aligned
-from latedrop.calibration.intervals import LARGEST, Intervals, intervals_to_dict
-from latedrop.calibration.measuring import Method
-from latedrop.calibration.record_parts import (
-    LARGEST_SCALE,
-    TINY,
-    Choice,
-    RateRow,
-    checked_choice,
-    choice_of,
-    curves_of,
-    intervals_of,
-    point_of,
-    rate_of,
-    readout_of,
-    row_of,
-    shape_of,
-    shares_of,
-    verdict_of,
-)
-from latedrop.calibration.scale import TradeoffPoint, apply_scale, lifted
-from latedrop.calibration.seen import seen_of
-from latedrop.calibration.term_record import Stored, plain_tensors, terms_from_dict, terms_to_dict
-from latedrop.calibration.transforms import Transform, transform_from_dict
+from latedrop.calibration.intervals import Intervals
+from latedrop.calibration.scale import Floors, Scales, TradeoffPoint, apply_scale, lifted
+from latedrop.calibration.seen import Sketch
+from latedrop.calibration.transforms import StoredTransform
 from latedrop.calibration.verdict import Verdict
 from latedrop.dropout.moments import MOST_DRAWS
 from latedrop.errors import ArgumentError, DataError, LatedropWarning
-from latedrop.network.sites import Rate, Sites, rates_by_site
-from latedrop.records import (
-    Fields,
-    each,
-    flag,
-    mapping,
-    number,
-    numbers,
-    or_none,
-    parsed,
-    sealed,
-    text,
-    unsealed,
-    whole,
-    wrong,
-)
+from latedrop.network.sites import Rate, StoredSites, rates_by_site
+from latedrop.records import Format, Limits, match, record
+from latedrop.stored_tensors import Beside, inline
 
-__all__ = ["Calibration", "Choice", "RateRow", "checked_choice", "lifted", "rate_text"]
+__all__ = [
+    "CALIBRATION",
+    "Calibration",
+    "Choice",
+    "Columns",
+    "Method",
+    "RateRow",
+    "checked_choice",
+    "lifted",
+    "rate_text",
+]
 
-_FORMAT = 1
-_SCALES, _FLOORS = ("scales", "relaxed_scales"), ("floors", "relaxed_floors")
+Method: TypeAlias = Literal["terms", "sample", "linear", "propagate"]
 
 
+Choice: TypeAlias = Literal["optimal", "relaxed"] | Annotated[float, Limits(5e-324, 3.4e38)] | TradeoffPoint
+"""Which scale is in use: that of least NLL, the balanced one, a number, or a step between them from `tradeoff()`."""
+Columns: TypeAlias = dict[str, Annotated[tuple[str, ...], Limits(1)]]
+"""The names of the inputs and targets."""
+
+_MOST_ENTRIES = 2**31  # of one output
+_Shape: TypeAlias = tuple[Annotated[int, Limits(1, _MOST_ENTRIES)], ...]
+_Curve: TypeAlias = Annotated[tuple[Annotated[float, Limits(0, 1)], ...], Limits(1)]
+_Least: TypeAlias = Annotated[tuple[Annotated[float, Limits(5e-324, 1e300)], ...], Limits(1)]
+
+
+@record
+@dataclass(frozen=True)
+class RateRow:
+    """What one rate gave on the validation data; scales and floors are one per output, or one for all.
+
+    So is the RMSE, as outputs may have different units: a number, or one per output. The NLL is per value, averaged
+    over outputs: a change of unit adds the same to that of every rate.
+    """
+
+    rate: Rate
+    rmse: float | tuple[float, ...]
+    nll_unscaled: float
+    nll_scaled: float
+    nll_relaxed: float
+    nll_ideal: float
+    ma_unscaled: float
+    ma_scaled: float
+    ma_relaxed: float
+    scale: Scales
+    relaxed_scale: Scales
+    floor: Floors
+    relaxed_floor: Floors
+    zero_variances: Annotated[int, Limits(0)]
+
+    @property
+    def rmses(self) -> tuple[float, ...]:
+        """The RMSE of each output, or one for all."""
+        return self.rmse if isinstance(self.rmse, tuple) else (self.rmse,)
+
+
+@record
 @dataclass(frozen=True)
 class Calibration:
     """All that was chosen and measured. Frozen, and plain JSON on disk.
@@ -93,38 +112,84 @@ class Calibration:
     """
 
     rate: Rate
-    scales: tuple[float, ...]
-    relaxed_scales: tuple[float, ...]
-    floors: tuple[float, ...]
-    relaxed_floors: tuple[float, ...]
+    scales: Scales
+    relaxed_scales: Scales
+    floors: Floors
+    relaxed_floors: Floors
     choice: Choice
-    criterion: str
-    method: str
-    mean: str
-    draws: int
+    criterion: Literal["scaled", "unscaled"]
+    method: Method
+    mean: Literal["draws", "model"]
+    draws: Annotated[int, Limits(0, MOST_DRAWS)]
     seed: int
     shared: bool
     per_output: bool
-    rows: int
-    output_shape: tuple[int, ...]
-    least_variance: tuple[float, ...]
-    sites: Sites
+    rows: Annotated[int, Limits(2)]
+    output_shape: _Shape
+    least_variance: _Least
+    sites: StoredSites
     readout: str | int | None
     custom_readout: str | None
-    table: tuple[RateRow, ...]
-    path: tuple[TradeoffPoint, ...]
-    curves: dict[str, tuple[float, ...]]
-    shares: dict[str, float] | None
+    table: Annotated[tuple[RateRow, ...], Limits(1)]
+    path: Annotated[tuple[TradeoffPoint, ...], Limits(1)]
+    curves: dict[str, _Curve]
+    shares: dict[str, Annotated[float, Limits(0, 1 + 1e-6)]] | None
     intervals: Intervals
     fingerprint: str
     versions: dict[str, str]
-    columns: dict[str, tuple[str, ...]] | None = None
+    columns: Columns | None = None
     terms: FittedTerms | None = None
     verdict: Verdict | None = None
-    constant: tuple[float, ...] | None = None
-    ratio_to_draws: float | None = None
-    target: Transform | None = None
-    seen: str = ""
+    constant: Floors | None = None
+    ratio_to_draws: Annotated[float, Limits(0)] | None = None
+    target: StoredTransform | None = None
+    seen: Sketch = ""
+
+    def checked(self) -> Calibration:
+        """Check names and lengths against each other after reading."""
+        shape, names = self.output_shape, [site.name for site in self.sites]
+        match(prod(shape) <= _MOST_ENTRIES, "output_shape", f"a shape of at most {_MOST_ENTRIES} entries", shape)
+        match(bool(shape) or not self.per_output, "per_output", "false, as there is one output", True)
+        count = shape[0] if self.per_output else 1
+        lengths = {name: getattr(self, name) for name in ("scales", "relaxed_scales", "floors", "relaxed_floors")}
+        lengths |= {"least_variance": self.least_variance, "constant": self.constant}
+        steps = {f"path[{i}]": step for i, step in enumerate(self.path)}
+        steps |= {"choice": self.choice} if isinstance(self.choice, TradeoffPoint) else {}
+        lengths |= {
+            f"{place}.{name}": getattr(step, name) for place, step in steps.items() for name in ("scale", "floor")
+        }
+        for i, row in enumerate(self.table):
+            parts = ("scale", "relaxed_scale", "floor", "relaxed_floor", "rmses")
+            lengths |= {f"table[{i}].{name}".replace("rmses", "rmse"): getattr(row, name) for name in parts}
+        if self.terms is not None:
+            lengths["terms.floors"] = self.terms.floors
+        if self.intervals is not None:
+            lengths["intervals.scale"] = self.intervals.scale
+            outputs = self.intervals.outputs
+            match(outputs in (count, *shape[:1]), "intervals", f"those of {count} outputs", f"{outputs} of them")
+        for name, values in lengths.items():
+            match(values is None or len(values) == count, name, f"{count} numbers, one per output or for all", values)
+        wanted, curves = {"levels", "unscaled", "scaled", "relaxed"}, self.curves
+        match(wanted <= set(curves) <= wanted | {"constant"}, "curves", f"of {sorted(wanted)}", [*curves])
+        for name, curve in curves.items():
+            match(len(curve) == len(curves["levels"]), f"curves.{name}", f"{len(curves['levels'])} numbers", len(curve))
+        rates = self.rate if isinstance(self.rate, Mapping) else {}
+        unknown = [p for p in rates if not any(fnmatchcase(name, p) or name == p for name in names)]
+        match(not unknown, "rate", f"rates of its sites {names}", unknown)
+        match(any(row.rate == self.rate for row in self.table), "rate", "a rate of its table", self.rate)
+        match(
+            self.shares is None or set(self.shares) == set(names), "shares", f"one of every site {names}", self.shares
+        )
+        match(self.draws >= 2 or self.method != "sample", "draws", "2 or more", self.draws)
+        by_terms = self.method == "terms"
+        match(by_terms == (self.terms is not None), "terms", "there with method 'terms', and only then", self.method)
+        match(by_terms == (self.rate == {}), "rate", "empty with method 'terms', and only then", self.rate)
+        if self.terms is not None and self.terms.features is not None:
+            looked = self.terms.features.sites
+            match(set(looked) <= set(names), "terms.features.sites", f"some of the sites {names}", looked)
+        mean = getattr(self.target, "mean", (0.0,))
+        match(len(mean) in (1, *shape[:1]), "target.mean", f"one number, or {shape[:1]}", mean)
+        return self
 
     @property
     def scale(self) -> float | tuple[float, ...]:
@@ -198,34 +263,17 @@ class Calibration:
             )
         return replace(self, choice=checked_choice(choice))
 
-    def to_json(self, stored: dict[str, Tensor] | None = None, file: str = "") -> str:
-        """Readable JSON, with a checksum over its content.
-
-        Where `stored` is given, tensors go there, and the JSON says that they are in `file`.
-        """
-        record = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        if isinstance(self.choice, TradeoffPoint):
-            record["choice"] = asdict(self.choice)
-        record["sites"] = self.sites.to_list()
-        record["table"] = [asdict(row) for row in self.table]
-        record["path"] = [asdict(point) for point in self.path]
-        record["intervals"] = intervals_to_dict(self.intervals)
-        record["terms"] = None if self.terms is None else plain_tensors(terms_to_dict(self.terms), stored, file)
-        record["verdict"] = None if self.verdict is None else asdict(self.verdict)
-        record["target"] = None if self.target is None else self.target.to_dict()
-        record = {"format": _FORMAT, **json.loads(json.dumps(record))}
-        return sealed("latedrop", record)
+    def to_json(self, tensor: Callable[[Tensor], Any] = inline) -> str:
+        """Readable JSON, with a checksum over its content; `tensor` makes plain data of tensors."""
+        return CALIBRATION.to_json(self, tensor)
 
     @classmethod
-    def from_json(cls, content: str, stored: Stored = lambda file: {}) -> Calibration:
+    def from_json(cls, content: str, beside: Beside | None = None) -> Calibration:
         """Read what `to_json` wrote; `DataError` where it is damaged, edited or of another format.
 
-        `stored` is called where tensors are kept elsewhere.
+        `beside` gives the tensors that are not in the JSON.
         """
-        document = parsed(content, "a calibration", "Calibrate again.")
-        edited = "Calibrate again; to use another scale, load the original and call predictor.scaled(...)."
-        again = "Calibrate again with this version."
-        return _checked(cls, unsealed(document, "latedrop", "a calibration", _FORMAT, again, edited), stored)
+        return CALIBRATION.from_json(content, beside)
 
     @property
     def verdict_of_other(self) -> str:
@@ -234,6 +282,10 @@ class Calibration:
             return ""
         used = f"{self.intervals.kind} intervals" if self.intervals is not None else "another scale"
         return f"This is said of Gaussian intervals with the scale of least NLL; predictions use {used}: evaluate them."
+
+    def __repr__(self) -> str:
+        made_of = f"rate {rate_text(self.rate)}" if self.terms is None else self.terms.choice
+        return f"Calibration by method {self.method}: {made_of}, scale {self.choice}, {self.rows} validation rows"
 
     def __str__(self) -> str:
         lines = [str(self.verdict)] if self.verdict is not None else []
@@ -270,58 +322,26 @@ class Calibration:
         return lines
 
 
-def _checked(kind: type[Calibration], record: dict[str, Any], stored: Stored) -> Calibration:
-    """The calibration in a record, every field checked on its own and against the others."""
-    fields = Fields(record, "calibration")
-    shape = fields.take("output_shape", shape_of)
-    per_output, method = fields.take("per_output", flag), fields.take("method", text, among=get_args(Method))
-    if per_output and not shape:
-        wrong("calibration.per_output", "false, as there is one output", per_output)
-    count = shape[0] if per_output else 1
-    sites = fields.take("sites", Sites.from_list)
-    scales = {name: fields.take(name, numbers, least=0, most=LARGEST_SCALE, length=count) for name in _SCALES}
-    floors = {name: fields.take(name, numbers, least=0, most=LARGEST, length=count) for name in _FLOORS}
-    table = fields.take("table", each(row_of), count=count)
-    rate = fields.take("rate", rate_of, sites=sites)
-    if all(row.rate != rate for row in table):
-        wrong("calibration.rate", "a rate of its table", rate)
-    found = kind(
-        rate=rate,
-        **scales,
-        **floors,
-        choice=fields.take("choice", choice_of, count=count),
-        criterion=fields.take("criterion", text, among=("scaled", "unscaled")),
-        method=method,
-        mean=fields.take("mean", text, among=("draws", "model")),
-        draws=fields.take("draws", whole, least=2 if method == "sample" else 0, most=MOST_DRAWS),
-        seed=fields.take("seed", whole),
-        shared=fields.take("shared", flag),
-        per_output=per_output,
-        rows=fields.take("rows", whole, least=2),
-        output_shape=shape,
-        least_variance=fields.take("least_variance", numbers, least=TINY, most=LARGEST, length=count),
-        sites=sites,
-        readout=fields.take("readout", readout_of),
-        custom_readout=fields.take("custom_readout", or_none(text)),
-        table=table,
-        path=fields.take("path", each(point_of), count=count),
-        curves=fields.take("curves", curves_of),
-        shares=fields.take("shares", shares_of, sites=sites),
-        intervals=fields.take("intervals", intervals_of, count=count, shape=shape),
-        fingerprint=fields.take("fingerprint", text),
-        versions=fields.take("versions", mapping(text)),
-        columns=fields.maybe("columns", None, or_none(mapping(each(text)))),
-        terms=fields.maybe("terms", None, or_none(terms_from_dict), stored=stored, count=count),
-        verdict=fields.maybe("verdict", None, or_none(verdict_of)),
-        constant=fields.maybe("constant", None, or_none(numbers), least=0, most=LARGEST, length=count),
-        ratio_to_draws=fields.maybe("ratio_to_draws", None, or_none(number), least=0),
-        target=fields.maybe("target", None, or_none(transform_from_dict), count=shape[0] if shape else 1),
-        seen=fields.maybe("seen", "", seen_of),
+CALIBRATION = Format(
+    Calibration,
+    "latedrop",
+    "a calibration",
+    "Calibrate again; to use another scale, load the original and call predictor.scaled(...).",
+    "calibration",
+)
+
+
+def checked_choice(choice: Any) -> Choice:
+    """The choice of scale, or `ArgumentError`."""
+    if isinstance(choice, TradeoffPoint):
+        return choice
+    if isinstance(choice, str) and choice in ("optimal", "relaxed"):
+        return choice  # type: ignore[return-value]
+    if isinstance(choice, (int, float)) and not isinstance(choice, bool) and 0 < choice < float("inf"):
+        return float(choice)
+    raise ArgumentError(
+        f"expected scale 'optimal', 'relaxed', a positive number or a step of tradeoff(); found {choice!r}."
     )
-    fields.end()
-    if (method == "terms") != (found.terms is not None) or (rate == {}) != (found.terms is not None):
-        wrong("calibration.terms", f"there with method 'terms' and without a rate, and only then, not {method!r}", rate)
-    return found
 
 
 def rate_text(rate: Rate | None) -> str:

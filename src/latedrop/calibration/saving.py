@@ -13,11 +13,13 @@ from pathlib import Path
 
 from torch import Tensor
 
-from latedrop.calibration.classes.record import FIELD, ClassCalibration
-from latedrop.calibration.record import Calibration
+from latedrop.calibration.class_record import CLASSES, ClassCalibration
+from latedrop.calibration.record import CALIBRATION, Calibration
 from latedrop.errors import FileError, LatedropError
 from latedrop.files import readable, write_aside
-from latedrop.records import read_text
+from latedrop.json_text import read_text
+from latedrop.records import naming
+from latedrop.stored_tensors import elsewhere
 
 __all__ = ["read_calibration", "save_calibration"]
 
@@ -32,15 +34,15 @@ def save_calibration(calibration: Calibration | ClassCalibration, path: str | os
     """
     path = Path(path)
     replaced = _named_in(path)
-    stored: dict[str, Tensor] = {}
-    calibration.to_json(stored)
-    large = sum(tensor.numel() for tensor in stored.values()) > _LARGE
-    content = _safetensors(stored) if large else None
+    tensors: dict[str, Tensor] = {}
+    calibration.to_json(elsewhere(tensors, ""))
+    large = sum(tensor.numel() for tensor in tensors.values()) > _LARGE
+    content = _safetensors(tensors) if large else None
     if content is None:
         written, text = [path], calibration.to_json()
     else:
         name = _name_of(content)
-        written, text = [path, _beside(path, name)], calibration.to_json(stored, name)
+        written, text = [path, _beside(path, name)], calibration.to_json(elsewhere({}, name))
         write_aside(written[1], content)
     write_aside(path, text.encode())  # last: it names the other file, which then is there
     for stale in {_beside(path, name) for name in replaced} - {*written}:
@@ -52,8 +54,16 @@ def read_calibration(path: str | os.PathLike[str]) -> Calibration | ClassCalibra
     """The inverse of `save_calibration`."""
     path = Path(path)
     text = read_text(path, "a calibration file")
-    kind = ClassCalibration if f'"{FIELD}"' in text[:100] else Calibration
-    return kind.from_json(text, lambda name: _stored(path, name))
+    files: dict[str, dict[str, Tensor]] = {}
+
+    def beside(name: str) -> dict[str, Tensor]:
+        files[name] = files[name] if name in files else _stored(path, name)
+        return files[name]
+
+    with naming(path):
+        if f'"{CLASSES.key}"' in text[:100]:
+            return CLASSES.from_json(text, beside)
+        return CALIBRATION.from_json(text, beside)
 
 
 def _stored(path: Path, name: str) -> dict[str, Tensor]:

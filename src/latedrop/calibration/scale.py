@@ -12,6 +12,7 @@ With `e2 = (target - mean)^2`, `v` the variance over draws and `n` rows:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated, TypeAlias
 
 import torch
 from torch import Tensor
@@ -20,8 +21,11 @@ from latedrop.errors import DataError
 from latedrop.metrics import miscalibration_area, nll
 from latedrop.metrics.entries import average, by_output, columns, weights_of
 from latedrop.metrics.levels import Levels, central_quantile, checked_levels, fraction_inside
+from latedrop.records import Limits, record
 
 __all__ = [
+    "Floors",
+    "Scales",
     "TradeoffPoint",
     "along_outputs",
     "apply_scale",
@@ -35,13 +39,19 @@ __all__ = [
 
 _NO_ERROR = 1e-10  # of the root mean square: errors below it count as 0 where a curve is balanced
 
+Scales: TypeAlias = Annotated[tuple[Annotated[float, Limits(0, 3.4e38)], ...], Limits(1)]
+"""One per output, or one for all; in a file, what float32 can hold."""
+Floors: TypeAlias = Annotated[tuple[Annotated[float, Limits(0, 1e300)], ...], Limits(1)]
+"""Likewise, of variances: what is larger overflows when it is used."""
 
+
+@record
 @dataclass(frozen=True)
 class TradeoffPoint:
     """One step between the optimal and the relaxed scale: the scales and floors, with what they give."""
 
-    scale: tuple[float, ...]
-    floor: tuple[float, ...]
+    scale: Scales
+    floor: Floors
     nll: float
     ma: float
 

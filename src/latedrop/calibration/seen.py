@@ -13,7 +13,7 @@ Below a half nothing is said: data sets have duplicates.
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Annotated, TypeAlias
 from warnings import warn
 
 import numpy as np
@@ -23,13 +23,13 @@ from torch import Tensor
 
 from latedrop.dropout.masks import STEP, mixed
 from latedrop.errors import LatedropWarning
-from latedrop.records import wrong
+from latedrop.records import Limits
 
 __all__ = [
+    "Sketch",
     "feature_marks",
     "marks_of",
     "merged",
-    "seen_of",
     "share_seen",
     "sketch",
     "warn_of_fitted_rows",
@@ -40,6 +40,8 @@ __all__ = [
 Marks: TypeAlias = "npt.NDArray[np.uint64]"
 
 _KEPT, _DIGITS = 256, 16
+Sketch: TypeAlias = Annotated[str, Limits(0, _KEPT * _DIGITS, f"^([0-9a-f]{{{_DIGITS}}})*$")]
+"""Marks in a record, of 16 digits each."""
 _LEAST, _HALF = 5, 0.5  # rows that can tell, and the share of them that is worth a word
 _OUTPUT_BITS, _TARGET_BITS = 10, 20  # of a prediction, whose last digits depend on the batch, and of a target
 _PARTS = 3  # sums of the features that a mark is made of
@@ -114,14 +116,6 @@ def warn_of_training_rows(share: float, *, stacklevel: int) -> None:
             LatedropWarning,
             stacklevel=stacklevel + 1,
         )
-
-
-def seen_of(value: Any, name: str) -> str:
-    """A sketch in a record."""
-    digits = set("0123456789abcdef")
-    if not isinstance(value, str) or len(value) % _DIGITS or len(value) > _KEPT * _DIGITS or not set(value) <= digits:
-        wrong(name, f"marks of {_DIGITS} digits each", value)
-    return value
 
 
 def _summed(values: Tensor, part: int) -> npt.NDArray[np.float64]:

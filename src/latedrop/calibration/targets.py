@@ -30,6 +30,7 @@ _FEW_ROWS = 10
 
 def as_output(output: Tensor, target: Tensor) -> Tensor:
     """The target in the shape, the dtype and on the device of the output; `DataError` where it does not fit these."""
+    _check_outputs(output, target)
     target = metrics.align_target(output, target)
     most = torch.finfo(output.dtype).max ** 0.5
     largest = float(target.detach().abs().max()) if target.numel() else 0.0
@@ -39,6 +40,18 @@ def as_output(output: Tensor, target: Tensor) -> Tensor:
             f"output; found {largest:.3g}. Use other units for targets and output, or model.double()."
         )
     return target.to(output.dtype)
+
+
+def _check_outputs(output: Tensor, target: Tensor) -> None:
+    """`DataError` where a model has several outputs for a row, and the targets are of one."""
+    several = output.dim() == 2 and output.shape[1] > 1
+    if several and tuple(target.shape) in ((len(output),), (len(output), 1)):
+        pair = ", and method=Terms([VarianceHead(...), ...]) where the other one is a variance"
+        raise DataError(
+            f"expected a target for each of the {output.shape[1]} outputs of a row, {tuple(output.shape)}; found "
+            f"targets of shape {tuple(target.shape)}. Pass readout=lambda output: output[:, 0], or the column that the "
+            f"targets are of{pair if output.shape[1] == 2 else ''}."
+        )
 
 
 def joined(targets: list[Tensor], *, stacklevel: int) -> Tensor:

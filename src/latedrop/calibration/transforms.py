@@ -13,10 +13,10 @@ user's own.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from math import pi, sqrt
-from typing import Any
+from typing import Annotated, Any, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -25,16 +25,16 @@ from torch import Tensor
 from latedrop.calibration.scale import along_outputs
 from latedrop.data.arrays import any_true
 from latedrop.errors import ArgumentError, DataError, FileError
-from latedrop.records import Fields, numbers, text, wrong
+from latedrop.records import Limits, Tagged, Via, match, record
 
 __all__ = [
     "Log",
     "Standardized",
+    "StoredTransform",
     "Transform",
     "Transformed",
     "capped",
     "checked_transform",
-    "transform_from_dict",
     "with_own",
 ]
 
@@ -64,10 +64,6 @@ class Transform:
         """`log f'(y)` of every target, `(N, ...)`: what the density in the original unit is larger by."""
         raise NotImplementedError
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        raise NotImplementedError
-
 
 def capped(values: Tensor, dtype: torch.dtype) -> Tensor:
     """In that dtype, at most its largest number: a model's logarithm of 1000 is no infinity."""
@@ -75,6 +71,7 @@ def capped(values: Tensor, dtype: torch.dtype) -> Tensor:
     return values.clamp(-most, most).to(dtype)
 
 
+@record
 @dataclass(frozen=True, init=False)
 class Standardized(Transform):
     """Targets of which a mean was subtracted, and that were divided by a standard deviation, for training.
@@ -87,8 +84,9 @@ class Standardized(Transform):
     tensor([1., 0.], dtype=torch.float64)
     """
 
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
+    mean: Annotated[tuple[Annotated[float, Limits(-_MOST, _MOST)], ...], Limits(1)]
+    std: tuple[Annotated[float, Limits(_LEAST, _MOST)], ...]
+    kind: Literal["standardized"] = field(default="standardized", repr=False)
 
     def __init__(self, mean: float | Sequence[float], std: float | Sequence[float]) -> None:
         found = []
@@ -128,9 +126,10 @@ class Standardized(Transform):
         """See `Transform`."""
         return -self._along(y)[1].log().expand(y.shape)
 
-    def to_dict(self) -> dict[str, Any]:
-        """See `Transform`."""
-        return {"kind": "standardized", "mean": self.mean, "std": self.std}
+    def checked(self) -> Standardized:
+        """Check lengths against each other after reading."""
+        match(len(self.std) == len(self.mean), "std", f"{len(self.mean)} numbers, as mean", self.std)
+        return self
 
     def _along(self, values: Tensor) -> tuple[Tensor, Tensor]:
         if len(self.mean) > 1 and (values.dim() < 2 or values.shape[1] != len(self.mean)):
@@ -144,6 +143,7 @@ class Standardized(Transform):
         return mean, std
 
 
+@record
 @dataclass(frozen=True)
 class Log(Transform):
     """Targets whose natural logarithm was learned: the prediction is log-normal.
@@ -151,6 +151,8 @@ class Log(Transform):
     >>> Log().forward(torch.tensor([1.0, 10.0]))
     tensor([0.0000, 2.3026], dtype=torch.float64)
     """
+
+    kind: Literal["log"] = field(default="log", repr=False)
 
     def forward(self, y: Tensor) -> Tensor:
         """See `Transform`."""
@@ -176,10 +178,6 @@ class Log(Transform):
     def log_slope(self, y: Tensor) -> Tensor:
         """See `Transform`."""
         return -y.double().log()
-
-    def to_dict(self) -> dict[str, Any]:
-        """See `Transform`."""
-        return {"kind": "log"}
 
 
 @dataclass(frozen=True, init=False)
@@ -245,24 +243,26 @@ class Transformed(Transform):
         step = _STEP * t.abs().clamp_min(1.0)
         return -((self._back(t + step) - self._back(t - step)) / (2 * step)).clamp_min(_LEAST).log()
 
-    def to_dict(self) -> dict[str, Any]:
-        """See `Transform`."""
-        return {"kind": "own", "forward": _name(self._there), "inverse": _name(self._back_again)}
+    def to_record(self) -> Absent:
+        """Name the functions alone, which a file cannot hold."""
+        return Absent(_name(self._there), _name(self._back_again))
 
     def _back(self, t: Tensor) -> Tensor:
         return _called(self._back_again, t, "inverse")
 
 
+@record
 @dataclass(frozen=True)
 class Absent(Transform):
     """Stands for functions of the user's own that a file could only name."""
 
     forward_name: str
     inverse_name: str
+    kind: Literal["own"] = field(default="own", repr=False)
 
-    def to_dict(self) -> dict[str, Any]:
-        """See `Transform`."""
-        return {"kind": "own", "forward": self.forward_name, "inverse": self.inverse_name}
+
+StoredTransform: TypeAlias = Annotated[Transform, Via(Annotated[Standardized | Log | Absent, Tagged()], lambda t: t)]
+"""A transform as a field of a record."""
 
 
 def checked_transform(value: Any) -> Transform | None:
@@ -293,25 +293,6 @@ def with_own(known: Transform | None, given: Any, path: object) -> Transform | N
             "out: the file knows it."
         )
     return known
-
-
-def transform_from_dict(value: Any, name: str, *, count: int) -> Transform:
-    """The inverse of `Transform.to_dict`, for `count` outputs; functions of the user's own come back `Absent`."""
-    fields = Fields(value, name)
-    kind = fields.take("kind", text, among=("standardized", "log", "own"))
-    found: Transform
-    if kind == "log":
-        found = Log()
-    elif kind == "own":
-        found = Absent(fields.take("forward", text), fields.take("inverse", text))
-    else:
-        mean = fields.take("mean", numbers, least=-_MOST, most=_MOST)
-        std = fields.take("std", numbers, least=_LEAST, most=_MOST, length=len(mean))
-        if len(mean) not in (1, count):
-            wrong(f"{name}.mean", f"one number, or {count}", mean)
-        found = Standardized(mean, std)
-    fields.end()
-    return found
 
 
 @cache

@@ -10,37 +10,28 @@ side reach from good to bad, the rows are too few to tell, which is weak.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
+from latedrop.calibration.cross_validation import CrossValidation, share_error, standard_error
 from latedrop.metrics import rank_correlation
 from latedrop.metrics.entries import average
 from latedrop.metrics.levels import central_quantile
 from latedrop.numerals import nats
+from latedrop.records import Limits, record
 
 __all__ = [
     "Finding",
-    "Folds",
     "Grade",
-    "Left",
     "Verdict",
     "correlation",
-    "crossed",
-    "effective_rows",
-    "folds",
     "gains",
     "judged",
     "losses",
-    "share_error",
-    "standard_error",
 ]
-
-Folds: TypeAlias = Literal["shuffled", "blocks"]
-"""Which rows are left out of a fit together: some of a shuffle, or a run of neighbours."""
 
 Grade: TypeAlias = Literal["good", "weak", "bad"]
 
@@ -53,8 +44,6 @@ RANKING_GOOD, RANKING_BAD = 0.3, 0.1
 _LEVEL = 0.9
 _MORE_ROWS = "These rows are too few to tell: judge again on more."
 _AS_WELL = "One standard deviation for all rows would do as well."
-_FOLDS = 10
-_LEAST = 1e-4  # of the mean squared error
 
 
 @dataclass(frozen=True)
@@ -76,6 +65,7 @@ class Finding:
     advice: str
 
 
+@record
 @dataclass(frozen=True)
 class Verdict:
     """What a variance is worth on rows that it was not fitted to.
@@ -90,13 +80,13 @@ class Verdict:
         coverage_error: its standard error over rows.
     """
 
-    rows: int
+    rows: Annotated[int, Limits(1, 2**31)]
     fitted: str
     gain: float
-    gain_error: float
-    correlation: float
-    coverage: float
-    coverage_error: float
+    gain_error: Annotated[float, Limits(0)]
+    correlation: Annotated[float, Limits(-1 - 1e-6, 1 + 1e-6)]
+    coverage: Annotated[float, Limits(0, 1 + 1e-6)]
+    coverage_error: Annotated[float, Limits(0, 1)]
 
     @property
     def better(self) -> bool | None:
@@ -185,14 +175,14 @@ def judged(
     *,
     fitted: str,
     inside: Tensor | None = None,
-    rows: Left | None = None,
+    rows: CrossValidation | None = None,
 ) -> Verdict:
     """The verdict on errors and variances `(N, ...)`; the constant broadcasts with them.
 
     `inside` `(N, ...)` says what lies in its interval where that is not the Gaussian one; `rows` what each row counts,
     but for the rank correlation, and which are alike.
     """
-    left = rows or Left()
+    left = rows or CrossValidation()
     error, variance, constant = (part.double() for part in (error, variance, constant.to(error)))
     if inside is None:
         inside = error.abs() <= central_quantile(_LEVEL) * variance.sqrt()
@@ -226,112 +216,6 @@ def losses(error: Tensor, variance: Tensor) -> Tensor:
     """The NLL per value of every row `(N,)`, but for a constant; the variance broadcasts with the errors `(N, ...)`."""
     loss: Tensor = (variance.log() + error.square() / variance) / 2
     return loss.reshape(len(loss), -1).mean(1)
-
-
-@dataclass(frozen=True)
-class Left:
-    """Which rows are left out together, and what each row counts.
-
-    Attributes:
-        kind: by chance, or runs of neighbours, which are alike.
-        weights: `(N,)`; None where all count the same.
-    """
-
-    kind: Folds = "shuffled"
-    weights: Tensor | None = None
-
-    def at(self, rows: Tensor) -> Tensor | None:
-        """The weights of some rows."""
-        return None if self.weights is None else self.weights[rows]
-
-    def folds(self, rows: int) -> Tensor:
-        """A fold for each row, `(rows,)`; those of weight 0 are put into the first."""
-        if self.weights is None or bool(self.weights.all()):
-            return folds(rows, self.kind)
-        counted = self.weights.cpu() > 0
-        found = torch.zeros(rows, dtype=torch.long)
-        found[counted] = folds(int(counted.sum()), self.kind)
-        return found
-
-    def worth(self, rows: int) -> float:
-        """How many independent rows of one weight tell as much: `(sum w)^2 / sum w^2`, or the number of runs."""
-        if self.kind == "blocks":
-            return float(len(self.folds(rows).unique()))
-        return effective_rows(self.weights, rows)
-
-
-def standard_error(values: Tensor, left: Left | None = None) -> float:
-    """Of the mean of `(N,)`, or of its weighted mean: `sqrt(sum w^2 (x - mean)^2) / sum w`, times `n / (n - 1)`.
-
-    Where rows of a run are alike, it comes from the means of runs.
-    """
-    weights = None if left is None else left.weights
-    if left is not None and left.kind == "blocks":
-        fold = left.folds(len(values))
-        runs = [(fold == number).nonzero()[:, 0] for number in fold.unique()]
-        values = torch.stack([average(values[run], left.at(run)) for run in runs])
-        weights = None if weights is None else torch.stack([weights[run].sum() for run in runs])
-    if len(values) < 2:
-        return float("inf")
-    if weights is None:
-        return float(values.std() / len(values) ** 0.5)
-    weights, rows = weights.to(values), len(values)
-    spread = (weights * (values - average(values, weights))).square().sum() * rows / (rows - 1)
-    return float(spread.sqrt() / weights.sum())
-
-
-def effective_rows(weights: Tensor | None, rows: int) -> float:
-    """How many rows of one weight tell as much: `(sum w)^2 / sum w^2`."""
-    return float(rows) if weights is None else float(weights.sum().square() / weights.square().sum())
-
-
-def share_error(values: Tensor, left: Left | None = None) -> float:
-    """Of the mean of shares `(N,)`; where all are 0 or all are 1, as if one of two more were different."""
-    left = left or Left()
-    rows, share = left.worth(len(values)), float(average(values, left.weights))
-    if share in (0.0, 1.0):
-        return math.sqrt((rows + 1) / rows) / (rows + 2)
-    return standard_error(values, left)
-
-
-def crossed(
-    error: Tensor,
-    fit: Callable[[Tensor], Callable[[Tensor], Tensor]],
-    per_output: bool,
-    left: Left | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Variances and constants `(N, ...)` of every row, from fits to the rows of the other folds.
-
-    `fit` is given the places of the rows to fit to, and returns a function from places to variances. With `per_output`
-    each index of axis 1 has a constant of its own. Where no row of the other folds has an error, the constant is
-    a small number, and the variance too.
-    """
-    left = left or Left()
-    fold, weights = left.folds(len(error)), left.weights
-    axes = tuple(axis for axis in range(error.dim()) if axis != 1 or not per_output)
-    variance, constant = torch.empty_like(error), torch.empty_like(error)
-    counted = torch.ones(len(error)).to(error) if weights is None else weights.to(error)
-    counted = counted.reshape(-1, *[1] * (error.dim() - 1))
-    least = _LEAST * error.square().mean(axes, keepdim=True)
-    for number in fold.unique().tolist():
-        rest, held = (fold != number).nonzero()[:, 0], (fold == number).nonzero()[:, 0]
-        size = (counted[rest] * error[rest].square()).mean(axes, keepdim=True) / counted[rest].mean()
-        constant[held] = torch.maximum(size, least)
-        variance[held] = fit(rest)(held).to(variance) if bool(size.all()) else constant[held]
-    return variance, constant
-
-
-def folds(rows: int, kind: Folds = "shuffled") -> Tensor:
-    """A fold for each row, `(rows,)`: every tenth of a fixed shuffle, or one fold per row where they are few.
-
-    Of blocks, a run of a tenth of the rows each.
-    """
-    if kind == "blocks":
-        return torch.arange(rows) * min(_FOLDS, rows) // max(1, rows)
-    order = torch.randperm(rows, generator=torch.Generator().manual_seed(rows))
-    fold = torch.empty(rows, dtype=torch.long)
-    fold[order] = torch.arange(rows) % min(_FOLDS, rows)
-    return fold
 
 
 def correlation(error: Tensor, variance: Tensor) -> float:

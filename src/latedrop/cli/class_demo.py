@@ -16,16 +16,16 @@ import torch
 from torch import Tensor, nn
 
 from latedrop import plots
-from latedrop.calibration.classes.judging import ClassJudgement, judge_classes
-from latedrop.calibration.classes.prediction import ClassPrediction
-from latedrop.calibration.classes.sets import Rejection
-from latedrop.calibration.detection import DetectorScores
-from latedrop.calibration.predictor import calibrate
+from latedrop.calibration.class_sets import Rejection
 from latedrop.cli.class_printing import print_class_judgement
 from latedrop.cli.demo import Data, checked_run, shuffled
+from latedrop.detection.detection import DetectorScores
 from latedrop.devices import one_thread, versions
+from latedrop.evaluation.class_judgement import ClassJudgement, judge_classes
 from latedrop.files import write_aside
 from latedrop.metrics.classes import confusion, reliability, risk_coverage
+from latedrop.prediction.calibrate import calibrate
+from latedrop.prediction.class_prediction import ClassPrediction
 from latedrop.progress import shown_on
 from latedrop.report import png, write_class_report
 

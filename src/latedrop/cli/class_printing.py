@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from latedrop.terminal import listed, print_table
 
 if TYPE_CHECKING:
-    from latedrop.calibration.classes.judging import ClassJudgement
-    from latedrop.calibration.classes.record import ClassCalibration
+    from latedrop.calibration.class_record import ClassCalibration
     from latedrop.calibration.verdict import Finding
+    from latedrop.evaluation.class_judgement import ClassJudgement
 
 __all__ = ["print_class_calibration", "print_class_judgement", "print_findings"]
 

@@ -15,15 +15,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from latedrop.calibration.classes.predictor import ClassPredictor
-from latedrop.calibration.classes.record import ClassCalibration
-from latedrop.calibration.detector import Detector
-from latedrop.calibration.predictor import Predictor
+from latedrop.calibration.class_record import ClassCalibration
 from latedrop.calibration.record import Calibration
 from latedrop.cli.feed import arguments
 from latedrop.cli.options import LEVEL
 from latedrop.cli.tables import Rows
+from latedrop.detection.detector import Detector
 from latedrop.errors import ArgumentError
+from latedrop.prediction.class_predictor import ClassPredictor
+from latedrop.prediction.predictor import Predictor
 
 __all__ = ["check_sets", "output_names", "p_values", "predicted"]
 

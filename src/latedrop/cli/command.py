@@ -84,7 +84,7 @@ def command(debug: bool) -> Iterator[TextIO]:
             ) from error
 
 
-_NAMES = "method|floor|per_site|draws|rates|select|kind|readout|intervals|conformal_data|batch_size|scale|trust"
+_NAMES = "method|floor|per_site|draws|rates|select|kind|readout|intervals|batch_size|scale|trust"
 _NAMES += "|task|row_weights"
 _WORDS = {
     "Pass the same function to load()": "Name it: --readout package.module:function",
@@ -102,8 +102,8 @@ _WORDS = {
     "target=Log()": "--target-log",
     "target=,": "--target-mean, --target-std or --target-log,",
     "target=.": "--target-mean, --target-std or --target-log.",
-    " class_names": " --class-names",
-    " conformal_data": " --conformal-data",
+    "expected names of": "expected --class-names of",
+    "readout=lambda output: output[:, 0], or the column": "--readout package.module:function, for the column",
 }
 """What messages say in Python, and what they say on the command line."""
 _UNITS = re.compile(r"target=Standardized\(mean=\[?([^])]*)\]?, std=\[?([^])]*)\]?\)")

@@ -138,8 +138,8 @@ def _ours(weights: str, device: Any, options: CounterOptions) -> Trained:
 
 
 def _foreign(weights: str, device: Any, options: CounterOptions) -> Trained:
-    from latedrop.calibration.named import load_model
     from latedrop.crowd.counters import as_counter
+    from latedrop.named import load_model
 
     given = options.given()
     model = load_model(weights, given.pop("state", None), device=str(device))

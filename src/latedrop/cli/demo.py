@@ -19,19 +19,22 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from latedrop.calibration.evaluation import Evaluation, compare, evaluate_intervals, verdict
-from latedrop.calibration.prediction import Prediction
-from latedrop.calibration.predictor import calibrate
+from latedrop import FirstOrder, Sampling
+from latedrop.calibration.methods import PAPER_RATES
 from latedrop.calibration.record import Calibration
-from latedrop.calibration.setup import PAPER_RATES
 from latedrop.devices import one_thread, versions
 from latedrop.dropout.masks import checked_seed
 from latedrop.dropout.moments import checked_draws
 from latedrop.errors import ArgumentError, DataError, LatedropError
+from latedrop.evaluation.evaluation import Evaluation, compare, evaluate_intervals, verdict
 from latedrop.files import write_aside
+from latedrop.json_text import parsed
+from latedrop.prediction.calibrate import calibrate
+from latedrop.prediction.prediction import Prediction
 from latedrop.progress import shown_on
-from latedrop.records import parsed
+from latedrop.records import checked
 from latedrop.report import overview, png, write_report
+from latedrop.stored_tensors import elsewhere
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -137,7 +140,7 @@ class Demo:
         What terms have learned is large and of use to the network alone, which is not kept: only its shapes are.
         """
         learned: dict[str, Tensor] = {}
-        calibration = json.loads(self.calibration.to_json(learned, _LEFT_OUT))
+        calibration = json.loads(self.calibration.to_json(elsewhere(learned, _LEFT_OUT)))
         record = {
             "seed": self.seed,
             "epochs": self.epochs,
@@ -166,7 +169,7 @@ class Demo:
             calibration = Calibration.from_json(json.dumps(record.pop("calibration")), lambda file: learned)
             paper = Calibration.from_json(json.dumps(record.pop("paper")))
             test = {name: torch.tensor(values)[:, None] for name, values in record.pop("test").items()}
-            rows = [Evaluation.from_dict(row) for row in record.pop("evaluations")]
+            rows = checked(tuple[Evaluation, ...], record.pop("evaluations"), "evaluations", "Run the demo again.")
             strange = record.pop("strangeness")
             prediction = Prediction(
                 test["mean"],
@@ -174,7 +177,7 @@ class Demo:
                 calibration,
                 None if strange is None else torch.tensor(strange, dtype=torch.float64),
             )
-            return cls(prediction=prediction, target=test["target"], paper=paper, evaluations=tuple(rows), **record)
+            return cls(prediction=prediction, target=test["target"], paper=paper, evaluations=rows, **record)
         except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
             raise DataError(
                 f"expected the JSON of a demo; found something else ({error}). Run the demo again."
@@ -204,7 +207,7 @@ def run(
         train, validation, test = _parts(seed)
         model = network(*train, seed=seed, epochs=epochs, progress=progress)
         prediction = calibrate(model, validation, reference=train[0], progress=progress).predict(test[0])
-        sampled = calibrate(model, validation, rates, draws, seed=seed, progress=progress)
+        sampled = calibrate(model, validation, method=Sampling(rates=rates, draws=draws, seed=seed), progress=progress)
         own = compare(prediction, test[1])
         paper = compare(sampled.predict(test[0]), test[1])
         others = _others(model, sampled.calibration, validation, test)
@@ -339,12 +342,17 @@ def _others(model: nn.Module, chosen: Calibration, validation: Data, test: Data)
     """What else one could do with the same network and the same rows."""
     x, y = test
     best = min(chosen.table, key=lambda row: row.nll_unscaled).rate
-    unscaled = calibrate(model, validation, [best], chosen.draws, "unscaled", seed=chosen.seed, progress=False)
-    first_order: dict[str, Any] = {"method": "linear", "per_site": True, "floor": True, "progress": False}
+    unscaled = calibrate(
+        model,
+        validation,
+        method=Sampling(rates=[best], draws=chosen.draws, criterion="unscaled", seed=chosen.seed),
+        progress=False,
+    )
+    first_order: dict[str, Any] = {"method": FirstOrder(per_site=True, floor=True), "progress": False}
     linear = calibrate(model, validation, **first_order)
     half = len(validation[1]) // 2
     fitted, ranked = ((validation[0][part], validation[1][part]) for part in (slice(half), slice(half, None)))
-    conformal = calibrate(model, fitted, conformal_data=ranked, **first_order)
+    conformal = calibrate(model, fitted, **first_order).conformal(ranked)
     return [
         replace(compare(unscaled.predict(x), y)[0], label="raw, best rate"),
         replace(compare(linear.predict(x), y)[1], label="linear"),

@@ -14,10 +14,10 @@ from latedrop.cli.printing import broken, draw_curves, draw_reliability, print_j
 from latedrop.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from latedrop.calibration.classes.judging import ClassJudgement
-    from latedrop.calibration.classes.predictor import ClassPredictor
-    from latedrop.calibration.judgement import Judgement
-    from latedrop.calibration.predictor import Predictor
+    from latedrop.evaluation.class_judgement import ClassJudgement
+    from latedrop.evaluation.judgement import Judgement
+    from latedrop.prediction.class_predictor import ClassPredictor
+    from latedrop.prediction.predictor import Predictor
 
 __all__ = ["check_options", "curves", "evaluate"]
 
@@ -48,12 +48,12 @@ def evaluate(
 ) -> None:
     """Say what the uncertainty is worth on test rows, beside one constant variance, or one temperature for classes."""
     with command(debug) as out:
-        from latedrop.calibration.named import load_calibrated, load_model
-        from latedrop.calibration.requirements import parsed_requirements
         from latedrop.cli.feed import Labelled, Source
         from latedrop.cli.judging import again, judged, read_files, report_on, units_of
         from latedrop.cli.writing import check_apart, check_drawn, check_page
+        from latedrop.evaluation.requirements import parsed_requirements
         from latedrop.metrics.levels import checked_level
+        from latedrop.named import load_calibrated, load_model
 
         _ = level is None or checked_level(level)
         _ = require is None or parsed_requirements(require)
@@ -81,8 +81,8 @@ def evaluate(
 
 def check_options(uq: "Predictor | ClassPredictor", *, level: float | None, **regression: str | None) -> None:
     """`ArgumentError` where options of a regression were given for classes, or a level without sets."""
-    from latedrop.calibration.classes.predictor import ClassPredictor
     from latedrop.cli.columns import check_sets
+    from latedrop.prediction.class_predictor import ClassPredictor
 
     if not isinstance(uq, ClassPredictor):
         return
@@ -94,7 +94,7 @@ def check_options(uq: "Predictor | ClassPredictor", *, level: float | None, **re
 
 def curves(path: str | None, found: "Judgement | ClassJudgement") -> list[str]:
     """Draw what the probabilities or intervals are worth, where that is asked for; the files that were written."""
-    from latedrop.calibration.classes.judging import ClassJudgement
+    from latedrop.evaluation.class_judgement import ClassJudgement
 
     if path is None:
         return []

@@ -14,7 +14,7 @@ from latedrop.terminal import need
 if TYPE_CHECKING:
     from torch import nn
 
-    from latedrop.calibration.classes.record import ClassCalibration
+    from latedrop.calibration.class_record import ClassCalibration
     from latedrop.calibration.record import Calibration
 
 __all__ = ["export"]
@@ -45,10 +45,10 @@ def export(
     """
     with command(debug) as out:
         need("onnx", "onnx", "onnxruntime")
-        from latedrop.calibration.loading import load
-        from latedrop.calibration.named import load_model
         from latedrop.cli.feed import Source
         from latedrop.cli.writing import check_apart, check_output
+        from latedrop.named import load_model
+        from latedrop.prediction.loading import load
         from latedrop.quantiles import checked_level
 
         checked_level(level)

@@ -15,13 +15,13 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from latedrop.calibration.classes.record import ClassCalibration
-from latedrop.calibration.named import as_arguments
+from latedrop.calibration.class_record import ClassCalibration
 from latedrop.calibration.record import Calibration
 from latedrop.cli.tables import Columns, Labels, Rows, Table, choose, open_images, open_table, read_batches
 from latedrop.data.arrays import place
 from latedrop.errors import ArgumentError, DataError
 from latedrop.files import readable
+from latedrop.named import as_arguments
 from latedrop.terminal import listed
 
 __all__ = [
@@ -164,7 +164,7 @@ class Source:
             if "it raised" in message:
                 see = "--inputs" if self.images is None else "--transform"
                 raise DataError(f"{message}. Its input was {self._named(self.columns.inputs)}: see {see}.") from error
-            if message.startswith("expected target of"):
+            if message.startswith(("expected target of", "expected a target for each")):
                 raise DataError(f"{message}. It was {self._named(self.columns.targets)}: see --target.") from error
             raise
 

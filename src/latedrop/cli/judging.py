@@ -10,17 +10,17 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from latedrop.calibration.classes.judging import ClassJudgement, judge_classes
-from latedrop.calibration.classes.predictor import ClassPredictor
-from latedrop.calibration.groups import Inputs
-from latedrop.calibration.judgement import Judgement, judge, output_units
-from latedrop.calibration.prediction import Prediction
-from latedrop.calibration.predictor import Predictor
 from latedrop.cli.command import typed
 from latedrop.cli.feed import Labelled, Source
 from latedrop.cli.options import LEVEL, split
 from latedrop.cli.tables import STANDARD, Place, Rows
+from latedrop.evaluation.class_judgement import ClassJudgement, judge_classes
+from latedrop.evaluation.groups import Inputs
+from latedrop.evaluation.judgement import Judgement, judge, output_units
 from latedrop.files import digest_of
+from latedrop.prediction.class_predictor import ClassPredictor
+from latedrop.prediction.prediction import Prediction
+from latedrop.prediction.predictor import Predictor
 from latedrop.progress import progress
 from latedrop.report import write_class_report, write_report
 

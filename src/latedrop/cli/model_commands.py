@@ -19,10 +19,10 @@ from latedrop.progress import progress
 from latedrop.terminal import say
 
 if TYPE_CHECKING:
-    from latedrop.calibration.classes.predictor import ClassPredictor
-    from latedrop.calibration.detector import Detector
-    from latedrop.calibration.predictor import Predictor
     from latedrop.cli.feed import Places, Source
+    from latedrop.detection.detector import Detector
+    from latedrop.prediction.class_predictor import ClassPredictor
+    from latedrop.prediction.predictor import Predictor
 
 __all__ = ["calibrate", "predict", "sites", "with_examples"]
 
@@ -87,8 +87,8 @@ def sites(
     It needs rows to run the model on: --data, --input-shape, or those that a .pt2 file was exported with.
     """
     with command(debug) as out:
-        from latedrop.calibration.named import load_model
         from latedrop.cli.feed import Source
+        from latedrop.named import load_model
         from latedrop.network.find_sites import find_sites
 
         if data is not None and input_shape:
@@ -137,10 +137,10 @@ def calibrate(
     """Fit the variance, or the probabilities of classes, to rows not used for training; say what it is worth."""
     with command(debug) as out:
         import latedrop
-        from latedrop.calibration.named import load_model
         from latedrop.cli.feed import Labelled, Source, conformal_rows, usual_rows
         from latedrop.cli.judging import calibration_report, units_of
         from latedrop.cli.tasks import remembering, with_labels
+        from latedrop.named import load_model
 
         read = dict(zip(_READ, (data, conformal_data, reference, model, weights), strict=True))
         _check_written(output, report, detector, {**read, "--readout": readout})
@@ -150,13 +150,20 @@ def calibrate(
         source, task = with_labels(source, network, classes, readout_of(readout))
         rows, units = Labelled(source, network, batch_size, drop_nan, seed=seed), units_of(unit, source)
         used, held = conformal_rows(rows, conformal_data, halve=intervals == "conformal" or classes.holds_out)
-        options: dict[str, Any] = {**fitting.of(), "kind": kind, "select": select or None, "target": learned.of()}
-        options |= {"reference": usual_rows(source, reference, rows), "seed": seed, "batch_size": batch_size}
-        options |= {"intervals": intervals, "conformal_data": None if classes.holds_out else held}
-        options |= {"row_weights": used.weights_to_come(), "task": task, "class_names": source.class_names()}
-        options |= {"readout": readout_of(readout), "scaling": classes.scaling}
+        if conformal_data is not None and intervals not in (None, "conformal"):
+            raise ArgumentError(f"expected --conformal-data with --intervals conformal; found {intervals}.")
+        kept_as = intervals if intervals is not None and held is None else "gaussian"
+        options: dict[str, Any] = {"method": fitting.method_of(seed), "target": learned.of(), "intervals": kept_as}
+        options |= {"reference": usual_rows(source, reference, rows), "batches": latedrop.Batches(batch_size)}
+        options |= {"row_weights": used.weights_to_come(), "task": classes.task_of(task, source.class_names())}
         with source.explained():
-            uq = remembering(latedrop.calibrate(network, used, **options), source, classes, held, units)
+            found = select or None
+            if kind != "element":
+                found = latedrop.find_sites(network, source.example(network), select=found, kind=kind)  # type: ignore
+            made = latedrop.calibrate(network, used, readout=readout_of(readout), sites=found, **options)
+            made = fitting.scaled(made)
+            made = made if held is None or classes.holds_out else made.conformal(held)
+            uq = remembering(made, source, classes, held, units)
             told = None if detector is None else uq.detector(x for x, _ in held or used)
         files = [*map(str, uq.save(output)), *calibration_report(report, uq, units, read), *_saved(told, detector)]
         with redirect_stdout(out):
@@ -191,13 +198,13 @@ def predict(
     nothing in these columns, and is warned of.
     """
     with command(debug) as out:
-        from latedrop.calibration.detector import Detector
-        from latedrop.calibration.named import load_calibrated, load_model
         from latedrop.cli.columns import output_names
         from latedrop.cli.feed import Places, Source, check_kept
         from latedrop.cli.on_ray import on_ray
         from latedrop.cli.writing import check_apart
+        from latedrop.detection.detector import Detector
         from latedrop.metrics.levels import checked_level
+        from latedrop.named import load_calibrated, load_model
 
         _ = level is None or checked_level(level)
         _check_rows_out(output, as_json, ray, images, detector)

@@ -6,10 +6,10 @@ import os
 from pathlib import Path
 from typing import Any
 
-from latedrop.calibration.calibrated import Calibrated
 from latedrop.cli.feed import Source
 from latedrop.cli.options import LEVEL, Pictured, scale_of
 from latedrop.errors import ArgumentError
+from latedrop.prediction.calibrated import Calibrated
 from latedrop.terminal import need
 
 __all__ = ["check_folder", "on_ray"]
@@ -38,7 +38,7 @@ def on_ray(
 ) -> int:
     """Predict the rows of a source and write a folder; how many there were."""
     from latedrop.adapters.ray import Asked, predict_folder
-    from latedrop.calibration.predictor import Predictor
+    from latedrop.prediction.predictor import Predictor
 
     if not isinstance(uq, Predictor):
         raise ArgumentError("expected a regression with --ray; found a calibration of classes. Leave --ray out.")

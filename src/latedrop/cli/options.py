@@ -2,6 +2,7 @@
 
 import csv
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from latedrop.errors import ArgumentError
@@ -10,7 +11,8 @@ from latedrop.terminal import argument, option
 if TYPE_CHECKING:
     from torch import nn
 
-    from latedrop.calibration.classes.record import ClassCalibration
+    from latedrop.calibration.class_record import ClassCalibration
+    from latedrop.calibration.methods import Method as FittingMethod
     from latedrop.calibration.record import Calibration
     from latedrop.calibration.transforms import Transform
     from latedrop.cli.feed import Pictures
@@ -247,11 +249,34 @@ class Fitting(NamedTuple):
     per_site: PerSite = False
     scale: Scale = "optimal"
 
-    def of(self) -> dict[str, Any]:
-        """As arguments of `latedrop.calibrate`."""
-        read: dict[str, Any] = {"rates": self.rates and numbers("--rates", self.rates), "scale": scale_of(self.scale)}
-        read |= {"terms": self.terms and split(self.terms), "guard": False if self.no_guard else None}
-        return {**read, "method": self.method, "draws": self.draws, "floor": self.floor, "per_site": self.per_site}
+    def method_of(self, seed: int) -> "FittingMethod":
+        """The method for `latedrop.calibrate`; `ArgumentError` where an option belongs to another one."""
+        from latedrop import FirstOrder, Propagation, Sampling, Terms
+
+        kinds: dict[str, type[Any]] = {k.name: k for k in (Terms, Sampling, FirstOrder, Propagation)}
+        name = self.method or ("sample" if self.rates is not None or self.draws is not None else "terms")
+        if name not in kinds:
+            raise ArgumentError(f"expected --method {', '.join(kinds)}; found {name!r}.")
+        given: dict[str, Any] = {"rates": self.rates and numbers("--rates", self.rates), "draws": self.draws}
+        given |= {"terms": self.terms and split(self.terms), "guard": False if self.no_guard else None}
+        given |= {"floor": self.floor or None, "per_site": self.per_site or None}
+        given = {option: value for option, value in given.items() if value is not None}
+        options = {field.name for field in fields(kinds[name]) if field.init}
+        wrong = [
+            f"--{'no-guard' if option == 'guard' else option.replace('_', '-')}"
+            for option in given
+            if option not in options
+        ]
+        if wrong:
+            raise ArgumentError(f"expected options that belong to --method {name}; found {', '.join(wrong)}.")
+        more = {"scale": scale_of(self.scale), "seed": seed}
+        made: FittingMethod = kinds[name](**given, **{option: more[option] for option in more if option in options})
+        return made
+
+    def scaled(self, uq: Any) -> Any:
+        """A predictor with the scale that was asked for, where the method has none of its own."""
+        by_terms = getattr(uq.calibration, "terms", None) is not None
+        return uq.scaled(scale_of(self.scale)) if by_terms and self.scale != "optimal" else uq
 
 
 BY_DEFAULT = Fitting()
@@ -276,6 +301,14 @@ class Classes(NamedTuple):
     def names(self) -> tuple[str, ...]:
         """As they were given; none by default."""
         return tuple(split(self.class_names))
+
+    def task_of(self, task: str, names: tuple[str, ...] | None) -> Any:
+        """The task for `latedrop.calibrate`, with the names of the classes where labels are text."""
+        from latedrop import Classification
+
+        if names or self.scaling != "temperature" or task == "classification":
+            return Classification(names or (), scaling=self.scaling)  # type: ignore[arg-type]
+        return task
 
     def check(self, *, classes: bool) -> None:
         """`ArgumentError` where options of classes were given for a regression."""
@@ -321,7 +354,7 @@ def readout_of(text: str | None) -> "Readout":
     if text is None:
         return None
     if ":" in text:
-        from latedrop.calibration.named import load_function
+        from latedrop.named import load_function
 
         return load_function(text)
     return int(text) if text.removeprefix("-").isdecimal() else text
@@ -331,8 +364,8 @@ def example_rows(network: "nn.Module", shapes: Sequence[str] | None) -> Any:
     """Random rows, of the shapes on the command line or those of an exported program."""
     import torch
 
-    from latedrop.calibration.named import example_inputs
     from latedrop.data.arrays import place
+    from latedrop.named import example_inputs
 
     if not shapes:
         found = example_inputs(network)

@@ -11,12 +11,12 @@ from latedrop.cli.class_printing import print_class_calibration, print_class_jud
 from latedrop.terminal import print_table, say
 
 if TYPE_CHECKING:
-    from latedrop.calibration.classes.judging import ClassJudgement
-    from latedrop.calibration.classes.record import ClassCalibration
-    from latedrop.calibration.evaluation import Evaluation
-    from latedrop.calibration.judgement import Judgement
+    from latedrop.calibration.class_record import ClassCalibration
     from latedrop.calibration.record import Calibration
-    from latedrop.calibration.requirements import Requirement
+    from latedrop.evaluation.class_judgement import ClassJudgement
+    from latedrop.evaluation.evaluation import Evaluation
+    from latedrop.evaluation.judgement import Judgement
+    from latedrop.evaluation.requirements import Requirement
     from latedrop.network.sites import Sites
 
 __all__ = [
@@ -80,7 +80,9 @@ def print_demo(
 def print_sites(found: "Sites", as_json: bool) -> None:
     """Where dropout would go."""
     if as_json:
-        print(json.dumps({"sites": found.to_list()}, indent=1))
+        from latedrop.records import plain
+
+        print(json.dumps({"sites": plain(found)}, indent=1))
         return
     from latedrop.report import site_table
 
@@ -90,7 +92,7 @@ def print_sites(found: "Sites", as_json: bool) -> None:
 
 def print_calibration(c: "Calibration | ClassCalibration", dropped: int, files: Sequence[str], as_json: bool) -> None:
     """Every rate with its metrics, the chosen one marked, and which files were written."""
-    from latedrop.calibration.classes.record import ClassCalibration
+    from latedrop.calibration.class_record import ClassCalibration
     from latedrop.calibration.intervals import Conformal
 
     if isinstance(c, ClassCalibration):
@@ -170,7 +172,7 @@ def print_judgement(
     facts: Mapping[str, Any],
 ) -> None:
     """The verdict on test rows, and the metrics of every output."""
-    from latedrop.calibration.classes.judging import ClassJudgement
+    from latedrop.evaluation.class_judgement import ClassJudgement
     from latedrop.report import table
     from latedrop.report.tables import output_table
 

@@ -108,8 +108,8 @@ def _predictor(
         return load_onnx(model, batch_size=rows)
     if calibration is None:
         raise ArgumentError("expected MODEL and CALIBRATION, or an .onnx file; found no calibration.")
-    from latedrop.calibration.loading import load
-    from latedrop.calibration.named import load_model
+    from latedrop.named import load_model
+    from latedrop.prediction.loading import load
 
     uq = load(calibration, load_model(model, **given), readout_of(readout))
     uq.batch_size = rows
@@ -122,15 +122,15 @@ def _service(
     uq: Any, limits: "Limits", *, level: float, stream: str | None, exact: bool, transform: str | None
 ) -> "Service":
     """Of anything with `predict(rows)`; what a calibrated model of torch also has is used where it is there."""
-    from latedrop.calibration.named import as_arguments
     from latedrop.cli.tables import image_transform
+    from latedrop.named import as_arguments
     from latedrop.serving import Service
     from latedrop.serving.bodies import Form
 
     if stream is not None and not hasattr(uq, "stream"):
         raise ArgumentError("expected a regression model of torch for --stream; found another. Leave it out.")
     record = getattr(uq, "calibration", None)
-    known = {"inputs": uq.record["columns"]} if record is None else record.columns or {}
+    known = {"inputs": uq.record.columns} if record is None else record.columns or {}
     if transform is None and "images" in known:
         transform = known["images"][1]
     if transform is not None:
@@ -155,7 +155,7 @@ def _inputs(uq: Any) -> dict[str, str]:
     if hasattr(uq, "session"):
         floats = ("tensor(float)", "tensor(double)")
         return {found.name: "floats" if found.type in floats else "whole" for found in uq.session.get_inputs()}
-    from latedrop.calibration.named import input_names
+    from latedrop.named import input_names
 
     return dict.fromkeys(input_names(uq.model), "") if hasattr(uq, "model") else {}
 

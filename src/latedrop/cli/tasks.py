@@ -4,38 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, cast, get_args
+from typing import Any
 from warnings import warn
 
 from torch import Tensor, nn
 
-from latedrop.calibration.batches import failures_explained
-from latedrop.calibration.classes.labels import Task, as_logits
-from latedrop.calibration.classes.predictor import ClassPredictor
-from latedrop.calibration.classes.sets import checked_score
-from latedrop.calibration.predictor import Predictor
+from latedrop.calibration.class_sets import checked_score
+from latedrop.calibration.labels import as_logits
 from latedrop.cli.feed import Source, only_target
 from latedrop.cli.options import Classes
 from latedrop.cli.tables import STANDARD, Labels, check_count, distinct
 from latedrop.dropout.sampling import own_output
 from latedrop.errors import ArgumentError, LatedropWarning
 from latedrop.network.calling import Readout
+from latedrop.prediction.beyond import failures_explained
+from latedrop.prediction.class_predictor import ClassPredictor
+from latedrop.prediction.predictor import Predictor
 from latedrop.terminal import listed
 
 __all__ = ["remembering", "with_labels"]
 
 _SHOWN = 6
+_TASKS = ("auto", "regression", "classification")
 
 
-def with_labels(source: Source, network: nn.Module, options: Classes, readout: Readout) -> tuple[Source, Task]:
+def with_labels(source: Source, network: nn.Module, options: Classes, readout: Readout) -> tuple[Source, str]:
     """The source with its target read as labels where it may be classes, and the task for `latedrop.calibrate`.
 
     Text is classes, in the order of the alphabet or of `names`; of whole numbers `latedrop.calibrate` decides by the
     model's output. Standard input can be read once only: there, text needs names.
     """
-    task, names = cast(Task, options.task), options.names
-    if task not in get_args(Task):
-        raise ArgumentError(f"expected --task {', '.join(get_args(Task))}; found {task!r}.")
+    task, names = options.task, options.names
+    if task not in _TASKS:
+        raise ArgumentError(f"expected --task {', '.join(_TASKS)}; found {task!r}.")
     if task == "regression" or (task == "auto" and len(source.columns.targets) > 1):
         if names:
             raise ArgumentError("expected --class-names with one target, of classes; found them with a regression.")

@@ -31,8 +31,8 @@ from latedrop.crowd.mcnn import Trained
 from latedrop.crowd.regions import Policy, Regions, find_regions, usual_threshold
 from latedrop.errors import ArgumentError, DataError, FileError, LatedropError, OutputError
 from latedrop.files import locked, plain_cell, safe_cell
+from latedrop.json_text import parsed
 from latedrop.metrics.levels import checked_level
-from latedrop.records import parsed
 
 __all__ = [
     "COLUMNS",

@@ -19,8 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from latedrop import Prediction, Predictor, calibrate
-from latedrop.calibration.evaluation import Evaluation, compare, evaluate
+from latedrop import Batches, Prediction, Predictor, Sampling, calibrate
 from latedrop.crowd.calibration import CrowdCalibration, calibrate_counter, counted_heads, read_maps
 from latedrop.crowd.counting import CountedFrame, count_people, write_counts
 from latedrop.crowd.layouts import CrowdSet
@@ -32,8 +31,10 @@ from latedrop.devices import versions
 from latedrop.dropout.masks import checked_seed
 from latedrop.dropout.moments import checked_draws
 from latedrop.errors import ArgumentError
+from latedrop.evaluation.evaluation import Evaluation, compare, evaluate
 from latedrop.files import write_aside
 from latedrop.progress import shown_on
+from latedrop.records import plain
 from latedrop.report import Picture, overview, png, write_report
 
 __all__ = ["NOTES", "UNIT", "CrowdDemo", "rejection_table", "run", "write"]
@@ -106,7 +107,7 @@ class CrowdDemo:
             "scenes": self.scenes,
             "evaluations": [{k: v for k, v in asdict(row).items() if k not in curve} for row in self.evaluations],
             "rejection": self.rejection,
-            "policy": None if self.calibration.policy is None else self.calibration.policy.to_dict(),
+            "policy": None if self.calibration.policy is None else plain(self.calibration.policy),
             "versions": self.versions,
             "seconds": self.seconds,
         }
@@ -240,12 +241,9 @@ def _sampled(trained: Trained, scenes: CrowdSet, draws: int, seed: int, progress
     predictor: Predictor = calibrate(
         trained.model,
         batch(scenes.validation),
-        _RATES,
-        draws,
-        floor=True,
+        method=Sampling(rates=_RATES, draws=draws, floor=True, seed=seed),
         readout=trained.count_of,
-        seed=seed,
-        batch_size=8,
+        batches=Batches(8),
         progress=progress,
     )
     return predictor.predict(batch(scenes.test)[0])

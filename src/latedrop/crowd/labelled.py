@@ -17,13 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from latedrop.calibration.usual import usual_of
 from latedrop.crowd.calibration import CrowdCalibration
 from latedrop.crowd.calibration.record import Reading
 from latedrop.crowd.counting import CountedFrame
 from latedrop.crowd.layouts.annotations import csv_rows, names_of
 from latedrop.errors import FileError
 from latedrop.files import plain_cell
+from latedrop.prediction.predictor import usual_of
 from latedrop.streams import Stream
 from latedrop.streams.usual import Usual
 

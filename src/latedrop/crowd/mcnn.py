@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from latedrop.crowd.frames import RECEPTIVE_FIELD
 from latedrop.errors import ArgumentError, DataError, FileError, OutputError
 from latedrop.files import write_aside
-from latedrop.records import Fields, flag, number, or_none, parsed, text, whole
+from latedrop.json_text import parsed
+from latedrop.records import Limits, checked, record
 from latedrop.terminal import need
 
 __all__ = ["MCNN", "STRIDE", "Counter", "Trained", "faster", "load_weights", "save_weights", "shipped"]
@@ -282,28 +283,33 @@ def shipped(name: str, suffix: str = ".safetensors") -> Path:
 
 def _about(content: str) -> dict[str, Any]:
     """How weights were made; `DataError` where a field that is used later is not as it should be."""
-    about: dict[str, Any] = parsed(content, "what weights say about themselves", "Use what `crowd train` wrote.")
-    fields = Fields(about, "about")
-    fields.maybe("channels", 1, whole, least=1, most=3)
-    fields.maybe("enlarge", 1, whole, least=1, most=64)
-    fields.maybe("sigma", None, _sigma)
-    fields.maybe("set", None, or_none(text))
-    fields.maybe("counter", None, _scaling)
+    remedy = "Use what `crowd train` wrote."
+    about: dict[str, Any] = checked(
+        dict[str, Any], parsed(content, "what weights say about themselves", remedy), "about", remedy
+    )
+    for name, kind in _ABOUT.items():
+        if name in about:
+            checked(kind, about[name], f"about.{name}", remedy)
     return about
 
 
-def _sigma(value: Any, name: str) -> Any:
-    return value if value == "adaptive" else number(value, name, least=1e-6, most=1e6)
+@record
+@dataclass(frozen=True)
+class _Scaling:
+    """How a counter scales frames and maps."""
+
+    input_scale: Annotated[float, Limits(1e-12, 1e12)]
+    density_scale: Annotated[float, Limits(1e-12, 1e12)]
+    relu: bool
 
 
-def _scaling(value: Any, name: str) -> dict[str, Any]:
-    fields = Fields(value, name)
-    found: dict[str, Any] = {
-        part: fields.take(part, number, least=1e-12, most=1e12) for part in ("input_scale", "density_scale")
-    }
-    found["relu"] = fields.take("relu", flag)
-    fields.end()
-    return found
+_ABOUT: dict[str, Any] = {
+    "channels": Annotated[int, Limits(1, 3)],
+    "enlarge": Annotated[int, Limits(1, 64)],
+    "sigma": Literal["adaptive"] | Annotated[float, Limits(1e-6, 1e6)],
+    "set": str | None,
+    "counter": _Scaling,
+}
 
 
 def _shipped_names() -> str:

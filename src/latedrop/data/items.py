@@ -94,4 +94,5 @@ def _moved(value: Any, model: nn.Module) -> Any:
     parameter = next(model.parameters(), None)
     if parameter is None or isinstance(value, Tensor) or not callable(getattr(value, "to", None)):
         return value
-    return value.to(parameter.device)
+    moved = value.to(parameter.device)
+    return value if moved is None else moved  # some move themselves in place

@@ -22,7 +22,7 @@ from latedrop.errors import LatedropError, OutputError
 
 __all__ = ["Readout", "call", "check_finite", "part_of", "read"]
 
-Readout: TypeAlias = "Callable[[Any], Tensor] | str | int | None"
+Readout: TypeAlias = Callable[[Any], Tensor] | str | int | None
 
 
 def call(model: nn.Module, x: Any) -> Any:
@@ -55,7 +55,7 @@ def read(output: Any, readout: Readout, rows: int) -> Tensor:
         found = value.dtype if isinstance(value, Tensor) else type(value).__name__
         raise OutputError(
             f"expected the readout to give a floating tensor; found {found}. "
-            "Pass a readout that returns the tensor of interest."
+            "Pass a readout that returns the tensor of interest, of complex numbers their real part or size."
         )
     if value.dim() == 0 or value.shape[0] != rows:
         raise OutputError(
@@ -134,8 +134,10 @@ def _only_tensor(output: Any) -> Any:
     found = [part for part in tensors(output) if part.is_floating_point()]
     if len(found) == 1:
         return found[0]
+    pair = len(found) == 2 and found[0].shape == found[1].shape
+    head = " Of a mean and a variance pass readout=0 and method=Terms([VarianceHead(1, 'log_variance'), 'dropout'])."
     raise OutputError(
         f"expected one floating tensor as the model's output; found {len(found)} in "
         f"{type(output).__name__} with parts {list(_parts(output))}. Pass readout=: a part's name or "
-        "index, or a function of the output that returns one tensor."
+        f"index, or a function of the output that returns one tensor.{head if pair else ''}"
     )

@@ -82,7 +82,7 @@ def find_sites(
     downstream = [name for name, runs in layers.items() if any(run.downstream for run in runs)]
     chosen = [name for name in downstream if _selected(select, name, owners[name])]
     if not chosen:
-        _check_quantised(modules)
+        _check_weights(model, modules)
         raise SiteError(_no_site_message(select, downstream, [name for name in layers if name not in downstream]))
     sites = [_site(name, kind, probe) for name in chosen]
     if any(site.batch_axis is None for site in sites):  # draws run one by one: no channel mask needs to know rows
@@ -297,14 +297,21 @@ def _selected(select: Select, name: str, module: nn.Module) -> bool:
     return any(_selected(item, name, module) for item in select)
 
 
-def _check_quantised(modules: Mapping[str, nn.Module]) -> None:
-    """Raise `SiteError` where layers are quantised: their weights are packed, and nothing can be put before them."""
+def _check_weights(model: nn.Module, modules: Mapping[str, nn.Module]) -> None:
+    """Raise `SiteError` where weights are packed (quantised) or complex: no dropout is put before such layers."""
     holders = {name: module for name, module in modules.items() if hasattr(module, "weight")}
     packed = [name for name, module in holders.items() if ".quantized." in type(module).__module__]
     if packed:
         raise SiteError(
             f"expected weight layers that work on floating numbers; found quantised ones, {', '.join(packed[:3])}. "
             "Calibrate the model as it was before it was quantised, and measure what the rounding adds."
+        )
+    complexes = [name for name, parameter in model.named_parameters() if parameter.is_complex()]
+    if complexes:
+        raise SiteError(
+            f"expected weight layers of real numbers with another one upstream; found complex weights, "
+            f"{', '.join(complexes[:3])}, whose layers dropout does not go before. Keep real and imaginary parts as "
+            "weights of their own."
         )
 
 

@@ -372,9 +372,11 @@ def _route(name: str, layer: nn.Module) -> None:
 def check_module(model: Any) -> None:
     """Raise `ArgumentError` where something else than a module was given."""
     if not isinstance(model, nn.Module):
+        inner = isinstance(vars(model).get("module_") if hasattr(model, "__dict__") else None, nn.Module)
+        remedy = "Pass its module_, the network that the wrapper has trained" if inner else "Pass the model itself"
         raise ArgumentError(
-            f"expected a torch.nn.Module; found {type(model).__name__}. Pass the model itself; an exported program "
-            "becomes one with latedrop.load_program(program)."
+            f"expected a torch.nn.Module; found {type(model).__name__}. {remedy}; an exported program becomes one with "
+            "latedrop.load_program(program)."
         )
 
 

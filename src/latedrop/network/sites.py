@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from math import prod
 from numbers import Real
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Annotated, Any, Literal, TypeAlias
 
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from latedrop.errors import ArgumentError, SiteError
 from latedrop.network.functional import weight_names
-from latedrop.records import Fields, each, flag, or_none, text, whole, wholes, wrong
+from latedrop.records import Limits, Via, match, record
 from latedrop.wrappers import plain_names
 
 __all__ = [
-    *("DROPOUTS", "LAYERS", "SOURCES", "Kind", "Rate", "Site", "Sites", "channel_axis", "layer_inputs"),
+    *("DROPOUTS", "LAYERS", "SOURCES", "Kind", "Rate", "Site", "Sites", "StoredSites", "channel_axis", "layer_inputs"),
     *("missing_sites", "odds_by_site", "rates_by_site", "refuse_nested"),
 ]
 
 Kind: TypeAlias = Literal["element", "channel"]
-Rate: TypeAlias = "float | Mapping[str, float]"
+Probability: TypeAlias = Annotated[float, Limits(0, 1 - 2**-53)]
+Rate: TypeAlias = Probability | Mapping[str, Probability]
 
 _CONVOLUTIONS: dict[type[nn.Module], int] = {
     nn.Conv1d: 1,
@@ -48,10 +49,10 @@ SOURCES: tuple[type[nn.Module], ...] = (*LAYERS, nn.Embedding, nn.EmbeddingBag)
 """What comes out of these depends on weights."""
 _SPATIAL = {**_CONVOLUTIONS, **_WHOLE_CHANNELS}
 
-_MOST_UNITS = 2**40
-_FIRST: int | None = 0
+_Count: TypeAlias = Annotated[int, Limits(1, 2**40)]
 
 
+@record
 @dataclass(frozen=True)
 class Site:
     """A place where dropout goes: the input of one weight layer.
@@ -76,9 +77,9 @@ class Site:
     name: str
     kind: Kind
     layer: str
-    units: tuple[int, ...]
-    calls: int = 1
-    batch_axis: int | None = 0
+    units: Annotated[tuple[_Count, ...], Limits(1)]
+    calls: _Count = 1
+    batch_axis: Annotated[int, Limits(0, 64)] | None = 0
     interleaved: bool = False
     weight: str | None = None
     moved: bool = False
@@ -113,39 +114,15 @@ class Sites(tuple[Site, ...]):
 
     __repr__ = __str__
 
-    def to_list(self) -> list[dict[str, Any]]:
-        """Plain data for JSON."""
-        usual = {"weight": None, "moved": False, "coupled": False, "skipped": False}
-        rows = ({**asdict(site), "units": list(site.units)} for site in self)
-        return [{k: v for k, v in row.items() if k not in usual or v != usual[k]} for row in rows]
 
-    @classmethod
-    def from_list(cls, rows: Any, name: str = "sites") -> Sites:
-        """The inverse of `to_list`; `DataError` where a field is not as it should be."""
-        found = cls(each(_site_from)(rows, name))
-        names = [site.name for site in found]
-        if len(set(names)) < len(names):
-            wrong(name, "a list of sites that differ", names)
-        return found
+def _distinct(sites: Sequence[Site]) -> Sites:
+    names = [site.name for site in sites]
+    match(len(set(names)) == len(names), "", "sites that differ", names)
+    return Sites(sites)
 
 
-def _site_from(row: Any, name: str) -> Site:
-    fields = Fields(row, name)
-    site = Site(
-        name=fields.take("name", text),
-        kind=fields.take("kind", text, among=get_args(Kind)),  # type: ignore[arg-type]
-        layer=fields.take("layer", text),
-        units=fields.take("units", wholes, least=1, most=_MOST_UNITS),
-        calls=fields.maybe("calls", 1, whole, least=1, most=_MOST_UNITS),
-        batch_axis=fields.maybe("batch_axis", _FIRST, or_none(whole), least=0, most=64),
-        interleaved=fields.maybe("interleaved", False, flag),
-        weight=fields.maybe("weight", None, or_none(text)),
-        moved=fields.maybe("moved", False, flag),
-        coupled=fields.maybe("coupled", False, flag),
-        skipped=fields.maybe("skipped", False, flag),
-    )
-    fields.end()
-    return site
+StoredSites: TypeAlias = Annotated[Sites, Via(Annotated[tuple[Site, ...], Limits(1)], _distinct)]
+"""Sites as a field of a record."""
 
 
 def layer_inputs(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[int | str, Any]:

@@ -9,21 +9,115 @@ damage; whoever edits a file on purpose can make it fit, so that the fields are 
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import KW_ONLY, dataclass
+from typing import Annotated, Literal, TypeAlias
 
 from latedrop.errors import FileError
+from latedrop.quantiles import ConformalScores, IsotonicKnots
+from latedrop.records import Format, Limits, Tagged, match, naming, record
 
-__all__ = ["AGAIN", "RECORD", "WHOLE", "check_seal", "record_in", "record_text", "sealed"]
+__all__ = [
+    *("AGAIN", "METADATA", "WHOLE", "ClassRecord", "Metadata", "RegressionRecord", "TargetUnit"),
+    *("check_seal", "record_in", "sealed"),
+]
 
-RECORD = "latedrop"
-"""What is needed to make intervals or sets of what the graph gives, as JSON."""
 WHOLE = "latedrop.calibration"
 """The whole calibration, but for the tensors that the graph holds."""
-_SEAL = b"latedrop.sha256"
-_FORMAT = 2
 AGAIN = "Write it again with predictor.to_onnx(path, example)."
+_SEAL = b"latedrop.sha256"
+
+_Scores: TypeAlias = tuple[Annotated[float, Limits(-10, 1e6)], ...]
+
+
+@record
+@dataclass(frozen=True)
+class TargetUnit:
+    """How the targets were transformed for training; see `calibration.transforms`.
+
+    Attributes:
+        kind: by a mean and a std, by a logarithm, or by functions that a file cannot hold.
+        mean, std: one for each output, or one for all; empty with the other kinds.
+    """
+
+    kind: Literal["standardized", "log", "own"]
+    mean: tuple[Annotated[float, Limits(-1e300, 1e300)], ...] = ()
+    std: tuple[Annotated[float, Limits(1e-300, 1e300)], ...] = ()
+
+    def checked(self) -> TargetUnit:
+        """Check lengths against each other after reading."""
+        match(bool(self.mean) == (self.kind == "standardized"), "mean", "there with 'standardized' alone", self.mean)
+        match(len(self.std) == len(self.mean), "std", f"{len(self.mean)} numbers, as mean", self.std)
+        return self
+
+
+@record
+@dataclass(frozen=True)
+class RegressionRecord:
+    """All that makes intervals of what the graph gives.
+
+    Attributes:
+        columns: the names of the inputs; empty where they have none.
+        verdict: what the variance is worth, in words.
+        names: of the outputs; empty where they have none.
+        level: of the intervals that the graph gives.
+        target: None where the targets were not transformed.
+        intervals: None is Gaussian.
+    """
+
+    columns: tuple[str, ...]
+    verdict: str
+    names: tuple[str, ...]
+    level: Annotated[float, Limits(0, 1)]
+    target: TargetUnit | None
+    intervals: Annotated[IsotonicKnots | ConformalScores, Tagged()] | None
+    _: KW_ONLY
+    task: Literal["regression"] = "regression"
+
+
+@record
+@dataclass(frozen=True)
+class ClassRecord:
+    """All that makes sets of what the graph gives; other fields are those of `RegressionRecord`.
+
+    Attributes:
+        sets: sorted scores of the true classes, one list or one for each class; None where there are none.
+    """
+
+    columns: tuple[str, ...]
+    verdict: str
+    names: tuple[str, ...]
+    sets: tuple[_Scores, ...] | None
+    _: KW_ONLY
+    task: Literal["classification"] = "classification"
+
+
+@record
+@dataclass(frozen=True)
+class Metadata:
+    """The record of an ONNX file."""
+
+    model: Annotated[RegressionRecord | ClassRecord, Tagged("task")]
+
+
+METADATA = Format(
+    Metadata,
+    "latedrop",
+    "the metadata of an ONNX file",
+    "Write the file again with predictor.to_onnx(path, example).",
+    "metadata",
+)
+
+
+def record_in(metadata: Mapping[str, str], path: object) -> RegressionRecord | ClassRecord:
+    """The record of a file, or `FileError`."""
+    if METADATA.key not in metadata:
+        raise FileError(
+            f"expected an ONNX file that latedrop wrote, with its calibration in the metadata; {path} has none. Write "
+            "one with predictor.to_onnx(path, example)."
+        )
+    with naming(str(path)):
+        return METADATA.from_json(metadata[METADATA.key]).model
 
 
 def sealed(model: bytes) -> bytes:
@@ -41,53 +135,8 @@ def check_seal(content: bytes, path: object) -> None:
         )
 
 
-def record_text(record: Mapping[str, Any]) -> str:
-    """A record as the text that a file holds."""
-    return json.dumps({"format": _FORMAT, **record})
-
-
-def record_in(metadata: Mapping[str, str], path: object) -> dict[str, Any]:
-    """The record of a file; `FileError` where a field is missing or of another kind."""
-    try:
-        record = json.loads(metadata[RECORD])
-        known = _is_record(record)
-    except (KeyError, TypeError, ValueError, OverflowError, RecursionError):
-        known = False
-    if not known:
-        raise FileError(f"expected the calibration in the metadata of {path}, format {_FORMAT}; found another. {AGAIN}")
-    return {key: value for key, value in record.items() if key != "format"}
-
-
 def _seal_of(model: bytes | memoryview) -> bytes:
     """The last entry of the metadata: field 14 of the message, with a key and a value."""
     digest = hashlib.sha256(model).hexdigest().encode()
     entry = b"".join(tag + bytes([len(text)]) + text for tag, text in ((b"\x0a", _SEAL), (b"\x12", digest)))
     return b"\x72" + bytes([len(entry)]) + entry
-
-
-def _is_record(record: Any) -> bool:
-    both = record["format"] == _FORMAT and isinstance(record["verdict"], str) and _texts(record["columns"])
-    if not both or not _texts(record["names"]):
-        return False
-    if record["task"] == "classification":
-        return record["sets"] is None or _lists(record["sets"])
-    target, intervals = record["target"], record["intervals"]
-    if target is not None and target["kind"] not in ("own", "log"):
-        both = all(_numbers(target[name]) for name in ("mean", "std"))
-    if intervals is not None:
-        fields = ("scores",) if intervals["kind"] == "conformal" else ("knots", "observed")
-        both = both and all(_lists(intervals[name]) for name in fields)
-    return both and record["task"] == "regression" and _numbers([record["level"]]) and 0 < record["level"] < 1
-
-
-def _texts(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(item, str) for item in value)
-
-
-def _numbers(value: Any) -> bool:
-    plain = isinstance(value, list) and all(isinstance(item, (int, float)) for item in value)
-    return plain and bool(value) and all(abs(float(item)) < float("inf") for item in value)
-
-
-def _lists(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(_numbers(item) for item in value)

@@ -19,13 +19,11 @@ import numpy as np
 
 from latedrop.errors import ArgumentError, DataError, FileError, OutputError
 from latedrop.files import readable
-from latedrop.onnx_files.metadata import AGAIN, check_seal, record_in
+from latedrop.onnx_files.metadata import AGAIN, ClassRecord, RegressionRecord, check_seal, record_in
 from latedrop.quantiles import (
     checked_level,
-    conformal_quantile,
     conformal_score,
     gaussian_quantile,
-    isotonic_quantile,
 )
 from latedrop.terminal import need
 
@@ -69,7 +67,7 @@ def load_onnx(
             f"expected an ONNX file that onnxruntime can run at {path}; it says: {_first_line(error)}. {AGAIN}"
         ) from error
     record = record_in(metadata, path)
-    needed = {"probabilities", "label"} if record["task"] == "classification" else {"mean", "std", "low", "high"}
+    needed = {"probabilities", "label"} if record.task == "classification" else {"mean", "std", "low", "high"}
     if not inputs or any(value.type not in _TYPES for value in inputs) or not needed <= outputs:
         found = f"inputs {[value.type for value in inputs]} and outputs {sorted(outputs)}"
         raise FileError(f"expected inputs of numbers, and outputs {sorted(needed)}, at {path}; found {found}. {AGAIN}")
@@ -85,7 +83,7 @@ class OnnxPredictor:
         batch_size: rows that run at once.
     """
 
-    def __init__(self, session: Any, record: Mapping[str, Any], batch_size: int = 256) -> None:
+    def __init__(self, session: Any, record: RegressionRecord | ClassRecord, batch_size: int = 256) -> None:
         self.session, self.record, self.batch_size = session, record, batch_size
         self._inputs = session.get_inputs()
         self._outputs = [output.name for output in session.get_outputs()]
@@ -104,12 +102,13 @@ class OnnxPredictor:
         found = {name: np.concatenate([part[name] for part in parts]) for name in self._outputs}
         _check_finite(next(found[name] for name in ("location", "mean", "probabilities") if name in found))
         found = _flagged(found)
-        kind = OnnxClassPrediction if self.record["task"] == "classification" else OnnxPrediction
-        return kind(found, self.record)
+        if isinstance(self.record, ClassRecord):
+            return OnnxClassPrediction(found, self.record)
+        return OnnxPrediction(found, self.record)
 
     def __repr__(self) -> str:
         names = ", ".join(f"{value.name} {value.shape}" for value in self._inputs)
-        return f"OnnxPredictor of {names}: {self.record['verdict']}"
+        return f"OnnxPredictor of {names}: {self.record.verdict}"
 
     def _batches(self, inputs: dict[str, Array]) -> Iterator[dict[str, Array]]:
         rows = len(inputs[self._inputs[0].name])
@@ -145,7 +144,7 @@ class OnnxPredictor:
 
     def _columns(self, x: Any) -> Any:
         """A data frame with its columns in the order of the calibration."""
-        known, found = list(self.record["columns"]), list(getattr(x, "columns", ()))
+        known, found = list(self.record.columns), list(getattr(x, "columns", ()))
         if not known or not found or known == found:
             return x
         if sorted(map(str, known)) != sorted(map(str, found)):
@@ -163,7 +162,7 @@ class OnnxPrediction:
     """
 
     outputs: dict[str, Array]
-    record: Mapping[str, Any]
+    record: RegressionRecord
 
     @property
     def mean(self) -> Array:
@@ -187,8 +186,8 @@ class OnnxPrediction:
 
     def interval(self, level: float | None = None) -> tuple[Array, Array]:
         """Both ends, `(N, ...)` each, of the central interval at a level; that of the file where None."""
-        level = self.record["level"] if level is None else checked_level(level)
-        if level == self.record["level"]:
+        level = self.record.level if level is None else checked_level(level)
+        if level == self.record.level:
             return self.outputs["low"], self.outputs["high"]
         return self._at((1 - level) / 2), self._at((1 + level) / 2)
 
@@ -202,14 +201,17 @@ class OnnxPrediction:
         named = {"mean": self.mean, "std": self.std, "low": low, "high": high}
         return named if self.strangeness is None else {**named, "strangeness": self.strangeness}
 
+    def __repr__(self) -> str:
+        return f"OnnxPrediction of {len(self)} rows, mean {self.mean.shape}, with {', '.join(self.outputs)}"
+
     def __len__(self) -> int:
         return len(self.mean)
 
     def _at(self, q: float) -> Array:
-        unit = self.record["target"]
-        if unit is not None and unit["kind"] == "own":
+        unit = self.record.target
+        if unit is not None and unit.kind == "own":
             raise ArgumentError(
-                f"expected the level that the file was written with, {self.record['level']:g}, as its targets went "
+                f"expected the level that the file was written with, {self.record.level:g}, as its targets went "
                 "through functions that a file cannot hold. Write another with to_onnx(path, example, level=...)."
             )
         location, spread = (self.outputs.get(a, self.outputs[b]) for a, b in (("location", "mean"), ("spread", "std")))
@@ -219,21 +221,16 @@ class OnnxPrediction:
             if unit is None:
                 return found
             wide = found.astype(np.float64)
-            if unit["kind"] == "log":
+            if unit.kind == "log":
                 wide = np.exp(wide)
             else:
-                mean, std = (_along(unit[name], wide) for name in ("mean", "std"))
+                mean, std = (_along(part, wide) for part in (unit.mean, unit.std))
                 wide = wide * std + mean
             return _known(wide.astype(found.dtype), q)
 
     def _quantiles(self, q: float) -> list[float]:
-        fitted = self.record["intervals"]
-        if fitted is None:
-            return [gaussian_quantile(q)]
-        if fitted["kind"] == "conformal":
-            return [conformal_quantile(scores, q) for scores in fitted["scores"]]
-        pairs = zip(fitted["knots"], fitted["observed"], strict=True)
-        return [isotonic_quantile(knots, observed, q) for knots, observed in pairs]
+        fitted = self.record.intervals
+        return [gaussian_quantile(q)] if fitted is None else fitted.quantiles(q)
 
 
 @dataclass(frozen=True)
@@ -246,7 +243,7 @@ class OnnxClassPrediction:
     """
 
     outputs: dict[str, Array]
-    record: Mapping[str, Any]
+    record: ClassRecord
 
     @property
     def probabilities(self) -> Array:
@@ -261,7 +258,7 @@ class OnnxClassPrediction:
     @property
     def names(self) -> list[str]:
         """The likeliest class by its name."""
-        known = self.record["names"] or [str(k) for k in range(self.probabilities.shape[1])]
+        known = self.record.names or [str(k) for k in range(self.probabilities.shape[1])]
         return [known[k] for k in self.label]
 
     @property
@@ -295,7 +292,7 @@ class OnnxClassPrediction:
 
     def prediction_set(self, level: float = 0.9) -> Array:
         """`(N, K)`, True for the classes of a set that holds the label with that probability."""
-        scores = self.record["sets"]
+        scores = self.record.sets
         if scores is None:
             raise ArgumentError(
                 "expected a file of a predictor with prediction sets by 'lac'; found one without, or by another score. "
@@ -308,6 +305,9 @@ class OnnxClassPrediction:
     def to_dict(self) -> dict[str, Array]:
         """Named results, as `ClassPrediction.to_dict` gives them."""
         return dict(self.outputs)
+
+    def __repr__(self) -> str:
+        return f"OnnxClassPrediction of {len(self)} rows, with {', '.join(self.outputs)}"
 
     def __len__(self) -> int:
         return len(self.label)

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from latedrop.calibration.evaluation import Evaluation
-from latedrop.calibration.groups import Floats, Group
-from latedrop.calibration.judgement import JudgedOutput
+from latedrop.evaluation.evaluation import Evaluation
+from latedrop.evaluation.groups import Floats, Group
+from latedrop.evaluation.judgement import JudgedOutput
 from latedrop.metrics.levels import central_quantile
 from latedrop.numerals import percent, plain
 from latedrop.report.html import Figure

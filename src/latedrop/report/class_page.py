@@ -9,15 +9,15 @@ from typing import Any
 
 import torch
 
-from latedrop.calibration.classes.fit import ALONE
-from latedrop.calibration.classes.judging import ClassJudgement, findings_of, judge_classes
-from latedrop.calibration.classes.prediction import ClassPrediction
-from latedrop.calibration.classes.record import ClassCalibration
+from latedrop.calibration.class_record import ClassCalibration
+from latedrop.calibration.fit_classes import ALONE
 from latedrop.calibration.verdict import Finding, Grade
 from latedrop.errors import ArgumentError
+from latedrop.evaluation.class_judgement import ClassJudgement, findings_of, judge_classes
 from latedrop.files import write_aside
 from latedrop.metrics.classes import reliability, risk_coverage
 from latedrop.numerals import percent
+from latedrop.prediction.class_prediction import ClassPrediction
 from latedrop.report.html import Figure, figures, heading, light, lights, paragraph, table
 from latedrop.report.page import page_of
 from latedrop.report.svg import Axis, Plot

@@ -17,12 +17,12 @@ from typing import Any
 
 from torch import Tensor
 
-from latedrop.calibration.evaluation import Evaluation
-from latedrop.calibration.judgement import JudgedOutput, Judgement, judge
-from latedrop.calibration.prediction import Prediction
 from latedrop.calibration.record import Calibration
 from latedrop.errors import ArgumentError
+from latedrop.evaluation.evaluation import Evaluation
+from latedrop.evaluation.judgement import JudgedOutput, Judgement, judge
 from latedrop.files import write_aside
+from latedrop.prediction.prediction import Prediction
 from latedrop.report.html import heading, paragraph, table
 from latedrop.report.pictures import Picture
 from latedrop.report.sections import made_of, on_rows, opening, overview_of_outputs, strange_rows

@@ -11,8 +11,8 @@ import numpy as np
 from torch import Tensor
 
 from latedrop import metrics, plots
-from latedrop.calibration.evaluation import Evaluation, constant_of, in_use, unscaled
-from latedrop.calibration.prediction import Prediction
+from latedrop.evaluation.evaluation import Evaluation, constant_of, in_use, unscaled
+from latedrop.prediction.prediction import Prediction
 from latedrop.report.tables import with_unit
 
 if TYPE_CHECKING:

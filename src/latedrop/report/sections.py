@@ -8,9 +8,9 @@ from html import escape
 
 import numpy as np
 
-from latedrop.calibration.judgement import JudgedOutput, Judgement
 from latedrop.calibration.record import Calibration
 from latedrop.calibration.verdict import GAIN_GOOD, Verdict
+from latedrop.evaluation.judgement import JudgedOutput, Judgement
 from latedrop.numerals import column, percent
 from latedrop.report import charts
 from latedrop.report.html import figures, heading, light, lights, paragraph, table

@@ -14,14 +14,14 @@ The second part is what is not yet in play, so that a change is found however la
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from math import exp, log
-from typing import Any
+from typing import Annotated, TypeAlias
 
-from latedrop.records import Fields, each, number, numbers, or_none, text, whole
+from latedrop.records import Limits, match, record
 from latedrop.streams.bag import Bag, uniform
 
-__all__ = ["Alarm", "Monitor", "Row", "row_name"]
+__all__ = ["Alarm", "Monitor", "MonitorState", "Row"]
 
 Row = int | str
 """The name of a row: the number that `predict` gave it, or your own."""
@@ -31,6 +31,7 @@ _LOWEST = 1e-12  # of a p-value: what u = 0 would give
 _LARGEST = 1e290
 
 
+@record
 @dataclass(frozen=True)
 class Alarm:
     """That a stream is no longer as it was.
@@ -43,7 +44,22 @@ class Alarm:
 
     kind: str
     row: Row
-    number: int
+    number: Annotated[int, Limits(1)]
+
+
+_Amounts: TypeAlias = tuple[tuple[Annotated[float, Limits(0, _LARGEST)], ...], ...]
+
+
+@record
+@dataclass(frozen=True)
+class MonitorState:
+    """What a monitor remembers, in a file; see `Monitor`."""
+
+    counts: _Amounts
+    active: _Amounts
+    number: Annotated[int, Limits(0)]
+    capital: Annotated[float, Limits(0)]
+    alarm: Alarm | None
 
 
 class Monitor:
@@ -97,45 +113,22 @@ class Monitor:
         self.active = [[0.0] * len(row) for row in self.active]
         self.number, self.capital, self.alarm = 0, 1.0, None
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        return {
-            "counts": [bag.counts for bag in self.bags],
-            "active": self.active,
-            "number": self.number,
-            "capital": self.capital,
-            "alarm": None if self.alarm is None else asdict(self.alarm),
-        }
+    def state(self) -> MonitorState:
+        """What it remembers."""
+        counts = tuple(tuple(bag.counts) for bag in self.bags)
+        return MonitorState(counts, tuple(map(tuple, self.active)), self.number, self.capital, self.alarm)
 
-    def restore(self, value: Any, name: str) -> None:
-        """Take what `to_dict` gave; `DataError` where a field is not as it should be."""
-        fields, size = Fields(value, name), len(self.bags)
-        counts = fields.take("counts", each(_row), length=size, inner=len(self.bags[0].counts))
-        active = fields.take("active", each(_row), length=size, inner=len(self.active[0]))
-        self.bags = [Bag(bag.edges, known) for bag, known in zip(self.bags, counts, strict=True)]
-        self.active = [list(row) for row in active]
-        self.number = fields.take("number", whole, least=0)
-        self.capital = fields.take("capital", number, least=0)
-        self.alarm = fields.take("alarm", or_none(_alarm))
-        fields.end()
+    def resume(self, state: MonitorState, name: str) -> None:
+        """Go on from what another one of its kind remembered; `FieldError` where that watched other scores."""
+        own = self.state()
+        for part in ("counts", "active"):
+            there, here = ([len(row) for row in getattr(one, part)] for one in (state, own))
+            match(there == here, f"{name}.{part}", f"rows of {here} numbers", there)
+        self.bags = [Bag(bag.edges, known) for bag, known in zip(self.bags, state.counts, strict=True)]
+        self.active = [list(row) for row in state.active]
+        self.number, self.capital, self.alarm = state.number, state.capital, state.alarm
 
 
 def _bets(p: float) -> list[float]:
     at = log(max(p, _LOWEST))
     return [power * exp((power - 1) * at) for power in POWERS]
-
-
-def _row(value: Any, name: str, *, inner: int) -> tuple[float, ...]:
-    return numbers(value, name, length=inner, least=0, most=_LARGEST)
-
-
-def _alarm(value: Any, name: str) -> Alarm:
-    fields = Fields(value, name)
-    found = Alarm(fields.take("kind", text), fields.take("row", row_name), fields.take("number", whole, least=1))
-    fields.end()
-    return found
-
-
-def row_name(value: Any, name: str) -> Row:
-    """The name of a row: a whole number, or a text."""
-    return text(value, name) if isinstance(value, str) else whole(value, name)

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
-from latedrop.errors import DataError, FileError
-from latedrop.files import write_aside
-from latedrop.records import Fields, checksum_of, number, parsed, read_text, text, unsealed
-from latedrop.streams.state import Settings, State
+from latedrop.errors import FileError
+from latedrop.records import naming
+from latedrop.streams.state import STREAM, Settings, State
 
 __all__ = ["StateFile"]
-
-_NAME, _WHAT, _FORMAT = "latedrop stream", "a stream's state", 1
-_REMEDY = "Pass another path, or delete the file to begin anew."
 
 
 class StateFile:
@@ -35,18 +29,14 @@ class StateFile:
         self._seen, self._ours = self._found(), True
         if self._seen is None:
             return None
-        try:
-            document = parsed(read_text(self.path, _WHAT), _WHAT, _REMEDY, finite=True)
-            fields = Fields(unsealed(document, _NAME, _WHAT, _FORMAT, _REMEDY, _REMEDY), "state")
-            level, made_with = fields.take("level", number, least=0, most=1), fields.take("made_with", text)
-            if level == settings.level and made_with == self.made_with:
-                return State.from_fields(fields, settings)
-        except DataError as error:
-            raise FileError(f"{self.path}: {error}") from error
-        whose = "this model" if made_with == self.made_with else "another model or calibration"
+        stored = STREAM.read(self.path)
+        if stored.level == settings.level and stored.made_with == self.made_with:
+            with naming(self.path):
+                return State.resumed(settings, stored)
+        whose = "this model" if stored.made_with == self.made_with else "another model or calibration"
         raise FileError(
             f"expected the state of a stream at level {settings.level:g} of this model in {self.path}; found level "
-            f"{level:g}, of {whose}. {_REMEDY}"
+            f"{stored.level:g}, of {whose}. {STREAM.again}"
         )
 
     def write(self, state: State) -> None:
@@ -56,9 +46,7 @@ class StateFile:
                 f"expected {self.path} as this stream left it; another one has written to it. Use one stream, or one "
                 "file for each."
             )
-        about = {"format": _FORMAT, "level": state.settings.level, "made_with": self.made_with}
-        record: dict[str, Any] = {**about, **state.to_dict()}
-        write_aside(self.path, json.dumps({_NAME: record, "checksum": checksum_of(record)}).encode())
+        STREAM.write(self.path, state.recorded(self.made_with))
         self._seen, self._ours = self._found(), True
 
     def _found(self) -> tuple[int, int] | None:

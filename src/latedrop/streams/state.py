@@ -1,27 +1,71 @@
-"""What a stream knows: the tracker, the monitors, and the rows that wait for their labels; as plain data and back.
-
-Every field is checked when it is read, and named where it is not as it should be.
-"""
+"""What a stream knows: the tracker, the monitors, and the rows that wait for their labels; and the record of it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from latedrop.records import Fields, mapping, number, numbers, text, whole, wholes, wrong
+from latedrop.errors import DataError
+from latedrop.records import FieldError, Format, Limits, match, record
 from latedrop.streams.bag import ERRORS, SHARES, STRANGENESS
-from latedrop.streams.monitor import Monitor, Row, row_name
-from latedrop.streams.tracking import Tracker
+from latedrop.streams.monitor import Monitor, MonitorState, Row
+from latedrop.streams.tracking import Tracker, TrackerState
 from latedrop.streams.usual import Usual
 
-__all__ = ["Settings", "State", "Waiting"]
+__all__ = ["STREAM", "Settings", "State", "StreamRecord", "Waiting"]
 
-_LARGEST = 1e300
 Array = npt.NDArray[np.float64]
+_Numbers: TypeAlias = tuple[Annotated[float, Limits(-1e300, 1e300)], ...]
+_Count: TypeAlias = Annotated[int, Limits(0)]
+
+
+@record
+@dataclass(frozen=True)
+class StreamRecord:
+    """The state of a stream in a file; see `State`.
+
+    Attributes:
+        level: what intervals are to hold.
+        made_with: tells one model from another.
+        waiting: of every row that waits, its name and the four parts of `Waiting`.
+    """
+
+    level: Annotated[float, Limits(0, 1)]
+    made_with: str
+    outputs: Annotated[int, Limits(1, 2**20)]
+    shares: tuple[str, ...]
+    rows: _Count
+    labels: _Count
+    held: tuple[_Count, ...]
+    tracker: TrackerState
+    monitors: dict[str, MonitorState]
+    waiting: tuple[tuple[Row, _Numbers, tuple[Annotated[float, Limits(1e-300, 1e300)], ...], _Numbers, _Numbers], ...]
+
+    def checked(self) -> StreamRecord:
+        """Check numbers and lengths against each other after reading; `State.resumed` compares the rest."""
+        k = self.outputs
+        match(self.labels <= self.rows, "labels", f"at most {self.rows}, as there were rows", self.labels)
+        match(len(self.held) == k, "held", f"{k} numbers", self.held)
+        match(max(self.held) <= self.labels, "held", f"at most {self.labels}, as there were labels", self.held)
+        for i, (_, *parts) in enumerate(self.waiting):
+            match([len(part) for part in parts] == [k] * 4, f"waiting[{i}]", f"a name and four lists of {k}", parts)
+        names = [name for name, *_ in self.waiting]
+        match(len(set(names)) == len(names), "waiting", "rows of different names", names)
+        return self
+
+
+STREAM = Format(
+    StreamRecord,
+    "latedrop stream",
+    "a stream's state",
+    "Pass another path, or delete the file to begin anew.",
+    "state",
+    indent=None,
+)
 
 
 @dataclass(frozen=True)
@@ -44,6 +88,10 @@ class Waiting:
     std: Array
     low: Array
     high: Array
+
+    def lists(self) -> tuple[_Numbers, _Numbers, _Numbers, _Numbers]:
+        """The four as plain numbers."""
+        return tuple(self.mean.tolist()), tuple(self.std.tolist()), tuple(self.low.tolist()), tuple(self.high.tolist())
 
 
 class State:
@@ -87,51 +135,33 @@ class State:
         self.labels += 1
         return held
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        return {
-            "outputs": self.outputs,
-            "shares": list(self.shares),
-            "rows": self.rows,
-            "labels": self.labels,
-            "held": self.held.tolist(),
-            "tracker": self.tracker.to_dict(),
-            "monitors": {name: monitor.to_dict() for name, monitor in self.monitors.items()},
-            "waiting": [
-                [name, *(part.tolist() for part in (row.mean, row.std, row.low, row.high))]
-                for name, row in self.waiting.items()
-            ],
-        }
+    def recorded(self, made_with: str) -> StreamRecord:
+        """What a file holds."""
+        return StreamRecord(
+            level=self.settings.level,
+            made_with=made_with,
+            outputs=self.outputs,
+            shares=self.shares,
+            rows=self.rows,
+            labels=self.labels,
+            held=tuple(self.held.tolist()),
+            tracker=self.tracker.state(),
+            monitors={name: monitor.state() for name, monitor in self.monitors.items()},
+            waiting=tuple((name, *row.lists()) for name, row in self.waiting.items()),
+        )
 
     @classmethod
-    def from_fields(cls, fields: Fields, settings: Settings) -> State:
-        """The inverse of `to_dict`; `DataError` where a field is not as it should be."""
-        outputs = fields.take("outputs", whole, least=1)
-        shares = tuple(text(name, "shares") for name in fields.take("shares", _list))
-        monitors = fields.take("monitors", mapping(_any))
-        state = cls(settings, outputs, "strangeness" in monitors, shares)
-        if set(monitors) != set(state.monitors):
-            wrong("monitors", f"of {', '.join(state.monitors)}", list(monitors))
-        for name, monitor in state.monitors.items():
-            monitor.restore(monitors[name], f"monitors.{name}")
-        state.rows = fields.take("rows", whole, least=0)
-        state.labels = fields.take("labels", whole, least=0, most=state.rows)
-        state.held = np.array(fields.take("held", wholes, length=outputs, least=0, most=state.labels))
-        state.tracker.restore(fields.take("tracker", _any), "tracker")
-        for row in fields.take("waiting", _list):
-            if not isinstance(row, list) or len(row) != 5:
-                wrong("waiting", "a name and four lists", row)
-            parts = [numbers(part, "waiting", length=outputs, least=-_LARGEST, most=_LARGEST) for part in row[1:]]
-            for value in parts[1]:
-                number(value, "waiting", least=1e-300)
-            state.waiting[row_name(row[0], "waiting")] = Waiting(*map(np.array, parts))
-        fields.end()
+    def resumed(cls, settings: Settings, stored: StreamRecord) -> State:
+        """The inverse of `recorded`; `DataError` where the record is of a stream that watched other things."""
+        state = cls(settings, stored.outputs, "strangeness" in stored.monitors, stored.shares)
+        try:
+            known = list(state.monitors)
+            match(set(stored.monitors) == set(known), "monitors", f"those of {known}", [*stored.monitors])
+            for name, monitor in state.monitors.items():
+                monitor.resume(stored.monitors[name], f"monitors.{name}")
+            state.tracker.resume(stored.tracker, "tracker")
+        except FieldError as error:
+            raise DataError(f"{error.message(STREAM.name)} {STREAM.again}") from error
+        state.rows, state.labels, state.held = stored.rows, stored.labels, np.array(stored.held)
+        state.waiting = {name: Waiting(*map(np.array, parts)) for name, *parts in stored.waiting}
         return state
-
-
-def _list(value: Any, name: str) -> list[Any]:
-    return value if isinstance(value, list) else wrong(name, "a list", value)
-
-
-def _any(value: Any, name: str) -> Any:
-    return value

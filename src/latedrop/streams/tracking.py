@@ -22,16 +22,17 @@ Whatever the data do, `theta` cannot rise once intervals hold the largest error;
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import log, sqrt
-from typing import Any
+from typing import Annotated, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from latedrop.metrics.levels import normal_quantile
-from latedrop.records import Fields, each, number, numbers
+from latedrop.records import Limits, match, record
 
-__all__ = ["GAINS", "STEP", "Tracker", "most_misses", "student"]
+__all__ = ["GAINS", "STEP", "Tracker", "TrackerState", "most_misses", "student"]
 
 STEP = 0.15
 GAINS = (0.0, 0.05, 0.2, 0.5, 0.8)
@@ -45,6 +46,19 @@ _LEAST_THETA = log(0.01)
 _LARGEST = 1e300
 
 Array = npt.NDArray[np.float64]
+_Amounts: TypeAlias = tuple[Annotated[float, Limits(0, _LARGEST)], ...]
+
+
+@record
+@dataclass(frozen=True)
+class TrackerState:
+    """What a tracker remembers, in a file; see `Tracker`."""
+
+    weight: Annotated[float, Limits(0, 1 / (1 - KEEP) + 1e-9)]
+    theta: tuple[Annotated[float, Limits(_LEAST_THETA - 1e-9, 700)], ...]
+    squares: _Amounts
+    means: tuple[tuple[Annotated[float, Limits(-_LARGEST, _LARGEST)], ...], ...]
+    losses: tuple[_Amounts, ...]
 
 
 def most_misses(labels: int, largest: float, level: float, step: float = STEP) -> float:
@@ -117,22 +131,17 @@ class Tracker:
         self.squares, self.weight = KEEP * self.squares + squared, KEEP * self.weight + 1
         return missed
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        names = ("theta", "squares", "means", "losses")
-        return {"weight": self.weight, **{name: getattr(self, name).tolist() for name in names}}
+    def state(self) -> TrackerState:
+        """What it remembers."""
+        by_gain = (tuple(map(tuple, part.tolist())) for part in (self.means, self.losses))
+        return TrackerState(self.weight, tuple(self.theta.tolist()), tuple(self.squares.tolist()), *by_gain)
 
-    def restore(self, value: Any, name: str) -> None:
-        """Take the numbers that `to_dict` gave; `DataError` where one is not as it should be."""
-        fields, outputs = Fields(value, name), len(self.theta)
-        self.weight = fields.take("weight", number, least=0, most=1 / (1 - KEEP) + 1e-9)
-        self.theta = np.array(fields.take("theta", numbers, least=_LEAST_THETA - 1e-9, most=700, length=outputs))
-        self.squares = np.array(fields.take("squares", numbers, least=0, most=_LARGEST, length=outputs))
-        for part, least in (("means", -_LARGEST), ("losses", 0)):
-            rows = fields.take(part, each(_row), length=len(GAINS), outputs=outputs, least=least)
-            setattr(self, part, np.array(rows))
-        fields.end()
-
-
-def _row(value: Any, name: str, *, outputs: int, least: float) -> tuple[float, ...]:
-    return numbers(value, name, length=outputs, least=least, most=_LARGEST)
+    def resume(self, state: TrackerState, name: str) -> None:
+        """Go on from what another one remembered; `FieldError` where that had other outputs."""
+        self.weight = state.weight
+        for part in ("theta", "squares", "means", "losses"):
+            there, here = getattr(state, part), getattr(self, part)
+            rows = [len(row) for row in there] if here.ndim == 2 else [len(there)]
+            fits = rows == ([here.shape[1]] * len(here) if here.ndim == 2 else [len(here)])
+            match(fits, f"{name}.{part}", f"numbers of shape {here.shape}", there)
+            setattr(self, part, np.array(there))

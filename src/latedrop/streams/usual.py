@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, TypeAlias
 
-from latedrop.records import Fields, mapping, numbers, or_none
+from latedrop.records import Limits, record
 from latedrop.streams.bag import SHARES, STRANGENESS, counted
 
-__all__ = ["USUAL", "Usual", "usual_from_dict", "usual_of_rows"]
+__all__ = ["Usual", "usual_of_rows"]
+
+_Counts: TypeAlias = tuple[Annotated[float, Limits(0, 1e12)], ...]
+_Bins: TypeAlias = Annotated[_Counts, Limits(len(STRANGENESS) + 1, len(STRANGENESS) + 1)]
+_Shares: TypeAlias = Annotated[_Counts, Limits(len(SHARES) + 1, len(SHARES) + 1)]
 
 
-USUAL = ("strangeness", "shares")
-"""What a file holds; the errors are in its calibration curve."""
-
-
+@record
 @dataclass(frozen=True)
 class Usual:
     """Counts of validation rows in bins; None where nothing is known.
@@ -23,12 +24,12 @@ class Usual:
     Attributes:
         strangeness: of `Prediction.strangeness`, in the bins between `STRANGENESS`.
         shares: of each term's share of the variance, in the bins between `SHARES`.
-        errors: of `|target - mean| / std`, in the bins between `ERRORS`.
+        errors: of `|target - mean| / std`, in the bins between `ERRORS`; not in files, as a calibration curve tells.
     """
 
-    strangeness: tuple[float, ...] | None = None
-    shares: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    errors: tuple[float, ...] | None = None
+    strangeness: _Bins | None = None
+    shares: Mapping[str, _Shares] = field(default_factory=dict)
+    errors: _Counts | None = None
 
 
 def usual_of_rows(
@@ -39,14 +40,3 @@ def usual_of_rows(
     """Count the validation rows, or add up their weights."""
     known = None if strangeness is None else counted(STRANGENESS, strangeness, weights)
     return Usual(known, {name: counted(SHARES, share, weights) for name, share in shares.items()})
-
-
-def usual_from_dict(value: Any, name: str) -> Usual:
-    """From plain data, such as `dataclasses.asdict` gives without the errors; every field is checked."""
-    fields = Fields(value, name)
-    found = Usual(
-        fields.take("strangeness", or_none(numbers), length=len(STRANGENESS) + 1, least=0, most=1e12),
-        fields.take("shares", mapping(numbers), length=len(SHARES) + 1, least=0, most=1e12),
-    )
-    fields.end()
-    return found

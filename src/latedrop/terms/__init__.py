@@ -4,23 +4,23 @@ The calibrated variance is `guard(x) · (floor + sum_j theta_j t_j(x))` with `th
 """
 
 from latedrop.terms.dropout import Dropout
-from latedrop.terms.given import Given
 from latedrop.terms.inputs import InputNoise
 from latedrop.terms.leverage import Leverage
 from latedrop.terms.neighbours import LocalErrors, Neighbours
 from latedrop.terms.own_dropout import OwnDropout
 from latedrop.terms.size import Size
-from latedrop.terms.term import Rows, Term
+from latedrop.terms.term import BatchContext, Term
+from latedrop.terms.variance_head import VarianceHead
 
 __all__ = [
+    "BatchContext",
     "Dropout",
-    "Given",
     "InputNoise",
     "Leverage",
     "LocalErrors",
     "Neighbours",
     "OwnDropout",
-    "Rows",
     "Size",
     "Term",
+    "VarianceHead",
 ]

@@ -7,7 +7,8 @@ autograd cannot differentiate, are measured by draws: `t(x)` is the variance ove
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, get_args
+from dataclasses import KW_ONLY, dataclass, replace
+from typing import Annotated, ClassVar, Literal, get_args
 
 from torch import Tensor
 
@@ -15,7 +16,8 @@ from latedrop.dropout.masks import checked_seed
 from latedrop.dropout.moments import Sampling, checked_draws
 from latedrop.dropout.sampling import sample_rates
 from latedrop.errors import ArgumentError, LatedropError
-from latedrop.terms.term import Learned, Rows, Term
+from latedrop.records import Limits, record
+from latedrop.terms.term import BatchContext, Term
 
 __all__ = ["Dropout"]
 
@@ -23,6 +25,8 @@ _MOST_OUTPUTS = 4  # to first order each costs a backward pass, about two plain 
 _Way = Literal["first order", "draws"]
 
 
+@record
+@dataclass(eq=False)
 class Dropout(Term):
     """Dropout at the sites.
 
@@ -35,20 +39,27 @@ class Dropout(Term):
     >>> import latedrop, torch
     >>> x = torch.linspace(-1, 1, 64)[:, None]
     >>> net = torch.nn.Sequential(torch.nn.Linear(1, 20), torch.nn.Tanh(), torch.nn.Linear(20, 1))
-    >>> latedrop.calibrate(net, (x, x**2), terms=[Dropout("draws", draws=20), "leverage"]).predict(x).std.shape
+    >>> method = latedrop.Terms([Dropout("draws", draws=20), "leverage"])
+    >>> latedrop.calibrate(net, (x, x**2), method=method).predict(x).std.shape
     torch.Size([64, 1])
     """
 
-    name: ClassVar[str] = "dropout"
+    way: _Way | None = None
+    _: KW_ONLY
+    rate: Annotated[float, Limits(0, 1)] = 0.1
+    draws: int = 10
+    seed: int = 0
+    name: Literal["dropout"] = "dropout"
+    is_block: ClassVar[bool] = True
 
-    def __init__(self, way: _Way | None = None, *, rate: float = 0.1, draws: int = 10, seed: int = 0) -> None:
-        if way is not None and way not in get_args(_Way):
-            raise ArgumentError(f"expected dropout by 'first order' or by 'draws'; found {way!r}.")
-        if isinstance(rate, bool) or not isinstance(rate, float) or not 0 < rate < 1:
-            raise ArgumentError(f"expected a rate inside (0, 1); found {rate!r}.")
-        self.way, self.rate, self.draws, self.seed = way, rate, checked_draws(draws), checked_seed(seed)
+    def __post_init__(self) -> None:
+        if self.way is not None and self.way not in get_args(_Way):
+            raise ArgumentError(f"expected dropout by 'first order' or by 'draws'; found {self.way!r}.")
+        if isinstance(self.rate, bool) or not isinstance(self.rate, float) or not 0 < self.rate < 1:
+            raise ArgumentError(f"expected a rate inside (0, 1); found {self.rate!r}.")
+        self.draws, self.seed = checked_draws(self.draws), checked_seed(self.seed)
 
-    def prepared(self, rows: Rows) -> Dropout:
+    def prepared(self, rows: BatchContext) -> Dropout:
         """See `Term`."""
         if self.way is not None:
             return self
@@ -60,9 +71,9 @@ class Dropout(Term):
                 _ = rows.linear
             except LatedropError:
                 way = "draws"
-        return Dropout(way, rate=self.rate, draws=self.draws, seed=self.seed)
+        return replace(self, way=way)
 
-    def columns(self, rows: Rows) -> dict[str, Tensor]:
+    def columns(self, rows: BatchContext) -> dict[str, Tensor]:
         """See `Term`."""
         if self.way != "draws":
             by_site = rows.linear.variance_by_site
@@ -71,7 +82,3 @@ class Dropout(Term):
         options = Sampling(self.draws, self.seed, rows.readout)
         (found,) = sample_rates(rows.network, rows.x, [self.rate], rows.sites, options)
         return {"": found.variance}
-
-    def state(self) -> Learned:
-        """See `Term`."""
-        return {"way": self.way, "rate": self.rate, "draws": self.draws, "seed": self.seed}

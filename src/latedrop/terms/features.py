@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from latedrop.data.rows import copied, row_count, take_rows
 from latedrop.errors import ArgumentError, SiteError
 from latedrop.network.network import Network
 from latedrop.network.sites import Site, Sites, channel_axis
+from latedrop.records import Limits, record
 
 __all__ = ["Features", "Noted", "pooled"]
 
@@ -29,11 +30,12 @@ _ALONE = 8  # rows that are run alone, to see whether their features change
 _ROUNDING = 0.02
 
 
+@record
 @dataclass(frozen=True)
 class Features:
     """Which features: those that enter the sites of these names."""
 
-    sites: tuple[str, ...]
+    sites: Annotated[tuple[str, ...], Limits(1)]
 
     @classmethod
     def all(cls, sites: Sites) -> Features | None:

@@ -8,7 +8,8 @@ fraction of their variance that is noise.
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,9 @@ from latedrop.data.rows import copied, row_count, tensors
 from latedrop.errors import ArgumentError, OutputError
 from latedrop.network.calling import Readout, call, read
 from latedrop.network.network import Network
-from latedrop.terms.term import Learned, Rows, Term
+from latedrop.records import record
+from latedrop.stored_tensors import StoredTensor
+from latedrop.terms.term import BatchContext, Term
 from latedrop.torch_private import without_cudnn
 
 __all__ = ["InputNoise"]
@@ -27,6 +30,8 @@ __all__ = ["InputNoise"]
 _MOST_ENTRIES = 64
 
 
+@record
+@dataclass(init=False, eq=False)
 class InputNoise(Term):
     """Noise of the inputs.
 
@@ -37,11 +42,13 @@ class InputNoise(Term):
     >>> import latedrop
     >>> x = torch.linspace(-1, 1, 64)[:, None]
     >>> net = torch.nn.Sequential(torch.nn.Linear(1, 20), torch.nn.Tanh(), torch.nn.Linear(20, 1))
-    >>> latedrop.calibrate(net, (x, x**2), terms=["dropout", InputNoise(0.1)]).predict(x).std.shape
+    >>> latedrop.calibrate(net, (x, x**2), method=latedrop.Terms(["dropout", InputNoise(0.1)])).predict(x).std.shape
     torch.Size([64, 1])
     """
 
-    name: ClassVar[str] = "inputs"
+    std: StoredTensor
+    each: bool
+    name: Literal["inputs"] = "inputs"
 
     def __init__(self, std: Tensor | float = 1.0, *, each: bool = False) -> None:
         if type(each) is not bool:
@@ -51,7 +58,7 @@ class InputNoise(Term):
         if not bool(torch.isfinite(self.std).all()) or bool((self.std < 0).any()):
             raise ArgumentError(f"expected finite sizes of at least 0 for the noise of the inputs; found {std}.")
 
-    def columns(self, rows: Rows) -> dict[str, Tensor]:
+    def columns(self, rows: BatchContext) -> dict[str, Tensor]:
         """See `Term`."""
         if not self.each:
             return {"": self.values(rows)}
@@ -64,7 +71,7 @@ class InputNoise(Term):
         squares = torch.stack([self._carried(g) for (g,) in by_output], 1)
         return {str(i): squares[..., i].reshape(rows.mean.shape) for i in range(squares.shape[-1])}
 
-    def values(self, rows: Rows) -> Tensor:
+    def values(self, rows: BatchContext) -> Tensor:
         """See `Term`."""
         by_output = _gradients(rows.network, rows.x, rows.readout)
         if len(by_output[0]) > 1 and self.std.dim() > 0:
@@ -75,9 +82,9 @@ class InputNoise(Term):
         flat = [torch.cat([self._carried(g) for g in gradients], 1).sum(1) for gradients in by_output]
         return torch.stack(flat, 1).reshape(rows.mean.shape)
 
-    def state(self) -> Learned:
+    def checked(self) -> InputNoise:
         """See `Term`."""
-        return {"std": self.std, "each": self.each}
+        return InputNoise(self.std, each=self.each)
 
     def _carried(self, gradient: Tensor) -> Tensor:
         """`(N, entries)` from the gradient of one output with respect to an input."""

@@ -11,48 +11,57 @@ rows is left out: the leverage without it is `(n - 1) / n · t / (1 - t / n)`.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import ClassVar
+from dataclasses import KW_ONLY, dataclass, field
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from latedrop.errors import ArgumentError, DataError
-from latedrop.terms.term import Learned, Rows, Term
+from latedrop.records import record
+from latedrop.stored_tensors import StoredTensor
+from latedrop.terms.term import BatchContext, Term
 
 __all__ = ["Leverage"]
 
 _ROWS = 1024
 
 
+@record
+@dataclass(eq=False)
 class Leverage(Term):
     """Leverage of the features that enter the sites.
 
     Args:
         ridge: added to the mean square of every direction, in units of their average; more where features outnumber
             the reference rows, as most directions then were not seen at all.
+        root, rows, own: what it has learned: a root of the inverse above, the number of reference rows, and whether
+            they were the validation rows.
 
     >>> import latedrop
     >>> x = torch.linspace(-1, 1, 64)[:, None]
     >>> net = torch.nn.Sequential(torch.nn.Linear(1, 20), torch.nn.Tanh(), torch.nn.Linear(20, 1))
-    >>> latedrop.calibrate(net, (x, x**2), terms=["dropout", Leverage(ridge=0.01)]).predict(x).std.shape
+    >>> latedrop.calibrate(net, (x, x**2), method=latedrop.Terms(["dropout", Leverage(ridge=0.01)])).predict(
+    ...     x
+    ... ).std.shape
     torch.Size([64, 1])
     """
 
-    name: ClassVar[str] = "leverage"
+    ridge: float = 1e-3
+    _: KW_ONLY
+    root: StoredTensor | None = field(default=None, repr=False)
+    rows: int = 0
+    own: bool = False
+    name: Literal["leverage"] = "leverage"
     needs_features: ClassVar[bool] = True
 
-    def __init__(self, ridge: float = 1e-3, *, root: Tensor | None = None, rows: int = 0, own: bool = False) -> None:
-        if isinstance(ridge, bool) or not 0 < ridge < 1e6:
-            raise ArgumentError(f"expected a ridge above 0; found {ridge!r}.")
-        if type(rows) is not int or rows < 0 or type(own) is not bool:
-            raise ArgumentError(
-                "expected how many reference rows there were, and whether they were the validation rows; found "
-                f"{rows!r} and {own!r}."
-            )
-        if root is not None and (root.dim() != 2 or root.shape[0] != root.shape[1]):
-            raise ArgumentError(f"expected a square root of a matrix; found shape {tuple(root.shape)}.")
-        self.ridge = ridge
-        self._root, self._rows, self._own = root, rows, own
+    def __post_init__(self) -> None:
+        if isinstance(self.ridge, bool) or not 0 < self.ridge < 1e6:
+            raise ArgumentError(f"expected a ridge above 0; found {self.ridge!r}.")
+        if self.rows < 0:
+            raise ArgumentError(f"expected how many reference rows there were; found {self.rows!r}.")
+        if self.root is not None and (self.root.dim() != 2 or self.root.shape[0] != self.root.shape[1]):
+            raise ArgumentError(f"expected a square root of a matrix; found shape {tuple(self.root.shape)}.")
 
     def learned_from(self, reference: Iterable[Tensor], own: bool) -> Leverage:
         """See `Term`."""
@@ -71,24 +80,20 @@ class Leverage(Term):
         root = torch.linalg.inv(torch.linalg.cholesky(mean))
         return Leverage(self.ridge, root=root.contiguous(), rows=count, own=own)
 
-    def values(self, rows: Rows) -> Tensor:
+    def values(self, rows: BatchContext) -> Tensor:
         """See `Term`."""
-        if self._root is None:
+        if self.root is None:
             raise DataError("expected a term that has seen reference rows; found one that has not.")
         # In double precision: with more features than rows, a row's own share of its leverage is nearly all of it.
         features = rows.features
-        root = self._root.to(features.device, torch.float64)
+        root = self.root.to(features.device, torch.float64)
         weights, last = root[:, :-1].T, root[:, -1]  # the last feature is a one
         # On a CPU a few rows at a time, which stay in its cache.
         parts = features.split(_ROWS if features.device.type == "cpu" else max(1, len(features)))
         value = torch.cat([torch.addmm(last, part.double(), weights).square_().sum(1) for part in parts])
-        if self._own and rows.index is not None:
-            value = value * (1 - 1 / self._rows) / (1 - value / self._rows).clamp_min(1e-9)
+        if self.own and rows.index is not None:
+            value = value * (1 - 1 / self.rows) / (1 - value / self.rows).clamp_min(1e-9)
         return value
-
-    def state(self) -> Learned:
-        """See `Term`."""
-        return {"ridge": self.ridge, "root": self._root, "rows": self._rows, "own": self._own}
 
 
 def _with_one(features: Tensor) -> Tensor:

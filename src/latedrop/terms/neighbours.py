@@ -9,15 +9,18 @@ neighbour. Trees find them in a time that hardly grows with the number of refere
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from latedrop.errors import ArgumentError, DataError, LatedropError
-from latedrop.terms.term import Learned, Rows, Term
+from latedrop.records import record
+from latedrop.stored_tensors import StoredTensor
+from latedrop.terms.term import BatchContext, Term
 
 __all__ = ["LocalErrors", "Neighbours"]
 
@@ -63,82 +66,100 @@ class _Nearest:
             ) from error
         return cKDTree(self.points.numpy())
 
-    def state(self) -> dict[str, Tensor]:
-        """See `Term`."""
-        return {"points": self.points, "center": self.center, "spread": self.spread}
+
+@dataclass(eq=False)
+class _Looking(Term):
+    """A term that looks for the nearest `k` of some rows, which are its `points` in standardised feature space."""
+
+    k: int
+    _: KW_ONLY
+    points: StoredTensor | None = field(default=None, repr=False)
+    center: StoredTensor | None = field(default=None, repr=False)
+    spread: StoredTensor | None = field(default=None, repr=False)
+    needs_features: ClassVar[bool] = True
+    is_lookup: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if isinstance(self.k, bool) or not isinstance(self.k, int) or self.k < 1:
+            raise ArgumentError(f"expected at least 1 neighbour; found {self.k!r}.")
+        shapes = [None if part is None else tuple(part.shape) for part in (self.points, self.center, self.spread)]
+        if shapes != [None] * 3 and (not shapes[0] or shapes[0][0] < 1 or shapes[1:] != [shapes[0][1:]] * 2):
+            raise ArgumentError(f"expected points (n, d) with their center and spread (d,); found {shapes}.")
+
+    @cached_property
+    def nearest(self) -> _Nearest:
+        """The points, with a tree to find them by."""
+        if self.points is None or self.center is None or self.spread is None:
+            raise DataError("expected a term that has seen reference rows; found one that has not.")
+        return _Nearest(self.points, self.center, self.spread)
 
 
-class Neighbours(Term):
+@record
+@dataclass(eq=False)
+class Neighbours(_Looking):
     """Mean squared distance to the nearest reference rows.
 
     Args:
         k: how many.
+        own: whether the reference rows were the validation rows.
+        points, center, spread: what it has learned.
     """
 
-    name: ClassVar[str] = "neighbours"
-    needs_features: ClassVar[bool] = True
-
-    def __init__(self, k: int = 10, *, own: bool = False, **points: Tensor) -> None:
-        if type(own) is not bool:
-            raise ArgumentError(f"expected whether the reference rows were the validation rows; found {own!r}.")
-        self.k, self._own = _checked(k), own
-        self._nearest = _Nearest(**points) if points else None
+    k: int = 10
+    _: KW_ONLY
+    own: bool = False
+    name: Literal["neighbours"] = "neighbours"
 
     def learned_from(self, reference: Iterable[Tensor], own: bool) -> Neighbours:
         """See `Term`."""
-        return Neighbours(self.k, own=own, **_Nearest.of(reference).state())
+        found = _Nearest.of(reference)
+        return replace(self, own=own, points=found.points, center=found.center, spread=found.spread)
 
-    def values(self, rows: Rows) -> Tensor:
+    def values(self, rows: BatchContext) -> Tensor:
         """See `Term`."""
         return self.distances(rows.features, rows.index)
 
     def distances(self, features: Tensor, index: Tensor | None = None) -> Tensor:
         """Of rows with these features, `(N,)`; with `index`, their places among the reference rows."""
-        if self._nearest is None:
-            raise DataError("expected a term that has seen reference rows; found one that has not.")
-        whole = self._own and len(self._nearest.points) < _MOST_ROWS
-        return self._nearest.query(features, self.k, index if whole else None)[0].mean(1)
-
-    def state(self) -> Learned:
-        """See `Term`."""
-        return {"k": self.k, "own": self._own, **(self._nearest.state() if self._nearest else {})}
+        whole = self.own and len(self.nearest.points) < _MOST_ROWS
+        return self.nearest.query(features, self.k, index if whole else None)[0].mean(1)
 
 
-class LocalErrors(Term):
+@record
+@dataclass(eq=False)
+class LocalErrors(_Looking):
     """Mean squared error of the nearest validation rows.
 
     Args:
         k: how many.
+        squares: `(n, ...)`, the squared errors of the validation rows that it has learned.
+        points, center, spread: where these lie.
     """
 
-    name: ClassVar[str] = "local_errors"
-    needs_features: ClassVar[bool] = True
+    k: int = 20
+    _: KW_ONLY
+    squares: StoredTensor | None = field(default=None, repr=False)
+    name: Literal["local_errors"] = "local_errors"
+    needs_errors: ClassVar[bool] = True
 
-    def __init__(self, k: int = 20, *, squares: Tensor | None = None, **points: Tensor) -> None:
-        self.k, self._squares = _checked(k), squares
-        self._nearest = _Nearest(**points) if points else None
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.squares is not None and self.squares.shape[:1] != (
+            () if self.points is None else self.points.shape[:1]
+        ):
+            raise ArgumentError(f"expected a squared error for each of the points; found {tuple(self.squares.shape)}.")
 
-    def learned_from_errors(self, features: Iterable[Tensor], error: Tensor) -> LocalErrors:
-        """The same term, after the validation rows' features and their errors `(N, ...)`."""
-        found = _Nearest.of(features)
+    def learned_from_errors(self, rows: BatchContext, error: Tensor) -> LocalErrors:
+        """See `Term`."""
+        found = _Nearest.of([rows.features])
         kept = torch.linspace(0, len(error) - 1, len(found.points)).round().long()
-        return LocalErrors(self.k, squares=error[kept].square().cpu().float(), **found.state())
+        squares = error[kept].square().cpu().float()
+        return replace(self, squares=squares, points=found.points, center=found.center, spread=found.spread)
 
-    def values(self, rows: Rows) -> Tensor:
+    def values(self, rows: BatchContext) -> Tensor:
         """See `Term`."""
-        if self._nearest is None or self._squares is None:
-            raise DataError("expected a term that has seen reference rows; found one that has not.")
-        whole = len(self._nearest.points) < _MOST_ROWS
-        places = self._nearest.query(rows.features, self.k, rows.index if whole else None)[1]
-        return self._squares[places].mean(1).to(rows.mean)
-
-    def state(self) -> Learned:
-        """See `Term`."""
-        kept = {} if self._squares is None else {"squares": self._squares}
-        return {"k": self.k, **kept, **(self._nearest.state() if self._nearest else {})}
-
-
-def _checked(k: int) -> int:
-    if isinstance(k, bool) or not isinstance(k, int) or k < 1:
-        raise ArgumentError(f"expected at least 1 neighbour; found {k!r}.")
-    return k
+        whole = len(self.nearest.points) < _MOST_ROWS
+        places = self.nearest.query(rows.features, self.k, rows.index if whole else None)[1]
+        if self.squares is None:
+            raise DataError("expected a term that has seen the validation errors; found one that has not.")
+        return self.squares[places].mean(1).to(rows.mean)

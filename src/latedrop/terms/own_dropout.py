@@ -6,8 +6,8 @@ thinned networks; see `dropout`. Its coefficient says how much of that the error
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from dataclasses import KW_ONLY, dataclass, replace
+from typing import Literal
 
 from torch import Tensor
 
@@ -17,59 +17,57 @@ from latedrop.dropout.moments import Sampling, checked_draws
 from latedrop.dropout.sampling import sample_rates
 from latedrop.errors import ArgumentError, DataError
 from latedrop.network.find_sites import own_dropouts
-from latedrop.network.sites import Site, Sites
-from latedrop.terms.term import Learned, Rows, Term
+from latedrop.network.sites import Probability, StoredSites
+from latedrop.records import record
+from latedrop.terms.term import BatchContext, Term
 
 __all__ = ["OwnDropout"]
 
 
+@record
+@dataclass(eq=False)
 class OwnDropout(Term):
     """Embedded dropout.
 
     Args:
         draws: thinned networks; 0 takes the variance to first order.
         seed: fixes their masks.
+        sites, rates: the model's dropout layers, once it was shown the model.
 
     >>> import latedrop, torch
     >>> x = torch.linspace(-1, 1, 64)[:, None]
     >>> net = torch.nn.Sequential(
     ...     torch.nn.Linear(1, 20), torch.nn.Dropout(0.1), torch.nn.Tanh(), torch.nn.Linear(20, 1)
     ... )
-    >>> latedrop.calibrate(net, (x, x**2), terms=[OwnDropout(), "leverage"]).predict(x).std.shape
+    >>> latedrop.calibrate(net, (x, x**2), method=latedrop.Terms([OwnDropout(), "leverage"])).predict(x).std.shape
     torch.Size([64, 1])
     """
 
-    name: ClassVar[str] = "own_dropout"
+    draws: int = 0
+    _: KW_ONLY
+    seed: int = 0
+    sites: StoredSites | None = None
+    rates: dict[str, Probability] | None = None
+    name: Literal["own_dropout"] = "own_dropout"
 
-    def __init__(
-        self,
-        draws: int = 0,
-        *,
-        seed: int = 0,
-        sites: Sequence[Site] | list[Any] | None = None,
-        rates: Mapping[str, float] | None = None,
-    ) -> None:
-        self.draws, self.seed = 0 if draws == 0 and type(draws) is int else checked_draws(draws), checked_seed(seed)
-        self._sites = None if sites is None else sites if isinstance(sites, Sites) else Sites.from_list(sites)
-        if (sites is None) != (rates is None) or (self._sites and set(rates or ()) != {s.name for s in self._sites}):
+    def __post_init__(self) -> None:
+        if self.draws != 0 or type(self.draws) is not int:
+            checked_draws(self.draws)
+        checked_seed(self.seed)
+        names = None if self.sites is None else {site.name for site in self.sites}
+        if names != (None if self.rates is None else set(self.rates)):
             raise ArgumentError("expected a rate for every dropout layer of the model's own.")
-        self._rates = dict(rates or {})
 
-    def prepared(self, rows: Rows) -> OwnDropout:
+    def prepared(self, rows: BatchContext) -> OwnDropout:
         """See `Term`."""
         sites, rates = own_dropouts(rows.model, rows.x)
-        return OwnDropout(self.draws, seed=self.seed, sites=sites, rates=rates)
+        return replace(self, sites=sites, rates=rates)
 
-    def values(self, rows: Rows) -> Tensor:
+    def values(self, rows: BatchContext) -> Tensor:
         """See `Term`."""
-        if self._sites is None:
+        if self.sites is None or self.rates is None:
             raise DataError("expected a term that was shown the model; found one that was not.")
         if self.draws:
             options = Sampling(self.draws, self.seed, rows.readout)
-            return sample_rates(rows.network, rows.x, [self._rates], self._sites, options)[0].variance
-        return linearize(rows.network, rows.x, self._sites, rows.readout).variance(self._rates)
-
-    def state(self) -> Learned:
-        """See `Term`."""
-        sites = None if self._sites is None else self._sites.to_list()
-        return {"draws": self.draws, "seed": self.seed, "sites": sites, "rates": self._rates or None}
+            return sample_rates(rows.network, rows.x, [self.rates], self.sites, options)[0].variance
+        return linearize(rows.network, rows.x, self.sites, rows.readout).variance(self.rates)

@@ -6,16 +6,20 @@ percentage.
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 from torch import Tensor
 
 from latedrop.errors import ArgumentError
-from latedrop.terms.term import Learned, Rows, Term
+from latedrop.records import record
+from latedrop.terms.term import BatchContext, Term
 
 __all__ = ["Size"]
 
 
+@record
+@dataclass(eq=False)
 class Size(Term):
     """Size of the prediction.
 
@@ -25,22 +29,18 @@ class Size(Term):
     >>> import latedrop, torch
     >>> x = torch.linspace(-1, 1, 64)[:, None]
     >>> net = torch.nn.Sequential(torch.nn.Linear(1, 20), torch.nn.Tanh(), torch.nn.Linear(20, 1))
-    >>> uq = latedrop.calibrate(net, (x, x**2), terms=["dropout", Size(1)])
+    >>> uq = latedrop.calibrate(net, (x, x**2), method=latedrop.Terms(["dropout", Size(1)]))
     >>> uq.predict(x).std.shape
     torch.Size([64, 1])
     """
 
-    name: ClassVar[str] = "size"
+    power: Literal[1, 2] = 2
+    name: Literal["size"] = "size"
 
-    def __init__(self, power: Literal[1, 2] = 2) -> None:
-        if power not in (1, 2):
-            raise ArgumentError(f"expected a power of 1 or 2; found {power!r}.")
-        self.power = power
+    def __post_init__(self) -> None:
+        if self.power not in (1, 2):
+            raise ArgumentError(f"expected a power of 1 or 2; found {self.power!r}.")
 
-    def values(self, rows: Rows) -> Tensor:
+    def values(self, rows: BatchContext) -> Tensor:
         """See `Term`."""
         return rows.mean.abs() if self.power == 1 else rows.mean.square()
-
-    def state(self) -> Learned:
-        """See `Term`."""
-        return {"power": self.power}

@@ -5,13 +5,14 @@ A term of one's own is a class with a name and `values`:
     class Night(Term):
         name = "night"
 
-        def values(self, rows: Rows) -> Tensor:
+        def values(self, rows: BatchContext) -> Tensor:
             return (rows.x[:, 3] > 20).float()
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
@@ -25,15 +26,13 @@ from latedrop.dropout.sampling import own_output
 from latedrop.network.calling import Readout, check_finite, read
 from latedrop.network.network import Network
 from latedrop.network.sites import Sites
+from latedrop.records import record
 from latedrop.terms.features import Features
 
-__all__ = ["Learned", "Rows", "Term"]
-
-Learned = Mapping[str, Any]
-"""What a term has learned, as a calibration keeps it."""
+__all__ = ["BatchContext", "Missing", "Term"]
 
 
-class Rows:
+class BatchContext:
     """A batch of N examples; each of the parts below is computed when it is first asked for.
 
     Attributes:
@@ -125,6 +124,9 @@ class Term:
     Attributes:
         name: in tables, and in the file of a calibration.
         needs_features: whether `rows.features` is asked for, of reference rows too.
+        needs_errors: whether it learns from the errors of all entries of the validation rows.
+        is_lookup: whether it looks for the nearest of other rows, which no traced program can.
+        is_block: whether its columns share one coefficient, unless a candidate tells each apart.
 
     >>> import latedrop
     >>> class Distance(Term):
@@ -134,23 +136,29 @@ class Term:
     ...         return rows.x.square().sum(1)
     >>> x = torch.linspace(-1, 1, 64)[:, None]
     >>> net = torch.nn.Sequential(torch.nn.Linear(1, 20), torch.nn.Tanh(), torch.nn.Linear(20, 1))
-    >>> uq = latedrop.calibrate(net, (x, x**2), terms=["dropout", Distance()])
+    >>> uq = latedrop.calibrate(net, (x, x**2), method=latedrop.Terms(["dropout", Distance()]))
     >>> uq.predict(x).std.shape
     torch.Size([64, 1])
     """
 
-    name: ClassVar[str]
+    name: str
     needs_features: ClassVar[bool] = False
+    needs_errors: ClassVar[bool] = False
+    is_lookup: ClassVar[bool] = False
+    is_block: ClassVar[bool] = False
 
-    def values(self, rows: Rows) -> Tensor:
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({getattr(self, 'name', '')})"
+
+    def values(self, rows: BatchContext) -> Tensor:
         """Not negative: `(N,)`, for all outputs alike, or in the shape of `rows.mean`."""
         raise NotImplementedError
 
-    def columns(self, rows: Rows) -> dict[str, Tensor]:
+    def columns(self, rows: BatchContext) -> dict[str, Tensor]:
         """All that has a coefficient of its own, by name; `values` alone, without a name, unless there are several."""
         return {"": rows.values_of(self)}
 
-    def prepared(self, rows: Rows) -> Term:
+    def prepared(self, rows: BatchContext) -> Term:
         """The same term, ready to measure: it is shown the first rows once, before all others."""
         return self
 
@@ -161,11 +169,14 @@ class Term:
         """
         return self
 
-    def state(self) -> Learned | None:
-        """What has to be kept for predictions; None where a file cannot hold it, and `load` needs the term again."""
-        return {}
+    def learned_from_errors(self, rows: BatchContext, error: Tensor) -> Term:
+        """The same term, after the errors `(N, ...)` of all validation rows; `rows` has their features and means."""
+        return self
 
-    @classmethod
-    def restored(cls, state: Learned) -> Term:
-        """The inverse of `state`."""
-        return cls(**state)
+
+@record
+@dataclass(eq=False)
+class Missing(Term):
+    """Stands for a term of the user's own that a file could only name."""
+
+    name: str

@@ -16,9 +16,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from latedrop.calibration.named import load_function
 from latedrop.cli.tables.rows import Array, Block, Columns, Table
 from latedrop.errors import ArgumentError, DataError, LatedropError
+from latedrop.named import load_function
 from latedrop.terminal import need
 
 __all__ = ["image_transform", "open_images"]

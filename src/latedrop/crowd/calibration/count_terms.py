@@ -10,20 +10,20 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 
-from latedrop import Calibration, Predictor, calibrate
-from latedrop.calibration.search import measured_by_terms, recorded_terms
-from latedrop.calibration.setup import Setup
-from latedrop.calibration.term_search import MeasuredTerms
+from latedrop import Calibration, Terms
+from latedrop.calibration.measure import MeasuredTerms, measure_terms
+from latedrop.calibration.methods import Plan
 from latedrop.crowd.blocks import time_blocks
 from latedrop.crowd.calibration.cells import FrameBatches, FrameInputs
 from latedrop.crowd.layouts import CrowdSet
 from latedrop.crowd.mcnn import Trained
 from latedrop.errors import LatedropWarning
+from latedrop.network.network import Network
 from latedrop.network.sites import Sites
+from latedrop.prediction.calibrate import record_terms
 from latedrop.terms import Dropout, Leverage, Size
 
 __all__ = ["Fold", "count_by_terms", "left_out"]
@@ -51,7 +51,7 @@ def count_by_terms(
     *,
     sites: Sites,
     folds: Sequence[Fold] = (),
-    **settings: Any,
+    progress: bool = True,
 ) -> Calibration:
     """The record of the count: a floor and the terms that win on blocks of frames."""
     if not len(reference):
@@ -62,31 +62,27 @@ def count_by_terms(
             stacklevel=4,
         )
     usable = [site.name for site in sites if site.batch_axis is not None and not site.moved and not site.skipped]
-    options: dict[str, Any] = {"features": usable[-1:] or None, "folds": "blocks", "sites": sites, **settings}
-    options |= {"terms": (Dropout("first order"), Size(1), Leverage())}
-    options |= {"reference": reference} if len(reference) else {}
+    terms = (Dropout("first order"), Size(1), Leverage())
+    plan = Plan(
+        method=Terms(terms, features=usable[-1:] or None, folds="blocks"),
+        reference=reference if len(reference) else None,
+        readout=trained.count_of,
+        sites=sites,
+        progress=progress,
+    )
+    network = Network(trained.model)
     if not folds:
-        found: Predictor = calibrate(trained.model, counts, readout=trained.count_of, **options)
-        return found.calibration
+        return record_terms(network, measure_terms(network, counts, plan), plan)[0]
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "only .* validation rows", LatedropWarning)  # of each, not of all together
         # The final network has seen every frame; its errors are not used, but those of the networks of the folds.
         warnings.filterwarnings("ignore", ".* among the reference rows", LatedropWarning)
         measured = [
-            measured_by_terms(one.model, held, _setup(one, options | {"reference": seen})) for one, held, seen in folds
+            measure_terms(Network(one.model), held, replace(plan, reference=seen, readout=one.count_of))
+            for one, held, seen in folds
         ]
-        final = measured_by_terms(trained.model, counts, _setup(trained, options))
-    return recorded_terms(trained.model, _joined(final, measured), _setup(trained, options))
-
-
-def _setup(trained: Trained, options: dict[str, Any]) -> Setup:
-    plain: dict[str, Any] = dict.fromkeys(
-        ("rates", "draws", "criterion", "method", "guard", "mean", "per_output", "intervals", "conformal_data",
-         "select", "chunk", "unpack", "collate", "target", "row_weights")
-    )  # fmt: skip
-    plain |= {"floor": False, "per_site": False, "loss": "nll", "kind": "element", "shared": True, "batch_size": 256}
-    plain |= {"engine": "auto", "readout": trained.count_of}
-    return Setup(**(plain | options)).checked()
+        final = measure_terms(network, counts, plan)
+    return record_terms(network, _joined(final, measured), plan)[0]
 
 
 def _joined(final: MeasuredTerms, parts: Sequence[MeasuredTerms]) -> MeasuredTerms:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from latedrop import Calibration, Predictor, calibrate, find_sites
+from latedrop import Calibration, Predictor, Propagation, Sampling, calibrate, find_sites
 from latedrop.calibration.record import Choice
 from latedrop.calibration.weights import fingerprint
 from latedrop.crowd.blocks import time_blocks
@@ -84,16 +84,18 @@ def calibrate_counter(
     if folds:  # the last one stands for all where maps are concerned: its block is the end of the frames
         crowd_set = replace(crowd_set, train=(*crowd_set.train, *crowd_set.validation), validation=())
         chosen, mapped = time_blocks(crowd_set.train, len(folds))[-1][::every], folds[-1]
-    options: dict[str, Any] = {"scale": scale, "seed": seed, "progress": progress}
+    options: dict[str, Any] = {"progress": progress}
     if method == "sample":
-        options |= {"draws": draws, "floor": floor, "rates": rates or _SAMPLED_RATES}
-    found, sites = _of_count(trained, crowd_set, chosen, method, every, options, left_out(folds, crowd_set, every))
+        options["method"] = Sampling(rates or _SAMPLED_RATES, draws, floor=floor, scale=scale, seed=seed)
+    held = left_out(folds, crowd_set, every)
+    found, sites = _of_count(trained, crowd_set, chosen, method, every, options, held, scale)
     if not crowd_set.has_points:
         return found
     if method == "sample":
-        options |= {"rates": [found.count.rate]}  # the count chooses it, and one run of draws serves both
+        # The count chooses the rate, and one run of draws serves both.
+        options["method"] = replace(options["method"], rates=[found.count.rate])
     else:
-        options |= {"method": "propagate", "mean": "model", "floor": floor, "rates": rates or _PROPAGATED_RATES}
+        options["method"] = Propagation(rates or _PROPAGATED_RATES, mean="model", floor=floor, scale=scale)
     return _with_maps(mapped, found, crowd_set, chosen, policy, options | {"sites": sites})
 
 
@@ -105,6 +107,7 @@ def _of_count(
     every: int,
     options: dict[str, Any],
     folds: Sequence[Fold],
+    scale: Choice,
 ) -> tuple[CrowdCalibration, Sites]:
     """The calibration of the count alone, and where dropout goes."""
     counts = FrameBatches(trained, crowd_set, chosen, None)
@@ -114,7 +117,7 @@ def _of_count(
         own: Predictor = calibrate(trained.model, counts, readout=trained.count_of, sites=sites, **options)
         count = own.calibration
     else:
-        count = count_by_terms(trained, counts, reference, sites=sites, folds=folds, **options)
+        count = count_by_terms(trained, counts, reference, sites=sites, folds=folds, **options).with_choice(scale)
     about = _about(trained, crowd_set, len(chosen), len(reference), every)
     usual = Usual.of(image for part in (counts.images(), reference) for image in part)
     mark = fingerprint(trained.model)

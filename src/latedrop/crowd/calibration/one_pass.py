@@ -9,7 +9,7 @@ from latedrop import Calibration, Prediction
 from latedrop.crowd.mcnn import Trained
 from latedrop.data.arrays import place
 from latedrop.errors import DataError
-from latedrop.terms import Rows
+from latedrop.terms import BatchContext
 
 __all__ = ["count_in_one_pass"]
 
@@ -25,7 +25,7 @@ def count_in_one_pass(trained: Trained, calibration: Calibration, x: Tensor) -> 
     terms = calibration.terms
     if terms is None:
         raise DataError("expected a calibration by terms; found one by draws. Run `crowd calibrate` again.")
-    rows = Rows(trained.model, place(x, trained.model), calibration.sites, count_of, terms.features)
+    rows = BatchContext(trained.model, place(x, trained.model), calibration.sites, count_of, terms.features)
     variance, strangeness, shares = terms.variance(rows)
     fitted = Prediction(rows.mean, sum(terms.parts(rows).values(), torch.zeros_like(rows.mean)), calibration)
     count = Prediction(rows.mean, variance, calibration, strangeness, shares=shares)

@@ -20,14 +20,14 @@ is refused.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+from dataclasses import dataclass
+from typing import Annotated, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from latedrop.errors import DataError
-from latedrop.records import Fields, number, text, whole
+from latedrop.records import Limits, record
 
 __all__ = ["FEWEST", "Recalibration", "effective_frames", "fit_recalibration", "t_quantile"]
 
@@ -36,12 +36,15 @@ FEWEST = 5
 _PRIOR_FRAMES = 3.0  # what the old variance is worth
 _OFFSET, _SLOPE = 5.0, 0.2  # prior deviations: of the offset in old deviations, of the slope as a share
 _BLOCKS = 5  # of frames that are left out, one after the other
-_FIELDS = ("center", "offset", "slope", "variance", "unit", "dof", "offset_variance", "slope_variance", "covariance")
 
 Floats = npt.NDArray[np.float64]
 Form: TypeAlias = Literal["as before", "offset", "line"]
+_Number: TypeAlias = Annotated[float, Limits(-1e30, 1e30)]
+_Positive: TypeAlias = Annotated[float, Limits(1e-30, 1e30)]
+_Amount: TypeAlias = Annotated[float, Limits(0, 1e30)]
 
 
+@record
 @dataclass(frozen=True)
 class Recalibration:
     """How counts of a new scene follow from those of the old calibration.
@@ -64,45 +67,27 @@ class Recalibration:
         strangeness: of the strangest of them, at least 1: what is usual in this scene.
     """
 
-    center: float
-    offset: float
-    slope: float
-    variance: float
-    unit: float
-    dof: float
-    offset_variance: float
-    slope_variance: float
-    covariance: float
-    frames: int
-    effective: float
-    mae_before: float
-    mae_after: float
+    center: _Number
+    offset: _Number
+    slope: Annotated[float, Limits(-1, 1e30)]
+    variance: _Positive
+    unit: _Positive
+    dof: Annotated[float, Limits(2.001, 1e30)]
+    offset_variance: _Amount
+    slope_variance: _Amount
+    covariance: _Number
+    frames: Annotated[int, Limits(FEWEST)]
+    effective: _Amount
+    mae_before: _Amount
+    mae_after: _Amount
     form: Form
-    strangeness: float = 1.0
+    strangeness: _Amount = 1.0
 
     def apply(self, count: float, variance: float) -> tuple[float, float]:
         """Count, and the squared scale of its t-distribution, from those of the old calibration."""
         along = count - self.center
         unsure = self.offset_variance + 2 * along * self.covariance + along**2 * self.slope_variance
         return count + self.offset + self.slope * along, self.variance * (variance / self.unit + max(unsure, 0.0))
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, record: Any, name: str = "recalibration") -> Recalibration:
-        """The inverse of `to_dict`; `DataError` where a field is not as it should be."""
-        fields = Fields(record, name)
-        least = dict.fromkeys(_FIELDS, -1e30) | {"variance": 1e-30, "unit": 1e-30, "dof": 2.001, "slope": -1.0}
-        least |= {"offset_variance": 0.0, "slope_variance": 0.0}
-        numbers = {part: fields.take(part, number, least=least[part], most=1e30) for part in _FIELDS}
-        errors = ("effective", "mae_before", "mae_after", "strangeness")
-        rest = {part: fields.take(part, number, least=0, most=1e30) for part in errors}
-        form: Any = fields.take("form", text, among=get_args(Form))
-        found = cls(**numbers, frames=fields.take("frames", whole, least=FEWEST), form=form, **rest)
-        fields.end()
-        return found
 
     def __str__(self) -> str:
         moved = {

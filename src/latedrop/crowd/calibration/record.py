@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import isfinite
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +15,7 @@ from torch import Tensor
 
 from latedrop import Calibration, Prediction, Predictor, sample
 from latedrop.calibration.fitted_terms import term_of
-from latedrop.calibration.record import Choice
+from latedrop.calibration.record import CALIBRATION, Choice
 from latedrop.calibration.weights import fingerprint
 from latedrop.crowd.calibration.cells import READOUTS, Cells
 from latedrop.crowd.calibration.one_pass import count_in_one_pass
@@ -26,9 +24,10 @@ from latedrop.crowd.calibration.usual import STRANGE, Usual
 from latedrop.crowd.mcnn import Trained
 from latedrop.crowd.regions import Policy
 from latedrop.errors import DataError, FileError, OutputError
-from latedrop.files import write_aside
+from latedrop.json_text import read_text
 from latedrop.metrics.levels import central_quantile
-from latedrop.records import Fields, mapping, or_none, parsed, read_text, sealed, text, unsealed, wholes
+from latedrop.records import Format, Limits, match, naming, record
+from latedrop.stored_tensors import inline
 from latedrop.terms import Dropout, Size
 
 __all__ = ["METHODS", "CrowdCalibration", "CrowdMethod", "Reading", "load_calibration", "roi_record"]
@@ -36,7 +35,6 @@ __all__ = ["METHODS", "CrowdCalibration", "CrowdMethod", "Reading", "load_calibr
 CrowdMethod: TypeAlias = Literal["sampling-free", "sample"]
 
 METHODS: tuple[CrowdMethod, ...] = ("sampling-free", "sample")
-_FORMAT = 1
 
 
 @dataclass(frozen=True)
@@ -89,6 +87,21 @@ class Reading:
         return self.mean - float(reach), self.mean + float(reach)
 
 
+@record
+@dataclass(frozen=True)
+class Region:
+    """A region of interest, in cells.
+
+    Attributes:
+        shape: `(h, w)`.
+        sha256: digest of its mask.
+    """
+
+    shape: tuple[Annotated[int, Limits(1)], Annotated[int, Limits(1)]]
+    sha256: str
+
+
+@record
 @dataclass(frozen=True)
 class CrowdCalibration:
     """All that turns a counter's output into counts with intervals. Frozen, and plain JSON on disk.
@@ -100,9 +113,9 @@ class CrowdCalibration:
             alone were known: the map then has no deviations.
         policy: which regions to reject; None: it was not fitted.
         fingerprint: of the weights that it belongs to.
-        roi: shape and digest of the region of interest; None where the whole frame counts.
+        roi: the region of interest; None where the whole frame counts.
         about: set, frames, settings and versions; plain JSON.
-        usual: size and brightness of the frames that were seen; None in files of earlier versions.
+        usual: size and brightness of the frames that were seen; None where it is not known.
         recalibration: for a new scene, from some of its frames; None: it was not done.
     """
 
@@ -111,8 +124,8 @@ class CrowdCalibration:
     pixels: Calibration | None
     policy: Policy | None
     fingerprint: str
-    roi: Mapping[str, Any] | None
-    about: Mapping[str, Any]
+    roi: Region | None
+    about: dict[str, Any]
     usual: Usual | None = None
     recalibration: Recalibration | None = None
 
@@ -207,58 +220,38 @@ class CrowdCalibration:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write it as JSON; the weights are not in it."""
-        write_aside(path, self.to_json().encode())
+        CROWD.write(path, self, inline)
 
     def to_json(self) -> str:
         """Readable JSON, with a checksum over its content."""
-        record = {
-            "format": _FORMAT,
-            "method": self.method,
-            "count": json.loads(self.count.to_json()),
-            "pixels": None if self.pixels is None else json.loads(self.pixels.to_json()),
-            "policy": None if self.policy is None else self.policy.to_dict(),
-            "fingerprint": self.fingerprint,
-            "roi": None if self.roi is None else dict(self.roi),
-            "about": dict(self.about),
-            "usual": None if self.usual is None else self.usual.to_dict(),
-            "recalibration": None if self.recalibration is None else self.recalibration.to_dict(),
-        }
-        return sealed("crowd", record) + "\n"
+        return CROWD.to_json(self, inline)
 
     @classmethod
     def from_json(cls, content: str) -> CrowdCalibration:
         """Read what `to_json` wrote; `DataError` where it is damaged, edited, or something else."""
-        again = "Run `crowd calibrate` again."
-        document = parsed(content, "a crowd calibration", again)
-        if isinstance(document, dict) and "latedrop" in document:
+        if f'"{CROWD.key}"' not in content and f'"{CALIBRATION.key}"' in content:
             raise DataError(
                 "expected the calibration of a people counter, of its count and its map; found that of a single "
                 "readout, as Predictor.save writes. Run `crowd calibrate`."
             )
-        fields = Fields(unsealed(document, "crowd", "a crowd calibration", _FORMAT, again, again), "crowd")
-        found = cls(
-            method=fields.take("method", text, among=METHODS),  # type: ignore[arg-type]
-            count=fields.take("count", _calibration),
-            pixels=fields.take("pixels", or_none(_calibration)),
-            policy=fields.take("policy", or_none(Policy.from_dict)),
-            fingerprint=fields.take("fingerprint", text),
-            roi=fields.take("roi", or_none(_roi)),
-            about=fields.take("about", mapping(lambda value, name: value)),
-            usual=fields.maybe("usual", None, or_none(Usual.from_dict)),
-            recalibration=fields.maybe("recalibration", None, or_none(Recalibration.from_dict)),
-        )
-        fields.end()
-        return found
+        return CROWD.from_json(content)
+
+    def checked(self) -> CrowdCalibration:
+        """Check the readouts after reading."""
+        for name, part in (("count", self.count), ("pixels", self.pixels)):
+            there = None if part is None else part.custom_readout
+            match(part is None or there == READOUTS[name], f"{name}.custom_readout", READOUTS[name], there)
+        return self
 
     def __str__(self) -> str:
         lines = [f"{self.method}, {self.count.rows} validation frames of {self.about.get('set', '?')}"]
-        for name, record in (("count", self.count), ("cells", self.pixels)):
-            if record is None or record.terms is not None:
-                lines += ["cells: not calibrated, as only counts are known"] if record is None else _said(record)
+        for name, part in (("count", self.count), ("cells", self.pixels)):
+            if part is None or part.terms is not None:
+                lines += ["cells: not calibrated, as only counts are known"] if part is None else _said(part)
                 continue
-            last = record.table[[row.rate for row in record.table].index(record.rate)]
+            last = part.table[[row.rate for row in part.table].index(part.rate)]
             lines.append(
-                f"{name}: scale {record.scales[0]:.4g}, floor {record.floors[0]:.4g}, "
+                f"{name}: scale {part.scales[0]:.4g}, floor {part.floors[0]:.4g}, "
                 f"validation RMSE {last.rmses[0]:.4g}, NLL {last.nll_unscaled:.4g} raw, {last.nll_scaled:.4g} scaled"
             )
         if not self.has_dropout:
@@ -275,24 +268,16 @@ def load_calibration(path: str | os.PathLike[str], trained: Trained) -> CrowdCal
         FileError: no such file; damaged; of a single readout; made for other weights, another readout or another region
             of interest.
     """
-    content = read_text(path, "a crowd calibration")
-    try:
+    content = read_text(path, CROWD.what)
+    with naming(path):
         found = CrowdCalibration.from_json(content)
-    except DataError as error:
-        raise FileError(f"{path}: {error}") from error
-    for name, record in (("count", found.count), ("pixels", found.pixels)):
-        if record is not None and record.custom_readout != READOUTS[name]:
-            raise FileError(
-                f"expected the {name} of {path} to be calibrated for {READOUTS[name]}; it was made for the readout "
-                f"{record.custom_readout or record.readout!r}. Run `crowd calibrate` again."
-            )
     if found.fingerprint != fingerprint(trained.model):
         raise FileError(
             f"expected the calibration of these weights in {path}; it was made for others (set "
             f"{found.about.get('set', '?')}), or with another scaling of frames or map. Run `crowd calibrate` again."
         )
     if found.roi != roi_record(trained):
-        shapes = ["none" if r is None else " x ".join(map(str, r["shape"])) for r in (roi_record(trained), found.roi)]
+        shapes = ["none" if r is None else " x ".join(map(str, r.shape)) for r in (roi_record(trained), found.roi)]
         raise FileError(
             f"expected a calibration for the weights' region of interest ({shapes[0]} cells); {path} was made for "
             f"another ({shapes[1]} cells). Run `crowd calibrate` again."
@@ -305,23 +290,12 @@ def _said(record: Calibration) -> list[str]:
     return [f"count: {record.verdict}", *(f"  {line}" for line in (record.terms.lines() if record.terms else []))]
 
 
-def roi_record(trained: Trained) -> dict[str, Any] | None:
+def roi_record(trained: Trained) -> Region | None:
     """Shape and digest of a network's region of interest."""
     if trained.roi is None:
         return None
     cells = trained.roi.cpu().numpy().astype(np.uint8)
-    return {"shape": list(cells.shape), "sha256": hashlib.sha256(cells.tobytes()).hexdigest()}
+    return Region((cells.shape[0], cells.shape[1]), hashlib.sha256(cells.tobytes()).hexdigest())
 
 
-def _calibration(value: Any, name: str) -> Calibration:
-    try:
-        return Calibration.from_json(json.dumps(value))
-    except DataError as error:
-        raise DataError(f"{name}: {error}") from error
-
-
-def _roi(value: Any, name: str) -> dict[str, Any]:
-    fields = Fields(value, name)
-    found = {"shape": list(fields.take("shape", wholes, length=2, least=1)), "sha256": fields.take("sha256", text)}
-    fields.end()
-    return found
+CROWD = Format(CrowdCalibration, "crowd", "a crowd calibration", "Run `crowd calibrate` again.", "crowd")

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, TypeAlias
 
 from torch import Tensor
 
-from latedrop.records import Fields, number, or_none, wholes
+from latedrop.records import Limits, record
 
 __all__ = ["STRANGE", "Usual"]
 
@@ -24,8 +24,11 @@ _WIDER = 0.5  # of the range of brightness: what lies outside of it by less is s
 _LEAST = 0.02
 _DARK = 0.25  # of the darkest brightness that is usual (of the distance to white for the brightest): no picture
 _FLAT = 0.02  # standard deviation of pixels, in [0, 1], below which there is nothing in a picture
+_Pixels: TypeAlias = Annotated[int, Limits(1)]
+_Share: TypeAlias = Annotated[float, Limits(0, 1)]
 
 
+@record
 @dataclass(frozen=True)
 class Usual:
     """What frames were seen.
@@ -36,9 +39,9 @@ class Usual:
         brightest: of the brightest one.
     """
 
-    size: tuple[int, int] | None
-    darkest: float
-    brightest: float
+    size: tuple[_Pixels, _Pixels] | None
+    darkest: _Share
+    brightest: _Share
 
     @classmethod
     def of(cls, images: Iterable[Tensor]) -> Usual:
@@ -76,17 +79,3 @@ class Usual:
         if 1 - mean < _DARK * (1 - self.brightest):
             return f"too bright: {usually}"
         return f"nothing in the picture: its pixels differ by {spread:.3f}" if spread < _FLAT else ""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
-        size = None if self.size is None else list(self.size)
-        return {"size": size, "darkest": self.darkest, "brightest": self.brightest}
-
-    @classmethod
-    def from_dict(cls, record: Any, name: str = "usual") -> Usual:
-        """The inverse of `to_dict`; `DataError` where a field is not as it should be."""
-        fields = Fields(record, name)
-        size = fields.take("size", or_none(wholes), length=2, least=1)
-        ends = {part: fields.take(part, number, least=0, most=1) for part in ("darkest", "brightest")}
-        fields.end()
-        return cls(None if size is None else (size[0], size[1]), **ends)

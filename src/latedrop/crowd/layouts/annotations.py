@@ -17,7 +17,7 @@ import numpy as np
 from latedrop.crowd.frames import is_video
 from latedrop.crowd.layouts.crowd_set import Floats
 from latedrop.errors import DataError
-from latedrop.records import parsed, read_text
+from latedrop.json_text import parsed, read_text
 
 __all__ = ["Heads", "csv_rows", "names_of", "read_counts", "read_heads"]
 

@@ -25,7 +25,7 @@ from latedrop.crowd.layouts.crowd_set import CrowdSet, Floats, Frame, Mask, Part
 from latedrop.crowd.layouts.release import some
 from latedrop.crowd.layouts.videos import VideoFrames
 from latedrop.errors import DataError, FileError
-from latedrop.records import read_text
+from latedrop.json_text import read_text
 
 __all__ = ["SIGMA", "read_own", "read_roi"]
 

@@ -10,10 +10,9 @@ validation frames. The ratio has no part in either where a counter is calibrated
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, TypeAlias, get_args
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -22,18 +21,19 @@ from latedrop.crowd.blocks import block_means, standard_error
 from latedrop.crowd.regions.components import NEAR, Regions, find_regions, usual_threshold
 from latedrop.crowd.regions.table import Floats, Maps, RegionTable
 from latedrop.errors import ArgumentError
-from latedrop.records import Fields, number, text, whole
+from latedrop.records import Limits, match, record
 
 __all__ = ["FEATURES", "Policy", "apply_policy", "fit_policy", "fit_table"]
 
 Objective: TypeAlias = Literal["count", "regions"]
 
-_ENDS = ("threshold", "greatest_mass", "least_ratio", "least_isolation", "faint_mass", "faint_isolation")
+_Amount: TypeAlias = Annotated[float, Limits(0)]
 FEATURES = ("mass", "ratio", "isolation")
 _MOST_MASS = 1.0  # of a rejected region: a person's; whatever is heavier is people, or far from low density
 _GRID = 16  # quantiles of each feature that are tried
 
 
+@record
 @dataclass(frozen=True)
 class Policy:
     """Which regions to reject, and which to call faint. Plain JSON.
@@ -51,15 +51,20 @@ class Policy:
         faint_false: how many of them were false.
     """
 
-    threshold: float
-    greatest_mass: float = 0.0
-    least_ratio: float = 0.0
-    least_isolation: float = 0.0
+    threshold: _Amount
+    greatest_mass: _Amount = 0.0
+    least_ratio: _Amount = 0.0
+    least_isolation: _Amount = 0.0
     objective: Objective = "count"
-    faint_mass: float = 0.0
-    faint_isolation: float = 0.0
-    faint_seen: int = 0
-    faint_false: int = 0
+    faint_mass: _Amount = 0.0
+    faint_isolation: _Amount = 0.0
+    faint_seen: Annotated[int, Limits(0)] = 0
+    faint_false: Annotated[int, Limits(0)] = 0
+
+    def checked(self) -> Policy:
+        """Check counts against each other after reading."""
+        match(self.faint_false <= self.faint_seen, "faint_false", f"at most {self.faint_seen}", self.faint_false)
+        return self
 
     @property
     def rejects_nothing(self) -> bool:
@@ -79,21 +84,6 @@ class Policy:
         """Which regions are faint and kept, `(R,)`."""
         chosen: npt.NDArray[np.bool_] = (regions.mass <= self.faint_mass) & (regions.isolation >= self.faint_isolation)
         return chosen & ~self.rejects(regions)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, record: Any, name: str = "policy") -> Policy:
-        """Read what `to_dict` made; `DataError` where a field is not as it should be."""
-        fields = Fields(record, name)
-        ends = {part: fields.take(part, number, least=0, most=sys.float_info.max) for part in _ENDS}
-        objective: Any = fields.take("objective", text, among=get_args(Objective))
-        seen = fields.take("faint_seen", whole, least=0)
-        false = fields.take("faint_false", whole, least=0, most=seen)
-        fields.end()
-        return cls(**ends, objective=objective, faint_seen=seen, faint_false=false)
 
     def __str__(self) -> str:
         faint = "no region is called faint"

@@ -12,6 +12,7 @@ from latedrop.crowd.blocks import block_size, blocks_of
 from latedrop.crowd.regions.components import NEAR, usual_threshold
 from latedrop.crowd.regions.policy import Policy, fit_table
 from latedrop.crowd.regions.table import Floats, Maps, RegionTable, error_summary
+from latedrop.records import plain
 
 __all__ = ["measure_rejection"]
 
@@ -51,7 +52,7 @@ def measure_rejection(
         "frames": {"validation": len(validation), "test": len(test)},
         "threshold": threshold,
         "near_cells": near,
-        "policy": policy.to_dict(),
+        "policy": plain(policy),
         "rejects_nothing": policy.rejects_nothing,
         "regions": {"all": len(table.mass), "false": int((~table.true_region).sum())},
         "before": table.score(nothing),
@@ -77,7 +78,7 @@ def measure_rejection(
 
 def _judged(policy: Policy, table: RegionTable) -> dict[str, Any]:
     """A policy, and what it does to a table."""
-    return {"policy": policy.to_dict(), **table.score(policy.rejects(table))}
+    return {"policy": plain(policy), **table.score(policy.rejects(table))}
 
 
 def _differences(errors: Mapping[str, Floats], rng: np.random.Generator, resamples: int) -> dict[str, dict[str, float]]:

@@ -15,7 +15,8 @@ import torch
 from latedrop.crowd.mcnn import MCNN
 from latedrop.errors import FileError
 from latedrop.files import write_aside
-from latedrop.records import Fields, parsed
+from latedrop.json_text import parsed
+from latedrop.records import checked
 
 __all__ = ["Checkpoint", "Fit", "differences"]
 
@@ -83,8 +84,9 @@ class Checkpoint:
             return
         with self._readable():
             found = torch.load(self.path, map_location="cpu", weights_only=True)
-            identity = parsed(found["identity"], "the identity of a training", "")
-            Fields(identity, "identity")
+            identity = checked(
+                dict[str, Any], parsed(found["identity"], "the identity of a training", ""), "identity", ""
+            )
         other = differences(self.identity, identity)
         if other:
             raise FileError(

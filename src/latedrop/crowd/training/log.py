@@ -20,7 +20,7 @@ from latedrop.crowd.training.counts import evaluate_counts, mean_errors
 from latedrop.devices import device_name, versions
 from latedrop.errors import ArgumentError, FileError, OutputError
 from latedrop.files import digest_of, write_aside
-from latedrop.records import understood
+from latedrop.json_text import understood
 from latedrop.terminal import folder, read_json
 
 __all__ = [

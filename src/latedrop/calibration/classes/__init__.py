@@ -1,1 +1,0 @@
-"""Classes: probabilities that mean what they say, for a trained classifier."""

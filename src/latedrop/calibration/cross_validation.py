@@ -1,0 +1,195 @@
+"""Rows that a fit has not seen: folds, standard errors over rows, and which of several candidates leads.
+
+Candidates are compared by a score of every row, from fits to the rows of the other folds. One is in use unless another
+leads by more than a standard error of the difference.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from latedrop.metrics.entries import average
+from latedrop.records import Limits, record
+
+__all__ = [
+    "Candidate",
+    "CrossValidation",
+    "Folds",
+    "crossed",
+    "effective_rows",
+    "folds",
+    "lead",
+    "leading",
+    "share_error",
+    "standard_error",
+]
+
+Folds: TypeAlias = Literal["shuffled", "blocks"]
+"""Which rows are left out of a fit together: some of a shuffle, or a run of neighbours."""
+
+_FOLDS = 10
+_LEAST = 1e-4  # of the mean squared error
+
+
+@record
+@dataclass(frozen=True)
+class Candidate:
+    """One of the models that were compared.
+
+    Attributes:
+        name: what it is made of.
+        gain: nats by which it is better than the trivial answer, on rows of other folds.
+        gain_error: standard error of that.
+    """
+
+    name: str
+    gain: float
+    gain_error: Annotated[float, Limits(0)]
+
+
+@dataclass(frozen=True)
+class CrossValidation:
+    """Which rows are left out together, and what each row counts.
+
+    Attributes:
+        kind: by chance, or runs of neighbours, which are alike.
+        weights: `(N,)`; None where all count the same.
+        groups: `(N,)`, rows of one number are alike, as the pixels of an image: they are left out together.
+        count: how many folds there are at most.
+    """
+
+    kind: Folds = "shuffled"
+    weights: Tensor | None = None
+    groups: Tensor | None = None
+    count: int = _FOLDS
+
+    def at(self, rows: Tensor) -> Tensor | None:
+        """The weights of some rows."""
+        return None if self.weights is None else self.weights[rows]
+
+    def folds(self, rows: int) -> Tensor:
+        """A fold for each row, `(rows,)`; those of weight 0 are put into the first."""
+        if self.groups is not None:
+            members, place = self.groups.unique(return_inverse=True)
+            return (folds(len(members), self.kind) % self.count)[place]
+        if self.weights is None or bool(self.weights.all()):
+            return folds(rows, self.kind) % self.count
+        counted = self.weights.cpu() > 0
+        found = torch.zeros(rows, dtype=torch.long)
+        found[counted] = folds(int(counted.sum()), self.kind) % self.count
+        return found
+
+    def splits(self, rows: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """The places of the rows to fit to, and of those that are left out, fold by fold."""
+        fold = self.folds(rows)
+        for number in fold.unique().tolist():
+            yield (fold != number).nonzero()[:, 0], (fold == number).nonzero()[:, 0]
+
+    def worth(self, rows: int) -> float:
+        """How many independent rows of one weight tell as much: `(sum w)^2 / sum w^2`, or the number of runs."""
+        if self.kind == "blocks":
+            return float(len(self.folds(rows).unique()))
+        return effective_rows(self.weights, rows)
+
+    def candidate(self, name: str, gain: Tensor) -> Candidate:
+        """A candidate with its gain, the mean over rows `(N,)`."""
+        return Candidate(name, float(average(gain, self.weights)), standard_error(gain, self))
+
+
+def leading(scores: Mapping[str, Tensor], home: str, left: CrossValidation, among: Iterable[str] | None = None) -> str:
+    """The candidate in use: `home`, unless another leads by more than a standard error.
+
+    `scores` `(N,)` are large where a candidate is good; `among` are those that may be taken.
+    """
+    names = list(scores if among is None else among)
+    return max(names, key=lambda name: lead(scores[name] - scores[home], left))
+
+
+def lead(difference: Tensor, left: CrossValidation, errors: float = 1.0) -> float:
+    """By how much a difference `(N,)` is above so many of its standard errors; 0 where it is 0 in every row."""
+    found = float(average(difference, left.weights)) - errors * standard_error(difference, left)
+    return found if bool(difference.any()) else 0.0
+
+
+def standard_error(values: Tensor, left: CrossValidation | None = None) -> float:
+    """Of the mean of `(N,)`, or of its weighted mean: `sqrt(sum w^2 (x - mean)^2) / sum w`, times `n / (n - 1)`.
+
+    Where rows of a run are alike, it comes from the means of runs; where rows of a group are, from sums over groups.
+    """
+    if left is not None and left.groups is not None:
+        groups, place = left.groups.unique(return_inverse=True)
+        count = len(groups)
+        off = values.new_zeros(count).index_add_(0, place, values - values.mean())
+        return float((off.square().sum() * count / (count - 1)).sqrt() / len(values)) if count > 1 else math.inf
+    weights = None if left is None else left.weights
+    if left is not None and left.kind == "blocks":
+        fold = left.folds(len(values))
+        runs = [(fold == number).nonzero()[:, 0] for number in fold.unique()]
+        values = torch.stack([average(values[run], left.at(run)) for run in runs])
+        weights = None if weights is None else torch.stack([weights[run].sum() for run in runs])
+    if len(values) < 2:
+        return float("inf")
+    if weights is None:
+        return float(values.std() / len(values) ** 0.5)
+    weights, rows = weights.to(values), len(values)
+    spread = (weights * (values - average(values, weights))).square().sum() * rows / (rows - 1)
+    return float(spread.sqrt() / weights.sum())
+
+
+def effective_rows(weights: Tensor | None, rows: int) -> float:
+    """How many rows of one weight tell as much: `(sum w)^2 / sum w^2`."""
+    return float(rows) if weights is None else float(weights.sum().square() / weights.square().sum())
+
+
+def share_error(values: Tensor, left: CrossValidation | None = None) -> float:
+    """Of the mean of shares `(N,)`; where all are 0 or all are 1, as if one of two more were different."""
+    left = left or CrossValidation()
+    rows, share = left.worth(len(values)), float(average(values, left.weights))
+    if share in (0.0, 1.0):
+        return math.sqrt((rows + 1) / rows) / (rows + 2)
+    return standard_error(values, left)
+
+
+def crossed(
+    error: Tensor,
+    fit: Callable[[Tensor], Callable[[Tensor], Tensor]],
+    per_output: bool,
+    left: CrossValidation | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Variances and constants `(N, ...)` of every row, from fits to the rows of the other folds.
+
+    `fit` is given the places of the rows to fit to, and returns a function from places to variances. With `per_output`
+    each index of axis 1 has a constant of its own. Where no row of the other folds has an error, the constant is
+    a small number, and the variance too.
+    """
+    left = left or CrossValidation()
+    weights = left.weights
+    axes = tuple(axis for axis in range(error.dim()) if axis != 1 or not per_output)
+    variance, constant = torch.empty_like(error), torch.empty_like(error)
+    counted = torch.ones(len(error)).to(error) if weights is None else weights.to(error)
+    counted = counted.reshape(-1, *[1] * (error.dim() - 1))
+    least = _LEAST * error.square().mean(axes, keepdim=True)
+    for rest, held in left.splits(len(error)):
+        size = (counted[rest] * error[rest].square()).mean(axes, keepdim=True) / counted[rest].mean()
+        constant[held] = torch.maximum(size, least)
+        variance[held] = fit(rest)(held).to(variance) if bool(size.all()) else constant[held]
+    return variance, constant
+
+
+def folds(rows: int, kind: Folds = "shuffled") -> Tensor:
+    """A fold for each row, `(rows,)`: every tenth of a fixed shuffle, or one fold per row where they are few.
+
+    Of blocks, a run of a tenth of the rows each.
+    """
+    if kind == "blocks":
+        return torch.arange(rows) * min(_FOLDS, rows) // max(1, rows)
+    order = torch.randperm(rows, generator=torch.Generator().manual_seed(rows))
+    fold = torch.empty(rows, dtype=torch.long)
+    fold[order] = torch.arange(rows) % min(_FOLDS, rows)
+    return fold

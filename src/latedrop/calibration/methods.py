@@ -1,0 +1,357 @@
+"""What a calibration is asked for: a method, a task, and how batches are read. Each option is checked here, once.
+
+`calibrate(model, data, method=Sampling(rates=[0.1], draws=50), task=Classification(names=["cat", "dog"]))`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from numbers import Real
+from typing import Any, ClassVar, Literal, TypeAlias, get_args
+
+from torch import Tensor
+
+from latedrop.calibration.cross_validation import Folds
+from latedrop.calibration.fit_sites import Loss
+from latedrop.calibration.fitted_terms import checked_terms
+from latedrop.calibration.record import Choice, checked_choice
+from latedrop.calibration.transforms import Transform, checked_transform
+from latedrop.data.batches import Batches
+from latedrop.data.names import Names
+from latedrop.dropout.masks import checked_seed
+from latedrop.dropout.moments import ENGINES, Engine, checked_draws
+from latedrop.errors import ArgumentError, DataError
+from latedrop.metrics.entries import checked_weights
+from latedrop.network.calling import Readout
+from latedrop.network.find_sites import Select
+from latedrop.network.sites import Rate, Site, Sites
+from latedrop.terms import Term
+
+__all__ = [
+    "PAPER_RATES",
+    "Classification",
+    "FirstOrder",
+    "Method",
+    "Plan",
+    "Propagation",
+    "Sampling",
+    "Scaling",
+    "Task",
+    "Terms",
+    "checked_method",
+]
+
+PAPER_RATES = (0.001, 0.002, 0.005, 0.008, 0.01, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5)
+DEFAULT_TERMS = ("dropout", "leverage")
+
+Scaling: TypeAlias = Literal["temperature", "bias", "vector"]
+"""What may be fitted for each class besides the temperature: nothing, a bias, or a weight and a bias."""
+_Mean: TypeAlias = Literal["draws", "model"]
+_Criterion: TypeAlias = Literal["scaled", "unscaled"]
+
+
+@dataclass(frozen=True)
+class Terms:
+    """The default: `variance = guard(x) · (floor + sum_j theta_j t_j(x))`, compared with simpler fits.
+
+    Attributes:
+        terms: names (`"dropout"`, `"leverage"`, `"size"`, `"neighbours"`, `"local_errors"`) or objects of
+            `latedrop.terms`; a candidate adds one after the other, in this order. None: dropout and leverage, or
+            dropout alone where a model has no features.
+        guard: False keeps the variance from growing for rows unlike the validation rows.
+        features: names of the sites whose inputs are a row's features, which leverage, neighbours and the guard look
+            at; all that can be used where None.
+        folds: `"blocks"` where the rows stand in their order in time and neighbours are alike, as the frames of a
+            video: folds are then runs of rows, and standard errors come from these.
+        loss: what the fit minimises: `"nll"`, or `"crps"`, which outliers move less.
+    """
+
+    terms: Sequence[str | Term] | None = None
+    guard: bool = True
+    features: Sequence[str] | None = None
+    folds: Folds = "shuffled"
+    loss: Loss = "nll"
+    chosen: bool = field(init=False, repr=False)
+    """Whether the terms were named, and must not be left out silently."""
+    name: ClassVar[str] = "terms"
+    scale: ClassVar[Choice] = "optimal"
+    seed: ClassVar[int] = 0
+
+    def __post_init__(self) -> None:
+        _set(self, chosen=self.terms is not None)
+        _set(self, terms=checked_terms(DEFAULT_TERMS if self.terms is None else self.terms), guard=bool(self.guard))
+        _one_of("folds", self.folds, get_args(Folds))
+        _one_of("loss", self.loss, get_args(Loss))
+
+    @property
+    def objects(self) -> tuple[Term, ...]:
+        """The terms as objects."""
+        return tuple(self.terms or ())  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """The paper's procedure: draw thinned networks at several rates and scale the variance of the best one.
+
+    Attributes:
+        rates: the rates to try; each a float or a mapping from name patterns to floats. None: those of the paper, or
+            five for classes.
+        draws: thinned networks per rate.
+        criterion: `"scaled"` picks the rate by the NLL of the scaled variance, `"unscaled"` of the raw one.
+        mean: `"draws"`: predict the mean over draws; `"model"`: keep the model's own prediction, and take only the
+            variance from the draws.
+        floor: also fit a constant, `scale · variance + floor`.
+        scale: which scale predictions use: `"optimal"`, `"relaxed"` or a number. `uq.scaled()` changes it later.
+        shared: False gives every example its own masks.
+        seed: fixes all masks.
+        chunk: draws that run at once; chosen to fit memory where None.
+    """
+
+    rates: Sequence[Rate] | None = None
+    draws: int = 100
+    criterion: _Criterion = "scaled"
+    mean: _Mean = "draws"
+    floor: bool = False
+    scale: Choice = "optimal"
+    shared: bool = True
+    seed: int = 0
+    chunk: int | None = None
+    name: ClassVar[str] = "sample"
+
+    def __post_init__(self) -> None:
+        _set(self, rates=_checked_rates(self.rates), draws=checked_draws(self.draws), scale=checked_choice(self.scale))
+        _set(self, seed=checked_seed(self.seed), shared=bool(self.shared), floor=bool(self.floor))
+        _one_of("criterion", self.criterion, get_args(_Criterion))
+        _one_of("mean", self.mean, get_args(_Mean))
+        if self.chunk is not None and self.chunk < 1:
+            raise ArgumentError(f"expected chunk to be at least 1 draw; found {self.chunk}.")
+
+
+@dataclass(frozen=True)
+class FirstOrder:
+    """The variance to first order in the masks, for all rates at once and without draws.
+
+    Attributes:
+        per_site: fit a rate for each site; False: one for all.
+        floor: also fit a constant, `scale · variance + floor`.
+        loss: what the fit minimises: `"nll"`, or `"crps"`, which outliers move less.
+        scale: which scale predictions use, see `Sampling`.
+    """
+
+    per_site: bool = False
+    floor: bool = False
+    loss: Loss = "nll"
+    scale: Choice = "optimal"
+    name: ClassVar[str] = "linear"
+    criterion: ClassVar[_Criterion] = "scaled"
+    mean: ClassVar[_Mean] = "model"
+    seed: ClassVar[int] = 0
+
+    def __post_init__(self) -> None:
+        _set(self, scale=checked_choice(self.scale), per_site=bool(self.per_site), floor=bool(self.floor))
+        _one_of("loss", self.loss, get_args(Loss))
+
+
+@dataclass(frozen=True)
+class Propagation:
+    """Mean and variance carried through the layers in one pass, for dense outputs.
+
+    Attributes:
+        rates: the rates to try, see `Sampling`.
+        criterion: by what the rate is picked, see `Sampling`.
+        mean: `"draws"`: the mean that is carried through the layers, which stands for that over draws; `"model"`: the
+            model's own prediction.
+        floor: also fit a constant, `scale · variance + floor`.
+        scale: which scale predictions use, see `Sampling`.
+    """
+
+    rates: Sequence[Rate] | None = None
+    criterion: _Criterion = "scaled"
+    mean: _Mean = "draws"
+    floor: bool = False
+    scale: Choice = "optimal"
+    name: ClassVar[str] = "propagate"
+    seed: ClassVar[int] = 0
+
+    def __post_init__(self) -> None:
+        _set(self, rates=_checked_rates(self.rates), scale=checked_choice(self.scale), floor=bool(self.floor))
+        _one_of("criterion", self.criterion, get_args(_Criterion))
+        _one_of("mean", self.mean, get_args(_Mean))
+
+
+Method: TypeAlias = "Terms | Sampling | FirstOrder | Propagation"
+_METHODS: dict[str, type[Any]] = {kind.name: kind for kind in (Terms, Sampling, FirstOrder, Propagation)}
+
+
+def checked_method(method: Any) -> Method:
+    """The method that a name stands for, or that was passed; else `ArgumentError`."""
+    if isinstance(method, str) and method in _METHODS:
+        found: Method = _METHODS[method]()
+        return found
+    if isinstance(method, (Terms, Sampling, FirstOrder, Propagation)):
+        return method
+    raise ArgumentError(
+        f"expected method to be one of {tuple(_METHODS)}, or Terms(...), Sampling(...), FirstOrder(...) or "
+        f"Propagation(...); found {method!r}."
+    )
+
+
+@dataclass(frozen=True)
+class Classification:
+    """The task of a classifier: `calibrate` then fits probabilities, and returns a `ClassPredictor`.
+
+    Attributes:
+        names: of the classes, in the order of the logits.
+        ignore_index: of maps, the label of pixels that have no class.
+        scaling: `"bias"` also tries a bias for each class, `"vector"` a weight and a bias.
+    """
+
+    names: Sequence[str] = ()
+    ignore_index: int | None = None
+    scaling: Scaling = "temperature"
+
+    def __post_init__(self) -> None:
+        names = () if self.names is None else self.names
+        if isinstance(names, str) or not all(isinstance(name, str) for name in names) or len(set(names)) != len(names):
+            raise ArgumentError(f"expected names of classes as different texts; found {self.names!r}.")
+        _set(self, names=tuple(names))
+        _one_of("scaling", self.scaling, get_args(Scaling))
+        if self.ignore_index is not None and (
+            isinstance(self.ignore_index, bool) or not isinstance(self.ignore_index, int)
+        ):
+            raise ArgumentError(
+                f"expected ignore_index as a whole number, as 255 or -100; found {self.ignore_index!r}."
+            )
+
+    def check_method(self, method: Method) -> None:
+        """`ArgumentError` where a method, or an option of it, does not serve classes."""
+        wrong: list[str] = []
+        if isinstance(method, Sampling):
+            usual, theirs = Sampling(), ("criterion", "mean", "floor", "scale", "shared")
+            wrong = [name for name in theirs if getattr(method, name) != getattr(usual, name)]
+        if isinstance(method, Terms) and method.loss != "nll":
+            wrong = ["loss"]
+        if wrong or not isinstance(method, (Terms, Sampling)):
+            raise ArgumentError(
+                f"expected method=Terms(...), the default, or Sampling(rates, draws) for classes; found "
+                f"{type(method).__name__}({', '.join(f'{name}=' for name in wrong)}). Numbers that are no classes are "
+                "task='regression'."
+            )
+
+
+Task: TypeAlias = "Literal['auto', 'regression', 'classification'] | Classification"
+
+
+def checked_task(task: Any) -> Literal["auto", "regression"] | Classification:
+    """The task, `"classification"` without options of its own; else `ArgumentError`."""
+    if isinstance(task, Classification):
+        return task
+    _one_of("task", task, ("auto", "regression", "classification"))
+    return Classification() if task == "classification" else task
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that one calibration was asked for; `calibrate` says what each is."""
+
+    method: Method
+    task: Literal["auto", "regression"] | Classification = "regression"
+    reference: Any = None
+    readout: Readout = None
+    sites: Sites | Select = None
+    target: Transform | None = None
+    intervals: Literal["gaussian", "isotonic"] = "gaussian"
+    per_output: bool | None = None
+    row_weights: Any = None
+    batches: Batches = field(default_factory=Batches)
+    engine: Engine = "auto"
+    progress: bool = True
+    columns: Names | None = None
+    """The names of the columns of the data, where it has any."""
+
+    def __post_init__(self) -> None:
+        _set(self, method=checked_method(self.method), task=checked_task(self.task))
+        _set(self, target=checked_transform(self.target))
+        _one_of("engine", self.engine, ENGINES)
+        _one_of("intervals", self.intervals, ("gaussian", "isotonic"))
+        if not isinstance(self.batches, Batches):
+            raise ArgumentError(f"expected batches=Batches(size, unpack, collate); found {self.batches!r}.")
+        if isinstance(self.sites, (list, tuple)) and any(isinstance(site, Site) for site in self.sites):
+            _set(self, sites=Sites(self.sites))
+        if self.intervals == "isotonic" and self.row_weights is not None:
+            raise ArgumentError(
+                "expected other intervals than 'isotonic' with row_weights=, as its ranks count every row alike; found "
+                "both. Leave one out, or call conformal() with other rows."
+            )
+
+    def for_numbers(self) -> Plan:
+        """The same for a regression; `ArgumentError` where the reference rows would be left unheard."""
+        if self.reference is not None and not isinstance(self.method, Terms):
+            raise ArgumentError(
+                f"expected reference= with method=Terms(...), the default; found it with {type(self.method).__name__}, "
+                "which does not look at it."
+            )
+        return self
+
+    def for_classes(self, task: Classification) -> Plan:
+        """The same for classes; `ArgumentError` where an option has no meaning for them."""
+        theirs = {"target": None, "row_weights": None, "per_output": None, "intervals": "gaussian"}
+        wrong = [name for name, usual in theirs.items() if getattr(self, name) is not usual]
+        if wrong:
+            raise ArgumentError(
+                f"expected options that classes have; found {', '.join(f'{name}=' for name in wrong)}. Numbers that "
+                "are no classes are task='regression'."
+            )
+        task.check_method(self.method)
+        return replace(self, task=task)
+
+    def weights(self, rows: int) -> Tensor | None:
+        """What each of so many rows counts, with mean 1; None where all count the same."""
+        if self.row_weights is None:
+            return None
+        found = checked_weights(self.row_weights, rows)
+        if int((found > 0).sum()) < 2:
+            raise DataError(f"expected a weight above 0 for at least 2 validation rows; found one among {rows}.")
+        return found
+
+    def has_outputs(self, shape: Sequence[int]) -> bool:
+        """Whether each index of axis 1 of outputs `(N, ...)` of this shape has its own scale."""
+        wanted = len(shape) != 3 if self.per_output is None else self.per_output
+        return wanted and len(shape) > 1 and shape[1] > 1
+
+
+def _set(options: Any, **values: Any) -> None:
+    """Fill in fields of a frozen object while it is made."""
+    for name, value in values.items():
+        object.__setattr__(options, name, value)
+
+
+def _checked_rates(rates: Any) -> tuple[Rate, ...] | None:
+    if rates is None:
+        return None
+    if isinstance(rates, (Real, Mapping)):
+        rates = [rates]
+    if isinstance(rates, str) or not isinstance(rates, Iterable):
+        raise ArgumentError(f"expected a sequence of rates; found {rates!r}.")
+    found: list[Rate] = []
+    for rate in rates:
+        values = list(rate.values()) if isinstance(rate, Mapping) else [rate]
+        if not all(_is_rate(value) for value in values) or not any(value > 0 for value in values):
+            raise ArgumentError(f"expected rates inside (0, 1); found {rate!r}.")
+        found.append({name: float(v) for name, v in rate.items()} if isinstance(rate, Mapping) else float(rate))
+    if not found:
+        raise ArgumentError("expected at least one rate; found none.")
+    return tuple(found)
+
+
+def _is_rate(value: Any) -> bool:
+    try:
+        return not isinstance(value, (bool, str)) and 0 <= float(value) < 1
+    except (TypeError, ValueError):
+        return False
+
+
+def _one_of(name: str, value: Any, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ArgumentError(f"expected {name} to be one of {allowed}; found {value!r}.")

@@ -1,0 +1,1 @@
+"""Rows unlike those that a model was calibrated on, told by scores with p-values."""

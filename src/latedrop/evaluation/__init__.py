@@ -1,0 +1,1 @@
+"""What a calibrated model is worth on test rows: scores, groups of rows, a judgement, and requirements on it."""

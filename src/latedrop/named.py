@@ -1,0 +1,343 @@
+"""The user's model, by name: from Python code, with weights from a file, or an exported program.
+
+`package.module:callable` is imported with the current folder on the path; the callable returns a module, or is one.
+A `.pt2` file is a program of `torch.export`. Weights are read without unpickling objects, from safetensors or with
+`torch.load(weights_only=True)`; a whole pickled module, which can run any code, is read only where the user trusts it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import logging
+import re
+import secrets
+import sys
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from operator import attrgetter
+from pathlib import Path, PureWindowsPath
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from latedrop.calibration.record import Choice
+from latedrop.calibration.weights import weight_marks
+from latedrop.devices import chosen_device
+from latedrop.errors import ArgumentError, FileError, LatedropError
+from latedrop.files import readable
+from latedrop.network.calling import Readout
+from latedrop.prediction.class_predictor import ClassPredictor
+from latedrop.prediction.loading import load
+from latedrop.prediction.predictor import Predictor
+from latedrop.programs import load_program
+from latedrop.terminal import listed
+
+__all__ = ["as_arguments", "example_inputs", "input_names", "load_calibrated", "load_function", "load_model"]
+
+_log = logging.getLogger(__name__)
+_PICKLED = (".pt", ".pth", ".bin", ".ckpt", ".pkl")
+_NESTED = ("state_dict", "model_state_dict", "model")
+_SHOWN = 4
+_DRIVE = re.compile(r"[A-Za-z]:[\\/]")  # how a path of Windows begins
+
+
+def load_model(
+    name: str, weights: str | None = None, *, trust: bool = False, device: str = "auto", untrained: bool = False
+) -> nn.Module:
+    """The model that a user means.
+
+    Args:
+        name: `package.module:callable`, a `.pt2` file, or with `trust` a pickled module.
+        weights: a `.safetensors` file, or what `torch.save(model.state_dict(), path)` wrote.
+        trust: unpickle whatever a file holds, which can run code.
+        device: `"auto"`, `"cpu"`, `"cuda"`, ...; auto is a GPU where there is one, or where a program was exported.
+        untrained: random weights will do; else code that gives other weights each time is refused without `weights`.
+    """
+    place = chosen_device(device)
+    suffix = Path(name).suffix.lower()
+    if suffix in (".pt2", *_PICKLED) and ":" not in Path(name).name:
+        if weights is not None:
+            raise ArgumentError(f"expected no weights beside {name}, which has its own; found {weights}. Leave it out.")
+        if suffix == ".pt2":
+            return load_program(name, device=None if device == "auto" else place, trust=trust)
+        return _unpickled(name, trust).to(place)
+    made = _from_code(name, trained=not untrained and weights is None)
+    if weights is not None:
+        _load_weights(made, name, weights, trust)
+    _log.info("model %s: %s, on %s", name, type(made).__name__, place)
+    return made.to(place)
+
+
+def load_calibrated(
+    path: str, network: nn.Module, readout: Readout, size: int, scale: Choice | None = None
+) -> Predictor | ClassPredictor:
+    """The network with its calibration, that of numbers or of classes, to be run on so many rows at once."""
+    uq: Predictor | ClassPredictor = load(path, network, readout)
+    uq.batch_size = size
+    if scale is None:
+        return uq
+    if isinstance(uq, ClassPredictor):
+        raise ArgumentError("expected --scale with a regression; found a calibration of classes, which has none.")
+    return uq.scaled(scale)
+
+
+def load_function(name: str) -> Callable[..., Any]:
+    """The callable that `package.module:name` means."""
+    found = _attribute(name)
+    if not callable(found):
+        raise ArgumentError(f"expected a function at {name}; found {type(found).__name__}.")
+    return found  # type: ignore[no-any-return]
+
+
+def as_arguments(model: nn.Module, arrays: Mapping[str, Any]) -> Any:
+    """Named inputs as the model takes them: one by itself, several by their names if it knows these, else in order."""
+    if len(arrays) == 1:
+        return next(iter(arrays.values()))
+    program = getattr(model, "_in_spec", None)
+    if program is not None:  # an exported program takes by name only what was exported by name
+        known = set(program.children()[1].context)
+    else:
+        parameters = inspect.signature(model.forward).parameters.values()
+        known = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    return dict(arrays) if set(arrays) <= known else tuple(arrays.values())
+
+
+def input_names(model: nn.Module) -> tuple[str, ...]:
+    """What the model calls its inputs, in their order; none where it takes any number of them."""
+    if isinstance(model, torch.fx.GraphModule):
+        return tuple(str(node.target) for node in model.graph.nodes if node.op == "placeholder")
+    parameters = inspect.signature(model.forward).parameters.values()
+    if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters):
+        return ()
+    return tuple(p.name for p in parameters)
+
+
+def example_inputs(model: nn.Module) -> Any:
+    """Inputs of the shapes that a program was exported with, three rows each; None where the model is none."""
+    if not isinstance(model, torch.fx.GraphModule):
+        return None
+    found = {str(node.target): node.meta.get("val") for node in model.graph.nodes if node.op == "placeholder"}
+    values = [value for value in found.values() if isinstance(value, Tensor)]
+    if not values or len(values) < len(found) or any(value.dim() == 0 for value in values):
+        return None
+    if not all(isinstance(size, int) for value in values for size in value.shape[1:]):
+        return None
+    return as_arguments(model, {name: _random(3, value) for name, value in found.items()})
+
+
+def _random(rows: int, like: Tensor) -> Tensor:
+    shape = (rows, *like.shape[1:])
+    if not like.is_floating_point():
+        return torch.zeros(shape, dtype=like.dtype)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(like.dtype)
+
+
+def _from_code(name: str, *, trained: bool) -> nn.Module:
+    """The module that code gives; where it has to be `trained`, code that gives another one each time is refused."""
+    found = _attribute(name)
+    if isinstance(found, nn.Module):
+        again = _imported_again(name) if trained else None
+    elif callable(found):
+        # The first one is let go before the second is made: there may be memory for one alone.
+        again = _marks(_called(name, found)) if trained else None
+        found = _called(name, found)
+    else:
+        raise ArgumentError(
+            f"expected a module or a function that returns one at {name}; found {type(found).__name__}."
+        )
+    if again is not None:
+        marks = _marks(found)
+        random = [key for key in marks if marks[key] != again.get(key)]
+        if random:
+            raise ArgumentError(
+                f"expected {name} to have trained weights; found random ones: made twice, {listed(random, _SHOWN)} "
+                "came out different. Pass --weights FILE, have the code load them, or pass --untrained to go on."
+            )
+    return found
+
+
+def _called(name: str, make: Callable[[], Any]) -> nn.Module:
+    try:
+        made = make()
+    except Exception as error:
+        raise LatedropError(
+            f"expected {name}() to return a model; it raised {type(error).__name__}: {error}. It is called without "
+            "arguments."
+        ) from error
+    if not isinstance(made, nn.Module):
+        raise ArgumentError(f"expected {name}() to return a torch.nn.Module; found {type(made).__name__}.")
+    return made
+
+
+def _marks(model: nn.Module) -> dict[str, bytes]:
+    """What tells weights apart; those that are not there before the first call are never the same."""
+    lazy = [name for name, value in model.named_parameters() if is_lazy(value)]
+    return {name: secrets.token_bytes(8) for name in lazy} if lazy else weight_marks(model)
+
+
+def _imported_again(name: str) -> dict[str, bytes] | None:
+    """The weights of a module that stands in a file, when the file is run once more; None where it cannot be."""
+    module_name, _, path = name.partition(":")
+    first = sys.modules[module_name]
+    spec = first.__spec__
+    if spec is None or spec.loader is None:
+        return None
+    again = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = again
+    try:
+        spec.loader.exec_module(again)
+        made = attrgetter(path)(again)
+    except Exception:  # such as a name that can be registered once only
+        return None
+    finally:
+        sys.modules[module_name] = first
+    return _marks(made) if isinstance(made, nn.Module) else None
+
+
+def _attribute(name: str) -> Any:
+    module_name, colon, path = name.partition(":")
+    if not colon or not module_name or not path:
+        raise ArgumentError(
+            f"expected package.module:callable or a .pt2 file; found {name!r}. For the function net in my_model.py "
+            "write my_model:net."
+        )
+    if _DRIVE.match(name):
+        raise FileError(
+            f"expected a file, or package.module:callable for code; found {name!r}, where there is no file that can be "
+            "read so. Check the path; for code, go to its folder and name the module."
+        )
+    if module_name.endswith(".py") or "/" in module_name or "\\" in module_name:
+        plain = PureWindowsPath(module_name).with_suffix("").as_posix().strip("/.").replace("/", ".")
+        raise ArgumentError(f"expected package.module:callable; found {name!r}. Write {plain}:{path}, without .py.")
+    found: Any = _imported(module_name)
+    for part in path.split("."):
+        if not hasattr(found, part):
+            raise ArgumentError(f"expected {part!r} in {module_name}; it is not there. {_hint(found, part)}")
+        found = getattr(found, part)
+    return found
+
+
+def _imported(module_name: str) -> Any:
+    folder = str(Path.cwd())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)  # and left there: the user's code may import more of itself later
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (module_name == error.name or module_name.startswith(f"{error.name}.")):
+            raise LatedropError(
+                f"expected to import {module_name}; it needs {error.name}, which is not installed."
+            ) from error
+        raise ArgumentError(
+            f"expected a Python module {module_name!r} in the current folder or installed; found none."
+        ) from error
+    except Exception as error:
+        raise LatedropError(
+            f"expected to import {module_name}; it raised {type(error).__name__}: {error}. Mend it first: "
+            f"python -c 'import {module_name}'."
+        ) from error
+
+
+def _hint(module: Any, name: str) -> str:
+    own = [
+        key
+        for key, value in vars(module).items()
+        if not key.startswith("_")
+        and (isinstance(value, nn.Module) or callable(value))
+        and getattr(value, "__module__", None) in (getattr(module, "__name__", None), type(value).__module__)
+    ]
+    close = get_close_matches(name, own, n=1)
+    return f"Did you mean {close[0]!r}?" if close else f"It has {listed(own, _SHOWN) if own else 'nothing to call'}."
+
+
+def _unpickled(path: str, trust: bool) -> nn.Module:
+    if not trust:
+        raise ArgumentError(
+            f"expected package.module:callable or a .pt2 file; found {path}, and reading a pickled module can run any "
+            f"code. If it holds weights alone, pass --weights {path} beside the code; if you trust it, pass --trust."
+        )
+    content = _loaded(path, trust=True)
+    if not isinstance(content, nn.Module):
+        raise FileError(
+            f"expected a whole module in {path}; found {type(content).__name__}. Pass weights with --weights, beside "
+            "the code: package.module:callable."
+        )
+    return content
+
+
+def _loaded(path: str, trust: bool) -> Any:
+    try:
+        with readable(path, "a file"):
+            return torch.load(path, map_location="cpu", weights_only=not trust)
+    except FileError:
+        raise
+    except Exception as error:  # whatever the unpickler stumbles over
+        if "__main__" in str(error):
+            raise FileError(
+                f"expected classes in {path} that can be imported; it was saved by a script whose own classes are "
+                "known as __main__ there alone. Save model.state_dict() and pass it with --weights, beside "
+                "package.module:callable; or move the classes into a module, and save again."
+            ) from error
+        remedy = "It is damaged." if trust else "Save model.state_dict(); if you trust the file, pass --trust."
+        raise FileError(
+            f"expected tensors in {path}; reading it raised {type(error).__name__}, as if damaged or holding other "
+            f"objects. {remedy}"
+        ) from error
+
+
+def _load_weights(model: nn.Module, name: str, path: str, trust: bool) -> None:
+    found = _safetensors(path) if Path(path).suffix.lower() == ".safetensors" else _loaded(path, trust)
+    if isinstance(found, nn.Module):
+        found = found.state_dict()
+    if isinstance(found, Mapping):
+        found = next((found[key] for key in _NESTED if isinstance(found.get(key), Mapping)), found)
+    if not isinstance(found, Mapping) or not any(isinstance(value, Tensor) for value in found.values()):
+        raise FileError(f"expected weights by name in {path}; found {type(found).__name__}. Save model.state_dict().")
+    wanted = model.state_dict()
+    given = _without_wrapper(dict(found), set(wanted))
+    try:
+        model.load_state_dict(given)
+    except (RuntimeError, TypeError, AttributeError) as error:
+        raise FileError(f"expected weights of {name} in {path}; {_misfit(wanted, given)}.") from error
+
+
+def _safetensors(path: str) -> dict[str, Tensor]:
+    try:
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+    except ImportError as error:
+        raise LatedropError(
+            'expected safetensors to read these weights; it is not installed. Run: pip install "latedrop[safetensors]"'
+        ) from error
+    try:
+        with readable(path, "a file"):
+            return load_file(path)
+    except SafetensorError as error:
+        raise FileError(f"expected safetensors in {path}; it is damaged or another file: {error}.") from error
+
+
+def _without_wrapper(given: dict[str, Any], wanted: set[str]) -> dict[str, Any]:
+    """The weights without the name that DDP, `torch.compile` or Lightning put before them."""
+    starts = {name.partition(".")[0] for name in given}
+    if len(starts) == 1 and not wanted & set(given):
+        stripped = {name.partition(".")[2]: value for name, value in given.items()}
+        return stripped if wanted & set(stripped) else given
+    return given
+
+
+def _misfit(wanted: Mapping[str, Any], given: Mapping[str, Any]) -> str:
+    parts = {
+        "missing": [name for name in wanted if name not in given],
+        "not in the model": [name for name in given if name not in wanted],
+        "of another shape": [
+            f"{name} {tuple(given[name].shape)} for {tuple(value.shape)}"
+            for name, value in wanted.items()
+            if isinstance(given.get(name), Tensor) and given[name].shape != value.shape
+        ],
+    }
+    said = [f"{what}: {listed(names, _SHOWN)}" for what, names in parts.items() if names]
+    return "; ".join(said) or "they do not load"

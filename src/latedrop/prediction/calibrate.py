@@ -1,0 +1,346 @@
+"""`calibrate`, from the validation data to a calibrated model.
+
+    data -> measure (mean, terms, features) -> candidates -> fit -> tails -> guard -> verdict -> record -> predictor
+
+There are two likelihoods. Numbers have a Gaussian one: a variance made of terms (`fit_terms`), or a scaled variance of
+one rate (`fit_rates`). Classes have a categorical one with a temperature (`fit_classes`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import Any, Literal
+from warnings import warn
+
+import torch
+from torch import Tensor, nn
+
+from latedrop.calibration.class_record import ClassCalibration, ClassVerdict
+from latedrop.calibration.cross_validation import standard_error
+from latedrop.calibration.fit_classes import chosen, losses
+from latedrop.calibration.fit_rates import fit_measured_rates
+from latedrop.calibration.fit_terms import fit_measured_terms
+from latedrop.calibration.labels import is_classification
+from latedrop.calibration.measure import MeasuredTerms, measure_rates, measure_terms
+from latedrop.calibration.measure_classes import MeasuredClasses, measure_classes
+from latedrop.calibration.methods import Classification, Method, Plan, Sampling, Scaling, Task, Terms
+from latedrop.calibration.record import Calibration
+from latedrop.calibration.scale_fit import CrossValidated, ScaleFit, fit_scale
+from latedrop.calibration.seen import marks_of, sketch
+from latedrop.calibration.transforms import Transform
+from latedrop.calibration.weights import fingerprint
+from latedrop.data.arrays import place
+from latedrop.data.batches import Batches, Peeked, as_target, first_rows
+from latedrop.data.items import as_items
+from latedrop.data.names import names_of
+from latedrop.dropout.moments import Engine
+from latedrop.dropout.sampling import own_output
+from latedrop.errors import ArgumentError, DataError, LatedropWarning
+from latedrop.metrics.classes import accuracy, ece
+from latedrop.network.calling import Readout
+from latedrop.network.find_sites import Select
+from latedrop.network.network import Network, check_module
+from latedrop.network.sites import Sites
+from latedrop.prediction.class_predictor import ClassPredictor
+from latedrop.prediction.predictor import Predictor
+
+__all__ = ["calibrate", "record_terms"]
+
+_log = logging.getLogger(__name__)
+_FEW = 4
+_FEWEST = 10
+"""Validation rows of a class below which it has no weight and no bias of its own."""
+
+
+def calibrate(
+    model: nn.Module,
+    data: Any,
+    *,
+    reference: Any = None,
+    method: Method | str = "terms",
+    task: Task = "auto",
+    readout: Readout = None,
+    sites: Sites | Select = None,
+    target: Transform | None = None,
+    intervals: Literal["gaussian", "isotonic"] = "gaussian",
+    per_output: bool | None = None,
+    row_weights: Any = None,
+    batches: Batches = Batches(),  # noqa: B008 - it is frozen
+    engine: Engine = "auto",
+    progress: bool = True,
+) -> Any:
+    """Fit the variance of a trained model to validation data, and say what it is worth.
+
+    By default the variance is `guard(x) · (floor + sum_j theta_j t_j(x))`, the terms `t_j` being dropout at the sites
+    to first order and leverage (see `latedrop.terms`), compared with simpler ones by cross-validation. The paper's
+    procedure is `method="sample"`, or `method=Sampling(rates, draws)`.
+
+    Args:
+        model: a trained module; it is left as it was.
+        data: validation data that the model was not fitted to: a pair `(x, y)` of tensors, arrays or tables, a data
+            set of torch or Hugging Face, or an iterable of batches (a `DataLoader`), read once. A batch is a pair, or
+            a mapping with inputs by the names of `forward`'s and targets under `labels`, `label`, `target` or `y`.
+        reference: inputs of training rows, as arrays, as batches (targets in them are left out), or with
+            `Batches(collate=...)` as a list of items: what is usual. Worth much; where None the validation rows stand
+            in.
+        method: `Terms(...)`, `Sampling(...)`, `FirstOrder(...)` or `Propagation(...)` with its options, or a name:
+            `"terms"`, `"sample"` draws thinned networks, `"linear"` takes the first-order variance, for all rates at
+            once and without draws, `"propagate"` carries mean and variance through the layers, for dense outputs.
+        task: `Classification(...)` with its options, or `"classification"`, calibrates probabilities instead, and
+            returns a `ClassPredictor`; `"auto"` does so where targets are whole numbers `(N,)` and outputs `(N, K)`,
+            or `(N, H, W)` and `(N, K, H, W)`; else, and with `"regression"`, targets are numbers.
+        readout: from the raw output to the quantity that `y` holds: a function, or the name or index of a part.
+        sites: from `find_sites`, or what narrows those that are found on the first batch: a name pattern
+            (`"encoder.*"`), a type of layer, a predicate `(name, module) -> bool`, or a sequence of these.
+        target: how targets were transformed for training, where the model was not trained on them as they are in
+            `data`: `Standardized(mean, std)`, `Log()` or `Transformed(forward, inverse)`. Predictions are then in the
+            original unit.
+        intervals: `"gaussian"`, or `"isotonic"`, recalibrated on the validation rows. For conformal ones call
+            `uq.conformal(other_rows)`.
+        per_output: True: each index of axis 1 has its own scale and floor; False: one for all. By default True for
+            outputs `(N, K)` and `(N, C, H, W)`, False for `(N, H, W)`.
+        row_weights: `(N,)`, what each row of `data` counts, in the order in which these are read; all the same where
+            None.
+        batches: how `data` are read: `Batches(size, unpack, collate)`.
+        engine: how draws are run, see `sample`; the predictor runs them so, too.
+        progress: show a bar on work longer than two seconds.
+
+    >>> x = torch.linspace(-1, 1, 64)[:, None]
+    >>> net = nn.Sequential(nn.Linear(1, 20), nn.Tanh(), nn.Linear(20, 1))
+    >>> uq = calibrate(net, (x, x**2), method=Sampling(rates=[0.1, 0.3], draws=20))
+    >>> low, high = uq.predict(x).interval(0.9)
+    >>> low.shape
+    torch.Size([64, 1])
+    """
+    check_module(model)
+    plan = Plan(
+        method=method,  # type: ignore[arg-type]
+        task=task,  # type: ignore[arg-type]
+        reference=reference,
+        readout=readout,
+        sites=sites,
+        target=target,
+        intervals=intervals,
+        per_output=per_output,
+        row_weights=row_weights,
+        batches=batches,
+        engine=engine,
+        progress=progress,
+        columns=names_of(data),
+    )
+    classes, data = _task_of(model, data, plan)
+    network = Network(model)
+    _log.info("calibrating %s by method %s", type(model).__name__, plan.method.name)
+    if classes is not None:
+        plan = plan.for_classes(classes)
+        return _classifier(network, measure_classes(network, data, plan), plan)
+    plan = plan.for_numbers()
+    if isinstance(plan.method, Terms):
+        record, held_out = record_terms(network, measure_terms(network, data, plan), plan)
+    else:
+        record, held_out = _record_rates(network, data, plan)
+    _log.info("%d validation rows: %s", record.rows, record.verdict)
+    return Predictor(model, record, readout, cross_validated=held_out, **_running(plan))
+
+
+def record_terms(network: Network, rows: MeasuredTerms, plan: Plan) -> tuple[Calibration, CrossValidated]:
+    """Fit a variance of terms to rows that were measured, and record it; with the rows as they were left out."""
+    fitted = fit_measured_terms(rows, plan)  # guard, candidates, fit, tails and verdict
+    one = torch.ones(rows.target.shape[1] if rows.per_output else 1, dtype=torch.float64)
+    scale = fit_scale(
+        rows.mean,
+        fitted.variance,
+        rows.target,
+        per_output=rows.per_output,
+        optimal=(one, torch.zeros_like(one)),  # the fitted variance needs none; the relaxed scale is beside it
+        unit=plan.target,
+        weights=plan.weights(len(rows.target)),
+    )
+    assert scale is not None  # the floor is above 0
+    for candidate in fitted.terms.candidates:
+        _log.debug("%s: %+.4f nats (+- %.4f)", candidate.name, candidate.gain, candidate.gain_error)
+    _log.info("the variance is made of %s", fitted.terms.choice)
+    facts: dict[str, Any] = {
+        "rate": {},
+        "table": (scale.row({}),),
+        "criterion": "scaled",
+        "mean": "model",
+        "draws": 0,
+        "shared": True,
+    }
+    facts |= {"terms": fitted.terms, "verdict": fitted.verdict, "output_shape": rows.shape, "shares": None}
+    return _record(network, plan, rows.sites, scale, facts), scale.left_out(fitted.held_out)
+
+
+def _record_rates(network: Network, data: Any, plan: Plan) -> tuple[Calibration, CrossValidated]:
+    """Measure several rates, fit a scale to each, and record the best."""
+    method, rows = plan.method, measure_rates(network, data, plan)
+    assert not isinstance(method, Terms)
+    fitted = fit_measured_rates(network, rows, plan)
+    for row in fitted.table:
+        _log.debug("rate %s: NLL %.4f raw, %.4f scaled", row.rate, row.nll_unscaled, row.nll_scaled)
+    _log.info("rate %s, scale %s", fitted.row.rate, fitted.row.scale)
+    draws, shared = (method.draws, method.shared) if isinstance(method, Sampling) else (0, True)
+    facts: dict[str, Any] = {"rate": fitted.row.rate, "table": fitted.table, "criterion": method.criterion}
+    facts |= {"mean": method.mean, "draws": draws, "shared": shared}
+    facts |= {"verdict": fitted.verdict, "shares": fitted.shares, "ratio_to_draws": fitted.ratio}
+    return _record(network, plan, rows.sites, fitted.fit, facts), fitted.fit.left_out(fitted.held_out)
+
+
+def _record(network: Network, plan: Plan, sites: Sites, fit: ScaleFit, facts: dict[str, Any]) -> Calibration:
+    """The record of numbers, whatever the method."""
+    found: dict[str, Any] = {
+        "scales": tuple(fit.optimal[0].tolist()),
+        "relaxed_scales": tuple(fit.relaxed[0].tolist()),
+        "floors": tuple(fit.optimal[1].tolist()),
+        "relaxed_floors": tuple(fit.relaxed[1].tolist()),
+        "choice": plan.method.scale,
+        "method": plan.method.name,
+        "seed": plan.method.seed,
+        "per_output": fit.per_output,
+        "rows": len(fit.target),
+        "output_shape": tuple(fit.target.shape[1:]),
+        "least_variance": tuple(fit.least.tolist()),
+        "path": fit.path(),
+        "curves": fit.curves(),
+        "intervals": fit.isotonic(plan.method.scale) if plan.intervals == "isotonic" else None,
+        "constant": tuple(fit.constant().tolist()),
+        "target": plan.target,
+        "seen": sketch(marks_of(fit.mean, fit.target)),
+        "versions": {"torch": torch.__version__},
+    }
+    return Calibration(**(found | _about(network, plan, sites) | facts))
+
+
+def _classifier(network: Network, rows: MeasuredClasses, plan: Plan) -> ClassPredictor:
+    """Fit a temperature to rows that were measured, record it, and give it to the model."""
+    method, task, classes = plan.method, plan.task, rows.logits.shape[1]
+    assert isinstance(task, Classification)
+    if task.names and len(task.names) != classes:
+        raise ArgumentError(f"expected names of {classes} classes; found {len(task.names)}.")
+    guard = method.guard if isinstance(method, Terms) else True
+    picked = chosen(rows.to_fit(), rows.drawn, guard=guard, scaling=_affordable(task.scaling, rows.labels, classes))
+    p, gain = picked.held.exp(), losses(picked.alone, rows.labels) - losses(picked.held, rows.labels)
+    verdict = ClassVerdict(
+        rows=len(rows.labels),
+        fitted="cross-validation",
+        gain=float(gain.mean()),
+        gain_error=standard_error(gain, rows.to_fit().left_out),
+        nll=float(losses(picked.held, rows.labels).mean()),
+        accuracy=float(accuracy(p, rows.labels)),
+        ece=float(ece(p, rows.labels, mass=True)),
+        unit="rows" if rows.image is None else "pixels",
+    )
+    record = ClassCalibration(
+        classes=classes,
+        names=tuple(task.names),
+        binary=rows.binary,
+        fit=picked.fit,
+        alone=picked.temperature,
+        rate=picked.rate,
+        draws=method.draws if isinstance(method, Sampling) and picked.rate is not None else 0,
+        seed=method.seed,
+        features=rows.features if rows.leverage is not None else None,
+        leverage=rows.leverage,
+        limit=rows.limit,
+        reference_rows=rows.reference_rows,
+        rows=rows.rows,
+        choice=picked.name,
+        candidates=picked.candidates,
+        verdict=verdict,
+        maps=rows.image is not None,
+        ignore_index=task.ignore_index,
+        seen="" if rows.image is not None else sketch(marks_of(rows.logits, rows.labels)),
+        **_about(network, plan, rows.sites),
+    )
+    return ClassPredictor(network.model, record, plan.readout, cross_validated=p, **_running(plan))
+
+
+def _about(network: Network, plan: Plan, sites: Sites) -> dict[str, Any]:
+    """What every record says about the model and its inputs."""
+    readout, columns = plan.readout, plan.columns
+    return {
+        "sites": sites,
+        "readout": None if callable(readout) else readout,
+        "custom_readout": getattr(readout, "__qualname__", type(readout).__name__) if callable(readout) else None,
+        "fingerprint": fingerprint(network.model),
+        "columns": None if columns is None else {key: tuple(names) for key, names in columns.items()},
+    }
+
+
+def _running(plan: Plan) -> dict[str, Any]:
+    """How the predictor runs: as the calibration did."""
+    chunk = plan.method.chunk if isinstance(plan.method, Sampling) else None
+    return {"batch_size": plan.batches.size, "collate": plan.batches.collate, "engine": plan.engine, "chunk": chunk}
+
+
+def _affordable(scaling: Scaling, labels: Tensor, classes: int) -> Scaling:
+    """What can be fitted for each class: nothing where one has few rows, or it would be learned never to occur."""
+    counts = torch.bincount(labels, minlength=classes)
+    if scaling == "temperature" or int(counts.min()) >= _FEWEST:
+        return scaling
+    warn(
+        f"expected {_FEWEST} validation rows or more of every class with scaling={scaling!r}; found "
+        f"{int(counts.min())} of class {int(counts.argmin())}. One temperature is used for all classes.",
+        LatedropWarning,
+        stacklevel=4,
+    )
+    return "temperature"
+
+
+def _task_of(model: nn.Module, data: Any, plan: Plan) -> tuple[Classification | None, Any]:
+    """Which task it is, None for numbers; and the data, of which a batch may have been read."""
+    data = plan.batches.divided(data)
+    if plan.task != "auto":
+        return plan.task if isinstance(plan.task, Classification) else None, data
+    if not isinstance(data, Iterable) or hasattr(data, "__array__"):
+        return None, data
+    if not plan.batches.is_one_pair(data):
+        data = Peeked(data)
+    labels, output = _first_rows(model, data, plan)
+    if is_classification(labels, output):
+        return Classification(), data
+    _check_one_hot(labels, output)
+    if labels is not None and output is not None and _zero_or_one(labels) and output[0].numel() == 1:
+        warn(
+            "the targets are all 0 or 1, and are fitted as numbers: the outputs should be close to 0 and 1. Of a "
+            "classifier with one logit pass task='classification'; task='regression' says that they are numbers.",
+            LatedropWarning,
+            stacklevel=3,
+        )
+    return None, data
+
+
+def _first_rows(model: nn.Module, data: Any, plan: Plan) -> tuple[Tensor | None, Tensor | None]:
+    """Labels, and the output of a few rows where these may be classes; None where either cannot be had.
+
+    What is wrong with them is said later, by whoever uses them.
+    """
+    try:
+        if isinstance(data, Peeked):
+            x, y = next(plan.batches.read([data.first], model))
+        else:  # of a pair only a few rows go to the device
+            x, y = None, as_target(data[1])
+        if y.is_floating_point() and not _zero_or_one(y):
+            return y, None
+        x = first_rows(data, model, _FEW, plan.batches.collate) if x is None else x
+        output = own_output(model, place(as_items(x, None), model), plan.readout)
+    except Exception:
+        return None, None
+    return y, output
+
+
+def _zero_or_one(values: Tensor) -> bool:
+    return bool(((values == 0) | (values == 1)).all()) and len(values.unique()) == 2
+
+
+def _check_one_hot(labels: Tensor | None, output: Tensor | None) -> None:
+    """`DataError` of targets with a single 1 in every row and 0 elsewhere; as numbers they would be fitted silently."""
+    if labels is None or output is None or labels.dim() != 2 or labels.shape[1] < 2 or output.dim() != 2:
+        return
+    if len(labels) > 1 and bool(((labels == 0) | (labels == 1)).all()) and bool((labels.sum(1) == 1).all()):
+        raise DataError(
+            f"expected one label for each row, or numbers; found targets of shape {tuple(labels.shape)} with a single "
+            "1 in every row, as one-hot labels are. Pass labels.argmax(1), or task='regression' where they are numbers."
+        )

@@ -1,0 +1,147 @@
+"""A calibrated model as one ONNX file: what `predict` computes, traced, and what the file says of itself."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from latedrop.calibration.class_record import ClassCalibration
+from latedrop.calibration.record import Calibration
+from latedrop.calibration.transforms import Log, Standardized
+from latedrop.data.items import Items
+from latedrop.data.rows import map_rows, row_count
+from latedrop.errors import ArgumentError
+from latedrop.network.sites import Sites
+from latedrop.onnx_files.metadata import METADATA, WHOLE, ClassRecord, Metadata, RegressionRecord, TargetUnit
+from latedrop.onnx_files.tracing import refuse
+from latedrop.onnx_files.writing import write_onnx
+from latedrop.prediction.class_prediction import ClassPrediction
+from latedrop.prediction.prediction import Prediction
+from latedrop.quantiles import checked_level
+from latedrop.stored_tensors import elsewhere
+from latedrop.terms import LocalErrors, Neighbours
+from latedrop.torch_private import leaves_and_structure
+
+__all__ = ["export"]
+
+
+def export(
+    path: str | os.PathLike[str],
+    model: nn.Module,
+    calibration: Calibration | ClassCalibration,
+    predicted: Callable[[Any], Prediction | ClassPrediction],
+    example: Any,
+    level: float = 0.9,
+) -> Path:
+    """Write what `predicted` gives for inputs like `example`, which were placed."""
+    level = checked_level(level)
+    _check_rows(calibration.sites, example)
+    if isinstance(calibration, Calibration) and not calibration.shared:
+        refuse("whose rows have masks of their own (shared=False), which depend on the place in a batch")
+    if isinstance(calibration, ClassCalibration) and calibration.maps:
+        refuse("that gives a map of classes for every image")
+    _check_terms(calibration)
+    flat, structure = leaves_and_structure(example)
+    where = [i for i, value in enumerate(flat) if isinstance(value, Tensor)]
+    names = _names(model, example)
+
+    def run(*inputs: Tensor) -> dict[str, Tensor]:
+        leaves = list(flat)
+        for i, value in zip(where, inputs, strict=True):
+            leaves[i] = value
+        found = predicted(structure.unflatten(leaves))
+        return _classes(found) if isinstance(found, ClassPrediction) else _outputs(found, level)
+
+    def rows(count: int) -> list[Tensor]:
+        index = (torch.arange(count) + count) % row_count(example)  # others each time
+        taken = map_rows(example, lambda t: t[index.to(t.device)])
+        return [value for value in leaves_and_structure(taken)[0] if isinstance(value, Tensor)]
+
+    own = METADATA.to_json(Metadata(_record(calibration, level)))
+    metadata = {METADATA.key: own, WHOLE: calibration.to_json(elsewhere({}, "graph"))}
+    return write_onnx(path, run, rows, names, metadata)
+
+
+def _check_rows(sites: Sites, example: Any) -> None:
+    if isinstance(example, Items):
+        refuse("that takes lists of objects (collate=)")
+    apart = [site.name for site in sites if site.batch_axis is None or site.moved or site.coupled]
+    if apart:
+        refuse(f"whose rows affect each other, or have any number of entries, at the sites {apart}")
+
+
+def _check_terms(calibration: Calibration | ClassCalibration) -> None:
+    terms = calibration.terms.active if isinstance(calibration, Calibration) and calibration.terms is not None else ()
+    looked_up = [term.name for term in terms if isinstance(term, (Neighbours, LocalErrors))]
+    if looked_up:
+        refuse(f"whose variance looks for the nearest of other rows (terms {looked_up})")
+
+
+def _outputs(found: Prediction, level: float) -> dict[str, Tensor]:
+    low, high = found.interval(level)
+    named = {"mean": found.mean, "std": found.std, "low": low, "high": high}
+    if found.novelty is not None:
+        named["strangeness"] = found.novelty.to(found.mean.dtype)
+    if found.calibration.target is not None or found.calibration.intervals is not None:
+        named |= {"location": found.output, "spread": found.spread}
+    return {name: value.detach() for name, value in named.items()}
+
+
+def _classes(found: ClassPrediction) -> dict[str, Tensor]:
+    named = {**found.to_dict(), "energy": found.energy}
+    return {
+        name: value.detach().float() if value.is_floating_point() else value.detach() for name, value in named.items()
+    }
+
+
+def _record(calibration: Calibration | ClassCalibration, level: float) -> RegressionRecord | ClassRecord:
+    """All that is needed to make intervals or sets of what the graph gives."""
+    columns, verdict = tuple((calibration.columns or {}).get("inputs", ())), str(calibration.verdict)
+    if isinstance(calibration, ClassCalibration):
+        # The random numbers of other scores hang on the last bit of a probability.
+        sets = calibration.sets if calibration.sets is not None and calibration.sets.score == "lac" else None
+        return ClassRecord(columns, verdict, calibration.names, None if sets is None else sets.scores)
+    names, target, unit = calibration.output_names or (), calibration.target, None
+    if target is not None:
+        unit = TargetUnit("log" if isinstance(target, Log) else "own")
+        if isinstance(target, Standardized):
+            unit = TargetUnit("standardized", target.mean, target.std)
+    return RegressionRecord(columns, verdict, names, level, unit, calibration.intervals)
+
+
+def _names(model: nn.Module, example: Any) -> list[str]:
+    """What the inputs are called: as the parameters of `forward`, or as the keys of mappings."""
+    parameters = [p.name for p in signature(model.forward).parameters.values() if p.kind is not p.VAR_KEYWORD]
+    if isinstance(example, Tensor):
+        found = parameters[:1] or ["input"]
+    elif isinstance(example, Mapping):
+        found = _keys(example)
+    else:
+        tops = [*parameters, *(f"input_{i}" for i in range(len(parameters), len(example)))]
+        found = [name for top, value in zip(tops, example, strict=False) for name in _keys(value, top)]
+    found = [f"{name}_in" if name in _TAKEN else name for name in found]
+    if len(set(found)) < len(found):
+        raise ArgumentError(f"expected inputs of different names for an ONNX file; found {found}.")
+    return found
+
+
+_TAKEN = (
+    *("mean", "std", "low", "high", "strangeness", "location", "spread", "label", "probabilities", "energy"),
+    *("confidence", "entropy", "mutual_information", "kept"),
+)
+
+
+def _keys(value: Any, top: str = "") -> list[str]:
+    if isinstance(value, Tensor):
+        return [top]
+    if isinstance(value, Mapping):
+        pairs: Any = value.items()
+    else:
+        pairs = enumerate(value) if isinstance(value, (tuple, list)) else ()
+    return [name for key, item in pairs for name in _keys(item, f"{top}_{key}" if top else str(key))]

@@ -1,0 +1,250 @@
+"""What a calibrated model gives: a prediction with its uncertainty, and where that comes from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+from warnings import warn
+
+import torch
+from torch import Tensor
+
+from latedrop.calibration.fitted_terms import LARGEST
+from latedrop.calibration.record import Calibration, Choice
+from latedrop.calibration.scale import along_outputs
+from latedrop.calibration.transforms import capped
+from latedrop.errors import ArgumentError, DataError, LatedropError, LatedropWarning
+from latedrop.metrics.levels import checked_level, normal_quantile
+from latedrop.torch_private import being_traced
+
+if TYPE_CHECKING:
+    import pandas
+    import polars
+
+__all__ = ["Explanation", "Prediction", "warn_of_overflow"]
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Predictions with their uncertainty.
+
+    Attributes:
+        output: `(N, ...)`, the mean in the unit that the model was trained in; mostly the same as `mean`.
+        raw_variance: `(N, ...)`, the variance over draws, before any scale, in that unit.
+        calibration: what turns it into the predicted variance.
+        novelty: `(N,)`, how far a row lies outside the validation rows: below 1 for 90 % of these, 3.4e38 at most;
+            None where the calibration cannot tell.
+        index: of the pandas data frame that was predicted; None for other inputs.
+        shares: `(N,)` for each term, its share of the variance before the guard; None where there are no terms, and for
+            maps.
+
+    >>> import latedrop
+    >>> x = torch.linspace(-1, 1, 64)[:, None]
+    >>> net = torch.nn.Sequential(torch.nn.Linear(1, 20), torch.nn.Tanh(), torch.nn.Linear(20, 1))
+    >>> p = latedrop.calibrate(net, (x, x**2)).predict(x)
+    >>> low, high = p.interval(0.9)
+    >>> bool((low < p.mean).all() and (p.mean < high).all())
+    True
+    >>> p.quantile([0.5, 0.95]).shape
+    torch.Size([2, 64, 1])
+    """
+
+    output: Tensor
+    raw_variance: Tensor
+    calibration: Calibration
+    novelty: Tensor | None = None
+    index: Any = None
+    shares: dict[str, Tensor] | None = field(default=None, repr=False)
+
+    @property
+    def strangeness(self) -> Tensor | None:
+        """The same as `novelty`, by its name of earlier versions."""
+        return self.novelty
+
+    @property
+    def mean(self) -> Tensor:
+        """The predicted mean, `(N, ...)`, in the original unit of the targets."""
+        return self.output if self.calibration.target is None else self._moments()[0]
+
+    @classmethod
+    def joined(cls, parts: Sequence[Prediction]) -> Prediction:
+        """The predictions of several batches as one."""
+        if not parts:
+            raise DataError("expected at least one row to predict; found none.")
+        if len(parts) == 1:
+            return parts[0]
+        strange = [part.novelty for part in parts if part.novelty is not None]
+        shares = [part.shares for part in parts if part.shares is not None]
+        named = {name: torch.cat([part[name] for part in shares]) for name in shares[0]} if shares else None
+        outputs, variances = (torch.cat([getattr(part, name) for part in parts]) for name in ("output", "raw_variance"))
+        return cls(outputs, variances, parts[0].calibration, torch.cat(strange) if strange else None, shares=named)
+
+    def unknown(self, rows: Tensor, own: Tensor) -> Prediction:
+        """The same where nothing is known of some `rows`, `(N,)` of bool, but the model's `own` output, if finite."""
+        rows, wide = rows.to(self.output.device), rows.to(self.output.device).reshape(-1, *[1] * (own.dim() - 1))
+        output = torch.where(wide, own.where(own.isfinite(), torch.nan).to(self.output), self.output)
+        strange = None if self.novelty is None else self.novelty.masked_fill(rows, LARGEST)
+        shares = None if self.shares is None else {k: v.masked_fill(rows, 0) for k, v in self.shares.items()}
+        variance = self.raw_variance.masked_fill(wide, torch.inf)
+        return replace(self, output=output, raw_variance=variance, novelty=strange, shares=shares)
+
+    def cpu(self) -> Prediction:
+        """The same on the CPU."""
+        strange = None if self.novelty is None else self.novelty.cpu()
+        shares = None if self.shares is None else {name: share.cpu() for name, share in self.shares.items()}
+        found = replace(self, novelty=strange, shares=shares)
+        return replace(found, output=self.output.cpu(), raw_variance=self.raw_variance.cpu())
+
+    @property
+    def variance(self) -> Tensor:
+        """The calibrated variance, `(N, ...)`, in the square of that unit."""
+        return self._moments()[1]
+
+    @property
+    def std(self) -> Tensor:
+        """The calibrated standard deviation, `(N, ...)`."""
+        variance, unit = self.calibration.variance(self.raw_variance), self.calibration.target
+        if unit is None:
+            return _known(variance.sqrt())
+        # A square may be too large for a number that is not.
+        return capped(unit.moments(self.output.double(), variance.double())[1].sqrt(), variance.dtype)
+
+    @property
+    def spread(self) -> Tensor:
+        """What quantiles are counted in, `(N, ...)`, in the unit that the model was trained in.
+
+        With Gaussian intervals that is the standard deviation; others keep the scale that they were fitted with.
+        """
+        c, fitted = self.calibration, self.calibration.intervals
+        scaled = (
+            c.variance(self.raw_variance) if fitted is None else c.scaled(self.raw_variance, fitted.scale, fitted.floor)
+        )
+        return _known(scaled.sqrt())
+
+    def interval(self, level: float = 0.9) -> tuple[Tensor, Tensor]:
+        """Both ends, `(N, ...)` each, of the central interval that holds the target with that probability."""
+        level = checked_level(level)
+        return self._at((1 - level) / 2), self._at((1 + level) / 2)
+
+    def quantile(self, q: float | Sequence[float]) -> Tensor:
+        """The predicted quantile, `(N, ...)`, or `(Q, N, ...)` for a sequence of Q probabilities."""
+        if getattr(q, "ndim", 0) == 0 and not isinstance(q, Sequence):
+            return self._at(checked_level(q))
+        values = [self._at(checked_level(item)) for item in q]  # type: ignore[union-attr]
+        if not values:
+            raise ArgumentError("expected at least one probability; found none.")
+        return torch.stack(values)
+
+    def in_model_unit(self) -> Prediction:
+        """The same prediction in the unit that the model was trained in, where it is Gaussian."""
+        return replace(self, calibration=replace(self.calibration, target=None))
+
+    def scaled(self, choice: Choice) -> Prediction:
+        """The same prediction with another scale; nothing is run again."""
+        return replace(self, calibration=self.calibration.with_choice(choice))
+
+    def to_dict(self, level: float = 0.9) -> dict[str, Tensor]:
+        """Named results: `mean`, `std`, `low`, `high`, and `strangeness` where it is known."""
+        low, high = self.interval(level)
+        named = {"mean": self.mean, "std": self.std, "low": low, "high": high}
+        return named if self.novelty is None else {**named, "strangeness": self.novelty}
+
+    def to_pandas(self, level: float = 0.9) -> pandas.DataFrame:
+        """One row per example, with the index of the data frame that was predicted.
+
+        The columns are those of `to_dict`. Of several outputs each has its own, with the name of its target column
+        where the calibration knows it, else with its number: `mean_height`, or `mean_0`.
+        """
+        try:
+            import pandas
+        except ImportError as error:
+            raise LatedropError("expected pandas; it is not installed. Run: pip install pandas") from error
+        return pandas.DataFrame(self._columns(level), index=self.index)
+
+    def to_polars(self, level: float = 0.9) -> polars.DataFrame:
+        """The same as a data frame of polars, which has no index."""
+        try:
+            import polars
+        except ImportError as error:
+            raise LatedropError("expected polars; it is not installed. Run: pip install polars") from error
+        return polars.DataFrame(self._columns(level))
+
+    def __len__(self) -> int:
+        return len(self.mean)
+
+    def __repr__(self) -> str:
+        std, c = self.std, self.calibration
+        kind = "gaussian" if c.intervals is None else c.intervals.kind
+        return (
+            f"Prediction of {len(self)} rows, mean {tuple(self.mean.shape)}, std {float(std.min()):.4g} to "
+            f"{float(std.max()):.4g} (scale {c.choice}, {kind} intervals)"
+        )
+
+    def _columns(self, level: float) -> dict[str, Any]:
+        columns: dict[str, Any] = {}
+        names = self.calibration.output_names
+        for name, value in self.to_dict(level).items():
+            flat = value.reshape(len(value), -1).cpu().numpy()
+            count = flat.shape[1]
+            ends = names if names is not None and len(names) == count else range(count)
+            columns |= {name if count == 1 else f"{name}_{end}": flat[:, k] for k, end in enumerate(ends)}
+        return columns
+
+    def _moments(self) -> tuple[Tensor, Tensor]:
+        variance, unit = self.calibration.variance(self.raw_variance), self.calibration.target
+        return (self.output, _known(variance)) if unit is None else unit.moments(self.output, variance)
+
+    def _at(self, q: float) -> Tensor:
+        fitted, unit = self.calibration.intervals, self.calibration.target
+        z = normal_quantile(q) if fitted is None else along_outputs(fitted.z(q), self.output)
+        found = _known(self.output + z * self.spread, 2 * q - 1)
+        return found if unit is None else unit.inverse(found)
+
+
+def _known(values: Tensor, sign: float = 1) -> Tensor:
+    """At most the largest number, which also stands for NaN, with a sign; NaN stays at a sign of 0."""
+    if being_traced():  # a file's numbers are looked at where it is run
+        return values
+    most = torch.finfo(values.dtype).max
+    return values.nan_to_num(nan=math.copysign(most, sign) if sign else math.nan)
+
+
+def warn_of_overflow(prediction: Prediction, stacklevel: int) -> None:
+    """Warn where numbers of the model's unit are too large in the original one, as the exponential of 1000 is."""
+    if prediction.calibration.target is None:
+        return
+    ends = torch.stack([prediction.mean, prediction.std, *(end.abs() for end in prediction.interval(0.9))])
+    most = torch.finfo(ends.dtype).max
+    rows = int((ends >= most).any(0).reshape(len(prediction), -1).any(1).sum())
+    if rows:
+        warn(
+            f"the prediction of {rows} of {len(prediction)} rows is too large a number in the unit of the targets, and "
+            f"is cut at {most:.2g}: the model's output there is far beyond those of the validation rows. Look at "
+            "novelty, and leave such rows out.",
+            LatedropWarning,
+            stacklevel=stacklevel,
+        )
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Where the variance of one prediction comes from.
+
+    Attributes:
+        mean: the model's own prediction, in the original unit of the targets.
+        sites: each site's share of the variance; they sum to 1.
+        units: the units with the largest shares, as (site, position in the layer's input, share).
+    """
+
+    mean: float
+    sites: dict[str, float]
+    units: tuple[tuple[str, tuple[int, ...], float], ...]
+
+    def __str__(self) -> str:
+        lines = [f"prediction {self.mean:.6g}; share of its variance by site"]
+        lines += [f"  {share:6.1%}  {name}" for name, share in self.sites.items()]
+        lines += ["and by unit"]
+        lines += [f"  {share:6.1%}  {name}[{', '.join(map(str, place))}]" for name, place, share in self.units]
+        return "\n".join(lines)

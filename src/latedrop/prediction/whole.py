@@ -1,0 +1,113 @@
+"""Predictions without draws by a compiled program: the default's, of numbers and classes, first order, propagation.
+
+What the steps give is traced as one function of the batch: passes forward and backward, features, and all that is made
+of them. Values cannot be looked at while a function is traced, so results that are not finite are left to the steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from typing import Any, TypeVar
+from weakref import ref
+
+import torch
+from torch import Tensor
+
+from latedrop.calibration.class_record import ClassCalibration
+from latedrop.calibration.fitted_terms import LARGEST
+from latedrop.calibration.record import Calibration
+from latedrop.data.arrays import floating
+from latedrop.dropout.compiled import Program, batch_function, program_for, readout_key, refuse
+from latedrop.dropout.moments import out_of_memory
+from latedrop.errors import LatedropError
+from latedrop.network.calling import Readout
+from latedrop.network.network import Network
+from latedrop.prediction.class_prediction import ClassPrediction
+from latedrop.prediction.prediction import Prediction
+from latedrop.terms import LocalErrors, Neighbours
+
+__all__ = ["predicted_whole"]
+
+_Predicted = TypeVar("_Predicted", Prediction, ClassPrediction)
+_SHARE, _OF_RANGE = 0.01, 0.05  # how far a program may be from the steps: of the largest number, and of their range
+
+
+def predicted_whole(
+    network: Network,
+    x: Any,
+    calibration: Calibration | ClassCalibration,
+    readout: Readout,
+    predicted: Callable[[Any], _Predicted],
+) -> _Predicted:
+    """Return what `predicted` gives for a batch that was placed, by a program that is compiled on the first call."""
+    fitted = calibration.terms if isinstance(calibration, Calibration) else None
+    active = fitted.active if fitted is not None else ()
+    nearest = [term.name for term in active if isinstance(term, (Neighbours, LocalErrors))]
+    if nearest:
+        refuse(f"terms that look for the nearest of other rows ({nearest})")
+    function, tensors = batch_function(x, lambda batch: _values(predicted(batch)))
+    key = "whole", _Token(calibration), readout_key(readout)
+    program = program_for(network, x, key, lambda: Program(network, function, tensors))
+    try:
+        results: list[Tensor] = program(*tensors)
+    except Exception as error:
+        if isinstance(error, LatedropError) or out_of_memory(error) or not program.checked:
+            raise
+        return predicted(x)  # it ran for other inputs: what fails with these is said as ever
+    if not program.checked:
+        steps = predicted(x)
+        _check(results, _values(steps))
+        program.checked, program.shape = True, _named(steps)
+        return steps
+    if not _is_sound([*results, *floating(x)]):
+        return predicted(x)
+    kind, names = program.shape
+    named: dict[str, Any] = {"calibration": calibration}
+    for (name, keys), value in zip(names.items(), results, strict=True):
+        named[name] = dict(zip(keys, value.unbind(), strict=True)) if keys else value
+    made: _Predicted = kind(**named)
+    return made
+
+
+def _named(prediction: Prediction | ClassPrediction) -> tuple[type, dict[str, tuple[str, ...]]]:
+    """Return the type of a prediction, and the names of what it holds: fields, and keys of those that are mappings."""
+    values = {field.name: getattr(prediction, field.name) for field in fields(prediction)}
+    names = {name: value for name, value in values.items() if isinstance(value, (Tensor, dict))}
+    return type(prediction), {name: tuple(v) if isinstance(v, dict) else () for name, v in names.items()}
+
+
+def _values(prediction: Prediction | ClassPrediction) -> list[Tensor]:
+    """Return the tensors of a prediction, in the order of `_named`."""
+    values = [getattr(prediction, name) for name in _named(prediction)[1]]
+    return [(torch.stack(list(v.values())) if isinstance(v, dict) else v).detach() for v in values]
+
+
+class _Token:
+    """Stands for a calibration in a key, by identity, without holding it."""
+
+    def __init__(self, calibration: Any) -> None:
+        self._ref, self._id = ref(calibration), id(calibration)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Token) and self._ref() is not None and self._ref() is other._ref()
+
+    def __hash__(self) -> int:
+        return self._id
+
+
+def _is_sound(values: Sequence[Tensor]) -> bool:
+    """Return True if all numbers are finite, and not so large that the steps would treat them apart."""
+    return all(bool((v.abs() < LARGEST).all()) for v in values if v.is_floating_point() and v.numel())
+
+
+def _check(results: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
+    """Refuse a program that says something else than the steps."""
+    for a, b in zip(results, expected, strict=True):
+        if b.is_floating_point() and b.numel():
+            a, b = a.double(), b.double()
+            if float((a - b).abs().max()) > _SHARE * float(b.abs().max()) + _OF_RANGE * float(b.max() - b.min()):
+                refuse(
+                    "other numbers in the program than step by step: noise of its own, or values that Python code "
+                    "takes out of its tensors"
+                )

@@ -1,0 +1,150 @@
+"""What a new user is told: the remedy fits the slip."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import latedrop
+from latedrop.errors import ArgumentError, DataError, FileError, OutputError, SiteError
+from latedrop.named import load_model
+from latedrop.terms import VarianceHead
+
+X = torch.randn(80, 3, generator=torch.Generator().manual_seed(0))
+Y = X.sum(1)
+
+
+def mlp(outputs: int = 1) -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, outputs))
+
+
+@pytest.mark.parametrize("target", [Y, Y[:, None]], ids=["(N,)", "(N, 1)"])
+@pytest.mark.parametrize("method", ["terms", "sample", "linear", "propagate"])
+def test_several_outputs_and_one_target(target: Tensor, method: str) -> None:
+    with pytest.raises(DataError, match=r"each of the 3 outputs of a row.*Pass readout=lambda output: output\[:, 0\]"):
+        latedrop.calibrate(mlp(3), (X, target), method=method, progress=False)
+    with pytest.raises(DataError, match=r"Pass readout=.*VarianceHead"):
+        latedrop.calibrate(mlp(2), (X, target), method=method, progress=False)
+
+
+class Head(nn.Module):
+    """Mean and log variance, as a tuple."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.mean, self.log_variance = mlp(8), nn.Linear(8, 1), nn.Linear(8, 1)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = self.body(x)
+        return self.mean(h), self.log_variance(h)
+
+
+def test_a_pair_of_mean_and_log_variance() -> None:
+    with pytest.raises(OutputError, match=r"pass readout=0 and method=Terms\(\[VarianceHead\(1, 'log_variance'\)"):
+        latedrop.calibrate(Head(), (X, Y), progress=False)
+    method = latedrop.Terms([VarianceHead(1, "log_variance"), "dropout"])
+    assert latedrop.calibrate(Head(), (X, Y), readout=0, method=method, progress=False).predict(X).std.shape == (80, 1)
+
+
+def test_a_wrapper_around_a_trained_module() -> None:
+    wrapper = SimpleNamespace(module_=mlp(), predict=None)  # as skorch's NeuralNet has it
+    with pytest.raises(ArgumentError, match="Pass its module_, the network that the wrapper has trained"):
+        latedrop.calibrate(wrapper, (X, Y))  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="Pass the model itself"):
+        latedrop.calibrate(3, (X, Y))  # type: ignore[arg-type]
+
+
+class Moving:
+    """A batch of one's own that moves itself in place."""
+
+    def __init__(self, rows: list[Tensor]) -> None:
+        self.rows = torch.stack(rows)
+
+    def to(self, device: Any) -> None:
+        self.rows = self.rows.to(device)
+
+
+class TakesMoving(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = mlp()
+
+    def forward(self, batch: Moving) -> Tensor:
+        found: Tensor = self.net(batch.rows)
+        return found
+
+
+def test_a_batch_whose_to_returns_nothing() -> None:
+    model, items = TakesMoving(), list(X)
+    uq = latedrop.calibrate(model, (items, Y), batches=latedrop.Batches(collate=Moving), progress=False)
+    torch.testing.assert_close(uq.predict(items).mean, model.net(X).detach())
+
+
+class Complex(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = (nn.Linear(*size, dtype=torch.complex64) for size in ((3, 8), (8, 1)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.b(torch.tanh(self.a(x.to(torch.complex64)))).real
+        return found
+
+
+def test_complex_weights() -> None:
+    with pytest.raises(SiteError, match=r"weight layers of real numbers.*found complex weights, a\.weight"):
+        latedrop.calibrate(Complex(), (X, Y))
+
+
+def test_a_module_that_a_script_saved(tmp_path: Path) -> None:
+    script = "import torch\nclass Net(torch.nn.Linear): pass\ntorch.save(Net(3, 1), PATH)\n"
+    path = tmp_path / "net.pt"
+    from subprocess import run
+    from sys import executable
+
+    run([executable, "-c", script.replace("PATH", repr(str(path)))], check=True)
+    with pytest.raises(FileError, match=r"saved by a script whose own classes are known as __main__.*state_dict\(\)"):
+        load_model(str(path), trust=True)
+
+
+def test_more_classes_than_rows_are_refused_at_the_first_batch() -> None:
+    model = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1000))
+    data = torch.utils.data.TensorDataset(X, torch.arange(80))
+    for rows in ((X, torch.arange(80)), torch.utils.data.DataLoader(data, batch_size=8)):
+        with pytest.raises(DataError, match=r"at least as many validation rows as classes, 1000.*found 80"):
+            latedrop.calibrate(model, rows, progress=False)
+
+
+def test_every_result_is_one_line() -> None:
+    numbers = latedrop.calibrate(mlp(), (X, Y), reference=X + 0.1, progress=False)
+    classes = latedrop.calibrate(mlp(3), (X, (Y > 0).long() + (Y > 1).long()), progress=False)
+    for found in (
+        numbers,
+        numbers.calibration,
+        numbers.cross_validated,
+        numbers.predict(X),
+        numbers.detector(X),
+        numbers.detector(X)(X),
+        numbers.conformal((X + 0.1, Y)),
+        classes,
+        classes.calibration,
+        classes.predict(X),
+        classes.detector(X),
+    ):
+        assert len(repr(found).splitlines()) == 1, type(found)
+        assert len(repr(found)) < 500, type(found)
+
+
+def test_validation_rows_as_they_were_left_out() -> None:
+    uq = latedrop.calibrate(mlp(), (X, Y), progress=False)
+    rows = uq.cross_validated
+    torch.testing.assert_close(rows.mean, uq.predict(X).mean.double())
+    torch.testing.assert_close(rows.errors, (Y[:, None].double() - rows.mean) / rows.variance.sqrt())
+    inside = (rows.errors.abs() <= 1.6448536).double().mean()
+    assert float(inside) == pytest.approx(uq.calibration.verdict.coverage)
+    assert not torch.allclose(rows.variance, uq.predict(X).variance.double())
+    p = latedrop.calibrate(mlp(3), (X, (Y > 0).long() + (Y > 1).long()), progress=False).cross_validated
+    assert p.shape == (80, 3)
+    torch.testing.assert_close(p.sum(1), torch.ones(80, dtype=torch.float64))
