@@ -34,14 +34,13 @@ from benchmarks.serve_client import Client, message
 from benchmarks.timing import RESULTS, machine, write
 from latedrop.console.alarms import Rule
 from latedrop.console.camera import Camera, Shot
-from latedrop.console.counter import faster
 from latedrop.console.notices import Notices
 from latedrop.console.server import make_app
 from latedrop.console.sources import Source
 from latedrop.console.store import Store
 from latedrop.console.watch import Settings, Watch
 from latedrop.crowd.calibration import load_calibration
-from latedrop.crowd.mcnn import load_weights, shipped
+from latedrop.crowd.mcnn import faster, load_weights, shipped
 from latedrop.crowd.scenes import make_scenes
 
 FIGURE = Path(__file__).parents[1] / "docs" / "images" / "soak.png"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import hashlib
+import io
 import logging
 import math
 import os
@@ -12,7 +14,7 @@ import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -23,6 +25,7 @@ __all__ = [
     "FORMULA",
     "aside",
     "check_apart",
+    "csv_line",
     "digest_of",
     "locked",
     "npy_head",
@@ -144,13 +147,9 @@ def npy_head(file: IO[bytes], size: int) -> tuple[tuple[int, ...], bool, Any]:
 def safe_cell(text: str) -> str:
     """Text for a csv file: an apostrophe goes before what a spreadsheet would run as a formula; numbers stay.
 
-    Line breaks become LF, as `csv.writer` quotes no CR where lines end in LF: the rest would be a row of its own.
-
     >>> [safe_cell(text) for text in ("=1+1", "@SUM(A1)", "-1.5", "+49 170", "a=b")]
     ["'=1+1", "'@SUM(A1)", '-1.5', "'+49 170", 'a=b']
     """
-    if "\r" in text:
-        text = text.replace("\r\n", "\n").replace("\r", "\n")
     if text[:1] not in FORMULA or not text:
         return text
     try:
@@ -163,6 +162,19 @@ def safe_cell(text: str) -> str:
 def plain_cell(text: str) -> str:
     """The text that `safe_cell` was given."""
     return text[1:] if text[:1] == "'" and text[1:2] in FORMULA and len(text) > 1 else text
+
+
+def csv_line(cells: Iterable[Any]) -> str:
+    r"""Write one line of csv that ends in LF, its texts made safe by `safe_cell`.
+
+    >>> csv_line(["=1", "a\rb", 2.5])
+    '\'=1,"a\rb",2.5\n'
+    """
+    line = io.StringIO(newline="")
+    # csv.writer quotes the characters of the line's end alone: a bare CR would begin a row of its own.
+    writer = csv.writer(line, lineterminator="\r\n")
+    writer.writerow([safe_cell(cell) if isinstance(cell, str) else cell for cell in cells])
+    return line.getvalue().removesuffix("\r\n") + "\n"
 
 
 def digest_of(path: str | os.PathLike[str]) -> str:

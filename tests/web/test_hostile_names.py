@@ -200,7 +200,7 @@ def test_no_page_runs_a_name(tmp_path: Path) -> None:
 
 
 def safe(text: str) -> str:
-    return ("'" if text[0] != "a" else "") + text.replace("\r", "\n")
+    return ("'" if text[0] != "a" else "") + text
 
 
 @pytest.mark.parametrize("texts", [(*RUN, *KEPT), (*RUN[:-3], *KEPT)], ids=["csv", "pyarrow"])  # it writes no quotes
@@ -215,7 +215,8 @@ def test_csv_files_of_predictions(texts: tuple[str, ...], tmp_path: Path, monkey
     with open("out.csv", newline="") as file:
         head, *rows = csv.reader(file)
     assert head[0] == "'=note"
-    assert [row[0] for row in rows] == [safe(text) if text in RUN else text for text in texts]
+    cells = [safe(text) if text in RUN else text for text in texts]
+    assert [row[0] for row in rows] == [cell.replace("\r", "\n") for cell in cells]  # as read from texts.csv
 
 
 def test_csv_files_of_the_console(tmp_path: Path) -> None:

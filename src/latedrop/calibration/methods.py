@@ -348,7 +348,7 @@ def _checked_rates(rates: Any) -> tuple[Rate, ...] | None:
 def _is_rate(value: Any) -> bool:
     try:
         return not isinstance(value, (bool, str)) and 0 <= float(value) < 1
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return False
 
 

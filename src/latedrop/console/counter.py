@@ -153,6 +153,7 @@ class LiveCounter:
 def fitted(image: Tensor, size: tuple[int, ...]) -> Tensor:
     """The image `(C, H, W)` in this size, where its sides have the same ratio; else as it is.
 
+    >>> import torch
     >>> fitted(torch.rand(1, 960, 1280), (480, 640)).shape, fitted(torch.rand(1, 720, 1280), (480, 640)).shape
     (torch.Size([1, 480, 640]), torch.Size([1, 720, 1280]))
     """

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -20,7 +18,7 @@ from latedrop.console.hub import Hub
 from latedrop.console.watch import View, Watch
 from latedrop.console.zones import cells_of, drawn_points
 from latedrop.errors import DataError, LatedropError
-from latedrop.files import safe_cell
+from latedrop.files import csv_line
 from latedrop.web.pages import make_pages
 
 __all__ = ["make_app"]
@@ -278,14 +276,8 @@ def _image(content: bytes | None, kind: str) -> Response:
 
 
 def _csv(name: str, head: tuple[str, ...], rows: Any) -> Response:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(head)
-    for row in rows:
-        writer.writerow([safe_cell(cell) if isinstance(cell, str) else cell for cell in row])
-    return Response(
-        text.getvalue(), media_type="text/csv", headers={"Content-Disposition": f'attachment; filename="{name}"'}
-    )
+    text = "".join(map(csv_line, (head, *rows)))
+    return Response(text, media_type="text/csv", headers={"Content-Disposition": f'attachment; filename="{name}"'})
 
 
 def _clock(seconds: float | None) -> str:

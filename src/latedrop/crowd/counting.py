@@ -30,7 +30,7 @@ from latedrop.crowd.frames import check_size, enlarged
 from latedrop.crowd.mcnn import Trained
 from latedrop.crowd.regions import Policy, Regions, find_regions, usual_threshold
 from latedrop.errors import ArgumentError, DataError, FileError, LatedropError, OutputError
-from latedrop.files import locked, plain_cell, safe_cell
+from latedrop.files import csv_line, locked, plain_cell
 from latedrop.json_text import parsed
 from latedrop.metrics.levels import checked_level
 
@@ -294,8 +294,7 @@ class CountFile:
         """Write one frame, and see that it is on its way to the disk."""
         row = frame.row()
         try:
-            cells = [safe_cell(value) if isinstance(value, str) else value for value in row.values()]
-            self._line(row if _is_jsonl(self.path) else cells)
+            self._line(row if _is_jsonl(self.path) else row.values())
             self._empty = False
         except OSError as error:
             raise FileError(
@@ -313,10 +312,7 @@ class CountFile:
 
     def _line(self, values: Any) -> None:
         assert self._file is not None
-        if isinstance(values, dict):
-            self._file.write(json.dumps(values) + "\n")
-        else:
-            csv.writer(self._file, lineterminator="\n").writerow(values)
+        self._file.write(json.dumps(values) + "\n" if isinstance(values, dict) else csv_line(values))
         self._file.flush()
 
 
