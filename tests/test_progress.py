@@ -89,6 +89,7 @@ def test_calibrate_counts_rows(monkeypatch: pytest.MonkeyPatch, clock: Clock, ra
     x = torch.randn(60, 2)
     net = nn.Sequential(nn.Linear(2, 9), nn.ReLU(), nn.Linear(9, 1))
     y = net(x).detach() + 0.1 * torch.randn(60, 1)
+    method = latedrop.Sampling(rates=rates, draws=5) if rates else latedrop.Terms()
     real, err = module._Lines.add, io.StringIO()
 
     def slow(lines: module._Lines, done: float) -> None:
@@ -97,9 +98,7 @@ def test_calibrate_counts_rows(monkeypatch: pytest.MonkeyPatch, clock: Clock, ra
 
     monkeypatch.setattr(module._Lines, "add", slow)
     monkeypatch.setattr(sys, "stderr", err)
-    latedrop.calibrate(
-        net, (x, y), method=latedrop.Sampling(rates=rates, draws=5 if rates else None), batches=latedrop.Batches(20)
-    )
+    latedrop.calibrate(net, (x, y), method=method, batches=latedrop.Batches(20))
     lines = err.getvalue().splitlines()
     assert lines[-1].startswith("latedrop: calibrating: 60 of 60 rows, ")
     assert len(lines) == 3 * (len(rates) if rates else 1)
@@ -107,7 +106,7 @@ def test_calibrate_counts_rows(monkeypatch: pytest.MonkeyPatch, clock: Clock, ra
     latedrop.calibrate(
         net,
         (x, y),
-        method=latedrop.Sampling(rates=rates, draws=5 if rates else None),
+        method=method,
         batches=latedrop.Batches(20),
         progress=False,
     )

@@ -19,10 +19,10 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import torch
-from latedrop.calibration.term_fit import fit_terms
 from torch import Tensor
 
 from latedrop import optimal_scale, relaxed_scale
+from latedrop.calibration.fit_terms import fit_terms
 from latedrop.calibration.record import lifted
 from latedrop.calibration.scale import fit_floor
 from latedrop.crowd.blocks import block_means

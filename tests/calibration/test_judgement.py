@@ -199,7 +199,7 @@ class TestJudgement:
     def test_the_worst_of_very_many_rows_is_found(self) -> None:
         prediction, _ = predicted(rows=4, method=latedrop.Terms(guard=False))
         rows = 400_001
-        many = replace(prediction, output=torch.zeros(rows, 1), raw_variance=torch.ones(rows, 1), strangeness=None)
+        many = replace(prediction, output=torch.zeros(rows, 1), raw_variance=torch.ones(rows, 1), novelty=None)
         target = torch.zeros(rows, 1)
         target[123_457] = 99.0
         found = judge(many, target, places=range(1, rows + 1)).together

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from latedrop import Network, calibrate, find_sites, linearize, sample
+from latedrop.dropout.sampling import plain_output
 from latedrop.errors import LatedropWarning, OutputError, SiteError
 from latedrop.network.private_copy import private_copy
 from rounding import assert_same_up_to_rounding
@@ -172,10 +173,17 @@ def test_an_embedding_with_max_norm_writes_into_its_own_weights() -> None:
             return self.last(self.head(self.table(x)).relu())
 
     model, x = Model(), torch.randint(0, 9, (6,))
-    before = model.table.weight.clone()
-    sample(model, x, 0.2, 4)
-    linearize(model, x)
-    assert torch.equal(model.table.weight, before)  # nothing was computed: it was not touched
+    before, network = model.table.weight.clone(), Network(model)
+    sites = find_sites(network, x)
+    sample(network, x, 0.2, 4, sites=sites)
+    linearize(network, x, sites)
+    assert torch.equal(model.table.weight, before)
+    with torch.no_grad():
+        model.head.weight.mul_(2)  # all other weights are shared: the copy follows, as one by deepcopy does not
+        found = plain_output(network, x)
+        assert torch.equal(model.table.weight, before)
+        assert_same_up_to_rounding(found, model(x))  # which now writes into the table
+    assert not torch.equal(model.table.weight, before)
 
 
 def test_wrappers_inside_are_looked_through() -> None:

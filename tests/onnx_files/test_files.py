@@ -17,6 +17,7 @@ from latedrop.errors import ArgumentError, DataError, FileError, OutputError
 from latedrop.onnx_files import tracing
 from latedrop.onnx_files.derivatives import decompositions
 from latedrop.onnx_files.metadata import sealed
+from latedrop.records import checksum_of
 from rounding import assert_same_up_to_rounding
 
 onnx = pytest.importorskip("onnx", reason="needs the extra onnx")
@@ -184,7 +185,18 @@ def test_one_flipped_bit_anywhere_is_refused_before_onnxruntime_sees_it(
 
 def edited_record(model: Any, **fields: Any) -> None:
     entry = next(entry for entry in model.metadata_props if entry.key == "latedrop")
-    entry.value = json.dumps({**json.loads(entry.value), **fields})
+    data = json.loads(entry.value)["latedrop"]
+    data["model"].update({name: value for name, value in fields.items() if name != "format"})
+    data["format"] = fields.get("format", data["format"])
+    entry.value = json.dumps({"latedrop": data, "checksum": checksum_of(data)})
+
+
+def as_classes(model: Any) -> None:
+    entry = next(entry for entry in model.metadata_props if entry.key == "latedrop")
+    data = json.loads(entry.value)["latedrop"]
+    rest = {name: data["model"][name] for name in ("columns", "verdict", "names")}
+    data["model"] = {**rest, "task": "classification", "sets": None}
+    entry.value = json.dumps({"latedrop": data, "checksum": checksum_of(data)})
 
 
 def other_type(model: Any) -> None:
@@ -201,11 +213,11 @@ def external_weights(model: Any) -> None:
 @pytest.mark.parametrize(
     ("edit", "words"),
     [
-        (lambda model: edited_record(model, level=float("nan")), "the calibration in the metadata"),
-        (lambda model: edited_record(model, columns=3), "the calibration in the metadata"),
-        (lambda model: edited_record(model, format=1), "the calibration in the metadata"),
-        (lambda model: edited_record(model, intervals={"kind": "conformal"}), "the calibration in the metadata"),
-        (lambda model: edited_record(model, task="classification", sets=None), "outputs"),
+        (lambda model: edited_record(model, level=float("nan")), "NaN is no number of JSON"),
+        (lambda model: edited_record(model, columns=3), "metadata.model.columns"),
+        (lambda model: edited_record(model, format=1), "found format 1"),
+        (lambda model: edited_record(model, intervals={"kind": "conformal"}), "metadata.model.intervals"),
+        (as_classes, "outputs"),
         (other_type, "onnxruntime can run"),
         (external_weights, "onnxruntime can run"),
     ],

@@ -107,12 +107,12 @@ def write_crowd(path: Path, count: latedrop.Calibration, pixels: latedrop.Calibr
         method="sampling-free",
         count=replace(count, custom_readout=READOUTS["count"]),
         pixels=replace(pixels, custom_readout=READOUTS["pixels"]),
-        policy=Policy(0.1),
+        policy=Policy(0.1, 0.5, 0.2, 3.0, "regions", 0.4, 2.0, 9, 7),
         fingerprint="f",
         roi=Region((18, 24), "a" * 64),
         about={"set": "scenes", "frames": {"count": 12}},
         usual=Usual((72, 96), 0.2, 0.8),
-        recalibration=Recalibration(10.0, 1.0, 0.1, 4.0, 2.0, 9.0, 0.2, 0.01, 0.0, 8, 6.0, 3.0, 1.0, 7.0),
+        recalibration=Recalibration(10.0, 1.0, 0.1, 4.0, 2.0, 9.0, 0.2, 0.01, 0.0, 8, 6.0, 3.0, 1.0, "line", 7.0),
     ).save(path)
 
 

@@ -87,7 +87,8 @@ def class_report(folder: Path) -> Page:
     x = torch.randn(600, 4, generator=dice)
     y = torch.multinomial(torch.softmax(8 * net(x).detach(), 1), 1, generator=dice)[:, 0]
     names = [LONG, EVIL, "bird"]
-    uq = latedrop.calibrate(net, (x[:400], y[:400]), terms=["leverage"], class_names=names, progress=False)
+    task = latedrop.Classification(names=names)
+    uq = latedrop.calibrate(net, (x[:400], y[:400]), method=latedrop.Terms(["leverage"]), task=task, progress=False)
     path = folder / "classes.html"
     write_class_report(path, title=LONG, prediction=uq.predict(x[400:]), labels=y[400:], reproduce={LONG: LONG})
     return Page(str(path), LONG)

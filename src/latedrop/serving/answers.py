@@ -31,10 +31,8 @@ def named_columns(prediction: Any, level: float) -> dict[str, npt.NDArray[Any]]:
 
 def _known(prediction: Any, name: str) -> Any:
     """What the calibration says: that of a model, or the record of an ONNX file."""
-    record = getattr(prediction, "record", None)
-    if isinstance(record, Mapping):
-        return record.get(name)
-    return getattr(getattr(prediction, "calibration", None), name, None)
+    record = getattr(prediction, "record", None) or getattr(prediction, "calibration", None)
+    return getattr(record, name, None)
 
 
 def answer_bytes(columns: Mapping[str, npt.NDArray[Any]], accept: str, about: Mapping[str, Any]) -> tuple[bytes, str]:

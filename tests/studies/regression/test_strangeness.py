@@ -7,7 +7,7 @@ from latedrop.network.find_sites import find_sites
 from latedrop.terms.features import Features
 from latedrop.terms.leverage import Leverage
 from latedrop.terms.neighbours import Neighbours
-from latedrop.terms.term import Rows
+from latedrop.terms.term import BatchContext
 from studies.regression.methods import leverage, neighbours, network
 
 
@@ -17,7 +17,7 @@ def test_they_are_the_library_terms() -> None:
     member = [(layer.weight.T.detach(), layer.bias.detach()) for layer in net[::2]]
     x = {"train": torch.randn(60, 3).double(), "shifted": 2 + torch.randn(20, 3).double()}
     sites = find_sites(net, x["train"][:5])
-    rows = {part: Rows(net, values, sites, None, Features.all(sites)) for part, values in x.items()}
+    rows = {part: BatchContext(net, values, sites, None, Features.all(sites)) for part, values in x.items()}
     found = network(member, x, {part: values[:, 0] for part, values in x.items()})
     for ours, theirs in ((leverage, Leverage()), (neighbours, Neighbours())):
         wanted = theirs.learned_from([rows["train"].features], False).values(rows["shifted"])
