@@ -89,7 +89,11 @@ def record(cls: type[_T]) -> type[_T]:
                 else field["schema"]
             )
         check = getattr(cls, "checked", None)
-        return found if check is None else core_schema.no_info_after_validator_function(check, found)
+        if check is None:
+            return found
+        # pydantic keeps a schema under its `ref` for the next field of this type: the one with the check.
+        ref = found.pop("ref", None)
+        return core_schema.no_info_after_validator_function(check, found, ref=ref)
 
     cls.__pydantic_config__ = {"extra": "forbid", "strict": True, "allow_inf_nan": False}  # type: ignore[attr-defined]
     cls.__get_pydantic_core_schema__ = classmethod(schema)  # type: ignore[attr-defined]
