@@ -1,0 +1,142 @@
+"""The error model: a random forest that predicts squared errors from validation rows.
+
+Its inputs are the row itself (or principal components of its features), the prediction, and the logarithms of leverage
+and dropout variance. Its predictions of validation rows are out of bag: from trees that did not see the row. It is one
+column of the variance beside others and is never used alone under shift, where trees answer with what they saw last.
+
+Reference: Breiman (2001).
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from latedrop.calibration.trees import Floats, Trees, require_sklearn
+from latedrop.errors import DataError
+
+__all__ = ["LEAST_ROWS", "Components", "ErrorModel", "error_inputs"]
+
+LEAST_ROWS = 60
+"""With fewer rows a forest gains nothing."""
+TREES = 200
+LEAF, LEAF_SHARE = 5, 0.01
+_MOST_ROWS = 20_000  # of which a forest learns; the columns of further rows need no bag
+_TREE_ROWS = 5_000  # drawn for each tree at most
+_LEAST = 1e-6  # of the mean squared error
+
+
+@dataclass(frozen=True)
+class Components:
+    """Principal components of features: `(x - centre) @ basis`.
+
+    Attributes:
+        centre: `(F,)`.
+        basis: `(F, C)`.
+    """
+
+    centre: Floats
+    basis: Floats
+
+    @classmethod
+    def fit(cls, features: npt.ArrayLike, most: int = 32) -> Components:
+        """Find at most `most` directions of `(n, F)` in which rows vary most."""
+        x = np.asarray(features, np.float64)
+        centre = x.mean(0)
+        _, _, directions = np.linalg.svd(x - centre, full_matrices=False)
+        return cls(centre, np.ascontiguousarray(directions[:most].T))
+
+    def of(self, features: npt.ArrayLike) -> Floats:
+        """Return `(n, C)`."""
+        return np.asarray((np.asarray(features, np.float64) - self.centre) @ self.basis)
+
+
+def error_inputs(x: npt.ArrayLike, mean: npt.ArrayLike, *positive: npt.ArrayLike) -> Floats:
+    """Join the forest's inputs: `x` `(n, D)`, the prediction `(n, K)` and logarithms of columns such as leverage."""
+    parts = [np.asarray(part, np.float64).reshape(len(np.asarray(part)), -1) for part in (x, mean, *positive)]
+    tiny = np.finfo(np.float32).tiny
+    logs = [np.log(np.maximum(part, tiny)) for part in parts[2:]]
+    largest = np.finfo(np.float32).max
+    return np.clip(np.concatenate([*parts[:2], *logs], 1), -largest, largest)
+
+
+@dataclass(frozen=True)
+class ErrorModel:
+    """A forest of squared errors.
+
+    Attributes:
+        trees: whose sum is the squared error `(n, K)`.
+        floor: `(K,)`, the least that is predicted.
+    """
+
+    trees: Trees
+    floor: Floats
+
+    @classmethod
+    def fit(
+        cls, inputs: Floats, error: npt.ArrayLike, weights: npt.ArrayLike | None = None, *, leaf: int = LEAF,
+        leaf_share: float = LEAF_SHARE, trees: int = TREES, seed: int = 0
+    ) -> tuple[ErrorModel, Floats]:
+        """Return the model, and its predictions of the rows that it learned from, out of bag `(n, K)`.
+
+        Args:
+            inputs: `(n, D)`, from `error_inputs`.
+            error: `(n, K)`, target minus prediction.
+            weights: `(n,)`, what each row counts.
+            leaf: rows in a leaf, at least.
+            leaf_share: rows in a leaf, at least, as a share of those that a tree sees.
+            trees: how many.
+            seed: of the draws of rows.
+        """
+        require_sklearn("the error model")
+        from sklearn.ensemble import RandomForestRegressor
+
+        squares = np.square(np.asarray(error, np.float64))
+        squares = squares[:, None] if squares.ndim == 1 else squares
+        count = len(squares)
+        if count < LEAST_ROWS:
+            raise DataError(f"expected at least {LEAST_ROWS} rows for an error model; found {count}. Leave it out.")
+        counts = None if weights is None else np.asarray(weights, np.float64)
+        size = np.average(squares, 0, counts)
+        unit = squares / np.where(size > 0, size, 1)
+        learned = np.arange(count)
+        if count > _MOST_ROWS:
+            learned = np.sort(np.random.default_rng(seed).permutation(count)[:_MOST_ROWS])
+        drawn = min(len(learned), _TREE_ROWS)
+        forest = RandomForestRegressor(
+            trees,
+            min_samples_leaf=max(leaf, round(leaf_share * drawn)),
+            max_features=1 / 3 if inputs.shape[1] > 3 else 1.0,
+            max_samples=None if drawn == len(learned) else drawn,
+            oob_score=True,
+            random_state=seed,
+        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # some rows may be in every bag where trees are few
+            forest.fit(inputs[learned], unit[learned], None if counts is None else counts[learned])
+        joined = Trees.joined(
+            [each.tree_ for each in forest.estimators_], 1 / trees, np.zeros(unit.shape[1]), inputs.shape[1]
+        )
+        scaled = Trees(**{**vars(joined), "value": (joined.value * size).astype(np.float32)})
+        model = cls(scaled, _LEAST * size)
+        columns = model.predict(inputs)
+        columns[learned] = np.maximum(forest.oob_prediction_.reshape(len(learned), -1) * size, model.floor)
+        return model, columns
+
+    def predict(self, inputs: npt.ArrayLike) -> Floats:
+        """Return squared errors `(n, K)`."""
+        return np.maximum(self.trees.predict(inputs), self.floor)
+
+    def state(self) -> dict[str, Any]:
+        """Return what a record has to hold."""
+        return {**self.trees.state(), "floor": self.floor}
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> ErrorModel:
+        """Return the inverse of `state`."""
+        rest = {name: value for name, value in state.items() if name != "floor"}
+        return cls(Trees.from_state(rest), np.asarray(state["floor"], np.float64))
