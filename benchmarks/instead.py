@@ -109,7 +109,8 @@ class Choice:
     ceiling: bool = True
     larger: bool = True
     fade: bool = True
-    correct_inputs: bool = True
+    linear: bool = True
+    boosted: bool = True
 
 
 def output(net: nn.Module, x: Tensor) -> Tensor:
@@ -218,14 +219,15 @@ def answer(case: Case, *, reference: bool = True, corrected: bool = False, choic
     quantile = choice.quantile if reference else choice.quantile_without
     guard = Guard.fit(usual, error, case.y_val[:, None], quantile)
     features = inputs(case.x_val, val, leverage)
-    correction = None
-    if corrected and rows >= LEAST_CORRECTED:
-        correction, added = fit_correction(features, error.numpy())
-        error = target_error - torch.from_numpy(added)
     columns = torch.stack([leverage, val.dropout], 2)
     sizes = torch.stack([metric.sample.mean(0), metric.dropout], 1) if reference else columns.mean(0)
     options: dict[str, Any] = {"weight": choice.weight, "nu": choice.nu}
     shares = _shares(choice.typical, "leverage", "dropout")
+    correction = None
+    if corrected and rows >= LEAST_CORRECTED:
+        first = crossed_shape(error, columns, sizes, shares, **options).numpy()
+        correction, added = fit_correction(features, metric.directions(val.phi).numpy(), error.numpy(), first, linear=choice.linear, boosted=choice.boosted)
+        error = target_error - torch.from_numpy(added)
     simple = fit_shape(error, columns, sizes, shares, **options)
     variance, full, model = crossed_shape(error, columns, sizes, shares, **options), simple, None
     if rows >= LEAST_ROWS and choice.typical["forest"]:
@@ -255,7 +257,7 @@ def answer(case: Case, *, reference: bool = True, corrected: bool = False, choic
             columns = torch.cat([columns, torch.from_numpy(model.predict(features))[:, :, None]], 2)
         variance = _grown(guard, choice, full.variance(columns), lev, mean, without)
         if correction is not None:
-            mean = mean + torch.from_numpy(correction.predict(features, novelty.numpy() if choice.fade else None))
+            mean = mean + torch.from_numpy(correction.predict(features, metric.directions(part.phi).numpy(), novelty.numpy() if choice.fade else None))
         return Predicted(mean[:, 0], variance[:, 0], tail)
 
     return rule

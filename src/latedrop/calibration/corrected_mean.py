@@ -1,8 +1,13 @@
-"""A corrected mean: what boosted trees can predict of the validation residuals is added to the prediction.
+"""A corrected mean: what can be predicted of the validation residuals is added to the prediction.
 
-The correction of a validation row comes from trees of other folds. It is multiplied by `a`, the coefficient of the
-regression of residuals on such corrections, between 0 and 1, and it is left out unless it lowers the squared error by
-more than two standard errors. Where rows are unlike all validation rows it fades, divided by their novelty.
+First a step of the linearised network towards the validation rows: ridge regression of the residuals on the mask
+gradients in the metric of the reference rows, which is the mean of a Gaussian process whose variance is the leverage.
+Its penalty has the smallest leave-one-out error. Then boosted trees on what is left. Rows count by the inverse of their
+variance.
+
+The correction of a validation row comes from rows of other folds. It is multiplied by `a`, the coefficient of the
+regression of residuals on such corrections, between 0 and 1, and is left out unless it lowers the weighted squared
+error by more than two standard errors. Where rows are unlike all validation rows it fades, divided by their novelty.
 
 References: Friedman (2001), boosting; Qiu et al. (2020), residuals as a second model's target.
 """
@@ -22,23 +27,27 @@ __all__ = ["LEAST_ROWS", "Correction", "fit_correction"]
 
 LEAST_ROWS = 60
 ROUNDS, LEAVES, RATE = 80, 8, 0.05
+STANDARD_ERRORS = 2.0
+"""By which a correction has to be better."""
+PENALTIES = tuple(10.0 ** (i / 2) for i in range(0, 9))
 _TREE_ROWS = 4_000  # drawn for each tree at most
 _MOST_ROWS = 20_000
 _FOLDS = 5
-_ERRORS = 2.0  # standard errors by which a correction has to be better
 
 
 @dataclass(frozen=True)
 class Correction:
-    """What is added to the prediction.
+    """What is added to the prediction: `factor · (directions @ slope + trees(inputs))`.
 
     Attributes:
+        slopes: `(K, D)`, already multiplied by the factor.
         trees: one for each output that is corrected; None for others.
         factors: `(K,)`, 0 for outputs that are not corrected.
-        gain: `(K,)`, share of the mean squared error that it removes, on rows of other folds.
+        gain: `(K,)`, share of the weighted mean squared error that it removes, on rows of other folds.
         gain_error: `(K,)`, standard error of that.
     """
 
+    slopes: Floats
     trees: tuple[Trees | None, ...]
     factors: Floats
     gain: Floats
@@ -49,13 +58,19 @@ class Correction:
         """Whether any output is corrected."""
         return bool(self.factors.any())
 
-    def predict(self, inputs: npt.ArrayLike, novelty: npt.ArrayLike | None = None) -> Floats:
-        """Return what is to be added, `(n, K)`, from the error model's inputs and the novelty `(n,)` of the rows."""
+    def predict(self, inputs: npt.ArrayLike, directions: Floats, novelty: npt.ArrayLike | None = None) -> Floats:
+        """Return what is to be added, `(n, K)`.
+
+        Args:
+            inputs: `(n, F)`, as those of the error model.
+            directions: `(n, K, D)`, mask gradients in the metric of the reference rows.
+            novelty: `(n,)`; None where the correction shall not fade.
+        """
         rows = np.asarray(inputs)
-        found = np.zeros((len(rows), len(self.factors)))
+        found = np.einsum("nkd,kd->nk", directions, self.slopes)
         for k, (trees, factor) in enumerate(zip(self.trees, self.factors, strict=True)):
             if trees is not None:
-                found[:, k] = factor * trees.predict(rows)[:, 0]
+                found[:, k] += factor * trees.predict(rows)[:, 0]
         if novelty is not None:
             found /= np.maximum(1, np.asarray(novelty, np.float64))[:, None]
         return found
@@ -63,30 +78,42 @@ class Correction:
     def state(self) -> dict[str, Any]:
         """Return what a record has to hold."""
         trees = [None if each is None else each.state() for each in self.trees]
-        return {"trees": trees, "factors": self.factors, "gain": self.gain, "gain_error": self.gain_error}
+        return {**vars(self), "trees": trees}
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Correction:
         """Return the inverse of `state`."""
-        trees = tuple(None if each is None else Trees.from_state(each) for each in state["trees"])
-        return cls(trees, *(np.asarray(state[name], np.float64) for name in ("factors", "gain", "gain_error")))
+        names = ("slopes", "factors", "gain", "gain_error")
+        arrays = {name: np.asarray(state[name], np.float64) for name in names}
+        return cls(trees=tuple(None if each is None else Trees.from_state(each) for each in state["trees"]), **arrays)
 
 
 def fit_correction(
-    inputs: Floats, error: npt.ArrayLike, weights: npt.ArrayLike | None = None, *, seed: int = 0
+    inputs: Floats,
+    directions: Floats,
+    error: npt.ArrayLike,
+    variance: npt.ArrayLike,
+    weights: npt.ArrayLike | None = None,
+    *,
+    seed: int = 0,
+    linear: bool = True,
+    boosted: bool = True,
 ) -> tuple[Correction, Floats]:
     """Return the correction, and what it adds to the rows that it learned from, out of fold `(n, K)`.
 
     Args:
-        inputs: `(n, D)`, as those of the error model.
+        inputs: `(n, F)`, as those of the error model.
+        directions: `(n, K, D)`, mask gradients in the metric of the reference rows, from `MaskLeverage.directions`.
         error: `(n, K)`, target minus prediction.
-        weights: `(n,)`, what each row counts.
+        variance: `(n, K)`, of the errors, as fitted without a correction; rows count by its inverse.
+        weights: `(n,)`, what else each row counts.
         seed: of the folds, and of the rows that trees are shown.
+        linear: step of the linearised network.
+        boosted: trees.
     """
     require_sklearn("the corrected mean")
-    residual = np.asarray(error, np.float64)
-    residual = residual[:, None] if residual.ndim == 1 else residual
-    count = len(residual)
+    residual, spread = np.asarray(error, np.float64), np.asarray(variance, np.float64)
+    count, outputs = residual.shape
     if count < LEAST_ROWS:
         raise DataError(
             f"expected at least {LEAST_ROWS} validation rows for a corrected mean; found {count}. Pass more rows, or "
@@ -95,25 +122,57 @@ def fit_correction(
     counts = np.ones(count) if weights is None else np.asarray(weights, np.float64)
     fold = np.random.default_rng(seed).permutation(count) % _FOLDS
     added = np.zeros_like(residual)
+    slopes = np.zeros((outputs, directions.shape[2]))
     trees: list[Trees | None] = []
     figures = []
-    for k, target in enumerate(residual.T):
+
+    def fit(rows: npt.NDArray[np.bool_], k: int) -> tuple[Floats, Trees | None]:
+        phi, rest, each = directions[rows, k], residual[rows, k], weight[rows]
+        slope = np.zeros(phi.shape[1])
+        if linear:
+            slope, left = _ridge(phi, rest, each)
+            rest = rest - left
+        return slope, _boosted(inputs[rows], rest, each, seed) if boosted else None
+
+    for k in range(outputs):
+        target = residual[:, k]
+        weight = counts / spread[:, k]
+        weight = weight / weight.mean()
         raw = np.zeros(count)
         for number in range(_FOLDS):
             out = fold == number
-            raw[out] = _boosted(inputs[~out], target[~out], counts[~out], seed).predict(inputs[out])[:, 0]
-        size = np.average(raw**2, weights=counts)
-        factor = float(np.clip(np.average(raw * target, weights=counts) / size, 0, 1)) if size > 0 else 0.0
-        better = target**2 - (target - factor * raw) ** 2
-        gain = np.average(better, weights=counts)
-        deviation = np.sqrt(np.sum(counts**2 * (better - gain) ** 2)) / counts.sum()
-        factor = factor if gain > _ERRORS * deviation else 0.0
+            slope, grown = fit(~out, k)
+            raw[out] = directions[out, k] @ slope + (0 if grown is None else grown.predict(inputs[out])[:, 0])
+        size = np.average(raw**2, weights=weight)
+        factor = float(np.clip(np.average(raw * target, weights=weight) / size, 0, 1)) if size > 0 else 0.0
+        better = weight * (target**2 - (target - factor * raw) ** 2)
+        gain, deviation = better.mean(), better.std() / np.sqrt(count)
+        factor = factor if gain > STANDARD_ERRORS * deviation else 0.0
         added[:, k] = factor * raw
-        trees.append(_boosted(inputs, target, counts, seed) if factor else None)
-        whole = max(np.average(target**2, weights=counts), np.finfo(np.float64).tiny)
+        slope, grown = fit(np.ones(count, bool), k) if factor else (slopes[k], None)
+        slopes[k] = factor * slope
+        trees.append(grown)
+        whole = max(np.average(target**2, weights=weight), np.finfo(np.float64).tiny)
         figures.append((factor, gain / whole, deviation / whole))
     factors, gains, errors = np.array(figures).T
-    return Correction(tuple(trees), factors, gains, errors), added
+    return Correction(slopes, tuple(trees), factors, gains, errors), added
+
+
+def _ridge(phi: Floats, target: Floats, weight: Floats) -> tuple[Floats, Floats]:
+    """Return the slope `(D,)` whose penalty has the smallest leave-one-out error, and its leave-one-out predictions."""
+    root = np.sqrt(weight)
+    rows, wanted = phi * root[:, None], target * root
+    values, axes = np.linalg.eigh(rows.T @ rows)
+    values, turned = np.maximum(values, 0), rows @ axes
+    moment = turned.T @ wanted
+    best, lowest = (np.zeros(phi.shape[1]), np.zeros(len(target))), np.mean(wanted**2)
+    for penalty in PENALTIES:
+        coefficients = moment / (values + penalty)
+        own = np.minimum(np.square(turned) @ (1 / (values + penalty)), 1 - 1e-9)
+        left = (wanted - turned @ coefficients) / (1 - own)
+        if (cost := np.mean(left**2)) < lowest:
+            lowest, best = cost, (axes @ coefficients, target - left / root)
+    return best
 
 
 def _boosted(inputs: Floats, target: Floats, counts: Floats, seed: int) -> Trees:

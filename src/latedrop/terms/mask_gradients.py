@@ -1,13 +1,14 @@
 """Leverage of mask gradients: dropout in the metric of the data.
 
 First order gives `phi(x) = h · dy/dh`, the gradient of an output by the mask of every unit, one number per unit or
-channel (positions are summed). Dropout at one rate has the variance `phi' phi`. With a 1 appended to `phi` and `G` the
-mean of `phi phi'` over the n reference rows, D numbers in all, leverage measures the same vector in their metric:
+channel (positions are summed). Dropout at one rate has the variance `phi' phi`. With a constant appended to `phi`, the
+root of the mean of `phi' phi`, and `G` the mean of `phi phi'` over the n reference rows, D numbers in all, leverage
+measures the same vector in their metric:
 
     lev(x) = phi' (G + r · tr(G) / D · I)^-1 phi,      r = ridge · max(1, D / n)^2.
 
 Directions in which the reference rows vary count little, others much. A row that is a reference row itself is left out
-of them: `(n - 1) / n · t / (1 - t / n)`, with `t` its leverage among all. Entries are not standardised, as units that
+of them: `(n - 1) / n · t / (1 - t / n)`, with `t` its leverage among all. The unit of the output cancels. Entries are not standardised, as units that
 are nearly dead would then dominate. More than `WIDEST` units are folded into that many by a permutation and signs that
 follow from a seed, so the state is a matrix and a few numbers.
 
@@ -83,7 +84,8 @@ class MaskLeverage:
     """The metric of some reference rows.
 
     Attributes:
-        root: `(K, D, D)` for K outputs, float64: `root' root` is the inverse of `G` with its ridge.
+        root: `(K, D, D)` for K outputs, float64: `root' root` is the inverse of `G` with its ridge, for vectors that
+            end with a 1.
         rows: number of reference rows.
         units: numbers in `phi` before folding.
         seed: of the fold.
@@ -124,30 +126,33 @@ class MaskLeverage:
                 rows += len(part)
         if rows < 2:
             raise DataError(f"expected at least 2 reference rows; found {rows}. Pass more rows as reference=.")
-        gram /= rows
+        gram, dropout = gram / rows, dropout / rows
+        constant = dropout.sqrt().clamp_min(torch.finfo(torch.float32).tiny)
+        gram[:, -1] *= constant[:, None]
+        gram[:, :, -1] *= constant[:, None]
         size = gram.diagonal(dim1=1, dim2=2).mean(1)
         relative = ridge * max(1.0, gram.shape[1] / rows) ** 2
         identity = torch.eye(gram.shape[1], dtype=gram.dtype, device=gram.device)
         lower = torch.linalg.cholesky(gram + relative * size[:, None, None] * identity)
         root = torch.linalg.solve_triangular(lower, identity.expand_as(lower), upper=False).contiguous()
+        root[:, :, -1] *= constant[:, None]
         sample = _left_out((some.vectors() @ root.mT).square().sum(2).T, rows)
-        return cls(root, rows, units, seed, sample, dropout / rows)
+        return cls(root, rows, units, seed, sample, dropout)
 
-    def values(self, phi: Tensor, *, reference: bool = False) -> Tensor:
-        """Return the leverage `(n, K)` of rows `(n, K, U)`; with `reference` these are reference rows themselves."""
+    def directions(self, phi: Tensor) -> Tensor:
+        """Return `(n, K, D)` from rows `(n, K, U)`: `phi` in the metric, whose squares add up to the leverage."""
         if phi.shape[1:] != (len(self.root), self.units):
             raise DataError(
                 f"expected mask gradients of {len(self.root)} outputs and {self.units} units; found "
                 f"{tuple(phi.shape[1:])}. Calibrate again with the sites that are in use."
             )
-        width = self.root.shape[-1] - 1
         root = self.root.to(phi.device)
-        parts = []
-        for part in phi.split(_ROWS):
-            vectors = folded(part.double(), width, self.seed).transpose(0, 1)
-            weights, last = root[:, :, :-1].mT, root[:, None, :, -1]  # the last entry is a one
-            parts.append((vectors @ weights + last).square_().sum(2).T)
-        value = torch.cat(parts) if parts else phi.new_zeros(0, len(self.root), dtype=torch.float64)
+        vectors = folded(phi.double(), root.shape[-1] - 1, self.seed).transpose(0, 1)
+        return (vectors @ root[:, :, :-1].mT + root[:, None, :, -1]).transpose(0, 1)  # the last entry is a one
+
+    def values(self, phi: Tensor, *, reference: bool = False) -> Tensor:
+        """Return the leverage `(n, K)` of rows `(n, K, U)`; with `reference` these are reference rows themselves."""
+        value = torch.cat([self.directions(part).square().sum(2) for part in phi.split(_ROWS)])
         return _left_out(value, self.rows) if reference else value
 
     def state(self) -> dict[str, Any]:
