@@ -1,7 +1,8 @@
 """One network with what can be learned from its validation rows, beside what one would use instead.
 
-    python -m benchmarks.instead                   # all sets; a finished unit is written at once, a stopped run continues
+    python -m benchmarks.instead                   # all sets; a run that was stopped continues
     python -m benchmarks.instead --half chosen     # the sets on which choices were made; --half apart: the others
+    python -m benchmarks.instead --choose          # other choices, on the sets for choices alone
     python -m benchmarks.instead --page            # the page of tables, from the JSON alone
 
 A unit is one set and one seed. Five networks are trained for each situation; every method is fitted to some validation
@@ -16,13 +17,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -34,13 +35,12 @@ from benchmarks.default_data import SHARED, Rows, cuts, more, standardised
 from benchmarks.default_nets import HIDDEN, trained
 from benchmarks.timing import RESULTS, first_line, machine
 from latedrop import metrics
-from latedrop.calibration import shape_fit
-from latedrop.calibration.corrected_mean import LEAST_ROWS as LEAST_CORRECTED
-from latedrop.calibration.corrected_mean import fit_correction
-from latedrop.calibration.error_model import LEAF, LEAF_SHARE, LEAST_ROWS, ErrorModel, error_inputs
+from latedrop.calibration import corrected_mean, error_model, shape_fit, variance_model
+from latedrop.calibration.error_model import ErrorModel, error_inputs
 from latedrop.calibration.scale import fit_floor
-from latedrop.calibration.shape_fit import Guard, crossed_shape, fit_shape
+from latedrop.calibration.shape_fit import crossed_shape, fit_shape
 from latedrop.calibration.tails import Tail, fit_tail
+from latedrop.calibration.variance_model import VarianceModel
 from latedrop.errors import LatedropError
 from latedrop.files import write_aside
 from latedrop.network.network import Network
@@ -91,28 +91,6 @@ class Case:
         return self.x_val, self.y_val[:, None].float()
 
 
-@dataclass(frozen=True)
-class Choice:
-    """What was chosen on half of the sets."""
-
-    ridge: float = RIDGE
-    leaf: int = LEAF
-    leaf_share: float = LEAF_SHARE
-    quantile: float = shape_fit.QUANTILE
-    quantile_without: float = shape_fit.QUANTILE_WITHOUT_REFERENCE
-    weight: float = shape_fit.WEIGHT
-    nu: float = math.inf
-    typical: dict[str, float] = field(default_factory=lambda: dict(shape_fit.TYPICAL))
-    limit_from: str = "validation"
-    few: bool = False
-    growth: str = "linear"
-    ceiling: bool = True
-    larger: bool = True
-    fade: bool = True
-    linear: bool = True
-    boosted: bool = True
-
-
 def output(net: nn.Module, x: Tensor) -> Tensor:
     """Return predictions `(n,)`, float64."""
     with torch.no_grad():
@@ -155,7 +133,7 @@ def calibrated(case: Case) -> Rule:
 
 
 def ensemble(case: Case, *, tail: bool = False, forest: bool = False) -> Rule:
-    """Five networks with their own mean: `scale · variance + floor`, or with a forest beside it; Gaussian or with a t."""
+    """Five networks with their own mean: `scale · variance + floor`, perhaps with a forest; Gaussian or with a t."""
 
     def moments(x: Tensor) -> tuple[Tensor, Tensor]:
         outputs = torch.stack([output(net, x) for net in case.nets])
@@ -167,7 +145,7 @@ def ensemble(case: Case, *, tail: bool = False, forest: bool = False) -> Rule:
     mean, raw = moments(case.x_val)
     error = case.y_val[:, None] - mean
     model = None
-    if forest and len(error) >= LEAST_ROWS:
+    if forest and len(error) >= error_model.LEAST_ROWS:
         model, found = ErrorModel.fit(inputs(case.x_val, mean, raw), error.numpy())
         columns = torch.stack([raw, torch.from_numpy(found)], 2)
         shares = torch.tensor([0.3, 0.3, 0.4], dtype=torch.float64)
@@ -188,97 +166,27 @@ def ensemble(case: Case, *, tail: bool = False, forest: bool = False) -> Rule:
     return rule
 
 
-class _Seen(NamedTuple):
-    mean: Tensor
-    phi: Tensor
-    dropout: Tensor
-
-
-def seen(net: nn.Sequential, x: Tensor) -> _Seen:
-    """Return predictions `(n, 1)`, mask gradients `(n, 1, U)` and dropout variance `(n, 1)`."""
+def seen(net: nn.Sequential, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return predictions `(n, 1)` and mask gradients `(n, 1, U)`."""
     sites = latedrop.find_sites(net, x[:8])
     mean, phi = (torch.cat(part) for part in zip(*mask_gradients(Network.of(net), x, sites), strict=True))
-    return _Seen(mean.double(), phi.double(), phi.double().square().sum(2))
+    return mean.double(), phi.double()
 
 
-def answer(case: Case, *, reference: bool = True, corrected: bool = False, choice: Choice = Choice()) -> Rule:  # noqa: B008
+def one_network(case: Case, *, reference: bool = True, corrected: bool = False, ridge: float = RIDGE) -> Rule:
     """Dropout, leverage of mask gradients, forest and floor, guarded, with a Student t; the mean corrected or not."""
     net = case.nets[0]
-    val = seen(net, case.x_val)
-    metric = MaskLeverage.fit([seen(net, case.x_train).phi if reference else val.phi], choice.ridge)
-    leverage = metric.values(val.phi, reference=not reference)
-    usual = metric.sample if reference and choice.limit_from == "reference" else leverage
-    if reference and choice.limit_from == "both":
-        usual = torch.cat([metric.sample, leverage])
-    error = target_error = case.y_val[:, None] - val.mean
-    rows = len(error)
-
-    def inputs(x: Tensor, part: _Seen, lev: Tensor) -> Any:
-        return error_inputs(x.numpy(), part.mean.numpy(), lev.numpy(), part.dropout.numpy())
-
-    quantile = choice.quantile if reference else choice.quantile_without
-    guard = Guard.fit(usual, error, case.y_val[:, None], quantile)
-    features = inputs(case.x_val, val, leverage)
-    columns = torch.stack([leverage, val.dropout], 2)
-    sizes = torch.stack([metric.sample.mean(0), metric.dropout], 1) if reference else columns.mean(0)
-    options: dict[str, Any] = {"weight": choice.weight, "nu": choice.nu}
-    shares = _shares(choice.typical, "leverage", "dropout")
-    correction = None
-    if corrected and rows >= LEAST_CORRECTED:
-        first = crossed_shape(error, columns, sizes, shares, **options).numpy()
-        correction, added = fit_correction(features, metric.directions(val.phi).numpy(), error.numpy(), first, linear=choice.linear, boosted=choice.boosted)
-        error = target_error - torch.from_numpy(added)
-    simple = fit_shape(error, columns, sizes, shares, **options)
-    variance, full, model = crossed_shape(error, columns, sizes, shares, **options), simple, None
-    if rows >= LEAST_ROWS and choice.typical["forest"]:
-        without = variance
-        model, bag = ErrorModel.fit(features, error.numpy(), leaf=choice.leaf, leaf_share=choice.leaf_share)
-        columns = torch.cat([columns, torch.from_numpy(bag)[:, :, None]], 2)
-        sizes = torch.cat([sizes, torch.from_numpy(bag).mean(0)[:, None]], 1)
-        shares = _shares(choice.typical, "leverage", "dropout", "forest")
-        full = fit_shape(error, columns, sizes, shares, **options)
-        variance = crossed_shape(error, columns, sizes, shares, **options)
-        variance = _grown(guard, choice, variance, leverage, val.mean, without)
-    else:
-        variance = _grown(guard, choice, variance, leverage, val.mean, None)
-    tail = fit_tail(error / variance.sqrt())
-    if choice.few and rows < 30:
-        tail = Tail(float(max(3, rows)), 1.0)
+    mean, phi = seen(net, case.x_val)
+    metric = MaskLeverage.fit([seen(net, case.x_train)[1] if reference else phi], ridge)
+    corrected = corrected and len(mean) >= corrected_mean.LEAST_ROWS
+    target = case.y_val[:, None]
+    model, _ = VarianceModel.fit(case.x_val, mean, phi, target, metric, reference=reference, corrected=corrected)
 
     def rule(x: Tensor) -> Predicted:
-        part = seen(net, x)
-        lev = metric.values(part.phi)
-        novelty = guard.novelty(lev)
-        columns = torch.stack([lev, part.dropout], 2)
-        without = None
-        mean, features = part.mean, inputs(x, part, lev)
-        if model is not None:
-            without = simple.variance(columns) if choice.larger else None
-            columns = torch.cat([columns, torch.from_numpy(model.predict(features))[:, :, None]], 2)
-        variance = _grown(guard, choice, full.variance(columns), lev, mean, without)
-        if correction is not None:
-            mean = mean + torch.from_numpy(correction.predict(features, metric.directions(part.phi).numpy(), novelty.numpy() if choice.fade else None))
-        return Predicted(mean[:, 0], variance[:, 0], tail)
+        found = model.predict(x, *seen(net, x))
+        return Predicted(found.mean[:, 0], found.variance[:, 0], model.tail)
 
     return rule
-
-
-def _shares(typical: dict[str, float], *names: str) -> Tensor:
-    shares = torch.tensor([typical["floor"], *(typical[name] for name in names)], dtype=torch.float64)
-    return shares / shares.sum()
-
-
-def _grown(guard: Guard, choice: Choice, variance: Tensor, lev: Tensor, mean: Tensor, without: Tensor | None) -> Tensor:
-    novelty = guard.novelty(lev)
-    if choice.growth == "root":
-        novelty = torch.where(novelty > 1, novelty.sqrt(), novelty)
-    if choice.growth == "none":
-        novelty = novelty.clamp_max(1.0000001)
-    if choice.growth == "plain":
-        guard = Guard(guard.limit, guard.constants * 0, guard.centres, guard.spreads)
-    if not choice.ceiling:
-        guard = Guard(guard.limit, guard.constants, guard.centres, guard.spreads * 1e9)
-    return guard.grown(variance, novelty, mean, without)
 
 
 METHODS: dict[str, Callable[[Case], Rule]] = {
@@ -286,9 +194,9 @@ METHODS: dict[str, Callable[[Case], Rule]] = {
     "constant + t": constant_tail,
     "paper": paper,
     "calibrate": calibrated,
-    "new": answer,
-    "new without reference": lambda case: answer(case, reference=False),
-    "new, corrected mean": lambda case: answer(case, corrected=True),
+    "one network": one_network,
+    "one network, no reference": lambda case: one_network(case, reference=False),
+    "one network, corrected mean": lambda case: one_network(case, corrected=True),
     "ensemble": ensemble,
     "ensemble + t": lambda case: ensemble(case, tail=True),
     "ensemble + forest + t": lambda case: ensemble(case, tail=True, forest=True),
@@ -396,3 +304,213 @@ def unit(name: str, seed: int, keep: Path | None = None) -> dict[str, Any]:
             part[method]["seconds"] = seconds
         found.setdefault(situation, {})[size] = part
     return found
+
+
+VARIANTS: dict[str, tuple[Any, str, Any]] = {
+    "ridge 0.001": (None, "ridge", 1e-3),
+    "ridge 0.01": (None, "ridge", 1e-2),
+    "leaf of 2 % of the rows": (error_model, "LEAF_SHARE", 0.02),
+    "leaf of 10 rows": (error_model, "LEAF", 10),
+    "guard at the 95 % quantile": (variance_model, "QUANTILE", 0.95),
+    "guard at the 99.9 % quantile": (variance_model, "QUANTILE", 0.999),
+    "typical shape counts 15 rows": (shape_fit, "WEIGHT", 15.0),
+    "typical shape counts 200 rows": (shape_fit, "WEIGHT", 200.0),
+    "typical shares 0.6, 0.3, 0.1": (
+        shape_fit,
+        "TYPICAL",
+        {"floor": 0.6, "leverage": 0.3, "dropout": 0.1, "forest": 1},
+    ),
+    "typical share of the forest 0.4": (shape_fit, "TYPICAL", {**shape_fit.TYPICAL, "forest": 0.4}),
+    "corrected mean at 1 standard error": (corrected_mean, "STANDARD_ERRORS", 1.0),
+}
+"""Other choices, one at a time: module, constant and value."""
+
+
+def choices(name: str, seed: int, keep: Path | None = None) -> dict[str, Any]:
+    """Measure one network with every other choice, as `unit` does."""
+    found: dict[str, Any] = {}
+    for situation, size, case, (x, y) in cases(name, seed, keep):
+        if size not in ("20", "60", "all"):
+            continue
+        part = found.setdefault(situation, {}).setdefault(size, {})
+        part["constant"] = measures(constant(case)(x), y)
+        part["one network"] = measures(one_network(case)(x), y)
+        part["one network, corrected mean"] = measures(one_network(case, corrected=True)(x), y)
+        for variant, (module, constant_name, value) in VARIANTS.items():
+            if module is None:
+                part[variant] = measures(one_network(case, ridge=value)(x), y)
+                continue
+            with patch.object(module, constant_name, value):
+                part[variant] = measures(one_network(case, corrected=module is corrected_mean)(x), y)
+    return found
+
+
+def main(arguments: list[str] | None = None) -> None:
+    options = _parser().parse_args(arguments)
+    out: Path = options.out or RESULTS / ("instead_choices.json" if options.choose else "instead.json")
+    record = _read(out)
+    if not options.page:
+        torch.set_num_threads(1)
+        halves = ["chosen"] if options.choose else [options.half] if options.half else list(HALVES)
+        units = [(name, seed) for seed in range(options.seeds) for half in halves for name in HALVES[half]]
+        work = choices if options.choose else unit
+        for name, seed in tqdm(units, unit="unit"):
+            if options.only not in (None, name) or str(seed) in record["units"].get(name, {}):
+                continue
+            found = work(name, seed, options.nets)
+            record["units"].setdefault(name, {})[str(seed)] = _rounded(found)
+            out.parent.mkdir(parents=True, exist_ok=True)
+            write_aside(out, (json.dumps(record, separators=(",", ":")) + "\n").encode())
+    other = RESULTS / "instead_choices.json"
+    chosen = json.loads(other.read_text(encoding="utf-8")) if other.exists() else None
+    text = tables(record, HALVES) if options.choose else page(record, chosen)
+    if options.page and not options.choose:
+        PAGE.write_text(text, encoding="utf-8")
+    print(text)
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _rounded(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [_rounded(part) for part in value]
+    return float(f"{value:.5g}") if isinstance(value, float) else value
+
+
+def _read(out: Path) -> dict[str, Any]:
+    if out.exists():
+        record: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
+        return record
+    settings = {"hidden": HIDDEN, "members": MEMBERS, "steps": STEPS, "most_rows": MOST_ROWS, "halves": HALVES}
+    return {"machine": machine(torch.device("cpu")), "settings": settings, "units": {}}
+
+
+class Figures(NamedTuple):
+    """Of one method in one situation, medians over sets; a set counts by the mean over its units."""
+
+    sets: int
+    gain: float
+    worst: float
+    worst_set: str
+    crps: float
+    score: float
+    coverage: list[float]
+    width: float
+    ranking: float
+    seconds: float
+
+
+def figures(
+    record: dict[str, Any], names: Sequence[str], situations: Sequence[str], size: str, method: str
+) -> Figures | None:
+    """Return the figures over some sets; None where none of them has any."""
+    per_set: dict[str, Any] = {}
+    for name in names:
+        rows = []
+        for seed in record["units"].get(name, {}).values():
+            for situation in situations:
+                part = seed.get(situation, {}).get(size, {})
+                if "nll" not in part.get(method, {}):
+                    continue
+                mine, base = part[method], part["constant"]
+                ratios = [mine[key] / base[key] for key in ("crps", "score", "width")]
+                ranking = mine["ranking"] if mine["ranking"] == mine["ranking"] else 0.0
+                rows.append([base["nll"] - mine["nll"], *ratios, ranking, mine.get("seconds", 0.0), *mine["coverage"]])
+        if rows:
+            per_set[name] = np.mean(rows, 0)
+    if not per_set:
+        return None
+    table_ = np.array(list(per_set.values()))
+    gain, crps, score, width, ranking, seconds, *coverage = (float(value) for value in np.median(table_, 0))
+    worst = min(per_set, key=lambda name: float(per_set[name][0]))
+    return Figures(len(per_set), gain, float(per_set[worst][0]), worst, crps, score, coverage, width, ranking, seconds)
+
+
+PAGE = Path(__file__).parents[1] / "docs" / "instead.md"
+TITLES = {
+    "chosen": "Sets on which choices were made",
+    "apart": "Sets that served no choice",
+}
+
+
+def tables(record: dict[str, Any], halves: dict[str, Sequence[str]]) -> str:
+    """Return Markdown tables of every half, situation and number of validation rows."""
+    lines = []
+    for half, names in halves.items():
+        measured = [name for name in names if name in record["units"]]
+        if not measured:
+            continue
+        lines += [f"## {TITLES[half]}", "", ", ".join(measured) + ".", ""]
+        sizes = ("all", *map(str, SIZES))
+        for title, situations, size in (
+            ("under shift, all validation rows", SITUATIONS[1:], "all"),
+            *((f"in distribution, {size} validation rows", SITUATIONS[:1], size) for size in sizes),
+        ):
+            methods = dict.fromkeys(
+                method
+                for name in measured
+                for seed in record["units"][name].values()
+                for method in seed.get(situations[0], {}).get(size, {})
+            )
+            rows = [(method, figures(record, measured, situations, size, method)) for method in methods]
+            shown = [(method, row) for method, row in rows if row is not None]
+            if shown:
+                lines += [f"### {title[0].upper()}{title[1:]}, {shown[0][1].sets} sets", "", *_HEAD]
+                lines += [_line(method, row) for method, row in shown]
+                lines.append("")
+    return "\n".join(lines)
+
+
+_HEAD = (
+    "| method | gain | worst set | CRPS | score | 50 % | 80 % | 90 % | 95 % | 99 % | width | ranking | seconds |",
+    "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+)
+
+
+def _line(method: str, row: Figures) -> str:
+    cells = [f"{row.gain:.3f}", f"{row.worst:.3f} ({row.worst_set})", f"{row.crps:.3f}", f"{row.score:.3f}"]
+    cells += [f"{100 * share:.0f}" for share in row.coverage[:4]] + [f"{100 * row.coverage[4]:.1f}"]
+    cells += [f"{row.width:.2f}", f"{row.ranking:.2f}", f"{row.seconds:.2f}"]
+    return f"| {method} | " + " | ".join(cells) + " |"
+
+
+def page(record: dict[str, Any], chosen: dict[str, Any] | None) -> str:
+    """Return the page of tables."""
+    head = [
+        "# What one would use instead",
+        "",
+        "One trained network with its validation rows, beside a constant, the paper's method and five networks. "
+        "`python -m benchmarks.instead` measures it, and `--page` writes this page from the results.",
+        "",
+        f"Networks have three hidden layers of {HIDDEN[0]} units. A fifth of the rows is for testing, a fifth of the "
+        "rest for validation. Under shift, networks and calibrations see the rows on one side of a quantile of an "
+        "input, and test rows lie on the other. All numbers are medians over sets, each the mean over its splits.",
+        "",
+        "- *gain*: nats by which the likelihood of test rows is better than that of one constant Gaussian variance.",
+        "- *CRPS*, *score* (interval score at 90 %) and *width* (of 90 % intervals) are divided by the constant's.",
+        "- *50 %* to *99 %*: share of test rows, in percent, inside intervals of that level.",
+        "- *ranking*: rank correlation of standard deviation and absolute error. *seconds*: to fit and to predict.",
+        "- *calibrate* is the library's default with training inputs as reference rows.",
+        "",
+    ]
+    body = tables(record, HALVES)
+    if chosen is not None and chosen["units"]:
+        body += "\n## Other choices\n\nOne at a time, on the sets on which choices were made.\n\n"
+        body += tables(chosen, {"chosen": CHOSEN_ON}).split("\n", 4)[-1]
+    return "\n".join(head) + body + "\n"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("python -m benchmarks.instead", description="One network beside five.")
+    parser.add_argument("--out", type=Path, help="the JSON that results are written to")
+    parser.add_argument("--half", choices=HALVES, help="both where it is not given")
+    parser.add_argument("--seeds", type=int, default=2, help="splits and networks for each set")
+    parser.add_argument("--only", help="the name of one set")
+    parser.add_argument("--nets", type=Path, help="folder where trained networks are kept for another run")
+    parser.add_argument("--choose", action="store_true", help="measure other choices, on the sets for choices alone")
+    parser.add_argument("--page", action="store_true", help="write the page from the JSON; measure nothing")
+    return parser
+
+
+if __name__ == "__main__":
+    main()

@@ -108,7 +108,13 @@ def test_the_state_holds_arrays_and_comes_back() -> None:
 
 @pytest.mark.parametrize(
     ("name", "place", "value"),
-    [("children", (0, 0), 10**6), ("children", (0, 1), -1), ("feature", 0, 99), ("roots", 0, 10**6), ("depth", None, -1)],
+    [
+        ("children", (0, 0), 10**6),
+        ("children", (0, 1), -1),
+        ("feature", 0, 99),
+        ("roots", 0, 10**6),
+        ("depth", None, -1),
+    ],
 )
 def test_trees_that_point_nowhere_are_refused(name: str, place: object, value: int) -> None:
     x, error = rows_of()

@@ -68,11 +68,23 @@ def test_heavy_tails_are_seen_and_gaussian_ones_are_not_made_heavy() -> None:
     assert fit_tail(light).variance == pytest.approx(1, abs=0.1)
 
 
-def test_few_rows_have_gaussian_tails_however_many_entries_they_have() -> None:
+def test_few_rows_have_as_many_degrees_however_many_entries_they_have() -> None:
     z = torch.from_numpy(stats.t(3).rvs(300, random_state=0))
-    assert fit_tail(z[: LEAST_ROWS - 1]) == Tail()
-    assert fit_tail(z, rows=LEAST_ROWS - 1) == Tail()
-    assert fit_tail(z) != Tail()
+    assert fit_tail(z[: LEAST_ROWS - 1]) == Tail(LEAST_ROWS - 1.0)
+    assert fit_tail(z, rows=12.5) == Tail(12.0)
+    assert fit_tail(z[:2]) == Tail(3.0)
+    assert fit_tail(z).nu in DEGREES
+    light = torch.from_numpy(np.random.default_rng(3).uniform(-1, 1, 400))
+    assert [fit_tail(light[:count]).nu for count in (40, 60, 400)] == [40, 60, math.inf]
+
+
+def test_intervals_from_few_gaussian_rows_cover_what_they_say() -> None:
+    """With the scale of ten rows a Gaussian interval would cover 85 %."""
+    rng = np.random.default_rng(0)
+    scales = np.sqrt(np.square(rng.normal(size=(20_000, 10))).mean(1))
+    half = fit_tail(torch.zeros(10)).interval(0.9)
+    inside = np.abs(rng.normal(size=20_000)) <= half * scales
+    assert inside.mean() == pytest.approx(0.9, abs=4 * np.sqrt(0.09 / 20_000))
 
 
 def test_a_row_that_counts_twice_is_as_good_as_two() -> None:

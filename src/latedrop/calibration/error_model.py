@@ -25,6 +25,7 @@ LEAST_ROWS = 60
 """With fewer rows a forest gains nothing."""
 TREES = 200
 LEAF, LEAF_SHARE = 5, 0.01
+"""A leaf has at least so many rows, and at least that share of the rows of its tree."""
 _MOST_ROWS = 20_000  # of which a forest learns; the columns of further rows need no bag
 _TREE_ROWS = 5_000  # drawn for each tree at most
 _LEAST = 1e-6  # of the mean squared error
@@ -78,8 +79,13 @@ class ErrorModel:
 
     @classmethod
     def fit(
-        cls, inputs: Floats, error: npt.ArrayLike, weights: npt.ArrayLike | None = None, *, leaf: int = LEAF,
-        leaf_share: float = LEAF_SHARE, trees: int = TREES, seed: int = 0
+        cls,
+        inputs: Floats,
+        error: npt.ArrayLike,
+        weights: npt.ArrayLike | None = None,
+        *,
+        trees: int = TREES,
+        seed: int = 0,
     ) -> tuple[ErrorModel, Floats]:
         """Return the model, and its predictions of the rows that it learned from, out of bag `(n, K)`.
 
@@ -87,8 +93,6 @@ class ErrorModel:
             inputs: `(n, D)`, from `error_inputs`.
             error: `(n, K)`, target minus prediction.
             weights: `(n,)`, what each row counts.
-            leaf: rows in a leaf, at least.
-            leaf_share: rows in a leaf, at least, as a share of those that a tree sees.
             trees: how many.
             seed: of the draws of rows.
         """
@@ -109,7 +113,7 @@ class ErrorModel:
         drawn = min(len(learned), _TREE_ROWS)
         forest = RandomForestRegressor(
             trees,
-            min_samples_leaf=max(leaf, round(leaf_share * drawn)),
+            min_samples_leaf=max(LEAF, round(LEAF_SHARE * drawn)),
             max_features=1 / 3 if inputs.shape[1] > 3 else 1.0,
             max_samples=None if drawn == len(learned) else drawn,
             oob_score=True,

@@ -25,8 +25,9 @@ from torch import Tensor
 
 __all__ = ["TYPICAL", "WEIGHT", "Guard", "Shape", "crossed_shape", "fit_shape", "typical_shares"]
 
-TYPICAL = {"floor": 0.4, "leverage": 0.4, "dropout": 0.2, "forest": 0.4}
-"""Shares of the variance of usual rows; they are divided by the sum of those in use."""
+TYPICAL = {"floor": 0.4, "leverage": 0.4, "dropout": 0.2, "forest": 1.0}
+"""Shares of the variance of usual rows; they are divided by the sum of those in use. Other columns have `OTHER`."""
+OTHER = 0.2
 WEIGHT = 60.0
 QUANTILE, QUANTILE_WITHOUT_REFERENCE = 0.99, 0.95
 _STEPS = 100
@@ -36,7 +37,7 @@ _LEAST = 1e-4  # of the mean squared error
 
 def typical_shares(columns: Sequence[str]) -> Tensor:
     """Return the typical shares of the floor and of some columns, `(1 + J,)`; they add up to 1."""
-    shares = torch.tensor([TYPICAL["floor"], *(TYPICAL[name] for name in columns)], dtype=torch.float64)
+    shares = torch.tensor([TYPICAL["floor"], *(TYPICAL.get(name, OTHER) for name in columns)], dtype=torch.float64)
     return shares / shares.sum()
 
 
@@ -64,7 +65,7 @@ def fit_shape(
     shares: Tensor,
     weights: Tensor | None = None,
     *,
-    weight: float = WEIGHT,
+    weight: float | None = None,
     nu: float = math.inf,
     rows: float | None = None,
 ) -> Shape:
@@ -76,14 +77,15 @@ def fit_shape(
         sizes: `(K, J)`, what a column is on usual rows, as its mean over reference rows.
         shares: `(1 + J,)`, of the floor and the columns, from `typical_shares`.
         weights: `(n,)`, what each row counts.
-        weight: how many rows the typical shape counts.
+        weight: how many rows the typical shape counts; `WEIGHT` where None.
         nu: degrees of freedom of the likelihood; a small number lets single large errors count less.
         rows: how many independent rows these are, where that is not n.
     """
     counts = torch.ones(len(error), dtype=torch.float64) if weights is None else weights.double()
     counts = counts / counts.sum() * (len(error) if rows is None else rows)
+    price = WEIGHT if weight is None else weight
     fits = [
-        _fit_one(error[:, k].double(), columns[:, k].double(), sizes[k].double(), shares, counts, weight, nu)
+        _fit_one(error[:, k].double(), columns[:, k].double(), sizes[k].double(), shares, counts, price, nu)
         for k in range(error.shape[1])
     ]
     return Shape(*(torch.stack(part) for part in zip(*fits, strict=True)))
@@ -142,8 +144,15 @@ def _fit_one(
 
 
 def crossed_shape(
-    error: Tensor, columns: Tensor, sizes: Tensor, shares: Tensor, weights: Tensor | None = None, *, folds: int = 10,
-    seed: int = 0, **options: Any
+    error: Tensor,
+    columns: Tensor,
+    sizes: Tensor,
+    shares: Tensor,
+    weights: Tensor | None = None,
+    *,
+    folds: int = 10,
+    seed: int = 0,
+    **options: Any,
 ) -> Tensor:
     """Return variances `(n, K)` of validation rows from fits to rows of other folds."""
     fold = torch.from_numpy(np.random.default_rng(seed).permutation(len(error)) % min(folds, len(error)))
@@ -174,7 +183,9 @@ class Guard:
     spreads: Tensor
 
     @classmethod
-    def fit(cls, leverage: Tensor, error: Tensor, target: Tensor, quantile: float, weights: Tensor | None = None) -> Guard:
+    def fit(
+        cls, leverage: Tensor, error: Tensor, target: Tensor, quantile: float, weights: Tensor | None = None
+    ) -> Guard:
         """Set the limit at a quantile of the leverage `(m, K)` of usual rows; error and target are `(n, K)`."""
         counts = torch.ones(len(error), dtype=torch.float64) if weights is None else weights.double()
         counts = counts / counts.sum()

@@ -2,7 +2,9 @@
 
 An error e of a row with variance v follows `e / (scale · sqrt(v)) ~ t(nu)`. Degrees of freedom and scale maximise the
 likelihood of standardised errors `z = e / sqrt(v)`, of rows that the variances were not fitted to, less a price of
-`4 / (nu n)` nats for heavy tails. With nu infinite the tails are Gaussian.
+`4 / (nu n)` nats for heavy tails. With nu infinite the tails are Gaussian. Fewer than 30 rows cannot tell; what is then
+known is that n rows leave the scale itself uncertain, which makes the tail of a Gaussian error a t with n degrees. So
+nu is at most n, up to 100 rows.
 
 The distribution function of whole degrees of freedom is a finite sum (Abramowitz and Stegun 26.7.3 and 26.7.4); the
 CRPS is that of Jordan, Krüger and Lerch (2019).
@@ -25,6 +27,7 @@ __all__ = ["DEGREES", "LEAST_ROWS", "Tail", "fit_tail"]
 DEGREES = (3.0, 4.0, 5.0, 7.0, 10.0, 20.0, 50.0, math.inf)
 LEAST_ROWS = 30
 PRICE = 4.0
+_MANY = 100  # rows from which on their scale is certain enough
 _STEPS = 200
 _T = TypeVar("_T", float, Tensor)
 
@@ -117,17 +120,21 @@ def fit_tail(z: Tensor, weights: Tensor | None = None, rows: float | None = None
     Args:
         z: any shape; entries are standardised errors of rows that the variances were not fitted to.
         weights: what each entry counts.
-        rows: how many independent rows these are, where not all entries are; below `LEAST_ROWS` the tail is Gaussian
-            with the scale 1.
+        rows: how many independent rows these are, where not all entries are. Below `LEAST_ROWS` the degrees of freedom
+            are that number, at least 3, and the scale is 1.
+
+    >>> fit_tail(torch.zeros(12))
+    Tail(nu=12.0, scale=1.0)
     """
     flat = z.double().flatten()
     count = float(len(flat)) if rows is None else rows
+    most = math.inf if count > _MANY else max(DEGREES[0], float(int(count)))
     if count < LEAST_ROWS:
-        return Tail()
+        return Tail(most)
     counts = torch.ones_like(flat) if weights is None else weights.double().flatten()
     counts = counts / counts.sum()
     best, lowest = Tail(), math.inf
-    for nu in DEGREES:
+    for nu in dict.fromkeys(min(nu, most) for nu in DEGREES):
         tail = Tail(nu, _scale(flat, counts, nu))
         cost = float(counts @ tail.nll(flat, torch.ones_like(flat))) + PRICE / (nu * count)
         if cost < lowest:

@@ -7,10 +7,10 @@ measures the same vector in their metric:
 
     lev(x) = phi' (G + r · tr(G) / D · I)^-1 phi,      r = ridge · max(1, D / n)^2.
 
-Directions in which the reference rows vary count little, others much. A row that is a reference row itself is left out
-of them: `(n - 1) / n · t / (1 - t / n)`, with `t` its leverage among all. The unit of the output cancels. Entries are not standardised, as units that
-are nearly dead would then dominate. More than `WIDEST` units are folded into that many by a permutation and signs that
-follow from a seed, so the state is a matrix and a few numbers.
+Directions in which the reference rows vary count little, others much, and the unit of the output cancels. A row that
+is a reference row itself is left out of them: `(n - 1) / n · t / (1 - t / n)`, with `t` its leverage among all. Entries
+are not standardised, as units that are nearly dead would then dominate. More than `WIDEST` units are folded into that
+many by a permutation and signs that follow from a seed, so the state is a matrix and a few numbers.
 
 References: Cook and Weisberg (1982), leverage; Immer et al. (2021), linearised Laplace; Sharma, Azizan and Pavone
 (2021), sketches of it.

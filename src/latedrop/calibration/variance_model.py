@@ -1,0 +1,208 @@
+"""All that one network's validation rows tell about its errors, as one model of mean, variance and tail.
+
+    variance = grown( floor + a · leverage + b · dropout + c · forest ),     error / sqrt(variance) ~ Student t
+
+`shape_fit` says how the coefficients are fitted and how the variance grows for rows that are unlike the usual ones,
+`mask_gradients` what leverage is, `error_model` and `corrected_mean` what is learned by trees, `tails` what the t is.
+Everything here is a function of arrays: which network made them does not matter.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from latedrop.calibration import error_model
+from latedrop.calibration.corrected_mean import Correction, fit_correction
+from latedrop.calibration.error_model import ErrorModel, error_inputs
+from latedrop.calibration.shape_fit import (
+    QUANTILE,
+    QUANTILE_WITHOUT_REFERENCE,
+    Guard,
+    Shape,
+    crossed_shape,
+    fit_shape,
+    typical_shares,
+)
+from latedrop.calibration.tails import Tail, fit_tail
+from latedrop.terms.mask_gradients import MaskLeverage
+
+__all__ = ["Crossed", "Predicted", "VarianceModel"]
+
+_TERMS = ("leverage", "dropout")
+
+
+class Predicted(NamedTuple):
+    """Predictions of n rows with K outputs.
+
+    Attributes:
+        mean: `(n, K)`, corrected where a correction is in use.
+        variance: `(n, K)`; the error divided by its root follows the model's `tail`.
+        novelty: `(n,)`; above 1 beyond the usual rows.
+    """
+
+    mean: Tensor
+    variance: Tensor
+    novelty: Tensor
+
+
+class Crossed(NamedTuple):
+    """What is said of the validation rows by fits that did not see them, to judge by.
+
+    Attributes:
+        error: `(n, K)`, target minus mean, corrected out of fold.
+        variance: `(n, K)`.
+        forest: `(n, K)`, the error model's out-of-bag column; None without one.
+    """
+
+    error: Tensor
+    variance: Tensor
+    forest: Tensor | None
+
+
+@dataclass(frozen=True)
+class VarianceModel:
+    """The fitted model.
+
+    Attributes:
+        metric: of the reference rows.
+        guard: growth for rows that are unlike usual ones.
+        shape: coefficients of leverage, dropout and, where there is one, the forest.
+        simple: coefficients of leverage and dropout alone, for errors that are not corrected.
+        tail: of the standardised errors.
+        forest: the error model; None with few rows.
+        correction: of the mean; None where it was not asked for.
+    """
+
+    metric: MaskLeverage
+    guard: Guard
+    shape: Shape
+    simple: Shape
+    tail: Tail
+    forest: ErrorModel | None
+    correction: Correction | None
+
+    @classmethod
+    def fit(
+        cls,
+        x: Any,
+        mean: Tensor,
+        phi: Tensor,
+        target: Tensor,
+        metric: MaskLeverage,
+        weights: Tensor | None = None,
+        *,
+        reference: bool,
+        corrected: bool = False,
+        seed: int = 0,
+    ) -> tuple[VarianceModel, Crossed]:
+        """Fit everything to n validation rows with K outputs.
+
+        Args:
+            x: `(n, D)`, inputs of the trees: the rows themselves, or principal components of features.
+            mean: `(n, K)`, predictions.
+            phi: `(n, K, U)`, mask gradients.
+            target: `(n, K)`.
+            metric: fitted to reference rows.
+            weights: `(n,)`, what each row counts.
+            reference: True where the metric is that of other rows, False where it is that of these.
+            corrected: also correct the mean.
+            seed: of forests and folds.
+        """
+        mean, target = mean.double(), target.double()
+        plain_error = error = target - mean
+        columns = _columns(phi, metric, own=not reference)
+        leverage = columns[:, :, 0]
+        sizes, usual, quantile = columns.mean(0), leverage, QUANTILE_WITHOUT_REFERENCE
+        if reference:
+            sizes = torch.stack([metric.sample.mean(0), metric.dropout], 1)
+            usual, quantile = metric.sample, QUANTILE
+        guard = Guard.fit(usual, error, target, quantile, weights)
+        novelty = guard.novelty(leverage)
+        inputs = _inputs(x, mean, columns)
+        counts = None if weights is None else weights.numpy()
+        shares = typical_shares(_TERMS)
+        simple = fit_shape(plain_error, columns, sizes, shares, weights)
+        without = crossed_shape(plain_error, columns, sizes, shares, weights)
+        correction, forest, column = None, None, None
+        if corrected:
+            directions = metric.directions(phi).numpy()
+            correction, added = fit_correction(inputs, directions, error.numpy(), without.numpy(), counts, seed=seed)
+            error = plain_error - torch.from_numpy(added)
+        if len(error) >= error_model.LEAST_ROWS:
+            forest, bag = ErrorModel.fit(inputs, error.numpy(), counts, seed=seed)
+            column = torch.from_numpy(bag)
+            columns = torch.cat([columns, column[:, :, None]], 2)
+            sizes = torch.cat([sizes, column.mean(0)[:, None]], 1)
+            shares = typical_shares((*_TERMS, "forest"))
+        shape, variance = simple, without
+        if forest is not None or correction is not None:
+            shape = fit_shape(error, columns, sizes, shares, weights)
+            variance = crossed_shape(error, columns, sizes, shares, weights)
+        variance = guard.grown(variance, novelty, mean, without)
+        entries = None if weights is None else weights[:, None].expand_as(error)
+        tail = fit_tail(error / variance.sqrt(), entries, float(len(error)))
+        return cls(metric, guard, shape, simple, tail, forest, correction), Crossed(error, variance, column)
+
+    def predict(self, x: Any, mean: Tensor, phi: Tensor) -> Predicted:
+        """Return mean, variance and novelty of new rows; the arguments are those of `fit`."""
+        mean = mean.double()
+        columns = _columns(phi, self.metric, own=False)
+        novelty = self.guard.novelty(columns[:, :, 0])
+        without = self.simple.variance(columns)
+        inputs = _inputs(x, mean, columns) if self.forest is not None or self.correction is not None else None
+        if self.forest is not None:
+            found = torch.from_numpy(self.forest.predict(inputs)).to(columns)
+            columns = torch.cat([columns, found[:, :, None]], 2)
+        variance = self.guard.grown(self.shape.variance(columns), novelty, mean, without)
+        if self.correction is not None and self.correction.used:
+            directions = self.metric.directions(phi).cpu().numpy()
+            mean = mean + torch.from_numpy(self.correction.predict(inputs, directions, novelty.cpu().numpy())).to(mean)
+        return Predicted(mean, variance, novelty)
+
+    def state(self) -> dict[str, Any]:
+        """Return what a record has to hold: arrays, numbers, and dictionaries of these."""
+        return {
+            "metric": self.metric.state(),
+            "guard": _arrays(self.guard),
+            "shape": _arrays(self.shape),
+            "simple": _arrays(self.simple),
+            "tail": vars(self.tail),
+            "forest": None if self.forest is None else self.forest.state(),
+            "correction": None if self.correction is None else self.correction.state(),
+        }
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> VarianceModel:
+        """Return the inverse of `state`."""
+        return cls(
+            MaskLeverage.from_state(state["metric"]),
+            Guard(**_tensors(state["guard"])),
+            Shape(**_tensors(state["shape"])),
+            Shape(**_tensors(state["simple"])),
+            Tail(**state["tail"]),
+            None if state["forest"] is None else ErrorModel.from_state(state["forest"]),
+            None if state["correction"] is None else Correction.from_state(state["correction"]),
+        )
+
+
+def _columns(phi: Tensor, metric: MaskLeverage, *, own: bool) -> Tensor:
+    """Return leverage and dropout variance, `(n, K, 2)`."""
+    return torch.stack([metric.values(phi, reference=own), phi.double().square().sum(2)], 2)
+
+
+def _inputs(x: Any, mean: Tensor, columns: Tensor) -> Any:
+    rows = x.detach().cpu().numpy() if isinstance(x, Tensor) else np.asarray(x)
+    return error_inputs(rows, mean.cpu().numpy(), *(columns[:, :, j].cpu().numpy() for j in range(2)))
+
+
+def _arrays(value: Guard | Shape) -> dict[str, Any]:
+    return {name: part.cpu().numpy() for name, part in vars(value).items()}
+
+
+def _tensors(state: dict[str, Any]) -> dict[str, Tensor]:
+    return {name: torch.as_tensor(part, dtype=torch.float64) for name, part in state.items()}
