@@ -130,7 +130,13 @@ def test_strange_rows_grow_in_proportion_up_to_the_ceiling() -> None:
     variance = torch.full((4, 1), 0.25).double()
     found = guard.grown(variance, guard.novelty(lev), mean)
     assert_same_doubles(found[:, 0], torch.tensor([2 * 0.25 + 0.5, 10 * 0.25 + 9 * 0.5, 9.0, 25.0]).double())
-    assert_same_doubles(guard.grown(100 * variance, guard.novelty(lev), mean)[2], 100 * variance[2])
+
+
+def test_the_variance_does_not_jump_at_the_limit() -> None:
+    """Not even where it is larger than what the targets alone say."""
+    guard, variance = guard_of(), torch.full((2, 1), 40.0).double()
+    found = guard.grown(variance, torch.tensor([1.0, 1.0 + 1e-9]), torch.zeros(2, 1))
+    torch.testing.assert_close(found, variance, rtol=1e-6, atol=0)
 
 
 def test_beyond_the_limit_the_larger_fit_counts() -> None:

@@ -67,7 +67,7 @@ class Correction:
             novelty: `(n,)`; None where the correction shall not fade.
         """
         rows = np.asarray(inputs)
-        found = np.einsum("nkd,kd->nk", directions, self.slopes)
+        found: Floats = np.einsum("nkd,kd->nk", directions, self.slopes)
         for k, (trees, factor) in enumerate(zip(self.trees, self.factors, strict=True)):
             if trees is not None:
                 found[:, k] += factor * trees.predict(rows)[:, 0]

@@ -28,6 +28,7 @@ LEAF, LEAF_SHARE = 5, 0.01
 """A leaf has at least so many rows, and at least that share of the rows of its tree."""
 _MOST_ROWS = 20_000  # of which a forest learns; the columns of further rows need no bag
 _TREE_ROWS = 5_000  # drawn for each tree at most
+_SPLIT_INPUTS = 16  # tried for each split at most
 _LEAST = 1e-6  # of the mean squared error
 
 
@@ -62,7 +63,8 @@ def error_inputs(x: npt.ArrayLike, mean: npt.ArrayLike, *positive: npt.ArrayLike
     tiny = np.finfo(np.float32).tiny
     logs = [np.log(np.maximum(part, tiny)) for part in parts[2:]]
     largest = np.finfo(np.float32).max
-    return np.clip(np.concatenate([*parts[:2], *logs], 1), -largest, largest)
+    joined: Floats = np.clip(np.concatenate([*parts[:2], *logs], 1), -largest, largest)
+    return joined
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,7 @@ class ErrorModel:
         forest = RandomForestRegressor(
             trees,
             min_samples_leaf=max(LEAF, round(LEAF_SHARE * drawn)),
-            max_features=1 / 3 if inputs.shape[1] > 3 else 1.0,
+            max_features=min(1.0, _SPLIT_INPUTS / inputs.shape[1]),
             max_samples=None if drawn == len(learned) else drawn,
             oob_score=True,
             random_state=seed,

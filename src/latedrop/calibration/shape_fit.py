@@ -206,10 +206,12 @@ class Guard:
         """Return the variance `(n, K)` of rows of some novelty.
 
         Beyond the limit trees know nothing, so that the larger of the variance and of `without`, the one of a fit
-        without them, grows in proportion to the novelty, though not beyond what the targets alone say.
+        without them, grows in proportion to the novelty, though not beyond what the targets alone say. Divided by the
+        novelty, the variance is about what it was at the limit, so that it does not jump there.
         """
         strange = novelty[:, None] > 1
         base = variance if without is None else torch.where(strange, torch.maximum(variance, without), variance)
         factor = novelty[:, None].clamp_min(1)
         ceiling = self.spreads + (mean.double() - self.centres).square()
-        return torch.minimum(factor * base + (factor - 1) * self.constants, torch.maximum(base, ceiling))
+        grown = factor * base + (factor - 1) * self.constants
+        return torch.minimum(grown, torch.maximum(base / factor, ceiling))

@@ -88,7 +88,8 @@ class Tail:
         """Return the share below each z."""
         t = z.double() / self.scale
         if math.isinf(self.nu):
-            return torch.special.ndtr(t)
+            gaussian: Tensor = torch.special.ndtr(t)
+            return gaussian
         upper = _upper(t.abs(), self.nu)
         return torch.where(t > 0, 1 - upper, upper)
 
@@ -168,7 +169,8 @@ def _upper(t: _T, nu: float) -> _T:
     if odd:
         angle = torch.atan(t / nu**0.5) if isinstance(t, Tensor) else math.atan(t / nu**0.5)
         total = (angle + total if nu > 1 else angle) * (2 / math.pi)
-    return (1 - total) / 2
+    share: _T = (1 - total) / 2
+    return share
 
 
 def _log_constant(nu: float) -> float:

@@ -88,7 +88,8 @@ class Trees:
             # A number that is none goes to the second child.
             left = flat[place + self.feature[node]] <= self.threshold[node]
             node = np.where(left, first[node], second[node])
-        return self.value[node].sum(0, dtype=np.float64)
+        total: Floats = self.value[node].sum(0, dtype=np.float64)
+        return total
 
     def state(self) -> dict[str, Any]:
         """Return what a record has to hold: arrays and numbers."""

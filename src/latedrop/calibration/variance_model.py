@@ -154,10 +154,12 @@ class VarianceModel:
         columns = _columns(phi, self.metric, own=False)
         novelty = self.guard.novelty(columns[:, :, 0])
         without = self.simple.variance(columns)
-        inputs = _inputs(x, mean, columns) if self.forest is not None or self.correction is not None else None
+        inputs: Any = None
+        if self.forest is not None or self.correction is not None:
+            inputs = _inputs(x, mean, columns)
         if self.forest is not None:
-            found = torch.from_numpy(self.forest.predict(inputs)).to(columns)
-            columns = torch.cat([columns, found[:, :, None]], 2)
+            column = torch.from_numpy(self.forest.predict(inputs)).to(columns)
+            columns = torch.cat([columns, column[:, :, None]], 2)
         variance = self.guard.grown(self.shape.variance(columns), novelty, mean, without)
         if self.correction is not None and self.correction.used:
             directions = self.metric.directions(phi).cpu().numpy()
