@@ -293,6 +293,8 @@ def unit(name: str, seed: int, keep: Path | None = None) -> dict[str, Any]:
         least = 1e-4 * float(constant(case)(x).variance[0])
         part: dict[str, Any] = {}
         for method, fit in METHODS.items():
+            if len(case.y_val) < 60 and ("corrected" in method or "forest" in method):
+                continue  # the same as without
             begin = time.perf_counter()
             try:
                 predicted = fit(case)(x)

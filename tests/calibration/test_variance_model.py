@@ -136,6 +136,17 @@ def test_rows_that_count_nothing_change_nothing() -> None:
     torch.testing.assert_close(predicted(one, new).variance, predicted(other, new).variance, rtol=1e-6, atol=0)
 
 
+def test_of_very_many_rows_a_sample_is_learned_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("latedrop.calibration.variance_model.MOST_ROWS", 150)
+    rows = rows_of(400)
+    metric = MaskLeverage.fit([rows_of(500, 9)["phi"]])
+    model, crossed = VarianceModel.fit(**rows, metric=metric, reference=True)
+    assert len(crossed.rows.unique()) == 150
+    sample = {name: part[crossed.rows] for name, part in rows.items()}
+    again, _ = VarianceModel.fit(**sample, metric=metric, reference=True)
+    assert_same_doubles(predicted(model, rows).variance, predicted(again, rows).variance)
+
+
 def test_a_corrected_mean_is_refused_for_few_rows() -> None:
     with pytest.raises(DataError, match="expected at least 60 validation rows for a corrected mean; found 40"):
         fitted(rows_of(40), corrected=True)

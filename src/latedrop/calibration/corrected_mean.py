@@ -31,7 +31,6 @@ STANDARD_ERRORS = 2.0
 """By which a correction has to be better."""
 PENALTIES = tuple(10.0 ** (i / 2) for i in range(0, 9))
 _TREE_ROWS = 4_000  # drawn for each tree at most
-_MOST_ROWS = 20_000
 _FOLDS = 5
 
 
@@ -178,19 +177,16 @@ def _ridge(phi: Floats, target: Floats, weight: Floats) -> tuple[Floats, Floats]
 def _boosted(inputs: Floats, target: Floats, counts: Floats, seed: int) -> Trees:
     from sklearn.ensemble import GradientBoostingRegressor
 
-    learned = np.arange(len(target))
-    if len(learned) > _MOST_ROWS:
-        learned = np.sort(np.random.default_rng(seed).permutation(len(target))[:_MOST_ROWS])
     model = GradientBoostingRegressor(
         n_estimators=ROUNDS,
         max_leaf_nodes=LEAVES,
         max_depth=None,
         learning_rate=RATE,
-        min_samples_leaf=max(5, len(learned) // 200),
-        subsample=min(0.7, _TREE_ROWS / len(learned)),
+        min_samples_leaf=max(5, len(target) // 200),
+        subsample=min(0.7, _TREE_ROWS / len(target)),
         max_features=min(1.0, 16 / inputs.shape[1]),
         init="zero",
         random_state=seed,
-    ).fit(inputs[learned], target[learned], counts[learned])
+    ).fit(inputs, target, counts)
     trees = [each.tree_ for each in model.estimators_[:, 0]]
     return Trees.joined(trees, RATE, np.zeros(1), inputs.shape[1])

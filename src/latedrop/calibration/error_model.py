@@ -26,7 +26,7 @@ LEAST_ROWS = 60
 TREES = 200
 LEAF, LEAF_SHARE = 5, 0.01
 """A leaf has at least so many rows, and at least that share of the rows of its tree."""
-_MOST_ROWS = 20_000  # of which a forest learns; the columns of further rows need no bag
+_DEPTH = 8
 _TREE_ROWS = 5_000  # drawn for each tree at most
 _SPLIT_INPUTS = 16  # tried for each split at most
 _LEAST = 1e-6  # of the mean squared error
@@ -109,29 +109,25 @@ class ErrorModel:
         counts = None if weights is None else np.asarray(weights, np.float64)
         size = np.average(squares, 0, counts)
         unit = squares / np.where(size > 0, size, 1)
-        learned = np.arange(count)
-        if count > _MOST_ROWS:
-            learned = np.sort(np.random.default_rng(seed).permutation(count)[:_MOST_ROWS])
-        drawn = min(len(learned), _TREE_ROWS)
+        drawn = min(count, _TREE_ROWS)
         forest = RandomForestRegressor(
             trees,
             min_samples_leaf=max(LEAF, round(LEAF_SHARE * drawn)),
             max_features=min(1.0, _SPLIT_INPUTS / inputs.shape[1]),
-            max_samples=None if drawn == len(learned) else drawn,
+            max_depth=_DEPTH,
+            max_samples=None if drawn == count else drawn,
             oob_score=True,
             random_state=seed,
         )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # some rows may be in every bag where trees are few
-            forest.fit(inputs[learned], unit[learned], None if counts is None else counts[learned])
+            forest.fit(inputs, unit if unit.shape[1] > 1 else unit[:, 0], counts)
         joined = Trees.joined(
             [each.tree_ for each in forest.estimators_], 1 / trees, np.zeros(unit.shape[1]), inputs.shape[1]
         )
         scaled = Trees(**{**vars(joined), "value": (joined.value * size).astype(np.float32)})
         model = cls(scaled, _LEAST * size)
-        columns = model.predict(inputs)
-        columns[learned] = np.maximum(forest.oob_prediction_.reshape(len(learned), -1) * size, model.floor)
-        return model, columns
+        return model, np.maximum(forest.oob_prediction_.reshape(count, -1) * size, model.floor)
 
     def predict(self, inputs: npt.ArrayLike) -> Floats:
         """Return squared errors `(n, K)`."""

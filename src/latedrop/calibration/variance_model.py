@@ -33,6 +33,8 @@ from latedrop.terms.mask_gradients import MaskLeverage
 
 __all__ = ["Crossed", "Predicted", "VarianceModel"]
 
+MOST_ROWS = 20_000
+"""Validation rows that are learned from; more add nothing but time."""
 _TERMS = ("leverage", "dropout")
 
 
@@ -54,14 +56,16 @@ class Crossed(NamedTuple):
     """What is said of the validation rows by fits that did not see them, to judge by.
 
     Attributes:
-        error: `(n, K)`, target minus mean, corrected out of fold.
-        variance: `(n, K)`.
-        forest: `(n, K)`, the error model's out-of-bag column; None without one.
+        rows: `(m,)`, the places of the validation rows in use: all n, or a sample of very many.
+        error: `(m, K)`, target minus mean, corrected out of fold.
+        variance: `(m, K)`; the error divided by its root follows the model's `tail`.
+        novelty: `(m,)`.
     """
 
+    rows: Tensor
     error: Tensor
     variance: Tensor
-    forest: Tensor | None
+    novelty: Tensor
 
 
 @dataclass(frozen=True)
@@ -113,6 +117,11 @@ class VarianceModel:
             corrected: also correct the mean.
             seed: of forests and folds.
         """
+        rows = torch.arange(len(target))
+        if len(rows) > MOST_ROWS:
+            rows = torch.from_numpy(np.sort(np.random.default_rng(seed).permutation(len(rows))[:MOST_ROWS]))
+            x, mean, phi, target = (part[rows] for part in (x, mean, phi, target))
+            weights = None if weights is None else weights[rows]
         mean, target = mean.double(), target.double()
         plain_error = error = target - mean
         columns = _columns(phi, metric, own=not reference)
@@ -128,7 +137,7 @@ class VarianceModel:
         shares = typical_shares(_TERMS)
         simple = fit_shape(plain_error, columns, sizes, shares, weights)
         without = crossed_shape(plain_error, columns, sizes, shares, weights)
-        correction, forest, column = None, None, None
+        correction, forest = None, None
         if corrected:
             directions = metric.directions(phi).numpy()
             correction, added = fit_correction(inputs, directions, error.numpy(), without.numpy(), counts, seed=seed)
@@ -146,7 +155,7 @@ class VarianceModel:
         variance = guard.grown(variance, novelty, mean, without)
         entries = None if weights is None else weights[:, None].expand_as(error)
         tail = fit_tail(error / variance.sqrt(), entries, float(len(error)))
-        return cls(metric, guard, shape, simple, tail, forest, correction), Crossed(error, variance, column)
+        return cls(metric, guard, shape, simple, tail, forest, correction), Crossed(rows, error, variance, novelty)
 
     def predict(self, x: Any, mean: Tensor, phi: Tensor) -> Predicted:
         """Return mean, variance and novelty of new rows; the arguments are those of `fit`."""
