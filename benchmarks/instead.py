@@ -428,7 +428,7 @@ def figures(
     return Figures(len(per_set), gain, float(per_set[worst][0]), worst, crps, score, coverage, width, ranking, seconds)
 
 
-PAGE = Path(__file__).parents[1] / "docs" / "instead.md"
+PAGE = RESULTS / "instead.md"
 TITLES = {
     "chosen": "Sets on which choices were made",
     "apart": "Sets that served no choice",
