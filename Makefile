@@ -19,8 +19,8 @@ WORKERS ?= auto
 # Random models that `make fuzz` tries; 3500 take about an hour on one core.
 FUZZ ?= 3500
 # What `make portable` runs under each of SETTINGS: the folders whose results are rounded numbers.
-PORTABLE_ARGS ?= $(addprefix tests/,adapters calibration classes crowd masking model onnx_files package streams terms \
-	variance test_metrics.py test_ranking.py)
+PORTABLE_ARGS ?= $(addprefix tests/,adapters calibration classes crowd dropout network onnx_files package \
+	propagation streams terms test_metrics.py test_ranking.py)
 SETTINGS := "" "ATEN_CPU_CAPABILITY=default" "ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2" \
 	"ONEDNN_MAX_CPU_ISA=SSE41 MKL_CBWR=COMPATIBLE" "OMP_NUM_THREADS=2"
 # make bench BENCH=speed BENCH_ARGS="--nets uci_mlp --draws 10"
