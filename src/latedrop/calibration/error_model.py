@@ -72,12 +72,12 @@ class ErrorModel:
     """A forest of squared errors.
 
     Attributes:
-        trees: whose sum is the squared error `(n, K)`.
-        floor: `(K,)`, the least that is predicted.
+        trees: whose sum is the squared error `(n, K)`, divided by `size`.
+        size: `(K,)`, mean squared errors.
     """
 
     trees: Trees
-    floor: Floats
+    size: Floats
 
     @classmethod
     def fit(
@@ -122,23 +122,20 @@ class ErrorModel:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # some rows may be in every bag where trees are few
             forest.fit(inputs, unit if unit.shape[1] > 1 else unit[:, 0], counts)
-        joined = Trees.joined(
-            [each.tree_ for each in forest.estimators_], 1 / trees, np.zeros(unit.shape[1]), inputs.shape[1]
-        )
-        scaled = Trees(**{**vars(joined), "value": (joined.value * size).astype(np.float32)})
-        model = cls(scaled, _LEAST * size)
-        return model, np.maximum(forest.oob_prediction_.reshape(count, -1) * size, model.floor)
+        arrays = [each.tree_ for each in forest.estimators_]
+        model = cls(Trees.joined(arrays, 1 / trees, np.zeros(unit.shape[1]), inputs.shape[1]), size)
+        return model, np.maximum(forest.oob_prediction_.reshape(count, -1), _LEAST) * size
 
     def predict(self, inputs: npt.ArrayLike) -> Floats:
         """Return squared errors `(n, K)`."""
-        return np.maximum(self.trees.predict(inputs), self.floor)
+        return np.maximum(self.trees.predict(inputs), _LEAST) * self.size
 
     def state(self) -> dict[str, Any]:
         """Return what a record has to hold."""
-        return {**self.trees.state(), "floor": self.floor}
+        return {**self.trees.state(), "size": self.size}
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> ErrorModel:
         """Return the inverse of `state`."""
-        rest = {name: value for name, value in state.items() if name != "floor"}
-        return cls(Trees.from_state(rest), np.asarray(state["floor"], np.float64))
+        rest = {name: value for name, value in state.items() if name != "size"}
+        return cls(Trees.from_state(rest), np.asarray(state["size"], np.float64))

@@ -122,7 +122,7 @@ class VarianceModel:
             rows = torch.from_numpy(np.sort(np.random.default_rng(seed).permutation(len(rows))[:MOST_ROWS]))
             x, mean, phi, target = (part[rows] for part in (x, mean, phi, target))
             weights = None if weights is None else weights[rows]
-        mean, target = mean.double(), target.double()
+        mean, target = mean.double().cpu(), target.double().cpu()
         plain_error = error = target - mean
         columns = _columns(phi, metric, own=not reference)
         leverage = columns[:, :, 0]
@@ -139,7 +139,7 @@ class VarianceModel:
         without = crossed_shape(plain_error, columns, sizes, shares, weights)
         correction, forest = None, None
         if corrected:
-            directions = metric.directions(phi).numpy()
+            directions = metric.directions(phi).cpu().numpy()
             correction, added = fit_correction(inputs, directions, error.numpy(), without.numpy(), counts, seed=seed)
             error = plain_error - torch.from_numpy(added)
         if len(error) >= error_model.LEAST_ROWS:
@@ -158,8 +158,8 @@ class VarianceModel:
         return cls(metric, guard, shape, simple, tail, forest, correction), Crossed(rows, error, variance, novelty)
 
     def predict(self, x: Any, mean: Tensor, phi: Tensor) -> Predicted:
-        """Return mean, variance and novelty of new rows; the arguments are those of `fit`."""
-        mean = mean.double()
+        """Return mean, variance and novelty of new rows, on the CPU; the arguments are those of `fit`."""
+        mean = mean.double().cpu()
         columns = _columns(phi, self.metric, own=False)
         novelty = self.guard.novelty(columns[:, :, 0])
         without = self.simple.variance(columns)
@@ -167,12 +167,12 @@ class VarianceModel:
         if self.forest is not None or self.correction is not None:
             inputs = _inputs(x, mean, columns)
         if self.forest is not None:
-            column = torch.from_numpy(self.forest.predict(inputs)).to(columns)
+            column = torch.from_numpy(self.forest.predict(inputs))
             columns = torch.cat([columns, column[:, :, None]], 2)
         variance = self.guard.grown(self.shape.variance(columns), novelty, mean, without)
         if self.correction is not None and self.correction.used:
             directions = self.metric.directions(phi).cpu().numpy()
-            mean = mean + torch.from_numpy(self.correction.predict(inputs, directions, novelty.cpu().numpy())).to(mean)
+            mean = mean + torch.from_numpy(self.correction.predict(inputs, directions, novelty.numpy()))
         return Predicted(mean, variance, novelty)
 
     def state(self) -> dict[str, Any]:
@@ -202,13 +202,13 @@ class VarianceModel:
 
 
 def _columns(phi: Tensor, metric: MaskLeverage, *, own: bool) -> Tensor:
-    """Return leverage and dropout variance, `(n, K, 2)`."""
-    return torch.stack([metric.values(phi, reference=own), phi.double().square().sum(2)], 2)
+    """Return leverage and dropout variance, `(n, K, 2)`, on the CPU."""
+    return torch.stack([metric.values(phi, reference=own), phi.double().square().sum(2)], 2).cpu()
 
 
 def _inputs(x: Any, mean: Tensor, columns: Tensor) -> Any:
     rows = x.detach().cpu().numpy() if isinstance(x, Tensor) else np.asarray(x)
-    return error_inputs(rows, mean.cpu().numpy(), *(columns[:, :, j].cpu().numpy() for j in range(2)))
+    return error_inputs(rows, mean.numpy(), *(columns[:, :, j].numpy() for j in range(2)))
 
 
 def _arrays(value: Guard | Shape) -> dict[str, Any]:

@@ -72,10 +72,10 @@ def folded(phi: Tensor, width: int, seed: int) -> Tensor:
     units = phi.shape[-1]
     if units <= width:
         return phi
-    order, signs = _fold(units, width, seed)
-    mixed_up = phi.index_select(-1, order.to(phi.device)) * signs.to(phi)
+    order, signs = _fold(units, seed)
+    shuffled = phi.index_select(-1, order.to(phi.device)) * signs.to(phi)
     layers = -(-units // width)
-    padded = torch.nn.functional.pad(mixed_up, (0, layers * width - units))
+    padded = torch.nn.functional.pad(shuffled, (0, layers * width - units))
     return padded.reshape(*phi.shape[:-1], layers, width).sum(-2)
 
 
@@ -210,7 +210,7 @@ def _by_channel(network: Network, site: Site, phi: Tensor) -> Tensor:
 
 
 @lru_cache(maxsize=8)
-def _fold(units: int, width: int, seed: int) -> tuple[Tensor, Tensor]:
+def _fold(units: int, seed: int) -> tuple[Tensor, Tensor]:
     """Return the order of the units and their signs, from a hash: the same on every machine and in every version."""
     with np.errstate(over="ignore"):
         start = mixed(np.array([seed], np.uint64) + np.uint64(1))
