@@ -203,6 +203,10 @@ METHODS: dict[str, Callable[[Case], Rule]] = {
 }
 
 
+BELOW_60_ROWS = {"one network, corrected mean": "one network", "ensemble + forest + t": "ensemble + t"}
+"""What methods are the same as where validation rows are too few for trees."""
+
+
 def table(name: str) -> np.ndarray:
     """Return inputs and, last, the target `(rows, columns)`, at most `MOST_ROWS`."""
     if name in uci.SETS:
@@ -293,8 +297,8 @@ def unit(name: str, seed: int, keep: Path | None = None) -> dict[str, Any]:
         least = 1e-4 * float(constant(case)(x).variance[0])
         part: dict[str, Any] = {}
         for method, fit in METHODS.items():
-            if len(case.y_val) < 60 and ("corrected" in method or "forest" in method):
-                continue  # the same as without
+            if len(case.y_val) < 60 and method in BELOW_60_ROWS:
+                continue
             begin = time.perf_counter()
             try:
                 predicted = fit(case)(x)
@@ -412,9 +416,10 @@ def figures(
         for seed in record["units"].get(name, {}).values():
             for situation in situations:
                 part = seed.get(situation, {}).get(size, {})
-                if "nll" not in part.get(method, {}):
+                mine = part.get(method) or part.get(BELOW_60_ROWS.get(method, method), {})
+                if "nll" not in mine:
                     continue
-                mine, base = part[method], part["constant"]
+                base = part["constant"]
                 ratios = [mine[key] / base[key] for key in ("crps", "score", "width")]
                 ranking = mine["ranking"] if mine["ranking"] == mine["ranking"] else 0.0
                 rows.append([base["nll"] - mine["nll"], *ratios, ranking, mine.get("seconds", 0.0), *mine["coverage"]])
@@ -494,12 +499,13 @@ def page(record: dict[str, Any], chosen: dict[str, Any] | None) -> str:
         "- *ranking*: rank correlation of standard deviation and absolute error. *seconds*: to fit and to predict.",
         "- *calibrate* is the library's default with training inputs as reference rows.",
         "",
+        *([record["note"], ""] if "note" in record else []),
     ]
     body = tables(record, HALVES)
     if chosen is not None and chosen["units"]:
         body += "\n## Other choices\n\nOne at a time, on the sets on which choices were made.\n\n"
         body += tables(chosen, {"chosen": CHOSEN_ON}).split("\n", 4)[-1]
-    return "\n".join(head) + body + "\n"
+    return "\n".join([*head, body]) + "\n"
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -94,3 +94,14 @@ def test_figures_are_medians_over_sets_of_means_over_units() -> None:
     assert (found.sets, found.worst_set, found.score) == (3, "b", 0.5)
     assert found.gain == pytest.approx(0.2)
     assert figures(record, ["a"], ["above"], "all", "m") is None
+
+
+def test_a_method_that_needs_more_rows_counts_as_the_one_that_it_falls_back_to() -> None:
+    base = {"nll": 1.0, "crps": 2.0, "score": 4.0, "width": 1.0, "ranking": 0.0, "coverage": [0.5] * 5}
+    parts = {"constant": base, "one network": {**base, "nll": 0.5}}
+    more = {**parts, "one network, corrected mean": {**base, "nll": 0.2}}
+    record = {"units": {"a": {"0": {"in": {"all": parts}}}, "b": {"0": {"in": {"all": more}}}}}
+    found = figures(record, ["a", "b"], ["in"], "all", "one network, corrected mean")
+    assert found is not None
+    assert (found.sets, found.worst_set) == (2, "a")
+    assert found.gain == pytest.approx(0.65)
