@@ -14,17 +14,20 @@ endif
 export PYTHONUTF8 = 1
 DEMO_ARGS ?=
 TEST_ARGS ?=
+AUDIT_ARGS ?=
 # Processes that share the test files.
 WORKERS ?= auto
-# Random models that `make fuzz` tries; 3500 take about an hour on one core.
-FUZZ ?= 3500
+# How many times as much as the quick suite `make fuzz` tries: 10 take about ten minutes on one core, 60 an hour.
+# Another FUZZ_SEED tries other models, files and requests.
+FUZZ ?= 10
+FUZZ_SEED ?= 0
 # What `make portable` runs under each of SETTINGS: the folders whose results are rounded numbers.
 PORTABLE_ARGS ?= $(addprefix tests/,adapters calibration classes crowd dropout network onnx_files package \
 	propagation streams terms test_metrics.py test_ranking.py)
 SETTINGS := "" "ATEN_CPU_CAPABILITY=default" "ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2" \
 	"ONEDNN_MAX_CPU_ISA=SSE41 MKL_CBWR=COMPATIBLE" "OMP_NUM_THREADS=2"
 # make bench BENCH=speed BENCH_ARGS="--nets uci_mlp --draws 10"
-BENCH ?= linear costs growth speed
+BENCH ?= linear speed
 BENCH_ARGS ?=
 
 # Libraries whose models the tests run, and what these import. Alone, without their other requirements: some would
@@ -48,7 +51,7 @@ BENCH_VENV := .venv-bench
 BENCH_PY := $(BENCH_VENV)/$(SCRIPTS)/python
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test slow portable skips fuzz lint format docs bench dist clean
+.PHONY: help demo test slow portable skips fuzz lint format docs bench dist audit clean
 # One pip at a time works on an environment.
 .NOTPARALLEL:
 # Tests run beside each other, each on one thread unless you say otherwise.
@@ -78,8 +81,8 @@ portable: $(VENV)/.dev  ## run the numeric tests with other instruction sets and
 skips:  ## say what the last `make test` and `make slow` left out, and why; fail where .ci/skips.txt does not list it
 	$(PY) .ci/skips.py build
 
-fuzz: $(VENV)/.dev  ## try the invariants on random models for about an hour
-	LATEDROP_FUZZ=$(FUZZ) $(PY) -m pytest -n 0 tests/package/test_fuzz.py
+fuzz: $(VENV)/.dev  ## try damaged files, odd requests and random models for ten minutes; FUZZ=60 for an hour
+	LATEDROP_FUZZ=$(FUZZ) LATEDROP_FUZZ_SEED=$(FUZZ_SEED) $(PY) -m pytest -n 0 -q --durations=10 tests/fuzz $(TEST_ARGS)
 
 lint: $(VENV)/.dev  ## check style, formatting and types
 	$(BIN)/ruff check .
@@ -99,6 +102,9 @@ bench: $(BENCH_VENV)/.peers  ## run the benchmarks, side by side with other libr
 
 dist:  ## build wheel and sdist, install each into an empty environment, try them there
 	$(PYTHON) .ci/dist.py
+
+audit:  ## look for known vulnerabilities of the pinned versions; AUDIT_ARGS=--strict fails on them
+	$(PYTHON) .ci/audit.py $(AUDIT_ARGS)
 
 clean:  ## remove environments, caches and build products
 	rm -rf $(VENV) $(BENCH_VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

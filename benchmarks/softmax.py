@@ -27,7 +27,7 @@ from latedrop import find_sites, sample
 from latedrop.calibration.classes.fit import Measured, fitted, losses
 from latedrop.calibration.classes.search import spread_of
 from latedrop.calibration.classes.softmax import log_mean_softmax
-from latedrop.dropout.joint import differences
+from latedrop.dropout.first_order import differences
 from latedrop.network.sites import Sites
 
 RATES = (0.02, 0.05, 0.1)

@@ -3,7 +3,7 @@
     python -m benchmarks.speed                                   # the CPU's set, or the GPU's where there is one
     python -m benchmarks.speed --nets mcnn --draws 10 50         # these only; the JSON keeps the others
     python -m benchmarks.speed --resume                          # what a run that was cut short has not measured
-    python -m benchmarks.speed --tables                          # tables and figures from the JSON alone
+    python -m benchmarks.speed --tables                          # tables from the JSON alone
 
 Time is a multiple of `plain x T`: T deterministic forward passes of the same rows, run at the batch size at which the
 network takes the least time per row. Memory is the peak of what a call allocates. An answer is right where its mean
@@ -32,8 +32,7 @@ from torch import Tensor, nn
 
 from benchmarks.nets import SpeedNet, speed_nets, twin
 from benchmarks.peers import PEERS, Case, Run, not_installed, peer_versions
-from benchmarks.speed_figure import figure
-from benchmarks.speed_pages import IMAGES, LABELS, OTHER_TARGET, one_table, rows_for_readme, tables
+from benchmarks.speed_pages import LABELS, OTHER_TARGET, one_table, rows_for_readme, tables
 from benchmarks.timing import RESULTS, first_line, interval, machine, peak_bytes, seconds_of, timed, turns_within, write
 from latedrop import Site, find_sites, linearize, sample
 from latedrop.devices import chosen_device
@@ -69,13 +68,12 @@ def main() -> None:
         action="store_true",
         help="leave out what the JSON has from the same machine, versions, rows and draws",
     )
-    parser.add_argument("--tables", action="store_true", help="tables and figures from the JSON; measure nothing")
+    parser.add_argument("--tables", action="store_true", help="tables from the JSON; measure nothing")
     options = parser.parse_args()
     if options.tables:
         for path in sorted(RESULTS.glob("speed_*.json")):
             record = json.loads(path.read_text(encoding="utf-8"))
             print(tables(record), end="\n\n")
-            print(figure(record, IMAGES / f"{path.stem}.png"), end="\n\n")
         print(rows_for_readme())
         return
     warnings.simplefilter("ignore")

@@ -4,9 +4,9 @@
     python -m benchmarks.stream --part crowd # one part again: methods, delays, crowd, shift or alarms
     python -m benchmarks.stream --figures    # draw docs/images/stream_*.png from the JSON alone
 
-Series of counts are those of `latedrop study crowd` (docs/results/crowd), a label every tenth or every 25th frame; all
-frames are judged. Numbers are means over the frame with which labels begin. The interval score of Winkler (1972) is the
-width and, for a miss, 2 / (1 - level) times its distance: less is better.
+Series of counts are those of `python -m studies crowd` (studies/results/crowd), a label every tenth or every 25th
+frame; all frames are judged. Numbers are means over the frame with which labels begin. The interval score of Winkler
+(1972) is the width and, for a miss, 2 / (1 - level) times its distance: less is better.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def main(arguments: list[str] | None = None) -> None:
         record = json.loads(OUT.read_text(encoding="utf-8")) if options.part else {}
         record |= {part: work[part]() for part in ([options.part] if options.part else PARTS)}
         record["machine"] = machine(torch.device("cpu"))
-        write_aside(OUT, (json.dumps(record, indent=1) + "\n").encode())
+        write_aside(OUT, (json.dumps(record, separators=(",", ":")) + "\n").encode())
     for path in figures(json.loads(OUT.read_text(encoding="utf-8"))):
         print(path)
 

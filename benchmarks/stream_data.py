@@ -14,7 +14,7 @@ from latedrop.metrics.levels import normal_quantile
 from latedrop.streams.bag import from_curve
 from latedrop.streams.usual import Usual
 
-CROWD = Path(__file__).parents[1] / "docs" / "results" / "crowd"
+CROWD = Path(__file__).parents[1] / "studies" / "results" / "crowd"
 SETS = ("mall", "ucsd", "pets")
 DRIFTS = ("steady", "step", "growth", "bias", "walk")
 

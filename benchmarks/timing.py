@@ -151,7 +151,7 @@ def write(name: str, record: dict[str, Any]) -> Path:
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
     aside = path.with_suffix(".part")
-    aside.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    aside.write_text(json.dumps(record, separators=(",", ":")) + "\n", encoding="utf-8")
     aside.replace(path)
     return path
 

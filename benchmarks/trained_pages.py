@@ -1,4 +1,4 @@
-"""Pages of `benchmarks.trained`, from its JSON alone: `docs/results/trained/index.md`, and blocks of `docs/trained.md`.
+"""Pages of `benchmarks.trained`, from its JSON alone: blocks of `docs/trained.md`, and figures.
 
 Blocks stand between `<!-- trained: NAME -->` and `<!-- end -->`; all else on that page is written by hand, and no
 number of a result is.
@@ -37,15 +37,14 @@ Lines = list[list[str]]
 
 
 def write() -> list[Path]:
-    """Write the index, the blocks and the figures of what was measured; their paths."""
+    """Write the blocks and the figures of what was measured; their paths."""
     from benchmarks.trained_figures import figures
 
     records = read()
     if len(records) < 2:
         print(f"no pages: only {', '.join(records) or 'nothing'} has been measured")
         return []
-    written = {RESULTS / "index.md": index(records).encode()}
-    written |= {RESULTS / f"{name}.png": png(figure) for name, figure in figures(records).items()}
+    written = {RESULTS / f"{name}.png": png(figure) for name, figure in figures(records).items()}
     page = DOCS / "trained.md"
     if page.exists():
         written[page] = filled(page.read_text(encoding="utf-8"), records).encode()
@@ -78,49 +77,6 @@ def blocks(records: dict[str, Record]) -> dict[str, str]:
     }
 
 
-def index(records: dict[str, Record]) -> str:
-    """Markdown: how it was run, and all tables."""
-    loss, pitch = records["magnet"]["networks"], records["torchcrepe"]["networks"]
-    packages = " and ".join(f"{r['package']['name']} {r['package']['version']}" for r in records.values())
-    seconds = sum(net["seconds"] for net in (*loss.values(), *pitch.values()))
-    machine = records["magnet"]["machine"]
-    parts = [
-        "# Networks that others trained: results",
-        f"{len(loss) + len(pitch)} networks of {packages}, measured in {seconds / 60:.0f} minutes on one thread of a "
-        f"busy CPU (torch {machine['torch']}); `python -m benchmarks.trained` measures them again, and "
-        "[the page](../../trained.md) says what was done and what came out.",
-        "NLL with its constant, in nats; mean ± standard error over networks where there are several.",
-        "## mag-net",
-    ]
-    for kind, title in KINDS.items():
-        networks = {name: net for name, net in loss.items() if name.endswith(kind)}
-        if networks:
-            parts += [f"### {title}, {len(networks)} networks", *tables(networks)]
-    parts += ["### Each network", "NLL on test rows of its home.", markdown(network_table(loss)), "## torchcrepe"]
-    for name, net in pitch.items():
-        sites = f"{len(net['sites'])} sites ({', '.join(net['sites'])}), {net['draws']} draws"
-        parts += [f"### {name}", f"Sampled with {sites}.", *tables({name: net})]
-    parts += ["## Figures", *(f"![{caption}]({name}.png)\n\n*{caption}*" for name, caption in CAPTIONS.items())]
-    return "\n\n".join(parts) + "\n"
-
-
-CAPTIONS = {
-    "magnet": "mag-net: share of targets inside the 90 % interval, a dot for each network and a bar for their mean.",
-    "torchcrepe": "torchcrepe: calibration curves of clear tones, and coverage and rank of the doubt on others.",
-}
-
-
-def tables(networks: dict[str, Record]) -> list[str]:
-    """Home, coverage and NLL by kind of rows, and what the raw variance tells."""
-    nets = list(networks.values())
-    found = ["Test rows of the home:", markdown(home_table(nets))]
-    found += ["Coverage at 90 %, by kind of rows:", markdown(by_set(nets, "coverage", _percent))]
-    found += ["NLL, by kind of rows:", markdown(by_set(nets, "nll", "{:.2f}".format))]
-    if nets[0]["mean"] == "draws":  # else all methods have the network's own
-        found += ["RMSE, by kind of rows:", markdown(by_set(nets, "rmse", "{:.1f}".format))]
-    return [*found, "Does the uncertainty know?", markdown(doubt_table(nets))]
-
-
 def home_table(nets: list[Record]) -> Lines:
     """Methods against metrics on the test rows of the home."""
     unit = nets[0]["unit"]
@@ -131,45 +87,6 @@ def home_table(nets: list[Record]) -> Lines:
         pairs = zip(_values(nets, "home", method, "nll"), _values(nets, "home", "constant", "nll"), strict=False)
         cells.insert(2, spread([own - other for own, other in pairs], "{:+.3f}".format))
         lines.append([method, *cells])
-    return lines
-
-
-def by_set(nets: list[Record], metric: str, text: Callable[[float], str]) -> Lines:
-    """Methods against kinds of rows."""
-    names = _sets(nets)
-    lines = [["", *names]]
-    for method in _methods(nets):
-        columns = [_values(nets, name, method, metric) for name in names]
-        if any(columns):
-            lines.append([method, *(spread(values, text) for values in columns)])
-    return lines
-
-
-def doubt_table(nets: list[Record]) -> Lines:
-    """By kind of rows: how large the errors are, and what ranks them or tells the rows from those of the home."""
-    kinds = list(nets[0]["sets"]["home"]["rank_correlation"])
-    lines = [["", "networks", f"median error [{nets[0]['unit']}]"]]
-    lines[0] += [f"rank correlation with the error: {kind}" for kind in kinds]
-    lines[0] += [f"AUROC against the home: {kind}" for kind in kinds]
-    for name in _sets(nets):
-        found = [net["sets"][name] for net in nets if name in net["sets"]]
-        cells = [name, str(len(found)), spread([one["median_error"] for one in found], "{:.1f}".format)]
-        cells += [spread([one["rank_correlation"][kind] for one in found], "{:+.2f}".format) for kind in kinds]
-        shifts = [spread([one["shift_auroc"][kind] for one in found], "{:.2f}".format) for kind in kinds]
-        lines.append(cells + (["-"] * len(kinds) if name == "home" else shifts))
-    return lines
-
-
-def network_table(networks: dict[str, Record]) -> Lines:
-    """One line for each network."""
-    methods = ("constant", "raw", "scaled", "relaxed", "floor", "linear, floor")
-    lines = [["", "test rows", *methods, "scale with a floor: sample", "linear", "rank correlation: sample", "linear"]]
-    for name, net in networks.items():
-        home = net["sets"]["home"]
-        scales = [f"{net['chosen'][key]['scale']:.2g}" for key in ("floor", "linear, floor")]
-        ranks = [f"{home['rank_correlation'][key]:+.2f}" for key in ("sample", "linear")]
-        values = [f"{home['methods'][method]['nll']:.2f}" for method in methods]
-        lines.append([name, str(home["rows"]), *values, *scales, *ranks])
     return lines
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from latedrop.cli.tables import Rows, reading, rows
+from latedrop.cli.tables import Rows, rows
 
 
 class Held:
@@ -22,8 +22,7 @@ class Held:
             weakref.finalize(made, self._gone, len(made))
             return made
 
-        for module in (reading, rows):
-            monkeypatch.setattr(module, "Rows", counted)
+        monkeypatch.setattr(rows, "Rows", counted)
 
     def _gone(self, count: int) -> None:
         self.now -= count

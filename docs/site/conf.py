@@ -18,6 +18,7 @@ version = release = latedrop.__version__
 
 root_doc = "README"
 include_patterns = ["*.md", "benchmarks/NOTES.md", "docs/*.md", "docs/reference/*.md", "docs/results/*/*.md"]
+include_patterns += ["studies/README.md", "studies/results/*/*.md"]
 exclude_patterns = ["build", "dist", "data", "tests", "src", "examples", "**/.*", ".*"]
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "mathml", "docstrings", "navigation"]

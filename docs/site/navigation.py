@@ -35,10 +35,12 @@ def _add(app: Sphinx, name: str, source: list[str]) -> None:
         source[0] += _tree("", ["All pages </docs/README>"])
         for title, pages in sections(index.read_text(encoding="utf-8")).items():
             source[0] += _tree(title, [normpath(f"/docs/{page}") for page in pages])
-    for folder in sorted(docs.glob("results/*/")):  # the generated pages of a study stand below it
-        study = f"{folder.name}_study"
-        if name == f"docs/{study if (docs / f'{study}.md').exists() else folder.name}":
-            source[0] += _tree("", [f"/docs/results/{folder.name}/{page.stem}" for page in sorted(folder.glob("*.md"))])
+    below = {f"docs/{folder.name}": sorted(folder.glob("*.md")) for folder in docs.glob("results/*/")}
+    below["docs/studies"] = [Path(app.srcdir, "studies", "README.md"), *sorted(docs.glob("../studies/results/*/*.md"))]
+    for page in below.get(name, []):  # generated pages stand below the one that reads them
+        source[0] += _tree(
+            "", [f"/{page.resolve().relative_to(Path(app.srcdir).resolve()).with_suffix('').as_posix()}"]
+        )
 
 
 def _tree(title: str, pages: list[str]) -> str:

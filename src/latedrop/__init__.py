@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from latedrop.dropout.sampling import sample
     from latedrop.errors import LatedropError, LatedropWarning
     from latedrop.network.find_sites import find_sites
-    from latedrop.network.programs import load_program
     from latedrop.network.sites import Site, Sites
     from latedrop.onnx_files.predictor import load_onnx
+    from latedrop.programs import load_program
     from latedrop.propagation.propagate import propagate
 
 __all__ = [
@@ -78,7 +78,7 @@ _HOMES = {
     "network.find_sites": ("find_sites",),
     "dropout.inject": ("inject",),
     "network.network": ("Network",),
-    "network.programs": ("load_program",),
+    "programs": ("load_program",),
     "network.sites": ("Site", "Sites"),
     "onnx_files.predictor": ("load_onnx",),
     "propagation.propagate": ("propagate",),

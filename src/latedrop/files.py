@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import os
 import re
 import secrets
@@ -16,13 +17,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from latedrop.errors import ArgumentError, FileError
+from latedrop.errors import ArgumentError, DataError, FileError
 
 __all__ = [
+    "FORMULA",
     "aside",
     "check_apart",
     "digest_of",
     "locked",
+    "npy_head",
     "plain_cell",
     "readable",
     "safe_cell",
@@ -30,7 +33,8 @@ __all__ = [
 ]
 
 _log = logging.getLogger(__name__)
-_FORMULA = "=+-@\t\r\n"  # what a formula starts with, or a cell that becomes one when its edges are cut
+FORMULA = "=+-@\t\r\n\uff1d\uff0b\uff0d\uff20"
+"""What a formula starts with, also in full width, or a cell that becomes one when its edges are cut."""
 _LEFT_AFTER = 60.0  # seconds without a change: a writer locks its file within these
 
 
@@ -113,13 +117,41 @@ def write_aside(path: str | os.PathLike[str], content: bytes) -> None:
         part.write_bytes(content)
 
 
+def npy_head(file: IO[bytes], size: int) -> tuple[tuple[int, ...], bool, Any]:
+    """Read the head of a npy file of `size` bytes: shape, whether its columns lie one after another, and dtype.
+
+    `DataError` where the head is damaged, or promises another number of bytes than follow: nothing may be made, or
+    awaited, of what only a head says.
+    """
+    from numpy.lib import format as npy
+
+    begin = file.tell()
+    try:
+        read = npy.read_array_header_1_0 if npy.read_magic(file) == (1, 0) else npy.read_array_header_2_0
+        shape, fortran, dtype = read(file)
+    except Exception as error:  # whatever a damaged head raises
+        raise DataError(f"expected a npy file; its head is damaged: {str(error)[:200]}.") from error
+    expected, rest = math.prod(shape) * dtype.itemsize, size - (file.tell() - begin)
+    empty = expected == 0 and shape[:1] != (0,)  # rows without a byte: there could be any number of them
+    if not dtype.hasobject and (expected != rest or min(shape, default=0) < 0 or empty):
+        raise DataError(
+            f"expected the numbers of shape {str(shape)[:80]} and dtype {str(dtype)[:40]} in the npy file; found "
+            f"{rest} bytes. It is damaged, or was cut off: save it again."
+        )
+    return shape, fortran, dtype
+
+
 def safe_cell(text: str) -> str:
     """Text for a csv file: an apostrophe goes before what a spreadsheet would run as a formula; numbers stay.
+
+    Line breaks become LF, as `csv.writer` quotes no CR where lines end in LF: the rest would be a row of its own.
 
     >>> [safe_cell(text) for text in ("=1+1", "@SUM(A1)", "-1.5", "+49 170", "a=b")]
     ["'=1+1", "'@SUM(A1)", '-1.5', "'+49 170", 'a=b']
     """
-    if text[:1] not in _FORMULA or not text:
+    if "\r" in text:
+        text = text.replace("\r\n", "\n").replace("\r", "\n")
+    if text[:1] not in FORMULA or not text:
         return text
     try:
         float(text)
@@ -130,7 +162,7 @@ def safe_cell(text: str) -> str:
 
 def plain_cell(text: str) -> str:
     """The text that `safe_cell` was given."""
-    return text[1:] if text[:1] == "'" and text[1:2] in _FORMULA and len(text) > 1 else text
+    return text[1:] if text[:1] == "'" and text[1:2] in FORMULA and len(text) > 1 else text
 
 
 def digest_of(path: str | os.PathLike[str]) -> str:

@@ -19,7 +19,7 @@ def checked_level(level: Any) -> float:
     """A level or a quantile as a float inside (0, 1), or `ArgumentError`."""
     try:
         value = math.nan if isinstance(level, (bool, str)) else float(level)
-    except (TypeError, ValueError, RuntimeError):
+    except (TypeError, ValueError, OverflowError, RuntimeError):
         value = math.nan
     if not 0 < value < 1:
         raise ArgumentError(f"expected a probability inside (0, 1); found {level!r}. A 90 % interval is level 0.9.")

@@ -10,6 +10,7 @@ from functools import cache
 from threading import RLock
 from types import FunctionType
 from typing import Any
+from warnings import catch_warnings, filterwarnings
 
 import torch
 from torch import Tensor, nn
@@ -17,16 +18,16 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
-from latedrop.switches import held
-
 __all__ = [
     "Operator",
     "Watching",
     "being_traced",
+    "draws_numbers",
     "leaves_and_structure",
     "operator_of",
     "plain_call",
     "plain_function",
+    "plain_kernels",
     "reroute_calls",
     "restore_calls",
     "set_grad",
@@ -34,6 +35,7 @@ __all__ = [
     "uncompiled",
     "unwrapped",
     "version_of",
+    "without_cudnn",
     "wrapper_tensor",
 ]
 
@@ -53,6 +55,7 @@ class Operator:
         arguments, defaults: the names of its arguments, in order; the defaults of some.
         written: the names of the arguments that it changes.
         overload, returns: the name of the variant; how many results it has.
+        random: whether it may draw from a global generator.
     """
 
     name: str
@@ -61,6 +64,11 @@ class Operator:
     written: tuple[str, ...]
     overload: str
     returns: int
+    random: bool
+
+    def values(self, args: Any, kwargs: Any) -> dict[str, Any]:
+        """Return all arguments of a call by name."""
+        return {**self.defaults, **dict(zip(self.arguments, args, strict=False)), **kwargs}
 
 
 @cache
@@ -77,7 +85,17 @@ def operator_of(func: Any) -> Operator | None:
         written=tuple(a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write),
         overload=declared.overload_name or "default",
         returns=len(declared.returns),
+        random=torch.Tag.nondeterministic_seeded in func.tags,
     )
+
+
+def draws_numbers(operator: Operator | None, args: Any, kwargs: Any) -> bool:
+    """Return True if a call of an operator draws from a global generator; dropout that is off does not."""
+    if operator is None or not operator.random:
+        return False
+    values = operator.values(args, kwargs)
+    on = values.get("train", values.get("training", True)) is not False
+    return on and values.get("generator") is None and values.get("dropout_p", 1.0) > 0
 
 
 class Watching(TorchDispatchMode):
@@ -109,14 +127,31 @@ def version_of(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else int(tensor._version)
 
 
-_TRACING = RLock()  # torch traces for all threads at once
+_SWITCHING = RLock()
+"""Whoever changes what torch has once for all threads takes turns."""
+
+
+@contextmanager
+def without_cudnn() -> Iterator[None]:
+    """Run without cuDNN: its recurrent functions have no backward pass in eval mode, and cannot be traced."""
+    with _SWITCHING, torch.backends.cudnn.flags(enabled=False):
+        yield
+
+
+@contextmanager
+def plain_kernels() -> Iterator[None]:
+    """Run recurrent layers by plain operators, whose derivatives are plain too."""
+    with without_cudnn(), catch_warnings():
+        filterwarnings("ignore", "TF32 acceleration on top of oneDNN")  # nobody asks for it
+        with torch.backends.mkldnn.flags(enabled=False):
+            yield
 
 
 def traced(
     function: Callable[..., Any], arguments: list[Tensor], rules: Mapping[Any, Any] | None = None
 ) -> torch.fx.GraphModule:
     """Return a function of tensors, which may differentiate, as a graph of operators without side effects."""
-    with _TRACING, held(_exporting, "exporting"):
+    with _SWITCHING, _exporting():
         graph = make_fx(function)(*arguments)  # first as it is: what the model's code keeps must not be wrapped
         with torch.autocast(arguments[0].device.type, enabled=False):  # what is cast, is cast in the graph
             return make_fx(torch.func.functionalize(graph), dict(rules or {}))(*arguments)

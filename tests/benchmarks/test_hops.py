@@ -7,7 +7,6 @@ import json
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 
@@ -70,8 +69,10 @@ def test_calls_and_ways_back_are_counted(modules: tuple[Path, ModuleType, Module
     folder, one, two = modules
     walk = Walk(folder)
     walk.follow(lambda: one.start(two))
-    # Twice: to middle, back into inside, back to middle, back to start. Three times: to leaf and back.
-    assert walk.pairs == {("one.py", "two.py"): 2 * 4 + 3 * 2}
+    assert {code.co_name for code in walk.functions} == {"start", "middle", "leaf", "inside"}
+    assert {tuple(code.co_name for code in way) for way in walk.ways} == {
+        *(("start", "middle"), ("middle", "inside"), ("start", "leaf"))
+    }
     assert walk.files == {"one.py", "two.py"}
     assert walk.depth == 3
     assert walk.calls == 1 + 2 * 3 + 3
@@ -81,10 +82,10 @@ def test_errors_and_generators_end_their_walk(modules: tuple[Path, ModuleType, M
     folder, one, two = modules
     walk = Walk(folder)
     walk.follow(lambda: one.fail(two))
-    assert (walk.pairs.total(), walk.depth, walk.calls) == (2, 2, 3)
+    assert (len(walk.ways), walk.depth, walk.calls) == (1, 2, 3)
     walk = Walk(folder)
     walk.follow(one.use)
-    assert (walk.pairs.total(), walk.depth) == (0, 2)
+    assert (len(walk.ways), walk.depth) == (0, 2)
     walk.follow(one.inside)
     assert walk.depth == 2  # nothing was left on the stack
 
@@ -107,28 +108,20 @@ def test_a_walk_is_the_same_each_time(name: str) -> None:
     assert first == second
     assert first["files"] > 1
     assert first["calls"] >= first["depth"] > 1
-    assert sum(count for *_, count in first["most"]) <= first["switches"]
+    assert first["calls"] >= first["functions"] >= first["files"]
 
 
-def test_versions_stand_side_by_side(
+def test_the_table_is_made_of_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    def told(_: str, arguments: list[str], source: Path) -> dict[str, Any]:
-        assert arguments == ["--measure"]
-        number = len(source.name)
-        row = dict.fromkeys(hops.LABELS, 7) | {"files": number, "switches": 10 * number, "most": []}
-        return {"machine": {"source": "digest"}, "cases": {"predict": row}}
-
-    monkeypatch.setattr(hops, "answer_of", told)
+    monkeypatch.setattr(hops, "measure", lambda: {"cases": {"predict": dict.fromkeys(hops.LABELS, 7) | {"files": 3}}})
     monkeypatch.setattr(timing, "RESULTS", tmp_path)
     monkeypatch.setattr(hops, "RESULTS", tmp_path)
-    monkeypatch.setattr(sys, "argv", ["hops", "--source", "a", "bb", "--labels", "before", "after"])
+    monkeypatch.setattr(sys, "argv", ["hops"])
     hops.main()
     printed = capsys.readouterr().out
-    assert "| call (before / after) | files |" in printed
-    assert "| predict | 1 / 2 |" in printed
-    assert "| 10 / 20 |" in printed
+    assert "| predict | 3 | 7 |" in printed
+    monkeypatch.setattr(sys, "argv", ["hops", "--tables"])
+    hops.main()
+    assert capsys.readouterr().out == printed
     assert markdown(json.loads((tmp_path / "hops.json").read_text())) + "\n" == printed
-    monkeypatch.setattr(sys, "argv", ["hops", "--source", "a", "bb", "--labels", "before"])
-    with pytest.raises(SystemExit):
-        hops.main()

@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from benchmarks import peers, speed, speed_figure, speed_pages
+from benchmarks import peers, speed, speed_pages
 from benchmarks.nets import Forecaster, Residual, ViT, duplicate, speed_nets, twin
 from benchmarks.peers import PEERS, Case, not_installed
 from benchmarks.timing import first_line, peak_bytes, turns_within, write
@@ -445,9 +445,6 @@ def test_intervals_are_shown_where_there_are_rounds(tmp_path: Path, monkeypatch:
     entry["interval"] = [0.7, 0.95]
     write("speed_cpu", record)
     assert "| 0.80 (0.70 to 0.95) | - |" in speed_pages.rows_for_readme(tmp_path).splitlines()[2]
-    shown = speed_figure.points(record["nets"]["residual_cnn"]["large"], 50)
-    assert shown["latedrop"]["range"] == pytest.approx([0.07, 0.095])
-    assert "range" not in entry
 
 
 def test_memory_against_draws_and_time_against_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -470,19 +467,3 @@ def test_memory_against_draws_and_time_against_the_loop(tmp_path: Path, monkeypa
     assert (
         speed_pages.memory_table(tmp_path).splitlines()[2] == "| residual cnn | CPU | 8 | 2 | 2 (T = 10) | - | 1.00 |"
     )
-
-
-def test_figure_is_drawn_from_the_json(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    pillow = pytest.importorskip("PIL.Image")
-    with pillow.open(speed_figure.figure(made_record(), tmp_path / "speed.png")) as image:
-        assert image.width >= 1000
-
-
-def test_figure_shows_the_quickest_peer_with_the_right_answer() -> None:
-    found = made_record()["nets"]["residual_cnn"]["large"]
-    shown = speed_figure.points(found, 50)
-    assert set(shown) == {"plain", "latedrop", "linearize", "loop", "peer"}
-    assert shown["peer"]["library"] == "torch-uncertainty, on_batch"
-    assert shown["plain"] == {"seconds": 0.1}
-    assert speed_figure.points(found, 200) == {}

@@ -131,6 +131,18 @@ def test_equal_errors_leave_a_single_jump() -> None:
     assert scale == pytest.approx(1 / stats.norm.ppf(0.75) ** 2, rel=0.05)
 
 
+@pytest.mark.parametrize("tiny", [0.0, 1e-300, 1e-150, 1e-40])
+def test_errors_of_nearly_zero_count_as_zero(tiny: float) -> None:
+    """Maps that are right but for the tails of kernels: a scale of 1e-80 would be no variance at all."""
+    error = torch.linspace(0.1, 1, 100, dtype=torch.float64)
+    error[:70] = tiny
+    scale = relaxed_scale(torch.zeros(100), torch.ones(100), error)
+    assert float(scale) > 1e-24
+    metrics.nll(
+        torch.zeros(100), (1e-6 * scale.float()).expand(100), error.float()
+    )  # a variance that a likelihood takes
+
+
 @pytest.mark.parametrize("zeros", [20, 49, 50, 51, 70, 99])
 def test_errors_of_zero_leave_a_usable_relaxed_scale(zeros: int) -> None:
     error = torch.linspace(1, 2, 100, dtype=torch.float64)

@@ -18,7 +18,7 @@ from latedrop.calibration.classes.softmax import (
     mutual_information,
     read_classes,
 )
-from latedrop.dropout.joint import differences
+from latedrop.dropout.first_order import differences
 from rounding import assert_same_doubles
 
 

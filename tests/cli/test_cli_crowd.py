@@ -29,7 +29,6 @@ from latedrop.crowd.counting import CountFile
 from latedrop.crowd.mcnn import Trained, save_weights
 from latedrop.crowd.scenes import make_scenes
 from latedrop.errors import LatedropError, OutputError
-from latedrop.studies.crowd import study as study_room
 from rounding import rounding
 
 SHAPE = (72, 96)
@@ -85,11 +84,6 @@ def test_help(call: Run) -> None:
         assert code == 0
         assert f"Example: latedrop crowd {name}" in out
         assert all(option in out for option in options)
-    for name, options in {"crowd": ("--weights", "--rejection"), "uci": ("--splits", "--draws")}.items():
-        code, out, _ = call("study", name, "--help")
-        assert code == 0
-        assert f"Example: latedrop study {name}" in out
-        assert all(option in out for option in (*options, "--sets", "--figures"))
 
 
 def test_help_loads_nothing_heavy() -> None:
@@ -111,7 +105,7 @@ assert not heavy, heavy
 
 def test_count_a_folder(call: Run, home: Path, tmp_path: Path) -> None:
     out = tmp_path / "new" / "out"
-    code, printed, err = call("crowd", "count", home / "frames", "--weights", home / "w.safetensors", "--out", out)
+    code, printed, err = call("crowd", "count", home / "frames", "-w", home / "w.safetensors", "--panels", "--out", out)
     assert (code, err) == (0, "")
     found = rows(out / "counts.csv")
     assert [row["frame"] for row in found] == ["f0.png", "f1.png", "f2.png"]
@@ -360,23 +354,6 @@ def test_train_hands_its_options_on(call: Run, tmp_path: Path, monkeypatch: pyte
         cli.main([*map(str, command), "--debug"])
 
 
-def test_study_hands_its_options_on(call: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    heard: list[tuple[study_room.Request, bool]] = []
-
-    def study(request: study_room.Request, *, figures_only: bool) -> list[Path]:
-        heard.append((request, figures_only))
-        if request.seed == 9:
-            raise KeyboardInterrupt
-        return [tmp_path / "scenes.json"]
-
-    monkeypatch.setattr(study_room, "study", study)
-    code, out, _ = call("study", "crowd", "--out", tmp_path, "--quick", "--figures", "--sets", "scenes", "--every", "3")
-    assert (code, out) == (0, f"written: {tmp_path / 'scenes.json'}\n")
-    request, figures_only = heard[0]
-    assert (request.quick, request.sets, request.every, request.data, figures_only) == (True, "scenes", 3, None, True)
-    assert call("study", "crowd", "--seed", "9") == (130, "", f"{study_room.STOPPED}\n")
-
-
 def test_missing_extras(call: Run, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "PIL", None)
     _, _, err = call("crowd", "count", home / "frames", "-w", "mall")
@@ -415,16 +392,11 @@ class TestFilesApart:
         code, _, err = call(*words, "--data", home / "frames", "-o", home / "frames" / "f1.png")
         assert (code, "expected --output and --data" in err) == (2, True)
 
-    def test_training_and_studies_do_not(self, call: Run, tmp_path: Path) -> None:
+    def test_training_does_not(self, call: Run, tmp_path: Path) -> None:
         data = tmp_path / "data.safetensors"
         data.mkdir()
-        for words in (
-            ("crowd", "train", "--set", "mall", "--data", data, "--out", data),
-            ("study", "uci", "--data", data, "--out", data),
-            ("study", "crowd", "--data", data, "--out", data),
-        ):
-            code, _, err = call(*words)
-            assert (code, "expected --out and --data to be two files" in err) == (2, True)
+        code, _, err = call("crowd", "train", "--set", "mall", "--data", data, "--out", data)
+        assert (code, "expected --out and --data to be two files" in err) == (2, True)
 
     def test_one_run_at_a_time_adds_to_a_file_of_counts(self, call: Run, home: Path, tmp_path: Path) -> None:
         pytest.importorskip("fcntl", reason="locks of POSIX")

@@ -1,6 +1,5 @@
 """Files of the commands on a user's own model: no input is written over, and every wrong file is named."""
 
-import csv
 import gzip
 import os
 import subprocess
@@ -195,21 +194,6 @@ class TestCells:
         assert (code, err.count("\n")) == (1, 1)
         assert "bad.csv.gz" in err
         assert content == b"" or "expected gzip in bad.csv.gz; it is damaged or something else" in err
-
-    def test_formulas_are_not_run(self, call: Run) -> None:
-        texts = ["=1+1", "+49 170", "-", "@cmd", "\tx", "-1.5", "+2", "a=b", "'=x", "-1e3"]
-        with open("texts.csv", "w", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(["a", "b", "=note"])
-            writer.writerows([0.1, 0.2, text] for text in texts)
-        words = ("--data", "texts.csv", "--keep", "=note", "-o", "out.csv")
-        assert call("predict", "filed_model:net", "cal.json", *words)[0] == 0
-        with open("out.csv", newline="") as file:
-            head, *rows = csv.reader(file)
-        assert head[0] == "'=note"
-        found = [row[0] for row in rows]
-        assert found == ["'=1+1", "'+49 170", "'-", "'@cmd", "'\tx", "-1.5", "+2", "a=b", "'=x", "-1e3"]
-        assert not any(row[0][0] in "=@\t" for row in rows)
 
     @pytest.mark.parametrize(
         ("line", "message"),

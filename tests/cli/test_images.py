@@ -13,7 +13,7 @@ import torch
 
 import latedrop
 from architectures import missing
-from latedrop.cli.tables.transforms import image_transform
+from latedrop.cli.tables import image_transform
 from latedrop.errors import ArgumentError, LatedropError
 from rounding import assert_same_up_to_rounding
 

@@ -72,7 +72,7 @@ def test_an_onnx_file_is_served_alone(
     code, _, err = call("serve", str(file))
     assert code == 0, err
     rows = torch.randn(5, 3, generator=torch.Generator().manual_seed(1))
-    with TestClient(apps[0]) as client:
+    with TestClient(apps[0], "http://localhost:8000", client=("127.0.0.1", 5)) as client:
         found = client.post("/predict", json={"rows": rows.tolist(), "level": 0.8}).json()
     expected = uq.predict(rows)
     assert_same_up_to_rounding(found["mean"], expected.mean.numpy())
@@ -128,7 +128,7 @@ def test_inputs_go_by_their_names_and_kinds(
     code, _, err = call("serve", *(["two_code:two", "cal.json"] if kind == "torch" else ["two.onnx"]))
     assert code == 0, err
     wanted = uq.predict((x[:4], more[:4])).std.numpy()
-    with TestClient(apps[0]) as client:
+    with TestClient(apps[0], "http://localhost:8000", client=("127.0.0.1", 5)) as client:
         given = {"x": x[:4].tolist(), "more": more[:4].tolist()}
         for order in (["x", "more"], ["more", "x"]):
             found = client.post("/predict", json={"inputs": {name: given[name] for name in order}}).json()

@@ -44,11 +44,11 @@ def test_csv_of_pyarrow(tmp_path: Path) -> None:
 def test_standard_output(capsys: pytest.CaptureFixture[str]) -> None:
     with write_rows("-") as append:
         append({"mean": np.zeros(1)})
-    assert capsys.readouterr().out == "mean\n0.0\n"
+    assert capsys.readouterr().out == "mean\n0\n"
     other = io.StringIO()
     with write_rows("-", other) as append:
         append({"mean": np.ones(1)})
-    assert (other.getvalue(), capsys.readouterr().out) == ("mean\n1.0\n", "")
+    assert (other.getvalue(), capsys.readouterr().out) == ("mean\n1\n", "")
 
 
 def test_parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

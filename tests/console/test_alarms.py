@@ -45,3 +45,13 @@ def test_an_alarm_goes_on_after_a_restart() -> None:
 def test_wrong_rules_are_refused(sure: float, hold: float) -> None:
     with pytest.raises(ArgumentError, match="expected --"):
         Rule(sure, hold)
+
+
+def test_a_change_that_has_not_lasted_is_coming() -> None:
+    alarm = Alarm(Rule(hold=2.0))
+    alarm.update(0.0, 0.0)
+    assert alarm.coming is None
+    alarm.update(0.31, 1.0)
+    assert (alarm.colour, alarm.coming) == ("green", "amber")
+    alarm.update(0.31, 3.1)
+    assert (alarm.colour, alarm.coming) == ("amber", None)

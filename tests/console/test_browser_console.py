@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -18,6 +19,7 @@ import numpy as np
 import pytest
 
 from chromium import launch, needs_chromium
+from latedrop.console.alarms import Rule
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright opens the console")
 pytest.importorskip("fastapi", reason="the console is an extra")
@@ -26,6 +28,7 @@ pytestmark = [needs_chromium, pytest.mark.skipif(os.name == "nt", reason="signal
 
 PATIENCE = 90_000  # milliseconds; a busy machine needs long to begin
 SHOTS = os.environ.get("LATEDROP_SCREENSHOTS")
+TILES = "[...document.querySelectorAll('.tile')]"
 CODE = "import sys; from latedrop.cli import main; main(sys.argv[1:])"
 
 
@@ -162,7 +165,9 @@ def test_a_shift_at_the_console(demo: Demo) -> None:
     assert demo.end(signal.SIGINT) in (0, 130)
 
 
-def test_a_source_that_breaks_has_no_number_and_no_colour(tmp_path: Path) -> None:
+@contextmanager
+def served(folder: Path, sources: dict[str, Any], limits: dict[str, float], **settings: Any) -> Iterator[str]:
+    """A console in this process for sources of frames; its address."""
     from latedrop.console.notices import Notices
     from latedrop.console.server import make_app
     from latedrop.console.sources import Source
@@ -170,29 +175,43 @@ def test_a_source_that_breaks_has_no_number_and_no_colour(tmp_path: Path) -> Non
     from latedrop.console.watch import Settings, Watch
     from latedrop.crowd.calibration import load_calibration
     from latedrop.crowd.mcnn import load_weights, shipped
-    from latedrop.crowd.scenes import make_scenes
     from latedrop.web.listening import listening
 
-    pixels = make_scenes(0, 6, 0).frames[0].pixels
-    broken = Event()
+    trained = load_weights(shipped("scenes"))
+    calibration = load_calibration(shipped("scenes", ".calibration.json"), trained)
+    store = Store(folder / "a.sqlite")
+    for name, limit in limits.items():
+        store.change_zone(store.zones(name)[0].id, "Whole picture", limit)
+    opened = [Source(name, True, frames) for name, frames in sources.items()]
+    app = make_app(Watch(opened, trained, calibration, store, Settings(wait=0.2, **settings), Notices([])))
+    wire, address = listening("127.0.0.1", 0)
+    server = uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1))
+    thread = Thread(target=server.run, args=([wire],), daemon=True)
+    thread.start()
+    yield address
+    app.state.hub.end()
+    server.should_exit = True
+    thread.join(20)
+
+
+def scene() -> Any:
+    from latedrop.crowd.scenes import make_scenes
+
+    return make_scenes(0, 6, 0).frames[0].pixels
+
+
+def test_a_source_that_breaks_has_no_number_and_no_colour(tmp_path: Path) -> None:
+    pixels, broken = scene(), Event()
 
     def frames() -> Iterator[Any]:
         while not broken.wait(0.1):
             yield pixels
         raise OSError
 
-    trained = load_weights(shipped("scenes"))
-    calibration = load_calibration(shipped("scenes", ".calibration.json"), trained)
-    sources = [Source(name, True, frames) for name in ("Door", "Gate")]
-    store = Store(tmp_path / "a.sqlite")
-    store.change_zone(store.zones("Gate")[0].id, "Whole picture", 1e5)
-    watch = Watch(sources, trained, calibration, store, Settings(wait=0.2), Notices([]))
-    wire, address = listening("127.0.0.1", 0)
-    app = make_app(watch)
-    server = uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1))
-    thread = Thread(target=server.run, args=([wire],), daemon=True)
-    thread.start()
-    with playwright.sync_playwright() as play:
+    with (
+        served(tmp_path, {"Door": frames, "Gate": frames}, {"Gate": 1e5}) as address,
+        playwright.sync_playwright() as play,
+    ):
         opened = Opened(launch(play), f"{address}#1")
         opened.sees("#zones .said", "below the limit")
         broken.set()
@@ -204,9 +223,115 @@ def test_a_source_that_breaks_has_no_number_and_no_colour(tmp_path: Path) -> Non
         opened.sees("#zones .said", "below the limit")
         opened.sees("#sources button:has-text('Door') b", r"\d+")
         assert opened.wrong == []
-    app.state.hub.end()
-    server.should_exit = True
-    thread.join(20)
+
+
+def test_the_console_says_what_it_does_not_know(tmp_path: Path) -> None:
+    """A dark picture has no number; a change that must last is said at once; a picture that stands still has an age."""
+    pixels, dark, still = scene(), Event(), Event()
+
+    def frames() -> Iterator[Any]:
+        while True:
+            if not still.is_set():
+                yield 0 * pixels if dark.is_set() else pixels
+            time.sleep(0.1)
+
+    with (
+        served(tmp_path, {"Door": frames}, {"Door": 1e5}, rule=Rule(hold=1e3)) as address,
+        playwright.sync_playwright() as play,
+    ):
+        opened = Opened(launch(play), address)
+        opened.sees("#zones .said", "^below the limit")
+        opened.sees("#rate", r"frames per second counted|a frame every \d+ s counted")
+        opened.sees("#age", r"^\d+\.\d s old$")
+        opened.page.click("[data-layer=faint]")
+        opened.sees("#faint-said", r"Of \d+ such regions on frames with known people \d+ had nobody in them")
+        dark.set()
+        opened.sees("#badge", "^Cannot count$")
+        opened.sees("#reasons", "^too dark: brightness 0.00")
+        opened.sees("#count", r"^\D$")
+        opened.sees("#zones .word", "^below the limit; now: cannot tell$")
+        still.set()
+        opened.sees("#age", r"^picture is \d+ s old$")
+        opened.page.click("#wall-button")
+        opened.sees(".tile .range", "^cannot count$")
+        opened.sees(".tile .word", "^too dark")
+        opened.sees(".tile.frozen .age", r"\d s old$")
+        assert opened.wrong == []
+
+
+def test_the_wall_can_be_read_from_afar(tmp_path: Path) -> None:
+    pixels = scene()
+
+    def frames() -> Iterator[Any]:
+        while True:
+            yield pixels
+            time.sleep(0.1)
+
+    cameras = dict.fromkeys(("Calm", "Crowded", "Free"), frames)
+    with (
+        served(tmp_path, cameras, {"Calm": 1e5, "Crowded": 0.0}) as address,
+        playwright.sync_playwright() as play,
+    ):
+        opened = Opened(launch(play), f"{address}?wall", viewport={"width": 1920, "height": 1080})
+        opened.sees(".tile.red .name", "^Crowded$")
+        page = opened.page
+        for name, word in {"Crowded": "above the limit", "Calm": "below the limit", "Free": "no limit set"}.items():
+            opened.sees(f".tile:has-text('{name}') .word", f"^{word}$")
+            opened.sees(f".tile:has-text('{name}') .age", r"s old$")
+        ranked = sorted(
+            page.evaluate(f"{TILES}.map(t => [Number(t.style.order), t.querySelector('.name').textContent])")
+        )
+        assert [name for _, name in ranked] == ["Crowded", "Calm", "Free"]
+        for part, least in (("output", 90), (".range", 90), (".word", 40)):
+            sizes = page.evaluate(f"{TILES}.map(t => parseFloat(getComputedStyle(t.querySelector('{part}')).fontSize))")
+            assert min(sizes) >= least
+        # No part of a tile is cut off, and nothing needs scrolling.
+        beyond = "n => Math.max(n.scrollWidth - n.clientWidth, n.scrollHeight - n.clientHeight)"
+        assert max(page.evaluate(f"[document.getElementById('wall'), ...{TILES}].map({beyond})")) <= 1
+        page.click(".tile:has-text('Calm')")
+        opened.sees("#where", "^Calm$")
+        assert opened.wrong == []
+
+
+def test_zones_are_edited_and_labels_deleted_on_the_page(tmp_path: Path) -> None:
+    pixels = scene()
+
+    def frames() -> Iterator[Any]:
+        while True:
+            yield pixels
+            time.sleep(0.1)
+
+    with served(tmp_path, {"Door": frames}, {}) as address, playwright.sync_playwright() as play:
+        opened = Opened(launch(play), address)
+        page = opened.page
+        opened.draw([(0.1, 0.1), (0.5, 0.1), (0.5, 0.9)], "Stairs", 3)
+        before = page.locator("#overlay polygon").first.get_attribute("points")
+        page.click("button[title='Edit Stairs']")
+        page.fill("#zone-name", "Steps")
+        page.click("#zone-dialog button.main")
+        opened.sees("#zones li:has-text('Steps') .number", r"\d+")
+        assert page.locator("#overlay polygon").first.get_attribute("points") == before
+        page.click("button[title='Edit Steps']")
+        page.click("#zone-shape")
+        box = page.locator("#frame").bounding_box()
+        for x, y in ((0.5, 0.2), (0.9, 0.2), (0.9, 0.8), (0.5, 0.8)):
+            page.mouse.click(box["x"] + x * box["width"], box["y"] + y * box["height"])
+        page.keyboard.press("Enter")
+        assert page.input_value("#zone-name") == "Steps"
+        page.click("#zone-dialog button.main")
+        playwright.expect(page.locator("#overlay polygon").first).not_to_have_attribute(
+            "points", before, timeout=PATIENCE
+        )
+        assert page.locator("#zones > li").count() == 2
+        page.click("#label")
+        page.fill("#label-people", "7")
+        page.click("#label-dialog button.main")
+        opened.sees("#label-count", "1 frame labelled")
+        page.click("#labelled summary")
+        page.click("#labelled button")
+        opened.sees("#toast", "Label taken back. 0 left")
+        opened.sees("#label-count", "none yet")
+        assert opened.wrong == []
 
 
 @pytest.mark.slow
@@ -220,7 +345,7 @@ def test_pictures_of_the_documentation(demo: Demo) -> None:
         opened.page.press("#zones li:first-child input", "Tab")
         opened.sees("#alarms", "Stairs: more than 9 people")
         opened.shot("dark", 5.0)
-        for button in ("density", "doubt", "regions"):
+        for button in ("density", "doubt", "faint"):
             opened.page.click(f"[data-layer={button}]")
         opened.page.click("#theme")
         opened.shot("doubt", 6.0)
@@ -231,11 +356,14 @@ def test_pictures_of_the_documentation(demo: Demo) -> None:
             opened.page.mouse.click(box["x"] + x * box["width"], box["y"] + y * box["height"])
         opened.shot("label", 1.0)
         opened.page.keyboard.press("Escape")
-        for button in ("density", "doubt", "regions"):
+        for button in ("density", "doubt", "faint"):
             opened.page.click(f"[data-layer={button}]")
         if opened.page.locator("#alarms button").count():
             opened.page.locator("#alarms button").last.click()
         opened.shot("light", 12.0)
+        opened.page.click("#wall-button")
+        opened.sees(".tile .age", "s old$")
+        opened.shot("wall", 3.0)
         small = {"viewport": {"width": 390, "height": 844}, "device_scale_factor": 3}
         phone = Opened(browser, demo.address, **small, color_scheme="dark")
         phone.shot("phone", 4.0)
@@ -303,7 +431,7 @@ def test_animation_of_the_documentation(demo: Demo, tmp_path: Path) -> None:
         page.click("#alarms button")
         page.click("[data-layer=density]")
         page.click("[data-layer=doubt]")
-        page.click("[data-layer=regions]")
+        page.click("[data-layer=faint]")
         page.wait_for_timeout(3000)
         film.take(5)
         film.write(Path(SHOTS or tmp_path) / "console.gif")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from latedrop.console.camera import Camera
+from latedrop.console.camera import Camera, _rate
 from latedrop.console.sources import Pixels, Source, demo_sources, open_sources
 from latedrop.errors import ArgumentError, FileError, LatedropError
 
@@ -208,3 +208,11 @@ def test_the_demo_moves_and_is_the_same_again() -> None:
     np.testing.assert_array_equal(one, Walks(3).picture(10.0))
     assert walks.people(15.0) != walks.people(45.0)
     assert [source.live for source in demo_sources()] == [True, True]
+
+
+def test_slow_frames_have_a_rate() -> None:
+    """One frame in seven seconds is no rate of 0."""
+    assert _rate([0.0, 7.0, 14.0], 16.0) == pytest.approx(1 / 9)
+    assert _rate([0.0, 0.2, 0.4, 0.6], 0.8) == pytest.approx(3 / 0.8)
+    assert _rate([0.0, 0.2, 10.0, 10.2, 10.4], 10.5) == pytest.approx(2 / 0.5)  # the last seconds alone
+    assert _rate([3.0], 4.0) == 0

@@ -4,12 +4,13 @@ import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from latedrop.console.store import Store
-from latedrop.errors import ArgumentError, DataError, FileError
+from latedrop.errors import ArgumentError, DataError, FileError, LatedropError
 
 TRIANGLE = [[0, 0], [1, 0], [0, 1]]
 WRITER = """
@@ -99,18 +100,88 @@ def test_frames_that_nobody_labels_do_not_pile_up(tmp_path: Path) -> None:
     store.close()
 
 
-def test_files_that_are_not_ours(tmp_path: Path) -> None:
-    (tmp_path / "text").write_text("no database" * 100)
-    with pytest.raises(FileError, match="--memory"):
-        Store(tmp_path / "text")
-    other = sqlite3.connect(tmp_path / "newer")
-    other.execute("PRAGMA user_version = 99")
-    other.commit()
+def database(path: Path, script: str) -> Path:
+    other = sqlite3.connect(path)
+    other.executescript(script)
     other.close()
+    return path
+
+
+FOREIGN = {
+    "empty database": "PRAGMA user_version = 0; VACUUM;",
+    "same names": "CREATE TABLE events (id INTEGER PRIMARY KEY, text TEXT); CREATE TABLE pictures (id INTEGER);"
+    + "INSERT INTO events (text) VALUES ('mine');" * 20,
+    "write-ahead": "PRAGMA journal_mode = WAL; CREATE TABLE counts (time REAL); INSERT INTO counts VALUES (1);",
+    "another application": "PRAGMA application_id = 1234; CREATE TABLE a (b);",
+    "same format": "PRAGMA user_version = 1; CREATE TABLE zones (id INTEGER PRIMARY KEY, name TEXT);",
+}
+
+
+@pytest.mark.parametrize("kind", ["text", *FOREIGN])
+def test_a_file_of_others_is_refused_and_stays_as_it_is(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "theirs"
+    if kind == "text":
+        path.write_text("no database" * 100)
+    else:
+        database(path, FOREIGN[kind])
+    before, files = path.read_bytes(), sorted(tmp_path.iterdir())
+    with pytest.raises(FileError, match=r"is another one, and stays as it is\. Pass another --memory"):
+        Store(path)
+    assert (path.read_bytes(), sorted(tmp_path.iterdir())) == (before, files)
+
+
+def filled(path: Path) -> Path:
+    store = Store(path)
+    zone = store.zones("door")[0].id
+    store.add_counts((zone, time.time() - i, 1.0, 0.0, 2.0, 0.1) for i in range(2000))
+    store.add_event("door", "alarm", "too many", zone, b"picture" * 900)
+    store.close()
+    return path
+
+
+def test_files_of_another_version_or_with_other_tables_are_refused(tmp_path: Path) -> None:
     with pytest.raises(FileError, match="format 99"):
-        Store(tmp_path / "newer")
+        Store(database(filled(tmp_path / "newer"), "PRAGMA user_version = 99"))
+    with pytest.raises(FileError, match=r"other columns\. Pass another --memory"):
+        Store(database(filled(tmp_path / "other"), "DROP TABLE events; CREATE TABLE events (id INTEGER)"))
+    with pytest.raises(FileError, match="is something else"):
+        Store(tmp_path)
     with pytest.raises(ArgumentError, match="5 MB"):
         Store(tmp_path / "small", most_bytes=10)
+    again = Store(tmp_path / "after")  # no connection is left that locks the file
+    again.close()
+
+
+def use(path: Path) -> None:
+    """Whatever the console does with a file that may be damaged."""
+    store = Store(path)
+    try:
+        for zone in store.zones("door"):
+            store.timeline(zone.id, 0, 2e9)
+            store.all_counts(zone.id, 0)
+            store.add_counts([(zone.id, time.time(), 1.0, 0.0, 2.0, 0.1)])
+        for event in store.events():
+            store.picture(event["picture"] or 0)
+        store.frames("door", labelled=True)
+        store.calibrations("door")
+        store.tidy()
+    finally:
+        store.close()
+
+
+@pytest.mark.parametrize("page", range(1, 12))
+def test_damage_ends_in_a_message(page: int, tmp_path: Path) -> None:
+    path = filled(tmp_path / "a.sqlite")
+    content = bytearray(path.read_bytes())
+    assert len(content) > 12 * 4096
+    content[4096 * page : 4096 * page + 64] = bytes(range(150, 214))
+    path.write_bytes(content)
+    with suppress(LatedropError):  # a page that nothing uses may be anything
+        use(path)
+    whole = filled(tmp_path / "b.sqlite").read_bytes()
+    (tmp_path / "b.sqlite").write_bytes(whole[: 4096 * page + 7])  # cut off
+    with pytest.raises(FileError, match="--memory"):
+        use(tmp_path / "b.sqlite")
 
 
 def test_zones_are_checked_and_the_whole_picture_stays(tmp_path: Path) -> None:

@@ -1,16 +1,21 @@
 """Counters of others: any network as a counter, foreign state dicts, and weights that can be read again."""
 
+import warnings
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 pytest.importorskip("safetensors")
 
+from latedrop.crowd.calibration import calibrate_counter
 from latedrop.crowd.counters import as_counter, mcnn_from_state
-from latedrop.crowd.mcnn import MCNN, Counter, Trained, load_weights, save_weights
-from latedrop.errors import ArgumentError, DataError, OutputError
+from latedrop.crowd.counting import count_people
+from latedrop.crowd.mcnn import MCNN, Counter, Trained, load_weights, save_weights, shipped
+from latedrop.crowd.scenes import make_scenes
+from latedrop.errors import ArgumentError, DataError, LatedropWarning, OutputError
 from rounding import assert_same_up_to_rounding
 
 
@@ -153,3 +158,30 @@ def test_other_scaling_is_another_counter() -> None:
     net = nn.Conv2d(1, 1, 4, stride=4)
     marks = {fingerprint(Counter(net, **changed)) for changed in ({}, {"input_scale": 255.0}, {"relu": True})}  # type: ignore[arg-type]
     assert len(marks) == 3
+
+
+class Sharp(nn.Module):
+    """A counter whose map is 0 but for the peaks of heads, once a ReLU has cut it off."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = load_weights(shipped("scenes")).model
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        density: torch.Tensor = self.model(x) - 0.05
+        return density
+
+
+def test_a_sparse_map_can_be_calibrated() -> None:
+    """Most cells are exactly 0, and so are their errors, up to the tails of the true kernels."""
+    scenes = make_scenes(4, 8, 0, shape=(192, 256))
+    sharp = as_counter(Sharp(), relu=True, about={"set": "scenes", "sigma": 3.0})
+    assert (sharp.model(scenes.image(0, 1)[None]) == 0).float().mean() > 0.9
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", LatedropWarning)  # so few frames
+        found = calibrate_counter(sharp, scenes, progress=False)
+    assert found.pixels is not None
+    assert found.pixels.scales[0] > 0
+    (row,) = count_people(sharp, found, [("frame", scenes.image(0, 1))])
+    assert row.std > 0
+    assert np.isfinite(row.std_map).all()

@@ -207,12 +207,11 @@ def test_rejected_regions_leave_the_count(trained: Trained, scenes: CrowdSet, fr
     assert row.rejected.all()
     assert row.row()["regions_rejected"] == len(row.regions) > 0
     assert row.count_kept == pytest.approx(0, abs=rounding())
-    assert not row.doubt.any()
+    assert not row.faint.any()
     (plain, *_) = count_people(trained, replace(free, policy=None), images(scenes))
     assert plain.count_kept == plain.count == row.count
-    doubting = replace(free, policy=Policy(threshold=1e-6, doubt=0.0))
-    (doubtful, *_) = count_people(trained, doubting, images(scenes))
-    assert doubtful.doubt.all()
+    (marked, *_) = count_people(trained, replace(free, policy=Policy(1e-6, faint_mass=1e9)), images(scenes))
+    assert marked.faint.all()
 
 
 @pytest.mark.cuda
@@ -430,7 +429,7 @@ def test_counts_of_two_calibrations_are_not_mixed(
 def test_strange_frames_are_flagged_and_wider(trained: Trained, scenes: CrowdSet, free: CrowdCalibration) -> None:
     image = scenes.image(scenes.test[0])
     big = torch.nn.functional.interpolate(image[None], scale_factor=1.5)[0]
-    strange = {"bright": image.clamp_min(0.9), "another size": big}
+    strange = {"bright": 0.45 + 0.55 * image, "another size": big}
     (plain,) = count_people(trained, free, [("plain", image)])
     assert plain.reasons == ()
     for name, frame in strange.items():
@@ -440,3 +439,30 @@ def test_strange_frames_are_flagged_and_wider(trained: Trained, scenes: CrowdSet
         assert row.std > plain.std
         assert "strange: " in str(row)
         assert row.row()["strangeness"] == pytest.approx(row.strangeness, rel=1e-3)  # four digits
+
+
+def test_deviations_are_left_out_where_nobody_asks(trained: Trained, scenes: CrowdSet, free: CrowdCalibration) -> None:
+    plain, quick = (list(count_people(trained, free, images(scenes), deviations=on)) for on in (True, False))
+    for one, other in zip(plain, quick, strict=True):
+        assert other.row() == one.row()
+        assert one.mapped
+        assert not other.mapped
+        assert not other.std_map.any()
+
+
+@pytest.mark.parametrize(("change", "why"), [(0.0, "too dark"), (0.1, "too dark"), (1e3, "too bright")])
+def test_a_frame_without_a_picture_is_not_counted(
+    change: float, why: str, trained: Trained, scenes: CrowdSet, free: CrowdCalibration, tmp_path: Path
+) -> None:
+    (name, image), *_ = images(scenes)
+    rows = list(count_people(trained, free, [(name, image), ("bad", (change * image).clamp(0, 1))]))
+    assert rows[0].uncountable == ""
+    assert rows[1].uncountable.startswith(why)
+    assert str(rows[1]).startswith(f"cannot count: {why}")
+    assert {rows[1].row()[column] for column in ("count", "std", "low", "high", "count_kept")} == {None}
+    for ending in ("csv", "jsonl"):
+        path = tmp_path / f"counts.{ending}"
+        write_counts(rows, path)
+        assert list(finished_frames(path)) == [name, "bad"]
+    grey = list(count_people(trained, free, [("grey", torch.full_like(image, 0.45))]))
+    assert grey[0].uncountable.startswith("nothing in the picture")

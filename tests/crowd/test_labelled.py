@@ -87,7 +87,7 @@ def test_strange_frames_raise_an_alarm_without_labels(
     trained: Trained, calibration: CrowdCalibration, frames: Frames
 ) -> None:
     (usual,) = count_people(trained, calibration, frames[:1])
-    (dark,) = count_people(trained, calibration, [("dark", torch.zeros_like(frames[0][1]))])
+    (dark,) = count_people(trained, calibration, [("dark", 0.3 * frames[0][1])])
     assert usual.strangeness < 1 < dark.strangeness
     alarms: list[str] = []
     stream = counts_stream(calibration)

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from latedrop.crowd.calibration import CrowdCalibration, load_calibration
-from latedrop.crowd.mcnn import Trained, load_weights, shipped
+from latedrop.crowd.mcnn import Trained, faster, load_weights, shipped
 from latedrop.crowd.scenes import make_scenes
+from latedrop.errors import OutputError
 from rounding import assert_same_up_to_rounding, rounding
 
 
@@ -59,11 +60,42 @@ def test_the_network_runs_once(counter: tuple[Trained, CrowdCalibration]) -> Non
 
 
 def test_weights_laid_out_for_speed_count_the_same(counter: tuple[Trained, CrowdCalibration]) -> None:
-    from latedrop.console.counter import faster
-
     _, calibration = counter
     trained, image = load_weights(shipped("scenes")), make_scenes(0, 1, 0).image(0)
     before = calibration.read(trained, image, deviations=False)
     after = calibration.read(faster(trained), image, deviations=False)
     assert after.mean == pytest.approx(before.mean, rel=rounding())
     assert torch.equal(trained.model.fuse.weight, load_weights(shipped("scenes")).model.fuse.weight)
+
+
+def test_the_variance_before_the_guard_is_that_without_one(counter: tuple[Trained, CrowdCalibration]) -> None:
+    """Also where the guard's ceiling cuts its growth off, so that the grown variance does not tell the fitted one."""
+    trained, calibration = counter
+    terms, image = calibration.count.terms, torch.rand(1, 144, 192, generator=torch.Generator().manual_seed(0))
+    assert terms is not None
+    assert terms.guard is not None
+    unguarded = replace(calibration, count=replace(calibration.count, terms=replace(terms, guard=None)), usual=None)
+    plain = unguarded.read(trained, image, deviations=False)
+    guard = replace(terms.guard, centres=(plain.mean,), spreads=(1.1 * plain.variance,))
+    capped = replace(calibration, count=replace(calibration.count, terms=replace(terms, guard=guard)), usual=None)
+    found = capped.read(trained, image, deviations=False)
+    assert found.strangeness > 5
+    assert found.variance == pytest.approx(1.1 * plain.variance)
+    assert found.fitted_variance == pytest.approx(plain.variance)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"), [("mall", "follows the count only: "), ("pets", "is the same for every frame: ")]
+)
+def test_a_record_says_what_widths_follow(name: str, says: str) -> None:
+    trained = load_weights(shipped(name))
+    found = load_calibration(shipped(name, ".calibration.json"), trained)
+    assert found.width.startswith(says)
+    assert f"the width of the count's interval {says}" in str(found)
+
+
+def test_a_variance_below_zero_is_no_reading(counter: tuple[Trained, CrowdCalibration]) -> None:
+    trained, calibration = counter
+    reading = calibration.read(trained, make_scenes(0, 1, 0).image(0), deviations=False)
+    with pytest.raises(OutputError, match="expected a finite count and variances of at least 0"):
+        replace(reading, variance=-1.0)

@@ -91,3 +91,25 @@ def test_quantiles_and_records() -> None:
 def test_too_few_frames() -> None:
     with pytest.raises(DataError, match=r"of the same 5 frames or more, better 20 .*; found 4, 4 and 4"):
         fit_recalibration(np.ones(4), np.ones(4), np.ones(4))
+
+
+def test_variances_below_zero_are_refused() -> None:
+    with pytest.raises(DataError, match="expected finite counts, and variances above 0"):
+        fit_recalibration(np.arange(8.0), np.array([1.0] * 7 + [-0.1]), np.arange(8.0))
+
+
+def test_a_fit_that_worsens_left_out_labels_is_refused() -> None:
+    """Errors without a pattern: an offset fitted to some blocks is farther from the others than none at all."""
+    count = np.linspace(5, 30, 20)
+    error = np.repeat([2.0, -2.0, 2.0, -2.0, 0.0], 4)
+    found = fit_recalibration(count, np.full(20, 4.0), count + error)
+    assert found.form == "as before"
+    assert found.apply(12.0, 4.0)[0] == 12
+    assert found.mae_after == found.mae_before == pytest.approx(np.abs(error).mean())
+    assert "the count stays as it was" in str(found)
+
+
+def test_intervals_follow_labels_where_the_count_stays() -> None:
+    count, sign = np.linspace(5, 30, 20), np.tile([1.0, -1.0], 10)
+    small, large = (fit_recalibration(count, np.ones(20), count + size * sign) for size in (0.2, 8.0))
+    assert large.variance > 50 * small.variance

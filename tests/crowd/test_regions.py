@@ -21,6 +21,7 @@ from latedrop.crowd.regions import (
     to_cells,
     usual_threshold,
 )
+from latedrop.crowd.regions.table import RegionTable
 from latedrop.errors import ArgumentError, DataError
 from rounding import rounding
 
@@ -127,34 +128,49 @@ def test_policy_takes_regions_out_of_the_map() -> None:
     assert kept[20, 30] == 0
     assert kept[8, 8] == density[8, 8]
     for change in ({"greatest_mass": 0.2}, {"least_ratio": 2.0}, {"least_isolation": 90.0}):
-        other = Policy(**{**policy.to_dict(), "doubt": 1.0, **change})
+        other = Policy(**{**policy.to_dict(), **change})
         assert not apply_policy(density, std, other)[1].any()
     assert Policy(0.005).rejects_nothing
     assert not apply_policy(density, std, Policy(0.005))[1].any()
 
 
-def test_doubt_is_for_regions_that_matter() -> None:
-    density = bump(8, 8) + bump(30, 20, 0.05) + bump(8, 22)
-    std = 0.6 * bump(8, 8) + 0.6 * bump(30, 20, 0.05) + 0.1 * bump(8, 22)
-    regions = find_regions(density, std, threshold=0.002)
-    assert sorted(regions.mass.round(2).tolist()) == pytest.approx([0.05, 1, 1], abs=0.04)
-    doubts = Policy(0.002, doubt=0.5).doubts(regions)
-    assert doubts.tolist() == [True, False, False]
-    assert not Policy(0.002, greatest_mass=2.0, doubt=0.5).doubts(regions).any()  # rejected is no longer in doubt
-    maps = made(40, 13, light)
-    policy = fit_policy(maps)
-    found = [find_regions(*maps.frame(i), threshold=policy.threshold) for i in range(len(maps))]
-    asked = sum(int((one.mass >= 0.1).sum()) for one in found)
-    unsure = sum(int(((one.ratio >= policy.doubt) & (one.mass >= 0.1)).sum()) for one in found)
-    assert unsure / asked == pytest.approx(0.1, abs=0.02)
+def test_faint_regions_are_light_and_apart() -> None:
+    density = bump(8, 8) + bump(30, 20, 0.2) + bump(12, 8, 0.2, 0.5)
+    regions = find_regions(density, threshold=0.005)
+    assert len(regions) == 2  # the light bump beside a person is part of it
+    marked = Policy(0.005, faint_mass=0.5, faint_isolation=5).faint(regions)
+    assert marked.tolist() == [False, True]
+    assert not Policy(0.005, faint_mass=0.5, faint_isolation=90).faint(regions).any()
+    assert not Policy(0.005, greatest_mass=2.0, faint_mass=0.5).faint(regions).any()  # rejected, not only faint
+
+
+def test_the_rate_of_faint_regions_is_that_of_other_frames() -> None:
+    policy = fit_policy(made(60, 13, light), features=("mass", "isolation"))
+    assert 0.3 < policy.faint_mass < 0.75
+    assert policy.least_ratio == 0
+    fresh = made(60, 14, light)
+    table = RegionTable.of(fresh, policy.threshold, 2.0)
+    marked = (table.mass <= policy.faint_mass) & (table.isolation >= policy.faint_isolation)
+    assert (marked & table.true_region).sum() / marked.sum() == pytest.approx(
+        1 - policy.faint_false / policy.faint_seen, abs=0.1
+    )
+    assert marked.sum() > 0.7 * (~table.true_region).sum()
+    assert f"{policy.faint_false} of {policy.faint_seen} were false" in str(policy)
+
+
+def test_where_light_regions_are_people_none_is_faint() -> None:
+    density = np.stack([bump(8, 8, 0.3) + bump(30, 20, 1.0)] * 12)
+    policy = fit_policy(Maps(density, 0 * density, [np.array([[8.0, 8.0], [30.0, 20.0]])] * 12))
+    assert (policy.faint_mass, policy.faint_seen) == (0, 0)
+    assert "no region is called faint" in str(policy)
 
 
 def test_policy_survives_json() -> None:
-    for policy in (Policy(0.1, 0.5, 0.2, 3.0, 0.7, "regions"), Policy(0.1)):
+    for policy in (Policy(0.1, 0.5, 0.2, 3.0, "regions", 0.4, 2.0, 9, 7), Policy(0.1)):
         assert Policy.from_dict(json.loads(json.dumps(policy.to_dict()))) == policy
     with pytest.raises(DataError, match=r"expected a field policy.greatest_mass; it is missing"):
         Policy.from_dict({"threshold": 0.1})
-    assert "rejects nothing" in str(Policy(0.1))
+    assert "none is rejected" in str(Policy(0.1))
     assert "at most 0.5 people" in str(Policy(0.1, 0.5))
 
 
@@ -170,7 +186,6 @@ def test_nothing_is_rejected_where_nothing_helps() -> None:
     maps = made(40, 1, light, rate=0)
     policy = fit_policy(maps)
     assert policy.rejects_nothing
-    assert np.isfinite(policy.doubt)
     nobody = Maps(np.zeros((3, *SHAPE)), np.zeros((3, *SHAPE)), [np.zeros((0, 2))] * 3)
     assert fit_policy(nobody).rejects_nothing
 
@@ -235,12 +250,12 @@ def test_the_same_seed_gives_the_same_numbers() -> None:
 def test_separation_is_the_area_under_the_roc_curve() -> None:
     from scipy.stats import mannwhitneyu
 
-    from latedrop.crowd.regions.table import _auc
+    from latedrop.crowd.regions.table import auc
 
     rng = np.random.default_rng(0)
     score, positive = rng.integers(0, 9, 200).astype(float), rng.random(200) < 0.3
     statistic = mannwhitneyu(score[positive], score[~positive]).statistic
-    assert _auc(score, positive) == pytest.approx(statistic / (positive.sum() * (~positive).sum()))
+    assert auc(score, positive) == pytest.approx(statistic / (positive.sum() * (~positive).sum()))
 
 
 def test_region_of_interest() -> None:

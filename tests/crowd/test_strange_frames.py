@@ -93,7 +93,7 @@ def test_every_shipped_calibration_knows_what_is_usual(name: str) -> None:
     assert terms is not None
     assert terms.guard is not None
     assert terms.reference_rows >= 80
-    assert calibration.has_dropout or "has no share of dropout" in str(calibration)
+    assert calibration.has_dropout or f"the width of the count's interval {calibration.width}" in str(calibration)
 
 
 def test_size_and_brightness() -> None:

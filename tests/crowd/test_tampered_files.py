@@ -1,4 +1,4 @@
-"""JSON of the crowd commands and of the studies, edited or of another kind: refused in our words, with the field."""
+"""JSON of the crowd commands, edited or of another kind: refused in our words, with the field."""
 
 import json
 from pathlib import Path
@@ -18,9 +18,6 @@ from latedrop.crowd.mcnn import MCNN, load_weights, shipped
 from latedrop.crowd.training.log import read_log
 from latedrop.errors import FileError
 from latedrop.records import checksum_of
-from latedrop.studies.crowd import study as crowd
-from latedrop.studies.uci import study as uci
-from uci_records import made_record
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 STRANGE: list[Any] = [None, True, "x", -1, float("nan"), 1e300, 10**12, [], {}, [[1]]]
@@ -67,8 +64,6 @@ def test_other_files(tmp_path: Path, trained: Any, content: bytes) -> None:
     for read in (
         lambda: load_calibration(file, trained),
         lambda: read_log(file),
-        lambda: uci.read(tmp_path),
-        lambda: crowd.read_result(file, 1),
     ):
         with pytest.raises(FileError, match=r"yacht\.json"):
             read()
@@ -76,7 +71,7 @@ def test_other_files(tmp_path: Path, trained: Any, content: bytes) -> None:
 
 def test_folders(tmp_path: Path, trained: Any) -> None:
     (tmp_path / "yacht.json").mkdir()
-    for read in (lambda: load_calibration(tmp_path, trained), lambda: read_log(tmp_path), lambda: uci.read(tmp_path)):
+    for read in (lambda: load_calibration(tmp_path, trained), lambda: read_log(tmp_path)):
         with pytest.raises(FileError, match="the system says: Is a directory"):
             read()
 
@@ -112,25 +107,6 @@ def test_every_field_of_a_log(tmp_path: Path) -> None:
             except FileError:
                 refused += 1
         assert refused > 0 or name in ("epochs", "best_epoch")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("study", "name"), [(uci, "yacht"), (crowd, "scenes")])
-def test_results_of_a_study(tmp_path: Path, study: Any, name: str) -> None:
-    made = {"schema": uci.SCHEMA, "set": name, "published_splits": True, **made_record()}
-    record = made if study is uci else json.loads((RESULTS / "crowd" / f"{name}.json").read_text())
-    request = study.Request(out=tmp_path)
-    for field in ("methods", "settings", "machine", "seconds", "rows", "frames"):
-        if field in record:
-            for value in (None,) if study is crowd else (None, [1], "x"):
-                (tmp_path / f"{name}.json").write_text(json.dumps({**record, field: value}))
-                with pytest.raises(
-                    FileError, match=r"expected results of this study with all fields in .*; (a field|field)"
-                ):
-                    study.study(request, figures_only=True)
-    (tmp_path / f"{name}.json").write_text(json.dumps({**record, "settings": float("nan")}))
-    with pytest.raises(FileError, match="NaN is no number of JSON"):
-        study.study(request, figures_only=True)
 
 
 def test_a_checkpoint_that_is_something_else(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from torch import nn
 from latedrop import Network, calibrate, find_sites, linearize, sample
 from latedrop.data.rows import map_rows
 from latedrop.dropout.masks import keys_for, masks_from_keys, thinned
-from latedrop.dropout.options import Sampling
+from latedrop.dropout.moments import Sampling
 from latedrop.dropout.sampling import _ThinnedNetworks
 from zoo import ZOO, Case
 

@@ -11,8 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from latedrop import LatedropWarning, Network, calibrate, find_sites, linearize, sample
 from latedrop.data.rows import map_rows
 from latedrop.dropout import first_order
-from latedrop.dropout.first_order import unit_variances
-from latedrop.dropout.joint import differences
+from latedrop.dropout.first_order import differences, unit_variances
 from latedrop.errors import ArgumentError, OutputError, SiteError
 from latedrop.network.calling import part_of
 from rounding import assert_same_doubles, assert_same_up_to_rounding
@@ -226,7 +225,7 @@ def test_errors() -> None:
 @pytest.mark.parametrize("outputs", [1, 3, 20])
 @pytest.mark.parametrize("kind", ["element", "channel"])
 def test_checkpointed_parts(outputs: int, kind: Any) -> None:
-    """They run once more in the backward pass, on the same twin."""
+    """They run once more in the backward pass, in the same private copy."""
 
     class Parts(nn.Module):
         def __init__(self, through: Any) -> None:

@@ -544,15 +544,16 @@ def test_files_of_module_sites_are_as_they_were() -> None:
 def test_scripts_cannot_be_seen_into() -> None:
     model = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1))
     x = torch.randn(6, 3)
+    sites = find_sites(model, x)
     with pytest.warns((DeprecationWarning, FutureWarning), match="deprecated"):
-        traced, part = torch.jit.trace(model, x), torch.jit.trace(model[:2], x)
-    with pytest.raises(SiteError, match="found TorchScript, inside which nothing can be dropped"):
-        find_sites(traced, x)
-    outer = nn.Sequential(part, nn.Linear(8, 1))
-    with pytest.warns(LatedropWarning, match=r"\['0'\] are TorchScript: no dropout goes inside"):
-        sites = find_sites(outer, x)
-    assert names(sites) == ["1"]  # its input comes out of a weight, though one that no one saw
-    assert bool((sample(outer, x, RATE, 10, sites=sites, engine="loop").variance > 0).all())
+        traced, part = torch.jit.trace(model, x), torch.jit.script(model[:2])
+    for run in (find_sites, lambda script, x: sample(script, x, RATE, 5, sites=sites)):
+        with pytest.raises(
+            SiteError, match=r"found TorchScript \(the model itself\), inside which nothing can be dropped"
+        ):
+            run(traced, x)
+        with pytest.raises(SiteError, match=r"found TorchScript \(0\).*Use the Python modules, or export the model"):
+            run(nn.Sequential(part, nn.Linear(8, 1)), x)
 
 
 def test_parameters_in_one_storage_and_layers_called_past_their_hooks() -> None:

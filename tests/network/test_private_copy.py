@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from latedrop import Network, calibrate, find_sites, linearize, sample
-from latedrop.errors import LatedropWarning, SiteError
+from latedrop.errors import LatedropWarning, OutputError, SiteError
 from latedrop.network.private_copy import private_copy
 from rounding import assert_same_up_to_rounding
 from untouched import assert_same, state
@@ -121,6 +123,33 @@ def test_weights_are_shared_and_asked_for_no_gradients() -> None:
         assert not a.requires_grad
     assert not any(module.training for module in own.modules())
     assert model.training
+
+
+def test_statistics_of_batch_normalization_are_shared_and_followed() -> None:
+    model, x = net().eval(), torch.randn(3, 4)
+    own = private_copy(model)
+    with torch.no_grad():
+        model[1].running_mean += 1.0
+        assert_same_up_to_rounding(own(x), model(x))  # a plain deepcopy has the statistics of before
+
+
+def test_batch_normalization_that_trains_inside_is_refused_and_moves_nothing() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.norm, self.b = nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.b(self.norm.train()(self.a(x)))
+
+    model, x = Model().eval(), torch.randn(6, 4)
+    before = state(model)
+    with (
+        pytest.warns(LatedropWarning, match="do not depend on each other"),
+        pytest.raises(SiteError, match=r"its forward pass writes into \['norm.running_mean', 'norm.running_var'"),
+    ):
+        find_sites(model, x)
+    assert_same(before, state(model))
 
 
 def test_tied_weights_stay_tied_and_keep_their_attributes() -> None:
@@ -257,3 +286,24 @@ def test_a_function_without_a_backward_pass_is_said_in_words() -> None:
     with pytest.raises(Exception, match=r"a model that autograd can differentiate.*Use method='sample'"):
         linearize(model, x)
     assert calibrate(model, (x, torch.randn(40, 1)), progress=False).predict(x).std.shape == (40, 1)  # by draws
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+def test_a_checkpoint_around_a_weight_without_a_module_goes_by_draws(reentrant: bool) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.c = nn.Linear(4, 8), nn.Linear(8, 1)
+            self.w = nn.Parameter(torch.randn(8, 8))
+
+        def part(self, h: Tensor) -> Tensor:
+            return F.linear(h, self.w).tanh()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.c(checkpoint(self.part, self.a(x).relu(), use_reentrant=reentrant))
+
+    model, x = Model(), torch.randn(40, 4)
+    with pytest.raises(OutputError, match=r"Use method='sample'"):
+        linearize(model, x)
+    assert calibrate(model, (x, torch.randn(40, 1)), progress=False).predict(x).std.shape == (40, 1)

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 import latedrop
 from latedrop.errors import ArgumentError, DataError, FileError, OutputError
 from latedrop.onnx_files import tracing
-from latedrop.onnx_files.emitting import RULES
+from latedrop.onnx_files.derivatives import decompositions
+from latedrop.onnx_files.metadata import sealed
 from rounding import assert_same_up_to_rounding
 
 onnx = pytest.importorskip("onnx", reason="needs the extra onnx")
@@ -93,7 +94,7 @@ def test_names_and_metadata(written: tuple[Any, Path]) -> None:
 
 
 class Odd(nn.Module):
-    """An operator without a rule after the last layer."""
+    """An operator without a translation after the last layer."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x + 0.0 * torch.special.bessel_j0(x)
@@ -106,23 +107,15 @@ class Meeting(nn.Module):
         return x - 0.5 * x.mean(0)
 
 
-class Many(nn.Module):
-    """Entries that a mask picks: any number of them."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + x[x > 0].sum() * 0
-
-
 @pytest.mark.parametrize(
     ("model", "options", "words"),
     [
-        (net(Odd()), DRAWS, "with the operator special_bessel_j0.default"),
+        (net(Odd()), DRAWS, "with the operator prims.bessel_j0, which torch.onnx cannot translate"),
         (net(), {**DRAWS, "shared": False}, "shared=False"),
-        (net(Many()), DRAWS, "sizes grow unevenly with the rows"),
         (net().bfloat16(), {"method": "linear"}, "bfloat16"),
         (net(), {"terms": ["neighbours"]}, "nearest of other rows"),
     ],
-    ids=["operator", "own masks", "any number", "half precision", "neighbours"],
+    ids=["operator", "own masks", "half precision", "neighbours"],
 )
 def test_what_cannot_be_written_is_refused(
     model: nn.Module, options: dict[str, Any], words: str, tmp_path: Path
@@ -145,7 +138,7 @@ def test_rows_that_meet_are_refused(tmp_path: Path) -> None:
 
 def test_a_file_that_says_something_else_is_not_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     uq = latedrop.calibrate(net(), (X, Y), method="linear", progress=False)
-    monkeypatch.setitem(RULES, "tanh", RULES["sigmoid"])
+    monkeypatch.setitem(decompositions(), torch.ops.aten.tanh.default, torch.sigmoid)
     with pytest.raises(ArgumentError, match="whose file gives another mean"):
         uq.to_onnx(tmp_path / "model.onnx", X[:4])
     assert not (tmp_path / "model.onnx").exists()
@@ -162,19 +155,69 @@ def test_a_wrong_level(level: Any, written: tuple[Any, Path], tmp_path: Path) ->
 def test_wrong_files(written: tuple[Any, Path], tmp_path: Path) -> None:
     with pytest.raises(FileError, match="an ONNX file"):
         latedrop.load_onnx(tmp_path / "absent.onnx")
-    (tmp_path / "half.onnx").write_bytes(written[1].read_bytes()[:500])
-    with pytest.raises(FileError, match="expected an ONNX file that onnxruntime can run"):
-        latedrop.load_onnx(tmp_path / "half.onnx")
-    model = onnx.load(written[1])
-    entry = next(entry for entry in model.metadata_props if entry.key == "latedrop")
-    entry.value = entry.value.replace('"level": 0.9', '"level": 0.5')
-    onnx.save(model, tmp_path / "edited.onnx")
-    with pytest.raises(FileError, match="the checksum does not match"):
-        latedrop.load_onnx(tmp_path / "edited.onnx")
+    model, half = onnx.load(written[1]), written[1].read_bytes()[:500]
     del model.metadata_props[:]
-    onnx.save(model, tmp_path / "other.onnx")
-    with pytest.raises(FileError, match="with its calibration in the metadata"):
-        latedrop.load_onnx(tmp_path / "other.onnx")
+    for content in (b"", half, model.SerializeToString()):
+        (tmp_path / "other.onnx").write_bytes(content)
+        with pytest.raises(FileError, match="that latedrop wrote, unchanged since"):
+            latedrop.load_onnx(tmp_path / "other.onnx")
+
+
+def test_one_flipped_bit_anywhere_is_refused_before_onnxruntime_sees_it(
+    written: tuple[Any, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import onnxruntime
+
+    content, damaged = written[1].read_bytes(), tmp_path / "damaged.onnx"
+    weights = written[0].model[0].weight.detach().numpy()
+    stored = weights.tobytes() if weights.tobytes() in content else weights.T.tobytes()
+    assert stored in content  # so that weights are among the bytes
+    monkeypatch.setattr(onnxruntime, "InferenceSession", lambda *_, **__: pytest.fail("onnxruntime got the bytes"))
+    for place in {*range(0, len(content), 97), content.index(stored), len(content) - 1}:
+        for bit in (0, 7):
+            other = bytearray(content)
+            other[place] ^= 1 << bit
+            damaged.write_bytes(other)
+            with pytest.raises(FileError, match="the checksum does not match"):
+                latedrop.load_onnx(damaged)
+
+
+def edited_record(model: Any, **fields: Any) -> None:
+    entry = next(entry for entry in model.metadata_props if entry.key == "latedrop")
+    entry.value = json.dumps({**json.loads(entry.value), **fields})
+
+
+def other_type(model: Any) -> None:
+    model.graph.input[0].type.tensor_type.elem_type = onnx.TensorProto.STRING
+
+
+def external_weights(model: Any) -> None:
+    weights = model.graph.initializer[0]
+    weights.ClearField("raw_data")
+    weights.data_location = onnx.TensorProto.EXTERNAL
+    weights.external_data.add(key="location", value="weights.bin")
+
+
+@pytest.mark.parametrize(
+    ("edit", "words"),
+    [
+        (lambda model: edited_record(model, level=float("nan")), "the calibration in the metadata"),
+        (lambda model: edited_record(model, columns=3), "the calibration in the metadata"),
+        (lambda model: edited_record(model, format=1), "the calibration in the metadata"),
+        (lambda model: edited_record(model, intervals={"kind": "conformal"}), "the calibration in the metadata"),
+        (lambda model: edited_record(model, task="classification", sets=None), "outputs"),
+        (other_type, "onnxruntime can run"),
+        (external_weights, "onnxruntime can run"),
+    ],
+)
+def test_what_somebody_edited_and_sealed_again_is_refused_in_our_words(
+    edit: Any, words: str, written: tuple[Any, Path], tmp_path: Path, capfd: Any
+) -> None:
+    model = onnx.load(written[1])
+    edit(model)
+    (tmp_path / "edited.onnx").write_bytes(sealed(model.SerializeToString()))
+    with pytest.raises(FileError, match=words):
+        latedrop.load_onnx(tmp_path / "edited.onnx")
 
 
 @pytest.mark.parametrize(
@@ -280,7 +323,7 @@ def test_sizes_that_grow_unevenly_are_refused() -> None:
         return [torch.zeros(x.shape[0] ** 2 + (x.shape[0] == 5)) + x.sum()]
 
     with pytest.raises(ArgumentError, match="grow unevenly"):
-        tracing.graph_of(squared, lambda n: [torch.ones(n, 2)])
+        tracing.traced_for_any_rows(squared, lambda n: [torch.ones(n, 2)])
 
 
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

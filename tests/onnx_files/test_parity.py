@@ -253,7 +253,18 @@ class Named(torch.nn.Module):
         return self.layers(v16)
 
 
-@pytest.mark.parametrize("kind", [Rests, Twice, Named])
+class Many(torch.nn.Module):
+    """Entries that a mask picks: any number of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x) + x[x > 0].sum() * 0
+
+
+@pytest.mark.parametrize("kind", [Rests, Twice, Named, Many])
 def test_odd_models(kind: Any, tmp_path: Path) -> None:
     torch.manual_seed(0)
     model, x = kind(), torch.randn(80, 3)

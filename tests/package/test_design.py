@@ -14,10 +14,11 @@ import latedrop
 SOURCE = Path(latedrop.__file__).parent
 ROOMS = [
     {"errors"},
-    {"records", "numerals", "quantiles", "switches", "lazy", "wrappers"},
+    {"records", "numerals", "quantiles", "wrappers"},
     {"torch_private", "files", "devices", "addresses", "terminal", "progress"},
     {"metrics", "plots", "web"},
     {"data"},
+    {"programs"},
     {"network"},
     {"dropout"},
     {"propagation"},
@@ -28,8 +29,7 @@ ROOMS = [
     {"report"},
     {"adapters", "serving"},
     {"crowd"},
-    {"console", "explore"},
-    {"studies"},
+    {"console"},
     {"cli"},
     {"__main__"},
 ]

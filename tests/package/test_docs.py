@@ -65,7 +65,7 @@ LISTED = (
     "calibration",
     "report",
 )
-LISTED += ("serving", "cli", "web", "explore")
+LISTED += ("serving", "cli", "web")
 
 
 @pytest.fixture

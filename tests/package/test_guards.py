@@ -16,9 +16,8 @@ from counting import Runs
 from latedrop import calibrate, find_sites, sample
 from latedrop.calibration.search import PAPER_RATES
 from latedrop.crowd import MCNN
-from latedrop.dropout.chunks import fitting_chunk
-from latedrop.dropout.options import Sampling
-from latedrop.dropout.sampling import sample_rates
+from latedrop.dropout.moments import Sampling
+from latedrop.dropout.sampling import fitting_chunk, sample_rates
 from latedrop.network.network import Network
 
 CPU = torch.device("cpu")
@@ -128,5 +127,5 @@ def test_few_rows_of_a_large_network_run_at_once_on_a_large_gpu(
     gpu = SimpleNamespace(device=torch.device("cuda"), element_size=lambda: 4)
     monkeypatch.setattr(network, "weight", gpu)
     memory = SimpleNamespace(total_memory=gigabytes * 2**30)
-    monkeypatch.setattr("latedrop.dropout.chunks._memory", lambda device: memory.total_memory)
+    monkeypatch.setattr("latedrop.dropout.sampling._memory", lambda device: memory.total_memory)
     assert fitting_chunk(network, x, sites, 50) == expected

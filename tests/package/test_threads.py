@@ -14,7 +14,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from threading import Barrier, BrokenBarrierError, Event, get_ident
 from typing import Any, TypeVar
 
@@ -27,7 +27,6 @@ from torch.nn.modules import module as torch_module
 
 from latedrop import Prediction, Predictor, calibrate, find_sites, inject, linearize, propagate, sample
 from latedrop.errors import DataError
-from latedrop.switches import _HELD, held
 from latedrop.torch_private import reroute_calls
 from rounding import assert_same_up_to_rounding, rounding
 from zoo import ZOO, Case
@@ -659,19 +658,6 @@ def test_an_interrupt_while_calls_are_rerouted_leaves_nothing_behind(
         with pytest.raises(KeyboardInterrupt), inject(model, sites, 0.2):
             raise AssertionError("the body was reached")
         assert [set(vars(module)) for module in model.modules()] == own
-
-
-def test_a_switch_that_fails_is_not_counted() -> None:
-    @contextmanager
-    def broken() -> Iterator[None]:
-        raise KeyboardInterrupt
-        yield
-
-    with pytest.raises(KeyboardInterrupt), held(broken, "of a test"):
-        pass
-    with held(nullcontext, "of a test"):
-        pass
-    assert "of a test" not in _HELD
 
 
 class Remembers(nn.Module):

@@ -28,11 +28,12 @@ from latedrop.serving.app import make_app
 from rounding import assert_same_up_to_rounding
 
 ROWS = np.random.default_rng(1).normal(size=(40, 3)).astype(np.float32)
+HERE = "http://127.0.0.1:8000"
 
 
 @contextmanager
 def running(predictor: Any, token: str | None = None, **options: Any) -> Iterator[TestClient]:
-    with TestClient(make_app(Service(predictor, **options), token)) as client:
+    with TestClient(make_app(Service(predictor, **options), token), HERE, client=("127.0.0.1", 5)) as client:
         yield client
 
 
@@ -189,9 +190,78 @@ def test_the_token(regression: Any) -> None:
         for given in ({}, {"authorization": token}, {"authorization": "Bearer wrong"}, {"authorization": b"\xff"}):
             for method, path in (("POST", "/predict"), ("GET", "/metrics")):
                 assert client.request(method, path, headers=given).status_code == 401
-        right = {"authorization": f"Bearer {token}"}
-        assert client.post("/predict", json=asked(ROWS[:1]), headers=right).status_code == 200
+        for scheme in ("Bearer", "bearer", "BEARER "):
+            right = {"authorization": f"{scheme} {token}", "host": "model.example", "origin": "https://app.example"}
+            assert client.post("/predict", json=asked(ROWS[:1]), headers=right).status_code == 200
         assert client.get("/healthz").status_code == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"host": "evil.example:8000"},  # a name that was made to point here
+        {"host": "127.0.0.1.evil.example"},
+        {"host": ""},
+        {"host": "["},
+        {"origin": "https://evil.example"},
+        {"origin": "null"},
+        {"origin": "http://127.0.0.1:9000"},  # another server of this machine
+    ],
+)
+def test_without_a_token_no_page_of_others_is_answered(headers: dict[str, str], regression: Any) -> None:
+    stream = regression.stream()
+    with running(regression, stream=stream) as client:
+        for method, path in (("POST", "/predict"), ("POST", "/update"), *(("GET", at) for at in PATHS)):
+            answer = client.request(method, path, json=asked(ROWS[:1], ids=["a"]), headers=headers)
+            assert (answer.status_code, answer.json()["status"]) == (403, 403), path
+            assert answer.json()["error"].startswith("expected a request")
+        assert client.post("/update", json={"ids": ["a"], "labels": [1.0]}).status_code == 422  # no row was followed
+        for host in ("localhost:8000", "[::1]:8000", "127.0.0.1"):
+            assert client.get("/healthz", headers={"host": host}).status_code == 200
+        assert client.post("/predict", json=asked(ROWS[:1]), headers={"origin": HERE}).status_code == 200
+
+
+PATHS = ("/healthz", "/metrics", "/docs", "/openapi.json", "/else")
+
+
+def test_other_machines_are_refused_unless_the_application_around_it_decides(regression: Any) -> None:
+    service = Service(regression)
+    with TestClient(make_app(service), HERE, client=("192.168.0.7", 5)) as client:
+        assert client.get("/metrics").status_code == 403
+    with TestClient(make_app(Service(regression), local=False), "http://model.example") as client:
+        assert client.post("/predict", json=asked(ROWS[:1])).status_code == 200
+
+
+SIZES = [
+    *(sign + digits for sign in ("", "-") for digits in ("0", "1", "1e-400", "1e308", "1e400", "9" * 19, "9" * 400)),
+    *("9" * 5000, "0.9", "1e39", "true", "null", '"0.9"', "NaN", "-Infinity", "[]", "{}", str(2**31), str(2**63)),
+]
+
+
+@pytest.mark.filterwarnings("ignore:nothing is known of")
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: size[:8])
+def test_numbers_of_every_size_in_every_field_are_answered_in_words(size: str, regression: Any) -> None:
+    with running(regression, stream=regression.stream()) as client:
+        client.post("/predict", json=asked(ROWS[:2], ids=["a", "b"]))
+        bodies = [
+            ("/predict", f'{{"rows": [[1, 2, {size}]]}}'),
+            ("/predict", f'{{"rows": [[1, 2, 3]], "level": {size}}}'),
+            ("/predict", f'{{"rows": [[1, 2, 3]], "ids": [{size}]}}'),
+            ("/predict", f'{{"rows": [[1, 2, 3]], "dtype": {size}}}'),
+            ("/predict", f'{{"rows": {size}}}'),
+            ("/predict", f'{{"inputs": {{"input": [[1, {size}, 3]]}}}}'),
+            *(("/predict", f'{{"rows": [[1, 2, {size}]], "dtype": "{kind}"}}') for kind in ("int32", "int64", "bool")),
+            ("/update", f'{{"ids": ["a"], "labels": [{size}]}}'),
+            ("/update", f'{{"ids": [{size}], "labels": [1]}}'),
+            ("/update", f'{{"ids": ["b"], "labels": {size}}}'),
+        ]
+        for path, body in bodies:
+            answer = client.post(path, content=body, headers={"content-type": "application/json"})
+            assert answer.status_code in (200, 400, 422), (body[:80], answer.text)
+            assert answer.status_code == 200 or answer.json()["error"].startswith("expected"), answer.text
+        answer = client.post(f"/predict?level={size}", json=asked(ROWS[:1]))
+        assert answer.status_code in (200, 422), answer.text
+        assert client.post("/predict", json=asked(ROWS[:1])).status_code == 200  # and nothing stays wrong
 
 
 def test_counts_and_pages(regression: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import os
 import re
 import signal
@@ -111,6 +112,67 @@ def test_other_addresses_need_a_token(host: str) -> None:
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
 def test_this_machine_needs_none(host: str) -> None:
     check_address(host, None)
+
+
+class Clients:
+    """Numbered requests over connections that stay open, each sent as soon as the last was answered."""
+
+    def __init__(self, place: tuple[str, int], count: int) -> None:
+        self.sent: set[int] = set()
+        self.answered: set[int] = set()
+        self.resets: list[str] = []
+        self._threads = [Thread(target=self._ask, args=(place, i)) for i in range(count)]
+        for thread in self._threads:
+            thread.start()
+
+    def _ask(self, place: tuple[str, int], first: int) -> None:
+        wire = http.client.HTTPConnection(*place, timeout=30)
+        for number in range(1_000_000 * first, 1_000_000 * (first + 1)):
+            try:
+                self.sent.add(number)
+                wire.request("POST", f"/{number}", b"x")
+                wire.getresponse().read()
+            except OSError as error:
+                self.resets.append(f"{number}: {error!r}")
+                break
+            self.answered.add(number)
+            if wire.sock is None:  # the answer said that the connection ends
+                break
+        wire.close()
+
+    def join(self) -> None:
+        for thread in self._threads:
+            thread.join(60)
+
+
+@pytest.mark.parametrize("work", [0.0, 0.02], ids=["quick", "slow"])
+def test_no_request_is_lost_when_the_server_stops_under_load(work: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    from latedrop.web import listening
+
+    taken: set[int] = set()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            await receive()
+            taken.add(int(scope["path"][1:]))
+            await asyncio.sleep(work)
+            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+            await send({"type": "http.response.body", "body": b"ok"})
+
+    servers: list[Any] = []
+    monkeypatch.setattr(listening._Server, "run", lambda self, found: (servers.append(self), RUN(self, found)))
+    found, _ = listening.listening("127.0.0.1", 0)
+    thread = Thread(target=listening.serve_on, args=(found, app), kwargs={"patience": 20})
+    place = found.getsockname()
+    thread.start()
+    clients = Clients(place, 64)
+    while len(taken) < 500:
+        time.sleep(0.01)
+    servers[0].handle_exit(signal.SIGTERM, None)
+    thread.join(60)
+    clients.join()
+    assert not clients.resets
+    assert taken == clients.answered == clients.sent
 
 
 def test_a_head_that_does_not_come_takes_no_place_for_long(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,7 +77,7 @@ def test_both_are_what_they_are_alone(name: str) -> None:
     first = latedrop.linearize(model, x, sites)
     assert_same_up_to_rounding(rows.linear.variance_by_site, first.variance_by_site)
     assert_same_up_to_rounding(rows.linear.mean, first.mean)
-    assert "features" in vars(rows)
+    rows.x = None  # what follows needs no other pass
     assert_same_up_to_rounding(rows.features, wanted.of(Network(model), x, sites))
 
 

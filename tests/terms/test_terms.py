@@ -52,7 +52,7 @@ class TestLeverage:
         """The same as with the matrix of the other rows, at the ridge of all."""
         features = torch.randn(30, 4, dtype=torch.float64)
         own = rows_of(mlp(), torch.randn(30, 3), index=torch.arange(30))
-        own.__dict__["features"] = features
+        own.remember(features)
         found = Leverage(0.05).learned_from([features], own=True).values(own)
         h = with_one(features)
         ridge = 0.05 * (h.T @ h / 30).trace() / 5 * torch.eye(5, dtype=torch.float64)
@@ -69,7 +69,7 @@ class TestLeverage:
     def test_a_feature_that_never_varies_does_no_harm(self) -> None:
         features = torch.cat([torch.randn(20, 2), torch.zeros(20, 1), torch.ones(20, 1)], 1)
         rows = rows_of(mlp(), torch.randn(20, 3))
-        rows.__dict__["features"] = features
+        rows.remember(features)
         assert bool(torch.isfinite(Leverage().learned_from([features], own=False).values(rows)).all())
 
     def test_one_row_is_too_few(self) -> None:

@@ -19,7 +19,7 @@ from latedrop.calibration.record import Calibration
 from latedrop.calibration.saving import save_calibration
 from latedrop.calibration.weights import Weights
 from latedrop.data.items import Collate
-from latedrop.dropout.options import Engine
+from latedrop.dropout.moments import Engine
 from latedrop.dropout.sampling import own_output
 from latedrop.network.calling import Readout, check_finite
 from latedrop.network.network import Network

@@ -20,7 +20,7 @@ from latedrop.calibration.scale import apply_scale
 from latedrop.calibration.setup import Setup
 from latedrop.calibration.verdict import Left, losses, standard_error
 from latedrop.data.rows import row_count, take_rows, tensors
-from latedrop.dropout.options import Sampling
+from latedrop.dropout.moments import Sampling
 from latedrop.dropout.sampling import sample_rates
 from latedrop.errors import LatedropWarning
 from latedrop.metrics.entries import average

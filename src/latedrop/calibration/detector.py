@@ -34,8 +34,7 @@ from latedrop.calibration.term_record import plain_tensors, tensors_in
 from latedrop.data.arrays import place
 from latedrop.data.datasets import inputs_in, is_loader
 from latedrop.data.items import Collate, as_items
-from latedrop.dropout.first_order import linearize
-from latedrop.dropout.joint import differences
+from latedrop.dropout.first_order import differences, linearize
 from latedrop.errors import ArgumentError, DataError, FileError
 from latedrop.files import write_aside
 from latedrop.network.calling import Readout

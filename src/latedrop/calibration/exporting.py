@@ -21,7 +21,7 @@ from latedrop.data.items import Items
 from latedrop.data.rows import map_rows, row_count
 from latedrop.errors import ArgumentError
 from latedrop.network.sites import Sites
-from latedrop.onnx_files.metadata import RECORD, WHOLE, sealed_record
+from latedrop.onnx_files.metadata import RECORD, WHOLE, record_text
 from latedrop.onnx_files.tracing import refuse
 from latedrop.onnx_files.writing import write_onnx
 from latedrop.quantiles import checked_level
@@ -64,7 +64,7 @@ def export(
         return [value for value in leaves_and_structure(taken)[0] if isinstance(value, Tensor)]
 
     stored: dict[str, Tensor] = {}  # what terms have learned is in the graph
-    metadata = {RECORD: sealed_record(_record(calibration, level)), WHOLE: calibration.to_json(stored, "graph")}
+    metadata = {RECORD: record_text(_record(calibration, level)), WHOLE: calibration.to_json(stored, "graph")}
     return write_onnx(path, run, rows, names, metadata)
 
 

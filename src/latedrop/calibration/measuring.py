@@ -11,8 +11,7 @@ from typing import Any, Literal, TypeAlias
 from torch import nn
 
 from latedrop.dropout.first_order import linearize
-from latedrop.dropout.moments import Moments
-from latedrop.dropout.options import Sampling
+from latedrop.dropout.moments import Moments, Sampling
 from latedrop.dropout.sampling import sample_rates
 from latedrop.network.network import Network
 from latedrop.network.sites import Rate, Sites

@@ -33,7 +33,7 @@ from latedrop.devices import chosen_device
 from latedrop.errors import ArgumentError, FileError, LatedropError
 from latedrop.files import readable
 from latedrop.network.calling import Readout
-from latedrop.network.programs import load_program
+from latedrop.programs import load_program
 from latedrop.terminal import listed
 
 __all__ = ["as_arguments", "example_inputs", "input_names", "load_calibrated", "load_function", "load_model"]

@@ -14,7 +14,7 @@ from latedrop.calibration.transforms import Transform
 from latedrop.calibration.verdict import Folds
 from latedrop.data.datasets import Unpack
 from latedrop.data.items import Collate
-from latedrop.dropout.options import Engine
+from latedrop.dropout.moments import Engine
 from latedrop.network.calling import Readout
 from latedrop.network.find_sites import Select
 from latedrop.network.sites import Kind, Site

@@ -43,7 +43,7 @@ from latedrop.calibration.whole import predicted_whole
 from latedrop.data.arrays import check_inputs, floating, place
 from latedrop.data.datasets import Unpack, first_inputs, gives_batches, inputs_in, is_loader, only_inputs
 from latedrop.data.items import Collate, as_items
-from latedrop.dropout.options import Engine, Sampling
+from latedrop.dropout.moments import Engine, Sampling
 from latedrop.dropout.prefix import Prefix
 from latedrop.dropout.sampling import own_output
 from latedrop.errors import ArgumentError, DataError

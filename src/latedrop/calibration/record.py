@@ -37,7 +37,7 @@ from latedrop.calibration.seen import seen_of
 from latedrop.calibration.term_record import Stored, plain_tensors, terms_from_dict, terms_to_dict
 from latedrop.calibration.transforms import Transform, transform_from_dict
 from latedrop.calibration.verdict import Verdict
-from latedrop.dropout.options import MOST_DRAWS
+from latedrop.dropout.moments import MOST_DRAWS
 from latedrop.errors import ArgumentError, DataError, LatedropWarning
 from latedrop.network.sites import Rate, Sites, rates_by_site
 from latedrop.records import (

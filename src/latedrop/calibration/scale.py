@@ -33,6 +33,8 @@ __all__ = [
     "tradeoff",
 ]
 
+_NO_ERROR = 1e-10  # of the root mean square: errors below it count as 0 where a curve is balanced
+
 
 @dataclass(frozen=True)
 class TradeoffPoint:
@@ -166,6 +168,8 @@ def _squares(
 def _balanced(ratio2: Tensor, levels: Tensor, tol: float, weights: Tensor | None) -> Tensor:
     """The relaxed scale of one output, from `ratio2 = e2 / variance`."""
     ordered, order = ratio2.sqrt().sort()
+    # Sparse maps are exactly right nearly everywhere, up to tails of kernels: a root among those is no scale.
+    ordered = torch.where(ordered > _NO_ERROR * average(ratio2, weights).sqrt(), ordered, 0.0)
     counted = None if weights is None else weights[order]
     z = central_quantile(levels)
 

@@ -19,8 +19,8 @@ from latedrop.calibration.transforms import Transform, checked_transform
 from latedrop.calibration.verdict import Folds
 from latedrop.data.datasets import Unpack
 from latedrop.data.items import Collate
-from latedrop.dropout.draws import checked_seed
-from latedrop.dropout.options import ENGINES, Engine, Sampling, checked_draws
+from latedrop.dropout.masks import checked_seed
+from latedrop.dropout.moments import ENGINES, Engine, Sampling, checked_draws
 from latedrop.errors import ArgumentError, DataError
 from latedrop.metrics.entries import checked_weights
 from latedrop.network.calling import Readout
@@ -195,7 +195,7 @@ def _checked_rates(rates: Any) -> list[Rate]:
 def _is_rate(value: Any) -> bool:
     try:
         return not isinstance(value, (bool, str)) and 0 <= float(value) < 1
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return False
 
 

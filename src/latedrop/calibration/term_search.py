@@ -186,7 +186,7 @@ def _learned(
     warn_of_training_rows(float(seen.mean()), stacklevel=7)
     error = found.target - found.mean
     rows = Rows(network, None, found.sites, setup.readout, found.features, torch.arange(len(features)))
-    rows.__dict__.update(features=features, mean=found.mean)
+    rows.remember(features, found.mean)
     learned |= {term: term.learned_from_errors(kept, error) for term in found.terms if isinstance(term, LocalErrors)}
     terms = [learned.get(term, term) for term in found.terms]
     measure = learned[guard]

@@ -96,7 +96,7 @@ class Standardized(Transform):
             value = value.detach().cpu() if isinstance(value, Tensor) else value
             try:
                 array = np.atleast_1d(np.asarray(value, dtype=np.float64))
-            except (TypeError, ValueError):
+            except (TypeError, ValueError, OverflowError):
                 array = np.zeros((0, 0))
             if array.ndim != 1 or not len(array) or not np.isfinite(array).all():
                 raise ArgumentError(

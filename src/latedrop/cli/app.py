@@ -21,24 +21,22 @@ from latedrop.cli.crowd_commands import (
     crowd_demo,
     crowd_recalibrate,
     crowd_train,
-    study_crowd,
 )
 from latedrop.cli.crowd_watch import crowd_watch
 from latedrop.cli.evaluating import evaluate
-from latedrop.cli.exploring import explore
 from latedrop.cli.export_command import export
 from latedrop.cli.model_commands import calibrate, predict, sites, with_examples
 from latedrop.cli.printing import print_demo
 from latedrop.cli.serving import serve
 from latedrop.errors import ArgumentError, LatedropError
-from latedrop.terminal import HANDED_ON, folder, hand_on, need, one_line, option
+from latedrop.terminal import HANDED_ON, folder, need, one_line, option
 
 try:
     import typer
 except ImportError:
     typer = None  # type: ignore[assignment]
 
-__all__ = ["demo", "main", "study_classification", "study_shift", "study_uci"]
+__all__ = ["demo", "main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -54,15 +52,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     app.callback()(_common)
     app.command("demo")(bundled(demo))
-    for command in (sites, calibrate, predict, evaluate, explore, export):
+    for command in (sites, calibrate, predict, evaluate, export):
         app.command(command.__name__, help=with_examples(command))(bundled(command))
     app.command("serve")(bundled(serve))
-    study = typer.Typer(help="The paper's experiments, run again: JSON, pages and figures.", no_args_is_help=True)
-    study.command("uci", **HANDED_ON)(study_uci)
-    study.command("shift", **HANDED_ON)(study_shift)
-    study.command("crowd", **HANDED_ON)(study_crowd)
-    study.command("classification", **HANDED_ON)(study_classification)
-    app.add_typer(study, name="study")
     crowd = typer.Typer(help="Count people, with intervals: train, calibrate, count.", no_args_is_help=True)
     crowd.command("count")(bundled(crowd_count))
     crowd.command("calibrate")(bundled(crowd_calibrate))
@@ -114,24 +106,3 @@ def demo(
 
         result = run(draws, seed, progress=True)
         print_demo(result, write(result, where), as_json, unit=UNIT, notes=NOTES)
-
-
-def study_uci(context: "typer.Context") -> None:
-    """Injected against embedded dropout on eight UCI sets, and other methods on the same networks."""
-    from latedrop.studies.uci.study import main as run
-
-    hand_on(run, context.args, "latedrop study uci")
-
-
-def study_shift(context: "typer.Context") -> None:
-    """What variances are worth beyond the training rows: every input of eight UCI sets is cut at a quantile."""
-    from latedrop.studies.shift.study import main as run
-
-    hand_on(run, context.args, "latedrop study shift")
-
-
-def study_classification(context: "typer.Context") -> None:
-    """What probabilities of classes are worth, on usual and shifted images, and which score tells strange ones."""
-    from latedrop.studies.classification.study import main as run
-
-    hand_on(run, context.args, "latedrop study classification")

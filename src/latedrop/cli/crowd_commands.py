@@ -1,4 +1,4 @@
-"""The commands of people counting: `latedrop crowd count`, `calibrate`, `recalibrate`, `train`, `demo`, and the study.
+"""The commands of people counting: `latedrop crowd count`, `calibrate`, `recalibrate`, `train` and `demo`.
 
 Plain functions that parse, call and print; `cli` hands them to typer. What a command needs is imported inside it.
 """
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from latedrop.crowd.layouts import CrowdSet
     from latedrop.crowd.mcnn import Trained
 
-__all__ = ["crowd_calibrate", "crowd_count", "crowd_demo", "crowd_recalibrate", "crowd_train", "study_crowd"]
+__all__ = ["crowd_calibrate", "crowd_count", "crowd_demo", "crowd_recalibrate", "crowd_train"]
 
 _DEVICE = "auto, cpu or cuda."
 _SHOWN = 3  # warnings of strange frames
@@ -50,7 +50,9 @@ def crowd_count(
     calibration: CALIBRATION = None,
     level: Annotated[float, option("Probability that the interval holds the true count.")] = 0.9,
     out: Annotated[Path, option("Folder for counts and panels.")] = Path("crowd-counts"),
-    panels: Annotated[bool, option("A picture of each frame: density, uncertainty, regions in doubt.")] = True,
+    panels: Annotated[
+        bool, option("Draw each frame, its density, uncertainty and faint regions; much slower.")
+    ] = False,
     csv: Annotated[Path | None, option("File of the counts; by default counts.csv in --out.")] = None,
     jsonl: Annotated[bool, option("Write the counts as JSON lines, not as CSV.", "--jsonl")] = False,
     every: Annotated[int, option("Take each k-th frame of a folder or video.")] = 1,
@@ -70,9 +72,9 @@ def crowd_count(
     """
     with one_line(debug):
         _need_crowd(panels)
-        from latedrop.crowd.calibration.record import NO_DROPOUT
         from latedrop.crowd.counting import CountFile, count_people
         from latedrop.crowd.frames import open_frames
+        from latedrop.crowd.mcnn import faster
         from latedrop.devices import chosen_device
         from latedrop.metrics.levels import checked_level
 
@@ -86,8 +88,8 @@ def crowd_count(
         following = Following(labels, stream, path)
         done = following.done(used, level) if resume else {}
         if not used.has_dropout:
-            say(f"note: {NO_DROPOUT}.")
-        rows = count_people(trained, used, images, level, skip=done, on_bad=bad)
+            say(f"note: the width of intervals {used.width}.")
+        rows = count_people(faster(trained), used, images, level, deviations=panels, skip=done, on_bad=bad)
         rows = following.of(rows, used, level, done)
         with _kept(path) as tally, CountFile(path, resume=resume) as file:
             for frame in _warned(_bar(rows, images.total, "counting")):
@@ -240,13 +242,6 @@ def crowd_demo(
             print(json.dumps({**result.summary(), "files": [str(path) for path in files]}, indent=1))
         else:
             _print_demo(result, files)
-
-
-def study_crowd(context: "typer.Context") -> None:
-    """Injected dropout in people counters on Mall, UCSD, PETS2009 and scenes: counts, maps, rejection."""
-    from latedrop.studies.crowd.study import main
-
-    hand_on(main, context.args, "latedrop study crowd")
 
 
 def _need_crowd(plots: bool = False) -> None:

@@ -69,11 +69,11 @@ def crowd_watch(
     with one_line(debug):
         need("crowd", "scipy", "PIL", "safetensors")
         need("console", "fastapi", "uvicorn")
-        from latedrop.console.counter import faster
         from latedrop.console.notices import Notices
         from latedrop.console.running import serve
         from latedrop.console.store import Store
         from latedrop.console.watch import Watch
+        from latedrop.crowd.mcnn import faster
         from latedrop.devices import chosen_device
 
         settings, found = alarms.settings(level), _opened(sources or [], demo, weights, fps, loop)

@@ -25,8 +25,8 @@ from latedrop.calibration.predictor import calibrate
 from latedrop.calibration.record import Calibration
 from latedrop.calibration.setup import PAPER_RATES
 from latedrop.devices import one_thread, versions
-from latedrop.dropout.draws import checked_seed
-from latedrop.dropout.options import checked_draws
+from latedrop.dropout.masks import checked_seed
+from latedrop.dropout.moments import checked_draws
 from latedrop.errors import ArgumentError, DataError, LatedropError
 from latedrop.files import write_aside
 from latedrop.progress import shown_on

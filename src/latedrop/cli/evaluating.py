@@ -49,9 +49,7 @@ def evaluate(
     """Say what the uncertainty is worth on test rows, beside one constant variance, or one temperature for classes."""
     with command(debug) as out:
         from latedrop.calibration.named import load_calibrated, load_model
-        from latedrop.calibration.predictor import Predictor
         from latedrop.calibration.requirements import parsed_requirements
-        from latedrop.cli.exploring import explore_line
         from latedrop.cli.feed import Labelled, Source
         from latedrop.cli.judging import again, judged, read_files, report_on, units_of
         from latedrop.cli.writing import check_apart, check_drawn, check_page
@@ -74,7 +72,6 @@ def evaluate(
         held = () if require is None else found.require(require)
         read = read_files(sources)
         page |= {"title": f"{model} on {Path(data).name}", "reproduce": again(typed.get(), read)}
-        page |= {"explore": explore_line(typed.get(), data)} if isinstance(uq, Predictor) else {}
         files = [*curves(plot, found), *report_on(report, found, **page)]
         with redirect_stdout(out):
             facts = {"command": typed.get(), "read": read, "dropped": rows.dropped}

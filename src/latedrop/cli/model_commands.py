@@ -53,10 +53,6 @@ _EXAMPLES = {
         'latedrop evaluate my_model:net cal.json --data test.csv \\\n    --require "coverage90>=0.85,gain>=0"',
         'latedrop evaluate my_model:classifier cal.json --data test.csv \\\n    --require "accuracy>=0.9,ece<=0.05"',
     ),
-    "explore": (
-        "latedrop explore my_model:net cal.json --data test.csv --target price",
-        "latedrop explore model.pt2 cal.json --data test.npz --port 9000",
-    ),
     "export": (
         "latedrop export my_model:net cal.json -o model.onnx",
         "latedrop export my_model:net cal.json -o model.onnx --input-shape 3,224,224 --level 0.95",

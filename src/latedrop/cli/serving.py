@@ -123,7 +123,7 @@ def _service(
 ) -> "Service":
     """Of anything with `predict(rows)`; what a calibrated model of torch also has is used where it is there."""
     from latedrop.calibration.named import as_arguments
-    from latedrop.cli.tables.transforms import image_transform
+    from latedrop.cli.tables import image_transform
     from latedrop.serving import Service
     from latedrop.serving.bodies import Form
 

@@ -6,9 +6,9 @@ renamed at the end: nobody finds half of it, whatever comes in between. Standard
 
 from __future__ import annotations
 
-import csv
 import gzip
 import io
+import re
 import shutil
 import sys
 import zipfile
@@ -20,12 +20,15 @@ from typing import IO, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow
+import pyarrow.ipc
+import pyarrow.parquet
+from pyarrow import compute
 
 from latedrop import files
-from latedrop.cli.csv_text import csv_text
-from latedrop.cli.tables import STANDARD, arrow_package
+from latedrop.cli.tables import STANDARD
 from latedrop.errors import ArgumentError, DataError, FileError
-from latedrop.files import aside, safe_cell
+from latedrop.files import FORMULA, aside, safe_cell
 from latedrop.terminal import need
 
 __all__ = ["ROW_FILES", "check_apart", "check_drawn", "check_output", "check_page", "write_rows"]
@@ -123,41 +126,58 @@ def _writer(part: Path, name: str) -> Iterator[_Append]:
 
 
 def _csv_writer(file: IO[str], between: str = ",") -> _Append:
-    writer = csv.writer(file, delimiter=between, lineterminator="\n")
     begun = False
 
     def append(columns: Mapping[str, Any]) -> None:
         nonlocal begun
-        if not begun:
-            writer.writerow(map(safe_cell, columns))
-            begun = True
         _check_flat(columns)
-        text = csv_text(columns, between)
-        if text is not None:
-            file.write(text)
-            return
-        writer.writerows(zip(*(_cells(values) for values in columns.values()), strict=True))
+        if not begun:
+            file.write(_csv_text({name: [name] for name in columns}, between))
+            begun = True
+        file.write(_csv_text(columns, between))
 
     return append
 
 
-def _cells(values: Any) -> list[Any]:
-    if not isinstance(values, np.ndarray) or values.dtype.kind == "U":
-        found = values if isinstance(values, list) else values.tolist()  # pyarrow has this, too
-        return [safe_cell(value) if isinstance(value, str) else "" if value is None else value for value in found]
-    # As text of its own precision: 0.1 in float32 is not 0.10000000149011612.
-    cells: list[Any] = values.astype(str).tolist()
-    return ["" if cell == "nan" else cell for cell in cells]
+def _csv_text(columns: Mapping[str, Any], between: str) -> str:
+    """Write columns of N values each as lines of csv; what is missing is empty."""
+    cells = [_cells(values, between) for values in columns.values()]
+    if len(cells) == 1:  # a blank line would be no row
+        cells = [compute.if_else(compute.equal(cells[0], ""), '""', cells[0])]
+    lines = compute.binary_join_element_wise(*cells, between)
+    if not len(lines):
+        return ""
+    joined = compute.binary_join(pyarrow.ListArray.from_arrays([0, len(lines)], lines), "\n")
+    return f"{joined[0]}\n"
+
+
+def _cells(values: Any, between: str) -> Any:
+    """Return values as text; texts that a spreadsheet would run get an apostrophe, and quotes where they need them."""
+    cells = values if isinstance(values, pyarrow.Array) else pyarrow.array(values, from_pandas=True)
+    if pyarrow.types.is_dictionary(cells.type):
+        cells = cells.dictionary_decode()
+    if pyarrow.types.is_boolean(cells.type):
+        cells = compute.if_else(cells, "True", "False")
+    if not (pyarrow.types.is_string(cells.type) or pyarrow.types.is_large_string(cells.type)):
+        return compute.fill_null(cells.cast(pyarrow.string()), "")
+    cells = compute.fill_null(cells, "")
+    odd = compute.match_substring_regex(cells, f"^[{re.escape(FORMULA)}]")
+    if compute.any(odd).as_py():
+        safe = [safe_cell(text) for text in cells.filter(odd).to_pylist()]
+        cells = compute.replace_with_mask(cells, odd, pyarrow.array(safe, cells.type))
+    special = compute.match_substring_regex(cells, f'["\r\n{between}]')
+    if compute.any(special).as_py():
+        quoted = compute.binary_join_element_wise('"', compute.replace_substring(cells, '"', '""'), '"', "")
+        cells = compute.if_else(special, quoted, cells)
+    return cells
 
 
 @contextmanager
 def _arrow_writer(part: Path, *, feather: bool) -> Iterator[_Append]:
-    arrow = arrow_package()
-
     def opened(schema: Any) -> Any:
         if feather:
-            return arrow.ipc.new_file(str(part), schema, options=arrow.ipc.IpcWriteOptions(compression="lz4"))
-        return arrow.parquet.ParquetWriter(part, schema)
+            return pyarrow.ipc.new_file(str(part), schema, options=pyarrow.ipc.IpcWriteOptions(compression="lz4"))
+        return pyarrow.parquet.ParquetWriter(part, schema)
 
     with ExitStack() as stack:
         writer: Any = None
@@ -168,15 +188,15 @@ def _arrow_writer(part: Path, *, feather: bool) -> Iterator[_Append]:
             nonlocal writer
             if waiting:
                 writer = writer or stack.enter_context(opened(schema))
-                writer.write_table(arrow.Table.from_batches(waiting).combine_chunks())
+                writer.write_table(pyarrow.Table.from_batches(waiting).combine_chunks())
                 waiting.clear()
 
         def append(columns: Mapping[str, Any]) -> None:
             nonlocal schema
             _check_flat(columns)
-            batch = arrow.record_batch({name: arrow.array(value) for name, value in columns.items()})
+            batch = pyarrow.record_batch({name: pyarrow.array(value) for name, value in columns.items()})
             schema = schema or batch.schema
-            waiting.append(batch if batch.schema == schema else _as_before(arrow, batch, schema))
+            waiting.append(batch if batch.schema == schema else _as_before(batch, schema))
             if sum(map(len, waiting)) >= _GROUP:
                 flush()
 
@@ -184,18 +204,18 @@ def _arrow_writer(part: Path, *, feather: bool) -> Iterator[_Append]:
         flush()
 
 
-def _as_before(arrow: Any, batch: Any, schema: Any) -> Any:
+def _as_before(batch: Any, schema: Any) -> Any:
     """A batch in the types of the first one: files of one folder may differ in them."""
     columns = []
     for name, values in zip(schema.names, batch.columns, strict=True):
         try:
             columns.append(values.cast(schema.field(name).type))
-        except arrow.ArrowException as error:
+        except pyarrow.ArrowException as error:
             raise DataError(
                 f"expected values of one kind in {name!r}; found {schema.field(name).type} and {values.type}. Write "
                 "csv."
             ) from error
-    return arrow.record_batch(columns, schema=schema)
+    return pyarrow.record_batch(columns, schema=schema)
 
 
 @contextmanager
@@ -233,6 +253,8 @@ def _npz_writer(part: Path) -> Iterator[_Append]:
 
 
 def _array(name: str, values: Any) -> npt.NDArray[Any]:
+    if isinstance(values, pyarrow.Array) and pyarrow.types.is_string(values.type):
+        values = values.to_pylist()
     try:
         array = np.array(values, dtype=np.float64) if isinstance(values, list) else np.asarray(values)
     except ValueError:

@@ -68,3 +68,8 @@ class Alarm:
                 return None
         self.colour, self._other = wanted, None
         return wanted
+
+    @property
+    def coming(self) -> Colour | None:
+        """The colour that frames ask for, where it has not lasted long enough to show."""
+        return self._other

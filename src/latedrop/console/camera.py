@@ -83,8 +83,7 @@ class Camera:
     def rates(self) -> dict[str, float]:
         """Frames per second that come in, and that are taken, over the last seconds."""
         now = time.monotonic()
-        recent = {kind: [t for t in list(times) if now - t < _RATES_OVER] for kind, times in self._times.items()}
-        return {kind: _rate(times, now) for kind, times in recent.items()}
+        return {kind: _rate(list(times), now) for kind, times in self._times.items()}
 
     def about(self) -> dict[str, Any]:
         """State and rates, as plain data."""
@@ -92,8 +91,8 @@ class Camera:
         return {
             "state": self.state,
             "words": self.words,
-            "arriving": round(rates["in"], 1),
-            "counted": round(rates["out"], 1),
+            "arriving": round(rates["in"], 3),
+            "counted": round(rates["out"], 3),
             "skipped": self.skipped,
         }
 
@@ -136,4 +135,7 @@ class Camera:
 
 
 def _rate(times: list[float], now: float) -> float:
-    return (len(times) - 1) / (now - times[0]) if len(times) > 1 and now > times[0] else 0.0
+    """Frames per second over the last seconds; where fewer than two came in these, since the last but one."""
+    recent = max(2, sum(now - t < _RATES_OVER for t in times))
+    used = times[-recent:]
+    return (len(used) - 1) / (now - used[0]) if len(used) > 1 and now > used[0] else 0.0

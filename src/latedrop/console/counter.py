@@ -9,14 +9,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from latedrop.console.sources import Pixels
 from latedrop.console.zones import Amount, Points, Shares
 from latedrop.crowd.calibration import CrowdCalibration
-from latedrop.crowd.calibration.cells import Cells
 from latedrop.crowd.calibration.recalibration import t_quantile
 from latedrop.crowd.calibration.record import Reading
 from latedrop.crowd.counting import check_total, prepared
@@ -26,7 +24,7 @@ from latedrop.crowd.mcnn import Trained
 from latedrop.crowd.regions import Policy, find_regions, usual_threshold
 from latedrop.metrics.levels import central_quantile
 
-__all__ = ["Count", "Doubt", "LiveCounter", "faster", "fitted"]
+__all__ = ["Count", "LiveCounter", "fitted"]
 
 _ALIKE = 0.03  # of the ratio of sides: frames that differ by less are the same, larger or smaller
 _AGAIN, _PART = 10.0, 0.05  # seconds between two measurements of the zones' shares; of all time that these may take
@@ -60,14 +58,6 @@ class Count:
         return float(2 * self.ends * self.amounts[0].variance ** 0.5 / (max(self.amounts[0].mean, 0.0) + 1))
 
 
-@dataclass(frozen=True)
-class Doubt:
-    """What is only worked out while somebody looks: deviations `(h, w)`, and which cells are in doubtful regions."""
-
-    std: npt.NDArray[np.float64]
-    regions: npt.NDArray[np.bool_]
-
-
 class LiveCounter:
     """A counter for one source.
 
@@ -80,15 +70,23 @@ class LiveCounter:
     def __init__(self, trained: Trained, calibration: CrowdCalibration, level: float = 0.9) -> None:
         self.trained, self.level = trained, level
         self._shares: Shares | None = None
-        self._asked: tuple[Points, ...] = ()
+        self._measured_for: tuple[CrowdCalibration, tuple[Points, ...]] | None = None
         self._due = 0.0
         self.use(calibration)
 
     def use(self, calibration: CrowdCalibration) -> None:
         """Count by this calibration from now on; what labels have moved before is forgotten."""
-        self.calibration = calibration
-        self.stream = counts_stream(calibration, self.level)
-        self._asked = ()
+        self._used = calibration, counts_stream(calibration, self.level)  # at once: a frame may be counted meanwhile
+
+    @property
+    def calibration(self) -> CrowdCalibration:
+        """The calibration in use."""
+        return self._used[0]
+
+    @property
+    def stream(self) -> Any:
+        """The stream that follows labels."""
+        return self._used[1]
 
     def image(self, pixels: Pixels) -> Tensor:
         """A picture as the network takes it, before it is enlarged: its channels, and the size that is usual."""
@@ -98,54 +96,57 @@ class LiveCounter:
             return image
         return fitted(image, tuple(side // self.trained.enlarge for side in usual.size))
 
-    def read(self, name: str, image: Tensor) -> Reading:
+    def read(self, name: str, image: Tensor, calibration: CrowdCalibration | None = None) -> Reading:
         """What the calibrated counter says, in as few passes as it takes."""
         ready = prepared(self.trained, name, image).to(self.trained.device)
-        reading = self.calibration.read(self.trained, ready, deviations=False)
+        reading = (calibration or self.calibration).read(self.trained, ready, deviations=False)
         check_total(name, reading)
         return reading
 
     def count(self, name: str, pixels: Pixels, zones: Sequence[Points] = ((),)) -> Count:
         """Count a frame, and each zone of it; the first zone is the whole picture."""
-        image = self.image(pixels)
-        reading = self.read(name, image)
-        widening, bias = next(iter(self.stream.widening), 1.0), next(iter(self.stream.bias), 0.0)
+        image, (calibration, stream) = self.image(pixels), self._used
+        reading = self.read(name, image, calibration)
+        widening, bias = next(iter(stream.widening), 1.0), next(iter(stream.bias), 0.0)
         whole = Amount(reading.mean + bias, reading.variance * widening**2, reading.dof)
-        shares = self._measured(image, reading.density, tuple(zones))
+        shares = self._measured(image, reading.density, calibration, tuple(zones))
         ends = central_quantile(self.level) if reading.dof is None else t_quantile(self.level, reading.dof)
         amounts = shares.amounts(whole, reading.density)
         return Count(amounts, reading.density, reading.strangeness, reading.reasons, image, reading, float(ends))
 
-    def doubt(self, count: Count) -> Doubt | None:
-        """Deviations of the map's cells and regions in doubt; None where cells were not calibrated."""
-        from latedrop import Predictor
-
-        pixels = self.calibration.pixels
-        if pixels is None:
+    def deviations(self, count: Count) -> npt.NDArray[np.float64] | None:
+        """Standard deviations of the map's cells `(h, w)`; None where cells were not calibrated."""
+        if self.calibration.pixels is None:
             return None
         ready = prepared(self.trained, "the frame", count.image).to(self.trained.device)
-        cells = Cells(self.trained)
-        if self.calibration.method == "sample":
-            std = self.calibration.read(self.trained, ready).std
-        else:
-            std = cells.maps(Predictor(self.trained.model, pixels, cells).predict(ready[None]), ready)[1]
+        return self.calibration.read(self.trained, ready).std
+
+    def faint(self, count: Count) -> npt.NDArray[np.bool_]:
+        """Cells `(h, w)` of faint regions, and of those that the calibration rejects."""
         policy = self.calibration.policy or Policy(usual_threshold(count.density[None]))
-        regions = find_regions(count.density, std, threshold=policy.threshold)
-        return Doubt(std, regions.mask(policy.doubts(regions) | policy.rejects(regions)))
+        regions = find_regions(count.density, threshold=policy.threshold)
+        return regions.mask(policy.faint(regions) | policy.rejects(regions))
 
     def learn(self, name: str, reading: Reading, people: float) -> None:
         """Move bias and width by a label."""
         self.stream.follow(reported(reading), [name])
         self.stream.update(people, name)
 
-    def _measured(self, image: Tensor, density: npt.NDArray[np.float64], zones: tuple[Points, ...]) -> Shares:
-        """The zones' shares, measured again now and then, and when zones or the size of frames change."""
-        begun, shares = time.monotonic(), self._shares
-        if shares is None or zones != self._asked or begun > self._due or shares.masks.shape[1:] != density.shape:
+    def _measured(
+        self,
+        image: Tensor,
+        density: npt.NDArray[np.float64],
+        calibration: CrowdCalibration,
+        zones: tuple[Points, ...],
+    ) -> Shares:
+        """The zones' shares, measured again now and then, and for other zones, calibrations or sizes of frames."""
+        begun, shares, known = time.monotonic(), self._shares, self._measured_for
+        same = known is not None and known[0] is calibration and known[1] == zones
+        if shares is None or not same or begun > self._due or shares.masks.shape[1:] != density.shape:
             ready = prepared(self.trained, "the frame", image).to(self.trained.device)
-            shares = self._shares = Shares.measured(self.trained, self.calibration, ready, density, zones)
+            shares = self._shares = Shares.measured(self.trained, calibration, ready, density, zones)
             now = time.monotonic()
-            self._asked, self._due = zones, now + max(_AGAIN, (now - begun) / _PART)
+            self._measured_for, self._due = (calibration, zones), now + max(_AGAIN, (now - begun) / _PART)
         return shares
 
 
@@ -160,11 +161,3 @@ def fitted(image: Tensor, size: tuple[int, ...]) -> Tensor:
         return image
     found: Tensor = F.interpolate(image[None], size, mode="bilinear", align_corners=False, antialias=True)[0]
     return found.clamp(0, 1)
-
-
-def faster(trained: Trained) -> Trained:
-    """The same network with its weights laid out so that a CPU runs it about twice as fast."""
-    if trained.device.type == "cpu":
-        layout: Any = {"memory_format": torch.channels_last}
-        trained.model.to(**layout)
-    return trained

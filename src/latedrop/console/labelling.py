@@ -25,7 +25,7 @@ from latedrop.crowd.calibration.usual import STRANGE
 from latedrop.crowd.recalibrating import recalibrate_counter
 from latedrop.errors import DataError, LatedropWarning
 
-__all__ = ["Proposals", "learn", "lossless", "recalibrated", "restored"]
+__all__ = ["Proposals", "forget", "learn", "lossless", "recalibrated", "restored"]
 
 _SLOW = 0.02  # of a step of the usual width
 
@@ -99,14 +99,47 @@ def learn(counter: LiveCounter, store: Store, source: str, frame: int, people: f
             f"Learned: intervals follow this label. {missing} more label{'s' if missing > 1 else ''}, and the counts "
             "are fitted to this scene."
         )
+    return _refitted(counter, store, source, len(known), lock)
+
+
+def forget(counter: LiveCounter, store: Store, source: str, frame: int, own: CrowdCalibration, lock: Any) -> str:
+    """Take a label back and learn anew from the others; what was done, in words.
+
+    With too few labels left to fit counts to, the calibration is again `own`, that of the weights.
+    """
+    kept = store.frame(frame)
+    if kept is None or kept["source"] != source or not store.unlabel(frame):
+        raise DataError("expected a frame of this source that has a label; found none. Take another one.")
+    left = store.frames(source, labelled=True)
+    if len(left) >= FEWEST:
+        return f"Label taken back. {_refitted(counter, store, source, len(left), lock)}"
+    with lock:
+        store.add_calibration(source, f"as it came, {len(left)} labels", own.to_json())
+        counter.use(own)
+    for row in left:
+        reading = counter.read(row["name"], _opened((store.frame(row["id"]) or row)["png"]))
+        with lock:
+            counter.learn(row["name"], reading, row["people"])
+    return (
+        f"Label taken back. {len(left)} left: intervals follow {'them' if len(left) > 1 else 'it' if left else 'none'}."
+    )
+
+
+def _refitted(counter: LiveCounter, store: Store, source: str, number: int, lock: Any) -> str:
     fitted = recalibrated(counter, store, source)
     with lock:
-        store.add_calibration(source, f"from {len(known)} labels", fitted.to_json())
+        store.add_calibration(source, f"from {number} labels", fitted.to_json())
         counter.use(fitted)
-    assert fitted.recalibration is not None
-    before, after = fitted.recalibration.mae_before, fitted.recalibration.mae_after
+    scene = fitted.recalibration
+    assert scene is not None
+    if scene.form == "as before":
+        return (
+            f"Intervals follow {number} labels. The count stays as it was, off by {scene.mae_before:.1f} people on "
+            "average: a fit to the others comes no closer to a label left out."
+        )
     return (
-        f"Recalibrated on {len(known)} labels: they are off by {after:.1f} people on average, before by {before:.1f}."
+        f"Recalibrated on {number} labels: those left out of the fit are off by {scene.mae_after:.1f} people on "
+        f"average, before by {scene.mae_before:.1f}."
     )
 
 
@@ -156,6 +189,11 @@ def frame_name(source: str) -> str:
 def _opened(content: bytes) -> Tensor:
     from PIL import Image
 
-    with Image.open(BytesIO(content)) as image:
-        pixels = np.atleast_3d(np.asarray(image))
+    try:
+        with Image.open(BytesIO(content)) as image:
+            pixels = np.atleast_3d(np.asarray(image))
+    except (OSError, ValueError, SyntaxError) as error:  # of Pillow, for a file that is damaged
+        raise DataError(
+            f"expected the picture of a labelled frame; it is damaged: {error}. Start with another --memory."
+        ) from error
     return torch.from_numpy(pixels.transpose(2, 0, 1).astype(np.float32) / 255)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import secrets
+import sys
 from collections.abc import Callable
 from urllib.parse import quote
 
@@ -13,6 +15,8 @@ from latedrop.errors import ArgumentError
 from latedrop.web.listening import listening, serve_on
 
 __all__ = ["serve"]
+
+_MMAP_THRESHOLD = -3  # M_MMAP_THRESHOLD of glibc's malloc.h
 
 
 def serve(watch: Watch, host: str, port: int, token: str | None, say: Callable[[str], object]) -> None:
@@ -28,6 +32,9 @@ def serve(watch: Watch, host: str, port: int, token: str | None, say: Callable[[
     if token is not None and (len(token) < 8 or not token.isascii() or not token.isprintable()):
         raise ArgumentError("expected a token of 8 plain characters or more; found fewer, or others.")
     token = token or (None if is_loopback(host) else secrets.token_urlsafe(18))
+    if sys.platform == "linux":
+        # Freed maps go back to the system at once; glibc would keep hundreds of megabytes of them.
+        getattr(ctypes.CDLL(None), "mallopt", lambda *_: 0)(_MMAP_THRESHOLD, 1 << 20)
     found, address = listening(host, port)
     say(f"the console is at {address}" + ("" if token is None else f"?token={quote(token, safe='')}"))
     app = make_app(watch, token)

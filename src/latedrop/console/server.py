@@ -92,7 +92,11 @@ def _looking(app: FastAPI, watch: Watch) -> None:
 
     @app.get("/api/sources/{number}/picture")
     def picture(number: int, mapped: bool = False) -> Response:
-        return _image(watch.view(number).picture(mapped=mapped), "image/jpeg")
+        view = watch.view(number)
+        shot = view.shown(mapped=mapped)
+        if shot is None:
+            return _image(None, "image/jpeg")
+        return Response(view.picture_of(shot), media_type="image/jpeg", headers={"X-Frame-Time": f"{shot.time:.3f}"})
 
     @app.get("/api/sources/{number}/layers/{kind}")
     def layer(number: int, kind: str, mapped: bool = False) -> Response:
@@ -122,7 +126,9 @@ def _zones(app: FastAPI, watch: Watch) -> None:
     @app.put("/api/sources/{number}/zones/{zone}")
     def change(number: int, zone: _Id, words: ZoneWords) -> dict[str, Any]:
         view = _with_zone(watch, number, zone)
-        watch.store.change_zone(zone, words.name.strip() or "Zone", words.limit)
+        if words.points:
+            _check_cells(view, words.points)
+        watch.store.change_zone(zone, words.name.strip() or "Zone", words.limit, words.points)
         watch.zones_changed(view)
         return {"zones": [z.to_dict() for z in view.zones]}
 
@@ -148,10 +154,17 @@ def _labels(app: FastAPI, watch: Watch) -> None:
     @app.post("/api/sources/{number}/frames/{frame}/label")
     def label(number: int, frame: _Id, words: LabelWords) -> dict[str, Any]:
         view = watch.view(number)
-        people = float(len(words.heads)) if words.people is None and words.heads is not None else words.people
-        if people is None:
-            raise LatedropError("expected the number of people, or their heads; found neither.")
+        heads = None if words.heads is None else float(len(words.heads))
+        people = heads if words.people is None else words.people
+        if people is None or heads not in (None, people):
+            found = "neither" if people is None else f"{people:g} people and {heads:g} heads"
+            raise DataError(f"expected the number of people, or their heads, as many of both; found {found}.")
         return {"said": watch.label(view, frame, people, words.heads), **_learned(watch, view)}
+
+    @app.delete("/api/sources/{number}/frames/{frame}/label")
+    def unlabel(number: int, frame: _Id) -> dict[str, Any]:
+        view = watch.view(number)
+        return {"said": watch.unlabel(view, frame), **_learned(watch, view)}
 
     @app.delete("/api/sources/{number}/frames/{frame}")
     def drop(number: int, frame: _Id) -> dict[str, Any]:
@@ -174,11 +187,11 @@ def _files(app: FastAPI, watch: Watch) -> None:
     @app.post("/api/sources/{number}/snapshot")
     def snapshot(number: int) -> dict[str, Any]:
         view = watch.view(number)
-        picture = view.picture()
-        count = view.message.get("zones", [{}])[0]
-        said = (
-            f"snapshot: {count['count']:.0f} people, {count['low']:.0f} to {count['high']:.0f}" if count else "snapshot"
-        )
+        shot, count = view.shown(), view.message.get("zones", [{}])[0]
+        said = "snapshot"
+        if count.get("count") is not None:
+            said = f"snapshot: {count['count']:.0f} people, {count['low']:.0f} to {count['high']:.0f}"
+        picture = None if shot is None else view.picture_of(shot)
         return {"id": watch.store.add_event(view.name, "snapshot", said, None, picture)}
 
     @app.get("/api/pictures/{number}")
@@ -210,6 +223,7 @@ def _files(app: FastAPI, watch: Watch) -> None:
 
 
 def _about(view: View) -> dict[str, Any]:
+    policy = view.counter.calibration.policy
     return {
         "number": view.number,
         "name": view.name,
@@ -217,6 +231,9 @@ def _about(view: View) -> dict[str, Any]:
         "colours": {zone: alarm.colour for zone, alarm in view.alarms.items()},
         "camera": {} if view.camera is None else view.camera.about(),
         "maps": view.counter.calibration.pixels is not None,
+        "faint": None
+        if policy is None
+        else {"mass": policy.faint_mass, "seen": policy.faint_seen, "false": policy.faint_false},
         "message": view.message,
     }
 

@@ -1,5 +1,8 @@
 """What the console remembers, in one SQLite file: counts, zones, events, labels, calibrations, pictures.
 
+The file carries the console's `application_id`. Any other file is refused before SQLite opens it, as nothing of it may
+change; a damaged one is refused by SQLite's own check. Errors of SQLite are `FileError`.
+
 One console has a file at a time; a second one is refused. The file is in WAL mode and is committed to twice a second:
 a process that is killed loses less than a second of counts, and nothing that an operator did. Counts older than an hour
 are kept as means over ten seconds. The file stays below a size: the oldest counts, events and pictures go first; zones,
@@ -11,7 +14,8 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from threading import RLock
 from typing import Any
@@ -21,20 +25,20 @@ from latedrop.errors import ArgumentError, FileError
 
 __all__ = ["Store"]
 
-_FORMAT = 1
+_OURS, _FORMAT = int.from_bytes(b"ldcn", "big"), 1  # `application_id` and `user_version` of the file
 _TABLES = """
-CREATE TABLE IF NOT EXISTS zones (id INTEGER PRIMARY KEY, source TEXT NOT NULL, name TEXT NOT NULL,
+CREATE TABLE zones (id INTEGER PRIMARY KEY, source TEXT NOT NULL, name TEXT NOT NULL,
     points TEXT NOT NULL, people REAL, gone INTEGER NOT NULL DEFAULT 0);
-CREATE TABLE IF NOT EXISTS counts (zone INTEGER NOT NULL, time REAL NOT NULL, count REAL, low REAL, high REAL,
+CREATE TABLE counts (zone INTEGER NOT NULL, time REAL NOT NULL, count REAL, low REAL, high REAL,
     strangeness REAL, thinned INTEGER NOT NULL DEFAULT 0);
-CREATE INDEX IF NOT EXISTS counts_by_time ON counts (zone, time);
-CREATE TABLE IF NOT EXISTS events (id INTEGER PRIMARY KEY, time REAL NOT NULL, source TEXT NOT NULL, zone INTEGER,
+CREATE INDEX counts_by_time ON counts (zone, time);
+CREATE TABLE events (id INTEGER PRIMARY KEY, time REAL NOT NULL, source TEXT NOT NULL, zone INTEGER,
     kind TEXT NOT NULL, text TEXT NOT NULL, acknowledged REAL, ended REAL, picture INTEGER);
-CREATE TABLE IF NOT EXISTS pictures (id INTEGER PRIMARY KEY, time REAL NOT NULL, jpeg BLOB NOT NULL);
-CREATE TABLE IF NOT EXISTS frames (id INTEGER PRIMARY KEY, source TEXT NOT NULL, time REAL NOT NULL, name TEXT NOT NULL,
+CREATE TABLE pictures (id INTEGER PRIMARY KEY, time REAL NOT NULL, jpeg BLOB NOT NULL);
+CREATE TABLE frames (id INTEGER PRIMARY KEY, source TEXT NOT NULL, time REAL NOT NULL, name TEXT NOT NULL,
     why TEXT NOT NULL, png BLOB NOT NULL, jpeg BLOB NOT NULL, count REAL, low REAL, high REAL, people REAL, heads TEXT,
     labelled REAL);
-CREATE TABLE IF NOT EXISTS calibrations (id INTEGER PRIMARY KEY, source TEXT NOT NULL, time REAL NOT NULL,
+CREATE TABLE calibrations (id INTEGER PRIMARY KEY, source TEXT NOT NULL, time REAL NOT NULL,
     note TEXT NOT NULL, record TEXT NOT NULL, used REAL NOT NULL DEFAULT 0);
 """
 _PATIENCE = 5.0  # seconds that another console has to end, as in a restart
@@ -58,27 +62,51 @@ class Store:
         self._due = self._tidy = 0.0
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
+            _check_ours(path)
             self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=_PATIENCE)
-            self._db.execute("PRAGMA locking_mode = EXCLUSIVE")  # until it is closed, or the process ends
-            self._db.execute("PRAGMA auto_vacuum = INCREMENTAL")
-            self._db.execute("PRAGMA journal_mode = WAL")
-            self._db.execute("PRAGMA synchronous = NORMAL")
-            known = int(self._db.execute("PRAGMA user_version").fetchone()[0])
-            if known not in (0, _FORMAT):
-                raise FileError(
-                    f"expected what this version of the console remembers in {path}; found format {known}. Pass "
-                    "another --memory."
-                )
-            self._db.executescript(_TABLES)
-            self._db.execute(f"PRAGMA user_version = {_FORMAT}")
         except (sqlite3.Error, OSError) as error:
-            why = "another console uses it" if "locked" in str(error) else error
-            raise FileError(f"expected to keep what happens in {path}; {why}. Pass another --memory.") from error
+            raise self._refused(error) from error
+        try:
+            with self._opened():
+                self._open()
+        except BaseException:
+            self._db.close()
+            raise
         self._db.row_factory = sqlite3.Row
+
+    def _open(self) -> None:
+        """Lock the file until it is closed; make its tables where it is new, else check them."""
+        self._db.execute("PRAGMA locking_mode = EXCLUSIVE")
+        self._db.execute("PRAGMA auto_vacuum = INCREMENTAL")
+        if not self._db.execute("PRAGMA application_id").fetchone()[0]:  # before the journal: the file itself has it
+            self._db.execute(f"PRAGMA application_id = {_OURS}")
+        self._db.execute("PRAGMA journal_mode = WAL")
+        self._db.execute("PRAGMA synchronous = NORMAL")
+        if not self._db.execute("PRAGMA user_version").fetchone()[0]:
+            self._db.executescript(f"BEGIN; {_TABLES} PRAGMA user_version = {_FORMAT}; COMMIT")
+        fresh = sqlite3.connect(":memory:")
+        fresh.executescript(_TABLES)
+        damage = self._db.execute("PRAGMA quick_check(1)").fetchone()[0]
+        if damage != "ok" or not _fields(fresh) <= _fields(self._db):
+            raise sqlite3.DatabaseError("it is damaged" if damage != "ok" else "its tables have other columns")
+        fresh.close()
+
+    @contextmanager
+    def _opened(self) -> Iterator[sqlite3.Connection]:
+        """The database for one thread at a time; its errors as `FileError`."""
+        with self._lock:
+            try:
+                yield self._db
+            except (sqlite3.Error, UnicodeError) as error:  # also where a message quotes what is damaged
+                raise self._refused(error) from error
+
+    def _refused(self, error: Exception) -> FileError:
+        why = "another console uses it" if "locked" in str(error) else str(error).rstrip(".")
+        return FileError(f"expected to keep what happens in {self.path}; {why}. Pass another --memory.")
 
     def close(self) -> None:
         """Write what is not written yet."""
-        with self._lock:
+        with self._opened():
             self._commit()
             self._db.close()
 
@@ -97,9 +125,12 @@ class Store:
             "INSERT INTO zones (source, name, points, people) VALUES (?, ?, ?, ?)", source, name, corners, limit
         )
 
-    def change_zone(self, zone: int, name: str, limit: float | None) -> None:
-        """Another name, another limit."""
+    def change_zone(self, zone: int, name: str, limit: float | None, points: Any = ()) -> None:
+        """Another name, another limit, and other corners where any are given; the whole picture has none."""
         self._do("UPDATE zones SET name = ?, people = ? WHERE id = ?", name, limit, zone)
+        if points:
+            corners = json.dumps([list(point) for point in drawn_points(points)])
+            self._do("UPDATE zones SET points = ? WHERE id = ? AND points != '[]'", corners, zone)
 
     def remove_zone(self, zone: int) -> None:
         """It is shown no more; what it counted stays. The whole picture cannot be removed."""
@@ -107,9 +138,9 @@ class Store:
 
     def add_counts(self, rows: Iterable[Sequence[float]]) -> None:
         """Rows of zone, time, count, low, high and strangeness."""
-        with self._lock:
+        with self._opened() as db:
             self._begin()
-            self._db.executemany(
+            db.executemany(
                 "INSERT INTO counts (zone, time, count, low, high, strangeness) VALUES (?, ?, ?, ?, ?, ?)", rows
             )
             if time.monotonic() > self._due:
@@ -215,6 +246,12 @@ class Store:
             people, None if heads is None else json.dumps(heads), time.time(), number,
         )  # fmt: skip
 
+    def unlabel(self, number: int) -> bool:
+        """Take a label back; False where there is none."""
+        known = self._rows("SELECT id FROM frames WHERE id = ? AND people IS NOT NULL", number)
+        self._do("UPDATE frames SET people = NULL, heads = NULL, labelled = NULL WHERE id = ?", number)
+        return bool(known)
+
     def drop_frame(self, number: int) -> None:
         """Forget a frame that nobody wants to label."""
         self._do("DELETE FROM frames WHERE id = ? AND people IS NULL", number)
@@ -247,7 +284,7 @@ class Store:
 
     def tidy(self) -> None:
         """Thin out old counts, and stay below the size."""
-        with self._lock:
+        with self._opened():
             self._tidy = time.monotonic() + 60
             self._begin()
             before = (int(time.time() - _FINE) // int(_STEP)) * _STEP
@@ -269,7 +306,7 @@ class Store:
 
     def size(self) -> int:
         """Bytes that the file has, without what is free in it."""
-        with self._lock:
+        with self._opened():
             pages, free, size = (
                 int(self._db.execute(f"PRAGMA {name}").fetchone()[0])
                 for name in ("page_count", "freelist_count", "page_size")
@@ -286,14 +323,14 @@ class Store:
         self._db.execute("PRAGMA incremental_vacuum").fetchall()
 
     def _rows(self, query: str, *values: Any) -> list[sqlite3.Row]:
-        with self._lock:
-            return self._db.execute(query, values).fetchall()
+        with self._opened() as db:
+            return db.execute(query, values).fetchall()
 
     def _do(self, query: str, *values: Any) -> int:
         """Change something, and commit it at once."""
-        with self._lock:
+        with self._opened() as db:
             self._begin()
-            found = self._db.execute(query, values).lastrowid or 0
+            found = db.execute(query, values).lastrowid or 0
             self._commit()
             return found
 
@@ -305,3 +342,35 @@ class Store:
         if self._db.in_transaction:
             self._db.execute("COMMIT")
         self._due = time.monotonic() + 0.5
+
+
+def _check_ours(path: Path) -> None:
+    """Raise where a file is there that the console did not make, without changing a byte of it."""
+    if path.exists() and not path.is_file():
+        raise FileError(f"expected a file to remember in; {path} is something else. Pass another --memory.")
+    if not path.exists() or not path.stat().st_size:
+        return
+    # Immutable: SQLite neither locks the file nor writes one beside it. Python's `open` would end this process's locks.
+    db = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)
+    try:
+        found, version = (db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version"))
+    except (sqlite3.Error, UnicodeError):
+        found, version = 0, 0  # no database
+    finally:
+        db.close()
+    if found != _OURS:
+        raise FileError(
+            f"expected a file that the console made, or none; {path} is another one, and stays as it is. Pass another "
+            "--memory."
+        )
+    if version not in (0, _FORMAT):
+        raise FileError(
+            f"expected what this version of the console remembers in {path}; found format {version}. Pass another "
+            "--memory."
+        )
+
+
+def _fields(db: sqlite3.Connection) -> set[tuple[str, ...]]:
+    """Every table with each of its columns."""
+    query = "SELECT m.name, p.name FROM sqlite_master m, pragma_table_info(m.name) p WHERE m.type = 'table'"
+    return {tuple(row) for row in db.execute(query)}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sqlite3
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -11,25 +10,28 @@ from dataclasses import dataclass, field
 from threading import Condition, Event, RLock, Thread
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from latedrop.console.alarms import Alarm, Rule
 from latedrop.console.camera import Camera, Shot
-from latedrop.console.counter import Count, Doubt, LiveCounter
-from latedrop.console.labelling import Proposals, frame_name, learn, lossless, restored
+from latedrop.console.counter import Count, LiveCounter
+from latedrop.console.labelling import Proposals, forget, frame_name, learn, lossless, restored
 from latedrop.console.notices import Notices
 from latedrop.console.pictures import density_layer, doubt_layer, jpeg, regions_layer
 from latedrop.console.sources import Source
 from latedrop.console.store import Store
-from latedrop.console.zones import Zone, probability_above
+from latedrop.console.zones import Amount, Zone, probability_above
 from latedrop.crowd.calibration import CrowdCalibration
 from latedrop.crowd.calibration.usual import STRANGE
 from latedrop.crowd.mcnn import Trained
-from latedrop.errors import DataError, LatedropError
+from latedrop.errors import DataError, FileError, LatedropError
 
 __all__ = ["Settings", "View", "Watch"]
 
 _LOOKED_AT = 4.0  # seconds after which a layer that nobody asked for is no longer worked out
 _MAP_PART = 0.5  # of a source's time that maps of doubt may take
-_KINDS = ("density", "doubt", "regions")
+_KINDS = ("density", "doubt", "faint")
 _logger = logging.getLogger(__name__)
 
 
@@ -62,7 +64,7 @@ class View:
         self.camera: Camera | None = None
         self.shot: Shot | None = None
         self.count: Count | None = None
-        self.mapped: tuple[Shot, Count, Doubt] | None = None
+        self.mapped: tuple[Shot, Count, npt.NDArray[np.float64]] | None = None
         self.message: dict[str, Any] = {}
         self.strange = False
         self._picture: tuple[int, bytes] | None = None
@@ -75,9 +77,9 @@ class View:
         return self.source.name
 
     def wants_maps(self) -> bool:
-        """Whether somebody looks at doubt or regions, and it is time for the next."""
+        """Whether somebody looks at doubt, and it is time for the next."""
         now = time.monotonic()
-        asked = max(self._asked.get("doubt", -1e9), self._asked.get("regions", -1e9))
+        asked = self._asked.get("doubt", -1e9)
         if now - asked >= _LOOKED_AT:
             self.mapped = None  # the next one who looks shall not see an old one
         return now - asked < _LOOKED_AT and now > self._maps_due
@@ -86,10 +88,10 @@ class View:
         """So long did a map take: the next one has to wait, so that counts go on."""
         self._maps_due = time.monotonic() + seconds / _MAP_PART - seconds
 
-    def picture(self, *, mapped: bool = False) -> bytes | None:
-        """The frame that was counted last, as JPEG; or the one whose doubt is known."""
-        shot = self.mapped[0] if mapped and self.mapped is not None else self.shot
-        return None if shot is None else self.picture_of(shot)
+    def shown(self, *, mapped: bool = False) -> Shot | None:
+        """The frame that was counted last; or the one whose doubt is known."""
+        last = self.mapped
+        return last[0] if mapped and last is not None else self.shot
 
     def picture_of(self, shot: Shot) -> bytes:
         """A frame as JPEG, which is made once."""
@@ -104,12 +106,12 @@ class View:
             return None
         self._asked[kind] = time.monotonic()
         last = self.mapped
-        if kind == "density":
-            count = last[1] if mapped and last is not None else self.count
-            return None if count is None else density_layer(count.density)
-        if last is None:
+        if kind == "doubt":
+            return None if last is None else doubt_layer(last[2])
+        count = last[1] if mapped and last is not None else self.count
+        if count is None:
             return None
-        return doubt_layer(last[2].std) if kind == "doubt" else regions_layer(last[2].regions)
+        return density_layer(count.density) if kind == "density" else regions_layer(self.counter.faint(count))
 
 
 class Watch:
@@ -173,11 +175,15 @@ class Watch:
         return self.views[number]
 
     def zones_changed(self, view: View) -> None:
-        """Read a source's zones again; a zone of another limit is judged anew."""
+        """Read a source's zones again; a zone of another limit or other corners is judged anew."""
         with self.lock:
             before = {zone.id: zone for zone in view.zones}
             view.zones = self.store.zones(view.name)
-            kept = {z.id for z in view.zones if z.id in before and before[z.id].limit == z.limit}
+            kept = {
+                z.id
+                for z in view.zones
+                if z.id in before and (before[z.id].limit, before[z.id].points) == (z.limit, z.points)
+            }
             for zone in set(before) - kept:
                 self.store.end_alarms(zone)
             view.alarms = {z.id: view.alarms[z.id] if z.id in kept else Alarm(self.settings.rule) for z in view.zones}
@@ -188,13 +194,22 @@ class Watch:
         with self.lock:
             if view.count is None or view.shot is None:
                 raise DataError("expected a frame; none has come in yet. Wait for the picture.")
-            return self._keep(view, frame_name(view.name), why, view.count, view.shot)
+            count, shot = view.count, view.shot
+        return self._keep(view, frame_name(view.name), why, count, shot)
 
     def label(self, view: View, frame: int, people: float, heads: Any) -> str:
         """Learn from what somebody counted."""
         with self._labelling:
             said = learn(view.counter, self.store, view.name, frame, people, heads, self.lock)
         self.store.add_event(view.name, "label", f"{people:g} people in a labelled frame. {said}", view.zones[0].id)
+        self.tell({"kind": "labels", "source": view.number})
+        return said
+
+    def unlabel(self, view: View, frame: int) -> str:
+        """Take a label back, and fit the counts to those that are left."""
+        with self._labelling:
+            said = forget(view.counter, self.store, view.name, frame, self.own, self.lock)
+        self.store.add_event(view.name, "label", said, view.zones[0].id)
         self.tell({"kind": "labels", "source": view.number})
         return said
 
@@ -211,7 +226,7 @@ class Watch:
 
     def _noted(self, view: View) -> Callable[[str, str], object]:
         def noted(state: str, words: str) -> None:
-            with suppress(sqlite3.Error):  # a full disk must not stop the camera
+            with suppress(FileError):  # a full disk must not stop the camera
                 self.store.add_event(view.name, "source", words)
             self.tell({"kind": "state", "source": view.number, "camera": {"state": state, "words": words}})
 
@@ -239,31 +254,37 @@ class Watch:
         """Count a frame; whatever goes wrong is shown, and the next frame is counted."""
         try:
             self._look(view, shot)
-        except sqlite3.Error as error:
-            self.tell({"kind": "bad", "source": view.number, "text": f"nothing can be remembered: {error}."})
+        except FileError as error:
+            self.tell({"kind": "bad", "source": view.number, "text": f"nothing can be remembered: {error}"})
         except Exception as error:  # a frame, or a counter of others, may raise anything
             _logger.warning("a frame was not counted", exc_info=True)
             text = str(error) if isinstance(error, LatedropError) else f"{type(error).__name__} in a frame"
             self.tell({"kind": "bad", "source": view.number, "text": text})
 
     def _look(self, view: View, shot: Shot) -> None:
+        """Count a frame. The lock, which requests wait for, is held only while the results are written down."""
+        name, zones = frame_name(view.name), view.zones
+        count = view.counter.count(name, shot.pixels, [zone.points for zone in zones])
+        if view.wants_maps():
+            begun = time.monotonic()
+            std = view.counter.deviations(count)
+            view.mapped = None if std is None else (shot, count, std)
+            view.map_took(time.monotonic() - begun)
         with self.lock:
-            name = frame_name(view.name)
-            count = view.counter.count(name, shot.pixels, [zone.points for zone in view.zones])
             view.count, view.shot = count, shot
-            if view.wants_maps():
-                begun = time.monotonic()
-                doubt = view.counter.doubt(count)
-                view.mapped = None if doubt is None else (shot, count, doubt)
-                view.map_took(time.monotonic() - begun)
-            zones = [self._judged(view, zone, index, shot) for index, zone in enumerate(view.zones)]
+            current = {zone.id: zone for zone in view.zones}  # others than were counted, where a request changed them
+            judged = [
+                self._judged(view, current[zone.id], amount, shot)
+                for zone, amount in zip(zones, count.amounts, strict=True)
+                if zone.id in current
+            ]
             self.store.add_counts(
-                (z["id"], shot.time, z["count"], z["low"], z["high"], count.strangeness) for z in zones
+                (z["id"], shot.time, z["count"], z["low"], z["high"], count.strangeness) for z in judged
             )
-            found = view.proposals.look(name, count, shot)
-            if found is not None:
-                self._keep(view, found.name, found.why, found.counted, found.shot)
-                self.tell({"kind": "labels", "source": view.number})
+        found = None if count.reading.uncountable else view.proposals.look(name, count, shot)
+        if found is not None:
+            self._keep(view, found.name, found.why, found.counted, found.shot)
+            self.tell({"kind": "labels", "source": view.number})
         self._strange(view, count)
         view.message = {
             "kind": "count",
@@ -271,22 +292,26 @@ class Watch:
             "frame": shot.number,
             "time": shot.time,
             "mapped": None if view.mapped is None else view.mapped[0].time,
-            "zones": zones,
+            "zones": judged,
             "strangeness": round(count.strangeness, 2),
             "reasons": list(count.reasons),
+            "uncountable": count.reading.uncountable,
+            "now": time.time(),
             "camera": view.camera.about() if view.camera is not None else {},
         }
         self.tell(view.message)
 
-    def _judged(self, view: View, zone: Zone, index: int, shot: Shot) -> dict[str, Any]:
+    def _judged(self, view: View, zone: Zone, amount: Amount, shot: Shot) -> dict[str, Any]:
         """Count and colour of one zone; alarms begin and end here."""
         assert view.count is not None
-        amount = view.count.amounts[index]
         low, high = amount.interval(view.count.ends)
-        said = {"id": zone.id, "count": round(max(0.0, amount.mean), 2), "low": round(low, 2), "high": round(high, 2)}
+        said: dict[str, Any] = {"id": zone.id, "count": None, "low": None, "high": None}
+        unknown = bool(view.count.reading.uncountable)
+        if not unknown:
+            said |= {"count": round(max(0.0, amount.mean), 2), "low": round(low, 2), "high": round(high, 2)}
         if zone.limit is None:
-            return {**said, "probability": None, "colour": None}
-        probability = probability_above(amount, zone.limit)
+            return {**said, "probability": None, "colour": None, "coming": None}
+        probability = 0.5 if unknown else probability_above(amount, zone.limit)
         alarm = view.alarms[zone.id]
         before = alarm.colour
         changed = alarm.update(probability, shot.steady)
@@ -303,7 +328,8 @@ class Watch:
             self.notices.send({"event": "over", "source": view.name, "zone": zone.name, "time": shot.time})
         if changed is not None:
             self.tell({"kind": "events", "source": view.number})
-        return {**said, "probability": round(probability, 3), "colour": alarm.colour}
+        shown = None if unknown else round(probability, 3)
+        return {**said, "probability": shown, "colour": alarm.colour, "coming": alarm.coming}
 
     def _keep(self, view: View, name: str, why: str, count: Count, shot: Shot) -> int:
         amount = count.amounts[0]

@@ -70,13 +70,13 @@ class CountedFrame:
         kept: the density without rejected regions, `(h, w)`.
         regions: R connected regions of the density.
         rejected: which of them are rejected, bool `(R,)`.
-        doubt: which of them are in doubt, bool `(R,)`.
+        faint: which of them are kept but faint, as a `Policy` has it, bool `(R,)`.
         reading: what the calibrated counter says; other levels by its `interval`.
         image: the frame, `(C, H, W)` in [0, 1], as it came in.
         strangeness: how unlike the frames that were seen it is; 1 where the usual ends, see `calibration.usual`.
         reasons: what is strange about it, in words; none where it is usual.
         provenance: by which calibration and level it was counted, and a mark of the picture.
-        mapped: whether `std_map` was calibrated; without, it is zero.
+        mapped: whether `std_map` was worked out; without, it is zero.
     """
 
     name: str
@@ -91,7 +91,7 @@ class CountedFrame:
     kept: npt.NDArray[np.float64] = field(repr=False)
     regions: Regions = field(repr=False)
     rejected: npt.NDArray[np.bool_] = field(repr=False)
-    doubt: npt.NDArray[np.bool_] = field(repr=False)
+    faint: npt.NDArray[np.bool_] = field(repr=False)
     reading: Reading = field(repr=False)
     image: Tensor = field(repr=False)
     strangeness: float = 0.0
@@ -104,13 +104,20 @@ class CountedFrame:
         """The count as the core gives it, one row, before guard and recalibration for a scene."""
         return self.reading.count
 
+    @property
+    def uncountable(self) -> str:
+        """Why the frame cannot be counted, in words; empty where it can."""
+        return self.reading.uncountable
+
     def row(self) -> dict[str, Any]:
-        """What a file of counts says about it, by `COLUMNS`."""
+        """What a file of counts says about it, by `COLUMNS`; no numbers where it cannot be counted."""
         numbers = (self.count, self.std, self.low, self.high, self.count_kept)
-        cells = (self.name, *(round(n, 4) for n in numbers), int(self.rejected.sum()))
+        cells = (self.name, *(None if self.uncountable else round(n, 4) for n in numbers), int(self.rejected.sum()))
         return dict(zip(COLUMNS, (*cells, float(f"{self.strangeness:.4g}"), self.provenance), strict=True))
 
     def __str__(self) -> str:
+        if self.uncountable:
+            return f"cannot count: {self.uncountable}"
         said = f"{self.count:.1f} people, {100 * self.level:.4g} % interval {self.low:.1f} to {self.high:.1f}"
         return f"{said} (strange: {'; '.join(self.reasons)})" if self.reasons else said
 
@@ -121,6 +128,7 @@ def count_people(
     frames: Iterable[_Frame],
     level: float = 0.9,
     *,
+    deviations: bool = True,
     skip: Collection[str] | Mapping[str, str] = (),
     on_bad: Callable[[LatedropError], object] | None = None,
 ) -> Iterator[CountedFrame]:
@@ -131,6 +139,7 @@ def count_people(
         calibration: made for it.
         frames: pairs of a name and an image `(C, H, W)` in [0, 1], such as `open_frames` gives.
         level: of the intervals.
+        deviations: work the standard deviation of every cell out, too: several times the cost of a count.
         skip: names of frames to pass over; with marks of their pictures, as `finished_frames` gives them, these must
             be the same.
         on_bad: called with the error of a frame that cannot be counted, which is then left out; without it, the error
@@ -149,7 +158,8 @@ def count_people(
             _check_same(name, image, skip)
             continue
         try:
-            counted = _counted(trained, calibration, name, image, prepared(trained, name, image).to(device), level)
+            ready = prepared(trained, name, image).to(device)
+            counted = _counted(trained, calibration, name, image, ready, level, deviations)
             counted = replace(counted, provenance=f"{made_by}.{_mark(image)}")
         except (DataError, OutputError) as error:
             named = error if name in str(error) else type(error)(f"{name}: {error}")
@@ -311,9 +321,16 @@ class CountFile:
 
 
 def _counted(
-    trained: Trained, calibration: CrowdCalibration, name: str, image: Tensor, ready: Tensor, level: float
+    trained: Trained,
+    calibration: CrowdCalibration,
+    name: str,
+    image: Tensor,
+    ready: Tensor,
+    level: float,
+    deviations: bool,
 ) -> CountedFrame:
-    reading = calibration.read(trained, ready)
+    by_ratio = calibration.policy is not None and calibration.policy.least_ratio > 0
+    reading = calibration.read(trained, ready, deviations=deviations or by_ratio)
     low, high = reading.interval(level)
     check_total(name, reading)
     count = reading.mean
@@ -334,12 +351,12 @@ def _counted(
         kept=np.where(gone, 0.0, reading.density),
         regions=regions,
         rejected=rejected,
-        doubt=policy.doubts(regions),
+        faint=policy.faint(regions),
         reading=reading,
         image=image,
         strangeness=reading.strangeness,
         reasons=reading.reasons,
-        mapped=calibration.pixels is not None,
+        mapped=calibration.pixels is not None and (deviations or by_ratio),
     )
 
 

@@ -29,8 +29,8 @@ from latedrop.crowd.panels import draw_panel
 from latedrop.crowd.regions import Maps, fit_policy, measure_rejection, near_cells
 from latedrop.crowd.scenes import make_scenes
 from latedrop.devices import versions
-from latedrop.dropout.draws import checked_seed
-from latedrop.dropout.options import checked_draws
+from latedrop.dropout.masks import checked_seed
+from latedrop.dropout.moments import checked_draws
 from latedrop.errors import ArgumentError
 from latedrop.files import write_aside
 from latedrop.progress import shown_on
@@ -185,7 +185,7 @@ def write(result: CrowdDemo, folder: Path) -> list[Path]:
         content = png(draw_panel(row, heads=result.heads[index]))
         panels.append(folder / f"{row.name}.panel.png")
         write_aside(panels[-1], content)
-        said = f"{row}; truly {int(result.target[index])}. {int(row.doubt.sum())} regions in doubt, "
+        said = f"{row}; truly {int(result.target[index])}. {int(row.faint.sum())} faint regions, "
         said += f"{int(row.rejected.sum())} rejected."
         pictures.append(Picture(row.name, said, f"Scene, density, deviation and regions. {said}", content))
     write_aside(picture, png(overview(result.sampled, result.target, result.evaluations, unit=UNIT)))
@@ -275,10 +275,10 @@ def _maps(counted: Sequence[CountedFrame], scenes: CrowdSet) -> Maps:
 
 
 def _telling(counted: Sequence[CountedFrame]) -> list[int]:
-    """Frames to draw: most mass rejected, most regions in doubt, widest interval; no frame twice."""
+    """Frames to draw: most mass rejected, most faint regions, widest interval; no frame twice."""
     order = [
         [float(row.density.sum() - row.kept.sum()) for row in counted],
-        [float(row.doubt.sum()) for row in counted],
+        [float(row.faint.sum()) for row in counted],
         [row.high - row.low for row in counted],
     ]
     chosen: list[int] = []

@@ -98,6 +98,9 @@ def followed(
 
     learn(stream.waiting)
     for frame in frames:
+        if frame.uncountable:
+            yield replace(frame, provenance=f"{frame.provenance}{FOLLOWED}")
+            continue
         widening = next(iter(stream.widening), 1.0)
         found = stream.follow(reported(frame.reading), [frame.name])
         count, low, high = (max(0.0, float(value)) for value in (found.mean, found.low, found.high))

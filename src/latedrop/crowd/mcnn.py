@@ -23,7 +23,7 @@ from latedrop.files import write_aside
 from latedrop.records import Fields, flag, number, or_none, parsed, text, whole
 from latedrop.terminal import need
 
-__all__ = ["MCNN", "STRIDE", "Counter", "Trained", "load_weights", "save_weights", "shipped"]
+__all__ = ["MCNN", "STRIDE", "Counter", "Trained", "faster", "load_weights", "save_weights", "shipped"]
 
 STRIDE = 4
 """Pixels of the frame on each side of a cell of the density map."""
@@ -324,3 +324,11 @@ def _check(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], path: Pa
             f"expected the weights of an MCNN in {path}; found those of another architecture: {'; '.join(said)}. "
             "Use what `crowd train` wrote."
         )
+
+
+def faster(trained: Trained) -> Trained:
+    """The same network with its weights laid out so that a CPU runs it about twice as fast."""
+    if trained.device.type == "cpu":
+        layout: Any = {"memory_format": torch.channels_last}
+        trained.model.to(**layout)
+    return trained

@@ -1,7 +1,7 @@
-"""The picture of one counted frame: the frame with its regions in doubt, its density, and the standard deviation.
+"""The picture of one counted frame: the frame with its faint regions, its density, and the standard deviation.
 
 Regions are outlined along the edges of their cells. Colours are Okabe and Ito's, the maps of equal steps in lightness
-(magma, viridis), and rejected regions differ from doubtful ones in line as well as in colour. matplotlib is an extra.
+(magma, viridis), and rejected regions differ from faint ones in line as well as in colour. matplotlib is an extra.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["draw_panel", "write_panel"]
 
-_DOUBT, _REJECTED, _HEAD = "#E69F00", "#56B4E9", "#009E73"
+_FAINT, _REJECTED, _HEAD = "#E69F00", "#56B4E9", "#009E73"
 _WIDTH = 10.0  # inches
 
 
@@ -60,7 +60,7 @@ def draw_panel(
         ax.set(xlim=(-0.5, width - 0.5), ylim=(height - 0.5, -0.5), xticks=[], yticks=[], aspect="equal")
     _draw_frame(own, frame, cells, side)
     _draw_regions(own, frame, side, heads)
-    deviation = "standard deviation of the density" if frame.mapped else "no deviations: counts alone were known"
+    deviation = "standard deviation of the density" if frame.mapped else "deviations were not worked out"
     for ax, values, colours, title in (
         (maps[0], frame.density, "magma", "density"),
         (maps[1], frame.std_map, "viridis", deviation),
@@ -104,7 +104,7 @@ def _draw_regions(ax: Axes, frame: CountedFrame, side: float, heads: npt.NDArray
     from matplotlib.lines import Line2D
 
     kinds: tuple[tuple[str, npt.NDArray[np.bool_], str, Any], ...] = (
-        ("in doubt", frame.doubt, _DOUBT, "-"),
+        ("faint", frame.faint, _FAINT, "-"),
         ("rejected", frame.rejected, _REJECTED, (0, (2, 1))),
     )
     for _, chosen, colour, line in kinds:

@@ -59,9 +59,8 @@ def recalibrate_counter(
         ready = prepared(trained, name, image).to(trained.device)
         reading = before.read(trained, ready, deviations=False)
         check_total(name, reading)
-        plain = before.plain_variance(reading.count)
         features = 1.0 if reading.count.strangeness is None else float(reading.count.strangeness)
-        rows.append((reading.mean, plain, float(left.pop(key)), features))
+        rows.append((reading.mean, reading.fitted_variance, float(left.pop(key)), features))
         images.append(ready)
         if not left:
             break

@@ -8,13 +8,13 @@ Pictures are four times as large as the frames of `scenes`, and in colour; made 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from math import cos, pi, sin
 
 import numpy as np
 import numpy.typing as npt
 
 from latedrop.crowd.scenes import HORIZON, SHAPE, Figure, Part, clutter, ground_of, height_at, person
-from latedrop.lazy import lazy
 
 __all__ = ["Walks"]
 
@@ -72,7 +72,7 @@ class Walks:
         pixels: npt.NDArray[np.uint8] = np.clip(255 * seen, 0, 255).astype(np.uint8)
         return pixels
 
-    @lazy
+    @cached_property
     def _empty(self) -> Picture:
         """The square without people, in a warm light; as the counter was trained to see it."""
         grey = ground_of(np.random.default_rng([0, 99]), SHAPE).repeat(LARGER, 0).repeat(LARGER, 1)
@@ -83,13 +83,13 @@ class Walks:
         tint = _chroma(np.array([0.10, 0.01, -0.16])) * (0.4 + 0.6 * rows)
         return (grey[:, :, None] + 0.4 * tint).astype(np.float32)
 
-    @lazy
+    @cached_property
     def _things(self) -> list[tuple[Figure, list[npt.NDArray[np.float64]]]]:
         rng = np.random.default_rng([self.seed, 5])
         things = clutter(rng, (_ROWS, _COLUMNS), other=True)[:6]
         return [(thing, [np.full(3, part.grey) for part in thing.parts]) for thing in things]
 
-    @lazy
+    @cached_property
     def _cast(self) -> list[tuple[float, float, float, float, int]]:
         """For each person: place across and in depth, speed, phase, and a seed."""
         rng = np.random.default_rng([self.seed, 7])

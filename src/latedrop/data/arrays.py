@@ -54,9 +54,9 @@ def place(x: Any, model: nn.Module, *, check: bool = True, cut: bool = False) ->
         moved: Tensor = value if value.device == device else value.to(device)
         return moved.resolve_conj().resolve_neg() if moved.is_neg() or moved.is_conj() else moved
 
-    placed = map_values(x, move)
+    placed = move(x) if isinstance(x, Tensor) else map_values(x, move)
     if check:
-        check_inputs(floating(placed))
+        check_inputs([placed] if isinstance(x, Tensor) and placed.is_floating_point() else floating(placed))
     return placed
 
 
@@ -115,7 +115,10 @@ def all_finite(*tensors: Tensor) -> bool:
     """
     if being_traced():
         return True
-    totals = [_total(values) for values in tensors]
+    totals = [
+        values if values.numel() == 1 else values.sum(dtype=torch.promote_types(values.dtype, torch.float32))
+        for values in tensors
+    ]
     if all(total.is_cpu for total in totals):
         finite = all(isfinite(total.item()) for total in totals)
     else:
@@ -126,12 +129,6 @@ def all_finite(*tensors: Tensor) -> bool:
 def any_true(found: Tensor) -> bool:
     """Whether any entry of a tensor is True; False while a function is traced, where no value can be looked at."""
     return False if being_traced() else bool(found.any())
-
-
-def _total(values: Tensor) -> Tensor:
-    if values.numel() == 1:
-        return values
-    return values.sum() if values.dtype in (torch.float32, torch.float64) else values.sum(dtype=torch.float32)
 
 
 def from_array(array: np.ndarray, what: str) -> Tensor:

@@ -16,7 +16,6 @@ from torch.nn.utils.rnn import PackedSequence
 from latedrop.data.arrays import map_values
 from latedrop.data.items import Items
 from latedrop.errors import DataError
-from latedrop.wrappers import bare
 
 __all__ = [
     "ROWS",
@@ -34,7 +33,6 @@ __all__ = [
     "some_rows",
     "take_rows",
     "tensors",
-    "turned",
 ]
 
 ROWS = "latedrop_rows"
@@ -136,14 +134,14 @@ def copied(x: Any) -> Any:
 
 def row_limits(model: nn.Module) -> tuple[int, int | None]:
     """The least and the largest number of rows that `model` takes: (1, None), but for some exported programs."""
-    meta = vars(bare(model)).get("meta")
+    meta = vars(model).get("meta")
     limits: tuple[int, int | None] = meta.get(ROWS, (1, None)) if isinstance(meta, dict) else (1, None)
     return limits
 
 
-def fitting_batches(model: nn.Module, x: Any) -> list[tuple[Any, int]] | None:
-    """`x` in parts that `model` takes, each with how many of its rows count; None where `x` fits as it is."""
-    rows, (least, most) = row_count(x), row_limits(model)
+def fitting_batches(x: Any, least: int, most: int | None) -> list[tuple[Any, int]] | None:
+    """Return `x` in parts of such sizes, each with how many of its rows count; None where `x` fits as it is."""
+    rows = row_count(x)
     if rows == 0 or (least <= rows and (most is None or rows <= most)):
         return None
     parts = [take_rows(x, slice(start, start + (most or rows))) for start in range(0, rows, most or rows)]
@@ -205,12 +203,3 @@ def reordering(rows: int) -> list[int]:
 def reordered(x: Any) -> Any:
     """Return all rows in that order."""
     return take_rows(x, reordering(row_count(x)))
-
-
-def turned(x: Any) -> Any:
-    """Every row in the place of the next; None where all rows are equal, which tells nothing."""
-    if isinstance(x, Items):
-        return x.at([*range(-1, len(x) - 1)]) if len(x) > 1 else None
-    found = map_rows(x, lambda t: t.roll(1, 0))
-    alike = all(torch.equal(a, b) for a, b in zip(tensors(x), tensors(found), strict=True))
-    return None if alike else found

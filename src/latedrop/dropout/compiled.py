@@ -22,36 +22,27 @@ import torch
 from torch import Tensor, fx
 
 from latedrop.data.items import Items
-from latedrop.data.rows import copied, repeated, row_count
-from latedrop.dropout.chunks import fitting_chunk
-from latedrop.dropout.draws import split
-from latedrop.dropout.masks import draw_keys, hashes, keys_on, threshold
-from latedrop.dropout.moments import Moments, merged, out_of_memory
-from latedrop.dropout.options import Sampling
+from latedrop.data.rows import repeated, row_count
+from latedrop.dropout.masks import draw_keys, hashes, keys_on, split, threshold
+from latedrop.dropout.moments import Moments, Sampling, merged, out_of_memory
 from latedrop.dropout.prefix import Prefix, Repeating
 from latedrop.errors import ArgumentError, LatedropError, LatedropWarning
-from latedrop.network.network import Network
-from latedrop.network.passes import Pass
+from latedrop.network.network import Network, Pass
 from latedrop.network.sites import Site
-from latedrop.switches import plain_kernels
-from latedrop.torch_private import leaves_and_structure, operator_of, traced
+from latedrop.torch_private import draws_numbers, leaves_and_structure, operator_of, plain_kernels, traced
 
 __all__ = ["Program", "batch_function", "compiled_moments", "program_for", "readout_key", "refuse"]
 
 _log = logging.getLogger(__name__)
 _MOST = 8  # programs of one network: each holds memory
 _COMPILING = Lock()
-_NOISE = ("rand", "bernoulli", "normal", "uniform", "dropout", "multinomial", "poisson", "exponential", "geometric")
-_SIZES = ("nonzero", "masked_select", "unique", "_unique2")
+_SIZES = ("nonzero", "masked_select", "unique", "_unique2", "_pack_padded_sequence")
+_SEVERAL = ("MultiheadAttention", "multi_head_attention_forward", "Bilinear", "bilinear")
 
 
 def refuse(what: str, error: Exception | None = None) -> NoReturn:
     """Raise `ArgumentError` for a model that cannot be traced or compiled."""
     raise ArgumentError(f"expected a model that can be traced; found {what}. Use engine='auto'.") from error
-
-
-_Place = tuple[str, int, tuple[int, ...]]
-"""A mask: its site, the call, and its shape."""
 
 
 class Program:
@@ -64,12 +55,10 @@ class Program:
 
     Attributes:
         checked: whether it was seen to give what the steps give.
-        places: the masks whose keys are the last inputs.
         shape: what its maker wants to remember of its results.
     """
 
     checked = False
-    places: Sequence[_Place] = ()
     shape: Any = None
 
     def __init__(self, network: Network, function: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor]) -> None:
@@ -149,11 +138,9 @@ def batch_function(x: Any, function: Callable[[Any], Any]) -> tuple[Callable[...
 
 
 def compiled_moments(
-    network: Network, x: Any, sites: Sequence[Site], rates: Mapping[str, float], options: Sampling
+    network: Network, x: Any, sites: Sequence[Site], rates: Mapping[str, float], options: Sampling, chunk: int
 ) -> Moments:
-    """Return mean and variance over draws, by a program that is compiled on the first call."""
-    together = any(site.batch_axis is None or site.moved or site.coupled for site in sites)
-    chunk = 1 if together else min(options.chunk or fitting_chunk(network, x, sites, options.draws), options.draws)
+    """Return mean and variance over draws, `chunk` of them at once, by a program that is compiled on the first call."""
     key = "draws", tuple(sites), chunk, options.shared, readout_key(options.readout)
     program = program_for(network, x, key, lambda: _chunk_program(network, x, sites, options, chunk))
     _, tensors = batch_function(x, lambda batch: batch)
@@ -166,9 +153,8 @@ def compiled_moments(
     for start in range(0, options.draws, chunk):
         count = min(chunk, options.draws - start)
         weights = (torch.arange(chunk) < count).to(device, torch.float32)
-        span = range(start, start + chunk)
-        keys = [keys_on(draw_keys(options.seed, span, site, call), device) for site, call, _ in program.places]
-        origin, mean, squares = program(*common, weights, *keys)
+        keys = _keys(sites, options.seed, range(start, start + chunk), device)
+        origin, mean, squares = program(*common, weights, keys)
         if total is None:
             first, total = origin, (mean, squares, count)
         else:
@@ -177,75 +163,61 @@ def compiled_moments(
     return Moments(first + mean, squares / (draws - 1), options.draws)
 
 
+def _masks_of(sites: Sequence[Site]) -> list[tuple[Site, int]]:
+    """Return every mask of a pass, as a site and the number of a call; see `Pass.thinned`."""
+    times = {site: range(1 if site.kind == "channel" else site.calls) for site in sites}
+    inputs = {site: range(3 if site.layer in _SEVERAL else 1) for site in sites}
+    return [(site, time * 3 + i) for site in sites for time in times[site] for i in inputs[site]]
+
+
+def _keys(sites: Sequence[Site], seed: int, draws: range, device: torch.device) -> Tensor:
+    """Return the keys of every mask, `(masks, draws, 2)`."""
+    return keys_on(np.stack([draw_keys(seed, draws, site.name, call) for site, call in _masks_of(sites)]), device)
+
+
 def _chunk_program(network: Network, x: Any, sites: Sequence[Site], options: Sampling, chunk: int) -> Program:
     """Return a program of a chunk of draws.
 
     It takes the inputs, then the limit and the scale of every site, which draws count, and the keys of every mask. It
     gives the first draw, and the mean and the sum of squares of all draws relative to it.
     """
-    rows = row_count(x)
-    noting = _Noting()
-    network.quietly(lambda: network.read(copied(x), options.readout, rows, network.begin(sites, noting, rows)))
-    places = list(noting.places)
-    if any(shape is None for _, _, shape in places):
-        refuse("packed sequences at a site")
+    rows, device = row_count(x), network.weight.device
     plain = options.shared and chunk > 1 and all(site.weight is None for site in sites)
-    prefix = Prefix(network, x, sites) if plain and "no prefix" not in network.notes else None
-    flat, structure = leaves_and_structure(x)
-    where = [i for i, value in enumerate(flat) if isinstance(value, Tensor)]
-    names = [site.name for site in sites]
+    once = plain and "no prefix" not in network.notes
+    prefix = Prefix(network, x, sites, remember=False) if once else None
 
-    def of_chunk(*values: Tensor) -> list[Tensor]:
-        leaves = list(flat)
-        for i, value in zip(where, values, strict=False):
-            leaves[i] = value
-        limits, scales, weights, *keys = values[len(where) :]
-        thinner = _Hashed(dict(zip(places, keys, strict=True)), names, limits, scales)
+    def of_chunk(batch: Any, limits: Tensor, scales: Tensor, weights: Tensor, keys: Tensor) -> list[Tensor]:
+        thinner = _Hashed(sites, keys, limits, scales)
+        several = repeated(batch, chunk)
         now: Pass = network.begin(sites, thinner, rows * chunk, chunk, shared=options.shared)
         if prefix is not None:
-            now = Repeating(prefix.empty(), sites, thinner, rows * chunk, copies=chunk)
-        batch = repeated(structure.unflatten(leaves), chunk)
-        outputs = split(network.read(batch, options.readout, rows * chunk, now).detach(), 0, chunk)
+            now = Repeating(prefix, several, batch, sites, thinner, rows * chunk, chunk)
+        outputs = split(network.read(several, options.readout, rows * chunk, now).detach(), 0, chunk)
         outputs = outputs if outputs.dtype == torch.float64 else outputs.float()
         count = weights.to(outputs).view(-1, *[1] * (outputs.dim() - 1))
         off = torch.where(count > 0, outputs - outputs[0], 0.0)  # what fills up the last chunk may even be NaN
         mean = off.sum(0) / count.sum()
         return [outputs[0], mean, ((off - mean).square() * count).sum(0)]
 
-    device = network.weight.device
-    example = [flat[i] for i in where]
-    example += [torch.zeros(len(sites), dtype=torch.int32, device=device)]
+    example = [torch.zeros(len(sites), dtype=torch.int32, device=device)]
     example += [torch.ones(len(sites), dtype=torch.float64, device=device), torch.ones(chunk, device=device)]
-    example += [keys_on(draw_keys(0, range(chunk), site, call), device) for site, call, _ in places]
-    program = Program(network, of_chunk, example)
-    program.places = places
-    return program
-
-
-class _Noting:
-    """Notes which masks are asked for, and thins nothing: a `Thinner`."""
-
-    def __init__(self) -> None:
-        self.places: dict[Any, None] = {}
-
-    def thin(self, site: Site, call: int, value: Tensor, shape: tuple[int, ...], axis: int | None) -> Tensor:
-        self.places[site.name, call, shape] = None
-        return value
-
-    def thin_packed(self, site: Site, call: int, value: Tensor, *_: Any) -> Tensor:
-        self.places[site.name, call, None] = None
-        return value
+    function, tensors = batch_function((x, *example, _keys(sites, 0, range(chunk), device)), lambda all: of_chunk(*all))
+    return Program(network, function, tensors)
 
 
 class _Hashed:
     """Masks by plain operators, which are compiled into the kernel that makes the layer's input: a `Thinner`."""
 
-    def __init__(self, keys: dict[_Place, Tensor], names: list[str], limits: Tensor, scales: Tensor) -> None:
-        self._keys, self._names, self._limits, self._scales = keys, names, limits, scales
+    def __init__(self, sites: Sequence[Site], keys: Tensor, limits: Tensor, scales: Tensor) -> None:
+        self._numbers = {site.name: number for number, site in enumerate(sites)}
+        self._keys = {(site.name, call): row for (site, call), row in zip(_masks_of(sites), keys, strict=True)}
+        self._limits, self._scales = limits, scales
 
     def thin(self, site: Site, call: int, value: Tensor, shape: tuple[int, ...], axis: int | None) -> Tensor:
         """See `Thinner`: in single precision or better, then rounded."""
-        keys, number = self._keys[site.name, call, shape], self._names.index(site.name)
+        if (site.name, call) not in self._keys:
+            refuse(f"a layer that runs more often than when the sites were found ({site.name})")
+        keys, number = self._keys[site.name, call], self._numbers[site.name]
         keep = hashes(keys, prod(shape)).view(len(keys), *shape) >= self._limits[number]
         wide = torch.promote_types(value.dtype, torch.float32)
         mask = torch.where(keep, self._scales[number].to(wide), 0.0)
@@ -253,10 +225,6 @@ class _Hashed:
             return (value * mask[0]).to(value.dtype)
         thinned = (split(value, axis, len(keys)) * mask.movedim(0, axis)).to(value.dtype)
         return thinned.flatten(axis, axis + 1)
-
-    def thin_packed(self, site: Site, *_: Any) -> Tensor:
-        """See `Thinner`."""
-        refuse(f"packed sequences at site {site.name!r}")
 
 
 def _graph(network: Network, function: Callable[..., Any], inputs: list[Tensor]) -> fx.GraphModule:
@@ -275,10 +243,9 @@ def _graph(network: Network, function: Callable[..., Any], inputs: list[Tensor])
         refuse(f"what cannot be traced ({_first_line(error)})", error)
     for node in graph.graph.nodes:
         operator = operator_of(node.target) if node.op == "call_function" else None
-        name = "" if operator is None else operator.name.strip("_")
-        if any(name.startswith(noise) or name.startswith(f"native_{noise}") for noise in _NOISE):
+        if draws_numbers(operator, node.args, node.kwargs):
             refuse(f"noise of its own ({node.target})")
-        if name in _SIZES:
+        if operator is not None and operator.name in _SIZES:
             refuse(f"sizes that depend on values ({node.target})")
     return graph
 

@@ -13,38 +13,39 @@ takes the slope for what dropping one unit does, the limit of small rates.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from warnings import warn
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from latedrop.data.arrays import constants, place, widened
 from latedrop.data.datasets import inputs_loaded, is_loader
 from latedrop.data.items import Collate, as_items
-from latedrop.data.rows import copied, filled_up, row_count, row_limits, some_rows, take_rows
+from latedrop.data.rows import copied, filled_up, row_count, some_rows, take_rows
 from latedrop.dropout.moments import out_of_memory
 from latedrop.errors import ArgumentError, LatedropWarning, OutputError, SiteError
-from latedrop.network.calling import Readout, call, check_finite, read
+from latedrop.network.calling import Readout, call, check_finite, part_of, read
 from latedrop.network.find_sites import find_sites
 from latedrop.network.functional import RECURRENT
-from latedrop.network.network import Network
-from latedrop.network.passes import Thinner
+from latedrop.network.network import Network, Thinner
 from latedrop.network.private_copy import Guard
 from latedrop.network.sites import Rate, Site, Sites, odds_by_site
-from latedrop.switches import without_cudnn
-from latedrop.torch_private import being_traced, version_of
+from latedrop.torch_private import being_traced, version_of, without_cudnn
 from latedrop.wrappers import bare
 
-__all__ = ["Linearization", "gradients_by_rows", "linearize", "unit_variances", "watched"]
+__all__ = ["Linearization", "differences", "linearize", "unit_variances", "watched"]
 
 _MOST_OUTPUTS = 1024
 _OUTPUTS_AT_ONCE = 16
 _LARGE = 2**17  # units of all rows, from which on outputs are differentiated one by one on a CPU: faster then
+_MOST_NUMBERS = 2**24  # of the gradients of several outputs that are held at once
 _IN_PLACE = "modified by an inplace operation"
+_RECURRENT = {*RECURRENT, "LSTM", "GRU", "RNN"}
 
 
 @dataclass(frozen=True)
@@ -104,8 +105,8 @@ def linearize(
     (torch.Size([5, 1]), torch.Size([5, 1, 1]))
     """
     network = Network.of(model)
-    loads = is_loader(x) and collate is None
-    x = x if loads else place(as_items(x, collate), network.copy)
+    loads = not isinstance(x, Tensor) and collate is None and is_loader(x)
+    x = x if loads else place(x if collate is None else as_items(x, collate), network.copy)
     sites = Sites(find_sites(network, x) if sites is None else sites)
     if loads:
         batches = (place(part, network.copy) for part in inputs_loaded(x, network.model))
@@ -117,26 +118,15 @@ _Watcher = TypeVar("_Watcher", bound=Thinner)
 
 
 def watched(
-    model: nn.Module | Network, x: Any, sites: Sites, readout: Readout, watch: Callable[[int], _Watcher]
+    model: nn.Module | Network, x: Any, sites: Sites, readout: Readout, watch: Callable[[], _Watcher]
 ) -> tuple[Linearization, list[tuple[_Watcher, int]]]:
-    """Linearize while another looks at the inputs of the sites: `watch` makes one for so many rows that run at once.
+    """Linearize while another looks at the inputs of the sites: `watch` makes one for each batch that runs at once.
 
     Also return those who looked, each with the number of rows of `x` that it saw first; others fill a batch up. The
     inputs must have been placed.
     """
-    looking: list[_Watcher] = []
-    looked: list[tuple[_Watcher, int]] = []
-
-    def look(rows: int) -> _Watcher:
-        looking.append(watch(rows))
-        return looking[-1]
-
-    def batches() -> Iterator[_Part]:
-        for mean, columns in _by_rows(Network.of(model), x, sites, readout, None, look=look):
-            looked.append((looking[-1], len(mean)))  # others were of passes that had to be made once more
-            yield mean, columns
-
-    return _joined(sites, batches()), looked
+    parts = list(_by_rows(Network.of(model), x, sites, readout, None, watch=watch))
+    return _joined(sites, parts), [(part.watcher, len(part.mean)) for part in parts]
 
 
 def unit_variances(
@@ -147,29 +137,65 @@ def unit_variances(
     x = place(x, network.copy)
     if row_count(x) != 1:
         raise ArgumentError(f"expected one example; found {row_count(x)}. Pass a batch of one row, such as x[:1].")
-    return next(_by_rows(network, x, Sites(sites), readout, None, lambda phi: phi.square().flatten()))
+    part = next(_by_rows(network, x, Sites(sites), readout, None, lambda phi: phi.square().flatten()))
+    return part.mean, part.columns
 
 
-def gradients_by_rows(
-    model: nn.Module | Network, x: Any, sites: Sites, readout: Readout = None
-) -> Iterator[tuple[Tensor, list[dict[str, Tensor]]]]:
-    """Yield outputs of some rows after the others, and for each entry of an output `phi` of every site.
+def differences(model: nn.Module | Network, x: Any, sites: Sites, readout: Readout = None) -> Tensor:
+    """Return how far dropout moves K outputs apart: the variances of their differences by site, `(N, sites, K, K)`.
 
-    These are `(rows, units)`. The inputs must have been placed.
+    With `phi_k` that of output k at site s, the variance per unit of `rate / (1 - rate)` is
+
+        D_kj = |phi_k - phi_j|^2 = |phi_k|^2 + |phi_j|^2 - 2 phi_k · phi_j.
+
+    Something taken from all `phi_k` alike changes nothing, so that those of `y_k - y_K`, one backward pass for each
+    output but the last, give the variances of all differences. The inputs must have been placed.
+
+    >>> net = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 3))
+    >>> differences(net, torch.ones(5, 2), find_sites(net, torch.ones(5, 2))).shape
+    torch.Size([5, 1, 3, 3])
     """
-    return _by_rows(Network.of(model), x, sites, readout, None, lambda phi: phi)
+
+    def from_last(output: Any) -> Tensor:
+        flat: Tensor = part_of(output, readout).flatten(1)
+        return flat[:, :-1] - flat[:, -1:]
+
+    network, rows, parts = Network.of(model), row_count(x), []
+    done, numbers = 0, _OUTPUTS_AT_ONCE * sum(site.count * site.calls for site in sites)  # a guess, for the first rows
+    while done < rows:
+        chunk = rows if being_traced() else max(1, _MOST_NUMBERS // max(1, numbers))
+        batch = take_rows(x, slice(done, done + chunk))
+        for part in _by_rows(network, batch, sites, from_last, None, lambda phi: phi):
+            by_site = [torch.stack([column[site.name] for column in part.columns], 1) for site in sites]
+            numbers = sum(one[0].numel() for one in by_site)
+            gram = pad(torch.stack([one @ one.mT for one in by_site], 1), (0, 1, 0, 1))
+            squares = gram.diagonal(dim1=-2, dim2=-1)
+            parts.append((squares[..., :, None] + squares[..., None, :] - 2 * gram).clamp_min(0))
+        done += row_count(batch)
+    return torch.cat(parts)
 
 
 _Reduce = Callable[[Tensor], Tensor] | None
 """What is made of `phi`, `(rows, units)` of one site; None: the sum of squares, `(rows,)`."""
-_Look = Callable[[int], Thinner]
-_Part = tuple[Tensor, list[Any]]
-"""An output, and for each of its entries what was reduced, by site; the sums of squares are `(rows, sites)`."""
 
 
-def _joined(sites: Sites, batches: Iterable[_Part]) -> Linearization:
+class _Part(NamedTuple):
+    """First order of some rows.
+
+    Attributes:
+        mean: the output.
+        columns: for each of its entries what was reduced, by site; the sums of squares are `(rows, sites)`.
+        watcher: who looked at the inputs of the sites.
+    """
+
+    mean: Tensor
+    columns: list[Any]
+    watcher: Any
+
+
+def _joined(sites: Sites, parts: Iterable[_Part]) -> Linearization:
     means, variances = [], []
-    for mean, columns in batches:
+    for mean, columns, _ in parts:
         means.append(mean)
         variances.append(torch.stack(columns, 1) if len(columns) > 1 else columns[0][:, None])
     if len(means) == 1:
@@ -184,12 +210,13 @@ def _by_rows(
     readout: Readout,
     chunk: int | None,
     reduce: _Reduce = None,
-    look: _Look | None = None,
+    watch: Callable[[], Thinner] | None = None,
 ) -> Iterator[_Part]:
+    """Yield first order of some rows after the others; `x` was placed."""
     rows = some_rows(x)
     if chunk is not None and chunk < 1:
         raise ArgumentError(f"expected chunk to be at least 1 row; found {chunk}.")
-    least, most = row_limits(network.model)
+    least, most = network.row_limits
     chunk = min(chunk or rows, rows, most or rows)
     alone = [site.name for site in sites if site.batch_axis is None or site.moved]
     if alone:  # whose entries are which example's cannot be told: one example at a time
@@ -205,7 +232,7 @@ def _by_rows(
         part = x if chunk == rows else take_rows(x, slice(done, done + chunk))
         full = part if least == 1 else filled_up(part, least)
         try:
-            result = _first_order(network, full, sites, readout, reduce, row_count(part), look)
+            result = _first_order(network, full, sites, readout, reduce, row_count(part), watch)
         except Exception as error:
             if not out_of_memory(error) or chunk == 1:
                 raise
@@ -213,62 +240,37 @@ def _by_rows(
             torch.cuda.empty_cache()
         else:
             yield result
-            done += len(result[0])
+            done += len(result.mean)
 
 
 def _first_order(
-    network: Network, x: Any, sites: Sites, readout: Readout, reduce: _Reduce, rows: int, look: _Look | None
+    network: Network, x: Any, sites: Sites, readout: Readout, reduce: _Reduce, rows: int, watch: Any
 ) -> _Part:
-    """Return the output of the first rows, and for each entry of it `phi` of every site, reduced."""
+    """Return the output of the first rows of `x`, and for each entry of it `phi` of every site, reduced."""
 
     def run() -> tuple[_Part, set[str]]:
-        try:
-            return _pass(network, x, sites, readout, reduce, rows, look, copy_inputs=False)
-        except _Derives:
-            return run()
-        except _Overwritten:
-            return _pass(network, x, sites, readout, reduce, rows, look, copy_inputs=True)
+        copy_inputs = False
+        while True:
+            try:
+                return _pass(network, x, sites, readout, reduce, rows, watch, copy_inputs=copy_inputs)
+            except _Again as again:
+                copy_inputs = again.copy_inputs
 
     # cuDNN's recurrent functions have no backward pass in eval mode.
     recurrent = network.weight.is_cuda and any(site.layer in _RECURRENT for site in sites)
-    with torch.inference_mode(False), without_cudnn() if recurrent else nullcontext():
+    with without_cudnn() if recurrent else nullcontext():
         result, silent = network.quietly(run, gradients=True)
     if silent and not being_traced():
         _warn_of_silent(network, [site for site in sites if site.name in silent], x, readout)
     return result
 
 
-_RECURRENT = {*RECURRENT, "LSTM", "GRU", "RNN"}
+class _Again(Exception):  # noqa: N818
+    """A pass tells how it should have been made; with copies of what sites read, where that is written over later."""
 
-
-@contextmanager
-def _in_words() -> Iterator[None]:
-    """Say what autograd could not do, and what to do about it."""
-    try:
-        yield
-    except (RuntimeError, NotImplementedError) as error:
-        if out_of_memory(error):
-            raise
-        raise _cannot_differentiate(error) from error
-
-
-def _cannot_differentiate(error: Exception) -> OutputError:
-    text = str(error)
-    if _IN_PLACE in text:
-        return OutputError(
-            "expected a model that autograd can differentiate; it writes over a value that its backward pass "
-            "needs, as h.add_(f(h)) does. Use method='sample', or write h = h + f(h)."
-        )
-    if "nference tensor" in text:
-        return OutputError(
-            "expected gradients at every site; the model runs a part in torch.inference_mode(). Use "
-            "method='sample', or torch.no_grad() where no sites are."
-        )
-    first = text.strip().partition("\n")[0]
-    return OutputError(
-        f"expected a model that autograd can differentiate; it raised {type(error).__name__}: {first} "
-        "Use method='sample'."
-    )
+    def __init__(self, *, copy_inputs: bool) -> None:
+        super().__init__()
+        self.copy_inputs = copy_inputs
 
 
 def _pass(
@@ -278,14 +280,15 @@ def _pass(
     readout: Readout,
     reduce: _Reduce,
     rows: int,
-    look: _Look | None,
+    watch: Any,
     *,
     copy_inputs: bool,
 ) -> tuple[_Part, set[str]]:
     """Return what one pass forward and back gives, and the sites that no output has gradients of."""
     count = row_count(x)
     derives = network.notes.get("derives")
-    record = _Record(None if look is None else look(count), copy_inputs=copy_inputs, factors=bool(derives))
+    record = _Record(None if watch is None else watch(), copy_inputs=copy_inputs, factors=bool(derives))
+    watcher = record.watcher
     guard = Guard(bare(network.model)) if derives is None and not being_traced() else None
     now = network.begin(sites, record, count, shared=False)
     with network.passing(now):
@@ -298,101 +301,79 @@ def _pass(
             raise
         network.warn_of_idle(now)
         if guard is not None:
-            _check_derivatives(network, guard)
-        record.looker = None  # checkpointed parts run once more in the backward pass
-        result = _differentiated(output, sites, reduce, rows, record)
-    return result, {name for name, _ in record.inputs} - record.reached
+            if "cuts" in guard.deeds:
+                raise OutputError(
+                    "expected a model that keeps the graph of its derivatives; it takes some without "
+                    "create_graph=True, and first order would count nothing there. Use method='sample', or pass "
+                    "create_graph=True to torch.autograd."
+                )
+            network.notes["derives"] = "derives" in guard.deeds
+            if network.notes["derives"]:  # masks act on its derivatives, too, so that `phi` is not `h · dy/dh`
+                raise _Again(copy_inputs=copy_inputs)
+        record.watcher = None  # checkpointed parts run once more in the backward pass
+        mean, columns = _differentiated(output, sites, reduce, rows, record)
+    return _Part(mean, columns, watcher), {name for name, _ in record.inputs} - record.reached
 
 
-def _check_derivatives(network: Network, guard: Guard) -> None:
-    """Remember whether a model differentiates inside its `forward`; raise where that was not known."""
-    if guard.cuts:
-        raise OutputError(
-            "expected a model that keeps the graph of its derivatives; it takes some without create_graph=True, and "
-            "first order would count nothing there. Use method='sample', or pass create_graph=True to torch.autograd."
-        )
-    network.notes["derives"] = guard.derives
-    if guard.derives:
-        raise _Derives
+class _Input(NamedTuple):
+    """What passed a site in one call, how often it had been written into, and shape and rows' axis of its mask."""
 
-
-class _Derives(Exception):  # noqa: N818
-    """The model differentiates by itself: masks act on its derivatives, too, so that `phi` is not `h · dy/dh`."""
-
-
-class _Overwritten(Exception):  # noqa: N818
-    """The input of a site was changed in place after the site had read it."""
+    value: Tensor
+    version: int
+    shape: tuple[int, ...]
+    axis: int | None
 
 
 class _Record:
     """Notes the input of every call of every site: a `Thinner` that thins nothing.
 
+    Args:
+        watcher: another who looks at the inputs.
+        copy_inputs: whether sites read copies, as the model writes over what they read.
+        factors: whether to differentiate by factors of the inputs, which act on the model's own derivatives too.
+
     Attributes:
-        inputs: by site and call, the values that passed, with the axis of their examples and the shape of a mask.
+        inputs: by site and call, the values that passed.
         reached: sites that some output has gradients of.
         without_gradients: sites that ran where gradients were off.
-        looker: another who looks at the inputs.
     """
 
-    def __init__(self, looker: Thinner | None, *, copy_inputs: bool, factors: bool = False) -> None:
+    def __init__(self, watcher: Thinner | None, *, copy_inputs: bool, factors: bool) -> None:
         self.inputs: dict[tuple[str, int], list[_Input]] = {}
         self.reached: set[str] = set()
         self.without_gradients: set[str] = set()
-        self.looker = looker
+        self.watcher = watcher
         self._copy, self._factors, self._done = copy_inputs, factors, False
 
     def thin(self, site: Site, call: int, value: Tensor, shape: tuple[int, ...], axis: int | None) -> Tensor:
         """See `Thinner`."""
-        if self.looker is not None:
-            self.looker.thin(site, call, value, shape, axis)
-        return self._noted(site, call, value, shape, axis, None)
-
-    def thin_packed(
-        self, site: Site, call: int, value: Tensor, shape: tuple[int, ...], rows: Tensor, steps: Tensor
-    ) -> Tensor:
-        """See `Thinner`."""
-        if self.looker is not None:
-            self.looker.thin_packed(site, call, value, shape, rows, steps)
-        return self._noted(site, call, value, shape, 0, (rows, steps))
-
-    def _noted(
-        self,
-        site: Site,
-        call: int,
-        value: Tensor,
-        shape: tuple[int, ...],
-        axis: int | None,
-        packed: tuple[Tensor, Tensor] | None,
-    ) -> Tensor:
+        if self.watcher is not None:
+            self.watcher.thin(site, call, value, shape, axis)
         if not torch.is_grad_enabled():
             self.without_gradients.add(site.name)
-        if self._copy:
-            value = value.clone()
+        value = value.clone() if self._copy else value
         if self._factors:
-            factor = torch.ones_like(value).requires_grad_()
-            if not self._done:
-                noted = _Input(factor, 0, shape, axis, packed)
-                self.inputs.setdefault((site.name, call), []).append(noted)
-            return value * factor
-        # A view is a node of its own: gradients by it leave out what goes past the site, as a skip connection does.
-        passed = value.view_as(value) if value.requires_grad else value.detach().requires_grad_()
+            passed = torch.ones_like(value).requires_grad_()
+            value = value * passed
+        else:
+            # A view is a node of its own: gradients by it leave out what goes past the site, as a skip connection does.
+            passed = value.view_as(value) if value.requires_grad else value.detach().requires_grad_()
+            value = passed.view_as(passed) if passed.is_leaf else passed  # which a model may write into
         if not self._done:  # else a checkpointed part runs once more
-            noted = _Input(passed, version_of(passed), shape, axis, packed)
+            noted = _Input(passed, version_of(passed), shape, axis)
             self.inputs.setdefault((site.name, call), []).append(noted)
-        return passed.view_as(passed) if passed.is_leaf else passed  # which a model may write into
+        return value
 
     def end(self) -> None:
         """Take no more notes; raise where an input was written over."""
         self._done = True
         if not self._copy and any(i.version != version_of(i.value) for i in chain.from_iterable(self.inputs.values())):
-            raise _Overwritten
+            raise _Again(copy_inputs=True)
 
     def gradients(self, outputs: Tensor, *, last: bool) -> Iterator[list[Tensor]]:
         """Yield, for each of `outputs` `(n, k)`, `phi` of every call of every site, in the order of `inputs`."""
-        noted = list(chain.from_iterable(self.inputs.values()))
-        values, k = [item.value for item in noted], outputs.shape[1]
-        batched = k > 1 and (not outputs.is_cpu or sum(value.numel() for value in values) < _LARGE)
-        if batched:
+        values, k = [item.value for item in chain.from_iterable(self.inputs.values())], outputs.shape[1]
+        if k > 1 and (not outputs.is_cpu or sum(value.numel() for value in values) < _LARGE):
             each = torch.eye(k, dtype=outputs.dtype, device=outputs.device)[:, None].expand(k, *outputs.shape)
             try:
                 grads = torch.autograd.grad(
@@ -408,45 +389,28 @@ class _Record:
         for i in range(k):
             more = not last or i + 1 < k
             output = outputs if k == 1 else outputs[:, i]
-            grads = torch.autograd.grad(output.sum(), values, retain_graph=more, allow_unused=True)
-            yield self._phi(grads)
+            yield self._phi(torch.autograd.grad(output.sum(), values, retain_graph=more, allow_unused=True))
 
     def _phi(self, grads: Sequence[Tensor | None]) -> list[Tensor]:
         """Return `h · dy/dh` of every call, summed to the shape of its mask and over its values."""
         each, result = iter(grads), []
         for (name, _), items in self.inputs.items():
             total: Tensor | None = None
-            for item in items:
+            for value, _, shape, _ in items:
                 grad = next(each)
                 if grad is not None:
                     self.reached.add(name)
-                    phi = item.phi(grad)
+                    phi = value.detach() * grad
+                    phi = phi if phi.shape == shape else phi.sum_to_size(shape)
                     total = phi if total is None else total + phi.reshape(total.shape)  # one may have more axes
             result.append(items[0].value.new_zeros(items[0].shape) if total is None else total)
         return result
 
 
-@dataclass
-class _Input:
-    """What passed a site in one call."""
-
-    value: Tensor
-    version: int
-    shape: tuple[int, ...]
-    axis: int | None
-    packed: tuple[Tensor, Tensor] | None
-
-    def phi(self, grad: Tensor) -> Tensor:
-        product = self.value.detach() * grad
-        if self.packed is not None:
-            rows, steps = self.packed
-            whole = product.new_zeros(self.shape[0], int(steps.max()) + 1, self.shape[2])
-            product = whole.index_put((rows, steps), product)
-        return product if product.shape == self.shape else product.sum_to_size(self.shape)
-
-
-def _differentiated(output: Tensor, sites: Sites, reduce: _Reduce, rows: int, record: _Record) -> _Part:
-    """Return what `_pass` gives, from the output with its graph."""
+def _differentiated(
+    output: Tensor, sites: Sites, reduce: _Reduce, rows: int, record: _Record
+) -> tuple[Tensor, list[Any]]:
+    """Return mean and columns of a `_Part`, from the output with its graph."""
     mean = widened(output.detach())
     check_finite(mean, "without dropout")
     mean = mean if len(mean) == rows else mean[:rows]
@@ -476,9 +440,33 @@ def _differentiated(output: Tensor, sites: Sites, reduce: _Reduce, rows: int, re
     for start in range(0, flat.shape[1], _OUTPUTS_AT_ONCE):
         part = flat[:, start : start + _OUTPUTS_AT_ONCE] if flat.shape[1] > 1 else flat
         last = start + part.shape[1] == flat.shape[1]
-        with _in_words():
+        try:
             columns += [_by_site(record, phi, sites, reduce, rows) for phi in record.gradients(part, last=last)]
+        except (RuntimeError, NotImplementedError) as error:
+            if out_of_memory(error):
+                raise
+            raise _cannot_differentiate(error) from error
     return mean, columns
+
+
+def _cannot_differentiate(error: Exception) -> OutputError:
+    """Say what autograd could not do, and what to do about it."""
+    text = str(error)
+    if _IN_PLACE in text:
+        return OutputError(
+            "expected a model that autograd can differentiate; it writes over a value that its backward pass "
+            "needs, as h.add_(f(h)) does. Use method='sample', or write h = h + f(h)."
+        )
+    if "nference tensor" in text:
+        return OutputError(
+            "expected gradients at every site; the model runs a part in torch.inference_mode(). Use "
+            "method='sample', or torch.no_grad() where no sites are."
+        )
+    first = text.strip().partition("\n")[0]
+    return OutputError(
+        f"expected a model that autograd can differentiate; it raised {type(error).__name__}: {first} "
+        "Use method='sample'."
+    )
 
 
 def _by_site(record: _Record, phi: Sequence[Tensor], sites: Sites, reduce: _Reduce, rows: int) -> Any:
@@ -510,15 +498,17 @@ def _warn_of_silent(network: Network, silent: Sequence[Site], x: Any, readout: R
     """Warn where the output depends on a site in a way that has no gradient; tried once for each site."""
     tried: set[str] = network.notes.setdefault("silent", set())
     asked = [site for site in silent if site.name not in tried]
+    tried.update(site.name for site in asked)
     if not asked or network.random:
         return
-    tried.update(site.name for site in asked)
-    moved = []
+
+    def without(sites: Sequence[Site]) -> Tensor:
+        now = network.begin(sites, _Zeros(), row_count(x), shared=False)
+        return network.quietly(lambda: network.read(copied(x), readout, row_count(x), now).clone())
+
     try:
-        whole = _without(network, [], x, readout)
-        for site in asked:
-            if not torch.allclose(_without(network, [site], x, readout), whole, 1e-3, 1e-6, equal_nan=True):
-                moved.append(site.name)
+        whole = without([])
+        moved = [s.name for s in asked if not torch.allclose(without([s]), whole, 1e-3, 1e-6, equal_nan=True)]
     except Exception:  # the model may look at what it computes
         return
     if moved:
@@ -531,17 +521,8 @@ def _warn_of_silent(network: Network, silent: Sequence[Site], x: Any, readout: R
         )
 
 
-def _without(network: Network, sites: Sequence[Site], x: Any, readout: Readout) -> Tensor:
-    """Return the output where some sites get zeros."""
-    now = network.begin(sites, _Zeros(), row_count(x), shared=False)
-    with torch.no_grad():
-        return network.read(copied(x), readout, row_count(x), now).clone()
-
-
 class _Zeros:
     """Gives zeros: a `Thinner`."""
 
-    def thin(self, site: Site, call: int, value: Tensor, *_: Any) -> Tensor:
+    def thin(self, site: Site, call: int, value: Tensor, shape: tuple[int, ...], axis: int | None) -> Tensor:
         return value * 0.0
-
-    thin_packed = thin

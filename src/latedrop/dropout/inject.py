@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from latedrop.data.rows import row_count
-from latedrop.dropout.draws import DrawMasks, checked_seed
+from latedrop.dropout.masks import DrawMasks, checked_seed
 from latedrop.errors import DataError, SiteError
 from latedrop.network.network import Network
 from latedrop.network.sites import Rate, Site, rates_by_site
@@ -78,14 +78,6 @@ class _Stack:
         """See `Thinner`."""
         for masks in self._masks:
             value = masks.thin(site, call, value, shape, axis) if site.name in masks.rates else value
-        return value
-
-    def thin_packed(
-        self, site: Site, call: int, value: Tensor, shape: tuple[int, ...], rows: Tensor, steps: Tensor
-    ) -> Tensor:
-        """See `Thinner`."""
-        for masks in self._masks:
-            value = masks.thin_packed(site, call, value, shape, rows, steps) if site.name in masks.rates else value
         return value
 
 

@@ -5,12 +5,16 @@ kept where `u >= rate` and then divided by `1 - rate` (inverted dropout), so tha
 what is dropped at a small rate is dropped at a larger one. Nothing is stored between units: they come out alike in any
 order, on any device and in any batch. The mixing is that of a 32-bit integer hash of three multiplications (constants
 found by C. Wellons' search, 2018), with the draw's key put in twice.
+
+The rows of a batch are `(draw, example)`, draws first. A value is seen as `(..., T, N, ...)` at the axis of its rows,
+and multiplied by masks `(..., T, 1, ...)`: one for each draw, the same for all of its examples.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from hashlib import blake2b
 from math import ceil, prod
@@ -22,26 +26,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from latedrop.errors import ArgumentError
+from latedrop.network.sites import Site
 from latedrop.torch_private import being_traced
 
 __all__ = [
-    "ROUNDS",
-    "STEP",
-    "are_small",
-    "draw_keys",
-    "hashes",
-    "kept",
-    "keys_for",
-    "keys_on",
-    "masks",
-    "masks_from_keys",
-    "mixed",
-    "signed",
-    "thinned",
-    "threshold",
-    "uniforms",
+    *("ROUNDS", "STEP", "DrawMasks", "checked_seed", "draw_keys", "hashes", "kept", "keys_for", "keys_on", "masks"),
+    *("masks_from_keys", "mixed", "signed", "split", "thinned", "threshold", "uniforms"),
 ]
-
 
 ROUNDS = ((17, 0xED5AD4BB), (11, 0xAC4C1B51), (15, 0x31848BAB), (14, 1))
 """Of the hash: `x ^= x >> shift`, then `x *= factor`."""
@@ -53,6 +45,83 @@ _BLOCK = 2**16  # units that are hashed at once: their work space stays in the c
 _PARALLEL = 2**19  # units from which threads are worth their start
 _COPIED = 2**17  # units of masks that are made by the CPU for another device too
 _SMALL = {"cpu": 2**14, "cuda": 2**21}  # units of masks that are remembered: less work than to make them again
+_FEW = 2**22  # numbers for which a plain product is quicker than the start of a kernel that also makes the mask
+_HALF = (torch.float16, torch.bfloat16)
+
+
+@dataclass
+class DrawMasks:
+    """The masks of some draws: a `Thinner`.
+
+    Attributes:
+        seed: with the draw and the site it fixes every mask.
+        rates: by site.
+        draws: which draws are rows of the batch, or the only one.
+        of: all draws that will be asked for, one part after the other.
+    """
+
+    seed: int
+    rates: Mapping[str, float]
+    draws: range
+    of: range
+
+    def thin(self, site: Site, call: int, value: Tensor, shape: tuple[int, ...], axis: int | None) -> Tensor:
+        """Zero the units that the draws drop, and divide the others by `1 - rate`."""
+        rate, draws = self.rates[site.name], self.draws
+        if rate == 0:
+            return value
+        one = axis == 0 and shape[0] == 1 and len(value) == len(draws) and type(value) is Tensor
+        if one and not _worth_a_kernel(value, draws, shape):
+            return _times(value, self._masks(site, call, shape[1:], value), rate)  # one row: the same, in one operator
+        if axis is None:
+            return self._split(site, call, value[None], shape, 0)[0]
+        return self._split(site, call, split(value, axis, len(draws)), shape, axis).flatten(axis, axis + 1)
+
+    def thin_rows(self, site: Site, call: int, rows: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """Thin rows `(N, ...)` that are the same for all draws: `(draws · N, ...)`."""
+        if self.rates[site.name] == 0:
+            return torch.cat([rows] * len(self.draws))
+        return self._split(site, call, rows.expand(len(self.draws), *rows.shape), shape, 0).flatten(0, 1)
+
+    def _split(self, site: Site, call: int, value: Tensor, shape: tuple[int, ...], axis: int) -> Tensor:
+        """Thin a value with an axis of draws before that of the examples."""
+        rate, draws = self.rates[site.name], self.draws
+        if axis == 0 and _worth_a_kernel(value, draws, shape):
+            keys = keys_for(self.seed, self.of, site.name, call, value.device)
+            product = thinned(value, keys[draws.start - self.of.start : draws.stop - self.of.start], shape, rate)
+            if product is not None:
+                return product
+        made = self._masks(site, call, shape, value)
+        return _times(value, made if axis == 0 else made.movedim(0, axis), rate)
+
+    def _masks(self, site: Site, call: int, shape: tuple[int, ...], like: Tensor) -> Tensor:
+        """`(draws, *shape)`. In half precision the scale is not rounded into them, where it would be off by 0.4 %."""
+        scaled = like.dtype not in _HALF
+        return masks(self.seed, self.draws, site.name, call, shape, self.rates[site.name], like, scaled=scaled)
+
+
+def split(value: Tensor, axis: int, times: int) -> Tensor:
+    """The axis of the rows as two: draws, and the examples of each."""
+    shape = value.shape
+    return value.view(*shape[:axis], times, shape[axis] // times, *shape[axis + 1 :])
+
+
+def checked_seed(seed: Any) -> int:
+    """The seed as an int, or `ArgumentError`."""
+    if isinstance(seed, bool) or not hasattr(seed, "__index__"):
+        raise ArgumentError(f"expected an integer seed; found {seed!r}.")
+    return int(seed)
+
+
+def _worth_a_kernel(value: Tensor, draws: range, shape: tuple[int, ...]) -> bool:
+    """Whether hash and product go into one: where masks are too large to be remembered, or the value is large."""
+    if value.device.type != "cuda" or (_are_small(draws, shape, value.device) and value.numel() <= _FEW):
+        return False
+    return not (value.requires_grad and torch.is_grad_enabled())
+
+
+def _times(value: Tensor, mask: Tensor, rate: float) -> Tensor:
+    return value * mask / (1 - rate) if value.dtype in _HALF else value * mask
 
 
 def uniforms(seed: int, draws: Sequence[int], site: str, call: int, shape: Sequence[int]) -> Tensor:
@@ -92,13 +161,20 @@ def masks(
     >>> mask.shape, torch.equal(mask, kept(uniforms(0, range(2), "fc", 0, (1000,)), 0.25, torch.float32))
     (torch.Size([2, 1000]), True)
     """
-    if not are_small(draws, shape, like.device) or not isinstance(draws, range) or not isinstance(shape, tuple):
+    if not _are_small(draws, shape, like.device) or not isinstance(draws, range) or not isinstance(shape, tuple):
         return masks_from_keys(keys_for(seed, draws, site, call, like.device), shape, rate, like, scaled=scaled)
-    key = seed, draws, site, call, shape, rate, like.dtype, scaled
-    return _remembered(key, like.device, _small_masks)
+
+    def make() -> Tensor:
+        keys = draw_keys(seed, draws, site, call)
+        if not like.is_cpu and len(draws) * prod(shape) > _COPIED:
+            return masks_from_keys(keys_on(keys, like.device), shape, rate, like, scaled=scaled)
+        made = masks_from_keys(keys, shape, rate, torch.empty((), dtype=like.dtype), scaled=scaled)
+        return made.to(like.device, non_blocking=True)
+
+    return _remembered((seed, draws, site, call, shape, rate, like.dtype, scaled), like.device, make)
 
 
-def are_small(draws: Sequence[int], shape: Sequence[int], device: torch.device) -> bool:
+def _are_small(draws: Sequence[int], shape: Sequence[int], device: torch.device) -> bool:
     """Whether masks are remembered."""
     return len(draws) * prod(shape) <= _SMALL.get(device.type, 0)
 
@@ -124,7 +200,7 @@ def keys_for(seed: int, draws: Sequence[int], site: str, call: int, device: torc
     if device.type == "cpu" or not isinstance(draws, range):
         keys = draw_keys(seed, draws, site, call)
         return keys if device.type == "cpu" else keys_on(keys, device)
-    return _remembered((seed, draws, site, call), device, _device_keys)
+    return _remembered((seed, draws, site, call), device, lambda: keys_on(draw_keys(seed, draws, site, call), device))
 
 
 def keys_on(keys: npt.NDArray[np.uint32], device: torch.device) -> Tensor:
@@ -231,53 +307,28 @@ def _start(seed: int, site: str, call: int) -> Any:
     return np.uint64(int.from_bytes(digest, "little"))
 
 
-def _stream(device: torch.device) -> int:
-    """What is copied to a device without waiting is there for those that come later on the same stream."""
-    return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
-
-
-def _remembered(key: tuple[Any, ...], device: torch.device, make: Callable[..., Tensor]) -> Tensor:
-    """`make(device, *key)`, or what it gave before; but what a mode of torch has wrapped is for that mode alone."""
-    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-        return make(device, *key)
-    place = key, device, _stream(device), torch.is_inference_mode_enabled()
-    found = _KEPT.get(place)
-    if found is None:
-        found = make(device, *key)
-        if type(found) is Tensor and not being_traced():
+def _remembered(key: tuple[Any, ...], device: torch.device, make: Callable[[], Tensor]) -> Tensor:
+    """Return `make()`, or what it gave before; but what a mode of torch has wrapped is for that mode alone."""
+    stream = 0
+    if device.type == "cuda":
+        if torch.cuda.is_current_stream_capturing():
+            return make()
+        stream = torch.cuda.current_stream(device).cuda_stream  # a copy is there for what comes later on its stream
+    place = key, device, stream, torch.is_inference_mode_enabled()
+    tensor = _KEPT.get(place)
+    if tensor is None:
+        tensor = make()
+        if type(tensor) is Tensor and not being_traced():
             with _KEEPING:
-                _KEPT[place] = found
+                _KEPT[place] = tensor
                 while len(_KEPT) > _MOST_KEPT or sum(kept.nbytes for kept in _KEPT.values()) > _MOST_BYTES:
                     _KEPT.pop(next(iter(_KEPT)))
-    return found
+    return tensor
 
 
 _KEPT: dict[tuple[Any, ...], Tensor] = {}
 _KEEPING = Lock()
 _MOST_KEPT, _MOST_BYTES = 128, 2**28
-
-
-def _device_keys(device: torch.device, seed: int, draws: range, site: str, call: int) -> Tensor:
-    return keys_on(draw_keys(seed, draws, site, call), device)
-
-
-def _small_masks(
-    device: torch.device,
-    seed: int,
-    draws: range,
-    site: str,
-    call: int,
-    shape: Sequence[int],
-    rate: float,
-    dtype: torch.dtype,
-    scaled: bool,
-) -> Tensor:
-    keys = draw_keys(seed, draws, site, call)
-    if len(draws) * prod(shape) > _COPIED:
-        like = torch.empty((), dtype=dtype, device=device)
-        return masks_from_keys(keys_on(keys, device), shape, rate, like, scaled=scaled)
-    found = masks_from_keys(keys, shape, rate, torch.empty((), dtype=dtype), scaled=scaled)
-    return found.to(device, non_blocking=True)
 
 
 @cache

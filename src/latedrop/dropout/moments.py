@@ -2,24 +2,77 @@
 
 With `y_t` the output of draw `t`, the mean is `sum_t y_t / T` and the variance `sum_t (y_t - mean)^2 / (T - 1)`, whose
 relative standard error is about `sqrt(2 / (T - 1))`. Parts are merged as in Chan, Golub, LeVeque (1983), so that memory
-does not grow with the number of draws.
+does not grow with the number of draws. `Sampling` says how draws are run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor
 
+from latedrop.dropout.masks import checked_seed
+from latedrop.errors import ArgumentError
+from latedrop.network.calling import Readout
 from latedrop.torch_private import being_traced
 
-__all__ = ["Moments", "Part", "Stream", "merged", "moments_of", "out_of_memory"]
+__all__ = [
+    *("ENGINES", "MOST_DRAWS", "Engine", "Moments", "Part", "Sampling", "Stream"),
+    *("checked_draws", "merged", "moments_of", "out_of_memory"),
+]
+
+Engine: TypeAlias = Literal["auto", "rows", "loop", "compiled"]
+ENGINES = get_args(Engine)
+MOST_DRAWS = 1_000_000
+"""More would take days, and come from a slip of the pen or a file that was tampered with."""
 
 _NOTHING = torch.empty(0)
 _FEW = 2**12  # outputs for which one operator is quicker than three; it takes longer for each
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How draws are run.
+
+    Attributes:
+        draws: number of thinned networks, at least 2.
+        seed: fixes all masks.
+        readout: what of the output to take, before the moments.
+        chunk: draws that run at once; chosen to fit memory where None, halved when memory runs out.
+        shared: True: a draw is one thinned network for all examples; False: every example has its own masks.
+        keep: whether every draw is returned too.
+        engine: see `sample`.
+    """
+
+    draws: int = 100
+    seed: int = 0
+    readout: Readout = None
+    chunk: int | None = None
+    shared: bool = True
+    keep: bool = False
+    engine: Engine = "auto"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "draws", checked_draws(self.draws))
+        object.__setattr__(self, "seed", checked_seed(self.seed))
+        if self.chunk is not None and self.chunk < 1:
+            raise ArgumentError(f"expected chunk to be at least 1 draw; found {self.chunk}.")
+        if self.engine not in ENGINES:
+            raise ArgumentError(f"expected engine to be one of {ENGINES}; found {self.engine!r}.")
+        if self.engine == "compiled" and self.keep:
+            raise ArgumentError("expected another engine with keep_draws=True; the compiled one has moments alone.")
+
+
+def checked_draws(draws: Any) -> int:
+    """The number of draws as an int, or `ArgumentError`."""
+    if isinstance(draws, bool) or not hasattr(draws, "__index__") or int(draws) < 2:
+        raise ArgumentError(f"expected at least 2 draws, as one has no variance; found {draws!r}.")
+    if int(draws) > MOST_DRAWS:
+        raise ArgumentError(f"expected at most {MOST_DRAWS} draws; found {draws!r}. A few hundred are enough.")
+    return int(draws)
 
 
 @dataclass(frozen=True)
@@ -81,12 +134,8 @@ class Stream:
             self._origin = outputs[0].clone()
         # Relative to the first draw: draws that are all equal then have a variance of exactly 0.
         outputs = outputs - self._origin
-        if _are_few(outputs):
-            spread, mean = torch.var_mean(outputs, 0, correction=0)
-            part = mean, spread * len(outputs), len(outputs)
-        else:
-            mean = outputs.mean(0)
-            part = mean, (outputs - mean).square_().sum(0), len(outputs)
+        mean = outputs.mean(0)
+        part = mean, (outputs - mean).square_().sum(0), len(outputs)
         self._part = part if self._part[2] == 0 else merged(self._part, part)
 
     def moments(self) -> tuple[Tensor, Tensor]:
@@ -96,22 +145,14 @@ class Stream:
 
 
 def moments_of(outputs: Tensor) -> tuple[Tensor, Tensor]:
-    """The same of all draws `(T, N, ...)` at once, in fewer operators."""
-    if not _are_few(outputs):
-        stream = Stream()
-        stream.add(outputs)
-        return stream.moments()
-    if outputs.is_cpu or outputs.is_cuda:  # whose operators give exactly 0 for draws that are all equal
+    """Return the same of all draws `(T, N, ...)` at once; of a few numbers in one operator."""
+    few = 0 < outputs.numel() <= _FEW and not being_traced()  # a graph does the same for any number of rows
+    if few and (outputs.is_cpu or outputs.is_cuda):  # whose operator gives exactly 0 for draws that are all equal
         variance, mean = torch.var_mean(outputs, 0)
         return mean, variance
-    origin = outputs[0]
-    variance, mean = torch.var_mean(outputs - origin, 0)
-    return origin + mean, variance
-
-
-def _are_few(outputs: Tensor) -> bool:
-    """Not in a graph, which does the same for any number of rows."""
-    return 0 < outputs.numel() <= _FEW and not being_traced()
+    stream = Stream()
+    stream.add(outputs)
+    return stream.moments()
 
 
 def out_of_memory(error: Exception) -> bool:

@@ -11,15 +11,14 @@ memory allows.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from copy import copy
-from typing import Any, Literal, TypeAlias
+from functools import cache
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from latedrop.data.rows import copied, row_count, take_rows, tensors
-from latedrop.network.network import Network, Thinning
-from latedrop.network.passes import Pass
+from latedrop.network.network import Network, Pass
 from latedrop.network.probe import Following
 from latedrop.network.sites import Site
 from latedrop.torch_private import version_of
@@ -33,8 +32,6 @@ _FEW = {"cpu": 2**13}  # numbers in the inputs of all draws below which it takes
 _FEW_ELSEWHERE = 2**18  # the same on devices that compute more in the time that Python needs
 _REMEMBERED = {"cpu": 2**28, "cuda": 2**31}  # bytes of what layers gave
 _ASKS = ("__get__", "size", "dim", "numel", "__len__", "is_floating_point", "ndimension")
-_Use: TypeAlias = Literal["prefix", "site", "any"]
-"""Who reads a result: only other calls before all sites; also sites; or anybody, who needs all copies."""
 _NOT_BY_ROW = (nn.RNNCellBase, nn.RNNBase, nn.Bilinear, nn.MultiheadAttention, nn.TransformerEncoderLayer)
 
 
@@ -53,52 +50,49 @@ class Prefix:
         network: whose layers they are.
         x: the batch, placed.
         sites: those with a mask.
+        remember: whether to keep what they give for other passes.
 
     Attributes:
-        calls: which calls, and what becomes of the result of each.
+        repeats: which calls these are, and whether the result of each is read by others than such calls and sites.
         rows: of the batch.
     """
 
-    def __init__(self, network: Network, x: Any, sites: Sequence[Site]) -> None:
+    def __init__(self, network: Network, x: Any, sites: Sequence[Site], *, remember: bool = True) -> None:
         key = _key(sites)
         if key not in network.notes:
             network.notes[key] = _calls_before(network, x, sites)
-        self.calls: dict[Call, _Use] = network.notes[key]
+        self.repeats: dict[Call, bool] = network.notes[key]
         self.rows = row_count(x)
         self._results: dict[Call, Tensor] = {}
         self._shapes: dict[Call, tuple[torch.Size, torch.dtype]] = {}
-        self._room = _REMEMBERED.get(network.weight.device.type, 0)
+        self._room = _REMEMBERED.get(network.weight.device.type, 0) if remember else 0
 
     @staticmethod
     def is_known(network: Network, sites: Sequence[Site]) -> bool:
         """Return True if it was found out before; while a function is traced it cannot be."""
         return _key(sites) in network.notes
 
-    def empty(self) -> Prefix:
-        """Return the same calls, which remember nothing of what they give."""
-        other = copy(self)
-        other._results, other._shapes, other._room = {}, {}, 0
-        return other
-
-    def result(self, call: Call, make: Callable[[], Any]) -> Tensor | None:
-        """Return what a call gives for the N rows; None where it does not give one row for each."""
-        given = self._results.get(call)
-        if given is None:
-            given = make()
-            if not isinstance(given, Tensor) or given.shape[:1] != (self.rows,):
-                return None
-            self._shapes[call] = given.shape, given.dtype
-            if self.calls[call] != "prefix" and given.nbytes <= self._room:
-                self._results[call] = given
-                self._room -= given.nbytes
+    def result(self, call: Call, make: Callable[[], Any]) -> Tensor:
+        """Return what a call gives for the N rows."""
+        if call in self._results:
+            return self._results[call]
+        given = make()
+        if not isinstance(given, Tensor) or given.shape[:1] != (self.rows,):
+            raise ValueError(f"layer {call[0]!r} does not give one row for each")
+        self._shapes[call] = given.shape, given.dtype
         return given
 
-    def knows(self, call: Call) -> bool:
-        """Return True if the shape of what a call gives is known."""
-        return call in self._shapes
+    def remember(self, call: Call, given: Tensor) -> Tensor:
+        """Keep what a call gave for other passes, as far as there is room."""
+        if call not in self._results and given.nbytes <= self._room:
+            self._results[call] = given
+            self._room -= given.nbytes
+        return given
 
-    def stand_in(self, call: Call, copies: int, device: torch.device) -> Tensor:
-        """Return a tensor without memory that has the shape of all copies of a result."""
+    def stand_in(self, call: Call, copies: int, device: torch.device) -> Tensor | None:
+        """Return a tensor without memory that has the shape of all copies of a result; None where it is unknown."""
+        if call not in self._shapes:
+            return None
         (rows, *rest), dtype = self._shapes[call]
         filler = torch.full((), torch.nan if dtype.is_floating_point else 0, dtype=dtype, device=device)
         return filler.expand(rows * copies, *rest)
@@ -108,20 +102,16 @@ def _key(sites: Sequence[Site]) -> tuple[str, tuple[str, ...]]:
     return "prefix", tuple(site.name for site in sites)
 
 
-class Repeating(Thinning):
-    """A pass over copies of rows in which layers before all sites run once."""
+class Repeating(Pass):
+    """A pass over copies of the rows of `x`, which are `batch`, in which layers before all sites run once."""
 
-    def __init__(self, prefix: Prefix, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, prefix: Prefix, batch: Any, x: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._prefix, self._times = prefix, kwargs["copies"]
-        self._counts: dict[str, int] = {}
-        self._inputs: dict[int, tuple[Tensor, int, Tensor]] = {}
-        self._pending: dict[int, tuple[Tensor, Callable[[], Tensor]]] = {}  # what stands for results, and these
-
-    def copies_of(self, batch: Any, x: Any) -> None:
-        """Note that a batch holds copies of `x`: layers that read it as it is run on `x`."""
+        self._prefix, self._counts = prefix, dict[str, int]()
+        self._pending: dict[int, tuple[Tensor, Call, Callable[[], Tensor]]] = {}  # what stands for results, and these
+        self._inputs: dict[int, tuple[Tensor, int, Tensor]] = {}  # layers that read a batch as it is run on `x`
         for copies, rows in zip(tensors(batch), tensors(x), strict=True):
-            if copies.dim() and len(copies) == len(rows) * self._times:
+            if copies.dim() and len(copies) == len(rows) * self._copies:
                 self._inputs[id(copies)] = copies, version_of(copies), rows
 
     def run(self, name: str, layer: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -129,28 +119,22 @@ class Repeating(Thinning):
         if name not in self.sites:
             call = name, self._counts.get(name, 0) + 1
             self._counts[name] = call[1]
-            if call in self._prefix.calls and len(args[0]) == self._prefix.rows * self._times:
+            if call in self._prefix.repeats and len(args[0]) == self._prefix.rows * self._copies:
                 return self._once(call, forward, args[0])
         return super().run(name, layer, forward, args, kwargs)
 
-    def _once(self, call: Call, forward: Any, value: Tensor) -> Any:
+    def _once(self, call: Call, forward: Any, value: Tensor) -> Tensor:
         prefix, first = self._prefix, self._first(value)  # no function below holds the pass: its tensors go with it
-        _, rows = self._pending.get(id(value), (None, lambda: first))
-        result: list[Tensor | None] = []
-
-        def given() -> Tensor:
-            if not result:
-                result.append(prefix.result(call, lambda: forward(rows())))
-            if result[0] is None:
-                raise ValueError(f"layer {call[0]!r} does not give one row for each")
-            return result[0]
-
-        if prefix.calls[call] == "any":
-            return torch.cat([given()] * self._times)
-        if not prefix.knows(call):
+        _, _, rows = self._pending.get(id(value), (None, None, lambda: first))
+        given = cache(lambda: prefix.result(call, lambda: forward(rows())))
+        if prefix.repeats[call]:
+            return torch.cat([prefix.remember(call, given())] * self._copies)
+        stand_in = prefix.stand_in(call, self._copies, value.device)
+        if stand_in is None:
             given()
-        stand_in = prefix.stand_in(call, self._times, value.device)
-        self._pending[id(stand_in)] = stand_in, given
+            stand_in = prefix.stand_in(call, self._copies, value.device)
+            assert stand_in is not None
+        self._pending[id(stand_in)] = stand_in, call, given
         return stand_in
 
     def _first(self, value: Tensor) -> Tensor:
@@ -158,13 +142,14 @@ class Repeating(Thinning):
         _, version, rows = self._inputs.get(id(value), (None, None, value))
         return rows if version == version_of(value) else value[: self._prefix.rows]
 
-    def _padded(self, site: Site, number: int, value: Tensor, channels: tuple[int, ...]) -> Tensor:
+    def _thin(self, site: Site, number: int, value: Tensor, channels: tuple[int, ...]) -> Tensor:
         """Multiply the N rows by the masks of all draws, where they are the same in all copies."""
         if id(value) not in self._pending:
-            return super()._padded(site, number, value, channels)
-        rows, thin = self._pending[id(value)][1](), getattr(self.thinner, "thin_rows", None)
+            return super()._thin(site, number, value, channels)
+        _, call, given = self._pending[id(value)]
+        rows, thin = self._prefix.remember(call, given()), getattr(self.thinner, "thin_rows", None)
         if thin is None or site.batch_axis != 0:
-            return super()._padded(site, number, torch.cat([rows] * self._times), channels)
+            return super()._thin(site, number, torch.cat([rows] * self._copies), channels)
         axes = [channel % rows.dim() for channel in channels]
         examples = 1 if self._shared else self._prefix.rows
         shape = [size if not axes or i in axes else 1 for i, size in enumerate(rows.shape)]
@@ -172,21 +157,18 @@ class Repeating(Thinning):
         return thinned
 
 
-def _calls_before(network: Network, x: Any, sites: Sequence[Site]) -> dict[Call, _Use]:
+def _calls_before(network: Network, x: Any, sites: Sequence[Site]) -> dict[Call, bool]:
     """Return the calls of torch's own layers that come before all sites, but for those that change their input."""
     network.route(name for name, layer in network.layers.items() if _takes_rows(layer))
     network.route(site.name for site in sites)
     marking, few = _Marking(sites), take_rows(x, slice(0, 2))
 
     def passed() -> None:
-        with torch.inference_mode(False), _Reading(bare(network.model), marking):
+        with _Reading(bare(network.model), marking):
             network.output(copied(few), marking)
 
     network.quietly(passed, gradients=True)
-    uses: dict[Call, _Use] = {}
-    for call, result in marking.results.items():
-        uses[call] = "any" if id(result) in marking.read else "site" if id(result) in marking.sites_read else "prefix"
-    return uses
+    return {call: id(result) in marking.read for call, result in marking.results.items()}
 
 
 def _takes_rows(layer: nn.Module) -> bool:
@@ -200,18 +182,15 @@ class _Marking(Pass):
 
     Attributes:
         results: what these calls gave.
-        read: the identities of those that something else than such a call, or a site, has read.
-        sites_read: of those that are the one input of a site.
-        inside: whether such a call runs now.
-        own: whether what runs now is this pass's own doing.
+        read: the identities of tensors that something else than such a call, or a site of one input, has read.
+        inside: whether such a call runs now, or this pass itself reads something.
     """
 
     def __init__(self, sites: Sequence[Site]) -> None:
         super().__init__()
         self.results: dict[Call, Any] = {}
         self.read: set[int] = set()
-        self.sites_read: set[int] = set()
-        self.inside = self.own = False
+        self.inside = False
         self._names = {site.name for site in sites}
         self._counts: dict[str, int] = {}
         self._one = torch.ones((), requires_grad=True)
@@ -221,8 +200,8 @@ class _Marking(Pass):
         number = self._counts[name] = self._counts.get(name, 0) + 1
         given = tensors((args, kwargs))
         if name in self._names:
-            alone = len(args) == len(given) == 1 and not kwargs and type(args[0]) is Tensor
-            (self.sites_read if alone else self.read).update(map(id, given))
+            if len(args) != len(given) or len(args) != 1 or kwargs or type(args[0]) is not Tensor:
+                self.read.update(map(id, given))
             args = tuple(self._marked(value) for value in args)
             return forward(*args, **{key: self._marked(value) for key, value in kwargs.items()})
         if not _takes_rows(layer) or len(args) != 1 or kwargs or len(given) != 1 or given[0].requires_grad:
@@ -232,23 +211,22 @@ class _Marking(Pass):
             result = forward(*args)
         finally:
             self.inside = False
-        if result is args[0]:  # as dropout that is off gives its input
-            return result
-        self.results[name, number] = result
+        if result is not args[0]:  # as dropout that is off gives its input
+            self.results[name, number] = result
         return result
 
     def _marked(self, value: Any) -> Any:
         if not isinstance(value, Tensor) or not value.is_floating_point():
             return value
-        self.own = True
+        self.inside = True
         try:
             return value * self._one.to(value)
         finally:
-            self.own = False
+            self.inside = False
 
 
 class _Reading(Following):
-    """Also notes which results are read by torch functions outside of the layers that come before all sites."""
+    """Also notes which tensors are read by torch functions outside of the layers that come before all sites."""
 
     def __init__(self, model: nn.Module, marking: _Marking) -> None:
         super().__init__(model)
@@ -256,6 +234,6 @@ class _Reading(Following):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         asks = getattr(func, "__name__", "") in _ASKS  # which a stand-in answers, too
-        if not asks and not self._marking.inside and not self._marking.own:
+        if not asks and not self._marking.inside:
             self._marking.read.update(map(id, tensors((args, kwargs))))
         return super().__torch_function__(func, types, args, kwargs)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any
 from warnings import warn
 
@@ -19,27 +20,28 @@ from torch import Tensor, nn
 from latedrop.data.arrays import check_inputs, floating, place, widened
 from latedrop.data.datasets import inputs_loaded, is_loader
 from latedrop.data.items import Collate, Items, as_items
-from latedrop.data.rows import copied, fitting_batches, repeated, row_count, row_limits, some_rows, take_rows
-from latedrop.dropout.chunks import fitting_chunk
+from latedrop.data.rows import copied, repeated, row_count, some_rows, take_rows
 from latedrop.dropout.compiled import compiled_moments
-from latedrop.dropout.draws import DrawMasks, split
-from latedrop.dropout.moments import Moments, Stream, moments_of, out_of_memory
-from latedrop.dropout.options import Engine, Sampling
+from latedrop.dropout.masks import DrawMasks, split
+from latedrop.dropout.moments import Engine, Moments, Sampling, Stream, moments_of, out_of_memory
 from latedrop.dropout.prefix import Prefix, Repeating, worth_it
 from latedrop.errors import ArgumentError, LatedropWarning
 from latedrop.network.calling import Readout, check_finite
 from latedrop.network.find_sites import find_sites
-from latedrop.network.network import Network
-from latedrop.network.passes import Pass
+from latedrop.network.network import Network, Pass
 from latedrop.network.sites import Rate, Site, rates_by_site
 from latedrop.torch_private import being_traced
 
-__all__ = ["own_output", "plain_output", "sample", "sample_rates"]
+__all__ = ["fitting_chunk", "own_output", "plain_output", "sample", "sample_rates"]
 
 _log = logging.getLogger(__name__)
 _SOME = 8  # rows that are run alone, to see whether draws may be rows
 _ROUNDING = {torch.float64: 1e-6, torch.float32: 1e-3}
 """How much a row may change with the rows beside it, of the largest output; more in half precision."""
+_CACHE_BYTES = {"cpu": 16 * 2**20}  # of all draws that run at once, where these are small; beyond it caches overflow
+_SMALL_BYTES = 512 * 2**20  # the same on other devices, which have no such cache to lose
+_CUDA_BYTES = 2**31  # and on a CUDA device, where each pass costs its launches; a sixteenth of its memory at most
+_FULL = 20  # draws that fill any other device; with more, only memory would grow
 
 
 def sample(
@@ -84,7 +86,7 @@ def sample(
     """
     options = Sampling(draws, seed, readout, chunk, shared, keep_draws, engine)
     network = Network.of(model)
-    if is_loader(x) and collate is None:
+    if not isinstance(x, Tensor) and collate is None and is_loader(x):
         if not shared:
             raise ArgumentError(
                 "expected shared=True with a loader or a data set; found shared=False. Rows of different batches would "
@@ -93,7 +95,7 @@ def sample(
         sites = find_sites(network, x) if sites is None else sites
         placed = (place(part, network.copy, check=False) for part in inputs_loaded(x, network.model))
         return Moments.joined([sample_rates(network, part, [rate], sites, options)[0] for part in placed])
-    x = place(as_items(x, collate), network.copy, check=sites is None)
+    x = place(x if collate is None else as_items(x, collate), network.copy, check=sites is None)
     sites = find_sites(network, x) if sites is None else sites
     return sample_rates(network, x, [rate], sites, options)[0]
 
@@ -111,7 +113,7 @@ def sample_rates(
     Whether the inputs are finite is found out together with the outputs. `tick` is called after each rate.
     """
     network = Network.of(model)
-    batches = fitting_batches(network.model, x)
+    batches = network.batches(x)
     if batches is not None:
         by_batch = [[m.first(n) for m in sample_rates(network, part, rates, sites, options)] for part, n in batches]
         return [Moments.joined(moments) for moments in zip(*by_batch, strict=True)]
@@ -127,17 +129,15 @@ def sample_rates(
     results, inputs = [], floating(x)
     try:
         for rate, values in zip(rates, by_site, strict=True):
-            if not any(values.values()) or thinned is None:
+            if thinned is None or not any(values.values()):
                 check_inputs(inputs)
-                moments = Moments.unmoved(own_output(network, x, options.readout), options.draws, keep=options.keep)
+                results.append(
+                    Moments.unmoved(own_output(network, x, options.readout), options.draws, keep=options.keep)
+                )
             else:
-                if options.engine == "compiled":
-                    moments = compiled_moments(network, x, active, values, options)
-                else:
-                    moments = thinned.moments(values)
-                check_finite(moments.mean, f"at rate {rate}", inputs)
+                results.append(thinned.moments(values))
+                check_finite(results[-1].mean, f"at rate {rate}", inputs)
             inputs = []
-            results.append(moments)
             tick()
     except Exception:
         check_inputs(inputs)  # which a model may fail on in any way
@@ -154,7 +154,7 @@ def plain_output(model: nn.Module | Network, x: Any, readout: Readout = None) ->
 def own_output(model: nn.Module | Network, x: Any, readout: Readout = None, *, check: bool = True) -> Tensor:
     """Return `plain_output` of inputs that were placed; without `check` it may have NaN and inf."""
     network = Network.of(model)
-    batches = fitting_batches(network.model, x)
+    batches = network.batches(x)
     if batches is not None:
         return torch.cat([own_output(network, part, readout, check=check)[:rows] for part, rows in batches])
     output = network.quietly(lambda: widened(network.read(copied(x), readout, row_count(x)).detach()))
@@ -184,23 +184,20 @@ class _ThinnedNetworks:
         self._reason = ""  # for draws that run one by one
         self._as_rows = options.engine != "loop" and self._may_be_rows()
         self._prefix: Prefix | None = None
-        plain = not isinstance(x, Items) and not any(site.weight is not None for site in sites)
+        if options.engine == "compiled" or not self._as_rows or "no prefix" in network.notes or isinstance(x, Items):
+            return
         chunks = passes * -(-draws // self._chunk)
-        plain = plain and self._as_rows and "no prefix" not in network.notes
-        if plain and self._traced and Prefix.is_known(network, sites):
-            self._prefix = Prefix(network, x, sites).empty()
-        elif plain and not self._traced and worth_it(x, draws, chunks):
-            self._prefix = Prefix(network, x, sites)
-        _log.debug(
-            "%d draws of %d rows, %s%s",
-            draws,
-            self._rows,
-            f"{self._chunk} at once" if self._as_rows else "one by one",
-            ", first layers once" if self._prefix else "",
-        )
+        known = Prefix.is_known(network, sites) if self._traced else worth_it(x, draws, chunks)
+        if known and all(site.weight is None for site in sites):
+            self._prefix = Prefix(network, x, sites, remember=not self._traced)
+        once = ", first layers once" if self._prefix else ""
+        _log.debug("%d draws of %d rows, %d at once%s", draws, self._rows, self._chunk, once)
 
     def moments(self, rates: Mapping[str, float]) -> Moments:
         """Return mean and variance over all draws, at a rate for each site."""
+        if self._options.engine == "compiled":
+            chunk = self._chunk if self._as_rows else 1
+            return compiled_moments(self._network, self._x, self._sites, rates, self._options, chunk)
         self._rates = rates
         stream, outputs_by_chunk, draws = Stream(), [], self._options.draws
         for outputs in self._chunks():
@@ -227,14 +224,12 @@ class _ThinnedNetworks:
             if not alike and self._prefix is not None:  # rows lie elsewhere than where the prefix looks for them
                 self._prefix = None
                 self._network.notes["no prefix"] = True
-                continue
-            if not alike:
+            elif not alike:
                 self._as_rows, self._reason = False, "a row of its output changes with the rows beside it"
-                continue
-            if self._reason:
+            else:
                 self._warn_of_loop()
-            yield outputs
-            done += len(outputs)
+                yield outputs
+                done += len(outputs)
 
     def _recover(self, error: Exception, size: int) -> None:
         """Go on in another way after an error, or raise it."""
@@ -246,21 +241,23 @@ class _ThinnedNetworks:
             raise error
         elif self._prefix is not None:
             self._prefix = None
-            _log.debug("the first layers run with every draw, as running them once raised %s", _first_line(error))
+            _log.debug("the first layers run with every draw, as running them once raised %s", error)
         elif self._as_rows and self._options.engine == "auto" and not self._traced:
             self._as_rows = False
-            self._reason = f"with the rows of several draws it raised {_first_line(error)}"
+            first = str(error).partition("\n")[0]
+            self._reason = f"with the rows of several draws it raised {type(error).__name__}: {first}"
         else:
             raise error
 
     def _warn_of_loop(self) -> None:
-        warn(
-            f"the draws of this model run one by one, {self._options.draws} passes instead of a few: {self._reason}. "
-            "engine='loop' does the same without trying.",
-            LatedropWarning,
-            stacklevel=2,
-        )
-        self._reason = ""
+        if self._reason:
+            warn(
+                f"the draws of this model run one by one, {self._options.draws} passes instead of a few: "
+                f"{self._reason}. engine='loop' does the same without trying.",
+                LatedropWarning,
+                stacklevel=2,
+            )
+            self._reason = ""
 
     def _may_be_rows(self) -> bool:
         together = [site.name for site in self._sites if site.batch_axis is None or site.moved or site.coupled]
@@ -269,12 +266,10 @@ class _ThinnedNetworks:
                 f"expected rows that do not affect each other with engine='rows'; at the sites {together} they do. "
                 "Use engine='auto', which runs the draws of such a model one by one."
             )
-        if together:
-            return False
-        _, most = row_limits(self._network.model)
+        _, most = self._network.row_limits
         if most is not None:
             self._chunk = min(self._chunk, most // max(self._rows, 1))
-        return self._chunk > 0 and (most is None or self._chunk > 1)
+        return not together and self._chunk > 0 and (most is None or self._chunk > 1)
 
     def _outputs(self, draws: range) -> Tensor:
         """Return `(t, N, ...)` of some draws."""
@@ -289,8 +284,7 @@ class _ThinnedNetworks:
             now: Pass = network.begin(self._sites, masks, rows * copies, copies, shared=options.shared)
             batch = repeated(x, copies)
             if prefix is not None:
-                now = Repeating(prefix, self._sites, masks, rows * copies, copies=copies, shared=options.shared)
-                now.copies_of(batch, x)
+                now = Repeating(prefix, batch, x, self._sites, masks, rows * copies, copies, shared=options.shared)
             return network.read(batch, options.readout, rows * copies, now).detach()
 
         return network.quietly(run)
@@ -323,5 +317,42 @@ class _ThinnedNetworks:
         return True
 
 
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+def fitting_chunk(network: Network, x: Any, sites: Sequence[Site], draws: int) -> int:
+    """How many of so many draws to run at once.
+
+    On a CPU, what fits its caches. On a CUDA device as many as are small; of large ones 20, or what fits a sixteenth of
+    its memory. Elsewhere as many as are small. The last pass has as many as all others, or nearly: programs fill it up.
+    """
+    parameter = network.weight
+    widest = max(site.count * max(1.0, _widening(network.layers.get(site.name))) for site in sites)
+    per_draw = int(3 * widest * (row_count(x) + 1) * parameter.element_size())
+    device = parameter.device
+    if device.type != "cuda":
+        return _evenly(draws, max(1, _CACHE_BYTES.get(device.type, _SMALL_BYTES) // per_draw))
+    most = _memory(device) // 16
+    few = max(_SMALL_BYTES, min(_CUDA_BYTES, most)) // per_draw
+    return _evenly(draws, max(1, few, min(most // per_draw, _FULL)))
+
+
+@cache
+def _memory(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).total_memory
+
+
+def _evenly(draws: int, most: int) -> int:
+    """Draws of each pass, where no more than `most` fit.
+
+    >>> _evenly(50, 20), _evenly(50, 60)
+    (17, 50)
+    """
+    passes = -(-draws // most)
+    return -(-draws // passes)
+
+
+def _widening(layer: nn.Module | None) -> float:
+    """Outputs of a layer for each of its inputs, where it tells."""
+    if isinstance(layer, nn.Linear):
+        return layer.out_features / layer.in_features
+    if isinstance(layer, nn.RNNBase):
+        return layer.hidden_size / layer.input_size
+    return layer.out_channels / layer.in_channels if isinstance(layer, nn.Conv2d) else 1.0

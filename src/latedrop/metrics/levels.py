@@ -34,7 +34,7 @@ def checked_levels(levels: Levels) -> Tensor:
         return even_levels(int(levels))
     try:
         grid = torch.tensor([float(level) for level in levels], dtype=torch.float64)  # type: ignore[union-attr]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         grid = torch.empty(0)
     if not len(grid) or not ((grid > 0) & (grid < 1)).all():
         raise ArgumentError(

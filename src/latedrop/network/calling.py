@@ -50,7 +50,7 @@ def read(output: Any, readout: Readout, rows: int) -> Tensor:
     `readout` is a callable, the name or index of one part of the output, or None where the output
     holds a single floating tensor.
     """
-    value = part_of(output, readout)
+    value = output if readout is None and isinstance(output, Tensor) else part_of(output, readout)
     if not isinstance(value, Tensor) or not value.is_floating_point():
         found = value.dtype if isinstance(value, Tensor) else type(value).__name__
         raise OutputError(

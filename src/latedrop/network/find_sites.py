@@ -2,8 +2,7 @@
 
 *Upstream* is judged by data flow, in a few probe passes (`probe`). The first layer of every branch stays clean, however
 many branches there are. Comparing the passes also tells which axis of a layer's input counts the examples, so that one
-mask can serve them all (`layout`). A weight layer is a module, or a call of a torch function with a weight
-(`functional`).
+mask can serve them all. A weight layer is a module, or a call of a torch function with a weight (`functional`).
 """
 
 from __future__ import annotations
@@ -12,21 +11,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from fractions import Fraction
+from functools import partial
 from itertools import chain
 from typing import Any, TypeAlias
-from warnings import warn
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from latedrop.data.datasets import first_inputs
 from latedrop.data.items import Collate, as_items
-from latedrop.errors import ArgumentError, LatedropWarning, SiteError
-from latedrop.network.layers import DROPOUTS
-from latedrop.network.layout import common_layout, follows, in_order
+from latedrop.data.rows import reordering
+from latedrop.errors import ArgumentError, SiteError
 from latedrop.network.network import Network, check_module
-from latedrop.network.probe import Probed, Run, Runs, probe
-from latedrop.network.sites import Kind, Site, Sites, refuse_nested
+from latedrop.network.probe import Probe, Run, Runs
+from latedrop.network.sites import DROPOUTS, LAYERS, Kind, Site, Sites, refuse_nested
 from latedrop.wrappers import bare, plain_names
 
 __all__ = ["Select", "find_sites", "own_dropouts"]
@@ -77,9 +75,8 @@ def find_sites(
     check_module(model)
     x = example_inputs[0] if len(example_inputs) == 1 else tuple(example_inputs)
     x = as_items(first_inputs(x, model, collate), collate)
-    _check_scripts(model)
-    probed = _probed(model, x)
-    layers = {name: list(chain(*probed.calls(name))) for name in _in_order(probed.passes)}
+    probe = _probe(model, x)
+    layers = {name: list(chain(*probe.calls(name))) for name in _in_order(probe.passes)}
     modules = _named_layers(model)
     owners = {name: modules.get(runs[0].owner, model) for name, runs in layers.items()}
     downstream = [name for name, runs in layers.items() if any(run.downstream for run in runs)]
@@ -87,17 +84,17 @@ def find_sites(
     if not chosen:
         _check_quantised(modules)
         raise SiteError(_no_site_message(select, downstream, [name for name in layers if name not in downstream]))
-    sites = [_site(name, kind, probed) for name in chosen]
+    sites = [_site(name, kind, probe) for name in chosen]
     if any(site.batch_axis is None for site in sites):  # draws run one by one: no channel mask needs to know rows
-        channels = [replace(site, batch_axis=None, interleaved=False, moved=False) for site in sites]
-        sites = [other if site.kind == "channel" else site for site, other in zip(sites, channels, strict=True)]
+        rowless = {"batch_axis": None, "interleaved": False, "moved": False}
+        sites = [replace(site, **rowless) if site.kind == "channel" else site for site in sites]  # type: ignore[arg-type]
     return Sites(sites)
 
 
 def own_dropouts(model: nn.Module, x: Any) -> tuple[Sites, dict[str, float]]:
     """Return the dropout layers that a model was trained with, as sites, and their rates; `x` was placed."""
-    probed, modules = _probed(model, x, DROPOUTS), _named_layers(model)
-    seen = [name for name in _in_order(probed.passes) if isinstance(modules.get(name), DROPOUTS)]
+    probe, modules = _probe(model, x, DROPOUTS), _named_layers(model)
+    seen = [name for name in _in_order(probe.passes) if isinstance(modules.get(name), DROPOUTS)]
     rates = {name: float(vars(modules[name])["p"]) for name in seen}
     used = {name: rate for name, rate in rates.items() if 0 < rate < 1}
     if not used:
@@ -106,34 +103,25 @@ def own_dropouts(model: nn.Module, x: Any) -> tuple[Sites, dict[str, float]]:
             "term 'own_dropout' out: 'dropout' injects it."
         )
     kinds: dict[str, Kind] = {name: "element" if type(modules[name]) is nn.Dropout else "channel" for name in used}
-    return Sites(_site(name, kinds[name], probed) for name in used), used
+    return Sites(_site(name, kinds[name], probe) for name in used), used
 
 
-def _probed(model: nn.Module, x: Any, *types: Any) -> Probed:
-    """Probe a network of its own: what a probe pass leaves behind in the copy goes with it."""
-    network = Network(model)
-    statistics = {name: layer for name, layer in network.layers.items() if _has_buffers(layer)}
-    before = {name: dict(layer._buffers) for name, layer in statistics.items()}
-    for layer in statistics.values():  # the copy shares them: what is written here must not reach the model
-        layer._buffers.update({key: None if v is None else v.clone() for key, v in layer._buffers.items()})
-    probed = probe(network, x, *types)
+def _probe(model: nn.Module, x: Any, types: tuple[type[nn.Module], ...] = LAYERS) -> Probe:
+    """Probe a network of its own: what a probe pass writes into the copy must not reach the model."""
+    network = Network(model, buffers=False)
+    before = {name: buffer.clone() for name, buffer in network.copy.named_buffers()}
+    probe = Probe(network, x, types)
+    layers = [name for name, layer in network.layers.items() if type(layer).__module__.startswith("torch.nn.modules.")]
+    now = dict(network.copy.named_buffers())
     written = [
-        f"{name}.{key}"
-        for name, layer in statistics.items()
-        for key, value in layer._buffers.items()
-        if value is not None and not torch.equal(value, before[name][key])
+        name for name in before if name.rpartition(".")[0] in layers and not torch.equal(now[name], before[name])
     ]
     if written:
         raise SiteError(
             f"expected a model that changes nothing of its layers in eval mode; its forward pass writes into {written},"
             " as batch normalization in training mode does. Run these layers in eval mode inside forward."
         )
-    return probed
-
-
-def _has_buffers(layer: nn.Module) -> bool:
-    """Return True for a layer of torch's own with buffers, which the private copy shares with the model."""
-    return type(layer).__module__.startswith("torch.nn.modules.") and any(True for _ in layer.buffers(recurse=False))
+    return probe
 
 
 def _named_layers(model: nn.Module) -> dict[str, nn.Module]:
@@ -154,17 +142,14 @@ def _in_order(passes: Sequence[Runs]) -> list[str]:
     return order
 
 
-def _site(name: str, kind: Kind, probed: Probed) -> Site:
+def _site(name: str, kind: Kind, probe: Probe) -> Site:
     """Return the site of a layer, from its calls in every pass."""
-    calls = probed.calls(name)
+    calls = probe.calls(name)
     runs = list(chain(*calls))
-    first, count, skipped = runs[0], max(map(len, calls)), not all(calls)
-    if first.packed_steps is not None:
-        features = first.value.shape[-1]
-        units: tuple[int, ...] = (features,) if kind == "channel" else (first.packed_steps, features)
-        moved = _moves(name, 0, False, probed)
-        return Site(name, kind, first.layer, units, count, 0, moved=moved, coupled=probed.together, skipped=skipped)
-    kind, axis, interleaved = _laid_out(name, kind, calls, probed)
+    first, axis, interleaved = runs[0], 0, False
+    refuse_nested(name, *(run.value for run in runs))
+    if not first.packed:
+        kind, axis, interleaved = _laid_out(name, kind, calls, probe)  # type: ignore[assignment]
     shape = list(first.value.shape)
     if kind == "channel":
         units = tuple(shape[channel] for channel in sorted(first.channels))
@@ -172,63 +157,124 @@ def _site(name: str, kind: Kind, probed: Probed) -> Site:
         if axis is not None:
             shape[axis] //= first.rows
         units = tuple(size for i, size in enumerate(shape) if i != axis or size > 1)
-    moved = _moves(name, axis, interleaved, probed)
-    together = probed.together
-    return Site(name, kind, first.layer, units, count, axis, interleaved, first.weight, moved, together, skipped)
+    return Site(
+        name,
+        kind,
+        first.layer,
+        units,
+        calls=max(map(len, calls)),
+        batch_axis=axis,
+        interleaved=interleaved,
+        weight=first.weight,
+        moved=axis is not None and _moves(name, axis, interleaved, probe),
+        coupled=probe.together,
+        skipped=not all(calls),
+    )
 
 
-def _laid_out(name: str, kind: Kind, calls: list[list[Run]], probed: Probed) -> tuple[Kind, int | None, bool]:
+def _laid_out(name: str, kind: Kind, calls: list[list[Run]], probe: Probe) -> tuple[Kind, int | None, bool]:
     """Return the kind of masks, the axis of the rows, and whether folded ones alternate along it.
 
     A channel mask is the same for every row and position, so that rows need not be told apart. Where a row has at most
     one entry, of features alone, an element is a channel.
     """
     runs = list(chain(*calls))
-    refuse_nested(name, *(run.value for run in runs))
-    small, large = calls[0], calls[1] if probed.compared else None
-    varying = not small or large == []
-    if large and small[0].rows > large[0].rows:
-        small, large = large, small
+    first, second = calls[0], calls[1] if probe.compared else None
     folded = True
     try:
-        if varying:
+        if not first or second == []:
             raise SiteError(_varying(name))
-        axis, interleaved = common_layout(name, small, large)
-        folded = axis is not None and small[0].value.shape[axis] != small[0].rows
-        if folded and (probed.structured or (probed.counts and kind == "element")):  # as many in every row, by chance
+        axis, interleaved = (0, False) if second is None else _common_layout(name, first, second)
+        folded = axis is not None and first[0].value.shape[axis] != first[0].rows
+        if folded and (probe.structured or ("counts" in probe.deeds and kind == "element")):  # as many, by chance
             raise SiteError(_varying(name))
-        _check_entries(name, axis, runs)
+        alike = [run for run in runs if run.value.dim() == runs[0].value.dim()]
+        if axis is not None and len({Fraction(run.value.shape[axis], run.rows) for run in alike}) > 1:
+            raise SiteError(_varying(name))
     except SiteError as error:
         single = all(run.value.dim() == 2 and len(run.value) <= run.rows for run in runs)
         if kind == "element" and not (single and {len(c) for c in calls} <= {0, 1}):
-            raise SiteError(_varying(name) if probed.branches else str(error)) from error
+            raise SiteError(_varying(name) if "reads" in probe.deeds else str(error)) from error
         return "channel", None, False
     # Code that reads values may fold as many entries of each row as they say; items may have had one entry by chance.
-    unsure = kind == "channel" and (probed.structured or probed.sizes or (folded and probed.branches))
-    return kind, None if unsure else axis, interleaved and not unsure
+    unsure = probe.structured or "sizes" in probe.deeds or (folded and "reads" in probe.deeds)
+    return (kind, None, False) if kind == "channel" and unsure else (kind, axis, interleaved)
 
 
-def _moves(name: str, axis: int | None, interleaved: bool, probed: Probed) -> bool:
+def _moves(name: str, axis: int, interleaved: bool, probe: Probe) -> bool:
     """Return True if the rows of a layer's input do not follow the order of the rows that the model is given."""
-    if axis is None or probed.together or probed.random:
+    if probe.together or probe.random or probe.orders is None:
         return False
-    if probed.orders is None:
-        if not probed.compared:
-            return False
-        large, small = (runs.get(name, []) for runs in probed.passes[:2])
-        pairs = zip(small, large, strict=False)
-        return not all(in_order(a, b, axis, interleaved) for a, b in pairs if a.value.dim() == b.value.dim())
-    there, back = (runs.get(name, []) for runs in probed.orders)
-    return len(there) != len(back) or not all(
-        follows(a, b, axis, interleaved) for a, b in zip(there, back, strict=True)
+    there, back = (runs.get(name, []) for runs in probe.orders)
+    pairs = zip(there, back, strict=False)
+    return len(there) != len(back) or not all(_follows(a, b, axis, interleaved) for a, b in pairs)
+
+
+def _common_layout(name: str, first: list[Run], second: list[Run]) -> tuple[int | None, bool]:
+    """Return the batch axis of all calls of a layer, and whether folded examples alternate along it."""
+    if len(first) != len(second):
+        raise SiteError(
+            f"expected layer {name!r} to run equally often for every batch size; it ran {len(second)} times for "
+            f"{second[0].rows} examples and {len(first)} times for {first[0].rows}. Use kind='channel', or leave it "
+            "out with select=."
+        )
+    layouts = {_layout(name, a, b) for a, b in zip(second, first, strict=True)}
+    if len(layouts) > 1:
+        raise SiteError(
+            f"expected the examples along one axis in every call of layer {name!r}; found axes "
+            f"{sorted(str(axis) for axis, _ in layouts)}. Use kind='channel', or leave it out with select=."
+        )
+    return layouts.pop()
+
+
+def _layout(name: str, small: Run, large: Run) -> tuple[int | None, bool]:
+    """Return the same of one call, from two passes of several sizes, or of rows in another order."""
+    a, b = small.value, large.value
+    if small.rows == large.rows:
+        if torch.equal(a, b):
+            return None, False
+        axes = [axis for axis, size in enumerate(a.shape) if size % small.rows == 0]
+        layouts = ((axis, interleaved) for axis in axes for interleaved in (False, True))
+        # Else these are rows that act on each other, such as the nodes of a graph.
+        return next((layout for layout in layouts if _follows(large, small, *layout)), (0, False))
+    axes = [i for i, (m, n) in enumerate(zip(a.shape, b.shape, strict=True)) if m != n]
+    if not axes:
+        return None, False
+    axis = axes[0]
+    if len(axes) > 1 or a.shape[axis] * large.rows != b.shape[axis] * small.rows:
+        raise SiteError(
+            f"expected the input of layer {name!r} to grow along one axis with the number of examples; found shape "
+            f"{tuple(a.shape)} for two examples and {tuple(b.shape)} for three. Use kind='channel', or leave the layer "
+            "out with select=."
+        )
+    inner = a.shape[axis] // small.rows
+    if inner == 1:
+        return axis, False
+    a, b = a.movedim(axis, 0).float(), b.movedim(axis, 0).float()
+    close = partial(torch.allclose, rtol=1e-2, atol=_rounding(a))
+    if close(a, b[: len(a)]):
+        return axis, False
+    if close(a.unflatten(0, (inner, small.rows)), b.unflatten(0, (inner, large.rows))[:, : small.rows]):
+        return axis, True
+    raise SiteError(
+        f"expected the examples to be folded in order into axis {axis} of the input of layer {name!r}, of shape "
+        f"{tuple(small.value.shape)}; found another order. Use kind='channel', or leave it out with select=."
     )
 
 
-def _check_entries(name: str, axis: int | None, runs: list[Run]) -> None:
-    """Raise where rows have several numbers of entries."""
-    alike = [run for run in runs if run.value.dim() == runs[0].value.dim()]
-    if axis is not None and len({Fraction(run.value.shape[axis], run.rows) for run in alike}) > 1:
-        raise SiteError(_varying(name))
+def _follows(there: Run, back: Run, axis: int, interleaved: bool) -> bool:
+    """Return True if rows that go in in another order lie in that order."""
+    a, b, rows = there.value.float(), back.value.float(), there.rows
+    if a.shape != b.shape or a.shape[axis] % rows:
+        return False
+    order = torch.tensor(reordering(rows), device=a.device)
+    split: Tensor = a.unflatten(axis, (-1, rows) if interleaved else (rows, -1))
+    expected = split.index_select(axis + interleaved, order).flatten(axis, axis + 1)
+    return torch.allclose(expected, b, rtol=1e-2, atol=_rounding(a))
+
+
+def _rounding(value: Tensor) -> float:
+    return 1e-3 * float(value.abs().max()) + 1e-12 if value.numel() else 0.0
 
 
 def _varying(name: str) -> str:
@@ -249,24 +295,6 @@ def _selected(select: Select, name: str, module: nn.Module) -> bool:
     if callable(select):
         return bool(select(name, module))
     return any(_selected(item, name, module) for item in select)
-
-
-def _check_scripts(model: nn.Module) -> None:
-    """Refuse a model that is TorchScript, and warn of parts that are: they run outside Python."""
-    if isinstance(bare(model), torch.jit.ScriptModule):
-        raise SiteError(
-            "expected a model whose layers run in Python; found TorchScript, inside which nothing can be dropped. Use "
-            "the Python model, or export it with torch.export and pass latedrop.load_program(path)."
-        )
-    scripts = [name for name, module in _named_layers(model).items() if isinstance(module, torch.jit.ScriptModule)]
-    outermost = [name for name in scripts if not any(name.startswith(f"{other}.") for other in scripts)]
-    if outermost:
-        warn(
-            f"{outermost} are TorchScript: no dropout goes inside them, only after them. Use the Python modules to "
-            "reach their layers.",
-            LatedropWarning,
-            stacklevel=3,
-        )
 
 
 def _check_quantised(modules: Mapping[str, nn.Module]) -> None:

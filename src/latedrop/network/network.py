@@ -1,34 +1,173 @@
-"""A model with its private copy, and how the copy is run: quietly, and by any number of threads at once."""
+"""A model with its private copy, and passes of the copy: what happens at its sites, by any number of threads at once.
+
+With `h` the input of a layer and `m` an inverted dropout mask, the layer sees `h · m`. A `Thinner` holds the masks and
+returns the thinned value; a `Pass` tells it which axis of the value counts the examples. The state of a pass belongs to
+the caller: layers of the copy look it up in a `ContextVar`, so that threads and tasks share one copy and never see each
+other.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
 from copy import deepcopy
 from threading import Lock, RLock
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 from warnings import warn
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 from torch.overrides import TorchFunctionMode
 
+from latedrop.data.rows import fitting_batches, row_limits
 from latedrop.errors import ArgumentError, LatedropWarning, SiteError
 from latedrop.network.calling import Readout, call, read
 from latedrop.network.functional import WeightCall, WeightCalls
-from latedrop.network.layers import SOURCES
-from latedrop.network.passes import CURRENT, Pass, around_layer
-from latedrop.network.private_copy import Guard, private_copy
-from latedrop.network.sites import Site, missing_sites
-from latedrop.torch_private import version_of
+from latedrop.network.private_copy import private_copy
+from latedrop.network.sites import SOURCES, Site, channel_axis, layer_inputs, missing_sites, refuse_nested
+from latedrop.torch_private import Watching, draws_numbers, version_of
 from latedrop.wrappers import bare
 
-__all__ = ["Network", "check_module"]
+__all__ = ["Network", "Pass", "Thinner", "check_module"]
 
 _Result = TypeVar("_Result")
+_SEVERAL_INPUTS = (nn.MultiheadAttention, nn.Bilinear)
 _FUSED = (nn.TransformerEncoderLayer, nn.TransformerEncoder)
 """In eval mode these may call none of their layers, but one fused kernel."""
 _NO_GRADIENT = ("does not require grad and does not have a grad_fn", "differentiated Tensors does not require grad")
+
+
+class Thinner(Protocol):
+    """Gives thinned values."""
+
+    def thin(self, site: Site, call: int, value: Tensor, shape: tuple[int, ...], axis: int | None) -> Tensor:
+        """Return `value` times the mask of a site's call, which has `shape` for one draw and is broadcast.
+
+        `axis` is that of `value` and `shape` along which examples lie; None where they lie along none.
+        """
+        ...
+
+
+class Pass:
+    """The state of one forward pass.
+
+    Args:
+        sites: those with a mask; none for a plain pass.
+        thinner: gives their thinned inputs.
+        rows: examples in the batch; None where they are unknown.
+        copies: how many copies of the examples the draws have, one after the other.
+        shared: True: a mask serves all examples of a draw; False: each has its own.
+
+    Attributes:
+        times: how often each site has run.
+        calls: follows weights without a module, where a site is one.
+    """
+
+    calls: WeightCalls | None = None
+
+    def __init__(
+        self,
+        sites: Sequence[Site] = (),
+        thinner: Thinner | None = None,
+        rows: int | None = None,
+        copies: int = 1,
+        *,
+        shared: bool = True,
+    ) -> None:
+        self.sites = {site.name: site for site in sites}
+        self.thinner = thinner
+        self._rows, self._copies, self._shared = rows, copies, shared
+        self.times = dict.fromkeys(self.sites, 0)
+
+    def run(self, name: str, layer: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a layer of the copy; its input is thinned where it is a site."""
+        site = self.sites.get(name)
+        if site is not None:
+            channels = (channel_axis(layer),) if site.kind == "channel" else ()
+            if args and type(args[0]) is Tensor and not isinstance(layer, _SEVERAL_INPUTS):
+                args = (self.thinned(site, args[:1], channels)[id(args[0])], *args[1:])
+            else:
+                inputs = layer_inputs(layer, args, kwargs)
+                thinned = self.thinned(site, inputs.values(), channels)
+                changed = {key: thinned[id(value)] for key, value in inputs.items()}
+                args = tuple(changed.get(i, value) for i, value in enumerate(args))
+                kwargs = {key: changed.get(key, value) for key, value in kwargs.items()}
+        if self.sites and isinstance(layer, _FUSED):
+            with _Unfused():
+                return forward(*args, **kwargs)
+        if self.calls is not None and isinstance(layer, SOURCES):  # a site of its own: what it calls is none
+            with self.calls.apart():
+                return forward(*args, **kwargs)
+        return forward(*args, **kwargs)
+
+    def thinned(self, site: Site, values: Iterable[Any], channels: tuple[int, ...]) -> dict[int, Any]:
+        """Return thinned values by the identity of the given ones: query, key and value are often one tensor."""
+        result: dict[int, Any] = {}
+        time = 0 if site.kind == "channel" else self.times[site.name]
+        for value in values:
+            if id(value) not in result:
+                thin = self._thin_packed if isinstance(value, PackedSequence) else self._thin
+                result[id(value)] = thin(site, time * 3 + len(result), value, channels)
+        self.times[site.name] += 1
+        return result
+
+    def _thin(self, site: Site, number: int, value: Tensor, channels: tuple[int, ...]) -> Tensor:
+        assert self.thinner is not None
+        if value.is_nested:
+            refuse_nested(site.name, value)
+        axis, shape, rows = site.batch_axis, list(value.shape), self._rows
+        size = 0 if axis is None else shape[axis]
+        if site.kind == "channel":
+            axes = [channel % len(shape) for channel in channels]
+            shape = [length if i in axes else 1 for i, length in enumerate(shape)]
+            if self._shared and self._copies == 1 and size % (rows or 1):
+                axis = None  # one mask for all entries, whosever they are
+        if axis is None:
+            return self.thinner.thin(site, number, value, tuple(shape), None)
+        rows = size if rows is None else rows
+        if rows == 0:
+            return value
+        examples = 1 if self._shared else rows // self._copies
+        inner, rest = divmod(size, rows)
+        unfolded = site.kind == "element" and len(site.units) < value.dim()
+        if rest or (inner != 1 and unfolded):  # with one entry for each example when the sites were found
+            raise SiteError(
+                f"expected the input of site {site.name!r} to have a multiple of {rows} entries along axis {axis}, as "
+                "there are that many examples, and as many for each as when the sites were found; found shape "
+                f"{tuple(value.shape)}. Where the number differs from example to example, find the sites on such "
+                "examples, with kind='channel'; else leave it out with select=."
+            )
+        if inner == 1:
+            shape[axis] = examples
+            return self.thinner.thin(site, number, value, tuple(shape), axis)
+        # Folded examples: split the axis in two, so that a mask of one example broadcasts over the other part.
+        split = (inner, rows) if site.interleaved else (rows, inner)
+        folded = (1 if site.kind == "channel" else inner, examples)
+        full = [*shape[:axis], *(folded if site.interleaved else folded[::-1]), *shape[axis + 1 :]]
+        along = axis + 1 if site.interleaved else axis
+        return self.thinner.thin(site, number, value.unflatten(axis, split), tuple(full), along).flatten(axis, axis + 1)
+
+    def _thin_packed(self, site: Site, number: int, value: PackedSequence, channels: tuple[int, ...]) -> PackedSequence:
+        """Thin packed steps in their padded layout `(example, step, feature)`."""
+        padded, _ = pad_packed_sequence(value, batch_first=True)
+        thinned, sizes = self._thin(site, number, padded, channels), value.batch_sizes
+        step = torch.arange(len(sizes)).repeat_interleave(sizes).to(thinned.device)
+        row = torch.cat([torch.arange(int(size)) for size in sizes]).to(thinned.device)
+        row = row if value.sorted_indices is None else value.sorted_indices[row]
+        return PackedSequence(thinned[row, step], sizes, value.sorted_indices, value.unsorted_indices)
+
+
+class _Unfused(TorchFunctionMode):
+    """Changes nothing; but torch's fused layers look whether there is a mode, and take no fused path then."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+_CURRENT: ContextVar[Pass | None] = ContextVar("latedrop_pass", default=None)
+"""The pass that the caller's thread or task is in."""
 
 
 class Network:
@@ -43,6 +182,7 @@ class Network:
     Args:
         model: the user's.
         gradients: whether a backward pass through the copy reaches the model's parameters.
+        buffers: whether torch's own layers share their buffers with the model.
 
     Attributes:
         model: the user's; it is read, never run and never changed.
@@ -51,26 +191,26 @@ class Network:
         derives: whether the model differentiates inside its `forward` (forces, physics-informed networks).
         random: whether it draws random numbers of its own; None as long as no pass has told.
         weight: its first floating parameter, which tells device and dtype.
+        row_limits: the least and the largest number of rows that it takes; None: any.
         notes: what others remember of this network: it goes with it.
     """
 
-    def __init__(self, model: nn.Module, *, gradients: bool = False) -> None:
+    def __init__(self, model: nn.Module, *, gradients: bool = False, buffers: bool = True) -> None:
         check_module(model)
         self.model = model
-        self.copy = private_copy(model, gradients=gradients)
+        self.copy = private_copy(model, gradients=gradients, buffers=buffers)
         self.layers = dict(self.copy.named_modules())
         self.derives = False
         self.random: bool | None = None
         self.notes: dict[Any, Any] = {}
         self.weight = next((p for p in self.copy.parameters() if p.is_floating_point()), torch.empty(0))
+        self.row_limits = row_limits(bare(model))
         self._marks = _marks(model)
         self._routed: set[str] = set()
         self._routing = Lock()
         self._writes: bool | None = None
         self._turn = RLock()
-        for name, layer in self.layers.items():
-            if isinstance(layer, _FUSED):
-                self.route([name])
+        self.route(name for name, layer in self.layers.items() if isinstance(layer, _FUSED))
 
     @classmethod
     def of(cls, model: nn.Module | Network) -> Network:
@@ -81,21 +221,23 @@ class Network:
         """Return this network, or a new one where tensors of the model were moved or replaced."""
         return self if _marks(self.model) == self._marks else Network(self.model)
 
+    def batches(self, x: Any) -> list[tuple[Any, int]] | None:
+        """Return `x` in parts of sizes that it takes, each with how many rows count; None where `x` fits as it is."""
+        return None if self.row_limits == (1, None) else fitting_batches(x, *self.row_limits)
+
     def route(self, names: Iterable[str]) -> None:
         """Let calls of some layers of the copy go through the current pass; once is enough."""
         for name in names:
-            if name not in self._routed:
+            if name not in self._routed and name in self.layers:
                 with self._routing:
-                    if name not in self._routed and name in self.layers:
-                        around_layer(name, self.layers[name])
+                    if name not in self._routed:
+                        _route(name, self.layers[name])
                         self._routed.add(name)
 
     def begin(
         self, sites: Sequence[Site], thinner: Any, rows: int | None, copies: int = 1, *, shared: bool = True
     ) -> Pass:
         """Return a pass that thins these sites; without any it is a plain one."""
-        if not sites:
-            return Pass()
         if any(site.name not in self._routed for site in sites):
             missing = missing_sites(self.copy, sites)
             if missing:
@@ -104,86 +246,86 @@ class Network:
                     "Find the sites again with find_sites(model, inputs)."
                 )
             self.route(site.name for site in sites if site.weight is None)
-        return Thinning(sites, thinner, rows, copies, shared=shared)
+        return Pass(sites, thinner, rows, copies, shared=shared)
 
     @contextmanager
     def passing(self, now: Pass) -> Iterator[None]:
         """Make `now` the current pass of whoever runs the copy inside."""
-        token = CURRENT.set(now)
+        token = _CURRENT.set(now)
+        weights = any(site.weight is not None for site in now.sites.values())
         try:
-            with self._functional(now):
+            with self._weight_calls(now) if weights else nullcontext():
                 yield
         finally:
-            CURRENT.reset(token)
+            _CURRENT.reset(token)
 
     def output(self, x: Any, now: Pass | None = None) -> Any:
         """Return the raw output of the copy on inputs that it may write into; by default nothing is thinned."""
-        now = _PLAIN if now is None else now
+        now = Pass() if now is None else now
         with self.passing(now):
             output = call(self.copy, x)
         self.warn_of_idle(now)
         return output
 
-    def warn_of_idle(self, now: Pass) -> None:
-        """Warn of sites that should have run in a pass that is over, once for each."""
-        names = [name for name in now.idle() if name not in self.notes]
-        if not names:
-            return
-        self.notes.update(dict.fromkeys(names, True))
-        warn(
-            f"the sites {names} did not run in this batch, though they did when the sites were found: nothing is "
-            "dropped there. If the model was changed since, find the sites again.",
-            LatedropWarning,
-            stacklevel=2,
-        )
-
     def read(self, x: Any, readout: Readout, rows: int, now: Pass | None = None) -> Tensor:
         """Return what a readout takes of the output, `(rows, ...)`."""
         return read(self.output(x, now), readout, rows)
+
+    def warn_of_idle(self, now: Pass) -> None:
+        """Warn of sites that should have run in a pass that is over, once for each."""
+        idle = [name for name, times in now.times.items() if times == 0 and not now.sites[name].skipped]
+        names = [name for name in idle if name not in self.notes]
+        if names:
+            self.notes.update(dict.fromkeys(names, True))
+            warn(
+                f"the sites {names} did not run in this batch, though they did when the sites were found: nothing is "
+                "dropped there. If the model was changed since, find the sites again.",
+                LatedropWarning,
+                stacklevel=2,
+            )
 
     def quietly(self, run: Callable[[], _Result], *, gradients: bool = False) -> _Result:
         """Return `run()`, which runs the copy: without gradients, and with the global random numbers as they were.
 
         A model that differentiates by itself gets the gradients that it needs: what `run` does is then done again.
         """
-        if torch.is_inference_mode_enabled() and self.derives:
-            with torch.inference_mode(False):
-                return self.quietly(run, gradients=gradients)
-        if self._writes is False:
-            return self._quietly(run, gradients)
-        with self._turn:  # what a pass writes into the copy, the pass of another thread must not read
-            before = _contents(self.copy) if self._writes is None else None
-            result = self._quietly(run, gradients)
-            if before is not None:
-                self._writes = _contents(self.copy) != before
-            return result
+        with torch.inference_mode(False):
+            if self._writes is False:
+                return self._quietly(run, gradients)
+            with self._turn:  # what a pass writes into the copy, the pass of another thread must not read
+                before = _contents(self.copy) if self._writes is None else None
+                result = self._quietly(run, gradients)
+                if before is not None:
+                    self._writes = _contents(self.copy) != before
+                return result
 
     def _quietly(self, run: Callable[[], _Result], gradients: bool) -> _Result:
         generators = self._generators() if self.random is not False else []
         before = [generator.get_state() for generator in generators]
         try:
             with torch.set_grad_enabled(gradients or self.derives):
-                found = run()
-            if self.random is None and self._rolled(generators, before):
-                with torch.set_grad_enabled(gradients or self.derives), Guard(bare(self.model)) as guard:
-                    found = run()  # another thread may have drawn them: what this one does is looked at
-                self.random = guard.random
-            self.random = bool(self.random)
+                result = run()
+                if self.random is None and _rolled(generators, before):
+                    drawn: list[bool] = []
+                    with Watching(lambda operator, *call: drawn.append(draws_numbers(operator, *call[:2]))):
+                        result = run()  # another thread may have drawn them: what this one does is looked at
+                    self.random = any(drawn)
+                self.random = bool(self.random)
         except RuntimeError as error:
             if self.derives or not any(words in str(error) for words in _NO_GRADIENT):
                 raise
             self.derives = True
             try:
-                return self.quietly(run, gradients=gradients)
+                return self._quietly(run, gradients)
             except RuntimeError:
                 self.derives = False
                 raise
         finally:
             failed = self.random is None  # before the first pass could tell
-            if self.random or (failed and self._rolled(generators, before)):
+            if self.random or (failed and _rolled(generators, before)):
                 for generator, state in zip(generators, before, strict=True):
                     generator.set_state(state)
-        return found
+        return result
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Network:
         return Network(deepcopy(self.model, memo))
@@ -191,21 +333,14 @@ class Network:
     def __reduce__(self) -> Any:
         return Network, (self.model,)
 
-    def _rolled(self, generators: Sequence[torch.Generator], before: Sequence[Tensor]) -> bool:
-        pairs = zip(generators, before, strict=True)
-        return not all(torch.equal(generator.get_state(), state) for generator, state in pairs)
-
     def _generators(self) -> list[torch.Generator]:
         """Return the global generators that the model may draw from."""
-        if not self.weight.is_cuda:
-            return [torch.default_generator]
-        return [torch.default_generator, torch.cuda.default_generators[self.weight.device.index]]
+        on_device = [torch.cuda.default_generators[self.weight.device.index]] if self.weight.is_cuda else []
+        return [torch.default_generator, *on_device]
 
-    def _functional(self, now: Pass) -> Any:
-        """Return the mode that finds weights without a module, where a site is one."""
+    def _weight_calls(self, now: Pass) -> WeightCalls:
+        """Return the mode that finds weights without a module, and thins those that are sites."""
         sites = {name: site for name, site in now.sites.items() if site.weight is not None}
-        if not sites:
-            return nullcontext()
 
         def thin(met: WeightCall) -> dict[Any, Any]:
             if met.name not in sites:
@@ -213,33 +348,25 @@ class Network:
             thinned = now.thinned(sites[met.name], met.inputs.values(), met.channels)
             return {place: thinned[id(value)] for place, value in met.inputs.items()}
 
-        calls = now.calls = WeightCalls(self.copy, thin)
+        now.calls = WeightCalls(self.copy, thin)
         self.route(name for name, layer in self.layers.items() if isinstance(layer, SOURCES))
-        return calls
+        return now.calls
 
 
-class Thinning(Pass):
-    """A pass that thins: no layer takes a fused path around its sites."""
+def _route(name: str, layer: nn.Module) -> None:
+    """Let every call of a layer of a private copy go through the current pass."""
+    own = layer.forward
 
-    def run(self, name: str, layer: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """See `Pass`."""
-        if isinstance(layer, _FUSED):
-            with _Unfused():
-                return forward(*args, **kwargs)
-        if self.calls is not None and isinstance(layer, SOURCES):  # a site of its own: what it calls is none
-            with self.calls.apart():
-                return super().run(name, layer, forward, args, kwargs)
-        return super().run(name, layer, forward, args, kwargs)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        now = _CURRENT.get()
+        if now is None:
+            raise SiteError(
+                f"expected layer {name!r} to run in the thread or task that makes the prediction; it runs in another "
+                "one, which the model starts by itself. Leave it out with select=, or call it from the model's forward."
+            )
+        return now.run(name, layer, own, args, kwargs)
 
-
-class _Unfused(TorchFunctionMode):
-    """Changes nothing; but torch's fused layers look whether there is a mode, and take no fused path then."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return func(*args, **(kwargs or {}))
-
-
-_PLAIN = Pass()
+    layer.forward = forward
 
 
 def check_module(model: Any) -> None:
@@ -249,6 +376,11 @@ def check_module(model: Any) -> None:
             f"expected a torch.nn.Module; found {type(model).__name__}. Pass the model itself; an exported program "
             "becomes one with latedrop.load_program(program)."
         )
+
+
+def _rolled(generators: Sequence[torch.Generator], before: Sequence[Tensor]) -> bool:
+    pairs = zip(generators, before, strict=True)
+    return not all(torch.equal(generator.get_state(), state) for generator, state in pairs)
 
 
 def _contents(model: nn.Module) -> list[Any]:
@@ -263,7 +395,7 @@ def _contents(model: nn.Module) -> list[Any]:
 
 def _marks(model: nn.Module) -> list[int]:
     """Return which tensors a model holds, and where their numbers lie."""
-    found = []
+    marks = []
     for tensor in (*model.parameters(), *model.buffers()):
-        found += [id(tensor), tensor.data_ptr() if tensor.layout is torch.strided else 0]
-    return found
+        marks += [id(tensor), tensor.data_ptr() if tensor.layout is torch.strided else 0]
+    return marks

@@ -9,7 +9,7 @@ global, say) is an error in the first pass, because a tensor of the original sho
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from types import CellType, FunctionType, MethodType
@@ -31,11 +31,11 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 _TABLES = (nn.Embedding, nn.EmbeddingBag)
 
 
-def private_copy(model: nn.Module, *, gradients: bool = False) -> nn.Module:
+def private_copy(model: nn.Module, *, gradients: bool = False, buffers: bool = True) -> nn.Module:
     """Return a copy of `model` in eval mode that shares its weights, without any wrapper inside.
 
     Wrappers are those of `torch.compile`, `DataParallel` and DDP. With `gradients` its parameters are those of the
-    model, so that a backward pass reaches them.
+    model, so that a backward pass reaches them. Torch's own layers share their `buffers`, too.
 
     >>> net = nn.Sequential(nn.Linear(2, 3), nn.Dropout())
     >>> own = private_copy(net)
@@ -43,39 +43,36 @@ def private_copy(model: nn.Module, *, gradients: bool = False) -> nn.Module:
     (True, False, True)
     """
     model = bare(model)
-    graphs = any(isinstance(module, fx.GraphModule) for module in model.modules())
-    # Torch copies the weights of TorchScript by an operation that autograd follows.
-    with (
-        torch.inference_mode(False),
-        torch.set_grad_enabled(gradients),
-        _without_warnings() if graphs else nullcontext(),
-    ):
-        memo = _memo(model, gradients)
+    scripts = [name for name, module in model.named_modules() if isinstance(module, torch.jit.ScriptModule)]
+    if scripts:
+        raise SiteError(
+            f"expected a model whose layers run in Python; found TorchScript ({scripts[0] or 'the model itself'}), "
+            "inside which nothing can be dropped. Use the Python modules, or export the model with torch.export and "
+            "pass latedrop.load_program(path)."
+        )
+    graphs = [module for module in model.modules() if isinstance(module, fx.GraphModule)]
+    with torch.inference_mode(False), _without_warnings() if graphs else nullcontext():
+        memo = _memo(model, gradients, buffers)
         try:
             for module in reversed(list(model.modules())):
                 if is_wrapper(module):
                     memo[id(module)] = copy.deepcopy(bare(module), memo)
             made: nn.Module = copy.deepcopy(model, memo)
-            for module in model.modules():
-                if isinstance(module, fx.GraphModule):
-                    _complete(module, memo)
+            for graph in graphs:
+                _complete(graph, memo)
         except Exception as error:
-            culprit = _culprit(model, _memo(model, gradients))
+            culprit = _culprit(model, _memo(model, gradients, buffers))
             raise SiteError(
                 f"expected a model that can be copied; {culprit} cannot: {type(error).__name__}: {error}. "
                 "Detach it from the model, or give its class a __deepcopy__."
             ) from error
-    for module, own in zip(model.modules(), made.modules(), strict=False):
-        if isinstance(module, torch.jit.ScriptModule) and isinstance(own, torch.jit.ScriptModule):
-            for parameter, copied in zip(module.parameters(), own.parameters(), strict=True):
-                copied.data = parameter.data
     for module in made.modules():
         module.training = False
         _rebind(module, memo)
     return made
 
 
-def _memo(model: nn.Module, gradients: bool) -> dict[int, Any]:
+def _memo(model: nn.Module, gradients: bool, buffers: bool) -> dict[int, Any]:
     """Return what `deepcopy` must not copy: by the identity of the original, what stands for it in the copy."""
     memo: dict[int, Any] = {}
     for module in model.modules():
@@ -84,7 +81,7 @@ def _memo(model: nn.Module, gradients: bool) -> dict[int, Any]:
             if written or id(parameter) not in memo:
                 shared = gradients and not written
                 memo[id(parameter)] = parameter if shared else _alias(parameter, own=written)
-        if type(module).__module__.startswith("torch.nn.modules."):
+        if buffers and type(module).__module__.startswith("torch.nn.modules."):
             memo.update({id(buffer): buffer.detach() for buffer in module.buffers(recurse=False)})
         for name, value in vars(module).items():
             if isinstance(value, Tensor) and not value.is_leaf:  # which deepcopy refuses; old-style weight_norm has one
@@ -193,40 +190,35 @@ class Guard(TorchFunctionMode):
     """Raises where a tensor of the original is used inside a pass of the copy; also notes what a pass does.
 
     Attributes:
-        random: whether the model drew random numbers of its own.
-        derives: whether it differentiated inside its `forward`.
-        cuts: whether it did so without `create_graph=True`.
-        reads: whether its Python code read values of tensors, which may decide what runs.
-        decides: whether such a value depended on weights.
-        sizes: whether the size of something depended on values.
-        counts: whether whole numbers were read, which may be sizes.
+        deeds: `"derives"` where the model differentiated inside its `forward`, and `"cuts"` where it did so without
+            `create_graph=True`; `"reads"` where its Python code read values of tensors, which may decide what runs, and
+            `"decides"` where such a value depended on weights, `"counts"` where it was a whole number, which may be a
+            size; `"sizes"` where the size of something depended on values.
     """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
         self._names = {id(tensor): name for name, tensor in named}
-        self.random = self.derives = self.cuts = self.reads = self.decides = self.sizes = self.counts = False
+        self.deeds: set[str] = set()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """See `TorchFunctionMode`."""
         kwargs = kwargs or {}
-        values = [*args, *kwargs.values()]
-        for value in values:
+        for value in (*args, *kwargs.values()):
             for tensor in value if type(value) in (list, tuple) else (value,):
                 if id(tensor) in self._names and isinstance(tensor, Tensor):
                     self._raise(self._names[id(tensor)])
         name = getattr(func, "__name__", "").partition(".")[0]
-        if name in _READING or (name == "__getitem__" and _by_mask(args[1])):
-            self.reads = True
-            self.decides |= name in _DECIDING and args[0].requires_grad
-            self.sizes |= name in _SIZING or name == "__getitem__"
-            self.counts |= name in _DECIDING and args[0].dtype in (torch.int64, torch.int32)
-        elif name in _SEEDED:
-            self.random |= _SEEDED[name](args, kwargs) and kwargs.get("generator") is None
+        if name in _DECIDING:
+            self.deeds |= {"reads", *(["decides"] if args[0].requires_grad else [])}
+            self.deeds |= {"counts"} if args[0].dtype in (torch.int64, torch.int32) else set()
+        elif name in _SIZING or (name == "__getitem__" and _by_mask(args[1])):
+            self.deeds |= {"reads", "sizes"}
+        elif name in _READING:
+            self.deeds.add("reads")
         elif func in (torch.autograd.grad, torch.autograd.backward, Tensor.backward):
-            self.derives = True
-            self.cuts |= not kwargs.get("create_graph")
+            self.deeds |= {"derives"} if kwargs.get("create_graph") else {"derives", "cuts"}
         return func(*args, **kwargs)
 
     @staticmethod
@@ -245,33 +237,6 @@ def _by_mask(index: Any) -> bool:
     return any(isinstance(part, Tensor) and part.dtype in (torch.bool, torch.uint8) for part in parts)
 
 
-_DECIDING = frozenset(("__bool__", "__int__", "__float__", "__index__", "item", "tolist", "numpy"))
+_DECIDING = ("__bool__", "__int__", "__float__", "__index__", "item", "tolist", "numpy")
 _SIZING = ("nonzero", "masked_select", "unique", "unique_consecutive", "bincount", "repeat_interleave")
-_READING = _DECIDING.union(_SIZING, ("_pack_padded_sequence", "equal", "allclose", "__contains__", "topk"))
-"""Functions that look at values of tensors, or whose result has a size that depends on values."""
-
-
-def _always(args: Any, kwargs: Any) -> bool:
-    return True
-
-
-def _in_training(args: Any, kwargs: Any) -> bool:
-    rate = kwargs.get("p", args[1] if len(args) > 1 else 0.5)
-    return bool(kwargs.get("training", kwargs.get("train", args[2] if len(args) > 2 else False)) and rate)
-
-
-def _with_dropout(args: Any, kwargs: Any) -> bool:
-    return bool(kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0))
-
-
-_NOISE = (
-    "rand randn randint randperm rand_like randn_like randint_like bernoulli bernoulli_ multinomial normal normal_ "
-    "poisson uniform_ exponential_ geometric_ cauchy_ log_normal_ random_ gumbel_softmax"
-)
-_SEEDED: dict[str, Callable[[Any, Any], bool]] = {
-    **dict.fromkeys(_NOISE.split(), _always),
-    **dict.fromkeys(("dropout", "alpha_dropout", "feature_alpha_dropout", "dropout1d", "dropout2d"), _in_training),
-    **dict.fromkeys(("dropout3d", "feature_dropout", "dropout_", "native_dropout"), _in_training),
-    "scaled_dot_product_attention": _with_dropout,
-}
-"""Functions that draw from the global generators, each with a test of its arguments."""
+_READING = ("_pack_padded_sequence", "equal", "allclose", "__contains__", "topk")

@@ -19,7 +19,7 @@ import numpy as np
 
 from latedrop.errors import ArgumentError, DataError, FileError, OutputError
 from latedrop.files import readable
-from latedrop.onnx_files.metadata import record_in
+from latedrop.onnx_files.metadata import AGAIN, check_seal, record_in
 from latedrop.quantiles import (
     checked_level,
     conformal_quantile,
@@ -57,16 +57,22 @@ def load_onnx(
     _check_options(providers, onnxruntime.get_available_providers(), threads, batch_size)
     with readable(Path(path), "an ONNX file"):
         content = Path(path).read_bytes()
+    check_seal(content, path)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads or 0
     try:
         session = onnxruntime.InferenceSession(content, options, providers=list(providers))
+        metadata, inputs = session.get_modelmeta().custom_metadata_map, session.get_inputs()
+        outputs = {output.name for output in session.get_outputs()}
     except Exception as error:  # classes of onnxruntime's own, which have no common base
         raise FileError(
-            f"expected an ONNX file that onnxruntime can run at {path}; it says: {_first_line(error)}. Write it again "
-            "with predictor.to_onnx(path, example)."
+            f"expected an ONNX file that onnxruntime can run at {path}; it says: {_first_line(error)}. {AGAIN}"
         ) from error
-    record = record_in(session.get_modelmeta().custom_metadata_map, path)
+    record = record_in(metadata, path)
+    needed = {"probabilities", "label"} if record["task"] == "classification" else {"mean", "std", "low", "high"}
+    if not inputs or any(value.type not in _TYPES for value in inputs) or not needed <= outputs:
+        found = f"inputs {[value.type for value in inputs]} and outputs {sorted(outputs)}"
+        raise FileError(f"expected inputs of numbers, and outputs {sorted(needed)}, at {path}; found {found}. {AGAIN}")
     return OnnxPredictor(session, record, batch_size)
 
 

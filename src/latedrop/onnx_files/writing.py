@@ -1,31 +1,37 @@
 """One ONNX file from a function of tensors: standard operators, any number of rows, checked against torch.
 
-The function is traced (`tracing`), its operators are translated (`emitting` and the rules), and the file is run beside
-torch on other numbers of rows than it was traced with before it is left at its place.
+The function is traced, forward and backward, as one graph (`tracing`); what `torch.onnx` cannot translate is written by
+simpler operators (`derivatives`); `torch.onnx.export` translates the rest. Before the file is left at its place, it is
+run beside torch on other numbers of rows than it was traced with.
 """
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import Tensor
+import torch
+from torch import Tensor, fx
 
 from latedrop.errors import ArgumentError
 from latedrop.files import write_aside
-from latedrop.onnx_files import layers, operators, shapes, windows
-from latedrop.onnx_files.emitting import OPSET, TYPES, Emitter, Value
-from latedrop.onnx_files.tracing import Affine, graph_of, refuse
+from latedrop.onnx_files.metadata import sealed
+from latedrop.onnx_files.tracing import refuse, traced_for_any_rows
 from latedrop.terminal import need
 
 __all__ = ["write_onnx"]
 
-_RULES = layers, operators, shapes, windows  # each registers its own when it is imported
-_IR = 9
-_LARGEST = 2**31 - 2**20  # bytes of one file
+_OPSET, _IR = 18, 9
+_MAX_BYTES = 2**31 - 2**20  # of one file
+_SMALL = 1000  # numbers of constants that are computed when the file is written; masks of bytes are larger
+_TYPES = (torch.float32, torch.float64, torch.int64, torch.int32, torch.int8, torch.uint8, torch.bool)
 _ROWS = (1, 4, 7)  # that a new file is run with
 _CLOSE = 1e-4  # of the spread of what comes out; more is no rounding
 _JUMP = 1e-2  # likewise, of the few rows whose gradient jumps
@@ -49,72 +55,111 @@ def write_onnx(
         names: of the inputs.
         metadata: texts that the file holds besides.
     """
-    need("onnx", "onnx", "onnxruntime")
+    need("onnx", "onnx", "onnxruntime", "onnxscript")
     outputs: list[str] = []
 
-    def traced(*inputs: Tensor) -> list[Tensor]:
-        found = function(*inputs)
-        outputs[:] = found
-        return list(found.values())
+    def listed(*inputs: Tensor) -> list[Tensor]:
+        results = function(*inputs)
+        outputs[:] = results
+        return list(results.values())
 
-    graph = graph_of(traced, rows)
-    emitter = Emitter(graph, names)
-    content = _serialized(
-        emitter, [(name, graph, node) for name, node in zip(names, graph.inputs, strict=True)], outputs, metadata
-    )
+    model = _translated(traced_for_any_rows(listed, rows), *(rows(count) for count in _ROWS[1:]))
+    _rename(model.graph, names, outputs)
+    model.ir_version, model.producer_name, model.producer_version = _IR, "latedrop", None
+    model.metadata_props.clear()
+    model.metadata_props.update(metadata)
+    content = _serialized(model)
     _check(content, function, rows, names)
     path = Path(path)
     write_aside(path, content)
     return path
 
 
-def _serialized(emitter: Emitter, inputs: Sequence[Any], outputs: Sequence[str], metadata: Mapping[str, str]) -> bytes:
-    import onnx
-    from onnx import helper, numpy_helper
+def _translated(module: fx.GraphModule, inputs: list[Tensor], others: list[Tensor]) -> Any:
+    """Return the model of `onnx_ir`, as `torch.onnx` writes a graph whose sizes follow from the rows."""
+    from onnxscript.optimizer import optimize
 
-    size = sum(array.nbytes for array in emitter.constants.values())
-    if size > _LARGEST:
+    for tensor in (*inputs, *module.buffers()):
+        if tensor.dtype not in _TYPES:
+            refuse(f"with numbers of type {tensor.dtype}")
+    dim = torch.export.Dim("rows", min=2)
+    free = tuple({0: dim} if a.shape != b.shape else {} for a, b in zip(inputs, others, strict=True))
+    try:
+        with torch.no_grad(), _quiet():
+            program = torch.export.export(
+                module,
+                tuple(inputs),
+                dynamic_shapes=free,
+                strict=False,
+                prefer_deferred_runtime_asserts_over_guards=True,  # the file is tried below
+            )
+            written: Any = torch.onnx.export(program, dynamo=True, opset_version=_OPSET, verbose=False, optimize=False)
+            optimize(written.model, input_size_limit=_SMALL, output_size_limit=_SMALL)
+    except Exception as error:  # any operator's own errors, and those of torch.onnx, which have no common base
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        lacking = re.search(r"No ONNX function found for .*?op='([\w.]+)'", str(cause))
+        if lacking:
+            refuse(f"with the operator {lacking[1]}, which torch.onnx cannot translate", error)
+        refuse(f"that torch.onnx cannot translate ({_first_line(cause)})", error)
+    return written.model
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Leave out torch's warnings about its own code, and about packages that are not installed."""
+    logs = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
+    levels = [log.level for log in logs]
+    for log in logs:
+        log.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for log, level in zip(logs, levels, strict=True):
+            log.setLevel(level)
+
+
+def _rename(graph: Any, inputs: Sequence[str], outputs: Sequence[str]) -> None:
+    """Name inputs and outputs as asked for and all else by numbers; drop notes on the source code and on shapes."""
+    import onnx_ir
+
+    free = {value.shape[0] for value in graph.inputs if value.shape.is_dynamic()}
+    for value, name in zip(graph.inputs, inputs, strict=True):
+        value.name = name
+        if value.shape.is_dynamic():
+            value.shape = onnx_ir.Shape(["rows", *value.shape[1:]])
+    for number, node in enumerate(graph):
+        node.name = None
+        node.metadata_props.clear()
+        for place, value in enumerate(node.outputs):
+            value.name = f"/v/{number}/{place}"  # which no argument of a function is called
+    for number, value in enumerate(list(graph.initializers.values())):
+        value.name = f"/c/{number}"
+    for place, (value, name) in enumerate(zip(list(graph.outputs), outputs, strict=True)):
+        node = onnx_ir.node("Identity", [value])
+        graph.append(node)
+        sizes = ["rows" if size in free else size if isinstance(size, int) else None for size in value.shape]
+        node.outputs[0].name, node.outputs[0].shape, node.outputs[0].type = name, onnx_ir.Shape(sizes), value.type
+        graph.outputs[place] = node.outputs[0]
+
+
+def _serialized(model: Any) -> bytes:
+    import onnx
+    import onnx_ir
+
+    size = sum(value.const_value.nbytes for value in model.graph.initializers.values())
+    if size > _MAX_BYTES:
         raise ArgumentError(
             f"expected weights and masks of at most 2 GB, which one ONNX file can hold; found {size / 2**30:.1f} GB. "
             "Use fewer draws, or a smaller model."
         )
-    nodes = [helper.make_node(kind, given, made, **options) for kind, given, made, options in emitter.nodes]
-    for value, name in zip(emitter.results, outputs, strict=True):
-        nodes.append(helper.make_node("Identity", [value.name], [name]))
-    graph = helper.make_graph(
-        _used(nodes, outputs),
-        "latedrop",
-        [_described(Value(name, graph.shapes[node], node.meta["val"].dtype)) for name, graph, node in inputs],
-        [_described(value._replace(name=name)) for value, name in zip(emitter.results, outputs, strict=True)],
-        [],
-    )
-    read = {name for node in graph.node for name in node.input}
-    graph.initializer.extend(
-        numpy_helper.from_array(array, name) for name, array in emitter.constants.items() if name in read
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], producer_name="latedrop")
-    model.ir_version = _IR
-    helper.set_model_props(model, dict(metadata))
-    onnx.checker.check_model(model, full_check=False)
-    content: bytes = model.SerializeToString()
-    return content
-
-
-def _used(nodes: Sequence[Any], outputs: Sequence[str]) -> list[Any]:
-    """Without nodes that nobody reads."""
-    wanted, kept = set(outputs), []
-    for node in reversed(nodes):
-        if wanted & set(node.output):
-            kept.append(node)
-            wanted |= set(node.input)
-    return kept[::-1]
-
-
-def _described(value: Value) -> Any:
-    from onnx import helper
-
-    sizes = ["rows" if size == Affine(1, 0) else None if isinstance(size, Affine) else size for size in value.shape]
-    return helper.make_tensor_value_info(value.name, TYPES[value.dtype], sizes)
+    proto = onnx_ir.to_proto(model)
+    del proto.graph.value_info[:]
+    onnx.checker.check_model(proto, full_check=False)
+    return sealed(proto.SerializeToString())
 
 
 def _check(content: bytes, function: Function, rows: Callable[[int], list[Tensor]], names: Sequence[str]) -> None:
@@ -166,5 +211,5 @@ def _judge(name: str, off: np.ndarray) -> None:
     )
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"

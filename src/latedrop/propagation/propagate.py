@@ -22,22 +22,22 @@ from torch.overrides import TorchFunctionMode
 from latedrop.data.arrays import place, widened
 from latedrop.data.datasets import inputs_loaded, is_loader
 from latedrop.data.items import Collate, Items, as_items
-from latedrop.data.rows import copied, fitting_batches, map_rows, row_count, some_rows
+from latedrop.data.rows import copied, map_rows, row_count, some_rows
 from latedrop.dropout.moments import Moments
 from latedrop.dropout.sampling import own_output
 from latedrop.errors import ArgumentError, LatedropWarning, SiteError
 from latedrop.network.calling import Readout, check_finite
 from latedrop.network.find_sites import find_sites
 from latedrop.network.functional import RECURRENT, operator_name
-from latedrop.network.network import Network, Thinning
+from latedrop.network.network import Network, Pass
 from latedrop.network.sites import Rate, Site, rates_by_site
 from latedrop.propagation.rules import NoRule, Pair, has_pair
 from latedrop.torch_private import Operator, Watching
 
 __all__ = ["propagate"]
 
-_REFUSED = (nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention, torch.jit.ScriptModule)
-"""Layers that pairs are stopped before: some devices break them up into operators with rules; scripts read memory."""
+_REFUSED = (nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)
+"""Layers that pairs are stopped before: some devices break them up into operators with rules."""
 _REFUSED_CALLS = (*RECURRENT, *(f"{name}_cell" for name in RECURRENT), "multi_head_attention_forward")
 _DERIVATIVES = (torch.autograd.grad, Tensor.backward, torch.autograd.backward)
 _WINDOWS = ("avg_pool2d", "avg_pool3d")
@@ -92,7 +92,7 @@ def propagate(
         batches = ((batch, None) for batch in inputs_loaded(x, network.model))
     else:
         some_rows(x := place(as_items(x, collate), network.copy))
-        batches = fitting_batches(network.model, x)
+        batches = network.batches(x)
     sites = find_sites(network, x) if sites is None else sites
     rates = rates_by_site(sites, rate)
     if batches is not None:
@@ -139,8 +139,7 @@ def _passed(
             return network.read(inputs, readout, rows, _Carrying(sites, noise, rows)), places
 
     try:
-        with torch.inference_mode(False):  # in inference mode torch does not break up its operators
-            return network.quietly(run)
+        return network.quietly(run)
     except (NoRule, RuntimeError) as error:
         if not isinstance(error, NoRule) and "have storage" not in str(error) and "subclass" not in str(error):
             raise
@@ -193,18 +192,14 @@ class _Noise(NamedTuple):
         m, v = (value.m, value.v) if isinstance(value, Pair) else (widened(value), 0)
         return Pair(m.clone(), v + (m.square() + v) * odds, value.dtype)
 
-    def thin_packed(self, site: Site, *_: Any) -> Tensor:
-        raise NoRule("a packed sequence")
 
-
-class _Carrying(Thinning):
+class _Carrying(Pass):
     """A pass of pairs; it stops before layers that cannot take them."""
 
     def run(self, name: str, layer: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """See `Pass`."""
         if isinstance(layer, _REFUSED) and (name in self.sites or has_pair(args, kwargs)):
-            script = isinstance(layer, torch.jit.ScriptModule)
-            raise NoRule("a part in TorchScript" if script else f"a layer of type {type(layer).__name__}")
+            raise NoRule(f"a layer of type {type(layer).__name__}")
         return super().run(name, layer, forward, args, kwargs)
 
 

@@ -8,26 +8,150 @@ All units are taken as independent. With `X = (m, v)` and `w`, `c` constants,
     maximum     max(X, Y)    the moments of the larger Gaussian, two units at a time
     norms                    linear, with their statistics (those of `m` where none are stored) as constants
 
-With `v = 0` every rule gives what the plain operator gives for `m`.
+With `v = 0` every rule gives what the plain operator gives for `m`. A `Pair` is a tensor of a mean and a variance,
+which torch's operators take like any other tensor, each by its rule; an operator without one raises `NoRule`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import reduce
 from math import inf
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from latedrop.data.rows import tensors
 from latedrop.propagation.gaussian import TwoMoments, clamped, larger, piecewise_linear, smooth
-from latedrop.propagation.pairs import NoRule, Pair, aten, declared, each, has_pair, mean_of, rule, variance_of, widened
+from latedrop.torch_private import Operator, operator_of, plain_function, wrapper_tensor
 
 __all__ = ["NoRule", "Pair", "has_pair"]
 
+Rule: TypeAlias = Callable[..., Any]
+"""`(operator, *its arguments)` -> what the operator returns, with a `Pair` for each random tensor."""
 
-@rule(
+aten: Any = torch.ops.aten
+_HALF = (torch.float16, torch.bfloat16)
+_RULES: dict[str, Rule] = {}
+_ELEMENTWISE: set[str] = set()
+_Function = TypeVar("_Function", bound=Rule)
+
+
+class NoRule(Exception):  # noqa: N818 - never leaves `propagate`, which adds where it was met
+    """A pair met an operator that has no rule; the message says which."""
+
+
+class Pair(Tensor):
+    """A tensor of independent random units with means `m` and variances `v`.
+
+    Both are float32 or float64, also where the dtype of the pair, which is what the model sees, is a half. Views of a
+    pair hold views of its `m` and `v`, so that what is written through one is seen through the other. `units` is one
+    object in all pairs that are functions, element by element, of the same units.
+    """
+
+    m: Tensor
+    v: Tensor
+    units: object
+
+    __torch_function__ = plain_function  # type: ignore[assignment]
+
+    @staticmethod
+    def __new__(cls, m: Tensor, v: Any, dtype: torch.dtype | None = None) -> Pair:
+        """Lay `v` out in memory as `m` is, so that what is a view of the one is a view of the other."""
+        pair: Pair = wrapper_tensor(cls, m, dtype or m.dtype)
+        if v.shape != m.shape or v.stride() != m.stride() or v.dtype != m.dtype:
+            v = torch.empty_strided(m.shape, m.stride(), dtype=m.dtype, device=m.device).copy_(v)
+        pair.m, pair.v, pair.units = m, v, object()
+        return pair
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        return f"Pair(m={self.m}, v={self.v})"
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        """Follow the rule of one operator."""
+        kwargs = kwargs or {}
+        dtypes = [value.dtype for value in tensors(args) if value.is_floating_point()]
+        dtype = kwargs.get("dtype") or reduce(torch.promote_types, dtypes)  # what the model would see
+        args, kwargs = _each((args, kwargs), _widened)
+        operator = _declared(func)
+        name = operator.name.removesuffix("_") if operator.written else operator.name
+        if name not in _RULES:
+            raise NoRule(f"the operator {func}")
+        if operator.written:
+            return _in_place(func, name, operator.overload, args, kwargs)
+        result = _RULES[name](func, *args, **kwargs)
+        if dtype in _HALF:
+            result = _each(result, lambda x: Pair(x.m, x.v, dtype) if isinstance(x, Pair) else x)
+        pairs = [value for value in args if isinstance(value, Pair)]
+        if name in _ELEMENTWISE and all(pair is pairs[0] for pair in pairs):
+            result.units = pairs[0].units
+        return result
+
+
+def _rule(*names: str, elementwise: bool = False) -> Callable[[_Function], _Function]:
+    """Make a function the rule of some operators; `elementwise`: each unit of the result is a function of one unit."""
+
+    def add(function: _Function) -> _Function:
+        _RULES.update(dict.fromkeys(names, function))
+        _ELEMENTWISE.update(names if elementwise else ())
+        return function
+
+    return add
+
+
+def _mean_of(value: Any) -> Any:
+    """Return the mean of a pair, and anything else as it is."""
+    return value.m if isinstance(value, Pair) else value
+
+
+def _variance_of(value: Any) -> Any:
+    """Return the variance of a pair, and 0 for a constant tensor; anything else stays as it is."""
+    return value.v if isinstance(value, Pair) else torch.zeros_like(value) if isinstance(value, Tensor) else value
+
+
+def _widened(value: Any) -> Any:
+    """Return a constant tensor in single precision where it is a half, and anything else as it is."""
+    half = isinstance(value, Tensor) and value.dtype in _HALF and not isinstance(value, Pair)
+    return value.float() if half else value
+
+
+def _each(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Apply `change` to every entry of nested tuples, lists and dicts."""
+    if type(value) in (tuple, list):
+        return type(value)(_each(item, change) for item in value)
+    return {key: _each(item, change) for key, item in value.items()} if type(value) is dict else change(value)
+
+
+def has_pair(*values: Any) -> bool:
+    """Return True if a pair is among some values or inside them."""
+    return any(isinstance(tensor, Pair) for tensor in tensors(values))
+
+
+def _declared(func: Any) -> Operator:
+    """Return the declaration of an operator."""
+    operator = operator_of(func)
+    if operator is None:
+        raise NoRule(f"the operator {func}")
+    return operator
+
+
+def _in_place(func: Any, name: str, overload: str, args: Any, kwargs: Any) -> Pair:
+    """Follow the rule of the operator that returns a new tensor, and write the result into the first argument."""
+    target = args[0]
+    if not isinstance(target, Pair):
+        raise NoRule(f"the operator {func}, which writes random values into a constant tensor")
+    result = _RULES[name](getattr(getattr(aten, name), overload), *args, **kwargs)
+    target.m.copy_(result.m)
+    target.v.copy_(result.v)
+    if name not in _ELEMENTWISE or any(isinstance(value, Pair) for value in args[1:]):
+        target.units = object()
+    return target
+
+
+@_rule(
     *("_reshape_alias", "_unsafe_view", "alias", "channel_shuffle", "clone", "col2im", "cumsum", "detach", "diagonal"),
     *("expand", "flip", "gather", "im2col", "index", "index_select", "max_unpool2d", "max_unpool3d", "permute"),
     *("pixel_shuffle", "pixel_unshuffle", "repeat", "roll", "rot90", "select", "slice", "split", "split_with_sizes"),
@@ -41,17 +165,17 @@ def _moved(op: Any, x: Pair, *args: Any, **kwargs: Any) -> Any:
     return Pair(m, v) if isinstance(m, Tensor) else [Pair(*both) for both in zip(m, v, strict=True)]
 
 
-@rule("cat", "stack", "copy", "where", "index_add", "scatter_add")
+@_rule("cat", "stack", "copy", "where", "index_add", "scatter_add")
 def _joined(op: Any, *args: Any, **kwargs: Any) -> Pair:
     """Put pairs and constants, which have no variance, side by side; or sum the messages that arrive at a node."""
     if kwargs.get("alpha", 1) != 1:
         raise NoRule(f"the operator {op} with a factor")
-    index = {"where": 0, "index_add": 2, "scatter_add": 2}.get(declared(op).name)
-    variances = [value if i == index else each(value, variance_of) for i, value in enumerate(args)]
-    return Pair(op(*each(args, mean_of), **kwargs), op(*variances, **kwargs))
+    index = {"where": 0, "index_add": 2, "scatter_add": 2}.get(_declared(op).name)
+    variances = [value if i == index else _each(value, _variance_of) for i, value in enumerate(args)]
+    return Pair(op(*_each(args, _mean_of), **kwargs), op(*variances, **kwargs))
 
 
-@rule("as_strided")
+@_rule("as_strided")
 def _laid_out(op: Any, x: Pair, size: Sequence[int], stride: Sequence[int], *offset: Any) -> Pair:
     """Return `x` where only axes of one entry get other strides, as pooling to one pixel does for channels-last."""
     changes = (n > 1 and new != old for n, new, old in zip(size, stride, x.m.stride(), strict=False))
@@ -60,7 +184,7 @@ def _laid_out(op: Any, x: Pair, size: Sequence[int], stride: Sequence[int], *off
     return x
 
 
-@rule("_to_copy")
+@_rule("_to_copy")
 def _converted(op: Any, x: Pair, *, dtype: torch.dtype | None = None, **kwargs: Any) -> Pair:
     if dtype is not None and not dtype.is_floating_point:
         raise NoRule(f"a conversion to {dtype}")
@@ -68,14 +192,14 @@ def _converted(op: Any, x: Pair, *, dtype: torch.dtype | None = None, **kwargs: 
     return Pair(op(x.m, dtype=wide, **kwargs), op(x.v, dtype=wide, **kwargs))
 
 
-@rule("new_empty", "new_zeros", "new_ones", "new_full", "empty_like", "zeros_like", "ones_like", "full_like")
+@_rule("new_empty", "new_zeros", "new_ones", "new_full", "empty_like", "zeros_like", "ones_like", "full_like")
 def _constant(op: Any, x: Pair, *args: Any, **kwargs: Any) -> Tensor:
     """Return a pair without variance, since the model may write random values into it."""
-    new: Tensor = widened(op(x.m, *args, **kwargs))
+    new: Tensor = _widened(op(x.m, *args, **kwargs))
     return Pair(new, torch.zeros_like(new)) if new.is_floating_point() else new
 
 
-@rule("fill", "masked_fill", "constant_pad_nd")
+@_rule("fill", "masked_fill", "constant_pad_nd")
 def _filled(op: Any, x: Pair, *args: Any) -> Pair:
     if op is aten.constant_pad_nd.default and len(args) == 1:
         args = (*args, 0.0)
@@ -85,22 +209,22 @@ def _filled(op: Any, x: Pair, *args: Any) -> Pair:
     return Pair(op(x.m, *place, value), op(x.v, *place, torch.zeros_like(value) if isinstance(value, Tensor) else 0.0))
 
 
-@rule("add", "sub", "rsub", elementwise=True)
+@_rule("add", "sub", "rsub", elementwise=True)
 def _add(op: Any, a: Any, b: Any, alpha: float = 1) -> Pair:
-    factors = {"add": (1, alpha), "sub": (1, -alpha), "rsub": (-alpha, 1)}[declared(op).name]
-    m = op(mean_of(a), mean_of(b), alpha=alpha)
+    factors = {"add": (1, alpha), "sub": (1, -alpha), "rsub": (-alpha, 1)}[_declared(op).name]
+    m = op(_mean_of(a), _mean_of(b), alpha=alpha)
     if a is b:
         return Pair(m, a.v * sum(factors) ** 2)
     _check_apart(op, a, b)
     return Pair(m, sum(x.v * factor**2 for x, factor in zip((a, b), factors, strict=True) if isinstance(x, Pair)))
 
 
-@rule("neg", elementwise=True)
+@_rule("neg", elementwise=True)
 def _neg(op: Any, x: Pair) -> Pair:
     return Pair(op(x.m), x.v.clone())
 
 
-@rule("div", elementwise=True)
+@_rule("div", elementwise=True)
 def _div(op: Any, a: Any, b: Any, rounding_mode: str | None = None) -> Pair:
     if isinstance(b, Pair):
         raise NoRule("a division by a random value")
@@ -109,7 +233,7 @@ def _div(op: Any, a: Any, b: Any, rounding_mode: str | None = None) -> Pair:
     return Pair(op(a.m, b), a.v / b / b)
 
 
-@rule("mul", elementwise=True)
+@_rule("mul", elementwise=True)
 def _mul(op: Any, a: Any, b: Any) -> Pair:
     if a is b:
         return Pair(*smooth(torch.square, a.m, a.v))
@@ -117,21 +241,21 @@ def _mul(op: Any, a: Any, b: Any) -> Pair:
     return _matmul(op, a, b)
 
 
-@rule("mm", "bmm", "mv", "dot")
+@_rule("mm", "bmm", "mv", "dot")
 def _matmul(op: Any, a: Any, b: Any) -> Pair:
-    return Pair(op(mean_of(a), mean_of(b)), _product_variance(op, a, b))
+    return Pair(op(_mean_of(a), _mean_of(b)), _product_variance(op, a, b))
 
 
-@rule("addmm", "baddbmm")
+@_rule("addmm", "baddbmm")
 def _addmm(op: Any, c: Any, a: Any, b: Any, *, beta: float = 1, alpha: float = 1) -> Pair:
     v = _product_variance(aten.mm if op is aten.addmm.default else aten.bmm, a, b) * alpha**2
-    return Pair(op(mean_of(c), mean_of(a), mean_of(b), beta=beta, alpha=alpha), v + variance_of(c) * beta**2)
+    return Pair(op(_mean_of(c), _mean_of(a), _mean_of(b), beta=beta, alpha=alpha), v + _variance_of(c) * beta**2)
 
 
-@rule("convolution")
+@_rule("convolution")
 def _convolution(op: Any, x: Any, weight: Any, bias: Any, *rest: Any) -> Pair:
     v = _product_variance(lambda a, b: op(a, b, None, *rest), x, weight)
-    return Pair(op(mean_of(x), mean_of(weight), bias, *rest), v.clamp_min(0))  # fast algorithms can dip below 0
+    return Pair(op(_mean_of(x), _mean_of(weight), bias, *rest), v.clamp_min(0))  # fast algorithms can dip below 0
 
 
 def _product_variance(op: Any, a: Any, b: Any) -> Any:
@@ -140,7 +264,7 @@ def _product_variance(op: Any, a: Any, b: Any) -> Any:
     if isinstance(a, Pair):
         v = op(a.v, b.m.square() + b.v if isinstance(b, Pair) else b * b)
     if isinstance(b, Pair):
-        v = v + op(mean_of(a) * mean_of(a), b.v)
+        v = v + op(_mean_of(a) * _mean_of(a), b.v)
     return v
 
 
@@ -152,13 +276,13 @@ def _check_apart(op: Any, a: Any, b: Any) -> None:
         )
 
 
-@rule("mean")
+@_rule("mean")
 def _mean(op: Any, x: Pair, *args: Any, **kwargs: Any) -> Pair:
     m = op(x.m, *args, **kwargs)
     return Pair(m, op(x.v, *args, **kwargs) * (m.numel() / x.m.numel()))
 
 
-@rule("avg_pool2d", "avg_pool3d")
+@_rule("avg_pool2d", "avg_pool3d")
 def _avg_pool(op: Any, x: Pair, *args: Any) -> Pair:
     args = (*args, *((), 0, False, True, None)[len(args) - 1 :])
     ones = x.m.new_ones((1,) * (x.dim() - len(args[0])) + x.shape[-len(args[0]) :])
@@ -166,7 +290,7 @@ def _avg_pool(op: Any, x: Pair, *args: Any) -> Pair:
     return Pair(op(x.m, *args), op(x.v, *args) * weight)
 
 
-@rule(
+@_rule(
     *("_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "upsample_linear1d", "upsample_bilinear2d"),
     *("upsample_trilinear3d", "upsample_bicubic2d", "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"),
 )
@@ -183,35 +307,35 @@ def _separable(op: Any, x: Pair, size: Sequence[int], *settings: Any) -> Pair:
     return Pair(op(x.m, size, *settings), v)
 
 
-@rule("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm")
+@_rule("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm")
 def _batch_norm(op: Any, x: Pair, w: Any, b: Any, mean: Any, var: Any, measured: bool, _: float, eps: float) -> Any:
     """Scale by the stored statistics; where none are stored (instance norm), those of `m` are `measured`."""
     m, _, rstd = aten.native_batch_norm(x.m, w, b, *((None, None) if measured else (mean, var)), measured, 0.0, eps)
     scale = (rstd if measured else (var + eps).rsqrt()) * (1 if w is None else w)
     v = x.v * scale.square().reshape(-1, *[1] * (x.dim() - 2))
-    return (Pair(m, v), *(x.m.new_empty(0) for _ in range(1, declared(op).returns)))
+    return (Pair(m, v), *(x.m.new_empty(0) for _ in range(1, _declared(op).returns)))
 
 
-@rule("native_layer_norm")
+@_rule("native_layer_norm")
 def _layer_norm(op: Any, x: Pair, shape: Sequence[int], w: Any, b: Any, eps: float) -> Any:
     m, mean, rstd = op(x.m, shape, w, b, eps)
     return Pair(m, x.v * (rstd * (1 if w is None else w)).square()), mean, rstd
 
 
-@rule("native_group_norm")
+@_rule("native_group_norm")
 def _group_norm(op: Any, x: Pair, w: Any, b: Any, n: int, c: int, size: int, groups: int, eps: float) -> Any:
     m, mean, rstd = op(x.m, w, b, n, c, size, groups, eps)
     scale = rstd.repeat_interleave(c // groups, 1) * (1 if w is None else w)
     return Pair(m, x.v * scale.square().reshape(n, c, *[1] * (x.dim() - 2))), mean, rstd
 
 
-@rule("relu", "abs", "leaky_relu", "_prelu_kernel", elementwise=True)
+@_rule("relu", "abs", "leaky_relu", "_prelu_kernel", elementwise=True)
 def _piecewise_linear(op: Any, x: Pair, *slopes: Any) -> Pair:
-    (slope,) = slopes or ({"relu": 0, "abs": -1}.get(declared(op).name, 0.01),)
+    (slope,) = slopes or ({"relu": 0, "abs": -1}.get(_declared(op).name, 0.01),)
     return Pair(*piecewise_linear(lambda m: op(m, *slopes), x.m, x.v, slope))
 
 
-@rule("clamp", "clamp_min", "clamp_max", "hardtanh", elementwise=True)
+@_rule("clamp", "clamp_min", "clamp_max", "hardtanh", elementwise=True)
 def _clamp(op: Any, x: Pair, *limits: Any) -> Pair:
     if any(isinstance(limit, Tensor) for limit in limits):
         raise NoRule(f"the operator {op}")
@@ -221,40 +345,40 @@ def _clamp(op: Any, x: Pair, *limits: Any) -> Pair:
     return Pair(*clamped(x.m, x.v, None if low == -inf else low, None if high == inf else high))
 
 
-@rule("hardsigmoid", elementwise=True)
+@_rule("hardsigmoid", elementwise=True)
 def _hardsigmoid(op: Any, x: Pair) -> Pair:
     return Pair(*clamped(x.m / 6 + 0.5, x.v / 36, 0.0, 1.0))
 
 
-@rule(
+@_rule(
     *("sigmoid", "tanh", "gelu", "silu", "softplus", "elu", "celu", "mish", "hardswish", "exp", "erf", "sin", "cos"),
     "pow",
     elementwise=True,
 )
 def _smooth(op: Any, x: Any, *args: Any, **kwargs: Any) -> Pair:
-    if declared(op).name == "pow" and (isinstance(args[0], Tensor) or args[0] not in (1, 2, 3)):
+    if _declared(op).name == "pow" and (isinstance(args[0], Tensor) or args[0] not in (1, 2, 3)):
         raise NoRule(f"the operator {op} with an exponent other than 1, 2 and 3")
     return Pair(*smooth(lambda m: op(m, *args, **kwargs), x.m, x.v))
 
 
-@rule("log_sigmoid_forward")
+@_rule("log_sigmoid_forward")
 def _log_sigmoid(op: Any, x: Pair) -> tuple[Pair, Tensor]:
     return Pair(*smooth(F.logsigmoid, x.m, x.v)), x.m.new_empty(0)
 
 
-@rule("glu")
+@_rule("glu")
 def _glu(op: Any, x: Pair, axis: int = -1) -> Pair:
     (m, gate), (v, gate_v) = x.m.chunk(2, axis), x.v.chunk(2, axis)
     return _matmul(aten.mul, Pair(m, v), Pair(*smooth(torch.sigmoid, gate, gate_v)))
 
 
-@rule("maximum")
+@_rule("maximum")
 def _maximum(op: Any, a: Any, b: Any) -> Pair:
     _check_apart(op, a, b)
-    return Pair(*larger((mean_of(a), variance_of(a)), (mean_of(b), variance_of(b))))
+    return Pair(*larger((_mean_of(a), _variance_of(a)), (_mean_of(b), _variance_of(b))))
 
 
-@rule("max_pool2d_with_indices", "max_pool3d_with_indices")
+@_rule("max_pool2d_with_indices", "max_pool3d_with_indices")
 def _max_pool(op: Any, x: Pair, *args: Any) -> tuple[Pair, Tensor]:
     """Pool one axis after the other; the indices are those of the means."""
     kernel, stride, padding, dilation = (*args[:4], *((), [0], [1])[len(args) - 1 :])[:4]

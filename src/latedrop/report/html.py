@@ -8,7 +8,7 @@ from html import escape
 
 from latedrop.calibration.verdict import Finding
 
-__all__ = ["Figure", "figures", "heading", "light", "lights", "paragraph", "said", "table"]
+__all__ = ["Figure", "figures", "heading", "light", "lights", "paragraph", "table"]
 
 _ABOUT = {"coverage": "Do the intervals hold?", "worth": "Better than a constant?", "ranking": "Does it rank errors?"}
 
@@ -48,11 +48,6 @@ def heading(text: str, level: int = 2, name: str = "") -> str:
 def paragraph(text: str, kind: str = "") -> str:
     """Text of one's own; nothing where it is empty."""
     return f"<p{f' class={chr(34)}{kind}{chr(34)}' if kind else ''}>{escape(text)}</p>" if text else ""
-
-
-def said(text: str, command: str) -> str:
-    """A sentence that ends with a command to copy; nothing without one."""
-    return f"<p>{escape(text)}<code>{escape(command)}</code></p>" if command else ""
 
 
 def table(

@@ -23,7 +23,7 @@ from latedrop.calibration.prediction import Prediction
 from latedrop.calibration.record import Calibration
 from latedrop.errors import ArgumentError
 from latedrop.files import write_aside
-from latedrop.report.html import heading, paragraph, said, table
+from latedrop.report.html import heading, paragraph, table
 from latedrop.report.pictures import Picture
 from latedrop.report.sections import made_of, on_rows, opening, overview_of_outputs, strange_rows
 from latedrop.report.tables import number
@@ -71,7 +71,6 @@ def write_report(
     in_use: str | None = None,
     judgement: Judgement | None = None,
     place: str = "row",
-    explore: str = "",
 ) -> None:
     """Write one self-contained HTML page about a calibration.
 
@@ -94,7 +93,6 @@ def write_report(
         in_use: the label of the evaluation that the page is about, where `evaluations` are your own.
         judgement: what `judge` made of the same rows already; in the place of prediction and target.
         place: what rows are counted in, such as the lines of a file.
-        explore: the command that opens the page of these rows, see `latedrop explore`.
     """
     units = [unit] if isinstance(unit, str) else list(unit)
     options: dict[str, Any] = {"level": level, "names": names, "units": units, "inputs": inputs, "label": in_use}
@@ -104,7 +102,6 @@ def write_report(
         heading(title, 1),
         opening(found, about),
         *([] if judgement is None else _tests(judgement, calibration, place, notes or {})),
-        said("Look at single rows, at any level, on a local page: ", explore),
         _pictures(pictures),
         made_of(calibration, judgement),
         fitting(calibration, units[0] if len(units) == 1 else ""),

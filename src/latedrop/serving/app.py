@@ -29,8 +29,16 @@ _LARGE = 64 << 10  # bytes; more are read and written in a thread, so that other
 _Handler = Callable[[Any], Awaitable[tuple[bytes, str, int]]]
 
 
-def make_app(service: Service, token: str | None = None, *, title: str = "latedrop") -> Any:
-    """A FastAPI application; with a `token`, requests need the header `Authorization: Bearer TOKEN`."""
+def make_app(service: Service, token: str | None = None, *, title: str = "latedrop", local: bool = True) -> Any:
+    """A FastAPI application.
+
+    Args:
+        service: what answers.
+        token: requests need the header `Authorization: Bearer TOKEN`.
+        title: of the page of documentation.
+        local: where there is no token, answer only requests from this machine that are addressed to it, and none of
+            web pages; False leaves it to the application that this one is mounted in.
+    """
     need("serve", "fastapi", "uvicorn")
     from fastapi import FastAPI, Request, Response
     from starlette.exceptions import HTTPException
@@ -42,6 +50,8 @@ def make_app(service: Service, token: str | None = None, *, title: str = "latedr
 
     # FastAPI's own page of documentation loads its scripts from the network.
     app = FastAPI(title=title, lifespan=lifespan, docs_url=None, redoc_url=None)
+    if token is None and local:
+        app.add_middleware(_Local)
     door = _Door(service, token)
 
     def respond(found: tuple[int, bytes, str]) -> Response:
@@ -84,12 +94,33 @@ def make_app(service: Service, token: str | None = None, *, title: str = "latedr
     return app
 
 
+class _Local:
+    """Refuses requests of web pages, and to names that point here (DNS rebinding): nobody without a token reads."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        from fastapi import Request, Response
+
+        from latedrop.web.access import foreign_page, from_elsewhere
+
+        answer = self._app
+        if scope["type"] == "http":
+            request = Request(scope)
+            why = foreign_page(request) or from_elsewhere(request)
+            if why is not None:
+                status, body, kind = _error(403, f"{why} Others need a service with a token.")
+                answer = Response(body, status, media_type=kind)
+        await answer(scope, receive, send)
+
+
 class _Door:
     """What every request passes: the token, the number of requests at once, errors as JSON, and counts."""
 
     def __init__(self, service: Service, token: str | None) -> None:
         self._service, self._inside = service, 0
-        self._token = None if token is None else f"Bearer {token}".encode()
+        self._token = None if token is None else token.encode()
 
     async def answer(self, request: Any, handle: _Handler) -> tuple[int, bytes, str]:
         start, rows = time.perf_counter(), 0
@@ -106,8 +137,9 @@ class _Door:
         return found
 
     def _check(self, request: Any) -> None:
-        given = request.headers.get("authorization", "").encode("utf-8", "replace")
-        if self._token is not None and not hmac.compare_digest(given, self._token):
+        from latedrop.web.access import bearer_token
+
+        if self._token is not None and not hmac.compare_digest(bearer_token(request), self._token):
             raise RefusalError(
                 "expected the header Authorization: Bearer TOKEN, with the service's token; found another.", 401
             )

@@ -21,7 +21,7 @@ _SCHEMA, _ROWS = 1, 3  # kinds of messages, of Arrow's format
 
 def table_columns(body: bytes, columns: Sequence[str], most: int) -> npt.NDArray[np.float64]:
     """The numbers `(N, columns)`: those named, or all in their order where none are."""
-    need("parquet", "pyarrow")
+    need("cli", "pyarrow")
     import pyarrow
     import pyarrow.ipc
 
@@ -48,7 +48,7 @@ def table_columns(body: bytes, columns: Sequence[str], most: int) -> npt.NDArray
 
 def table_stream(columns: dict[str, Any]) -> bytes:
     """Columns `(N,)` by name as an Arrow stream."""
-    need("parquet", "pyarrow")
+    need("cli", "pyarrow")
     import pyarrow
     import pyarrow.ipc
 

@@ -15,6 +15,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from latedrop.errors import DataError
+from latedrop.files import npy_head
 from latedrop.metrics.levels import checked_level
 from latedrop.serving.arrow import ARROW, table_columns
 from latedrop.serving.limits import Limits, RefusalError
@@ -176,21 +178,11 @@ def _npy(body: bytes) -> Array:
     """As numpy writes it. The head is compared with the length before anything is made; objects are refused."""
     file = io.BytesIO(body)
     try:
-        version = np.lib.format.read_magic(file)
-        head = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, fortran, dtype = head(file)
-    except Exception as error:  # whatever a damaged head raises
-        raise RefusalError(f"expected a npy file; its head is damaged: {str(error)[:200]}.", 400) from error
+        shape, fortran, dtype = npy_head(file, len(body))
+    except DataError as error:
+        raise RefusalError(str(error), 400) from error
     if dtype.kind not in "fiub" or dtype.itemsize > 8:
         raise RefusalError(f"expected real numbers of up to 64 bits in the npy file; found dtype {str(dtype)[:40]}.")
-    count = 1
-    for size in shape:
-        count *= size
-    if any(size < 0 for size in shape) or count * dtype.itemsize != len(body) - file.tell():
-        raise RefusalError(
-            f"expected the numbers of shape {str(shape)[:80]} in the npy file; found {len(body) - file.tell()} bytes.",
-            400,
-        )
     return np.frombuffer(body, dtype, offset=file.tell()).reshape(shape, order="F" if fortran else "C")
 
 

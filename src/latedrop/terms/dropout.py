@@ -11,8 +11,8 @@ from typing import ClassVar, Literal, get_args
 
 from torch import Tensor
 
-from latedrop.dropout.draws import checked_seed
-from latedrop.dropout.options import Sampling, checked_draws
+from latedrop.dropout.masks import checked_seed
+from latedrop.dropout.moments import Sampling, checked_draws
 from latedrop.dropout.sampling import sample_rates
 from latedrop.errors import ArgumentError, LatedropError
 from latedrop.terms.term import Learned, Rows, Term

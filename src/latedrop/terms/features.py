@@ -17,11 +17,10 @@ import torch
 from torch import Tensor
 
 from latedrop.data.arrays import apart, widened
-from latedrop.data.rows import copied, fitting_batches, row_count, take_rows
+from latedrop.data.rows import copied, row_count, take_rows
 from latedrop.errors import ArgumentError, SiteError
-from latedrop.network.layers import channel_axis
 from latedrop.network.network import Network
-from latedrop.network.sites import Site, Sites
+from latedrop.network.sites import Site, Sites, channel_axis
 
 __all__ = ["Features", "Noted", "pooled"]
 
@@ -56,18 +55,25 @@ class Features:
 
     def of(self, network: Network, x: Any, sites: Sites, seen: Callable[[Any], object] = lambda output: None) -> Tensor:
         """`(N, features)`, in one plain pass; `seen` is shown the raw output of it, batch by batch."""
-        parts = fitting_batches(network.model, x)
+        parts = network.batches(x)
         if parts is not None:
             return torch.cat([self.of(network, part, sites, seen)[:rows] for part, rows in parts])
         return self.gathered(self._noted(network, x, sites, seen))
 
-    def noting(self, network: Network, sites: Sites, rows: int) -> Noted:
-        """Notes these features of so many rows while a pass runs that somebody else makes."""
-        return Noted(rows, {site.name: _channels(network, site) for site in sites if site.name in self.sites})
+    def noting(self, network: Network, sites: Sites) -> Noted:
+        """Notes these features while a pass runs that somebody else makes."""
+        key = "channels", self.sites
+        if key not in network.notes:
+            layers = {site.name: network.layers[site.name] for site in sites if site.weight is None}
+            network.notes[key] = {name: channel_axis(layers[name]) if name in layers else -1 for name in self.sites}
+        return Noted(network.notes[key])
 
     def gathered(self, noted: Noted) -> Tensor:
         """`(N, features)`, after the pass."""
-        return _narrow(torch.cat([noted.features(name) for name in self.sites], 1))
+        parts = [noted.features(name) for name in self.sites]
+        features = torch.cat(parts, 1) if len(parts) > 1 else parts[0]
+        wide = features.shape[1]
+        return features if wide <= WIDEST else features @ _matrix(wide, features.dtype, features.device)
 
     def steady(self, network: Network, x: Any, sites: Sites) -> Features | None:
         """Those that a row has alone as in its batch `x`: not of padded positions, nor where rows see each other.
@@ -75,8 +81,7 @@ class Features:
         Vectors are taken before what has positions, of which some may be padding. None where there are none.
         """
         rows = row_count(x)
-        model = network.model
-        if fitting_batches(model, x) is not None or fitting_batches(model, take_rows(x, slice(1))) is not None:
+        if network.batches(x) is not None or network.batches(take_rows(x, slice(1))) is not None:
             return self  # a program of a fixed number of rows
         together = self._noted(network, x, sites)
         vectors = tuple(name for name in self.sites if name not in together.positions)
@@ -92,21 +97,14 @@ class Features:
     def _noted(
         self, network: Network, x: Any, sites: Sites, seen: Callable[[Any], object] = lambda output: None
     ) -> Noted:
-        chosen = [site for site in sites if site.name in self.sites]
-
-        rows = row_count(x)
+        chosen, rows = [site for site in sites if site.name in self.sites], row_count(x)
 
         def run() -> Noted:
-            noted = self.noting(network, sites, rows)
+            noted = self.noting(network, sites)
             seen(network.output(copied(x), network.begin(chosen, noted, rows, shared=False)))
             return noted
 
         return network.quietly(run)
-
-
-def _channels(network: Network, site: Site) -> int:
-    layer = network.layers.get(site.name) if site.weight is None else None
-    return channel_axis(layer) if layer is not None else -1
 
 
 def pooled(value: Tensor, channels: int) -> Tensor:
@@ -124,8 +122,7 @@ def pooled(value: Tensor, channels: int) -> Tensor:
 class Noted:
     """Leaves what passes by as it is, and notes the features of some sites."""
 
-    def __init__(self, rows: int, channels: dict[str, int]) -> None:
-        self._rows = rows
+    def __init__(self, channels: dict[str, int]) -> None:
         self._channels = channels
         self._found: dict[str, list[Tensor]] = {name: [] for name in channels}
         self.positions: set[str] = set()  # sites whose input has more than one vector for a row
@@ -137,24 +134,6 @@ class Noted:
             moved = widened(value.detach()).movedim(axis, 0)
             self.positions |= {site.name} if moved.dim() > 2 else set()
             self._found[site.name].append(pooled(moved, channels if channels > axis else channels + 1))
-        return value
-
-    def thin_packed(
-        self, site: Site, call: int, value: Tensor, shape: tuple[int, ...], rows: Tensor, steps: Tensor
-    ) -> Tensor:
-        """Note packed entries; see `Thinner`."""
-        if site.name not in self._found:
-            return value
-        noted = widened(value.detach())
-        self.positions.add(site.name)
-        counts = torch.zeros(self._rows, device=value.device).index_add_(0, rows, torch.ones_like(noted[:, 0]))
-        total, squares = (
-            torch.zeros(self._rows, noted.shape[1], device=value.device, dtype=noted.dtype).index_add_(0, rows, part)
-            for part in (noted, noted.square())
-        )
-        mean = total / counts[:, None]
-        spread = (squares / counts[:, None] - mean.square()).clamp_min(0).sqrt()
-        self._found[site.name].append(torch.cat([mean, spread], 1))
         return value
 
     def agrees(self, alone: Noted, name: str, row: int) -> bool:
@@ -176,14 +155,6 @@ class Noted:
                 f"{[tuple(part.shape) for part in found]}. Leave the site out with select=, or name others with at=."
             )
         return found[0] if len(found) == 1 else torch.stack(found).mean(0)
-
-
-def _narrow(features: Tensor) -> Tensor:
-    wide = features.shape[1]
-    if wide <= WIDEST:
-        return features
-    narrow: Tensor = features @ _matrix(wide, features.dtype, features.device)
-    return narrow
 
 
 @lru_cache(maxsize=4)

@@ -18,8 +18,8 @@ from latedrop.data.rows import copied, row_count, tensors
 from latedrop.errors import ArgumentError, OutputError
 from latedrop.network.calling import Readout, call, read
 from latedrop.network.network import Network
-from latedrop.switches import without_cudnn
 from latedrop.terms.term import Learned, Rows, Term
+from latedrop.torch_private import without_cudnn
 
 __all__ = ["InputNoise"]
 
@@ -101,8 +101,8 @@ def _gradients(model: nn.Module | Network, x: Any, readout: Readout) -> list[lis
             output = read(call(network.copy, given), readout, rows)
             return _differentiated(output.reshape(len(output), -1), leaves)
 
-    recurrent = any(isinstance(layer, nn.RNNBase) for layer in network.layers.values())
-    with torch.inference_mode(False), without_cudnn() if recurrent else nullcontext():
+    recurrent = network.weight.is_cuda and any(isinstance(layer, nn.RNNBase) for layer in network.layers.values())
+    with without_cudnn() if recurrent else nullcontext():
         return network.quietly(run, gradients=True)
 
 

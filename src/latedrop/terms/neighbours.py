@@ -9,6 +9,7 @@ neighbour. Trees find them in a time that hardly grows with the number of refere
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,7 +17,6 @@ import torch
 from torch import Tensor
 
 from latedrop.errors import ArgumentError, DataError, LatedropError
-from latedrop.lazy import lazy
 from latedrop.terms.term import Learned, Rows, Term
 
 __all__ = ["LocalErrors", "Neighbours"]
@@ -53,7 +53,7 @@ class _Nearest:
             distances, places = (part[~own].reshape(len(z), k) for part in (distances, places))
         return torch.as_tensor(distances).square().to(features), torch.as_tensor(places)
 
-    @lazy
+    @cached_property
     def _tree(self) -> Any:
         try:
             from scipy.spatial import cKDTree

@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from latedrop.dropout.draws import checked_seed
 from latedrop.dropout.first_order import linearize
-from latedrop.dropout.options import Sampling, checked_draws
+from latedrop.dropout.masks import checked_seed
+from latedrop.dropout.moments import Sampling, checked_draws
 from latedrop.dropout.sampling import sample_rates
 from latedrop.errors import ArgumentError, DataError
 from latedrop.network.find_sites import own_dropouts

@@ -19,10 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from latedrop.data.arrays import widened
-from latedrop.data.rows import fitting_batches, row_count
+from latedrop.data.rows import row_count
 from latedrop.dropout.first_order import Linearization, linearize, watched
 from latedrop.dropout.sampling import own_output
-from latedrop.lazy import lazy
 from latedrop.network.calling import Readout, check_finite, read
 from latedrop.network.network import Network
 from latedrop.network.sites import Sites
@@ -61,9 +60,16 @@ class Rows:
         self.sites = sites
         self.readout = readout
         self.index = index
-        self._features = features
+        self._which = features
+        self._linear: Linearization | None = None
+        self._mean: Tensor | None = None
+        self._features: Tensor | None = None
         self._values: dict[int, Tensor] = {}
         self._outputs: list[Any] = []  # raw, of the pass for the features; read where the mean is asked for
+
+    def remember(self, features: Tensor, mean: Tensor | None = None) -> None:
+        """Take parts that were computed before."""
+        self._features, self._mean = features, mean
 
     def values_of(self, term: Term) -> Tensor:
         """What a term gives for these rows, computed once: a guard may look at the same."""
@@ -71,37 +77,46 @@ class Rows:
             self._values[id(term)] = term.values(self)
         return self._values[id(term)]
 
-    @lazy
+    @property
     def linear(self) -> Linearization:
         """The first-order variance of every site; the same pass notes the features, if there are any."""
-        if self._features is None:
-            return linearize(self.network, self.x, self.sites, self.readout)
-        wanted, noting = self._features, partial(self._features.noting, self.network, self.sites)
-        found, noted = watched(self.network, self.x, self.sites, self.readout, noting)
-        self.__dict__.setdefault("features", torch.cat([wanted.gathered(one)[:rows] for one, rows in noted]))
-        return found
+        if self._linear is not None:
+            return self._linear
+        wanted = self._which
+        if wanted is None:
+            self._linear = linearize(self.network, self.x, self.sites, self.readout)
+        else:
+            noting = partial(wanted.noting, self.network, self.sites)
+            self._linear, noted = watched(self.network, self.x, self.sites, self.readout, noting)
+            if self._features is None:
+                self._features = torch.cat([wanted.gathered(one)[:rows] for one, rows in noted])
+        return self._linear
 
-    @lazy
+    @property
     def mean(self) -> Tensor:
         """The model's own output, `(N, ...)`."""
-        if "linear" in self.__dict__:
-            return self.linear.mean
-        if self._features is not None and fitting_batches(self.model, self.x) is None:
-            _ = self.features  # whose pass has the output, too
-        if not self._outputs:
-            return own_output(self.network, self.x, self.readout)
-        found = widened(read(self._outputs.pop(), self.readout, row_count(self.x)).detach())
-        check_finite(found, "without dropout")
-        return found
+        if self._mean is None:
+            if self._linear is None and self._which is not None and self.network.batches(self.x) is None:
+                _ = self.features  # whose pass has the output, too
+            if self._linear is not None:
+                self._mean = self._linear.mean
+            elif not self._outputs:
+                self._mean = own_output(self.network, self.x, self.readout)
+            else:
+                self._mean = widened(read(self._outputs.pop(), self.readout, row_count(self.x)).detach())
+                check_finite(self._mean, "without dropout")
+        return self._mean
 
-    @lazy
+    @property
     def features(self) -> Tensor:
         """What enters the sites, `(N, features)`; see `Features`."""
         if self._features is None:
-            raise ValueError("no term asked for features")
-        whole = fitting_batches(self.model, self.x) is None
-        seen: Callable[[Any], object] = self._outputs.append if whole else lambda output: None
-        return self._features.of(self.network, self.x, self.sites, seen)
+            if self._which is None:
+                raise ValueError("no term asked for features")
+            whole = self.network.batches(self.x) is None
+            seen: Callable[[Any], object] = self._outputs.append if whole else lambda output: None
+            self._features = self._which.of(self.network, self.x, self.sites, seen)
+        return self._features
 
 
 class Term:

@@ -15,7 +15,7 @@ from fastapi.responses import JSONResponse, RedirectResponse, Response
 
 from latedrop.addresses import is_loopback
 
-__all__ = ["COOKIE", "HEADERS", "refused"]
+__all__ = ["COOKIE", "HEADERS", "bearer_token", "foreign_page", "from_elsewhere", "refused"]
 
 COOKIE = "latedrop_token"
 HEADERS = {
@@ -33,29 +33,45 @@ HEADERS = {
 
 def refused(request: Request, token: str | None) -> Response | None:
     """The answer to a request that is not allowed; None where it is."""
-    host = request.headers.get("host", "")
-    origin = request.headers.get("origin")
-    if origin is not None and origin.partition("://")[2] != host:
-        return _no(403, "expected a request of this server's own page; this one comes from another.")
-    client = request.client.host if request.client is not None else ""
-    if token is None and is_loopback(client) and is_loopback(_name(host)):
-        return None
+    why = foreign_page(request) or (from_elsewhere(request) if token is None else None)
+    if why is not None or token is None:
+        return None if why is None else JSONResponse({"error": why}, 403)
     given = request.query_params.get("token")
-    if token is not None and given is not None and hmac.compare_digest(given.encode(), token.encode()):
+    if given is not None and hmac.compare_digest(given.encode("utf-8", "replace"), token.encode()):
         # The token leaves the address at once, and stays in a cookie that scripts cannot read.
         answer = RedirectResponse(request.url.path, 303)
         answer.set_cookie(COOKIE, token, httponly=True, samesite="strict", max_age=30 * 86400)
         return answer
-    words = request.headers.get("authorization", "").removeprefix("Bearer ") or request.cookies.get(COOKIE, "")
-    if token is not None and hmac.compare_digest(words.encode(), token.encode()):
+    words = bearer_token(request) or request.cookies.get(COOKIE, "").encode("utf-8", "replace")
+    if hmac.compare_digest(words, token.encode()):
         return None
-    if token is None:
-        return _no(
-            403,
-            f"expected a request from this machine that is addressed to it, as http://127.0.0.1/ or http://localhost/ "
-            f"are; found one to {_name(host)[:80]!r}. Open the address that the command printed.",
-        )
-    return _no(401, "expected a token: open the address that the command printed, with ?token=....")
+    return JSONResponse({"error": "expected a token: open the address that the command printed, with ?token=...."}, 401)
+
+
+def foreign_page(request: Request) -> str | None:
+    """Why a request comes from a page of another server; None where it does not."""
+    origin = request.headers.get("origin")
+    if origin is None or origin.partition("://")[2] == request.headers.get("host", ""):
+        return None
+    return "expected a request of this server's own page; this one comes from another."
+
+
+def from_elsewhere(request: Request) -> str | None:
+    """Why a request is not from this machine and addressed to it; None where it is."""
+    name = _name(request.headers.get("host", ""))
+    client = request.client.host if request.client is not None else ""
+    if is_loopback(client) and is_loopback(name):
+        return None
+    return (
+        f"expected a request from this machine that is addressed to it, as http://127.0.0.1/ or http://localhost/ are; "
+        f"found one to {name[:80]!r}. Open the address that the command printed."
+    )
+
+
+def bearer_token(request: Request) -> bytes:
+    """What follows `Bearer` in the header Authorization, in any case of letters; nothing where there is no such."""
+    scheme, _, words = request.headers.get("authorization", "").partition(" ")
+    return words.strip().encode("utf-8", "replace") if scheme.lower() == "bearer" else b""
 
 
 def _name(host: str) -> str:
@@ -64,7 +80,3 @@ def _name(host: str) -> str:
         return urlsplit(f"//{host}").hostname or ""
     except ValueError:
         return ""
-
-
-def _no(status: int, text: str) -> Response:
-    return JSONResponse({"error": text}, status)

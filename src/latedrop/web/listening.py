@@ -49,12 +49,17 @@ def serve_on(
     usual: dict[str, Any] = {"log_level": "warning", "access_log": False, "server_header": False, "http": _Impatient}
     server = _Server(uvicorn.Config(app, timeout_graceful_shutdown=patience, **usual, **more))
     server.stopping = stopping
+    server.config.app = server.closing(app)
     with found:
         server.run([found])
 
 
 HEAD_SECONDS = 20.0
 """Within which the head of a request has to come: connections are counted, and one that says nothing takes a place."""
+
+
+LAST_CALL = 0.5
+"""Seconds that open connections have to send a request, after the server was asked to stop."""
 
 
 class _Impatient(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
@@ -92,11 +97,36 @@ class _Impatient(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
 
 
 class _Server(uvicorn.Server):
-    """Lets open pages go before it waits for them."""
+    """Ends so that no request is lost: what comes on an open connection within `LAST_CALL` is answered.
+
+    Each such answer says `Connection: close`, so that the client sends no more on it.
+    """
 
     stopping: Callable[[], object] = staticmethod(lambda: None)
+
+    def closing(self, app: Any) -> Any:
+        """The application, which announces the end of connections when the server stops."""
+
+        async def answer(scope: Any, receive: Any, send: Any) -> None:
+            async def last(message: Any) -> None:
+                if self.should_exit and message["type"] == "http.response.start":
+                    message = {**message, "headers": [*message.get("headers", ()), (b"connection", b"close")]}
+                await send(message)
+
+            await app(scope, receive, last)
+
+        return answer
 
     def handle_exit(self, sig: int, frame: object) -> None:
         """On Ctrl-C, or when the process is asked to end."""
         self.stopping()
         super().handle_exit(sig, frame)  # type: ignore[arg-type]
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Take no more connections, answer what comes on those that are there, and stop."""
+        for server in self.servers:
+            server.close()
+        end = asyncio.get_running_loop().time() + LAST_CALL
+        while self.server_state.connections and asyncio.get_running_loop().time() < end and not self.force_exit:
+            await asyncio.sleep(0.02)
+        await super().shutdown(sockets)

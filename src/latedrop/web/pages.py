@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse, Response
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 
-from latedrop.errors import LatedropError
+from latedrop.errors import FileError, LatedropError
 from latedrop.web.access import HEADERS, refused
 
 __all__ = ["LARGEST", "make_pages"]
@@ -49,7 +49,7 @@ def make_pages(title: str, folder: Path, token: str | None = None, lifespan: Any
 
     @app.exception_handler(LatedropError)
     async def wrong(request: Request, error: LatedropError) -> Response:
-        return _said(400, str(error))
+        return _said(500 if isinstance(error, FileError) else 400, str(error))
 
     @app.exception_handler(HTTPException)
     async def unknown(request: Request, error: HTTPException) -> Response:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from latedrop.errors import DataError, FileError
-from latedrop.studies.classification.data import SETS, Images, ImageSet, load, parts
+from studies.classification.data import SETS, Images, ImageSet, load, parts
 
 pytest.importorskip("sklearn", reason="needs scikit-learn")
 
@@ -39,25 +39,6 @@ def test_idx_files(tmp_path: Path, pack: bool) -> None:
     assert found.x["train"].shape == (6, 1, 5, 7)
     np.testing.assert_array_equal(found.x["test"][:, 0], values["t10k-images-idx3-ubyte"])
     np.testing.assert_array_equal(found.y["train"], values["train-labels-idx1-ubyte"])
-
-
-def test_cifar_batches(tmp_path: Path) -> None:
-    folder = tmp_path / "cifar-10"
-    folder.mkdir()
-    rows = np.random.default_rng(0).integers(0, 256, (3, 3073)).astype(np.uint8)
-    rows[:, 0] = [3, 0, 9]
-    for name in (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"):
-        (folder / name).write_bytes(rows.tobytes())
-    found = load("cifar-10", tmp_path)
-    assert found is not None
-    assert found.y["train"].tolist() == [3, 0, 9] * 5
-    np.testing.assert_array_equal(found.x["test"][1, 2, 31], rows[1, -32:])  # red, green, blue; row by row
-    (folder / "test_batch.bin").write_bytes(rows.tobytes()[:-1])
-    with pytest.raises(DataError, match="binary version of CIFAR-10"):
-        load("cifar-10", tmp_path)
-    (folder / "test_batch.bin").unlink()
-    with pytest.raises(FileError, match="expected a binary batch of CIFAR-10"):
-        load("cifar-10", tmp_path)
 
 
 def test_what_is_absent_or_damaged(tmp_path: Path) -> None:
@@ -150,7 +131,7 @@ def test_pictures_that_do_not_fit(tmp_path: Path) -> None:
 
 
 def test_letters_need_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("latedrop.studies.classification.data.find_spec", lambda name: None)
+    monkeypatch.setattr("studies.classification.data.find_spec", lambda name: None)
     assert load("letters", None) is None
 
 

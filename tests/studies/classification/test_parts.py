@@ -7,12 +7,18 @@ import torch
 from torch import nn
 
 from latedrop import find_sites
-from latedrop.studies.classification.data import SETS
-from latedrop.studies.classification.laplace import LastLayer
-from latedrop.studies.classification.measures import scores, told_apart
-from latedrop.studies.classification.networks import drawn_logits, features, network, plain_logits, trained
-from latedrop.studies.classification.shifts import as_shape, blurred, noisy, shifted, turned
 from rounding import assert_same_up_to_rounding, rounding
+from studies.classification.data import SETS, as_shape, blurred, noisy, shifted, turned
+from studies.classification.methods import (
+    LastLayer,
+    drawn_logits,
+    features,
+    network,
+    plain_logits,
+    scores,
+    told_apart,
+    trained,
+)
 
 
 def generator() -> torch.Generator:

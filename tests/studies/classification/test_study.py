@@ -1,8 +1,5 @@
-"""The whole study in small, on the digits: what it writes, and that it goes on where it was."""
+"""The whole study in small, on the digits: what it writes, and that its measures agree."""
 
-import json
-import subprocess
-import sys
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,14 +9,15 @@ import numpy as np
 import pytest
 
 from latedrop.errors import ArgumentError, FileError
-from latedrop.studies.claims import decide
-from latedrop.studies.classification import study as classification
-from latedrop.studies.classification.claims import CLAIMS
-from latedrop.studies.classification.data import SETS
-from latedrop.studies.classification.measured_unit import Settings
-from latedrop.studies.classification.measures import MEASURES
-from latedrop.studies.classification.study import Request, main, read, run, study
-from latedrop.studies.classification.tables import told, values
+from studies.__main__ import main
+from studies.claims import decide
+from studies.classification import study as classification
+from studies.classification.claims import CLAIMS, told, values
+from studies.classification.data import SETS
+from studies.classification.methods import MEASURES
+from studies.classification.pages import CAPTIONS
+from studies.classification.study import STUDY, Settings
+from studies.driver import parsed, run
 
 pytest.importorskip("sklearn", reason="needs scikit-learn")
 pytestmark = pytest.mark.slow  # together half a minute
@@ -31,12 +29,12 @@ METHODS = {"softmax", "temperature", "guard", "leverage", "dropout", "leverage +
 
 @pytest.fixture(autouse=True)
 def few_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(classification, "_QUICK", TINY)
+    monkeypatch.setattr(classification, "QUICK", TINY)
     monkeypatch.setitem(SETS, "digits-mlp", SMALL)
 
 
-def tiny(out: Path, **changes: Any) -> Request:
-    return Request(out, **{"quick": True, "progress": False, "device": "cpu", **changes})
+def read(out: Path) -> dict[str, dict[str, Any]]:
+    return STUDY.read(out, parsed(STUDY, []))
 
 
 @pytest.fixture(scope="module")
@@ -44,9 +42,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Results and the page, as a user runs it."""
     out = tmp_path_factory.mktemp("classification") / "out"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(classification, "_QUICK", TINY)
+        patch.setattr(classification, "QUICK", TINY)
         patch.setitem(SETS, "digits-mlp", SMALL)
-        assert main(["--quick", "--no-progress", "--device", "cpu", "--out", str(out)]) == 0
+        assert main(["classification", "--quick", "--device", "cpu", "--out", str(out)]) == 0
     return out
 
 
@@ -88,16 +86,6 @@ def test_means_over_parts(folder: Path) -> None:
     np.testing.assert_allclose(told(record, "energy", where="uniform noise"), np.array(auroc)[:, -1])
 
 
-def test_pages_come_from_the_json_alone(folder: Path) -> None:
-    before = (folder / "index.md").read_text(encoding="utf-8")
-    files = study(Request(folder), figures_only=True)
-    assert (folder / "index.md").read_text(encoding="utf-8") == before
-    assert "decide nothing" in before
-    assert all(claim.text in before for claim in CLAIMS)
-    if find_spec("matplotlib") is not None:
-        assert {"gains.png", "strengths.png", "strange.png"} <= {path.name for path in files}
-
-
 def test_claims_compare_repeat_by_repeat() -> None:
     def record(gains: list[float]) -> dict[str, Any]:
         units = [
@@ -108,60 +96,29 @@ def test_claims_compare_repeat_by_repeat() -> None:
 
     (claim,) = [c for c in CLAIMS if c.text == "The default has a lower NLL than one temperature"]
     results = {"up": record([0.1, 0.11, 0.12]), "down": record([-0.1, -0.11, -0.12]), "one": record([0.1])}
-    found = {name: outcome.verdict for name, outcome in decide(claim, results).items()}
+    found = {name: outcome.verdict for name, outcome in decide(claim, results).outcomes.items()}
     assert found == {"up": "holds", "down": "fails", "one": "not decided"}
 
 
-def test_a_stopped_run_goes_on(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    before = (folder / "digits-mlp-1.json").read_bytes()
+def test_pages_come_from_the_json_alone(folder: Path) -> None:
+    before = {name: (folder / name).read_text(encoding="utf-8") for name in ("tables.md", "claims.md")}
+    assert main(["classification", "--figures", "--out", str(folder)]) == 0
+    assert all((folder / name).read_text(encoding="utf-8") == text for name, text in before.items())
+    assert "decide nothing" in before["claims.md"]
+    assert all(claim.text in before["claims.md"] for claim in CLAIMS)
+    if find_spec("matplotlib") is not None:
+        assert {f"{name}.png" for name in CAPTIONS} <= {path.name for path in folder.iterdir()}
+
+
+def test_finished_repeats_are_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(classification, "measure", lambda *_: pytest.fail("computed again"))
-    assert run(tiny(folder)) == [folder / f"digits-mlp-{i}.json" for i in (0, 1)]
-    assert "digits-mlp-1: kept" in capsys.readouterr().err
-    with pytest.raises(FileError, match="Pass another --out, or --fresh"):
-        run(tiny(folder, seed=3))
-    assert (folder / "digits-mlp-1.json").read_bytes() == before
+    files = run(STUDY, parsed(STUDY, ["--quick", "--device", "cpu", "--out", str(folder)]))
+    assert files[:2] == [folder / f"digits-mlp-{i}.json" for i in (0, 1)]
 
 
-def test_a_kill_leaves_finished_repeats(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    done = []
-
-    def once(item: Any, images: Any, repeat: int, *_: Any) -> dict[str, Any]:
-        if done:
-            raise KeyboardInterrupt
-        done.append(repeat)
-        return {"seconds": {}}
-
-    monkeypatch.setattr(classification, "measure", once)
-    words = ["--quick", "--no-progress", "--device", "cpu", "--out", str(tmp_path / "out")]
-    assert main(words) == 130
-    assert "finished repeats are kept" in capsys.readouterr().err
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["digits-mlp-0.json"]
-
-
-def test_wrong_arguments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(FileError, match="expected folders of mnist in --data; found none"):
-        run(tiny(tmp_path, sets="mnist-cnn"))
+def test_wrong_arguments(tmp_path: Path) -> None:
+    with pytest.raises(FileError, match="expected data for one of the sets; found none"):
+        run(STUDY, parsed(STUDY, ["--sets", "mnist-cnn", "--out", str(tmp_path)]))
     with pytest.raises(ArgumentError, match="expected at most 5 --repeats"):
-        run(tiny(tmp_path, repeats=6))
-    with pytest.raises(FileError, match="it is not there"):
-        run(tiny(tmp_path, data=tmp_path / "nowhere"))
-    assert main(["--repeats", "0", "--out", str(tmp_path)]) == 2
-    assert main(["--sets", "moon", "--out", str(tmp_path)]) == 2
-    assert main(["--figures", "--out", str(tmp_path)]) == 1
-    assert "Run the study first" in capsys.readouterr().err
-    (tmp_path / "digits-mlp-0.json").write_text(json.dumps({"schema": 1}), encoding="utf-8")
-    assert main(["--figures", "--out", str(tmp_path)]) == 1
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(find_spec("typer") is None, reason="needs typer")
-def test_the_command_line_draws(folder: Path) -> None:
-    code = "from latedrop.cli.app import main; main()"
-    words = ["study", "classification", "--figures", "--out", str(folder)]
-    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "index.md" in done.stdout
+        run(STUDY, parsed(STUDY, ["--repeats", "6", "--out", str(tmp_path)]))
+    assert main(["classification", "--repeats", "0", "--out", str(tmp_path)]) == 2

@@ -1,8 +1,6 @@
 """The crowd study in small: its measures are the library's, it goes on where it was, and says what it cannot do."""
 
-import errno
 import json
-import re
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -29,17 +27,18 @@ from latedrop.crowd.layouts import open_set
 from latedrop.crowd.mcnn import MCNN, Trained, load_weights, save_weights
 from latedrop.crowd.scenes import make_scenes
 from latedrop.errors import ArgumentError, DataError, FileError
-from latedrop.studies import pages as study_pages
-from latedrop.studies.claims import Outcome, decide
-from latedrop.studies.crowd import claims as crowd_claims
-from latedrop.studies.crowd import measures as crowd_measures
-from latedrop.studies.crowd import pages as crowd_pages
-from latedrop.studies.crowd import record as crowd_record
-from latedrop.studies.crowd import study as crowd
-from latedrop.studies.crowd.measured_set import Settings, load, sampled
-from latedrop.studies.crowd.measures import COVERAGES, KINDS, Predicted, agreement, blocks, conformal, fit, judge
-from latedrop.studies.crowd.study import Request, main, read, run
-from latedrop.studies.crowd.tables import methods
+from studies import pages as study_pages
+from studies.__main__ import main
+from studies.claims import Outcome, decide
+from studies.crowd import claims as crowd_claims
+from studies.crowd import measures as crowd_measures
+from studies.crowd import pages as crowd_pages
+from studies.crowd import study as crowd
+from studies.crowd.claims import methods
+from studies.crowd.measures import COVERAGES, KINDS, Predicted, agreement, blocks, conformal, fit, judge
+from studies.crowd.stages import Settings, load, sampled
+from studies.crowd.study import STUDY
+from studies.driver import parsed, read_record, run
 
 DATA = Path(__file__).parents[4] / "shared" / "data"
 RATES = (0.005, 0.05)
@@ -66,8 +65,20 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def words(out: Path, weights: Path, *more: str) -> list[str]:
+    return ["--quick", "--weights", str(weights), "--out", str(out), "--device", "cpu", *more]
+
+
+def again(out: Path, weights: Path, *more: str) -> list[Path]:
+    return run(STUDY, parsed(STUDY, words(out, weights, *more)))
+
+
+def read(out: Path) -> dict[str, Any]:
+    return read_record(out / "scenes.json", crowd.SCHEMA)
+
+
 def patch_small(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(crowd, "_QUICK", Settings(draws=3, rates=RATES, frames=4))
+    patch.setattr(crowd, "QUICK", Settings(draws=3, rates=RATES, frames=4))
     patch.setattr(crowd, "make_scenes", partial(make_scenes, shape=(64, 72)))
 
 
@@ -83,13 +94,8 @@ def quick(tmp_path_factory: pytest.TempPathFactory, weights: Path) -> Iterator[P
     with pytest.MonkeyPatch.context() as patch:
         patch_small(patch)
         patch.setattr(study_pages, "find_spec", lambda name: None)  # figures have a test of their own
-        options = ["--quick", "--weights", str(weights), "--out", str(out), "--no-progress", "--device", "cpu"]
-        assert main(options) == 0
+        assert main(["crowd", *words(out, weights)]) == 0
     return out
-
-
-def tiny(out: Path, weights: Path | None, **changes: Any) -> Request:
-    return Request(out, weights=weights, **{"quick": True, "progress": False, "device": "cpu"} | changes)
 
 
 def pairs(rows: int = 400, seed: int = 0) -> tuple[Predicted, Predicted]:
@@ -196,7 +202,7 @@ def test_conformal_is_that_of_intervals() -> None:
 
 
 def test_every_measure_of_every_rate_and_part(quick: Path) -> None:
-    record = read(quick)["scenes"]
+    record = read(quick)
     assert record["rates"] == list(RATES)
     assert len(record["sites"]) == 10
     assert record["frames"] == {"validation": 4, "test": 4}
@@ -212,13 +218,13 @@ def test_every_measure_of_every_rate_and_part(quick: Path) -> None:
     assert set(record["rejection"]["controls"]) == {"random", "lowest_mass", "low_density", "shift"}
     assert len(record["series"]["truth"]) == 4
     assert record["networks"]["scenes-embedded-0.1"]["about"]["rate"] == 0.1
-    assert {"decoding", "first_order", "rate_0.005", "scenes-embedded-0.1", "rejection"} < set(record["seconds"])
+    assert {"first_order", "rate_0.005", "scenes-embedded-0.1", "total"} < set(record["seconds"])
     maps = arrays_of(quick / "scenes.npz")
     assert maps["mean"].shape == maps["std"].shape == maps["target"].shape == (2, 16, 18)
 
 
 def test_the_numbers_are_those_of_the_library(quick: Path, weights: Path) -> None:
-    record, rate = read(quick)["scenes"], RATES[1]
+    record, rate = read(quick), RATES[1]
     trained = load_weights(weights / "scenes.safetensors")
     item = make_scenes(0, 4, 4, shape=(64, 72))
 
@@ -246,127 +252,6 @@ def test_the_numbers_are_those_of_the_library(quick: Path, weights: Path) -> Non
     np.testing.assert_allclose(record["series"]["truth"], counts)
 
 
-def test_a_stopped_run_goes_on_and_ends_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], weights: Path, quick: Path
-) -> None:
-    real, calls = crowd_record.rate_stage, []
-
-    def stopping(study: Any, rate: float, tick: Any) -> Any:
-        calls.append(rate)
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-        return real(study, rate, tick)
-
-    monkeypatch.setattr(crowd_record, "rate_stage", stopping)
-    options = ["--quick", "--weights", str(weights), "--out", str(tmp_path), "--no-progress", "--device", "cpu"]
-    assert main(options) == 130
-    assert "finished rates are kept" in capsys.readouterr().err
-    assert sorted(path.name for path in (tmp_path / "parts" / "scenes").iterdir()) == [
-        "first_order.json",
-        f"rate_{RATES[0]:g}.json",
-    ]
-    run(tiny(tmp_path, weights))
-    assert calls == [RATES[0], RATES[1], RATES[1]]
-    again, whole = (read(folder)["scenes"] for folder in (tmp_path, quick))
-    for record in (again, whole):
-        record.pop("seconds")
-    assert again == whole
-    assert not (tmp_path / "parts").exists()
-    monkeypatch.setattr(crowd, "measure", lambda *_: pytest.fail("computed again"))
-    assert run(tiny(tmp_path, weights)) == [tmp_path / "scenes.json"]
-    assert "kept, finished before" in capsys.readouterr().err
-
-
-def test_other_settings_or_weights_are_never_mixed(quick: Path, weights: Path, tmp_path: Path) -> None:
-    with pytest.raises(FileError, match=r"expected results with settings .*'seed': 3.*Pass another --out, or --fresh"):
-        run(tiny(quick, weights, seed=3))
-    for path in weights.iterdir():
-        (tmp_path / path.name).write_bytes(path.read_bytes())
-    torch.manual_seed(1)
-    save_weights(tmp_path / "scenes.safetensors", Trained(MCNN().eval(), None, {"set": "scenes"}))
-    with pytest.raises(FileError, match="expected results with weights"):
-        run(tiny(quick, tmp_path))
-
-
-def copied(quick: Path, folder: Path) -> Path:
-    """Finished results of one's own, to change."""
-    for name in ("scenes.json", "scenes.npz"):
-        (folder / name).write_bytes((quick / name).read_bytes())
-    return folder / "scenes.json"
-
-
-def changed(path: Path, **changes: Any) -> None:
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-
-
-@pytest.mark.parametrize("damaged", [False, True], ids=["kept", "repaired"])
-def test_the_rejection_measured_again_is_that_of_the_study(
-    tmp_path: Path, quick: Path, weights: Path, monkeypatch: pytest.MonkeyPatch, damaged: bool
-) -> None:
-    path = copied(quick, tmp_path)
-    if damaged:
-        changed(path, rejection={"verdict": "of an earlier rule"})
-        path.with_suffix(".npz").write_bytes(b"of an earlier rule")
-    monkeypatch.setattr(crowd, "measure", lambda *_: pytest.fail("the rates were computed again"))
-    monkeypatch.setattr(study_pages, "find_spec", lambda name: None)
-    options = ["--quick", "--weights", str(weights), "--out", str(tmp_path), "--no-progress", "--device", "cpu"]
-    assert main([*options, "--rejection"]) == 0
-    again, first = (read(folder)["scenes"] for folder in (tmp_path, quick))
-    assert again["rejection"] == first["rejection"]
-    seconds = [record.pop("seconds") for record in (again, first)]
-    assert again == first
-    assert {**seconds[0], "rejection": 0.0} == {**seconds[1], "rejection": 0.0}
-    maps, expected = (arrays_of(folder / "scenes.npz") for folder in (tmp_path, quick))
-    for name in expected:
-        np.testing.assert_array_equal(maps[name], expected[name])
-
-
-def test_a_rejection_that_was_measured_elsewhere_says_so(tmp_path: Path, quick: Path, weights: Path) -> None:
-    path = copied(quick, tmp_path)
-    assert "measured_on" not in read(tmp_path)["scenes"]["rejection"]
-    there = read(tmp_path)["scenes"]["machine"]
-    changed(path, machine={**there, "device": "another device"})
-    run(tiny(tmp_path, weights, rejection=True))
-    record = read(tmp_path)["scenes"]
-    assert record["rejection"]["measured_on"] == {
-        "machine": there,
-        "versions": record["versions"],
-        "same_draws": True,
-    }
-    page = crowd_pages.index({"scenes": record}, [])
-    assert there["device"] in page
-    assert "another device" in page
-    count = record["injected"]["count"]
-    for column in (count["test"]["mae"], count["test"]["rmse"]):
-        column[:] = [1.01 * error for error in column]
-    changed(path, machine=there, injected=record["injected"])
-    run(tiny(tmp_path, weights, rejection=True))
-    record = read(tmp_path)["scenes"]
-    assert not record["rejection"]["measured_on"]["same_draws"]
-    other = crowd_pages.index({"scenes": record}, [])
-    record["rejection"]["measured_on"]["same_draws"] = True
-    assert other != crowd_pages.index({"scenes": record}, [])
-
-
-def test_what_has_no_rejection_to_measure_again(tmp_path: Path, quick: Path, weights: Path) -> None:
-    missing = rf"expected finished results in {re.escape(str(tmp_path))}.*; found none of scenes\. Run the study first"
-    with pytest.raises(FileError, match=missing):
-        run(tiny(tmp_path, weights, rejection=True))
-    path = copied(quick, tmp_path)
-    with pytest.raises(FileError, match="found none of mall"):
-        run(tiny(tmp_path, weights, rejection=True, sets="mall,scenes"))
-    with pytest.raises(FileError, match="expected results with settings"):
-        run(tiny(tmp_path, weights, rejection=True, seed=3))
-    with pytest.raises(ArgumentError, match="expected one of --fresh and --rejection; found both"):
-        run(tiny(tmp_path, weights, rejection=True, fresh=True))
-    with pytest.raises(ArgumentError, match="expected one of --figures and --rejection; found both"):
-        crowd.study(tiny(tmp_path, weights, rejection=True), figures_only=True)
-    series = read(tmp_path)["scenes"]["series"]
-    changed(path, series={**series, "truth": [count + 1 for count in series["truth"]]})
-    with pytest.raises(DataError, match=r"expected the frames of scenes that its result is of.*Check --data"):
-        run(tiny(tmp_path, weights, rejection=True))
-
-
 @pytest.mark.parametrize(("sigma", "cells"), [(3.0, 2.0), (6.0, 3.0), (8.0, 4.0)])
 def test_a_region_is_false_two_kernel_widths_from_a_head(sigma: float, cells: float) -> None:
     item = replace(make_scenes(0, 2, 2, shape=(64, 72)), sigma=sigma)
@@ -374,142 +259,8 @@ def test_a_region_is_false_two_kernel_widths_from_a_head(sigma: float, cells: fl
     study = load(item, Trained(MCNN().eval()), settings, batch=2)
     fit = {"least": [1e-9], "relaxed_scale": [1.0]}
     record = {"chosen": {"pixel": {"scaled": 0}}, "rates": [0.01], "injected": {"pixel": {"fit": fit}}}
-    found, _, _ = crowd_record.reject(
-        study, record, lambda rate: sampled(study, study.trained, rate, settings, lambda passes: None)
-    )
+    found, _ = crowd.reject(study, record, lambda rate: sampled(study, study.trained, rate, lambda passes: None))
     assert found["near_cells"] == cells
-
-
-@pytest.mark.cuda
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_gpu_finds_the_same(tmp_path: Path, quick: Path, weights: Path) -> None:
-    run(tiny(tmp_path, weights, device="cuda"))
-    found, expected = (read(folder)["scenes"] for folder in (tmp_path, quick))
-    for part in ("validation", "test"):
-        here, there = (record["injected"]["count"][part]["rmse"] for record in (expected, found))
-        assert there == pytest.approx(here, rel=1e-2)
-    run(tiny(tmp_path, weights, device="cuda", rejection=True))
-    again = read(tmp_path)["scenes"]["rejection"]
-    assert "measured_on" not in again
-    assert again["before"]["mae"] == pytest.approx(found["rejection"]["before"]["mae"], rel=1e-3)
-    assert again["before"]["mae"] == pytest.approx(expected["rejection"]["before"]["mae"], rel=1e-2)
-
-
-def test_a_stage_of_other_settings_or_a_damaged_one(tmp_path: Path, weights: Path) -> None:
-    folder = tmp_path / "parts" / "scenes"
-    folder.mkdir(parents=True)
-    path = folder / "first_order.json"
-    path.write_text('{"schema": 1, "key": {}, "seconds": 1, "stage": {}}')
-    with pytest.raises(FileError, match=r"expected a stage made with .*Pass another --out, or --fresh"):
-        run(tiny(tmp_path, weights))
-    path.write_text('{"schema": 1, "ke')
-    with pytest.raises(FileError, match=r"first_order\.json: .*Delete it"):
-        run(tiny(tmp_path, weights))
-    assert path.exists()
-    path.write_text("[]")
-    with pytest.raises(FileError, match="schema 1"):
-        run(tiny(tmp_path, weights))
-
-
-def test_a_full_disk_loses_nothing_that_was_finished(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: Path, weights: Path
-) -> None:
-    kept = (quick / "scenes.json").read_bytes()
-    (tmp_path / "scenes.json").write_bytes(kept)
-
-    def full(self: Path, content: bytes) -> int:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(Path, "write_bytes", full)
-    with pytest.raises(FileError, match="No space left"):
-        run(tiny(tmp_path, weights, fresh=True))
-    assert (tmp_path / "scenes.json").read_bytes() == kept
-
-
-def test_what_cannot_be_run_is_said(tmp_path: Path, weights: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(ArgumentError, match="expected --sets of mall, ucsd, pets, own, scenes; found subway"):
-        run(tiny(tmp_path, weights, sets="mall,subway"))
-    with pytest.raises(ArgumentError, match="expected --rates between 0 and 1"):
-        run(tiny(tmp_path, weights, rates="0.1,2"))
-    with pytest.raises(ArgumentError, match="expected --draws of at least 2; found 1"):
-        run(tiny(tmp_path, weights, draws=1))
-    with pytest.raises(ArgumentError, match="expected --device auto, cpu or cuda"):
-        run(tiny(tmp_path, weights, device="abacus"))
-    with pytest.raises(FileError, match=r"expected the folder of the data sets .*Check --data"):
-        run(tiny(tmp_path, weights, data=tmp_path / "nowhere"))
-    with pytest.raises(FileError, match=r"expected the folder of the weights .*Check --weights"):
-        run(tiny(tmp_path, tmp_path / "nowhere"))
-    (tmp_path / "mall.safetensors").write_bytes(b"")
-    with pytest.raises(FileError, match=r"found none\. See the lines above"):
-        run(tiny(tmp_path, tmp_path, sets="mall,ucsd", data=tmp_path))
-    said = capsys.readouterr().err
-    assert f"mall: skipped, no folder mall in --data {tmp_path}" in said
-    assert "ucsd: skipped, expected weights at" in said
-    with pytest.raises(FileError, match=r"expected results such as mall\.json"):
-        read(tmp_path)
-    (tmp_path / "file").write_text("")
-    with pytest.raises(FileError, match="expected to make the folder"):
-        run(tiny(tmp_path / "file" / "out", weights))
-    assert main(["--quick", "--draws", "0", "--out", str(tmp_path)]) == 2
-    assert capsys.readouterr().err.startswith("latedrop: expected --draws")
-
-
-def test_weights_of_another_set_are_refused(tmp_path: Path) -> None:
-    save_weights(tmp_path / "scenes.safetensors", Trained(MCNN().eval(), None, {"set": "mall"}))
-    with pytest.raises(DataError, match="expected weights trained on scenes; they say mall"):
-        run(tiny(tmp_path / "out", tmp_path))
-
-
-def test_weights_that_have_seen_the_validation_frames_are_refused(tmp_path: Path) -> None:
-    save_weights(tmp_path / "scenes.safetensors", Trained(MCNN().eval(), None, {"set": "scenes", "folds": 5}))
-    with pytest.raises(DataError, match="expected weights of scenes that have not seen its validation frames"):
-        run(tiny(tmp_path / "out", tmp_path))
-
-
-@needs_matplotlib
-def test_pages_and_figures_come_from_the_files_alone(
-    tmp_path: Path, quick: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("scenes.json", "scenes.npz"):
-        (tmp_path / name).write_bytes((quick / name).read_bytes())
-    monkeypatch.setattr(crowd, "measure", lambda *_: pytest.fail("computed again"))
-    assert main(["--figures", "--out", str(tmp_path)]) == 0
-    page = (tmp_path / "index.md").read_text(encoding="utf-8")
-    assert "| injected, scaled |" in page
-    assert "embedded at 0.1" in page
-    for name in crowd_pages.CAPTIONS:
-        assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
-        assert f"({name}.png)" in page
-    claims = (tmp_path / "claims.md").read_text(encoding="utf-8")
-    assert all(claim.text in claims for claim in crowd_claims.CLAIMS)
-    record = read(tmp_path)["scenes"]
-    record["settings"] |= {"frames": None, "every": 1}
-    assert crowd_claims.page({"scenes": record}) != claims  # it says where only some of the frames were measured
-    (tmp_path / "scenes.npz").write_bytes(b"no maps")
-    with pytest.raises(FileError, match=r"expected the example maps .*Run the set again"):
-        crowd_pages.write(read(tmp_path), tmp_path)
-
-
-def test_pages_without_matplotlib(
-    tmp_path: Path, quick: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(study_pages, "find_spec", lambda name: None)
-    written = crowd_pages.write(read(quick), tmp_path)
-    assert [path.name for path in written] == ["index.md", "claims.md"]
-    assert "no matplotlib" in capsys.readouterr().err
-    assert "![" not in (tmp_path / "index.md").read_text(encoding="utf-8")
-
-
-def test_pages_show_the_areas_that_the_results_have(quick: Path) -> None:
-    record = read(quick)["scenes"]
-    areas = {"low_mass": 0.9, "ratio": 0.8, "isolation": None, "without_ratio": 0.912, "all": 0.934}
-    record["rejection"]["separation"] = areas
-    page = crowd_pages.index({"scenes": record}, [])
-    assert all(area in page for area in ("low mass 0.90", "ratio 0.80", "isolation not defined", "0.91", "0.93"))
-    record["rejection"]["separation"] = {name: areas[name] for name in ("low_mass", "ratio", "isolation")}
-    page = crowd_pages.index({"scenes": record}, [])
-    assert "isolation not defined" in page
-    assert "0.91" not in page
 
 
 def test_claims_follow_the_numbers(quick: Path) -> None:
@@ -517,7 +268,7 @@ def test_claims_follow_the_numbers(quick: Path) -> None:
     by_text = {claim.text: claim for claim in crowd_claims.CLAIMS}
 
     def found(text: str) -> Outcome:
-        return decide(by_text[text], {"scenes": record})["scenes"]
+        return decide(by_text[text], {"scenes": record}).outcomes["scenes"]
 
     poor = "Pixels: the scaled MA stays poor"
     record["injected"]["pixel"]["test"]["ma_scaled"] = [0.4, 0.0]  # the second rate is not one of the paper's
@@ -570,7 +321,7 @@ def test_claims_about_small_and_best_rates(quick: Path) -> None:
 
 
 def test_each_method_is_at_its_own_rate(quick: Path) -> None:
-    record = read(quick)["scenes"]
+    record = read(quick)
     record["chosen"]["count"] = {"unscaled": 1, "scaled": 0, "floor": 1}
     found, test = methods(record, "count"), record["injected"]["count"]["test"]
     assert found["injected, unscaled"]["nll"] == test["nll_unscaled"][1]
@@ -594,7 +345,7 @@ def test_only_the_region_of_interest_counts() -> None:
     assert test.places == (item.test[0], item.test[100])
     torch.testing.assert_close(test.density.sum(1), test.count, rtol=1e-4, atol=1e-4)
     assert [len(points) for points in test.points] == test.count.tolist()
-    drawn = sampled(study, study.trained, 0.01, settings, lambda passes: None)["test"]
+    drawn = sampled(study, study.trained, 0.01, lambda passes: None)["test"]
     torch.testing.assert_close(drawn.mean.sum(1), drawn.count, rtol=1e-4, atol=1e-3)
     assert drawn.mean.shape == test.density.shape
     with pytest.raises(DataError, match="expected weights made for the region of interest of ucsd"):
@@ -610,3 +361,103 @@ def test_no_frames_are_an_error() -> None:
 def test_levels_are_the_librarys() -> None:
     ones = torch.ones(3)
     np.testing.assert_allclose(crowd_measures.levels(), metrics.calibration_curve(ones, ones, 2 * ones)[0])
+
+
+def test_a_stopped_run_goes_on_and_ends_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], weights: Path, quick: Path
+) -> None:
+    real, calls = crowd.rate_stage, []
+
+    def stopping(setup: Any, rate: float, tick: Any) -> Any:
+        calls.append(rate)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return real(setup, rate, tick)
+
+    monkeypatch.setattr(crowd, "rate_stage", stopping)
+    monkeypatch.setattr(study_pages, "find_spec", lambda name: None)
+    assert main(["crowd", *words(tmp_path, weights)]) == 130
+    stages = sorted(path.name for path in (tmp_path / "parts" / "scenes").iterdir())
+    assert stages == ["first_order.json", f"rate_{RATES[0]:g}.json"]
+    again(tmp_path, weights)
+    assert calls == [RATES[0], RATES[1], RATES[1]]
+    here, whole = (read(folder) for folder in (tmp_path, quick))
+    for record in (here, whole):
+        record.pop("seconds")
+    assert here == whole
+    assert not (tmp_path / "parts").exists()
+    monkeypatch.setattr(crowd, "assembled", lambda *_: pytest.fail("computed again"))
+    monkeypatch.setattr(crowd, "stage", lambda *_: pytest.fail("computed again"))
+    assert again(tmp_path, weights)[0] == tmp_path / "scenes.json"
+    assert "kept, finished before" in capsys.readouterr().err
+
+
+def test_other_settings_or_weights_are_never_mixed(quick: Path, weights: Path, tmp_path: Path) -> None:
+    with pytest.raises(FileError, match=r"expected results with settings .*'seed': 3.*Pass another --out, or --fresh"):
+        again(quick, weights, "--seed", "3")
+    for path in weights.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    torch.manual_seed(1)
+    save_weights(tmp_path / "scenes.safetensors", Trained(MCNN().eval(), None, {"set": "scenes"}))
+    with pytest.raises(FileError, match="expected results with networks"):
+        again(quick, tmp_path)
+
+
+def test_what_cannot_be_run_is_said(tmp_path: Path, weights: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ArgumentError, match="expected --sets of mall, ucsd, pets, own, scenes; found subway"):
+        again(tmp_path, weights, "--sets", "mall,subway")
+    with pytest.raises(ArgumentError, match="expected --rates between 0 and 1"):
+        again(tmp_path, weights, "--rates", "0.1,2")
+    with pytest.raises(ArgumentError, match="expected --draws of at least 2; found 1"):
+        again(tmp_path, weights, "--draws", "1")
+    with pytest.raises(FileError, match=r"expected a folder at .*Check --weights"):
+        again(tmp_path, tmp_path / "nowhere")
+    (tmp_path / "mall.safetensors").write_bytes(b"")
+    with pytest.raises(FileError, match="found none"):
+        again(tmp_path / "out", tmp_path, "--sets", "mall,ucsd", "--data", str(tmp_path))
+    said = capsys.readouterr().err
+    assert f"mall: skipped, no folder mall in --data {tmp_path}" in said
+    assert "ucsd: skipped, expected weights at" in said
+
+
+@pytest.mark.parametrize(
+    ("about", "message"),
+    [
+        ({"set": "mall"}, "expected weights trained on scenes; they say mall"),
+        ({"set": "scenes", "folds": 5}, "expected weights of scenes that have not seen its validation frames"),
+    ],
+    ids=["another set", "all frames"],
+)
+def test_weights_of_another_training_are_refused(tmp_path: Path, about: dict[str, Any], message: str) -> None:
+    save_weights(tmp_path / "scenes.safetensors", Trained(MCNN().eval(), None, about))
+    with pytest.raises(DataError, match=message):
+        again(tmp_path / "out", tmp_path)
+
+
+@needs_matplotlib
+def test_pages_and_figures_come_from_the_files_alone(tmp_path: Path, quick: Path) -> None:
+    for name in ("scenes.json", "scenes.npz"):
+        (tmp_path / name).write_bytes((quick / name).read_bytes())
+    assert main(["crowd", "--figures", "--out", str(tmp_path)]) == 0
+    page = (tmp_path / "tables.md").read_text(encoding="utf-8")
+    assert "| injected, scaled |" in page
+    assert "embedded at 0.1" in page
+    for name in crowd_pages.CAPTIONS:
+        assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+        assert f"({name}.png)" in page
+    claims = (tmp_path / "claims.md").read_text(encoding="utf-8")
+    assert all(claim.text in claims for claim in crowd_claims.CLAIMS)
+    assert "decide little" in claims  # only some of the frames were measured
+    (tmp_path / "scenes.npz").write_bytes(b"no maps")
+    with pytest.raises(FileError, match=r"expected the example maps .*Run the set again"):
+        crowd_pages.pages({"scenes": read(tmp_path)}, tmp_path)
+
+
+def test_pages_without_matplotlib(
+    tmp_path: Path, quick: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(study_pages, "find_spec", lambda name: None)
+    written = crowd_pages.pages({"scenes": read(quick)}, tmp_path)
+    assert list(written) == ["tables.md", "claims.md"]
+    assert "no matplotlib" in capsys.readouterr().err
+    assert b"![" not in written["tables.md"]

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from latedrop.studies.shift.cuts import Cut, at_most, cuts, parts
+from studies.shift.study import Cut, at_most, cuts, parts
 
 
 def table(rows: int = 200, seed: int = 0) -> np.ndarray:

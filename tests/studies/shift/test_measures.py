@@ -5,9 +5,8 @@ import math
 import pytest
 import torch
 
-from latedrop.studies.shift.measured_set import _columns
-from latedrop.studies.shift.measures import MEASURES, shift_scores
-from latedrop.studies.uci.measures import Predicted
+from studies.regression.scores import Predicted
+from studies.shift.study import MEASURES, _columns, shift_scores
 
 
 def predicted(variance: list[float], target: list[float]) -> Predicted:

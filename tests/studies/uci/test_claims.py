@@ -2,14 +2,16 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 
-from latedrop.studies.claims import Effect
-from latedrop.studies.uci.claims import CLAIMS, DEEP, THEOREMS
-from latedrop.studies.uci.claims_page import decide_all, page
+from studies.claims import Effect, decide
+from studies.uci.claims import CLAIMS, DEEP, QUESTIONS, THEOREMS, claims_page
+from studies.uci.pages import minimum_table
 from uci_records import made_record, rows
 
-BY_TEXT = {claim.text: claim for claim in CLAIMS}
+ALL = [claim for claims in CLAIMS.values() for claim in claims]
+BY_TEXT = {claim.text: claim for claim in ALL}
 
 
 @pytest.fixture
@@ -29,7 +31,7 @@ def set_both(record: dict[str, Any], kind: str, measure: str, *by_rate: float) -
 
 
 def test_texts_are_unlike() -> None:
-    assert len(BY_TEXT) == len(CLAIMS)
+    assert len(BY_TEXT) == len(ALL)
 
 
 def test_the_error_is_that_of_splits_that_share_rows(record: dict[str, Any]) -> None:
@@ -95,7 +97,7 @@ def test_whom_scaling_helps_more(record: dict[str, Any]) -> None:
     record["methods"]["embedded, raw"]["nll"] = [3.0] * 4
     chosen = f"{text}at the rates that validation chooses"
     assert effect(chosen, record).value == pytest.approx(0.25 - 2.0)
-    assert decide_all(BY_TEXT[chosen], {"yacht": record}).verdict == "fails"
+    assert decide(BY_TEXT[chosen], {"yacht": record}).verdict == "fails"
 
 
 def test_the_paper_is_asked_of_three_hidden_layers_too(record: dict[str, Any]) -> None:
@@ -113,7 +115,7 @@ def test_the_paper_is_asked_of_three_hidden_layers_too(record: dict[str, Any]) -
     assert effect(f"{DEEP}the scaled NLL of injection does not depend on the rate", record).value == pytest.approx(1.5)
     scaling = "scaling helps injected dropout more than embedded dropout, at the rates that validation chooses"
     assert effect(f"{DEEP}{scaling}", record).value == pytest.approx(2.0)
-    assert "## The paper's claims, asked of three hidden layers" in page({"yacht": record})
+    assert "## The paper's claims, asked of three hidden layers" in "\n".join(claims_page({"yacht": record}))
 
 
 @pytest.mark.parametrize(
@@ -135,12 +137,12 @@ def test_ours_compare_two_methods_of_the_same_depth(
     methods[first]["nll"], methods[second]["nll"] = [0.5] * 4, [2.0] * 4
     name = f"{DEEP}{text}" if deep else f"{text[0].upper()}{text[1:]}"
     assert effect(name, record).value == pytest.approx(-1.5)
-    assert decide_all(BY_TEXT[name], {"a": record, "b": record}).verdict == "holds on all 2"
+    assert decide(BY_TEXT[name], {"a": record, "b": record}).verdict == "holds on all 2"
 
 
 def test_like_is_compared_with_like() -> None:
     """Both sides of a claim of ours have the same treatment, unless the treatment is the question."""
-    for claim in (claim for claim in CLAIMS if claim.source == "us"):
+    for claim in (claim for claim in ALL if claim.source == "us" and claim.effect.startswith("NLL of")):
         first, second = claim.effect.removeprefix("NLL of `").removesuffix("`").split("` minus `")
         measures, treatments = zip(*(name.rpartition(", ")[::2] for name in (first, second)), strict=True)
         assert treatments[0] == treatments[1] or measures[0] == measures[1] or not all(measures), claim.text
@@ -150,8 +152,8 @@ def test_a_method_that_is_not_there_is_not_measured(record: dict[str, Any]) -> N
     del record["methods"]["swag, floor"]
     claim = BY_TEXT["Injection with floor is not worse than SWAG with floor"]
     assert claim.measure(record) is None
-    assert decide_all(claim, {"yacht": record}).verdict == "not measured"
-    assert "| yacht | | | | not measured |" in page({"yacht": record})
+    assert decide(claim, {"yacht": record}).verdict == "not measured"
+    assert "| yacht |  |  |  | not measured |" in "\n".join(claims_page({"yacht": record}))
 
 
 def test_verdicts_count_the_sets(record: dict[str, Any]) -> None:
@@ -159,17 +161,17 @@ def test_verdicts_count_the_sets(record: dict[str, Any]) -> None:
     results = {name: made_record() for name in "abc"}
     for name, nll in {"a": [0.0, 0.1, 0.2, 0.1], "b": [2.0, 2.1, 2.2, 2.1], "c": [0.0, 1.0, 2.0, 1.1]}.items():
         results[name]["methods"]["injected, scaled"]["nll"] = nll
-    found = decide_all(claim, results)
+    found = decide(claim, results)
     assert [found.sets(word) for word in ("holds", "fails", "not decided")] == [("a",), ("b",), ("c",)]
     assert found.verdict == "holds on 1, fails on 1 of 3"
-    assert decide_all(claim, {"c": results["c"]}).verdict == "not decided"
-    assert decide_all(claim, dict.fromkeys("cd", results["c"])).verdict == "not decided on any of 2"
+    assert decide(claim, {"c": results["c"]}).verdict == "not decided"
+    assert decide(claim, dict.fromkeys("cd", results["c"])).verdict == "not decided on any of 2"
 
 
 def test_theorems_are_not_verdicts(record: dict[str, Any]) -> None:
-    said = page({"yacht": record})
+    said = "\n".join(claims_page({"yacht": record}))
     assert all(theorem.text in said and theorem.proof in said for theorem in THEOREMS)
-    assert not [claim for claim in CLAIMS if claim.text.startswith("Injected: the scaled")]
+    assert not [claim for claim in ALL if claim.text.startswith("Injected: the scaled")]
 
 
 def test_theorems_show_deviations(record: dict[str, Any]) -> None:
@@ -185,6 +187,28 @@ def test_theorems_show_deviations(record: dict[str, Any]) -> None:
     assert flat(record) is None
 
 
-def test_the_page_says_where_the_rmse_is_least(record: dict[str, Any]) -> None:
+def test_a_table_says_where_the_rmse_is_least(record: dict[str, Any]) -> None:
     set_both(record, "embedded", "rmse", 2.0, 1.0, 3.0)
-    assert "| yacht | 2 | 1 | 0.05 | 3 | 0.05 |" in page({"yacht": record})
+    assert "| yacht | 2 | 1 | 0.05 | 3 | 0.05 |" in minimum_table({"yacht": record})
+
+
+def question(start: str, record: dict[str, Any]) -> float:
+    effect = next(claim for claim in QUESTIONS if claim.text.startswith(start)).measure(record)
+    assert effect is not None
+    return effect.value
+
+
+def test_what_training_with_dropout_does_to_the_variance(record: dict[str, Any]) -> None:
+    set_both(record, "embedded", "nll_unscaled", 3.0, 1.5, 2.0)  # best at the second rate
+    set_both(record, "embedded", "nll_scaled", 1.0, 1.0, 0.5)  # at the third
+    set_both(record, "embedded", "ranking", 0.1, 0.4, 0.5)
+    set_both(record, "embedded", "floor_share", 0.9, 0.3, 0.2)
+    set_both(record, "embedded", "scale", 1.0, 2.0, 4.0)
+    set_both(record, "injected", "scale", 1.0, 1.0, 0.5)
+    assert question("Embedded dropout needs no scale", record) == pytest.approx(1.0)
+    assert question("Errors follow the variance better", record) == pytest.approx(0.4 - 1.0)
+    assert question("The larger the rate in training, the better", record) == pytest.approx(0.4)
+    assert question("Less of the variance", record) == pytest.approx(0.3 - 1.0)
+    assert question("The larger the rate in training, the less", record) == pytest.approx(-0.7)
+    assert question("Training with dropout shrinks", record) == pytest.approx(np.log(8.0))
+    assert question("The scale asked for", record) == pytest.approx(np.log(4.0) - np.log(2.0))

@@ -1,17 +1,12 @@
-"""The surface of the NLL: the closed form, the bands, and the page."""
+"""The surface of the NLL over rate and scale: the closed form."""
 
-import json
-import re
-from html.parser import HTMLParser
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 
 from latedrop.metrics import nll
-from latedrop.studies.uci.surface import reach, rise, valley
-from latedrop.studies.uci.surface_page import surface_page
+from studies.uci.pages import valley
 from uci_records import RATES, made_record, rows
 
 
@@ -49,57 +44,3 @@ def test_between_rates_the_valley_is_interpolated_in_logarithms() -> None:
     record["injected"]["validation"]["scale"] = rows(100.0, 10.0, 1.0)
     found = valley(record, "injected", points=5)
     np.testing.assert_allclose(found.scales, np.sqrt(10) ** np.arange(4, -1, -1))
-
-
-@pytest.mark.parametrize("height", [1e-3, 0.05, 0.5, 3.0, 40.0])
-def test_the_ends_of_a_band_are_at_its_height(height: float) -> None:
-    low, high = reach(height)
-    assert low < 1 < high
-    np.testing.assert_allclose(rise(1 / np.array([low, high])), height, rtol=1e-9)
-    assert reach(0.0) == (1.0, 1.0)
-
-
-class Elements(HTMLParser):
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.found: list[tuple[str, dict[str, str | None]]] = []
-        self.open: list[str] = []
-        self.feed(page)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found.append((tag, dict(attrs)))
-
-
-@pytest.fixture
-def page() -> str:
-    record, *_ = with_rows()
-    return surface_page({"yacht": record, "a<b": with_rows(1)[0]})
-
-
-def test_the_page_asks_nobody(page: str) -> None:
-    assert "http" not in page.replace("http-equiv", "")
-    assert not [value for _, found in Elements(page).found for name, value in found.items() if name in ("src", "href")]
-    assert "default-src 'none'" in page
-
-
-def test_without_scripts_the_first_set_is_a_picture(page: str) -> None:
-    groups = [found for tag, found in Elements(page).found if tag == "g"]
-    assert [found["data-set"] for found in groups] == ["yacht", "a<b"]
-    assert ["style" in found for found in groups] == [False, True]
-    still = page.split('<g class="set"')[1]
-    assert len(re.findall('<polyline class="valley"', still)) == 2
-    assert len(re.findall('<polyline class="slice"', still)) == 2
-    assert "<polygon" in still
-    numbers = [float(word) for points in re.findall('points="([^"]*)"', page) for word in re.split("[ ,]", points)]
-    assert len(numbers) > 100
-    assert 0 <= min(numbers) <= max(numbers) <= 1000
-
-
-def test_the_script_has_the_valley_of_every_set(page: str) -> None:
-    data = json.loads(re.findall(r"const data = (.*);\n", page)[0])
-    record, *_ = with_rows()
-    found = valley(record, "embedded", points=len(data["yacht"]["rates"]))
-    np.testing.assert_allclose(data["yacht"]["embedded"]["scale"], found.scales, rtol=1e-4)
-    np.testing.assert_allclose(data["yacht"]["embedded"]["nll"], found.nll, rtol=1e-4)
-    assert set(data) == {"yacht", "a<b"}
-    assert "{{" not in page

@@ -19,7 +19,7 @@ from latedrop.calibration.classes.prediction import ClassPrediction
 from latedrop.calibration.classes.record import ClassCalibration
 from latedrop.calibration.classes.softmax import entropy
 from latedrop.data.rows import take_rows
-from latedrop.dropout.options import Sampling
+from latedrop.dropout.moments import Sampling
 from latedrop.dropout.sampling import sample_rates
 from latedrop.errors import ArgumentError, LatedropError
 from latedrop.network.calling import Readout, part_of

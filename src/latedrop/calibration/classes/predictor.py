@@ -30,7 +30,7 @@ from latedrop.calibration.whole import predicted_whole
 from latedrop.data.arrays import check_inputs, floating, place
 from latedrop.data.datasets import Unpack, first_inputs, gives_batches, inputs_in
 from latedrop.data.items import as_items
-from latedrop.dropout.options import Sampling
+from latedrop.dropout.moments import Sampling
 from latedrop.dropout.sampling import sample_rates
 from latedrop.errors import ArgumentError, DataError
 from latedrop.network.calling import check_finite

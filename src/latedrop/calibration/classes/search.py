@@ -24,8 +24,8 @@ from latedrop.calibration.setup import Setup
 from latedrop.calibration.term_search import reference_features
 from latedrop.calibration.weights import fingerprint
 from latedrop.data.rows import take_rows
-from latedrop.dropout.joint import differences
-from latedrop.dropout.options import Sampling
+from latedrop.dropout.first_order import differences
+from latedrop.dropout.moments import Sampling
 from latedrop.dropout.sampling import own_output, sample_rates
 from latedrop.errors import ArgumentError, DataError, LatedropError, LatedropWarning
 from latedrop.metrics.classes import accuracy, ece
@@ -309,5 +309,5 @@ def _leverage(found: _Found, network: Network, setup: Setup) -> tuple[Leverage |
     learned = Leverage().learned_from(reference(), own)
     features = torch.cat(found.kept)
     rows = Rows(network, None, found.sites, setup.readout, found.features, torch.arange(len(features)))
-    rows.__dict__["features"] = features
+    rows.remember(features)
     return learned, learned.values(rows), count

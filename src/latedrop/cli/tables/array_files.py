@@ -5,6 +5,7 @@ from __future__ import annotations
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from math import prod
 from typing import IO, Any, TypeAlias
 
 import numpy as np
@@ -12,12 +13,14 @@ import torch
 from torch import Tensor
 
 from latedrop.cli.tables.rows import Array, Block, Columns, Table
-from latedrop.errors import DataError, FileError
+from latedrop.errors import DataError, FileError, LatedropError
+from latedrop.files import npy_head
 
 __all__ = ["open_npz", "open_pt"]
 
 _Stream: TypeAlias = "tuple[tuple[int, ...], Callable[[int, int], Array]]"
 """The shape of an array, and what reads its rows from one index to another, in order."""
+_MOST_PACKED = {zipfile.ZIP_STORED: 1, zipfile.ZIP_DEFLATED: 1032}  # bytes that one byte of an archive can become
 
 
 def open_npz(path: str) -> Table:
@@ -26,15 +29,14 @@ def open_npz(path: str) -> Table:
         members = {name.removesuffix(".npy"): name for name in archive.namelist() if name.endswith(".npy")}
         lengths = set()
         for name, member in members.items():
-            with archive.open(member) as file:
-                lengths.add(_head(path, name, file)[0][:1])
+            lengths.add(_opened(path, name, archive, member)[1][:1])
 
     def read(columns: Columns, size: int) -> Iterator[Block]:
         with _archive(path) as archive, ExitStack() as stack:
             streams = {}
             for name in columns.all:
-                file = stack.enter_context(archive.open(members[name]))
-                streams[name] = _stream(path, name, file)
+                file, *head = _opened(path, name, archive, members[name])
+                streams[name] = _stream(path, name, stack.enter_context(file), *head)
             yield from _blocks(path, columns, streams, size)
 
     return Table(path, tuple(members), arrays=True, count=_one_length(lengths), unit="index", read=read)
@@ -45,18 +47,37 @@ def _archive(path: str) -> Iterator[zipfile.ZipFile]:
     try:
         with zipfile.ZipFile(path) as archive:
             yield archive
-    except (zipfile.BadZipFile, EOFError) as error:
+    except (LatedropError, OSError):
+        raise
+    except Exception as error:  # whatever a damaged archive raises: zipfile, zlib and codecs have no common base
         raise FileError(f"expected a npz file at {path}; it is damaged or another one: {error}.") from error
 
 
-def _stream(path: str, name: str, file: IO[bytes]) -> _Stream:
+def _opened(
+    path: str, name: str, archive: zipfile.ZipFile, member: str
+) -> tuple[IO[bytes], tuple[int, ...], bool, Any]:
+    """An array of a npz file after its head, which agrees with its size: file, shape, order and dtype."""
+    about = archive.getinfo(member)
+    if about.file_size > _MOST_PACKED.get(about.compress_type, 0) * about.compress_size:
+        raise FileError(
+            f"expected array {name!r} in {path}; the sizes that the archive promises cannot be. Save it again."
+        )
+    file = archive.open(member)
+    try:
+        return file, *npy_head(file, about.file_size)
+    except DataError as error:
+        raise FileError(f"expected array {name!r} in {path}; it is damaged: {error}") from error
+
+
+def _stream(
+    path: str, name: str, file: IO[bytes], shape: tuple[int, ...], fortran: bool, dtype: np.dtype[Any]
+) -> _Stream:
     """The shape of an array in a npz file, and what reads its rows from one index to another, in order."""
-    shape, fortran, dtype = _head(path, name, file)
     _check_type(path, name, dtype)
     if fortran and len(shape) > 1:
         whole = np.frombuffer(file.read(), dtype).reshape(shape, order="F")
         return shape, lambda first, last: whole[first:last]
-    size = dtype.itemsize * int(np.prod(shape[1:]))
+    size = dtype.itemsize * prod(shape[1:])
 
     def rows(first: int, last: int) -> Array:
         content = file.read((last - first) * size)
@@ -65,17 +86,6 @@ def _stream(path: str, name: str, file: IO[bytes]) -> _Stream:
         return np.frombuffer(content, dtype).reshape(last - first, *shape[1:])
 
     return shape, rows
-
-
-def _head(path: str, name: str, file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Shape, whether its columns lie one after another, and dtype."""
-    try:
-        version = np.lib.format.read_magic(file)
-        header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, fortran, dtype = header(file)
-    except ValueError as error:
-        raise FileError(f"expected array {name!r} in {path}; it is damaged: {error}.") from error
-    return shape, fortran, dtype
 
 
 def _one_length(lengths: set[tuple[int, ...]]) -> int | None:

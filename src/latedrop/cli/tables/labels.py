@@ -6,6 +6,7 @@ names it is a number.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeAlias
@@ -13,15 +14,16 @@ from typing import Any, NoReturn, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from latedrop.cli.tables.cells import is_number, number_of
 from latedrop.errors import DataError
 from latedrop.terminal import listed
 
-__all__ = ["Labels", "check_count", "distinct"]
+__all__ = ["Labels", "check_count", "distinct", "is_number", "number_of"]
 
 _Values: TypeAlias = "npt.NDArray[Any] | list[str]"
 _MOST = 10_000
 _SHOWN = 12
+_TRUTHS = {"true": 1.0, "false": 0.0}
+_MISSING = {"", "na", "n/a", "nan", "null", "none"}
 
 
 @dataclass(frozen=True)
@@ -148,3 +150,26 @@ def check_count(names: Sequence[str], classes: int, column: str, path: str) -> N
             f"{len(names)}: {listed(names, _SHOWN, quote=True)}. Name all classes in the order of the model's outputs: "
             "--class-names."
         )
+
+
+def number_of(cell: str) -> float | None:
+    """The number that a cell holds, NaN where it is missing; None of a text.
+
+    >>> number_of(" 2.5"), number_of("true"), number_of("1_0")
+    (2.5, 1.0, None)
+    """
+    plain = cell.strip().lower()
+    if plain in _MISSING:
+        return math.nan
+    if plain in _TRUTHS:
+        return _TRUTHS[plain]
+    return float(cell) if is_number(cell) else None
+
+
+def is_number(cell: str) -> bool:
+    """Whether it reads as a number; Python would take `1_0` for 10, in a file it is a name."""
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return "_" not in cell

@@ -28,6 +28,10 @@ export class Labels {
     $("proposed").replaceChildren(...found.proposed.slice(0, 8).map((frame) => make("button", {
       type: "button", onclick: () => this.open(frame), "aria-label": `Label the frame of ${clock(frame.time)}: ${frame.why}`,
     }, make("img", { src: `/api/frames/${frame.id}`, alt: "" }), make("span", {}, `${clock(frame.time)}, ${frame.why}`))));
+    $("labelled").hidden = !number;
+    $("labelled").querySelector("ul").replaceChildren(...found.labelled.toReversed().map((frame) => make("li", {},
+      make("span", {}, `${people(frame.people)} people, ${clock(frame.time)}`),
+      make("button", { type: "button", "aria-label": `Delete the label of ${clock(frame.time)}`, onclick: () => this.unlabel(frame) }, "Delete"))));
     $("calibrations").querySelector("ul").replaceChildren(...found.calibrations.map((one) => make("li", {},
       make("span", {}, `${one.note}, ${clock(one.time)}`),
       one.used ? make("small", {}, one.moved ? "in use, moved by labels since" : "in use") : "",
@@ -37,6 +41,12 @@ export class Labels {
   async restore(one) {
     this.show(await ask(`/api/sources/${this.known.current}/calibrations/${one.id}/restore`, "POST"));
     toast(`Restored: ${one.note}.`);
+  }
+
+  async unlabel(frame) {
+    const found = await ask(`/api/sources/${this.known.current}/frames/${frame.id}/label`, "DELETE");
+    this.show(found);
+    toast(found.said);
   }
 
   open(frame) {

@@ -6,14 +6,16 @@ import { Timeline } from "./timeline.js";
 import { ZoneList, drawing } from "./zones.js";
 import { Labels } from "./labels.js";
 import { showAlarms, showEvents } from "./events.js";
+import { Wall } from "./wall.js";
 
-export const known = { sources: [], current: 0, events: [], alarms: [], level: 0.9, sure: 0.9 };
+export const known = { sources: [], current: 0, events: [], alarms: [], level: 0.9, sure: 0.9, ahead: Infinity };
 export const source = () => known.sources[known.current];
 
 const picture = new Picture(known);
 const timeline = new Timeline(known);
 const zones = new ZoneList(known, () => { picture.outline(); timeline.choices(); });
 const labels = new Labels(known);
+const wall = new Wall(known, (number) => { wall.close(); choose(number); });
 
 function showSources() {
   const nav = $("sources");
@@ -28,7 +30,7 @@ function showSources() {
     const worst = ["red", "amber", "green"].find((colour) => colours.includes(colour)) ?? "";
     button.setAttribute("aria-pressed", String(number === known.current));
     button.firstChild.className = `light ${worst}`;
-    button.lastChild.textContent = lost(one) ? "no picture" : whole ? people(whole.count) : "–";
+    button.lastChild.textContent = lost(one) ? "no picture" : one.message?.uncountable ? "cannot count" : whole ? people(whole.count) : "–";
   });
 }
 
@@ -50,12 +52,15 @@ function choose(number) {
 
 function showCount(message) {
   const whole = message?.zones?.[0];
-  $("count").textContent = whole ? people(whole.count) : "–";
+  const counted = whole && whole.count !== null;
+  $("count").textContent = counted ? people(whole.count) : "–";
   $("interval").textContent = whole ? range(whole.low, whole.high) : "–";
-  if (!whole) {
-    $("badge").textContent = "";
-    $("badge").className = "badge";
-    $("reasons").hidden = true;
+  $("ruler").hidden = !counted;
+  if (!counted) {
+    $("badge").textContent = whole ? "Cannot count" : "";
+    $("badge").className = whole ? "badge strange" : "badge";
+    $("reasons").hidden = !whole;
+    $("reasons").textContent = message?.uncountable ?? "";
     return;
   }
   const top = Math.max(10, Math.ceil(Math.max(whole.high, source().zones[0]?.limit ?? 0, source().top ?? 0) / 10) * 10);
@@ -77,7 +82,7 @@ function showCamera() {
   const camera = source().camera ?? {};
   $("where").textContent = source().name;
   const skipped = camera.skipped ? `, ${camera.skipped} skipped` : "";
-  $("rate").textContent = camera.counted === undefined ? "" : `${camera.counted} of ${camera.arriving} frames per second counted${skipped}`;
+  $("rate").textContent = camera.counted === undefined ? "" : `${pace(camera.counted)} counted, ${pace(camera.arriving)} come in${skipped}`;
   const dark = camera.state !== "live" && camera.state !== undefined;
   $("curtain").hidden = !dark && !source().bad && Boolean(source().message?.frame);
   $("curtain").textContent = dark ? camera.words : source().bad ?? "waiting for the first frame";
@@ -87,7 +92,10 @@ function showCamera() {
   }
 }
 
+const pace = (rate) => (rate >= 0.95 ? `${rate.toFixed(1)} frames per second` : rate > 0 ? `a frame every ${Math.round(1 / rate)} s` : "no frames");
+
 async function news(message) {
+  if (message.now) known.ahead = Math.min(known.ahead, Date.now() / 1000 - message.now); // this clock, beside the console's
   const one = known.sources[message.source];
   if (!one) return;
   if (message.camera) one.camera = { ...one.camera, ...message.camera };
@@ -97,6 +105,7 @@ async function news(message) {
     one.bad = null;
     for (const zone of message.zones) one.colours[zone.id] = zone.colour;
     showSources();
+    wall.update(message);
     if (here) {
       showCount(message);
       zones.update(message);
@@ -106,6 +115,7 @@ async function news(message) {
     }
   } else if (message.kind === "state") {
     showSources();
+    wall.show();
     if (here) showCamera();
   } else if (message.kind === "zones") {
     await refresh();
@@ -126,6 +136,7 @@ async function events() {
   known.alarms = found.alarms;
   showEvents(known);
   showAlarms(known, events);
+  wall.sound();
   timeline.draw();
 }
 
@@ -139,6 +150,7 @@ async function refresh() {
   showSources();
   showEvents(known);
   showAlarms(known, events);
+  wall.show();
   zones.show();
   picture.outline();
   timeline.choices();
@@ -167,8 +179,10 @@ $("snapshot").onclick = async () => {
   toast("Snapshot kept; it is in the list of events.");
   events();
 };
-drawing(known, async (points, name, limit) => {
-  await ask(`/api/sources/${known.current}/zones`, "POST", { name, points, limit });
+zones.redraw = drawing(known, async (zone, points, name, limit) => {
+  const at = `/api/sources/${known.current}/zones`;
+  await (zone ? ask(`${at}/${zone.id}`, "PUT", { name, points, limit }) : ask(at, "POST", { name, points, limit }));
   await refresh();
 });
+setInterval(() => picture.age(), 500);
 listen();

@@ -15,13 +15,35 @@ export class Picture {
         if (on) this.layers.add(button.dataset.layer);
         else this.layers.delete(button.dataset.layer);
         this.paint();
+        this.explain();
       };
     }
   }
 
+  // What regions like these were on frames with known people: without it the layer says nothing.
+  explain() {
+    const policy = this.known.sources[this.known.current]?.faint;
+    $("faint-said").hidden = !this.layers.has("faint");
+    $("faint-said").textContent = !policy?.mass ? "This calibration calls no region faint."
+      : `Faint: at most ${policy.mass.toFixed(2)} people. Of ${policy.seen} such regions on frames with known people ${policy.false} had nobody in them.`;
+  }
+
+  age() {
+    const box = $("age");
+    if (!this.time || !Number.isFinite(this.known.ahead)) { box.textContent = ""; return; }
+    const old = Math.max(0, Date.now() / 1000 - this.known.ahead - this.time);
+    const frozen = old > 3;
+    const mapped = this.layers.has("doubt"); // takes seconds: then an old picture is no sign of a fault
+    box.textContent = frozen ? `${mapped ? "picture and doubt are" : "picture is"} ${Math.round(old)} s old` : `${old.toFixed(1)} s old`;
+    box.className = frozen ? "frozen" : "";
+    $("picture").classList.toggle("frozen", frozen && !mapped);
+  }
+
   clear() {
     this.kept.clear();
+    this.time = null;
     this.outline();
+    this.explain();
     const message = this.known.sources[this.known.current].message;
     if (message?.frame) this.update(message);
   }
@@ -34,18 +56,18 @@ export class Picture {
       const number = message.source;
       const at = `/api/sources/${number}`;
       // Doubt costs more than a count: where it is shown, all is of the frame that it was worked out for.
-      const mapped = this.layers.has("doubt") || this.layers.has("regions");
+      const mapped = this.layers.has("doubt");
       const which = `n=${message.frame}&mapped=${mapped}`;
       const wanted = [["picture", `${at}/picture?${which}`]];
       for (const kind of this.layers) wanted.push([kind, `${at}/layers/${kind}?${which}`]);
       const found = await Promise.all(wanted.map(async ([kind, path]) => [kind, await bitmap(path)]));
       if (number !== this.known.current) return;
-      for (const [kind, image] of found) if (image) this.kept.set(kind, image);
+      for (const [kind, part] of found) if (part) this.kept.set(kind, part.image);
+      this.time = found[0][1]?.time ?? this.time;
       this.paint();
-      const late = mapped && message.mapped ? Math.round(message.time - message.mapped) : 0;
-      $("late").textContent = late > 0 ? `picture and doubt of ${late} s ago` : "";
-      const whole = message.zones[0];
-      $("picture").setAttribute("aria-label", `Live picture of ${this.known.sources[number].name}: about ${people(whole.count)} people`);
+      this.age();
+      const said = message.uncountable ? "cannot count" : `about ${people(message.zones[0].count)} people`;
+      $("picture").setAttribute("aria-label", `Live picture of ${this.known.sources[number].name}: ${said}`);
     } catch { /* the next frame comes */ } finally {
       this.busy = false;
     }
@@ -68,7 +90,7 @@ export class Picture {
       paper.fillStyle = "rgba(8, 14, 20, .28)";
       paper.fillRect(0, 0, canvas.width, canvas.height);
     }
-    for (const kind of ["density", "doubt", "regions"]) {
+    for (const kind of ["density", "doubt", "faint"]) {
       if (this.layers.has(kind) && this.kept.has(kind)) paper.drawImage(this.kept.get(kind), 0, 0, canvas.width, canvas.height);
     }
   }
@@ -94,8 +116,9 @@ export class Picture {
   }
 }
 
+// A request that hangs must not freeze the picture beside numbers that go on.
 async function bitmap(path) {
-  const answer = await fetch(path);
+  const answer = await fetch(path, { signal: AbortSignal.timeout(5000) });
   if (answer.status !== 200) return null;
-  return createImageBitmap(await answer.blob());
+  return { image: await createImageBitmap(await answer.blob()), time: Number(answer.headers.get("X-Frame-Time")) || null };
 }

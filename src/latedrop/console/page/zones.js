@@ -2,7 +2,9 @@
 
 import { $, ask, make, people, range, shape } from "./dom.js";
 
-const WORDS = { green: "below the limit", amber: "cannot tell", red: "above the limit" };
+export const WORDS = { green: "below the limit", amber: "cannot tell", red: "above the limit" };
+// A change shows only once it has lasted; until then both are said.
+export const state = (zone) => (zone.colour ? WORDS[zone.colour] + (zone.coming ? `; now: ${WORDS[zone.coming]}` : "") : "");
 
 export class ZoneList {
   constructor(known, changed) {
@@ -37,17 +39,20 @@ export class ZoneList {
       type: "number", min: 0, step: 1, placeholder: "none", value: zone.limit, "aria-label": `Limit of ${zone.name}`,
       onchange: () => this.save(source, zone, { limit: limit.value === "" ? null : Number(limit.value) }),
     });
+    const edit = make("button", {
+      type: "button", title: `Edit ${zone.name}`, "aria-label": `Edit ${zone.name}`, onclick: () => this.redraw(zone),
+    }, "Edit");
     const remove = zone.points.length ? make("button", {
       type: "button", title: `Remove ${zone.name}`, "aria-label": `Remove ${zone.name}`, onclick: () => this.remove(source, zone),
     }, "✕") : null;
     parts.limit = limit;
     this.rows.set(zone.id, parts);
     return make("li", { "data-zone": zone.id }, parts.light, make("span", { class: "name" }, zone.name), parts.number,
-      make("div", { class: "row" }, make("span", { class: "said" }, parts.word, parts.chance), make("span", {}, make("label", {}, "limit ", limit), remove)));
+      make("div", { class: "row" }, make("span", { class: "said" }, parts.word, parts.chance), make("span", {}, make("label", {}, "limit ", limit), edit, remove)));
   }
 
   async save(source, zone, changes) {
-    const said = { name: zone.name, limit: zone.limit, ...changes };
+    const said = { name: zone.name, limit: zone.limit, ...changes }; // corners stay where none are sent
     const found = await ask(`/api/sources/${source.number}/zones/${zone.id}`, "PUT", said);
     source.zones = found.zones;
     this.changed();
@@ -66,10 +71,10 @@ export class ZoneList {
       if (!parts) continue;
       parts.number.replaceChildren(people(zone.count), make("small", {}, range(zone.low, zone.high)));
       parts.light.className = `light ${zone.colour ?? ""}`;
-      const said = zone.colour ? WORDS[zone.colour] : "";
+      const said = state(zone);
       if (parts.word.textContent !== said) parts.word.textContent = said; // said aloud only when it changes
       parts.word.className = `word ${zone.colour ?? ""}`;
-      parts.chance.textContent = zone.colour ? chance(zone.probability, parts.limit.value) : "";
+      parts.chance.textContent = zone.colour && zone.probability !== null ? chance(zone.probability, parts.limit.value) : "";
     }
   }
 }
@@ -83,6 +88,7 @@ export function drawing(known, save) {
   const frame = $("frame");
   const overlay = $("overlay");
   let points = null;
+  let editing = null;
   let cursor = [0.5, 0.5];
   const height = () => overlay.viewBox.baseVal.height || 750;
 
@@ -98,7 +104,7 @@ export function drawing(known, save) {
     overlay.append(...nodes);
   };
   const stop = () => {
-    points = null;
+    points = editing = null;
     frame.classList.remove("drawing");
     $("draw").textContent = "Draw a zone";
     $("hint").hidden = true;
@@ -106,16 +112,22 @@ export function drawing(known, save) {
   };
   const finish = () => {
     if (points.length < 3) return;
-    const corners = points;
+    name(editing, points);
+  };
+  // Name and limit of a new zone, or of one that is there; its corners stay unless others are given.
+  const name = (zone, corners) => {
     const dialog = $("zone-dialog");
-    $("zone-name").value = `Zone ${known.sources[known.current].zones.length}`;
-    $("zone-limit").value = "";
+    $("zone-name").value = zone?.name ?? `Zone ${known.sources[known.current].zones.length}`;
+    $("zone-limit").value = zone?.limit ?? "";
+    $("zone-shape").hidden = !zone?.points.length;
+    dialog.returnValue = "";
     dialog.showModal();
     $("zone-name").select();
     dialog.onclose = () => {
       const limit = $("zone-limit").value;
-      if (dialog.returnValue === "save") save(corners, $("zone-name").value, limit === "" ? null : Number(limit));
+      if (dialog.returnValue === "save") save(zone, corners, $("zone-name").value, limit === "" ? null : Number(limit));
       stop();
+      if (dialog.returnValue === "shape") start(zone);
     };
   };
   const add = (point) => {
@@ -130,9 +142,10 @@ export function drawing(known, save) {
     const share = (value) => Math.min(1, Math.max(0, value));
     return [share((event.clientX - box.left) / box.width), share((event.clientY - box.top) / box.height)];
   };
-  $("draw").onclick = () => {
-    if (points) { stop(); return; }
+  $("draw").onclick = () => { if (points) stop(); else start(null); };
+  const start = (zone) => {
     points = [];
+    editing = zone;
     frame.classList.add("drawing");
     $("draw").textContent = "Cancel";
     $("hint").textContent = "Click the corners; click the first one again, or press Enter, to finish. With the keyboard: arrows move, space sets a corner.";
@@ -153,4 +166,5 @@ export function drawing(known, save) {
     event.preventDefault();
     sketch();
   });
+  return (zone) => name(zone, []);
 }

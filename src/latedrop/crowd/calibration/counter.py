@@ -23,6 +23,7 @@ from latedrop.crowd.layouts import CrowdSet
 from latedrop.crowd.mcnn import STRIDE, Trained
 from latedrop.crowd.regions import Maps, fit_policy, near_cells, to_cells
 from latedrop.devices import versions
+from latedrop.dropout.sampling import own_output
 from latedrop.errors import ArgumentError, DataError, LatedropWarning
 from latedrop.network.sites import Rate, Sites
 from latedrop.progress import shown_on
@@ -136,8 +137,10 @@ def _with_maps(
     if not policy:
         return replace(found, pixels=own, about=about)
     known = replace(found, pixels=pixels)
-    measured = read_maps(trained, known, crowd_set, _some(chosen, _POLICY_FRAMES), progress=options["progress"])
-    rejected = fit_policy(measured, near=near_cells(crowd_set.sigma, trained.stride))
+    frames = _some(chosen, _POLICY_FRAMES)
+    measured = read_maps(trained, known, crowd_set, frames, deviations=False, progress=options["progress"])
+    near = near_cells(crowd_set.sigma, trained.stride)
+    rejected = fit_policy(measured, near=near, features=("mass", "isolation"))
     return replace(found, pixels=own, about=about, policy=rejected)
 
 
@@ -160,17 +163,24 @@ def read_maps(
     crowd_set: CrowdSet,
     indices: Sequence[int],
     *,
+    deviations: bool = True,
     progress: bool = True,
 ) -> Maps:
-    """Density, deviations and true heads of some frames of a set, all of one size, for `regions`."""
+    """Density, deviations and true heads of some frames of a set, all of one size, for `regions`.
+
+    Without `deviations` these are zeros, for what looks at densities alone.
+    """
     if calibration.pixels is None:
         raise DataError("expected a calibration of the map's cells; found one of counts alone. Calibrate with heads.")
     cells, frames = Cells(trained), FrameBatches(trained, crowd_set, indices, None)
     means, stds, heads = [], [], []
     for index in shown_on(indices, "reading maps", unit="frames", show=progress):
         x = frames.image(index)
-        pixels = Predictor(trained.model, calibration.pixels, cells).predict(x)
-        mean, std = cells.maps(pixels, x)
+        if deviations:
+            mean, std = cells.maps(Predictor(trained.model, calibration.pixels, cells).predict(x), x)
+        else:
+            mean = cells.spread(own_output(trained.model, x, cells)[0], x)
+            std = np.zeros_like(mean)
         means.append(mean.astype(np.float32))
         stds.append(std.astype(np.float32))
         heads.append(counted_heads(crowd_set, index, trained.stride))

@@ -1,7 +1,8 @@
-"""A count with its variance and its map from a single pass over a frame, for counting live."""
+"""A count with its variance and its map from a single pass over a frame."""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from latedrop import Calibration, Prediction
@@ -13,8 +14,8 @@ from latedrop.terms import Rows
 __all__ = ["count_in_one_pass"]
 
 
-def count_in_one_pass(trained: Trained, calibration: Calibration, x: Tensor) -> tuple[Prediction, Tensor]:
-    """The count of one frame `(1, C, H, W)`, calibrated by terms, and its map `(1, 1, h, w)`."""
+def count_in_one_pass(trained: Trained, calibration: Calibration, x: Tensor) -> tuple[Prediction, float, Tensor]:
+    """The count of one frame `(1, C, H, W)`, its variance before the guard, and its map `(1, 1, h, w)`."""
     maps: list[Tensor] = []
 
     def count_of(density: Tensor) -> Tensor:
@@ -23,7 +24,9 @@ def count_in_one_pass(trained: Trained, calibration: Calibration, x: Tensor) -> 
 
     terms = calibration.terms
     if terms is None:
-        raise DataError("expected a calibration by terms; found one by draws. Ask for deviations, too.")
+        raise DataError("expected a calibration by terms; found one by draws. Run `crowd calibrate` again.")
     rows = Rows(trained.model, place(x, trained.model), calibration.sites, count_of, terms.features)
     variance, strangeness, shares = terms.variance(rows)
-    return Prediction(rows.mean, variance, calibration, strangeness, shares=shares), maps[-1]
+    fitted = Prediction(rows.mean, sum(terms.parts(rows).values(), torch.zeros_like(rows.mean)), calibration)
+    count = Prediction(rows.mean, variance, calibration, strangeness, shares=shares)
+    return count, float(fitted.variance), maps[-1]

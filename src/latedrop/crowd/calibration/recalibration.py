@@ -6,23 +6,28 @@ labelled frames, the true count is taken to be
     y = c + b0 + b1 (c - m) + e,      e ~ Normal(0, s2 · u),
 
 `m` being the mean count of these frames. The prior is the old calibration: `b0` and `b1` around 0, and `s2` around
-`mean(v)`, worth a few frames. Neighbouring frames err alike, so the n frames count as `n_e = n / tau` independent ones,
+`mean(v)`, or around the mean squared error of the labelled frames where that is larger, worth a few frames.
+Neighbouring frames err alike, so the n frames count as `n_e = n / tau` independent ones,
 `tau = 1 + 2 (r_1 + r_2 + ...)` with `r_k` the autocorrelation of the errors, up to the first that is not above 0. The
 posterior is that of a linear regression; predictions are Student's t with `nu0 + n_e` degrees of freedom (Gelman et
 al., "Bayesian Data Analysis", chapter 14).
+
+The line is one of three candidates; the others have `b1 = 0`, or leave the count as it was. The one whose mean absolute
+error on blocks of frames left out of the fit is least is used, the simpler of equals. A line that falls (`1 + b1 < 0`)
+is refused.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from latedrop.errors import DataError
-from latedrop.records import Fields, number, whole
+from latedrop.records import Fields, number, text, whole
 
 __all__ = ["FEWEST", "Recalibration", "effective_frames", "fit_recalibration", "t_quantile"]
 
@@ -30,9 +35,11 @@ FEWEST = 5
 """Labelled frames below which nothing is fitted."""
 _PRIOR_FRAMES = 3.0  # what the old variance is worth
 _OFFSET, _SLOPE = 5.0, 0.2  # prior deviations: of the offset in old deviations, of the slope as a share
+_BLOCKS = 5  # of frames that are left out, one after the other
 _FIELDS = ("center", "offset", "slope", "variance", "unit", "dof", "offset_variance", "slope_variance", "covariance")
 
 Floats = npt.NDArray[np.float64]
+Form: TypeAlias = Literal["as before", "offset", "line"]
 
 
 @dataclass(frozen=True)
@@ -52,7 +59,8 @@ class Recalibration:
         frames: labelled frames.
         effective: how many independent ones they are worth.
         mae_before: of the labelled frames.
-        mae_after: of the same frames.
+        mae_after: of the same frames, each left out of the fit.
+        form: how counts are moved: not at all (`"as before"`), by an `"offset"`, or along a `"line"`.
         strangeness: of the strangest of them, at least 1: what is usual in this scene.
     """
 
@@ -69,6 +77,7 @@ class Recalibration:
     effective: float
     mae_before: float
     mae_after: float
+    form: Form
     strangeness: float = 1.0
 
     def apply(self, count: float, variance: float) -> tuple[float, float]:
@@ -85,21 +94,28 @@ class Recalibration:
     def from_dict(cls, record: Any, name: str = "recalibration") -> Recalibration:
         """The inverse of `to_dict`; `DataError` where a field is not as it should be."""
         fields = Fields(record, name)
-        positive = {"variance", "unit", "dof", "offset_variance", "slope_variance"}
-        least = {part: 1e-30 if part in positive else -1e30 for part in _FIELDS} | {"dof": 2.001}
+        least = dict.fromkeys(_FIELDS, -1e30) | {"variance": 1e-30, "unit": 1e-30, "dof": 2.001, "slope": -1.0}
+        least |= {"offset_variance": 0.0, "slope_variance": 0.0}
         numbers = {part: fields.take(part, number, least=least[part], most=1e30) for part in _FIELDS}
         errors = ("effective", "mae_before", "mae_after", "strangeness")
         rest = {part: fields.take(part, number, least=0, most=1e30) for part in errors}
-        found = cls(**numbers, frames=fields.take("frames", whole, least=FEWEST), **rest)
+        form: Any = fields.take("form", text, among=get_args(Form))
+        found = cls(**numbers, frames=fields.take("frames", whole, least=FEWEST), form=form, **rest)
         fields.end()
         return found
 
     def __str__(self) -> str:
+        moved = {
+            "as before": f"the count stays as it was (off by {self.mae_before:.2f} on average), as no fit to the other "
+            "frames is closer to one left out",
+            "offset": f"count {self.offset:+.2f}",
+            "line": f"count {self.offset:+.2f} {self.slope:+.3f} · (count - {self.center:.1f})",
+        }[self.form]
+        better = f"; MAE {self.mae_before:.2f} before, {self.mae_after:.2f} after on frames left out of the fit"
         return (
-            f"recalibrated on {self.frames} frames of the scene, worth {self.effective:.1f} independent ones: count "
-            f"{self.offset:+.2f} {self.slope:+.3f} · (count - {self.center:.1f}), std {self.variance**0.5:.2f}, t with "
-            f"{self.dof:.1f} degrees of freedom; MAE of these frames {self.mae_before:.2f} before, "
-            f"{self.mae_after:.2f} after"
+            f"recalibrated on {self.frames} frames of the scene, worth {self.effective:.1f} independent ones: {moved}, "
+            f"std {self.variance**0.5:.2f}, t with {self.dof:.1f} degrees of freedom"
+            f"{'' if self.form == 'as before' else better}"
         )
 
 
@@ -142,35 +158,76 @@ def fit_recalibration(count: Floats, variance: Floats, truth: Floats, strangenes
             f"expected counts, variances and true counts of the same {FEWEST} frames or more, better 20 spread over "
             f"the new scene; found {len(c)}, {len(v)} and {len(y)}."
         )
-    unit = float(v.mean())
-    center = float(c.mean())
-    x = np.stack([np.ones_like(c), c - center], 1)
-    error = y - c
-    # Errors around a line, which the fit takes out, tell how alike neighbours are.
-    line = np.linalg.lstsq(x, error, rcond=None)[0]
-    effective = min(effective_frames(error - x @ line), float(len(c)))
-    weight = effective / len(c) / (v / unit)
-    spread = np.array([_OFFSET, _SLOPE / max(unit, 1e-12) ** 0.5])
-    prior = np.diag(1 / np.maximum(spread, 1e-6) ** 2)
-    precision = prior + (x * weight[:, None]).T @ x
-    covariance = np.linalg.inv(precision)
-    beta = covariance @ (x * weight[:, None]).T @ error
-    left = float(weight @ (error - x @ beta) ** 2 + beta @ prior @ beta)
-    dof = _PRIOR_FRAMES + effective
-    after = error - x @ beta
+    if not (np.isfinite(c).all() and np.isfinite(y).all() and (v > 0).all() and np.isfinite(v).all()):
+        raise DataError(
+            "expected finite counts, and variances above 0, of all labelled frames; found others. Omit frames that "
+            "cannot be counted, or calibrate the counter again."
+        )
+    form, after = _chosen_form(c, v, y)
+    fit = _posterior(c, v, y, form)
     return Recalibration(
-        center=center,
-        offset=float(beta[0]),
-        slope=float(beta[1]),
-        variance=(_PRIOR_FRAMES * unit + left) / dof,
-        unit=unit,
-        dof=dof,
-        offset_variance=float(covariance[0, 0]),
-        slope_variance=float(covariance[1, 1]),
-        covariance=float(covariance[0, 1]),
+        center=fit.center,
+        offset=float(fit.beta[0]),
+        slope=float(fit.beta[1]),
+        variance=fit.variance,
+        unit=fit.unit,
+        dof=_PRIOR_FRAMES + fit.effective,
+        offset_variance=float(fit.covariance[0, 0]),
+        slope_variance=float(fit.covariance[1, 1]),
+        covariance=float(fit.covariance[0, 1]),
         frames=len(c),
-        effective=effective,
-        mae_before=float(np.abs(error).mean()),
-        mae_after=float(np.abs(after).mean()),
+        effective=fit.effective,
+        mae_before=float(np.abs(y - c).mean()),
+        mae_after=after,
+        form=form,
         strangeness=max(1.0, strangeness),
     )
+
+
+class _Posterior(NamedTuple):
+    """What labelled frames say: `beta` `(2,)` with its covariance in units of `variance`."""
+
+    center: float
+    unit: float
+    beta: Floats
+    covariance: Floats
+    variance: float
+    effective: float
+
+
+def _posterior(c: Floats, v: Floats, y: Floats, form: Form) -> _Posterior:
+    """Fit offset and slope, or the first alone, or neither, to labelled frames in their order in time."""
+    unit, center, terms = float(v.mean()), float(c.mean()), get_args(Form).index(form)
+    x, error = np.stack([np.ones_like(c), c - center], 1), y - c
+    # Errors around a line tell how alike neighbours are, whatever is fitted.
+    line = np.linalg.lstsq(x, error, rcond=None)[0]
+    effective = effective_frames(error - x @ line)
+    weight = effective / len(c) / (v / unit)
+    prior = np.diag([_OFFSET**-2, unit / _SLOPE**2])
+    precision, pull = prior + (x * weight[:, None]).T @ x, (x * weight[:, None]).T @ error
+    # Whatever is fitted, a line is not ruled out: its uncertainty stays in the intervals.
+    beta, covariance = np.zeros(2), np.linalg.inv(precision)
+    beta[:terms] = np.linalg.solve(precision[:terms, :terms], pull[:terms])
+    squares = (error - x @ beta) ** 2
+    left = float(weight @ squares + beta @ prior @ beta)
+    # The old variance is no guess of how large errors are in a scene where they are seen to be larger.
+    guess = max(unit, float((squares / v * unit).mean()))
+    variance = (_PRIOR_FRAMES * guess + left) / (_PRIOR_FRAMES + effective)
+    return _Posterior(center, unit, beta, covariance, variance, effective)
+
+
+def _chosen_form(c: Floats, v: Floats, y: Floats) -> tuple[Form, float]:
+    """The form that comes closest to frames left out of the fit, and its mean absolute error on them."""
+    blocks = np.array_split(np.arange(len(c)), min(_BLOCKS, len(c)))
+    best: tuple[Form, float] = ("as before", float(np.abs(y - c).mean()))
+    for form in get_args(Form)[1:]:
+        if _posterior(c, v, y, form).beta[1] < -1:  # fewer people where the counter sees more
+            continue
+        errors = []
+        for block in blocks:
+            fit = _posterior(np.delete(c, block), np.delete(v, block), np.delete(y, block), form)
+            moved = c[block] + fit.beta[0] + fit.beta[1] * (c[block] - fit.center)
+            errors.append(np.abs(y[block] - moved))
+        after = float(np.concatenate(errors).mean())
+        best = (form, after) if after < best[1] else best
+    return best

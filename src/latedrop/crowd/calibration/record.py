@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import isfinite
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -24,19 +25,17 @@ from latedrop.crowd.calibration.recalibration import Recalibration, t_quantile
 from latedrop.crowd.calibration.usual import STRANGE, Usual
 from latedrop.crowd.mcnn import Trained
 from latedrop.crowd.regions import Policy
-from latedrop.dropout.sampling import own_output
-from latedrop.errors import DataError, FileError
+from latedrop.errors import DataError, FileError, OutputError
 from latedrop.files import write_aside
 from latedrop.metrics.levels import central_quantile
 from latedrop.records import Fields, mapping, or_none, parsed, read_text, sealed, text, unsealed, wholes
-from latedrop.terms import Dropout
+from latedrop.terms import Dropout, Size
 
-__all__ = ["METHODS", "NO_DROPOUT", "CrowdCalibration", "CrowdMethod", "Reading", "load_calibration", "roi_record"]
+__all__ = ["METHODS", "CrowdCalibration", "CrowdMethod", "Reading", "load_calibration", "roi_record"]
 
 CrowdMethod: TypeAlias = Literal["sampling-free", "sample"]
 
 METHODS: tuple[CrowdMethod, ...] = ("sampling-free", "sample")
-NO_DROPOUT = "the count's variance has no share of dropout: on the validation frames it was worth nothing"
 _FORMAT = 1
 
 
@@ -53,6 +52,8 @@ class Reading:
         dof: degrees of freedom of its t-distribution; None: it is Gaussian.
         strangeness: 1 where the usual ends, see `usual`.
         reasons: what is strange, in words; none below `STRANGE`.
+        fitted_variance: of the count, before guard and recalibration.
+        uncountable: why the frame cannot be counted, in words; empty where it can. Its numbers then mean nothing.
     """
 
     count: Prediction
@@ -63,6 +64,15 @@ class Reading:
     dof: float | None
     strangeness: float
     reasons: tuple[str, ...]
+    fitted_variance: float
+    uncountable: str = ""
+
+    def __post_init__(self) -> None:
+        if not (isfinite(self.mean) and self.variance >= 0 and self.fitted_variance >= 0):
+            raise OutputError(
+                f"expected a finite count and variances of at least 0; found a count of {self.mean:.4g}, a variance of "
+                f"{self.variance:.4g} and, before the guard, {self.fitted_variance:.4g}. Calibrate the counter again."
+            )
 
     @property
     def deviation(self) -> float:
@@ -113,6 +123,18 @@ class CrowdCalibration:
             return self.count.chosen()[0][0] > 0
         return any(share > 0 and term_of(name) == Dropout.name for name, share in self.count.terms.shares.items())
 
+    @property
+    def width(self) -> str:
+        """What the width of the count's interval follows, in words; a strange frame widens it in any case."""
+        shares = {} if self.count.terms is None else self.count.terms.shares
+        terms = {term_of(name) for name, share in shares.items() if share > 0 and name != "floor"}
+        if self.has_dropout:
+            return f"follows {', '.join(sorted(terms or {Dropout.name}))}"
+        if not terms - {Size.name}:
+            what = "follows the count only" if terms else "is the same for every frame"
+            return f"{what}: nothing else that was tried ranks the errors of frames left out of the fit"
+        return f"follows {', '.join(sorted(terms))}; dropout adds nothing on frames left out of the fit"
+
     def read(self, trained: Trained, image: Tensor, *, deviations: bool = True) -> Reading:
         """Count, map and deviations of one frame `(C, H, W)`, of the size that the network takes.
 
@@ -131,51 +153,46 @@ class CrowdCalibration:
                 cells.with_count,
             )
             count = Prediction(moments.mean[:, -1], moments.variance[:, -1], self.count)
-            raw = moments.variance[:, :-1]
-            maps = moments.mean[0, :-1], (raw if self.pixels is None else self.pixels.variance(raw))[0]
-        elif deviations or self.count.terms is None:
-            count = Predictor(trained.model, self.count, trained.count_of).predict(x)
-            maps = self._cells(trained, cells, x)
+            mean, fitted = moments.mean[:, :-1], float(count.variance)
         else:
-            count, map_ = count_in_one_pass(trained, self.count, x)
-            maps = cells(map_)[0], torch.zeros_like(cells(map_)[0])
-        density, variance = (cells.spread(part, image) for part in maps)
-        variance = np.zeros_like(variance) if self.pixels is None else variance
-        mean, grown, strangeness, reasons = self._judged(count, image)
-        dof = None if self.recalibration is None else self.recalibration.dof
-        return Reading(count, density, np.sqrt(variance), mean, grown, dof, strangeness, reasons)
+            count, fitted, density = count_in_one_pass(trained, self.count, x)
+            mean = cells(density)
+        std = torch.zeros_like(mean)
+        if deviations and self.pixels is not None:
+            sampled = self.method == "sample"
+            std = (
+                self.pixels.variance(moments.variance[:, :-1]).sqrt()
+                if sampled
+                else Predictor(trained.model, self.pixels, cells).predict(x).std
+            )
+        maps = (cells.spread(part[0], image) for part in (mean, std))
+        return self.judge(count, fitted, image, *maps)
 
-    def _cells(self, trained: Trained, cells: Cells, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and variance of the cells of one frame, without sampling."""
-        if self.pixels is None:
-            mean = own_output(trained.model, x, cells)[0]
-            return mean, torch.zeros_like(mean)
-        found = Predictor(trained.model, self.pixels, cells).predict(x)
-        return found.mean[0], found.variance[0]
-
-    def _judged(self, count: Prediction, image: Tensor) -> tuple[float, float, float, tuple[str, ...]]:
-        """Mean and variance of the count after guard and recalibration, how strange the frame is, and why."""
-        known = 0.0 if count.strangeness is None else float(count.strangeness)
+    def judge(
+        self,
+        count: Prediction,
+        fitted: float,
+        image: Tensor,
+        density: npt.NDArray[np.float64],
+        std: npt.NDArray[np.float64],
+    ) -> Reading:
+        """Apply the guard and the recalibration to a count whose variance was fitted to be `fitted`."""
+        by_features = 0.0 if count.strangeness is None else float(count.strangeness)
         other, reasons = (0.0, ()) if self.usual is None else self.usual.strangeness(image)
-        usual = 1.0 if self.recalibration is None else self.recalibration.strangeness
+        scene = self.recalibration
+        inside = by_features / (1.0 if scene is None else scene.strangeness)
+        strangeness = max(inside, other)
+        if inside > STRANGE:
+            reasons = (*reasons, f"features unlike those of the frames that were seen, {inside:.3g} times the limit")
         mean, variance = float(count.mean), float(count.variance)
-        strangeness = max(known / usual, other)
-        if known / usual > STRANGE:
-            far = f"{known / usual:.3g} times the limit"
-            reasons = (*reasons, f"features unlike those of the frames that were seen, {far}")
-        if strangeness != known:  # the terms' own guard has grown by the features alone, and knows of no new scene
-            variance = max(1.0, strangeness) * (self.plain_variance(count) + self._constant) - self._constant
-        if self.recalibration is not None:
-            mean, variance = self.recalibration.apply(mean, variance)
-        return mean, variance, strangeness, reasons
-
-    def plain_variance(self, count: Prediction) -> float:
-        """The variance of the count without what the guard has added: guarded is `g (v + c) - c`."""
-        terms, variance = self.count.terms, float(count.variance)
-        if terms is None or terms.guard is None or not terms.guard.grows or count.strangeness is None:
-            return variance
-        factor = float(terms.guard.factor(count.strangeness))
-        return (variance + self._constant) / factor - self._constant
+        if strangeness != by_features:  # the guard of the count's record knows the features alone, and no new scene
+            factor = max(1.0, strangeness)
+            variance = factor * fitted + (factor - 1) * self._constant
+        dof = None
+        if scene is not None:
+            (mean, variance), dof = scene.apply(mean, variance), scene.dof
+        uncountable = "" if self.usual is None else self.usual.uncountable(image)
+        return Reading(count, density, std, mean, variance, dof, strangeness, reasons, fitted, uncountable)
 
     @property
     def _constant(self) -> float:
@@ -245,7 +262,7 @@ class CrowdCalibration:
                 f"validation RMSE {last.rmses[0]:.4g}, NLL {last.nll_unscaled:.4g} raw, {last.nll_scaled:.4g} scaled"
             )
         if not self.has_dropout:
-            lines.append(NO_DROPOUT)
+            lines.append(f"the width of the count's interval {self.width}")
         lines.append(f"regions: {'no policy' if self.policy is None else self.policy}")
         lines += [] if self.recalibration is None else [str(self.recalibration)]
         return "\n".join(lines)

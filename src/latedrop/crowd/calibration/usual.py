@@ -22,6 +22,8 @@ STRANGE = 2.0
 """From this strangeness on a frame is called strange; the variance grows from 1 on."""
 _WIDER = 0.5  # of the range of brightness: what lies outside of it by less is still usual
 _LEAST = 0.02
+_DARK = 0.25  # of the darkest brightness that is usual (of the distance to white for the brightest): no picture
+_FLAT = 0.02  # standard deviation of pixels, in [0, 1], below which there is nothing in a picture
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,17 @@ class Usual:
             words.append(f"brightness {mean:.2f}, usually {self.darkest:.2f} to {self.brightest:.2f}")
             found = max(found, STRANGE, apart)
         return found, tuple(words)
+
+    def uncountable(self, image: Tensor) -> str:
+        """Why a frame `(..., H, W)` cannot be counted at all, in words; empty where it can."""
+        pixels = image.float()
+        mean, spread = float(pixels.mean()), float(pixels.std())
+        usually = f"brightness {mean:.2f}, usually {self.darkest:.2f} to {self.brightest:.2f}"
+        if mean < _DARK * self.darkest:
+            return f"too dark: {usually}"
+        if 1 - mean < _DARK * (1 - self.brightest):
+            return f"too bright: {usually}"
+        return f"nothing in the picture: its pixels differ by {spread:.3f}" if spread < _FLAT else ""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""

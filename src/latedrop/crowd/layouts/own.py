@@ -161,7 +161,7 @@ def _perspective(folder: Path, size: tuple[int, int] | None) -> Floats | None:
             found = read_image(path)[0].double().numpy()
         else:
             table = partial(np.loadtxt, delimiter=",", ndmin=2)
-            found = np.load(path, allow_pickle=False) if path.suffix == ".npy" else table(path)
+            found = np.load(path, "r", allow_pickle=False) if path.suffix == ".npy" else table(path)
         values: Floats = np.asarray(found, dtype=np.float64)
     except (ValueError, OSError, EOFError) as error:
         raise FileError(f"expected a map of numbers in {path}; {error}.") from error

@@ -3,13 +3,16 @@
 With `u` the standard deviation and `d` the density of a cell, a policy rejects the regions with
 
     mass = sum d  <=  greatest_mass,    ratio = sum u / sum d  >=  least_ratio,    isolation  >=  least_isolation.
+
+*Faint* regions, isolated ones of low mass, are not rejected but shown, with the share of them that was false on
+validation frames. The ratio has no part in either where a counter is calibrated: beside the mass it tells nothing.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
@@ -19,40 +22,44 @@ from latedrop.crowd.blocks import block_means, standard_error
 from latedrop.crowd.regions.components import NEAR, Regions, find_regions, usual_threshold
 from latedrop.crowd.regions.table import Floats, Maps, RegionTable
 from latedrop.errors import ArgumentError
-from latedrop.records import Fields, number, or_none, text
+from latedrop.records import Fields, number, text, whole
 
 __all__ = ["FEATURES", "Policy", "apply_policy", "fit_policy", "fit_table"]
 
 Objective: TypeAlias = Literal["count", "regions"]
 
-_ENDS = ("threshold", "greatest_mass", "least_ratio", "least_isolation")
+_ENDS = ("threshold", "greatest_mass", "least_ratio", "least_isolation", "faint_mass", "faint_isolation")
 FEATURES = ("mass", "ratio", "isolation")
-_TENTH = 0.1  # of the regions are in doubt; of a person: what is lighter is not asked about
 _MOST_MASS = 1.0  # of a rejected region: a person's; whatever is heavier is people, or far from low density
 _GRID = 16  # quantiles of each feature that are tried
 
 
 @dataclass(frozen=True)
 class Policy:
-    """Which regions to reject, and which to call in doubt. Plain JSON.
+    """Which regions to reject, and which to call faint. Plain JSON.
 
     Attributes:
         threshold: a region's density is above it, people per cell.
         greatest_mass: rejected regions have at most this mass; 0: nothing is rejected.
         least_ratio: and at least this ratio of deviation to density.
         least_isolation: and are at least so many cells from the next region.
-        doubt: regions of a tenth of a person and more are in doubt from this ratio on: a tenth of those on the
-            validation frames are.
         objective: what was minimised on the validation frames: the error of the `count`, or wrongly kept and wrongly
             rejected `regions`.
+        faint_mass: faint regions have at most this mass; 0: none is faint.
+        faint_isolation: and are at least so many cells from the next region.
+        faint_seen: faint regions of validation frames, each by thresholds that were chosen on other frames.
+        faint_false: how many of them were false.
     """
 
     threshold: float
     greatest_mass: float = 0.0
     least_ratio: float = 0.0
     least_isolation: float = 0.0
-    doubt: float = float("inf")
     objective: Objective = "count"
+    faint_mass: float = 0.0
+    faint_isolation: float = 0.0
+    faint_seen: int = 0
+    faint_false: int = 0
 
     @property
     def rejects_nothing(self) -> bool:
@@ -68,32 +75,39 @@ class Policy:
         )
         return chosen
 
-    def doubts(self, regions: Regions) -> npt.NDArray[np.bool_]:
-        """Which regions are in doubt and kept, `(R,)`."""
-        chosen: npt.NDArray[np.bool_] = (regions.ratio >= self.doubt) & (regions.mass >= _TENTH)
+    def faint(self, regions: Regions) -> npt.NDArray[np.bool_]:
+        """Which regions are faint and kept, `(R,)`."""
+        chosen: npt.NDArray[np.bool_] = (regions.mass <= self.faint_mass) & (regions.isolation >= self.faint_isolation)
         return chosen & ~self.rejects(regions)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data; a doubt that no region reaches is None."""
-        record = asdict(self)
-        return record | {"doubt": None if np.isinf(self.doubt) else self.doubt}
+        """Plain data."""
+        return asdict(self)
 
     @classmethod
     def from_dict(cls, record: Any, name: str = "policy") -> Policy:
         """Read what `to_dict` made; `DataError` where a field is not as it should be."""
         fields = Fields(record, name)
         ends = {part: fields.take(part, number, least=0, most=sys.float_info.max) for part in _ENDS}
-        doubt = fields.take("doubt", or_none(number), least=0, most=sys.float_info.max)
         objective: Any = fields.take("objective", text, among=get_args(Objective))
+        seen = fields.take("faint_seen", whole, least=0)
+        false = fields.take("faint_false", whole, least=0, most=seen)
         fields.end()
-        return cls(**ends, doubt=float("inf") if doubt is None else doubt, objective=objective)
+        return cls(**ends, objective=objective, faint_seen=seen, faint_false=false)
 
     def __str__(self) -> str:
+        faint = "no region is called faint"
+        if self.faint_mass > 0:
+            faint = (
+                f"faint ones have at most {self.faint_mass:.3g} people and are {self.faint_isolation:.3g} cells "
+                f"or more from the next; {self.faint_false} of {self.faint_seen} were false"
+            )
         if self.rejects_nothing:
-            return "rejects nothing: on the validation frames it would not help"
+            return f"none is rejected, as on the validation frames that would not help; {faint}"
+        ratio = f"a ratio of at least {self.least_ratio:.3g}, " if self.least_ratio > 0 else ""
         return (
-            f"rejects regions of at most {self.greatest_mass:.3g} people, a ratio of at least {self.least_ratio:.3g} "
-            f"and at least {self.least_isolation:.3g} cells from the next"
+            f"those of at most {self.greatest_mass:.3g} people, {ratio}at least {self.least_isolation:.3g} cells from "
+            f"the next, are rejected; {faint}"
         )
 
 
@@ -108,11 +122,16 @@ def apply_policy(
 
 
 def fit_policy(
-    maps: Maps, *, threshold: float | None = None, objective: Objective = "count", near: float = NEAR
+    maps: Maps,
+    *,
+    threshold: float | None = None,
+    objective: Objective = "count",
+    near: float = NEAR,
+    features: Sequence[str] = FEATURES,
 ) -> Policy:
-    """Choose what to reject on validation frames.
+    """Choose on validation frames what to reject, and what to call faint.
 
-    Every combination of quantiles of the three features is tried, except those that reject more true regions than false
+    Every combination of quantiles of the features is tried, except those that reject more true regions than false
     ones. The best is taken if it beats rejecting nothing by more than two standard errors (over blocks of consecutive
     frames), as the best of many looks better than it is; of equals, the one that rejects least.
 
@@ -122,19 +141,26 @@ def fit_policy(
         objective: `"count"`: least mean absolute error of the count; `"regions"`: fewest wrong regions, false ones that
             are kept and true ones that are rejected.
         near: how far from a head a region is still its own, in cells.
+        features: that rejection may look at, of `mass`, `ratio` and `isolation`; the mass is always one.
     """
     if objective not in ("count", "regions"):
         raise ArgumentError(f"expected objective 'count' or 'regions'; found {objective!r}.")
     threshold = usual_threshold(maps.mean) if threshold is None else threshold
     table = RegionTable.of(maps, threshold, near)
-    return fit_table(table, threshold, objective)
+    mass, isolation = _faint_ends(table)
+    seen, false = _faint_elsewhere(table)
+    return replace(
+        fit_table(table, threshold, objective, features),
+        faint_mass=mass,
+        faint_isolation=isolation,
+        faint_seen=seen,
+        faint_false=false,
+    )
 
 
 def fit_table(table: RegionTable, threshold: float, objective: Objective, features: Sequence[str] = FEATURES) -> Policy:
     """The best policy on some of the features `mass`, `ratio` and `isolation`; see `fit_policy`."""
-    asked = table.ratio[table.mass >= _TENTH]
-    doubt = float(np.quantile(asked, 1 - _TENTH)) if len(asked) else float("inf")
-    nothing = Policy(threshold, doubt=doubt, objective=objective)
+    nothing = Policy(threshold, objective=objective)
     if not len(table.mass):
         return nothing
     losses = _losses(table, objective)
@@ -156,9 +182,32 @@ def fit_table(table: RegionTable, threshold: float, objective: Objective, featur
                 loss = losses(gone)
                 gain = float(least.mean() - loss.mean())
                 if gain > 1e-12 or (gain > -1e-12 and 0 < number < fewest):
-                    best = Policy(threshold, mass, ratio, isolation, doubt, objective)
+                    best = Policy(threshold, mass, ratio, isolation, objective)
                     least, fewest = loss, number
     return best if _beats(least, base) else nothing
+
+
+def _faint_ends(table: RegionTable) -> tuple[float, float]:
+    """The mass and isolation below and above which false regions outnumber true ones by most; 0 where they never do."""
+    best, lead = (0.0, 0.0), 0
+    masses = [mass for mass in _steps(table.mass, upwards=True) if mass <= _MOST_MASS] if len(table.mass) else []
+    for mass in masses:
+        for isolation in _steps(table.isolation, upwards=False):
+            chosen = (table.mass <= mass) & (table.isolation >= isolation)
+            ahead = int((chosen & ~table.true_region).sum()) - int((chosen & table.true_region).sum())
+            best, lead = ((mass, isolation), ahead) if ahead > lead else (best, lead)
+    return best
+
+
+def _faint_elsewhere(table: RegionTable) -> tuple[int, int]:
+    """Faint regions of each half of the frames by the thresholds of the other half, and how many are false."""
+    late = table.frame >= len(table.true) / 2
+    seen = false = 0
+    for half in (late, ~late):
+        mass, isolation = _faint_ends(table.only(~half))
+        chosen = half & (table.mass <= mass) & (table.isolation >= isolation)
+        seen, false = seen + int(chosen.sum()), false + int((chosen & ~table.true_region).sum())
+    return seen, false
 
 
 def _losses(table: RegionTable, objective: Objective) -> Callable[[npt.NDArray[np.bool_]], Floats]:

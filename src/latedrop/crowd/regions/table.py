@@ -7,7 +7,7 @@ false regions before true ones is the area under its ROC curve.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -16,7 +16,7 @@ import numpy.typing as npt
 from latedrop.crowd.regions.components import find_regions
 from latedrop.errors import DataError
 
-__all__ = ["Maps", "RegionTable", "error_summary"]
+__all__ = ["Maps", "RegionTable", "auc", "error_summary"]
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 
@@ -96,6 +96,17 @@ class RegionTable:
         frame = np.repeat(np.arange(len(maps)), [len(regions) for regions in found])
         return cls(frame, mass, ratio, isolation, np.concatenate(true), maps.predicted, maps.true)
 
+    def only(self, chosen: npt.NDArray[np.bool_]) -> RegionTable:
+        """Some of the regions `(R,)`; the frames stay."""
+        return replace(
+            self,
+            frame=self.frame[chosen],
+            mass=self.mass[chosen],
+            ratio=self.ratio[chosen],
+            isolation=self.isolation[chosen],
+            true_region=self.true_region[chosen],
+        )
+
     def errors(self, gone: npt.NDArray[np.bool_]) -> Floats:
         """Predicted less true count of every frame without some regions."""
         lost = np.bincount(self.frame[gone], self.mass[gone], len(self.predicted))
@@ -114,11 +125,11 @@ class RegionTable:
     def separation(self, fitted: RegionTable) -> dict[str, float | None]:
         """Areas under the ROC curve, 0.5 is chance; None where a table has only one kind of region."""
         false = ~self.true_region
-        found = {"low_mass": _auc(-self.mass, false), "ratio": _auc(self.ratio, false)}
-        found["isolation"] = _auc(self.isolation, false)
+        found = {"low_mass": auc(-self.mass, false), "ratio": auc(self.ratio, false)}
+        found["isolation"] = auc(self.isolation, false)
         for name, features in (("without_ratio", ("mass", "isolation")), ("all", ("mass", "isolation", "ratio"))):
             weights = _discriminant(fitted.logs(features), ~fitted.true_region)
-            found[name] = None if weights is None else _auc(self.logs(features) @ weights, false)
+            found[name] = None if weights is None else auc(self.logs(features) @ weights, false)
         return found
 
     def logs(self, features: Sequence[str]) -> Floats:
@@ -136,7 +147,7 @@ def error_summary(errors: Floats) -> dict[str, Any]:
     }
 
 
-def _auc(score: Floats, positive: npt.NDArray[np.bool_]) -> float | None:
+def auc(score: Floats, positive: npt.NDArray[np.bool_]) -> float | None:
     """Area under the ROC curve by ranks, ties shared; None where one kind is missing."""
     number = int(positive.sum())
     if not number or number == len(positive):

@@ -44,8 +44,8 @@ export function toast(text) {
   hiding = setTimeout(() => { box.hidden = true; }, 6000);
 }
 
-export const people = (value) => Math.round(value).toString();
-export const range = (low, high) => `${Math.max(0, Math.floor(low + 0.5))} – ${Math.floor(high + 0.5)}`;
+export const people = (value) => (value === null ? "–" : Math.round(value).toString());
+export const range = (low, high) => low === null ? "cannot count" : `${Math.max(0, Math.floor(low + 0.5))} – ${Math.floor(high + 0.5)}`;
 export const clock = (seconds) => new Date(seconds * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
 export const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 

@@ -1,0 +1,253 @@
+"""Memory of the service over 200,000 requests and of the console over 50,000 frames.
+
+    python -m benchmarks.soak                    # about an hour; writes results/soak.json and docs/images/soak.png
+    python -m benchmarks.soak --parts console    # one part again; the others stay as they are
+    python -m benchmarks.soak --quick            # a minute, and writes nothing
+    python -m benchmarks.soak --figure           # from the JSON alone
+
+The service is a process of its own; eight clients send rows as JSON and npy, malformed bodies, and questions for
+`/metrics`. One request in twenty goes to a second service with `--stream`, and is followed by its label. The console
+looks at synthetic frames as a camera would send them over 24 hours, while a client asks for pages, pictures and
+timelines, moves zones and labels frames. The network runs on one frame in five; the next four repeat its counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import io
+import json
+import random
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.serve import free_port, prepared, started
+from benchmarks.serve_client import Client, message
+from benchmarks.timing import RESULTS, machine, write
+from latedrop.console.alarms import Rule
+from latedrop.console.camera import Camera, Shot
+from latedrop.console.counter import faster
+from latedrop.console.notices import Notices
+from latedrop.console.server import make_app
+from latedrop.console.sources import Source
+from latedrop.console.store import Store
+from latedrop.console.watch import Settings, Watch
+from latedrop.crowd.calibration import load_calibration
+from latedrop.crowd.mcnn import load_weights, shipped
+from latedrop.crowd.scenes import make_scenes
+
+FIGURE = Path(__file__).parents[1] / "docs" / "images" / "soak.png"
+PARTS = ("service", "stream", "console")
+SAMPLES = 100
+CLIENTS = 8
+EVERY = 5  # frames of the console, of which the network runs on one
+SIZE = (72, 112)  # of the console's frames, in pixels
+HERE = "http://127.0.0.1:8765"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Memory of the service and of the console over many hours' work.")
+    parser.add_argument("--requests", type=int, default=200_000)
+    parser.add_argument("--frames", type=int, default=50_000)
+    parser.add_argument("--parts", nargs="+", default=PARTS, choices=PARTS)
+    parser.add_argument(
+        "--minutes", type=float, default=1e6, help="after which a part ends; its record says how far it came"
+    )
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--figure", action="store_true")
+    options = parser.parse_args()
+    requests, frames = (2000, 500) if options.quick else (options.requests, options.frames)
+    torch.set_num_threads(1)
+    path = RESULTS / "soak.json"
+    record = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    for part in () if options.figure else options.parts:
+        with tempfile.TemporaryDirectory() as folder:
+            found = measured(part, Path(folder), requests, frames, 60 * options.minutes)
+        print(json.dumps({**found, "samples": "..."}, indent=1))
+        record[part] = {"machine": machine(torch.device("cpu")), **found}
+    if not options.quick:
+        write("soak", record)
+        print(figure(record, FIGURE))
+
+
+def measured(part: str, folder: Path, requests: int, frames: int, seconds: float) -> dict[str, Any]:
+    """One part: memory over its work."""
+    if part == "console":
+        return console(folder / "console.sqlite", frames, seconds)
+    _, rows = prepared(folder)
+    if part == "stream":
+        return service(folder, rows, requests // 20, seconds, "--stream", "state.json")
+    return service(folder, rows, requests - requests // 20, seconds)
+
+
+def megabytes(process: int | str = "self") -> float:
+    """Resident memory of a process."""
+    text = Path(f"/proc/{process}/status").read_text(encoding="utf-8")
+    return int(text.partition("VmRSS:")[2].split()[0]) / 1024
+
+
+def summary(samples: list[tuple[int, float]], seconds: float, answers: Counter[str]) -> dict[str, Any]:
+    """Memory after the first fifth, in which everything is used once: its growth by least squares, and its range."""
+    later = np.array(samples[len(samples) // 5 :])
+    slope = float(np.polyfit(later[:, 0], later[:, 1], 1)[0])
+    return {
+        "count": samples[-1][0],
+        "seconds": round(seconds, 1),
+        "growth_mb": round(float(slope * (later[-1, 0] - later[0, 0])), 2),
+        "least_mb": round(float(later[:, 1].min()), 1),
+        "most_mb": round(float(later[:, 1].max()), 1),
+        "answers": dict(sorted(answers.items())),
+        "samples": [[count, round(value, 1)] for count, value in samples],
+    }
+
+
+def service(folder: Path, rows: Any, requests: int, limit: float, *options: str) -> dict[str, Any]:
+    """A service under `requests` requests of eight clients."""
+    port = free_port()
+    process = started(folder, port, *options)
+    samples, answers, begun = [(0, megabytes(process.pid))], Counter[str](), time.perf_counter()
+    try:
+
+        async def part(seed: int, count: int) -> None:
+            clients = (client(port, rows, -(-count // CLIENTS), f"{seed}-{i}", bool(options)) for i in range(CLIENTS))
+            for found in await asyncio.gather(*clients):
+                answers.update(found)
+
+        for number in range(SAMPLES):
+            asyncio.run(part(number, -(-requests // SAMPLES)))
+            samples.append((sum(answers.values()), megabytes(process.pid)))
+            print(samples[-1], file=sys.stderr, flush=True)
+            if time.perf_counter() - begun > limit:
+                break
+        alive = process.poll() is None
+    finally:
+        process.terminate()
+        process.wait(60)
+    assert alive
+    return summary(samples, time.perf_counter() - begun, answers)
+
+
+async def client(port: int, rows: Any, count: int, seed: str, stream: bool) -> Counter[str]:
+    """Requests of one connection, by their status."""
+    dice, wire, answers = random.Random(seed), Client(port), Counter[str]()
+    names: list[str] = []
+    for number in range(count):
+        some = rows[(first := dice.randrange(len(rows) - 16)) : first + dice.choice((1, 1, 1, 4, 16))]
+        kind = dice.random()
+        if stream and names:
+            raw = message({"ids": names[:1], "labels": [dice.gauss(0, 1)]}, path="/update")
+            names = []
+        elif stream:
+            names = [f"{seed}-{number}"]
+            raw = message({"rows": some[:1].tolist(), "ids": names})
+        elif kind < 0.05:
+            raw = message(dice.choice((b"", b"{", b'{"rows": [[1, "x"]]}', b'{"rows": [[1e999]]}', b'{"level": 9}')))
+        elif kind < 0.08:
+            raw = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        elif kind < 0.25:
+            file = io.BytesIO()
+            np.save(file, some)
+            raw = message(file.getvalue(), "application/x-npy")
+        else:
+            raw = message({"rows": some.tolist(), "level": dice.choice((0.5, 0.9))})
+        status, _ = await wire.send(raw)
+        answers[str(status)] += 1
+    wire.close()
+    return answers
+
+
+def console(path: Path, frames: int, limit: float) -> dict[str, Any]:
+    """A console that counts `frames` frames of 24 hours, with somebody who looks at it."""
+    from starlette.testclient import TestClient
+
+    trained = faster(load_weights(shipped("scenes")))
+    calibration = load_calibration(shipped("scenes", ".calibration.json"), trained)
+    scenes = (frame.pixels for frame in make_scenes(0, 12, 0).frames if frame.pixels is not None)
+    pixels = [np.ascontiguousarray(scene[: SIZE[0], : SIZE[1]]) for scene in scenes]  # small, so that counting is quick
+    source, store = Source("square", True, lambda: iter(pixels)), Store(path, most_bytes=5e6)
+    watch = Watch([source], trained, calibration, store, Settings(stretch=1800.0, rule=Rule(hold=0.0)), Notices([]))
+    view, page = watch.views[0], TestClient(make_app(watch), HERE, client=("127.0.0.1", 5))
+    view.camera = Camera(source, watch._arrived)
+    store.change_zone(view.zones[0].id, "Whole picture", 14.0)
+    watch.zones_changed(view)
+    answers, dice = Counter[str](), random.Random(0)
+    step, begun, start = 86400 / frames, time.time() - 86400, time.perf_counter()
+    samples = [(0, megabytes())]
+    count, last = view.counter.count, view.counter.count("first", pixels[0])
+
+    def counted(name: str, frame: Any, zones: Any) -> Any:
+        nonlocal last
+        if number % EVERY == 0 or len(zones) != len(last.amounts):
+            last = count(name, frame, zones)
+        return last
+
+    view.counter.count = counted  # type: ignore[method-assign]
+    for number in range(frames):
+        watch._look(view, Shot(number, begun + step * number, pixels[number % len(pixels)], step * number))
+        if number % 10 == 0:
+            answers.update(str(status) for status in asked(page, number, dice))
+        if (number + 1) % max(1, frames // SAMPLES) == 0:
+            store.tidy()
+            gc.collect()
+            samples.append((number + 1, megabytes()))
+            print(samples[-1], file=sys.stderr, flush=True)
+            if time.perf_counter() - start > limit:
+                break
+    found = summary(samples, time.perf_counter() - start, answers)
+    store.close()
+    return {**found, "file_mb": round(path.stat().st_size / 1e6, 2)}
+
+
+def asked(page: Any, number: int, dice: random.Random) -> list[int]:
+    """The answers to what somebody at the console asks for."""
+    looks = ("state", "events", "sources/0/picture", "sources/0/layers/density", "zones/1/timeline?seconds=86400")
+    found = [page.get(f"/api/{dice.choice(looks)}").status_code]
+    if number % 500 == 0:
+        x, y = dice.uniform(0, 0.5), dice.uniform(0, 0.5)
+        corners = [[x, y], [x + 0.4, y], [x + 0.4, y + 0.4], [x, y + 0.4]]
+        made = page.post("/api/sources/0/zones", json={"name": f"zone {number}", "points": corners, "limit": 5})
+        zones = made.json()["zones"]
+        gone = page.delete(f"/api/sources/0/zones/{zones[1]['id']}") if len(zones) > 4 else made
+        found += [made.status_code, gone.status_code]
+    if number % 2000 == 0:
+        frame = page.post("/api/sources/0/freeze").json()["id"]
+        found.append(page.post(f"/api/sources/0/frames/{frame}/label", json={"people": dice.randrange(30)}).status_code)
+    return found
+
+
+def figure(record: dict[str, Any], path: Path) -> Path:
+    """Memory over the requests and over the frames."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    titles = {"service": "requests to the service", "stream": "requests with --stream", "console": "frames, console"}
+    titles = {name: title for name, title in titles.items() if name in record}
+    drawn, axes = plt.subplots(
+        1, len(titles), figsize=(1 + 3.3 * len(titles), 2.8), layout="constrained", squeeze=False
+    )
+    for axis, (name, title) in zip(axes[0], titles.items(), strict=True):
+        counts, values = zip(*record[name]["samples"], strict=True)
+        axis.plot(counts, values, color="#0072B2")
+        axis.set(xlabel=title, ylim=(0, 1.3 * max(values)))
+        axis.xaxis.set_major_formatter("{x:,.0f}")
+        axis.locator_params(axis="x", nbins=4)
+        axis.grid(alpha=0.3)
+        axis.set_title(f"grew by {record[name]['growth_mb']:.1f} MB", fontsize=10, loc="left")
+    axes[0, 0].set_ylabel("memory [MB]")
+    drawn.savefig(path, dpi=120)
+    plt.close(drawn)
+    return path
+
+
+if __name__ == "__main__":
+    main()

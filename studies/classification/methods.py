@@ -1,0 +1,335 @@
+"""The classifiers of the study, and from trained networks to probabilities and scores of every row, method by method.
+
+Every method has its temperature, fitted to the validation rows, and so has what else it has: rates, precision, scale.
+The parts of our own (guard, leverage, dropout) are fitted by the functions that `latedrop.calibrate` fits with.
+
+The Laplace approximation of the last layer is the full one (Daxberger et al., 2021, "Laplace Redux"). With `h` the
+features of the last layer and a 1, and `p` the network's probabilities of a training row, the posterior precision of
+the last weights is
+
+    P = sum over training rows of (diag(p) - p p') ⊗ h h'  +  tau I,
+
+and the logits of a row have the covariance `(I ⊗ h)' P^-1 (I ⊗ h)`. One eigendecomposition serves every `tau`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+import latedrop
+from latedrop.calibration.classes.fit import ClassFit, Measured, fitted, losses
+from latedrop.calibration.classes.predictor import ClassPredictor
+from latedrop.calibration.classes.search import spread_of
+from latedrop.calibration.classes.softmax import entropy, information, mutual_information
+from latedrop.metrics import auroc
+from latedrop.metrics.classes import accuracy, brier, cross_entropy, ece, fpr_at, selective_risk
+from studies.classification.data import ImageSet
+
+CLASSES = 10
+BATCH, LEARNING_RATE = 64, 1e-3
+_WIDTH, _HIDDEN = 16, 64
+_ROWS = 500  # that run at once
+
+
+def network(item: ImageSet, shape: torch.Size, rate: float = 0.0) -> nn.Sequential:
+    """Untrained, for images `(channels, height, width)`; with a rate, dropout before every layer but the first.
+
+    That is where `latedrop` injects it. Before a convolution whole channels are dropped, as is usual in training.
+    """
+    if item.network == "mlp":
+        size = shape.numel()
+        layers = [nn.Flatten(), nn.Linear(size, _HIDDEN), nn.ReLU(), nn.Dropout(rate), nn.Linear(_HIDDEN, _HIDDEN)]
+    else:
+        w, quarter = _WIDTH, -(-shape[1] // 4) * -(-shape[2] // 4)
+        layers = [nn.Conv2d(shape[0], w, 5, stride=2, padding=2), nn.ReLU(), nn.Dropout2d(rate)]
+        layers += [nn.Conv2d(w, 2 * w, 3, stride=2, padding=1), nn.ReLU(), nn.Flatten(), nn.Dropout(rate)]
+        layers += [nn.Linear(2 * w * quarter, _HIDDEN)]
+    layers += [nn.ReLU(), nn.Dropout(rate), nn.Linear(_HIDDEN, CLASSES)]
+    kept = layers if rate else [layer for layer in layers if not isinstance(layer, (nn.Dropout, nn.Dropout2d))]
+    return nn.Sequential(*kept)
+
+
+def trained(
+    item: ImageSet, x: Tensor, y: Tensor, seed: int, epochs: int, rate: float = 0.0, tick: Callable[[], object] = int
+) -> nn.Sequential:
+    """A network in eval mode, trained by Adam; global random state is left as it was."""
+    with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
+        torch.manual_seed(seed)
+        net = network(item, x.shape[1:], rate).to(x.device)
+        optimiser = torch.optim.Adam(net.parameters(), LEARNING_RATE)
+        for _ in range(epochs):
+            for rows in torch.randperm(len(x)).to(x.device).split(BATCH):
+                optimiser.zero_grad()
+                nn.functional.cross_entropy(net(x[rows]), y[rows]).backward()
+                optimiser.step()
+            tick()
+    return net.eval()
+
+
+@torch.no_grad()
+def plain_logits(net: nn.Module, x: Tensor) -> Tensor:
+    """`(N, K)` on the CPU, of the network as it is."""
+    return torch.cat([net(part).cpu() for part in x.split(_ROWS)])
+
+
+@torch.no_grad()
+def drawn_logits(net: nn.Module, x: Tensor, draws: int, seed: int) -> Tensor:
+    """`(draws, N, K)` on the CPU, of a network that was trained with dropout, its dropout on."""
+    layers = [layer for layer in net.modules() if isinstance(layer, (nn.Dropout, nn.Dropout2d))]
+    with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
+        torch.manual_seed(seed)
+        try:
+            for layer in layers:
+                layer.train()
+            return torch.stack([plain_logits(net, x) for _ in range(draws)])
+        finally:
+            net.eval()
+
+
+@torch.no_grad()
+def features(net: nn.Sequential, x: Tensor) -> Tensor:
+    """What enters the last layer, and a 1, `(N, units + 1)` on the CPU."""
+    found = torch.cat([net[:-1](part).cpu() for part in x.split(_ROWS)])
+    return torch.cat([found, torch.ones_like(found[:, :1])], 1)
+
+
+PRECISIONS = (0.1, 1.0, 10.0, 100.0, 1000.0)
+_SPREAD_ROWS = 200  # whose covariances are computed at once
+
+
+@dataclass(frozen=True)
+class LastLayer:
+    """What the training rows say of the last weights.
+
+    Attributes:
+        values: `(P,)`, eigenvalues of the sum above without `tau`.
+        vectors: `(K, D, P)`, its eigenvectors.
+    """
+
+    values: Tensor
+    vectors: Tensor
+
+    @classmethod
+    def fit(cls, features: Tensor, logits: Tensor) -> LastLayer:
+        """From features `(N, D)` and logits `(N, K)` of the training rows."""
+        h, p = features.double(), torch.softmax(logits.double(), 1)
+        k, d = p.shape[1], h.shape[1]
+        total = h.new_zeros(k, d, k, d)
+        for i in range(k):
+            for j in range(i, k):
+                weight = p[:, i] * (float(i == j) - p[:, j])
+                total[i, :, j] = total[j, :, i] = (h * weight[:, None]).T @ h
+        values, vectors = torch.linalg.eigh(total.reshape(k * d, k * d))
+        return cls(values.clamp_min(0), vectors.reshape(k, d, k * d))
+
+    def spread(self, features: Tensor, precision: float) -> Tensor:
+        """`(N, 1, K, K)`, the variances of the logits' differences."""
+        found = []
+        root = self.vectors / (self.values + precision).sqrt()
+        for h in features.double().split(_SPREAD_ROWS):
+            side = torch.einsum("nd,kdp->nkp", h, root)
+            gram = side @ side.transpose(1, 2)
+            squares = gram.diagonal(dim1=1, dim2=2)
+            found.append((squares[:, :, None] + squares[:, None] - 2 * gram).clamp_min(0))
+        return torch.cat(found)[:, None]
+
+
+MEASURES = ("nll", "brier", "ece", "accuracy", "aurc")
+
+
+def scores(logs: Tensor, labels: Tensor) -> dict[str, float]:
+    """NLL in nats, Brier score, calibration error (15 bins of equal mass), accuracy, area under risk-coverage.
+
+    Args:
+        logs: log probabilities `(N, K)`.
+        labels: `(N,)`.
+    """
+    p = logs.exp()
+    wrong = p.argmax(1) != labels
+    found = (
+        cross_entropy(p.clamp_min(1e-300), labels),
+        brier(p, labels),
+        ece(p, labels, mass=True),
+        accuracy(p, labels),
+        selective_risk(-p.amax(1), wrong),
+    )
+    return dict(zip(MEASURES, map(float, found), strict=True))
+
+
+def told_apart(strange: Tensor, usual: Tensor) -> tuple[float, float]:
+    """AUROC of strange against usual rows by a score, and the share of usual rows above what 95 % of strange ones are.
+
+    >>> told_apart(torch.tensor([2.0, 3.0]), torch.tensor([0.0, 1.0]))
+    (1.0, 0.0)
+    """
+    positive = torch.arange(len(strange) + len(usual)) < len(strange)
+    return float(auroc(torch.cat([strange, usual]), positive)), float(fpr_at(strange, usual))
+
+
+RATES = (0.02, 0.05, 0.1, 0.2)
+"""Of draws of injected dropout; the validation rows choose."""
+DEFAULT = "default"
+_DOUBT_RATE = 0.1
+
+Logs = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Networks:
+    """Networks without dropout, of which the first is *the* network, and some with dropout in them, by rate."""
+
+    plain: Sequence[nn.Sequential]
+    embedded: Mapping[float, nn.Sequential]
+
+
+@dataclass(frozen=True)
+class Found:
+    """By method or score, then by part.
+
+    Attributes:
+        logs: log probabilities `(N, K)`.
+        scores: `(N,)`, large for strange rows.
+        notes: what was chosen.
+    """
+
+    logs: dict[str, Logs]
+    scores: dict[str, Logs]
+    notes: dict[str, float | str]
+
+
+def found(networks: Networks, x: Mapping[str, Tensor], labels: Tensor, train: Tensor, draws: int) -> Found:
+    """All methods on all parts.
+
+    Args:
+        networks: trained ones.
+        x: images by part; `validation` is what is fitted to.
+        labels: of the validation rows.
+        train: the training images.
+        draws: thinned networks, for what is drawn.
+    """
+    net = networks.plain[0]
+    uq = latedrop.calibrate(net, (x["validation"], labels), task="classification", reference=train, progress=False)
+    assert isinstance(uq, ClassPredictor)
+    ours = {part: uq.predict(rows) for part, rows in x.items()}
+    sites = uq.calibration.sites
+    rows = {
+        part: Measured(p.logits.cpu(), labels, _cpu(p.strangeness), spread_of(net, x[part], sites, None).double().cpu())
+        for part, p in ours.items()
+    }
+    result = Found({}, {}, {"choice": uq.calibration.choice, "temperature": uq.calibration.alone})
+    _parts(result, rows)
+    result.logs[DEFAULT] = {part: p.log_probabilities.cpu() for part, p in ours.items()}
+    _row_scores(result, rows)
+    _averaged(result, "draws", {rate: _injected(net, rate, draws, sites) for rate in RATES}, x, labels)
+    twins = {rate: partial(drawn_logits, twin, draws=draws, seed=0) for rate, twin in networks.embedded.items()}
+    _averaged(result, "embedded", twins, x, labels)
+    _averaged(result, "ensemble", {0.0: lambda images: _members(networks.plain, images)}, x, labels)
+    _laplace(result, net, rows, x, train)
+    return result
+
+
+def _cpu(value: Tensor | None) -> Tensor | None:
+    return None if value is None else value.cpu()
+
+
+def _applied(fit: ClassFit, rows: Mapping[str, Measured]) -> Logs:
+    return {part: fit.log_probabilities(m.logits.double(), m.strange, m.spread) for part, m in rows.items()}
+
+
+def _parts(result: Found, rows: Mapping[str, Measured]) -> None:
+    """The network's own softmax, temperature, and what may come on top."""
+    result.logs["softmax"] = _applied(ClassFit(1.0), {part: replace(m, spread=None) for part, m in rows.items()})
+    sites = tuple(range(rows["validation"].spread.shape[1]))  # type: ignore[union-attr]
+    ways: dict[str, tuple[bool | None, tuple[tuple[int, ...], ...]]] = {
+        "temperature": (None, ()),
+        "guard": (False, ()),
+        "leverage": (True, ()),
+        "dropout": (None, (sites,)),
+        "leverage + dropout": (True, (sites,)),
+    }
+    for name, (sloped, groups) in ways.items():
+        if sloped is not None and rows["validation"].strange is None:
+            continue
+        kept = rows if groups else {part: replace(m, spread=None) for part, m in rows.items()}
+        result.logs[name] = _applied(fitted(kept["validation"], sloped=sloped, groups=groups), kept)
+
+
+def _row_scores(result: Found, rows: Mapping[str, Measured]) -> None:
+    own, ours = result.logs["temperature"], result.logs[DEFAULT]
+    result.scores["max probability"] = {part: -logs.exp().amax(1) for part, logs in own.items()}
+    result.scores["entropy"] = {part: entropy(logs) for part, logs in own.items()}
+    result.scores["energy"] = {part: -m.logits.logsumexp(1) for part, m in rows.items()}
+    if rows["validation"].strange is not None:
+        result.scores["strangeness"] = {part: m.strange for part, m in rows.items() if m.strange is not None}
+    result.scores["default, entropy"] = {part: entropy(logs) for part, logs in ours.items()}
+    odds = _DOUBT_RATE / (1 - _DOUBT_RATE)
+    one = torch.ones((), dtype=torch.float64)
+    result.scores["injected, mutual information"] = {
+        part: mutual_information(m.logits.double(), odds * m.spread.sum(1), one)
+        for part, m in rows.items()
+        if m.spread is not None
+    }
+
+
+def _injected(net: nn.Module, rate: float, draws: int, sites: latedrop.Sites) -> Callable[[Tensor], Tensor]:
+    def drawn(images: Tensor) -> Tensor:
+        outputs = latedrop.sample(net, images, rate, draws, sites=sites, keep_draws=True).outputs
+        assert outputs is not None
+        return torch.as_tensor(outputs).cpu()
+
+    return drawn
+
+
+def _members(networks: Sequence[nn.Module], images: Tensor) -> Tensor:
+    return torch.stack([plain_logits(net, images) for net in networks])
+
+
+def _averaged(
+    result: Found, name: str, drawn: Mapping[float, Callable[[Tensor], Tensor]], x: Mapping[str, Tensor], labels: Tensor
+) -> None:
+    """The mean softmax of logits `(T, N, K)` with a temperature, at the rate that the validation rows like best."""
+
+    def tried(rate: float) -> tuple[float, ClassFit]:
+        logits = drawn[rate](x["validation"]).double()
+        fit = fitted(Measured(logits, labels), sloped=None)
+        return float(losses(fit.log_probabilities(logits, None, None), labels).mean()), fit
+
+    fits = {rate: tried(rate) for rate in drawn}
+    best = min(fits, key=lambda rate: fits[rate][0])
+    logits = {part: drawn[best](images).double() for part, images in x.items()}
+    logs = {part: fits[best][1].log_probabilities(found, None, None) for part, found in logits.items()}
+    result.logs[name] = logs
+    result.scores[f"{name}, entropy"] = {part: entropy(found) for part, found in logs.items()}
+    result.scores[f"{name}, mutual information"] = {
+        part: information(torch.log_softmax(found, 2)) for part, found in logits.items()
+    }
+    if best:
+        result.notes[f"{name} rate"] = best
+
+
+def _laplace(
+    result: Found, net: nn.Sequential, rows: Mapping[str, Measured], x: Mapping[str, Tensor], train: Tensor
+) -> None:
+    """Precision from a grid, scale and temperature fitted, all by the NLL of the validation rows."""
+    last = LastLayer.fit(features(net, train), plain_logits(net, train))
+    entering = {part: features(net, images) for part, images in x.items()}
+
+    def at(precision: float, part: str) -> Measured:
+        return replace(rows[part], strange=None, spread=last.spread(entering[part], precision))
+
+    def tried(precision: float) -> tuple[float, ClassFit]:
+        usual = at(precision, "validation")
+        fit = fitted(usual, sloped=None, groups=((0,),))
+        logs = fit.log_probabilities(usual.logits.double(), None, usual.spread)
+        return float(losses(logs, usual.labels).mean()), fit
+
+    fits = {precision: tried(precision) for precision in PRECISIONS}
+    best = min(fits, key=lambda precision: fits[precision][0])
+    result.logs["laplace"] = _applied(fits[best][1], {part: at(best, part) for part in rows})
+    result.scores["laplace, entropy"] = {part: entropy(logs) for part, logs in result.logs["laplace"].items()}
+    result.notes["laplace precision"] = best

@@ -1,0 +1,217 @@
+"""Tables and figures of the classification study, from its JSON alone: means over repeats, and how sure they are.
+
+Repeats share no rows (those of the digits do, and have a larger error for it). A half width is that of a 95 % interval
+by Student's t.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from latedrop import plots
+from latedrop.plots.canvas import GREY, style_of
+from studies.claims import Effect, Record, Values
+from studies.classification.claims import claims_page, is_part, told, values
+from studies.classification.data import SHIFTS, STRENGTHS
+from studies.pages import Results, captioned, drawn, one_legend, page, run_where, table, words
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_TABLES = {
+    "Test rows": ("test", {
+        "nll": ("NLL in nats", 4), "brier": ("Brier score", 4), "ece": ("Calibration error (15 bins of equal mass)", 4),
+        "accuracy": ("Accuracy", 4), "aurc": ("Area under the risk-coverage curve", 4),
+    }),
+    "Shifted rows, mean over rotation, noise and blur at five strengths": ("shift", {
+        "nll": ("NLL in nats", 3), "brier": ("Brier score", 3), "ece": ("Calibration error", 3),
+        "accuracy": ("Accuracy", 3), "aurc": ("Area under the risk-coverage curve", 3),
+    }),
+}  # fmt: skip
+
+
+def method_names(results: Results) -> list[str]:
+    """All methods, in the order in which the records have them."""
+    return list(dict.fromkeys(name for record in results.values() for name in record["units"][0]["methods"]))
+
+
+def score_names(results: Results) -> list[str]:
+    """All scores, likewise."""
+    return list(dict.fromkeys(name for record in results.values() for name in record["units"][0]["scores"]))
+
+
+def cell(found: Values | None, record: Record, digits: int) -> str:
+    """Mean and half width of its interval; the mean alone of one repeat."""
+    if found is None:
+        return "-"
+    effect = Effect.mean(found, record["overlap"])
+    half = effect.interval[1] - effect.value
+    return f"{effect.value:.{digits}f}" + (f" ± {half:.{digits}f}" if np.isfinite(half) else "")
+
+
+def set_tables(results: Results) -> list[str]:
+    """Markdown: for every measure a table of methods by sets, the best mean of each set in bold."""
+    lines: list[str] = []
+    for title, (where, measures) in _TABLES.items():
+        lines += [f"### {title}", ""]
+        for measure, (name, digits) in measures.items():
+            found = {
+                method: {key: values(record, method, measure, where) for key, record in results.items()}
+                for method in method_names(results)
+            }
+            lines += [f"**{name}**", "", *_table(results, found, digits, largest=measure == "accuracy"), ""]
+    return lines
+
+
+def score_tables(results: Results) -> list[str]:
+    """Markdown: AUROC and FPR at 95 % by sets; then set by set, against every kind of strange rows."""
+    lines: list[str] = []
+    titles = {
+        "AUROC, rows of other sets": ("auroc", "others"),
+        "Share of test rows above what 95 % of the rows of other sets are above": ("fpr95", "others"),
+        "AUROC, shifted rows (mean over all shifts and strengths)": ("auroc", "shift"),
+    }
+    for title, (measure, where) in titles.items():
+        found = {
+            score: {key: told(record, score, measure, where) for key, record in results.items()}
+            for score in score_names(results)
+        }
+        lines += [f"**{title}**", "", *_table(results, found, 3, largest=measure == "auroc"), ""]
+    for key, record in results.items():
+        others = [part for part in record["units"][0]["others"] if not is_part(part, "shift")]
+        rows = [
+            [score, *(cell(told(record, score, where=other), record, 3) for other in others)]
+            for score in score_names(results)
+        ]
+        lines += [f"**{key}: AUROC against each**", "", *table(["score", *others], rows), ""]
+    return lines
+
+
+def _table(
+    results: Results, found: Mapping[str, Mapping[str, Values | None]], digits: int, *, largest: bool
+) -> list[str]:
+    means = {
+        key: [row[key].mean() for row in found.values() if row[key] is not None]  # type: ignore[union-attr]
+        for key in results
+    }
+    best = {key: (max if largest else min)(each) if each else None for key, each in means.items()}
+    rows = []
+    for name, row in found.items():
+        cells = []
+        for key, record in results.items():
+            said, got = cell(row[key], record, digits), row[key]
+            cells.append(f"**{said}**" if got is not None and got.mean() == best[key] else said)
+        rows.append([name, *cells])
+    return table(["", *results], rows)
+
+
+def pages(results: Results, folder: Path) -> dict[str, bytes]:
+    """All pages, and the figures where matplotlib is installed, by file name."""
+    files = drawn(lambda: figures(results))
+    return files | {"tables.md": page(tables(results)), "claims.md": page(claims_page(results))}
+
+
+def tables(results: Results) -> list[str]:
+    """Markdown: how it was run, the tables and the figures."""
+    units = [unit for record in results.values() for unit in record["units"]]
+    rows = []
+    for name, record in results.items():
+        unit, chosen = record["units"][0], [each["notes"]["choice"] for each in record["units"]]
+        said = ", ".join(f"{word} ({chosen.count(word)})" for word in dict.fromkeys(chosen))
+        sizes = [unit["rows"][part] for part in ("train", "validation", "test")]
+        accuracy = cell(values(record, "softmax", "accuracy"), record, 3)
+        rows.append([name, len(record["units"]), *sizes, unit["epochs"], accuracy, said])
+    head = ("set", "repeats", "train", "validation", "test", "epochs", "accuracy", "the default is")
+    return [
+        "# The classification study",
+        "",
+        f"{len(results)} sets, {len(units)} repeats in all, {run_where(units)}. Every repeat trains its own networks "
+        "on its own rows. [Claims](claims.md) are decided on a page of their own.",
+        "",
+        *table(head, rows),
+        "",
+        "## Tables",
+        "",
+        WORDS["methods"],
+        "",
+        *set_tables(results),
+        "### Strange rows",
+        "",
+        *score_tables(results),
+        *captioned(CAPTIONS),
+    ]
+
+
+WORDS = words("classification")
+CAPTIONS = {name.removeprefix("figure "): text for name, text in WORDS.items() if name.startswith("figure ")}
+_LINES = ("default", "draws", "embedded", "ensemble", "laplace")
+_BASE = "temperature"
+
+
+def figures(results: Results) -> dict[str, Figure]:
+    """The figures by name.
+
+    Raises:
+        LatedropError: matplotlib is not installed.
+    """
+    return {"gains": _gains(results), "strengths": _strengths(results)}
+
+
+def _gains(results: Results) -> Figure:
+    names = [name for name in method_names(results) if name != _BASE][::-1]
+    figure = plots.new_figure(10, 1.4 + 0.42 * len(names))
+    panels = figure.subplots(1, 2, sharey=True)
+    for ax, where, title in zip(panels, ("test", "shift"), ("test rows", "shifted rows"), strict=True):
+        for index, (key, record) in enumerate(results.items()):
+            shown, base = [], values(record, _BASE, "nll", where)
+            for y, method in enumerate(names):
+                own = values(record, method, "nll", where)
+                if own is not None and base is not None:
+                    shown.append((y + _offset(index, len(results)), Effect.mean(base - own, record["overlap"])))
+            at, gained = [y for y, _ in shown], [effect.value for _, effect in shown]
+            reach = [(effect.interval[1] - effect.value) for _, effect in shown]
+            look = style_of(index) | {"linestyle": "none"}
+            ax.errorbar(gained, at, xerr=np.nan_to_num(reach, posinf=0.0), elinewidth=1, label=key, **look)
+        ax.axvline(0, color="black", linewidth=1)
+        ax.set_xscale("symlog", linthresh=0.01 if where == "test" else 0.1)
+        ax.set_xlabel(f"nats gained over one temperature, {title}")
+        ax.set_yticks(range(len(names)), names)
+        ax.grid(axis="y", linewidth=0.3)
+    one_legend(figure, panels[0])
+    return figure
+
+
+def _offset(index: int, count: int) -> float:
+    return 0.6 * ((index + 0.5) / count - 0.5)
+
+
+def _strengths(results: Results) -> Figure:
+    figure = plots.new_figure(8.5, 0.6 + 1.5 * len(results))
+    grid = figure.subplots(len(results), len(SHIFTS), squeeze=False, sharex=True)
+    for row, (key, record) in zip(grid, results.items(), strict=True):
+        for ax, shift in zip(row, SHIFTS, strict=True):
+            parts = ("test", *(f"{shift}-{strength}" for strength in STRENGTHS))
+            for index, method in enumerate(_LINES):
+                gains = [_mean_gain(record, method, part) for part in parts]
+                if None not in gains:
+                    ax.plot(
+                        (0, *STRENGTHS), gains, label=method, **style_of(index) | {"markersize": 3, "linestyle": "-"}
+                    )
+            ax.axhline(0, color=GREY, linewidth=0.8, zorder=0)
+            ax.tick_params(labelsize="small")
+        row[0].set_ylabel(f"{key}\nnats gained", fontsize="small")
+    for ax, shift in zip(grid[0], SHIFTS, strict=True):
+        ax.set_title(shift, fontsize="medium")
+    for ax in grid[-1]:
+        ax.set_xlabel("strength")
+    one_legend(figure, grid[0][0])
+    return figure
+
+
+def _mean_gain(record: Record, method: str, part: str) -> float | None:
+    own, base = (values(record, name, "nll", part) for name in (method, _BASE))
+    return None if own is None or base is None else float((base - own).mean())

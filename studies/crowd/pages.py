@@ -1,0 +1,420 @@
+"""Tables and figures of the crowd study, from its JSON and the example maps beside it; all of test frames.
+
+Every method is shown at the rate that the validation frames choose. Each figure has a row of panels for each set.
+Pixels are cells of the density map inside the region of interest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from latedrop import plots
+from latedrop.errors import FileError
+from studies.crowd.claims import NAMES, PAPER, claims_page, methods, number, paper_rates
+from studies.crowd.measures import KINDS, SIZE
+from studies.pages import Results, captioned, drawn, one_legend, page, table, words
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_OURS = ("injected", "propagated", "linear")
+"""First words of what this library does."""
+
+
+def method_table(record: Mapping[str, Any], target: str) -> list[str]:
+    """Markdown: the methods of one set by rising NLL; the best of a column in bold."""
+    rows = methods(record, target)
+    names = ["rmse", "mae", "nll", "ma"]
+    best = {name: min(row[name] for row in rows.values()) for name in names}
+    lines = []
+    for method in sorted(rows, key=lambda method: float(rows[method]["nll"])):
+        row = rows[method]
+        cells = [f"**{number(row[n])}**" if row[n] == best[n] else number(row[n]) for n in names]
+        lines.append([method, f"{row['rate']:g}" if "rate" in row else "", *cells])
+    return table((target, "rate", "RMSE", "MAE", "NLL", "MA"), lines)
+
+
+def verdict(record: Mapping[str, Any], target: str) -> str:
+    """Who wins by NLL and by MA, and whether what this library does beats a constant variance."""
+    rows = methods(record, target)
+    first = {measure: min(rows, key=lambda method: float(rows[method][measure])) for measure in ("nll", "ma")}
+    own = [name for name in rows if name.startswith(_OURS)]
+    said = f"{target}: lowest NLL `{first['nll']}`, lowest MA `{first['ma']}`."
+    for control, named in (("constant", "A constant variance"), (SIZE, f"A variance of `{SIZE}`")):
+        if control not in rows:
+            continue
+        beaten = [name for name in own if rows[name]["nll"] >= rows[control]["nll"]]
+        listed = ", ".join(f"`{name}`" for name in beaten) or "no injected or sampling-free variance"
+        said += f" {named} has a lower NLL than {listed}."
+    return said
+
+
+def coverage_table(record: Mapping[str, Any]) -> list[str]:
+    """Markdown: how many test counts lie in their intervals, and how wide these are."""
+    rows = [
+        [
+            name,
+            *(
+                "" if inside is None else f"{100 * inside:.1f} %, {number(width)}"
+                for inside, width in zip(row["coverage"], row["width"], strict=True)
+            ),
+        ]
+        for name, row in intervals(record).items()
+    ]
+    return table(["count intervals", *(f"{100 * level:g} %: inside, width" for level in record["coverages"])], rows)
+
+
+def intervals(record: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The methods that have intervals of counts, conformal ones too."""
+    found = {name: row for name, row in methods(record, "count").items() if "coverage" in row}
+    conformal = record["conformal"]
+    return found | {"conformal": conformal["constant"], "conformal, injected": conformal["injected"]}
+
+
+def network_table(results: Results) -> list[str]:
+    """Markdown: the networks without draws, and how the frames are split."""
+    rows = []
+    for name, record in results.items():
+        frames = record["frames"]["validation"], record["frames"]["test"]
+        plain = {target: record["constant"][target]["test"] for target in ("count", "pixel")}
+        networks = {"without dropout": plain}
+        for stage in record["embedded"].values():
+            tested = {target: stage[target]["test"] for target in ("count", "pixel")}
+            networks[f"embedded at {stage['rate']:g}, mean of draws"] = tested
+        for network, tested in networks.items():
+            errors = tested["count"]["mae"], tested["count"]["rmse"], tested["pixel"]["rmse"]
+            rows.append([NAMES[name], network, *frames, *map(number, errors)])
+    head = ("set", "network", "validation frames", "test frames", "count MAE", "count RMSE", "pixel RMSE")
+    return table(head, rows, 2)
+
+
+def pages(results: Results, folder: Path) -> dict[str, bytes]:
+    """All pages, and the figures where matplotlib is installed, by file name."""
+
+    def pictures() -> Mapping[str, Figure]:
+        examples = {name: maps for name in results if (maps := _examples(folder / f"{name}.npz"))}
+        return figures(results, examples)
+
+    files = drawn(pictures)
+    shown = [name for name in CAPTIONS if f"{name}.png" in files or (folder / f"{name}.png").exists()]
+    return files | {"tables.md": page(tables(results, shown)), "claims.md": page(claims_page(results))}
+
+
+def tables(results: Results, shown: list[str]) -> list[str]:
+    """Markdown: how it was run, who wins, the tables and the figures."""
+    first = next(iter(results.values()))
+    machines = sorted({place["machine"]["device"] for record in results.values() for place in _places(record)})
+    seconds = sum(_seconds(record) for record in results.values())
+    lines = [
+        "# The crowd counting study",
+        "",
+        f"{', '.join(NAMES[name] for name in results)}: MCNN trained without dropout, dropout injected before "
+        f"{len(first['sites'])} of its convolutions at {len(first['rates'])} rates, {first['settings']['draws']} draws "
+        f"each; {seconds / 60:.1f} minutes in all on {' and '.join(machines)} (torch {first['versions']['torch']}). "
+        "Rates, scales and thresholds were chosen on validation frames, none of which is a test frame; every number is "
+        "of the test frames. NLLs are without log(2 pi)/2. [Claims](claims.md) are decided on a page of their own.",
+        "",
+        *network_table(results),
+        "",
+        "## Who wins",
+        "",
+    ]
+    for name, record in results.items():
+        lines += [f"- {NAMES[name]}, {verdict(record, target)}" for target in ("pixel", "count")]
+    lines += ["", WORDS["methods"], ""]
+    for name, record in results.items():
+        lines += [f"## {NAMES[name]}", "", *_set(record)]
+    return [*lines, *captioned({name: CAPTIONS[name] for name in shown})]
+
+
+def _set(record: Mapping[str, Any]) -> list[str]:
+    lines = []
+    for target in ("pixel", "count"):
+        lines += [*method_table(record, target), ""]
+    lines += [*coverage_table(record), ""]
+    lines += [*_notes(record), ""]
+    return [*lines, *_rejected(record["rejection"]), ""]
+
+
+def _notes(record: Mapping[str, Any]) -> list[str]:
+    """Variances of 0, and how the variances with and without draws go together."""
+    test = record["injected"]["pixel"]["test"]
+    worst = max(test["zero_variances"])
+    lines = [
+        f"Of {test['entries']} test pixels at most {worst} had a variance of 0 at a rate; they count with the smallest "
+        "variance of the validation frames that is not.",
+    ]
+    for target, free in (("pixel", "propagated"), ("count", "linear")):
+        place = record["chosen"][target]["scaled"]
+        found = {name: values[place] for name, values in record["sampling_free"][target]["agreement"].items()}
+        lines.append(
+            f"At rate {record['rates'][place]:g} the {free} variance of the {target} has a rank correlation of "
+            f"{number(found['rank_correlation'])} with the drawn one; its mean is "
+            f"{number(found['ratio_of_means'])} times as large."
+        )
+    return [" ".join(lines)]
+
+
+def _rejected(found: Mapping[str, Any]) -> list[str]:
+    """A sentence and a table."""
+    controls = found["controls"]
+    rows = {
+        "before": found["before"],
+        "with uncertainty": found["after"],
+        "control: low density, tuned alike": controls["low_density"],
+        "control: as many of lowest mass": controls["lowest_mass"],
+        "tuned for regions: with uncertainty": found["for_regions"]["policy"],
+        "tuned for regions: low density": found["for_regions"]["low_density"],
+    }
+    lines = [
+        f"Rejection: **{found['verdict']}**; {found['why']}. Of {found['regions']['all']} regions of the test frames "
+        f"{found['regions']['false']} are false: no annotated head lies within {found['near_cells']:g} cells. "
+        f"{_separation(found['separation'])}{_measured_on(found)}",
+        "",
+    ]
+    cells = [
+        [name, *(number(row[measure]) for measure in ("mae", "rmse", "bias")),
+         row["rejected"], row["false_kept"], row["true_rejected"]]
+        for name, row in rows.items()
+    ]  # fmt: skip
+    random, errors = controls["random"], ("mae", "rmse", "bias")
+    means = [number(random[measure]["mean"]) for measure in (*errors, "rejected")]
+    kept = [f"{random[measure]['mean']:.0f}" for measure in ("false_kept", "true_rejected")]
+    cells.append([f"control: as many at random, mean of {random['repeats']}", *means, *kept])
+    shift = [number(controls["shift"][measure]) for measure in errors]
+    cells.append(["control: validation bias taken off", *shift, "", "", ""])
+    head = ("rejection", "count MAE", "count RMSE", "bias", "regions rejected", "false ones kept", "true ones rejected")
+    return [*lines, *table(head, cells)]
+
+
+def _separation(areas: Mapping[str, float | None]) -> str:
+    """How well features tell false regions from true ones; results of before may lack the linear scores."""
+    single = {"low_mass": "low mass", "ratio": "uncertainty/density ratio", "isolation": "isolation"}
+    linear = {"without_ratio": "mass and isolation", "all": "these and the ratio"}
+    said = [
+        f"{words}: {', '.join(f'{name} {_area(areas[key])}' for key, name in names.items())}."
+        for words, names in (
+            ("How well one feature alone tells false from true (area under the ROC curve, 0.5 is chance)", single),
+            ("A linear score that was fitted to the validation regions", linear),
+        )
+        if set(names) <= set(areas)
+    ]
+    return " ".join(said)
+
+
+def _area(value: float | None) -> str:
+    return "not defined" if value is None else f"{value:.2f}"
+
+
+def _measured_on(found: Mapping[str, Any]) -> str:
+    if "measured_on" not in found:
+        return ""
+    place = found["measured_on"]
+    draws = "" if place["same_draws"] else ", with other draws than the tables above"
+    return f" The rejection was measured on {place['machine']['device']} (torch {place['versions']['torch']}){draws}."
+
+
+def _places(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Where a set was measured, and where its rejection was, if elsewhere."""
+    return [record, *([record["rejection"]["measured_on"]] if "measured_on" in record["rejection"] else [])]
+
+
+def _seconds(record: Mapping[str, Any]) -> float:
+    return float(sum(value for name, value in record["seconds"].items() if name != "this_run"))
+
+
+def _examples(path: Path) -> dict[str, npt.NDArray[Any]]:
+    """The example maps of a set; none where the file is not there."""
+    if not path.exists():
+        return {}
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return {name: file[name] for name in ("mean", "std", "target", "frame")}
+    except (OSError, ValueError, KeyError) as error:
+        raise FileError(f"expected the example maps of this study in {path}; {error}. Run the set again.") from error
+
+
+Examples: TypeAlias = Mapping[str, Mapping[str, npt.NDArray[Any]]]
+
+WORDS = words("crowd")
+CAPTIONS = {name.removeprefix("figure "): text for name, text in WORDS.items() if name.startswith("figure ")}
+_LOOKS: dict[str, dict[str, Any]] = {
+    "mean of draws": {"color": "black", "marker": "o", "linestyle": "-"},
+    "unscaled": {"color": "#0072B2", "marker": "o", "linestyle": "-"},
+    "scaled": {"color": "#D55E00", "marker": "s", "linestyle": "--"},
+    "relaxed": {"color": "#009E73", "marker": "^", "linestyle": "-."},
+    "floor": {"color": "#CC79A7", "marker": "D", "linestyle": ":"},
+    "ideal": {"color": "black", "linestyle": (0, (1, 1))},
+    "constant": {"color": "0.55", "marker": "", "linewidth": 2.5, "linestyle": "-"},
+    SIZE: {"color": "#E69F00", "marker": "", "linewidth": 2, "linestyle": (0, (6, 2))},
+}
+_BAND = "#BBDDF2"
+_CLIPS = {"ucsd": 200}
+"""Frames of a clip, of sets that have several."""
+_WIDE_RANGE = 1000
+"""Of NLLs: beyond it an axis is logarithmic."""
+_UNITS = {"pixel": "people per cell", "count": "people"}
+
+
+def figures(results: Results, examples: Examples) -> dict[str, Figure]:
+    """The figures by name.
+
+    Raises:
+        LatedropError: matplotlib is not installed.
+    """
+    drawn = {f"rates_{target}": _rates(results, target) for target in _UNITS}
+    drawn |= {"tradeoff": _tradeoff(results), "calibration": _calibration(results), "counts": _counts(results)}
+    return drawn | ({"maps": _maps(examples)} if examples else {})
+
+
+def _rates(results: Results, target: str) -> Figure:
+    figure, grid = _grid(results, 4, 3.3, 2.7)
+    for name, row, record in _rows(results, grid):
+        rates, test = record["rates"], record["injected"][target]["test"]
+        constant = {key: [value] * len(rates) for key, value in record["constant"][target]["test"].items()}
+        _lines(row[0], rates, {"constant": constant["rmse"], "mean of draws": test["rmse"]})
+        row[0].set_yscale("log")
+        row[0].yaxis.set_major_formatter("{x:g}")
+        row[0].yaxis.set_minor_formatter("{x:g}")
+        _lines(row[1], rates, {"unscaled": test["nll_unscaled"]})
+        nll = {kind: test[f"nll_{kind}"] for kind in (*KINDS[1:], "ideal")}
+        if target == "count" and "size_control" in record:
+            constant["size"] = [record["size_control"]["test"]["nll"]] * len(rates)
+            nll = {SIZE: constant["size"], **nll}
+        _lines(row[2], rates, {"constant": constant["nll"], **nll})
+        row[2].set_ylim(*_readable(record, target))
+        _lines(row[3], rates, {"constant": constant["ma"], **{kind: test[f"ma_{kind}"] for kind in KINDS}})
+        row[0].set_ylabel(name)
+        row[1].set_yscale("log" if min(test["nll_unscaled"]) > 0 else "symlog")
+        row[1].autoscale(axis="y")
+        row[3].set_ylim(0, 0.5)
+    titles = (f"RMSE [{_UNITS[target]}]", "NLL [nats], unscaled", "NLL [nats]", "miscalibration area")
+    for ax, title in zip(grid[0], titles, strict=True):
+        ax.set_title(title)
+    for ax in grid[-1]:
+        ax.set_xlabel("dropout rate")
+    one_legend(figure, grid[0][0], grid[0][3], grid[0][2])
+    return figure
+
+
+def _tradeoff(results: Results) -> Figure:
+    figure, grid = _grid(results, 2, 5.0, 3.2)
+    for name, row, record in _rows(results, grid):
+        shown = paper_rates(record)
+        for ax, (target, unit) in zip(row, _UNITS.items(), strict=True):
+            columns = record["injected"][target]
+            nll, ma = (np.array([columns["path"][measure][i] for i in shown]) for measure in ("nll", "ma"))
+            rmse = np.array([columns["test"]["rmse"][i] for i in shown])
+            plots.tradeoff(nll, ma, ax, rmse=rmse[:, None], xlabel="NLL [nats]", rmse_label=f"RMSE [{unit}]")
+            ax.set_title(f"{name}, {target}", fontsize="medium")
+            if nll.max() - nll.min() > _WIDE_RANGE:
+                ax.set_xscale("symlog")
+    one_legend(figure, grid[0][0])
+    return figure
+
+
+def _calibration(results: Results) -> Figure:
+    figure = plots.new_figure(3.4 * max(2, len(results)), 7.2)
+    grid = figure.subplots(2, len(results), squeeze=False)
+    for name, column, record in _rows(results, grid.T):
+        for ax, target in zip(column, _UNITS, strict=True):
+            curves = record["curves"][target]["test"]
+            plots.calibration_curves({kind: (record["levels"], curves[kind]) for kind in KINDS}, ax)
+            ax.set_title(f"{name}, {target}", fontsize="medium")
+    one_legend(figure, grid[0][0])
+    return figure
+
+
+def _counts(results: Results) -> Figure:
+    figure, grid = _grid(results, 1, 11.0, 2.8)
+    for name, (ax,), record in _rows(results, grid):
+        series, every = record["series"], record["settings"]["every"]
+        shown = {key: np.array(series[key], dtype=np.float64) for key in ("mean", "low", "high", "truth")}
+        at = np.arange(len(shown["mean"]), dtype=np.float64) * every
+        for end in reversed(_clip_ends(record)):  # nothing joins the last frame of a clip with the first of the next
+            at = np.insert(at, end, end * every - 0.5)
+            shown = {key: np.insert(values, end, np.nan) for key, values in shown.items()}
+        ax.fill_between(at, shown["low"], shown["high"], color=_BAND, linewidth=0, label=_band_label(record))
+        ax.plot(at, shown["mean"], color=_LOOKS["unscaled"]["color"], linewidth=1, label="mean of draws")
+        ax.scatter(at, shown["truth"], s=6, c="black", linewidths=0, label="annotated", zorder=3)
+        ax.set(xlabel="test frame", ylabel=f"{name}\npeople")
+        ax.set_ylim(bottom=0)
+        ax.margins(x=0.01)
+    one_legend(figure, grid[0][0])
+    return figure
+
+
+def _clip_ends(record: Mapping[str, Any]) -> list[int]:
+    """Where a new clip begins among the test frames: those of UCSD are clips of their own, with gaps between."""
+    length = _CLIPS.get(record["set"])
+    places = [place // length for place in record["series"]["frame"]] if length else []
+    return [i for i in range(1, len(places)) if places[i] != places[i - 1]]
+
+
+def _band_label(record: Mapping[str, Any]) -> str:
+    return f"{100 * record['series']['level']:g} % interval, relaxed scale"
+
+
+def _readable(record: Mapping[str, Any], target: str) -> tuple[float, float]:
+    """Ends of the axis of NLLs: what the paper's rates and the controls need, and not one curve that runs away."""
+    test, places = record["injected"][target]["test"], paper_rates(record)
+    values = [test[f"nll_{kind}"][i] for kind in KINDS[1:] for i in places] + [
+        record["constant"][target]["test"]["nll"]
+    ]
+    if target == "count" and "size_control" in record:
+        values.append(record["size_control"]["test"]["nll"])
+    margin = 0.25 * max(max(values) - min(values), 0.2)
+    return min(values) - 2 * margin, max(values) + margin
+
+
+def _maps(examples: Examples) -> Figure:
+    from matplotlib.ticker import MaxNLocator
+
+    figure, grid = _grid(examples, 6, 2.3, 1.9)
+    for name, row, arrays in _rows(examples, grid):
+        for side in range(2):
+            density = max(float(arrays[kind][side].max()) for kind in ("target", "mean"))
+            for place, kind in enumerate(("target", "mean", "std")):
+                ax = row[3 * side + place]
+                values = arrays[kind][side].astype(np.float32)
+                colours = "magma" if kind == "std" else "viridis"
+                # A few cells stand out far; with them as the end of the scale the rest would be black.
+                most = float(np.quantile(values, 0.998)) if kind == "std" else density
+                image = ax.imshow(values, cmap=colours, vmin=0, vmax=most)
+                ax.set(xticks=[], yticks=[])
+                end = "max" if kind == "std" else "neither"
+                bar = figure.colorbar(image, ax=ax, shrink=0.8, location="bottom", pad=0.03, extend=end)
+                bar.locator = MaxNLocator(3)
+                bar.ax.tick_params(labelsize=7)
+                bar.update_ticks()
+        row[0].set_ylabel(name)
+    titles = [f"{kind}\n{side}" for side in ("usual count", "fullest") for kind in ("annotated", "predicted", "std")]
+    for ax, title in zip(grid[0], titles, strict=True):
+        ax.set_title(title, fontsize="medium")
+    figure.supxlabel("all in people per cell of the density map", fontsize="medium")
+    return figure
+
+
+def _grid(results: Mapping[str, Any], wide: int, width: float, height: float) -> tuple[Figure, Any]:
+    """A row of panels for each set."""
+    figure = plots.new_figure(wide * width, height * len(results) + 0.4)
+    return figure, figure.subplots(len(results), wide, squeeze=False)
+
+
+def _rows(results: Mapping[str, Any], grid: Any) -> Iterator[tuple[str, Any, Any]]:
+    """The set's name as it is written, its panels and its record."""
+    for (name, record), row in zip(results.items(), grid, strict=True):
+        yield NAMES.get(name, name), row, record
+
+
+def _lines(ax: Axes, rates: Sequence[float], values: Mapping[str, Any]) -> None:
+    for kind, numbers in values.items():
+        ax.plot(rates, numbers, label=kind, markersize=4, **_LOOKS[kind])
+    ax.axvline(PAPER * 1.15, color="0.7", linewidth=0.8, linestyle=":", zorder=0)
+    ax.set_xscale("log")

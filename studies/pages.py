@@ -1,0 +1,87 @@
+"""What the pages of all studies are made of: Markdown tables, figures as PNG with one legend, short numbers."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from latedrop.report import png
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Results: TypeAlias = Mapping[str, Mapping[str, Any]]
+"""The records of a study by set."""
+
+SHORT = {"protein-tertiary-structure": "protein", "boston-housing": "boston", "wine-quality-red": "wine"}
+"""Names of sets in tables, where they differ from those of the files."""
+
+
+def words(study: str) -> dict[str, str]:
+    """Read the paragraphs of a study's pages, by the name of their section in its `words.md`."""
+    _, *sections = (Path(__file__).parent / study / "words.md").read_text(encoding="utf-8").split("\n## ")
+    return {name.strip(): text.strip() for name, _, text in (section.partition("\n") for section in sections)}
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[object]], words: int = 1) -> list[str]:
+    """Markdown; the first `words` columns are text, the others numbers, which end on the right.
+
+    >>> table(["method", "NLL"], [["constant", 0.5]])
+    ['| method | NLL |', '| --- | ---: |', '| constant | 0.5 |']
+    """
+    lines = [f"| {' | '.join(head)} |", "|" + " --- |" * words + " ---: |" * (len(head) - words)]
+    return lines + [f"| {' | '.join(map(str, row))} |" for row in rows]
+
+
+def captioned(captions: Mapping[str, str]) -> list[str]:
+    """Markdown: the figures of a study, by the name of their file without `.png`."""
+    lines = ["## Figures", ""]
+    for place, (name, caption) in enumerate(captions.items(), 1):
+        lines += [f"![{caption}]({name}.png)", "", f"*Figure {place}. {caption}*", ""]
+    return lines
+
+
+def page(lines: Iterable[str]) -> bytes:
+    """A file of lines."""
+    return ("\n".join(lines).rstrip() + "\n").encode()
+
+
+def counted(results: Results) -> str:
+    """Say how many sets there are.
+
+    >>> counted({"yacht": {}})
+    '1 set'
+    """
+    return f"{len(results)} set{'s' if len(results) != 1 else ''}"
+
+
+def run_where(records: Sequence[Mapping[str, Any]]) -> str:
+    """Say how long the work of some records took, on which machines, and with which torch."""
+    seconds = sum(record["seconds"]["total"] for record in records)
+    machines = sorted({record["machine"]["device"] for record in records})
+    return f"{seconds / 60:.1f} minutes in all on {' and '.join(machines)} (torch {records[0]['versions']['torch']})"
+
+
+def drawn(figures: Callable[[], Mapping[str, Figure]]) -> dict[str, bytes]:
+    """Return the figures as PNG by file name; none, and say so, where matplotlib is missing."""
+    if find_spec("matplotlib") is None:
+        print('figures: skipped, no matplotlib; pip install "latedrop[plots]", then --figures', file=sys.stderr)
+        return {}
+    return {f"{name}.png": png(figure) for name, figure in figures().items()}
+
+
+def one_legend(figure: Figure, *panels: Axes, columns: int | None = None) -> None:
+    """Draw one legend for all panels, above them, of what some of these show."""
+    shown: dict[str, Any] = {}
+    for ax in panels:
+        lines, labels = ax.get_legend_handles_labels()
+        shown |= dict(zip(labels, lines, strict=True))
+    for ax in figure.axes:
+        legend = ax.get_legend()
+        if legend is not None:
+            legend.remove()
+    figure.legend(list(shown.values()), list(shown), loc="outside upper center", ncols=columns or len(shown))

@@ -1,0 +1,1 @@
+"""Networks, methods and measures that the UCI and the shift study share."""

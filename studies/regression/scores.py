@@ -1,0 +1,308 @@
+"""What a network with dropout at its sites predicts, what is fitted to its variance, and how good that is.
+
+With inverted dropout before the last of `L` linear layers and before others further up, first-order variance is
+
+    Var y = rate / (1 - rate) · sum_s v_s,     v_s = sum over the units i of site s of (a_i · dy/da_i)^2,
+
+which for one hidden layer (a single site before the output layer) is exact: no draws are needed, the mean is the plain
+network's, and the scaled variance does not depend on the rate. `sampled` draws masks instead, as the paper does.
+
+A *measure* is, for each part of the rows, a mean and a raw variance of K networks `(K, n)`. On the validation rows are
+fitted, with `e2 = (target - mean)^2`,
+
+    raw       nothing: 1 · v + 0
+    scaled    scale · v,           scale = mean(e2 / v), of least NLL
+    relaxed   scale · v,           scale that balances the calibration curve
+    floor     scale · v + floor,   both >= 0, of least NLL
+
+as `latedrop.calibration.scale` does for one K, and applied to every part. No variance is below `LEAST` of the plain
+network's mean squared validation error, whatever the method. Every quantity is in the target's own unit; NLLs leave out
+`log(2 pi) / 2`, as the paper does; areas are over 99 levels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from latedrop.calibration.intervals import Conformal
+from latedrop.dropout.masks import kept, uniforms
+from latedrop.errors import ArgumentError
+from latedrop.metrics.levels import central_quantile, even_levels, fraction_inside
+
+
+def ideal_nll(error: Tensor) -> Tensor:
+    """`mean(1 + log(e^2)) / 2` over the last axis; an error of exactly 0 counts as the smallest that is not."""
+    size = error.abs()
+    least = torch.where(size > 0, size, torch.inf).amin(-1, keepdim=True)
+    return torch.maximum(size, least).log().mean(-1) + 0.5
+
+
+def conformal_reach(scores: Tensor, levels: list[float]) -> list[float]:
+    """Half widths of split conformal intervals from the scores `|e| / std` of held-out rows `(n,)`, level by level.
+
+    A level above `n / (n + 1)` has an unbounded interval.
+
+    >>> conformal_reach(torch.tensor([3.0, 1.0, 2.0]), [0.5, 0.9])
+    [2.0, inf]
+    """
+    # Not by `Conformal.fit`, which refuses infinite scores: a row without variance is one that no interval holds.
+    fitted = Conformal((tuple(scores.double().abs().sort().values.tolist()),), (1.0,), (0.0,))
+
+    def reach(level: float) -> float:
+        try:
+            return float(fitted.z((1 + level) / 2))
+        except ArgumentError:
+            return math.inf
+
+    return [reach(level) for level in levels]
+
+
+Member: TypeAlias = Sequence[tuple[Tensor, Tensor]]
+LEVEL = 0.9
+
+_CHUNK_FLOATS = 8_000_000
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """Mean, variance and target of n rows of K networks or rates, `(K, n)`, in the target's unit."""
+
+    mean: Tensor
+    variance: Tensor
+    target: Tensor
+
+
+def hidden_units(member: Member, x: Tensor) -> list[Tensor]:
+    """What enters each layer but the first, `(n, units)`: the activations at the sites."""
+    found = [x]
+    for weight, bias in member[:-1]:
+        found.append(torch.relu(found[-1] @ weight + bias))
+    return found[1:]
+
+
+def first_order(member: Member, x: Tensor) -> tuple[Tensor, Tensor]:
+    """The output `(n,)`, and the variance of each site per unit of `rate / (1 - rate)`, `(n, sites)`.
+
+    >>> ones = torch.ones
+    >>> mean, variance = first_order([(ones(1, 2), 0 * ones(2)), (ones(2, 1), ones(1))], ones(1, 1))
+    >>> mean, variance
+    (tensor([3.]), tensor([[2.]]))
+    """
+    units = hidden_units(member, x)
+    weight, bias = member[-1]
+    mean = units[-1] @ weight + bias
+    gradient, variances = weight.T, []
+    for a, (weight, _) in zip(reversed(units), reversed(member[:-1]), strict=True):
+        # Of a layer's weight, the way back to what entered it; relu lets through where it was above 0.
+        variances.append((a * gradient).square().sum(1))
+        gradient = (gradient * (a > 0)) @ weight.T
+    return mean[:, 0], torch.stack(variances[::-1], 1)
+
+
+def mask_numbers(member: Member, draws: int, seed: int) -> list[Tensor]:
+    """Uniform numbers of each site, `(draws, units)`, those of `masking.masks`: they serve every rate and part."""
+    return [
+        uniforms(seed, range(draws), str(site), 0, weight.shape[:1]).to(weight.device)
+        for site, (weight, _) in enumerate(member[1:])
+    ]
+
+
+def sampled(member: Member, x: Tensor, rates: Sequence[float], numbers: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Mean and variance `(n,)` over thinned networks, whose masks are cut from `numbers` at the rate of each site."""
+    first = hidden_units(member, x)[0]
+    plain = first_order(member, x)[0]
+    draws, widest = len(numbers[0]), max(weight.shape[1] for weight, _ in member[1:])
+    chunk = max(1, _CHUNK_FLOATS // (len(x) * widest))
+    total, squares = torch.zeros_like(plain), torch.zeros_like(plain)
+    for start in range(0, draws, chunk):
+        a = first
+        for (weight, bias), site, rate in zip(member[1:], numbers, rates, strict=True):
+            thinned = kept(site[start : start + chunk], rate, weight.dtype)[:, :, None] * weight
+            if a.dim() == 2:
+                z = (a @ thinned.transpose(0, 1).flatten(1)).view(len(a), len(thinned), -1).transpose(0, 1) + bias
+            else:
+                z = torch.baddbmm(bias, a, thinned)
+            a = torch.relu(z)
+        off = z[..., 0] - plain
+        total += off.sum(0)
+        squares += off.square().sum(0)
+    return plain + total / draws, (squares - total.square() / draws) / (draws - 1)
+
+
+def scores(predicted: Predicted) -> dict[str, Tensor]:
+    """The measures of `(K, n)` predictive Gaussians, each `(K,)`.
+
+    They are those of `latedrop.metrics`, for K sets of rows in one go.
+    """
+    e, variance = predicted.target - predicted.mean, predicted.variance
+    std = variance.sqrt()
+    w = e / std
+    ordered = w.abs().sort(1).values
+    density = torch.exp(-w.square() / 2) / math.sqrt(2 * math.pi)
+    crps = e * torch.erf(w / math.sqrt(2)) + std * (2 * density - 1 / math.sqrt(math.pi))
+    z = central_quantile(LEVEL)
+    levels, quantiles = levels_of(e)
+    one = torch.full_like(ordered[:, :1], z)
+    return {
+        "rmse": e.square().mean(1).sqrt(),
+        "nll": (w.square() + variance.log()).mean(1) / 2,
+        "ma": (fraction_inside(ordered, quantiles.expand(len(e), -1).contiguous()) - levels).abs().mean(1),
+        "crps": crps.mean(1),
+        "coverage": fraction_inside(ordered, one)[:, 0],
+        "width": 2 * z * std.mean(1),
+        "ranking": rank_correlation(variance, e.abs()),
+    }
+
+
+def rank_correlation(a: Tensor, b: Tensor) -> Tensor:
+    """Spearman's correlation of `(K, n)` values, `(K,)`; ties share ranks, and a constant has 0.
+
+    >>> rank_correlation(torch.tensor([[1.0, 2.0, 4.0]]), torch.tensor([[0.0, 3.0, 9.0]]))
+    tensor([1.], dtype=torch.float64)
+    """
+    first, second = (ranks - ranks.mean(1, keepdim=True) for ranks in (_ranks(a), _ranks(b)))
+    size = (first.square().sum(1) * second.square().sum(1)).sqrt()
+    return torch.where(size > 0, (first * second).sum(1) / size.clamp_min(0.25), 0.0)
+
+
+def levels_of(like: Tensor) -> tuple[Tensor, Tensor]:
+    """99 levels and their normal quantiles, `(99,)`."""
+    levels = even_levels(99)
+    return levels.to(like), central_quantile(levels).to(like)
+
+
+def _ranks(values: Tensor) -> Tensor:
+    """Twice the rank; equal values share the mean of theirs."""
+    ordered, values = values.sort(1).values, values.contiguous()
+    ends = (torch.searchsorted(ordered, values, right=right) for right in (False, True))
+    return sum(ends, torch.zeros_like(values, dtype=torch.float64))
+
+
+Measure: TypeAlias = Mapping[str, Predicted]
+"""By part of the rows; the raw variance of K networks."""
+
+HOWS = ("raw", "scaled", "relaxed", "floor")
+LEAST = 1e-4
+
+_GRID = 60
+_GOLDEN = 60
+
+
+@dataclass(frozen=True)
+class Fit:
+    """`scale · variance + floor`, `(K,)` each; the floor in the squared unit of the target."""
+
+    scale: Tensor
+    floor: Tensor
+
+    def applied(self, part: Predicted, least: Tensor) -> Predicted:
+        """The part with the fitted variance, which is at least `least`, `(K,)`."""
+        variance = part.variance * self.scale[:, None] + self.floor[:, None]
+        return Predicted(part.mean, torch.maximum(variance, least[:, None]), part.target)
+
+
+def processed(measure: Measure, least: Tensor, hows: Sequence[str] = HOWS) -> dict[str, dict[str, Predicted]]:
+    """Every part, by how its variance was treated. See the module."""
+    measure = lifted(measure)
+    found = fits(measure["validation"], hows)
+    return {how: {name: found[how].applied(part, least) for name, part in measure.items()} for how in hows}
+
+
+def lifted(measure: Measure) -> dict[str, Predicted]:
+    """Rows without variance, where every unit is off, are given the smallest one of the validation rows."""
+    held = measure["validation"].variance
+    least = torch.where(held > 0, held, torch.inf).amin(1, keepdim=True)
+    least = torch.where(least.isinf(), 1.0, least)
+    return {
+        name: Predicted(part.mean, torch.where(part.variance > 0, part.variance, least), part.target)
+        for name, part in measure.items()
+    }
+
+
+def fits(held: Predicted, hows: Sequence[str] = HOWS) -> dict[str, Fit]:
+    """What is fitted to the validation rows, by how."""
+    e2 = (held.target - held.mean).square()
+    ratio2 = e2 / held.variance
+    one, zero = torch.ones_like(e2[:, 0]), torch.zeros_like(e2[:, 0])
+    made = {
+        "raw": lambda: Fit(one, zero),
+        "scaled": lambda: Fit(ratio2.mean(1), zero),
+        "relaxed": lambda: Fit(_balanced(ratio2), zero),
+        "floor": lambda: _with_floor(e2, held.variance),
+    }
+    return {how: made[how]() for how in hows}
+
+
+def rate_measures(measure: Measure, least: Tensor) -> dict[str, dict[str, Tensor]]:
+    """Every measure of K rates and splits by part, `(K,)` each: of the raw variance and of all that is made of it."""
+    measure = lifted(measure)
+    found = fits(measure["validation"])
+    floor = found["floor"]
+    fitted = {"scale": found["scaled"].scale, "relaxed_scale": found["relaxed"].scale}
+    fitted |= {"floor_scale": floor.scale, "floor": floor.floor}
+    rows = {}
+    for name, part in measure.items():
+        error = part.target - part.mean
+        share = floor.floor / (floor.scale * part.variance.mean(1) + floor.floor)
+        row = {"nll_ideal": ideal_nll(error), **fitted, "floor_share": share}
+        row["ranking"] = rank_correlation(part.variance, error.abs())
+        for how, fit in found.items():
+            measured = scores(fit.applied(part, least))
+            row["rmse"] = measured.pop("rmse")
+            row |= {f"{kind}_{'unscaled' if how == 'raw' else how}": value for kind, value in measured.items()}
+        rows[name] = row
+    return rows
+
+
+def _balanced(ratio2: Tensor, tol: float = 1e-4) -> Tensor:
+    """`relaxed_scale` of K rows of `e^2 / variance` at once: bisection for a balance of 0."""
+    ordered = ratio2.sqrt().sort(1).values
+    levels, quantiles = levels_of(ratio2)
+
+    def balance(c: Tensor) -> Tensor:
+        return (fraction_inside(ordered, quantiles * c.sqrt()[:, None]) - levels).mean(1)
+
+    low, high = ratio2.mean(1) / 2, ratio2.mean(1) * 2
+    while bool((outside := balance(low) > 0).any()):
+        low = torch.where(outside, low / 2, low)
+    while bool((outside := balance(high) < 0).any()):
+        high = torch.where(outside, high * 2, high)
+    found = torch.full_like(low, torch.nan)
+    while bool((found.isnan() & (high > low * (1 + 1e-9))).any()):
+        middle = (low * high).sqrt()
+        value = balance(middle)
+        found = torch.where(found.isnan() & (value.abs() < tol), middle, found)
+        low, high = torch.where(value < 0, middle, low), torch.where(value < 0, high, middle)
+    nearer = torch.where(balance(low).abs() < balance(high).abs(), low, high)
+    return torch.where(found.isnan(), nearer, found)
+
+
+def _with_floor(e2: Tensor, v: Tensor) -> Fit:
+    """`fit_floor` of K rows at once: its grid over the share of the variance, then golden section."""
+    size = v.mean(1)
+    unit = v / size[:, None]
+
+    def cost(t: Tensor) -> Tensor:
+        w = t[:, None] * unit + (1 - t)[:, None]
+        value = (e2 / w).mean(1).log() + w.log().mean(1)
+        return torch.where(torch.isfinite(value), value, torch.inf)
+
+    inner = torch.logspace(-4, 0, _GRID, dtype=v.dtype, device=v.device) / 2
+    grid = torch.cat([v.new_zeros(1), inner, (1 - inner[:-1]).flip(0), v.new_ones(1)])
+    best = torch.stack([cost(t.expand(len(v))) for t in grid]).argmin(0)
+    low, high = grid[(best - 1).clamp_min(0)], grid[(best + 1).clamp_max(len(grid) - 1)]
+    golden = (5**0.5 - 1) / 2
+    for _ in range(_GOLDEN):
+        a, b = high - golden * (high - low), low + golden * (high - low)
+        left = cost(a) < cost(b)
+        low, high = torch.where(left, low, a), torch.where(left, b, high)
+    middle = (low + high) / 2
+    t = torch.where(cost(middle) < cost(grid[best]), middle, grid[best])
+    s = (e2 / (t[:, None] * unit + (1 - t)[:, None])).mean(1)
+    return Fit(s * t / size, s * (1 - t))

@@ -1,0 +1,307 @@
+"""Tables and figures of the shift study, from its JSON alone: one number for each set, then the median over the sets.
+
+The cuts of a set share rows and networks' training rows, so they are no independent samples: a set counts as one. Its
+number is the mean over its cuts of what is bounded or a logarithm (coverage, AUROC, ranking, growth), and the median
+over its cuts of what a single cut can drive anywhere (NLL, CRPS, width, RMSE). The interval of the median over sets is
+between two order statistics, as of the sign test: it assumes nothing but independent sets.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from latedrop import plots
+from latedrop.plots.canvas import COLOURS, GREY, style_of
+from studies.pages import SHORT, Results, captioned, counted, drawn, one_legend, page, run_where, table, words
+from studies.shift.claims import claims_page, slope, values
+from studies.uci.pages import group
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_KINDS = ("floor", "scaled", "raw", "intervals")
+_MEDIANS = ("nll", "crps", "width", "rmse")
+_LEAST_LEVEL = 0.9
+
+_TABLES: dict[str, tuple[tuple[str, str], ...]] = {
+    "Do the intervals hold?": (
+        ("coverage", "coverage, shifted"),
+        ("inside_coverage", "coverage, inside"),
+        ("width", "width, shifted"),
+        ("inside_width", "width, inside"),
+    ),
+    "How good is the whole distribution?": (
+        ("nll", "NLL, shifted"),
+        ("inside_nll", "NLL, inside"),
+        ("crps", "CRPS, shifted"),
+        ("rmse", "RMSE, shifted"),
+    ),
+    "Does the variance notice?": (
+        ("auroc", "AUROC"),
+        ("ranking", "ranking, shifted"),
+        ("variance_growth", "variance growth"),
+        ("error_growth", "error growth"),
+        ("slope", "slope"),
+    ),
+}
+_BY_SET = {
+    "coverage": "Share of shifted rows inside 90 % intervals (mean over cuts)",
+    "nll": "NLL of shifted rows (median over cuts)",
+    "auroc": "AUROC, shifted against inside rows (mean over cuts)",
+}
+
+
+def by_set(record: Mapping[str, Any], method: str, measure: str) -> float | None:
+    """The one number of a set."""
+    if measure == "slope":
+        return slope(record, method)
+    found = values(record, method, measure)
+    if found is None:
+        return None
+    return float(np.median(found) if measure.removeprefix("inside_") in _MEDIANS else found.mean())
+
+
+def order_interval(found: Sequence[float]) -> tuple[float, float] | None:
+    """The narrowest interval between order statistics that holds the median with at least 90 %; None for fewer than 5.
+
+    >>> order_interval([3.0, 1.0, 2.0, 8.0, 5.0, 6.0, 7.0, 4.0])
+    (2.0, 7.0)
+    """
+    count, ordered, kept = len(found), sorted(found), None
+    for k in range(1, count // 2 + 1):
+        outside = 2 * sum(math.comb(count, i) for i in range(k)) / 2**count
+        if 1 - outside >= _LEAST_LEVEL:
+            kept = ordered[k - 1], ordered[-k]
+    return kept
+
+
+def method_names(results: Results) -> list[str]:
+    """All methods: those with a floor or a fit of their own, then scaled ones, then raw ones."""
+    found = dict.fromkeys(name for record in results.values() for name in record["methods"])
+    return sorted(found, key=lambda name: _KINDS.index(group(name)))
+
+
+def method_tables(results: Results) -> list[str]:
+    """Markdown: for each question a table of methods by measures, medians over sets with their interval."""
+    lines: list[str] = []
+    for title, measures in _TABLES.items():
+        rows = [
+            [method, *(_median_cell(results, method, measure) for measure, _ in measures)]
+            for method in method_names(results)
+        ]
+        lines += [f"**{title}**", "", *table(["method", *(name for _, name in measures)], rows), ""]
+    return lines
+
+
+def set_tables(results: Results) -> list[str]:
+    """Markdown: for the main measures a table of methods by sets."""
+    lines: list[str] = []
+    for measure, title in _BY_SET.items():
+        rows = [
+            [method, *(_number(by_set(record, method, measure)) for record in results.values())]
+            for method in method_names(results)
+        ]
+        lines += [f"**{title}**", "", *table(["method", *(SHORT.get(name, name) for name in results)], rows), ""]
+    return lines
+
+
+def overshoot_table(results: Results, method: str = "default + reference", factor: float = 100.0) -> list[str]:
+    """Markdown: the cuts where a method's variance grows by more than `factor` times what the squared error does.
+
+    Beside it how much the variances of others grow, as factors, and what share of the shifted rows its intervals hold.
+    """
+    others = ("default", "leverage, scaled", "injected, scaled")
+    rows = []
+    for name, record in results.items():
+        grown = [values(record, other, "variance_growth") for other in (method, *others)]
+        error, held, width = (values(record, method, measure) for measure in ("error_growth", "coverage", "width"))
+        if error is None or held is None or width is None:
+            continue
+        for place, cut in enumerate(record["cuts"]):
+            growths = [error[place], *(np.nan if one is None else one[place] for one in grown)]
+            if growths[1] - growths[0] > math.log(factor):
+                factors = (f"{math.exp(growth):.2g}" for growth in growths)
+                ends = f"{held[place]:.2f}", f"{width[place]:.3g}"
+                rows.append([SHORT.get(name, name), f"{cut['input']} {cut['direction']}", *factors, *ends])
+    head = ("set", "input", "squared error", method, *others, "coverage", "width")
+    return table(head, rows, 2) if rows else ["None."]
+
+
+def _median_cell(results: Results, method: str, measure: str) -> str:
+    found = [number for record in results.values() if (number := by_set(record, method, measure)) is not None]
+    if not found:
+        return "-"
+    interval = order_interval(found)
+    return _number(float(np.median(found))) + (
+        "" if interval is None else f" ({_number(interval[0])} to {_number(interval[1])})"
+    )
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "-"
+    if abs(value) < 100:
+        return f"{round(value, 2) + 0.0:.2f}"  # no -0.00
+    return f"{value:.0f}" if abs(value) < 1e5 else f"{value:.0e}"
+
+
+def pages(results: Results, folder: Path) -> dict[str, bytes]:
+    """All pages, and the figures where matplotlib is installed, by file name."""
+    files = drawn(lambda: figures(results))
+    return files | {"tables.md": page(tables(results)), "claims.md": page(claims_page(results))}
+
+
+def tables(results: Results) -> list[str]:
+    """Markdown: how it was run, the tables and the figures."""
+    rows = []
+    for name, record in results.items():
+        shifted = sorted(cut["shifted"] for cut in record["cuts"])
+        reach = str(shifted[0]) if shifted[0] == shifted[-1] else f"{shifted[0]} to {shifted[-1]}"
+        sizes = [record["rows"][part] for part in ("train", "validation", "inside")]
+        counts = [len(record["cuts"]), len(record["left_out"]), *sizes, reach, round(record["seconds"]["total"])]
+        rows.append([SHORT.get(name, name), *counts])
+    lines = [
+        "# The shift study",
+        "",
+        f"{counted(results)}, {sum(len(record['cuts']) for record in results.values())} cuts: networks see the rows on "
+        "one side of a quantile of one input and are tested on the rows beyond it. "
+        f"{run_where(list(results.values()))}. [Claims](claims.md) are decided on a page of their own. The rows of "
+        "Rate-In predate the current rule, one rate for each layer and call: they have one for each layer and row.",
+        "",
+        *table(("set", "cuts", "left out", "train", "validation", "inside", "shifted", "seconds"), rows),
+        "",
+    ]
+    lines += [
+        "## All sets",
+        "",
+        WORDS["measures"],
+        "",
+        WORDS["numbers"],
+        "",
+        WORDS["like"],
+        "",
+        *method_tables(results),
+    ]
+    lines += [
+        *captioned(CAPTIONS),
+        "## Where the default overshoots",
+        "",
+        WORDS["overshoot"],
+        "",
+        *overshoot_table(results),
+        "",
+    ]
+    lines += ["## Set by set", "", *set_tables(results), "## Left out", "", "Inputs are counted from 0.", ""]
+    left_out = [
+        f"- {SHORT.get(name, name)}, input {one['input']} {one['direction']}: {one['reason']}."
+        for name, record in results.items()
+        for one in record["left_out"]
+    ]
+    return [*lines, *(left_out or ["Nothing."])]
+
+
+WORDS = words("shift")
+CAPTIONS = {name.removeprefix("figure "): text for name, text in WORDS.items() if name.startswith("figure ")}
+_GROWTH = ("injected, scaled", "injected, floor", "embedded, floor", "laplace, floor", "ensemble, floor",
+           "gaussian ensemble, scaled", "default", "default + reference")  # fmt: skip
+_WIDE = 4
+_EIGHTH = "#7f4f24"
+"""A brown: the usual colours are seven."""
+
+
+def figures(results: Results) -> dict[str, Figure]:
+    """The figures by name.
+
+    Raises:
+        LatedropError: matplotlib is not installed.
+    """
+    return {"coverage": _coverage(results), "growth": _growth(results)}
+
+
+def _coverage(results: Results) -> Figure:
+    names = _ranked(results, "coverage")
+    figure = plots.new_figure(11, 1.4 + 0.24 * len(names))
+    shifted, inside = figure.subplots(1, 2, sharey=True)
+    _strip(shifted, results, names, "coverage", "share of shifted rows held")
+    _strip(inside, results, names, "inside_coverage", "share of rows inside held")
+    edges = [y for y, (a, b) in enumerate(pairwise(reversed(names))) if _group(a) != _group(b)]
+    for ax in (shifted, inside):
+        for y in edges:
+            ax.axhline(y + 0.5, color="black", linewidth=0.8)
+        ax.axvline(0.9, color="black", linewidth=1, linestyle=":")
+        ax.set_xlim(right=1.01)
+    one_legend(figure, shifted, columns=5)
+    return figure
+
+
+def _growth(results: Results) -> Figure:
+    names = [name for name in _GROWTH if name in method_names(results)] or method_names(results)[:_WIDE]
+    high = -(-len(names) // _WIDE)
+    figure = plots.new_figure(3.1 * min(_WIDE, len(names)) + 0.6, 3.1 * high + 0.8)
+    grid = figure.subplots(high, min(_WIDE, len(names)), squeeze=False, sharex=True, sharey=True).flatten()
+    for ax, method in zip(grid, names, strict=False):
+        for index, (name, record) in enumerate(results.items()):
+            error, variance = (values(record, method, f"{what}_growth") for what in ("error", "variance"))
+            if error is not None and variance is not None:
+                ax.scatter(np.exp(error), np.exp(variance), alpha=0.7, label=SHORT.get(name, name), **_look(index))
+        ax.set(xscale="log", yscale="log", title=method)
+        ax.axline((1, 1), (10, 10), color=GREY, linewidth=1, zorder=0)
+    for ax in grid[len(names) :]:
+        ax.remove()
+    figure.supxlabel("squared error, shifted over inside")
+    figure.supylabel("variance, shifted over inside")
+    one_legend(figure, grid[0], columns=5)
+    return figure
+
+
+def _strip(ax: Axes, results: Results, names: list[str], measure: str, label: str) -> None:
+    """Methods from top to bottom, with a mark for each set and a bar at their median."""
+    shown = range(len(names))[::-1]
+    for index, (name, record) in enumerate(results.items()):
+        points = [(number, y) for method, y in zip(names, shown, strict=True)
+                  if (number := by_set(record, method, measure)) is not None]  # fmt: skip
+        ax.scatter(*zip(*points, strict=True), alpha=0.8, zorder=2, label=SHORT.get(name, name), **_look(index))
+    for method, y in zip(names, shown, strict=True):
+        ax.plot(
+            [np.median(_over_sets(results, method, measure))] * 2,
+            [y - 0.38, y + 0.38],
+            color="black",
+            linewidth=2,
+            zorder=3,
+            label="median over the sets" if y == 0 else None,
+        )
+    ax.set_yticks(list(shown), names)
+    ax.set_ylim(-0.7, len(names) - 0.3)
+    ax.grid(axis="y", linewidth=0.4)
+    ax.set_xlabel(label)
+
+
+def _ranked(results: Results, measure: str, *, grouped: bool = True) -> list[str]:
+    """Largest median over sets first; grouped: with a floor or a fit of their own, then scaled ones, then raw ones."""
+
+    def place(method: str) -> tuple[int, float]:
+        return _group(method) * grouped, -float(np.median(_over_sets(results, method, measure)))
+
+    return sorted(method_names(results), key=place)
+
+
+def _group(method: str) -> int:
+    return 2 if method.endswith(", raw") else 1 if method.endswith(", scaled") else 0
+
+
+def _over_sets(results: Results, method: str, measure: str) -> list[float]:
+    return [number for record in results.values() if (number := by_set(record, method, measure)) is not None]
+
+
+def _look(index: int) -> dict[str, Any]:
+    if index >= len(COLOURS):
+        return {"c": _EIGHTH, "marker": "*", "s": 45, "linewidths": 0}
+    style = style_of(index)
+    return {"c": style["color"], "marker": style["marker"], "s": 20, "linewidths": 0}

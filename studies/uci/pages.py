@@ -1,0 +1,451 @@
+"""Tables and figures of the UCI study, from its JSON alone.
+
+A variance may be taken as it is, times a scale, or with scale and floor. Methods are ranked and compared only with
+those that had the same done to them. Standard errors account for the rows that splits share (Nadeau and Bengio 2003).
+
+The NLL over rate and scale is a valley, known in closed form. At one rate, `S = mean(e^2 / variance)` is the best
+scale,
+
+    NLL(s) = NLL(S) + (q - 1 - log q) / 2,     q = S / s.
+
+Between the rates that were measured, `log S` and `NLL(S)` are interpolated over the logarithm of the rate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from latedrop import plots
+from latedrop.plots.canvas import COLOURS, GREY
+from studies.claims import Values, split_error
+from studies.pages import SHORT, Results, captioned, counted, drawn, one_legend, page, run_where, table, words
+from studies.uci.claims import at_best, best_rates, claims_page, curves, deeper, overlap
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Cells: TypeAlias = dict[str, dict[str, list[float]]]
+
+KINDS = {
+    "raw": "As it is",
+    "scaled": "Scaled",
+    "floor": "Scale and floor",
+    "intervals": "Relaxed scale, or conformal intervals",
+}
+_WITH_FLOOR = ("constant", "default", "default + reference")
+_POST_HOC = ("injected", "injected per site", "rate-in", "laplace", *_WITH_FLOOR)
+"""What takes one trained network as it is."""
+_LIKE = ("raw", "scaled", "floor")
+_LEVEL = 0.9
+
+
+@dataclass(frozen=True)
+class Quality:
+    """A measure of quality.
+
+    Attributes:
+        name: in the results.
+        title: in words.
+        better: in words.
+        loss: of a mean, lower is better; None where neither side is.
+        kinds: what may differ between kinds is shown for each.
+    """
+
+    name: str
+    title: str
+    better: str
+    loss: Callable[[float], float] | None
+    kinds: tuple[str, ...] = tuple(KINDS)
+
+
+QUALITIES = (
+    Quality("nll", "NLL, without log(2 pi)/2", "lower is better", float),
+    Quality("crps", "CRPS, in the target's unit", "lower is better", float),
+    Quality("ma", "Miscalibration area", "lower is better", float),
+    Quality("coverage", "Share held by 90 % intervals", "nearer to 0.9 is better", lambda mean: abs(mean - _LEVEL)),
+    Quality("width", "Mean width of 90 % intervals, in the target's unit", "no side is better by itself", None),
+    Quality(
+        "ranking",
+        "Rank correlation of squared error and variance",
+        "higher is better; a scale or a floor moves it only through the rate",
+        lambda mean: -mean,
+        ("floor",),
+    ),
+    Quality("rmse", "RMSE, in the target's unit", "lower is better; kinds differ only in the rate", float, ("floor",)),
+)
+
+
+def group(method: str) -> str:
+    """The kind that a method is compared within.
+
+    >>> group("laplace, scaled"), group("constant"), group("injected, relaxed")
+    ('scaled', 'floor', 'intervals')
+    """
+    if method in _WITH_FLOOR:
+        return "floor"
+    kind = method.rpartition(", ")[2]
+    return kind if kind in KINDS else "intervals"
+
+
+def columns(results: Results, quality: str, *, deep: bool, kind: str) -> Cells:
+    """Splits' values by method and set, of the methods of a kind that every set has."""
+    cells: Cells = {}
+    for name, record in results.items():
+        for method, measures in (record["deep"] if deep else record)["methods"].items():
+            if group(method) == kind and quality in measures:
+                cells.setdefault(method, {})[name] = measures[quality]
+    return {method: found for method, found in cells.items() if len(found) == len(results)}
+
+
+def mean_ranks(cells: Mapping[str, Mapping[str, Sequence[float]]], loss: Callable[[float], float]) -> dict[str, float]:
+    """The rank of each method's mean, 1 for the least loss, averaged over the sets; equal ones share theirs.
+
+    >>> mean_ranks({"a": {"x": [1.0], "y": [3.0]}, "b": {"x": [2.0], "y": [1.0]}, "c": {"x": [5.0], "y": [3.0]}}, float)
+    {'a': 1.75, 'b': 1.5, 'c': 2.75}
+    """
+    names = list(next(iter(cells.values()), {}))
+    losses = np.array([[loss(float(np.mean(found[name]))) for name in names] for found in cells.values()])
+    less, equal = losses[:, None] > losses[None], losses[:, None] == losses[None]
+    ranks = (less.sum(1) + (equal.sum(1) + 1) / 2).mean(-1) if len(cells) else []
+    return {method: float(rank) for method, rank in zip(cells, ranks, strict=True)}
+
+
+def method_table(results: Results, quality: Quality, *, deep: bool, kind: str) -> list[str]:
+    """Markdown: methods of a kind by sets, the best of a set in bold, with ranks among all and among post hoc ones."""
+    cells = columns(results, quality.name, deep=deep, kind=kind)
+    ranks, few = _both_ranks(cells, quality)
+    best, rows = _best(cells, quality), []
+    for method in sorted(cells, key=lambda method: ranks.get(method, 0.0)):
+        row = [_cell(cells[method][name], overlap(results[name]), best.get(name) == method) for name in results]
+        if quality.loss:
+            row += [f"{ranks[method]:.2f}", f"{few[method]:.2f}" if method in few else ""]
+        rows.append([method, *row])
+    return table(["method", *_short(results), *(["rank", "post hoc"] if quality.loss else [])], rows)
+
+
+def rank_table(results: Results, *, deep: bool, kind: str) -> list[str]:
+    """Markdown: the mean rank of every method of a kind by every quality that has a better side."""
+    found = {
+        quality.name.upper() if len(quality.name) < 5 else quality.name: _both_ranks(
+            columns(results, quality.name, deep=deep, kind=kind), quality
+        )[0]
+        for quality in QUALITIES
+        if quality.loss
+    }
+    order = sorted(found["NLL"], key=found["NLL"].__getitem__)
+    return table(
+        ["method", *found], [[method, *(f"{ranks[method]:.2f}" for ranks in found.values())] for method in order]
+    )
+
+
+def minimum_table(results: Results) -> list[str]:
+    """Markdown: where embedded dropout's RMSE is least, and how far it falls and rises."""
+    rows = []
+    for name, record in results.items():
+        rmse = curves(record, "embedded", "rmse").mean(1)
+        chosen = np.median(np.array(record["rates"])[best_rates(record, "embedded", "rmse")])
+        least = f"{rmse.min():.4g}", f"{record['rates'][int(rmse.argmin())]:g}"
+        rows.append([SHORT.get(name, name), f"{rmse[0]:.4g}", *least, f"{rmse[-1]:.4g}", f"{chosen:g}"])
+    return [
+        "## Where the RMSE of embedded dropout is least",
+        "",
+        "One hidden layer, mean test RMSE over splits; the last column is the rate of the least validation RMSE, the "
+        "median over splits.",
+        "",
+        *table(("set", "smallest rate", "least", "at rate", "largest rate", "rate chosen"), rows),
+    ]
+
+
+def embedded_tables(results: Results) -> list[str]:
+    """Markdown: how well errors follow the variance, the floor's share, and the scale asked for, at both depths."""
+    lines = ["## What training with dropout does to the variance of the masks", ""]
+    deep = {name: found for name, record in results.items() if (found := deeper(record)) is not None}
+    for title, part in {"One hidden layer": results, "Three hidden layers": deep}.items():
+        rates = next(iter(part.values()))["rates"] if part else []
+        shown = sorted({0, len(rates) // 2, len(rates) - 1})
+        follow, scales = [], []
+        for name, record in part.items():
+            chosen = [
+                at_best(record, kind, measure)
+                for measure in ("ranking", "floor_share")
+                for kind in ("injected", "embedded")
+            ]
+            each = [f"{values.mean():.3f} ± {split_error(values, overlap(record)):.3f}" for values in chosen]
+            follow.append([SHORT.get(name, name), *each])
+            for kind in ("injected", "embedded"):
+                scale = np.median(curves(record, kind, "scale"), 1)
+                best = np.median(np.array(record["rates"])[best_rates(record, kind, "nll_unscaled")])
+                asked = f"{np.median(at_best(record, kind, 'scale')):.3g} at {best:g}"
+                scales.append([SHORT.get(name, name), kind, *(f"{scale[place]:.3g}" for place in shown), asked])
+        heads = "rank correlation, injected", "embedded", "floor's share, injected", "embedded"
+        lines += [f"**{title}**: each at the rate of its least unscaled validation NLL; ± is the standard error.", ""]
+        lines += [*table(("set", *heads), follow), ""]
+        lines += [
+            "The scale that the validation rows ask for, median over splits; 1 is a variance that needs none.",
+            "",
+        ]
+        columns = [f"rate {rates[place]:g}" for place in shown] if rates else []
+        lines += [*table(("set", "network", *columns, "best unscaled"), scales, 2), ""]
+    return lines
+
+
+def verdicts(results: Results, *, deep: bool) -> list[str]:
+    """Markdown: by NLL who comes first in every kind."""
+    lines = []
+    for kind in _LIKE:
+        ranks, few = _both_ranks(columns(results, "nll", deep=deep, kind=kind), QUALITIES[0])
+        order, post = (sorted(found, key=found.__getitem__) for found in (ranks, few))
+        if len(order) > 1:
+            lines.append(
+                f"- {KINDS[kind]}: by mean rank of the NLL {_quoted(order[:3])} come first, `{order[-1]}` last; among "
+                f"what takes one trained network as it is, {_quoted(post[:1])}."
+            )
+    return lines
+
+
+def duel_table(results: Results, *, deep: bool) -> list[str]:
+    """Markdown: on how many sets each method has a lower mean NLL than injection of the same kind, and by how much."""
+    kinds = {kind: columns(results, "nll", deep=deep, kind=kind) for kind in _LIKE}
+    cells: dict[str, dict[str, str]] = {}
+    for kind, found in kinds.items():
+        own = f"injected, {kind}"
+        for rival in (other for other in found if other != own and own in found):
+            off = [float(np.mean(found[rival][name]) - np.mean(found[own][name])) for name in results]
+            name = rival.removesuffix(f", {kind}")
+            cells.setdefault(name, {})[kind] = f"{sum(gap < 0 for gap in off)} of {len(off)}, {np.median(off):+.3f}"
+    rows = [[name, *(row.get(kind, "") for kind in kinds)] for name, row in cells.items()]
+    return table(["method", *(KINDS[kind].lower() for kind in kinds)], rows)
+
+
+def _both_ranks(cells: Cells, quality: Quality) -> tuple[dict[str, float], dict[str, float]]:
+    """Among all methods, and among those that take one trained network as it is."""
+    if quality.loss is None:
+        return {}, {}
+    post = {name: found for name, found in cells.items() if name in _POST_HOC or name.rpartition(", ")[0] in _POST_HOC}
+    return mean_ranks(cells, quality.loss), mean_ranks(post, quality.loss)
+
+
+def _best(cells: Cells, quality: Quality) -> dict[str, str]:
+    """The method of the least loss, by set."""
+    loss = quality.loss
+    if loss is None:
+        return {}
+    names = next(iter(cells.values()), {})
+    return {name: min(cells, key=lambda method: loss(float(np.mean(cells[method][name])))) for name in names}
+
+
+def _short(results: Results) -> list[str]:
+    return [SHORT.get(name, name) for name in results]
+
+
+def _quoted(names: Sequence[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def _cell(values: Sequence[float], shared: float, best: bool) -> str:
+    mean = round(float(np.mean(values)), 3) + 0.0  # no -0.000
+    text = f"{mean:.3f} ± {split_error(values, shared):.3f}"
+    return f"**{text}**" if best else text
+
+
+_DEPTHS = {False: "One hidden layer", True: "Three hidden layers of 50"}
+
+
+def pages(results: Results, folder: Path) -> dict[str, bytes]:
+    """All pages, and the figures where matplotlib is installed, by file name."""
+    files = drawn(lambda: figures(results))
+    return files | {"tables.md": page(tables(results)), "claims.md": page(claims_page(results))}
+
+
+def tables(results: Results) -> list[str]:
+    """Markdown: how it was run, who comes first, a table for every measure, kind and depth, and the figures."""
+    lines = ["# The UCI study", "", _how(results), "", *_sets(results), "", "## Methods", "", WORDS["methods"]]
+    for deep, title in _DEPTHS.items():
+        lines += ["", f"## {title}", "", *verdicts(results, deep=deep), ""]
+        lines += [
+            "On how many sets a method has a lower mean NLL than injection with the same done to it, and the median "
+            "difference over sets (negative: better than injection):",
+            "",
+            *duel_table(results, deep=deep),
+        ]
+        lines += ["", "**Mean ranks with scale and floor**, by every measure that has a better side", ""]
+        lines += rank_table(results, deep=deep, kind="floor")
+        for quality in QUALITIES:
+            lines += ["", f"### {title}: {quality.title}", "", f"{quality.better[0].upper()}{quality.better[1:]}."]
+            for kind in quality.kinds:
+                if columns(results, quality.name, deep=deep, kind=kind):
+                    lines += ["", f"**{KINDS[kind]}**", "", *method_table(results, quality, deep=deep, kind=kind)]
+    return [*lines, "", *minimum_table(results), "", *embedded_tables(results), "", *captioned(CAPTIONS)]
+
+
+def _how(results: Results) -> str:
+    first = next(iter(results.values()))
+    return WORDS["how"].format(
+        sets=counted(results),
+        rates=len(first["rates"]),
+        where=run_where(list(results.values())),
+        variance=f"{draws} draws" if (draws := first["settings"]["draws"]) else "exact, without draws",
+        draws=first["settings"]["deep_draws"],
+    )
+
+
+def _sets(results: Results) -> list[str]:
+    rows = [
+        (SHORT.get(name, name), *(record["rows"][part] for part in ("train", "validation", "test")),
+         len(record["methods"]["constant"]["nll"]), f"{record['seconds']['total']:.0f}")
+        for name, record in results.items()
+    ]  # fmt: skip
+    return table(("set", "train", "validation", "test", "splits", "seconds"), rows)
+
+
+@dataclass(frozen=True)
+class Valley:
+    """The best scale and its NLL on the validation rows of one split, `(R,)`, at rates of even logarithms."""
+
+    rates: Values
+    scales: Values
+    nll: Values
+
+    def surface(self, scales: Values) -> Values:
+        """The NLL at every rate and scale, `(R, C)`."""
+        return self.nll[:, None] + rise(self.scales[:, None] / scales)
+
+
+def valley(record: Mapping[str, Any], kind: str, *, points: int, split: int = 0) -> Valley:
+    """The valley of injected or embedded dropout at so many rates."""
+    measured = np.log(record["rates"])
+    at = np.linspace(measured[0], measured[-1], points)
+    scale, nll = (curves(record, kind, name, "validation")[:, split] for name in ("scale", "nll_scaled"))
+    return Valley(np.exp(at), np.exp(np.interp(at, measured, np.log(scale))), np.interp(at, measured, nll))
+
+
+def rise(ratio: Values) -> Values:
+    """How far the NLL is above the valley at a scale that is the best one over `ratio`.
+
+    >>> rise(np.array([1.0])).item()
+    0.0
+    """
+    found: Values = (ratio - 1 - np.log(ratio)) / 2
+    return found
+
+
+_FAR = 10.0
+WORDS = words("uci")
+CAPTIONS = {name.removeprefix("figure "): text for name, text in WORDS.items() if name.startswith("figure ")}
+_KINDS = ("injected", "embedded")
+_ABOVE = 3.0
+"""Nats above the least NLL at which the colours of the surface end."""
+_LEAST_AREA = 0.02
+"""No panel shows less of the miscalibration area: smaller differences should look small."""
+Panel: TypeAlias = Callable[[Mapping[str, Any]], dict[str, Any]]
+
+
+def figures(results: Results) -> dict[str, Figure]:
+    """The figures by name."""
+    deep = {name: found for name, record in results.items() if (found := deeper(record)) is not None}
+    nll, rmse = _lines("nll_unscaled"), _lines("rmse")
+    shapes = {"rank correlation": _lines("ranking"), "floor's share": _lines("floor_share"), "scale": _lines("scale")}
+    found = {
+        "rmse_nll": _grid(results, {"RMSE": rmse, "unscaled NLL": nll, "unscaled NLL, large rates": nll}),
+        "scaled_nll": _grid(results, {"NLL": _lines("nll_scaled", "nll_ideal")}),
+        "ma": _grid(results, {"miscalibration area": _lines("ma_unscaled", "ma_scaled")}),
+        "embedded": _grid(results, shapes),
+        "surface": _surface(results),
+        "tradeoff": _tradeoff(results),
+    }
+    columns = {"RMSE": rmse, "unscaled NLL": nll, "scaled NLL": _lines("nll_scaled")}
+    return found | ({"deep": _grid(deep, columns)} if deep else {})
+
+
+def _lines(*measures: str) -> Panel:
+    """Measures of both kinds, by what they are called."""
+
+    def lines(record: Mapping[str, Any]) -> dict[str, Any]:
+        names = {measure: f", {measure.partition('_')[2]}" if len(measures) > 1 else "" for measure in measures}
+        return {f"{kind}{names[m]}": curves(record, kind, m) for m in measures for kind in _KINDS}
+
+    return lines
+
+
+def _grid(results: Results, columns: Mapping[str, Panel]) -> Figure:
+    """Panels against the rate: a row of them for each set; with one column, four sets in a row."""
+    shown = [(name, label) for name in results for label in columns]
+    wide = len(columns) if len(columns) > 1 else min(4, len(results))
+    high = -(-len(shown) // wide)
+    figure = plots.new_figure(max(7.2, 3.6 * wide), 2.4 * high + 0.4)
+    grid = figure.subplots(high, wide, squeeze=False).flatten()
+    for ax in grid[len(shown) :]:
+        ax.remove()
+    for ax, (name, label) in zip(grid, shown, strict=False):
+        record, large = results[name], label.endswith("large rates")
+        places = [place for place, rate in enumerate(record["rates"]) if rate >= 0.05 or not large]
+        values = {line: each[places] for line, each in columns[label](record).items()}
+        rates = [record["rates"][place] for place in places]
+        plots.metric_by_rate(rates, values, ax, ylabel=f"{SHORT.get(name, name)}: {label}", log=not large)
+        if label == "scale":
+            ax.set_yscale("log")
+        elif not large and "NLL" in label and max(each.mean(1).max() for each in values.values()) > _FAR:
+            ax.set_yscale("symlog")
+            ax.autoscale(axis="y")
+    one_legend(figure, figure.axes[0])
+    return figure
+
+
+def _tradeoff(results: Results) -> Figure:
+    high = -(-len(results) // 4)
+    figure = plots.new_figure(max(7.2, 4.2 * min(4, len(results))), 3.5 * high)
+    grid = figure.subplots(high, min(4, len(results)), squeeze=False).flatten()
+    for ax in grid[len(results) :]:
+        ax.remove()
+    for ax, (name, record) in zip(grid, results.items(), strict=False):
+        nll, area = (
+            np.concatenate([
+                np.stack([curves(record, kind, f"{measure}_{how}").mean(1) for how in ("scaled", "relaxed")], 1)[:most]
+                for kind, most in (("embedded", None), ("injected", 1))
+            ])
+            for measure in ("nll", "ma")
+        )  # fmt: skip
+        rmse = np.append(curves(record, "embedded", "rmse").mean(1), curves(record, "injected", "rmse").mean(1)[0])
+        plots.tradeoff(nll, area, ax, rmse=rmse[:, None], xlabel="NLL [nats]", rmse_label="RMSE")
+        ax.scatter(nll[-1], area[-1], s=150, facecolors="none", edgecolors=COLOURS[1], linewidths=1.6, label="injected")
+        ax.plot(nll[-1], area[-1], color=COLOURS[1], linewidth=1.6, zorder=1.5)
+        ax.plot([], [], color=GREY, linewidth=1, label="embedded, one rate")
+        low, top = ax.get_ylim()
+        room = max(0.0, _LEAST_AREA - (top - low)) / 2
+        ax.set_ylim(low - room, top + room)
+        ax.set_title(SHORT.get(name, name))
+    one_legend(figure, figure.axes[0])
+    return figure
+
+
+def _surface(results: Results) -> Figure:
+    name, record = next(iter(results.items()))
+    found = {kind: valley(record, kind, points=121) for kind in _KINDS}
+    least = min(float(one.nll.min()) for one in found.values())
+    ends = [np.log10(edge(one.scales)) for one in found.values() for edge in (np.min, np.max)]
+    scales = np.logspace(min(ends) - 1, max(ends) + 2, 161)
+    figure, levels = plots.new_figure(11, 7.6), np.linspace(0, _ABOVE, 13)
+    top, bottom = figure.subplots(2, 2, height_ratios=[2.2, 1])
+    for ax, below, (kind, one) in zip(top, bottom, found.items(), strict=True):
+        height = one.surface(scales).T - least
+        filled = ax.contourf(one.rates, scales, height, levels, cmap="cividis_r", extend="max")
+        ax.contour(one.rates, scales, height, levels[::2], colors="white", linewidths=0.5)
+        ax.plot(one.rates, one.scales, color=COLOURS[1], linestyle="--", linewidth=2.5, label="valley: the best scale")
+        ax.axhline(1, color="white", linewidth=2.6, alpha=0.75)
+        ax.axhline(1, color="black", linewidth=1.2, linestyle=":", label="scale 1: the variance as it is")
+        ax.set(xscale="log", yscale="log", xlabel="dropout rate", ylabel="scale")
+        ax.set_title(f"{kind}, {SHORT.get(name, name)}")
+        lines = {"along the valley": "scaled", "at scale 1": "unscaled"}
+        drawn = {label: curves(record, kind, f"nll_{how}", "validation")[:, 0] for label, how in lines.items()}
+        plots.metric_by_rate(record["rates"], drawn, below, ylabel="NLL [nats]", log=True)
+        below.set_ylim(least - 0.3, least + _ABOVE + 1)
+        below.set_xlim(ax.get_xlim())
+        below.legend(fontsize="small", loc="upper center")
+        ax.legend(fontsize="small", loc="upper right")
+    figure.colorbar(filled, ax=list(top), label="nats above the least NLL of both", pad=0.03)
+    return figure

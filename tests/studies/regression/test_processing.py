@@ -1,0 +1,71 @@
+"""What is done to a variance: the library's fits, for many rows at once."""
+
+import pytest
+import torch
+
+from latedrop import metrics
+from latedrop.calibration.scale import fit_floor, optimal_scale, relaxed_scale
+from studies.regression.scores import Predicted, fits, processed, rate_measures
+
+NONE = torch.zeros(8, dtype=torch.float64)
+
+
+def spread(seed: int, k: int = 8, n: int = 90) -> Predicted:
+    """Errors that follow `floor + scale · variance`, with a larger floor in each row of K."""
+    g = torch.Generator().manual_seed(seed)
+    mean, noise = (torch.randn(k, n, generator=g, dtype=torch.float64) for _ in range(2))
+    variance = torch.rand(k, n, generator=g, dtype=torch.float64).square() * 3 + 1e-3
+    floor = torch.linspace(0, 4, k, dtype=torch.float64)[:, None]
+    return Predicted(mean, variance, mean + noise * (variance * 2 + floor).sqrt())
+
+
+def test_fits_are_those_of_the_library() -> None:
+    held = spread(1)
+    found = fits(held)
+    for k in range(8):
+        row = held.mean[k], held.variance[k], held.target[k]
+        assert float(found["scaled"].scale[k]) == pytest.approx(float(optimal_scale(*row)))
+        assert float(found["relaxed"].scale[k]) == pytest.approx(float(relaxed_scale(*row)), rel=1e-6)
+        scale, floor = (float(value) for value in fit_floor(*row))
+        assert float(found["floor"].scale[k]) == pytest.approx(scale, rel=1e-4, abs=1e-9)
+        assert float(found["floor"].floor[k]) == pytest.approx(floor, rel=1e-4, abs=1e-9)
+    assert bool((found["floor"].floor > 0).any())
+    assert bool((found["raw"].scale == 1).all())
+
+
+def test_what_is_fitted_on_the_validation_rows_is_applied_to_all_parts() -> None:
+    held, inside = spread(2), spread(3, n=31)
+    fit = fits(held)["floor"]
+    found = processed({"validation": held, "inside": inside}, NONE)["floor"]["inside"]
+    torch.testing.assert_close(found.variance, inside.variance * fit.scale[:, None] + fit.floor[:, None])
+    lifted = processed({"validation": held, "inside": inside}, NONE + 50.0, ["raw"])["raw"]["inside"]
+    assert bool((lifted.variance == 50).all())
+
+
+def test_treatments_are_nested_on_the_rows_that_they_are_fitted_on() -> None:
+    found = rate_measures({"validation": spread(4), "test": spread(5)}, NONE)["validation"]
+    assert bool((found["nll_scaled"] <= found["nll_unscaled"] + 1e-12).all())
+    assert bool((found["nll_floor"] <= found["nll_scaled"] + 1e-12).all())
+    assert bool((found["nll_ideal"] < found["nll_floor"]).all())
+    assert bool((found["floor_share"] >= 0).all() and (found["floor_share"] <= 1).all())
+
+
+def test_rates_have_the_ranking_of_the_raw_variance_and_the_share_of_the_floor() -> None:
+    held, test = spread(6), spread(7)
+    found = rate_measures({"validation": held, "test": test}, NONE)["test"]
+    for k in range(8):
+        row = test.mean[k], test.variance[k], test.target[k]
+        assert float(found["ranking"][k]) == pytest.approx(float(metrics.rank_correlation(*row)))
+        mean = found["floor_scale"][k] * test.variance[k].mean() + found["floor"][k]
+        assert float(found["floor_share"][k]) == pytest.approx(float(found["floor"][k] / mean))
+
+
+def test_ideal_nll_and_rows_without_variance() -> None:
+    data = spread(9, k=3)
+    data.variance[0, 5] = 0
+    data.variance[2] = 0
+    found = rate_measures({"validation": data}, NONE[:3])["validation"]
+    assert all(bool(torch.isfinite(value).all()) for value in found.values())
+    expected = metrics.ideal_nll(data.mean[1], None, data.target[1], constant=False)
+    assert float(found["nll_ideal"][1]) == pytest.approx(float(expected))
+    assert bool((found["nll_ideal"] < found["nll_scaled"]).all())

@@ -1,0 +1,175 @@
+"""The stack against one network at a time, and against itself in other company."""
+
+import threading
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from latedrop.errors import OutputError
+from studies.regression import training as stacked
+from studies.regression.training import GaussianTraining, Plan, Stack, Training, initial, key, train, train_concrete
+
+SPLITS, ROWS, INPUTS = 3, 45, 4
+SEEDS = [key("test", split) for split in range(SPLITS)]
+
+
+def data() -> tuple[Tensor, Tensor]:
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(SPLITS, ROWS, INPUTS, generator=g)
+    return x, x[..., 0].sin() + 0.3 * x[..., 1] * x[..., 2] + 0.1 * torch.randn(SPLITS, ROWS, generator=g)
+
+
+def plain(x: Tensor, y: Tensor, plan: Plan, rate: float, seed: int, units: int) -> nn.Sequential:
+    """A network of `torch.nn` trained with `torch.optim.Adam`, masks cut from the numbers that the stack draws."""
+    sizes = [x.shape[1], *plan.hidden, 1]
+    linears = [nn.Linear(a, b) for a, b in pairwise(sizes)]
+    with torch.no_grad():
+        for layer, (weight, bias) in zip(linears, initial(sizes, seed), strict=True):
+            layer.weight.copy_(weight.T)
+            layer.bias.copy_(bias)
+    optimiser = torch.optim.Adam([p for layer in linears for p in layer.parameters()], lr=plan.learning_rate)
+    orders, masks = (torch.Generator().manual_seed(key(seed, name)) for name in ("order", "masks"))
+    for _ in range(plan.epochs):
+        order = torch.rand(len(x), generator=orders).argsort()
+        numbers = 1 - torch.rand(len(x), units, generator=masks) if units else torch.ones(len(x), sum(plan.hidden))
+        for start in range(0, len(x), plan.batch):
+            rows, at = slice(start, start + plan.batch), 0
+            a = x[order[rows]]
+            for layer in linears[:-1]:
+                a = torch.relu(layer(a))
+                a = a * (numbers[rows, at : at + a.shape[1]] > rate) / (1 - rate)
+                at += a.shape[1]
+            loss = nn.functional.mse_loss(linears[-1](a)[:, 0], y[order[rows]])
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+    return nn.Sequential(*linears)
+
+
+def gradients(training: Training, rows: slice) -> list[Tensor]:
+    """Of every member's mean squared error, by autograd, for the flat parameters of `training`."""
+    leaves = [part.detach().clone().double().requires_grad_() for layer in training.layers for part in layer]
+    rates = torch.tensor(training.plan.rates, dtype=torch.float64).repeat(training.splits).view(-1, 1, 1)
+    a, at = training.xs[:, rows].double().repeat_interleave(len(training.plan.rates), 0), 0
+    for index, width in enumerate(training.plan.hidden):
+        a = torch.relu(a @ leaves[2 * index] + (leaves[2 * index + 1] if index else 0))
+        if training.masked:
+            numbers = (training.numbers[:, rows, at : at + width] / training.unit).double()
+            a = a * (numbers.repeat_interleave(len(training.plan.rates), 0) > rates) / (1 - rates)
+        at += width
+    target = training.ys[:, rows].double().repeat_interleave(len(training.plan.rates), 0)
+    loss = ((a @ leaves[-2] + leaves[-1])[..., 0] - target).square().mean(1).sum()
+    return list(torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True))
+
+
+@pytest.mark.parametrize("rates", [(0.0,), (0.0, 0.1, 0.5)], ids=["no dropout", "dropout"])
+@pytest.mark.parametrize(
+    "hidden", [(6,), (7, 5), (6, 6), (7, 5, 8), (6, 6, 6), (7, 6, 6), (5, 8, 7, 6), (6, 6, 6, 6), (6, 7, 6, 7)], ids=str
+)
+def test_the_gradient_is_that_of_autograd(hidden: tuple[int, ...], rates: tuple[float, ...]) -> None:
+    x, y = data()
+    training = Training(x, y, Plan(hidden, rates, 1e-3, 16, 1), SEEDS, lambda rows: None)
+    training._draw()
+    # The second time over buffers that hold the first; the last batch of an epoch is smaller.
+    for rows in (slice(0, 16), slice(16, 32), slice(32, ROWS)):
+        training._step(rows)
+        found = [part.double() for layer in training.gradients for part in layer]
+        for ours, theirs in zip(found, gradients(training, rows), strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+            assert not ours.numel() or float(ours.abs().max()) > 0
+
+
+def assert_same(first: Stack, split: int, rate: int, second: Stack, other_split: int, other_rate: int) -> None:
+    for (w, b), (v, c) in zip(first.member(split, rate), second.member(other_split, other_rate), strict=True):
+        torch.testing.assert_close(w, v, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(b, c, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("hidden", [(8,), (8, 6, 7), (6, 6), (6, 6, 6)], ids=str)
+@pytest.mark.parametrize("rates", [(0.0,), (0.0, 0.1, 0.5)])
+def test_members_are_networks_trained_alone(hidden: tuple[int, ...], rates: tuple[float, ...]) -> None:
+    x, y = data()
+    plan = Plan(hidden, rates, 1e-2, 16, 12)
+    stack = train(x, y, plan, SEEDS)
+    units = sum(hidden) if any(rates) else 0
+    for split in range(SPLITS):
+        for index, rate in enumerate(rates):
+            net = plain(x[split], y[split], plan, rate, SEEDS[split], units)
+            for layer, (weight, bias) in zip(net, stack.member(split, index), strict=True):
+                torch.testing.assert_close(weight, layer.weight.detach().T, rtol=2e-3, atol=2e-4)
+                torch.testing.assert_close(bias, layer.bias.detach(), rtol=2e-3, atol=2e-4)
+
+
+def test_a_member_does_not_depend_on_who_trains_beside_it() -> None:
+    x, y = data()
+    together = train(x, y, Plan((8,), (0.0, 0.05, 0.3), 1e-2, 16, 8), SEEDS)
+    alone = train(x[1:2], y[1:2], Plan((8,), (0.3,), 1e-2, 16, 8), SEEDS[1:2])
+    assert_same(together, 1, 2, alone, 0, 0)
+    rate_zero = train(x, y, Plan((8,), (0.0,), 1e-2, 16, 8), SEEDS)
+    assert_same(together, 2, 0, rate_zero, 2, 0)
+
+
+def test_groups_and_threads_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = data()
+    plan = Plan((8,), (0.0, 0.2), 1e-2, 16, 5)
+    whole = train(x, y, plan, SEEDS)
+    monkeypatch.setattr(stacked, "_GROUP_FLOATS", 1)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    grouped = train(x, y, plan, SEEDS)
+    for split in range(SPLITS):
+        assert_same(whole, split, 1, grouped, split, 1)
+
+
+def test_ctrl_c_ends_the_threads_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = data()
+    monkeypatch.setattr(stacked, "_GROUP_FLOATS", 1)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    before, told = threading.active_count(), []
+
+    def tick(rows: int) -> None:
+        told.append(rows)
+        if len(told) > 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(x, y, Plan((8,), (0.0,), 1e-2, 16, 100_000), SEEDS, tick=tick)
+    assert threading.active_count() == before
+
+
+def test_progress_adds_up() -> None:
+    x, y = data()
+    told: list[int] = []
+    train(x, y, Plan((8,), (0.0, 0.1), 1e-2, 16, 7), SEEDS, tick=told.append)
+    assert sum(told) == 7 * SPLITS * ROWS
+
+
+def test_divergence_is_an_error() -> None:
+    x, y = data()
+    with pytest.raises(OutputError, match="Lower the learning rate"):
+        train(x, y * 1e38, Plan((8,), (0.0,), 1e30, 16, 20), SEEDS)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("kind", [Training, GaussianTraining], ids=["squared error", "gaussian"])
+def test_the_captured_epoch_is_the_plain_one(monkeypatch: pytest.MonkeyPatch, kind: type[Training]) -> None:
+    x, y = (part.cuda() for part in data())
+    plan = Plan((8,), (0.0, 0.2), 1e-2, 16, 9, snapshots=2)
+    replayed = train(x, y, plan, SEEDS, kind=kind)
+    monkeypatch.setattr(stacked.Training, "_captured", lambda self: self._epoch())
+    assert_same(replayed, 1, 1, train(x, y, plan, SEEDS, kind=kind), 1, 1)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("hidden", [(8,), (6, 6, 6)], ids=str)
+def test_concrete_dropout_is_captured_too(monkeypatch: pytest.MonkeyPatch, hidden: tuple[int, ...]) -> None:
+    x, y = (part.cuda() for part in data())
+    plan = Plan(hidden, (0.0,), 1e-2, 16, 9)
+    replayed = train_concrete(x, y, plan, SEEDS)
+    monkeypatch.setattr(stacked.Training, "_captured", lambda self: self._epoch())
+    plain_run = train_concrete(x, y, plan, SEEDS)
+    assert_same(replayed.stack, 1, 0, plain_run.stack, 1, 0)
+    torch.testing.assert_close(replayed.rate, plain_run.rate, rtol=1e-4, atol=1e-6)

@@ -1,0 +1,260 @@
+"""Names that are markup or formulas stay text, on every page that is written or served and in every csv file.
+
+A class, file, column, unit, zone or camera may be called anything. On a page its name must add no element and run no
+script; in a csv file a spreadsheet must not take it for a formula.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from html.parser import HTMLParser
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import latedrop
+import small_files
+from chromium import launch, needs_chromium
+from latedrop.calibration.evaluation import compare
+from latedrop.cli import main
+from latedrop.report import Picture, write_class_report, write_report
+
+uvicorn = pytest.importorskip("uvicorn", reason="pages are extras")
+testclient = pytest.importorskip("fastapi.testclient", reason="httpx asks")
+
+EVIL = "'\"><img class=evil src=x onerror=window.pwned=1>"
+LONG = f"</title></script>{EVIL}<script class=evil>window.pwned=1</script><b class=evil>{{{{7*7}}}}${{pwned=1}} & &lt;"
+# What a spreadsheet would run, and what it would not.
+RUN = (
+    "=1+1",
+    "+49 170",
+    "-",
+    "@cmd",
+    "\tx",
+    "=cmd|' /C calc'!A0",
+    "\uff1d1",
+    "=1,2",
+    "a\r=1",
+    "\r=1",
+)  # by a spreadsheet
+KEPT = ("-1.5", "+2", "a=b", "'=x", "-1e3", "")
+
+
+@dataclass(frozen=True)
+class Page:
+    """An address, or a file, and text of ours that is there once the page is complete."""
+
+    address: str
+    ready: str
+
+
+def report(folder: Path) -> Page:
+    net = nn.Sequential(nn.Linear(3, 30), nn.Tanh(), nn.Linear(30, 2))
+    x = torch.randn(180, 3, generator=torch.Generator().manual_seed(0))
+    y = x[:, :2].sin()
+    uq = latedrop.calibrate(net, (x[:120], y[:120]), progress=False)
+    prediction, target = uq.predict(x[120:]), y[120:]
+    rows = [replace(row, label=LONG) for row in compare(prediction, target)]
+    write_report(
+        folder / "report.html",
+        prediction=prediction,
+        target=target,
+        calibration=prediction.calibration,
+        title=LONG,
+        unit=LONG,
+        names=[LONG, EVIL],
+        inputs={LONG: torch.arange(60.0)},
+        about=LONG,
+        evaluations=rows,
+        pictures=[Picture(LONG, LONG, LONG, b"")],
+        notes={LONG: LONG},
+        reproduce={LONG: LONG},
+    )
+    return Page(str(folder / "report.html"), LONG)
+
+
+def class_report(folder: Path) -> Page:
+    net = nn.Sequential(nn.Linear(4, 20), nn.ReLU(), nn.Linear(20, 3)).eval()
+    dice = torch.Generator().manual_seed(0)
+    x = torch.randn(600, 4, generator=dice)
+    y = torch.multinomial(torch.softmax(8 * net(x).detach(), 1), 1, generator=dice)[:, 0]
+    names = [LONG, EVIL, "bird"]
+    uq = latedrop.calibrate(net, (x[:400], y[:400]), terms=["leverage"], class_names=names, progress=False)
+    path = folder / "classes.html"
+    write_class_report(path, title=LONG, prediction=uq.predict(x[400:]), labels=y[400:], reproduce={LONG: LONG})
+    return Page(str(path), LONG)
+
+
+def service_docs(folder: Path) -> Page:
+    from latedrop.serving import Service
+    from latedrop.serving.app import make_app
+
+    app = make_app(Service(None), title=LONG)
+    client = testclient.TestClient(app, "http://127.0.0.1:1", client=("127.0.0.1", 5))
+    (folder / "docs.html").write_text(client.get("/docs").text, encoding="utf-8")
+    return Page(str(folder / "docs.html"), LONG)
+
+
+WRITTEN: dict[str, Callable[[Path], Page]] = {"report": report, "classes": class_report, "docs": service_docs}
+
+
+class Evil(HTMLParser):
+    """Elements that came from a name."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.found: list[str] = []
+        self.texts = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        named = dict(attrs)
+        if "evil" in str(named.get("class")) or any(name.startswith("on") or name == "srcdoc" for name in named):
+            self.found.append(tag)
+
+    def handle_data(self, data: str) -> None:
+        self.texts += data
+
+
+@pytest.mark.parametrize("kind", WRITTEN)
+def test_pages_that_are_written_have_names_as_text(kind: str, tmp_path: Path) -> None:
+    page = WRITTEN[kind](tmp_path)
+    found = Evil(Path(page.address).read_text(encoding="utf-8"))
+    assert found.found == []
+    assert page.ready in found.texts
+
+
+@contextmanager
+def serving(app: Any) -> Iterator[str]:
+    from latedrop.web.listening import listening
+
+    wire, address = listening("127.0.0.1", 0)
+    server = uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1))
+    thread = Thread(target=server.run, args=([wire],), daemon=True)
+    thread.start()
+    try:
+        yield address
+    finally:
+        if hasattr(app.state, "hub"):
+            app.state.hub.end()
+        server.should_exit = True
+        thread.join(30)
+
+
+@contextmanager
+def watched(folder: Path) -> Iterator[Page]:
+    """The console, whose camera, zone and events have such names."""
+    from latedrop.console.notices import Notices
+    from latedrop.console.server import make_app
+    from latedrop.console.sources import Source
+    from latedrop.console.store import Store
+    from latedrop.console.watch import Settings, Watch
+    from latedrop.crowd.calibration import load_calibration
+    from latedrop.crowd.mcnn import load_weights, shipped
+    from latedrop.crowd.scenes import make_scenes
+
+    pixels = make_scenes(0, 6, 0).frames[0].pixels
+    trained = load_weights(shipped("scenes"))
+    calibration = load_calibration(shipped("scenes", ".calibration.json"), trained)
+    store = Store(folder / "a.sqlite")
+    zone = store.zones(LONG)[0].id
+    store.change_zone(zone, EVIL, 0.0)
+    store.add_event(LONG, "alarm", LONG, zone)
+    sources = [Source(name, False, lambda: iter([pixels])) for name in (LONG, EVIL)]
+    watch = Watch(sources, trained, calibration, store, Settings(), Notices([]))
+    with serving(make_app(watch)) as address:
+        yield Page(address, EVIL)
+
+
+@needs_chromium
+def test_no_page_runs_a_name(tmp_path: Path) -> None:
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright opens the pages")
+    with playwright.sync_playwright() as play, watched(tmp_path) as console:
+        browser = launch(play)
+        pages = [replace(made, address=Path(made.address).as_uri()) for made in (m(tmp_path) for m in WRITTEN.values())]
+        for made in (*pages, console):
+            page = browser.new_page()
+            page.set_default_timeout(60_000)
+            wrong: list[str] = []
+            page.on("dialog", lambda dialog, wrong=wrong: (wrong.append(dialog.message), dialog.dismiss()))
+            page.on("console", lambda said, wrong=wrong: wrong.append(said.text))
+            page.goto(made.address)
+            page.wait_for_function("text => document.documentElement.textContent.includes(text)", arg=made.ready)
+            for button in page.locator("button:visible, summary:visible").all()[:12]:
+                button.click(timeout=2000, force=True, no_wait_after=True)
+            page.wait_for_timeout(300)
+            assert page.evaluate("[typeof window.pwned, document.querySelectorAll('.evil').length]") == [
+                "undefined",
+                0,
+            ], made.address
+            assert not [text for text in wrong if "Content Security Policy" in text], wrong
+            page.close()
+
+
+def safe(text: str) -> str:
+    return ("'" if text[0] != "a" else "") + text.replace("\r", "\n")
+
+
+@pytest.mark.parametrize("texts", [(*RUN, *KEPT), (*RUN[:-3], *KEPT)], ids=["csv", "pyarrow"])  # it writes no quotes
+def test_csv_files_of_predictions(texts: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small_files.write(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    with open("texts.csv", "w", newline="") as file:
+        csv.writer(file).writerows([[*small_files.NAMES, "=note"], *([0.1, 0.2, 0.3, 0.4, text] for text in texts)])
+    with pytest.raises(SystemExit) as stop:
+        main([*small_files.words(tmp_path, "predict"), "--data", "texts.csv", "--keep", "=note", "-o", "out.csv"])
+    assert not stop.value.code
+    with open("out.csv", newline="") as file:
+        head, *rows = csv.reader(file)
+    assert head[0] == "'=note"
+    assert [row[0] for row in rows] == [safe(text) if text in RUN else text for text in texts]
+
+
+def test_csv_files_of_the_console(tmp_path: Path) -> None:
+    from latedrop.console.notices import Notices
+    from latedrop.console.server import make_app
+    from latedrop.console.sources import Source
+    from latedrop.console.store import Store
+    from latedrop.console.watch import Settings, Watch
+    from latedrop.crowd.calibration import load_calibration
+    from latedrop.crowd.mcnn import load_weights, shipped
+
+    trained = load_weights(shipped("scenes"))
+    calibration = load_calibration(shipped("scenes", ".calibration.json"), trained)
+    store = Store(tmp_path / "a.sqlite")
+    zone = store.zones("=door")[0].id
+    store.change_zone(zone, "@zone", None)
+    store.add_counts([(zone, 2e9, 1.0, -0.5, 2.0, 0.5)])
+    for text in RUN:
+        store.add_event("=door", "label", text)
+    watch = Watch([Source("=door", False, lambda: iter(()))], trained, calibration, store, Settings(), Notices([]))
+    page = testclient.TestClient(make_app(watch), "http://127.0.0.1:1", client=("127.0.0.1", 5))
+    _, *events = csv.reader(io.StringIO(page.get("/api/events.csv").text, newline=""))
+    assert {row[1] for row in events} == {"'=door"}
+    assert [row[3] for row in events] == [safe(text) for text in reversed(RUN)]
+    (counts,) = list(csv.reader(page.get("/api/sources/0/counts.csv").text.splitlines()))[1:]
+    assert (counts[1], counts[3]) == ("'@zone", "-0.5")
+    store.close()
+
+
+def test_csv_files_of_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from PIL import Image
+
+    from latedrop.crowd.scenes import make_scenes
+
+    frames = tmp_path / "frames"
+    frames.mkdir()
+    Image.fromarray(make_scenes(0, 6, 0).frames[0].pixels).save(frames / "=1+1.png")
+    with pytest.raises(SystemExit) as stop:
+        main(["crowd", "count", str(frames), "--weights", "scenes", "--out", str(tmp_path)])
+    assert not stop.value.code
+    with open(tmp_path / "counts.csv", newline="") as file:
+        assert [row["frame"] for row in csv.DictReader(file)] == ["'=1+1.png"]
