@@ -16,10 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from latedrop.calibration import error_model
-from latedrop.calibration.corrected_mean import Correction, fit_correction
-from latedrop.calibration.error_model import ErrorModel, error_inputs
-from latedrop.calibration.shape_fit import (
+from benchmarks.instead import error_model
+from benchmarks.instead.corrected_mean import Correction, fit_correction
+from benchmarks.instead.error_model import ErrorModel, error_inputs
+from benchmarks.instead.mask_gradients import MaskLeverage
+from benchmarks.instead.shape_fit import (
     QUANTILE,
     QUANTILE_WITHOUT_REFERENCE,
     Guard,
@@ -28,8 +29,7 @@ from latedrop.calibration.shape_fit import (
     fit_shape,
     typical_shares,
 )
-from latedrop.calibration.tails import Tail, fit_tail
-from latedrop.terms.mask_gradients import MaskLeverage
+from benchmarks.instead.tails import Tail, fit_tail
 
 __all__ = ["Crossed", "Predicted", "VarianceModel"]
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from benchmarks.instead.mask_gradients import MaskLeverage, folded, largest_logit, mask_gradients
 from latedrop import find_sites, linearize
 from latedrop.errors import DataError
 from latedrop.network.network import Network
-from latedrop.terms.mask_gradients import MaskLeverage, folded, largest_logit, mask_gradients
 from rounding import assert_same_doubles, assert_same_up_to_rounding
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from latedrop.calibration.corrected_mean import Correction, _ridge, fit_correction
+from benchmarks.instead.corrected_mean import Correction, _ridge, fit_correction
 from latedrop.errors import DataError
 
 

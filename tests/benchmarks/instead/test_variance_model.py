@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from latedrop.calibration.variance_model import VarianceModel
+from benchmarks.instead.mask_gradients import MaskLeverage
+from benchmarks.instead.variance_model import VarianceModel
 from latedrop.errors import DataError
-from latedrop.terms.mask_gradients import MaskLeverage
 from rounding import assert_same_doubles
 
 UNITS = 6
@@ -137,7 +137,7 @@ def test_rows_that_count_nothing_change_nothing() -> None:
 
 
 def test_of_very_many_rows_a_sample_is_learned_from(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("latedrop.calibration.variance_model.MOST_ROWS", 150)
+    monkeypatch.setattr("benchmarks.instead.variance_model.MOST_ROWS", 150)
     rows = rows_of(400)
     metric = MaskLeverage.fit([rows_of(500, 9)["phi"]])
     model, crossed = VarianceModel.fit(**rows, metric=metric, reference=True)

@@ -33,19 +33,19 @@ from tqdm import tqdm
 import latedrop
 from benchmarks.default_data import SHARED, Rows, cuts, more, standardised
 from benchmarks.default_nets import HIDDEN, trained
+from benchmarks.instead import corrected_mean, error_model, shape_fit, variance_model
+from benchmarks.instead.error_model import ErrorModel, error_inputs
+from benchmarks.instead.mask_gradients import RIDGE, MaskLeverage, mask_gradients
+from benchmarks.instead.shape_fit import crossed_shape, fit_shape
+from benchmarks.instead.tails import Tail, fit_tail
+from benchmarks.instead.variance_model import VarianceModel
 from benchmarks.timing import RESULTS, first_line, machine
 from latedrop import metrics
-from latedrop.calibration import corrected_mean, error_model, shape_fit, variance_model
-from latedrop.calibration.error_model import ErrorModel, error_inputs
 from latedrop.calibration.scale import fit_floor
-from latedrop.calibration.shape_fit import crossed_shape, fit_shape
-from latedrop.calibration.tails import Tail, fit_tail
-from latedrop.calibration.variance_model import VarianceModel
 from latedrop.errors import LatedropError
 from latedrop.files import write_aside
 from latedrop.network.network import Network
-from latedrop.studies.uci import data as uci
-from latedrop.terms.mask_gradients import RIDGE, MaskLeverage, mask_gradients
+from studies.regression import data as uci
 
 CHOSEN_ON = (
     *("boston-housing", "energy", "kin8nm", "wine-quality-red"),

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import instead
 from benchmarks.default_nets import trained
-from benchmarks.instead import APART, CHOSEN_ON, METHODS, Case, Predicted, figures, measures
-from latedrop.calibration.tails import Tail
+from benchmarks.instead import __main__ as instead
+from benchmarks.instead.__main__ import APART, CHOSEN_ON, METHODS, Case, Predicted, figures, measures
+from benchmarks.instead.tails import Tail
 from latedrop.metrics import crps, interval_score, nll
 
 

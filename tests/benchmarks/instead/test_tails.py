@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy import integrate, stats
 
-from latedrop.calibration.tails import DEGREES, LEAST_ROWS, Tail, fit_tail
+from benchmarks.instead.tails import DEGREES, LEAST_ROWS, Tail, fit_tail
 from latedrop.errors import ArgumentError
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from latedrop.calibration.trees import Floats, Trees, require_sklearn
+from benchmarks.instead.trees import Floats, Trees, require_sklearn
 from latedrop.errors import DataError
 
 __all__ = ["LEAST_ROWS", "Correction", "fit_correction"]

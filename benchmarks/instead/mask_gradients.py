@@ -27,13 +27,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from latedrop.dropout.first_order import gradients_by_rows
+from latedrop.dropout.first_order import _by_rows
 from latedrop.dropout.masks import mixed
 from latedrop.errors import DataError
 from latedrop.network.calling import Readout, part_of
-from latedrop.network.layers import channel_axis
 from latedrop.network.network import Network
-from latedrop.network.sites import Site, Sites
+from latedrop.network.sites import Site, Sites, channel_axis
 
 __all__ = ["RIDGE", "WIDEST", "MaskLeverage", "folded", "largest_logit", "mask_gradients"]
 
@@ -49,9 +48,9 @@ def mask_gradients(network: Network, x: Any, sites: Sites, readout: Readout = No
 
     The inputs must be on the network's device. For classes pass `largest_logit(readout)`: K is then 1.
     """
-    for output, entries in gradients_by_rows(network, x, sites, readout):
-        phi = [torch.cat([_by_channel(network, site, entry[site.name]) for site in sites], 1) for entry in entries]
-        yield output, torch.stack(phi, 1)
+    for part in _by_rows(network, x, sites, readout, None, lambda phi: phi):
+        phi = [torch.cat([_by_channel(network, site, entry[site.name]) for site in sites], 1) for entry in part.columns]
+        yield part.mean, torch.stack(phi, 1)
 
 
 def largest_logit(readout: Readout = None) -> Readout:

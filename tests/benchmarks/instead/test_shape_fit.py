@@ -10,7 +10,7 @@ import torch
 from scipy.optimize import minimize
 from torch import Tensor
 
-from latedrop.calibration.shape_fit import Guard, crossed_shape, fit_shape, typical_shares
+from benchmarks.instead.shape_fit import Guard, crossed_shape, fit_shape, typical_shares
 from rounding import assert_same_doubles
 
 SHARES = typical_shares(["leverage", "dropout"])

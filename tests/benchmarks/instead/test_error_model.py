@@ -7,9 +7,9 @@ import pytest
 from sklearn.decomposition import PCA
 from sklearn.ensemble import RandomForestRegressor
 
-from latedrop.calibration import error_model
-from latedrop.calibration.error_model import Components, ErrorModel, error_inputs
-from latedrop.calibration.trees import Trees
+from benchmarks.instead import error_model
+from benchmarks.instead.error_model import Components, ErrorModel, error_inputs
+from benchmarks.instead.trees import Trees
 from latedrop.errors import DataError
 
 
@@ -43,7 +43,7 @@ def test_rows_in_parts_are_predicted_as_all_at_once(monkeypatch: pytest.MonkeyPa
     x, error = rows_of()
     model, _ = ErrorModel.fit(x, error, trees=10)
     expected = model.predict(x)
-    monkeypatch.setattr("latedrop.calibration.trees._CELLS", 70)
+    monkeypatch.setattr("benchmarks.instead.trees._CELLS", 70)
     np.testing.assert_array_equal(model.predict(x), expected)
     assert model.predict(x[:0]).shape == (0, 1)
 
