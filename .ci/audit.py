@@ -11,7 +11,6 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).parents[1]
 HOME = ROOT / "build" / "audit"
@@ -39,14 +38,12 @@ def main() -> int:
 
 def audit() -> tuple[int, list[str]]:
     """How many versions could be looked up, and a line for each advisory."""
-    run: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 300}
     if not PYTHON.exists():
-        subprocess.run([sys.executable, "-m", "venv", HOME], check=True, **run)
-    install = [str(PYTHON), "-m", "pip", "install", "--disable-pip-version-check", "-q", "pip-audit"]
-    subprocess.run(install, check=True, **run)
-    words = [
+        _run(sys.executable, "-m", "venv", HOME).check_returncode()
+    _run(PYTHON, "-m", "pip", "install", "--disable-pip-version-check", "-q", "pip-audit").check_returncode()
+    words: list[str | Path] = [
         "-r",
-        str(ROOT / "constraints.txt"),
+        ROOT / "constraints.txt",
         "--no-deps",
         "--disable-pip",
         "--progress-spinner",
@@ -54,7 +51,7 @@ def audit() -> tuple[int, list[str]]:
         "-f",
         "json",
     ]
-    done = subprocess.run([str(PYTHON), "-m", "pip_audit", *words], check=False, **run)  # 1 where something is found
+    done = _run(PYTHON, "-m", "pip_audit", *words)  # 1 where something is found
     if not done.stdout.strip():
         raise ValueError(done.stderr)
     packages = [package for package in json.loads(done.stdout)["dependencies"] if "vulns" in package]
@@ -63,6 +60,10 @@ def audit() -> tuple[int, list[str]]:
         for package in packages
         for one in package["vulns"]
     ]
+
+
+def _run(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
 
 
 if __name__ == "__main__":

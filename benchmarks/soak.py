@@ -45,7 +45,8 @@ from latedrop.crowd.mcnn import load_weights, shipped
 from latedrop.crowd.scenes import make_scenes
 
 FIGURE = Path(__file__).parents[1] / "docs" / "images" / "soak.png"
-PARTS = ("service", "stream", "console")
+TITLES = {"service": "requests to the service", "stream": "requests with --stream", "console": "frames of the console"}
+PARTS = tuple(TITLES)
 SAMPLES = 100
 CLIENTS = 8
 EVERY = 5  # frames of the console, of which the network runs on one
@@ -139,7 +140,7 @@ async def client(port: int, rows: Any, count: int, seed: str, stream: bool) -> C
     """Requests of one connection, by their status."""
     dice, wire, answers = random.Random(seed), Client(port), Counter[str]()
     names: list[str] = []
-    for number in range(count):
+    for number in range(count + (count % 2 if stream else 0)):  # every row gets its label
         some = rows[(first := dice.randrange(len(rows) - 16)) : first + dice.choice((1, 1, 1, 4, 16))]
         kind = dice.random()
         if stream and names:
@@ -230,8 +231,7 @@ def figure(record: dict[str, Any], path: Path) -> Path:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    titles = {"service": "requests to the service", "stream": "requests with --stream", "console": "frames, console"}
-    titles = {name: title for name, title in titles.items() if name in record}
+    titles = {name: title for name, title in TITLES.items() if name in record}
     drawn, axes = plt.subplots(
         1, len(titles), figsize=(1 + 3.3 * len(titles), 2.8), layout="constrained", squeeze=False
     )
@@ -247,6 +247,16 @@ def figure(record: dict[str, Any], path: Path) -> Path:
     drawn.savefig(path, dpi=120)
     plt.close(drawn)
     return path
+
+
+def markdown(record: dict[str, Any]) -> str:
+    """A line for each part."""
+    lines = ["| work | number | memory [MB] | growth after the first fifth [MB] |", "| --- | ---: | ---: | ---: |"]
+    for name, title in TITLES.items():
+        part = record[name]
+        memory = f"{part['least_mb']:.0f} to {part['most_mb']:.0f}"
+        lines.append(f"| {title} | {part['count']:,} | {memory} | {part['growth_mb']:.1f} |")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -375,7 +375,7 @@ class TestFilesApart:
         for words, message in (
             (("--csv", frame), "expected --csv and SOURCE .*f0.png to be two files"),
             (("--csv", home / "w.safetensors", "--resume"), "expected --csv and --weights to be two files"),
-            (("--out", home / "frames"), "expected --out and SOURCE .*frames to be two files"),
+            (("--out", home / "frames", "--panels"), "expected --out and SOURCE .*frames to be two files"),
         ):
             before = frame.read_bytes(), (home / "w.safetensors").read_bytes()
             out = () if words[0] == "--out" else ("--out", tmp_path)

@@ -348,7 +348,9 @@ def test_pictures_of_the_documentation(demo: Demo) -> None:
         for button in ("density", "doubt", "faint"):
             opened.page.click(f"[data-layer={button}]")
         opened.page.click("#theme")
-        opened.shot("doubt", 6.0)
+        with opened.page.expect_response(lambda answer: "/layers/doubt" in answer.url and answer.status == 200):
+            pass
+        opened.shot("doubt", 2.0)
         opened.page.click("#label")
         opened.page.locator("#label-picture").wait_for()
         for x, y in ((0.2, 0.3), (0.5, 0.4), (0.7, 0.25)):

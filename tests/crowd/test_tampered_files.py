@@ -35,7 +35,7 @@ def trained() -> Any:
         (("method",), "magic", "expected crowd.method to be one of sampling-free, sample; found 'magic'"),
         (("fingerprint",), 3, "expected crowd.fingerprint to be a text"),
         (("policy", "threshold"), -1, "expected crowd.policy.threshold to be a number from 0"),
-        (("policy", "doubt"), float("nan"), "expected crowd.policy.doubt to be a number"),
+        (("policy", "faint_mass"), float("nan"), "expected crowd.policy.faint_mass to be a number"),
         (("policy", "objective"), "best", "expected crowd.policy.objective to be one of count, regions"),
         (("roi",), [], "expected crowd.roi to be an object"),
         (("about",), [], "expected crowd.about to be an object"),

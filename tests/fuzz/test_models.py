@@ -22,7 +22,7 @@ from latedrop.errors import ArgumentError
 from untouched import assert_same, state
 
 FACTOR, SEED = int(os.environ.get("LATEDROP_FUZZ", "1")), int(os.environ.get("LATEDROP_FUZZ_SEED", "0"))
-PROFILE = settings(max_examples=60 * FACTOR, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+PROFILE = settings(max_examples=150 * FACTOR, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 
 WIDTH, LENGTH, SIDE, WORDS = 6, 5, 6, 11
 KINDS = ("flat", "series", "steps", "image", "tokens")

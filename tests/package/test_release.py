@@ -180,7 +180,7 @@ def test_an_audit_breaks_a_build_only_where_it_is_asked_to(
 
     def run(words: Any, **_: Any) -> Any:
         if answer is None:
-            raise subprocess.CalledProcessError(1, "pip", stderr="no network")
+            return subprocess.CompletedProcess(words, 1, "", "no network")
         return subprocess.CompletedProcess(words, 0, json.dumps({"dependencies": answer}), "")
 
     monkeypatch.setattr(audit.subprocess, "run", run)

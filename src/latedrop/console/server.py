@@ -230,7 +230,6 @@ def _about(view: View) -> dict[str, Any]:
         "zones": [zone.to_dict() for zone in view.zones],
         "colours": {zone: alarm.colour for zone, alarm in view.alarms.items()},
         "camera": {} if view.camera is None else view.camera.about(),
-        "maps": view.counter.calibration.pixels is not None,
         "faint": None
         if policy is None
         else {"mass": policy.faint_mass, "seen": policy.faint_seen, "false": policy.faint_false},

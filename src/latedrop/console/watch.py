@@ -291,7 +291,6 @@ class Watch:
             "source": view.number,
             "frame": shot.number,
             "time": shot.time,
-            "mapped": None if view.mapped is None else view.mapped[0].time,
             "zones": judged,
             "strangeness": round(count.strangeness, 2),
             "reasons": list(count.reasons),

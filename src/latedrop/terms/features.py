@@ -64,6 +64,12 @@ class Features:
         """Notes these features while a pass runs that somebody else makes."""
         key = "channels", self.sites
         if key not in network.notes:
+            unknown = set(self.sites) - {site.name for site in sites}
+            if unknown:
+                raise SiteError(
+                    f"expected features at the sites of the calibration; found {sorted(unknown)}, which it does not "
+                    "have. The file was edited or damaged: calibrate again."
+                )
             layers = {site.name: network.layers[site.name] for site in sites if site.weight is None}
             network.notes[key] = {name: channel_axis(layers[name]) if name in layers else -1 for name in self.sites}
         return Noted(network.notes[key])
