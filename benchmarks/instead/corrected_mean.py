@@ -102,7 +102,7 @@ def fit_correction(
 
     Args:
         inputs: `(n, F)`, as those of the error model.
-        directions: `(n, K, D)`, mask gradients in the metric of the reference rows, from `MaskLeverage.directions`.
+        directions: `(n, K, D)`, mask gradients in the metric of the reference rows, from `Leverage.directions`.
         error: `(n, K)`, target minus prediction.
         variance: `(n, K)`, of the errors, as fitted without a correction; rows count by its inverse.
         weights: `(n,)`, what else each row counts.

@@ -12,6 +12,8 @@ is a reference row itself is left out of them: `(n - 1) / n · t / (1 - t / n)`,
 are not standardised, as units that are nearly dead would then dominate. More than `WIDEST` units are folded into that
 many by a permutation and signs that follow from a seed, so the state is a matrix and a few numbers.
 
+Leverage of features is the same with what enters the sites, `(n, 1, F)`, in place of `phi`.
+
 References: Cook and Weisberg (1982), leverage; Immer et al. (2021), linearised Laplace; Sharma, Azizan and Pavone
 (2021), sketches of it.
 """
@@ -34,7 +36,7 @@ from latedrop.network.calling import Readout, part_of
 from latedrop.network.network import Network
 from latedrop.network.sites import Site, Sites, channel_axis
 
-__all__ = ["RIDGE", "WIDEST", "MaskLeverage", "folded", "largest_logit", "mask_gradients"]
+__all__ = ["RIDGE", "WIDEST", "Leverage", "folded", "largest_logit", "mask_gradients"]
 
 RIDGE = 3e-3
 WIDEST = 512
@@ -79,8 +81,8 @@ def folded(phi: Tensor, width: int, seed: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class MaskLeverage:
-    """The metric of some reference rows.
+class Leverage:
+    """The metric of some reference rows, and how far others are from them in it.
 
     Attributes:
         root: `(K, D, D)` for K outputs, float64: `root' root` is the inverse of `G` with its ridge, for vectors that
@@ -100,7 +102,7 @@ class MaskLeverage:
     dropout: Tensor
 
     @classmethod
-    def fit(cls, batches: Iterable[Tensor], ridge: float = RIDGE, widest: int = WIDEST, seed: int = 0) -> MaskLeverage:
+    def fit(cls, batches: Iterable[Tensor], ridge: float = RIDGE, widest: int = WIDEST, seed: int = 0) -> Leverage:
         """Learn from reference rows in batches `(n, K, U)`."""
         rows, units, outputs, width = 0, 0, 0, 0
         gram = dropout = torch.empty(0)
@@ -166,7 +168,7 @@ class MaskLeverage:
         }
 
     @classmethod
-    def from_state(cls, state: dict[str, Any]) -> MaskLeverage:
+    def from_state(cls, state: dict[str, Any]) -> Leverage:
         """Return the inverse of `state`."""
         arrays = {name: torch.as_tensor(state[name], dtype=torch.float64) for name in ("root", "sample", "dropout")}
         return cls(rows=int(state["rows"]), units=int(state["units"]), seed=int(state["seed"]), **arrays)

@@ -25,11 +25,12 @@ from torch import Tensor
 
 __all__ = ["TYPICAL", "WEIGHT", "Guard", "Shape", "crossed_shape", "fit_shape", "typical_shares"]
 
-TYPICAL = {"floor": 0.4, "leverage": 0.4, "dropout": 0.2, "forest": 1.0}
+TYPICAL = {"floor": 0.5, "leverage": 0.2, "features": 0.2, "dropout": 0.1, "forest": 1.0}
 """Shares of the variance of usual rows; they are divided by the sum of those in use. Other columns have `OTHER`."""
 OTHER = 0.2
 WEIGHT = 60.0
-QUANTILE, QUANTILE_WITHOUT_REFERENCE = 0.99, 0.95
+QUANTILE = 0.95
+"""Share of the usual rows within the limits of the guard."""
 _STEPS = 100
 _FARTHEST = 12.0  # departure in logarithms
 _LEAST = 1e-4  # of the mean squared error
@@ -171,36 +172,34 @@ class Guard:
     """Growth of the variance for rows that are unlike all validation rows.
 
     Attributes:
-        limit: `(K,)`, a quantile of the leverage of usual rows.
+        limits: `(K, M)`, a quantile of each of M kinds of leverage of usual rows.
         constants: `(K,)`, mean squared errors of the validation rows.
         centres: `(K,)`, means of their targets.
         spreads: `(K,)`, variances of their targets.
     """
 
-    limit: Tensor
+    limits: Tensor
     constants: Tensor
     centres: Tensor
     spreads: Tensor
 
     @classmethod
-    def fit(
-        cls, leverage: Tensor, error: Tensor, target: Tensor, quantile: float, weights: Tensor | None = None
-    ) -> Guard:
-        """Set the limit at a quantile of the leverage `(m, K)` of usual rows; error and target are `(n, K)`."""
+    def fit(cls, leverage: Tensor, error: Tensor, target: Tensor, weights: Tensor | None = None) -> Guard:
+        """Set limits at a quantile of the leverage `(m, K, M)` of usual rows; error and target are `(n, K)`."""
         counts = torch.ones(len(error), dtype=torch.float64) if weights is None else weights.double()
         counts = counts / counts.sum()
         centres = counts @ target.double()
-        limit = leverage.double().quantile(quantile, 0)
+        limits = leverage.double().quantile(QUANTILE, 0)
         return cls(
-            limit.clamp_min(torch.finfo(torch.float64).tiny),
+            limits.clamp_min(torch.finfo(torch.float64).tiny),
             counts @ error.double().square(),
             centres,
             counts @ (target.double() - centres).square(),
         )
 
     def novelty(self, leverage: Tensor) -> Tensor:
-        """Return `(n,)`: the leverage `(n, K)` in units of the limit, the largest of all outputs."""
-        return (leverage.double() / self.limit).amax(1)
+        """Return `(n,)`: the leverage `(n, K, M)` in units of the limits, the largest of all outputs and kinds."""
+        return (leverage.double() / self.limits).amax((1, 2))
 
     def grown(self, variance: Tensor, novelty: Tensor, mean: Tensor, without: Tensor | None = None) -> Tensor:
         """Return the variance `(n, K)` of rows of some novelty.

@@ -1,6 +1,7 @@
 """All that one network's validation rows tell about its errors, as one model of mean, variance and tail.
 
-    variance = grown( floor + a · leverage + b · dropout + c · forest ),     error / sqrt(variance) ~ Student t
+    variance = grown( floor + a · leverage + b · leverage of features + c · dropout + d · forest ),
+     error / sqrt(variance) ~ Student t
 
 `shape_fit` says how the coefficients are fitted and how the variance grows for rows that are unlike the usual ones,
 `mask_gradients` what leverage is, `error_model` and `corrected_mean` what is learned by trees, `tails` what the t is.
@@ -19,10 +20,8 @@ from torch import Tensor
 from benchmarks.instead import error_model
 from benchmarks.instead.corrected_mean import Correction, fit_correction
 from benchmarks.instead.error_model import ErrorModel, error_inputs
-from benchmarks.instead.mask_gradients import MaskLeverage
+from benchmarks.instead.mask_gradients import Leverage
 from benchmarks.instead.shape_fit import (
-    QUANTILE,
-    QUANTILE_WITHOUT_REFERENCE,
     Guard,
     Shape,
     crossed_shape,
@@ -35,7 +34,9 @@ __all__ = ["Crossed", "Predicted", "VarianceModel"]
 
 MOST_ROWS = 20_000
 """Validation rows that are learned from; more add nothing but time."""
-_TERMS = ("leverage", "dropout")
+GUARDED = [0, 1]
+"""Columns that the guard looks at: both kinds of leverage."""
+_TERMS = ("leverage", "features", "dropout")
 
 
 class Predicted(NamedTuple):
@@ -73,16 +74,18 @@ class VarianceModel:
     """The fitted model.
 
     Attributes:
-        metric: of the reference rows.
+        metric: of the mask gradients of the reference rows.
+        feature_metric: of their features.
         guard: growth for rows that are unlike usual ones.
-        shape: coefficients of leverage, dropout and, where there is one, the forest.
-        simple: coefficients of leverage and dropout alone, for errors that are not corrected.
+        shape: coefficients of both kinds of leverage, dropout and, where there is one, the forest.
+        simple: coefficients without the forest, for errors that are not corrected.
         tail: of the standardised errors.
         forest: the error model; None with few rows.
         correction: of the mean; None where it was not asked for.
     """
 
-    metric: MaskLeverage
+    metric: Leverage
+    feature_metric: Leverage
     guard: Guard
     shape: Shape
     simple: Shape
@@ -96,8 +99,10 @@ class VarianceModel:
         x: Any,
         mean: Tensor,
         phi: Tensor,
+        features: Tensor,
         target: Tensor,
-        metric: MaskLeverage,
+        metric: Leverage,
+        feature_metric: Leverage,
         weights: Tensor | None = None,
         *,
         reference: bool,
@@ -110,28 +115,29 @@ class VarianceModel:
             x: `(n, D)`, inputs of the trees: the rows themselves, or principal components of features.
             mean: `(n, K)`, predictions.
             phi: `(n, K, U)`, mask gradients.
+            features: `(n, F)`, what enters the sites.
             target: `(n, K)`.
-            metric: fitted to reference rows.
+            metric: fitted to the mask gradients of reference rows.
+            feature_metric: fitted to their features, `(n, 1, F)`.
             weights: `(n,)`, what each row counts.
-            reference: True where the metric is that of other rows, False where it is that of these.
+            reference: True where the metrics are those of other rows, False where they are those of these.
             corrected: also correct the mean.
             seed: of forests and folds.
         """
         rows = torch.arange(len(target))
         if len(rows) > MOST_ROWS:
             rows = torch.from_numpy(np.sort(np.random.default_rng(seed).permutation(len(rows))[:MOST_ROWS]))
-            x, mean, phi, target = (part[rows] for part in (x, mean, phi, target))
+            x, mean, phi, features, target = (part[rows] for part in (x, mean, phi, features, target))
             weights = None if weights is None else weights[rows]
         mean, target = mean.double().cpu(), target.double().cpu()
         plain_error = error = target - mean
-        columns = _columns(phi, metric, own=not reference)
-        leverage = columns[:, :, 0]
-        sizes, usual, quantile = columns.mean(0), leverage, QUANTILE_WITHOUT_REFERENCE
+        columns = _columns(phi, features, metric, feature_metric, own=not reference)
+        sizes, usual = columns.mean(0), columns[:, :, :2]
         if reference:
-            sizes = torch.stack([metric.sample.mean(0), metric.dropout], 1)
-            usual, quantile = metric.sample, QUANTILE
-        guard = Guard.fit(usual, error, target, quantile, weights)
-        novelty = guard.novelty(leverage)
+            usual = torch.stack([metric.sample, feature_metric.sample.expand_as(metric.sample)], 2).cpu()
+            sizes = torch.cat([usual.mean(0), metric.dropout.cpu()[:, None]], 1)
+        guard = Guard.fit(usual[:, :, GUARDED], error, target, weights)
+        novelty = guard.novelty(columns[:, :, GUARDED])
         inputs = _inputs(x, mean, columns)
         counts = None if weights is None else weights.numpy()
         shares = typical_shares(_TERMS)
@@ -155,13 +161,14 @@ class VarianceModel:
         variance = guard.grown(variance, novelty, mean, without)
         entries = None if weights is None else weights[:, None].expand_as(error)
         tail = fit_tail(error / variance.sqrt(), entries, float(len(error)))
-        return cls(metric, guard, shape, simple, tail, forest, correction), Crossed(rows, error, variance, novelty)
+        model = cls(metric, feature_metric, guard, shape, simple, tail, forest, correction)
+        return model, Crossed(rows, error, variance, novelty)
 
-    def predict(self, x: Any, mean: Tensor, phi: Tensor) -> Predicted:
+    def predict(self, x: Any, mean: Tensor, phi: Tensor, features: Tensor) -> Predicted:
         """Return mean, variance and novelty of new rows, on the CPU; the arguments are those of `fit`."""
         mean = mean.double().cpu()
-        columns = _columns(phi, self.metric, own=False)
-        novelty = self.guard.novelty(columns[:, :, 0])
+        columns = _columns(phi, features, self.metric, self.feature_metric, own=False)
+        novelty = self.guard.novelty(columns[:, :, GUARDED])
         without = self.simple.variance(columns)
         inputs: Any = None
         if self.forest is not None or self.correction is not None:
@@ -179,6 +186,7 @@ class VarianceModel:
         """Return what a record has to hold: arrays, numbers, and dictionaries of these."""
         return {
             "metric": self.metric.state(),
+            "feature_metric": self.feature_metric.state(),
             "guard": _arrays(self.guard),
             "shape": _arrays(self.shape),
             "simple": _arrays(self.simple),
@@ -191,7 +199,8 @@ class VarianceModel:
     def from_state(cls, state: dict[str, Any]) -> VarianceModel:
         """Return the inverse of `state`."""
         return cls(
-            MaskLeverage.from_state(state["metric"]),
+            Leverage.from_state(state["metric"]),
+            Leverage.from_state(state["feature_metric"]),
             Guard(**_tensors(state["guard"])),
             Shape(**_tensors(state["shape"])),
             Shape(**_tensors(state["simple"])),
@@ -201,14 +210,16 @@ class VarianceModel:
         )
 
 
-def _columns(phi: Tensor, metric: MaskLeverage, *, own: bool) -> Tensor:
-    """Return leverage and dropout variance, `(n, K, 2)`, on the CPU."""
-    return torch.stack([metric.values(phi, reference=own), phi.double().square().sum(2)], 2).cpu()
+def _columns(phi: Tensor, features: Tensor, metric: Leverage, feature_metric: Leverage, *, own: bool) -> Tensor:
+    """Return both kinds of leverage and the dropout variance, `(n, K, 3)`, on the CPU."""
+    leverage = metric.values(phi, reference=own)
+    of_features = feature_metric.values(features[:, None], reference=own).expand_as(leverage)
+    return torch.stack([leverage, of_features, phi.double().square().sum(2)], 2).cpu()
 
 
 def _inputs(x: Any, mean: Tensor, columns: Tensor) -> Any:
     rows = x.detach().cpu().numpy() if isinstance(x, Tensor) else np.asarray(x)
-    return error_inputs(rows, mean.numpy(), *(columns[:, :, j].numpy() for j in range(2)))
+    return error_inputs(rows, mean.numpy(), *(columns[:, :, j].numpy() for j in range(len(_TERMS))))
 
 
 def _arrays(value: Guard | Shape) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from benchmarks.instead.mask_gradients import MaskLeverage, folded, largest_logit, mask_gradients
+from benchmarks.instead.mask_gradients import Leverage, folded, largest_logit, mask_gradients
 from latedrop import find_sites, linearize
 from latedrop.errors import DataError
 from latedrop.network.network import Network
@@ -83,7 +83,7 @@ def test_the_largest_logit_is_the_one_that_is_differentiated() -> None:
 def test_leverage_is_the_quadratic_form_for_every_output() -> None:
     torch.manual_seed(2)
     reference, phi = torch.randn(40, 2, 6).double(), torch.randn(9, 2, 6).double()
-    metric = MaskLeverage.fit(reference.split(11), ridge=0.01)
+    metric = Leverage.fit(reference.split(11), ridge=0.01)
     expected = torch.stack([direct(phi[:, k], reference[:, k], 0.01) for k in range(2)], 1)
     assert_same_doubles(metric.values(phi), expected)
     assert_same_doubles(metric.directions(phi).square().sum(2), expected)
@@ -93,7 +93,7 @@ def test_leverage_is_the_quadratic_form_for_every_output() -> None:
 def test_fewer_rows_than_units_have_a_larger_ridge() -> None:
     torch.manual_seed(3)
     reference, phi = torch.randn(10, 1, 30).double(), torch.randn(9, 1, 30).double()
-    found = MaskLeverage.fit([reference], ridge=0.01).values(phi)[:, 0]
+    found = Leverage.fit([reference], ridge=0.01).values(phi)[:, 0]
     assert_same_doubles(found, direct(phi[:, 0], reference[:, 0], 0.01))
 
 
@@ -101,7 +101,7 @@ def test_a_reference_row_is_left_out_for_itself() -> None:
     """The same as with the matrix of the other rows, at the ridge of all."""
     torch.manual_seed(4)
     rows = torch.randn(30, 1, 4).double()
-    metric = MaskLeverage.fit([rows], ridge=0.05)
+    metric = Leverage.fit([rows], ridge=0.05)
     constant = rows.square().sum(2).mean().sqrt()
     h = torch.cat([rows[:, 0], constant.expand(30, 1)], 1)
     total = h.T @ h + 30 * 0.05 * (h.T @ h / 30).trace() / 5 * torch.eye(5).double()
@@ -113,15 +113,15 @@ def test_a_reference_row_is_left_out_for_itself() -> None:
 def test_the_unit_of_the_output_cancels() -> None:
     torch.manual_seed(5)
     reference, phi = torch.randn(40, 1, 6).double(), torch.randn(9, 1, 6).double()
-    expected = MaskLeverage.fit([reference]).values(phi)
+    expected = Leverage.fit([reference]).values(phi)
     for unit in (1e-6, 1e6):
-        assert_same_doubles(MaskLeverage.fit([reference * unit]).values(phi * unit), expected)
+        assert_same_doubles(Leverage.fit([reference * unit]).values(phi * unit), expected)
 
 
 def test_a_long_reference_is_sampled_evenly() -> None:
     torch.manual_seed(6)
     rows = torch.randn(5000, 1, 3).double()
-    metric = MaskLeverage.fit(rows.split(700))
+    metric = Leverage.fit(rows.split(700))
     every = metric.values(rows, reference=True)
     assert 512 <= len(metric.sample) <= 1024
     assert_same_doubles(metric.sample, every[:: -(-5000 // len(metric.sample))])
@@ -143,23 +143,23 @@ def test_many_units_are_ordered_as_without_a_fold() -> None:
     reference = (torch.randn(600, 20).double() @ loadings)[:, None]
     off = torch.linspace(0, 2, 50).double()[:, None] * torch.randn(50, 3000).double()
     new = (torch.randn(50, 20).double() @ loadings + off)[:, None]
-    whole = MaskLeverage.fit([reference], widest=3000).values(new)[:, 0]
-    metric = MaskLeverage.fit([reference], widest=256)
+    whole = Leverage.fit([reference], widest=3000).values(new)[:, 0]
+    metric = Leverage.fit([reference], widest=256)
     found = metric.values(new)[:, 0]
     assert metric.root.shape == (1, 257, 257)
     assert float(torch.corrcoef(torch.stack([whole.log(), found.log()]))[0, 1]) > 0.95
 
 
 def test_many_outputs_share_the_memory() -> None:
-    metric = MaskLeverage.fit([torch.randn(30, 300, 200)])
+    metric = Leverage.fit([torch.randn(30, 300, 200)])
     assert metric.root.numel() < 2**22 * 1.1
     assert metric.values(torch.randn(3, 300, 200)).shape == (3, 300)
 
 
 def test_the_state_is_arrays_and_numbers() -> None:
     torch.manual_seed(9)
-    metric = MaskLeverage.fit([torch.randn(50, 2, 700)], widest=64, seed=3)
-    again = MaskLeverage.from_state(metric.state())
+    metric = Leverage.fit([torch.randn(50, 2, 700)], widest=64, seed=3)
+    again = Leverage.from_state(metric.state())
     phi = torch.randn(8, 2, 700)
     assert_same_doubles(again.values(phi), metric.values(phi))
     assert all(type(value).__name__ in ("ndarray", "int") for value in metric.state().values())
@@ -167,8 +167,8 @@ def test_the_state_is_arrays_and_numbers() -> None:
 
 def test_rows_of_other_widths_and_single_rows_are_refused() -> None:
     with pytest.raises(DataError, match="expected mask gradients of 1 outputs and 4 units in every batch"):
-        MaskLeverage.fit([torch.randn(5, 1, 4), torch.randn(5, 1, 6)])
+        Leverage.fit([torch.randn(5, 1, 4), torch.randn(5, 1, 6)])
     with pytest.raises(DataError, match="expected at least 2 reference rows; found 1"):
-        MaskLeverage.fit([torch.randn(1, 1, 4)])
+        Leverage.fit([torch.randn(1, 1, 4)])
     with pytest.raises(DataError, match="Calibrate again with the sites"):
-        MaskLeverage.fit([torch.randn(5, 1, 4)]).values(torch.randn(5, 1, 3))
+        Leverage.fit([torch.randn(5, 1, 4)]).values(torch.randn(5, 1, 3))

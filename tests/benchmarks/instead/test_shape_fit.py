@@ -26,7 +26,7 @@ def rows_of(count: int, truth: tuple[float, ...] = (0.5, 2.0, 0.0), seed: int = 
 
 
 def test_typical_shares_add_up_to_one() -> None:
-    assert_same_doubles(SHARES, torch.tensor([0.4, 0.4, 0.2], dtype=torch.float64))
+    assert_same_doubles(SHARES, torch.tensor([0.5, 0.2, 0.1], dtype=torch.float64) / 0.8)
     assert float(typical_shares(["leverage", "dropout", "forest"]).sum()) == pytest.approx(1)
 
 
@@ -114,18 +114,18 @@ def test_a_row_does_not_see_its_own_error_in_cross_validation() -> None:
 
 def guard_of(limit: float = 4.0) -> Guard:
     one = torch.ones(1).double()
-    return Guard(limit * one, 0.5 * one, 0 * one, 9 * one)
+    return Guard(torch.full((1, 2), limit).double(), 0.5 * one, 0 * one, 9 * one)
 
 
 def test_usual_rows_keep_their_variance() -> None:
     variance, mean = torch.rand(20, 1).double(), torch.zeros(20, 1)
-    novelty = guard_of().novelty(torch.linspace(0, 4, 20)[:, None])
+    novelty = guard_of().novelty(torch.linspace(0, 4, 20)[:, None, None].expand(20, 1, 2))
     assert_same_doubles(guard_of().grown(variance, novelty, mean, 10 * variance), variance)
 
 
 def test_strange_rows_grow_in_proportion_up_to_the_ceiling() -> None:
     guard = guard_of()
-    lev = torch.tensor([[8.0], [40.0], [4e9], [4e9]])
+    lev = torch.tensor([[[8.0, 0.0]], [[1.0, 40.0]], [[4e9, 4.0]], [[4e9, 4e9]]])
     mean = torch.tensor([[0.0], [0.0], [0.0], [4.0]])
     variance = torch.full((4, 1), 0.25).double()
     found = guard.grown(variance, guard.novelty(lev), mean)
@@ -149,9 +149,9 @@ def test_beyond_the_limit_the_larger_fit_counts() -> None:
 
 def test_a_guard_is_fitted_to_usual_rows() -> None:
     torch.manual_seed(0)
-    leverage, error, target = torch.rand(1000, 2), torch.randn(50, 2), 3 + torch.randn(50, 2)
-    guard = Guard.fit(leverage, error, target, 0.9)
-    assert_same_doubles(guard.limit, leverage.double().quantile(0.9, 0))
+    leverage, error, target = torch.rand(1000, 2, 3), torch.randn(50, 2), 3 + torch.randn(50, 2)
+    guard = Guard.fit(leverage, error, target)
+    assert_same_doubles(guard.limits, leverage.double().quantile(0.95, 0))
     assert_same_doubles(guard.constants, error.double().square().mean(0))
     assert_same_doubles(guard.spreads, target.double().var(0, correction=0))
-    assert_same_doubles(guard.novelty(leverage), (leverage / guard.limit).amax(1))
+    assert_same_doubles(guard.novelty(leverage), (leverage / guard.limits).flatten(1).amax(1))

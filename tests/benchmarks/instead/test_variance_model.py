@@ -9,31 +9,40 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.instead.mask_gradients import MaskLeverage
+from benchmarks.instead.mask_gradients import Leverage
 from benchmarks.instead.variance_model import VarianceModel
 from latedrop.errors import DataError
 from rounding import assert_same_doubles
 
-UNITS = 6
+UNITS, FEATURES = 6, 4
 
 
 def rows_of(count: int, seed: int = 0, *, outputs: int = 1, shift: float = 0.0) -> dict[str, Tensor]:
-    """Rows whose noise is 0.2 where the first input is below 0 and 1 above; `shift` moves the mask gradients."""
+    """Rows whose noise is 0.2 where the first input is below 0 and 1 above; `shift` moves the mask gradients.
+
+    Where it is below 0 it moves the features instead.
+    """
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(count, 3))
     mean = np.repeat(x[:, 1:2], outputs, 1)
     noise = rng.normal(size=(count, outputs)) * np.where(x[:, :1] > 0, 1, 0.2)
-    phi = 0.1 * rng.normal(size=(count, outputs, UNITS)) + shift
-    return {name: torch.from_numpy(v) for name, v in {"x": x, "mean": mean, "phi": phi, "target": mean + noise}.items()}
+    phi = 0.1 * rng.normal(size=(count, outputs, UNITS)) + max(shift, 0)
+    features = 0.1 * rng.normal(size=(count, FEATURES)) + min(shift, 0)
+    parts = {"x": x, "mean": mean, "phi": phi, "features": features, "target": mean + noise}
+    return {name: torch.from_numpy(part) for name, part in parts.items()}
+
+
+def metrics_of(rows: dict[str, Tensor]) -> dict[str, Leverage]:
+    return {"metric": Leverage.fit([rows["phi"]]), "feature_metric": Leverage.fit([rows["features"][:, None]])}
 
 
 def fitted(rows: dict[str, Tensor], *, reference: bool = True, corrected: bool = False) -> VarianceModel:
-    metric = MaskLeverage.fit([rows_of(500, 9, outputs=rows["mean"].shape[1])["phi"] if reference else rows["phi"]])
-    return VarianceModel.fit(**rows, metric=metric, reference=reference, corrected=corrected)[0]
+    metrics = metrics_of(rows_of(500, 9, outputs=rows["mean"].shape[1]) if reference else rows)
+    return VarianceModel.fit(**rows, **metrics, reference=reference, corrected=corrected)[0]
 
 
 def predicted(model: VarianceModel, rows: dict[str, Tensor]):  # type: ignore[no-untyped-def]
-    return model.predict(rows["x"], rows["mean"], rows["phi"])
+    return model.predict(rows["x"], rows["mean"], rows["phi"], rows["features"])
 
 
 @pytest.mark.parametrize("reference", [True, False])
@@ -54,8 +63,8 @@ def test_noise_that_varies_is_found(reference: bool) -> None:
 def test_the_trees_are_not_shown_their_own_errors() -> None:
     """What is said of validation rows holds for new rows: the mean likelihoods agree up to their standard errors."""
     rows = rows_of(500)
-    metric = MaskLeverage.fit([rows_of(500, 9)["phi"]])
-    model, crossed = VarianceModel.fit(**rows, metric=metric, reference=True)
+    metrics = metrics_of(rows_of(500, 9))
+    model, crossed = VarianceModel.fit(**rows, **metrics, reference=True)
     new = rows_of(4000, 2)
     found = predicted(model, new)
     claimed = model.tail.nll(crossed.error, crossed.variance)
@@ -64,10 +73,13 @@ def test_the_trees_are_not_shown_their_own_errors() -> None:
     assert abs(float(claimed.mean() - true.mean())) < 3 * error
 
 
-def test_strange_rows_are_new_and_wide() -> None:
+@pytest.mark.parametrize("moved", ["mask gradients", "features"])
+def test_strange_rows_are_new_and_wide(moved: str) -> None:
     model = fitted(rows_of(300))
-    usual, strange = (predicted(model, rows_of(200, 3, shift=shift)) for shift in (0.0, 1.0))
-    assert float((usual.novelty > 1).double().mean()) < 0.05
+    usual, strange = (
+        predicted(model, rows_of(200, 3, shift=shift)) for shift in (0.0, -1.0 if moved == "features" else 1.0)
+    )
+    assert float((usual.novelty > 1).double().mean()) < 0.2  # a twentieth for each kind of leverage, give or take
     assert bool((strange.novelty > 5).all())
     assert bool((strange.variance > 2 * usual.variance.median()).all())
     bound = model.guard.spreads + (strange.mean - model.guard.centres).square()
@@ -79,11 +91,12 @@ def test_few_rows_have_the_typical_shape_without_a_forest() -> None:
     assert model.forest is None
     assert model.tail.nu == 20
     shares = torch.cat([model.shape.floors[:, None], model.shape.coefficients * _sizes(model)], 1)[0]
-    torch.testing.assert_close(shares / shares.sum(), torch.tensor([0.4, 0.4, 0.2]).double(), rtol=0.3, atol=0)
+    torch.testing.assert_close(shares / shares.sum(), torch.tensor([0.5, 0.2, 0.2, 0.1]).double(), rtol=0.3, atol=0)
 
 
 def _sizes(model: VarianceModel) -> Tensor:
-    return torch.stack([model.metric.sample.mean(0), model.metric.dropout], 1)
+    samples = model.metric.sample.mean(0), model.feature_metric.sample.mean(0)
+    return torch.stack([*samples, model.metric.dropout], 1)
 
 
 def test_a_bias_is_corrected_where_it_is_asked_for() -> None:
@@ -103,11 +116,7 @@ def test_outputs_in_other_units_have_the_same_answer() -> None:
     rows = rows_of(300, outputs=2)
     unit = torch.tensor([1.0, 1000.0]).double()
     scaled = {**rows, "mean": rows["mean"] * unit, "target": rows["target"] * unit, "phi": rows["phi"] * unit[:, None]}
-    metrics = [MaskLeverage.fit([part["phi"]]) for part in (rows, scaled)]
-    models = [
-        VarianceModel.fit(**part, metric=metric, reference=False)[0]
-        for part, metric in zip((rows, scaled), metrics, strict=True)
-    ]
+    models = [VarianceModel.fit(**part, **metrics_of(part), reference=False)[0] for part in (rows, scaled)]
     one, other = (predicted(model, part) for model, part in zip(models, (rows, scaled), strict=True))
     # Trees split where numbers round, so that a few rows change sides.
     torch.testing.assert_close(other.variance, one.variance * unit.square(), rtol=0.05, atol=0)
@@ -130,8 +139,8 @@ def test_rows_that_count_nothing_change_nothing() -> None:
     wrong = {**rows, "target": rows["target"].clone()}
     wrong["target"][100:] += 50
     weights = torch.cat([torch.ones(100), torch.zeros(50)])
-    metric = MaskLeverage.fit([rows_of(500, 9)["phi"]])
-    one, other = (VarianceModel.fit(**r, metric=metric, weights=weights, reference=True)[0] for r in (rows, wrong))
+    metrics = metrics_of(rows_of(500, 9))
+    one, other = (VarianceModel.fit(**r, **metrics, weights=weights, reference=True)[0] for r in (rows, wrong))
     new = rows_of(50, 6)
     torch.testing.assert_close(predicted(one, new).variance, predicted(other, new).variance, rtol=1e-6, atol=0)
 
@@ -139,11 +148,11 @@ def test_rows_that_count_nothing_change_nothing() -> None:
 def test_of_very_many_rows_a_sample_is_learned_from(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("benchmarks.instead.variance_model.MOST_ROWS", 150)
     rows = rows_of(400)
-    metric = MaskLeverage.fit([rows_of(500, 9)["phi"]])
-    model, crossed = VarianceModel.fit(**rows, metric=metric, reference=True)
+    metrics = metrics_of(rows_of(500, 9))
+    model, crossed = VarianceModel.fit(**rows, **metrics, reference=True)
     assert len(crossed.rows.unique()) == 150
     sample = {name: part[crossed.rows] for name, part in rows.items()}
-    again, _ = VarianceModel.fit(**sample, metric=metric, reference=True)
+    again, _ = VarianceModel.fit(**sample, **metrics, reference=True)
     assert_same_doubles(predicted(model, rows).variance, predicted(again, rows).variance)
 
 
