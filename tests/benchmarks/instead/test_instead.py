@@ -70,6 +70,11 @@ def test_a_run_writes_each_unit_and_continues(tmp_path: Path, monkeypatch: pytes
     record = json.loads(out.read_text())
     assert set(record["units"]) == {"yacht", "boston-housing"}
     assert set(record["units"]["yacht"]["0"]) == {"in", "above", "below"}
+    monkeypatch.setitem(instead.METHODS, "constant + t", METHODS["constant + t"])
+    instead.main(["--out", str(out), "--seeds", "1", "--nets", str(tmp_path / "nets")])
+    more = json.loads(out.read_text())["units"]["yacht"]["0"]["in"]["10"]
+    assert set(more) == {"constant", "constant + t", "one network", "ensemble"}
+    assert more["ensemble"] == record["units"]["yacht"]["0"]["in"]["10"]["ensemble"]  # seconds too: not measured again
     monkeypatch.setattr(instead, "unit", None)  # nothing is left to measure
     instead.main(["--out", str(out), "--seeds", "1"])
     monkeypatch.setattr(instead, "PAGE", tmp_path / "page.md")
