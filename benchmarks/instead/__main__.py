@@ -512,7 +512,9 @@ def tables(record: dict[str, Any], halves: Mapping[str, Sequence[str]]) -> str:
                 for seed in record["units"][name].values()
                 for method in seed.get(situations[0], {}).get(size, {})
             )
-            rows = [(method, figures(record, measured, situations, size, method)) for method in methods]
+            order = {method: place for place, method in enumerate(METHODS)}
+            listed = sorted(methods, key=lambda method: order.get(method, len(order)))
+            rows = [(method, figures(record, measured, situations, size, method)) for method in listed]
             shown = [(method, row) for method, row in rows if row is not None]
             if shown:
                 lines += [f"### {title[0].upper()}{title[1:]}, {shown[0][1].sets} sets", "", *_HEAD]
