@@ -1,0 +1,107 @@
+"""Student tails against scipy, numerical integration and samples of a known tail."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import integrate, stats
+
+from benchmarks.instead.tails import DEGREES, LEAST_ROWS, Tail, fit_tail
+from latedrop.errors import ArgumentError
+
+
+def reference(nu: float) -> object:
+    return stats.norm if math.isinf(nu) else stats.t(nu)
+
+
+@pytest.mark.parametrize("nu", [1.0, 2.0, 6.0, *DEGREES])
+def test_quantiles_and_shares_are_those_of_scipy(nu: float) -> None:
+    tail = Tail(nu, 1.7)
+    for q in (1e-6, 0.005, 0.05, 0.25, 0.4999, 0.5, 0.5001, 0.75, 0.9, 0.975, 0.995, 1 - 1e-6):
+        assert tail.quantile(q) == pytest.approx(1.7 * reference(nu).ppf(q), rel=1e-7, abs=1e-12)
+    z = np.linspace(-30, 30, 201)
+    np.testing.assert_allclose(tail.cdf(torch.from_numpy(z)), reference(nu).cdf(z / 1.7), rtol=1e-9, atol=1e-14)
+    assert tail.interval(0.9) == tail.quantile(0.95)
+
+
+@pytest.mark.parametrize("nu", DEGREES)
+def test_likelihood_and_variance_are_those_of_scipy(nu: float) -> None:
+    error, variance = torch.linspace(-9, 9, 31), torch.linspace(0.1, 4, 31)
+    found = Tail(nu, 0.8).nll(error, variance)
+    z = error.double() / (0.8 * variance.double().sqrt())
+    expected = -reference(nu).logpdf(z.numpy()) + np.log(0.8 * variance.double().sqrt().numpy())
+    np.testing.assert_allclose(found, expected, rtol=1e-10)
+    assert Tail(nu, 0.8).variance == pytest.approx(0.64 * reference(nu).var())
+
+
+@pytest.mark.parametrize("nu", DEGREES)
+@pytest.mark.parametrize("error", [-4.0, 0.0, 0.3, 11.0])
+def test_crps_is_the_integral_of_the_squared_difference(nu: float, error: float) -> None:
+    width = 0.8 * math.sqrt(2.5)
+    cdf = reference(nu).cdf
+    below = integrate.quad(lambda y: cdf(y / width) ** 2, -math.inf, error, epsabs=1e-12, limit=200)[0]
+    above = integrate.quad(lambda y: (1 - cdf(y / width)) ** 2, error, math.inf, epsabs=1e-12, limit=200)[0]
+    found = Tail(nu, 0.8).crps(torch.tensor([error]), torch.tensor([2.5]))
+    assert float(found) == pytest.approx(below + above, rel=1e-6)
+
+
+def test_no_other_scale_and_degree_is_more_likely() -> None:
+    z = torch.from_numpy(stats.t(4).rvs(400, random_state=1) * 2.0)
+    tail = fit_tail(z)
+
+    def cost(nu: float, factor: float) -> float:
+        return float(Tail(nu, tail.scale * factor).nll(z, torch.ones(400)).mean()) + 4 / (nu * 400)
+
+    assert all(cost(tail.nu, 1) < cost(tail.nu, factor) for factor in (0.99, 1.01))
+    factors = np.geomspace(0.5, 2, 60)
+    assert all(cost(tail.nu, 1) < cost(nu, factor) for nu in DEGREES if nu != tail.nu for factor in factors)
+
+
+def test_heavy_tails_are_seen_and_gaussian_ones_are_not_made_heavy() -> None:
+    heavy = torch.from_numpy(stats.t(3).rvs(3000, random_state=0))
+    light = torch.from_numpy(np.random.default_rng(0).normal(size=3000))
+    assert fit_tail(heavy).nu <= 5
+    assert fit_tail(light).nu >= 20
+    assert fit_tail(light).variance == pytest.approx(1, abs=0.1)
+
+
+def test_few_rows_have_as_many_degrees_however_many_entries_they_have() -> None:
+    z = torch.from_numpy(stats.t(3).rvs(300, random_state=0))
+    assert fit_tail(z[: LEAST_ROWS - 1]) == Tail(LEAST_ROWS - 1.0)
+    assert fit_tail(z, rows=12.5) == Tail(12.0)
+    assert fit_tail(z[:2]) == Tail(3.0)
+    assert fit_tail(z).nu in DEGREES
+    light = torch.from_numpy(np.random.default_rng(3).uniform(-1, 1, 400))
+    assert [fit_tail(light[:count]).nu for count in (40, 60, 400)] == [40, 60, math.inf]
+
+
+def test_intervals_from_few_gaussian_rows_cover_what_they_say() -> None:
+    """With the scale of ten rows a Gaussian interval would cover 85 %."""
+    rng = np.random.default_rng(0)
+    scales = np.sqrt(np.square(rng.normal(size=(20_000, 10))).mean(1))
+    half = fit_tail(torch.zeros(10)).interval(0.9)
+    inside = np.abs(rng.normal(size=20_000)) <= half * scales
+    assert inside.mean() == pytest.approx(0.9, abs=4 * np.sqrt(0.09 / 20_000))
+
+
+def test_a_row_that_counts_twice_is_as_good_as_two() -> None:
+    z = torch.from_numpy(stats.t(3).rvs(60, random_state=2))
+    counts = torch.ones(60).double()
+    counts[:10] = 2
+    twice = fit_tail(torch.cat([z, z[:10]]), rows=60)
+    weighted = fit_tail(z, counts)
+    assert weighted.nu == twice.nu
+    assert weighted.scale == pytest.approx(twice.scale, rel=1e-9)
+
+
+def test_errors_that_are_all_zero_leave_a_finite_tail() -> None:
+    assert fit_tail(torch.zeros(50)).scale > 0
+
+
+def test_degrees_that_are_no_whole_number_are_refused() -> None:
+    for nu, scale in ((2.5, 1.0), (0.0, 1.0), (3.0, 0.0)):
+        with pytest.raises(ArgumentError, match="whole or infinite degrees of freedom"):
+            Tail(nu, scale)
