@@ -145,7 +145,7 @@ def conformal_score(
     level: float,
     least: float = 0.0,
     purpose: str = " for an interval",
-    remedy: str = "Calibrate with more conformal_data, or ask for a lower level.",
+    remedy: str = "Pass more rows to conformal(...), or ask for a lower level.",
 ) -> float:
     """The `ceil((n + 1) level)`-th smallest of the n sorted scores; `least` where that is none of them."""
     rank = math.ceil((len(scores) + 1) * level - 1e-9)

@@ -1,6 +1,8 @@
 """Tables: what is read from each kind of file, one line for each thing that is wrong, and never many rows at once."""
 
 import io
+import os
+import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+import latedrop
 from latedrop.cli.tables import Columns, Rows, choose, open_table, read_batches
 from latedrop.errors import ArgumentError, DataError, FileError
 
@@ -371,3 +374,19 @@ class TestChoose:
         with pytest.raises(ArgumentError, match=r"expected array 'x' in .*It has 'images', 'y'"):
             choose(open_table(path))
         assert choose(open_table(path), ["images"], ["y"]) == Columns(("images",), ("y",))
+
+
+def test_a_process_that_ends_early_after_a_csv_ends_in_order(tmp_path: Path) -> None:
+    """With one thread for torch, threads of pyarrow used to abort such a process at its end, in most tries."""
+    (tmp_path / "rows.csv").write_text("a,b\n1,2\n")
+    code = (
+        "import sys, torch; from latedrop.cli.tables import Columns, open_table, read_batches; "
+        "table = open_table('rows.csv'); list(read_batches(table, Columns(('a',)), 8)); sys.exit(2)"
+    )
+    source = str(Path(latedrop.__file__).parents[1])
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": source}
+    for _ in range(3):
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True
+        )
+        assert done.returncode == 2, done.stderr

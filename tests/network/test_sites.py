@@ -22,9 +22,14 @@ def test_select_by_pattern_type_predicate_and_list() -> None:
     assert names(find_sites(model, x, select=["out", nn.ConvTranspose2d])) == ["up", "out"]
 
 
+def test_every_name_of_a_list_has_to_match() -> None:
+    with pytest.raises(SiteError, match=r"expected 'uo' to match at least one site; found none\. Sites: \["):
+        find_sites(UNet(), torch.zeros(2, 1, 8, 8), select=["up", "uo"])
+
+
 def test_no_match_lists_what_there_is() -> None:
     model, x = UNet(), torch.zeros(2, 1, 8, 8)
-    with pytest.raises(SiteError, match=r"select='nothing\*'.*Sites: \['down2', 'up', 'merge', 'out'\].*\['down1'\]"):
+    with pytest.raises(SiteError, match=r"expected 'nothing\*'.*Sites: \['down2', 'up', 'merge', 'out'\].*\['down1'\]"):
         find_sites(model, x, select="nothing*")
     with pytest.raises(SiteError, match="first layers, which are never sites"):
         find_sites(model, x, select="down1")

@@ -120,14 +120,14 @@ def test_every_error_is_ours() -> None:
 
 class TestSites:
     def test_no_site_matches(self) -> None:
-        match = r"expected select='encoder\.\*' to match at least one site; found none\. Sites: \['2'\].*\['0'\]"
+        match = r"expected 'encoder\.\*' to match at least one site; found none\. Sites: \['2'\].*\['0'\]"
         with pytest.raises(SiteError, match=match):
             quietly(mlp(), (X, Y), sites="encoder.*")
         with pytest.raises(SiteError, match="to match at least one site; found none"):
             quietly(mlp(), (X, Y), sites=[nn.Conv2d, lambda name, module: False])
 
     def test_a_first_layer_is_no_site(self) -> None:
-        with pytest.raises(SiteError, match=r"select='0'.*first layers, which are never sites: \['0'\]"):
+        with pytest.raises(SiteError, match=r"expected '0'.*first layers, which are never sites: \['0'\]"):
             quietly(mlp(), (X, Y), sites="0")
 
     @pytest.mark.parametrize("rest", [(), (nn.ReLU(),), (nn.Flatten(), nn.Softplus())])

@@ -76,7 +76,7 @@ def label_maps(labels: Tensor, logits: Tensor, ignore_index: int | None) -> Tens
         beside = "" if ignore_index is None else f", beside the ignore_index {ignore_index}"
         raise DataError(
             f"expected labels of pixels from 0 to {classes - 1}{beside}; found {int(counted.min())} to "
-            f"{int(counted.max())}. Pass ignore_index= the number of pixels that have no class."
+            f"{int(counted.max())}. Name the label of pixels that have no class: task=Classification(ignore_index=...)."
         )
     return found
 

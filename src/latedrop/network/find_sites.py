@@ -84,6 +84,9 @@ def find_sites(
     if not chosen:
         _check_weights(model, modules)
         raise SiteError(_no_site_message(select, downstream, [name for name in layers if name not in downstream]))
+    for item in select if isinstance(select, (list, tuple)) else ():
+        if isinstance(item, str) and not any(_selected(item, name, owners[name]) for name in chosen):
+            raise SiteError(_no_site_message(item, downstream, [name for name in layers if name not in downstream]))
     sites = [_site(name, kind, probe) for name in chosen]
     if any(site.batch_axis is None for site in sites):  # draws run one by one: no channel mask needs to know rows
         rowless = {"batch_axis": None, "interleaved": False, "moved": False}
@@ -322,6 +325,6 @@ def _no_site_message(select: Select, downstream: list[str], first: list[str]) ->
             f"{first}. A model of one layer has no hidden units to drop."
         )
     return (
-        f"expected select={select!r} to match at least one site; found none. Sites: {downstream}; "
+        f"expected {select!r} to match at least one site; found none. Sites: {downstream}; "
         f"first layers, which are never sites: {first}."
     )

@@ -178,7 +178,10 @@ def _parse(content: bytes, between: str, width: int, numbers: Iterable[int] = ()
     types = {str(i): pyarrow.float64() for i in numbers} | {str(i): pyarrow.string() for i in texts}
     return pyarrow.csv.read_csv(
         pyarrow.BufferReader(content),
-        pyarrow.csv.ReadOptions(column_names=[str(i) for i in range(width)], block_size=len(content) + 1),
+        # One thread: with OMP_NUM_THREADS=1, threads of pyarrow beside torch abort the process when it exits early.
+        pyarrow.csv.ReadOptions(
+            use_threads=False, column_names=[str(i) for i in range(width)], block_size=len(content) + 1
+        ),
         pyarrow.csv.ParseOptions(delimiter=between, newlines_in_values=b'"' in content),
         pyarrow.csv.ConvertOptions(
             column_types=types, include_columns=list(types), null_values=_MISSING, strings_can_be_null=False
@@ -259,7 +262,7 @@ def open_parquet(path: str) -> Table:
         return pyarrow.parquet.ParquetFile(path, pre_buffer=False)
 
     def batches(file: Any, size: int, names: list[str]) -> Iterable[Any]:
-        return file.iter_batches(batch_size=size, columns=names)  # type: ignore[no-any-return]
+        return file.iter_batches(batch_size=size, columns=names, use_threads=False)  # type: ignore[no-any-return]
 
     with _explained(path, "parquet"), opened([]) as file:
         return _table(path, "parquet", opened, batches, file.schema_arrow, file.metadata.num_rows)
