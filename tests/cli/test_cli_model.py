@@ -174,7 +174,7 @@ class TestSites:
     def test_select(self, call: Run) -> None:
         code, out, err = call("sites", "user_model:net", "--input-shape", "3", "--select", "none.*")
         assert (code, out) == (1, "")
-        assert err.startswith("latedrop: expected --select none.* to match at least one site; found none.")
+        assert err.startswith("latedrop: expected 'none.*' to match at least one site; found none.")
 
 
 class TestCalibrate:

@@ -81,12 +81,13 @@ def find_sites(
     owners = {name: modules.get(runs[0].owner, model) for name, runs in layers.items()}
     downstream = [name for name, runs in layers.items() if any(run.downstream for run in runs)]
     chosen = [name for name in downstream if _selected(select, name, owners[name])]
+    patterns = [item for item in select if isinstance(item, str)] if isinstance(select, (list, tuple)) else []
+    unmatched = [item for item in patterns if not any(_selected(item, name, owners[name]) for name in chosen)]
     if not chosen:
         _check_weights(model, modules)
-        raise SiteError(_no_site_message(select, downstream, [name for name in layers if name not in downstream]))
-    for item in select if isinstance(select, (list, tuple)) else ():
-        if isinstance(item, str) and not any(_selected(item, name, owners[name]) for name in chosen):
-            raise SiteError(_no_site_message(item, downstream, [name for name in layers if name not in downstream]))
+    if not chosen or unmatched:
+        first = [name for name in layers if name not in downstream]
+        raise SiteError(_no_site_message(unmatched[0] if unmatched else select, downstream, first))
     sites = [_site(name, kind, probe) for name in chosen]
     if any(site.batch_axis is None for site in sites):  # draws run one by one: no channel mask needs to know rows
         rowless = {"batch_axis": None, "interleaved": False, "moved": False}
