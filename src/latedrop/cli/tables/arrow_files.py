@@ -206,7 +206,7 @@ def _chunk(text: _Text, line: int, content: bytes, width: int, columns: Columns,
             raise DataError(f"expected csv in {text.path}; from line {line} on found: {error}") from error
         if len(parsed) != len(places):
             raise DataError(f"expected csv in {text.path}; from line {line} on found quotes that do not pair up.")
-    made: dict[str, Any] = {"place": np.asarray(places)}
+    made: dict[str, Any] = {"place": np.asarray(places, dtype=np.int64)}
     made |= {f"text {name}": parsed.column(str(at[name])) for name in columns.carried}
     for name in columns.numbers:
         values = parsed.column(str(at[name]))
