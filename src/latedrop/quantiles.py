@@ -1,4 +1,4 @@
-"""Standardised quantiles `z(q)` in plain numbers: of a Gaussian, of isotonic and of conformal intervals.
+"""Standardised quantiles `z(q)` in plain numbers: of a Gaussian, of a Student t, of isotonic and of conformal intervals.
 
 They need neither torch nor numpy, so that intervals can be made where neither is; `calibration.intervals` fits them.
 """
@@ -6,7 +6,7 @@ They need neither torch nor numpy, so that intervals can be made where neither i
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from itertools import pairwise
 from statistics import NormalDist
@@ -23,6 +23,8 @@ __all__ = [
     "conformal_score",
     "gaussian_quantile",
     "isotonic_quantile",
+    "student_quantile",
+    "student_upper",
 ]
 
 _LARGEST = 1e300  # of a variance or a residual in a file: what is larger overflows when it is used
@@ -125,6 +127,42 @@ def gaussian_quantile(q: float) -> float:
     1.96
     """
     return NormalDist().inv_cdf(q) if 0 < q < 1 else math.copysign(math.inf, q - 0.5)
+
+
+def student_quantile(q: float, degrees: float | None = None) -> float:
+    """The quantile of a Student t with a variance of 1; without degrees of freedom, of a Gaussian.
+
+    Degrees of freedom are a whole number above 2.
+
+    >>> round(student_quantile(0.975, 3), 4), round(student_quantile(0.975), 4)
+    (1.8374, 1.96)
+    """
+    if degrees is None or not 0 < q < 1:
+        return gaussian_quantile(q)
+    side = min(q, 1 - q)
+    low, high = 0.0, 2.0
+    while student_upper(high, degrees) > side:
+        low, high = high, 2 * high
+    while low < (middle := (low + high) / 2) < high:
+        low, high = (middle, high) if student_upper(middle, degrees) > side else (low, middle)
+    return math.copysign(low * math.sqrt((degrees - 2) / degrees), q - 0.5)
+
+
+def student_upper(t: Any, degrees: float, atan: Callable[[Any], Any] = math.atan) -> Any:
+    """The share of a Student t above `t >= 0`, for whole degrees of freedom; `t` is a number, or an array with its atan.
+
+    It is a finite sum (Abramowitz and Stegun 26.7.3 and 26.7.4).
+    """
+    odd = degrees % 2 == 1
+    cosine2 = degrees / (degrees + t * t)  # of the angle whose tangent is t / sqrt(degrees)
+    sine = (1 - cosine2) ** 0.5
+    total = term = sine * cosine2**0.5 if odd else sine
+    for k in range(2 if odd else 1, int(degrees) - 2, 2):
+        term = term * cosine2 * (k / (k + 1))
+        total = total + term
+    if odd:
+        total = (atan(t / degrees**0.5) + (total if degrees > 1 else 0)) * (2 / math.pi)
+    return (1 - total) / 2
 
 
 def isotonic_quantile(knots: Sequence[float], observed: Sequence[float], q: float) -> float:

@@ -26,8 +26,8 @@ from latedrop.errors import DataError
 __all__ = ["MOST", "MOST_ROWS", "Entries", "RowSample"]
 
 MOST = 2**20
-MOST_ROWS = 2**18
-"""A variance that is fitted to half as many rows has a standard error of 0.4 %."""
+MOST_ROWS = 2**15
+"""A variance that is fitted to half as many rows has a standard error of 1 %."""
 
 
 class RowSample:

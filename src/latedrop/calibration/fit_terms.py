@@ -1,28 +1,29 @@
 """A variance of terms for numbers: the guard is set, candidates are compared, and the chosen one is fitted to all rows.
 
-    variance(x) = g(x) · (floor + sum_j theta_j t_j(x)) + (g(x) - 1) · constant
+    variance(x) = g(x) · (floor + sum_j theta_j t_j(x)) + (g(x) - 1) · constant,      theta >= 0
 
-The likelihood is Gaussian. Its place is `tails` below: the standardised errors of rows left out are what another
-distribution would be fitted to.
+The fit is shrunk to a typical shape. With `u_j = t_j / size_j`, columns brought to a mean of about 1, and typical
+shares `w`, write
 
-Coefficients of the terms: `variance = floor + sum_j theta_j t_j`, `theta >= 0`, fitted to the squared errors.
+    v = s · (w_0 exp(d_0) + sum_j w_j exp(d_j) u_j).
 
-Errors and terms are brought to a mean of 1, and the fit is shrunk to the constant in two ways that fade with the n
-rows: the squared errors `e2` become `(n e2 + k) / (n + k)`, as if k rows more had the average error, and each
-coefficient costs `p / n`. With few rows little is left but the constant; nothing is switched by a narrow margin.
+The scale s is free. The departures d cost `k / 4 · sum_j w_j (d_j - d)^2` with `d` their mean weighted by w, as if k
+rows more had the typical shape: few rows change little but the scale, many rows have their way. Fisher scoring in the
+logarithms of the coefficients minimises the negative log-likelihood of the errors plus that cost.
 
 Nested candidates are compared by cross-validation: the floor alone, then one term after the other, then a coefficient
 for every site. All terms with one rate for all sites are used unless another candidate is better by more than a
-standard error.
+standard error. The tails are fitted to the standardised errors of rows left out (`latedrop.calibration.tails`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -33,18 +34,20 @@ from latedrop.calibration.cross_validation import (
     effective_rows,
     leading,
 )
-from latedrop.calibration.fit_sites import Loss, polished, scored
+from latedrop.calibration.fit_sites import Loss, polished
 from latedrop.calibration.fitted_terms import FittedTerms, Guard, guarded, ignorant, shares_of_terms, term_of
 from latedrop.calibration.measure import MeasuredTerms
 from latedrop.calibration.methods import Plan, Terms
 from latedrop.calibration.scale_fit import refuse_no_errors
+from latedrop.calibration.tails import Tail, fit_tail
 from latedrop.calibration.targets import warn_of_poor_fit
-from latedrop.calibration.verdict import Verdict, gains, judged
-from latedrop.metrics.entries import average
+from latedrop.calibration.verdict import Verdict, judged, losses
 from latedrop.streams.usual import Usual, usual_of_rows
-from latedrop.terms import Term
+from latedrop.terms import ErrorForest, Term
 
 __all__ = [
+    "TYPICAL",
+    "Block",
     "Chosen",
     "Growth",
     "TermFit",
@@ -57,12 +60,20 @@ __all__ = [
     "outputs_last",
 ]
 
-_AVERAGE_ROWS = 5.0
-_PRICE = 2.0
+TYPICAL = {"floor": 0.5, "gradients": 0.2, "leverage": 0.2, "dropout": 0.1, "forest": 1.0}
+"""Shares of the variance of usual rows; they are divided by the sum of those in use."""
+_OTHER = 0.2  # the share of a term that is not named there
+_TYPICAL_ROWS = 60.0  # that the typical shape counts for
+_STEPS = 100
+_FARTHEST = 12.0  # departure in logarithms
 _LEAST_FLOOR = 1e-4  # of the mean squared error
 
-Blocks = Sequence[Sequence[int]]
-"""Columns that share a coefficient, for each coefficient."""
+class Block(NamedTuple):
+    """Columns that share a coefficient, by their places, and what share of the variance they typically have."""
+
+    places: Sequence[int]
+    share: float
+    of_forest: bool = False
 
 
 @dataclass(frozen=True)
@@ -73,11 +84,13 @@ class TermFit:
         coefficients: `(K, J)`.
         floors: `(K,)`.
         constants: `(K,)`, the mean squared errors.
+        without: the fit without a forest, where there is one.
     """
 
     coefficients: Tensor
     floors: Tensor
     constants: Tensor
+    without: TermFit | None = None
 
     def variance(self, columns: Tensor) -> Tensor:
         """The fitted variance `(n, K)` from `(n, K, J)`."""
@@ -91,6 +104,7 @@ class Chosen:
     Attributes:
         name: what it is made of.
         fit: to all rows; coefficients of the columns that it leaves out are 0.
+        tail: of the standardised errors of rows of other folds.
         verdict: on rows of other folds.
         variance: `(N, K, entries)`, of each row from fits to the rows of the other folds.
         candidates: all that were compared, the simplest first.
@@ -98,6 +112,7 @@ class Chosen:
 
     name: str
     fit: TermFit
+    tail: Tail
     verdict: Verdict
     variance: Tensor
     candidates: tuple[Candidate, ...]
@@ -106,7 +121,8 @@ class Chosen:
 def fit_terms(
     error: Tensor,
     columns: Tensor,
-    blocks: Blocks,
+    blocks: Sequence[Block],
+    sizes: Tensor | None = None,
     loss: Loss = "nll",
     weights: Tensor | None = None,
     *,
@@ -114,42 +130,81 @@ def fit_terms(
 ) -> TermFit:
     """Fit errors `(n, K)` with columns `(n, K, J)`; each output has coefficients of its own.
 
-    `weights` `(n,)` say what each row counts; n above is then `(sum w)^2 / sum w^2`. `worth` is how many independent
-    rows they are, where neighbours are alike.
-
-    With `loss="crps"` the CRPS is lowered from there, of the rows and of k more that have the average error.
+    Args:
+        error: target minus prediction.
+        columns: not negative.
+        blocks: the columns that share a coefficient, with their typical shares.
+        sizes: `(K, J)`, what a column is on usual rows; its mean over these where None.
+        loss: with `"crps"` the CRPS is lowered from the fit by likelihood.
+        weights: `(n,)`, what each row counts.
+        worth: how many independent rows they are, where neighbours are alike or weights differ.
     """
-    pairs = zip(error.double().unbind(1), columns.double().unbind(1), strict=True)
-    fits = [_of_one(e, u, blocks, loss, weights, worth) for e, u in pairs]
-    return TermFit(*(torch.stack(part) for part in zip(*fits, strict=True)))
+    sizes = columns.double().mean(0) if sizes is None else sizes
+    counts = torch.ones(len(error), dtype=torch.float64) if weights is None else weights.double()
+    rows = effective_rows(weights, len(error)) if worth is None else worth
+    counts = counts / counts.sum() * rows
+    each = zip(error.double().unbind(1), columns.double().unbind(1), sizes.double().unbind(0), strict=True)
+    fits = [_fit_one(e, u, size, blocks, counts, loss) for e, u, size in each]
+    found = TermFit(*(torch.stack(part) for part in zip(*fits, strict=True)))
+    if not any(block.of_forest for block in blocks):
+        return found
+    rest = [block for block in blocks if not block.of_forest]
+    return replace(found, without=fit_terms(error, columns, rest, sizes, loss, weights, worth=worth))
 
 
-def _of_one(
-    error: Tensor, columns: Tensor, blocks: Blocks, loss: Loss, weights: Tensor | None, worth: float | None
+def _fit_one(
+    error: Tensor, columns: Tensor, sizes: Tensor, blocks: Sequence[Block], counts: Tensor, loss: Loss
 ) -> tuple[Tensor, Tensor, Tensor]:
-    counts = None if weights is None else weights.double() / weights.double().mean()
-    rows, count = effective_rows(counts, len(error)), columns.shape[1]
-    size = average(error.square(), counts)
-    found = torch.zeros(count, dtype=columns.dtype, device=columns.device)
-    joined = [columns[:, list(block)].sum(1) for block in blocks]
-    used = [(block, column, float(column.mean())) for block, column in zip(blocks, joined, strict=True)]
+    """Return coefficients `(J,)`, floor and mean squared error of one output."""
+    used = [(b, columns[:, list(b.places)].sum(1), float(sizes[list(b.places)].sum())) for b in blocks]
     used = [part for part in used if part[2] > 0]
-    unit = torch.stack([*(column / mean for _, column, mean in used), torch.ones_like(error)], 1)
-    start = torch.zeros_like(unit[0])
-    start[-1] = 1
-    charge = torch.full_like(start, _PRICE / rows)
-    charge[-1] = 0
-    known = rows if worth is None else worth
-    shrunk = (known * error.square() / size + _AVERAGE_ROWS) / (known + _AVERAGE_ROWS)
-    theta = scored(shrunk, unit, start, torch.zeros_like(start), charge, counts)
+    size = (counts @ error.square() / counts.sum()).clamp_min(torch.finfo(torch.float64).tiny)
+    units = torch.stack([torch.ones_like(error), *(column / mean for _, column, mean in used)], 1)
+    typical = torch.tensor([TYPICAL["floor"], *(block.share for block, _, _ in used)], dtype=torch.float64)
+    typical = typical / typical.sum()
+    theta = _shrunk(error.square() / size, units, typical, counts)
     if loss == "crps":
-        more = unit.new_ones(int(_AVERAGE_ROWS), unit.shape[1])
-        scaled = torch.cat([error / size.sqrt(), more[:, 0]])
-        alike = None if counts is None else torch.cat([counts, more[:, 0]])
-        theta = polished(scaled, torch.cat([unit, more]), theta, torch.zeros_like(theta), alike)
-    for (block, _, mean), value in zip(used, theta[:-1], strict=True):
-        found[list(block)] = value * size / mean
-    return found, theta[-1].clamp_min(_LEAST_FLOOR) * size, size
+        theta = polished(error / size.sqrt(), units, theta, torch.zeros_like(theta), counts / counts.mean())
+    coefficients = torch.zeros_like(sizes)
+    for (block, _, mean), value in zip(used, theta[1:], strict=True):
+        coefficients[list(block.places)] = value * size / mean
+    return coefficients, theta[0].clamp_min(_LEAST_FLOOR) * size, size
+
+
+def _shrunk(squares: Tensor, units: Tensor, typical: Tensor, counts: Tensor) -> Tensor:
+    """Return the coefficients `(1 + J,)` of units `(n, 1 + J)` that fit squares best, at a price for departures."""
+    scale = counts @ (squares / (units @ typical)) / counts.sum()
+    start = typical.log() + scale.clamp_min(1e-9).log()
+    centred = torch.eye(len(typical), dtype=torch.float64) - typical
+    cost = _TYPICAL_ROWS / 2 * centred.T @ torch.diag(typical) @ centred  # curvature of the price
+
+    def objective(logs: Tensor) -> float:
+        variance, off = units @ logs.exp(), logs - start
+        return float(counts @ (squares / variance + variance.log())) / 2 + float(off @ cost @ off) / 2
+
+    logs, value = start, objective(start)
+    for _ in range(_STEPS):
+        theta = logs.exp()
+        variance = units @ theta
+        part = units * theta / variance[:, None]
+        gradient = part.T @ (counts * (1 - squares / variance)) / 2 + cost @ (logs - start)
+        curvature = part.T @ (counts[:, None] * part) / 2 + cost
+        curvature = curvature + 1e-9 * curvature.diagonal().mean() * torch.eye(len(theta), dtype=torch.float64)
+        move = -torch.linalg.solve(curvature, gradient)
+        step = min(1.0, 3.0 / float(move.abs().max().clamp_min(1e-300)))
+        while step > 1e-6:
+            moved = (logs + step * move).clamp(start - _FARTHEST, start + _FARTHEST)
+            new = objective(moved)
+            if new < value:
+                break
+            step /= 2
+        else:
+            break
+        done = value - new < 1e-9 * max(1.0, float(counts.sum()))
+        logs, value = moved, new
+        if done:
+            break
+    return logs.exp()
 
 
 class Growth(NamedTuple):
@@ -162,22 +217,27 @@ class Growth(NamedTuple):
 def choose(
     error: Tensor,
     columns: Tensor,
+    sizes: Tensor,
     names: Sequence[str],
-    groups: Sequence[Blocks],
+    groups: Sequence[Sequence[Block]],
     growth: Growth,
     loss: Loss = "nll",
     left: CrossValidation | None = None,
+    *,
+    student: bool = True,
 ) -> Chosen:
     """Compare nested candidates on rows that were left out of their fits, and fit the one in use to all.
 
     Args:
         error: `(M, K)`, the entries of a row together.
         columns: `(M, K, J)`.
+        sizes: `(K, J)`, what columns are on usual rows.
         names: of the terms.
-        groups: for each term its columns, by their places: those that share a coefficient together.
+        groups: for each term its columns: those that share a coefficient together.
         growth: by the guard.
         loss: what the fits minimise; candidates are compared by their likelihood.
         left: how rows are left out, and what each counts.
+        student: whether tails are fitted; else they are Gaussian.
     """
     left = left or CrossValidation()
     rows = len(growth.factor)
@@ -185,27 +245,42 @@ def choose(
     shaped = error.reshape(rows, inner, -1).movedim(2, 1)
     # Runs of rows that are alike are too few to tell every site apart.
     tried = _candidates(names, groups, apart=left.kind != "blocks")
-    crossed_fits, scores = {}, {}
+    crossed_fits, tails, scores = {}, {}, {}
     for name, blocks in tried.items():
-        fit = partial(_fitted_to, error, columns, blocks, inner, growth, loss, left)
-        crossed_fits[name] = crossed(shaped, fit, True, left)
-        scores[name] = gains(shaped, *crossed_fits[name])
+        fit = partial(_fitted_to, error, columns, sizes, blocks, inner, growth, loss, left)
+        variance, constant = crossed_fits[name] = crossed(shaped, fit, True, left)
+        tails[name] = fit_tail_of(shaped, variance, left) if student else Tail()
+        trivial = fit_tail_of(shaped, constant, left) if student else Tail()
+        scores[name] = losses(shaped, constant, trivial) - losses(shaped, variance, tails[name])
     name = leading(scores, _name(names), left)
     values = (part[..., 0] if inner == 1 else part for part in (shaped, *crossed_fits[name]))
-    verdict = judged(*values, fitted="cross-validation", rows=left)
+    verdict = judged(*values, fitted="cross-validation", rows=left, tail=tails[name], gain=scores[name])
     listed = tuple(left.candidate(each, gain) for each, gain in scores.items())
     counts = None if left.weights is None else left.weights.repeat_interleave(inner)
     worth = left.worth(rows) if left.kind == "blocks" else None
-    fitted = fit_terms(error, columns, tried[name], loss, counts, worth=worth)
-    return Chosen(name, fitted, verdict, crossed_fits[name][0], listed)
+    fitted = fit_terms(error, columns, tried[name], sizes, loss, counts, worth=worth)
+    return Chosen(name, fitted, tails[name], verdict, crossed_fits[name][0], listed)
 
 
-def _candidates(names: Sequence[str], groups: Sequence[Blocks], *, apart: bool) -> dict[str, Blocks]:
-    found: dict[str, Blocks] = {_name(()): []}
+def fit_tail_of(error: Tensor, variance: Tensor, left: CrossValidation) -> Tail:
+    """The tail of errors `(N, ...)` with variances of rows left out."""
+    weights = None if left.weights is None else left.weights.reshape(-1, *[1] * (error.dim() - 1)).expand_as(error)
+    return fit_tail(error / variance.sqrt(), weights, left.worth(len(error)))
+
+
+def _candidates(
+    names: Sequence[str], groups: Sequence[Sequence[Block]], *, apart: bool
+) -> dict[str, Sequence[Block]]:
+    found: dict[str, Sequence[Block]] = {_name(()): []}
     for count in range(1, len(names) + 1):
         found[_name(names[:count])] = [block for group in groups[:count] for block in group]
-    if apart and any(len(block) > 1 for group in groups for block in group):
-        found[f"{_name(names)}, each site apart"] = [[place] for group in groups for block in group for place in block]
+    if apart and any(len(block.places) > 1 for group in groups for block in group):
+        blocks = [block for group in groups for block in group]
+        found[f"{_name(names)}, each site apart"] = [
+            block._replace(places=[place], share=block.share / len(block.places))
+            for block in blocks
+            for place in block.places
+        ]
     return found
 
 
@@ -216,7 +291,8 @@ def _name(names: Sequence[str]) -> str:
 def _fitted_to(
     error: Tensor,
     columns: Tensor,
-    blocks: Blocks,
+    sizes: Tensor,
+    blocks: Sequence[Block],
     inner: int,
     growth: Growth,
     loss: Loss,
@@ -229,13 +305,14 @@ def _fitted_to(
     counts = None if weights is None else weights.repeat_interleave(inner)
     factor, ceiling = growth
     worth = left.worth(len(factor)) * len(rows) / len(factor) if left.kind == "blocks" else None
-    fit = fit_terms(error[entries], columns[entries], blocks, loss, counts, worth=worth)
+    fit = fit_terms(error[entries], columns[entries], blocks, sizes, loss, counts, worth=worth)
 
     def variance(held: Tensor) -> Tensor:
         places = _entries(held, inner)
-        both = fit.variance(columns[places]), ceiling[places]
-        found, most = (part.reshape(len(held), inner, -1).movedim(2, 1) for part in both)
-        return guarded(found, factor[held, None, None], fit.constants[:, None], most)
+        plain = fit if fit.without is None else fit.without
+        parts = fit.variance(columns[places]), ceiling[places], plain.variance(columns[places])
+        found, most, without = (part.reshape(len(held), inner, -1).movedim(2, 1) for part in parts)
+        return guarded(found, factor[held, None, None], fit.constants[:, None], most, without)
 
     return variance
 
@@ -244,7 +321,7 @@ def _entries(rows: Tensor, inner: int) -> Tensor:
     return (rows[:, None] * inner + torch.arange(inner)).flatten()
 
 
-_INSIDE = 0.9
+_INSIDE = 0.95
 _FEW_ROWS, _MOST_OF_FEW = 30, 2.0
 
 
@@ -256,12 +333,14 @@ class TermsFit:
         terms: with their coefficients and the guard.
         variance: `(N, ...)` of the validation rows.
         held_out: `(N, ...)`, the same of each row from fits to the rows of other folds.
+        tail: of the errors of those.
         verdict: on those.
     """
 
     terms: FittedTerms
     variance: Tensor
     held_out: Tensor
+    tail: Tail
     verdict: Verdict
 
 
@@ -280,22 +359,29 @@ def fit_measured_terms(found: MeasuredTerms, plan: Plan) -> TermsFit:
     names = list(found.columns)
     stacked = [outputs_last(found.columns[name].double(), per_output) for name in names]
     columns = torch.stack(stacked, -1) if names else error.new_zeros(*error.shape, 0)
-    too_few = plan.reference is None and len(found.target) < _FEW_ROWS  # then the constant stands
-    guard, growth = set_guard(found, error, target, weights, grows=method.guard, too_few=too_few)
-    used = 0 if too_few else len(found.terms)
+    few = plan.reference is None and len(found.target) < _FEW_ROWS  # then the constant stands
+    guard, growth = set_guard(found, error, target, weights, grows=method.guard, few=few)
+    measured = [] if few else [term for term in found.terms if any(term_of(name) == term.name for name in names)]
+    sizes = _sizes(found, names, columns, weights)
     picked = choose(
         error,
         columns,
-        [term.name for term in found.terms][:used],
-        [_blocks(term, names) for term in found.terms][:used],
+        sizes,
+        [term.name for term in measured],
+        [_blocks(term, names) for term in measured],
         growth,
         method.loss,
         CrossValidation(method.folds, weights),
+        student=plan.intervals == "student",
     )
     fit = picked.fit
     inner = len(error) // len(found.target)
     variance = guarded(
-        fit.variance(columns), growth.factor.repeat_interleave(inner)[:, None], fit.constants, growth.ceiling
+        fit.variance(columns),
+        growth.factor.repeat_interleave(inner)[:, None],
+        fit.constants,
+        growth.ceiling,
+        None if fit.without is None else fit.without.variance(columns),
     )
     parts = torch.cat([columns * fit.coefficients, fit.floors.expand(*error.shape)[..., None]], -1)
     named = dict(zip([*names, "floor"], parts.unbind(-1), strict=True))
@@ -306,6 +392,7 @@ def fit_measured_terms(found: MeasuredTerms, plan: Plan) -> TermsFit:
         columns=tuple(names),
         coefficients=tuple(tuple(row) for row in fit.coefficients.tolist()),
         floors=tuple(fit.floors.tolist()),
+        without=() if fit.without is None else _rows(fit.without),
         shares=dict(zip(named, shares, strict=True)),
         guard=guard,
         features=found.features,
@@ -317,50 +404,71 @@ def fit_measured_terms(found: MeasuredTerms, plan: Plan) -> TermsFit:
     shape = found.target.movedim(1, -1).shape if per_output else found.target.shape
     variance = variance.reshape(shape)
     held_out = picked.variance.reshape(found.target.shape)
-    return TermsFit(terms, variance.movedim(-1, 1) if per_output else variance, held_out, picked.verdict)
+    variance = variance.movedim(-1, 1) if per_output else variance
+    return TermsFit(terms, variance, held_out, picked.tail, picked.verdict)
+
+
+def _rows(fit: TermFit) -> tuple[tuple[float, ...], ...]:
+    """Coefficients and floors, these last, for each output."""
+    return tuple(tuple(row) for row in torch.cat([fit.coefficients, fit.floors[:, None]], 1).tolist())
+
+
+def _sizes(found: MeasuredTerms, names: Sequence[str], columns: Tensor, weights: Tensor | None) -> Tensor:
+    """What columns are on usual rows, `(K, J)`: the reference rows tell, or these."""
+    inner = len(columns) // len(found.target)
+    counts = torch.ones(len(columns), dtype=torch.float64) if weights is None else weights.repeat_interleave(inner)
+    sizes = torch.einsum("n,nkj->kj", counts / counts.sum(), columns)
+    for j, name in enumerate(names):
+        if name in found.sizes:
+            known = found.sizes[name].double()
+            sizes[:, j] = known if found.per_output else known.mean()
+    return sizes
 
 
 def set_guard(
-    found: MeasuredTerms, error: Tensor, target: Tensor, weights: Tensor | None, *, grows: bool, too_few: bool
+    found: MeasuredTerms, error: Tensor, target: Tensor, weights: Tensor | None, *, grows: bool, few: bool
 ) -> tuple[Guard | None, Growth]:
-    """The guard at its limit, None where no features tell how novel a row is, and what it does to these rows."""
+    """The guard at its limits, None where nothing tells how novel a row is, and what it does to these rows."""
     counts = torch.ones(len(error), dtype=torch.float64)
     if weights is not None:
         counts = weights.repeat_interleave(len(error) // len(weights))
     constants, centres = ((counts[:, None] * part).mean(0) for part in (error.square(), target))
     spreads = (counts[:, None] * (target - centres).square()).mean(0)
     ceiling = ignorant(target - error, centres, spreads)
-    if found.guard is None or found.leverage is None:
+    if not found.guard or found.leverage is None:
         return None, Growth(torch.ones(len(found.target), dtype=torch.float64), ceiling)
-    limit = upper_quantile(found.leverage.double(), weights)
-    known = [tuple(part.tolist()) for part in (constants, centres, spreads)]
-    most = _MOST_OF_FEW if too_few else None
-    guard = Guard(found.guard, limit, known[0], known[1], known[2], grows, most)
-    return guard, Growth(guard.factor(found.leverage.double() / limit), ceiling)
+    usual, counted = (found.leverage, weights) if found.usual is None else (found.usual, None)
+    limits = tuple(tuple(upper_quantile(v, counted) for v in values.unbind(1)) for values in usual.unbind(1))
+    known = (tuple(part.tolist()) for part in (constants, centres, spreads))
+    guard = Guard(found.guard, limits, *known, grows, _MOST_OF_FEW if few else None)
+    return guard, Growth(guard.factor(guard.ratio(found.leverage.unbind(1))), ceiling)
 
 
 def _usual(found: MeasuredTerms, guard: Guard | None, parts: dict[str, Tensor], weights: Tensor | None) -> Usual:
     """How the validation rows are spread, for streams; of the terms that are in use."""
-    novelty = None if guard is None or found.leverage is None else (found.leverage / guard.limit).tolist()
+    novelty = None if guard is None or found.leverage is None else guard.ratio(found.leverage.unbind(1)).tolist()
     shares = shares_of_terms({name: part for name, part in parts.items() if bool(part.any()) or name == "floor"})
     counts = None if weights is None else weights.tolist()
     return usual_of_rows(novelty, {name: share.tolist() for name, share in shares.items()}, counts)
 
 
 def upper_quantile(leverage: Tensor, weights: Tensor | None = None) -> float:
-    """What rows of nine tenths of the weight stay below."""
+    """What rows of 95 % of the weight stay below, `(n,)`."""
+    leverage = leverage.double().clamp_min(1e-30)
     if weights is None:
-        return float(torch.quantile(leverage, _INSIDE, interpolation="higher"))
+        return float(np.quantile(leverage.numpy(), _INSIDE, method="higher"))
     ordered, order = leverage.sort()
     counts = weights[order]
     below = counts.cumsum(0) - counts < _INSIDE * (len(counts) - 1)
     return float(ordered[min(int(below.sum()), len(ordered) - 1)])
 
 
-def _blocks(term: Term, names: list[str]) -> list[list[int]]:
+def _blocks(term: Term, names: list[str]) -> list[Block]:
     """The places of a term's columns, those that share a coefficient together."""
     places = [i for i, name in enumerate(names) if term_of(name) == term.name]
-    return [places] if term.is_block and places else [[place] for place in places]
+    together = [places] if term.is_block and places else [[place] for place in places]
+    share = TYPICAL.get(term.name, _OTHER) / max(1, len(together))
+    return [Block(each, share, isinstance(term, ErrorForest)) for each in together]
 
 
 def outputs_last(values: Tensor, per_output: bool) -> Tensor:

@@ -2,15 +2,17 @@
 
     variance(x) = g(x) · (floor + sum_j theta_j t_j(x)) + (g(x) - 1) · constant,      g(x) = max(1, novelty(x)),
 
-where the novelty is the leverage of a row in units of what 90 % of the validation rows stay below, and the constant
-their mean squared error.
+where the novelty is the leverage of a row in units of what 95 % of the reference rows stay below, the largest of
+several kinds, and the constant is the mean squared error of the validation rows. It grows no further than what the
+targets alone say.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, TypeAlias
+from functools import cached_property
+from typing import Annotated, Any, TypeAlias, get_args
 
 import torch
 from torch import Tensor
@@ -19,11 +21,13 @@ from latedrop.calibration.cross_validation import Candidate
 from latedrop.calibration.scale import along_outputs
 from latedrop.data.arrays import any_true, constants
 from latedrop.errors import ArgumentError, DataError, FileError
-from latedrop.records import FieldError, Limits, Tagged, Via, match, record
+from latedrop.records import Limits, Tagged, Via, match, record
 from latedrop.streams.usual import Usual
 from latedrop.terms import (
     BatchContext,
     Dropout,
+    ErrorForest,
+    GradientLeverage,
     InputNoise,
     Leverage,
     LocalErrors,
@@ -42,6 +46,7 @@ __all__ = [
     "LARGEST",
     "FittedTerms",
     "Guard",
+    "add_totals",
     "aligned",
     "checked_terms",
     "guarded",
@@ -53,26 +58,43 @@ __all__ = [
     "told_apart",
 ]
 
-KINDS: dict[str, type[Term]] = {
-    kind.name: kind for kind in (Dropout, OwnDropout, Leverage, Neighbours, LocalErrors, Size, VarianceHead, InputNoise)
-}
-_Stored: TypeAlias = Annotated[
-    Dropout | OwnDropout | Leverage | Neighbours | LocalErrors | Size | VarianceHead | InputNoise | Missing,
-    Tagged("name", otherwise=Missing),
-]
+_Kind: TypeAlias = (
+    Dropout
+    | OwnDropout
+    | Leverage
+    | GradientLeverage
+    | ErrorForest
+    | Neighbours
+    | LocalErrors
+    | Size
+    | VarianceHead
+    | InputNoise
+)
+KINDS: dict[str, type[Term]] = {kind.name: kind for kind in get_args(_Kind)}
+_Stored: TypeAlias = Annotated[_Kind | Missing, Tagged("name", otherwise=Missing)]
 _Amount: TypeAlias = Annotated[float, Limits(0, 1e30)]
 _Amounts: TypeAlias = Annotated[tuple[_Amount, ...], Limits(1)]
+_Limits: TypeAlias = Annotated[tuple[Annotated[float, Limits(1e-30, 1e30)], ...], Limits(1)]
 LARGEST = torch.finfo(torch.float32).max
 """The novelty of rows beyond; none is larger."""
 
 
-def guarded(variance: Tensor, factor: Tensor, constant: Tensor, ceiling: Tensor | None = None) -> Tensor:
+def guarded(
+    variance: Tensor,
+    factor: Tensor,
+    constant: Tensor,
+    ceiling: Tensor | None = None,
+    without: Tensor | None = None,
+) -> Tensor:
     """`g · variance + (g - 1) · constant`: a row far outside is no narrower than a constant would be there.
 
-    Nor is it made wider than `ceiling`.
+    Where g is above 1 a forest knows nothing, so that the larger of the variance and of `without`, that of a fit
+    without it, grows. Nor is it made wider than `ceiling`, unless it was at the limit: divided by g, the variance is
+    about what it was there, so that it does not jump.
     """
-    grown = factor * variance + (factor - 1) * constant
-    return grown if ceiling is None else torch.minimum(grown, torch.maximum(variance, ceiling))
+    base = variance if without is None else torch.where(factor > 1, torch.maximum(variance, without), variance)
+    grown = factor * base + (factor - 1) * constant
+    return grown if ceiling is None else torch.minimum(grown, torch.maximum(base / factor, ceiling))
 
 
 def ignorant(mean: Tensor, centre: Tensor, spread: Tensor) -> Tensor:
@@ -93,43 +115,47 @@ def told_apart(novelty: Tensor) -> Tensor:
 @record
 @dataclass(frozen=True)
 class Guard:
-    """Lets the variance grow for rows unlike the validation rows.
+    """Lets the variance grow for rows unlike the reference rows.
 
     Attributes:
-        term: whose values tell; learned from reference rows.
-        limit: what 90 % of the validation rows stay below.
+        terms: the names of those whose values tell.
+        limits: for each of them what 95 % of the reference rows stay below, one number per output or one for all.
         constants: the validation rows' mean squared error, one per output or one for all.
-        centres: the mean of the validation targets, likewise; empty where the variance does not use them.
+        centres: the mean of the validation targets, likewise.
         spreads: their variance.
         grows: False where rows are only told apart, and the variance stays.
         most: the largest factor; None where there is none. Few validation rows cannot tell what is usual.
     """
 
-    term: Annotated[Term, Via(Leverage | None, lambda term: term)]
-    limit: Annotated[float, Limits(1e-30, 1e30)]
+    terms: Annotated[tuple[str, ...], Limits(1)]
+    limits: Annotated[tuple[_Limits, ...], Limits(1)]
     constants: _Amounts
-    centres: tuple[Annotated[float, Limits(-1e30, 1e30)], ...] = ()
-    spreads: tuple[_Amount, ...] = ()
+    centres: tuple[Annotated[float, Limits(-1e30, 1e30)], ...]
+    spreads: tuple[_Amount, ...]
     grows: bool = True
     most: Annotated[float, Limits(1, 1e30)] | None = None
 
-    def novelty(self, rows: BatchContext) -> Tensor:
-        """`(N,)`: below 1 for rows like 90 % of the validation rows, infinite for those beyond numbers."""
-        found = rows.values_of(self.term) / self.limit
-        if being_traced():
-            return found
-        return found.nan_to_num(nan=torch.inf, posinf=torch.inf)
+    def novelty(self, rows: BatchContext, terms: Mapping[str, Term]) -> Tensor:
+        """`(N,)`: below 1 for rows like 95 % of the reference rows, infinite for those beyond numbers."""
+        values = [rows.values_of(terms[name]).reshape(len(rows.mean), -1) for name in self.terms]
+        found = self.ratio(values)
+        return found if being_traced() else found.nan_to_num(nan=torch.inf, posinf=torch.inf)
+
+    def ratio(self, values: Sequence[Tensor]) -> Tensor:
+        """`(N,)`, the largest of all values `(N, K)` of the terms in units of their limits."""
+        pairs = zip(values, self.limits, strict=True)
+        return torch.cat([value / constants(limit).to(value) for value, limit in pairs], 1).amax(1)
 
     def factor(self, novelty: Tensor) -> Tensor:
         """What the variance is multiplied by, `(N,)`."""
         return novelty.clamp(1, self.most) if self.grows else torch.ones_like(novelty)
 
-    def grown(self, variance: Tensor, novelty: Tensor, mean: Tensor) -> Tensor:
-        """The variance `(N, ...)` of rows that are so strange, `(N,)`, for what the network says of them."""
+    def grown(self, variance: Tensor, novelty: Tensor, mean: Tensor, without: Tensor | None = None) -> Tensor:
+        """The variance `(N, ...)` of rows that are so novel, `(N,)`, for what the network says of them."""
         factor = self.factor(novelty).reshape(-1, *[1] * (variance.dim() - 1)).to(variance)
-        known = [self.constants, self.centres, self.spreads] if self.centres else [self.constants]
-        constant, *targets = (along_outputs(constants(part), variance) for part in known)
-        return guarded(variance, factor, constant, ignorant(mean.to(variance), *targets) if targets else None)
+        known = (self.constants, self.centres, self.spreads)
+        constant, centre, spread = (along_outputs(constants(part), variance) for part in known)
+        return guarded(variance, factor, constant, ignorant(mean.to(variance), centre, spread), without)
 
 
 @record
@@ -138,10 +164,12 @@ class FittedTerms:
     """Terms with their coefficients.
 
     Attributes:
-        terms: those that were measured, in use or not, after they learned.
+        terms: those that were measured, in use or not, and those of the guard, after they learned.
         columns: the names of what has a coefficient.
         coefficients: for each output, or once for all, one number per column.
         floors: one per output, or one for all.
+        without: the coefficients and floors, those last, of a fit without the forest, for rows that no tree knows;
+            empty where there is no forest.
         shares: of every column and of the floor in the variance of the validation rows, on average.
         guard: None where no features can tell how strange a row is.
         features: which features the terms and the guard look at.
@@ -155,6 +183,7 @@ class FittedTerms:
     columns: tuple[str, ...]
     coefficients: Annotated[tuple[tuple[_Amount, ...], ...], Limits(1)]
     floors: _Amounts
+    without: tuple[_Amounts, ...]
     shares: dict[str, Annotated[float, Limits(0, 1 + 1e-6)]]
     guard: Guard | None
     features: Features | None
@@ -164,15 +193,12 @@ class FittedTerms:
     usual: Usual | None = None
 
     def to_record(self) -> FittedTerms:
-        """Name the user's own terms alone, which a file cannot hold; and the guard's term where it is one of them."""
-        guard = self.guard
-        if guard is not None and any(term is guard.term for term in self.terms):
-            guard = replace(guard, term=None)  # type: ignore[arg-type]
+        """Name the user's own terms alone, which a file cannot hold."""
         terms = tuple(term if type(term) in KINDS.values() else Missing(term.name) for term in self.terms)
-        return replace(self, terms=terms, guard=guard)
+        return replace(self, terms=terms)
 
     def checked(self) -> FittedTerms:
-        """Check names and lengths against each other after reading; the guard shares its term with the terms."""
+        """Check names and lengths against each other after reading."""
         names, outputs, columns = [term.name for term in self.terms], len(self.floors), list(self.columns)
         match(len(set(names)) == len(names), "terms", "terms of different names", names)
         match(len(set(columns)) == len(columns), "columns", "different columns", columns)
@@ -180,28 +206,28 @@ class FittedTerms:
         match(len(self.coefficients) == outputs, "coefficients", f"{outputs} rows, as floors", len(self.coefficients))
         for i, theta in enumerate(self.coefficients):
             match(len(theta) == len(columns), f"coefficients[{i}]", f"one number for each of {columns}", theta)
+        match(len(self.without) in (0, outputs), "without", f"{outputs} rows, as floors", len(self.without))
+        for i, theta in enumerate(self.without):
+            match(len(theta) == len(columns) + 1, f"without[{i}]", f"one number for each of {columns} and a floor", theta)
         match(set(self.shares) == {*columns, "floor"}, "shares", "one of every column and of the floor", [*self.shares])
         match(self.choice in [c.name for c in self.candidates], "choice", "the name of a candidate", self.choice)
-        looking = [term for term in self.terms if term.needs_features and not isinstance(term, Missing)]
-        for term in looking:
-            match(None not in vars(term).values(), "terms", f"all that {term.name} has learned", "nothing")
-        if self.guard is None:
-            match(self.features is not None or not looking, "features", "the sites that terms look at", None)
-            return self
-        match(self.features is not None, "features", "the sites that the guard looks at", None)
-        known = self.guard.term or next((term for term in self.terms if isinstance(term, Leverage)), None)
-        if not isinstance(known, Leverage) or known.root is None:
-            raise FieldError("guard.term", "a leverage that has learned", known)
-        for name in ("constants", "centres", "spreads"):
-            values = getattr(self.guard, name)
-            match(len(values) == outputs or not values, f"guard.{name}", f"{outputs} numbers, as floors", values)
-        match(
-            bool(self.guard.centres) == bool(self.guard.spreads),
-            "guard.spreads",
-            "as many as centres",
-            self.guard.spreads,
-        )
-        return replace(self, guard=replace(self.guard, term=known))
+        for term in self.terms:
+            if isinstance(term, ErrorForest):
+                match(term.leaves is not None, "terms", "all that forest has learned", "nothing")
+                match(set(term.beside) <= set(names), "terms", f"terms {names} beside the forest", term.beside)
+            elif term.needs_features or term.needs_gradients:
+                match(None not in vars(term).values(), "terms", f"all that {term.name} has learned", "nothing")
+        looking = any(term.needs_features for term in self.terms)
+        match(self.features is not None or not looking, "features", "the sites that terms look at", None)
+        if self.guard is not None:
+            learned = [term.name for term in self.terms if isinstance(term, (Leverage, GradientLeverage))]
+            match(set(self.guard.terms) <= set(learned), "guard.terms", f"some of {learned}", self.guard.terms)
+            count = len(self.guard.terms)
+            match(len(self.guard.limits) == count, "guard.limits", f"{count} rows, as terms", self.guard.limits)
+            for name in ("constants", "centres", "spreads"):
+                values = getattr(self.guard, name)
+                match(len(values) == outputs, f"guard.{name}", f"{outputs} numbers, as floors", values)
+        return self
 
     @property
     def active(self) -> tuple[Term, ...]:
@@ -209,6 +235,22 @@ class FittedTerms:
         pairs = [pair for theta in self.coefficients for pair in zip(self.columns, theta, strict=True)]
         used = {term_of(name) for name, value in pairs if value > 0}
         return tuple(term for term in self.terms if term.name in used)
+
+    @property
+    def needs_gradients(self) -> bool:
+        """Whether predictions need mask gradients."""
+        guard = () if self.guard is None else self.guard.terms
+        return any(term.needs_gradients for term in (*self._measured, *(self._named[name] for name in guard)))
+
+    @cached_property
+    def _named(self) -> dict[str, Term]:
+        return {term.name: term for term in self.terms}
+
+    @cached_property
+    def _measured(self) -> tuple[Term, ...]:
+        """The terms in use, and those that a forest in use looks at."""
+        read = {name for term in self.active if isinstance(term, ErrorForest) for name in term.beside}
+        return tuple(term for term in self.terms if term in self.active or term.name in read)
 
     def odds(self, sites: Sequence[str], output: int) -> list[float]:
         """The coefficient of each site's first-order variance for one index of axis 1, 0 where it has none."""
@@ -218,21 +260,29 @@ class FittedTerms:
 
     def parts(self, rows: BatchContext) -> dict[str, Tensor]:
         """What each column and the floor add to the variance, `(N, ...)` each; the guard multiplies their sum."""
-        found = measured_columns(self.active, rows)
-        used = {name: constants(tuple(theta)) for name, *theta in zip(self.columns, *self.coefficients, strict=True)}
-        parts = {name: column * along_outputs(used[name], column) for name, column in found.items() if name in used}
-        floors = along_outputs(constants(self.floors), rows.mean)
-        return {**parts, "floor": torch.zeros_like(rows.mean) + floors}
+        return self._weighted(measured_columns(self._measured, rows), rows.mean, self.coefficients, self.floors)
+
+    def _weighted(
+        self, columns: Mapping[str, Tensor], mean: Tensor, coefficients: Sequence[Sequence[float]], floors: Any
+    ) -> dict[str, Tensor]:
+        used = {name: theta for name, *theta in zip(self.columns, *coefficients, strict=True) if any(theta)}
+        found = {name: column for name, column in columns.items() if name in used}
+        parts = {name: column * along_outputs(constants(tuple(used[name])), column) for name, column in found.items()}
+        return {**parts, "floor": torch.zeros_like(mean) + along_outputs(constants(floors), mean)}
 
     def variance(self, rows: BatchContext) -> tuple[Tensor, Tensor | None, dict[str, Tensor] | None]:
-        """The variance `(N, ...)`; how strange each row is, `(N,)`, where there is a guard; shares, but not of maps."""
-        parts = self.parts(rows)
+        """The variance `(N, ...)`; how novel each row is, `(N,)`, where there is a guard; shares, but not of maps."""
+        columns = measured_columns(self._measured, rows)
+        parts = self._weighted(columns, rows.mean, self.coefficients, self.floors)
         total = torch.stack(list(parts.values())).sum(0)
         shares = shares_of_terms(parts) if total.dim() < 3 else None
         if self.guard is None:
             return total, None, shares
-        strange = self.guard.novelty(rows)
-        return self.guard.grown(total, strange, rows.mean), told_apart(strange), shares
+        novelty, without = self.guard.novelty(rows, self._named), None
+        if self.without:
+            theta, floors = [row[:-1] for row in self.without], tuple(row[-1] for row in self.without)
+            without = torch.stack(list(self._weighted(columns, rows.mean, theta, floors).values())).sum(0)
+        return self.guard.grown(total, novelty, rows.mean, without), told_apart(novelty), shares
 
     def lines(self) -> list[str]:
         """The candidates, and the share of every column, as lines of text."""
@@ -315,7 +365,15 @@ def measured_columns(terms: Sequence[Term], rows: BatchContext) -> dict[str, Ten
                 )
             full = value.reshape(-1, *[1] * (mean.dim() - 1)) if value.dim() == 1 else value
             found[name] = full.expand(mean.shape)
+        add_totals(rows, {name: found[name] for name in found if term_of(name) == term.name})
     return found
+
+
+def add_totals(rows: BatchContext, columns: Mapping[str, Tensor]) -> None:
+    """Note the sum of each term's columns, for terms that look at others."""
+    for name, column in columns.items():
+        total = rows.totals.get(term_of(name))
+        rows.totals[term_of(name)] = column if total is None else total + column
 
 
 def shares_of_terms(parts: Mapping[str, Tensor]) -> dict[str, Tensor]:

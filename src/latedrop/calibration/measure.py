@@ -9,16 +9,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
+from warnings import warn
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from latedrop.calibration.collecting import MOST_ROWS, Entries, RowSample
-from latedrop.calibration.fitted_terms import KINDS, measured_columns, term_of
+from latedrop.calibration.fitted_terms import KINDS, add_totals, measured_columns, term_of
 from latedrop.calibration.methods import PAPER_RATES, FirstOrder, Plan, Sampling, Terms
 from latedrop.calibration.seen import feature_marks, warn_of_training_rows
 from latedrop.calibration.targets import as_output, check_rows, joined
@@ -32,20 +33,21 @@ from latedrop.dropout.first_order import linearize
 from latedrop.dropout.moments import Moments, out_of_memory
 from latedrop.dropout.moments import Sampling as DrawOptions
 from latedrop.dropout.sampling import own_output, sample_rates
-from latedrop.errors import ArgumentError, DataError, LatedropError, SiteError
+from latedrop.errors import ArgumentError, DataError, LatedropError, LatedropWarning, SiteError
 from latedrop.network.find_sites import find_sites
 from latedrop.network.network import Network
 from latedrop.network.sites import Rate, Sites
 from latedrop.progress import progress
 from latedrop.propagation.propagate import propagate
 from latedrop.terminal import listed
-from latedrop.terms import BatchContext, Leverage, Term
+from latedrop.terms import BatchContext, Dropout, ErrorForest, GradientLeverage, Leverage, Term
 from latedrop.terms.features import Features
 
 __all__ = [
     "MeasuredRates",
     "MeasuredTerms",
     "Reference",
+    "RowParts",
     "measure_rates",
     "measure_terms",
     "moments",
@@ -57,6 +59,7 @@ _log = logging.getLogger(__name__)
 _SHOWN = 6
 _EXAMPLES = 1024  # rows that sites are found on, at most
 _ROWS, _VALUES = 8, 2**18  # of the inputs that a few draws run on
+_MOST_NUMBERS = 2**25  # of the reference rows that are held
 _MEAN, _TARGET = "(mean)", "(target)"  # beside columns, whose names are those of terms
 
 
@@ -173,13 +176,15 @@ class MeasuredTerms:
     Attributes:
         sites: where dropout goes.
         mean, target: `(N, ...)`.
-        terms: after they learned.
-        columns: `(N, ...)` each, by name.
+        terms: after they learned, those of the guard among them.
+        columns: `(N, ...)` each, by name, of the terms that may have a coefficient.
         features: which they are; None where there are none.
         shape: of one row's output, of which `mean`, `target` and `columns` may hold some entries alone.
         per_output: whether axis 1 holds outputs.
-        guard: what tells strange rows, after it learned; None where there are no features.
-        leverage: its values, `(N,)`.
+        guard: the names of the terms that tell novel rows; empty where none can.
+        leverage: their values, `(N, terms, K)`, one for each of K outputs or one for all.
+        usual: the same of reference rows, `(m, terms, K)`, where these are not the validation rows.
+        sizes: `(K,)` or `(1,)`, what columns are on average over the reference rows; of others the validation rows tell.
         reference_rows: how many there were; 0 where the validation rows stood in.
     """
 
@@ -191,9 +196,46 @@ class MeasuredTerms:
     features: Features | None
     shape: tuple[int, ...]
     per_output: bool
-    guard: Leverage | None = None
+    guard: tuple[str, ...] = ()
     leverage: Tensor | None = None
+    usual: Tensor | None = None
+    sizes: dict[str, Tensor] = field(default_factory=dict)
     reference_rows: int = 0
+
+
+class RowParts(NamedTuple):
+    """What terms that learn look at, of some rows, on the CPU: None where nobody asked for it.
+
+    Attributes:
+        features: `(n, F)`.
+        gradients: `(n, K, D)`, of the masks.
+        table: `(n, columns)`, the inputs themselves.
+    """
+
+    features: Tensor | None
+    gradients: Tensor | None = None
+    table: Tensor | None = None
+
+    @classmethod
+    def of(cls, rows: BatchContext, *, features: bool, gradients: bool = False, table: bool = False) -> RowParts:
+        """Those that are asked for, of a batch."""
+        found = (rows.gradients if gradients else None), (rows.features if features else None)
+        own = rows.table if table else None
+        return cls(*(None if part is None else part.cpu() for part in (found[1], found[0], own)))
+
+    @classmethod
+    def joined(cls, parts: Sequence[RowParts]) -> RowParts:
+        """Those of several batches as one."""
+        return cls(*(None if each[0] is None else torch.cat(each) for each in zip(*parts, strict=True)))  # type: ignore
+
+    def at(self, rows: Any) -> RowParts:
+        """Those of some rows."""
+        return RowParts(*(None if part is None else part[rows] for part in self))
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers a row has."""
+        return sum(part[0].numel() for part in self if part is not None and len(part))
 
 
 def measure_terms(network: Network, data: Any, plan: Plan) -> MeasuredTerms:
@@ -204,7 +246,8 @@ def measure_terms(network: Network, data: Any, plan: Plan) -> MeasuredTerms:
     features: Features | None = None
     entries: Entries | None = None
     sites = Sites()
-    noted: list[Tensor] = []
+    asked: dict[str, bool] = {}
+    noted: list[RowParts] = []
     inputs: list[Any] = []
     sample = RowSample(MOST_ROWS if plan.row_weights is None else None)
     with closing(validation_batches(network.model, data, plan)) as stream:
@@ -218,13 +261,15 @@ def measure_terms(network: Network, data: Any, plan: Plan) -> MeasuredTerms:
             if entries is None:
                 features = usable_features(network, x, sites, method.features)
                 terms, features = _usable_terms(method, network, x, sites, features, plan)
-            rows = BatchContext(network, x, sites, plan.readout, features)
-            columns = measured_columns([term for term in terms if not term.needs_features], rows)
+                gradients = any(term.needs_gradients for term in terms)
+                forest = any(isinstance(term, ErrorForest) for term in terms)
+                asked = {"features": features is not None, "gradients": gradients, "table": forest}
+            rows = BatchContext(network, x, sites, plan.readout, features, gradients=asked["gradients"])
+            columns = measured_columns([term for term in terms if not _learns(term)], rows)
             entries = entries or _entries(rows.mean, terms, plan)
             entries.add({_MEAN: rows.mean, _TARGET: as_output(rows.mean, y), **columns})
-            if features is not None:
-                noted.append(rows.features.cpu())
-                inputs += [x] if any(map(_is_custom, terms)) else []
+            noted.append(RowParts.of(rows, **asked))
+            inputs += [x] if any(map(_is_custom, terms)) else []
             stay = sample.halved()
             if stay is not None:
                 entries.keep(stay)
@@ -236,17 +281,22 @@ def measure_terms(network: Network, data: Any, plan: Plan) -> MeasuredTerms:
     mean, target = columns.pop(_MEAN), columns.pop(_TARGET)
     per_output = plan.has_outputs((0, *entries.shape))
     result = MeasuredTerms(sites, mean, target, terms, columns, features, entries.shape, per_output)
-    return result if features is None else _with_learned(result, network, noted, inputs, plan, entries)
+    return _with_learned(result, network, noted, inputs, plan, entries)
 
 
-def _thinned(noted: list[Tensor], inputs: list[Any], stay: Tensor) -> tuple[list[Tensor], list[Any]]:
-    """Features, and inputs where these are noted too, of the rows that stay."""
+def _learns(term: Term) -> bool:
+    """Return True if a term is measured after the reference rows, or the errors, were seen."""
+    return term.needs_features or term.needs_gradients or term.needs_errors
+
+
+def _thinned(noted: list[RowParts], inputs: list[Any], stay: Tensor) -> tuple[list[RowParts], list[Any]]:
+    """What was noted, and inputs where these are noted too, of the rows that stay."""
     if not inputs:
-        return [torch.cat(noted)[stay]] if noted else [], []
-    parts = stay.split([len(part) for part in noted])
-    both = zip(inputs, parts, strict=True)
-    inputs = [take_rows(x, part.nonzero()[:, 0].tolist()) for x, part in both if bool(part.any())]
-    return [part[at] for part, at in zip(noted, parts, strict=True) if bool(at.any())], inputs
+        return [RowParts.joined(noted).at(stay)], []
+    parts = stay.split([row_count(x) for x in inputs])
+    some = [bool(at.any()) for at in parts]
+    inputs = [take_rows(x, at.nonzero()[:, 0].tolist()) for x, at, any_ in zip(inputs, parts, some, strict=True) if any_]
+    return [one.at(at) for one, at, any_ in zip(noted, parts, some, strict=True) if any_], inputs
 
 
 def _entries(mean: Tensor, terms: tuple[Term, ...], plan: Plan) -> Entries:
@@ -257,7 +307,7 @@ def _entries(mean: Tensor, terms: tuple[Term, ...], plan: Plan) -> Entries:
 
 def _is_custom(term: Term) -> bool:
     """Return True if a term is the user's and looks at features: it may look at the inputs beside them."""
-    return term.needs_features and type(term) not in KINDS.values()
+    return _learns(term) and type(term) not in KINDS.values()
 
 
 def usable_features(network: Network, x: Any, sites: Sites, names: Sequence[str] | None = None) -> Features | None:
@@ -272,53 +322,87 @@ def usable_features(network: Network, x: Any, sites: Sites, names: Sequence[str]
 def _usable_terms(
     method: Terms, network: Network, x: Any, sites: Sites, features: Features | None, plan: Plan
 ) -> tuple[tuple[Term, ...], Features | None]:
-    """The terms that this model can have, ready to measure."""
-    terms = method.objects
-    wanting = [term.name for term in terms if term.needs_features]
-    if features is None and wanting:
-        if method.chosen:
-            raise ArgumentError(
-                f"expected a site whose inputs have an axis for the examples and do not depend on the other rows of a "
-                f"batch, which terms {wanting} look at; found none. Leave these terms out."
-            )
-        terms = tuple(term for term in terms if not term.needs_features)
-    rows = BatchContext(network, x, sites, plan.readout, features)
-    return tuple(term.prepared(rows) for term in terms), features
+    """The terms that this model can have, ready to measure; of the default some may be left out."""
+    wanting = [term.name for term in method.objects if term.needs_features]
+    if features is None and wanting and method.chosen:
+        raise ArgumentError(
+            f"expected a site whose inputs have an axis for the examples and do not depend on the other rows of a "
+            f"batch, which terms {wanting} look at; found none. Leave these terms out."
+        )
+    terms = [term for term in method.objects if features is not None or not term.needs_features]
+    if not method.chosen and method.folds == "blocks":
+        terms = [term for term in terms if not isinstance(term, ErrorForest)]  # neighbours would be in its bags
+    rows = BatchContext(network, x, sites, plan.readout, features, gradients=any(t.needs_gradients for t in terms))
+    found: list[Term] = []
+    for term in terms:
+        try:
+            found.append(term.prepared(rows))
+        except LatedropError as error:
+            if method.chosen:
+                raise
+            if isinstance(term, ErrorForest) and "scikit-learn" in str(error):
+                warn(f"{error} Until then the default goes without it.", LatedropWarning, stacklevel=5)
+            _log.info("without %s: %s", term.name, error)
+    return tuple(found), features
 
 
 def _with_learned(
-    found: MeasuredTerms, network: Network, noted: list[Tensor], inputs: list[Any], plan: Plan, entries: Entries
+    found: MeasuredTerms, network: Network, noted: list[RowParts], inputs: list[Any], plan: Plan, entries: Entries
 ) -> MeasuredTerms:
-    """Terms that look at features, after they saw those of the reference rows."""
+    """Terms that learn, after they saw the reference rows and the errors."""
+    method = plan.method
+    assert isinstance(method, Terms)
+    terms = list(found.terms)
+    guard = [term for term in terms if isinstance(term, (Leverage, GradientLeverage))]
+    if not guard and found.features is not None:
+        guard = [Leverage()]
+        terms += guard
     reference = Reference(network, plan, found.sites, found.features, noted)
-    learners = [term for term in found.terms if type(term).learned_from is not Term.learned_from]
-    guard = next((term for term in learners if isinstance(term, Leverage)), Leverage())
-    learners += [guard] if guard not in learners else []
+    learners = [term for term in terms if type(term).learned_from is not Term.learned_from]
     learned = reference.teach(learners)
     warn_of_training_rows(reference.share_seen, stacklevel=5)
     rows = reference.validation_rows(found.mean)
-    error = found.target - found.mean
-    terms = [learned.get(term, term).learned_from_errors(rows, error) for term in found.terms]
-    measure = learned[guard]
-    assert isinstance(measure, Leverage)
-    ours = [term for term in terms if term.needs_features and not _is_custom(term)]
-    columns = {**found.columns, **measured_columns(ours, rows)}
+    rows.weights = plan.weights(len(found.target))
+    error, columns = found.target - found.mean, dict(found.columns)
+    add_totals(rows, columns)
+    for i, term in enumerate(terms):
+        try:
+            terms[i] = learned.get(term, term).learned_from_errors(rows, error)
+        except LatedropError:
+            if method.chosen:
+                raise
+            continue
+        if _learns(term) and not _is_custom(term) and term in found.terms:
+            columns |= measured_columns([terms[i]], rows)
+    terms = [term for term in terms if not isinstance(term, ErrorForest) or term.leaves is not None]
     if inputs:
-        places = torch.arange(len(rows.features)).split([len(part) for part in noted])
+        index = torch.arange(len(found.mean)).split([row_count(x) for x in inputs])
         theirs = entries.like()
-        for x, at in zip(inputs, places, strict=True):
+        for x, at in zip(inputs, index, strict=True):
             batch = BatchContext(network, x, found.sites, plan.readout, found.features, at)
             theirs.add(measured_columns(list(filter(_is_custom, terms)), batch))
         columns |= theirs.items()
     order = [name for term in terms for name in columns if term_of(name) == term.name]
+    guards = [learned[term] for term in guard]
+    values = [rows.values_of(term).reshape(len(error), -1) for term in guards]
+    samples = [term.sample for term in guards]  # type: ignore[attr-defined]
+    sizes = {term.name: term.sample.mean(0) for term in guards if term.sample is not None}  # type: ignore[attr-defined]
     return replace(
         found,
         terms=tuple(terms),
         columns={name: columns[name] for name in order},
-        guard=measure,
-        leverage=measure.values(rows),
+        guard=tuple(term.name for term in guards),
+        leverage=_stacked(values) if values else None,
+        usual=_stacked(samples) if samples and None not in samples else None,  # type: ignore[arg-type]
+        sizes={**sizes, **reference.dropout},
         reference_rows=reference.count,
     )
+
+
+def _stacked(values: Sequence[Tensor]) -> Tensor:
+    """Return `(n, terms, K)` from `(n, K)` or `(n, 1)` of each term."""
+    outputs = max(part.shape[1] for part in values)
+    return torch.stack([part.double().cpu().expand(-1, outputs) for part in values], 1)
 
 
 class Reference:
@@ -326,46 +410,67 @@ class Reference:
 
     Attributes:
         count: how many reference rows were read; 0 where the validation rows stood in.
+        dropout: what the first-order variance of each site is on average over them, `(K,)` by the names of columns;
+            empty where that was not measured.
     """
 
     def __init__(
-        self, network: Network, plan: Plan, sites: Sites, features: Features | None, noted: list[Tensor]
+        self, network: Network, plan: Plan, sites: Sites, features: Features | None, noted: Sequence[RowParts]
     ) -> None:
-        """`noted` are the features of the validation rows, in batches."""
+        """`noted` are those of the validation rows, in batches."""
         self.count = 0
+        self.dropout: dict[str, Tensor] = {}
         self._network, self._plan, self._sites, self._features, self._noted = network, plan, sites, features, noted
-        self._marks = feature_marks(torch.cat(noted))
+        self._all = RowParts.joined(noted)
+        self._marks = feature_marks(self._all.features) if self._all.features is not None else np.zeros(0)
         self._seen = np.zeros(len(self._marks), dtype=bool)
 
     @property
     def share_seen(self) -> float:
         """The share of the validation rows that are among the reference rows."""
-        return float(self._seen.mean())
+        return float(self._seen.mean()) if len(self._seen) else 0.0
 
     def teach(self, terms: Sequence[Term]) -> dict[Term, Term]:
-        """Show the features of all reference rows to each term; return what each has become."""
+        """Show all reference rows to each term, its features or mask gradients; return what each has become."""
+        if not terms:
+            return {}
         own = self._plan.reference is None
-        # Several look at the same rows, which can perhaps be read but once.
-        shown = self._noted if own else self._read() if len(terms) == 1 else _gathered(self._read())
-        return {term: term.learned_from(shown, own) for term in terms}
+        shown = [self._all] if own else self._read(any(term.needs_gradients for term in terms))
+        parts = [("gradients" if term.needs_gradients else "features", term) for term in terms]
+        return {term: term.learned_from([getattr(one, name) for one in shown], own) for name, term in parts}
 
     def validation_rows(self, mean: Tensor | None = None) -> BatchContext:
-        """Return all validation rows as one batch, of which the features, and perhaps the mean, are known."""
-        features = torch.cat(self._noted)
-        index = torch.arange(len(features))
-        rows = BatchContext(self._network, None, self._sites, self._plan.readout, self._features, index)
-        rows.remember(features, mean)
-        return rows
+        """Return all validation rows as one batch, of which all that was noted, and perhaps the mean, is known."""
+        rows = len(mean) if mean is not None else len(self._all.features)  # type: ignore[arg-type]
+        index = torch.arange(rows)
+        found = BatchContext(self._network, None, self._sites, self._plan.readout, self._features, index)
+        found.remember(self._all.features, mean, self._all.gradients, self._all.table)
+        return found
 
-    def _read(self) -> Iterator[Tensor]:
-        """Features of the reference rows in batches, as many for each as the validation rows have."""
-        self.count, width = 0, self._noted[0].shape[1]
+    def _read(self, gradients: bool) -> list[RowParts]:
+        """What the reference rows have in the place of what the validation rows have; of very many some are kept."""
+        self.count, known = 0, self._all
+        shapes = [None if part is None else part.shape[1:] for part in known[:2]]
+        most = min(MOST_ROWS, max(1000, _MOST_NUMBERS // max(1, known.numbers)))
+        sample, found, total, run = RowSample(most), [], None, 0
         for x in _reference_inputs(self._plan, self._network.model):
+            chosen = sample.add(row_count(x))
+            features = self._features is not None
             try:
-                features = BatchContext(self._network, x, self._sites, self._plan.readout, self._features).features
-                features = features.cpu()
-                if features.shape[1] != width:
-                    raise ValueError(f"{features.shape[1]} features in place of {width}")
+                rows = BatchContext(self._network, x, self._sites, self._plan.readout, self._features)
+                if chosen is not None and gradients:
+                    self._mark(rows.features if features else None)
+                    part = take_rows(x, chosen)
+                    rows = BatchContext(self._network, part, self._sites, self._plan.readout, self._features)
+                if row_count(rows.x):
+                    parts = RowParts.of(rows, features=features, gradients=gradients)
+                    if [None if part is None else part.shape[1:] for part in parts[:2]] != shapes:
+                        raise ValueError(f"numbers of other shapes than {shapes}")
+                    self._mark(parts.features)
+                    found.append(parts if gradients or chosen is None else parts.at(chosen))
+                    if gradients:
+                        sums = rows.linear.variance_by_site.double().sum(0).cpu()
+                        total, run = sums if total is None else total + sums, run + row_count(rows.x)
             except (SiteError, RuntimeError, TypeError, ValueError, IndexError, AssertionError) as error:
                 if out_of_memory(error):
                     raise
@@ -373,20 +478,17 @@ class Reference:
                     f"expected reference rows that the model takes; it raised {type(error).__name__}: {error}. "
                     "Pass the inputs of training rows in the form of the validation rows, or batches of them."
                 ) from error
-            self.count += len(features)
-            self._seen[np.isin(self._marks, feature_marks(features))] = True
-            yield features
+            self.count += row_count(x)
+            stay = sample.halved()
+            found = found if stay is None else [RowParts.joined(found).at(stay)]
+        if total is not None:
+            named = zip(self._sites, (total / run).unbind(1), strict=True)
+            self.dropout = {f"{Dropout.name}:{site.name}": size for site, size in named}
+        return found
 
-
-def _gathered(parts: Iterator[Tensor]) -> list[Tensor]:
-    """All rows, or as many as memory should hold."""
-    sample, found = RowSample(), []
-    for part in parts:
-        chosen = sample.add(len(part))
-        found.append(part if chosen is None else part[chosen])
-        stay = sample.halved()
-        found = found if stay is None else [torch.cat(found)[stay]]
-    return found
+    def _mark(self, features: Tensor | None) -> None:
+        if features is not None:
+            self._seen[np.isin(self._marks, feature_marks(features.cpu()))] = True
 
 
 def _reference_inputs(plan: Plan, model: nn.Module) -> Iterator[Any]:

@@ -25,7 +25,7 @@ from latedrop.calibration.labels import (
     check_logits,
     check_row_count,
 )
-from latedrop.calibration.measure import Reference, draw_options, usable_features, validation_batches
+from latedrop.calibration.measure import Reference, RowParts, draw_options, usable_features, validation_batches
 from latedrop.calibration.methods import Classification, Plan, Sampling, Terms
 from latedrop.calibration.softmax import read_classes
 from latedrop.data.batches import row_total
@@ -99,7 +99,7 @@ def measure_classes(network: Network, data: Any, plan: Plan) -> MeasuredClasses:
     logits: list[Tensor] = []
     labels: list[Tensor] = []
     spreads: list[Tensor] = []
-    noted: list[Tensor] = []
+    noted: list[RowParts] = []
     drawn: dict[float, list[Tensor]] = {}
     with closing(validation_batches(network.model, data, plan)) as stream:
         for x, y, sites, tick in stream:
@@ -112,7 +112,7 @@ def measure_classes(network: Network, data: Any, plan: Plan) -> MeasuredClasses:
                 features = usable_features(network, x, sites) if "leverage" in names else None
                 dropout = pixels is None and "dropout" in names and _differentiable(network, x, sites, plan)
             if features is not None:
-                noted.append(features.of(network, x, sites).cpu())
+                noted.append(RowParts(features.of(network, x, sites).cpu()))
             if pixels is not None:
                 _add_pixels(pixels, output, y, network, x, sites, plan)
                 tick()
@@ -215,6 +215,8 @@ def spread_of(network: nn.Module | Network, x: Any, sites: Sites, readout: Reado
 def _names(method: Any) -> set[str]:
     """The names of the terms; draws have leverage alone beside them."""
     names = {term.name for term in method.objects} if isinstance(method, Terms) else {"leverage"}
+    if isinstance(method, Terms) and not method.chosen:
+        names = {"dropout", "leverage"}
     unknown = names - {"dropout", "leverage"}
     if unknown:
         raise ArgumentError(f"expected terms 'dropout' and 'leverage' for classes; found {sorted(unknown)}.")

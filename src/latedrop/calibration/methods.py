@@ -43,7 +43,7 @@ __all__ = [
 ]
 
 PAPER_RATES = (0.001, 0.002, 0.005, 0.008, 0.01, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5)
-DEFAULT_TERMS = ("dropout", "leverage")
+DEFAULT_TERMS = ("dropout", "leverage", "gradients", "forest")
 
 Scaling: TypeAlias = Literal["temperature", "bias", "vector"]
 """What may be fitted for each class besides the temperature: nothing, a bias, or a weight and a bias."""
@@ -56,9 +56,9 @@ class Terms:
     """The default: `variance = guard(x) · (floor + sum_j theta_j t_j(x))`, compared with simpler fits.
 
     Attributes:
-        terms: names (`"dropout"`, `"leverage"`, `"size"`, `"neighbours"`, `"local_errors"`) or objects of
-            `latedrop.terms`; a candidate adds one after the other, in this order. None: dropout and leverage, or
-            dropout alone where a model has no features.
+        terms: names (`"dropout"`, `"leverage"`, `"gradients"`, `"forest"`, `"size"`, `"neighbours"`, `"local_errors"`)
+            or objects of `latedrop.terms`; a candidate adds one after the other, in this order. None: the first four,
+            or those of them that a model can have: mask gradients up to 4 outputs, a forest from 60 rows on.
         guard: False keeps the variance from growing for rows unlike the validation rows.
         features: names of the sites whose inputs are a row's features, which leverage, neighbours and the guard look
             at; all that can be used where None.
@@ -261,7 +261,7 @@ class Plan:
     readout: Readout = None
     sites: Sites | Select = None
     target: Transform | None = None
-    intervals: Literal["gaussian", "isotonic"] = "gaussian"
+    intervals: Literal["student", "gaussian", "isotonic"] | None = None
     per_output: bool | None = None
     row_weights: Any = None
     batches: Batches = field(default_factory=Batches)
@@ -274,7 +274,15 @@ class Plan:
         _set(self, method=checked_method(self.method), task=checked_task(self.task))
         _set(self, target=checked_transform(self.target))
         _one_of("engine", self.engine, ENGINES)
-        _one_of("intervals", self.intervals, ("gaussian", "isotonic"))
+        terms = isinstance(self.method, Terms)
+        if self.intervals is None and not isinstance(self.task, Classification):
+            _set(self, intervals="student" if terms else "gaussian")
+        _one_of("intervals", self.intervals, ("student", "gaussian", "isotonic", None))
+        if self.intervals == "student" and not terms:
+            raise ArgumentError(
+                f"expected intervals='student' with method=Terms(...), the default; found "
+                f"{type(self.method).__name__}. Pass intervals='isotonic', or call conformal() with other rows."
+            )
         if not isinstance(self.batches, Batches):
             raise ArgumentError(f"expected batches=Batches(size, unpack, collate); found {self.batches!r}.")
         if isinstance(self.sites, (list, tuple)) and any(isinstance(site, Site) for site in self.sites):
@@ -296,8 +304,8 @@ class Plan:
 
     def for_classes(self, task: Classification) -> Plan:
         """The same for classes; `ArgumentError` where an option has no meaning for them."""
-        theirs = {"target": None, "row_weights": None, "per_output": None, "intervals": "gaussian"}
-        wrong = [name for name, usual in theirs.items() if getattr(self, name) is not usual]
+        wrong = [name for name in ("target", "row_weights", "per_output") if getattr(self, name) is not None]
+        wrong += ["intervals"] if self.intervals == "isotonic" else []
         if wrong:
             raise ArgumentError(
                 f"expected options that classes have; found {', '.join(f'{name}=' for name in wrong)}. Numbers that "

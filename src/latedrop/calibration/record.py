@@ -98,10 +98,11 @@ class Calibration:
             variance of 0, where no draw touched a row.
         shares: each site's share of the raw variance, on average over the validation rows; None where the method
             does not tell the sites apart.
-        intervals: fitted isotonic or conformal intervals; None is Gaussian.
+        intervals: fitted isotonic or conformal intervals; None follows `degrees`.
+        degrees: of freedom of the Student t of the errors, a whole number; None where they are taken as Gaussian.
         columns: the names of the inputs and targets, in the file or the tables of validation data; None where there
             were none.
-        terms: what `method="terms"` fitted; the raw variance is then the fitted one, and the scale 1.
+        terms: what `method="terms"` fitted; the raw variance is then the fitted one, and the scale is that of its tails.
         verdict: what the variance is worth beside a constant, on rows left out of its fit.
         constant: that constant, the validation rows' mean squared error, one per output or one for all.
         ratio_to_draws: of a method that approximates, its raw variance over that of a few draws, on a few validation
@@ -144,6 +145,7 @@ class Calibration:
     ratio_to_draws: Annotated[float, Limits(0)] | None = None
     target: StoredTransform | None = None
     seen: Sketch = ""
+    degrees: Annotated[float, Limits(3, 1e6)] | None = None
 
     def checked(self) -> Calibration:
         """Check names and lengths against each other after reading."""
@@ -187,6 +189,8 @@ class Calibration:
         if self.terms is not None and self.terms.features is not None:
             looked = self.terms.features.sites
             match(set(looked) <= set(names), "terms.features.sites", f"some of the sites {names}", looked)
+        whole = self.degrees is None or self.degrees == round(self.degrees)
+        match(whole, "degrees", "a whole number", self.degrees)
         mean = getattr(self.target, "mean", (0.0,))
         match(len(mean) in (1, *shape[:1]), "target.mean", f"one number, or {shape[:1]}", mean)
         return self
@@ -212,6 +216,13 @@ class Calibration:
         known = self.columns or {}
         names = known.get("targets") or known.get("target_arrays") or ()
         return names if len(names) == (self.output_shape[0] if len(self.output_shape) == 1 else 1) else None
+
+    @property
+    def kind(self) -> str:
+        """Which intervals predictions have: `"student"`, `"gaussian"`, `"isotonic"` or `"conformal"`."""
+        if self.intervals is not None:
+            return self.intervals.kind
+        return "gaussian" if self.degrees is None else "student"
 
     def tradeoff(self) -> tuple[TradeoffPoint, ...]:
         """The path from the optimal to the relaxed scale, with NLL and miscalibration area at each step."""
@@ -281,7 +292,7 @@ class Calibration:
         if self.verdict is None or (self.choice == "optimal" and self.intervals is None):
             return ""
         used = f"{self.intervals.kind} intervals" if self.intervals is not None else "another scale"
-        return f"This is said of Gaussian intervals with the scale of least NLL; predictions use {used}: evaluate them."
+        return f"This is said of intervals with the scale of least NLL; predictions use {used}: evaluate them."
 
     def __repr__(self) -> str:
         made_of = f"rate {rate_text(self.rate)}" if self.terms is None else self.terms.choice

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from latedrop.calibration.cross_validation import CrossValidation, share_error, standard_error
+from latedrop.calibration.tails import Tail
 from latedrop.metrics import rank_correlation
 from latedrop.metrics.entries import average
-from latedrop.metrics.levels import central_quantile
 from latedrop.numerals import nats
 from latedrop.records import Limits, record
 
@@ -176,17 +176,20 @@ def judged(
     fitted: str,
     inside: Tensor | None = None,
     rows: CrossValidation | None = None,
+    tail: Tail | None = None,
+    gain: Tensor | None = None,
 ) -> Verdict:
     """The verdict on errors and variances `(N, ...)`; the constant broadcasts with them.
 
-    `inside` `(N, ...)` says what lies in its interval where that is not the Gaussian one; `rows` what each row counts,
-    but for the rank correlation, and which are alike.
+    `inside` `(N, ...)` says what lies in its interval where that is not the one of the tail, Gaussian where None;
+    `gain` `(N,)` what was gained where that is known; `rows` what each row counts, but for the rank correlation, and
+    which are alike.
     """
     left = rows or CrossValidation()
     error, variance, constant = (part.double() for part in (error, variance, constant.to(error)))
     if inside is None:
-        inside = error.abs() <= central_quantile(_LEVEL) * variance.sqrt()
-    by_row = [gains(error, variance, constant), inside.double().reshape(len(inside), -1).mean(1)]
+        inside = error.abs() <= (tail or Tail()).quantile((1 + _LEVEL) / 2) * variance.sqrt()
+    by_row = [gains(error, variance, constant) if gain is None else gain, inside.double().reshape(len(inside), -1).mean(1)]
     return Verdict(
         rows=len(error),
         fitted=fitted,
@@ -212,9 +215,9 @@ def gains(error: Tensor, variance: Tensor, constant: Tensor) -> Tensor:
     return losses(error, constant) - losses(error, variance)
 
 
-def losses(error: Tensor, variance: Tensor) -> Tensor:
-    """The NLL per value of every row `(N,)`, but for a constant; the variance broadcasts with the errors `(N, ...)`."""
-    loss: Tensor = (variance.log() + error.square() / variance) / 2
+def losses(error: Tensor, variance: Tensor, tail: Tail | None = None) -> Tensor:
+    """The NLL per value of every row `(N,)`; the variance, before its tail, broadcasts with the errors `(N, ...)`."""
+    loss = (tail or Tail()).nll(error, variance)
     return loss.reshape(len(loss), -1).mean(1)
 
 

@@ -38,7 +38,15 @@ from latedrop.network.sites import Rate, Site, Sites, odds_by_site
 from latedrop.torch_private import being_traced, version_of, without_cudnn
 from latedrop.wrappers import bare
 
-__all__ = ["Linearization", "differences", "linearize", "unit_variances", "watched"]
+__all__ = [
+    "Linearization",
+    "MaskGradients",
+    "differences",
+    "linearize",
+    "mask_gradients",
+    "unit_variances",
+    "watched",
+]
 
 _MOST_OUTPUTS = 1024
 _OUTPUTS_AT_ONCE = 16
@@ -78,6 +86,14 @@ class Linearization:
         else:
             total = by_site @ constants(odds).to(by_site)
         return total if total.shape == self.mean.shape else total.reshape(self.mean.shape)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Linearization]) -> Linearization:
+        """Return those of some rows after the others as one."""
+        if len(parts) == 1:
+            return parts[0]
+        both = (torch.cat([getattr(part, name) for part in parts]) for name in ("mean", "variance_by_site"))
+        return cls(*both, parts[0].sites)
 
 
 def linearize(
@@ -127,6 +143,29 @@ def watched(
     """
     parts = list(_by_rows(Network.of(model), x, sites, readout, None, watch=watch))
     return _joined(sites, parts), [(part.watcher, len(part.mean)) for part in parts]
+
+
+class MaskGradients(NamedTuple):
+    """First order of some rows, with the gradient of every mask.
+
+    Attributes:
+        linear: output and variances.
+        phi: for each entry of the output `h · dy/dh`, `(rows, units)`, by the names of the sites.
+        watcher: who looked at the inputs of the sites.
+    """
+
+    linear: Linearization
+    phi: list[dict[str, Tensor]]
+    watcher: Any
+
+
+def mask_gradients(
+    network: Network, x: Any, sites: Sites, readout: Readout = None, watch: Callable[[], Thinner] | None = None
+) -> Iterator[MaskGradients]:
+    """Yield first order of some rows after the others; the inputs must have been placed."""
+    for mean, phi, watcher in _by_rows(network, x, sites, readout, None, lambda phi: phi, watch):
+        by_site = [torch.stack([entry[site.name].square().sum(1) for site in sites], 1) for entry in phi]
+        yield MaskGradients(Linearization(mean.clone(), torch.stack(by_site, 1), sites), phi, watcher)
 
 
 def unit_variances(

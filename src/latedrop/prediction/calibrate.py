@@ -63,7 +63,7 @@ def calibrate(
     readout: Readout = None,
     sites: Sites | Select = None,
     target: Transform | None = None,
-    intervals: Literal["gaussian", "isotonic"] = "gaussian",
+    intervals: Literal["student", "gaussian", "isotonic"] | None = None,
     per_output: bool | None = None,
     row_weights: Any = None,
     batches: Batches = Batches(),  # noqa: B008 - it is frozen
@@ -73,8 +73,8 @@ def calibrate(
     """Fit the variance of a trained model to validation data, and say what it is worth.
 
     By default the variance is `guard(x) · (floor + sum_j theta_j t_j(x))`, the terms `t_j` being dropout at the sites
-    to first order and leverage (see `latedrop.terms`), compared with simpler ones by cross-validation. The paper's
-    procedure is `method="sample"`, or `method=Sampling(rates, draws)`.
+    to first order, leverage of features and of mask gradients, and a forest of the validation errors (see
+    `latedrop.terms`), compared with simpler ones by cross-validation; errors follow a Student t. The paper's procedure is `method="sample"`, or `method=Sampling(rates, draws)`.
 
     Args:
         model: a trained module; it is left as it was.
@@ -96,7 +96,8 @@ def calibrate(
         target: how targets were transformed for training, where the model was not trained on them as they are in
             `data`: `Standardized(mean, std)`, `Log()` or `Transformed(forward, inverse)`. Predictions are then in the
             original unit.
-        intervals: `"gaussian"`, or `"isotonic"`, recalibrated on the validation rows. For conformal ones call
+        intervals: `"student"`, whose tails are fitted to the errors; `"gaussian"`; or `"isotonic"`, recalibrated on the
+            validation rows. None: Student's for terms, and Gaussian ones for other methods. For conformal ones call
             `uq.conformal(other_rows)`.
         per_output: True: each index of axis 1 has its own scale and floor; False: one for all. By default True for
             outputs `(N, K)` and `(N, C, H, W)`, False for `(N, H, W)`.
@@ -147,13 +148,14 @@ def calibrate(
 def record_terms(network: Network, rows: MeasuredTerms, plan: Plan) -> tuple[Calibration, CrossValidated]:
     """Fit a variance of terms to rows that were measured, and record it; with the rows as they were left out."""
     fitted = fit_measured_terms(rows, plan)  # guard, candidates, fit, tails and verdict
-    one = torch.ones(rows.target.shape[1] if rows.per_output else 1, dtype=torch.float64)
+    outputs = rows.target.shape[1] if rows.per_output else 1
+    scales = torch.full((outputs,), fitted.tail.variance, dtype=torch.float64)
     scale = fit_scale(
         rows.mean,
         fitted.variance,
         rows.target,
         per_output=rows.per_output,
-        optimal=(one, torch.zeros_like(one)),  # the fitted variance needs none; the relaxed scale is beside it
+        optimal=(scales, torch.zeros_like(scales)),  # of the tails alone; the relaxed scale is beside it
         unit=plan.target,
         weights=plan.weights(len(rows.target)),
     )
@@ -170,7 +172,8 @@ def record_terms(network: Network, rows: MeasuredTerms, plan: Plan) -> tuple[Cal
         "shared": True,
     }
     facts |= {"terms": fitted.terms, "verdict": fitted.verdict, "output_shape": rows.shape, "shares": None}
-    return _record(network, plan, rows.sites, scale, facts), scale.left_out(fitted.held_out)
+    facts |= {"degrees": fitted.tail.degrees}
+    return _record(network, plan, rows.sites, scale, facts), scale.left_out(fitted.held_out * fitted.tail.variance)
 
 
 def _record_rates(network: Network, data: Any, plan: Plan) -> tuple[Calibration, CrossValidated]:

@@ -16,7 +16,8 @@ from latedrop.calibration.record import Calibration, Choice
 from latedrop.calibration.scale import along_outputs
 from latedrop.calibration.transforms import capped
 from latedrop.errors import ArgumentError, DataError, LatedropError, LatedropWarning
-from latedrop.metrics.levels import checked_level, normal_quantile
+from latedrop.metrics.levels import checked_level
+from latedrop.quantiles import student_quantile
 from latedrop.torch_private import being_traced
 
 if TYPE_CHECKING:
@@ -34,7 +35,8 @@ class Prediction:
         output: `(N, ...)`, the mean in the unit that the model was trained in; mostly the same as `mean`.
         raw_variance: `(N, ...)`, the variance over draws, before any scale, in that unit.
         calibration: what turns it into the predicted variance.
-        novelty: `(N,)`, how far a row lies outside the validation rows: below 1 for 90 % of these, 3.4e38 at most;
+        novelty: `(N,)`, how far a row lies outside the validation rows: below 1 for 95 % of the
+            reference rows, 3.4e38 at most;
             None where the calibration cannot tell.
         index: of the pandas data frame that was predicted; None for other inputs.
         shares: `(N,)` for each term, its share of the variance before the guard; None where there are no terms, and for
@@ -115,7 +117,8 @@ class Prediction:
     def spread(self) -> Tensor:
         """What quantiles are counted in, `(N, ...)`, in the unit that the model was trained in.
 
-        With Gaussian intervals that is the standard deviation; others keep the scale that they were fitted with.
+        With Student or Gaussian intervals that is the standard deviation; others keep the scale that they were fitted
+        with.
         """
         c, fitted = self.calibration, self.calibration.intervals
         scaled = (
@@ -176,10 +179,9 @@ class Prediction:
 
     def __repr__(self) -> str:
         std, c = self.std, self.calibration
-        kind = "gaussian" if c.intervals is None else c.intervals.kind
         return (
             f"Prediction of {len(self)} rows, mean {tuple(self.mean.shape)}, std {float(std.min()):.4g} to "
-            f"{float(std.max()):.4g} (scale {c.choice}, {kind} intervals)"
+            f"{float(std.max()):.4g} (scale {c.choice}, {c.kind} intervals)"
         )
 
     def _columns(self, level: float) -> dict[str, Any]:
@@ -198,7 +200,8 @@ class Prediction:
 
     def _at(self, q: float) -> Tensor:
         fitted, unit = self.calibration.intervals, self.calibration.target
-        z = normal_quantile(q) if fitted is None else along_outputs(fitted.z(q), self.output)
+        degrees = self.calibration.degrees
+        z = student_quantile(q, degrees) if fitted is None else along_outputs(fitted.z(q), self.output)
         found = _known(self.output + z * self.spread, 2 * q - 1)
         return found if unit is None else unit.inverse(found)
 

@@ -198,7 +198,8 @@ class Predictor(Calibrated[Calibration]):
         if self.calibration.terms is not None:
             terms = self.calibration.terms
             check_inputs(floating(x))
-            rows = BatchContext(self._network, x, self.calibration.sites, self.readout, terms.features)
+            sites, gradients = self.calibration.sites, terms.needs_gradients
+            rows = BatchContext(self._network, x, sites, self.readout, terms.features, gradients=gradients)
             variance, novelty, shares = terms.variance(rows)
             self.calibration.check_outputs(rows.mean)
             return Prediction(rows.mean, variance, self.calibration, novelty, shares=shares)

@@ -4,8 +4,9 @@ The calibrated variance is `guard(x) · (floor + sum_j theta_j t_j(x))` with `th
 """
 
 from latedrop.terms.dropout import Dropout
+from latedrop.terms.forest import ErrorForest
 from latedrop.terms.inputs import InputNoise
-from latedrop.terms.leverage import Leverage
+from latedrop.terms.leverage import GradientLeverage, Leverage
 from latedrop.terms.neighbours import LocalErrors, Neighbours
 from latedrop.terms.own_dropout import OwnDropout
 from latedrop.terms.size import Size
@@ -15,6 +16,8 @@ from latedrop.terms.variance_head import VarianceHead
 __all__ = [
     "BatchContext",
     "Dropout",
+    "ErrorForest",
+    "GradientLeverage",
     "InputNoise",
     "Leverage",
     "LocalErrors",

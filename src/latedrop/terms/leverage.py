@@ -1,18 +1,25 @@
-"""Leverage: how far a row's features lie from those of reference rows, in the directions in which these vary little.
+"""Leverage: how far a row lies from reference rows, in the directions in which these vary little.
 
-With `h` the features and a 1 appended, d numbers in all, and `G` the mean of `h h'` over the n reference rows,
+A row is a vector `h`: its features, what enters the sites; or its mask gradients, what first order makes of every unit.
+With a constant appended, the root of the mean of `h' h`, and `G` the mean of `h h'` over the n reference rows, D
+numbers in all,
 
-    t(x) = h' (G + r · tr(G) / d · I)^-1 h,      r = ridge · max(1, d / n)^2.
+    t(x) = h' (G + r · tr(G) / D · I)^-1 h,      r = ridge · max(1, D / n)^2.
 
-A linear model fitted to the reference rows has a variance proportional to it. A row that is itself one of the reference
-rows is left out: the leverage without it is `(n - 1) / n · t / (1 - t / n)`.
+A linear model of features fitted to the reference rows has a variance proportional to it. Of mask gradients it is the
+variance of dropout, `phi' phi`, in the metric of the data: directions in which the reference rows vary count little,
+others much, and the unit of the output cancels. A row that is itself a reference row is left out of them: the leverage
+without it is `(n - 1) / n · t / (1 - t / n)`.
+
+References: Cook and Weisberg (1982), leverage; Immer et al. (2021), linearised Laplace; Sharma, Azizan and Pavone
+(2021), sketches of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import KW_ONLY, dataclass, field
-from typing import ClassVar, Literal
+from dataclasses import KW_ONLY, dataclass, field, replace
+from typing import ClassVar, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,15 +28,82 @@ from latedrop.errors import ArgumentError, DataError
 from latedrop.records import record
 from latedrop.stored_tensors import StoredTensor
 from latedrop.terms.term import BatchContext, Term
+from latedrop.torch_private import being_traced
 
-__all__ = ["Leverage"]
+__all__ = ["GradientLeverage", "Leverage"]
 
-_ROWS = 1024
+_ROWS = 1024  # at once on a CPU: they stay in its cache
+_SAMPLE = 1024  # reference rows at most whose leverage is remembered
+_MOST_OUTPUTS = 4  # each costs a backward pass
+_Same = TypeVar("_Same", bound="_Leverage")
+
+
+@dataclass(eq=False)
+class _Leverage(Term):
+    ridge: float = 1e-3
+    _: KW_ONLY
+    root: StoredTensor | None = field(default=None, repr=False)
+    rows: int = 0
+    own: bool = False
+    sample: ClassVar[Tensor | None] = None
+    """`(m, K)`, leverage of some of the reference rows, each left out for itself; only where these are other rows."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.ridge, bool) or not 0 < self.ridge < 1e6:
+            raise ArgumentError(f"expected a ridge above 0; found {self.ridge!r}.")
+        if self.rows < 0:
+            raise ArgumentError(f"expected how many reference rows there were; found {self.rows!r}.")
+        if self.root is not None and (self.root.dim() != 3 or self.root.shape[1] != self.root.shape[2]):
+            raise ArgumentError(f"expected a square root for each output; found shape {tuple(self.root.shape)}.")
+
+    def learned_from(self: _Same, reference: Iterable[Tensor], own: bool) -> _Same:
+        """See `Term`; of mask gradients, those of the reference rows `(n, K, D)`."""
+        gram: Tensor | None = None
+        count, sample = 0, _Sample()
+        for part in reference:
+            vectors = _with_one(part)
+            gram = vectors.mT @ vectors if gram is None else gram + vectors.mT @ vectors
+            sample.add(vectors, count)
+            count += len(part)
+        if gram is None or count < 2:
+            raise DataError(f"expected at least 2 reference rows; found {count}. Pass more as reference=.")
+        gram = gram / count
+        diagonal = gram.diagonal(dim1=1, dim2=2)
+        constant = diagonal[:, :-1].sum(1).sqrt().clamp_min(torch.finfo(torch.float32).tiny)
+        gram[:, -1] *= constant[:, None]
+        gram[:, :, -1] *= constant[:, None]
+        ridge = self.ridge * max(1.0, gram.shape[1] / count) ** 2
+        diagonal += ridge * diagonal.mean(1, keepdim=True)
+        root = torch.linalg.inv(torch.linalg.cholesky(gram))
+        root[:, :, -1] *= constant[:, None]
+        found = replace(self, root=root.contiguous(), rows=count, own=own)
+        if not own:
+            found.sample = _left_out((sample.vectors() @ root.mT).square().sum(2).T, count)  # type: ignore[misc]
+        return found
+
+    def directions(self, vectors: Tensor) -> Tensor:
+        """Return `(K, n, D)` from rows `(n, K, D - 1)`: in the metric, where squares add up to the leverage."""
+        if self.root is None:
+            raise DataError("expected a term that has seen reference rows; found one that has not.")
+        if vectors.shape[1:] != (self.root.shape[0], self.root.shape[1] - 1):
+            raise DataError(
+                f"expected rows of shape {(self.root.shape[0], self.root.shape[1] - 1)}, as the reference rows have; "
+                f"found {tuple(vectors.shape[1:])}. Calibrate again, without sites whose width changes with the input."
+            )
+        # In double precision: with more numbers than rows, a row's own share of its leverage is nearly all of it.
+        root = self.root.to(vectors.device, torch.float64)
+        return torch.baddbmm(root[:, None, :, -1], vectors.double().transpose(0, 1), root[:, :, :-1].mT)
+
+    def _measured(self, vectors: Tensor, index: Tensor | None) -> Tensor:
+        """Return the leverage `(n, K)` of rows `(n, K, D)`."""
+        at_once = _ROWS if vectors.device.type == "cpu" and not being_traced() else max(1, len(vectors))
+        value = torch.cat([self.directions(part).square().sum(2).T for part in vectors.split(at_once)])
+        return _left_out(value, self.rows) if self.own and index is not None else value
 
 
 @record
 @dataclass(eq=False)
-class Leverage(Term):
+class Leverage(_Leverage):
     """Leverage of the features that enter the sites.
 
     Args:
@@ -47,54 +121,76 @@ class Leverage(Term):
     torch.Size([64, 1])
     """
 
-    ridge: float = 1e-3
-    _: KW_ONLY
-    root: StoredTensor | None = field(default=None, repr=False)
-    rows: int = 0
-    own: bool = False
     name: Literal["leverage"] = "leverage"
     needs_features: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        if isinstance(self.ridge, bool) or not 0 < self.ridge < 1e6:
-            raise ArgumentError(f"expected a ridge above 0; found {self.ridge!r}.")
-        if self.rows < 0:
-            raise ArgumentError(f"expected how many reference rows there were; found {self.rows!r}.")
-        if self.root is not None and (self.root.dim() != 2 or self.root.shape[0] != self.root.shape[1]):
-            raise ArgumentError(f"expected a square root of a matrix; found shape {tuple(self.root.shape)}.")
-
-    def learned_from(self, reference: Iterable[Tensor], own: bool) -> Leverage:
+    def values(self, rows: BatchContext) -> Tensor:
         """See `Term`."""
-        total: Tensor | None = None
-        count = 0
-        for features in reference:
-            h = _with_one(features).double()
-            part = h.T @ h
-            total = part if total is None else total + part
-            count += len(h)
-        if total is None or count < 2:
-            raise DataError(f"expected at least 2 reference rows; found {count}.")
-        mean = total / count
-        ridge = self.ridge * max(1.0, len(mean) / count) ** 2
-        mean.diagonal().add_(ridge * float(mean.diagonal().mean()))
-        root = torch.linalg.inv(torch.linalg.cholesky(mean))
-        return Leverage(self.ridge, root=root.contiguous(), rows=count, own=own)
+        return self._measured(rows.features[:, None], rows.index)[:, 0]
+
+
+@record
+@dataclass(eq=False)
+class GradientLeverage(_Leverage):
+    """Leverage of the mask gradients: dropout in the metric of the reference rows.
+
+    Args:
+        ridge: added to the mean square of every direction, in units of their average.
+        root, rows, own: what it has learned, for each output.
+
+    >>> import latedrop
+    >>> x = torch.linspace(-1, 1, 64)[:, None]
+    >>> net = torch.nn.Sequential(torch.nn.Linear(1, 20), torch.nn.Tanh(), torch.nn.Linear(20, 1))
+    >>> latedrop.calibrate(net, (x, x**2), method=latedrop.Terms(["gradients"])).predict(x).std.shape
+    torch.Size([64, 1])
+    """
+
+    name: Literal["gradients"] = "gradients"
+    needs_gradients: ClassVar[bool] = True
+
+    def prepared(self, rows: BatchContext) -> GradientLeverage:
+        """See `Term`."""
+        if rows.mean[0].numel() > _MOST_OUTPUTS:
+            raise ArgumentError(
+                f"expected at most {_MOST_OUTPUTS} outputs for leverage of mask gradients, as each costs a backward "
+                f"pass; found {rows.mean[0].numel()}. Leave 'gradients' out, or pass a readout."
+            )
+        _ = rows.gradients
+        return self
 
     def values(self, rows: BatchContext) -> Tensor:
         """See `Term`."""
-        if self.root is None:
-            raise DataError("expected a term that has seen reference rows; found one that has not.")
-        # In double precision: with more features than rows, a row's own share of its leverage is nearly all of it.
-        features = rows.features
-        root = self.root.to(features.device, torch.float64)
-        weights, last = root[:, :-1].T, root[:, -1]  # the last feature is a one
-        # On a CPU a few rows at a time, which stay in its cache.
-        parts = features.split(_ROWS if features.device.type == "cpu" else max(1, len(features)))
-        value = torch.cat([torch.addmm(last, part.double(), weights).square_().sum(1) for part in parts])
-        if self.own and rows.index is not None:
-            value = value * (1 - 1 / self.rows) / (1 - value / self.rows).clamp_min(1e-9)
-        return value
+        return self._measured(rows.gradients, rows.index).reshape(rows.mean.shape)
 
 
-def _with_one(features: Tensor) -> Tensor:
-    return torch.cat([features, torch.ones_like(features[:, :1])], 1)
+def _with_one(part: Tensor) -> Tensor:
+    """Return `(K, n, D + 1)` in double precision, from features `(n, D)` or mask gradients `(n, K, D)`."""
+    rows = part.double() if part.dim() == 3 else part.double()[:, None]
+    return torch.cat([rows, torch.ones_like(rows[..., :1])], -1).transpose(0, 1)
+
+
+def _left_out(value: Tensor, rows: int) -> Tensor:
+    return value * (1 - 1 / rows) / (1 - value / rows).clamp_min(1e-9)
+
+
+class _Sample:
+    """Keeps every k-th row of a stream, k doubling as the stream grows."""
+
+    def __init__(self) -> None:
+        self._step = 1
+        self._batches: list[tuple[Tensor, Tensor]] = []
+
+    def add(self, vectors: Tensor, start: int) -> None:
+        """Take some of the rows `(K, n, D)`; `start` rows went before."""
+        self._batches.append((vectors, torch.arange(start, start + vectors.shape[1])))
+        while True:
+            even = [places % self._step == 0 for _, places in self._batches]
+            both = zip(self._batches, even, strict=True)
+            self._batches = [(rows[:, at], places[at]) for (rows, places), at in both]
+            if sum(len(places) for _, places in self._batches) <= _SAMPLE:
+                return
+            self._step *= 2
+
+    def vectors(self) -> Tensor:
+        """Return the rows, `(K, m, D)`."""
+        return torch.cat([vectors for vectors, _ in self._batches], 1)

@@ -21,15 +21,18 @@ from torch import Tensor, nn
 
 from latedrop.data.arrays import widened
 from latedrop.data.rows import row_count
-from latedrop.dropout.first_order import Linearization, linearize, watched
+from latedrop.dropout.first_order import Linearization, linearize, mask_gradients, watched
 from latedrop.dropout.sampling import own_output
 from latedrop.network.calling import Readout, check_finite, read
 from latedrop.network.network import Network
 from latedrop.network.sites import Sites
 from latedrop.records import record
 from latedrop.terms.features import Features
+from latedrop.terms.gradients import joined_gradients
 
 __all__ = ["BatchContext", "Missing", "Term"]
+
+_WIDEST_TABLE = 256
 
 
 class BatchContext:
@@ -42,6 +45,8 @@ class BatchContext:
         sites: where dropout goes.
         readout: what of the output is taken.
         index: `(N,)`, the rows' places among the validation rows while these are fitted; None for new rows.
+        weights: `(N,)`, what validation rows count while these are fitted; None where all count the same.
+        totals: the sum of a term's columns, in the shape of the mean, for terms that were measured before others.
     """
 
     def __init__(
@@ -52,6 +57,8 @@ class BatchContext:
         readout: Readout,
         features: Features | None,
         index: Tensor | None = None,
+        *,
+        gradients: bool = False,
     ) -> None:
         self.network = Network.of(model)
         self.model = self.network.model
@@ -59,16 +66,39 @@ class BatchContext:
         self.sites = sites
         self.readout = readout
         self.index = index
+        self.weights: Tensor | None = None
+        self.totals: dict[str, Tensor] = {}
         self._which = features
+        self._wants_gradients = gradients
+        self._gradients: Tensor | None = None
+        self._table: Tensor | None = None
         self._linear: Linearization | None = None
         self._mean: Tensor | None = None
         self._features: Tensor | None = None
         self._values: dict[int, Tensor] = {}
         self._outputs: list[Any] = []  # raw, of the pass for the features; read where the mean is asked for
 
-    def remember(self, features: Tensor, mean: Tensor | None = None) -> None:
+    def remember(
+        self,
+        features: Tensor | None = None,
+        mean: Tensor | None = None,
+        gradients: Tensor | None = None,
+        table: Tensor | None = None,
+    ) -> None:
         """Take parts that were computed before."""
-        self._features, self._mean = features, mean
+        self._features, self._mean, self._gradients, self._table = features, mean, gradients, table
+
+    @property
+    def has_features(self) -> bool:
+        """Whether there are features to ask for."""
+        return self._which is not None or self._features is not None
+
+    @property
+    def table(self) -> Tensor | None:
+        """The inputs as they are, `(N, columns)`, where they are one table of at most 256 columns; else None."""
+        if self._table is None and isinstance(self.x, Tensor) and self.x.dim() == 2 and self.x.is_floating_point():
+            self._table = self.x if self.x.shape[1] <= _WIDEST_TABLE else None
+        return self._table
 
     def values_of(self, term: Term) -> Tensor:
         """What a term gives for these rows, computed once: a guard may look at the same."""
@@ -82,14 +112,40 @@ class BatchContext:
         if self._linear is not None:
             return self._linear
         wanted = self._which
-        if wanted is None:
+        if self._wants_gradients:
+            self._differentiate()
+        elif wanted is None:
             self._linear = linearize(self.network, self.x, self.sites, self.readout)
         else:
             noting = partial(wanted.noting, self.network, self.sites)
             self._linear, noted = watched(self.network, self.x, self.sites, self.readout, noting)
             if self._features is None:
                 self._features = torch.cat([wanted.gathered(one)[:rows] for one, rows in noted])
+        assert self._linear is not None
         return self._linear
+
+    @property
+    def gradients(self) -> Tensor:
+        """The mask gradients of each of K outputs, `(N, K, D)`; see `latedrop.terms.gradients`."""
+        if self._gradients is None:
+            self._differentiate()
+        assert self._gradients is not None
+        return self._gradients
+
+    def _differentiate(self) -> None:
+        """Run first order with the gradient of every mask; the same pass notes the features, if there are any."""
+        wanted, network = self._which, self.network
+        noting = None if wanted is None else partial(wanted.noting, network, self.sites)
+        linear, phi, noted = [], [], []
+        for part in mask_gradients(network, self.x, self.sites, self.readout, noting):
+            linear.append(part.linear)
+            phi.append(joined_gradients(network, self.sites, part.phi))
+            if wanted is not None:
+                noted.append(wanted.gathered(part.watcher)[: len(part.linear.mean)])
+        self._linear = Linearization.joined(linear)
+        self._gradients = torch.cat(phi) if len(phi) > 1 else phi[0]
+        if wanted is not None and self._features is None:
+            self._features = torch.cat(noted) if len(noted) > 1 else noted[0]
 
     @property
     def mean(self) -> Tensor:
@@ -124,6 +180,7 @@ class Term:
     Attributes:
         name: in tables, and in the file of a calibration.
         needs_features: whether `rows.features` is asked for, of reference rows too.
+        needs_gradients: whether `rows.gradients` is, of reference rows too.
         needs_errors: whether it learns from the errors of all entries of the validation rows.
         is_lookup: whether it looks for the nearest of other rows, which no traced program can.
         is_block: whether its columns share one coefficient, unless a candidate tells each apart.
@@ -143,6 +200,7 @@ class Term:
 
     name: str
     needs_features: ClassVar[bool] = False
+    needs_gradients: ClassVar[bool] = False
     needs_errors: ClassVar[bool] = False
     is_lookup: ClassVar[bool] = False
     is_block: ClassVar[bool] = False
@@ -159,11 +217,14 @@ class Term:
         return {"": rows.values_of(self)}
 
     def prepared(self, rows: BatchContext) -> Term:
-        """The same term, ready to measure: it is shown the first rows once, before all others."""
+        """The same term, ready to measure: it is shown the first rows once, before all others.
+
+        It raises `LatedropError` where a model cannot have it; by default it is then left out.
+        """
         return self
 
     def learned_from(self, reference: Iterable[Tensor], own: bool) -> Term:
-        """The same term, after the features of all reference rows have passed, in batches.
+        """The same term, after the features of all reference rows have passed, in batches; or their mask gradients.
 
         `own` says that the reference rows are the validation rows themselves: each is then left out for itself.
         """
