@@ -215,7 +215,7 @@ class FittedTerms:
         match(self.choice in [c.name for c in self.candidates], "choice", "the name of a candidate", self.choice)
         for term in self.terms:
             if isinstance(term, ErrorForest):
-                match(term.leaves is not None, "terms", "all that forest has learned", "nothing")
+                match(term.grown is not None, "terms", "all that forest has learned", "nothing")
                 match(set(term.beside) <= set(names), "terms", f"terms {names} beside the forest", term.beside)
             elif term.needs_features or term.needs_gradients:
                 match(None not in vars(term).values(), "terms", f"all that {term.name} has learned", "nothing")

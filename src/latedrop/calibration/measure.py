@@ -379,7 +379,7 @@ def _with_learned(
             continue
         if _learns(term) and not _is_custom(term) and term in found.terms:
             columns |= measured_columns([terms[i]], rows)
-    terms = [term for term in terms if not isinstance(term, ErrorForest) or term.leaves is not None]
+    terms = [term for term in terms if not isinstance(term, ErrorForest) or term.grown is not None]
     if inputs:
         index = torch.arange(len(found.mean)).split([row_count(x) for x in inputs])
         theirs = entries.like()
