@@ -17,6 +17,7 @@ from typing import Annotated, Any, TypeAlias, get_args
 import torch
 from torch import Tensor
 
+from latedrop.calibration.corrected_mean import Correction
 from latedrop.calibration.cross_validation import Candidate
 from latedrop.calibration.scale import along_outputs
 from latedrop.data.arrays import any_true, constants
@@ -176,6 +177,7 @@ class FittedTerms:
         candidates: the nested models that were compared, the simplest first.
         choice: the name of the one in use.
         reference_rows: how many reference rows there were; 0 where the validation rows stood in.
+        correction: of the mean; None where that was not asked for.
         usual: how novelty and shares of the validation rows are spread; None where it is not known.
     """
 
@@ -190,6 +192,7 @@ class FittedTerms:
     candidates: Annotated[tuple[Candidate, ...], Limits(1)]
     choice: str
     reference_rows: Annotated[int, Limits(0)] = 0
+    correction: Correction | None = None
     usual: Usual | None = None
 
     def to_record(self) -> FittedTerms:
@@ -219,6 +222,9 @@ class FittedTerms:
                 match(set(term.beside) <= set(names), "terms", f"terms {names} beside the forest", term.beside)
             elif term.needs_features or term.needs_gradients:
                 match(None not in vars(term).values(), "terms", f"all that {term.name} has learned", "nothing")
+        if self.correction is not None:
+            wanted = {ErrorForest.name, GradientLeverage.name}
+            match(wanted <= set(names) and self.guard is not None, "correction", f"with terms {wanted}, guarded", names)
         looking = any(term.needs_features for term in self.terms)
         match(self.features is not None or not looking, "features", "the sites that terms look at", None)
         if self.guard is not None:
@@ -242,7 +248,13 @@ class FittedTerms:
     def needs_gradients(self) -> bool:
         """Whether predictions need mask gradients."""
         guard = () if self.guard is None else self.guard.terms
-        return any(term.needs_gradients for term in (*self._measured, *(self._named[name] for name in guard)))
+        return self._corrects or any(
+            term.needs_gradients for term in (*self._measured, *(self._named[name] for name in guard))
+        )
+
+    @property
+    def _corrects(self) -> bool:
+        return self.correction is not None and self.correction.used
 
     @cached_property
     def _named(self) -> dict[str, Term]:
@@ -251,7 +263,9 @@ class FittedTerms:
     @cached_property
     def _measured(self) -> tuple[Term, ...]:
         """The terms in use, and those that a forest in use looks at."""
-        read = {name for term in self.active if isinstance(term, ErrorForest) for name in term.beside}
+        trees = [term for term in self.terms if isinstance(term, ErrorForest)]
+        trees = trees if self._corrects else [term for term in trees if term in self.active]
+        read = {name for term in trees for name in term.beside}
         return tuple(term for term in self.terms if term in self.active or term.name in read)
 
     def odds(self, sites: Sequence[str], output: int) -> list[float]:
@@ -272,24 +286,36 @@ class FittedTerms:
         parts = {name: column * along_outputs(constants(tuple(used[name])), column) for name, column in found.items()}
         return {**parts, "floor": torch.zeros_like(mean) + along_outputs(constants(floors), mean)}
 
-    def variance(self, rows: BatchContext) -> tuple[Tensor, Tensor | None, dict[str, Tensor] | None]:
-        """The variance `(N, ...)`; how novel each row is, `(N,)`, where there is a guard; shares, but not of maps."""
+    def predicted(self, rows: BatchContext) -> tuple[Tensor, Tensor, Tensor | None, dict[str, Tensor] | None]:
+        """Mean and variance `(N, ...)`; how novel each row is, `(N,)`, where there is a guard; shares, but not of maps."""
         columns = measured_columns(self._measured, rows)
         parts = self._weighted(columns, rows.mean, self.coefficients, self.floors)
         total = torch.stack(list(parts.values())).sum(0)
         shares = shares_of_terms(parts) if total.dim() < 3 else None
         if self.guard is None:
-            return total, None, shares
+            return rows.mean, total, None, shares
         novelty, without = self.guard.novelty(rows, self._named), None
         if self.without:
             theta, floors = [row[:-1] for row in self.without], tuple(row[-1] for row in self.without)
             without = torch.stack(list(self._weighted(columns, rows.mean, theta, floors).values())).sum(0)
-        return self.guard.grown(total, novelty, rows.mean, without), told_apart(novelty), shares
+        mean = rows.mean
+        if self._corrects:
+            mean = mean + (self._correction(rows) / novelty.clamp_min(1)[:, None]).to(mean).reshape(mean.shape)
+        return mean, self.guard.grown(total, novelty, mean, without), told_apart(novelty), shares
+
+    def _correction(self, rows: BatchContext) -> Tensor:
+        """What is added to the mean of usual rows, `(N, K)`."""
+        forest, metric = self._named[ErrorForest.name], self._named[GradientLeverage.name]
+        assert isinstance(forest, ErrorForest)
+        assert isinstance(metric, GradientLeverage)
+        assert self.correction is not None
+        return self.correction.values(forest.numbers(rows), metric.directions(rows.gradients))
 
     def lines(self) -> list[str]:
         """The candidates, and the share of every column, as lines of text."""
         rows = f"{self.reference_rows} reference rows" if self.reference_rows else "validation rows as reference"
         lines = [f"variance: {self.choice} ({rows})"]
+        lines += [] if self.correction is None else [f"corrected mean: {self.correction}"]
         table = [["", "candidate", "gain over a constant"]]
         for found in self.candidates:
             mark = "*" if found.name == self.choice else ""

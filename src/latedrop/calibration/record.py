@@ -124,7 +124,7 @@ class Calibration:
     choice: Choice
     criterion: Literal["scaled", "unscaled"]
     method: Method
-    mean: Literal["draws", "model"]
+    mean: Literal["draws", "model", "corrected"]
     draws: Annotated[int, Limits(0, MOST_DRAWS)]
     seed: int
     shared: bool

@@ -168,7 +168,7 @@ def record_terms(network: Network, rows: MeasuredTerms, plan: Plan) -> tuple[Cal
         "rate": {},
         "table": (scale.row({}),),
         "criterion": "scaled",
-        "mean": "model",
+        "mean": "model" if fitted.terms.correction is None else "corrected",
         "draws": 0,
         "shared": True,
     }

@@ -200,9 +200,9 @@ class Predictor(Calibrated[Calibration]):
             check_inputs(floating(x))
             sites, gradients = self.calibration.sites, terms.needs_gradients
             rows = BatchContext(self._network, x, sites, self.readout, terms.features, gradients=gradients)
-            variance, novelty, shares = terms.variance(rows)
-            self.calibration.check_outputs(rows.mean)
-            return Prediction(rows.mean, variance, self.calibration, novelty, shares=shares)
+            mean, variance, novelty, shares = terms.predicted(rows)
+            self.calibration.check_outputs(mean)
+            return Prediction(mean, variance, self.calibration, novelty, shares=shares)
         c = self.calibration
         draws = c.draws if c.method == "sample" else 2  # the other methods draw nothing
         options = DrawOptions(draws, c.seed, self.readout, self.chunk, c.shared, engine=self.engine)
