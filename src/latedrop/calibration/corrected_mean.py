@@ -77,8 +77,8 @@ class Correction:
 
     def __str__(self) -> str:
         each = zip(self.gains, self.gain_errors, self.trees, strict=True)
-        said = [f"{100 * g:.0f} % (± {100 * e:.0f}){'' if t is not None else ', not used'}" for g, e, t in each]
-        return f"squared errors smaller by {'; '.join(said)} on rows of other folds"
+        said = [f"{100 * g:.0f} % (± {100 * e:.0f}){'' if t is not None else ', so not used'}" for g, e, t in each]
+        return f"on rows of other folds squared errors are smaller by {'; '.join(said)}"
 
 
 def fit_correction(
@@ -116,9 +116,9 @@ def fit_correction(
         factor, gain, deviation = one.worth(raw)
         factor = factor if gain > _ERRORS * deviation else 0.0
         added[:, k] = factor * raw
-        slope, grown = one.fit(np.ones(count, bool), factor) if factor else (slopes[k], None)
-        slopes[k] = slope
-        trees.append(grown)
+        if factor:
+            slopes[k], grown = one.fit(np.ones(count, bool), factor)
+        trees.append(grown if factor else None)
         gains.append(gain)
         errors.append(deviation)
     correction = Correction(torch.from_numpy(slopes), tuple(trees), tuple(gains), tuple(errors))

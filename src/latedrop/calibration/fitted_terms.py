@@ -287,7 +287,7 @@ class FittedTerms:
         return {**parts, "floor": torch.zeros_like(mean) + along_outputs(constants(floors), mean)}
 
     def predicted(self, rows: BatchContext) -> tuple[Tensor, Tensor, Tensor | None, dict[str, Tensor] | None]:
-        """Mean and variance `(N, ...)`; how novel each row is, `(N,)`, where there is a guard; shares, but not of maps."""
+        """Mean, variance `(N, ...)`; how novel each row is, `(N,)`, where there is a guard; shares, but not of maps."""
         columns = measured_columns(self._measured, rows)
         parts = self._weighted(columns, rows.mean, self.coefficients, self.floors)
         total = torch.stack(list(parts.values())).sum(0)

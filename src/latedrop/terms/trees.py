@@ -63,8 +63,8 @@ class Trees:
             nodes.append(np.stack([feature, threshold, root + np.where(leaf, place[order], place[first])], 1))
             leaves.append(np.where(leaf[:, None], tree.value[order, :, 0], 0) * factor)
         arrays = (np.concatenate(nodes), np.concatenate(leaves), roots)
-        depth = max(int(tree.max_depth) for tree in trees)
-        return cls(*(torch.from_numpy(part.astype(np.float32)) for part in arrays), depth=depth, inputs=inputs)
+        first, values, starts = (torch.from_numpy(part.astype(np.float32)) for part in arrays)
+        return cls(first, values, starts, max(int(tree.max_depth) for tree in trees), inputs)
 
     def sums(self, x: Tensor) -> Tensor:
         """Return `(n, K)` in double precision, from rows `(n, inputs)` in float32."""

@@ -26,7 +26,7 @@ def count_in_one_pass(trained: Trained, calibration: Calibration, x: Tensor) -> 
     if terms is None:
         raise DataError("expected a calibration by terms; found one by draws. Run `crowd calibrate` again.")
     rows = BatchContext(trained.model, place(x, trained.model), calibration.sites, count_of, terms.features)
-    variance, strangeness, shares = terms.variance(rows)
+    _, variance, strangeness, shares = terms.predicted(rows)
     fitted = Prediction(rows.mean, sum(terms.parts(rows).values(), torch.zeros_like(rows.mean)), calibration)
     count = Prediction(rows.mean, variance, calibration, strangeness, shares=shares)
     return count, float(fitted.variance), maps[-1]
