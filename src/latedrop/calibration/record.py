@@ -307,7 +307,7 @@ class Calibration:
         found, fitted = self.verdict, self.terms
         if found is None:
             return ""
-        if found.rows < 30:  # noqa: PLR2004
+        if found.rows < 30:
             return "pass 30 validation rows or more: fewer cannot tell what errors are usual."
         if fitted is None:
             return "" if found.grade == "good" else "the default, method='terms', adds what dropout cannot see."
