@@ -40,9 +40,6 @@ UNLISTED = {
             "options",
             "model_commands",
             "export_command",
-            "crowd_commands",
-            "crowd_counters",
-            "crowd_watch",
             "demo",
             "class_demo",
         )
