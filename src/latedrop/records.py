@@ -1,6 +1,6 @@
 """Records in files: one codec from frozen dataclasses to JSON with a checksum, and back with every field checked.
 
-A record is a dataclass whose annotations say what a file may hold:
+A record is a dataclass whose annotations say what a file may hold::
 
     @record
     @dataclass(frozen=True)
