@@ -9,6 +9,7 @@ A record is a dataclass whose annotations say what a file may hold::
 
         def checked(self) -> Step: ...  # fields against each other; raises `FieldError`
 
+
     STEP = Format(Step, "step", "a step of a path", "Calibrate again.")
     STEP.read(path) == step  # after STEP.write(path, step)
 
