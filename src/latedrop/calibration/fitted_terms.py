@@ -122,7 +122,7 @@ class Guard:
         terms: the names of those whose values tell.
         limits: for each of them what 95 % of the reference rows stay below, one number per output or one for all.
         constants: the validation rows' mean squared error, one per output or one for all.
-        centres: the mean of the validation targets, likewise.
+        centres: the mean of the validation targets, likewise; empty where there is no ceiling.
         spreads: their variance.
         grows: False where rows are only told apart, and the variance stays.
         most: the largest factor; None where there is none. Few validation rows cannot tell what is usual.
@@ -154,9 +154,10 @@ class Guard:
     def grown(self, variance: Tensor, novelty: Tensor, mean: Tensor, without: Tensor | None = None) -> Tensor:
         """The variance `(N, ...)` of rows that are so novel, `(N,)`, for what the network says of them."""
         factor = self.factor(novelty).reshape(-1, *[1] * (variance.dim() - 1)).to(variance)
-        known = (self.constants, self.centres, self.spreads)
-        constant, centre, spread = (along_outputs(constants(part), variance) for part in known)
-        return guarded(variance, factor, constant, ignorant(mean.to(variance), centre, spread), without)
+        known = [self.constants, self.centres, self.spreads] if self.centres else [self.constants]
+        constant, *targets = (along_outputs(constants(part), variance) for part in known)
+        ceiling = ignorant(mean.to(variance), *targets) if targets else None
+        return guarded(variance, factor, constant, ceiling, without)
 
 
 @record
@@ -234,7 +235,9 @@ class FittedTerms:
             match(len(self.guard.limits) == count, "guard.limits", f"{count} rows, as terms", self.guard.limits)
             for name in ("constants", "centres", "spreads"):
                 values = getattr(self.guard, name)
-                match(len(values) == outputs, f"guard.{name}", f"{outputs} numbers, as floors", values)
+                match(len(values) == outputs or not values, f"guard.{name}", f"{outputs} numbers, as floors", values)
+            both = bool(self.guard.centres) == bool(self.guard.spreads)
+            match(both, "guard.spreads", "as many as centres", self.guard.spreads)
         return self
 
     @property
