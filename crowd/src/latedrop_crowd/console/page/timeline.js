@@ -4,7 +4,7 @@ import uPlot from "./uPlot.js";
 import { $, ask, css } from "./dom.js";
 
 const hour = (seconds, span) => new Date(seconds * 1000).toLocaleTimeString([], {
-  hour: "2-digit", minute: "2-digit", second: span > 60 ? undefined : "2-digit", hourCycle: "h23",
+  weekday: span > 86400 ? "short" : undefined, hour: "2-digit", minute: "2-digit", second: span > 60 ? undefined : "2-digit", hourCycle: "h23",
 });
 
 export class Timeline {
