@@ -20,7 +20,9 @@ from latedrop.addresses import is_loopback
 __all__ = ["COOKIE", "HEADERS", "ROLE", "bearer_token", "foreign_page", "from_elsewhere", "refused"]
 
 COOKIE = "latedrop_token"
+"""The name of the cookie that holds a token."""
 ROLE = "latedrop.role"
+"""Under which the scope of a request has the role of its token."""
 HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; connect-src 'self'; "
@@ -32,6 +34,7 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
+"""Headers of every answer."""
 
 
 def refused(request: Request, tokens: Mapping[str, str]) -> Response | None:

@@ -13,9 +13,9 @@ from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 
 from latedrop.errors import FileError, LatedropError
-from latedrop.web.access import HEADERS, ROLE, refused
+from latedrop.web.access import HEADERS, refused
 
-__all__ = ["LARGEST", "ROLE", "make_pages"]
+__all__ = ["LARGEST", "make_pages"]
 
 LARGEST = 262_144
 """Bytes of a request."""
@@ -43,7 +43,7 @@ def make_pages(
         folder: with `index.html` and what it loads.
         tokens: by role; without any the page is for this machine alone.
         lifespan: of the application, as FastAPI takes it.
-        forbidden: why a request may not be answered, in words; None where it may. `request.scope[ROLE]` has its role.
+        forbidden: why a request may not be answered, in words; None where it may. See `access.ROLE`.
     """
     app = FastAPI(title=title, lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     app.add_middleware(_Guard, tokens=tokens, forbidden=forbidden)

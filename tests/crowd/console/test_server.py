@@ -136,6 +136,16 @@ def test_every_route_that_changes_something_is_in_the_table(console: Console) ->
     assert routes == listed
 
 
+def test_the_report_of_a_day(console: Console) -> None:
+    status, page, headers = console.ask("/api/sources/0/report.html")
+    assert (status, headers["content-type"].partition(";")[0]) == (200, "text/html")
+    assert headers["content-disposition"].startswith("attachment")
+    assert b"Whole picture" in page
+    assert console.ask("/api/sources/0/report.csv?day=2020-01-01")[1].startswith(b"day,zone,limit,hour,mean,peak,")
+    assert console.ask("/api/sources/0/report.csv?day=yesterday")[0] == 422
+    assert console.ask("/api/sources/0/report.exe")[0] == 422
+
+
 def test_every_change_leaves_a_line(console: Console) -> None:
     def lines() -> list[str]:
         return [event["text"] for event in console.state()["events"] if event["kind"] == "change"]

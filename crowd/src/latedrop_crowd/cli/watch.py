@@ -25,6 +25,9 @@ class AlarmOptions(NamedTuple):
         list[str] | None, option("Send alarms to http(s)://... or mqtt(s)://host/topic; can be repeated.")
     ] = None
     propose: Annotated[float, option("Propose at most one frame for a label within this many seconds.")] = 120.0
+    reports: Annotated[
+        Path | None, option("Folder for a report of every day, HTML and CSV; written after midnight.")
+    ] = None
 
     def settings(self, level: float) -> "Settings":
         """What can be chosen; `ArgumentError` where it cannot be so."""
@@ -34,7 +37,7 @@ class AlarmOptions(NamedTuple):
 
         if not self.propose > 0:
             raise ArgumentError(f"expected --propose above 0 seconds; found {self.propose}.")
-        return Settings(checked_level(level), Rule(self.sure, self.hold), self.propose)
+        return Settings(checked_level(level), Rule(self.sure, self.hold), self.propose, reports=self.reports)
 
 
 class TokenOptions(NamedTuple):

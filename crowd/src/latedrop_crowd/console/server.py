@@ -6,9 +6,9 @@ import re
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from datetime import datetime, timezone
+from datetime import date, datetime, timezone
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import FastAPI, Query, Request
 from fastapi import Path as InPath
@@ -18,7 +18,9 @@ from pydantic import BaseModel, Field
 from latedrop import LatedropError
 from latedrop.errors import DataError
 from latedrop.files import csv_line
-from latedrop.web.pages import ROLE, make_pages
+from latedrop.web.access import ROLE
+from latedrop.web.pages import make_pages
+from latedrop_crowd.console.daily import day_page, hours_table
 from latedrop_crowd.console.hub import Hub
 from latedrop_crowd.console.watch import View, Watch
 from latedrop_crowd.console.zones import cells_of, drawn_points
@@ -240,6 +242,15 @@ def _files(app: FastAPI, watch: Watch) -> None:
                 for e in watch.store.events(5000))  # fmt: skip
         return _csv("events.csv", head, rows)
 
+    @app.get("/api/sources/{number}/report.{kind}")
+    def report(number: int, kind: Literal["html", "csv"], day: date | None = None) -> Response:
+        view, day = watch.view(number), day or date.today()
+        if kind == "csv":
+            text = hours_table(watch.store, view.zones, day)
+        else:
+            text = day_page(watch.store, view.name, view.zones, day, watch.settings.level)
+        return _download(f"report-{day}.{kind}", text)
+
     @app.get("/api/sources/{number}/counts.csv")
     def counts_file(number: int, seconds: _Seconds = 86400.0) -> Response:
         head = ("time", "zone", "count", "low", "high", "strangeness", "averaged")
@@ -317,8 +328,12 @@ def _image(content: bytes | None, kind: str) -> Response:
 
 
 def _csv(name: str, head: tuple[str, ...], rows: Any) -> Response:
-    text = "".join(map(csv_line, (head, *rows)))
-    return Response(text, media_type="text/csv", headers={"Content-Disposition": f'attachment; filename="{name}"'})
+    return _download(name, "".join(map(csv_line, (head, *rows))))
+
+
+def _download(name: str, text: str) -> Response:
+    kind = f"text/{name.rpartition('.')[2]}"
+    return Response(text, media_type=kind, headers={"Content-Disposition": f'attachment; filename="{name}"'})
 
 
 def _clock(seconds: float | None) -> str:

@@ -37,6 +37,7 @@ export class Timeline {
     const select = $("timeline-zone");
     select.replaceChildren(...source.zones.map((zone) => new Option(zone.name, zone.id, false, zone.id === this.zone)));
     $("counts-csv").href = `/api/sources/${source.number}/counts.csv?seconds=${this.span}`;
+    $("report").href = `/api/sources/${source.number}/report.html`;
     this.draw();
   }
 
