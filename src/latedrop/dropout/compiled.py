@@ -25,7 +25,7 @@ from latedrop.data.items import Items
 from latedrop.data.rows import repeated, row_count
 from latedrop.dropout.masks import draw_keys, hashes, keys_on, split, threshold
 from latedrop.dropout.moments import Moments, Sampling, merged, out_of_memory
-from latedrop.dropout.prefix import Prefix, Repeating
+from latedrop.dropout.prefix import Copying, Prefix
 from latedrop.errors import ArgumentError, LatedropError, LatedropWarning
 from latedrop.network.network import Network, Pass
 from latedrop.network.sites import Site
@@ -138,11 +138,20 @@ def batch_function(x: Any, function: Callable[[Any], Any]) -> tuple[Callable[...
 
 
 def compiled_moments(
-    network: Network, x: Any, sites: Sequence[Site], rates: Mapping[str, float], options: Sampling, chunk: int
+    network: Network,
+    x: Any,
+    sites: Sequence[Site],
+    rates: Mapping[str, float],
+    options: Sampling,
+    chunk: int,
+    tries_prefix: Callable[[], bool],
 ) -> Moments:
-    """Return mean and variance over draws, `chunk` of them at once, by a program that is compiled on the first call."""
+    """Return mean and variance over draws, `chunk` of them at once, by a program that is compiled on the first call.
+
+    `tries_prefix` tells whether what comes before the first site can run once for all draws.
+    """
     key = "draws", tuple(sites), chunk, options.shared, readout_key(options.readout)
-    program = program_for(network, x, key, lambda: _chunk_program(network, x, sites, options, chunk))
+    program = program_for(network, x, key, lambda: _chunk_program(network, x, sites, options, chunk, tries_prefix()))
     _, tensors = batch_function(x, lambda batch: batch)
     limits = np.array([threshold(rates[site.name]) - 2**31 for site in sites], np.int32)
     scales = torch.tensor([1 / (1 - rates[site.name]) for site in sites], dtype=torch.float64)
@@ -175,24 +184,23 @@ def _keys(sites: Sequence[Site], seed: int, draws: range, device: torch.device) 
     return keys_on(np.stack([draw_keys(seed, draws, site.name, call) for site, call in _masks_of(sites)]), device)
 
 
-def _chunk_program(network: Network, x: Any, sites: Sequence[Site], options: Sampling, chunk: int) -> Program:
+def _chunk_program(
+    network: Network, x: Any, sites: Sequence[Site], options: Sampling, chunk: int, once: bool
+) -> Program:
     """Return a program of a chunk of draws.
 
     It takes the inputs, then the limit and the scale of every site, which draws count, and the keys of every mask. It
     gives the first draw, and the mean and the sum of squares of all draws relative to it.
     """
     rows, device = row_count(x), network.weight.device
-    plain = options.shared and chunk > 1 and all(site.weight is None for site in sites)
-    once = plain and "no prefix" not in network.notes
-    prefix = Prefix(network, x, sites, remember=False) if once else None
 
     def of_chunk(batch: Any, limits: Tensor, scales: Tensor, weights: Tensor, keys: Tensor) -> list[Tensor]:
         thinner = _Hashed(sites, keys, limits, scales)
-        several = repeated(batch, chunk)
+        batch = repeated(batch, 1 if once else chunk)
         now: Pass = network.begin(sites, thinner, rows * chunk, chunk, shared=options.shared)
-        if prefix is not None:
-            now = Repeating(prefix, several, batch, sites, thinner, rows * chunk, chunk)
-        outputs = split(network.read(several, options.readout, rows * chunk, now).detach(), 0, chunk)
+        if once:
+            now = Copying(Prefix(rows), batch, sites, thinner, rows * chunk, chunk, shared=options.shared)
+        outputs = split(network.read(batch, options.readout, rows * chunk, now).detach(), 0, chunk)
         outputs = outputs if outputs.dtype == torch.float64 else outputs.float()
         count = weights.to(outputs).view(-1, *[1] * (outputs.dim() - 1))
         off = torch.where(count > 0, outputs - outputs[0], 0.0)  # what fills up the last chunk may even be NaN

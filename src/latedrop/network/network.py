@@ -63,9 +63,11 @@ class Pass:
     Attributes:
         times: how often each site has run.
         calls: follows weights without a module, where a site is one.
+        mode: follows all torch functions of the pass, if something has to.
     """
 
     calls: WeightCalls | None = None
+    mode: TorchFunctionMode | None = None
 
     def __init__(
         self,
@@ -190,6 +192,7 @@ class Network:
         layers: the modules of the copy by name, without what wrappers add.
         derives: whether the model differentiates inside its `forward` (forces, physics-informed networks).
         random: whether it draws random numbers of its own; None as long as no pass has told.
+        writes: whether a pass writes attributes or buffers of its own; likewise.
         weight: its first floating parameter, which tells device and dtype.
         row_limits: the least and the largest number of rows that it takes; None: any.
         notes: what others remember of this network: it goes with it.
@@ -202,13 +205,13 @@ class Network:
         self.layers = dict(self.copy.named_modules())
         self.derives = False
         self.random: bool | None = None
+        self.writes: bool | None = None
         self.notes: dict[Any, Any] = {}
         self.weight = next((p for p in self.copy.parameters() if p.is_floating_point()), torch.empty(0))
         self.row_limits = row_limits(bare(model))
         self._marks = _marks(model)
         self._routed: set[str] = set()
         self._routing = Lock()
-        self._writes: bool | None = None
         self._turn = RLock()
         self.route(name for name, layer in self.layers.items() if isinstance(layer, _FUSED))
 
@@ -254,7 +257,7 @@ class Network:
         token = _CURRENT.set(now)
         weights = any(site.weight is not None for site in now.sites.values())
         try:
-            with self._weight_calls(now) if weights else nullcontext():
+            with now.mode or nullcontext(), self._weight_calls(now) if weights else nullcontext():
                 yield
         finally:
             _CURRENT.reset(token)
@@ -290,13 +293,13 @@ class Network:
         A model that differentiates by itself gets the gradients that it needs: what `run` does is then done again.
         """
         with torch.inference_mode(False):
-            if self._writes is False:
+            if self.writes is False:
                 return self._quietly(run, gradients)
             with self._turn:  # what a pass writes into the copy, the pass of another thread must not read
-                before = _contents(self.copy) if self._writes is None else None
+                before = _contents(self.copy) if self.writes is None else None
                 result = self._quietly(run, gradients)
                 if before is not None:
-                    self._writes = _contents(self.copy) != before
+                    self.writes = _contents(self.copy) != before
                 return result
 
     def _quietly(self, run: Callable[[], _Result], gradients: bool) -> _Result:

@@ -24,8 +24,7 @@ from latedrop.data.datasets import Unpack, first_inputs, gives_batches, inputs_i
 from latedrop.data.items import as_items
 from latedrop.data.names import in_order, index_of, pair_in_order
 from latedrop.dropout.moments import Sampling as DrawOptions
-from latedrop.dropout.prefix import Prefix
-from latedrop.dropout.sampling import own_output
+from latedrop.dropout.sampling import own_output, try_prefix
 from latedrop.errors import ArgumentError, DataError
 from latedrop.metrics import align_target
 from latedrop.prediction.beyond import failures_explained, warn_of_rows_beyond
@@ -183,8 +182,8 @@ class Predictor(Calibrated[Calibration]):
         example = first_inputs(example, self.model, self.collate)
         expected = self.predict(example)  # also tells what is wrong with the example
         placed = place(as_items(in_order(example, self.calibration.columns), self.collate), self.model)
-        if self.calibration.method == "sample" and all(site.weight is None for site in self.calibration.sites):
-            Prefix(self._network, placed, self.calibration.sites)  # layers before the first site run once in the file
+        if self.calibration.method == "sample":
+            try_prefix(self._network, placed, self.calibration.sites, self.readout)
         return export(path, self.model, expected.calibration, self._predicted, placed, level)
 
     def _run(self, x: Any) -> Prediction:
