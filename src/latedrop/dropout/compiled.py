@@ -24,7 +24,7 @@ from torch import Tensor, fx
 from latedrop.data.items import Items
 from latedrop.data.rows import repeated, row_count
 from latedrop.dropout.masks import draw_keys, hashes, keys_on, split, threshold
-from latedrop.dropout.moments import Moments, Sampling, merged, out_of_memory
+from latedrop.dropout.moments import Moments, Sampling, Stream, out_of_memory
 from latedrop.dropout.prefix import Copying, Prefix
 from latedrop.errors import ArgumentError, LatedropError, LatedropWarning
 from latedrop.network.network import Network, Pass
@@ -157,19 +157,13 @@ def compiled_moments(
     scales = torch.tensor([1 / (1 - rates[site.name]) for site in sites], dtype=torch.float64)
     device = network.weight.device
     common = [*tensors, torch.from_numpy(limits).to(device), scales.to(device)]
-    total: Any = None
-    first = torch.empty(0)
+    stream = Stream()
     for start in range(0, options.draws, chunk):
         count = min(chunk, options.draws - start)
         weights = (torch.arange(chunk) < count).to(device, torch.float32)
         keys = _keys(sites, options.seed, range(start, start + chunk), device)
-        origin, mean, squares = program(*common, weights, keys)
-        if total is None:
-            first, total = origin, (mean, squares, count)
-        else:
-            total = merged(total, (mean + (origin - first), squares, count))
-    mean, squares, draws = total
-    return Moments(first + mean, squares / (draws - 1), options.draws)
+        stream.merge(*program(*common, weights, keys), count)
+    return Moments(*stream.moments(), options.draws)
 
 
 def _masks_of(sites: Sequence[Site]) -> list[tuple[Site, int]]:

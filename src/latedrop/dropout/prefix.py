@@ -1,8 +1,8 @@
 """What comes before the first site runs once: on N rows instead of T times N.
 
 Draws are rows: a batch holds T copies of N rows. As long as no site has touched them all copies are the same, so a pass
-starts with N rows, and each site makes T copies of an input that has none yet. A mode follows all torch functions after
-that: where one takes rows with copies and rows without, as a skip connection does, the latter are copied. What functions
+starts with N rows, and each site makes T copies of an input that has none yet. A mode follows all torch functions:
+where one takes rows with copies and rows without, as a skip connection does, the latter are copied. What functions
 before the sites gave is remembered for later chunks of draws and for other rates, as far as memory allows.
 """
 
@@ -91,7 +91,7 @@ class Copying(Pass):
 
 
 class _Following(TorchFunctionMode):
-    """Copies rows without copies where they meet others, and returns what was computed before the sites in another pass.
+    """Copies rows without copies where they meet others, and returns what another pass has computed before the sites.
 
     Attributes:
         mark: what tensors with all copies are marked with.
