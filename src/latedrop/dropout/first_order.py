@@ -263,7 +263,8 @@ def _first_order(
                 if _IN_PLACE in str(error) or "nference tensor" in str(error):
                     raise _cannot_differentiate(error) from error
                 raise
-            network.warn_of_idle(now)
+            if 0 in now.times.values():
+                network.warn_of_idle(now)
             if guard is not None:
                 if "cuts" in guard.deeds:
                     raise OutputError(

@@ -148,7 +148,7 @@ class Probe:
         if network.random:
             self.deeds.add("reads")
             self.random |= self._varies(x, output)
-        network.derives |= "derives" in now.following.deeds
+        network.derives = network.derives or "derives" in now.following.deeds
         self.deeds |= now.following.deeds
         self._reached |= now.ran
         for run in chain.from_iterable(now.runs.values()):

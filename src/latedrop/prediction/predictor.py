@@ -27,7 +27,7 @@ from latedrop.dropout.moments import Sampling as DrawOptions
 from latedrop.dropout.sampling import own_output, try_prefix
 from latedrop.errors import ArgumentError, DataError
 from latedrop.metrics import align_target
-from latedrop.prediction.beyond import failures_explained, warn_of_rows_beyond
+from latedrop.prediction.beyond import failures_explained, predicted_rows, warn_of_rows_beyond
 from latedrop.prediction.calibrated import Calibrated
 from latedrop.prediction.explaining import explained
 from latedrop.prediction.exporting import export
@@ -65,20 +65,24 @@ class Predictor(Calibrated[Calibration]):
         (`shared=False`). A data frame may have its columns in any order, where the calibration knows their names. Warns
         where the model's weights were changed since then, and of rows so far off that nothing can be known of them.
         """
-        if gives_batches(x) and self.collate is None:
-            return Prediction.joined(list(self.predict_batches(x)))
-        self._weights.check(self.model)
-        self._network = self._network.current()
-        x, index = in_order(x, self.calibration.columns), index_of(x)
-        x = place(as_items(x, self.collate), self.model, check=False, cut=True)
+        index = None
+        if not isinstance(x, Tensor) or self.collate is not None:
+            if self.collate is None and gives_batches(x):
+                return Prediction.joined(list(self.predict_batches(x)))
+            index, x = index_of(x), as_items(in_order(x, self.calibration.columns), self.collate)
+        if not self._weights.are_same(self.model):
+            self._network = self._network.current()
+            self._weights.check(self.model)
+        x = place(x, self.model, check=False, cut=True)
         with failures_explained(x, self.model):
-            parts, beyond = self._predicted_rows(self._run, x, self._predicted)
-        found = replace(Prediction.joined(parts), index=index)
+            parts, beyond = predicted_rows(self._run, x, self.batch_size, self.calibration.sites, self._predicted)
+        found = replace(parts[0] if len(parts) == 1 else Prediction.joined(parts), index=index)
         if beyond is not None:
             found = found.unknown(beyond, self._own_output(x))
             warn_of_rows_beyond(beyond, stacklevel=3)
             return found
-        warn_of_overflow(found, stacklevel=3)
+        if self.calibration.target is not None:
+            warn_of_overflow(found, stacklevel=3)
         return found
 
     def predict_batches(
