@@ -21,15 +21,16 @@ import numpy as np
 import torch
 from torch import Tensor, fx
 
+from latedrop.data.arrays import map_values
 from latedrop.data.items import Items
-from latedrop.data.rows import repeated, row_count
+from latedrop.data.rows import repeated, row_count, tensors
 from latedrop.dropout.masks import draw_keys, hashes, keys_on, split, threshold
 from latedrop.dropout.moments import Moments, Sampling, Stream, out_of_memory
 from latedrop.dropout.prefix import Copying, Prefix
 from latedrop.errors import ArgumentError, LatedropError, LatedropWarning
 from latedrop.network.network import Network, Pass
 from latedrop.network.sites import Site
-from latedrop.torch_private import draws_numbers, leaves_and_structure, operator_of, plain_kernels, traced
+from latedrop.torch_private import draws_numbers, operator_of, plain_kernels, traced
 
 __all__ = ["Program", "batch_function", "compiled_moments", "program_for", "readout_key", "refuse"]
 
@@ -90,11 +91,9 @@ def program_for(network: Network, x: Any, key: Any, make: Callable[[], Program])
     """Return the program of a network for inputs like `x` and a `key` of what else it depends on, or a new one."""
     if isinstance(x, Items):
         raise ArgumentError("expected another engine with collate=; batches of items have no one shape to compile for.")
-    flat, structure = leaves_and_structure(x)
-    shapes = tuple(_form(value) if isinstance(value, Tensor) else value for value in flat)
     kind = network.weight.device.type
     cast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-    whole = "program", shapes, structure, cast, torch.get_float32_matmul_precision(), key
+    whole = "program", repr(map_values(x, _form)), cast, torch.get_float32_matmul_precision(), key
     programs: dict[Any, Program] = network.notes.setdefault("programs", {})
     if whole not in programs:
         with _COMPILING:
@@ -125,16 +124,12 @@ def _warn_of_many(network: Network) -> None:
 
 def batch_function(x: Any, function: Callable[[Any], Any]) -> tuple[Callable[..., Any], list[Tensor]]:
     """Return a function of a batch as one of its tensors, and these tensors."""
-    flat, structure = leaves_and_structure(x)
-    where = [i for i, value in enumerate(flat) if isinstance(value, Tensor)]
 
     def of_tensors(*values: Tensor) -> Any:
-        leaves = list(flat)
-        for i, value in zip(where, values, strict=True):
-            leaves[i] = value
-        return function(structure.unflatten(leaves))
+        each = iter(values)
+        return function(map_values(x, lambda _: next(each)))
 
-    return of_tensors, [flat[i] for i in where]
+    return of_tensors, tensors(x)
 
 
 def compiled_moments(
@@ -152,17 +147,17 @@ def compiled_moments(
     """
     key = "draws", tuple(sites), chunk, options.shared, readout_key(options.readout)
     program = program_for(network, x, key, lambda: _chunk_program(network, x, sites, options, chunk, tries_prefix()))
-    _, tensors = batch_function(x, lambda batch: batch)
     limits = np.array([threshold(rates[site.name]) - 2**31 for site in sites], np.int32)
     scales = torch.tensor([1 / (1 - rates[site.name]) for site in sites], dtype=torch.float64)
     device = network.weight.device
-    common = [*tensors, torch.from_numpy(limits).to(device), scales.to(device)]
+    common = [*tensors(x), torch.from_numpy(limits).to(device), scales.to(device)]
     stream = Stream()
     for start in range(0, options.draws, chunk):
         count = min(chunk, options.draws - start)
         weights = (torch.arange(chunk) < count).to(device, torch.float32)
         keys = _keys(sites, options.seed, range(start, start + chunk), device)
-        stream.merge(*program(*common, weights, keys), count)
+        origin, mean, squares = program(*common, weights, keys)
+        stream.merge(origin, mean, squares, count)
     return Moments(*stream.moments(), options.draws)
 
 
@@ -203,8 +198,8 @@ def _chunk_program(
 
     example = [torch.zeros(len(sites), dtype=torch.int32, device=device)]
     example += [torch.ones(len(sites), dtype=torch.float64, device=device), torch.ones(chunk, device=device)]
-    function, tensors = batch_function((x, *example, _keys(sites, 0, range(chunk), device)), lambda all: of_chunk(*all))
-    return Program(network, function, tensors)
+    function, inputs = batch_function((x, *example, _keys(sites, 0, range(chunk), device)), lambda all: of_chunk(*all))
+    return Program(network, function, inputs)
 
 
 class _Hashed:

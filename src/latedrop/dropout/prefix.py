@@ -56,6 +56,8 @@ class Prefix:
 class Copying(Pass):
     """A pass over the N rows of `x` in which the sites make the copies, one for each draw."""
 
+    mode: _Following
+
     def __init__(self, prefix: Prefix, x: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.mode = _Following(prefix, self._copies)
@@ -77,12 +79,12 @@ class Copying(Pass):
         mode.inside = True
         try:
             if vars(value).get(_MARK) is not mode.mark:
-                if axis == 0 and len(value) == rows and hasattr(self.thinner, "thin_rows"):
+                if axis == 0 and len(value) == rows and (thin := getattr(self.thinner, "thin_rows", None)):
                     axes = {channel % value.dim() for channel in channels}
                     units = range(value.dim()) if site.kind == "element" else axes
                     shape = [size if i in units else 1 for i, size in enumerate(value.shape)]
                     shape[0] = 1 if self._shared else rows
-                    return _mark([self.thinner.thin_rows(site, number, value, tuple(shape))], mode.mark)[0]
+                    return _mark([thin(site, number, value, tuple(shape))], mode.mark)[0]
                 split = value.unflatten(axis, (-1, rows) if site.interleaved else (rows, -1))
                 value = torch.cat([split] * self._copies, axis + site.interleaved).flatten(axis, axis + 1)
             return _mark([super()._thin(site, number, value, channels)], mode.mark)[0]

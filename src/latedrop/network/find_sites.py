@@ -244,7 +244,7 @@ def _layout(name: str, first: Run, second: Run, turned: Run | None) -> tuple[int
                 "leave the layer out with select=."
             )
         if not axes or a.shape[axes[0]] == rows:
-            return (axes or [None])[0], False
+            return axes[0] if axes else None, False
     elif torch.equal(a, b):
         return None, False
     else:
