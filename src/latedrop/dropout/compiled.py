@@ -188,7 +188,7 @@ def _chunk_program(
         batch = repeated(batch, 1 if once else chunk)
         now: Pass = network.begin(sites, thinner, rows * chunk, chunk, shared=options.shared)
         if once:
-            now = Copying(Prefix(rows), batch, sites, thinner, rows * chunk, chunk, shared=options.shared)
+            now = Copying(Prefix(rows), batch, sites, thinner, chunk, shared=options.shared)
         outputs = split(network.read(batch, options.readout, rows * chunk, now).detach(), 0, chunk)
         outputs = outputs if outputs.dtype == torch.float64 else outputs.float()
         count = weights.to(outputs).view(-1, *[1] * (outputs.dim() - 1))
@@ -208,20 +208,23 @@ class _Hashed:
     def __init__(self, sites: Sequence[Site], keys: Tensor, limits: Tensor, scales: Tensor) -> None:
         self._numbers = {site.name: number for number, site in enumerate(sites)}
         self._keys = {(site.name, call): row for (site, call), row in zip(_masks_of(sites), keys, strict=True)}
-        self._limits, self._scales = limits, scales
+        self._limits, self._scales, self._draws = limits, scales, keys.shape[1]
 
     def thin(self, site: Site, call: int, value: Tensor, shape: tuple[int, ...], axis: int | None) -> Tensor:
-        """See `Thinner`: in single precision or better, then rounded."""
+        """See `Thinner`."""
+        if axis is None:
+            return self.thin_split(site, call, value[None], shape, 0)[0]
+        return self.thin_split(site, call, split(value, axis, self._draws), shape, axis).flatten(axis, axis + 1)
+
+    def thin_split(self, site: Site, call: int, value: Tensor, shape: tuple[int, ...], axis: int) -> Tensor:
+        """Thin a value with an axis of draws before that of the examples; in single precision at least."""
         if (site.name, call) not in self._keys:
             refuse(f"a layer that runs more often than when the sites were found ({site.name})")
         keys, number = self._keys[site.name, call], self._numbers[site.name]
         keep = hashes(keys, prod(shape)).view(len(keys), *shape) >= self._limits[number]
         wide = torch.promote_types(value.dtype, torch.float32)
         mask = torch.where(keep, self._scales[number].to(wide), 0.0)
-        if axis is None:
-            return (value * mask[0]).to(value.dtype)
-        thinned = (split(value, axis, len(keys)) * mask.movedim(0, axis)).to(value.dtype)
-        return thinned.flatten(axis, axis + 1)
+        return (value * mask.movedim(0, axis)).to(value.dtype)
 
 
 def _graph(network: Network, function: Callable[..., Any], inputs: list[Tensor]) -> fx.GraphModule:

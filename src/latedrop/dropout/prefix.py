@@ -8,8 +8,8 @@ before the sites gave is remembered for later chunks of draws and for other rate
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -58,9 +58,12 @@ class Copying(Pass):
 
     mode: _Following
 
-    def __init__(self, prefix: Prefix, x: Any, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.mode = _Following(prefix, self._copies)
+    def __init__(
+        self, prefix: Prefix, x: Any, sites: Sequence[Site], thinner: Any, copies: int, *, shared: bool = True
+    ) -> None:
+        super().__init__(sites, thinner, prefix.rows * copies, copies, shared=shared)
+        self._uncopied = Pass(sites, _Spread(thinner, copies), prefix.rows, shared=shared)
+        self.mode = _Following(prefix, copies)
         _mark((value for value in tensors(x) if value.shape[:1] == (prefix.rows,)), prefix.mark)
 
     def remember(self) -> None:
@@ -74,22 +77,25 @@ class Copying(Pass):
             prefix.results, prefix.versions = results, versions
 
     def _thin(self, site: Site, number: int, value: Tensor, channels: tuple[int, ...]) -> Tensor:
-        """Copy rows that have no copies yet; see `Pass`."""
-        mode, axis, rows = self.mode, site.batch_axis or 0, self.mode.prefix.rows
-        mode.inside = True
+        """See `Pass`; rows that have no copies yet are copied."""
+        self.mode.inside = True
         try:
-            if vars(value).get(_MARK) is not mode.mark:
-                if axis == 0 and len(value) == rows and (thin := getattr(self.thinner, "thin_rows", None)):
-                    axes = {channel % value.dim() for channel in channels}
-                    units = range(value.dim()) if site.kind == "element" else axes
-                    shape = [size if i in units else 1 for i, size in enumerate(value.shape)]
-                    shape[0] = 1 if self._shared else rows
-                    return _mark([thin(site, number, value, tuple(shape))], mode.mark)[0]
-                split = value.unflatten(axis, (-1, rows) if site.interleaved else (rows, -1))
-                value = torch.cat([split] * self._copies, axis + site.interleaved).flatten(axis, axis + 1)
-            return _mark([super()._thin(site, number, value, channels)], mode.mark)[0]
+            thin = super()._thin if vars(value).get(_MARK) is self.mode.mark else self._uncopied._thin
+            return _mark([thin(site, number, value, channels)], self.mode.mark)[0]
         finally:
-            mode.inside = False
+            self.mode.inside = False
+
+
+class _Spread(NamedTuple):
+    """Thins rows that are the same for all draws: a `Thinner`."""
+
+    thinner: Any
+    copies: int
+
+    def thin(self, site: Site, call: int, value: Tensor, shape: tuple[int, ...], axis: int) -> Tensor:
+        several = value.unsqueeze(axis).expand(*value.shape[:axis], self.copies, *value.shape[axis:])
+        thinned: Tensor = self.thinner.thin_split(site, call, several, shape, axis)
+        return thinned.flatten(axis, axis + 1)
 
 
 class _Following(TorchFunctionMode):

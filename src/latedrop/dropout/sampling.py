@@ -298,7 +298,7 @@ class _ThinnedNetworks:
             batch = repeated(x, 1 if prefix else copies)
             now = network.begin(self._sites, masks, rows * copies, copies, shared=options.shared)
             if prefix is not None:
-                now = Copying(prefix, batch, self._sites, masks, rows * copies, copies, shared=options.shared)
+                now = Copying(prefix, batch, self._sites, masks, copies, shared=options.shared)
             return network.read(batch, options.readout, rows * copies, now).detach()
 
         output = network.quietly(run)
