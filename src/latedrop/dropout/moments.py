@@ -20,8 +20,8 @@ from latedrop.network.calling import Readout
 from latedrop.torch_private import being_traced
 
 __all__ = [
-    *("ENGINES", "MOST_DRAWS", "Engine", "Moments", "Part", "Sampling", "Stream"),
-    *("checked_draws", "merged", "moments_of", "out_of_memory"),
+    *("ENGINES", "MOST_DRAWS", "Engine", "Moments", "Sampling", "Stream", "checked_draws", "moments_of"),
+    "out_of_memory",
 ]
 
 Engine: TypeAlias = Literal["auto", "rows", "loop", "compiled"]
@@ -29,7 +29,6 @@ ENGINES = get_args(Engine)
 MOST_DRAWS = 1_000_000
 """More would take days, and come from a slip of the pen or a file that was tampered with."""
 
-_NOTHING = torch.empty(0)
 _FEW = 2**12  # outputs for which one operator is quicker than three; it takes longer for each
 
 
@@ -110,36 +109,36 @@ class Moments:
         return cls(mean, torch.zeros_like(mean), draws, mean.expand(draws, *mean.shape).clone() if keep else None)
 
 
-Part: TypeAlias = "tuple[Tensor, Tensor, int]"
-"""Mean, sum of squared deviations from it, and number of some draws."""
-
-
-def merged(a: Part, b: Part) -> Part:
-    """Of two sets of draws together (Chan, Golub, LeVeque 1983)."""
-    (mean, squares, done), (part, spread, count) = a, b
-    delta, total = part - mean, done + count
-    return mean + delta * (count / total), squares + spread + delta.square() * (done * count / total), total
-
-
 class Stream:
-    """Running mean and sum of squared deviations over chunks of draws; there must be one before either is asked for."""
+    """Running mean and sum of squared deviations over chunks of draws; there must be one before they are asked for.
+
+    Means are relative to the first draw: draws that are all equal then have a variance of exactly 0.
+    """
 
     def __init__(self) -> None:
-        self._origin = _NOTHING
-        self._part: Part = (self._origin, self._origin, 0)
+        self._origin = torch.empty(0)
+        self._part: tuple[Tensor, Tensor, int] | None = None
 
     def add(self, outputs: Tensor) -> None:
         """Take a chunk `(t, N, ...)`."""
-        if self._part[2] == 0:
-            self._origin = outputs[0].clone()
-        # Relative to the first draw: draws that are all equal then have a variance of exactly 0.
-        outputs = outputs - self._origin
+        origin = outputs[0].clone() if self._part is None else self._origin
+        outputs = outputs - origin
         mean = outputs.mean(0)
-        part = mean, (outputs - mean).square_().sum(0), len(outputs)
-        self._part = part if self._part[2] == 0 else merged(self._part, part)
+        self.merge(origin, mean, (outputs - mean).square_().sum(0), len(outputs))
+
+    def merge(self, origin: Tensor, mean: Tensor, squares: Tensor, count: int) -> None:
+        """Take the mean of some draws, relative to `origin`, and the sum of their squared deviations from it."""
+        if self._part is None:
+            self._origin, self._part = origin, (mean, squares, count)
+            return
+        before, spread, done = self._part  # as in Chan, Golub, LeVeque (1983)
+        delta, total = mean + (origin - self._origin) - before, done + count
+        spread = spread + squares + delta.square() * (done * count / total)
+        self._part = before + delta * (count / total), spread, total
 
     def moments(self) -> tuple[Tensor, Tensor]:
         """Mean and variance, `(N, ...)`."""
+        assert self._part is not None
         mean, squares, draws = self._part
         return self._origin + mean, squares / (draws - 1)
 
