@@ -267,9 +267,9 @@ def chosen(rows: Measured, drawn: Mapping[float, Tensor], *, guard: bool, scalin
     """Compare candidates on rows that were left out of their fits.
 
     The one in use is the temperature that follows the leverage, unless another with a guard is better by more than a
-    standard error and by 0.001 nats. Usual rows hardly show what a guard is worth, so it is dropped only where one temperature is better
-    by more than two. `drawn` has the logits of draws `(T, N, K)` by rate; `scaling` may
-    add candidates.
+    standard error and by 0.001 nats. Usual rows hardly show what a guard is worth, so it is dropped only where one
+    temperature is better by more than two. `drawn` has the logits of draws `(T, N, K)` by rate; `scaling` may add
+    candidates.
     """
     tried, home = _candidates(rows, drawn, guard, scaling)
     left = rows.left_out
