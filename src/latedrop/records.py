@@ -1,6 +1,6 @@
 """Records in files: one codec from frozen dataclasses to JSON with a checksum, and back with every field checked.
 
-A record is a dataclass whose annotations say what a file may hold:
+A record is a dataclass whose annotations say what a file may hold::
 
     @record
     @dataclass(frozen=True)
@@ -8,6 +8,7 @@ A record is a dataclass whose annotations say what a file may hold:
         scale: tuple[Annotated[float, Limits(0, 3.4e38)], ...]
 
         def checked(self) -> Step: ...  # fields against each other; raises `FieldError`
+
 
     STEP = Format(Step, "step", "a step of a path", "Calibrate again.")
     STEP.read(path) == step  # after STEP.write(path, step)

@@ -24,6 +24,8 @@ from latedrop.network.sites import Rate, StoredSites, rates_by_site
 from latedrop.options import shown
 from latedrop.records import Format, Limits, match, record
 from latedrop.stored_tensors import Beside, inline
+from latedrop.streams.bag import from_curve
+from latedrop.streams.usual import Usual
 
 __all__ = [
     "CALIBRATION",
@@ -264,6 +266,15 @@ class Calibration:
                 f"{len(choice.scale)}."
             )
         return replace(self, choice=checked_choice(choice))
+
+    def usual(self) -> Usual:
+        """Return what a stream compares with: errors by the curve of the scale in use, novelty and shares by terms."""
+        usual = Usual() if self.terms is None else self.terms.usual or Usual()
+        curves = {"optimal": "scaled", "relaxed": "relaxed"}
+        curve = curves.get(self.choice) if isinstance(self.choice, str) else None
+        if curve is None:
+            return usual
+        return replace(usual, errors=from_curve(self.curves["levels"], self.curves[curve], self.rows))
 
     def to_json(self, tensor: Callable[[Tensor], Any] = inline) -> str:
         """Readable JSON, with a checksum over its content; `tensor` makes plain data of tensors."""
