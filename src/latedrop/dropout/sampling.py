@@ -95,7 +95,7 @@ def sample(
         sites = find_sites(network, x) if sites is None else sites
         placed = (place(part, network.copy, check=False) for part in inputs_loaded(x, network.model))
         return Moments.joined([sample_rates(network, part, [rate], sites, options)[0] for part in placed])
-    x = place(x if collate is None else as_items(x, collate), network.copy, check=sites is None)
+    x = place(x if collate is None else as_items(x, collate), network.weight, check=sites is None)
     sites = find_sites(network, x) if sites is None else sites
     return sample_rates(network, x, [rate], sites, options)[0]
 
