@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from latedrop.data.arrays import map_values
@@ -92,7 +92,9 @@ class _Spread(NamedTuple):
     thinner: Any
     copies: int
 
-    def thin(self, site: Site, call: int, value: Tensor, shape: tuple[int, ...], axis: int) -> Tensor:
+    def thin(self, site: Site, call: int, value: Tensor, shape: tuple[int, ...], axis: int | None) -> Tensor:
+        if axis is None:
+            raise ValueError("these entries are of no rows")
         several = value.unsqueeze(axis).expand(*value.shape[:axis], self.copies, *value.shape[axis:])
         thinned: Tensor = self.thinner.thin_split(site, call, several, shape, axis)
         return thinned.flatten(axis, axis + 1)
@@ -141,5 +143,6 @@ class _Following(TorchFunctionMode):
 def _mark(values: Iterable[Tensor], mark: Any) -> list[Tensor]:
     values = list(values)
     for value in values:
-        vars(value)[_MARK] = mark
+        if not isinstance(value, nn.Parameter):  # which a function such as `w.type_as(x)` may return as it is
+            vars(value)[_MARK] = mark
     return values

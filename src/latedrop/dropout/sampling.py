@@ -21,7 +21,7 @@ from latedrop.data.arrays import check_inputs, floating, place, widened
 from latedrop.data.datasets import inputs_loaded, is_loader
 from latedrop.data.items import Collate, Items, as_items
 from latedrop.data.rows import copied, repeated, row_count, some_rows, take_rows
-from latedrop.dropout.compiled import compiled_moments
+from latedrop.dropout.compiled import compiled_moments, refuse
 from latedrop.dropout.masks import DrawMasks, split
 from latedrop.dropout.moments import Engine, Moments, Sampling, Stream, moments_of, out_of_memory
 from latedrop.dropout.prefix import Copying, Prefix, worth_it
@@ -217,6 +217,8 @@ class _ThinnedNetworks:
         """Return True if what comes before the first site can run once, after trying it."""
         if self._prefix is not None:
             next(self._chunks())
+            if not self._as_rows:
+                refuse("rows that affect each other")
         return self._prefix is not None
 
     def _chunks(self) -> Iterator[Tensor]:
