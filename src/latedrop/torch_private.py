@@ -21,6 +21,7 @@ __all__ = [
     "Operator",
     "Watching",
     "being_traced",
+    "decompositions_of",
     "draws_numbers",
     "operator_of",
     "plain_call",
@@ -48,6 +49,7 @@ class Operator:
     Attributes:
         name: without its namespace.
         arguments, defaults: the names of its arguments, in order; the defaults of some.
+        tensors: the places of the arguments that are tensors.
         written: the names of the arguments that it changes.
         overload, returns: the name of the variant; how many results it has.
         random: whether it may draw from a global generator.
@@ -56,6 +58,7 @@ class Operator:
     name: str
     arguments: tuple[str, ...]
     defaults: Mapping[str, Any]
+    tensors: tuple[int, ...]
     written: tuple[str, ...]
     overload: str
     returns: int
@@ -77,11 +80,17 @@ def operator_of(func: Any) -> Operator | None:
         name=declared.name.partition("::")[2],
         arguments=tuple(argument.name for argument in arguments),
         defaults={argument.name: argument.default_value for argument in arguments if argument.has_default_value()},
+        tensors=tuple(place for place, argument in enumerate(arguments) if "Tensor" in str(argument.type)),
         written=tuple(a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write),
         overload=declared.overload_name or "default",
         returns=len(declared.returns),
         random=torch.Tag.nondeterministic_seeded in func.tags,
     )
+
+
+def decompositions_of(operators: list[Any]) -> dict[Any, Callable[..., Any]]:
+    """Return how torch writes operators by simpler ones."""
+    return torch._decomp.get_decompositions(operators)
 
 
 def draws_numbers(operator: Operator | None, args: Any, kwargs: Any) -> bool:

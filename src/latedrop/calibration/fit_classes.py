@@ -30,6 +30,7 @@ ALONE = "temperature alone"
 _PRICE = 2.0
 _FOLDS = 5
 _CLEARLY = 2.0  # standard errors
+_LEAST_GAIN = 1e-3  # nats, below which nothing is worth adding
 _STARTS = (-2.0, 1.0)  # of the log of a site's odds
 _FARTHEST = 60.0  # logs of temperatures: labels that are all right ask for 0, and a step of the search may go anywhere
 _LARGEST = 30.0  # likewise, logs of slopes and odds
@@ -266,9 +267,9 @@ def chosen(rows: Measured, drawn: Mapping[float, Tensor], *, guard: bool, scalin
     """Compare candidates on rows that were left out of their fits.
 
     The one in use is the temperature that follows the leverage, unless another with a guard is better by more than a
-    standard error. Usual rows hardly show what a guard is worth, so it is dropped only where one temperature is better
-    by more than two. `drawn` has the logits of draws `(T, N, K)` by rate; `scaling` may
-    add candidates.
+    standard error and by 0.001 nats. Usual rows hardly show what a guard is worth, so it is dropped only where one
+    temperature is better by more than two. `drawn` has the logits of draws `(T, N, K)` by rate; `scaling` may add
+    candidates.
     """
     tried, home = _candidates(rows, drawn, guard, scaling)
     left = rows.left_out
@@ -278,7 +279,8 @@ def chosen(rows: Measured, drawn: Mapping[float, Tensor], *, guard: bool, scalin
             fit, apart = candidate.fitted(candidate.rows.at(rest)), candidate.rows.at(out)
             held[name][out] = fit.log_probabilities(apart.logits.double(), apart.novelty, apart.spread)
     scores = {name: -losses(value, rows.labels) for name, value in held.items()}
-    name = leading(scores, home, left, among=_guarded(tried))
+    worth = [name for name in _guarded(tried) if float((scores[name] - scores[home]).mean()) > _LEAST_GAIN]
+    name = leading(scores, home, left, among=[home, *worth])
     if lead(scores[ALONE] - scores[name], left, _CLEARLY) > 0:
         name = ALONE
     listed = tuple(left.candidate(each, score - scores[ALONE]) for each, score in scores.items())

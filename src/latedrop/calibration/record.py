@@ -21,8 +21,11 @@ from latedrop.calibration.verdict import Verdict
 from latedrop.dropout.moments import MOST_DRAWS
 from latedrop.errors import ArgumentError, DataError, LatedropWarning
 from latedrop.network.sites import Rate, StoredSites, rates_by_site
+from latedrop.options import shown
 from latedrop.records import Format, Limits, match, record
 from latedrop.stored_tensors import Beside, inline
+from latedrop.streams.bag import from_curve
+from latedrop.streams.usual import Usual
 
 __all__ = [
     "CALIBRATION",
@@ -39,7 +42,8 @@ __all__ = [
 Method: TypeAlias = Literal["terms", "sample", "linear", "propagate"]
 
 
-Choice: TypeAlias = Literal["optimal", "relaxed"] | Annotated[float, Limits(5e-324, 3.4e38)] | TradeoffPoint
+_MOST_SCALE = 3.4e38
+Choice: TypeAlias = Literal["optimal", "relaxed"] | Annotated[float, Limits(5e-324, _MOST_SCALE)] | TradeoffPoint
 """Which scale is in use: that of least NLL, the balanced one, a number, or a step between them from `tradeoff()`."""
 Columns: TypeAlias = dict[str, Annotated[tuple[str, ...], Limits(1)]]
 """The names of the inputs and targets."""
@@ -263,6 +267,15 @@ class Calibration:
             )
         return replace(self, choice=checked_choice(choice))
 
+    def usual(self) -> Usual:
+        """Return what a stream compares with: errors by the curve of the scale in use, novelty and shares by terms."""
+        usual = Usual() if self.terms is None else self.terms.usual or Usual()
+        curves = {"optimal": "scaled", "relaxed": "relaxed"}
+        curve = curves.get(self.choice) if isinstance(self.choice, str) else None
+        if curve is None:
+            return usual
+        return replace(usual, errors=from_curve(self.curves["levels"], self.curves[curve], self.rows))
+
     def to_json(self, tensor: Callable[[Tensor], Any] = inline) -> str:
         """Readable JSON, with a checksum over its content; `tensor` makes plain data of tensors."""
         return CALIBRATION.to_json(self, tensor)
@@ -337,10 +350,10 @@ def checked_choice(choice: Any) -> Choice:
         return choice
     if isinstance(choice, str) and choice in ("optimal", "relaxed"):
         return choice  # type: ignore[return-value]
-    if isinstance(choice, (int, float)) and not isinstance(choice, bool) and 0 < choice < float("inf"):
+    if isinstance(choice, (int, float)) and not isinstance(choice, bool) and 0 < choice <= _MOST_SCALE:
         return float(choice)
     raise ArgumentError(
-        f"expected scale 'optimal', 'relaxed', a positive number or a step of tradeoff(); found {choice!r}."
+        f"expected scale 'optimal', 'relaxed', a positive number or a step of tradeoff(); found {shown(choice)}."
     )
 
 

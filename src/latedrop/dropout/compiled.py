@@ -247,6 +247,8 @@ def _graph(network: Network, function: Callable[..., Any], inputs: list[Tensor])
             refuse(f"noise of its own ({node.target})")
         if operator is not None and operator.name in _SIZES:
             refuse(f"sizes that depend on values ({node.target})")
+        if operator is not None and operator.written:  # what Python writes beside it was written once, by the trace
+            refuse(f"a model that writes into tensors of its own ({node.target})")
     return graph
 
 

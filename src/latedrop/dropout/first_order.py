@@ -63,6 +63,9 @@ class Linearization:
     variance_by_site: Tensor
     sites: Sites
 
+    def __repr__(self) -> str:
+        return f"Linearization of {len(self.mean)} rows, mean {tuple(self.mean.shape)}, {len(self.sites)} sites"
+
     def variance(self, rate: Rate) -> Tensor:
         """Return `sum_s rate_s / (1 - rate_s) · v_s`, in the shape of `mean`.
 

@@ -9,23 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Annotated, Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
-from latedrop.dropout.masks import checked_seed
 from latedrop.errors import ArgumentError
 from latedrop.network.calling import Readout
+from latedrop.options import AtLeast, check_options, shown
 from latedrop.torch_private import being_traced
 
 __all__ = [
-    *("ENGINES", "MOST_DRAWS", "Engine", "Moments", "Sampling", "Stream", "checked_draws", "moments_of"),
-    "out_of_memory",
+    *("MOST_DRAWS", "Engine", "Moments", "Sampling", "Stream", "checked_draws", "moments_of", "out_of_memory"),
 ]
 
 Engine: TypeAlias = Literal["auto", "rows", "loop", "compiled"]
-ENGINES = get_args(Engine)
 MOST_DRAWS = 1_000_000
 """More would take days, and come from a slip of the pen or a file that was tampered with."""
 
@@ -49,18 +47,14 @@ class Sampling:
     draws: int = 100
     seed: int = 0
     readout: Readout = None
-    chunk: int | None = None
+    chunk: Annotated[int, AtLeast(1)] | None = None
     shared: bool = True
     keep: bool = False
     engine: Engine = "auto"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "draws", checked_draws(self.draws))
-        object.__setattr__(self, "seed", checked_seed(self.seed))
-        if self.chunk is not None and self.chunk < 1:
-            raise ArgumentError(f"expected chunk to be at least 1 draw; found {self.chunk}.")
-        if self.engine not in ENGINES:
-            raise ArgumentError(f"expected engine to be one of {ENGINES}; found {self.engine!r}.")
+        check_options(self, "latedrop.sample")
         if self.engine == "compiled" and self.keep:
             raise ArgumentError("expected another engine with keep_draws=True; the compiled one has moments alone.")
 
@@ -68,9 +62,9 @@ class Sampling:
 def checked_draws(draws: Any) -> int:
     """The number of draws as an int, or `ArgumentError`."""
     if isinstance(draws, bool) or not hasattr(draws, "__index__") or int(draws) < 2:
-        raise ArgumentError(f"expected at least 2 draws, as one has no variance; found {draws!r}.")
+        raise ArgumentError(f"expected at least 2 draws, as one has no variance; found {shown(draws)}.")
     if int(draws) > MOST_DRAWS:
-        raise ArgumentError(f"expected at most {MOST_DRAWS} draws; found {draws!r}. A few hundred are enough.")
+        raise ArgumentError(f"expected at most {MOST_DRAWS} draws; found {shown(draws)}. A few hundred are enough.")
     return int(draws)
 
 
@@ -89,6 +83,10 @@ class Moments:
     variance: Tensor
     draws: int
     outputs: Tensor | None = None
+
+    def __repr__(self) -> str:
+        kept = "" if self.outputs is None else ", every draw kept"
+        return f"Moments of {self.draws} draws, mean {tuple(self.mean.shape)}{kept}"
 
     def first(self, rows: int) -> Moments:
         """Those of the first rows."""

@@ -7,7 +7,7 @@ mask can serve them all. A weight layer is a module, or a call of a torch functi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from fractions import Fraction
@@ -24,14 +24,13 @@ from latedrop.errors import ArgumentError, SiteError
 from latedrop.network.network import Network, check_module
 from latedrop.network.probe import Probe, Run, Runs
 from latedrop.network.sites import DROPOUTS, LAYERS, Kind, Site, Sites, refuse_nested
+from latedrop.options import shown
 from latedrop.wrappers import bare, plain_names
 
 __all__ = ["Select", "find_sites", "own_dropouts"]
 
-Select: TypeAlias = (
-    "str | type[nn.Module] | Callable[[str, nn.Module], bool] | "
-    "Sequence[str | type[nn.Module] | Callable[[str, nn.Module], bool]] | None"
-)
+_Selector: TypeAlias = str | type[nn.Module] | Callable[[str, nn.Module], bool]
+Select: TypeAlias = _Selector | Sequence[_Selector] | None
 
 
 def find_sites(
@@ -287,6 +286,11 @@ def _selected(select: Select, name: str, module: nn.Module) -> bool:
         return isinstance(module, select)
     if callable(select):
         return bool(select(name, module))
+    if not isinstance(select, Iterable):
+        raise ArgumentError(
+            "expected sites by a name pattern, a type of layers, a function of name and layer, or a list of these; "
+            f"found {shown(select)}. print(find_sites(model, x)) lists all names."
+        )
     return any(_selected(item, name, module) for item in select)
 
 

@@ -35,8 +35,9 @@ class Calibrated(Generic[_Record]):
     Attributes:
         model: as the user has it.
         calibration: what was chosen and measured.
-        cross_validated: the validation rows, each predicted by a fit to other rows: `CrossValidated` of numbers,
-            with the scale of least NLL; probabilities `(N, K)` of classes. None after `load`, as a file holds no rows.
+        cross_validated: the validation rows, each predicted by a fit to other rows: a `CrossValidated` with `mean`,
+            `variance`, `target` and `errors`, or a `CrossValidatedClasses` with `probabilities` and `labels`. None
+            after `load`, as a file holds no rows.
     """
 
     def __init__(
