@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from latedrop.data.arrays import map_values
-from latedrop.data.rows import tensors
-from latedrop.network.functional import operands
+from latedrop.data.rows import operands, tensors
 from latedrop.network.network import Pass
 from latedrop.network.sites import Site
 from latedrop.torch_private import version_of
