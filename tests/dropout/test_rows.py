@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from weakref import ref
 
 import pytest
 import torch
@@ -366,3 +367,22 @@ def test_noise_of_the_model_before_the_first_site_differs_by_draw() -> None:
         sites = find_sites(model, x)
     moments = sample(model, x, 1e-6, 50, sites=sites)
     assert float(moments.variance.min()) > 1e-3
+
+
+def test_what_runs_once_is_not_held_where_no_pass_follows() -> None:
+    alive: list[bool] = []
+
+    def noting(net: Any, x: Tensor) -> Tensor:
+        h = net.first(x)
+        first = ref(h)
+        h = h.tanh()
+        alive.append(first() is not None)
+        return net.second(h)
+
+    model, x = Before(noting), torch.randn(40, 5)
+    sites, network = find_sites(model, x), Network(model)
+    for chunk, held in ((50, False), (10, True)):
+        sample(network, x, 0.2, 50, sites=sites, chunk=chunk)
+        alive.clear()
+        sample(network, x, 0.2, 50, sites=sites, chunk=chunk)
+        assert set(alive) == {held}

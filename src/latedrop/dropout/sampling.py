@@ -193,7 +193,7 @@ class _ThinnedNetworks:
         if self._as_rows and known is not False and not isinstance(x, Items):
             asked = options.engine == "compiled" or worth_it(x, draws, passes)
             if known if self._traced else asked:
-                self._prefix, self._again = Prefix(self._rows), passes > 1
+                self._prefix = Prefix(self._rows, network.weight.device if passes > 1 else None)
         once = ", what comes before the first site once" if self._prefix else ""
         _log.debug("%d draws of %d rows, %d at once%s", draws, self._rows, self._chunk, once)
 
@@ -300,7 +300,7 @@ class _ThinnedNetworks:
             return network.read(batch, options.readout, rows * copies, now).detach()
 
         output = network.quietly(run)
-        if isinstance(now, Copying) and self._again and not network.writes:
+        if isinstance(now, Copying) and not network.writes:
             now.remember()
         return output
 
