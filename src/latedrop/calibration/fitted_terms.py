@@ -91,11 +91,14 @@ def guarded(
 
     Where g is above 1 a forest knows nothing, so that the larger of the variance and of `without`, that of a fit
     without it, grows. Nor is it made wider than `ceiling`, unless it was at the limit: divided by g, the variance is
-    about what it was there, so that it does not jump.
+    about what it was there, so that it does not jump. Nor is it made smaller than the constant.
     """
     base = variance if without is None else torch.where(factor > 1, torch.maximum(variance, without), variance)
     grown = factor * base + (factor - 1) * constant
-    return grown if ceiling is None else torch.minimum(grown, torch.maximum(base / factor, ceiling))
+    if ceiling is None:
+        return grown
+    least = torch.maximum(base / factor, torch.minimum(base, constant.expand_as(base)))
+    return torch.minimum(grown, torch.maximum(least, ceiling))
 
 
 def ignorant(mean: Tensor, centre: Tensor, spread: Tensor) -> Tensor:
