@@ -160,10 +160,18 @@ class MaskGradients(NamedTuple):
 
 
 def mask_gradients(
-    network: Network, x: Any, sites: Sites, readout: Readout = None, watch: Callable[[], Thinner] | None = None
+    network: Network,
+    x: Any,
+    sites: Sites,
+    readout: Readout = None,
+    watch: Callable[[], Thinner] | None = None,
+    of: Callable[[Tensor], Tensor] | None = None,
 ) -> Iterator[MaskGradients]:
-    """Yield first order of some rows after the others; the inputs must have been placed."""
-    for mean, phi, watcher in _by_rows(network, x, sites, readout, None, lambda phi: phi, watch):
+    """Yield first order of some rows after the others; the inputs must have been placed.
+
+    `of` gives what of the output is differentiated, `(N, k)`; each of its entries where None.
+    """
+    for mean, phi, watcher in _by_rows(network, x, sites, readout, None, lambda phi: phi, watch, of):
         by_site = [torch.stack([entry[site.name].square().sum(1) for site in sites], 1) for entry in phi]
         yield MaskGradients(Linearization(mean.clone(), torch.stack(by_site, 1), sites), phi, watcher)
 
@@ -250,6 +258,7 @@ def _by_rows(
     chunk: int | None,
     reduce: _Reduce = None,
     watch: Callable[[], Thinner] | None = None,
+    of: Callable[[Tensor], Tensor] | None = None,
 ) -> Iterator[_Part]:
     """Yield first order of some rows after the others; `x` was placed."""
     rows = some_rows(x)
@@ -271,7 +280,7 @@ def _by_rows(
         part = x if chunk == rows else take_rows(x, slice(done, done + chunk))
         full = part if least == 1 else filled_up(part, least)
         try:
-            result = _first_order(network, full, sites, readout, reduce, row_count(part), watch)
+            result = _first_order(network, full, sites, readout, reduce, row_count(part), watch, of)
         except Exception as error:
             if not out_of_memory(error) or chunk == 1:
                 raise
@@ -283,7 +292,7 @@ def _by_rows(
 
 
 def _first_order(
-    network: Network, x: Any, sites: Sites, readout: Readout, reduce: _Reduce, rows: int, watch: Any
+    network: Network, x: Any, sites: Sites, readout: Readout, reduce: _Reduce, rows: int, watch: Any, of: Any
 ) -> _Part:
     """Return the output of the first rows of `x`, and for each entry of it `phi` of every site, reduced."""
 
@@ -291,7 +300,7 @@ def _first_order(
         copy_inputs = False
         while True:
             try:
-                return _pass(network, x, sites, readout, reduce, rows, watch, copy_inputs=copy_inputs)
+                return _pass(network, x, sites, readout, reduce, rows, watch, of, copy_inputs=copy_inputs)
             except _Again as again:
                 copy_inputs = again.copy_inputs
 
@@ -320,6 +329,7 @@ def _pass(
     reduce: _Reduce,
     rows: int,
     watch: Any,
+    of: Any,
     *,
     copy_inputs: bool,
 ) -> tuple[_Part, set[str]]:
@@ -350,7 +360,7 @@ def _pass(
             if network.notes["derives"]:  # masks act on its derivatives, too, so that `phi` is not `h · dy/dh`
                 raise _Again(copy_inputs=copy_inputs)
         record.watcher = None  # checkpointed parts run once more in the backward pass
-        mean, columns = _differentiated(output, sites, reduce, rows, record)
+        mean, columns = _differentiated(output, output if of is None else of(output), sites, reduce, rows, record)
     return _Part(mean, columns, watcher), {name for name, _ in record.inputs} - record.reached
 
 
@@ -447,13 +457,13 @@ class _Record:
 
 
 def _differentiated(
-    output: Tensor, sites: Sites, reduce: _Reduce, rows: int, record: _Record
+    output: Tensor, scalars: Tensor, sites: Sites, reduce: _Reduce, rows: int, record: _Record
 ) -> tuple[Tensor, list[Any]]:
-    """Return mean and columns of a `_Part`, from the output with its graph."""
+    """Return mean and columns of a `_Part`, from the output, and from what is differentiated, with its graph."""
     mean = widened(output.detach())
     check_finite(mean, "without dropout")
     mean = mean if len(mean) == rows else mean[:rows]
-    flat = output if output.dim() == 2 else output.reshape(len(output), -1)
+    flat = scalars if scalars.dim() == 2 else scalars.reshape(len(scalars), -1)
     if flat.shape[1] > _MOST_OUTPUTS:
         raise ArgumentError(
             f"expected at most {_MOST_OUTPUTS} outputs per example, each costs a backward pass; found "
