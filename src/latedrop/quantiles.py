@@ -1,4 +1,4 @@
-"""Standardised quantiles `z(q)` in plain numbers: of a Gaussian, of a Student t, of isotonic and of conformal intervals.
+"""Standardised quantiles `z(q)` in plain numbers: Gaussian, Student t, isotonic and conformal.
 
 They need neither torch nor numpy, so that intervals can be made where neither is; `calibration.intervals` fits them.
 """
@@ -149,7 +149,7 @@ def student_quantile(q: float, degrees: float | None = None) -> float:
 
 
 def student_upper(t: Any, degrees: float, atan: Callable[[Any], Any] = math.atan) -> Any:
-    """The share of a Student t above `t >= 0`, for whole degrees of freedom; `t` is a number, or an array with its atan.
+    """The share of a Student t above `t >= 0`, for whole degrees of freedom; `t` may be an array, with its `atan`.
 
     It is a finite sum (Abramowitz and Stegun 26.7.3 and 26.7.4).
     """

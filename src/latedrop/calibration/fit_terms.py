@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -36,12 +36,13 @@ from latedrop.calibration.cross_validation import (
 )
 from latedrop.calibration.fit_sites import Loss, polished
 from latedrop.calibration.fitted_terms import FittedTerms, Guard, guarded, ignorant, shares_of_terms, term_of
+from latedrop.calibration.groups import Held, Inputs, by_input
 from latedrop.calibration.measure import MeasuredTerms
 from latedrop.calibration.methods import Plan, Terms
 from latedrop.calibration.scale_fit import refuse_no_errors
 from latedrop.calibration.tails import Tail, fit_tail
 from latedrop.calibration.targets import warn_of_poor_fit
-from latedrop.calibration.verdict import Verdict, judged, losses
+from latedrop.calibration.verdict import Slice, Verdict, judged, losses, off_slices
 from latedrop.streams.usual import Usual, usual_of_rows
 from latedrop.terms import ErrorForest, Term
 
@@ -67,6 +68,7 @@ _TYPICAL_ROWS = 60.0  # that the typical shape counts for
 _STEPS = 100
 _FARTHEST = 12.0  # departure in logarithms
 _LEAST_FLOOR = 1e-4  # of the mean squared error
+
 
 class Block(NamedTuple):
     """Columns that share a coefficient, by their places, and what share of the variance they typically have."""
@@ -105,6 +107,7 @@ class Chosen:
         name: what it is made of.
         fit: to all rows; coefficients of the columns that it leaves out are 0.
         tail: of the standardised errors of rows of other folds.
+        trivial: the same of one constant variance.
         verdict: on rows of other folds.
         variance: `(N, K, entries)`, of each row from fits to the rows of the other folds.
         candidates: all that were compared, the simplest first.
@@ -113,6 +116,7 @@ class Chosen:
     name: str
     fit: TermFit
     tail: Tail
+    trivial: Tail
     verdict: Verdict
     variance: Tensor
     candidates: tuple[Candidate, ...]
@@ -145,7 +149,8 @@ def fit_terms(
     counts = counts / counts.sum() * rows
     each = zip(error.double().unbind(1), columns.double().unbind(1), sizes.double().unbind(0), strict=True)
     fits = [_fit_one(e, u, size, blocks, counts, loss) for e, u, size in each]
-    found = TermFit(*(torch.stack(part) for part in zip(*fits, strict=True)))
+    coefficients, floors, constants = (torch.stack(part) for part in zip(*fits, strict=True))
+    found = TermFit(coefficients, floors, constants)
     if not any(block.of_forest for block in blocks):
         return found
     rest = [block for block in blocks if not block.of_forest]
@@ -246,11 +251,12 @@ def choose(
     # Runs of rows that are alike are too few to tell every site apart.
     tried = _candidates(names, groups, apart=left.kind != "blocks")
     crossed_fits, tails, scores = {}, {}, {}
+    trivial: Tail | None = None
     for name, blocks in tried.items():
         fit = partial(_fitted_to, error, columns, sizes, blocks, inner, growth, loss, left)
         variance, constant = crossed_fits[name] = crossed(shaped, fit, True, left)
         tails[name] = fit_tail_of(shaped, variance, left) if student else Tail()
-        trivial = fit_tail_of(shaped, constant, left) if student else Tail()
+        trivial = trivial or (fit_tail_of(shaped, constant, left) if student else Tail())
         scores[name] = losses(shaped, constant, trivial) - losses(shaped, variance, tails[name])
     name = leading(scores, _name(names), left)
     values = (part[..., 0] if inner == 1 else part for part in (shaped, *crossed_fits[name]))
@@ -259,7 +265,8 @@ def choose(
     counts = None if left.weights is None else left.weights.repeat_interleave(inner)
     worth = left.worth(rows) if left.kind == "blocks" else None
     fitted = fit_terms(error, columns, tried[name], sizes, loss, counts, worth=worth)
-    return Chosen(name, fitted, tails[name], verdict, crossed_fits[name][0], listed)
+    assert trivial is not None
+    return Chosen(name, fitted, tails[name], trivial, verdict, crossed_fits[name][0], listed)
 
 
 def fit_tail_of(error: Tensor, variance: Tensor, left: CrossValidation) -> Tail:
@@ -268,9 +275,7 @@ def fit_tail_of(error: Tensor, variance: Tensor, left: CrossValidation) -> Tail:
     return fit_tail(error / variance.sqrt(), weights, left.worth(len(error)))
 
 
-def _candidates(
-    names: Sequence[str], groups: Sequence[Sequence[Block]], *, apart: bool
-) -> dict[str, Sequence[Block]]:
+def _candidates(names: Sequence[str], groups: Sequence[Sequence[Block]], *, apart: bool) -> dict[str, Sequence[Block]]:
     found: dict[str, Sequence[Block]] = {_name(()): []}
     for count in range(1, len(names) + 1):
         found[_name(names[:count])] = [block for group in groups[:count] for block in group]
@@ -334,6 +339,7 @@ class TermsFit:
         variance: `(N, ...)` of the validation rows.
         held_out: `(N, ...)`, the same of each row from fits to the rows of other folds.
         tail: of the errors of those.
+        trivial: of their errors with one constant variance.
         verdict: on those.
     """
 
@@ -341,6 +347,7 @@ class TermsFit:
     variance: Tensor
     held_out: Tensor
     tail: Tail
+    trivial: Tail
     verdict: Verdict
 
 
@@ -405,7 +412,28 @@ def fit_measured_terms(found: MeasuredTerms, plan: Plan) -> TermsFit:
     variance = variance.reshape(shape)
     held_out = picked.variance.reshape(found.target.shape)
     variance = variance.movedim(-1, 1) if per_output else variance
-    return TermsFit(terms, variance, held_out, picked.tail, picked.verdict)
+    verdict = picked.verdict
+    if found.mean.dim() <= 2:
+        verdict = replace(verdict, slices=_slices(found, held_out, picked.tail, fit.constants, plan))
+    return TermsFit(terms, variance, held_out, picked.tail, picked.trivial, verdict)
+
+
+def _slices(found: MeasuredTerms, variance: Tensor, tail: Tail, constants: Tensor, plan: Plan) -> tuple[Slice, ...]:
+    """Ranges of inputs, predictions and deviations in which 90 % intervals of rows left out hold something else."""
+    outputs = max(1, found.mean[0].numel())
+    error, std = ((part.double().reshape(-1, outputs)) for part in (found.target - found.mean, variance.sqrt()))
+    inside = error.abs() <= tail.quantile(0.95) * std
+    relative = (std / constants.sqrt()).flatten().numpy()
+    rows = np.arange(len(error)).repeat(outputs)
+    held = Held(0.9, rows, error.flatten().numpy(), std.flatten().numpy(), inside.flatten().numpy(), None)
+    own = {"the relative deviation" if outputs > 1 else "the deviation": relative if outputs > 1 else held.std}
+    own |= {} if outputs > 1 else {"the prediction": found.mean.double().flatten().numpy()}
+    columns: dict[str, Any] = {}
+    if found.table is not None:
+        names = (plan.columns or {}).get("inputs") or ()
+        names = names if len(names) == found.table.shape[1] else [f"input {k}" for k in range(found.table.shape[1])]
+        columns = dict(zip(names, found.table.double().T.numpy(), strict=True))
+    return off_slices(group for groups in by_input(held, Inputs(columns), own, None) for group in groups)
 
 
 def _rows(fit: TermFit) -> tuple[tuple[float, ...], ...]:
@@ -439,8 +467,8 @@ def set_guard(
         return None, Growth(torch.ones(len(found.target), dtype=torch.float64), ceiling)
     usual, counted = (found.leverage, weights) if found.usual is None else (found.usual, None)
     limits = tuple(tuple(upper_quantile(v, counted) for v in values.unbind(1)) for values in usual.unbind(1))
-    known = (tuple(part.tolist()) for part in (constants, centres, spreads))
-    guard = Guard(found.guard, limits, *known, grows, _MOST_OF_FEW if few else None)
+    known = [tuple(part.tolist()) for part in (constants, centres, spreads)]
+    guard = Guard(found.guard, limits, known[0], known[1], known[2], grows, _MOST_OF_FEW if few else None)
     return guard, Growth(guard.factor(guard.ratio(found.leverage.unbind(1))), ceiling)
 
 

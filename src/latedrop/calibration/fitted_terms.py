@@ -208,7 +208,9 @@ class FittedTerms:
             match(len(theta) == len(columns), f"coefficients[{i}]", f"one number for each of {columns}", theta)
         match(len(self.without) in (0, outputs), "without", f"{outputs} rows, as floors", len(self.without))
         for i, theta in enumerate(self.without):
-            match(len(theta) == len(columns) + 1, f"without[{i}]", f"one number for each of {columns} and a floor", theta)
+            match(
+                len(theta) == len(columns) + 1, f"without[{i}]", f"one number for each of {columns} and a floor", theta
+            )
         match(set(self.shares) == {*columns, "floor"}, "shares", "one of every column and of the floor", [*self.shares])
         match(self.choice in [c.name for c in self.candidates], "choice", "the name of a candidate", self.choice)
         for term in self.terms:

@@ -184,7 +184,9 @@ class MeasuredTerms:
         guard: the names of the terms that tell novel rows; empty where none can.
         leverage: their values, `(N, terms, K)`, one for each of K outputs or one for all.
         usual: the same of reference rows, `(m, terms, K)`, where these are not the validation rows.
-        sizes: `(K,)` or `(1,)`, what columns are on average over the reference rows; of others the validation rows tell.
+        table: `(N, columns)`, the inputs, where they are one table and a term asked for it.
+        sizes: `(K,)` or `(1,)`, what columns are on average over the reference rows; of others the validation
+            rows tell.
         reference_rows: how many there were; 0 where the validation rows stood in.
     """
 
@@ -199,6 +201,7 @@ class MeasuredTerms:
     guard: tuple[str, ...] = ()
     leverage: Tensor | None = None
     usual: Tensor | None = None
+    table: Tensor | None = None
     sizes: dict[str, Tensor] = field(default_factory=dict)
     reference_rows: int = 0
 
@@ -226,7 +229,7 @@ class RowParts(NamedTuple):
     @classmethod
     def joined(cls, parts: Sequence[RowParts]) -> RowParts:
         """Those of several batches as one."""
-        return cls(*(None if each[0] is None else torch.cat(each) for each in zip(*parts, strict=True)))  # type: ignore
+        return cls(*(None if each[0] is None else torch.cat(each) for each in zip(*parts, strict=True)))
 
     def at(self, rows: Any) -> RowParts:
         """Those of some rows."""
@@ -295,7 +298,9 @@ def _thinned(noted: list[RowParts], inputs: list[Any], stay: Tensor) -> tuple[li
         return [RowParts.joined(noted).at(stay)], []
     parts = stay.split([row_count(x) for x in inputs])
     some = [bool(at.any()) for at in parts]
-    inputs = [take_rows(x, at.nonzero()[:, 0].tolist()) for x, at, any_ in zip(inputs, parts, some, strict=True) if any_]
+    inputs = [
+        take_rows(x, at.nonzero()[:, 0].tolist()) for x, at, any_ in zip(inputs, parts, some, strict=True) if any_
+    ]
     return [one.at(at) for one, at, any_ in zip(noted, parts, some, strict=True) if any_], inputs
 
 
@@ -393,7 +398,8 @@ def _with_learned(
         columns={name: columns[name] for name in order},
         guard=tuple(term.name for term in guards),
         leverage=_stacked(values) if values else None,
-        usual=_stacked(samples) if samples and None not in samples else None,  # type: ignore[arg-type]
+        usual=_stacked(samples) if samples and None not in samples else None,
+        table=rows.table,
         sizes={**sizes, **reference.dropout},
         reference_rows=reference.count,
     )

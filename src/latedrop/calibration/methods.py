@@ -277,7 +277,8 @@ class Plan:
         terms = isinstance(self.method, Terms)
         if self.intervals is None and not isinstance(self.task, Classification):
             _set(self, intervals="student" if terms else "gaussian")
-        _one_of("intervals", self.intervals, ("student", "gaussian", "isotonic", None))
+        if self.intervals is not None:
+            _one_of("intervals", self.intervals, ("student", "gaussian", "isotonic"))
         if self.intervals == "student" and not terms:
             raise ArgumentError(
                 f"expected intervals='student' with method=Terms(...), the default; found "

@@ -47,6 +47,7 @@ Columns: TypeAlias = dict[str, Annotated[tuple[str, ...], Limits(1)]]
 _MOST_ENTRIES = 2**31  # of one output
 _Shape: TypeAlias = tuple[Annotated[int, Limits(1, _MOST_ENTRIES)], ...]
 _Curve: TypeAlias = Annotated[tuple[Annotated[float, Limits(0, 1)], ...], Limits(1)]
+_Degrees: TypeAlias = Annotated[float, Limits(3, 1e6)] | None
 _Least: TypeAlias = Annotated[tuple[Annotated[float, Limits(5e-324, 1e300)], ...], Limits(1)]
 
 
@@ -102,9 +103,12 @@ class Calibration:
         degrees: of freedom of the Student t of the errors, a whole number; None where they are taken as Gaussian.
         columns: the names of the inputs and targets, in the file or the tables of validation data; None where there
             were none.
-        terms: what `method="terms"` fitted; the raw variance is then the fitted one, and the scale is that of its tails.
+        terms: what `method="terms"` fitted; the raw variance is then the fitted one, and the scale that of its
+            tails.
         verdict: what the variance is worth beside a constant, on rows left out of its fit.
-        constant: that constant, the validation rows' mean squared error, one per output or one for all.
+        constant: that constant, one per output or one for all: the validation rows' mean squared error, or the variance
+            of the Student t that fits their errors.
+        constant_degrees: of freedom of that t; None where it is Gaussian.
         ratio_to_draws: of a method that approximates, its raw variance over that of a few draws, on a few validation
             rows; None where draws were taken anyway, or where it was not measured.
         target: how the targets were transformed for training, None where they were not. Scales, floors, coefficients
@@ -145,7 +149,8 @@ class Calibration:
     ratio_to_draws: Annotated[float, Limits(0)] | None = None
     target: StoredTransform | None = None
     seen: Sketch = ""
-    degrees: Annotated[float, Limits(3, 1e6)] | None = None
+    degrees: _Degrees = None
+    constant_degrees: _Degrees = None
 
     def checked(self) -> Calibration:
         """Check names and lengths against each other after reading."""
@@ -189,8 +194,9 @@ class Calibration:
         if self.terms is not None and self.terms.features is not None:
             looked = self.terms.features.sites
             match(set(looked) <= set(names), "terms.features.sites", f"some of the sites {names}", looked)
-        whole = self.degrees is None or self.degrees == round(self.degrees)
-        match(whole, "degrees", "a whole number", self.degrees)
+        for name in ("degrees", "constant_degrees"):
+            value = getattr(self, name)
+            match(value is None or value == round(value), name, "a whole number", value)
         mean = getattr(self.target, "mean", (0.0,))
         match(len(mean) in (1, *shape[:1]), "target.mean", f"one number, or {shape[:1]}", mean)
         return self

@@ -56,6 +56,11 @@ class Tail:
         """The variance of `z`: what a variance v is multiplied by to be that of the error."""
         return self.scale**2 * (1.0 if math.isinf(self.nu) else self.nu / (self.nu - 2))
 
+    @classmethod
+    def unit(cls, degrees: float | None) -> Tail:
+        """Return the tail of errors divided by their standard deviation; Gaussian without degrees of freedom."""
+        return cls() if degrees is None else cls(degrees, math.sqrt((degrees - 2) / degrees))
+
     @property
     def degrees(self) -> float | None:
         """Degrees of freedom; None for a Gaussian."""

@@ -1,15 +1,17 @@
 """What an uncertainty is worth, in one sentence, from rows that it was not fitted to.
 
-The measure is one constant variance for all rows, the validation rows' mean squared error. The gain over it is the mean
-over rows of `(log c + e^2 / c - log v - e^2 / v) / 2` nats, with `c` the constant and `v` the variance.
+The measure is one constant variance for all rows that fits the validation errors, with tails of its own where the
+variance has them. The gain over it is the difference of their negative log-likelihoods, averaged over rows, in nats.
 
-The grades good, weak and bad follow from the numbers below and from nothing else. Where two standard errors to either
-side reach from good to bad, the rows are too few to tell, which is weak.
+The grades good, weak and bad follow from the numbers below and from nothing else. A share has to be off by more than
+its standard error; fewer than 30 rows are too few to tell, and so are those of which two standard errors of the gain to
+either side reach from good to bad.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, TypeAlias
 
@@ -17,6 +19,7 @@ import torch
 from torch import Tensor
 
 from latedrop.calibration.cross_validation import CrossValidation, share_error, standard_error
+from latedrop.calibration.groups import Group
 from latedrop.calibration.tails import Tail
 from latedrop.metrics import rank_correlation
 from latedrop.metrics.entries import average
@@ -26,22 +29,31 @@ from latedrop.records import Limits, record
 __all__ = [
     "Finding",
     "Grade",
+    "Slice",
     "Verdict",
     "correlation",
     "gains",
     "judged",
     "losses",
+    "off_slices",
 ]
 
 Grade: TypeAlias = Literal["good", "weak", "bad"]
+_Share: TypeAlias = Annotated[float, Limits(0, 1 + 1e-6)]
 
 COVERAGE_GOOD, COVERAGE_BAD = 0.03, 0.08
-"""How far the share inside 90 % intervals may be from 0.9: up to the first it is good, beyond the second bad."""
+"""How far the share inside 90 % intervals may be from 0.9: up to the first it is good, beyond the second bad.
+
+At other levels `a` so much times `sqrt(a (1 - a)) / 0.3`.
+"""
 GAIN_GOOD = 0.05
 """Nats: a gain of less is negligible; good and bad are beyond this and beyond two standard errors."""
 RANKING_GOOD, RANKING_BAD = 0.3, 0.1
 """Rank correlation: from the first on it is good, below the second bad."""
+LEVELS = (0.5, 0.8, 0.9, 0.95, 0.99)
+"""The levels that are judged."""
 _LEVEL = 0.9
+_FEW_ROWS = 30
 _MORE_ROWS = "These rows are too few to tell: judge again on more."
 _AS_WELL = "One standard deviation for all rows would do as well."
 
@@ -51,7 +63,7 @@ class Finding:
     """One of the things that a verdict looks at.
 
     Attributes:
-        about: what it is: "coverage", "worth" or "ranking".
+        about: what it is: "coverage", "ranges", "worth" or "ranking".
         grade: "good", "weak" or "bad".
         text: what was found, as part of a sentence.
         value: the number that it rests on, with its standard error.
@@ -67,6 +79,28 @@ class Finding:
 
 @record
 @dataclass(frozen=True)
+class Slice:
+    """A range of an input, of the prediction or of its deviation in which 90 % intervals hold something else.
+
+    Attributes:
+        by: what it is a range of.
+        low, high: the range.
+        rows: how many rows are in it.
+        coverage: the share of their values inside.
+    """
+
+    by: str
+    low: float
+    high: float
+    rows: Annotated[int, Limits(1, 2**31)]
+    coverage: Annotated[float, Limits(0, 1 + 1e-6)]
+
+    def __str__(self) -> str:
+        return f"{100 * self.coverage:.0f} % where {self.by} is {self.low:.4g} to {self.high:.4g}"
+
+
+@record
+@dataclass(frozen=True)
 class Verdict:
     """What a variance is worth on rows that it was not fitted to.
 
@@ -78,6 +112,8 @@ class Verdict:
         correlation: rank correlation of standard deviation and size of the error.
         coverage: share of values inside their 90 % intervals.
         coverage_error: its standard error over rows.
+        levels: the share of values inside their intervals at each of several levels.
+        slices: ranges whose rows the intervals hold less or more often than chance explains, the worst first.
     """
 
     rows: Annotated[int, Limits(1, 2**31)]
@@ -87,6 +123,8 @@ class Verdict:
     correlation: Annotated[float, Limits(-1 - 1e-6, 1 + 1e-6)]
     coverage: Annotated[float, Limits(0, 1 + 1e-6)]
     coverage_error: Annotated[float, Limits(0, 1)]
+    levels: tuple[tuple[_Share, _Share], ...] = ()
+    slices: tuple[Slice, ...] = ()
 
     @property
     def better(self) -> bool | None:
@@ -102,13 +140,14 @@ class Verdict:
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """Coverage, worth and ranking, each with its grade."""
-        return self._coverage(), self._worth(), self._ranking()
+        """Coverage, ranges where any is off, worth and ranking, each with its grade."""
+        ranges = (self._ranges(),) if self.slices else ()
+        return self._coverage(), *ranges, self._worth(), self._ranking()
 
     @property
     def grade(self) -> Grade:
-        """The worst of the grades for coverage and worth: a sound interval need not tell rows apart."""
-        found = {finding.grade for finding in self.findings[:2]}
+        """The worst of all grades but that of the ranking: a sound interval need not tell rows apart."""
+        found = {finding.grade for finding in self.findings if finding.about != "ranking"}
         return "bad" if "bad" in found else "weak" if "weak" in found else "good"
 
     @property
@@ -124,23 +163,43 @@ class Verdict:
         where = "by cross-validation" if self.fitted == "cross-validation" else "not used for fitting"
         value = f"{100 * self.coverage:.0f} % (± {100 * self.coverage_error:.1f})"
         text = f"{100 * _LEVEL:.0f} % intervals hold {value} of {self.rows:,} row{'s' * (self.rows > 1)} {where}"
-        off = self.coverage - _LEVEL
-        doubt = 2 * self.coverage_error
-        if abs(off) - doubt <= COVERAGE_GOOD and abs(off) + doubt > COVERAGE_BAD:
+        level, share, off = self._worst_level()
+        if level != _LEVEL and off > COVERAGE_GOOD:
+            text += f", and {100 * level:.0f} % intervals {100 * share:.0f} %"
+        way = "narrow" if share < level else "wide"
+        if off > COVERAGE_BAD:
+            advice = "Do not rely on them. Calibrate on rows like these, or use conformal intervals."
+            return Finding("coverage", "bad", f"{text}: far too {way}", value, advice)
+        if self.rows < _FEW_ROWS:
             return Finding("coverage", "weak", f"{text}: too few rows to tell", value, _MORE_ROWS)
-        if abs(off) <= COVERAGE_GOOD:
+        if off <= COVERAGE_GOOD:
             return Finding("coverage", "good", text, value, "The intervals can be taken as they are.")
-        way = "narrow" if off < 0 else "wide"
-        if abs(off) <= COVERAGE_BAD:
-            advice = f"Read a 90 % interval as one of about {100 * self.coverage:.0f} %, or calibrate on more rows."
-            return Finding("coverage", "weak", f"{text}: somewhat too {way}", value, advice)
-        advice = "Do not rely on them. Calibrate on rows like these, or use conformal intervals."
-        return Finding("coverage", "bad", f"{text}: far too {way}", value, advice)
+        advice = f"Read a {100 * level:.0f} % interval as one of about {100 * share:.0f} %, or calibrate on more rows."
+        return Finding("coverage", "weak", f"{text}: somewhat too {way}", value, advice)
+
+    def _worst_level(self) -> tuple[float, float, float]:
+        """Return the level, its share, and how far that is off beyond its standard error, in units of a 90 % level."""
+        usual = math.sqrt(_LEVEL * (1 - _LEVEL))
+        found = []
+        for level, share in ((_LEVEL, self.coverage), *self.levels):
+            unit = math.sqrt(level * (1 - level)) / usual
+            found.append((level, share, abs(share - level) / unit - self.coverage_error))
+        return max(found, key=lambda one: one[2])
+
+    def _ranges(self) -> Finding:
+        worst = max(self.slices, key=lambda part: abs(part.coverage - _LEVEL))
+        off = abs(worst.coverage - _LEVEL)
+        grade: Grade = "bad" if off > COVERAGE_BAD else "weak" if off > COVERAGE_GOOD else "good"
+        count = len(self.slices)
+        text = f"not everywhere: they hold {worst}" + (f", and {count - 1} more ranges are off" if count > 1 else "")
+        advice = "Look at these rows apart: calibrate on more of them, or give the model what tells them apart."
+        return Finding("ranges", grade, text, f"{100 * worst.coverage:.0f} %", advice)
 
     def _worth(self) -> Finding:
         size = f"{nats(abs(self.gain))} nats (± {nats(self.gain_error)})"
         value = f"{'-' if self.gain <= -0.0005 else '+'}{size}"
-        if self.better is None and 2 * self.gain_error > GAIN_GOOD:
+        reach = 2 * self.gain_error
+        if self.rows < _FEW_ROWS or (self.gain + reach >= GAIN_GOOD and self.gain - reach <= -GAIN_GOOD):
             text = f"perhaps no better than one constant variance, {value}: too few rows to tell"
             return Finding("worth", "weak", text, value, _MORE_ROWS)
         if self.better is None:
@@ -174,31 +233,50 @@ def judged(
     constant: Tensor,
     *,
     fitted: str,
-    inside: Tensor | None = None,
+    inside: Callable[[float], Tensor] | None = None,
     rows: CrossValidation | None = None,
     tail: Tail | None = None,
     gain: Tensor | None = None,
+    slices: Sequence[Slice] = (),
 ) -> Verdict:
     """The verdict on errors and variances `(N, ...)`; the constant broadcasts with them.
 
-    `inside` `(N, ...)` says what lies in its interval where that is not the one of the tail, Gaussian where None;
-    `gain` `(N,)` what was gained where that is known; `rows` what each row counts, but for the rank correlation, and
-    which are alike.
+    Args:
+        error: target minus prediction.
+        variance: of each value, before its tail.
+        constant: the trivial answer.
+        fitted: how the rows were kept apart.
+        inside: what lies in its interval at a level, `(N, ...)`, where that is not an interval of the tail.
+        rows: what each row counts, but for the rank correlation, and which are alike.
+        tail: of the errors, Gaussian where None.
+        gain: `(N,)`, where it is known; else that of two Gaussians.
+        slices: ranges that are off.
     """
-    left = rows or CrossValidation()
+    left, tail = rows or CrossValidation(), tail or Tail()
     error, variance, constant = (part.double() for part in (error, variance, constant.to(error)))
-    if inside is None:
-        inside = error.abs() <= (tail or Tail()).quantile((1 + _LEVEL) / 2) * variance.sqrt()
-    by_row = [gains(error, variance, constant) if gain is None else gain, inside.double().reshape(len(inside), -1).mean(1)]
+    z = error.abs() / variance.sqrt()
+    shares = {}
+    for level in LEVELS:
+        held = z <= tail.quantile((1 + level) / 2) if inside is None else inside(level)
+        shares[level] = held.double().reshape(len(held), -1).mean(1)
+    gain = gains(error, variance, constant) if gain is None else gain
     return Verdict(
         rows=len(error),
         fitted=fitted,
-        gain=float(average(by_row[0], left.weights)),
-        gain_error=standard_error(by_row[0], left),
+        gain=float(average(gain, left.weights)),
+        gain_error=standard_error(gain, left),
         correlation=correlation(error, _alike(variance, constant) if fitted == "cross-validation" else variance),
-        coverage=float(average(by_row[1], left.weights)),
-        coverage_error=share_error(by_row[1], left),
+        coverage=float(average(shares[_LEVEL], left.weights)),
+        coverage_error=share_error(shares[_LEVEL], left),
+        levels=tuple((level, float(average(share, left.weights))) for level, share in shares.items()),
+        slices=tuple(sorted(slices, key=lambda part: -abs(part.coverage - _LEVEL))),
     )
+
+
+def off_slices(groups: Iterable[Group]) -> tuple[Slice, ...]:
+    """Those of some groups of 90 % intervals that are off by more than chance explains, and by more than is good."""
+    found = {group for group in groups if group.off and abs(group.coverage - _LEVEL) > COVERAGE_GOOD}
+    return tuple(Slice(group.name, group.low, group.high, group.rows, group.coverage) for group in found)
 
 
 def _alike(variance: Tensor, constant: Tensor) -> Tensor:

@@ -10,12 +10,12 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from latedrop.calibration.groups import Inputs
 from latedrop.cli.command import typed
 from latedrop.cli.feed import Labelled, Source
 from latedrop.cli.options import LEVEL, split
 from latedrop.cli.tables import STANDARD, Place, Rows
 from latedrop.evaluation.class_judgement import ClassJudgement, judge_classes
-from latedrop.evaluation.groups import Inputs
 from latedrop.evaluation.judgement import Judgement, judge, output_units
 from latedrop.files import digest_of
 from latedrop.prediction.class_predictor import ClassPredictor

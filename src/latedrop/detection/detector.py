@@ -298,7 +298,7 @@ def _mark(calibration: Calibration | ClassCalibration) -> str:
         facts: tuple[Any, ...] = (calibration.fit, limits, calibration.rate, calibration.draws)
     elif calibration.terms is not None:
         terms, guard = calibration.terms, calibration.terms.guard
-        facts = (terms.columns, terms.coefficients, terms.floors, None if guard is None else guard.limit)
+        facts = (terms.columns, terms.coefficients, terms.floors, None if guard is None else guard.limits)
     else:
         facts = (calibration.method, calibration.rate, calibration.draws)
     return hashlib.sha256(repr(facts).encode()).hexdigest()

@@ -92,8 +92,8 @@ class Linearization:
         """Return those of some rows after the others as one."""
         if len(parts) == 1:
             return parts[0]
-        both = (torch.cat([getattr(part, name) for part in parts]) for name in ("mean", "variance_by_site"))
-        return cls(*both, parts[0].sites)
+        mean, by_site = (torch.cat([getattr(part, name) for part in parts]) for name in ("mean", "variance_by_site"))
+        return cls(mean, by_site, parts[0].sites)
 
 
 def linearize(

@@ -22,15 +22,17 @@ from latedrop.calibration.intervals import Conformal
 from latedrop.calibration.record import Calibration, Choice
 from latedrop.calibration.scale import along_outputs
 from latedrop.calibration.seen import warn_of_seen
+from latedrop.calibration.tails import Tail
 from latedrop.calibration.targets import as_output, warn_of_poor_fit
-from latedrop.calibration.verdict import Verdict, correlation, gains, judged
+from latedrop.calibration.verdict import Verdict, correlation, judged, losses
 from latedrop.data.names import in_order
 from latedrop.errors import ArgumentError
 from latedrop.metrics import align_target
 from latedrop.metrics.entries import Array, average, checked_weights
-from latedrop.metrics.levels import central_quantile, even_levels
+from latedrop.metrics.levels import even_levels
 from latedrop.network.sites import Rate
 from latedrop.prediction.prediction import Prediction
+from latedrop.quantiles import student_quantile
 from latedrop.records import record
 
 __all__ = [
@@ -157,21 +159,26 @@ def _evaluated(
     interval: Callable[[float], tuple[Tensor, Tensor]] | None = None,
     levels: Sequence[float] = _LEVELS,
     weights: Array | None = None,
-    constant: Tensor | None = None,
+    constant: tuple[Tensor, float | None] | None = None,
+    degrees: float | None = None,
 ) -> Evaluation:
+    """The same; `constant` is a variance to beat, with the degrees of freedom of its tails."""
     nll = None
     gained: dict[str, float] = {}
     counts = None if weights is None else checked_weights(weights, len(mean))
     left = CrossValidation(weights=counts)
     if interval is None:
-        nll = float(metrics.nll(mean, variance, target, weights=weights))
-        observed = metrics.calibration_curve(mean, variance, target, levels=levels, weights=weights)[1]
-        reach = central_quantile(level) * variance.sqrt()
+        error, deviation = (target - mean).double(), variance.double().sqrt()
+        by_value = Tail.unit(degrees).nll(error, variance)
+        nll = float(_average(by_value, weights))
+        reaches = [student_quantile((1 + a) / 2, degrees) for a in levels]
+        observed = torch.tensor([float(_average((error.abs() <= z * deviation).double(), weights)) for z in reaches])
+        reach = student_quantile((1 + level) / 2, degrees) * variance.sqrt()
         low, high = mean - reach, mean + reach
-        deviation = float(_average(variance.sqrt().double(), weights))
-        widths = [2 * central_quantile(a) * deviation for a in levels]
+        widths = [2 * z * float(_average(deviation, weights)) for z in reaches]
         if constant is not None:
-            by_row = gains(*(part.double() for part in (target - mean, variance, constant)))
+            trivial = Tail.unit(constant[1]).nll(error, constant[0].to(error))
+            by_row = (trivial - by_value).reshape(len(mean), -1).mean(1)
             gained = {"gain": float(average(by_row, counts)), "gain_error": standard_error(by_row, left)}
     else:
         ends = [interval(a) for a in levels]
@@ -263,7 +270,7 @@ def compare(
         warn_of_poor_fit(prediction.mean, target, "test rows", per_output=record.per_output, stacklevel=2)
         warn_of_seen(record.seen, prediction.mean, target, stacklevel=2)
     mean, truth = _of(prediction.mean, output), _of(target, output)
-    same = None if record.constant is None else _of(constant_of(prediction), output)
+    same = None if record.constant is None else (_of(constant_of(prediction), output), record.constant_degrees)
     found = [
         _evaluated(
             mean,
@@ -275,13 +282,15 @@ def compare(
             level=level,
             weights=weights,
             constant=same,
+            degrees=record.degrees,
         )
         for label, variant in variants.items()
     ]
     if prediction.calibration.intervals is not None:
         found.append(evaluate_intervals(prediction, target, level=level, output=output, weights=weights))
     if same is not None:
-        found.append(_evaluated(mean, same, truth, label="constant", level=level, weights=weights, constant=same))
+        options: dict[str, Any] = {"label": "constant", "level": level, "weights": weights, "degrees": same[1]}
+        found.append(_evaluated(mean, same[0], truth, constant=same, **options))
     return tuple(found)
 
 
@@ -306,17 +315,29 @@ def verdict(
     if prediction.calibration.target is not None:
         return verdict(*in_model_unit(prediction, target), output=output, weights=weights)
     target = as_output(prediction.mean, target)
-    low, high = prediction.interval(0.9)
-    within = _of((low <= target) & (target <= high), output)
     counts = None if weights is None else checked_weights(weights, len(target))
-    values = (_of(part, output) for part in (target - prediction.mean, prediction.variance, constant_of(prediction)))
-    return judged(*values, fitted="other rows", inside=within, rows=CrossValidation(weights=counts))
+    parts = (target - prediction.mean, prediction.variance, constant_of(prediction))
+    error, variance, constant = (_of(part, output) for part in parts)
+    record = prediction.calibration
+    gain = losses(error, constant, Tail.unit(record.constant_degrees))
+    gain = gain - losses(error, variance, Tail.unit(record.degrees))
+
+    def within(level: float) -> Tensor:
+        try:
+            low, high = prediction.interval(level)
+        except ArgumentError:  # more than conformal scores can tell
+            return torch.full_like(_of(target, output), level)
+        return _of((low <= target) & (target <= high), output)
+
+    left = CrossValidation(weights=counts)
+    return judged(error, variance, constant, fitted="other rows", inside=within, rows=left, gain=gain)
 
 
 def likelihood(prediction: Prediction, target: Tensor) -> float:
     """The NLL of the targets, in their unit."""
     plain, truth = in_model_unit(prediction, target)
-    return float(metrics.nll(plain.mean, plain.variance, truth)) + _nll_shift(prediction, target, None)
+    loss = Tail.unit(plain.calibration.degrees).nll(truth - plain.mean, plain.variance)
+    return float(loss.mean()) + _nll_shift(prediction, target, None)
 
 
 def in_model_unit(prediction: Prediction, target: Tensor) -> tuple[Prediction, Tensor]:
@@ -345,8 +366,10 @@ def _restored(
     center = _of(unit.moments(plain.mean, variance)[0], output)
     truth = _of(align_target(prediction.output, target), output)
 
+    degrees = plain.calibration.constant_degrees if row.label == "constant" else plain.calibration.degrees
+
     def width(level: float) -> float:
-        half = central_quantile(level) * variance.sqrt()
+        half = student_quantile((1 + level) / 2, degrees) * variance.sqrt()
         low, high = (plain.mean - half, plain.mean + half) if row.nll is not None else plain.interval(level)
         return float(_average(_of(unit.inverse(high) - unit.inverse(low), output), weights))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -11,13 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from latedrop.calibration.record import Calibration
-from latedrop.calibration.targets import as_output
-from latedrop.calibration.verdict import Verdict
-from latedrop.data.names import in_order
-from latedrop.errors import ArgumentError
-from latedrop.evaluation.evaluation import Evaluation, compare, constant_std, in_use, verdict
-from latedrop.evaluation.groups import (
+from latedrop.calibration.groups import (
     Floats,
     Group,
     Held,
@@ -27,9 +21,15 @@ from latedrop.evaluation.groups import (
     by_strangeness,
     input_columns,
 )
+from latedrop.calibration.record import Calibration
+from latedrop.calibration.targets import as_output
+from latedrop.calibration.verdict import Verdict, off_slices
+from latedrop.data.names import in_order
+from latedrop.errors import ArgumentError
+from latedrop.evaluation.evaluation import Evaluation, compare, constant_std, in_use, verdict
 from latedrop.evaluation.requirements import Requirement, checked_requirements
-from latedrop.metrics.levels import central_quantile
 from latedrop.prediction.prediction import Prediction
+from latedrop.quantiles import student_quantile
 
 __all__ = ["JudgedOutput", "Judgement", "Values", "judge", "output_names", "output_units"]
 
@@ -263,18 +263,25 @@ class _Rows:
         values = self._chosen(parts)
         error = values.target - values.mean
         inside = (values.low <= values.target) & (values.target <= values.high)
-        same = None if values.constant is None else np.abs(error) <= central_quantile(self.level) * values.constant
+        z = student_quantile((1 + self.level) / 2, p.calibration.constant_degrees)
+        same = None if values.constant is None else np.abs(error) <= z * values.constant
         blank = np.full_like(error, np.nan)
         held = Held(self.level, values.rows, *((blank, blank) if pooled else (error, values.std)), inside, same)
         strange = None if p.strangeness is None else p.strangeness.detach().cpu().double().numpy()
+        deciles = () if pooled else by_deviation(held)
+        inputs = by_input(held, self.columns, {} if pooled else {"prediction": values.mean})
+        found = verdict(p, self.target, output=output, weights=self.weights) if known else None
+        if found is not None and self.level == 0.9:
+            groups = [group for part in (deciles, *inputs) for group in part]
+            found = replace(found, slices=off_slices(groups))
         return JudgedOutput(
             name=name,
             unit=unit,
-            verdict=verdict(p, self.target, output=output, weights=self.weights) if known else None,
+            verdict=found,
             evaluations=tuple(rows),
             label=self.label or in_use(p.calibration),
-            deciles=() if pooled else by_deviation(held),
-            inputs=by_input(held, self.columns, {} if pooled else {"prediction": values.mean}),
+            deciles=deciles,
+            inputs=inputs,
             strange=() if strange is None else by_strangeness(held, strange),
             worst=() if pooled else tuple(self._worst(parts, strange)),
             kept=() if pooled else _SHARES,

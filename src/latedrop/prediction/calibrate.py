@@ -74,7 +74,8 @@ def calibrate(
 
     By default the variance is `guard(x) · (floor + sum_j theta_j t_j(x))`, the terms `t_j` being dropout at the sites
     to first order, leverage of features and of mask gradients, and a forest of the validation errors (see
-    `latedrop.terms`), compared with simpler ones by cross-validation; errors follow a Student t. The paper's procedure is `method="sample"`, or `method=Sampling(rates, draws)`.
+    `latedrop.terms`), compared with simpler ones by cross-validation; errors follow a Student t. The paper's
+    procedure is `method="sample"`, or `method=Sampling(rates, draws)`.
 
     Args:
         model: a trained module; it is left as it was.
@@ -172,7 +173,8 @@ def record_terms(network: Network, rows: MeasuredTerms, plan: Plan) -> tuple[Cal
         "shared": True,
     }
     facts |= {"terms": fitted.terms, "verdict": fitted.verdict, "output_shape": rows.shape, "shares": None}
-    facts |= {"degrees": fitted.tail.degrees}
+    constant = tuple((scale.constant() * fitted.trivial.variance).tolist())
+    facts |= {"degrees": fitted.tail.degrees, "constant": constant, "constant_degrees": fitted.trivial.degrees}
     return _record(network, plan, rows.sites, scale, facts), scale.left_out(fitted.held_out * fitted.tail.variance)
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from latedrop.calibration.groups import Floats, Group
 from latedrop.evaluation.evaluation import Evaluation
-from latedrop.evaluation.groups import Floats, Group
 from latedrop.evaluation.judgement import JudgedOutput
 from latedrop.metrics.levels import central_quantile
 from latedrop.numerals import percent, plain

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from latedrop.calibration.fitted_terms import FittedTerms
+from latedrop.calibration.groups import Group
 from latedrop.calibration.record import Calibration, rate_text
 from latedrop.evaluation.evaluation import Evaluation
-from latedrop.evaluation.groups import Group
 from latedrop.evaluation.judgement import JudgedOutput
 from latedrop.network.sites import Site
 from latedrop.numerals import column, nats, percent, plain

@@ -180,7 +180,8 @@ class ErrorForest(Term):
 
     @cached_property
     def _arrays(self) -> tuple[Tensor, ...]:
-        assert self.nodes is not None and self.leaves is not None and self.roots is not None
+        if self.nodes is None or self.leaves is None or self.roots is None:
+            raise DataError("expected a term that has seen the validation errors; found one that has not.")
         feature, threshold, child = self.nodes.unbind(1)
         return feature.long(), threshold.contiguous(), child.long(), self.leaves.double(), self.roots.long()
 
