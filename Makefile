@@ -1,5 +1,5 @@
 # Every target sets itself up: it makes .venv when there is none, and installs into it again only
-# when pyproject.toml, constraints.txt or this file has changed. Nothing but Python 3.10+, pip and make is needed.
+# when a pyproject.toml, constraints.txt or this file has changed. Nothing but Python 3.10+, pip and make is needed.
 # `make bench` has an environment of its own, .venv-bench, as it also holds the libraries it compares with.
 
 # On Windows: make and the shell of Git (Git Bash), as GitHub's machines have them.
@@ -49,6 +49,9 @@ PIP_INSTALL := $(DOTS) $(PY) $(PIP_ARGS)
 PYTEST := $(PY) -m pytest -n $(WORKERS) --maxprocesses 8 --dist loadfile
 BENCH_VENV := .venv-bench
 BENCH_PY := $(BENCH_VENV)/$(SCRIPTS)/python
+
+# Both distributions of this repository: latedrop, and latedrop-crowd in crowd/.
+PROJECTS := pyproject.toml crowd/pyproject.toml
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test slow portable skips fuzz lint format docs bench dist audit clean
@@ -100,14 +103,14 @@ docs: $(VENV)/.docs  ## build the documentation site: build/site/index.html
 bench: $(BENCH_VENV)/.peers  ## run the benchmarks, side by side with other libraries
 	set -e; for name in $(BENCH); do $(BENCH_PY) -m benchmarks.$$name $(BENCH_ARGS); done
 
-dist:  ## build wheel and sdist, install each into an empty environment, try them there
+dist:  ## build wheels and sdists of latedrop and latedrop-crowd, install each into an empty environment, try them
 	$(PYTHON) .ci/dist.py
 
 audit:  ## look for known vulnerabilities of the pinned versions; AUDIT_ARGS=--strict fails on them
 	$(PYTHON) .ci/audit.py $(AUDIT_ARGS)
 
 clean:  ## remove environments, caches and build products
-	rm -rf $(VENV) $(BENCH_VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(BENCH_VENV) build dist crowd/dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -type d -name __pycache__ -prune -exec rm -rf {} +
 
 # torch goes in first and alone, at its pinned version: any other one may bring gigabytes of CUDA
@@ -118,15 +121,15 @@ $(VENV)/.torch: constraints.txt
 	@$(PIP_INSTALL) torch
 	touch $@
 
-# Both installs are editable, so that neither hides the working tree from the other.
-$(VENV)/.demo: $(VENV)/.torch pyproject.toml
+# All installs are editable, so that none hides the working tree from the others.
+$(VENV)/.demo: $(VENV)/.torch $(PROJECTS)
 	@echo "Installing what the demo needs: about 0.2 GB to download."
-	@$(PIP_INSTALL) -e ".[demo]"
+	@$(PIP_INSTALL) -e ".[demo]" -e ./crowd
 	touch $@
 
-$(VENV)/.dev: $(VENV)/.torch pyproject.toml Makefile
+$(VENV)/.dev: $(VENV)/.torch $(PROJECTS) Makefile
 	@echo "Installing what tests and checks need: about 0.5 GB to download."
-	@$(PIP_INSTALL) -e ".[all,demo,dev$(RAY)]"
+	@$(PIP_INSTALL) -e ".[all,demo,dev$(RAY)]" -e "./crowd[console]"
 	@echo "Installing the libraries whose models are tested: about 0.2 GB to download."
 	@$(PIP_INSTALL) --no-deps $(MODELS)
 	# Off the path: where its operators do not fit this torch, other libraries would fail to import it.
@@ -134,15 +137,15 @@ $(VENV)/.dev: $(VENV)/.torch pyproject.toml Makefile
 	touch $(VENV)/.demo $(VENV)/.docs $@
 
 # The reference imports every module, and so whatever the extras bring.
-$(VENV)/.docs: $(VENV)/.torch pyproject.toml
+$(VENV)/.docs: $(VENV)/.torch $(PROJECTS)
 	@echo "Installing what the documentation needs: about 0.3 GB to download."
-	@$(PIP_INSTALL) -e ".[all,docs]"
+	@$(PIP_INSTALL) -e ".[all,docs]" -e "./crowd[console]"
 	touch $@
 
 # Those that are compared with come last and alone: their requirements contradict each other, and bring another torch.
-$(BENCH_VENV)/.peers: constraints.txt pyproject.toml benchmarks/peers.txt
+$(BENCH_VENV)/.peers: constraints.txt $(PROJECTS) benchmarks/peers.txt
 	test -x $(BENCH_PY) || $(PYTHON) -m venv $(BENCH_VENV)
 	@$(DOTS) $(BENCH_PY) $(PIP_ARGS) torch
-	@$(DOTS) $(BENCH_PY) $(PIP_ARGS) -e ".[crowd,isotonic,pandas]"
+	@$(DOTS) $(BENCH_PY) $(PIP_ARGS) -e ".[isotonic,pandas]" -e ./crowd
 	@$(DOTS) $(BENCH_PY) $(PIP_ARGS) --no-deps -r benchmarks/peers.txt
 	touch $@

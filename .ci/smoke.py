@@ -1,6 +1,6 @@
 """What a release must do where it is installed; `make dist` runs it far from the repository, and under mypy --strict.
 
-`python smoke.py` is for latedrop alone, `python smoke.py commands` for `latedrop[console]`.
+`python smoke.py` is for latedrop alone, `commands` behind it for `latedrop[cli]`, `crowd` for latedrop-crowd beside it.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 import latedrop
 
+COUNTER = (".safetensors", ".calibration.json")
 COMMAND = [sys.executable, "-c", "from latedrop.cli import main; main()"]
 
 
@@ -44,14 +45,17 @@ def classes() -> Tensor:
     return p.prediction_set(0.9)
 
 
-def package_data() -> None:
-    """The marker for type checkers, the trained counters and the console's page are there."""
-    package = files("latedrop")
-    for name in ("py.typed", "console/page/index.html"):
+def package_data(crowd: bool) -> None:
+    """The marker for type checkers is there; trained counters and the console's page only with latedrop-crowd."""
+    assert files("latedrop").joinpath("py.typed").is_file(), "py.typed is missing"
+    assert not [path for path in files("latedrop").iterdir() if path.name in ("crowd", "console", "studies")]
+    if not crowd:
+        return
+    package = files("latedrop_crowd")
+    names = ["py.typed", "console/page/index.html"]
+    names += [f"weights/{name}{end}" for name in ("scenes", "mall", "ucsd", "pets") for end in COUNTER]
+    for name in names:
         assert package.joinpath(name).is_file(), f"{name} is missing"
-    for counter in ("scenes", "mall", "ucsd", "pets"):
-        for suffix in (".safetensors", ".calibration.json"):
-            assert package.joinpath(f"crowd/weights/{counter}{suffix}").is_file(), f"{counter}{suffix} is missing"
 
 
 def said(*words: str) -> str:
@@ -68,10 +72,19 @@ def without_commands() -> None:
     assert 'pip install "latedrop[cli]"' in done.stderr, done.stderr
 
 
-def with_commands(folder: Path) -> None:
-    """The command prints its help, and counts people in a picture with a counter that latedrop ships."""
+def with_commands() -> None:
+    """The command prints its help, and says what people counting needs."""
     assert "calibrate" in said("--help")
     assert said("--version").split() == ["latedrop", version("latedrop")]
+    done = subprocess.run([*COMMAND, "crowd", "count"], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "pip install latedrop-crowd" in done.stderr, done.stderr
+
+
+def with_crowd(folder: Path) -> None:
+    """The command finds those of latedrop-crowd, and counts people in a picture with a counter that this ships."""
+    assert "crowd" in said("--help")
+    assert version("latedrop-crowd") == version("latedrop")
     from PIL import Image
 
     picture = folder / "square.png"
@@ -88,9 +101,11 @@ def main() -> None:
         low, high = regression(Path(folder))
         assert low.shape == high.shape == (64, 1)
         assert classes().shape == (120, 4)
-        package_data()
-        if sys.argv[1:] == ["commands"]:
-            with_commands(Path(folder))
+        package_data(crowd=sys.argv[1:] == ["crowd"])
+        if sys.argv[1:] == ["crowd"]:
+            with_crowd(Path(folder))
+        elif sys.argv[1:] == ["commands"]:
+            with_commands()
         else:
             without_commands()
     print(f"latedrop {latedrop.__version__} of {Path(latedrop.__file__).parent}: it works")

@@ -23,17 +23,17 @@ import numpy as np
 import torch
 
 from benchmarks.timing import RESULTS, machine, write
-from latedrop.console.alarms import Rule
-from latedrop.console.counter import LiveCounter
-from latedrop.console.zones import Amount, Shares, cells_of, probability_above
-from latedrop.crowd.calibration import load_calibration
-from latedrop.crowd.calibration.recalibration import fit_recalibration, t_quantile
-from latedrop.crowd.layouts import open_as_trained
-from latedrop.crowd.mcnn import faster, load_weights, shipped
-from latedrop.crowd.regions import to_cells
-from latedrop.crowd.scenes import make_scenes
 from latedrop.dropout.first_order import linearize
 from latedrop.progress import shown_on
+from latedrop_crowd.calibration import load_calibration
+from latedrop_crowd.calibration.recalibration import fit_recalibration, t_quantile
+from latedrop_crowd.console.alarms import Rule
+from latedrop_crowd.console.counter import LiveCounter
+from latedrop_crowd.console.zones import Amount, Shares, cells_of, probability_above
+from latedrop_crowd.layouts import open_as_trained
+from latedrop_crowd.mcnn import faster, load_weights, shipped
+from latedrop_crowd.regions import to_cells
+from latedrop_crowd.scenes import make_scenes
 
 SETS = {"mall": "mall", "ucsd": "ucsd", "pets": "pets2009"}
 Z90 = 1.6448536269514722

@@ -21,12 +21,12 @@ import numpy as np
 import torch
 
 from benchmarks.timing import RESULTS, machine, write
-from latedrop.crowd.calibration import load_calibration, read_maps
-from latedrop.crowd.layouts import open_as_trained
-from latedrop.crowd.mcnn import load_weights, shipped
-from latedrop.crowd.regions import fit_policy, near_cells
-from latedrop.crowd.regions.table import RegionTable, auc
-from latedrop.crowd.scenes import make_scenes
+from latedrop_crowd.calibration import load_calibration, read_maps
+from latedrop_crowd.layouts import open_as_trained
+from latedrop_crowd.mcnn import load_weights, shipped
+from latedrop_crowd.regions import fit_policy, near_cells
+from latedrop_crowd.regions.table import RegionTable, auc
+from latedrop_crowd.scenes import make_scenes
 
 FOLDERS = {"mall": "mall", "ucsd": "ucsd", "pets": "pets2009"}
 FRAMES = 60

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from latedrop import Site
-from latedrop.crowd import MCNN, load_weights, shipped
 from latedrop.errors import ArgumentError
+from latedrop_crowd import MCNN, load_weights, shipped
 
 Task: TypeAlias = Callable[[int, torch.Generator], tuple[Tensor, Tensor]]
 

@@ -49,7 +49,7 @@ def main() -> None:
     import onnxruntime
 
     from architectures import ARCHITECTURES, Architecture, images, missing
-    from latedrop.crowd.mcnn import MCNN
+    from latedrop_crowd.mcnn import MCNN
 
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)

@@ -32,16 +32,16 @@ import torch
 from benchmarks.serve import free_port, prepared, started
 from benchmarks.serve_client import Client, message
 from benchmarks.timing import RESULTS, machine, write
-from latedrop.console.alarms import Rule
-from latedrop.console.camera import Camera, Shot
-from latedrop.console.notices import Notices
-from latedrop.console.server import make_app
-from latedrop.console.sources import Source
-from latedrop.console.store import Store
-from latedrop.console.watch import Settings, Watch
-from latedrop.crowd.calibration import load_calibration
-from latedrop.crowd.mcnn import faster, load_weights, shipped
-from latedrop.crowd.scenes import make_scenes
+from latedrop_crowd.calibration import load_calibration
+from latedrop_crowd.console.alarms import Rule
+from latedrop_crowd.console.camera import Camera, Shot
+from latedrop_crowd.console.notices import Notices
+from latedrop_crowd.console.server import make_app
+from latedrop_crowd.console.sources import Source
+from latedrop_crowd.console.store import Store
+from latedrop_crowd.console.watch import Settings, Watch
+from latedrop_crowd.mcnn import faster, load_weights, shipped
+from latedrop_crowd.scenes import make_scenes
 
 FIGURE = Path(__file__).parents[1] / "docs" / "images" / "soak.png"
 TITLES = {"service": "requests to the service", "stream": "requests with --stream", "console": "frames of the console"}

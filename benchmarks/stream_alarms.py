@@ -25,7 +25,6 @@ from benchmarks.default import pair
 from benchmarks.default_data import PARTS, cuts, standardised, table
 from benchmarks.default_nets import trained
 from benchmarks.stream_data import SETS, Given, Series, crowd
-from latedrop.prediction.predictor import usual_of
 from latedrop.streams import Stream
 from latedrop.streams.bag import ERRORS, counted
 from latedrop.streams.monitor import Monitor
@@ -116,7 +115,7 @@ def _add_unit(name: str, seed: int, delays: dict[str, dict[str, list[int | None]
             inside, beyond = (rng.permutation(len(y)) for _, y in parts)
             before = min(BEFORE, len(inside))
             for change in delays:
-                stream = Stream(usual=usual_of(uq.calibration), alarm=ALARM)
+                stream = Stream(usual=uq.calibration.usual(), alarm=ALARM)
                 _run(stream, *parts[0], inside[:before])
                 if change == "shift":
                     _run(stream, *parts[1], beyond[:AFTER])

@@ -12,13 +12,13 @@ from pathlib import Path
 from statistics import mean, stdev
 
 from latedrop.cli.demo import UNIT, Demo, picture, run
-from latedrop.crowd.calibration import load_calibration
-from latedrop.crowd.counting import count_people
-from latedrop.crowd.mcnn import load_weights, shipped
-from latedrop.crowd.panels import write_panel
-from latedrop.crowd.scenes import make_scenes
 from latedrop.files import write_aside
 from latedrop.report import png, table
+from latedrop_crowd.calibration import load_calibration
+from latedrop_crowd.counting import count_people
+from latedrop_crowd.mcnn import load_weights, shipped
+from latedrop_crowd.panels import write_panel
+from latedrop_crowd.scenes import make_scenes
 
 DOCS = Path(__file__).parent
 METRICS = ("rmse", "nll", "ma", "coverage", "width")

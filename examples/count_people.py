@@ -8,7 +8,7 @@ off, and the map of standard deviations where in the picture it is unsure.
 # %%
 from pathlib import Path
 
-from latedrop.crowd import count_people, draw_panel, load_calibration, load_weights, make_scenes, shipped
+from latedrop_crowd import count_people, draw_panel, load_calibration, load_weights, make_scenes, shipped
 
 # %%
 trained = load_weights(shipped("scenes"))

@@ -1,8 +1,8 @@
-"""Small tensors run faster on one thread, the default here. Ray and its cluster, where a test asks for them."""
+"""Small tensors run faster on one thread, the default here; the command line, Ray and its cluster for tests."""
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -24,6 +24,21 @@ def as_many_threads() -> Iterator[None]:
 def no_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     """No progress is told, however slow the machine; what a test compares on stderr does not depend on time."""
     monkeypatch.setattr("latedrop.progress._EVERY", float("inf"))
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Run the command line in this process: exit code, stdout, stderr."""
+    from latedrop.cli import app as cli
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as stop:
+            cli.main([str(argument) for argument in arguments])
+        printed = capsys.readouterr()
+        assert isinstance(stop.value.code, int | None)
+        return stop.value.code or 0, printed.out, printed.err
+
+    return run
 
 
 @pytest.fixture(scope="module")

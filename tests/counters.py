@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from latedrop.crowd.mcnn import MCNN
+from latedrop_crowd.mcnn import MCNN
 
 
 def network(seed: int = 0) -> MCNN:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT / "src"), str(Path(__file__).parent)]
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "crowd" / "src"), str(Path(__file__).parent)]
 
 import latedrop  # noqa: E402
 
@@ -18,7 +18,7 @@ version = release = latedrop.__version__
 
 root_doc = "README"
 include_patterns = ["*.md", "benchmarks/NOTES.md", "docs/*.md", "docs/reference/*.md", "docs/results/*/*.md"]
-include_patterns += ["studies/README.md", "studies/results/*/*.md"]
+include_patterns += ["crowd/README.md", "studies/README.md", "studies/results/*/*.md"]
 exclude_patterns = ["build", "dist", "data", "tests", "src", "examples", "**/.*", ".*"]
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "mathml", "docstrings", "navigation"]

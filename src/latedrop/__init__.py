@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from latedrop.calibration.record import Calibration
     from latedrop.calibration.scale import optimal_scale, relaxed_scale
     from latedrop.calibration.transforms import Log, Standardized, Transformed
+    from latedrop.calibration.weights import fingerprint
     from latedrop.data.batches import Batches
     from latedrop.dropout.first_order import Linearization, linearize
     from latedrop.dropout.inject import inject
@@ -21,9 +22,10 @@ if TYPE_CHECKING:
     from latedrop.dropout.sampling import sample
     from latedrop.errors import LatedropError, LatedropWarning
     from latedrop.network.find_sites import find_sites
+    from latedrop.network.network import Network
     from latedrop.network.sites import Site, Sites
     from latedrop.onnx_files.predictor import load_onnx
-    from latedrop.prediction.calibrate import calibrate
+    from latedrop.prediction.calibrate import calibrate, calibrate_cross_fitted
     from latedrop.prediction.class_prediction import ClassPrediction
     from latedrop.prediction.class_predictor import ClassPredictor
     from latedrop.prediction.loading import load
@@ -57,7 +59,9 @@ __all__ = [
     "Terms",
     "Transformed",
     "calibrate",
+    "calibrate_cross_fitted",
     "find_sites",
+    "fingerprint",
     "inject",
     "linearize",
     "load",
@@ -80,11 +84,12 @@ _HOMES = {
     "calibration.methods": ("Classification", "FirstOrder", "Propagation", "Sampling", "Terms"),
     "prediction.prediction": ("Explanation", "Prediction"),
     "prediction.predictor": ("Predictor",),
-    "prediction.calibrate": ("calibrate",),
+    "prediction.calibrate": ("calibrate", "calibrate_cross_fitted"),
     "data.batches": ("Batches",),
     "calibration.record": ("Calibration",),
     "calibration.scale": ("optimal_scale", "relaxed_scale"),
     "calibration.transforms": ("Log", "Standardized", "Transformed"),
+    "calibration.weights": ("fingerprint",),
     "errors": ("LatedropError", "LatedropWarning"),
     "dropout.first_order": ("Linearization", "linearize"),
     "dropout.moments": ("Moments",),

@@ -1,6 +1,6 @@
 """Records in files: one codec from frozen dataclasses to JSON with a checksum, and back with every field checked.
 
-A record is a dataclass whose annotations say what a file may hold:
+A record is a dataclass whose annotations say what a file may hold::
 
     @record
     @dataclass(frozen=True)
@@ -8,6 +8,7 @@ A record is a dataclass whose annotations say what a file may hold:
         scale: tuple[Annotated[float, Limits(0, 3.4e38)], ...]
 
         def checked(self) -> Step: ...  # fields against each other; raises `FieldError`
+
 
     STEP = Format(Step, "step", "a step of a path", "Calibrate again.")
     STEP.read(path) == step  # after STEP.write(path, step)
@@ -48,7 +49,7 @@ __all__ = [
 ]
 
 _T = TypeVar("_T")
-FORMAT = 2
+FORMAT = 3
 """The version of all files; those of other versions are refused, with the advice to make them again."""
 
 

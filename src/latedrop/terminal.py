@@ -60,11 +60,11 @@ def argument(text: str, **settings: Any) -> Any:
     return typer.Argument(help=text, **settings)
 
 
-def need(extra: str, *packages: str) -> None:
-    """Raise unless the packages of an extra are installed."""
+def need(extra: str, *packages: str, of: str = "latedrop") -> None:
+    """Raise unless the packages of an extra are installed; `of` is the distribution that has the extra."""
     absent = [_PIP.get(package, package.replace("_", "-")) for package in packages if find_spec(package) is None]
     if absent:
-        raise LatedropError(f'expected {" and ".join(absent)}; not installed. Run: pip install "latedrop[{extra}]"')
+        raise LatedropError(f'expected {" and ".join(absent)}; not installed. Run: pip install "{of}[{extra}]"')
 
 
 def folder(path: Path) -> Path:

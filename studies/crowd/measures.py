@@ -25,9 +25,9 @@ from latedrop import optimal_scale, relaxed_scale
 from latedrop.calibration.fit_sites import scored
 from latedrop.calibration.record import lifted
 from latedrop.calibration.scale import fit_floor
-from latedrop.crowd.blocks import block_means
 from latedrop.errors import DataError
 from latedrop.metrics.levels import central_quantile, even_levels, fraction_inside
+from latedrop_crowd.blocks import block_means
 from studies.regression.scores import conformal_reach, ideal_nll
 
 Measures: TypeAlias = dict[str, Any]
@@ -181,7 +181,7 @@ def judge_both(held: Predicted, test: Predicted, *, intervals: bool = False) -> 
 
 
 def blocks(by_frame: Tensor) -> list[float]:
-    """Means over blocks of consecutive frames; see `latedrop.crowd.blocks`."""
+    """Means over blocks of consecutive frames; see `latedrop_crowd.blocks`."""
     return [_short(mean) for mean in block_means(by_frame.double().cpu().numpy()).tolist()]
 
 

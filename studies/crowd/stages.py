@@ -14,9 +14,9 @@ from torch import Tensor
 
 from latedrop import Sites, find_sites, linearize, propagate, sample
 from latedrop.calibration.fit_sites import fit_sites
-from latedrop.crowd.layouts import CrowdSet, Sigma, in_order
-from latedrop.crowd.mcnn import Trained
 from latedrop.errors import DataError
+from latedrop_crowd.layouts import CrowdSet, Sigma, in_order
+from latedrop_crowd.mcnn import Trained
 from studies.crowd.measures import Fit, Predicted, agreement, conformal, control, judge, judge_both, size_control
 from studies.driver import rounded
 

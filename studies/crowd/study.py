@@ -22,14 +22,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from latedrop.crowd.layouts import CrowdSet, open_as_trained
-from latedrop.crowd.mcnn import Trained, load_weights, shipped
-from latedrop.crowd.regions import Maps, measure_rejection, near_cells, to_cells
-from latedrop.crowd.scenes import make_scenes
 from latedrop.errors import ArgumentError, DataError, FileError, LatedropError
 from latedrop.files import digest_of
 from latedrop.metrics.levels import central_quantile
 from latedrop.terminal import need, number_list
+from latedrop_crowd.layouts import CrowdSet, open_as_trained
+from latedrop_crowd.mcnn import Trained, load_weights, shipped
+from latedrop_crowd.regions import Maps, measure_rejection, near_cells, to_cells
+from latedrop_crowd.scenes import make_scenes
 from studies.crowd.measures import COVERAGES, KINDS, agreement, levels
 from studies.crowd.pages import pages
 from studies.crowd.stages import (
@@ -227,7 +227,7 @@ def _series(setup: Setup, stage: Record, free: Record) -> Record:
 
 
 def _rejection(setup: Setup, maps: Mapping[str, Drawn], plain: Mapping[str, Tensor], fit: Record) -> Record:
-    """False positives before and after, by `latedrop.crowd.regions`: the network's own map, with relaxed deviations.
+    """False positives before and after, by `latedrop_crowd.regions`: the network's own map, with relaxed deviations.
 
     The mean over draws has a bias that the network itself has not; to reject regions against it proves little.
     """
@@ -376,7 +376,9 @@ def _open(name: str, where: Path | None, trained: Trained, settings: Settings) -
 def _weights(name: str, folder: Path | None) -> Path:
     """The network that a set is measured with: one that has not seen its validation frames."""
     if folder is None:
-        return shipped(name if SETS.get(name) is None else f"study/{name}")
+        if SETS.get(name) is None:
+            return shipped(name)
+        folder = Path(__file__).parent / "weights"
     path = folder / f"{name}.safetensors"
     if not path.is_file():
         raise FileError(f"expected weights at {path}; there is no such file.")

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks import pages
 from benchmarks.nets import nets
-from latedrop.crowd import MCNN
+from latedrop_crowd import MCNN
 
 
 @pytest.mark.parametrize("page", pages.PAGES, ids=lambda path: path.name)

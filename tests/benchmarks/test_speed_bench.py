@@ -23,8 +23,8 @@ from benchmarks.nets import Forecaster, Residual, ViT, duplicate, speed_nets, tw
 from benchmarks.peers import PEERS, Case, not_installed
 from benchmarks.timing import first_line, peak_bytes, turns_within, write
 from latedrop import find_sites, sample
-from latedrop.crowd import MCNN
 from latedrop.errors import ArgumentError
+from latedrop_crowd import MCNN
 from rounding import assert_same_up_to_rounding
 
 CPU = torch.device("cpu")

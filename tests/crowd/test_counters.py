@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 pytest.importorskip("safetensors")
 
-from latedrop.crowd.calibration import calibrate_counter
-from latedrop.crowd.counters import as_counter, mcnn_from_state
-from latedrop.crowd.counting import count_people
-from latedrop.crowd.mcnn import MCNN, Counter, Trained, load_weights, save_weights, shipped
-from latedrop.crowd.scenes import make_scenes
 from latedrop.errors import ArgumentError, DataError, LatedropWarning, OutputError
+from latedrop_crowd.calibration import calibrate_counter
+from latedrop_crowd.counters import as_counter, mcnn_from_state
+from latedrop_crowd.counting import count_people
+from latedrop_crowd.mcnn import MCNN, Counter, Trained, load_weights, save_weights, shipped
+from latedrop_crowd.scenes import make_scenes
 from rounding import assert_same_up_to_rounding
 
 

@@ -16,17 +16,17 @@ pytest.importorskip("safetensors")
 
 import latedrop
 from counters import network
-from latedrop.crowd.calibration import CrowdCalibration, calibrate_counter, load_calibration, read_maps
-from latedrop.crowd.counting import COLUMNS, CountFile, count_people, finished_frames, provenance_of, write_counts
-from latedrop.crowd.layouts import CrowdSet
-from latedrop.crowd.mcnn import Trained, load_weights, shipped
-from latedrop.crowd.panels import draw_panel, write_panel
-from latedrop.crowd.regions import Policy
-from latedrop.crowd.scenes import make_scenes
 from latedrop.errors import ArgumentError, DataError, FileError, LatedropError, OutputError
+from latedrop_crowd.calibration import CrowdCalibration, calibrate_counter, load_calibration, read_maps
+from latedrop_crowd.counting import COLUMNS, CountFile, count_people, finished_frames, provenance_of, write_counts
+from latedrop_crowd.layouts import CrowdSet
+from latedrop_crowd.mcnn import Trained, load_weights, shipped
+from latedrop_crowd.panels import draw_panel, write_panel
+from latedrop_crowd.regions import Policy
+from latedrop_crowd.scenes import make_scenes
 from rounding import assert_same_up_to_rounding, rounding
 
-WEIGHTS = Path(latedrop.__file__).parent / "crowd" / "weights"
+WEIGHTS = shipped("scenes").parent
 SHAPE = (72, 96)
 GRID = (18, 24)
 
@@ -404,7 +404,7 @@ def test_panel(trained: Trained, scenes: CrowdSet, free: CrowdCalibration, tmp_p
 
 
 def test_panel_outlines_cells(trained: Trained) -> None:
-    from latedrop.crowd.panels import _edges
+    from latedrop_crowd.panels import _edges
 
     mask = np.zeros((4, 5), dtype=bool)
     mask[1, 1:3] = True

@@ -9,13 +9,13 @@ import torch
 pytest.importorskip("scipy")
 pytest.importorskip("safetensors")
 
-from latedrop.crowd.calibration import calibrate_counter
-from latedrop.crowd.layouts import CrowdSet
-from latedrop.crowd.mcnn import load_weights
-from latedrop.crowd.scenes import make_scenes
-from latedrop.crowd.train import Request, Settings, cross_fit, run
-from latedrop.crowd.training.network import fold_path, fold_sets
 from latedrop.errors import ArgumentError, DataError
+from latedrop_crowd.calibration import calibrate_counter
+from latedrop_crowd.layouts import CrowdSet
+from latedrop_crowd.mcnn import load_weights
+from latedrop_crowd.scenes import make_scenes
+from latedrop_crowd.train import Request, Settings, cross_fit, run
+from latedrop_crowd.training.network import fold_path, fold_sets
 from rounding import rounding
 
 SETTINGS = Settings(epochs=3, batch=4, lr=3e-3)

@@ -13,13 +13,13 @@ pytest.importorskip("scipy")
 pytest.importorskip("safetensors")
 pytest.importorskip("matplotlib")
 
-from latedrop.crowd import demo as room
-from latedrop.crowd.calibration import load_calibration
-from latedrop.crowd.counting import finished_frames
-from latedrop.crowd.demo import CrowdDemo, rejection_table, run, write
-from latedrop.crowd.mcnn import MCNN, Trained
-from latedrop.crowd.scenes import make_scenes
 from latedrop.errors import ArgumentError
+from latedrop_crowd import demo as room
+from latedrop_crowd.calibration import load_calibration
+from latedrop_crowd.counting import finished_frames
+from latedrop_crowd.demo import CrowdDemo, rejection_table, run, write
+from latedrop_crowd.mcnn import MCNN, Trained
+from latedrop_crowd.scenes import make_scenes
 from rounding import assert_same_up_to_rounding
 
 SHAPE = (72, 96)

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from scipy.ndimage import gaussian_filter
 from scipy.spatial.distance import cdist
 
-from latedrop.crowd.density import adaptive_sigma, density_map, heads_inside, roi_cells
 from latedrop.errors import ArgumentError, DataError
+from latedrop_crowd.density import adaptive_sigma, density_map, heads_inside, roi_cells
 from rounding import assert_same_doubles, rounding
 
 SHAPES = st.tuples(st.integers(4, 41), st.integers(4, 41))

@@ -11,9 +11,9 @@ import torch
 from PIL import Image
 from torch import nn
 
-from latedrop.crowd.frames import RECEPTIVE_FIELD, check_size, image_shape, open_frames, read_image, to_tensor
-from latedrop.crowd.mcnn import MCNN
 from latedrop.errors import ArgumentError, DataError, FileError, LatedropError, LatedropWarning
+from latedrop_crowd.frames import RECEPTIVE_FIELD, check_size, image_shape, open_frames, read_image, to_tensor
+from latedrop_crowd.mcnn import MCNN
 from rounding import assert_same_up_to_rounding
 
 LUMA = np.array([0.299, 0.587, 0.114])
@@ -256,7 +256,7 @@ def test_videos_in_colour(tmp_path: Path) -> None:
 
 def test_frames_of_a_video_are_decoded_one_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
-    monkeypatch.setattr("latedrop.crowd.frames.to_tensor", lambda pixels, channels: seen.append(pixels.shape))
+    monkeypatch.setattr("latedrop_crowd.frames.to_tensor", lambda pixels, channels: seen.append(pixels.shape))
     frames = iter(open_frames([film(tmp_path / "a.mkv")]))
     next(frames)
     next(frames)
@@ -327,7 +327,7 @@ def test_sound_alone_is_no_video(tmp_path: Path) -> None:
 def test_without_av_a_video_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = film(tmp_path / "a.avi", 2)
     monkeypatch.setitem(sys.modules, "av", None)
-    with pytest.raises(LatedropError, match=r'expected av; not installed\. Run: pip install "latedrop\[video\]"'):
+    with pytest.raises(LatedropError, match=r'expected av; not installed\. Run: pip install "latedrop-crowd\[video\]"'):
         open_frames([path])
     assert list(open_frames([saved(tmp_path, Image.fromarray(GREYS))]))
 

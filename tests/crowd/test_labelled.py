@@ -12,15 +12,15 @@ pytest.importorskip("scipy")
 pytest.importorskip("safetensors")
 
 from counters import network
-from latedrop.crowd.calibration import CrowdCalibration, calibrate_counter
-from latedrop.crowd.calibration.recalibration import fit_recalibration
-from latedrop.crowd.calibration.record import Reading
-from latedrop.crowd.counting import CountedFrame, count_people
-from latedrop.crowd.labelled import counts_stream, followed, label_of, read_labels
-from latedrop.crowd.mcnn import Trained
-from latedrop.crowd.recalibrating import recalibrate_counter
-from latedrop.crowd.scenes import make_scenes
 from latedrop.errors import FileError, OutputError
+from latedrop_crowd.calibration import CrowdCalibration, calibrate_counter
+from latedrop_crowd.calibration.recalibration import fit_recalibration
+from latedrop_crowd.calibration.record import Reading
+from latedrop_crowd.counting import CountedFrame, count_people
+from latedrop_crowd.labelled import counts_stream, followed, label_of, read_labels
+from latedrop_crowd.mcnn import Trained
+from latedrop_crowd.recalibrating import recalibrate_counter
+from latedrop_crowd.scenes import make_scenes
 from rounding import assert_same_up_to_rounding
 
 SHAPE = (72, 96)

@@ -10,8 +10,8 @@ import torch
 from PIL import Image
 from scipy.io import loadmat, savemat
 
-from latedrop.crowd.layouts import CrowdSet, Frame, open_set
 from latedrop.errors import ArgumentError, DataError, FileError, LatedropWarning
+from latedrop_crowd.layouts import CrowdSet, Frame, open_set
 from rounding import rounding
 
 DATA = Path(__file__).parents[3] / "shared" / "data"

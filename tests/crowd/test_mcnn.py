@@ -7,8 +7,8 @@ import torch
 from safetensors.torch import save_file
 
 from latedrop import find_sites, sample
-from latedrop.crowd.mcnn import MCNN, STRIDE, Trained, load_weights, save_weights, shipped
 from latedrop.errors import ArgumentError, DataError, FileError
+from latedrop_crowd.mcnn import MCNN, STRIDE, Trained, load_weights, save_weights, shipped
 from rounding import assert_same_up_to_rounding
 
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from latedrop.crowd.calibration import CrowdCalibration, load_calibration
-from latedrop.crowd.mcnn import Trained, faster, load_weights, shipped
-from latedrop.crowd.scenes import make_scenes
 from latedrop.errors import OutputError
+from latedrop_crowd.calibration import CrowdCalibration, load_calibration
+from latedrop_crowd.mcnn import Trained, faster, load_weights, shipped
+from latedrop_crowd.scenes import make_scenes
 from rounding import assert_same_up_to_rounding, rounding
 
 

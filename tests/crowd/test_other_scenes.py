@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from latedrop.crowd import CrowdCalibration, Trained, load_calibration, load_weights, make_scenes, open_set, shipped
-from latedrop.crowd.calibration.record import Reading
-from latedrop.crowd.recalibrating import recalibrate_counter
+from latedrop_crowd import CrowdCalibration, Trained, load_calibration, load_weights, make_scenes, open_set, shipped
+from latedrop_crowd.calibration.record import Reading
+from latedrop_crowd.recalibrating import recalibrate_counter
 
 DATA = Path(__file__).parents[2].parent / "shared" / "data"
 FRAMES, LABELS, TRIALS = 80, 20, 10
@@ -111,7 +111,7 @@ def test_twenty_labels_at_another_camera(name: str, monkeypatch: pytest.MonkeyPa
 
 def test_labels_that_contradict_the_counter_leave_it_as_it_was() -> None:
     """More people where it sees fewer: a falling line is refused."""
-    from latedrop.crowd.calibration.recalibration import fit_recalibration
+    from latedrop_crowd.calibration.recalibration import fit_recalibration
 
     count = np.linspace(5, 45, 20)
     found = fit_recalibration(count, np.full(20, 4.0), 60 - count)

@@ -11,8 +11,8 @@ pytest.importorskip("scipy")
 pytest.importorskip("PIL")
 from PIL import Image
 
-from latedrop.crowd.layouts import CrowdSet, open_set
 from latedrop.errors import ArgumentError, DataError, FileError, LatedropError
+from latedrop_crowd.layouts import CrowdSet, open_set
 from rounding import rounding
 
 SIZE = (80, 96)
@@ -229,7 +229,7 @@ def test_black_regions_and_several_sizes(camera: Path) -> None:
 
 
 def test_one_of_our_own_is_trained_on(camera: Path) -> None:
-    from latedrop.crowd.train import Settings, train
+    from latedrop_crowd.train import Settings, train
 
     trained = train(open_set("own", camera), Settings(epochs=2, batch=3), progress=False, checked=False)
     assert trained.about["set"] == "own"

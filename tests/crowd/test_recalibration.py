@@ -5,14 +5,14 @@ import pytest
 import torch
 from scipy.stats import norm, t
 
-from latedrop.crowd.calibration.recalibration import (
+from latedrop.errors import DataError
+from latedrop.records import checked, plain
+from latedrop_crowd.calibration.recalibration import (
     Recalibration,
     effective_frames,
     fit_recalibration,
     t_quantile,
 )
-from latedrop.errors import DataError
-from latedrop.records import checked, plain
 from rounding import rounding
 
 

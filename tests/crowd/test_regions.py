@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 pytest.importorskip("scipy")
 
-from latedrop.crowd.regions import (
+from latedrop.errors import ArgumentError, DataError
+from latedrop.records import checked, plain
+from latedrop_crowd.regions import (
     Maps,
     Policy,
     apply_policy,
@@ -22,9 +24,7 @@ from latedrop.crowd.regions import (
     to_cells,
     usual_threshold,
 )
-from latedrop.crowd.regions.table import RegionTable
-from latedrop.errors import ArgumentError, DataError
-from latedrop.records import checked, plain
+from latedrop_crowd.regions.table import RegionTable
 from rounding import rounding
 
 Array = npt.NDArray[np.float64]
@@ -254,7 +254,7 @@ def test_the_same_seed_gives_the_same_numbers() -> None:
 def test_separation_is_the_area_under_the_roc_curve() -> None:
     from scipy.stats import mannwhitneyu
 
-    from latedrop.crowd.regions.table import auc
+    from latedrop_crowd.regions.table import auc
 
     rng = np.random.default_rng(0)
     score, positive = rng.integers(0, 9, 200).astype(float), rng.random(200) < 0.3

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from latedrop.crowd import scenes
-from latedrop.crowd.layouts import CrowdSet
-from latedrop.crowd.scenes import make_scenes
 from latedrop.errors import ArgumentError
+from latedrop_crowd import scenes
+from latedrop_crowd.layouts import CrowdSet
+from latedrop_crowd.scenes import make_scenes
 from rounding import assert_same_up_to_rounding
 
 

@@ -11,13 +11,13 @@ from torch import Tensor
 pytest.importorskip("scipy")
 pytest.importorskip("safetensors")
 
-from latedrop.crowd.calibration import CrowdCalibration, load_calibration
-from latedrop.crowd.calibration.usual import STRANGE, Usual
-from latedrop.crowd.counting import CountedFrame, count_people
-from latedrop.crowd.layouts import open_as_trained
-from latedrop.crowd.mcnn import Trained, load_weights, shipped
-from latedrop.crowd.scenes import make_scenes
 from latedrop.records import checked, plain
+from latedrop_crowd.calibration import CrowdCalibration, load_calibration
+from latedrop_crowd.calibration.usual import STRANGE, Usual
+from latedrop_crowd.counting import CountedFrame, count_people
+from latedrop_crowd.layouts import open_as_trained
+from latedrop_crowd.mcnn import Trained, load_weights, shipped
+from latedrop_crowd.scenes import make_scenes
 from rounding import rounding
 
 MALL = Path(__file__).parents[3] / "shared" / "data" / "mall"

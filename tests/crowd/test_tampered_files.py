@@ -15,11 +15,11 @@ pytest.importorskip("safetensors")
 import safetensors.torch
 import torch
 
-from latedrop.crowd.calibration import load_calibration
-from latedrop.crowd.counting import finished_frames
-from latedrop.crowd.mcnn import MCNN, load_weights, shipped
-from latedrop.crowd.training.log import read_log
 from latedrop.errors import FileError
+from latedrop_crowd.calibration import load_calibration
+from latedrop_crowd.counting import finished_frames
+from latedrop_crowd.mcnn import MCNN, load_weights, shipped
+from latedrop_crowd.training.log import read_log
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 STRANGE: list[Any] = [None, True, "x", -1, float("nan"), 1e300, 10**12, [], {}, [[1]]]
@@ -84,7 +84,7 @@ def test_every_field_of_a_log(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_that_is_something_else(tmp_path: Path) -> None:
-    from latedrop.crowd.training.checkpoint import Checkpoint, Fit
+    from latedrop_crowd.training.checkpoint import Checkpoint, Fit
 
     model = MCNN()
     state = Fit(model, model, torch.optim.Adam(model.parameters()))

@@ -251,15 +251,15 @@ def test_requests_to_the_console(tmp_path: Path) -> None:
     pytest.importorskip("fastapi")
     testclient = pytest.importorskip("starlette.testclient")
     pytest.importorskip("scipy", reason="the console is an extra")
-    from latedrop.console.camera import Camera, Shot
-    from latedrop.console.notices import Notices
-    from latedrop.console.server import make_app
-    from latedrop.console.sources import Source
-    from latedrop.console.store import Store
-    from latedrop.console.watch import Settings, Watch
-    from latedrop.crowd.calibration import load_calibration
-    from latedrop.crowd.mcnn import load_weights, shipped
-    from latedrop.crowd.scenes import make_scenes
+    from latedrop_crowd.calibration import load_calibration
+    from latedrop_crowd.console.camera import Camera, Shot
+    from latedrop_crowd.console.notices import Notices
+    from latedrop_crowd.console.server import make_app
+    from latedrop_crowd.console.sources import Source
+    from latedrop_crowd.console.store import Store
+    from latedrop_crowd.console.watch import Settings, Watch
+    from latedrop_crowd.mcnn import load_weights, shipped
+    from latedrop_crowd.scenes import make_scenes
 
     trained = load_weights(shipped("scenes"))
     calibration = load_calibration(shipped("scenes", ".calibration.json"), trained)
@@ -290,7 +290,7 @@ def test_requests_to_the_console(tmp_path: Path) -> None:
 
 
 def test_files_of_the_console(tmp_path: Path) -> None:
-    from latedrop.console.store import Store
+    from latedrop_crowd.console.store import Store
 
     path = tmp_path / "a.sqlite"
     store = Store(path)

@@ -1,6 +1,7 @@
-"""The package as a whole: imports point one way, importing is quick and silent, the public names are there."""
+"""Both packages as a whole: imports point one way, importing is quick and silent, the public names are there."""
 
 import ast
+import importlib
 import re
 import subprocess
 import sys
@@ -10,8 +11,9 @@ from pathlib import Path
 import pytest
 
 import latedrop
+import latedrop_crowd
 
-SOURCE = Path(latedrop.__file__).parent
+REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 ROOMS = [
     {"errors"},
     {"files", "json_text", "numerals", "wrappers"},
@@ -32,47 +34,97 @@ ROOMS = [
     {"evaluation", "named"},
     {"report"},
     {"adapters", "serving"},
-    {"crowd"},
-    {"console"},
     {"cli"},
     {"__main__"},
 ]
+CROWD_ROOMS = [
+    {"blocks", "frames"},
+    {"density", "mcnn", "regions"},
+    {"layouts"},
+    {"calibration", "counters", "scenes"},
+    {"counting", "training", "walks"},
+    {"labelled", "panels", "recalibrating", "train"},
+    {"console", "demo"},
+    {"cli"},
+]
 """From the bottom to the top: a room imports from those before it, and from itself."""
-FILES = {".".join(path.relative_to(SOURCE).with_suffix("").parts): path for path in sorted(SOURCE.rglob("*.py"))}
+ORDER = {"latedrop": ROOMS, "latedrop_crowd": CROWD_ROOMS}
+SOURCES = {package.__name__: Path(package.__file__ or "").parent for package in (latedrop, latedrop_crowd)}
+FILES = {
+    ".".join((package, *path.relative_to(source).with_suffix("").parts)): path
+    for package, source in SOURCES.items()
+    for path in sorted(source.rglob("*.py"))
+}
+
+
+def imported(name: str) -> set[tuple[str, str]]:
+    """The modules and names that a file imports from either package, anywhere in it."""
+    return {
+        (node.module, alias.name)
+        for node in ast.walk(ast.parse(FILES[name].read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.partition(".")[0] in ORDER
+        for alias in node.names
+    }
 
 
 def imports(name: str) -> set[str]:
-    """Files of latedrop that a file imports, anywhere in it; a package is its `__init__`."""
-    found = set()
-    for node in ast.walk(ast.parse(FILES[name].read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.partition(".")[0] == "latedrop":
-            module = node.module.partition(".")[2]
-            for alias in node.names:
-                inner = f"{module}.{alias.name}" if module else alias.name
-                options = (inner, f"{inner}.__init__", module, f"{module}.__init__")
-                found |= {next((option for option in options if option in FILES), "__init__")}
-    return found - {"__init__"}
+    """Files of its own package that a file imports; a package is its `__init__`, and the outermost is left out."""
+    package = name.partition(".")[0]
+    files = set()
+    for module, inner in imported(name):
+        options = (f"{module}.{inner}", f"{module}.{inner}.__init__", module, f"{module}.__init__")
+        files.add(next(option for option in options if option in FILES))
+    return {file for file in files if file.partition(".")[0] == package} - {f"{package}.__init__"}
+
+
+def room(name: str) -> str:
+    return name.split(".")[1]
 
 
 def level(name: str) -> int:
-    return next(i for i, rooms in enumerate(ROOMS) if name.partition(".")[0] in rooms)
+    return next(i for i, rooms in enumerate(ORDER[name.partition(".")[0]]) if room(name) in rooms)
 
 
-@pytest.mark.parametrize("name", [name for name in FILES if name != "__init__"])
+@pytest.mark.parametrize("name", [name for name in FILES if room(name) != "__init__"])
 def test_imports_point_one_way(name: str) -> None:
-    room = name.partition(".")[0]
-    above = [other for other in imports(name) if level(other) >= level(name) and other.partition(".")[0] != room]
+    above = [other for other in imports(name) if level(other) >= level(name) and room(other) != room(name)]
     assert above == [], f"{name} imports from its own level or above"
 
 
 def test_no_file_imports_itself_through_others() -> None:
-    tuple(TopologicalSorter({name: imports(name) for name in FILES if name != "__init__"}).static_order())
+    tuple(TopologicalSorter({name: imports(name) for name in FILES if room(name) != "__init__"}).static_order())
+
+
+def test_the_library_does_not_import_the_counter() -> None:
+    users = [name for name in FILES if name.startswith("latedrop.") and "latedrop_crowd" in str(imported(name))]
+    assert users == []
+
+
+def public_names() -> set[tuple[str, str]]:
+    """The names of latedrop that docs/reference shows: what others may rely on."""
+    names = set()
+    for page in REFERENCE.glob("*.md"):
+        module = ""
+        for kind, value in re.findall(r"^\.\. (\w+):: (\S+)$", page.read_text(encoding="utf-8"), re.MULTILINE):
+            if kind == "automodule":
+                names |= {(value, name) for name in importlib.import_module(value).__all__}
+            elif kind == "currentmodule":
+                module = value
+            else:
+                names.add((module, value))
+    return names
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if name.startswith("latedrop_crowd.")])
+def test_the_counter_uses_public_names_alone(name: str) -> None:
+    used = {(module, inner) for module, inner in imported(name) if module.partition(".")[0] == "latedrop"}
+    assert used - public_names() == set()
 
 
 def test_private_parts_of_torch_are_used_in_one_file() -> None:
     private = re.compile(r"torch\._[a-zA-Z]|from torch[\w.]*\._|torch\.fx\.experimental|\b_torchdynamo")
     users = {name for name, path in FILES.items() if private.search(path.read_text(encoding="utf-8"))}
-    assert users <= {"torch_private"}
+    assert users <= {"latedrop.torch_private"}
 
 
 def test_importing_is_silent_and_light() -> None:
@@ -93,5 +145,6 @@ assert not torch.jit.is_scripting()
 
 
 def test_public_names_exist() -> None:
-    for name in latedrop.__all__:
-        assert getattr(latedrop, name) is not None
+    for package in (latedrop, latedrop_crowd):
+        for name in package.__all__:
+            assert getattr(package, name) is not None

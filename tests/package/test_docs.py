@@ -17,7 +17,9 @@ from latedrop.errors import LatedropWarning
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-PAGES = sorted([*DOCS.glob("*.md"), *DOCS.glob("reference/*.md")])  # the README has tests of its own
+PAGES = sorted(
+    [*DOCS.glob("*.md"), *DOCS.glob("reference/*.md"), ROOT / "crowd" / "README.md"]
+)  # the README has tests of its own
 LONG = {"adapters", "architectures", "bring_your_own_model", "classification", "crowd", "detector", "rejection"}
 LONG |= {"deployment", "tutorial_text"}
 
@@ -40,9 +42,6 @@ UNLISTED = {
             "options",
             "model_commands",
             "export_command",
-            "crowd_commands",
-            "crowd_counters",
-            "crowd_watch",
             "demo",
             "class_demo",
         )
@@ -94,7 +93,7 @@ def undisturbed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
 @pytest.mark.parametrize(
     "page",
     [pytest.param(p, marks=pytest.mark.slow if p.stem in LONG else ()) for p in PAGES],
-    ids=lambda page: page.relative_to(DOCS).as_posix(),
+    ids=lambda page: page.relative_to(ROOT).as_posix(),
 )
 @pytest.mark.filterwarnings("ignore:.*does not have many workers", "ignore:.*LeafSpec")  # Lightning's own
 @pytest.mark.filterwarnings("ignore:.*structlog.threadlocal", "ignore:.*torch.jit.script")  # baal's, laplace-torch's
@@ -116,20 +115,21 @@ def test_python_blocks_run(page: Path) -> None:
         pytest.skip(f"the other blocks ran; not installed: {', '.join(sorted(absent))}")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(DOCS).as_posix())
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_links_lead_somewhere(page: Path) -> None:
     targets = [link for link in _links(page) if "://" not in link]
     assert [link for link in targets if not (page.parent / link).exists()] == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(DOCS).as_posix())
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_files_of_the_repository_that_a_page_names_exist(page: Path) -> None:
     named = re.findall(r"(?<![\w/])(?:tests|docs|benchmarks|examples)/[\w/]+\.(?:py|json|md)", page.read_text("utf-8"))
     assert [name for name in named if not (ROOT / name).exists()] == []
 
 
 def test_index_lists_every_page() -> None:
-    assert {page.relative_to(DOCS).as_posix() for page in PAGES} - {"README.md"} <= _links(DOCS / "README.md")
+    listed = {(DOCS / link).resolve() for link in _links(DOCS / "README.md")}
+    assert {page.resolve() for page in PAGES} - {DOCS / "README.md"} <= listed
 
 
 def test_design_lists_every_room() -> None:

@@ -15,10 +15,10 @@ from benchmarks.timing import peak_bytes
 from counting import Runs
 from latedrop import Batches, Sampling, calibrate, find_sites, sample
 from latedrop.calibration.methods import PAPER_RATES
-from latedrop.crowd import MCNN
 from latedrop.dropout.moments import Sampling as DrawOptions
 from latedrop.dropout.sampling import fitting_chunk, sample_rates
 from latedrop.network.network import Network
+from latedrop_crowd import MCNN
 
 CPU = torch.device("cpu")
 

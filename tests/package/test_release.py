@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 import latedrop
+import latedrop_crowd
 
 ROOT = Path(__file__).parents[2]
 
@@ -29,7 +30,7 @@ def read(name: str) -> str:
 
 def test_one_version_everywhere() -> None:
     headings = re.findall(r"^## \[?([^\]\s]+)", read("CHANGELOG.md"), re.MULTILINE)
-    assert headings[0] == latedrop.__version__
+    assert headings[0] == latedrop.__version__ == latedrop_crowd.__version__
     assert re.findall(r"^version: (.+)$", read("CITATION.cff"), re.MULTILINE) == [latedrop.__version__]
 
 
@@ -113,20 +114,24 @@ def test_data_are_absent_only_where_there_are_none(tmp_path: Path) -> None:
     assert script("skips").unlisted(found, listed, tmp_path / "none") == set()
 
 
-def test_a_file_that_a_wheel_leaves_out_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_a_wheel_leaves_out_is_told(tmp_path: Path) -> None:
     dist = script("dist")
     (tmp_path / "src" / "package" / "page").mkdir(parents=True)
     for name in ("package/code.py", "package/page/index.html"):
         (tmp_path / "src" / name).write_text("", encoding="utf-8")
-    monkeypatch.setattr(dist, "ROOT", tmp_path)
-    for kind in ("whole", "half"):
+    for kind in ("whole", "half", "more"):
         with zipfile.ZipFile(tmp_path / f"{kind}.whl", "w") as wheel:
             wheel.writestr("package/code.py", "")
-            if kind == "whole":
+            if kind != "half":
                 wheel.writestr("package/page/index.html", "")
-    dist.check_whole(tmp_path / "whole.whl")
+            if kind == "more":
+                wheel.writestr("studies/study.py", "")
+    source = tmp_path / "src"
+    dist.check_whole(tmp_path / "whole.whl", source)
     with pytest.raises(AssertionError, match=r"half\.whl lacks package/page/index\.html"):
-        dist.check_whole(tmp_path / "half.whl")
+        dist.check_whole(tmp_path / "half.whl", source)
+    with pytest.raises(AssertionError, match=r"more\.whl also has studies"):
+        dist.check_whole(tmp_path / "more.whl", source)
 
 
 def make_targets() -> set[str]:

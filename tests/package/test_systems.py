@@ -88,7 +88,7 @@ def test_a_console_that_does_not_know_a_letter(monkeypatch: pytest.MonkeyPatch) 
 def test_a_camera_by_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("scipy")
     pytest.importorskip("av")
-    from latedrop.console.sources import open_sources
+    from latedrop_crowd.console.sources import open_sources
 
     monkeypatch.setattr(sys, "platform", "win32")
     with pytest.raises(ArgumentError, match="where cameras have no numbers"):

@@ -31,7 +31,7 @@ KINDS: dict[str, Format[Any]] = {
 }
 """The format of each golden file; "crowd" comes with the package for people counting."""
 try:
-    from latedrop.crowd.calibration.record import CROWD
+    from latedrop_crowd.calibration.record import CROWD
 
     KINDS["crowd"] = CROWD
 except ImportError:  # without scipy
@@ -97,11 +97,11 @@ def write_all(folder: Path) -> None:
 
 
 def write_crowd(path: Path, count: latedrop.Calibration, pixels: latedrop.Calibration) -> None:
-    from latedrop.crowd.calibration.cells import READOUTS
-    from latedrop.crowd.calibration.recalibration import Recalibration
-    from latedrop.crowd.calibration.record import CrowdCalibration, Region
-    from latedrop.crowd.calibration.usual import Usual
-    from latedrop.crowd.regions import Policy
+    from latedrop_crowd.calibration.cells import READOUTS
+    from latedrop_crowd.calibration.recalibration import Recalibration
+    from latedrop_crowd.calibration.record import CrowdCalibration, Region
+    from latedrop_crowd.calibration.usual import Usual
+    from latedrop_crowd.regions import Policy
 
     CrowdCalibration(
         method="sampling-free",

@@ -153,14 +153,14 @@ def serving(app: Any) -> Iterator[str]:
 @contextmanager
 def watched(folder: Path) -> Iterator[Page]:
     """The console, whose camera, zone and events have such names."""
-    from latedrop.console.notices import Notices
-    from latedrop.console.server import make_app
-    from latedrop.console.sources import Source
-    from latedrop.console.store import Store
-    from latedrop.console.watch import Settings, Watch
-    from latedrop.crowd.calibration import load_calibration
-    from latedrop.crowd.mcnn import load_weights, shipped
-    from latedrop.crowd.scenes import make_scenes
+    from latedrop_crowd.calibration import load_calibration
+    from latedrop_crowd.console.notices import Notices
+    from latedrop_crowd.console.server import make_app
+    from latedrop_crowd.console.sources import Source
+    from latedrop_crowd.console.store import Store
+    from latedrop_crowd.console.watch import Settings, Watch
+    from latedrop_crowd.mcnn import load_weights, shipped
+    from latedrop_crowd.scenes import make_scenes
 
     pixels = make_scenes(0, 6, 0).frames[0].pixels
     trained = load_weights(shipped("scenes"))
@@ -221,13 +221,13 @@ def test_csv_files_of_predictions(texts: tuple[str, ...], tmp_path: Path, monkey
 
 
 def test_csv_files_of_the_console(tmp_path: Path) -> None:
-    from latedrop.console.notices import Notices
-    from latedrop.console.server import make_app
-    from latedrop.console.sources import Source
-    from latedrop.console.store import Store
-    from latedrop.console.watch import Settings, Watch
-    from latedrop.crowd.calibration import load_calibration
-    from latedrop.crowd.mcnn import load_weights, shipped
+    from latedrop_crowd.calibration import load_calibration
+    from latedrop_crowd.console.notices import Notices
+    from latedrop_crowd.console.server import make_app
+    from latedrop_crowd.console.sources import Source
+    from latedrop_crowd.console.store import Store
+    from latedrop_crowd.console.watch import Settings, Watch
+    from latedrop_crowd.mcnn import load_weights, shipped
 
     trained = load_weights(shipped("scenes"))
     calibration = load_calibration(shipped("scenes", ".calibration.json"), trained)
@@ -250,7 +250,7 @@ def test_csv_files_of_the_console(tmp_path: Path) -> None:
 def test_csv_files_of_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from PIL import Image
 
-    from latedrop.crowd.scenes import make_scenes
+    from latedrop_crowd.scenes import make_scenes
 
     frames = tmp_path / "frames"
     frames.mkdir()

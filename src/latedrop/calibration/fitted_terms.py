@@ -17,6 +17,7 @@ from typing import Annotated, Any, TypeAlias, get_args
 import torch
 from torch import Tensor
 
+from latedrop.calibration.corrected_mean import Correction
 from latedrop.calibration.cross_validation import Candidate
 from latedrop.calibration.scale import along_outputs
 from latedrop.data.arrays import any_true, constants
@@ -121,7 +122,7 @@ class Guard:
         terms: the names of those whose values tell.
         limits: for each of them what 95 % of the reference rows stay below, one number per output or one for all.
         constants: the validation rows' mean squared error, one per output or one for all.
-        centres: the mean of the validation targets, likewise.
+        centres: the mean of the validation targets, likewise; empty where there is no ceiling.
         spreads: their variance.
         grows: False where rows are only told apart, and the variance stays.
         most: the largest factor; None where there is none. Few validation rows cannot tell what is usual.
@@ -153,9 +154,10 @@ class Guard:
     def grown(self, variance: Tensor, novelty: Tensor, mean: Tensor, without: Tensor | None = None) -> Tensor:
         """The variance `(N, ...)` of rows that are so novel, `(N,)`, for what the network says of them."""
         factor = self.factor(novelty).reshape(-1, *[1] * (variance.dim() - 1)).to(variance)
-        known = (self.constants, self.centres, self.spreads)
-        constant, centre, spread = (along_outputs(constants(part), variance) for part in known)
-        return guarded(variance, factor, constant, ignorant(mean.to(variance), centre, spread), without)
+        known = [self.constants, self.centres, self.spreads] if self.centres else [self.constants]
+        constant, *targets = (along_outputs(constants(part), variance) for part in known)
+        ceiling = ignorant(mean.to(variance), *targets) if targets else None
+        return guarded(variance, factor, constant, ceiling, without)
 
 
 @record
@@ -176,6 +178,7 @@ class FittedTerms:
         candidates: the nested models that were compared, the simplest first.
         choice: the name of the one in use.
         reference_rows: how many reference rows there were; 0 where the validation rows stood in.
+        correction: of the mean; None where that was not asked for.
         usual: how novelty and shares of the validation rows are spread; None where it is not known.
     """
 
@@ -190,6 +193,7 @@ class FittedTerms:
     candidates: Annotated[tuple[Candidate, ...], Limits(1)]
     choice: str
     reference_rows: Annotated[int, Limits(0)] = 0
+    correction: Correction | None = None
     usual: Usual | None = None
 
     def to_record(self) -> FittedTerms:
@@ -215,10 +219,13 @@ class FittedTerms:
         match(self.choice in [c.name for c in self.candidates], "choice", "the name of a candidate", self.choice)
         for term in self.terms:
             if isinstance(term, ErrorForest):
-                match(term.leaves is not None, "terms", "all that forest has learned", "nothing")
+                match(term.grown is not None, "terms", "all that forest has learned", "nothing")
                 match(set(term.beside) <= set(names), "terms", f"terms {names} beside the forest", term.beside)
             elif term.needs_features or term.needs_gradients:
                 match(None not in vars(term).values(), "terms", f"all that {term.name} has learned", "nothing")
+        if self.correction is not None:
+            wanted = {ErrorForest.name, GradientLeverage.name}
+            match(wanted <= set(names) and self.guard is not None, "correction", f"with terms {wanted}, guarded", names)
         looking = any(term.needs_features for term in self.terms)
         match(self.features is not None or not looking, "features", "the sites that terms look at", None)
         if self.guard is not None:
@@ -228,7 +235,9 @@ class FittedTerms:
             match(len(self.guard.limits) == count, "guard.limits", f"{count} rows, as terms", self.guard.limits)
             for name in ("constants", "centres", "spreads"):
                 values = getattr(self.guard, name)
-                match(len(values) == outputs, f"guard.{name}", f"{outputs} numbers, as floors", values)
+                match(len(values) == outputs or not values, f"guard.{name}", f"{outputs} numbers, as floors", values)
+            both = bool(self.guard.centres) == bool(self.guard.spreads)
+            match(both, "guard.spreads", "as many as centres", self.guard.spreads)
         return self
 
     @property
@@ -242,7 +251,13 @@ class FittedTerms:
     def needs_gradients(self) -> bool:
         """Whether predictions need mask gradients."""
         guard = () if self.guard is None else self.guard.terms
-        return any(term.needs_gradients for term in (*self._measured, *(self._named[name] for name in guard)))
+        return self._corrects or any(
+            term.needs_gradients for term in (*self._measured, *(self._named[name] for name in guard))
+        )
+
+    @property
+    def _corrects(self) -> bool:
+        return self.correction is not None and self.correction.used
 
     @cached_property
     def _named(self) -> dict[str, Term]:
@@ -251,7 +266,9 @@ class FittedTerms:
     @cached_property
     def _measured(self) -> tuple[Term, ...]:
         """The terms in use, and those that a forest in use looks at."""
-        read = {name for term in self.active if isinstance(term, ErrorForest) for name in term.beside}
+        trees = [term for term in self.terms if isinstance(term, ErrorForest)]
+        trees = trees if self._corrects else [term for term in trees if term in self.active]
+        read = {name for term in trees for name in term.beside}
         return tuple(term for term in self.terms if term in self.active or term.name in read)
 
     def odds(self, sites: Sequence[str], output: int) -> list[float]:
@@ -272,24 +289,36 @@ class FittedTerms:
         parts = {name: column * along_outputs(constants(tuple(used[name])), column) for name, column in found.items()}
         return {**parts, "floor": torch.zeros_like(mean) + along_outputs(constants(floors), mean)}
 
-    def variance(self, rows: BatchContext) -> tuple[Tensor, Tensor | None, dict[str, Tensor] | None]:
-        """The variance `(N, ...)`; how novel each row is, `(N,)`, where there is a guard; shares, but not of maps."""
+    def predicted(self, rows: BatchContext) -> tuple[Tensor, Tensor, Tensor | None, dict[str, Tensor] | None]:
+        """Mean, variance `(N, ...)`; how novel each row is, `(N,)`, where there is a guard; shares, but not of maps."""
         columns = measured_columns(self._measured, rows)
         parts = self._weighted(columns, rows.mean, self.coefficients, self.floors)
         total = torch.stack(list(parts.values())).sum(0)
         shares = shares_of_terms(parts) if total.dim() < 3 else None
         if self.guard is None:
-            return total, None, shares
+            return rows.mean, total, None, shares
         novelty, without = self.guard.novelty(rows, self._named), None
         if self.without:
             theta, floors = [row[:-1] for row in self.without], tuple(row[-1] for row in self.without)
             without = torch.stack(list(self._weighted(columns, rows.mean, theta, floors).values())).sum(0)
-        return self.guard.grown(total, novelty, rows.mean, without), told_apart(novelty), shares
+        mean = rows.mean
+        if self._corrects:
+            mean = mean + (self._correction(rows) / novelty.clamp_min(1)[:, None]).to(mean).reshape(mean.shape)
+        return mean, self.guard.grown(total, novelty, mean, without), told_apart(novelty), shares
+
+    def _correction(self, rows: BatchContext) -> Tensor:
+        """What is added to the mean of usual rows, `(N, K)`."""
+        forest, metric = self._named[ErrorForest.name], self._named[GradientLeverage.name]
+        assert isinstance(forest, ErrorForest)
+        assert isinstance(metric, GradientLeverage)
+        assert self.correction is not None
+        return self.correction.values(forest.numbers(rows), metric.directions(rows.gradients))
 
     def lines(self) -> list[str]:
         """The candidates, and the share of every column, as lines of text."""
         rows = f"{self.reference_rows} reference rows" if self.reference_rows else "validation rows as reference"
         lines = [f"variance: {self.choice} ({rows})"]
+        lines += [] if self.correction is None else [f"corrected mean: {self.correction}"]
         table = [["", "candidate", "gain over a constant"]]
         for found in self.candidates:
             mark = "*" if found.name == self.choice else ""

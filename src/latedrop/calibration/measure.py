@@ -19,9 +19,12 @@ import torch
 from torch import Tensor, nn
 
 from latedrop.calibration.collecting import MOST_ROWS, Entries, RowSample
+from latedrop.calibration.corrected_mean import Correction, fit_correction
+from latedrop.calibration.cross_validation import CrossValidation
 from latedrop.calibration.fitted_terms import KINDS, add_totals, measured_columns, term_of
 from latedrop.calibration.methods import PAPER_RATES, FirstOrder, Plan, Sampling, Terms
 from latedrop.calibration.seen import feature_marks, warn_of_training_rows
+from latedrop.calibration.shape import blocks_of, fit_terms
 from latedrop.calibration.targets import as_output, check_rows, joined
 from latedrop.data.arrays import is_table, place
 from latedrop.data.batches import first_rows, row_batches, row_total
@@ -175,7 +178,7 @@ class MeasuredTerms:
 
     Attributes:
         sites: where dropout goes.
-        mean, target: `(N, ...)`.
+        mean, target: `(N, ...)`; the mean is corrected where that was asked for, by rows of other folds.
         terms: after they learned, those of the guard among them.
         columns: `(N, ...)` each, by name, of the terms that may have a coefficient.
         features: which they are; None where there are none.
@@ -185,6 +188,7 @@ class MeasuredTerms:
         leverage: their values, `(N, terms, K)`, one for each of K outputs or one for all.
         usual: the same of reference rows, `(m, terms, K)`, where these are not the validation rows.
         table: `(N, columns)`, the inputs, where they are one table and a term asked for it.
+        correction: of the mean, where that was asked for.
         sizes: `(K,)` or `(1,)`, what columns are on average over the reference rows; of others the validation
             rows tell.
         reference_rows: how many there were; 0 where the validation rows stood in.
@@ -202,6 +206,7 @@ class MeasuredTerms:
     leverage: Tensor | None = None
     usual: Tensor | None = None
     table: Tensor | None = None
+    correction: Correction | None = None
     sizes: dict[str, Tensor] = field(default_factory=dict)
     reference_rows: int = 0
 
@@ -368,9 +373,12 @@ def _with_learned(
     warn_of_training_rows(reference.share_seen, stacklevel=5)
     rows = reference.validation_rows(found.mean)
     rows.weights = plan.weights(len(found.target))
-    error, columns = found.target - found.mean, dict(found.columns)
+    error, columns, correction = found.target - found.mean, dict(found.columns), None
     add_totals(rows, columns)
     for i, term in enumerate(terms):
+        if isinstance(term, ErrorForest) and method.mean == "corrected":
+            correction, added = _corrected(term, terms[:i], rows, columns, error)
+            error = error - added.to(error)
         try:
             terms[i] = learned.get(term, term).learned_from_errors(rows, error)
         except LatedropError:
@@ -379,7 +387,7 @@ def _with_learned(
             continue
         if _learns(term) and not _is_custom(term) and term in found.terms:
             columns |= measured_columns([terms[i]], rows)
-    terms = [term for term in terms if not isinstance(term, ErrorForest) or term.leaves is not None]
+    terms = [term for term in terms if not isinstance(term, ErrorForest) or term.grown is not None]
     if inputs:
         index = torch.arange(len(found.mean)).split([row_count(x) for x in inputs])
         theirs = entries.like()
@@ -387,6 +395,11 @@ def _with_learned(
             batch = BatchContext(network, x, found.sites, plan.readout, found.features, at)
             theirs.add(measured_columns(list(filter(_is_custom, terms)), batch))
         columns |= theirs.items()
+    if method.mean == "corrected" and correction is None:
+        raise ArgumentError(
+            "expected terms with 'gradients' before 'forest' for mean='corrected', and a model that can have them, of "
+            f"at most 4 outputs; found {[term.name for term in terms]}. Leave mean='corrected' out."
+        )
     order = [name for term in terms for name in columns if term_of(name) == term.name]
     guards = [learned[term] for term in guard]
     values = [rows.values_of(term).reshape(len(error), -1) for term in guards]
@@ -394,6 +407,8 @@ def _with_learned(
     sizes = {term.name: term.sample.mean(0) for term in guards if term.sample is not None}  # type: ignore[attr-defined]
     return replace(
         found,
+        mean=found.mean if correction is None else found.target - error,
+        correction=correction,
         terms=tuple(terms),
         columns={name: columns[name] for name in order},
         guard=tuple(term.name for term in guards),
@@ -403,6 +418,25 @@ def _with_learned(
         sizes={**sizes, **reference.dropout},
         reference_rows=reference.count,
     )
+
+
+def _corrected(
+    forest: ErrorForest, terms: Sequence[Term], rows: BatchContext, columns: dict[str, Tensor], error: Tensor
+) -> tuple[Correction | None, Tensor]:
+    """The correction of the mean, None where there are no mask gradients, and what it adds to validation rows."""
+    metric = next((term for term in terms if isinstance(term, GradientLeverage)), None)
+    if metric is None:
+        return None, torch.zeros_like(error)
+    flat = error.double().reshape(len(error), -1)
+    stacked = torch.stack([column.double().reshape(flat.shape) for column in columns.values()], -1)
+    blocks = [block for term in terms for block in blocks_of(term, list(columns))]
+    variance = torch.empty_like(flat)
+    for rest, out in CrossValidation(weights=rows.weights).splits(len(flat)):
+        weights = None if rows.weights is None else rows.weights[rest]
+        variance[out] = fit_terms(flat[rest], stacked[rest], blocks, weights=weights).variance(stacked[out])
+    inputs, directions = forest.looking_at(rows).numbers(rows), metric.directions(rows.gradients)
+    correction, added = fit_correction(inputs, directions, flat, variance, rows.weights)
+    return correction, added.reshape(error.shape)
 
 
 def _stacked(values: Sequence[Tensor]) -> Tensor:

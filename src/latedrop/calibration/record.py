@@ -23,6 +23,9 @@ from latedrop.errors import ArgumentError, DataError, LatedropWarning
 from latedrop.network.sites import Rate, StoredSites, rates_by_site
 from latedrop.records import Format, Limits, match, record
 from latedrop.stored_tensors import Beside, inline
+from latedrop.streams.bag import from_curve
+from latedrop.streams.usual import Usual
+from latedrop.terms.forest import LEAST_ROWS, ErrorForest
 
 __all__ = [
     "CALIBRATION",
@@ -124,7 +127,7 @@ class Calibration:
     choice: Choice
     criterion: Literal["scaled", "unscaled"]
     method: Method
-    mean: Literal["draws", "model"]
+    mean: Literal["draws", "model", "corrected"]
     draws: Annotated[int, Limits(0, MOST_DRAWS)]
     seed: int
     shared: bool
@@ -280,6 +283,15 @@ class Calibration:
             )
         return replace(self, choice=checked_choice(choice))
 
+    def usual(self) -> Usual:
+        """Return what a stream compares with: errors by the curve of the scale in use, novelty and shares by terms."""
+        usual = Usual() if self.terms is None else self.terms.usual or Usual()
+        curves = {"optimal": "scaled", "relaxed": "relaxed"}
+        curve = curves.get(self.choice) if isinstance(self.choice, str) else None
+        if curve is None:
+            return usual
+        return replace(usual, errors=from_curve(self.curves["levels"], self.curves[curve], self.rows))
+
     def to_json(self, tensor: Callable[[Tensor], Any] = inline) -> str:
         """Readable JSON, with a checksum over its content; `tensor` makes plain data of tensors."""
         return CALIBRATION.to_json(self, tensor)
@@ -300,12 +312,37 @@ class Calibration:
         used = f"{self.intervals.kind} intervals" if self.intervals is not None else "another scale"
         return f"This is said of intervals with the scale of least NLL; predictions use {used}: evaluate them."
 
+    @property
+    def next_step(self) -> str:
+        """What to try next, in one line; empty where there is nothing to say."""
+        found, fitted = self.verdict, self.terms
+        if found is None:
+            return ""
+        if found.rows < 30:
+            return "pass 30 validation rows or more: fewer cannot tell what errors are usual."
+        if fitted is None:
+            return "" if found.grade == "good" else "the default, method='terms', adds what dropout cannot see."
+        if not fitted.reference_rows:
+            return "pass reference=, the inputs of training rows: they tell which rows are usual."
+        forest = any(isinstance(term, ErrorForest) for term in fitted.terms)
+        if not forest and found.rows < LEAST_ROWS:
+            return f"pass {LEAST_ROWS} validation rows or more: a forest then learns where errors are large."
+        if found.slices:
+            part = max(found.slices, key=lambda each: abs(each.coverage - 0.9))
+            return f"pass more validation rows where {part.by} is {part.low:.4g} to {part.high:.4g}."
+        if found.grade != "good":
+            return "a term of your own may know where errors are large: VarianceHead, InputNoise, or a class of yours."
+        if forest and fitted.needs_gradients and fitted.correction is None:
+            return "Terms(mean='corrected') may also predict better, from the same validation rows."
+        return ""
+
     def __repr__(self) -> str:
         made_of = f"rate {rate_text(self.rate)}" if self.terms is None else self.terms.choice
         return f"Calibration by method {self.method}: {made_of}, scale {self.choice}, {self.rows} validation rows"
 
     def __str__(self) -> str:
         lines = [str(self.verdict)] if self.verdict is not None else []
+        lines += [f"next: {self.next_step}"] if self.next_step else []
         lines += [self.verdict_of_other] if self.verdict_of_other else []
         if self.target is not None:
             lines.append(f"trained on transformed targets, {self.target}: what is fitted is in the model's unit")

@@ -8,21 +8,14 @@ requirement of `evaluate` that does not hold.
 
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from importlib.metadata import entry_points
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated
 
 from latedrop import __version__
 from latedrop.cli.command import bundled, typed
-from latedrop.cli.crowd_commands import (
-    crowd_calibrate,
-    crowd_count,
-    crowd_demo,
-    crowd_recalibrate,
-    crowd_train,
-)
-from latedrop.cli.crowd_watch import crowd_watch
 from latedrop.cli.evaluating import evaluate
 from latedrop.cli.export_command import export
 from latedrop.cli.model_commands import calibrate, predict, sites, with_examples
@@ -36,7 +29,11 @@ try:
 except ImportError:
     typer = None  # type: ignore[assignment]
 
-__all__ = ["demo", "main"]
+__all__ = ["GROUP", "demo", "main"]
+
+GROUP = "latedrop.commands"
+"""The group of entry points by which other packages add commands."""
+_OURS = {"crowd": "latedrop-crowd"}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -55,19 +52,50 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for command in (sites, calibrate, predict, evaluate, export):
         app.command(command.__name__, help=with_examples(command))(bundled(command))
     app.command("serve")(bundled(serve))
-    crowd = typer.Typer(help="Count people, with intervals: train, calibrate, count.", no_args_is_help=True)
-    crowd.command("count")(bundled(crowd_count))
-    crowd.command("calibrate")(bundled(crowd_calibrate))
-    crowd.command("recalibrate")(bundled(crowd_recalibrate))
-    crowd.command("train", **HANDED_ON)(crowd_train)
-    crowd.command("demo")(bundled(crowd_demo))
-    crowd.command("watch")(bundled(crowd_watch))
-    app.add_typer(crowd, name="crowd")
+    _add_packages(app)
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a console of Windows may know neither ± nor a user's names
     words = sys.argv[1:] if arguments is None else arguments
     typed.set(shlex.join(["latedrop", *words]))
     app(arguments, prog_name="latedrop")
+
+
+def _add_packages(app: "typer.Typer") -> None:
+    """Add the commands of other packages: an entry point of the group gives a name and a function that returns a Typer.
+
+    A package of ours that is not installed is named with what to install.
+    """
+    points = {point.name: point for point in entry_points(group=GROUP)}
+    for name, distribution in sorted(_OURS.items()):
+        if name not in points:
+            app.command(name, hidden=True, **HANDED_ON)(_absent(name, distribution))
+    for name, point in sorted(points.items()):
+        try:
+            app.add_typer(point.load()(), name=name)
+        except Exception as error:  # a package that is broken takes its own command away, and no other
+            app.command(name, hidden=True, **HANDED_ON)(_broken(name, error))
+
+
+def _absent(name: str, distribution: str) -> Callable[[], None]:
+    def run() -> None:
+        with one_line(False):
+            raise LatedropError(
+                f"expected the package {distribution} for `latedrop {name}`; it is not installed. Run: pip install "
+                f"{distribution}"
+            )
+
+    return run
+
+
+def _broken(name: str, error: Exception) -> Callable[[], None]:
+    def run() -> None:
+        with one_line(False):
+            raise LatedropError(
+                f"expected a package with the commands of `latedrop {name}`; importing it says: {error!r}. Install it "
+                "again."
+            )
+
+    return run
 
 
 def _print_version(asked: bool) -> None:

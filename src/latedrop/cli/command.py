@@ -4,11 +4,12 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from contextvars import ContextVar
 from functools import wraps
 from inspect import Parameter, signature
+from pathlib import Path
 from typing import Any, TextIO, get_type_hints
 
 from latedrop.cli.options import Verbose
@@ -20,7 +21,7 @@ try:
 except ImportError:
     typer = None  # type: ignore[assignment]
 
-__all__ = ["bundled", "command", "typed"]
+__all__ = ["again", "bundled", "command", "read_files", "typed"]
 
 typed: ContextVar[str] = ContextVar("typed", default="")
 """The command line that runs, as it was typed."""
@@ -82,6 +83,29 @@ def command(debug: bool) -> Iterator[TextIO]:
             raise LatedropError(
                 f"{type(error).__name__}: {error}. This was not foreseen: pass --debug to see where it comes from."
             ) from error
+
+
+def again(command: str, read: Mapping[str, Any]) -> dict[str, str]:
+    """The command and the files that it read, for the end of a page."""
+    found = {"command": command} if command else {}
+    for name, file in read.items():
+        found[name] = file["path"]
+        if file["sha256"]:
+            found[f"{name}, SHA-256"] = file["sha256"]
+    return found
+
+
+def read_files(files: Mapping[str, str | None]) -> dict[str, Any]:
+    """The files that a command read, by their options: their path, and their SHA-256 where they can be read again."""
+    from latedrop.files import digest_of
+
+    found: dict[str, Any] = {}
+    for option, path in files.items():
+        if path is not None:
+            known = path != "-" and Path(path).exists()
+            name = option.strip("-").replace("-", " ").lower()
+            found[name] = {"path": path, "sha256": digest_of(path) if known else None}
+    return found
 
 
 _NAMES = "method|floor|per_site|draws|rates|select|kind|readout|intervals|batch_size|scale|trust"

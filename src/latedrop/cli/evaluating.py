@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from latedrop.cli import options as opt
-from latedrop.cli.command import command, typed
+from latedrop.cli.command import again, command, read_files, typed
 from latedrop.cli.options import readout_of, split
 from latedrop.cli.printing import broken, draw_curves, draw_reliability, print_judgement
 from latedrop.errors import ArgumentError
@@ -49,7 +49,7 @@ def evaluate(
     """Say what the uncertainty is worth on test rows, beside one constant variance, or one temperature for classes."""
     with command(debug) as out:
         from latedrop.cli.feed import Labelled, Source
-        from latedrop.cli.judging import again, judged, read_files, report_on, units_of
+        from latedrop.cli.judging import judged, report_on, units_of
         from latedrop.cli.writing import check_apart, check_drawn, check_page
         from latedrop.evaluation.requirements import parsed_requirements
         from latedrop.metrics.levels import checked_level

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,20 +10,19 @@ import numpy.typing as npt
 from torch import Tensor
 
 from latedrop.calibration.groups import Inputs
-from latedrop.cli.command import typed
+from latedrop.cli.command import again, read_files, typed
 from latedrop.cli.feed import Labelled, Source
 from latedrop.cli.options import LEVEL, split
-from latedrop.cli.tables import STANDARD, Place, Rows
+from latedrop.cli.tables import Place, Rows
 from latedrop.evaluation.class_judgement import ClassJudgement, judge_classes
 from latedrop.evaluation.judgement import Judgement, judge, output_units
-from latedrop.files import digest_of
 from latedrop.prediction.class_predictor import ClassPredictor
 from latedrop.prediction.prediction import Prediction
 from latedrop.prediction.predictor import Predictor
 from latedrop.progress import progress
 from latedrop.report import write_class_report, write_report
 
-__all__ = ["Noticed", "again", "calibration_report", "judged", "judged_numbers", "read_files", "report_on", "units_of"]
+__all__ = ["Noticed", "calibration_report", "judged", "judged_numbers", "report_on", "units_of"]
 
 _MOST_VALUES = 20_000_000
 _MOST_COLUMNS = 200
@@ -145,24 +143,3 @@ def report_on(path: str | None, found: Judgement | ClassJudgement, **facts: Any)
     else:
         write_report(path, judgement=found, **facts)
     return [path]
-
-
-def again(command: str, read: Mapping[str, Any]) -> dict[str, str]:
-    """The command and the files that it read, for the end of a page."""
-    found = {"command": command} if command else {}
-    for name, file in read.items():
-        found[name] = file["path"]
-        if file["sha256"]:
-            found[f"{name}, SHA-256"] = file["sha256"]
-    return found
-
-
-def read_files(files: Mapping[str, str | None]) -> dict[str, Any]:
-    """The files that a command read, by their options: their path, and their SHA-256 where they can be read again."""
-    found: dict[str, Any] = {}
-    for option, path in files.items():
-        if path is not None:
-            known = path != STANDARD and Path(path).exists()
-            name = option.strip("-").replace("-", " ").lower()
-            found[name] = {"path": path, "sha256": digest_of(path) if known else None}
-    return found

@@ -141,6 +141,8 @@ def print_calibration(c: "Calibration | ClassCalibration", dropped: int, files: 
     print(f"{c.rows} validation rows{left}; {marked}.")
     if c.verdict is not None:
         print(f"{c.verdict.sentence} {c.verdict_of_other}".rstrip())
+        if c.next_step:
+            print(f"Next: {c.next_step}")
     print(f"written: {', '.join(files)}")
 
 

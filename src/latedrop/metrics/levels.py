@@ -26,6 +26,7 @@ __all__ = [
 ]
 
 Levels = int | Sequence[float] | Tensor | npt.NDArray[np.floating]
+"""So many levels, evenly spaced, or the levels themselves."""
 
 
 def checked_levels(levels: Levels) -> Tensor:

@@ -9,9 +9,10 @@ one rate (`fit_rates`). Classes have a categorical one with a temperature (`fit_
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any, Literal
-from warnings import warn
+from warnings import catch_warnings, filterwarnings, warn
 
 import torch
 from torch import Tensor, nn
@@ -45,7 +46,7 @@ from latedrop.network.sites import Sites
 from latedrop.prediction.class_predictor import ClassPredictor
 from latedrop.prediction.predictor import Predictor
 
-__all__ = ["calibrate", "record_terms"]
+__all__ = ["calibrate", "calibrate_cross_fitted"]
 
 _log = logging.getLogger(__name__)
 _FEW = 4
@@ -139,14 +140,65 @@ def calibrate(
         return _classifier(network, measure_classes(network, data, plan), plan)
     plan = plan.for_numbers()
     if isinstance(plan.method, Terms):
-        record, held_out = record_terms(network, measure_terms(network, data, plan), plan)
+        record, held_out = _record_terms(network, measure_terms(network, data, plan), plan)
     else:
         record, held_out = _record_rates(network, data, plan)
     _log.info("%d validation rows: %s", record.rows, record.verdict)
     return Predictor(model, record, readout, cross_validated=held_out, **_running(plan))
 
 
-def record_terms(network: Network, rows: MeasuredTerms, plan: Plan) -> tuple[Calibration, CrossValidated]:
+def calibrate_cross_fitted(
+    model: nn.Module,
+    data: Any,
+    folds: Sequence[tuple[nn.Module, Any, Any]],
+    *,
+    reference: Any = None,
+    method: Terms | Literal["terms"] = "terms",
+    readout: Readout = None,
+    sites: Sites | Select = None,
+    progress: bool = True,
+) -> Predictor:
+    """Fit the variance of a model to the errors of networks that did not see the rows: no row is lost to validation.
+
+    Train `model` on all rows, and one network for each fold on the rows outside of it. The coefficients of the terms
+    are common; the leverage of each network is measured against its own training rows.
+
+    Args:
+        model: trained on all rows; it makes the predictions, and is left as it was.
+        data: some of its rows, from which the terms learn what outputs and features are like; errors are not read.
+        folds: for each network: the network, the rows `(x, y)` that it did not see, and inputs that it was trained on.
+        reference: inputs of training rows of `model`.
+        method: `Terms(...)` with its options.
+        readout: from the raw output to the quantity that `y` holds, for all networks.
+        sites: as in `calibrate`.
+        progress: show a bar on work longer than two seconds.
+    """
+    check_module(model)
+    if not folds:
+        raise ArgumentError("expected the networks of at least one fold; found none. Call calibrate() instead.")
+    plan = Plan(method=method, reference=reference, readout=readout, sites=sites, progress=progress).for_numbers()  # type: ignore[arg-type]
+    if not isinstance(plan.method, Terms):
+        raise ArgumentError(f"expected method=Terms(...) for folds; found {plan.method.name!r}.")
+    network = Network(model)
+    with catch_warnings():
+        filterwarnings("ignore", "only .* validation rows", LatedropWarning)  # of each fold, not of all together
+        # The model has seen every row; its errors are not used.
+        filterwarnings("ignore", ".* among the reference rows", LatedropWarning)
+        parts = [measure_terms(Network(one), rows, replace(plan, reference=seen)) for one, rows, seen in folds]
+        final = measure_terms(network, data, plan)
+    leverage = [part.leverage for part in parts if part.leverage is not None]
+    measured = replace(
+        final,
+        mean=torch.cat([part.mean for part in parts]),
+        target=torch.cat([part.target for part in parts]),
+        columns={name: torch.cat([part.columns[name] for part in parts]) for name in final.columns},
+        leverage=torch.cat(leverage) if len(leverage) == len(parts) else None,
+    )
+    record, held_out = _record_terms(network, measured, plan)
+    return Predictor(model, record, readout, cross_validated=held_out, **_running(plan))
+
+
+def _record_terms(network: Network, rows: MeasuredTerms, plan: Plan) -> tuple[Calibration, CrossValidated]:
     """Fit a variance of terms to rows that were measured, and record it; with the rows as they were left out."""
     fitted = fit_measured_terms(rows, plan)  # guard, candidates, fit, tails and verdict
     outputs = rows.target.shape[1] if rows.per_output else 1
@@ -168,7 +220,7 @@ def record_terms(network: Network, rows: MeasuredTerms, plan: Plan) -> tuple[Cal
         "rate": {},
         "table": (scale.row({}),),
         "criterion": "scaled",
-        "mean": "model",
+        "mean": "model" if fitted.terms.correction is None else "corrected",
         "draws": 0,
         "shared": True,
     }

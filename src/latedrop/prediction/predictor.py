@@ -36,12 +36,10 @@ from latedrop.prediction.prediction import Explanation, Prediction, warn_of_over
 from latedrop.prediction.whole import predicted_whole
 from latedrop.records import plain
 from latedrop.streams import Stream
-from latedrop.streams.bag import from_curve
 from latedrop.streams.tracking import STEP
-from latedrop.streams.usual import Usual
 from latedrop.terms import BatchContext
 
-__all__ = ["Predictor", "usual_of"]
+__all__ = ["Predictor"]
 
 
 class Predictor(Calibrated[Calibration]):
@@ -168,7 +166,7 @@ class Predictor(Calibrated[Calibration]):
         c = self.calibration
         options: dict[str, Any] = {"alarm": alarm, "waiting": waiting, "step": step, "watch_every": watch_every}
         made_with = c.fingerprint if c.target is None else f"{c.fingerprint} {json.dumps(plain(c.target))}"
-        known: dict[str, Any] = {"usual": usual_of(c), "made_with": made_with, "unit": c.target}
+        known: dict[str, Any] = {"usual": c.usual(), "made_with": made_with, "unit": c.target}
         return Stream(self.predict, level, path, **options, **known)
 
     def to_onnx(self, path: str | os.PathLike[str], example: Any, *, level: float = 0.9) -> Path:
@@ -200,9 +198,9 @@ class Predictor(Calibrated[Calibration]):
             check_inputs(floating(x))
             sites, gradients = self.calibration.sites, terms.needs_gradients
             rows = BatchContext(self._network, x, sites, self.readout, terms.features, gradients=gradients)
-            variance, novelty, shares = terms.variance(rows)
-            self.calibration.check_outputs(rows.mean)
-            return Prediction(rows.mean, variance, self.calibration, novelty, shares=shares)
+            mean, variance, novelty, shares = terms.predicted(rows)
+            self.calibration.check_outputs(mean)
+            return Prediction(mean, variance, self.calibration, novelty, shares=shares)
         c = self.calibration
         draws = c.draws if c.method == "sample" else 2  # the other methods draw nothing
         options = DrawOptions(draws, c.seed, self.readout, self.chunk, c.shared, engine=self.engine)
@@ -211,14 +209,3 @@ class Predictor(Calibrated[Calibration]):
         mean = own_output(self._network, x, self.readout).clone() if own else found.mean
         c.check_outputs(mean)
         return Prediction(mean, found.variance, c)
-
-
-def usual_of(calibration: Calibration) -> Usual:
-    """Errors from the calibration curve of the scale in use; novelty and shares from the terms."""
-    found = Usual() if calibration.terms is None else calibration.terms.usual or Usual()
-    curves = {"optimal": "scaled", "relaxed": "relaxed"}
-    curve = curves.get(calibration.choice) if isinstance(calibration.choice, str) else None
-    if curve is None:
-        return found
-    known = from_curve(calibration.curves["levels"], calibration.curves[curve], calibration.rows)
-    return replace(found, errors=known)

@@ -4,30 +4,26 @@ It looks at the row itself (or at principal components of its features), at the 
 other terms. Its values of validation rows are out of bag: from trees that did not see the row. It is one column of the
 variance beside others and is never used alone far from the validation rows, where trees answer with what they saw last.
 
-scikit-learn fits the trees; they are kept as arrays and evaluated by torch: a row goes to the first child unless
-`x[feature] > threshold`, in float32 as scikit-learn compares, and the second child stands behind the first.
-
 Reference: Breiman (2001).
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
-from functools import cached_property
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from latedrop.errors import ArgumentError, DataError, LatedropError
-from latedrop.records import match, record
+from latedrop.data.arrays import constants
+from latedrop.errors import ArgumentError, DataError
+from latedrop.records import Limits, match, record
 from latedrop.stored_tensors import StoredTensor
 from latedrop.terms.term import BatchContext, Term
-from latedrop.torch_private import being_traced
+from latedrop.terms.trees import Trees, require_sklearn
 
 __all__ = ["LEAST_ROWS", "ErrorForest"]
 
@@ -40,7 +36,6 @@ _SPLIT_INPUTS = 16  # tried for each split at most
 _COMPONENTS = 32
 _MOST_OUTPUTS = 16
 _LEAST = 1e-6  # of the mean squared error
-_CELLS = 2**17  # rows times trees at once on a CPU: they stay in its cache
 _TINY, _HUGE = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
 
 
@@ -54,12 +49,8 @@ class ErrorForest(Term):
         seed: of the draws of rows.
         beside: the terms whose logarithms it looks at.
         center, basis: of the principal components `(features - center) @ basis`; None where it looks at the row itself.
-        nodes: `(nodes, 3)`, for each node the input that it looks at, its threshold, and its first child; a leaf is its
-            own child and has an infinite threshold.
-        leaves: `(nodes, K)`, what a leaf adds to the squared errors of K outputs; 0 elsewhere.
-        roots: `(trees,)`, the nodes that trees begin with.
-        depth: steps from a root to the deepest leaf.
-        inputs: how many numbers it looks at.
+        grown: the trees, whose sum is the squared error of each output.
+        least: the least squared error that it gives, one per output.
 
     >>> import latedrop
     >>> x = torch.linspace(-1, 1, 64)[:, None]
@@ -75,25 +66,22 @@ class ErrorForest(Term):
     beside: tuple[str, ...] = ()
     center: StoredTensor | None = field(default=None, repr=False)
     basis: StoredTensor | None = field(default=None, repr=False)
-    nodes: StoredTensor | None = field(default=None, repr=False)
-    leaves: StoredTensor | None = field(default=None, repr=False)
-    roots: StoredTensor | None = field(default=None, repr=False)
-    depth: int = 0
-    inputs: int = 0
+    grown: Trees | None = field(default=None, repr=False)
+    least: tuple[Annotated[float, Limits(0, 1e300)], ...] = ()
     name: Literal["forest"] = "forest"
     needs_errors: ClassVar[bool] = True
     out_of_bag: ClassVar[Tensor | None] = None
     """`(N, ...)`, squared errors of the validation rows by trees that did not see them."""
 
     def __post_init__(self) -> None:
-        for name, least in (("trees", 1), ("seed", 0), ("depth", 0), ("inputs", 0)):
+        for name, least in (("trees", 1), ("seed", 0)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**32:
                 raise ArgumentError(f"expected {name} to be a whole number of at least {least}; found {value!r}.")
 
     def prepared(self, rows: BatchContext) -> ErrorForest:
         """See `Term`."""
-        _require_sklearn()
+        require_sklearn("the error forest")
         shape = tuple(rows.mean.shape[1:])
         if len(shape) > 1 or rows.mean[0].numel() > _MOST_OUTPUTS:
             raise ArgumentError(
@@ -113,61 +101,56 @@ class ErrorForest(Term):
                 f"expected at least {LEAST_ROWS} validation rows for an error forest; found {len(error)}. Leave "
                 "'forest' out."
             )
-        found = replace(self, beside=tuple(rows.totals))
-        if rows.table is None:
-            features = rows.features.double()
-            center = features.mean(0)
-            basis = torch.linalg.svd(features - center, full_matrices=False)[2][:_COMPONENTS].T.contiguous()
-            found = replace(found, center=center, basis=basis)
-        inputs = found._inputs(rows).cpu().numpy()
+        found = self.looking_at(rows)
+        inputs = found.numbers(rows).cpu().numpy()
         squares = error.reshape(len(error), -1).double().square().cpu().numpy()
         weights = None if rows.weights is None else rows.weights.double().cpu().numpy()
-        forest, bag = _fitted(inputs, squares, weights, self.trees, self.seed)
-        nodes, leaves, roots, depth = _joined([tree.tree_ for tree in forest.estimators_])
         size = np.average(squares, 0, weights)
-        leaves = leaves * (size / self.trees)
-        found = replace(
-            found,
-            nodes=torch.from_numpy(nodes.astype(np.float32)),
-            leaves=torch.from_numpy(leaves.astype(np.float32)),
-            roots=torch.from_numpy(roots.astype(np.float32)),
-            depth=depth,
-            inputs=inputs.shape[1],
-        )
+        trees, bag = _fitted(inputs, squares / np.where(size > 0, size, 1), weights, self.trees, self.seed)
+        grown = Trees.joined(trees, size / self.trees, inputs.shape[1])
+        found = replace(found, grown=grown, least=tuple((_LEAST * size).tolist()))
         found.out_of_bag = torch.from_numpy(np.maximum(bag, _LEAST) * size).reshape(error.shape)  # type: ignore[misc]
         return found
+
+    def looking_at(self, rows: BatchContext) -> ErrorForest:
+        """The same, looking at the table of the rows or at components of their features, and at terms before it."""
+        found = replace(self, beside=tuple(rows.totals))
+        if rows.table is not None:
+            return found
+        features = rows.features.double()
+        center = features.mean(0)
+        basis = torch.linalg.svd(features - center, full_matrices=False)[2][:_COMPONENTS].T.contiguous()
+        return replace(found, center=center, basis=basis)
+
+    def numbers(self, rows: BatchContext) -> Tensor:
+        """What trees look at, `(n, inputs)` in float32."""
+        mean = rows.mean.reshape(len(rows.mean), -1).double()
+        own = rows.table
+        if self.basis is not None and self.center is not None:
+            features = rows.features.double()
+            own = (features - self.center.to(features)) @ self.basis.to(features)
+        if own is None:
+            raise DataError("expected inputs in one table, as in the calibration; found others. Calibrate again.")
+        totals = [rows.totals[name].reshape(len(mean), -1).double() for name in self.beside]
+        logs = [total.clamp_min(_TINY).log() for total in totals]
+        return torch.cat([own.double(), mean, *logs], 1).clamp(-_HUGE, _HUGE).float()
 
     def values(self, rows: BatchContext) -> Tensor:
         """See `Term`."""
         if rows.index is not None and self.out_of_bag is not None:
             return self.out_of_bag[rows.index].to(rows.mean)
-        inputs = self._inputs(rows)
-        if self.leaves is None or inputs.shape[1] != self.inputs:
-            raise DataError(
-                f"expected rows of {self.inputs} numbers for the error forest; found {inputs.shape[1]}. Calibrate "
-                "again with inputs like these."
-            )
-        at_once = len(inputs) if being_traced() or inputs.device.type != "cpu" else _CELLS // self.trees
-        parts = [self._sums(part) for part in inputs.split(max(1, at_once))]
-        found = torch.cat(parts) if len(parts) > 1 else parts[0]
-        return found.clamp_min(self._least.to(found)).to(rows.mean.dtype).reshape(rows.mean.shape)
+        if self.grown is None:
+            raise DataError("expected a term that has seen the validation errors; found one that has not.")
+        found = self.grown.sums(self.numbers(rows))
+        found = torch.maximum(found, constants(self.least).to(found))
+        return found.to(rows.mean.dtype).reshape(rows.mean.shape)
 
     def checked(self) -> ErrorForest:
-        """Check the places that nodes name, after reading."""
-        match(self.trees >= 1, "trees", "1 or more", self.trees)
-        if self.nodes is None or self.leaves is None or self.roots is None:
-            return self
-        count = len(self.nodes)
-        match(self.nodes.shape == (count, 3) and count > 0, "nodes", "three numbers for each node", self.nodes.shape)
-        match(self.leaves.dim() == 2 and len(self.leaves) == count, "leaves", f"{count} rows", self.leaves.shape)
-        match(bool(self.leaves.isfinite().all() & (self.leaves >= 0).all()), "leaves", "numbers from 0 on", "others")
-        match(self.roots.shape == (self.trees,), "roots", f"{self.trees} of them", self.roots.shape)
-        feature, threshold, child = self.nodes.unbind(1)
-        last = child + threshold.isfinite()
-        whole = all(bool((part == part.round()).all()) for part in (feature, child, self.roots))
-        match(whole and bool((feature >= 0).all() & (feature < self.inputs).all()), "nodes", "inputs that exist", "no")
-        inside = bool((child >= 0).all() & (last < count).all() & (self.roots >= 0).all() & (self.roots < count).all())
-        match(inside and self.depth <= 64, "nodes", "children that exist", "others")
+        """Check fields against each other after reading."""
+        if self.grown is not None:
+            outputs = self.grown.leaves.shape[1]
+            match(len(self.least) == outputs, "least", f"{outputs} numbers, as outputs of the trees", self.least)
+            match(bool((self.grown.leaves >= 0).all()), "grown.leaves", "squared errors", "some below 0")
         both = None if self.center is None else self.center.shape, None if self.basis is None else self.basis.shape
         fits = both == (None, None) or (None not in both and len(both[1]) == 2 and both[1][:1] == both[0])  # type: ignore
         match(fits, "basis", "one row for each number of center", both)
@@ -178,39 +161,6 @@ class ErrorForest(Term):
         """Whether it looks at components of features."""
         return self.basis is not None
 
-    @cached_property
-    def _arrays(self) -> tuple[Tensor, ...]:
-        if self.nodes is None or self.leaves is None or self.roots is None:
-            raise DataError("expected a term that has seen the validation errors; found one that has not.")
-        feature, threshold, child = self.nodes.unbind(1)
-        return feature.long(), threshold.contiguous(), child.long(), self.leaves.double(), self.roots.long()
-
-    @cached_property
-    def _least(self) -> Tensor:
-        """Return the least squared error of each output `(K,)`: the smallest leaf of all."""
-        leaves = self._arrays[3]
-        return leaves.where(leaves > 0, leaves.max()).amin(0)
-
-    def _sums(self, x: Tensor) -> Tensor:
-        """Return `(n, K)`, the sum over trees of what the leaf of each row adds."""
-        feature, threshold, child, leaves, roots = (part.to(x.device) for part in self._arrays)
-        node = roots.expand(len(x), -1)
-        for _ in range(self.depth):
-            node = child.take(node) + (x.gather(1, feature.take(node)) > threshold.take(node))
-        return torch.stack([column.take(node).sum(1) for column in leaves.unbind(1)], 1)
-
-    def _inputs(self, rows: BatchContext) -> Tensor:
-        """Return `(n, inputs)` in float32."""
-        mean = rows.mean.reshape(len(rows.mean), -1).double()
-        own = rows.table
-        if self.basis is not None and self.center is not None:
-            features = rows.features.double()
-            own = (features - self.center.to(features)) @ self.basis.to(features)
-        assert own is not None
-        totals = [rows.totals[name].reshape(len(mean), -1).double() for name in self.beside]
-        logs = [total.clamp_min(_TINY).log() for total in totals]
-        return torch.cat([own.double(), mean, *logs], 1).clamp(-_HUGE, _HUGE).float()
-
 
 def _fitted(
     inputs: npt.NDArray[np.float32],
@@ -218,13 +168,11 @@ def _fitted(
     weights: npt.NDArray[np.float64] | None,
     trees: int,
     seed: int,
-) -> tuple[Any, npt.NDArray[np.float64]]:
-    """Fit squares in units of their mean; also return the predictions out of bag `(n, K)`."""
+) -> tuple[list[Any], npt.NDArray[np.float64]]:
+    """Fit squares `(n, K)`; return the trees, and their predictions out of bag."""
     from sklearn.ensemble import RandomForestRegressor
 
-    size = np.average(squares, 0, weights)
-    unit = squares / np.where(size > 0, size, 1)
-    count = len(unit)
+    count = len(squares)
     drawn = min(count, _TREE_ROWS)
     forest = RandomForestRegressor(
         trees,
@@ -237,49 +185,5 @@ def _fitted(
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # some rows may be in every bag where trees are few
-        forest.fit(inputs, unit if unit.shape[1] > 1 else unit[:, 0], weights)
-    return forest, forest.oob_prediction_.reshape(count, -1)
-
-
-def _joined(
-    trees: Sequence[Any],
-) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64], npt.NDArray[np.int64], int]:
-    """Join scikit-learn's trees in the same arrays: nodes, leaves, roots, depth."""
-    orders = [_by_level(tree.children_left, tree.children_right) for tree in trees]
-    roots = np.cumsum([0, *(len(order) for order in orders[:-1])])
-    nodes, leaves = [], []
-    for tree, order, root in zip(trees, orders, roots, strict=True):
-        place = np.empty(len(order), np.int64)
-        place[order] = np.arange(len(order))
-        first = tree.children_left[order]
-        leaf = first < 0
-        feature = np.where(leaf, 0, tree.feature[order])
-        threshold = np.where(leaf, np.inf, _rounded_down(tree.threshold[order]))
-        nodes.append(np.stack([feature, threshold, root + np.where(leaf, place[order], place[first])], 1))
-        leaves.append(np.where(leaf[:, None], tree.value[order, :, 0], 0))
-    return np.concatenate(nodes), np.concatenate(leaves), roots, max(int(tree.max_depth) for tree in trees)
-
-
-def _by_level(left: npt.NDArray[np.int64], right: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return the nodes of a tree level by level, so that a second child follows the first."""
-    levels = [np.zeros(1, np.int64)]
-    while len(levels[-1]):
-        inner = levels[-1][left[levels[-1]] >= 0]
-        levels.append(np.stack([left[inner], right[inner]], 1).ravel())
-    return np.concatenate(levels)
-
-
-def _rounded_down(threshold: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
-    """Return the largest float32 not above: inputs are float32, so that comparisons come out as in double precision."""
-    near = threshold.astype(np.float32)
-    below = np.nextafter(near, np.float32(-np.inf))
-    return np.where(near.astype(np.float64) > threshold, below, near)
-
-
-def _require_sklearn() -> None:
-    try:
-        import sklearn  # noqa: F401
-    except ImportError as error:
-        raise LatedropError(
-            "expected scikit-learn, which fits the error forest; it is not installed. Run: pip install scikit-learn"
-        ) from error
+        forest.fit(inputs, squares if squares.shape[1] > 1 else squares[:, 0], weights)
+    return [tree.tree_ for tree in forest.estimators_], forest.oob_prediction_.reshape(count, -1)

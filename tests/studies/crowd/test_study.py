@@ -22,11 +22,11 @@ import latedrop
 from latedrop import metrics
 from latedrop.calibration import scale
 from latedrop.calibration.intervals import Conformal
-from latedrop.crowd.density import roi_cells
-from latedrop.crowd.layouts import open_set
-from latedrop.crowd.mcnn import MCNN, Trained, load_weights, save_weights
-from latedrop.crowd.scenes import make_scenes
 from latedrop.errors import ArgumentError, DataError, FileError
+from latedrop_crowd.density import roi_cells
+from latedrop_crowd.layouts import open_set
+from latedrop_crowd.mcnn import MCNN, Trained, load_weights, save_weights
+from latedrop_crowd.scenes import make_scenes
 from studies import pages as study_pages
 from studies.__main__ import main
 from studies.claims import Outcome, decide

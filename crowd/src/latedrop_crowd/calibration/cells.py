@@ -1,0 +1,96 @@
+"""What a calibration reads off a counter: the cells of its map, and the frames of a set in batches of one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from latedrop import Prediction
+from latedrop_crowd.layouts import CrowdSet
+from latedrop_crowd.mcnn import Trained
+
+__all__ = ["READOUTS", "Cells", "FrameBatches", "FrameInputs"]
+
+READOUTS = {"count": "Trained.count_of", "pixels": "_Cells"}
+"""What the readouts are called in files."""
+
+
+class Cells:
+    """The readout for cells: those inside the region of interest, flat, `(N, M)`; others have no variance to fit."""
+
+    def __init__(self, trained: Trained) -> None:
+        self.trained = trained
+        self.__qualname__ = READOUTS["pixels"]
+        self.index = None if trained.roi is None else trained.roi.flatten().nonzero().flatten()
+
+    def __call__(self, density: Tensor) -> Tensor:
+        """The cells of maps `(N, 1, h, w)`."""
+        flat = self.trained.masked(density).flatten(1)
+        return flat if self.index is None else flat[:, self.index.to(flat.device)]
+
+    def with_count(self, density: Tensor) -> Tensor:
+        """The cells, and the count last."""
+        cells = self(density)
+        return torch.cat([cells, cells.sum(1, keepdim=True)], 1)
+
+    def maps(self, pixels: Prediction, image: Tensor) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+        """Density and deviations `(h, w)` of a frame `(..., H, W)` whose cells were predicted as one row."""
+        return self.spread(pixels.mean[0], image), self.spread(pixels.std[0], image)
+
+    def spread(self, values: Tensor, image: Tensor) -> npt.NDArray[np.float64]:
+        """The map `(h, w)` of a frame `(..., H, W)` with these values in the cells that count, and zeros elsewhere."""
+        h, w = (side // self.trained.stride for side in image.shape[-2:])
+        flat = values.detach().cpu().double()
+        if self.index is not None:
+            flat = torch.zeros(h * w, dtype=torch.float64).index_copy(0, self.index.cpu(), flat)
+        found: npt.NDArray[np.float64] = flat.reshape(h, w).numpy()
+        return found
+
+
+class FrameBatches:
+    """Frames of a set as batches of one: with their counts, or with the cells of their maps."""
+
+    def __init__(self, trained: Trained, crowd_set: CrowdSet, indices: Sequence[int], cells: Cells | None) -> None:
+        self.crowd_set, self.indices, self.cells = crowd_set, indices, cells
+        self.channels, self.stride, self.device = trained.channels, trained.stride, trained.device
+
+    def image(self, index: int) -> Tensor:
+        """One frame, `(1, C, H, W)`."""
+        return self.crowd_set.image(index, self.channels)[None].to(self.device)
+
+    def images(self) -> Iterator[Tensor]:
+        """The frames without their targets."""
+        return (self.image(index) for index in self.indices)
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    @property
+    def row_total(self) -> int:
+        """How many frames there are."""
+        return len(self.indices)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for index in self.indices:
+            if self.cells is None:
+                target = torch.tensor([float(self.crowd_set.count(index))])
+            else:
+                target = self.cells(self.crowd_set.density(index, self.stride)[None].to(self.device)).cpu()
+            yield self.image(index), target
+
+
+class FrameInputs:
+    """Frames of a set as batches of one, without targets; what is usual is told by them."""
+
+    def __init__(self, trained: Trained, crowd_set: CrowdSet, indices: Sequence[int]) -> None:
+        self._frames = FrameBatches(trained, crowd_set, indices, None)
+
+    def __len__(self) -> int:
+        return len(self._frames)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return self._frames.images()

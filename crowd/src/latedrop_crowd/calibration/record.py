@@ -1,0 +1,305 @@
+"""The record of a calibrated counter: what it says about a frame, and how it is kept as JSON."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass, replace
+from math import isfinite
+from typing import Annotated, Any, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from latedrop import Calibration, Prediction, Predictor, fingerprint, sample
+from latedrop.errors import DataError, FileError, OutputError
+from latedrop.json_text import read_text
+from latedrop.metrics.levels import central_quantile
+from latedrop.records import Format, Limits, match, naming, record
+from latedrop.stored_tensors import inline
+from latedrop.terms import Dropout, Size
+from latedrop_crowd.calibration.cells import READOUTS, Cells
+from latedrop_crowd.calibration.one_pass import count_in_one_pass
+from latedrop_crowd.calibration.recalibration import Recalibration, t_quantile
+from latedrop_crowd.calibration.usual import STRANGE, Usual
+from latedrop_crowd.mcnn import Trained
+from latedrop_crowd.regions import Policy
+
+__all__ = ["METHODS", "Choice", "CrowdCalibration", "CrowdMethod", "Reading", "load_calibration", "roi_record"]
+
+CrowdMethod: TypeAlias = Literal["sampling-free", "sample"]
+Choice: TypeAlias = Literal["optimal", "relaxed"] | float
+"""Which scale is in use: that of least NLL, the balanced one, or a number."""
+
+METHODS: tuple[CrowdMethod, ...] = ("sampling-free", "sample")
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a calibrated counter says about one frame.
+
+    Attributes:
+        count: of one row, `(1,)`: people inside the region of interest, as the core gives them.
+        density: `(h, w)`, people per cell, zero outside the region of interest.
+        std: its standard deviation, `(h, w)`; zeros where cells were not calibrated, or were not asked for.
+        mean: the count, recalibrated for its scene where that was done.
+        variance: of the count, wider where the frame is strange; of a t-distribution the squared scale.
+        dof: degrees of freedom of its t-distribution; None: it is Gaussian.
+        strangeness: 1 where the usual ends, see `usual`.
+        reasons: what is strange, in words; none below `STRANGE`.
+        fitted_variance: of the count, before guard and recalibration.
+        uncountable: why the frame cannot be counted, in words; empty where it can. Its numbers then mean nothing.
+    """
+
+    count: Prediction
+    density: npt.NDArray[np.float64]
+    std: npt.NDArray[np.float64]
+    mean: float
+    variance: float
+    dof: float | None
+    strangeness: float
+    reasons: tuple[str, ...]
+    fitted_variance: float
+    uncountable: str = ""
+
+    def __post_init__(self) -> None:
+        if not (isfinite(self.mean) and self.variance >= 0 and self.fitted_variance >= 0):
+            raise OutputError(
+                f"expected a finite count and variances of at least 0; found a count of {self.mean:.4g}, a variance of "
+                f"{self.variance:.4g} and, before the guard, {self.fitted_variance:.4g}. Calibrate the counter again."
+            )
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviation of the count."""
+        heavier = 1.0 if self.dof is None else self.dof / (self.dof - 2)
+        return float((self.variance * heavier) ** 0.5)
+
+    def interval(self, level: float) -> tuple[float, float]:
+        """What holds the true count with probability `level`."""
+        if self.dof is None and self.variance == float(self.count.variance):
+            low, high = (float(end) for end in self.count.interval(level))
+            return low, high
+        reach = self.variance**0.5 * (central_quantile(level) if self.dof is None else t_quantile(level, self.dof))
+        return self.mean - float(reach), self.mean + float(reach)
+
+
+@record
+@dataclass(frozen=True)
+class Region:
+    """A region of interest, in cells.
+
+    Attributes:
+        shape: `(h, w)`.
+        sha256: digest of its mask.
+    """
+
+    shape: tuple[Annotated[int, Limits(1)], Annotated[int, Limits(1)]]
+    sha256: str
+
+
+@record
+@dataclass(frozen=True)
+class CrowdCalibration:
+    """All that turns a counter's output into counts with intervals. Frozen, and plain JSON on disk.
+
+    Attributes:
+        method: `"sampling-free"` or `"sample"`.
+        count: the record of the count.
+        pixels: the record of the cells inside the region of interest: one scale for all of them. None where counts
+            alone were known: the map then has no deviations.
+        policy: which regions to reject; None: it was not fitted.
+        fingerprint: of the weights that it belongs to.
+        roi: the region of interest; None where the whole frame counts.
+        about: set, frames, settings and versions; plain JSON.
+        usual: size and brightness of the frames that were seen; None where it is not known.
+        recalibration: for a new scene, from some of its frames; None: it was not done.
+    """
+
+    method: CrowdMethod
+    count: Calibration
+    pixels: Calibration | None
+    policy: Policy | None
+    fingerprint: str
+    roi: Region | None
+    about: dict[str, Any]
+    usual: Usual | None = None
+    recalibration: Recalibration | None = None
+
+    @property
+    def has_dropout(self) -> bool:
+        """Whether dropout has a share in the variance of the count."""
+        if self.count.terms is None:
+            return self.count.chosen()[0][0] > 0
+        return any(share > 0 and _term(name) == Dropout.name for name, share in self.count.terms.shares.items())
+
+    @property
+    def width(self) -> str:
+        """What the width of the count's interval follows, in words; a strange frame widens it in any case."""
+        shares = {} if self.count.terms is None else self.count.terms.shares
+        terms = {_term(name) for name, share in shares.items() if share > 0 and name != "floor"}
+        if self.has_dropout:
+            return f"follows {', '.join(sorted(terms or {Dropout.name}))}"
+        if not terms - {Size.name}:
+            what = "follows the count only" if terms else "is the same for every frame"
+            return f"{what}: nothing else that was tried ranks the errors of frames left out of the fit"
+        return f"follows {', '.join(sorted(terms))}; dropout adds nothing on frames left out of the fit"
+
+    def read(self, trained: Trained, image: Tensor, *, deviations: bool = True) -> Reading:
+        """Count, map and deviations of one frame `(C, H, W)`, of the size that the network takes.
+
+        Without `deviations` those of the map are left out, as zeros: one pass is then enough where dropout has no share
+        in the count's variance.
+        """
+        x, cells = image[None], Cells(trained)
+        if self.method == "sample":
+            moments = sample(
+                trained.model,
+                x,
+                self.count.rate,
+                self.count.draws,
+                self.count.seed,
+                self.count.sites,
+                cells.with_count,
+            )
+            count = Prediction(moments.mean[:, -1], moments.variance[:, -1], self.count)
+            mean, fitted = moments.mean[:, :-1], float(count.variance)
+        else:
+            count, fitted, density = count_in_one_pass(trained, self.count, x)
+            mean = cells(density)
+        std = torch.zeros_like(mean)
+        if deviations and self.pixels is not None:
+            sampled = self.method == "sample"
+            std = (
+                self.pixels.variance(moments.variance[:, :-1]).sqrt()
+                if sampled
+                else Predictor(trained.model, self.pixels, cells).predict(x).std
+            )
+        maps = (cells.spread(part[0], image) for part in (mean, std))
+        return self.judge(count, fitted, image, *maps)
+
+    def judge(
+        self,
+        count: Prediction,
+        fitted: float,
+        image: Tensor,
+        density: npt.NDArray[np.float64],
+        std: npt.NDArray[np.float64],
+    ) -> Reading:
+        """Apply the guard and the recalibration to a count whose variance was fitted to be `fitted`."""
+        by_features = 0.0 if count.strangeness is None else float(count.strangeness)
+        other, reasons = (0.0, ()) if self.usual is None else self.usual.strangeness(image)
+        scene = self.recalibration
+        inside = by_features / (1.0 if scene is None else scene.strangeness)
+        strangeness = max(inside, other)
+        if inside > STRANGE:
+            reasons = (*reasons, f"features unlike those of the frames that were seen, {inside:.3g} times the limit")
+        mean, variance = float(count.mean), float(count.variance)
+        if strangeness != by_features:  # the guard of the count's record knows the features alone, and no new scene
+            factor = max(1.0, strangeness)
+            variance = factor * fitted + (factor - 1) * self._constant
+        dof = None
+        if scene is not None:
+            (mean, variance), dof = scene.apply(mean, variance), scene.dof
+        uncountable = "" if self.usual is None else self.usual.uncountable(image)
+        return Reading(count, density, std, mean, variance, dof, strangeness, reasons, fitted, uncountable)
+
+    @property
+    def _constant(self) -> float:
+        """Mean squared error of the validation counts, as the terms' guard has it: times the scale in use."""
+        constant = self.count.constant[0] if self.count.constant else self.count.table[0].rmses[0] ** 2
+        return constant if self.count.terms is None else constant * self.count.chosen()[0][0]
+
+    def with_choice(self, choice: Choice) -> CrowdCalibration:
+        """The same calibration with another scale in use, `"optimal"` or `"relaxed"`, for count and cells."""
+        pixels = None if self.pixels is None else self.pixels.with_choice(choice)
+        return replace(self, count=self.count.with_choice(choice), pixels=pixels)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write it as JSON; the weights are not in it."""
+        CROWD.write(path, self, inline)
+
+    def to_json(self) -> str:
+        """Readable JSON, with a checksum over its content."""
+        return CROWD.to_json(self, inline)
+
+    @classmethod
+    def from_json(cls, content: str) -> CrowdCalibration:
+        """Read what `to_json` wrote; `DataError` where it is damaged, edited, or something else."""
+        if f'"{CROWD.key}"' not in content and '"latedrop"' in content:
+            raise DataError(
+                "expected the calibration of a people counter, of its count and its map; found that of a single "
+                "readout, as Predictor.save writes. Run `crowd calibrate`."
+            )
+        return CROWD.from_json(content)
+
+    def checked(self) -> CrowdCalibration:
+        """Check the readouts after reading."""
+        for name, part in (("count", self.count), ("pixels", self.pixels)):
+            there = None if part is None else part.custom_readout
+            match(part is None or there == READOUTS[name], f"{name}.custom_readout", READOUTS[name], there)
+        return self
+
+    def __str__(self) -> str:
+        lines = [f"{self.method}, {self.count.rows} validation frames of {self.about.get('set', '?')}"]
+        for name, part in (("count", self.count), ("cells", self.pixels)):
+            if part is None or part.terms is not None:
+                lines += ["cells: not calibrated, as only counts are known"] if part is None else _said(part)
+                continue
+            last = part.table[[row.rate for row in part.table].index(part.rate)]
+            lines.append(
+                f"{name}: scale {part.scales[0]:.4g}, floor {part.floors[0]:.4g}, "
+                f"validation RMSE {last.rmses[0]:.4g}, NLL {last.nll_unscaled:.4g} raw, {last.nll_scaled:.4g} scaled"
+            )
+        if not self.has_dropout:
+            lines.append(f"the width of the count's interval {self.width}")
+        lines.append(f"regions: {'no policy' if self.policy is None else self.policy}")
+        lines += [] if self.recalibration is None else [str(self.recalibration)]
+        return "\n".join(lines)
+
+
+def load_calibration(path: str | os.PathLike[str], trained: Trained) -> CrowdCalibration:
+    """Bring a saved calibration back to its network.
+
+    Raises:
+        FileError: no such file; damaged; of a single readout; made for other weights, another readout or another region
+            of interest.
+    """
+    content = read_text(path, CROWD.what)
+    with naming(path):
+        found = CrowdCalibration.from_json(content)
+    if found.fingerprint != fingerprint(trained.model):
+        raise FileError(
+            f"expected the calibration of these weights in {path}; it was made for others (set "
+            f"{found.about.get('set', '?')}), or with another scaling of frames or map. Run `crowd calibrate` again."
+        )
+    if found.roi != roi_record(trained):
+        shapes = ["none" if r is None else " x ".join(map(str, r.shape)) for r in (roi_record(trained), found.roi)]
+        raise FileError(
+            f"expected a calibration for the weights' region of interest ({shapes[0]} cells); {path} was made for "
+            f"another ({shapes[1]} cells). Run `crowd calibrate` again."
+        )
+    return found
+
+
+def _term(column: str) -> str:
+    """The term that a share belongs to: shares of dropout are by site, `dropout:SITE`."""
+    return column.partition(":")[0]
+
+
+def _said(record: Calibration) -> list[str]:
+    """What a calibration by terms says of itself, the count's first."""
+    return [f"count: {record.verdict}", *(f"  {line}" for line in (record.terms.lines() if record.terms else []))]
+
+
+def roi_record(trained: Trained) -> Region | None:
+    """Shape and digest of a network's region of interest."""
+    if trained.roi is None:
+        return None
+    cells = trained.roi.cpu().numpy().astype(np.uint8)
+    return Region((cells.shape[0], cells.shape[1]), hashlib.sha256(cells.tobytes()).hexdigest())
+
+
+CROWD = Format(CrowdCalibration, "crowd", "a crowd calibration", "Run `crowd calibrate` again.", "crowd")

@@ -1,0 +1,1 @@
+"""The commands below `latedrop crowd`: parse, call, print; no mathematics."""

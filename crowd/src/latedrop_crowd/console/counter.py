@@ -1,0 +1,164 @@
+"""Counts live frames: as large as the counter was calibrated on, in one pass, with labels taken into account."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch.nn.functional as F
+from torch import Tensor
+
+from latedrop.metrics.levels import central_quantile
+from latedrop_crowd.calibration import CrowdCalibration
+from latedrop_crowd.calibration.recalibration import t_quantile
+from latedrop_crowd.calibration.record import Reading
+from latedrop_crowd.console.sources import Pixels
+from latedrop_crowd.console.zones import Amount, Points, Shares
+from latedrop_crowd.counting import check_total, prepared
+from latedrop_crowd.frames import to_tensor
+from latedrop_crowd.labelled import counts_stream, reported
+from latedrop_crowd.mcnn import Trained
+from latedrop_crowd.regions import Policy, find_regions, usual_threshold
+
+__all__ = ["Count", "LiveCounter", "fitted"]
+
+_ALIKE = 0.03  # of the ratio of sides: frames that differ by less are the same, larger or smaller
+_AGAIN, _PART = 10.0, 0.05  # seconds between two measurements of the zones' shares; of all time that these may take
+
+
+@dataclass(frozen=True)
+class Count:
+    """One frame, counted.
+
+    Attributes:
+        amounts: of each zone that was asked for.
+        density: `(h, w)`, people per cell.
+        strangeness: 1 where the usual ends.
+        reasons: what is strange, in words.
+        image: the frame as the network takes it, before it is enlarged, `(C, H, W)`.
+        reading: what the calibrated counter said.
+        ends: reach of the interval in scales.
+    """
+
+    amounts: list[Amount]
+    density: npt.NDArray[np.float64] = field(repr=False)
+    strangeness: float
+    reasons: tuple[str, ...]
+    image: Tensor = field(repr=False)
+    reading: Reading = field(repr=False)
+    ends: float
+
+    @property
+    def spread(self) -> float:
+        """Width of the interval for each person, with one more so that none divides by 0."""
+        return float(2 * self.ends * self.amounts[0].variance ** 0.5 / (max(self.amounts[0].mean, 0.0) + 1))
+
+
+class LiveCounter:
+    """A counter for one source.
+
+    Args:
+        trained: the network.
+        calibration: made for it.
+        level: of the intervals.
+    """
+
+    def __init__(self, trained: Trained, calibration: CrowdCalibration, level: float = 0.9) -> None:
+        self.trained, self.level = trained, level
+        self._shares: Shares | None = None
+        self._measured_for: tuple[CrowdCalibration, tuple[Points, ...]] | None = None
+        self._due = 0.0
+        self.use(calibration)
+
+    def use(self, calibration: CrowdCalibration) -> None:
+        """Count by this calibration from now on; what labels have moved before is forgotten."""
+        self._used = calibration, counts_stream(calibration, self.level)  # at once: a frame may be counted meanwhile
+
+    @property
+    def calibration(self) -> CrowdCalibration:
+        """The calibration in use."""
+        return self._used[0]
+
+    @property
+    def stream(self) -> Any:
+        """The stream that follows labels."""
+        return self._used[1]
+
+    def image(self, pixels: Pixels) -> Tensor:
+        """A picture as the network takes it, before it is enlarged: its channels, and the size that is usual."""
+        image = to_tensor(pixels, self.trained.channels)
+        usual = self.calibration.usual
+        if usual is None or usual.size is None:
+            return image
+        return fitted(image, tuple(side // self.trained.enlarge for side in usual.size))
+
+    def read(self, name: str, image: Tensor, calibration: CrowdCalibration | None = None) -> Reading:
+        """What the calibrated counter says, in as few passes as it takes."""
+        ready = prepared(self.trained, name, image).to(self.trained.device)
+        reading = (calibration or self.calibration).read(self.trained, ready, deviations=False)
+        check_total(name, reading)
+        return reading
+
+    def count(self, name: str, pixels: Pixels, zones: Sequence[Points] = ((),)) -> Count:
+        """Count a frame, and each zone of it; the first zone is the whole picture."""
+        image, (calibration, stream) = self.image(pixels), self._used
+        reading = self.read(name, image, calibration)
+        widening, bias = next(iter(stream.widening), 1.0), next(iter(stream.bias), 0.0)
+        whole = Amount(reading.mean + bias, reading.variance * widening**2, reading.dof)
+        shares = self._measured(image, reading.density, calibration, tuple(zones))
+        ends = central_quantile(self.level) if reading.dof is None else t_quantile(self.level, reading.dof)
+        amounts = shares.amounts(whole, reading.density)
+        return Count(amounts, reading.density, reading.strangeness, reading.reasons, image, reading, float(ends))
+
+    def deviations(self, count: Count) -> npt.NDArray[np.float64] | None:
+        """Standard deviations of the map's cells `(h, w)`; None where cells were not calibrated."""
+        if self.calibration.pixels is None:
+            return None
+        ready = prepared(self.trained, "the frame", count.image).to(self.trained.device)
+        return self.calibration.read(self.trained, ready).std
+
+    def faint(self, count: Count) -> npt.NDArray[np.bool_]:
+        """Cells `(h, w)` of faint regions, and of those that the calibration rejects."""
+        policy = self.calibration.policy or Policy(usual_threshold(count.density[None]))
+        regions = find_regions(count.density, threshold=policy.threshold)
+        return regions.mask(policy.faint(regions) | policy.rejects(regions))
+
+    def learn(self, name: str, reading: Reading, people: float) -> None:
+        """Move bias and width by a label."""
+        self.stream.follow(reported(reading), [name])
+        self.stream.update(people, name)
+
+    def _measured(
+        self,
+        image: Tensor,
+        density: npt.NDArray[np.float64],
+        calibration: CrowdCalibration,
+        zones: tuple[Points, ...],
+    ) -> Shares:
+        """The zones' shares, measured again now and then, and for other zones, calibrations or sizes of frames."""
+        begun, shares, known = time.monotonic(), self._shares, self._measured_for
+        same = known is not None and known[0] is calibration and known[1] == zones
+        if shares is None or not same or begun > self._due or shares.masks.shape[1:] != density.shape:
+            ready = prepared(self.trained, "the frame", image).to(self.trained.device)
+            shares = self._shares = Shares.measured(self.trained, calibration, ready, density, zones)
+            now = time.monotonic()
+            self._measured_for, self._due = (calibration, zones), now + max(_AGAIN, (now - begun) / _PART)
+        return shares
+
+
+def fitted(image: Tensor, size: tuple[int, ...]) -> Tensor:
+    """The image `(C, H, W)` in this size, where its sides have the same ratio; else as it is.
+
+    >>> import torch
+    >>> fitted(torch.rand(1, 960, 1280), (480, 640)).shape, fitted(torch.rand(1, 720, 1280), (480, 640)).shape
+    (torch.Size([1, 480, 640]), torch.Size([1, 720, 1280]))
+    """
+    height, width = image.shape[1:]
+    if (height, width) == size or abs(height / width * size[1] / size[0] - 1) > _ALIKE:
+        return image
+    found: Tensor = F.interpolate(image[None], size, mode="bilinear", align_corners=False, antialias=True)[0]
+    return found.clamp(0, 1)

@@ -1,0 +1,291 @@
+"""The page and what it asks for, over HTTP: JSON, pictures, and a stream of server-sent events."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import FastAPI, Query
+from fastapi import Path as InPath
+from fastapi.responses import Response, StreamingResponse
+from pydantic import BaseModel, Field
+
+from latedrop import LatedropError
+from latedrop.errors import DataError
+from latedrop.files import csv_line
+from latedrop.web.pages import make_pages
+from latedrop_crowd.console.hub import Hub
+from latedrop_crowd.console.watch import View, Watch
+from latedrop_crowd.console.zones import cells_of, drawn_points
+
+__all__ = ["make_app"]
+
+_LONGEST = 86400.0 * 31
+_Id = Annotated[int, InPath(ge=0, lt=2**63)]
+_Seconds = Annotated[float, Query(allow_inf_nan=False)]
+_Part = Annotated[float, Field(ge=0, le=1)]
+
+
+class ZoneWords(BaseModel):
+    """A zone, as the page sends it."""
+
+    name: str = Field(min_length=1, max_length=60)
+    points: list[tuple[float, float]] = Field(default_factory=list, max_length=64)
+    limit: float | None = Field(default=None, ge=0, le=1e6)
+
+
+class LabelWords(BaseModel):
+    """What somebody counted: a number, or heads as x, y in [0, 1] of the picture."""
+
+    people: float | None = Field(default=None, ge=0, le=1e5)
+    heads: list[tuple[_Part, _Part]] | None = Field(default=None, max_length=5000)
+
+
+def make_app(watch: Watch, token: str | None = None) -> FastAPI:
+    """The application; `watch` begins when it does, and ends with it."""
+    hub = Hub()
+
+    @asynccontextmanager
+    async def life(app: FastAPI) -> AsyncIterator[None]:
+        hub.begin()
+        watch.tell = hub.tell
+        watch.start()
+        yield
+        watch.close()
+
+    app = make_pages("latedrop console", Path(__file__).parent / "page", token, life)
+    app.state.hub = hub
+
+    @app.get("/api/stream")
+    def stream() -> Response:
+        return StreamingResponse(hub.listen(), media_type="text/event-stream")
+
+    _looking(app, watch)
+    _zones(app, watch)
+    _labels(app, watch)
+    _files(app, watch)
+    return app
+
+
+def _looking(app: FastAPI, watch: Watch) -> None:
+    @app.get("/api/state")
+    def state() -> dict[str, Any]:
+        rule = watch.settings.rule
+        return {
+            "level": watch.settings.level,
+            "sure": rule.sure,
+            "hold": rule.hold,
+            "sources": [_about(view) for view in watch.views],
+            "events": watch.store.events(100),
+            "alarms": watch.store.open_alarms(),
+            "notices": {"targets": len(watch.notices.targets), "dropped": watch.notices.dropped},
+        }
+
+    @app.get("/api/events")
+    def events() -> dict[str, Any]:
+        return {"events": watch.store.events(100), "alarms": watch.store.open_alarms()}
+
+    @app.get("/api/sources/{number}/picture")
+    def picture(number: int, mapped: bool = False) -> Response:
+        view = watch.view(number)
+        shot = view.shown(mapped=mapped)
+        if shot is None:
+            return _image(None, "image/jpeg")
+        return Response(view.picture_of(shot), media_type="image/jpeg", headers={"X-Frame-Time": f"{shot.time:.3f}"})
+
+    @app.get("/api/sources/{number}/layers/{kind}")
+    def layer(number: int, kind: str, mapped: bool = False) -> Response:
+        return _image(watch.view(number).layer(kind, mapped=mapped), "image/png")
+
+    @app.get("/api/zones/{zone}/timeline")
+    def timeline(zone: _Id, seconds: _Seconds = 60.0) -> dict[str, Any]:
+        until = time.time()
+        since = until - min(max(seconds, 1.0), _LONGEST)
+        rows = watch.store.timeline(zone, since, until)
+        return {"since": since, "until": until, "rows": [[_short(value) for value in row] for row in rows]}
+
+    @app.post("/api/alarms/{event}/acknowledge")
+    def acknowledge(event: _Id) -> dict[str, Any]:
+        return {"done": watch.store.acknowledge(event), "alarms": watch.store.open_alarms()}
+
+
+def _zones(app: FastAPI, watch: Watch) -> None:
+    @app.post("/api/sources/{number}/zones")
+    def add(number: int, words: ZoneWords) -> dict[str, Any]:
+        view = watch.view(number)
+        _check_cells(view, words.points)
+        zone = watch.store.add_zone(view.name, words.name.strip() or "Zone", words.points, words.limit)
+        watch.zones_changed(view)
+        return {"id": zone, "zones": [z.to_dict() for z in view.zones]}
+
+    @app.put("/api/sources/{number}/zones/{zone}")
+    def change(number: int, zone: _Id, words: ZoneWords) -> dict[str, Any]:
+        view = _with_zone(watch, number, zone)
+        if words.points:
+            _check_cells(view, words.points)
+        watch.store.change_zone(zone, words.name.strip() or "Zone", words.limit, words.points)
+        watch.zones_changed(view)
+        return {"zones": [z.to_dict() for z in view.zones]}
+
+    @app.delete("/api/sources/{number}/zones/{zone}")
+    def remove(number: int, zone: _Id) -> dict[str, Any]:
+        view = _with_zone(watch, number, zone)
+        watch.store.remove_zone(zone)
+        watch.zones_changed(view)
+        return {"zones": [z.to_dict() for z in view.zones]}
+
+
+def _labels(app: FastAPI, watch: Watch) -> None:
+    @app.get("/api/sources/{number}/labels")
+    def labels(number: int) -> dict[str, Any]:
+        return _learned(watch, watch.view(number))
+
+    @app.post("/api/sources/{number}/freeze")
+    def freeze(number: int) -> dict[str, Any]:
+        view = watch.view(number)
+        found = watch.freeze(view)
+        return {"id": found, **_learned(watch, view)}
+
+    @app.post("/api/sources/{number}/frames/{frame}/label")
+    def label(number: int, frame: _Id, words: LabelWords) -> dict[str, Any]:
+        view = watch.view(number)
+        heads = None if words.heads is None else float(len(words.heads))
+        people = heads if words.people is None else words.people
+        if people is None or heads not in (None, people):
+            found = "neither" if people is None else f"{people:g} people and {heads:g} heads"
+            raise DataError(f"expected the number of people, or their heads, as many of both; found {found}.")
+        return {"said": watch.label(view, frame, people, words.heads), **_learned(watch, view)}
+
+    @app.delete("/api/sources/{number}/frames/{frame}/label")
+    def unlabel(number: int, frame: _Id) -> dict[str, Any]:
+        view = watch.view(number)
+        return {"said": watch.unlabel(view, frame), **_learned(watch, view)}
+
+    @app.delete("/api/sources/{number}/frames/{frame}")
+    def drop(number: int, frame: _Id) -> dict[str, Any]:
+        watch.store.drop_frame(frame)
+        return _learned(watch, watch.view(number))
+
+    @app.get("/api/frames/{frame}")
+    def frame_picture(frame: _Id) -> Response:
+        found = watch.store.frame(frame)
+        return _image(None if found is None else bytes(found["jpeg"]), "image/jpeg")
+
+    @app.post("/api/sources/{number}/calibrations/{calibration}/restore")
+    def restore(number: int, calibration: _Id) -> dict[str, Any]:
+        view = watch.view(number)
+        watch.restore(view, calibration)
+        return _learned(watch, view)
+
+
+def _files(app: FastAPI, watch: Watch) -> None:
+    @app.post("/api/sources/{number}/snapshot")
+    def snapshot(number: int) -> dict[str, Any]:
+        view = watch.view(number)
+        shot, count = view.shown(), view.message.get("zones", [{}])[0]
+        said = "snapshot"
+        if count.get("count") is not None:
+            said = f"snapshot: {count['count']:.0f} people, {count['low']:.0f} to {count['high']:.0f}"
+        picture = None if shot is None else view.picture_of(shot)
+        return {"id": watch.store.add_event(view.name, "snapshot", said, None, picture)}
+
+    @app.get("/api/pictures/{number}")
+    def kept(number: _Id) -> Response:
+        return _image(watch.store.picture(number), "image/jpeg")
+
+    @app.get("/api/events.csv")
+    def events_file() -> Response:
+        head = ("time", "source", "kind", "text", "acknowledged", "ended")
+        rows = ([_clock(e["time"]), e["source"], e["kind"], e["text"], _clock(e["acknowledged"]), _clock(e["ended"])]
+                for e in watch.store.events(5000))  # fmt: skip
+        return _csv("events.csv", head, rows)
+
+    @app.get("/api/sources/{number}/counts.csv")
+    def counts_file(number: int, seconds: _Seconds = 86400.0) -> Response:
+        head = ("time", "zone", "count", "low", "high", "strangeness", "averaged")
+        since = time.time() - min(max(seconds, 1.0), _LONGEST)
+        rows = (
+            [
+                _clock(r["time"]),
+                zone.name,
+                *(_short(r[key]) for key in ("count", "low", "high", "strangeness")),
+                r["thinned"],
+            ]
+            for zone in watch.view(number).zones
+            for r in watch.store.all_counts(zone.id, since)
+        )
+        return _csv("counts.csv", head, rows)
+
+
+def _about(view: View) -> dict[str, Any]:
+    policy = view.counter.calibration.policy
+    return {
+        "number": view.number,
+        "name": view.name,
+        "zones": [zone.to_dict() for zone in view.zones],
+        "colours": {zone: alarm.colour for zone, alarm in view.alarms.items()},
+        "camera": {} if view.camera is None else view.camera.about(),
+        "faint": None
+        if policy is None
+        else {"mass": policy.faint_mass, "seen": policy.faint_seen, "false": policy.faint_false},
+        "message": view.message,
+    }
+
+
+def _learned(watch: Watch, view: View) -> dict[str, Any]:
+    """What labels there are, which frames wait, and which calibrations can be restored."""
+    labelled = watch.store.frames(view.name, labelled=True)
+    calibrations = [
+        {
+            **{key: row[key] for key in ("id", "time", "note")},
+            "used": row["used"] > 0,
+            "moved": row["used"] > 0 and any(frame["labelled"] > row["used"] for frame in labelled),
+        }
+        for row in watch.store.calibrations(view.name)
+    ]
+    return {
+        "proposed": watch.store.frames(view.name, labelled=False),
+        "labelled": labelled,
+        "calibrations": calibrations,
+    }
+
+
+def _with_zone(watch: Watch, number: int, zone: int) -> View:
+    view = watch.view(number)
+    if zone not in {z.id for z in view.zones}:
+        raise LatedropError("expected a zone of this source; there is none of that number.")
+    return view
+
+
+def _check_cells(view: View, points: Any) -> None:
+    """A zone so small that no cell of the map has its middle inside would count nobody, ever."""
+    if view.count is not None:
+        h, w = view.count.density.shape
+        if not cells_of(drawn_points(points), (h, w)).any():
+            raise DataError(
+                f"expected a zone that holds a cell of the counter's map, which has {w} x {h} of them; found none "
+                "inside. Draw it larger."
+            )
+
+
+def _image(content: bytes | None, kind: str) -> Response:
+    return Response(status_code=204) if content is None else Response(content, media_type=kind)
+
+
+def _csv(name: str, head: tuple[str, ...], rows: Any) -> Response:
+    text = "".join(map(csv_line, (head, *rows)))
+    return Response(text, media_type="text/csv", headers={"Content-Disposition": f'attachment; filename="{name}"'})
+
+
+def _clock(seconds: float | None) -> str:
+    if seconds is None:
+        return ""
+    return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="milliseconds")
+
+
+def _short(value: float | None) -> float | None:
+    return None if value is None else round(value, 3)

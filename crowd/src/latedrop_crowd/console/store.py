@@ -1,0 +1,376 @@
+"""What the console remembers, in one SQLite file: counts, zones, events, labels, calibrations, pictures.
+
+The file carries the console's `application_id`. Any other file is refused before SQLite opens it, as nothing of it may
+change; a damaged one is refused by SQLite's own check. Errors of SQLite are `FileError`.
+
+One console has a file at a time; a second one is refused. The file is in WAL mode and is committed to twice a second:
+a process that is killed loses less than a second of counts, and nothing that an operator did. Counts older than an hour
+are kept as means over ten seconds. The file stays below a size: the oldest counts, events and pictures go first; zones,
+labels and calibrations stay.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from threading import RLock
+from typing import Any
+
+from latedrop.errors import ArgumentError, FileError
+from latedrop_crowd.console.zones import Zone, checked_points, drawn_points
+
+__all__ = ["Store"]
+
+_OURS, _FORMAT = int.from_bytes(b"ldcn", "big"), 1  # `application_id` and `user_version` of the file
+_TABLES = """
+CREATE TABLE zones (id INTEGER PRIMARY KEY, source TEXT NOT NULL, name TEXT NOT NULL,
+    points TEXT NOT NULL, people REAL, gone INTEGER NOT NULL DEFAULT 0);
+CREATE TABLE counts (zone INTEGER NOT NULL, time REAL NOT NULL, count REAL, low REAL, high REAL,
+    strangeness REAL, thinned INTEGER NOT NULL DEFAULT 0);
+CREATE INDEX counts_by_time ON counts (zone, time);
+CREATE TABLE events (id INTEGER PRIMARY KEY, time REAL NOT NULL, source TEXT NOT NULL, zone INTEGER,
+    kind TEXT NOT NULL, text TEXT NOT NULL, acknowledged REAL, ended REAL, picture INTEGER);
+CREATE TABLE pictures (id INTEGER PRIMARY KEY, time REAL NOT NULL, jpeg BLOB NOT NULL);
+CREATE TABLE frames (id INTEGER PRIMARY KEY, source TEXT NOT NULL, time REAL NOT NULL, name TEXT NOT NULL,
+    why TEXT NOT NULL, png BLOB NOT NULL, jpeg BLOB NOT NULL, count REAL, low REAL, high REAL, people REAL, heads TEXT,
+    labelled REAL);
+CREATE TABLE calibrations (id INTEGER PRIMARY KEY, source TEXT NOT NULL, time REAL NOT NULL,
+    note TEXT NOT NULL, record TEXT NOT NULL, used REAL NOT NULL DEFAULT 0);
+"""
+_PATIENCE = 5.0  # seconds that another console has to end, as in a restart
+_FINE, _STEP = 3600.0, 10.0  # seconds: for how long every frame is kept, and what is averaged after
+_MOST_PICTURES, _MOST_EVENTS, _MOST_PROPOSED, _MOST_CALIBRATIONS = 200, 5000, 12, 20
+
+
+class Store:
+    """The file; safe to use from several threads.
+
+    Args:
+        path: of the file; it is made where there is none.
+        most_bytes: that it may grow to.
+    """
+
+    def __init__(self, path: Path, most_bytes: float = 5e8) -> None:
+        if not most_bytes >= 5e6:
+            raise ArgumentError(f"expected at least 5 MB for what is remembered; found {most_bytes / 1e6:g} MB.")
+        self.path, self.most_bytes = path, most_bytes
+        self._lock = RLock()
+        self._due = self._tidy = 0.0
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _check_ours(path)
+            self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=_PATIENCE)
+        except (sqlite3.Error, OSError) as error:
+            raise self._refused(error) from error
+        try:
+            with self._opened():
+                self._open()
+        except BaseException:
+            self._db.close()
+            raise
+        self._db.row_factory = sqlite3.Row
+
+    def _open(self) -> None:
+        """Lock the file until it is closed; make its tables where it is new, else check them."""
+        self._db.execute("PRAGMA locking_mode = EXCLUSIVE")
+        self._db.execute("PRAGMA auto_vacuum = INCREMENTAL")
+        if not self._db.execute("PRAGMA application_id").fetchone()[0]:  # before the journal: the file itself has it
+            self._db.execute(f"PRAGMA application_id = {_OURS}")
+        self._db.execute("PRAGMA journal_mode = WAL")
+        self._db.execute("PRAGMA synchronous = NORMAL")
+        if not self._db.execute("PRAGMA user_version").fetchone()[0]:
+            self._db.executescript(f"BEGIN; {_TABLES} PRAGMA user_version = {_FORMAT}; COMMIT")
+        fresh = sqlite3.connect(":memory:")
+        fresh.executescript(_TABLES)
+        damage = self._db.execute("PRAGMA quick_check(1)").fetchone()[0]
+        if damage != "ok" or not _fields(fresh) <= _fields(self._db):
+            raise sqlite3.DatabaseError("it is damaged" if damage != "ok" else "its tables have other columns")
+        fresh.close()
+
+    @contextmanager
+    def _opened(self) -> Iterator[sqlite3.Connection]:
+        """The database for one thread at a time; its errors as `FileError`."""
+        with self._lock:
+            try:
+                yield self._db
+            except (sqlite3.Error, UnicodeError) as error:  # also where a message quotes what is damaged
+                raise self._refused(error) from error
+
+    def _refused(self, error: Exception) -> FileError:
+        why = "another console uses it" if "locked" in str(error) else str(error).rstrip(".")
+        return FileError(f"expected to keep what happens in {self.path}; {why}. Pass another --memory.")
+
+    def close(self) -> None:
+        """Write what is not written yet."""
+        with self._opened():
+            self._commit()
+            self._db.close()
+
+    def zones(self, source: str) -> list[Zone]:
+        """Those of a source; the whole picture first, which is made where it is missing."""
+        rows = self._rows("SELECT * FROM zones WHERE source = ? AND gone = 0 ORDER BY id", source)
+        if not rows:
+            self._do("INSERT INTO zones (source, name, points) VALUES (?, 'Whole picture', '[]')", source)
+            return self.zones(source)
+        return [Zone(r["id"], r["source"], r["name"], checked_points(r["points"]), r["people"]) for r in rows]
+
+    def add_zone(self, source: str, name: str, points: Any, limit: float | None) -> int:
+        """A new zone's id."""
+        corners = json.dumps([list(point) for point in drawn_points(points)])
+        return self._do(
+            "INSERT INTO zones (source, name, points, people) VALUES (?, ?, ?, ?)", source, name, corners, limit
+        )
+
+    def change_zone(self, zone: int, name: str, limit: float | None, points: Any = ()) -> None:
+        """Another name, another limit, and other corners where any are given; the whole picture has none."""
+        self._do("UPDATE zones SET name = ?, people = ? WHERE id = ?", name, limit, zone)
+        if points:
+            corners = json.dumps([list(point) for point in drawn_points(points)])
+            self._do("UPDATE zones SET points = ? WHERE id = ? AND points != '[]'", corners, zone)
+
+    def remove_zone(self, zone: int) -> None:
+        """It is shown no more; what it counted stays. The whole picture cannot be removed."""
+        self._do("UPDATE zones SET gone = 1 WHERE id = ? AND points != '[]'", zone)
+
+    def add_counts(self, rows: Iterable[Sequence[float]]) -> None:
+        """Rows of zone, time, count, low, high and strangeness."""
+        with self._opened() as db:
+            self._begin()
+            db.executemany(
+                "INSERT INTO counts (zone, time, count, low, high, strangeness) VALUES (?, ?, ?, ?, ?, ?)", rows
+            )
+            if time.monotonic() > self._due:
+                self._commit()
+            if time.monotonic() > self._tidy:
+                self.tidy()
+
+    def timeline(self, zone: int, since: float, until: float, most: int = 600) -> list[tuple[float, ...]]:
+        """Time, count, low and high of a zone, averaged where there are more than `most`."""
+        step = max((until - since) / most, 1e-3)
+        rows = self._rows(
+            "SELECT AVG(time) t, AVG(count) c, AVG(low) l, AVG(high) h, MAX(strangeness) s FROM counts WHERE zone = ? "
+            "AND time >= ? AND time <= ? GROUP BY CAST(time / ? AS INTEGER) ORDER BY t",
+            zone, since, until, step,
+        )  # fmt: skip
+        return [tuple(row) for row in rows]
+
+    def all_counts(self, zone: int, since: float) -> list[sqlite3.Row]:
+        """Every row that is kept, for a file."""
+        return self._rows("SELECT * FROM counts WHERE zone = ? AND time >= ? ORDER BY time", zone, since)
+
+    def add_event(
+        self, source: str, kind: str, text: str, zone: int | None = None, picture: bytes | None = None
+    ) -> int:
+        """Write down what happened; its id."""
+        number = None if picture is None else self.add_picture(picture)
+        return self._do(
+            "INSERT INTO events (time, source, zone, kind, text, picture) VALUES (?, ?, ?, ?, ?, ?)",
+            time.time(), source, zone, kind, text, number,
+        )  # fmt: skip
+
+    def end_alarms(self, zone: int) -> None:
+        """The alarm of a zone is over."""
+        self._do("UPDATE events SET ended = ? WHERE zone = ? AND kind = 'alarm' AND ended IS NULL", time.time(), zone)
+
+    def acknowledge(self, event: int) -> bool:
+        """Somebody has seen an alarm; False where there is none to see."""
+        before = self._rows("SELECT id FROM events WHERE id = ? AND kind = 'alarm' AND acknowledged IS NULL", event)
+        self._do("UPDATE events SET acknowledged = ? WHERE id = ? AND acknowledged IS NULL", time.time(), event)
+        return bool(before)
+
+    def events(self, most: int = 200) -> list[dict[str, Any]]:
+        """The newest first."""
+        return [dict(row) for row in self._rows("SELECT * FROM events ORDER BY id DESC LIMIT ?", most)]
+
+    def open_alarms(self) -> list[dict[str, Any]]:
+        """Alarms that go on, or that nobody has acknowledged."""
+        where = "kind = 'alarm' AND (ended IS NULL OR acknowledged IS NULL)"
+        return [dict(row) for row in self._rows(f"SELECT * FROM events WHERE {where} ORDER BY id DESC LIMIT 50")]
+
+    def add_picture(self, jpeg: bytes) -> int:
+        """Keep a picture; its id."""
+        return self._do("INSERT INTO pictures (time, jpeg) VALUES (?, ?)", time.time(), jpeg)
+
+    def picture(self, number: int) -> bytes | None:
+        """A picture that was kept."""
+        rows = self._rows("SELECT jpeg FROM pictures WHERE id = ?", number)
+        return bytes(rows[0]["jpeg"]) if rows else None
+
+    def add_frame(
+        self,
+        source: str,
+        name: str,
+        why: str,
+        png: bytes,
+        jpeg: bytes,
+        numbers: tuple[float, float, float],
+        when: float,
+    ) -> int:
+        """Keep a frame of some time that can be labelled; the oldest that nobody labelled goes."""
+        found = self._do(
+            "INSERT INTO frames (source, time, name, why, png, jpeg, count, low, high) VALUES (?, ?, ?, ?, ?, ?, ?, ?, "
+            "?)",
+            source, when, name, why, png, jpeg, *numbers,
+        )  # fmt: skip
+        self._do(
+            "DELETE FROM frames WHERE people IS NULL AND source = ? AND id NOT IN (SELECT id FROM frames WHERE people "
+            "IS NULL AND source = ? ORDER BY id DESC LIMIT ?)",
+            source, source, _MOST_PROPOSED,
+        )  # fmt: skip
+        return found
+
+    def frame(self, number: int) -> dict[str, Any] | None:
+        """A frame that was kept, with its pixels."""
+        rows = self._rows("SELECT * FROM frames WHERE id = ?", number)
+        return dict(rows[0]) if rows else None
+
+    def frames(self, source: str, *, labelled: bool) -> list[dict[str, Any]]:
+        """Frames that wait for a label, newest first; or those that have one, in their order in time."""
+        test, order = ("NOT NULL", "time") if labelled else ("NULL", "time DESC")
+        fields = "id, source, time, name, why, count, low, high, people, heads, labelled"
+        return [
+            dict(row)
+            for row in self._rows(
+                f"SELECT {fields} FROM frames WHERE source = ? AND people IS {test} ORDER BY {order}", source
+            )
+        ]
+
+    def label(self, number: int, people: float, heads: Any) -> None:
+        """Write down what somebody counted."""
+        self._do(
+            "UPDATE frames SET people = ?, heads = ?, labelled = ? WHERE id = ?",
+            people, None if heads is None else json.dumps(heads), time.time(), number,
+        )  # fmt: skip
+
+    def unlabel(self, number: int) -> bool:
+        """Take a label back; False where there is none."""
+        known = self._rows("SELECT id FROM frames WHERE id = ? AND people IS NOT NULL", number)
+        self._do("UPDATE frames SET people = NULL, heads = NULL, labelled = NULL WHERE id = ?", number)
+        return bool(known)
+
+    def drop_frame(self, number: int) -> None:
+        """Forget a frame that nobody wants to label."""
+        self._do("DELETE FROM frames WHERE id = ? AND people IS NULL", number)
+
+    def add_calibration(self, source: str, note: str, record: str) -> int:
+        """Keep a calibration, which is in use from now on."""
+        number = self._do(
+            "INSERT INTO calibrations (source, time, note, record) VALUES (?, ?, ?, ?)",
+            source,
+            time.time(),
+            note,
+            record,
+        )
+        self.use_calibration(source, number)
+        newest = "SELECT id FROM calibrations WHERE source = ? ORDER BY id DESC LIMIT ?"
+        first = "SELECT MIN(id) FROM calibrations WHERE source = ?"
+        self._do(
+            f"DELETE FROM calibrations WHERE source = ? AND id NOT IN ({newest}) AND id != ({first})",
+            source, source, _MOST_CALIBRATIONS, source,
+        )  # fmt: skip
+        return number
+
+    def use_calibration(self, source: str, number: int) -> None:
+        """Say which one is in use, and since when."""
+        self._do("UPDATE calibrations SET used = (id = ?) * ? WHERE source = ?", number, time.time(), source)
+
+    def calibrations(self, source: str) -> list[dict[str, Any]]:
+        """The newest first."""
+        return [dict(row) for row in self._rows("SELECT * FROM calibrations WHERE source = ? ORDER BY id DESC", source)]
+
+    def tidy(self) -> None:
+        """Thin out old counts, and stay below the size."""
+        with self._opened():
+            self._tidy = time.monotonic() + 60
+            self._begin()
+            before = (int(time.time() - _FINE) // int(_STEP)) * _STEP
+            self._db.execute(
+                "INSERT INTO counts (zone, time, count, low, high, strangeness, thinned) SELECT zone, AVG(time), "
+                "AVG(count), AVG(low), AVG(high), MAX(strangeness), 1 FROM counts WHERE thinned = 0 AND time < ? "
+                "GROUP BY zone, CAST(time / ? AS INTEGER)",
+                (before, _STEP),
+            )
+            self._db.execute("DELETE FROM counts WHERE thinned = 0 AND time < ?", (before,))
+            for table, most in (("pictures", _MOST_PICTURES), ("events", _MOST_EVENTS)):
+                newest = f"(SELECT id FROM {table} ORDER BY id DESC LIMIT {most})"
+                self._db.execute(f"DELETE FROM {table} WHERE id NOT IN {newest}")
+            self._commit()
+            for _ in range(20):
+                if self.size() <= 0.9 * self.most_bytes:
+                    break
+                self._forget_some()
+
+    def size(self) -> int:
+        """Bytes that the file has, without what is free in it."""
+        with self._opened():
+            pages, free, size = (
+                int(self._db.execute(f"PRAGMA {name}").fetchone()[0])
+                for name in ("page_count", "freelist_count", "page_size")
+            )
+        return (pages - free) * size
+
+    def _forget_some(self) -> None:
+        """The oldest twentieth of counts and pictures."""
+        self._begin()
+        for table in ("counts", "pictures", "events"):
+            some = f"SELECT rowid FROM {table} ORDER BY time LIMIT 1 + (SELECT COUNT(*) / 20 FROM {table})"
+            self._db.execute(f"DELETE FROM {table} WHERE rowid IN ({some})")
+        self._commit()
+        self._db.execute("PRAGMA incremental_vacuum").fetchall()
+
+    def _rows(self, query: str, *values: Any) -> list[sqlite3.Row]:
+        with self._opened() as db:
+            return db.execute(query, values).fetchall()
+
+    def _do(self, query: str, *values: Any) -> int:
+        """Change something, and commit it at once."""
+        with self._opened() as db:
+            self._begin()
+            found = db.execute(query, values).lastrowid or 0
+            self._commit()
+            return found
+
+    def _begin(self) -> None:
+        if not self._db.in_transaction:
+            self._db.execute("BEGIN")
+
+    def _commit(self) -> None:
+        if self._db.in_transaction:
+            self._db.execute("COMMIT")
+        self._due = time.monotonic() + 0.5
+
+
+def _check_ours(path: Path) -> None:
+    """Raise where a file is there that the console did not make, without changing a byte of it."""
+    if path.exists() and not path.is_file():
+        raise FileError(f"expected a file to remember in; {path} is something else. Pass another --memory.")
+    if not path.exists() or not path.stat().st_size:
+        return
+    # Immutable: SQLite neither locks the file nor writes one beside it. Python's `open` would end this process's locks.
+    db = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)
+    try:
+        found, version = (db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version"))
+    except (sqlite3.Error, UnicodeError):
+        found, version = 0, 0  # no database
+    finally:
+        db.close()
+    if found != _OURS:
+        raise FileError(
+            f"expected a file that the console made, or none; {path} is another one, and stays as it is. Pass another "
+            "--memory."
+        )
+    if version not in (0, _FORMAT):
+        raise FileError(
+            f"expected what this version of the console remembers in {path}; found format {version}. Pass another "
+            "--memory."
+        )
+
+
+def _fields(db: sqlite3.Connection) -> set[tuple[str, ...]]:
+    """Every table with each of its columns."""
+    query = "SELECT m.name, p.name FROM sqlite_master m, pragma_table_info(m.name) p WHERE m.type = 'table'"
+    return {tuple(row) for row in db.execute(query)}

@@ -1,0 +1,349 @@
+"""All that runs behind the page: cameras, one thread that counts, zones, alarms, what is remembered and told."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from threading import Condition, Event, RLock, Thread
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from latedrop import LatedropError
+from latedrop.errors import DataError, FileError
+from latedrop_crowd.calibration import CrowdCalibration
+from latedrop_crowd.calibration.usual import STRANGE
+from latedrop_crowd.console.alarms import Alarm, Rule
+from latedrop_crowd.console.camera import Camera, Shot
+from latedrop_crowd.console.counter import Count, LiveCounter
+from latedrop_crowd.console.labelling import Proposals, forget, frame_name, learn, lossless, restored
+from latedrop_crowd.console.notices import Notices
+from latedrop_crowd.console.pictures import density_layer, doubt_layer, jpeg, regions_layer
+from latedrop_crowd.console.sources import Source
+from latedrop_crowd.console.store import Store
+from latedrop_crowd.console.zones import Amount, Zone, probability_above
+from latedrop_crowd.mcnn import Trained
+
+__all__ = ["Settings", "View", "Watch"]
+
+_LOOKED_AT = 4.0  # seconds after which a layer that nobody asked for is no longer worked out
+_MAP_PART = 0.5  # of a source's time that maps of doubt may take
+_KINDS = ("density", "doubt", "faint")
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What can be chosen.
+
+    Attributes:
+        level: of the intervals.
+        rule: how sure, and for how long, before a colour changes.
+        stretch: seconds; of each such stretch one frame is proposed for a label.
+        wait: seconds before a broken stream is opened again.
+    """
+
+    level: float = 0.9
+    rule: Rule = field(default_factory=Rule)
+    stretch: float = 120.0
+    wait: float = 1.0
+
+
+class View:
+    """One source: its camera, its counter, its zones, and what was seen last."""
+
+    def __init__(
+        self, number: int, source: Source, counter: LiveCounter, zones: list[Zone], settings: Settings
+    ) -> None:
+        self.number, self.source, self.counter, self.zones = number, source, counter, zones
+        self.proposals = Proposals(settings.stretch)
+        self.alarms: dict[int, Alarm] = {}
+        self.camera: Camera | None = None
+        self.shot: Shot | None = None
+        self.count: Count | None = None
+        self.mapped: tuple[Shot, Count, npt.NDArray[np.float64]] | None = None
+        self.message: dict[str, Any] = {}
+        self.strange = False
+        self._picture: tuple[int, bytes] | None = None
+        self._asked: dict[str, float] = {}
+        self._maps_due = 0.0
+
+    @property
+    def name(self) -> str:
+        """Of the source."""
+        return self.source.name
+
+    def wants_maps(self) -> bool:
+        """Whether somebody looks at doubt, and it is time for the next."""
+        now = time.monotonic()
+        asked = self._asked.get("doubt", -1e9)
+        if now - asked >= _LOOKED_AT:
+            self.mapped = None  # the next one who looks shall not see an old one
+        return now - asked < _LOOKED_AT and now > self._maps_due
+
+    def map_took(self, seconds: float) -> None:
+        """So long did a map take: the next one has to wait, so that counts go on."""
+        self._maps_due = time.monotonic() + seconds / _MAP_PART - seconds
+
+    def shown(self, *, mapped: bool = False) -> Shot | None:
+        """The frame that was counted last; or the one whose doubt is known."""
+        last = self.mapped
+        return last[0] if mapped and last is not None else self.shot
+
+    def picture_of(self, shot: Shot) -> bytes:
+        """A frame as JPEG, which is made once."""
+        known = self._picture
+        if known is None or known[0] != shot.number:
+            known = self._picture = (shot.number, jpeg(shot.pixels))
+        return known[1]
+
+    def layer(self, kind: str, *, mapped: bool = False) -> bytes | None:
+        """A layer over it, as PNG; None where there is none (yet)."""
+        if kind not in _KINDS:
+            return None
+        self._asked[kind] = time.monotonic()
+        last = self.mapped
+        if kind == "doubt":
+            return None if last is None else doubt_layer(last[2])
+        count = last[1] if mapped and last is not None else self.count
+        if count is None:
+            return None
+        return density_layer(count.density) if kind == "density" else regions_layer(self.counter.faint(count))
+
+
+class Watch:
+    """Counts the frames of all sources, one after the other, the latest of each.
+
+    Args:
+        sources: to watch.
+        trained: the network.
+        calibration: made for it.
+        store: what is remembered.
+        settings: what can be chosen.
+        notices: whom alarms are told to.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[Source],
+        trained: Trained,
+        calibration: CrowdCalibration,
+        store: Store,
+        settings: Settings,
+        notices: Notices,
+    ) -> None:
+        self.store, self.settings, self.notices, self.own = store, settings, notices, calibration
+        self.lock, self._labelling, self._arrived, self._stop = RLock(), RLock(), Condition(), Event()
+        self.tell: Callable[[dict[str, Any]], None] = lambda message: None
+        self.views = []
+        for number, source in enumerate(sources):
+            counter = LiveCounter(trained, calibration, settings.level)
+            restored(counter, store, source.name, calibration)
+            self.views.append(View(number, source, counter, store.zones(source.name), settings))
+        going = {event["zone"] for event in store.open_alarms() if event["ended"] is None}
+        for view in self.views:
+            view.alarms = {z.id: Alarm(settings.rule, "red" if z.id in going else None) for z in view.zones}
+        self._thread = Thread(target=self._run, name="counting", daemon=True)
+
+    def start(self) -> None:
+        """Switch cameras on and count."""
+        for view in self.views:
+            view.camera = Camera(view.source, self._arrived, self.settings.wait, self._noted(view))
+            view.camera.start()
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop counting and write what is not written yet."""
+        self._stop.set()
+        with self._arrived:
+            self._arrived.notify_all()
+        for view in self.views:
+            if view.camera is not None:
+                view.camera.close()
+        if self._thread.is_alive():
+            self._thread.join(10.0)
+        self.notices.close()
+        self.store.close()
+
+    def view(self, number: int) -> View:
+        """A source by its number."""
+        if not 0 <= number < len(self.views):
+            raise DataError(f"expected a source from 0 to {len(self.views) - 1}; found {number}.")
+        return self.views[number]
+
+    def zones_changed(self, view: View) -> None:
+        """Read a source's zones again; a zone of another limit or other corners is judged anew."""
+        with self.lock:
+            before = {zone.id: zone for zone in view.zones}
+            view.zones = self.store.zones(view.name)
+            kept = {
+                z.id
+                for z in view.zones
+                if z.id in before and (before[z.id].limit, before[z.id].points) == (z.limit, z.points)
+            }
+            for zone in set(before) - kept:
+                self.store.end_alarms(zone)
+            view.alarms = {z.id: view.alarms[z.id] if z.id in kept else Alarm(self.settings.rule) for z in view.zones}
+        self.tell({"kind": "zones", "source": view.number})
+
+    def freeze(self, view: View, why: str = "asked for") -> int:
+        """Keep the frame that was counted last, to be labelled; its id."""
+        with self.lock:
+            if view.count is None or view.shot is None:
+                raise DataError("expected a frame; none has come in yet. Wait for the picture.")
+            count, shot = view.count, view.shot
+        return self._keep(view, frame_name(view.name), why, count, shot)
+
+    def label(self, view: View, frame: int, people: float, heads: Any) -> str:
+        """Learn from what somebody counted."""
+        with self._labelling:
+            said = learn(view.counter, self.store, view.name, frame, people, heads, self.lock)
+        self.store.add_event(view.name, "label", f"{people:g} people in a labelled frame. {said}", view.zones[0].id)
+        self.tell({"kind": "labels", "source": view.number})
+        return said
+
+    def unlabel(self, view: View, frame: int) -> str:
+        """Take a label back, and fit the counts to those that are left."""
+        with self._labelling:
+            said = forget(view.counter, self.store, view.name, frame, self.own, self.lock)
+        self.store.add_event(view.name, "label", said, view.zones[0].id)
+        self.tell({"kind": "labels", "source": view.number})
+        return said
+
+    def restore(self, view: View, number: int) -> None:
+        """Use an earlier calibration again."""
+        found = [row for row in self.store.calibrations(view.name) if row["id"] == number]
+        if not found:
+            raise DataError("expected a calibration of this source; there is none of that number.")
+        with self.lock:
+            view.counter.use(CrowdCalibration.from_json(found[0]["record"]))
+            self.store.use_calibration(view.name, number)
+        self.store.add_event(view.name, "calibration", f"calibration restored: {found[0]['note']}")
+        self.tell({"kind": "labels", "source": view.number})
+
+    def _noted(self, view: View) -> Callable[[str, str], object]:
+        def noted(state: str, words: str) -> None:
+            with suppress(FileError):  # a full disk must not stop the camera
+                self.store.add_event(view.name, "source", words)
+            self.tell({"kind": "state", "source": view.number, "camera": {"state": state, "words": words}})
+
+        return noted
+
+    def _run(self) -> None:
+        told = 0.0
+        while not self._stop.is_set():
+            busy = False
+            for view in self.views:
+                shot = view.camera.take() if view.camera is not None else None
+                if shot is not None and not self._stop.is_set():
+                    busy = True
+                    self._tried(view, shot)
+            if not busy:
+                with self._arrived:
+                    self._arrived.wait(0.5)
+            if time.monotonic() > told + 1:
+                told = time.monotonic()
+                for view in self.views:
+                    if view.camera is not None:
+                        self.tell({"kind": "state", "source": view.number, "camera": view.camera.about()})
+
+    def _tried(self, view: View, shot: Shot) -> None:
+        """Count a frame; whatever goes wrong is shown, and the next frame is counted."""
+        try:
+            self._look(view, shot)
+        except FileError as error:
+            self.tell({"kind": "bad", "source": view.number, "text": f"nothing can be remembered: {error}"})
+        except Exception as error:  # a frame, or a counter of others, may raise anything
+            _logger.warning("a frame was not counted", exc_info=True)
+            text = str(error) if isinstance(error, LatedropError) else f"{type(error).__name__} in a frame"
+            self.tell({"kind": "bad", "source": view.number, "text": text})
+
+    def _look(self, view: View, shot: Shot) -> None:
+        """Count a frame. The lock, which requests wait for, is held only while the results are written down."""
+        name, zones = frame_name(view.name), view.zones
+        count = view.counter.count(name, shot.pixels, [zone.points for zone in zones])
+        if view.wants_maps():
+            begun = time.monotonic()
+            std = view.counter.deviations(count)
+            view.mapped = None if std is None else (shot, count, std)
+            view.map_took(time.monotonic() - begun)
+        with self.lock:
+            view.count, view.shot = count, shot
+            current = {zone.id: zone for zone in view.zones}  # others than were counted, where a request changed them
+            judged = [
+                self._judged(view, current[zone.id], amount, shot)
+                for zone, amount in zip(zones, count.amounts, strict=True)
+                if zone.id in current
+            ]
+            self.store.add_counts(
+                (z["id"], shot.time, z["count"], z["low"], z["high"], count.strangeness) for z in judged
+            )
+        found = None if count.reading.uncountable else view.proposals.look(name, count, shot)
+        if found is not None:
+            self._keep(view, found.name, found.why, found.counted, found.shot)
+            self.tell({"kind": "labels", "source": view.number})
+        self._strange(view, count)
+        view.message = {
+            "kind": "count",
+            "source": view.number,
+            "frame": shot.number,
+            "time": shot.time,
+            "zones": judged,
+            "strangeness": round(count.strangeness, 2),
+            "reasons": list(count.reasons),
+            "uncountable": count.reading.uncountable,
+            "now": time.time(),
+            "camera": view.camera.about() if view.camera is not None else {},
+        }
+        self.tell(view.message)
+
+    def _judged(self, view: View, zone: Zone, amount: Amount, shot: Shot) -> dict[str, Any]:
+        """Count and colour of one zone; alarms begin and end here."""
+        assert view.count is not None
+        low, high = amount.interval(view.count.ends)
+        said: dict[str, Any] = {"id": zone.id, "count": None, "low": None, "high": None}
+        unknown = bool(view.count.reading.uncountable)
+        if not unknown:
+            said |= {"count": round(max(0.0, amount.mean), 2), "low": round(low, 2), "high": round(high, 2)}
+        if zone.limit is None:
+            return {**said, "probability": None, "colour": None, "coming": None}
+        probability = 0.5 if unknown else probability_above(amount, zone.limit)
+        alarm = view.alarms[zone.id]
+        before = alarm.colour
+        changed = alarm.update(probability, shot.steady)
+        if changed == "red":
+            sure = "over 99" if probability > 0.99 else f"{100 * probability:.0f}"
+            text = f"more than {zone.limit:g} people, {sure} % sure: {amount.mean:.0f} counted"
+            event = self.store.add_event(view.name, "alarm", f"{zone.name}: {text}", zone.id, view.picture_of(shot))
+            numbers = {"count": said["count"], "low": low, "high": high, "probability": probability}
+            about = {"zone": zone.name, "limit": zone.limit, "time": shot.time, **numbers}
+            self.notices.send({"event": "alarm", "id": event, "source": view.name, **about})
+        elif changed is not None and before == "red":
+            self.store.end_alarms(zone.id)
+            self.store.add_event(view.name, "over", f"{zone.name}: no longer sure of too many people", zone.id)
+            self.notices.send({"event": "over", "source": view.name, "zone": zone.name, "time": shot.time})
+        if changed is not None:
+            self.tell({"kind": "events", "source": view.number})
+        shown = None if unknown else round(probability, 3)
+        return {**said, "probability": shown, "colour": alarm.colour, "coming": alarm.coming}
+
+    def _keep(self, view: View, name: str, why: str, count: Count, shot: Shot) -> int:
+        amount = count.amounts[0]
+        numbers = (max(0.0, amount.mean), *amount.interval(count.ends))
+        pictures = lossless(count.image), jpeg(shot.pixels)
+        return self.store.add_frame(view.name, name, why, *pictures, numbers, shot.time)
+
+    def _strange(self, view: View, count: Count) -> None:
+        """Write down when frames begin to be strange, and when that is over."""
+        limit = STRANGE if not view.strange else 0.75 * STRANGE
+        now = count.strangeness >= limit
+        if now != view.strange:
+            view.strange = now
+            why = "; ".join(count.reasons) or "features unlike those of the frames that were seen"
+            text = f"frames are unlike the calibration's: {why}" if now else "frames are as usual again"
+            self.store.add_event(view.name, "strange", text)
+            self.tell({"kind": "events", "source": view.number})

@@ -1,0 +1,402 @@
+"""Count people frame by frame, with intervals: a stream in, a stream out, and a file that keeps what is finished.
+
+For each frame the count `c`, its standard deviation, and the interval `[low, high]` that holds the true count with
+probability `level`; how strange the frame is; and, where a calibration has a policy, the count without the regions that
+it rejects. Every line says by which calibration, and of which picture, it was made, so that no file mixes two. Memory
+does not grow with the number of frames.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+import os
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from latedrop import LatedropError, Prediction
+from latedrop.errors import ArgumentError, DataError, FileError, OutputError
+from latedrop.files import csv_line, locked, plain_cell
+from latedrop.json_text import parsed
+from latedrop.metrics.levels import checked_level
+from latedrop_crowd.calibration import CrowdCalibration
+from latedrop_crowd.calibration.record import Reading
+from latedrop_crowd.frames import check_size, enlarged
+from latedrop_crowd.mcnn import Trained
+from latedrop_crowd.regions import Policy, Regions, find_regions, usual_threshold
+
+__all__ = [
+    "COLUMNS",
+    "CountFile",
+    "CountedFrame",
+    "check_total",
+    "count_people",
+    "finished_frames",
+    "prepared",
+    "provenance_of",
+    "write_counts",
+]
+
+COLUMNS = ("frame", "count", "std", "low", "high", "count_kept", "regions_rejected", "strangeness", "provenance")
+"""Of a file of counts."""
+_BELOW = -0.5
+"""People: a count below is no rounding of an empty frame, but a network, or a scaling, that does not fit."""
+_Frame = tuple[str, Tensor]
+
+
+@dataclass(frozen=True)
+class CountedFrame:
+    """One frame, counted. People are never fewer than none: `count`, `low`, `high` and `count_kept` start at 0.
+
+    Attributes:
+        name: of the frame.
+        count: people inside the region of interest.
+        std: its standard deviation.
+        low: lower end of the interval.
+        high: upper end.
+        level: probability content of the interval.
+        count_kept: the count without rejected regions.
+        density: `(h, w)`, people per cell.
+        std_map: its standard deviation, `(h, w)`.
+        kept: the density without rejected regions, `(h, w)`.
+        regions: R connected regions of the density.
+        rejected: which of them are rejected, bool `(R,)`.
+        faint: which of them are kept but faint, as a `Policy` has it, bool `(R,)`.
+        reading: what the calibrated counter says; other levels by its `interval`.
+        image: the frame, `(C, H, W)` in [0, 1], as it came in.
+        strangeness: how unlike the frames that were seen it is; 1 where the usual ends, see `calibration.usual`.
+        reasons: what is strange about it, in words; none where it is usual.
+        provenance: by which calibration and level it was counted, and a mark of the picture.
+        mapped: whether `std_map` was worked out; without, it is zero.
+    """
+
+    name: str
+    count: float
+    std: float
+    low: float
+    high: float
+    level: float
+    count_kept: float
+    density: npt.NDArray[np.float64] = field(repr=False)
+    std_map: npt.NDArray[np.float64] = field(repr=False)
+    kept: npt.NDArray[np.float64] = field(repr=False)
+    regions: Regions = field(repr=False)
+    rejected: npt.NDArray[np.bool_] = field(repr=False)
+    faint: npt.NDArray[np.bool_] = field(repr=False)
+    reading: Reading = field(repr=False)
+    image: Tensor = field(repr=False)
+    strangeness: float = 0.0
+    reasons: tuple[str, ...] = ()
+    provenance: str = ""
+    mapped: bool = True
+
+    @property
+    def prediction(self) -> Prediction:
+        """The count as the core gives it, one row, before guard and recalibration for a scene."""
+        return self.reading.count
+
+    @property
+    def uncountable(self) -> str:
+        """Why the frame cannot be counted, in words; empty where it can."""
+        return self.reading.uncountable
+
+    def row(self) -> dict[str, Any]:
+        """What a file of counts says about it, by `COLUMNS`; no numbers where it cannot be counted."""
+        numbers = (self.count, self.std, self.low, self.high, self.count_kept)
+        cells = (self.name, *(None if self.uncountable else round(n, 4) for n in numbers), int(self.rejected.sum()))
+        return dict(zip(COLUMNS, (*cells, float(f"{self.strangeness:.4g}"), self.provenance), strict=True))
+
+    def __str__(self) -> str:
+        if self.uncountable:
+            return f"cannot count: {self.uncountable}"
+        said = f"{self.count:.1f} people, {100 * self.level:.4g} % interval {self.low:.1f} to {self.high:.1f}"
+        return f"{said} (strange: {'; '.join(self.reasons)})" if self.reasons else said
+
+
+def count_people(
+    trained: Trained,
+    calibration: CrowdCalibration,
+    frames: Iterable[_Frame],
+    level: float = 0.9,
+    *,
+    deviations: bool = True,
+    skip: Collection[str] | Mapping[str, str] = (),
+    on_bad: Callable[[LatedropError], object] | None = None,
+) -> Iterator[CountedFrame]:
+    """Count the people of each frame.
+
+    Args:
+        trained: the network, on any device.
+        calibration: made for it.
+        frames: pairs of a name and an image `(C, H, W)` in [0, 1], such as `open_frames` gives.
+        level: of the intervals.
+        deviations: work the standard deviation of every cell out, too: several times the cost of a count.
+        skip: names of frames to pass over; with marks of their pictures, as `finished_frames` gives them, these must
+            be the same.
+        on_bad: called with the error of a frame that cannot be counted, which is then left out; without it, the error
+            is raised.
+
+    Raises:
+        DataError: a frame is smaller than the receptive field, of other channels, or not of the size of the region of
+            interest; the message names the frame.
+        OutputError: the density sums below 0.
+        FileError: a frame to pass over is another picture than the one of that name which was counted.
+    """
+    level = checked_level(level)
+    device, made_by = trained.device, provenance_of(calibration, level)
+    for name, image in frames:
+        if name in skip:
+            _check_same(name, image, skip)
+            continue
+        try:
+            ready = prepared(trained, name, image).to(device)
+            counted = _counted(trained, calibration, name, image, ready, level, deviations)
+            counted = replace(counted, provenance=f"{made_by}.{_mark(image)}")
+        except (DataError, OutputError) as error:
+            named = error if name in str(error) else type(error)(f"{name}: {error}")
+            if on_bad is None:
+                raise named from error
+            on_bad(named)
+        else:
+            yield counted
+
+
+def provenance_of(calibration: CrowdCalibration, level: float) -> str:
+    """What tells counts of one calibration (with its weights and its scale) and level from those of another."""
+    return hashlib.sha256(f"{calibration.to_json()} {level!r}".encode()).hexdigest()[:12]
+
+
+def _mark(image: Tensor) -> str:
+    """What tells a picture from another: a digest of its size and of some of its pixels."""
+    some = image[:, ::8, ::8].detach().cpu().contiguous()
+    return hashlib.sha256(f"{tuple(image.shape)}".encode() + some.numpy().tobytes()).hexdigest()[:8]
+
+
+def _check_same(name: str, image: Tensor, known: Collection[str] | Mapping[str, str]) -> None:
+    mark = known[name] if isinstance(known, Mapping) else ""
+    if mark and mark != _mark(image):
+        raise FileError(
+            f"expected the frames that were counted before, to go on after them; found another picture under the name "
+            f"{name}. Pass the folder that the counts were made of, or another --out."
+        )
+
+
+def write_counts(rows: Iterable[CountedFrame], path: str | os.PathLike[str], *, resume: bool = False) -> int:
+    """Write counts as they come, each at once, so that a crash keeps what is finished; how many were written.
+
+    Args:
+        rows: from `count_people`.
+        path: JSON lines where the name ends in `.jsonl`, else CSV.
+        resume: add to the file; pass its `finished_frames` to `count_people` as `skip`.
+    """
+    number = 0
+    with CountFile(path, resume=resume) as file:
+        for row in rows:
+            file.add(row)
+            number += 1
+    return number
+
+
+def finished_frames(path: str | os.PathLike[str], provenance: str | None = None) -> dict[str, str]:
+    """Marks of the pictures of the frames that a file of counts has, by name; none where there is no file.
+
+    Args:
+        path: of the file.
+        provenance: where given, all its counts must be of this one.
+
+    Raises:
+        FileError: the file is not one of counts, or has counts of other weights, another calibration or level.
+    """
+    path = Path(path)
+    try:
+        text = path.read_bytes().decode("utf-8-sig", errors="replace") if path.exists() else ""
+    except OSError as error:
+        raise FileError(f"expected to read {path}; the system says: {error}. Pass another file.") from error
+    text = text[: text.rfind("\n") + 1]
+    if not text:
+        return {}
+    try:
+        rows: Any = csv.DictReader(io.StringIO(text, newline=""))  # names may hold what else ends a line
+        if _is_jsonl(path):
+            rows = [parsed(line, "a frame", "") for line in text.splitlines()]
+        elif tuple(rows.fieldnames or ()) != COLUMNS:
+            raise KeyError(COLUMNS)
+        found = {plain_cell(str(row["frame"])): str(row["provenance"]) for row in rows}
+    except (ValueError, KeyError, TypeError):
+        raise _no_counts(path) from None
+    marks = {name: made_by.partition(".")[2].partition("+")[0] for name, made_by in found.items()}
+    if provenance is not None and {v.replace(f".{marks[name]}", "") for name, v in found.items()} - {provenance}:
+        raise FileError(
+            f"expected counts of these weights, this calibration and this level in {path}, all with --labels or "
+            "--stream, or none; found others. Pass what they were made with to go on, or another file."
+        )
+    return marks
+
+
+def _no_counts(path: Path) -> FileError:
+    return FileError(
+        f"expected a file of counts in {path}, with {', '.join(COLUMNS)}; found something else. Pass another file."
+    )
+
+
+class CountFile:
+    """A file of counts that grows by whole lines; a context manager."""
+
+    def __init__(self, path: str | os.PathLike[str], *, resume: bool = False) -> None:
+        self.path, self.resume = Path(path), resume
+        self._file: IO[str] | None = None
+        self._empty = True
+
+    def __enter__(self) -> CountFile:
+        if self.path.suffix.lower() not in ("", ".csv", ".txt", ".jsonl", ".ndjson"):
+            raise ArgumentError(
+                f"expected a file of counts that ends in .csv or .jsonl; found {self.path.name!r}. Pass another name."
+            )
+        try:
+            self._file = self.path.open("a", encoding="utf-8", newline="")
+            self._begin()
+        except OSError as error:
+            self._close()
+            raise FileError(f"expected to write {self.path}; the system says: {error}. Pass another file.") from error
+        except FileError:
+            self._close()
+            raise
+        return self
+
+    def _begin(self) -> None:
+        """Make sure that the file is ours alone, and whole; a new one gets its header."""
+        assert self._file is not None
+        if locked(self._file) is False:
+            raise FileError(
+                f"expected {self.path} for this run alone; another one is writing to it. Wait for it, or pass another "
+                "file."
+            )
+        self._empty = self.path.stat().st_size == 0
+        if not self._empty and not self.resume:
+            raise FileError(
+                f"expected no counts in {self.path} yet; found some. Resume to add to them, delete the file, or pass "
+                "another one."
+            )
+        _drop_half_a_line(self.path)
+        if not _is_jsonl(self.path) and self.path.stat().st_size == 0:
+            self._line(COLUMNS)
+
+    def add(self, frame: CountedFrame) -> None:
+        """Write one frame, and see that it is on its way to the disk."""
+        row = frame.row()
+        try:
+            self._line(row if _is_jsonl(self.path) else row.values())
+            self._empty = False
+        except OSError as error:
+            raise FileError(
+                f"expected to write {self.path}; the system says: {error}. Frames before {frame.name} are in it."
+            ) from error
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._close()
+        if self._empty:  # a header alone would be in the way of the next run
+            self.path.unlink(missing_ok=True)
+
+    def _close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def _line(self, values: Any) -> None:
+        assert self._file is not None
+        self._file.write(json.dumps(values) + "\n" if isinstance(values, dict) else csv_line(values))
+        self._file.flush()
+
+
+def _counted(
+    trained: Trained,
+    calibration: CrowdCalibration,
+    name: str,
+    image: Tensor,
+    ready: Tensor,
+    level: float,
+    deviations: bool,
+) -> CountedFrame:
+    by_ratio = calibration.policy is not None and calibration.policy.least_ratio > 0
+    reading = calibration.read(trained, ready, deviations=deviations or by_ratio)
+    low, high = reading.interval(level)
+    check_total(name, reading)
+    count = reading.mean
+    policy = calibration.policy or Policy(usual_threshold(reading.density[None]))
+    regions = find_regions(reading.density, reading.std, threshold=policy.threshold)
+    rejected = policy.rejects(regions)
+    gone = regions.mask(rejected)
+    return CountedFrame(
+        name=name,
+        count=max(0.0, count),
+        std=reading.deviation,
+        low=max(0.0, low),
+        high=max(0.0, high),
+        level=level,
+        count_kept=max(0.0, count - float(reading.density[gone].sum())),
+        density=reading.density,
+        std_map=reading.std,
+        kept=np.where(gone, 0.0, reading.density),
+        regions=regions,
+        rejected=rejected,
+        faint=policy.faint(regions),
+        reading=reading,
+        image=image,
+        strangeness=reading.strangeness,
+        reasons=reading.reasons,
+        mapped=calibration.pixels is not None and (deviations or by_ratio),
+    )
+
+
+def check_total(name: str, reading: Reading) -> None:
+    """Raise `OutputError` where the density of a frame sums below 0; not of a strange one, which says so anyway."""
+    total = float(reading.count.mean)
+    if total < _BELOW and reading.strangeness <= 1:
+        raise OutputError(
+            f"expected a density that sums to people; found {total:.3g} in {name}. Check the scaling of frames and map "
+            "(input_scale, density_scale), pass relu where the network ends in one, or leave the frame out."
+        )
+
+
+def prepared(trained: Trained, name: str, image: Tensor) -> Tensor:
+    """The frame as the network takes it, enlarged as in training; `DataError` where it does not fit."""
+    channels, stride = trained.channels, trained.stride
+    if image.dim() != 3 or len(image) != channels:
+        raise DataError(
+            f"expected frames ({channels}, H, W), as the network takes; found {tuple(image.shape)} in {name}. Read "
+            f"them with {channels} channel{'s' if channels > 1 else ''}."
+        )
+    if not bool(image.isfinite().all()):
+        raise DataError(f"{name}: expected finite inputs; found NaN or inf. Leave the frame out.")
+    enlarge = trained.enlarge
+    image = enlarged(image, enlarge)
+    check_size(image.shape, name, trained.least_side)
+    cells = (image.shape[1] // stride, image.shape[2] // stride)
+    if trained.roi is not None and cells != tuple(trained.roi.shape):
+        h, w = (side * stride // enlarge for side in trained.roi.shape)
+        raise DataError(
+            f"expected frames of about {h} x {w} pixels, the size of the weights' region of interest; found "
+            f"{image.shape[1] // enlarge} x {image.shape[2] // enlarge} in {name}. Use the camera that the weights "
+            "were trained for, or resize its frames."
+        )
+    return image
+
+
+def _drop_half_a_line(path: Path) -> None:
+    """Cut off a last line that a crash left unfinished."""
+    content = path.read_bytes()
+    whole = content.rfind(b"\n") + 1
+    if whole < len(content):
+        os.truncate(path, whole)
+
+
+def _is_jsonl(path: Path) -> bool:
+    return path.suffix.lower() in (".jsonl", ".ndjson")

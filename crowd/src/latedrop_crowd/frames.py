@@ -1,0 +1,356 @@
+"""Frames of people from image files, folders of images and videos: one at a time, as tensors in [0, 1].
+
+Grey is the luma `0.299 R + 0.587 G + 0.114 B`. Images and videos are taken as they are stored: a tag that asks a viewer
+to turn them is not followed, as annotations do not follow it either.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from latedrop import LatedropError, LatedropWarning
+from latedrop.errors import ArgumentError, DataError, FileError
+from latedrop.terminal import need
+
+__all__ = [
+    "RECEPTIVE_FIELD",
+    "FrameStream",
+    "check_size",
+    "enlarged",
+    "image_shape",
+    "images_in",
+    "is_video",
+    "open_frames",
+    "read_image",
+    "read_pixels",
+    "to_tensor",
+    "video_frames",
+]
+
+Pixels: TypeAlias = npt.NDArray[Any]
+
+RECEPTIVE_FIELD = 72
+"""Pixels on each side that one cell of MCNN's map sees. Its widest column has 9; pooling adds 1, a kernel of 7 at steps
+of 2 pixels adds 12, pooling 2, and two kernels of 7 at steps of 4 pixels 24 each."""
+_IMAGES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+_VIDEOS = (".avi", ".flv", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".mts", ".ogv", ".ts", ".webm", ".wmv")
+
+
+def read_image(path: str | os.PathLike[str], channels: int = 1) -> Tensor:
+    """An image file as a float32 tensor `(channels, H, W)` in [0, 1].
+
+    Eight and sixteen bits, palettes and float images are read; what is transparent is laid over black.
+
+    Args:
+        path: of the file.
+        channels: 1 for grey (luma), 3 for colour (RGB).
+
+    Raises:
+        FileError: no such file, not an image, or one that is cut short.
+    """
+    _check_channels(channels)
+    with _opened(path) as image:
+        return to_tensor(_pixels(image), channels)
+
+
+def read_pixels(path: str | os.PathLike[str]) -> Pixels:
+    """An image file as pixels `(H, W)` or `(H, W, 3)` of eight bits, read as `read_image` does."""
+    with _opened(path) as image:
+        pixels = _pixels(image)
+    return pixels if pixels.dtype == np.uint8 else (pixels * 255).round().astype(np.uint8)
+
+
+def image_shape(path: str | os.PathLike[str]) -> tuple[int, int]:
+    """`(H, W)` of an image file, from its header alone."""
+    with _opened(path) as image:
+        return image.height, image.width
+
+
+def to_tensor(pixels: Pixels, channels: int = 1) -> Tensor:
+    """Pixels `(H, W)` or `(H, W, 3)`, uint8 or float in [0, 1], as a float32 tensor `(channels, H, W)` in [0, 1].
+
+    >>> to_tensor(np.full((2, 3), 255, np.uint8), channels=3).shape
+    torch.Size([3, 2, 3])
+    """
+    _check_channels(channels)
+    scaled = np.array(pixels, dtype=np.float32)
+    if pixels.dtype == np.uint8:
+        scaled /= 255
+    if scaled.ndim == 3 and channels == 1:
+        scaled = scaled @ np.array([0.299, 0.587, 0.114], dtype=np.float32)
+    planes = torch.from_numpy(np.ascontiguousarray(np.atleast_3d(scaled).transpose(2, 0, 1)))
+    return planes.expand(channels, -1, -1).clone() if len(planes) < channels else planes
+
+
+def enlarged(image: Tensor, times: int) -> Tensor:
+    """An image `(C, H, W)` made `times` larger, bilinear."""
+    if times == 1:
+        return image
+    return F.interpolate(image[None], scale_factor=times, mode="bilinear", align_corners=False)[0]
+
+
+def check_size(shape: Sequence[int], name: str = "the frame", least: int = RECEPTIVE_FIELD) -> None:
+    """Raise where a frame `(..., H, W)` is smaller than what one cell of the map sees, by default of MCNN's.
+
+    Raises:
+        DataError: the shorter side is below `least` pixels.
+    """
+    height, width = shape[-2:]
+    if min(height, width) < least:
+        raise DataError(
+            f"expected {least} pixels or more on each side, the receptive field of the network; found "
+            f"{height} x {width} in {name}. Enlarge the frame, or leave it out."
+        )
+
+
+@dataclass(frozen=True)
+class FrameStream:
+    """Frames in the order of their sources; iterate for pairs of a name and a tensor `(channels, H, W)` in [0, 1].
+
+    Attributes:
+        total: how many there are, as far as the headers of videos tell; None where one does not.
+        streams: one for each video and each image file.
+        channels: 1 for grey, 3 for colour.
+        every: one frame in so many of each source was taken.
+        on_bad: called with the error of a file that cannot be read, or that ends early; without it, it is raised.
+    """
+
+    total: int | None
+    streams: tuple[Callable[[], Iterator[tuple[str, Pixels]]], ...]
+    channels: int
+    every: int
+    on_bad: Callable[[FileError], object] | None = None
+
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+        for stream in self.streams:
+            try:
+                for name, pixels in stream():
+                    yield name, to_tensor(pixels, self.channels)
+            except FileError as error:
+                if self.on_bad is None:
+                    raise
+                self.on_bad(error)
+
+
+def open_frames(
+    sources: Sequence[str | os.PathLike[str]] | str | os.PathLike[str],
+    channels: int = 1,
+    *,
+    every: int = 1,
+    on_bad: Callable[[FileError], object] | None = None,
+) -> FrameStream:
+    """Frames of image files, folders of images and video files, read one at a time.
+
+    All sources are looked at before the first frame is read. A folder gives the images that lie in it, in natural order
+    (`f2` before `f10`), whatever else is there. Frames of a video are called `clip.mp4#000012`, from 0. Images are
+    called by their file's name, or by their path where two files have the same name.
+
+    Args:
+        sources: paths, one or several.
+        channels: 1 for grey (luma), 3 for colour (RGB).
+        every: take every so many frames of each video, each folder and each run of image files, from the first on.
+        on_bad: called with the error of a file that cannot be read, or that ends early; the others are then read on.
+
+    Raises:
+        ArgumentError: no source, or `every` below 1.
+        FileError: a source is missing, a folder has no images, or a file cannot be read. A video that ends before its
+            header says so raises this after its last good frame.
+    """
+    _check_channels(channels)
+    if int(every) != every or every < 1:
+        raise ArgumentError(f"expected to take every 1st, 2nd, ... frame; found every={every}. Pass 1 for all.")
+    paths = [Path(source) for source in ([sources] if isinstance(sources, (str, os.PathLike)) else sources)]
+    if not paths:
+        raise ArgumentError("expected images, folders or videos; found no source. Pass at least one path.")
+    groups = _grouped(paths)
+    names = _names([path for group in groups for path in group])
+    streams = []
+    total: int | None = 0
+    for group in groups:
+        count: int | None = len(group)
+        if is_video(group[0]):
+            count = _video_length(group[0])
+            streams.append(_later(video_frames, group[0], names[group[0]], every))
+        else:
+            streams += [_later(_image, path, names[path]) for path in group[::every]]
+        total = None if total is None or count is None else total + -(-count // every)
+    return FrameStream(total, tuple(streams), channels, int(every), on_bad)
+
+
+def _later(read: Callable[..., Iterator[tuple[str, Pixels]]], *arguments: Any) -> Callable[[], Any]:
+    return lambda: read(*arguments)
+
+
+def _grouped(paths: Sequence[Path]) -> list[list[Path]]:
+    """A group for each video, for each folder and for each run of image files."""
+    groups: list[list[Path]] = []
+    run = False
+    for path in paths:
+        if not path.exists():
+            raise FileError(f"expected an image, a folder or a video at {path}; there is no such file. Check the path.")
+        if path.is_dir():
+            groups.append(images_in(path))
+        elif run and not is_video(path):
+            groups[-1].append(path)
+        else:
+            groups.append([path])
+        run = not path.is_dir() and not is_video(path)
+    return groups
+
+
+def images_in(folder: Path) -> list[Path]:
+    """The images in a folder, in natural order."""
+    there = [path for path in folder.iterdir() if path.is_file() and not path.name.startswith(".")]
+    images = [path for path in there if path.suffix.lower() in _IMAGES]
+    if not images:
+        raise FileError(
+            f"expected images in the folder {folder}; found {len(there)} files, none of them an image. Pass a folder "
+            "with images, or the path of each video."
+        )
+    return sorted(images, key=_natural)
+
+
+def _natural(path: Path) -> list[tuple[int, str]]:
+    """Digits by their value, the rest by letters."""
+    parts = re.split(r"(\d+)", path.name.casefold())
+    return [(int(part), "") if index % 2 else (-1, part) for index, part in enumerate(parts)]
+
+
+def _names(paths: Sequence[Path]) -> dict[Path, str]:
+    often = Counter(path.name for path in set(paths))
+    return {path: path.name if often[path.name] == 1 else path.as_posix() for path in paths}
+
+
+def _image(path: Path, name: str) -> Iterator[tuple[str, Pixels]]:
+    with _opened(path) as image:
+        pixels = _pixels(image)
+    yield name, pixels
+
+
+def is_video(path: Path) -> bool:
+    """By the ending of its name."""
+    return path.suffix.lower() in _VIDEOS
+
+
+def _video_length(path: Path) -> int | None:
+    """Frames of a video, as its header says; None where it does not."""
+    with _opened_video(path) as (_, stream, seconds):
+        if stream.frames:
+            return int(stream.frames)
+        return round(seconds * float(stream.average_rate)) if seconds and stream.average_rate else None
+
+
+def video_frames(path: Path, name: str, every: int) -> Iterator[tuple[str, Pixels]]:
+    """Every so many frames of a video; an error after the last good one where it ends too early."""
+    import av
+
+    count, ended = 0, None
+    with _opened_video(path) as (container, stream, seconds):
+        rate = float(stream.average_rate or 1)
+        start = float((stream.start_time or 0) * stream.time_base)
+        try:
+            for frame in container.decode(stream):
+                if count % every == 0:
+                    yield f"{name}#{count:06d}", frame.to_ndarray(format="rgb24")
+                count += 1
+                ended = None if frame.time is None else frame.time - start + 1 / rate
+        except av.FFmpegError as error:
+            raise FileError(_stopped(path, count, error.strerror or str(error))) from error
+        # The length in a header may be that of the sound, which does not end with the last frame.
+        early = seconds is not None and ended is not None and ended < seconds - max(0.5, 3 / rate)
+        if count == 0 or early or (container.format.name == "avi" and count < stream.frames):
+            raise FileError(_stopped(path, count, "the file ends early"))
+        if seconds and count < 0.9 * seconds * rate:
+            warnings.warn(
+                f"expected about {seconds * rate:.0f} frames in {path}; decoded {count}. Part of it is damaged, or its "
+                "frame rate varies: the numbers in the frames' names are of those decoded.",
+                LatedropWarning,
+                stacklevel=3,
+            )
+
+
+def _stopped(path: Path, count: int, why: str) -> str:
+    return f"expected more frames in {path}; it stopped after {count}: {why}. Fetch or record the file again."
+
+
+@contextmanager
+def _opened_video(path: Path) -> Iterator[tuple[Any, Any, float | None]]:
+    """The container, its first video track, and the track's length in seconds where known."""
+    need("video", "av", of="latedrop-crowd")
+    import av
+
+    try:
+        container = av.open(os.fspath(path))
+    except (av.FFmpegError, OSError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise FileError(f"expected a video at {path}; {why}. Pass a file that plays to its end.") from error
+    with container:
+        if not container.streams.video:
+            raise FileError(f"expected a video track in {path}; found none. Pass a video, or images.")
+        stream = container.streams.video[0]
+        seconds = float(stream.duration * stream.time_base) if stream.duration and stream.time_base else None
+        if seconds is None and container.duration:
+            seconds = container.duration / av.time_base
+        yield container, stream, seconds
+
+
+@contextmanager
+def _opened(path: str | os.PathLike[str]) -> Iterator[Any]:
+    """An image whose pixels are not yet read; what goes wrong inside is told as one error."""
+    from PIL import Image, UnidentifiedImageError
+
+    if not os.path.isfile(path):
+        raise FileError(f"expected an image at {path}; there is no such file. Check the path.")
+    try:
+        with Image.open(path) as image:
+            yield image
+    except LatedropError:
+        raise
+    except UnidentifiedImageError as error:
+        raise FileError(f"expected an image at {path}; found another kind of file. Pass a PNG, JPEG, ....") from error
+    # Pillow's decoders raise many kinds of errors for a damaged file.
+    except Exception as error:
+        raise FileError(f"expected a whole image at {path}; {error}. Fetch or record the file again.") from error
+
+
+def _pixels(image: Any) -> Pixels:
+    """Pixels `(H, W)` or `(H, W, 3)`: uint8, or float in [0, 1] where a file has more than eight bits."""
+    if image.mode.startswith("I") or image.mode == "F":
+        return _deep(np.asarray(image, dtype=np.float32), image.mode)
+    if image.has_transparency_data:
+        from PIL import Image
+
+        image = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, (0, 0, 0, 255)), image)
+    return np.asarray(image.convert("L" if image.mode in ("1", "L") else "RGB"))
+
+
+def _deep(values: Pixels, mode: str) -> Pixels:
+    """Sixteen bits, or floats, to [0, 1]."""
+    most = 1.0 if mode == "F" else 65535.0
+    if not np.isfinite(values).all() or values.min() < 0 or values.max() > most:
+        raise FileError(
+            f"expected values between 0 and {most:g} in an image of mode {mode}; found {values.min():g} to "
+            f"{values.max():g}. Save it with eight or sixteen bits."
+        )
+    scaled: Pixels = values / np.float32(most)
+    return scaled
+
+
+def _check_channels(channels: int) -> None:
+    if channels not in (1, 3):
+        raise ArgumentError(f"expected 1 channel for grey or 3 for colour; found {channels}. Pass one of these.")

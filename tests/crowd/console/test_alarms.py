@@ -1,0 +1,57 @@
+"""Colours follow the probability, with hysteresis, and a change has to last."""
+
+import pytest
+
+from latedrop.errors import ArgumentError
+from latedrop_crowd.console.alarms import Alarm, Rule
+
+
+def test_colours_of_a_probability() -> None:
+    rule = Rule(sure=0.9)
+    assert [rule.wanted(p, None) for p in (0.0, 0.1, 0.11, 0.5, 0.89, 0.9, 1.0)] == [
+        "green", "green", "amber", "amber", "amber", "red", "red",
+    ]  # fmt: skip
+
+
+def test_red_stays_until_it_is_less_likely_than_not() -> None:
+    rule = Rule(sure=0.9)
+    assert rule.wanted(0.6, "red") == "red"
+    assert rule.wanted(0.49, "red") == "amber"
+    assert rule.wanted(0.6, "amber") == "amber"
+    assert rule.wanted(0.05, "red") == "green"
+
+
+def test_green_is_left_later_than_it_is_reached() -> None:
+    rule = Rule(sure=0.9)
+    assert rule.wanted(0.15, "green") == "green"
+    assert rule.wanted(0.15, "amber") == "amber"
+
+
+def test_a_single_odd_frame_changes_nothing() -> None:
+    alarm = Alarm(Rule(hold=2.0))
+    assert alarm.update(0.0, 0.0) == "green"  # the first frame decides at once
+    assert [alarm.update(p, t) for p, t in ((1.0, 1.0), (0.0, 1.5), (1.0, 2.0), (1.0, 3.9))] == [None] * 4
+    assert alarm.update(1.0, 4.0) == "red"
+    assert alarm.update(1.0, 9.0) is None
+
+
+def test_an_alarm_goes_on_after_a_restart() -> None:
+    alarm = Alarm(Rule(hold=1.0), "red")
+    assert alarm.update(0.95, 0.0) is None
+    assert alarm.colour == "red"
+
+
+@pytest.mark.parametrize(("sure", "hold"), [(0.5, 1), (1.0, 1), (float("nan"), 1), (0.9, -1)])
+def test_wrong_rules_are_refused(sure: float, hold: float) -> None:
+    with pytest.raises(ArgumentError, match="expected --"):
+        Rule(sure, hold)
+
+
+def test_a_change_that_has_not_lasted_is_coming() -> None:
+    alarm = Alarm(Rule(hold=2.0))
+    alarm.update(0.0, 0.0)
+    assert alarm.coming is None
+    alarm.update(0.31, 1.0)
+    assert (alarm.colour, alarm.coming) == ("green", "amber")
+    alarm.update(0.31, 3.1)
+    assert (alarm.colour, alarm.coming) == ("amber", None)

@@ -1,0 +1,128 @@
+"""Alarms told to others: tried again, bounded, and acknowledged by a broker."""
+
+import json
+import socket
+import struct
+import time
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from latedrop.errors import ArgumentError
+from latedrop_crowd.console.notices import Notices, publish
+
+
+def waited(for_what: Callable[[], object], seconds: float = 10.0) -> None:
+    end = time.monotonic() + seconds
+    while not for_what():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.01)
+
+
+def test_a_hook_that_fails_is_tried_again() -> None:
+    got: list[Any] = []
+
+    class Hook(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            got.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(200 if len(got) > 2 else 503)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None: ...
+
+    server = HTTPServer(("127.0.0.1", 0), Hook)
+    Thread(target=server.serve_forever, daemon=True).start()
+    notices = Notices([f"http://127.0.0.1:{server.server_port}/hook"], wait=0.01)
+    notices.send({"event": "alarm", "count": 12})
+    waited(lambda: notices.sent == 1)
+    notices.close()
+    server.shutdown()
+    server.server_close()
+    assert got == [{"event": "alarm", "count": 12}] * 3
+    assert notices.dropped == 0
+
+
+def test_what_waits_is_bounded() -> None:
+    notices = Notices(["http://127.0.0.1:9/nobody"], wait=30.0)
+    for number in range(500):
+        notices.send({"number": number})
+    assert notices.dropped >= 398
+    notices.close()
+
+
+def test_a_target_that_is_not_there_holds_up_no_other() -> None:
+    got: list[bytes] = []
+    listening = socket.create_server(("127.0.0.1", 0))
+
+    def answer() -> None:
+        for said in (b"no HTTP at all\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"):
+            wire, _ = listening.accept()
+            with wire:
+                got.append(wire.recv(65536))
+                wire.sendall(said)
+
+    thread = Thread(target=answer)
+    thread.start()
+    notices = Notices(["http://127.0.0.1:9/nobody", f"http://127.0.0.1:{listening.getsockname()[1]}/hook"], wait=0.5)
+    notices.send({"event": "alarm"})
+    waited(lambda: notices.sent == 1)
+    assert notices.dropped == 0  # the first one is still tried
+    thread.join(5)
+    listening.close()
+    notices.close()
+    assert len(got) == 2  # an answer that is no HTTP is tried again, too
+
+
+def test_a_message_to_a_broker() -> None:
+    got: dict[str, bytes] = {}
+    listening = socket.create_server(("127.0.0.1", 0))
+
+    def packet(wire: socket.socket) -> tuple[int, bytes]:
+        kind, length = wire.recv(1)[0], wire.recv(1)[0]
+        if length & 128:
+            length = (length & 127) + (wire.recv(1)[0] << 7)
+        content = b""
+        while len(content) < length:
+            content += wire.recv(length - len(content))
+        return kind, content
+
+    def broker() -> None:
+        wire, _ = listening.accept()
+        with wire:
+            kind, got["hello"] = packet(wire)
+            assert kind == 0x10
+            wire.sendall(bytes([0x20, 2, 0, 0]))
+            kind, got["message"] = packet(wire)
+            wire.sendall(bytes([0x40, 2]) + struct.pack("!H", 1))
+            assert packet(wire)[0] == 0xE0
+
+    thread = Thread(target=broker)
+    thread.start()
+    body = json.dumps({"text": "x" * 300}).encode()
+    publish(f"mqtt://user:p%40ss@127.0.0.1:{listening.getsockname()[1]}/square/alarms", body)
+    thread.join(5)
+    listening.close()
+    assert got["hello"].endswith(b"\x00\x04user\x00\x04p@ss")
+    assert got["message"] == struct.pack("!H", 13) + b"square/alarms" + struct.pack("!H", 1) + body
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "ftp://x/y",
+        "mqtt://host",
+        "mqtt://host/a/#",
+        "nonsense",
+        "http://",
+        "http://host:door/",
+        "http://[",
+        "https://me:word@host/",
+        "http://host/a b",
+    ],
+)
+def test_addresses_that_cannot_be_told(target: str) -> None:
+    with pytest.raises(ArgumentError, match="expected"):
+        Notices([target])
