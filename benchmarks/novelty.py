@@ -1,10 +1,11 @@
 """Which score tells novel rows of a classifier, and what a temperature that follows it is worth.
 
 `python -m benchmarks.novelty` trains small networks, each on some classes of a set, and compares scores of rows:
-leverage of the features of the last site and of all sites, leverage of mask gradients of the largest logit, mean squared
-distance to ten reference rows, the larger of two of them, each in units of what 95 % of the reference rows stay below,
-and the entropy. Rows are novel by noise in the place of values, by permuted values, and by classes never seen; under
-shift rows are noisy, turned or blurred, and have their labels. Choices were made on `CHOICE`, before `OTHER` was run.
+leverage of the features of the last site and of all sites, leverage of mask gradients of the largest logit, mean
+squared distance to ten reference rows, the larger of two of them, each in units of what 95 % of the reference rows stay
+below, and the entropy. Rows are novel by noise in the place of values, by permuted values, and by classes never seen.
+Under shift rows are noisy, turned, blurred or larger, and have their labels. The default was chosen on the sets
+`CHOICE`; `OTHER` were run afterwards.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def measured(split: Split) -> dict[str, Any]:
-    """AUROC of every score for novel rows; NLL beyond that of one temperature and calibration error by what it follows."""
+    """Return AUROC of every score for novel rows, and NLL and calibration error of temperatures that follow it."""
     scores = scores_of(split)
     parts = {"test": split.test, **split.shifted}
     with torch.no_grad():
@@ -142,9 +143,15 @@ def _trained(net: nn.Module, rows: Rows, steps: int, seed: int) -> nn.Module:
 
 
 def _images(
-    x: Tensor, y: Tensor, unseen: Tensor, build: Callable[[int], nn.Module], sizes: tuple[int, int], steps: int, seed: int
+    x: Tensor,
+    y: Tensor,
+    unseen: Tensor,
+    build: Callable[[int], nn.Module],
+    sizes: tuple[int, int],
+    steps: int,
+    seed: int,
 ) -> Split:
-    """Of images `(N, 1, h, w)` from 0 to 1, and images of classes that the network never sees; two `sizes`."""
+    """Images `(N, 1, h, w)` from 0 to 1, and those of classes that the network never sees; `sizes` leave test rows."""
     torch.manual_seed(seed)
     dice = torch.Generator().manual_seed(seed)
     train, validation, test = _parts(x, y, sizes, dice)
@@ -248,14 +255,14 @@ def _wine(seed: int) -> Split:
     x, y = (torch.tensor(part) for part in load_wine(return_X_y=True))
     hidden = y == seed % 3
     names = y[~hidden].unique()
-    return _table(
-        x[~hidden].float(), torch.searchsorted(names, y[~hidden]), x[hidden].float(), (50, 40), 150, seed
-    )
+    return _table(x[~hidden].float(), torch.searchsorted(names, y[~hidden]), x[hidden].float(), (50, 40), 150, seed)
 
 
 def _wine_quality(seed: int) -> Split:
     """Up to 5, 6, and 7 and more of the marks of red wines, from the folder of data beside the repository."""
-    table = torch.tensor([[float(v) for v in line.split()] for line in (SHARED / "uci" / "wine-quality-red.txt").open()])
+    table = torch.tensor(
+        [[float(v) for v in line.split()] for line in (SHARED / "uci" / "wine-quality-red.txt").open()]
+    )
     return _table(table[:, :-1], (table[:, -1] - 5).clamp(0, 2).long(), table[:0, :-1], (700, 400), 300, seed)
 
 
@@ -287,6 +294,41 @@ NETS: dict[str, Callable[[int], Split]] = {
     "wine, MLP": _wine,
     "wine quality, MLP": _wine_quality,
 }
+
+
+_DEFAULT = "gradients or features"
+_KINDS = ("noise", "permuted", "new classes")
+
+
+def table(record: dict[str, Any], names: tuple[str, ...]) -> str:
+    """Means over some sets; NLL and calibration errors in distribution and under shift."""
+    sets = [record["sets"][name] for name in names]
+    lines = [
+        "| follows | noise | permuted | new classes | NLL | NLL, shifted | ECE | ECE, shifted |",
+        "| --- " + "| ---: " * 7 + "|",
+    ]
+    for name in ("one temperature", *sets[0]["auroc"]):
+        each = [s["auroc"].get(name, {}) for s in sets]
+        cells = [_mean([one[kind] for one in each if kind in one], ".3f") for kind in _KINDS]
+        if name in sets[0]["nll"]:
+            nll = [
+                [_at(s["nll"][name], part) - _at(s["nll"]["one temperature"], part) for s in sets] for part in (0, 1)
+            ]
+            error = [[_at(s["ece"][name], part) for s in sets] for part in (0, 1)]
+            cells += [_mean(values, "+.4f") for values in nll] + [_mean(values, ".3f") for values in error]
+        else:
+            cells += [""] * 4
+        shown = f"**{name}**" if name == _DEFAULT else name
+        lines.append(f"| {shown} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _mean(values: list[float], form: str) -> str:
+    return format(statistics.fmean(values) + 0.0, form) if values else ""
+
+
+def _at(values: dict[str, float], shifted: int) -> float:
+    return statistics.fmean(value for part, value in values.items() if part != "test") if shifted else values["test"]
 
 
 if __name__ == "__main__":

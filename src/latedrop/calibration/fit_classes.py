@@ -1,12 +1,13 @@
 """The temperature of every row, and which candidate is worth it.
 
-With `r = log(novelty)`, the novelty being the leverage over what 95 % of the reference rows stay below, the temperature is
+With `r = log(novelty)`, the novelty being leverage over what 95 % of the reference rows stay below, the temperature is
 
     log T(x) = a + b · min(r, 0) + max(b, 1) · max(r, 0):
 
 inside their range it may grow with the novelty (`b >= 0`, fitted), beyond it grows in proportion, as the guard of a
-regression does; no comparison of candidates drops that, as usual rows hardly show what it is worth. Dropout adds the spread of the logits (`softmax`). `a`, `b` and the sites' odds minimise
-the NLL of the labels; what they cost, `price / n` each, shrinks them where rows are few.
+regression does. No comparison of candidates drops that, as usual rows hardly show what it is worth. Dropout adds the
+spread of the logits (`softmax`). `a`, `b` and the sites' odds minimise the NLL of the labels; what they cost,
+`price / n` each, shrinks them where rows are few.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The validation rows of a classifier, measured: logits and labels, novelty, and what dropout does to the logits.
 
 The data are read once. Novelty comes from leverage of features and, where the model can be differentiated, of the mask
-gradients of the largest logit: one backward pass, whatever the number of classes. Logits of draws are kept for all rates, as every temperature is tried on them. Of maps some
-pixels of every image are kept.
+gradients of the largest logit: one backward pass, whatever the number of classes. Logits of draws are kept for all
+rates, as every temperature is tried on them. Of maps some pixels of every image are kept.
 """
 
 from __future__ import annotations
@@ -144,8 +144,9 @@ def measure_classes(network: Network, data: Any, plan: Plan) -> MeasuredClasses:
     check_labels(found["labels"], found["logits"].shape[1])
     check_logits(found["logits"], found["labels"], binary=binary)
     if features is not None:
-        kinds = [GradientLeverage()] if gradients else []
-        kinds += [Leverage()] if "leverage" in names or not gradients else []
+        kinds: list[GradientLeverage | Leverage] = [GradientLeverage()] if gradients else []
+        if "leverage" in names or not gradients:
+            kinds.append(Leverage())
         scalar = replace(plan, readout=lambda output: largest_logit(part_of(output, plan.readout)))
         reference = Reference(network, scalar if gradients else plan, sites, features, noted)
         rows = reference.validation_rows(found["logits"] if gradients else None)

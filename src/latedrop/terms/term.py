@@ -128,7 +128,7 @@ class BatchContext:
 
     @property
     def gradients(self) -> Tensor:
-        """The mask gradients of each of K outputs, or of what `of` makes of them, `(N, K, D)`; see `terms.gradients`."""
+        """The mask gradients of each of K outputs, or of what `of` makes of the output, `(N, K, D)`."""
         if self._gradients is None:
             self._differentiate()
         assert self._gradients is not None
