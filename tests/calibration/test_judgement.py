@@ -10,10 +10,10 @@ from torch import nn
 
 import latedrop
 from latedrop.calibration.cross_validation import crossed, share_error
+from latedrop.calibration.groups import Held, Inputs, by_deviation, by_input, input_columns
 from latedrop.calibration.verdict import Verdict, judged
 from latedrop.errors import ArgumentError
 from latedrop.evaluation.evaluation import compare, in_use
-from latedrop.calibration.groups import Held, Inputs, by_deviation, by_input, input_columns
 from latedrop.evaluation.judgement import judge, output_names
 from latedrop.evaluation.requirements import parsed_requirements
 from rounding import rounding

@@ -48,8 +48,8 @@ def rows(count: int = 40, seed: int = 0) -> torch.Tensor:
     return torch.randn(count, 3, generator=torch.Generator().manual_seed(seed))
 
 
-def calibrated(outputs: int = 1, **options: Any) -> latedrop.Predictor:
-    model, x = network(outputs), rows()
+def calibrated(outputs: int = 1, count: int = 40, **options: Any) -> latedrop.Predictor:
+    model, x = network(outputs), rows(count)
     with torch.no_grad():
         y = model(x) + 0.1 * torch.sin(40 * x[:, :1])
     found: latedrop.Predictor = latedrop.calibrate(model, (x, y), progress=False, **options)
@@ -57,9 +57,10 @@ def calibrated(outputs: int = 1, **options: Any) -> latedrop.Predictor:
 
 
 def by_terms() -> latedrop.Predictor:
-    terms = ["dropout", "leverage", "neighbours", latedrop.terms.InputNoise(0.1), latedrop.terms.Size()]
-    unit = latedrop.Standardized(1.0, 2.0)
-    return calibrated(method=latedrop.Terms(terms), reference=rows(60, 1), target=unit)
+    terms = ["dropout", "leverage", "gradients", "neighbours", latedrop.terms.InputNoise(0.1), latedrop.terms.Size()]
+    terms += [latedrop.terms.ErrorForest(trees=2)]
+    method = latedrop.Terms(terms, mean="corrected")
+    return calibrated(count=64, method=method, reference=rows(60, 1), target=latedrop.Standardized(1.0, 2.0))
 
 
 def by_rates() -> latedrop.Predictor:

@@ -179,6 +179,15 @@ def calibrate_cross_fitted(
     plan = Plan(method=method, reference=reference, readout=readout, sites=sites, progress=progress).for_numbers()  # type: ignore[arg-type]
     if not isinstance(plan.method, Terms):
         raise ArgumentError(f"expected method=Terms(...) for folds; found {plan.method.name!r}.")
+    learners = [term.name for term in plan.method.objects if term.needs_errors]
+    if plan.method.mean == "corrected" or (learners and plan.method.chosen):
+        raise ArgumentError(
+            f"expected terms that learn nothing from errors for folds, as `model` has seen every row; found {learners} "
+            f"and mean={plan.method.mean!r}. Leave these out."
+        )
+    if learners:
+        terms = [term for term in plan.method.objects if not term.needs_errors]
+        plan = replace(plan, method=replace(plan.method, terms=terms))
     network = Network(model)
     with catch_warnings():
         filterwarnings("ignore", "only .* validation rows", LatedropWarning)  # of each fold, not of all together

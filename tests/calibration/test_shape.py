@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 import torch
 from scipy.optimize import minimize
 from torch import Tensor
 
-from benchmarks.instead.shape_fit import Guard, crossed_shape, fit_shape, typical_shares
+from latedrop.calibration import shape
+from latedrop.calibration.fitted_terms import Guard
+from latedrop.calibration.shape import Block, blocks_of, fit_terms
+from latedrop.terms import Dropout, ErrorForest, Leverage
 from rounding import assert_same_doubles
 
-SHARES = typical_shares(["leverage", "dropout"])
+BLOCKS = [Block([0], 0.2), Block([1], 0.1)]
+SHARES = torch.tensor([0.5, 0.2, 0.1], dtype=torch.float64) / 0.8
 
 
 def rows_of(count: int, truth: tuple[float, ...] = (0.5, 2.0, 0.0), seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -25,41 +27,43 @@ def rows_of(count: int, truth: tuple[float, ...] = (0.5, 2.0, 0.0), seed: int = 
     return torch.from_numpy(error)[:, None], torch.from_numpy(columns)[:, None]
 
 
-def test_typical_shares_add_up_to_one() -> None:
-    assert_same_doubles(SHARES, torch.tensor([0.5, 0.2, 0.1], dtype=torch.float64) / 0.8)
-    assert float(typical_shares(["leverage", "dropout", "forest"]).sum()) == pytest.approx(1)
+def test_terms_have_their_typical_shares() -> None:
+    names = ["dropout:a", "dropout:b", "leverage", "forest"]
+    assert blocks_of(Dropout(), names) == [Block([0, 1], 0.1)]
+    assert blocks_of(Leverage(), names) == [Block([2], 0.2)]
+    assert blocks_of(ErrorForest(), names) == [Block([3], 1.0, True)]
 
 
-def test_few_rows_have_the_typical_shape_and_their_own_scale() -> None:
+def test_few_rows_have_the_typical_shape_and_their_own_scale(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shape, "_TYPICAL_ROWS", 1e9)
     error, columns = rows_of(5)
-    fit = fit_shape(error, columns, torch.ones(1, 2), SHARES, weight=1e9)
-    shape = torch.cat([fit.floors[:, None], fit.coefficients], 1)[0]
+    fit = fit_terms(error, columns, BLOCKS, torch.ones(1, 2))
+    found = torch.cat([fit.floors[:, None], fit.coefficients], 1)[0]
     scale = (error[:, 0].square() / (SHARES[0] + columns[:, 0] @ SHARES[1:])).mean()
-    torch.testing.assert_close(shape, scale * SHARES, rtol=1e-4, atol=0)
+    torch.testing.assert_close(found, scale * SHARES, rtol=1e-4, atol=0)
 
 
 def test_many_rows_have_their_way() -> None:
     error, columns = rows_of(40_000)
-    fit = fit_shape(error, columns, torch.ones(1, 2), SHARES)
+    fit = fit_terms(error, columns, BLOCKS, torch.ones(1, 2))
     assert float(fit.floors) == pytest.approx(0.5, abs=0.05)
     assert float(fit.coefficients[0, 0]) == pytest.approx(2, abs=0.1)
     assert float(fit.coefficients[0, 1]) < 0.05
 
 
-@pytest.mark.parametrize("nu", [4.0, math.inf])
-def test_no_other_coefficients_are_cheaper(nu: float) -> None:
+def test_no_other_coefficients_are_cheaper(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shape, "_TYPICAL_ROWS", 30.0)
     error, columns = rows_of(80, (1.0, 0.2, 1.0), seed=1)
     sizes = columns.mean(0)
-    fit = fit_shape(error, columns, sizes, SHARES, weight=30, nu=nu)
+    fit = fit_terms(error, columns, BLOCKS, sizes)
     e2 = error[:, 0].square()
     units = torch.cat([torch.ones(80, 1), columns[:, 0] / sizes], 1)
 
     def cost(logs: np.ndarray) -> float:
         v = units @ torch.from_numpy(logs).exp()
-        loss = e2 / v if math.isinf(nu) else (nu + 1) * torch.log1p(e2 / v / nu)
         off = torch.from_numpy(logs) - SHARES.log()
         off = off - SHARES @ off
-        return float((loss + v.log()).sum() / 2 + 30 / 4 * SHARES @ off.square())
+        return float((e2 / v + v.log()).sum() / 2 + 30 / 4 * SHARES @ off.square())
 
     found = torch.cat([fit.floors, fit.coefficients[0] * sizes[0]]).log().numpy()
     best = minimize(cost, found + 0.3, method="Nelder-Mead", options={"xatol": 1e-6, "fatol": 1e-10, "maxiter": 4000})
@@ -70,15 +74,15 @@ def test_no_other_coefficients_are_cheaper(nu: float) -> None:
 def test_units_of_errors_and_columns_cancel() -> None:
     error, columns = rows_of(60)
     units = torch.tensor([1e-4, 1e5]).double()
-    one = fit_shape(error, columns, columns.mean(0), SHARES)
-    other = fit_shape(1e3 * error, columns * units, columns.mean(0) * units, SHARES)
+    one = fit_terms(error, columns, BLOCKS)
+    other = fit_terms(1e3 * error, columns * units, BLOCKS)
     torch.testing.assert_close(1e6 * one.variance(columns), other.variance(columns * units), rtol=1e-5, atol=0)
 
 
 def test_a_column_without_size_is_left_out() -> None:
     error, columns = rows_of(60)
     columns[:, :, 1] = 0
-    fit = fit_shape(error, columns, columns.mean(0), SHARES)
+    fit = fit_terms(error, columns, BLOCKS)
     assert float(fit.coefficients[0, 1]) == 0
     assert bool((fit.variance(columns) > 0).all())
 
@@ -89,46 +93,47 @@ def test_a_row_that_counts_twice_is_as_good_as_two() -> None:
     weights[:20] = 2
     twice = [torch.cat([part, part[:20]]) for part in (error, columns)]
     sizes = columns.mean(0)
-    one = fit_shape(error, columns, sizes, SHARES, weights, rows=80)
-    other = fit_shape(*twice, sizes, SHARES)
+    one = fit_terms(error, columns, BLOCKS, sizes, weights=weights, worth=80)
+    other = fit_terms(*twice, BLOCKS, sizes)
     torch.testing.assert_close(one.variance(columns), other.variance(columns), rtol=1e-5, atol=0)
 
 
 def test_outputs_are_fitted_apart() -> None:
     first, second = rows_of(50, seed=1), rows_of(50, (1.0, 0.1, 3.0), seed=2)
     error, columns = (torch.cat(part, 1) for part in zip(first, second, strict=True))
-    both = fit_shape(error, columns, columns.mean(0), SHARES).variance(columns)
+    both = fit_terms(error, columns, BLOCKS).variance(columns)
     for k, (e, u) in enumerate((first, second)):
-        assert_same_doubles(both[:, k], fit_shape(e, u, u.mean(0), SHARES).variance(u)[:, 0])
+        assert_same_doubles(both[:, k], fit_terms(e, u, BLOCKS).variance(u)[:, 0])
 
 
-def test_a_row_does_not_see_its_own_error_in_cross_validation() -> None:
-    error, columns = rows_of(40)
-    changed = error.clone()
-    changed[7] *= 50
-    sizes = columns.mean(0)
-    one, other = (crossed_shape(e, columns, sizes, SHARES) for e in (error, changed))
-    assert_same_doubles(other[7], one[7])
-    assert float(other.sum()) > 2 * float(one.sum())
+def test_a_forest_has_a_fit_without_it_beside() -> None:
+    error, columns = rows_of(60)
+    blocks = [BLOCKS[0], Block([1], 1.0, True)]
+    fit = fit_terms(error, columns, blocks)
+    assert fit.without is not None
+    assert_same_doubles(fit.without.variance(columns), fit_terms(error, columns, blocks[:1]).variance(columns))
+    assert fit_terms(error, columns, BLOCKS).without is None
 
 
 def guard_of(limit: float = 4.0) -> Guard:
-    one = torch.ones(1).double()
-    return Guard(torch.full((1, 2), limit).double(), 0.5 * one, 0 * one, 9 * one)
+    return Guard(("leverage", "gradients"), ((limit,), (limit,)), (0.5,), (0.0,), (9.0,))
+
+
+def ratio(leverage: Tensor) -> Tensor:
+    return guard_of().ratio(leverage.unbind(1))
 
 
 def test_usual_rows_keep_their_variance() -> None:
     variance, mean = torch.rand(20, 1).double(), torch.zeros(20, 1)
-    novelty = guard_of().novelty(torch.linspace(0, 4, 20)[:, None, None].expand(20, 1, 2))
+    novelty = ratio(torch.linspace(0, 4, 20)[:, None, None].expand(20, 2, 1))
     assert_same_doubles(guard_of().grown(variance, novelty, mean, 10 * variance), variance)
 
 
 def test_strange_rows_grow_in_proportion_up_to_the_ceiling() -> None:
-    guard = guard_of()
-    lev = torch.tensor([[[8.0, 0.0]], [[1.0, 40.0]], [[4e9, 4.0]], [[4e9, 4e9]]])
+    lev = torch.tensor([[[8.0], [0.0]], [[1.0], [40.0]], [[4e9], [4.0]], [[4e9], [4e9]]])
     mean = torch.tensor([[0.0], [0.0], [0.0], [4.0]])
     variance = torch.full((4, 1), 0.25).double()
-    found = guard.grown(variance, guard.novelty(lev), mean)
+    found = guard_of().grown(variance, ratio(lev), mean)
     assert_same_doubles(found[:, 0], torch.tensor([2 * 0.25 + 0.5, 10 * 0.25 + 9 * 0.5, 9.0, 25.0]).double())
 
 
@@ -145,13 +150,3 @@ def test_beyond_the_limit_the_larger_fit_counts() -> None:
     found = guard_of().grown(variance, novelty, torch.zeros(3, 1), without)
     expected = torch.tensor([0.2, 1.001 * 0.6 + 0.0005, 1.001 * 0.2 + 0.0005], dtype=torch.float64)
     assert_same_doubles(found[:, 0], expected)
-
-
-def test_a_guard_is_fitted_to_usual_rows() -> None:
-    torch.manual_seed(0)
-    leverage, error, target = torch.rand(1000, 2, 3), torch.randn(50, 2), 3 + torch.randn(50, 2)
-    guard = Guard.fit(leverage, error, target)
-    assert_same_doubles(guard.limits, leverage.double().quantile(0.95, 0))
-    assert_same_doubles(guard.constants, error.double().square().mean(0))
-    assert_same_doubles(guard.spreads, target.double().var(0, correction=0))
-    assert_same_doubles(guard.novelty(leverage), (leverage / guard.limits).flatten(1).amax(1))

@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from benchmarks.instead.mask_gradients import Leverage, folded, largest_logit, mask_gradients
 from latedrop import find_sites, linearize
 from latedrop.errors import DataError
-from latedrop.network.network import Network
+from latedrop.terms import BatchContext, GradientLeverage, Leverage
+from latedrop.terms import gradients as folding
+from latedrop.terms.gradients import folded
 from rounding import assert_same_doubles, assert_same_up_to_rounding
 
 
@@ -31,9 +32,16 @@ class Cnn(nn.Module):
         return self.last(h.mean((2, 3)))
 
 
-def gradients(model: nn.Module, x: Tensor, readout: object = None) -> tuple[Tensor, Tensor]:
-    parts = list(mask_gradients(Network.of(model), x, find_sites(model, x), readout))  # type: ignore[arg-type]
-    return torch.cat([output for output, _ in parts]), torch.cat([phi for _, phi in parts])
+def gradients(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+    rows = BatchContext(model, x, find_sites(model, x), None, None, gradients=True)
+    return rows.mean, rows.gradients
+
+
+def measured(term: GradientLeverage, phi: Tensor, *, own: bool = False) -> Tensor:
+    """The leverage `(n, K)` of mask gradients `(n, K, D)`."""
+    rows = BatchContext(mlp(), None, find_sites(mlp(), torch.ones(2, 3)), None, None, torch.zeros(1) if own else None)
+    rows.remember(mean=torch.zeros(phi.shape[:2]), gradients=phi)
+    return term.values(rows)
 
 
 def direct(phi: Tensor, reference: Tensor, ridge: float) -> Tensor:
@@ -72,28 +80,21 @@ def test_a_convolution_has_one_number_per_channel() -> None:
         assert_same_up_to_rounding(phi[:, k, :5], expected.flatten(1), scale=float(phi.abs().max()))
 
 
-def test_the_largest_logit_is_the_one_that_is_differentiated() -> None:
-    model, x = mlp(4), torch.randn(15, 3)
-    logits, each = gradients(model, x)
-    output, phi = gradients(model, x, largest_logit())
-    assert_same_up_to_rounding(output[:, 0], logits.amax(1))
-    assert_same_up_to_rounding(phi[:, 0], each[torch.arange(15), logits.argmax(1)])
-
-
 def test_leverage_is_the_quadratic_form_for_every_output() -> None:
     torch.manual_seed(2)
     reference, phi = torch.randn(40, 2, 6).double(), torch.randn(9, 2, 6).double()
-    metric = Leverage.fit(reference.split(11), ridge=0.01)
+    metric = GradientLeverage(0.01).learned_from(reference.split(11), False)
     expected = torch.stack([direct(phi[:, k], reference[:, k], 0.01) for k in range(2)], 1)
-    assert_same_doubles(metric.values(phi), expected)
-    assert_same_doubles(metric.directions(phi).square().sum(2), expected)
-    assert_same_doubles(metric.dropout, reference.square().sum(2).mean(0))
+    assert_same_doubles(measured(metric, phi), expected)
+    assert_same_doubles(metric.directions(phi).square().sum(2).T, expected)
+    of_features = Leverage(0.01).learned_from([part[:, 0] for part in reference.split(11)], False)
+    assert_same_doubles(of_features.directions(phi[:, :1]).square().sum(2)[0], expected[:, 0])
 
 
 def test_fewer_rows_than_units_have_a_larger_ridge() -> None:
     torch.manual_seed(3)
     reference, phi = torch.randn(10, 1, 30).double(), torch.randn(9, 1, 30).double()
-    found = Leverage.fit([reference], ridge=0.01).values(phi)[:, 0]
+    found = measured(GradientLeverage(0.01).learned_from([reference], False), phi)[:, 0]
     assert_same_doubles(found, direct(phi[:, 0], reference[:, 0], 0.01))
 
 
@@ -101,39 +102,43 @@ def test_a_reference_row_is_left_out_for_itself() -> None:
     """The same as with the matrix of the other rows, at the ridge of all."""
     torch.manual_seed(4)
     rows = torch.randn(30, 1, 4).double()
-    metric = Leverage.fit([rows], ridge=0.05)
+    own = GradientLeverage(0.05).learned_from([rows], True)
     constant = rows.square().sum(2).mean().sqrt()
     h = torch.cat([rows[:, 0], constant.expand(30, 1)], 1)
     total = h.T @ h + 30 * 0.05 * (h.T @ h / 30).trace() / 5 * torch.eye(5).double()
     expected = [h[i] @ torch.linalg.inv(total - torch.outer(h[i], h[i])) @ h[i] * 29 for i in range(30)]
-    assert_same_doubles(metric.values(rows, reference=True)[:, 0], torch.stack(expected))
-    assert_same_doubles(metric.sample, metric.values(rows, reference=True))
+    assert_same_doubles(measured(own, rows, own=True)[:, 0], torch.stack(expected))
+    assert own.sample is None
+    sample = GradientLeverage(0.05).learned_from([rows], False).sample
+    assert sample is not None
+    assert_same_doubles(sample[:, 0], torch.stack(expected))
 
 
 def test_the_unit_of_the_output_cancels() -> None:
     torch.manual_seed(5)
     reference, phi = torch.randn(40, 1, 6).double(), torch.randn(9, 1, 6).double()
-    expected = Leverage.fit([reference]).values(phi)
+    expected = measured(GradientLeverage().learned_from([reference], False), phi)
     for unit in (1e-6, 1e6):
-        assert_same_doubles(Leverage.fit([reference * unit]).values(phi * unit), expected)
+        assert_same_doubles(measured(GradientLeverage().learned_from([reference * unit], False), phi * unit), expected)
 
 
 def test_a_long_reference_is_sampled_evenly() -> None:
     torch.manual_seed(6)
     rows = torch.randn(5000, 1, 3).double()
-    metric = Leverage.fit(rows.split(700))
-    every = metric.values(rows, reference=True)
-    assert 512 <= len(metric.sample) <= 1024
-    assert_same_doubles(metric.sample, every[:: -(-5000 // len(metric.sample))])
+    sample = GradientLeverage().learned_from(rows.split(700), False).sample
+    every = measured(GradientLeverage().learned_from([rows], True), rows, own=True)
+    assert sample is not None
+    assert 512 <= len(sample) <= 1024
+    assert_same_doubles(sample, every[:: -(-5000 // len(sample))])
 
 
 def test_a_fold_keeps_inner_products_on_average() -> None:
     torch.manual_seed(7)
-    a, b = torch.randn(300).double(), torch.randn(300).double()
-    products = torch.stack([folded(a, 64, seed) @ folded(b, 64, seed) for seed in range(400)])
-    error = products.std() / 20
-    assert abs(float(products.mean() - a @ b)) < 4 * float(error)
-    assert folded(a, 300, 0) is a
+    pairs = torch.randn(400, 2, 300).double()
+    narrow = folded(pairs, 64)
+    off = (narrow[:, 0] * narrow[:, 1]).sum(1) - (pairs[:, 0] * pairs[:, 1]).sum(1)
+    assert abs(float(off.mean())) < 4 * float(off.std()) / 20
+    assert folded(pairs, 300) is pairs
 
 
 def test_many_units_are_ordered_as_without_a_fold() -> None:
@@ -143,32 +148,20 @@ def test_many_units_are_ordered_as_without_a_fold() -> None:
     reference = (torch.randn(600, 20).double() @ loadings)[:, None]
     off = torch.linspace(0, 2, 50).double()[:, None] * torch.randn(50, 3000).double()
     new = (torch.randn(50, 20).double() @ loadings + off)[:, None]
-    whole = Leverage.fit([reference], widest=3000).values(new)[:, 0]
-    metric = Leverage.fit([reference], widest=256)
-    found = metric.values(new)[:, 0]
-    assert metric.root.shape == (1, 257, 257)
+    whole, found = (
+        measured(GradientLeverage().learned_from([folded(reference, width)], False), folded(new, width))[:, 0]
+        for width in (3000, 256)
+    )
     assert float(torch.corrcoef(torch.stack([whole.log(), found.log()]))[0, 1]) > 0.95
 
 
-def test_many_outputs_share_the_memory() -> None:
-    metric = Leverage.fit([torch.randn(30, 300, 200)])
-    assert metric.root.numel() < 2**22 * 1.1
-    assert metric.values(torch.randn(3, 300, 200)).shape == (3, 300)
-
-
-def test_the_state_is_arrays_and_numbers() -> None:
-    torch.manual_seed(9)
-    metric = Leverage.fit([torch.randn(50, 2, 700)], widest=64, seed=3)
-    again = Leverage.from_state(metric.state())
-    phi = torch.randn(8, 2, 700)
-    assert_same_doubles(again.values(phi), metric.values(phi))
-    assert all(type(value).__name__ in ("ndarray", "int") for value in metric.state().values())
+def test_many_units_are_folded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folding, "WIDEST", 10)
+    assert gradients(mlp(2), torch.randn(4, 3))[1].shape == (4, 2, 10)
 
 
 def test_rows_of_other_widths_and_single_rows_are_refused() -> None:
-    with pytest.raises(DataError, match="expected mask gradients of 1 outputs and 4 units in every batch"):
-        Leverage.fit([torch.randn(5, 1, 4), torch.randn(5, 1, 6)])
     with pytest.raises(DataError, match="expected at least 2 reference rows; found 1"):
-        Leverage.fit([torch.randn(1, 1, 4)])
-    with pytest.raises(DataError, match="Calibrate again with the sites"):
-        Leverage.fit([torch.randn(5, 1, 4)]).values(torch.randn(5, 1, 3))
+        GradientLeverage().learned_from([torch.randn(1, 1, 4)], False)
+    with pytest.raises(DataError, match="without sites whose width changes with the input"):
+        measured(GradientLeverage().learned_from([torch.randn(5, 1, 4)], False), torch.randn(5, 1, 3))

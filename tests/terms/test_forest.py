@@ -1,0 +1,187 @@
+"""Trees as arrays and the forest of squared errors, against scikit-learn's own predictions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from sklearn.decomposition import PCA
+from sklearn.ensemble import RandomForestRegressor
+from torch import Tensor, nn
+
+from latedrop import find_sites
+from latedrop.errors import DataError
+from latedrop.records import FieldError
+from latedrop.terms import BatchContext, ErrorForest, forest
+from latedrop.terms.trees import Trees
+
+
+def rows_of(count: int = 400, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Errors whose standard deviation follows the first input: 0.2 below 0, 2 above."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(count, 4))
+    return x, rng.normal(size=(count, 1)) * np.where(x[:, :1] > 0, 2, 0.2)
+
+
+def batch(x: np.ndarray, outputs: int = 1, weights: np.ndarray | None = None, *, fitted: bool = False) -> BatchContext:
+    """Rows whose table is x and whose prediction is 0; the validation rows themselves where they are to be fitted."""
+    net = nn.Sequential(nn.Linear(x.shape[1], 3), nn.Tanh(), nn.Linear(3, outputs))
+    table = torch.from_numpy(np.float32(x))
+    rows = BatchContext(net, table, find_sites(net, table[:2]), None, None, torch.arange(len(x)) if fitted else None)
+    rows.remember(mean=torch.zeros(len(x), outputs), table=table)
+    rows.weights = None if weights is None else torch.from_numpy(weights)
+    return rows
+
+
+def learned(x: np.ndarray, error: np.ndarray, weights: np.ndarray | None = None, trees: int = 100) -> ErrorForest:
+    return ErrorForest(trees).learned_from_errors(
+        batch(x, error.shape[1], weights, fitted=True), torch.from_numpy(error)
+    )
+
+
+def columns_of(model: ErrorForest) -> np.ndarray:
+    assert model.out_of_bag is not None
+    return model.out_of_bag.numpy()
+
+
+def predicted(model: ErrorForest, x: np.ndarray, outputs: int = 1) -> np.ndarray:
+    return model.values(batch(x, outputs)).double().numpy()
+
+
+def sums(trees: Trees, x: np.ndarray) -> Tensor:
+    return trees.sums(torch.from_numpy(np.float32(x)))
+
+
+def test_trees_predict_what_scikit_learn_predicts() -> None:
+    x, y = rows_of()
+    y = np.concatenate([y, x[:, 1:2] ** 2], 1)
+    model = RandomForestRegressor(30, min_samples_leaf=3, random_state=0).fit(x, y)
+    trees = Trees.joined([each.tree_ for each in model.estimators_], 1 / 30, 4)
+    new = np.random.default_rng(1).normal(size=(300, 4)) * 2
+    np.testing.assert_allclose(sums(trees, new), model.predict(new), rtol=1e-5, atol=1e-6)
+
+
+def test_values_at_a_threshold_go_where_scikit_learn_sends_them() -> None:
+    x = np.float32(np.random.default_rng(0).integers(0, 9, (200, 2))) / np.float32(10)
+    y = np.random.default_rng(1).normal(size=200)
+    model = RandomForestRegressor(20, random_state=0).fit(x, y)
+    trees = Trees.joined([each.tree_ for each in model.estimators_], 1 / 20, 2)
+    cuts = np.concatenate([each.tree_.threshold[each.tree_.feature == 0] for each in model.estimators_])
+    grid = np.stack([np.float32(cuts), np.full(len(cuts), 0.35, np.float32)], 1)
+    np.testing.assert_allclose(sums(trees, grid)[:, 0], model.predict(grid), rtol=1e-5, atol=1e-6)
+
+
+def test_rows_in_parts_are_predicted_as_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, error = rows_of()
+    model = learned(x, error, trees=10)
+    expected = predicted(model, x)
+    monkeypatch.setattr("latedrop.terms.trees._CELLS", 70)
+    np.testing.assert_array_equal(predicted(model, x), expected)
+
+
+def test_the_forest_finds_where_errors_are_large() -> None:
+    x, error = rows_of()
+    model = learned(x, error)
+    new = np.random.default_rng(2).normal(size=(500, 4))
+    found, large, columns = predicted(model, new)[:, 0], new[:, 0] > 0, columns_of(model)
+    assert np.median(found[large]) == pytest.approx(4, rel=0.4)
+    assert np.median(found[~large]) < 1
+    assert np.median(columns[x[:, 0] > 0]) > 5 * np.median(columns[x[:, 0] <= 0])
+
+
+def test_columns_of_noise_are_out_of_bag() -> None:
+    """In bag a tree's own rows would make the column follow the squared errors, though nothing can be predicted."""
+    rng = np.random.default_rng(3)
+    x, error = rng.normal(size=(500, 3)), rng.normal(size=(500, 1))
+    model = learned(x, error)
+    inside = np.corrcoef(predicted(model, x)[:, 0], error[:, 0] ** 2)[0, 1]
+    outside = np.corrcoef(columns_of(model)[:, 0], error[:, 0] ** 2)[0, 1]
+    assert inside > 0.5
+    assert abs(outside) < 4 / np.sqrt(500)
+    validation = batch(x, fitted=True)
+    np.testing.assert_allclose(model.values(validation), columns_of(model), rtol=1e-6)
+
+
+def test_the_unit_of_the_errors_is_kept_for_each_output() -> None:
+    x, error = rows_of()
+    model = learned(x, np.concatenate([error, 1e4 * error], 1), trees=20)
+    for found in (columns_of(model), predicted(model, x, 2)):
+        np.testing.assert_allclose(found[:, 1], 1e8 * found[:, 0], rtol=1e-5)
+
+
+def test_of_many_rows_a_tree_sees_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, error = rows_of(500)
+    monkeypatch.setattr(forest, "_TREE_ROWS", 100)
+    model = learned(x, error, trees=20)
+    assert model.grown is not None
+    assert len(model.grown.roots) == 20
+    assert len(model.grown.nodes) <= 20 * (2 * 100 // 5)
+    columns = columns_of(model)
+    assert np.median(columns[x[:, 0] > 0]) > 3 * np.median(columns[x[:, 0] <= 0])
+
+
+def test_rows_that_count_nothing_change_nothing() -> None:
+    x, error = rows_of(300)
+    weights = np.r_[np.ones(200), np.zeros(100)]
+    wrong = error.copy()
+    wrong[200:] *= 100
+    one, other = (predicted(learned(x, e, weights, trees=20), x) for e in (error, wrong))
+    np.testing.assert_allclose(one, other)
+
+
+@pytest.mark.parametrize(
+    ("name", "place", "value"),
+    [
+        ("nodes", (0, 2), 10**6),
+        ("nodes", (1, 2), -1),
+        ("nodes", (0, 0), 99),
+        ("nodes", (0, 0), 0.5),
+        ("roots", (0,), 10**6),
+        ("leaves", (0, 0), float("inf")),
+        ("depth", None, -1),
+    ],
+)
+def test_trees_that_point_nowhere_are_refused(name: str, place: tuple[int, ...] | None, value: float) -> None:
+    trees = learned(*rows_of(), trees=5).grown
+    assert trees is not None
+    assert trees.checked() is trees
+    changed = value if place is None else getattr(trees, name).clone()
+    if place is not None:
+        changed[place] = value
+    with pytest.raises(FieldError):
+        replace(trees, **{name: changed}).checked()
+
+
+def test_few_rows_and_other_inputs_are_refused() -> None:
+    x, error = rows_of()
+    with pytest.raises(DataError, match="expected at least 60 validation rows for an error forest; found 59"):
+        learned(x[:59], error[:59])
+    with pytest.raises(DataError, match="expected rows of 5 numbers for trees; found 4"):
+        predicted(learned(x, error, trees=5), x[:, :3])
+
+
+def test_it_looks_at_logarithms_of_terms_before_it() -> None:
+    x, _ = rows_of()
+    rows = batch(x, fitted=True)
+    rows.totals["leverage"] = torch.exp(torch.arange(400.0))[:, None].clamp_max(1e30)
+    rows.totals["dropout"] = torch.zeros(400, 1)
+    found = ErrorForest().looking_at(rows)
+    assert found.beside == ("leverage", "dropout")
+    numbers = found.numbers(rows)
+    assert numbers.shape == (400, 4 + 1 + 2)
+    torch.testing.assert_close(numbers[:60, 5], torch.arange(60.0))
+    assert bool(numbers.isfinite().all())
+
+
+def test_rows_that_are_no_table_have_components_of_features() -> None:
+    rng = np.random.default_rng(4)
+    features = rng.normal(size=(80, 50)) @ rng.normal(size=(50, 50)) + 3
+    rows = batch(np.zeros((80, 4)), fitted=True)
+    rows.x = None
+    rows.remember(torch.from_numpy(features), torch.zeros(80, 1))
+    numbers = ErrorForest().looking_at(rows).numbers(rows)
+    expected = PCA(32, svd_solver="full").fit_transform(features)
+    np.testing.assert_allclose(numbers[:, :32].abs(), np.abs(expected), rtol=1e-4, atol=1e-4)
+    assert numbers.shape == (80, 33)
