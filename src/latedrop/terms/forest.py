@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import KW_ONLY, dataclass, field, replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +25,7 @@ from latedrop.stored_tensors import StoredTensor
 from latedrop.terms.term import BatchContext, Term
 from latedrop.terms.trees import Trees, require_sklearn
 
-__all__ = ["LEAST_ROWS", "ErrorForest"]
+__all__ = ["LEAST_ROWS", "ErrorForest", "grow"]
 
 LEAST_ROWS = 60
 """With fewer rows a forest gains nothing."""
@@ -106,8 +106,8 @@ class ErrorForest(Term):
         squares = error.reshape(len(error), -1).double().square().cpu().numpy()
         weights = None if rows.weights is None else rows.weights.double().cpu().numpy()
         size = np.average(squares, 0, weights)
-        trees, bag = _fitted(inputs, squares / np.where(size > 0, size, 1), weights, self.trees, self.seed)
-        grown = Trees.joined(trees, size / self.trees, inputs.shape[1])
+        grown, bag = grow(inputs, squares / np.where(size > 0, size, 1), weights, self.trees, self.seed)
+        grown = replace(grown, leaves=(grown.leaves * torch.from_numpy(size)).float())
         found = replace(found, grown=grown, least=tuple((_LEAST * size).tolist()))
         found.out_of_bag = torch.from_numpy(np.maximum(bag, _LEAST) * size).reshape(error.shape)  # type: ignore[misc]
         return found
@@ -162,14 +162,14 @@ class ErrorForest(Term):
         return self.basis is not None
 
 
-def _fitted(
+def grow(
     inputs: npt.NDArray[np.float32],
     squares: npt.NDArray[np.float64],
-    weights: npt.NDArray[np.float64] | None,
-    trees: int,
-    seed: int,
-) -> tuple[list[Any], npt.NDArray[np.float64]]:
-    """Fit squares `(n, K)`; return the trees, and their predictions out of bag."""
+    weights: npt.NDArray[np.float64] | None = None,
+    trees: int = 100,
+    seed: int = 0,
+) -> tuple[Trees, npt.NDArray[np.float64]]:
+    """Fit trees to squares `(n, K)` of about 1; also return their predictions out of bag."""
     from sklearn.ensemble import RandomForestRegressor
 
     count = len(squares)
@@ -186,4 +186,5 @@ def _fitted(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # some rows may be in every bag where trees are few
         forest.fit(inputs, squares if squares.shape[1] > 1 else squares[:, 0], weights)
-    return [tree.tree_ for tree in forest.estimators_], forest.oob_prediction_.reshape(count, -1)
+    grown = Trees.joined([tree.tree_ for tree in forest.estimators_], 1 / trees, inputs.shape[1])
+    return grown, forest.oob_prediction_.reshape(count, -1)

@@ -35,9 +35,9 @@ class Scores:
 
     z: Tensor
 
-    def interval(self, level: float) -> float:
-        """Return half the width of the interval, in units of sigma."""
-        place = math.ceil((len(self.z) + 1) * level - 1e-9)
+    def quantile(self, q: float) -> float:
+        """Return half the width of the central interval that ends at q, in units of sigma."""
+        place = math.ceil((len(self.z) + 1) * (2 * q - 1) - 1e-9)
         return float(self.z.abs().sort().values[place - 1]) if place <= len(self.z) else math.inf
 
     def nll(self, error: Tensor, variance: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The comparison of one network with what one would use instead: its parts, resuming and tables, on tiny data."""
+"""The comparison of latedrop with what one would use instead: its parts, resuming and tables, on tiny data."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks import instead
 from benchmarks.default_nets import trained
-from benchmarks.instead import __main__ as instead
-from benchmarks.instead.__main__ import APART, CHOSEN_ON, METHODS, Case, Predicted, figures, measures
-from benchmarks.instead.tails import Tail
+from benchmarks.instead import APART, CHOSEN_ON, METHODS, Case, Predicted, figures, measures
+from latedrop.calibration.tails import Tail
 from latedrop.metrics import crps, interval_score, nll
 
 
@@ -59,7 +59,7 @@ def test_halves_do_not_overlap_and_name_all_sets() -> None:
 
 def test_a_run_writes_each_unit_and_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(instead, "HALVES", {"chosen": ("boston-housing",), "apart": ("yacht",)})
-    monkeypatch.setattr(instead, "METHODS", {name: METHODS[name] for name in ("constant", "one network", "ensemble")})
+    monkeypatch.setattr(instead, "METHODS", {name: METHODS[name] for name in ("constant", "latedrop", "ensemble")})
     monkeypatch.setattr(instead, "SIZES", (10,))
     monkeypatch.setattr(instead, "STEPS", 60)
     monkeypatch.setattr(instead, "RESULTS", tmp_path)
@@ -73,13 +73,13 @@ def test_a_run_writes_each_unit_and_continues(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setitem(instead.METHODS, "constant + t", METHODS["constant + t"])
     instead.main(["--out", str(out), "--seeds", "1", "--nets", str(tmp_path / "nets")])
     more = json.loads(out.read_text())["units"]["yacht"]["0"]["in"]["10"]
-    assert set(more) == {"constant", "constant + t", "one network", "ensemble"}
+    assert set(more) == {"constant", "constant + t", "latedrop", "ensemble"}
     assert more["ensemble"] == record["units"]["yacht"]["0"]["in"]["10"]["ensemble"]  # seconds too: not measured again
     monkeypatch.setattr(instead, "unit", None)  # nothing is left to measure
     instead.main(["--out", str(out), "--seeds", "1"])
     monkeypatch.setattr(instead, "PAGE", tmp_path / "page.md")
     instead.main(["--out", str(out), "--page"])
-    assert "| one network | " in (tmp_path / "page.md").read_text()
+    assert "| latedrop | " in (tmp_path / "page.md").read_text()
 
 
 def test_kept_networks_answer_as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,10 +105,10 @@ def test_figures_are_medians_over_sets_of_means_over_units() -> None:
 
 def test_a_method_that_needs_more_rows_counts_as_the_one_that_it_falls_back_to() -> None:
     base = {"nll": 1.0, "crps": 2.0, "score": 4.0, "width": 1.0, "ranking": 0.0, "coverage": [0.5] * 5}
-    parts = {"constant": base, "one network": {**base, "nll": 0.5}}
-    more = {**parts, "one network, corrected mean": {**base, "nll": 0.2}}
+    parts = {"constant": base, "latedrop": {**base, "nll": 0.5}}
+    more = {**parts, "latedrop, corrected mean": {**base, "nll": 0.2}}
     record = {"units": {"a": {"0": {"in": {"all": parts}}}, "b": {"0": {"in": {"all": more}}}}}
-    found = figures(record, ["a", "b"], ["in"], "all", "one network, corrected mean")
+    found = figures(record, ["a", "b"], ["in"], "all", "latedrop, corrected mean")
     assert found is not None
     assert (found.sets, found.worst_set) == (2, "a")
     assert found.gain == pytest.approx(0.65)

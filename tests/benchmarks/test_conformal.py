@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.instead.conformal import Scores, forest_difficulty, neighbour_difficulty
+from benchmarks.conformal import Scores, forest_difficulty, neighbour_difficulty
 
 
 def rows_of(count: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -21,9 +21,9 @@ def rows_of(count: int, seed: int) -> tuple[Tensor, Tensor]:
 
 def test_the_quantile_counts_the_new_row() -> None:
     scores = Scores(torch.arange(1.0, 10.0).double() * torch.tensor([1.0, -1, 1, -1, 1, -1, 1, -1, 1]))
-    assert scores.interval(0.5) == 5
-    assert scores.interval(0.9) == 9
-    assert scores.interval(0.95) == math.inf
+    assert scores.quantile(0.75) == 5
+    assert scores.quantile(0.95) == 9
+    assert scores.quantile(0.975) == math.inf
 
 
 @pytest.mark.parametrize("kind", ["forest", "neighbours"])
@@ -36,7 +36,7 @@ def test_the_level_is_held_and_widths_follow_the_noise(kind: str) -> None:
         sigma, own = neighbour_difficulty(x, error)
         scores = Scores(error / own)
     new, errors = rows_of(4000, 1)
-    half = sigma(new) * scores.interval(0.9)
+    half = sigma(new) * scores.quantile(0.95)
     assert float((errors.abs() <= half).double().mean()) == pytest.approx(0.9, abs=0.05)
     large = new[:, 0] > 0
     assert float(half[large].median()) > 3 * float(half[~large].median())

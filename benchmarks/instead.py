@@ -1,8 +1,7 @@
-"""One network with what can be learned from its validation rows, beside what one would use instead.
+"""One network with its validation rows, beside what one would use instead.
 
     python -m benchmarks.instead                   # all sets; measures what the JSON lacks
     python -m benchmarks.instead --half chosen     # the sets on which choices were made; --half apart: the others
-    python -m benchmarks.instead --choose          # other choices, on the sets for choices alone
     python -m benchmarks.instead --page            # the page of tables, from the JSON alone
 
 A unit is one set and one seed. Five networks are trained for each situation; every method is fitted to some validation
@@ -12,15 +11,8 @@ rows and judged on test rows, in standardised units of the target. Situations ar
 Choices (ridge, leaf size, quantile, shrinkage, typical shares, what the guard looks at) were made on the sets of
 `CHOSEN_ON` alone, which were named before any result of the sets of `APART` was looked at. These have been looked at
 twice. The first time, with leverage of mask gradients alone and a guard at its 99 % quantile, 90 % intervals held 69 %
-under shift, where those of `calibrate` held 88 %. The sets of `CHOSEN_ON` held 87 % even then, so that the wish for
-wider intervals came from `APART`, and only how to widen them from `CHOSEN_ON`: the second look is no fresh test.
-
-In trials with six splits of each set of `CHOSEN_ON`, some 130 variants, features of about half of the test rows beyond
-a cut were out of the 95 % range of the reference rows, mask gradients of two fifths. So leverage of features became a
-term beside that of mask gradients, and the guard follows the larger of the two, each in units of its 95 % quantile over
-reference rows that are left out for themselves. `--choose` measures the nearest other choices. Other ceilings and
-limits from validation rows were worse; growth towards the ceiling, or a guard at 99 %, has a lower mean score and holds
-fewer rows; input distances did not help.
+under shift, where those of the default before held 88 %. The sets of `CHOSEN_ON` held 87 % even then, so that the wish
+for wider intervals came from `APART`, and only how to widen them from `CHOSEN_ON`: the second look is no fresh test.
 """
 
 from __future__ import annotations
@@ -34,7 +26,6 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
-from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -42,22 +33,18 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 import latedrop
+from benchmarks.conformal import Scores, forest_difficulty, neighbour_difficulty
 from benchmarks.default_data import SHARED, Rows, cuts, more, standardised
 from benchmarks.default_nets import HIDDEN, trained
-from benchmarks.instead import corrected_mean, error_model, shape_fit, variance_model
-from benchmarks.instead.conformal import Scores, forest_difficulty, neighbour_difficulty
-from benchmarks.instead.error_model import ErrorModel, error_inputs
-from benchmarks.instead.mask_gradients import Leverage, mask_gradients
-from benchmarks.instead.shape_fit import crossed_shape, fit_shape
-from benchmarks.instead.tails import Tail, fit_tail
-from benchmarks.instead.variance_model import VarianceModel
 from benchmarks.timing import RESULTS, first_line, machine
 from latedrop import metrics
+from latedrop.calibration.cross_validation import CrossValidation
 from latedrop.calibration.scale import fit_floor
+from latedrop.calibration.shape import Block, fit_terms
+from latedrop.calibration.tails import Tail, fit_tail
 from latedrop.errors import LatedropError
 from latedrop.files import write_aside
-from latedrop.network.network import Network
-from latedrop.terms.features import Features
+from latedrop.terms.forest import LEAST_ROWS, grow
 from studies.regression import data as uci
 
 CHOSEN_ON = (
@@ -149,10 +136,11 @@ def conformal_neighbours(case: Case) -> Rule:
 
 def _calibrated(case: Case, **options: Any) -> Rule:
     predictor = latedrop.calibrate(case.nets[0], case.pair, progress=False, **options)
+    tail = Tail.unit(predictor.calibration.degrees)
 
     def rule(x: Tensor) -> Predicted:
         found = predictor.predict(x)
-        return Predicted(found.mean[:, 0].double(), found.variance[:, 0].double())
+        return Predicted(found.mean[:, 0].double(), found.variance[:, 0].double(), tail)
 
     return rule
 
@@ -162,9 +150,9 @@ def paper(case: Case) -> Rule:
     return _calibrated(case, method="sample")
 
 
-def calibrated(case: Case) -> Rule:
-    """What `latedrop.calibrate` does by itself, with training inputs as reference rows."""
-    return _calibrated(case, reference=case.x_train)
+def default(case: Case, *, reference: bool = True, **options: Any) -> Rule:
+    """What `latedrop.calibrate` does by itself, with training inputs as reference rows or without."""
+    return _calibrated(case, reference=case.x_train if reference else None, method=latedrop.Terms(**options))
 
 
 def ensemble(case: Case, *, tail: bool = False, forest: bool = False) -> Rule:
@@ -174,18 +162,19 @@ def ensemble(case: Case, *, tail: bool = False, forest: bool = False) -> Rule:
         outputs = torch.stack([output(net, x) for net in case.nets])
         return outputs.mean(0)[:, None], outputs.var(0)[:, None]
 
-    def inputs(x: Tensor, mean: Tensor, raw: Tensor) -> Any:
-        return error_inputs(x.numpy(), mean.numpy(), raw.numpy())
-
     mean, raw = moments(case.x_val)
     error = case.y_val[:, None] - mean
-    model = None
-    if forest and len(error) >= error_model.LEAST_ROWS:
-        model, found = ErrorModel.fit(inputs(case.x_val, mean, raw), error.numpy())
-        columns = torch.stack([raw, torch.from_numpy(found)], 2)
-        shares = torch.tensor([0.3, 0.3, 0.4], dtype=torch.float64)
-        fit = fit_shape(error, columns, columns.mean(0), shares)
-        variance = crossed_shape(error, columns, columns.mean(0), shares)
+    trees = None
+    if forest and len(error) >= LEAST_ROWS:
+        size = error.square().mean()
+        trees, found = grow(_inputs(case.x_val, mean, raw), (error.square() / size).numpy())
+        columns = torch.stack([raw, size * torch.from_numpy(found)], 2)
+        blocks = [Block([0], 0.5), Block([1], 2 / 3)]
+        fit = fit_terms(error, columns, blocks)
+        variance = torch.empty_like(error)
+        for rest, out in CrossValidation().splits(len(error)):
+            part = fit_terms(error[rest], columns[rest], blocks, columns.mean(0))
+            variance[out] = part.variance(columns[out])
     else:
         scale, floor = (float(value) for value in fit_floor(mean[:, 0], raw[:, 0], case.y_val))
         variance = scale * raw + floor
@@ -193,47 +182,17 @@ def ensemble(case: Case, *, tail: bool = False, forest: bool = False) -> Rule:
 
     def rule(x: Tensor) -> Predicted:
         mean, raw = moments(x)
-        if model is None:
+        if trees is None:
             return Predicted(mean[:, 0], (scale * raw + floor)[:, 0], judged)
-        columns = torch.stack([raw, torch.from_numpy(model.predict(inputs(x, mean, raw)))], 2)
-        return Predicted(mean[:, 0], fit.variance(columns)[:, 0], judged)
+        learned = size * trees.sums(torch.from_numpy(_inputs(x, mean, raw)))
+        return Predicted(mean[:, 0], fit.variance(torch.stack([raw, learned], 2))[:, 0], judged)
 
     return rule
 
 
-def seen(net: nn.Sequential, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return predictions `(n, 1)`, mask gradients `(n, 1, U)` and features `(n, F)`."""
-    network, sites = Network.of(net), latedrop.find_sites(net, x[:8])
-    mean, phi = (torch.cat(part) for part in zip(*mask_gradients(network, x, sites), strict=True))
-    features = Features(tuple(site.name for site in sites)).of(network, x, sites)
-    return mean.double(), phi.double(), features.double()
-
-
-def one_network(case: Case, *, reference: bool = True, corrected: bool = False, features: bool = True) -> Rule:
-    """Dropout, both kinds of leverage, forest and floor, guarded, with a Student t; the mean corrected or not.
-
-    Without `features` all rows have the same, so that their leverage is a constant.
-    """
-
-    def look(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        mean, phi, enters = seen(net, x)
-        return mean, phi, enters if features else torch.zeros_like(enters)
-
-    net = case.nets[0]
-    mean, phi, enters = look(case.x_val)
-    _, usual_phi, usual_features = look(case.x_train) if reference else (mean, phi, enters)
-    metrics = Leverage.fit([usual_phi]), Leverage.fit([usual_features[:, None]])
-    corrected = corrected and len(mean) >= corrected_mean.LEAST_ROWS
-    target = case.y_val[:, None]
-    model, _ = VarianceModel.fit(
-        case.x_val, mean, phi, enters, target, *metrics, reference=reference, corrected=corrected
-    )
-
-    def rule(x: Tensor) -> Predicted:
-        found = model.predict(x, *look(x))
-        return Predicted(found.mean[:, 0], found.variance[:, 0], model.tail)
-
-    return rule
+def _inputs(x: Tensor, mean: Tensor, raw: Tensor) -> Any:
+    """What a forest looks at: the row, the prediction, and the logarithm of the variance between networks."""
+    return torch.cat([x.double(), mean, raw.clamp_min(1e-30).log()], 1).float().numpy()
 
 
 METHODS: dict[str, Callable[[Case], Rule]] = {
@@ -243,10 +202,10 @@ METHODS: dict[str, Callable[[Case], Rule]] = {
     "conformal, forest": conformal_forest,
     "conformal, neighbours": conformal_neighbours,
     "paper": paper,
-    "calibrate": calibrated,
-    "one network": one_network,
-    "one network, no reference": lambda case: one_network(case, reference=False),
-    "one network, corrected mean": lambda case: one_network(case, corrected=True),
+    "latedrop": default,
+    "latedrop, no reference": lambda case: default(case, reference=False),
+    "latedrop, no forest": lambda case: default(case, terms=["dropout", "leverage", "gradients"]),
+    "latedrop, corrected mean": lambda case: default(case, mean="corrected"),
     "ensemble": ensemble,
     "ensemble + t": lambda case: ensemble(case, tail=True),
     "ensemble + forest + t": lambda case: ensemble(case, tail=True, forest=True),
@@ -255,7 +214,7 @@ METHODS: dict[str, Callable[[Case], Rule]] = {
 
 BELOW_60_ROWS = {
     "conformal, forest": "conformal",
-    "one network, corrected mean": "one network",
+    "latedrop, corrected mean": "latedrop",
     "ensemble + forest + t": "ensemble + t",
 }
 """What methods are the same as where validation rows are too few for trees."""
@@ -334,8 +293,9 @@ def measures(predicted: Predicted, y: Tensor) -> dict[str, Any]:
     """Return scores on test rows with targets `(n,)`."""
     mean, variance, tail = predicted
     error = y.double() - mean
-    half = tail.interval(0.9) * variance.sqrt()
-    covered = [float((error.abs() <= tail.interval(level) * variance.sqrt()).double().mean()) for level in LEVELS]
+    half = tail.quantile(0.95) * variance.sqrt()
+    reaches = [tail.quantile((1 + level) / 2) * variance.sqrt() for level in LEVELS]
+    covered = [float((error.abs() <= reach).double().mean()) for reach in reaches]
     return {
         "nll": float(tail.nll(error, variance).mean()),
         "crps": float(tail.crps(error, variance).mean()),
@@ -368,67 +328,28 @@ def unit(name: str, seed: int, keep: Path | None = None, found: dict[str, Any] |
     return found
 
 
-VARIANTS: dict[str, tuple[Any, str, Any]] = {
-    "no leverage of features": (None, "features", False),
-    "guard on mask gradients alone": (variance_model, "GUARDED", [0]),
-    "guard on features alone": (variance_model, "GUARDED", [1]),
-    "guard at the 90 % quantile": (shape_fit, "QUANTILE", 0.9),
-    "guard at the 99 % quantile": (shape_fit, "QUANTILE", 0.99),
-    "typical shape counts 15 rows": (shape_fit, "WEIGHT", 15.0),
-    "typical shape counts 200 rows": (shape_fit, "WEIGHT", 200.0),
-    "typical share of the floor 0.3": (shape_fit, "TYPICAL", {**shape_fit.TYPICAL, "floor": 0.3}),
-    "typical share of the forest 0.4": (shape_fit, "TYPICAL", {**shape_fit.TYPICAL, "forest": 0.4}),
-    "corrected mean at 1 standard error": (corrected_mean, "STANDARD_ERRORS", 1.0),
-}
-"""Other choices, one at a time: module, constant and value; without a module, an argument of `one_network`."""
-
-
-def choices(name: str, seed: int, keep: Path | None = None) -> dict[str, Any]:
-    """Measure one network with every other choice, as `unit` does."""
-    found: dict[str, Any] = {}
-    for situation, size, case, (x, y) in cases(name, seed, keep):
-        if size not in ("20", "all"):
-            continue
-        part = found.setdefault(situation, {}).setdefault(size, {})
-        part["constant"] = measures(constant(case)(x), y)
-        part["one network"] = measures(one_network(case)(x), y)
-        part["one network, corrected mean"] = measures(one_network(case, corrected=True)(x), y)
-        for variant, (module, constant_name, value) in VARIANTS.items():
-            if module is None:
-                part[variant] = measures(one_network(case, **{constant_name: value})(x), y)
-                continue
-            with patch.object(module, constant_name, value):
-                part[variant] = measures(one_network(case, corrected=module is corrected_mean)(x), y)
-    return found
-
-
 def main(arguments: list[str] | None = None) -> None:
     options = _parser().parse_args(arguments)
-    out: Path = options.out or RESULTS / ("instead_choices.json" if options.choose else "instead.json")
+    out: Path = options.out or RESULTS / "instead.json"
     record = _read(out)
     if not options.page:
         torch.set_num_threads(1)
-        halves = ["chosen"] if options.choose else [options.half] if options.half else list(HALVES)
+        halves = [options.half] if options.half else list(HALVES)
         units = [(name, seed) for seed in range(options.seeds) for half in halves for name in HALVES[half]]
         for name, seed in tqdm(units, unit="unit"):
             measured = record["units"].setdefault(name, {}).get(str(seed), {})
-            if options.only not in (None, name) or _complete(measured, choose=options.choose):
+            if options.only not in (None, name) or _complete(measured):
                 continue
-            found = choices(name, seed, options.nets) if options.choose else unit(name, seed, options.nets, measured)
-            record["units"][name][str(seed)] = _rounded(found)
+            record["units"][name][str(seed)] = _rounded(unit(name, seed, options.nets, measured))
             out.parent.mkdir(parents=True, exist_ok=True)
             write_aside(out, (json.dumps(record, separators=(",", ":")) + "\n").encode())
-    other = RESULTS / "instead_choices.json"
-    chosen = json.loads(other.read_text(encoding="utf-8")) if other.exists() else None
-    text = tables(record, HALVES) if options.choose else page(record, chosen)
-    if options.page and not options.choose:
-        PAGE.write_text(text, encoding="utf-8")
-    print(text)
+    if options.page:
+        PAGE.write_text(page(record), encoding="utf-8")
+    print(page(record))
 
 
-def _complete(measured: dict[str, Any], *, choose: bool) -> bool:
-    wanted = set(VARIANTS) if choose else set(METHODS) - set(BELOW_60_ROWS)
-    return bool(measured) and wanted <= set(measured["in"]["all"])
+def _complete(measured: dict[str, Any]) -> bool:
+    return bool(measured) and set(METHODS) - set(BELOW_60_ROWS) <= set(measured["in"]["all"])
 
 
 def _rounded(value: Any) -> Any:
@@ -540,7 +461,7 @@ def _line(method: str, row: Figures) -> str:
     return f"| {method} | " + " | ".join(cells) + " |"
 
 
-def page(record: dict[str, Any], chosen: dict[str, Any] | None) -> str:
+def page(record: dict[str, Any]) -> str:
     """Return the page of tables."""
     head = [
         "# What one would use instead",
@@ -556,17 +477,12 @@ def page(record: dict[str, Any], chosen: dict[str, Any] | None) -> str:
         "- *CRPS*, *score* (interval score at 90 %) and *width* (of 90 % intervals) are divided by the constant's.",
         "- *50 %* to *99 %*: share of test rows, in percent, inside intervals of that level.",
         "- *ranking*: rank correlation of standard deviation and absolute error. *seconds*: to fit and to predict.",
-        "- *calibrate* is the library's default with training inputs as reference rows.",
+        "- *latedrop* is `calibrate` with training inputs as reference rows.",
         "- *conformal* methods are written here after MAPIE and crepes; they have no likelihood, so no gain.",
         "- The sets that served no choice had been looked at once before, with other choices: held were 69 % then.",
         "",
-        *([record["note"], ""] if "note" in record else []),
     ]
-    body = tables(record, HALVES)
-    if chosen is not None and chosen["units"]:
-        body += "\n## Other choices\n\nOne at a time, on the sets on which choices were made.\n\n"
-        body += tables(chosen, {"chosen": CHOSEN_ON}).split("\n", 4)[-1]
-    return "\n".join([*head, body]) + "\n"
+    return "\n".join([*head, tables(record, HALVES)]) + "\n"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -576,7 +492,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seeds", type=int, default=2, help="splits and networks for each set")
     parser.add_argument("--only", help="the name of one set")
     parser.add_argument("--nets", type=Path, help="folder where trained networks are kept for another run")
-    parser.add_argument("--choose", action="store_true", help="measure other choices, on the sets for choices alone")
     parser.add_argument("--page", action="store_true", help="write the page from the JSON; measure nothing")
     return parser
 
