@@ -110,8 +110,9 @@ def measure_classes(network: Network, data: Any, plan: Plan) -> MeasuredClasses:
                 if pixels is None:
                     check_row_count(total, 2 if binary else output.shape[1])
                 features = usable_features(network, x, sites)
-                dropout = pixels is None and "dropout" in names and _differentiable(network, x, sites, plan)
-                gradients = pixels is None and features is not None and "gradients" in names
+                apart = pixels is None and not any(site.coupled for site in sites)
+                dropout = apart and "dropout" in names
+                gradients = apart and features is not None and "gradients" in names
                 gradients = gradients and _has_gradients(network, x, sites, plan)
             rows = BatchContext(network, x, sites, plan.readout, features, of=largest_logit)
             if features is not None:
@@ -144,6 +145,8 @@ def measure_classes(network: Network, data: Any, plan: Plan) -> MeasuredClasses:
     check_labels(found["labels"], found["logits"].shape[1])
     check_logits(found["logits"], found["labels"], binary=binary)
     if features is not None:
+        if gradients and not all(bool(part.gradients.isfinite().all()) for part in noted):  # type: ignore[union-attr]
+            gradients, noted = False, [RowParts(part.features) for part in noted]
         kinds: list[GradientLeverage | Leverage] = [GradientLeverage()] if gradients else []
         if "leverage" in names or not gradients:
             kinds.append(Leverage())
@@ -243,24 +246,11 @@ def _names(method: Any) -> set[str]:
 
 
 def _has_gradients(network: Network, x: Any, sites: Sites, plan: Plan) -> bool:
-    """Return True if every row has mask gradients of its own; an error where they were asked for and are not there."""
-    if any(site.coupled or site.moved or site.batch_axis is None for site in sites):
-        return False
-    rows = BatchContext(network, take_rows(x, slice(1)), sites, plan.readout, None, of=largest_logit)
-    try:
-        return bool(rows.gradients.isfinite().all())
-    except LatedropError:
-        if isinstance(plan.method, Terms) and plan.method.chosen and "gradients" in _names(plan.method):
-            raise
-        return False
-
-
-def _differentiable(network: Network, x: Any, sites: Sites, plan: Plan) -> bool:
-    """Return True if the logits have derivatives by what enters the sites; an error where dropout was asked for."""
-    if any(site.coupled for site in sites):
+    """Return True if the largest logit has mask gradients, row by row; raise where these were asked for and fail."""
+    if any(site.moved or site.batch_axis is None for site in sites):
         return False
     try:
-        differences(network, take_rows(x, slice(1)), sites, classes_of(plan.readout))
+        _ = BatchContext(network, take_rows(x, slice(1)), sites, plan.readout, None, of=largest_logit).gradients
     except LatedropError:
         if isinstance(plan.method, Terms) and plan.method.chosen:
             raise
