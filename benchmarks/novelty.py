@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,8 +23,9 @@ from torch import Tensor, nn
 
 from benchmarks.default_data import SHARED
 from benchmarks.nets import ViT
+from benchmarks.softmax import timed_nets
 from benchmarks.timing import machine, write
-from latedrop import find_sites
+from latedrop import calibrate, find_sites
 from latedrop.calibration.fit_classes import Measured, fitted, losses
 from latedrop.calibration.fit_terms import upper_quantile
 from latedrop.calibration.softmax import entropy
@@ -62,7 +65,34 @@ def main(arguments: list[str] | None = None) -> None:
     for name in (*(CHOICE if "choice" in options.sets else ()), *(OTHER if "other" in options.sets else ())):
         record["sets"][name] = mean([measured(NETS[name](seed)) for seed in range(options.seeds)])
         print(name, record["sets"][name], flush=True)
+    record["cost"] = {name: cost(net, x) for name, net, x in timed_nets(10)}
+    print(record["cost"])
     write("novelty", record)
+
+
+def cost(net: nn.Module, x: Tensor, rows: int = 64, repeats: int = 9) -> dict[str, float]:
+    """Processor time of a default prediction of many rows and of one, in plain passes of as many."""
+    dice = torch.Generator().manual_seed(0)
+    many = torch.randn(rows * (64 if x.dim() == 2 else 1), *x.shape[1:], generator=dice)
+    labels = torch.randint(10, (rows,), generator=dice)
+    uq = calibrate(net, (many[:rows], labels), progress=False)
+    found = {}
+    for name, batch in (("many", many), ("one", many[:1])):
+
+        def plain(batch: Tensor = batch) -> Any:
+            with torch.no_grad():
+                return net(batch)
+
+        runs: dict[str, Callable[[], Any]] = {"plain": plain, "predict": partial(uq.predict, batch)}
+        times: dict[str, list[float]] = {run: [] for run in runs}
+        for turn in range(repeats + 1):
+            for run, function in runs.items():
+                start = time.process_time()
+                for _ in range(1 if name == "many" else 20):
+                    function()
+                times[run] += [time.process_time() - start] if turn else []
+        found[name] = statistics.median(times["predict"]) / statistics.median(times["plain"])
+    return {"rows": len(many), **{name: round(value, 1) for name, value in found.items()}}
 
 
 def measured(split: Split) -> dict[str, Any]:
@@ -320,6 +350,13 @@ def table(record: dict[str, Any], names: tuple[str, ...]) -> str:
             cells += [""] * 4
         shown = f"**{name}**" if name == _DEFAULT else name
         lines.append(f"| {shown} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def cost_table(record: dict[str, Any]) -> str:
+    """Plain passes."""
+    lines = ["| network | rows | plain passes | of one row |", "| --- | ---: | ---: | ---: |"]
+    lines += [f"| {name} | {row['rows']} | {row['many']} | {row['one']} |" for name, row in record["cost"].items()]
     return "\n".join(lines)
 
 

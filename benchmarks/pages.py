@@ -95,6 +95,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "benchmarks.default.cost": lambda: default_cost.markdown(_read(RESULTS / "default_cost_cpu.json")),
     "benchmarks.novelty.choice": lambda: novelty.table(_read(RESULTS / "novelty.json"), novelty.CHOICE),
     "benchmarks.novelty.other": lambda: novelty.table(_read(RESULTS / "novelty.json"), novelty.OTHER),
+    "benchmarks.novelty.cost": lambda: novelty.cost_table(_read(RESULTS / "novelty.json")),
     "benchmarks.softmax.error": lambda: softmax.error_table(_read(RESULTS / "softmax_cpu.json")),
     "benchmarks.softmax.cost": lambda: softmax.cost_table(_read(RESULTS / "softmax_cpu.json")),
     "benchmarks.onnx": lambda: onnx_export.markdown(_read(RESULTS / "onnx_cpu.json")),
