@@ -80,13 +80,13 @@ def tried(library: Path, crowd: Path, where: Path) -> None:
     with timed(f"{library.name} with commands"):
         install(python, f"latedrop[cli] @ {library.as_uri()}")
         run(python, script, "commands", cwd=where)
+    with timed(crowd.name):
+        install(python, f"latedrop-crowd[console] @ {crowd.as_uri()}")
+        run(python, script, "crowd", cwd=where)
     if library.suffix == ".whl":
         with timed("types, from outside"):
             install(python, "mypy")
             run(python, "-m", "mypy", "--strict", script, cwd=where)
-    with timed(f"{crowd.name}"):
-        install(python, f"latedrop-crowd[console] @ {crowd.as_uri()}")
-        run(python, script, "crowd", cwd=where)
 
 
 def environment(where: Path) -> Path:

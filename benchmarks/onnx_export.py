@@ -25,8 +25,8 @@ from torch import Tensor
 
 import latedrop
 from benchmarks.timing import RESULTS, machine, medians, turns_within, write
+from latedrop.data.rows import tensors
 from latedrop.dropout.sampling import plain_output
-from latedrop.torch_private import leaves_and_structure
 
 if TYPE_CHECKING:
     from architectures import Architecture
@@ -107,7 +107,7 @@ def _beside(uq: Any, path: Path, x: Any, threads: Sequence[int]) -> dict[str, An
     predictors = {count: latedrop.load_onnx(path, threads=count) for count in threads}
     predictor = predictors[threads[0]]
     names = [value.name for value in predictor.session.get_inputs()]
-    given = dict(zip(names, (value.numpy() for value in leaves_and_structure(x)[0]), strict=True))
+    given = dict(zip(names, (value.numpy() for value in tensors(x)), strict=True))
     found = predictor.predict(given)
     std = p.std.numpy()
     off = {"mean": np.abs(found.mean - p.mean.numpy()) / std, "std": np.abs(found.std - std) / std}

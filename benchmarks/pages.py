@@ -37,9 +37,9 @@ from benchmarks.speed_pages import IMAGES, memory_table, rows_for_readme
 from benchmarks.timing import RESULTS
 
 ROOT = Path(__file__).parents[1]
-_NAMES = ("performance", "linear", "design", "worth", "stream", "console")
+_NAMES = ("performance", "linear", "worth", "stream", "console")
 _NAMES += ("serving", "command_line", "cluster", "onnx", "crowd", "classification")
-PAGES = (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in _NAMES))
+PAGES = (ROOT / "README.md", ROOT / "benchmarks" / "NOTES.md", *(ROOT / "docs" / f"{name}.md" for name in _NAMES))
 _BLOCK = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 
 

@@ -7,8 +7,9 @@
 
 The service is a process of its own; eight clients send rows as JSON and npy, malformed bodies, and questions for
 `/metrics`. One request in twenty goes to a second service with `--stream`, and is followed by its label. The console
-looks at synthetic frames as a camera would send them over 24 hours, while a client asks for pages, pictures and
-timelines, moves zones and labels frames. The network runs on one frame in five; the next four repeat its counts.
+looks at synthetic frames as a camera would send them over two days, while a client asks for pages, pictures and
+timelines of 24 hours, moves zones and labels frames. Every label fits the counts to all labels anew, which takes memory
+for each of them: at most eight are kept, the oldest is taken back.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ TITLES = {"service": "requests to the service", "stream": "requests with --strea
 PARTS = tuple(TITLES)
 SAMPLES = 100
 CLIENTS = 8
-EVERY = 5  # frames of the console, of which the network runs on one
+DAYS = 2  # of the console's frames: the timeline of one is full after half of them
+LABELS = 8
 SIZE = (72, 112)  # of the console's frames, in pixels
 HERE = "http://127.0.0.1:8765"
 
@@ -95,18 +97,22 @@ def megabytes(process: int | str = "self") -> float:
 
 
 def summary(samples: list[tuple[int, float]], seconds: float, answers: Counter[str]) -> dict[str, Any]:
-    """Memory after the first fifth, in which everything is used once: its growth by least squares, and its range."""
-    later = np.array(samples[len(samples) // 5 :])
-    slope = float(np.polyfit(later[:, 0], later[:, 1], 1)[0])
+    """Memory after the first fifth, in which everything is used once."""
+    later = [value for _, value in samples[len(samples) // 5 :]]
     return {
         "count": samples[-1][0],
         "seconds": round(seconds, 1),
-        "growth_mb": round(float(slope * (later[-1, 0] - later[0, 0])), 2),
-        "least_mb": round(float(later[:, 1].min()), 1),
-        "most_mb": round(float(later[:, 1].max()), 1),
+        "least_mb": round(min(later), 1),
+        "most_mb": round(max(later), 1),
         "answers": dict(sorted(answers.items())),
         "samples": [[count, round(value, 1)] for count, value in samples],
     }
+
+
+def growth(samples: Any, begin: float, end: float) -> float:
+    """By how much memory grew between two parts of the samples, by least squares, in MB."""
+    some = np.array(samples[round(begin * len(samples)) : round(end * len(samples))])
+    return float(np.polyfit(some[:, 0], some[:, 1], 1)[0] * (some[-1, 0] - some[0, 0]))
 
 
 def service(folder: Path, rows: Any, requests: int, limit: float, *options: str) -> dict[str, Any]:
@@ -165,7 +171,7 @@ async def client(port: int, rows: Any, count: int, seed: str, stream: bool) -> C
 
 
 def console(path: Path, frames: int, limit: float) -> dict[str, Any]:
-    """A console that counts `frames` frames of 24 hours, with somebody who looks at it."""
+    """A console that counts `frames` frames, with somebody who looks at it."""
     from starlette.testclient import TestClient
 
     trained = faster(load_weights(shipped("scenes")))
@@ -179,17 +185,8 @@ def console(path: Path, frames: int, limit: float) -> dict[str, Any]:
     store.change_zone(view.zones[0].id, "Whole picture", 14.0)
     watch.zones_changed(view)
     answers, dice = Counter[str](), random.Random(0)
-    step, begun, start = 86400 / frames, time.time() - 86400, time.perf_counter()
+    step, begun, start = DAYS * 86400 / frames, time.time() - DAYS * 86400, time.perf_counter()
     samples = [(0, megabytes())]
-    count, last = view.counter.count, view.counter.count("first", pixels[0])
-
-    def counted(name: str, frame: Any, zones: Any) -> Any:
-        nonlocal last
-        if number % EVERY == 0 or len(zones) != len(last.amounts):
-            last = count(name, frame, zones)
-        return last
-
-    view.counter.count = counted  # type: ignore[method-assign]
     for number in range(frames):
         watch._look(view, Shot(number, begun + step * number, pixels[number % len(pixels)], step * number))
         if number % 10 == 0:
@@ -219,7 +216,10 @@ def asked(page: Any, number: int, dice: random.Random) -> list[int]:
         found += [made.status_code, gone.status_code]
     if number % 2000 == 0:
         frame = page.post("/api/sources/0/freeze").json()["id"]
-        found.append(page.post(f"/api/sources/0/frames/{frame}/label", json={"people": dice.randrange(30)}).status_code)
+        made = page.post(f"/api/sources/0/frames/{frame}/label", json={"people": dice.randrange(30)})
+        labelled = [row["id"] for row in made.json()["labelled"]]
+        gone = page.delete(f"/api/sources/0/frames/{min(labelled)}/label") if len(labelled) > LABELS else made
+        found += [made.status_code, gone.status_code]
     return found
 
 
@@ -241,7 +241,8 @@ def figure(record: dict[str, Any], path: Path) -> Path:
         axis.xaxis.set_major_formatter("{x:,.0f}")
         axis.locator_params(axis="x", nbins=4)
         axis.grid(alpha=0.3)
-        axis.set_title(f"grew by {record[name]['growth_mb']:.1f} MB", fontsize=10, loc="left")
+        late = growth(record[name]["samples"], 0.5, 1)
+        axis.set_title(f"second half: {late:+.1f} MB", fontsize=10, loc="left")
     axes[0, 0].set_ylabel("memory [MB]")
     drawn.savefig(path, dpi=120)
     plt.close(drawn)
@@ -250,11 +251,13 @@ def figure(record: dict[str, Any], path: Path) -> Path:
 
 def markdown(record: dict[str, Any]) -> str:
     """A line for each part."""
-    lines = ["| work | number | memory [MB] | growth after the first fifth [MB] |", "| --- | ---: | ---: | ---: |"]
+    lines = ["| work | number | memory [MB] | growth to the middle [MB] | in the second half [MB] |"]
+    lines.append("| --- | ---: | ---: | ---: | ---: |")
     for name, title in TITLES.items():
         part = record[name]
         memory = f"{part['least_mb']:.0f} to {part['most_mb']:.0f}"
-        lines.append(f"| {title} | {part['count']:,} | {memory} | {part['growth_mb']:.1f} |")
+        early, late = (growth(part["samples"], *ends) for ends in ((0.2, 0.5), (0.5, 1)))
+        lines.append(f"| {title} | {part['count']:,} | {memory} | {early:.1f} | {late:.1f} |")
     return "\n".join(lines)
 
 

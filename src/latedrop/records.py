@@ -208,6 +208,7 @@ class Format(Generic[_T]):
         again: what to do where a file is damaged, or of another version.
         name: of the whole record in messages about its fields.
         indent: of the lines; None writes one line, which is faster.
+        sealed: whether the text has a checksum of its own; False where what holds the text has one.
     """
 
     kind: type[_T]
@@ -216,11 +217,12 @@ class Format(Generic[_T]):
     again: str
     name: str
     indent: int | None = 1
+    sealed: bool = True
 
     def to_json(self, value: _T, tensor: Callable[[Any], Any] | None = None) -> str:
         """The text of a file; `tensor` makes plain data of tensors."""
         data = {"format": FORMAT, **plain(value, tensor)}
-        return json.dumps({self.key: data, "checksum": checksum_of(data)}, indent=self.indent)
+        return json.dumps({self.key: data, **self._seal(data)}, indent=self.indent)
 
     def from_json(self, content: str, context: Any = None) -> _T:
         """The inverse of `to_json`; `DataError` where the text is damaged, edited or of another version."""
@@ -235,7 +237,7 @@ class Format(Generic[_T]):
             raise DataError(
                 f"expected {self.what} in format {FORMAT}, that of this version; found format {there}. {self.again}"
             )
-        if checksum_of(data) != document.get("checksum") or len(document) != 2:
+        if document != {self.key: data, **self._seal(data)}:
             raise DataError(
                 "expected the content that was saved; the checksum does not match: the file was edited or damaged. "
                 f"{self.again}"
@@ -243,6 +245,9 @@ class Format(Generic[_T]):
         rest = {name: value for name, value in data.items() if name != "format"}
         found: _T = checked(self.kind, rest, self.name, self.again, context)
         return found
+
+    def _seal(self, data: Any) -> dict[str, str]:
+        return {"checksum": checksum_of(data)} if self.sealed else {}
 
     def write(self, path: str | os.PathLike[str], value: _T, tensor: Callable[[Any], Any] | None = None) -> None:
         """Write a file, whole or not at all."""

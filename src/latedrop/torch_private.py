@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
 from threading import RLock
@@ -16,14 +16,13 @@ import torch
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten
 
 __all__ = [
     "Operator",
     "Watching",
     "being_traced",
+    "decompositions_of",
     "draws_numbers",
-    "leaves_and_structure",
     "operator_of",
     "plain_call",
     "plain_function",
@@ -39,9 +38,6 @@ __all__ = [
     "wrapper_tensor",
 ]
 
-leaves_and_structure: Callable[[Any], tuple[list[Any], Any]] = tree_flatten
-"""From nested tuples, lists and dicts to their leaves, and to what puts others in their place (`.unflatten`)."""
-
 plain_function = torch._C._disabled_torch_function_impl
 """What a subclass has as `__torch_function__` where it acts on operators alone."""
 
@@ -53,6 +49,7 @@ class Operator:
     Attributes:
         name: without its namespace.
         arguments, defaults: the names of its arguments, in order; the defaults of some.
+        tensors: the places of the arguments that are tensors.
         written: the names of the arguments that it changes.
         overload, returns: the name of the variant; how many results it has.
         random: whether it may draw from a global generator.
@@ -61,6 +58,7 @@ class Operator:
     name: str
     arguments: tuple[str, ...]
     defaults: Mapping[str, Any]
+    tensors: tuple[int, ...]
     written: tuple[str, ...]
     overload: str
     returns: int
@@ -82,11 +80,17 @@ def operator_of(func: Any) -> Operator | None:
         name=declared.name.partition("::")[2],
         arguments=tuple(argument.name for argument in arguments),
         defaults={argument.name: argument.default_value for argument in arguments if argument.has_default_value()},
+        tensors=tuple(place for place, argument in enumerate(arguments) if "Tensor" in str(argument.type)),
         written=tuple(a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write),
         overload=declared.overload_name or "default",
         returns=len(declared.returns),
         random=torch.Tag.nondeterministic_seeded in func.tags,
     )
+
+
+def decompositions_of(operators: list[Any]) -> dict[Any, Callable[..., Any]]:
+    """Return how torch writes operators by simpler ones."""
+    return torch._decomp.get_decompositions(operators)
 
 
 def draws_numbers(operator: Operator | None, args: Any, kwargs: Any) -> bool:
@@ -151,28 +155,31 @@ def traced(
     function: Callable[..., Any], arguments: list[Tensor], rules: Mapping[Any, Any] | None = None
 ) -> torch.fx.GraphModule:
     """Return a function of tensors, which may differentiate, as a graph of operators without side effects."""
-    with _SWITCHING, _exporting():
+    with _SWITCHING, _tracing():
         graph = make_fx(function)(*arguments)  # first as it is: what the model's code keeps must not be wrapped
         with torch.autocast(arguments[0].device.type, enabled=False):  # what is cast, is cast in the graph
             return make_fx(torch.func.functionalize(graph), dict(rules or {}))(*arguments)
 
 
+_TRACING: ContextVar[bool] = ContextVar("latedrop_tracing", default=False)
+
+
 @contextmanager
-def _exporting() -> Iterator[None]:
-    """Models that ask `torch.compiler` whether they are exported look at no values inside."""
+def _tracing() -> Iterator[None]:
+    """Let `being_traced` tell, and models that ask `torch.compiler` whether they are exported look at no values."""
+    token = _TRACING.set(True)
     flags = dict.fromkeys(("_is_exporting_flag", "_is_compiling_flag"), True)
     vars(torch.compiler).update(flags)
     try:
         yield
     finally:
         vars(torch.compiler).update(dict.fromkeys(flags, False))
+        _TRACING.reset(token)
 
 
 def being_traced() -> bool:
     """Return True while `traced` runs in this thread: values are not to be looked at then."""
-    if not torch._C._len_torch_dispatch_stack():  # no mode at all is quickly seen
-        return False
-    return sys.modules["torch.fx.experimental.proxy_tensor"].get_proxy_mode() is not None
+    return _TRACING.get()
 
 
 set_grad = torch._C._set_grad_enabled

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from latedrop import plots
 from latedrop.errors import FileError
+from latedrop_crowd.regions import find_regions
 from studies.crowd.claims import NAMES, PAPER, claims_page, methods, number, paper_rates
 from studies.crowd.measures import KINDS, SIZE
 from studies.pages import Results, captioned, drawn, one_legend, page, table, words
@@ -259,6 +260,8 @@ _CLIPS = {"ucsd": 200}
 """Frames of a clip, of sets that have several."""
 _WIDE_RANGE = 1000
 """Of NLLs: beyond it an axis is logarithmic."""
+_NOBODY = 0.01
+"""People annotated inside a region, below which it is false."""
 _UNITS = {"pixel": "people per cell", "count": "people"}
 
 
@@ -269,7 +272,12 @@ def figures(results: Results, examples: Examples) -> dict[str, Figure]:
         LatedropError: matplotlib is not installed.
     """
     drawn = {f"rates_{target}": _rates(results, target) for target in _UNITS}
-    drawn |= {"tradeoff": _tradeoff(results), "calibration": _calibration(results), "counts": _counts(results)}
+    drawn |= {
+        "tradeoff": _tradeoff(results),
+        "tradeoff_3d": _tradeoff_3d(results),
+        "calibration": _calibration(results),
+        "counts": _counts(results),
+    }
     return drawn | ({"maps": _maps(examples)} if examples else {})
 
 
@@ -316,6 +324,31 @@ def _tradeoff(results: Results) -> Figure:
             if nll.max() - nll.min() > _WIDE_RANGE:
                 ax.set_xscale("symlog")
     one_legend(figure, grid[0][0])
+    return figure
+
+
+def _tradeoff_3d(results: Results) -> Figure:
+    """The same paths with the RMSE as a third axis, as the paper draws them."""
+    figure = plots.new_figure(4.2 * max(2, len(results)), 8.0)
+    for place, (name, record) in enumerate(results.items()):
+        for row, (target, unit) in enumerate(_UNITS.items()):
+            ax: Any = figure.add_subplot(2, len(results), row * len(results) + place + 1, projection="3d")
+            columns = record["injected"][target]
+            for i in paper_rates(record):
+                nll, ma = columns["path"]["nll"][i], columns["path"]["ma"][i]
+                height = [columns["test"]["rmse"][i]] * len(nll)
+                ax.plot(nll, ma, height, color="0.6", linewidth=1)
+                for end, kind in ((0, "scaled"), (-1, "relaxed")):
+                    look = {key: _LOOKS[kind][key] for key in ("color", "marker")}
+                    ax.scatter(nll[end], ma[end], height[end], s=18, label=kind, **look)
+            ax.set_title(f"{NAMES.get(name, name)}, {target}", fontsize="medium")
+            ax.set_xlabel("NLL [nats]")
+            ax.set_ylabel("miscalibration area")
+            ax.set_zlabel(f"RMSE [{unit}]", labelpad=12)
+            ax.tick_params(labelsize=7)
+            ax.locator_params(nbins=4)
+            ax.set_box_aspect(None, zoom=0.82)
+    one_legend(figure, figure.axes[0])
     return figure
 
 
@@ -387,6 +420,8 @@ def _maps(examples: Examples) -> Figure:
                 # A few cells stand out far; with them as the end of the scale the rest would be black.
                 most = float(np.quantile(values, 0.998)) if kind == "std" else density
                 image = ax.imshow(values, cmap=colours, vmin=0, vmax=most)
+                if kind != "target":
+                    _box_false(ax, arrays["mean"][side], arrays["target"][side])
                 ax.set(xticks=[], yticks=[])
                 end = "max" if kind == "std" else "neither"
                 bar = figure.colorbar(image, ax=ax, shrink=0.8, location="bottom", pad=0.03, extend=end)
@@ -399,6 +434,19 @@ def _maps(examples: Examples) -> Figure:
         ax.set_title(title, fontsize="medium")
     figure.supxlabel("all in people per cell of the density map", fontsize="medium")
     return figure
+
+
+def _box_false(ax: Axes, mean: npt.NDArray[Any], target: npt.NDArray[Any]) -> None:
+    """Box the regions of a predicted map `(h, w)` in which next to nobody is annotated."""
+    from matplotlib.patches import Rectangle
+
+    regions = find_regions(mean.astype(np.float64))
+    for label in range(1, len(regions) + 1):
+        rows, columns = np.nonzero(regions.labels == label)
+        if target[rows, columns].astype(np.float64).sum() < _NOBODY:
+            corner = (columns.min() - 1.5, rows.min() - 1.5)
+            size = (np.ptp(columns) + 3, np.ptp(rows) + 3)
+            ax.add_patch(Rectangle(corner, *size, fill=False, edgecolor="#FF4B4B", linewidth=0.8))
 
 
 def _grid(results: Mapping[str, Any], wide: int, width: float, height: float) -> tuple[Figure, Any]:

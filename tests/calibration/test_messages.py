@@ -12,6 +12,7 @@ import latedrop
 from latedrop.errors import ArgumentError, DataError, FileError, OutputError, SiteError
 from latedrop.named import load_model
 from latedrop.terms import VarianceHead
+from rounding import assert_same_up_to_rounding, rounding
 
 X = torch.randn(80, 3, generator=torch.Generator().manual_seed(0))
 Y = X.sum(1)
@@ -120,6 +121,10 @@ def test_more_classes_than_rows_are_refused_at_the_first_batch() -> None:
 def test_every_result_is_one_line() -> None:
     numbers = latedrop.calibrate(mlp(), (X, Y), reference=X + 0.1, progress=False)
     classes = latedrop.calibrate(mlp(3), (X, (Y > 0).long() + (Y > 1).long()), progress=False)
+    images, pixels = torch.randn(4, 1, 8, 8), torch.randint(0, 3, (4, 8, 8))
+    maps = latedrop.calibrate(
+        nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 3, 1)), (images, pixels), progress=False
+    )
     for found in (
         numbers,
         numbers.calibration,
@@ -130,7 +135,11 @@ def test_every_result_is_one_line() -> None:
         numbers.conformal((X + 0.1, Y)),
         classes,
         classes.calibration,
+        classes.cross_validated,
         classes.predict(X),
+        maps.predict(images),
+        latedrop.sample(mlp(), X, 0.1, 5, keep_draws=True),
+        latedrop.linearize(mlp(), X),
         classes.detector(X),
     ):
         assert len(repr(found).splitlines()) == 1, type(found)
@@ -145,6 +154,26 @@ def test_validation_rows_as_they_were_left_out() -> None:
     inside = (rows.errors.abs() <= 1.6448536).double().mean()
     assert float(inside) == pytest.approx(uq.calibration.verdict.coverage)
     assert not torch.allclose(rows.variance, uq.predict(X).variance.double())
-    p = latedrop.calibrate(mlp(3), (X, (Y > 0).long() + (Y > 1).long()), progress=False).cross_validated
-    assert p.shape == (80, 3)
-    torch.testing.assert_close(p.sum(1), torch.ones(80, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("unit", [latedrop.Log(), latedrop.Standardized(1.0, 2.0)])
+def test_rows_that_were_left_out_are_in_the_unit_of_the_targets(unit: Any) -> None:
+    target = Y.exp()
+    uq = latedrop.calibrate(mlp(), (X, target), target=unit, progress=False)
+    rows = uq.cross_validated
+    assert_same_up_to_rounding(rows.target[:, 0], target.double())
+    assert_same_up_to_rounding(rows.errors, (target.double()[:, None] - rows.mean) / rows.variance.sqrt())
+    # Each row's variance is that of a fit to other rows, and close to that of the fit to all.
+    assert 0.5 < float((rows.variance / uq.predict(X).variance).median()) < 2
+
+
+def test_classes_as_they_were_left_out(tmp_path: Path) -> None:
+    model, labels = mlp(3), (Y > 0).long() + (Y > 1).long()
+    uq = latedrop.calibrate(model, (X, labels), progress=False)
+    rows = uq.cross_validated
+    assert torch.equal(rows.labels, labels)
+    assert_same_up_to_rounding(rows.probabilities.sum(1), torch.ones(80, dtype=torch.float64))
+    nll = -rows.probabilities[range(80), labels].log().mean()
+    assert float(nll) == pytest.approx(uq.calibration.verdict.nll, rel=rounding(torch.float64))
+    uq.save(tmp_path / "cal.json")
+    assert latedrop.load(tmp_path / "cal.json", model).cross_validated is None

@@ -48,6 +48,16 @@ def test_without_a_guard_one_temperature_is_left() -> None:
     assert chosen(rows(0.3), {}, guard=False).name == ALONE
 
 
+@pytest.mark.parametrize(("shift", "taken"), [(1e-5, False), (1e-3, False), (0.1, True)])
+def test_draws_must_gain_a_thousandth_of_a_nat(shift: float, taken: bool) -> None:
+    found = rows(0.3)
+    better = found.logits + shift * torch.nn.functional.one_hot(found.labels, 3)  # in every row, by the same
+    picked = chosen(found, {0.1: better.expand(4, -1, -1)}, guard=False)
+    draws = next(each for each in picked.candidates if each.name == "draws at rate 0.1")
+    assert draws.gain > draws.gain_error
+    assert (draws.gain > 1e-3, picked.name == draws.name) == (taken, taken)
+
+
 def made(rows: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Logits, labels, and the weight and the bias of each class that lead from one to the other."""
     dice = torch.Generator().manual_seed(seed)

@@ -270,13 +270,13 @@ class TestBadInput:
             latedrop.calibrate(net, (x, y), method="propagate")
         with pytest.raises(ArgumentError, match="names of 3 classes; found 2"):
             latedrop.calibrate(net, (x, y), task=latedrop.Classification(names=["a", "b"]), progress=False)
-        with pytest.raises(ArgumentError, match="task to be one of"):
+        with pytest.raises(ArgumentError, match="expected task to be 'auto'"):
             latedrop.calibrate(net, (x, y), task="classes")  # type: ignore[arg-type]
         with pytest.raises(DataError, match="expected one label for each row"):
             latedrop.calibrate(net, (x, torch.randn(30, 3)), task=latedrop.Classification(names=["a", "b", "c"]))
         with pytest.raises(ArgumentError, match="options that classes have; found row_weights="):
             latedrop.calibrate(net, (x, y), row_weights=torch.ones(30))
-        with pytest.raises(ArgumentError, match="names of classes as different texts"):
+        with pytest.raises(ArgumentError, match="expected different names of classes"):
             latedrop.Classification(["a", "a"])
         with pytest.raises(ArgumentError, match="'dropout', 'leverage' and 'gradients' for classes"):
             latedrop.calibrate(net, (x, y), method=latedrop.Terms(["size"]), progress=False)

@@ -263,7 +263,7 @@ def test_other_bad_input(net: Net, uq: latedrop.ClassPredictor) -> None:
         latedrop.calibrate(
             net, (x, torch.randn(6, 3, 12, 12)), task=latedrop.Classification(ignore_index=VOID), progress=False
         )
-    with pytest.raises(ArgumentError, match="expected ignore_index as a whole number"):
+    with pytest.raises(ArgumentError, match="expected ignore_index to be a whole number or None"):
         latedrop.Classification(ignore_index=2.5)  # type: ignore[arg-type]
     for use in (uq.conformal, uq.rejection):
         with pytest.raises(ArgumentError, match="found maps, whose pixels depend on each other"):

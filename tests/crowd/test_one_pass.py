@@ -1,5 +1,7 @@
 """A frame counted in one pass says the same as in several."""
 
+import pickle
+from copy import deepcopy
 from dataclasses import replace
 
 import pytest
@@ -49,14 +51,25 @@ def test_shipped_calibrations_can_be_written_and_read_again(name: str) -> None:
 
 
 def test_the_network_runs_once(counter: tuple[Trained, CrowdCalibration]) -> None:
-    trained, calibration = counter
-    passes = []
-    handle = trained.model.fuse.register_forward_hook(lambda *_: passes.append(1))
-    try:
-        calibration.read(trained, make_scenes(0, 1, 0).image(0), deviations=False)
-    finally:
-        handle.remove()
+    trained, passes = load_weights(shipped("scenes")), []
+    trained.model.fuse.register_forward_hook(lambda *_: passes.append(1))
+    counter[1].read(trained, make_scenes(0, 1, 0).image(0), deviations=False)
     assert len(passes) == 1
+
+
+def test_frames_share_one_private_copy(counter: tuple[Trained, CrowdCalibration]) -> None:
+    trained, image = load_weights(shipped("scenes")), make_scenes(0, 1, 0).image(0)
+    before = counter[1].read(trained, image)
+    network = trained.network
+    counter[1].read(trained, image)
+    assert trained.network is network
+    for copied in (deepcopy(trained), pickle.loads(pickle.dumps(trained))):
+        assert copied.network is not network
+        assert counter[1].read(copied, image).mean == pytest.approx(before.mean, rel=rounding())
+    with torch.no_grad():
+        trained.model.fuse.weight = torch.nn.Parameter(2 * trained.model.fuse.weight)  # replaced, not written into
+        trained.model.fuse.bias.mul_(2)
+    assert counter[1].read(trained, image).mean == pytest.approx(2 * before.mean, rel=rounding())
 
 
 def test_weights_laid_out_for_speed_count_the_same(counter: tuple[Trained, CrowdCalibration]) -> None:

@@ -230,12 +230,27 @@ class Decides(nn.Module):
         return self.head(hidden.relu() if bool((hidden > 0).any()) else hidden)
 
 
+class CountsPasses(nn.Module):
+    """Counts its passes in an attribute and in a buffer, which a program would count up alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head, self.passes = nn.Linear(5, 8), nn.Linear(8, 1), 0
+        self.register_buffer("counted", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.passes += 1
+        self.counted += 1
+        return self.head(self.first(x) * (self.passes / self.counted))
+
+
 @pytest.mark.parametrize(
     ("make", "why"),
     [
         (Noisy, "noise of its own"),
         (Counts, "sizes that depend on values"),
         (Decides, "Python code that decides by values of its tensors"),
+        (CountsPasses, "a model that writes into tensors of its own"),
     ],
 )
 def test_models_that_cannot_be_traced(make: type[nn.Module], why: str, uncompiled: None) -> None:

@@ -1,6 +1,6 @@
 """Random small architectures: the invariants of docs/design.md hold for whatever is put together.
 
-Half a minute, always the same models. `make fuzz` tries ten times as many, and `make fuzz FUZZ=60` for an hour.
+Half a minute, always the same models. `make fuzz` tries thirty times as many, and `make fuzz FUZZ=180` for an hour.
 """
 
 from __future__ import annotations

@@ -11,9 +11,8 @@ from torch import Tensor
 
 import latedrop
 from architectures import ARCHITECTURES, missing
-from latedrop.data.rows import map_rows
+from latedrop.data.rows import map_rows, tensors
 from latedrop.dropout.sampling import plain_output
-from latedrop.torch_private import leaves_and_structure
 from rounding import assert_same_up_to_rounding
 from zoo import ZOO, Case
 
@@ -58,7 +57,7 @@ def predictor_of(case: Case, **options: Any) -> tuple[Any, Any]:
 
 
 def arrays(x: Any) -> list[np.ndarray]:
-    return [value.numpy() for value in leaves_and_structure(x)[0]]
+    return [value.numpy() for value in tensors(x)]
 
 
 def run(path: Path, x: Any, level: str = "ORT_ENABLE_ALL") -> dict[str, np.ndarray]:

@@ -1,6 +1,7 @@
 """Every rule against torch: layers with their derivatives, and plain operators, on two numbers of rows."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from latedrop.onnx_files.writing import write_onnx
+from rounding import rounding
 
 pytest.importorskip("onnx", reason="needs the extra onnx")
 onnxruntime = pytest.importorskip("onnxruntime", reason="needs the extra onnx")
@@ -70,6 +72,49 @@ LAYERS: dict[str, Callable[[], nn.Module | Callable[[Tensor], Tensor]]] = {
 }
 
 
+THIRD = 1 / 3  # which single precision rounds
+NUMBERS: dict[str, Callable[[Tensor], Tensor]] = {
+    "product": lambda x: x * THIRD,
+    "sum": lambda x: (x + THIRD) / 0.7 - (THIRD - x) + torch.add(x, x, alpha=THIRD),
+    "power": lambda x: (x.square() + 0.1) ** THIRD + 1.3**x + THIRD / (x.square() + 1.3),
+    "bounds": lambda x: x.clamp(-THIRD, 0.7) + x.clamp_min(-0.1) + x.clamp(0, 0.7),
+    "comparison": lambda x: torch.where(x > THIRD, x, THIRD) + x.masked_fill(x > 0.2, THIRD),
+    "filled": lambda x: x + torch.full_like(x, THIRD) * torch.full((3,), 0.7, dtype=x.dtype),
+    "rest": lambda x: x.remainder(THIRD) + x.div(THIRD, rounding_mode="floor"),
+    "leaky": lambda x: F.leaky_relu(x, THIRD) + F.elu(x, 0.7) + F.selu(x) + F.hardtanh(x, -THIRD, THIRD),
+    "layer norm": lambda x: F.layer_norm(x, (3,), eps=THIRD) + F.group_norm(x, 1, eps=0.1),
+    "softplus": lambda x: F.softplus(x, 1.3) + F.gelu(x, approximate="tanh") + F.silu(x * THIRD),
+}
+
+
+def with_derivatives(layers: Mapping[str, Callable[[Tensor], Tensor]], x: Tensor) -> dict[str, Tensor]:
+    """The result of every layer, and a gradient of it."""
+    found = {}
+    for name, layer in layers.items():
+        with torch.enable_grad():
+            leaf = x.clone().requires_grad_()
+            y = layer(leaf)
+            (gradient,) = torch.autograd.grad(y.sin().sum(), leaf)
+        key = name.replace(" ", "_")
+        found |= {key: y.detach(), f"{key}_back": gradient.detach()}
+    return found
+
+
+def test_plain_numbers_are_not_rounded_in_double_precision(tmp_path: Path) -> None:
+    function = partial(with_derivatives, NUMBERS)
+
+    def rows(count: int) -> list[Tensor]:
+        return [torch.randn(count, 3, generator=torch.Generator().manual_seed(count), dtype=torch.float64)]
+
+    path = write_onnx(tmp_path / "numbers.onnx", function, rows, ["x"], {})
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    (x,) = rows(9)
+    expected = function(x)
+    for (name, value), given in zip(expected.items(), session.run(list(expected), {"x": x.numpy()}), strict=True):
+        bound = rounding(torch.float64) * float(value.abs().max())
+        np.testing.assert_allclose(given, value.numpy(), rtol=0, atol=bound, err_msg=name)
+
+
 @pytest.mark.slow
 def test_layers_and_their_derivatives(tmp_path: Path) -> None:
     with torch.random.fork_rng(devices=[]):
@@ -79,16 +124,7 @@ def test_layers_and_their_derivatives(tmp_path: Path) -> None:
         if isinstance(layer, nn.Module):
             layer.eval().requires_grad_(False)
 
-    def function(x: Tensor) -> dict[str, Tensor]:
-        found = {}
-        for name, layer in layers.items():
-            with torch.enable_grad():
-                leaf = x.clone().requires_grad_()
-                y = layer(leaf)
-                (gradient,) = torch.autograd.grad(y.sin().sum(), leaf)
-            key = name.replace(" ", "_")
-            found |= {key: y.detach(), f"{key}_back": gradient.detach()}
-        return found
+    function = partial(with_derivatives, layers)
 
     def rows(count: int) -> list[Tensor]:
         return [torch.randn(count, *IMAGES, generator=torch.Generator().manual_seed(count))]

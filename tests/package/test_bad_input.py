@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from latedrop import (
     Batches,
+    Classification,
     FirstOrder,
     LatedropError,
     LatedropWarning,
@@ -454,13 +455,51 @@ class TestArguments:
 
     @pytest.mark.parametrize("seed", [1.5, None, "1", True])
     def test_seed(self, seed: Any) -> None:
-        with pytest.raises(ArgumentError, match="expected an integer seed; found"):
+        with pytest.raises(ArgumentError, match="expected seed to be a whole number; found"):
             Sampling(seed=seed)
 
-    @pytest.mark.parametrize("chunk", [0, -1])
-    def test_chunk(self, chunk: int) -> None:
-        with pytest.raises(ArgumentError, match=f"expected chunk to be at least 1 draw; found {chunk}"):
+    @pytest.mark.parametrize("chunk", [0, -1, "a", True, 1.5])
+    def test_chunk(self, chunk: Any) -> None:
+        match = f"expected chunk to be a whole number of at least 1 or None; found {chunk!r}. See help"
+        with pytest.raises(ArgumentError, match=match):
             quietly(mlp(), (X, Y), method=Sampling(chunk=chunk))
+        with pytest.raises(ArgumentError, match=match):
+            sample(mlp(), X, 0.1, chunk=chunk)
+
+    @pytest.mark.parametrize(
+        ("kind", "name"),
+        [
+            *((Sampling, "floor"), (Sampling, "shared"), (FirstOrder, "per_site"), (FirstOrder, "floor")),
+            *((Propagation, "floor"), (Terms, "guard")),
+        ],
+    )
+    @pytest.mark.parametrize("value", ["no", 1, None, torch.ones(2)])
+    def test_flags(self, kind: type[Any], name: str, value: Any) -> None:
+        match = rf"expected {name} to be True or False; found .*\. See help\(latedrop\.{kind.__name__}\)"
+        with pytest.raises(ArgumentError, match=match):
+            kind(**{name: value})
+        assert getattr(kind(**{name: np.True_}), name) is True
+
+    @pytest.mark.parametrize(
+        ("make", "match"),
+        [
+            (lambda: Batches(unpack=3), "unpack to be a function, a text or None; found 3"),  # type: ignore[arg-type]
+            (lambda: Batches(collate=3), "collate to be a function or None; found 3"),  # type: ignore[arg-type]
+            (lambda: Terms(features=3), "features to be a list of texts or None; found 3"),  # type: ignore[arg-type]
+            (lambda: Terms(features="2"), "features to be a list of texts or None; found '2'"),
+            (lambda: Classification(names=3), "names to be a list of texts; found 3"),  # type: ignore[arg-type]
+            (lambda: Sampling(rates=[{3: 0.1}]), "mappings of names"),  # type: ignore[dict-item]
+            (lambda: Sampling(scale=10**400), "expected scale .* found 1000.*000"),
+            (lambda: Sampling(scale=10**5000), "expected scale .* found an object of type int"),
+            (lambda: find_sites(mlp(), X, select=3), "expected sites by a name pattern.* found 3"),  # type: ignore[arg-type]
+            (lambda: quietly(mlp(), (X, Y), sites=[3]), "expected sites by a name pattern.* found 3"),
+            (lambda: quietly(mlp(), (X, Y), readout=[]), r"expected readout .*\[\]. See help\(latedrop\.calibrate\)"),
+            (lambda: quietly(mlp(), (X, Y), per_output="no"), "expected per_output to be True or False or None"),
+        ],
+    )
+    def test_other_types(self, make: Any, match: str) -> None:
+        with pytest.raises(ArgumentError, match=match):
+            make()
 
     @pytest.mark.parametrize("batch_size", [0, -1, None, 2.5])
     def test_batch_size(self, batch_size: Any) -> None:

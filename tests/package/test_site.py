@@ -20,7 +20,13 @@ DOCUMENTED = ("latedrop", "latedrop.metrics", "latedrop.metrics.classes", "lated
 DOCUMENTED += ("latedrop.errors", "latedrop.streams", "latedrop.report", "latedrop_crowd", "latedrop.adapters.sklearn")
 DOCUMENTED += ("latedrop.records", "latedrop.stored_tensors", "latedrop.json_text", "latedrop.files")
 DOCUMENTED += ("latedrop.cli.command", "latedrop.terminal", "latedrop.named", "latedrop.devices", "latedrop.progress")
-DOCUMENTED += ("latedrop.web.pages", "latedrop.web.listening", "latedrop.addresses", "latedrop.metrics.levels")
+DOCUMENTED += (
+    "latedrop.web.pages",
+    "latedrop.web.access",
+    "latedrop.web.listening",
+    "latedrop.addresses",
+    "latedrop.metrics.levels",
+)
 DOCUMENTED += ("latedrop.adapters.lightning", "latedrop.adapters.huggingface", "latedrop.adapters.ray")
 LOADED = {"script": "src", "img": "src", "link": "href", "source": "srcset", "iframe": "src", "video": "src"}
 """Attributes that a browser follows by itself; it follows a link in the text only when asked to."""

@@ -24,10 +24,10 @@ from rounding import assert_same_doubles
 from zoo import ZOO, Case, Columns, UNet
 
 REFUSED = {
-    "lstm": "LSTM in 'lstm' (LSTM)",
-    "time_major_gru": "GRU in 'gru' (GRU)",
-    "transformer": "MultiheadAttention in 'encoder.layers.0.self_attn' (MultiheadAttention)",
-    "attention": "MultiheadAttention in 'attention' (MultiheadAttention)",
+    "lstm": "lstm in 'lstm' (LSTM)",
+    "time_major_gru": "gru in 'gru' (GRU)",
+    "transformer": "multi_head_attention_forward in 'encoder.layers.0.self_attn' (MultiheadAttention)",
+    "attention": "multi_head_attention_forward in 'attention' (MultiheadAttention)",
 }
 POOLED = {"batchnorm_cnn", "residual_cnn"}
 every_case = pytest.mark.parametrize("case", ZOO, ids=lambda case: case.name)
@@ -590,7 +590,7 @@ def test_a_recurrent_layer_after_the_sites_is_refused():
             return self.cell(self.second(self.first(x)))
 
     model, x = Late(), torch.randn(5, 3)
-    with pytest.raises(SiteError, match=r"GRUCell in 'cell' \(GRUCell\)"):
+    with pytest.raises(SiteError, match=r"gru_cell in 'cell' \(GRUCell\)"):
         propagate(model, x, 0.1, find_sites(model, x, select="second"))
 
 

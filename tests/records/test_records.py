@@ -32,7 +32,7 @@ def golden(name: str) -> dict[str, Any]:
 
 
 def resealed(kind: Format[Any], data: Any) -> str:
-    return json.dumps({kind.key: data, "checksum": checksum_of(data)})
+    return json.dumps({kind.key: data, **({"checksum": checksum_of(data)} if kind.sealed else {})})
 
 
 def changed(data: dict[str, Any], path: tuple[Any, ...], value: Any) -> dict[str, Any]:
@@ -176,7 +176,7 @@ def test_random_edits_are_refused_in_our_words_or_mean_the_same(name: str, seed:
     assert loaded < count
 
 
-@pytest.mark.parametrize("name", [*KINDS])
+@pytest.mark.parametrize("name", [name for name, kind in KINDS.items() if kind.sealed])
 def test_random_damage_of_bytes_is_noticed(name: str) -> None:
     data, kind, chance = golden(name), KINDS[name], random.Random(name)
     text = (GOLDEN / f"{name}.json").read_text()

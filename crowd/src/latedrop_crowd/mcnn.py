@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from latedrop import Network
 from latedrop.errors import ArgumentError, DataError, FileError, OutputError
 from latedrop.files import write_aside
 from latedrop.json_text import parsed
@@ -159,6 +160,17 @@ class Trained:
     model: nn.Module
     roi: Tensor | None = None
     about: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def network(self) -> Network:
+        """The private copy of the model that counts, made once; again where its tensors were moved or replaced."""
+        before = self.__dict__.get("_network")
+        network = Network(self.model) if before is None else before.current()
+        object.__setattr__(self, "_network", network)
+        return network
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_network"}  # a copy makes its own
 
     @property
     def channels(self) -> int:

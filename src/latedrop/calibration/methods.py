@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Real
-from typing import Any, ClassVar, Literal, TypeAlias, get_args
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from torch import Tensor
 
@@ -19,13 +19,13 @@ from latedrop.calibration.record import Choice, checked_choice
 from latedrop.calibration.transforms import Transform, checked_transform
 from latedrop.data.batches import Batches
 from latedrop.data.names import Names
-from latedrop.dropout.masks import checked_seed
-from latedrop.dropout.moments import ENGINES, Engine, checked_draws
+from latedrop.dropout.moments import Engine, checked_draws
 from latedrop.errors import ArgumentError, DataError
 from latedrop.metrics.entries import checked_weights
 from latedrop.network.calling import Readout
 from latedrop.network.find_sites import Select
 from latedrop.network.sites import Rate, Site, Sites
+from latedrop.options import AtLeast, check_options, shown
 from latedrop.terms import Term
 
 __all__ = [
@@ -83,10 +83,8 @@ class Terms:
 
     def __post_init__(self) -> None:
         _set(self, chosen=self.terms is not None)
-        _set(self, terms=checked_terms(DEFAULT_TERMS if self.terms is None else self.terms), guard=bool(self.guard))
-        _one_of("folds", self.folds, get_args(Folds))
-        _one_of("loss", self.loss, get_args(Loss))
-        _one_of("mean", self.mean, ("model", "corrected"))
+        check_options(self)
+        _set(self, terms=checked_terms(DEFAULT_TERMS if self.terms is None else self.terms))
 
     @property
     def objects(self) -> tuple[Term, ...]:
@@ -120,16 +118,12 @@ class Sampling:
     scale: Choice = "optimal"
     shared: bool = True
     seed: int = 0
-    chunk: int | None = None
+    chunk: Annotated[int, AtLeast(1)] | None = None
     name: ClassVar[str] = "sample"
 
     def __post_init__(self) -> None:
         _set(self, rates=_checked_rates(self.rates), draws=checked_draws(self.draws), scale=checked_choice(self.scale))
-        _set(self, seed=checked_seed(self.seed), shared=bool(self.shared), floor=bool(self.floor))
-        _one_of("criterion", self.criterion, get_args(_Criterion))
-        _one_of("mean", self.mean, get_args(_Mean))
-        if self.chunk is not None and self.chunk < 1:
-            raise ArgumentError(f"expected chunk to be at least 1 draw; found {self.chunk}.")
+        check_options(self)
 
 
 @dataclass(frozen=True)
@@ -153,8 +147,8 @@ class FirstOrder:
     seed: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
-        _set(self, scale=checked_choice(self.scale), per_site=bool(self.per_site), floor=bool(self.floor))
-        _one_of("loss", self.loss, get_args(Loss))
+        check_options(self)
+        _set(self, scale=checked_choice(self.scale))
 
 
 @dataclass(frozen=True)
@@ -179,9 +173,8 @@ class Propagation:
     seed: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
-        _set(self, rates=_checked_rates(self.rates), scale=checked_choice(self.scale), floor=bool(self.floor))
-        _one_of("criterion", self.criterion, get_args(_Criterion))
-        _one_of("mean", self.mean, get_args(_Mean))
+        check_options(self)
+        _set(self, rates=_checked_rates(self.rates), scale=checked_choice(self.scale))
 
 
 Method: TypeAlias = "Terms | Sampling | FirstOrder | Propagation"
@@ -216,17 +209,11 @@ class Classification:
     scaling: Scaling = "temperature"
 
     def __post_init__(self) -> None:
-        names = () if self.names is None else self.names
-        if isinstance(names, str) or not all(isinstance(name, str) for name in names) or len(set(names)) != len(names):
-            raise ArgumentError(f"expected names of classes as different texts; found {self.names!r}.")
-        _set(self, names=tuple(names))
-        _one_of("scaling", self.scaling, get_args(Scaling))
-        if self.ignore_index is not None and (
-            isinstance(self.ignore_index, bool) or not isinstance(self.ignore_index, int)
-        ):
-            raise ArgumentError(
-                f"expected ignore_index as a whole number, as 255 or -100; found {self.ignore_index!r}."
-            )
+        _set(self, names=() if self.names is None else self.names)
+        check_options(self)
+        _set(self, names=tuple(self.names))
+        if len(set(self.names)) < len(self.names):
+            raise ArgumentError(f"expected different names of classes; found {shown(self.names)}. Rename some.")
 
     def check_method(self, method: Method) -> None:
         """`ArgumentError` where a method, or an option of it, does not serve classes."""
@@ -251,8 +238,12 @@ def checked_task(task: Any) -> Literal["auto", "regression"] | Classification:
     """The task, `"classification"` without options of its own; else `ArgumentError`."""
     if isinstance(task, Classification):
         return task
-    _one_of("task", task, ("auto", "regression", "classification"))
-    return Classification() if task == "classification" else task
+    if isinstance(task, str) and task in ("auto", "regression", "classification"):
+        return Classification() if task == "classification" else task  # type: ignore[return-value]
+    raise ArgumentError(
+        "expected task to be 'auto', 'regression', 'classification' or Classification(names, ...); found "
+        f"{shown(task)}. Leave it out to let the targets tell."
+    )
 
 
 @dataclass(frozen=True)
@@ -277,12 +268,10 @@ class Plan:
     def __post_init__(self) -> None:
         _set(self, method=checked_method(self.method), task=checked_task(self.task))
         _set(self, target=checked_transform(self.target))
-        _one_of("engine", self.engine, ENGINES)
+        check_options(self, "latedrop.calibrate")
         terms = isinstance(self.method, Terms)
         if self.intervals is None and not isinstance(self.task, Classification):
             _set(self, intervals="student" if terms else "gaussian")
-        if self.intervals is not None:
-            _one_of("intervals", self.intervals, ("student", "gaussian", "isotonic"))
         if self.intervals == "student" and not terms:
             raise ArgumentError(
                 f"expected intervals='student' with method=Terms(...), the default; found "
@@ -346,12 +335,13 @@ def _checked_rates(rates: Any) -> tuple[Rate, ...] | None:
     if isinstance(rates, (Real, Mapping)):
         rates = [rates]
     if isinstance(rates, str) or not isinstance(rates, Iterable):
-        raise ArgumentError(f"expected a sequence of rates; found {rates!r}.")
+        raise ArgumentError(f"expected a sequence of rates; found {shown(rates)}.")
     found: list[Rate] = []
     for rate in rates:
         values = list(rate.values()) if isinstance(rate, Mapping) else [rate]
-        if not all(_is_rate(value) for value in values) or not any(value > 0 for value in values):
-            raise ArgumentError(f"expected rates inside (0, 1); found {rate!r}.")
+        named = not isinstance(rate, Mapping) or all(isinstance(name, str) for name in rate)
+        if not named or not all(_is_rate(value) for value in values) or not any(value > 0 for value in values):
+            raise ArgumentError(f"expected rates inside (0, 1), or mappings of names to them; found {shown(rate)}.")
         found.append({name: float(v) for name, v in rate.items()} if isinstance(rate, Mapping) else float(rate))
     if not found:
         raise ArgumentError("expected at least one rate; found none.")
@@ -363,8 +353,3 @@ def _is_rate(value: Any) -> bool:
         return not isinstance(value, (bool, str)) and 0 <= float(value) < 1
     except (TypeError, ValueError, OverflowError):
         return False
-
-
-def _one_of(name: str, value: Any, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise ArgumentError(f"expected {name} to be one of {allowed}; found {value!r}.")

@@ -21,6 +21,7 @@ from latedrop.calibration.verdict import Verdict
 from latedrop.dropout.moments import MOST_DRAWS
 from latedrop.errors import ArgumentError, DataError, LatedropWarning
 from latedrop.network.sites import Rate, StoredSites, rates_by_site
+from latedrop.options import shown
 from latedrop.records import Format, Limits, match, record
 from latedrop.stored_tensors import Beside, inline
 from latedrop.streams.bag import from_curve
@@ -42,7 +43,8 @@ __all__ = [
 Method: TypeAlias = Literal["terms", "sample", "linear", "propagate"]
 
 
-Choice: TypeAlias = Literal["optimal", "relaxed"] | Annotated[float, Limits(5e-324, 3.4e38)] | TradeoffPoint
+_MOST_SCALE = 3.4e38
+Choice: TypeAlias = Literal["optimal", "relaxed"] | Annotated[float, Limits(5e-324, _MOST_SCALE)] | TradeoffPoint
 """Which scale is in use: that of least NLL, the balanced one, a number, or a step between them from `tradeoff()`."""
 Columns: TypeAlias = dict[str, Annotated[tuple[str, ...], Limits(1)]]
 """The names of the inputs and targets."""
@@ -391,10 +393,10 @@ def checked_choice(choice: Any) -> Choice:
         return choice
     if isinstance(choice, str) and choice in ("optimal", "relaxed"):
         return choice  # type: ignore[return-value]
-    if isinstance(choice, (int, float)) and not isinstance(choice, bool) and 0 < choice < float("inf"):
+    if isinstance(choice, (int, float)) and not isinstance(choice, bool) and 0 < choice <= _MOST_SCALE:
         return float(choice)
     raise ArgumentError(
-        f"expected scale 'optimal', 'relaxed', a positive number or a step of tradeoff(); found {choice!r}."
+        f"expected scale 'optimal', 'relaxed', a positive number or a step of tradeoff(); found {shown(choice)}."
     )
 
 

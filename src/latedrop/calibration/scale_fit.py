@@ -29,7 +29,7 @@ from latedrop.errors import DataError
 from latedrop.metrics.entries import average, by_output, weights_of
 from latedrop.network.sites import Rate
 
-__all__ = ["CrossValidated", "ScaleFit", "fit_scale", "refuse_no_errors", "residuals"]
+__all__ = ["CrossValidated", "CrossValidatedClasses", "ScaleFit", "fit_scale", "refuse_no_errors", "residuals"]
 
 
 @dataclass(frozen=True)
@@ -39,18 +39,40 @@ class CrossValidated:
     These, and not `uq.predict(x_val)`, are what a further rescaling may be fitted to: no fit has seen its own row.
 
     Attributes:
-        mean: `(N, ...)`, in the original unit of the targets.
-        variance: `(N, ...)`, in its square.
-        errors: `(N, ...)`, standardised: `(target - mean) / std`, in the unit that the model was trained in.
+        mean: `(N, ...)`, in the original unit of the targets, as all of these.
+        variance: `(N, ...)`, with the scale of least NLL.
+        target: `(N, ...)`.
     """
 
     mean: Tensor
     variance: Tensor
-    errors: Tensor
+    target: Tensor
+
+    @property
+    def errors(self) -> Tensor:
+        """Return standardised errors, `(target - mean) / std`, `(N, ...)`."""
+        return (self.target - self.mean) / self.variance.sqrt()
 
     def __repr__(self) -> str:
         rms = float(self.errors.square().mean().sqrt())
         return f"CrossValidated of {len(self.mean)} rows, mean {tuple(self.mean.shape)}, rms of errors {rms:.3g}"
+
+
+@dataclass(frozen=True)
+class CrossValidatedClasses:
+    """The validation rows of a classifier, each predicted by a fit to the rows of other folds.
+
+    Attributes:
+        probabilities: `(N, K)`; of maps, those of the pixels that were used.
+        labels: `(N,)`, the true classes.
+    """
+
+    probabilities: Tensor
+    labels: Tensor
+
+    def __repr__(self) -> str:
+        right = float((self.probabilities.argmax(1) == self.labels).double().mean())
+        return f"CrossValidatedClasses: probabilities {tuple(self.probabilities.shape)}, accuracy {right:.3g}"
 
 
 @dataclass(frozen=True)
@@ -127,11 +149,10 @@ class ScaleFit:
 
     def left_out(self, variance: Tensor) -> CrossValidated:
         """The rows with variances `(N, ...)` from fits to the rows of other folds."""
-        mean, variance = self.mean.double(), variance.double()
-        errors = (self.target.double() - mean) / variance.sqrt()
+        mean, variance, target = self.mean.double(), variance.double(), self.target.double()
         if self.unit is not None:
-            mean, variance = self.unit.moments(mean, variance)
-        return CrossValidated(mean, variance, errors)
+            (mean, variance), target = self.unit.moments(mean, variance), self.unit.inverse(target)
+        return CrossValidated(mean, variance, target)
 
     def path(self) -> tuple[TradeoffPoint, ...]:
         """Steps from the optimal to the relaxed scale."""

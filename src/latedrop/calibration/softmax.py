@@ -117,8 +117,7 @@ def _noise(draws: int, classes: int, seed: int) -> Tensor:
 
 def information(logs: Tensor) -> Tensor:
     """Entropy of the mean minus mean entropy, `(N,)`, of log probabilities of draws `(T, N, K)`."""
-    # As a tensor: an ONNX file holds plain numbers as float32, and the difference below is small.
-    mean = logs.logsumexp(0) - logs.new_tensor(float(len(logs))).log()
+    mean = logs.logsumexp(0) - math.log(len(logs))
     return (entropy(mean) - entropy(logs).mean(0)).clamp_min(0)
 
 

@@ -55,12 +55,13 @@ class Weights:
         self._known, self._last, self._few = known, _marks(model), _few_values(model)
         self._values = _copied(self._few)
 
+    def are_same(self, model: nn.Module) -> bool:
+        """Return True if nothing was changed since the last look."""
+        return _marks(model) == self._last and _copied(self._few) == self._values
+
     def check(self, model: nn.Module) -> None:
-        """Warn, once for each change."""
-        now = _marks(model)
-        if now == self._last and _copied(self._few) == self._values:
-            return
-        self._last, self._few = now, _few_values(model)
+        """Look again after a change, and warn if the weights are others."""
+        self._last, self._few = _marks(model), _few_values(model)
         self._values = _copied(self._few)
         if fingerprint(model) != self._known:
             warn(

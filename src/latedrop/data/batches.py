@@ -22,6 +22,7 @@ from latedrop.data.datasets import Unpack, dataset_batches, is_dataset, unpacked
 from latedrop.data.items import Collate, Items, as_items
 from latedrop.data.rows import row_count, take_rows
 from latedrop.errors import ArgumentError, DataError
+from latedrop.options import check_options, shown
 
 __all__ = [
     "Batches",
@@ -52,6 +53,7 @@ class Batches:
 
     def __post_init__(self) -> None:
         _check_size(self.size)
+        check_options(self)
 
     def read(self, data: Any, model: nn.Module) -> Iterator[tuple[Any, Tensor]]:
         """Yield `(inputs, targets)` with the inputs on the model's device.
@@ -167,7 +169,7 @@ def is_pair(data: Any) -> bool:
 
 def _check_size(batch_size: Any) -> None:
     if isinstance(batch_size, bool) or not hasattr(batch_size, "__index__") or batch_size < 1:
-        raise ArgumentError(f"expected a batch size of at least 1; found {batch_size!r}.")
+        raise ArgumentError(f"expected a batch size of at least 1; found {shown(batch_size)}.")
 
 
 def as_target(y: Any) -> Tensor:

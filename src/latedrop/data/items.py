@@ -20,7 +20,7 @@ from latedrop.errors import DataError
 
 __all__ = ["Collate", "Items", "as_items", "batch_of"]
 
-Collate: TypeAlias = "Callable[[list[Any]], Any] | None"
+Collate: TypeAlias = Callable[[list[Any]], Any] | None
 
 _PLAIN = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device, np.generic)
 

@@ -21,15 +21,16 @@ import numpy as np
 import torch
 from torch import Tensor, fx
 
+from latedrop.data.arrays import map_values
 from latedrop.data.items import Items
-from latedrop.data.rows import repeated, row_count
+from latedrop.data.rows import repeated, row_count, tensors
 from latedrop.dropout.masks import draw_keys, hashes, keys_on, split, threshold
-from latedrop.dropout.moments import Moments, Sampling, merged, out_of_memory
-from latedrop.dropout.prefix import Prefix, Repeating
+from latedrop.dropout.moments import Moments, Sampling, Stream, out_of_memory
+from latedrop.dropout.prefix import Copying, Prefix
 from latedrop.errors import ArgumentError, LatedropError, LatedropWarning
 from latedrop.network.network import Network, Pass
 from latedrop.network.sites import Site
-from latedrop.torch_private import draws_numbers, leaves_and_structure, operator_of, plain_kernels, traced
+from latedrop.torch_private import draws_numbers, operator_of, plain_kernels, traced
 
 __all__ = ["Program", "batch_function", "compiled_moments", "program_for", "readout_key", "refuse"]
 
@@ -90,11 +91,9 @@ def program_for(network: Network, x: Any, key: Any, make: Callable[[], Program])
     """Return the program of a network for inputs like `x` and a `key` of what else it depends on, or a new one."""
     if isinstance(x, Items):
         raise ArgumentError("expected another engine with collate=; batches of items have no one shape to compile for.")
-    flat, structure = leaves_and_structure(x)
-    shapes = tuple(_form(value) if isinstance(value, Tensor) else value for value in flat)
     kind = network.weight.device.type
     cast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-    whole = "program", shapes, structure, cast, torch.get_float32_matmul_precision(), key
+    whole = "program", repr(map_values(x, _form)), cast, torch.get_float32_matmul_precision(), key
     programs: dict[Any, Program] = network.notes.setdefault("programs", {})
     if whole not in programs:
         with _COMPILING:
@@ -125,42 +124,41 @@ def _warn_of_many(network: Network) -> None:
 
 def batch_function(x: Any, function: Callable[[Any], Any]) -> tuple[Callable[..., Any], list[Tensor]]:
     """Return a function of a batch as one of its tensors, and these tensors."""
-    flat, structure = leaves_and_structure(x)
-    where = [i for i, value in enumerate(flat) if isinstance(value, Tensor)]
 
     def of_tensors(*values: Tensor) -> Any:
-        leaves = list(flat)
-        for i, value in zip(where, values, strict=True):
-            leaves[i] = value
-        return function(structure.unflatten(leaves))
+        each = iter(values)
+        return function(map_values(x, lambda _: next(each)))
 
-    return of_tensors, [flat[i] for i in where]
+    return of_tensors, tensors(x)
 
 
 def compiled_moments(
-    network: Network, x: Any, sites: Sequence[Site], rates: Mapping[str, float], options: Sampling, chunk: int
+    network: Network,
+    x: Any,
+    sites: Sequence[Site],
+    rates: Mapping[str, float],
+    options: Sampling,
+    chunk: int,
+    tries_prefix: Callable[[], bool],
 ) -> Moments:
-    """Return mean and variance over draws, `chunk` of them at once, by a program that is compiled on the first call."""
+    """Return mean and variance over draws, `chunk` of them at once, by a program that is compiled on the first call.
+
+    `tries_prefix` tells whether what comes before the first site can run once for all draws.
+    """
     key = "draws", tuple(sites), chunk, options.shared, readout_key(options.readout)
-    program = program_for(network, x, key, lambda: _chunk_program(network, x, sites, options, chunk))
-    _, tensors = batch_function(x, lambda batch: batch)
+    program = program_for(network, x, key, lambda: _chunk_program(network, x, sites, options, chunk, tries_prefix()))
     limits = np.array([threshold(rates[site.name]) - 2**31 for site in sites], np.int32)
     scales = torch.tensor([1 / (1 - rates[site.name]) for site in sites], dtype=torch.float64)
     device = network.weight.device
-    common = [*tensors, torch.from_numpy(limits).to(device), scales.to(device)]
-    total: Any = None
-    first = torch.empty(0)
+    common = [*tensors(x), torch.from_numpy(limits).to(device), scales.to(device)]
+    stream = Stream()
     for start in range(0, options.draws, chunk):
         count = min(chunk, options.draws - start)
         weights = (torch.arange(chunk) < count).to(device, torch.float32)
         keys = _keys(sites, options.seed, range(start, start + chunk), device)
         origin, mean, squares = program(*common, weights, keys)
-        if total is None:
-            first, total = origin, (mean, squares, count)
-        else:
-            total = merged(total, (mean + (origin - first), squares, count))
-    mean, squares, draws = total
-    return Moments(first + mean, squares / (draws - 1), options.draws)
+        stream.merge(origin, mean, squares, count)
+    return Moments(*stream.moments(), options.draws)
 
 
 def _masks_of(sites: Sequence[Site]) -> list[tuple[Site, int]]:
@@ -175,24 +173,23 @@ def _keys(sites: Sequence[Site], seed: int, draws: range, device: torch.device) 
     return keys_on(np.stack([draw_keys(seed, draws, site.name, call) for site, call in _masks_of(sites)]), device)
 
 
-def _chunk_program(network: Network, x: Any, sites: Sequence[Site], options: Sampling, chunk: int) -> Program:
+def _chunk_program(
+    network: Network, x: Any, sites: Sequence[Site], options: Sampling, chunk: int, once: bool
+) -> Program:
     """Return a program of a chunk of draws.
 
     It takes the inputs, then the limit and the scale of every site, which draws count, and the keys of every mask. It
     gives the first draw, and the mean and the sum of squares of all draws relative to it.
     """
     rows, device = row_count(x), network.weight.device
-    plain = options.shared and chunk > 1 and all(site.weight is None for site in sites)
-    once = plain and "no prefix" not in network.notes
-    prefix = Prefix(network, x, sites, remember=False) if once else None
 
     def of_chunk(batch: Any, limits: Tensor, scales: Tensor, weights: Tensor, keys: Tensor) -> list[Tensor]:
         thinner = _Hashed(sites, keys, limits, scales)
-        several = repeated(batch, chunk)
+        batch = repeated(batch, 1 if once else chunk)
         now: Pass = network.begin(sites, thinner, rows * chunk, chunk, shared=options.shared)
-        if prefix is not None:
-            now = Repeating(prefix, several, batch, sites, thinner, rows * chunk, chunk)
-        outputs = split(network.read(several, options.readout, rows * chunk, now).detach(), 0, chunk)
+        if once:
+            now = Copying(Prefix(rows), batch, sites, thinner, chunk, shared=options.shared)
+        outputs = split(network.read(batch, options.readout, rows * chunk, now).detach(), 0, chunk)
         outputs = outputs if outputs.dtype == torch.float64 else outputs.float()
         count = weights.to(outputs).view(-1, *[1] * (outputs.dim() - 1))
         off = torch.where(count > 0, outputs - outputs[0], 0.0)  # what fills up the last chunk may even be NaN
@@ -201,8 +198,8 @@ def _chunk_program(network: Network, x: Any, sites: Sequence[Site], options: Sam
 
     example = [torch.zeros(len(sites), dtype=torch.int32, device=device)]
     example += [torch.ones(len(sites), dtype=torch.float64, device=device), torch.ones(chunk, device=device)]
-    function, tensors = batch_function((x, *example, _keys(sites, 0, range(chunk), device)), lambda all: of_chunk(*all))
-    return Program(network, function, tensors)
+    function, inputs = batch_function((x, *example, _keys(sites, 0, range(chunk), device)), lambda all: of_chunk(*all))
+    return Program(network, function, inputs)
 
 
 class _Hashed:
@@ -211,20 +208,23 @@ class _Hashed:
     def __init__(self, sites: Sequence[Site], keys: Tensor, limits: Tensor, scales: Tensor) -> None:
         self._numbers = {site.name: number for number, site in enumerate(sites)}
         self._keys = {(site.name, call): row for (site, call), row in zip(_masks_of(sites), keys, strict=True)}
-        self._limits, self._scales = limits, scales
+        self._limits, self._scales, self._draws = limits, scales, keys.shape[1]
 
     def thin(self, site: Site, call: int, value: Tensor, shape: tuple[int, ...], axis: int | None) -> Tensor:
-        """See `Thinner`: in single precision or better, then rounded."""
+        """See `Thinner`."""
+        if axis is None:
+            return self.thin_split(site, call, value[None], shape, 0)[0]
+        return self.thin_split(site, call, split(value, axis, self._draws), shape, axis).flatten(axis, axis + 1)
+
+    def thin_split(self, site: Site, call: int, value: Tensor, shape: tuple[int, ...], axis: int) -> Tensor:
+        """Thin a value with an axis of draws before that of the examples; in single precision at least."""
         if (site.name, call) not in self._keys:
             refuse(f"a layer that runs more often than when the sites were found ({site.name})")
         keys, number = self._keys[site.name, call], self._numbers[site.name]
         keep = hashes(keys, prod(shape)).view(len(keys), *shape) >= self._limits[number]
         wide = torch.promote_types(value.dtype, torch.float32)
         mask = torch.where(keep, self._scales[number].to(wide), 0.0)
-        if axis is None:
-            return (value * mask[0]).to(value.dtype)
-        thinned = (split(value, axis, len(keys)) * mask.movedim(0, axis)).to(value.dtype)
-        return thinned.flatten(axis, axis + 1)
+        return (value * mask.movedim(0, axis)).to(value.dtype)
 
 
 def _graph(network: Network, function: Callable[..., Any], inputs: list[Tensor]) -> fx.GraphModule:
@@ -247,6 +247,8 @@ def _graph(network: Network, function: Callable[..., Any], inputs: list[Tensor])
             refuse(f"noise of its own ({node.target})")
         if operator is not None and operator.name in _SIZES:
             refuse(f"sizes that depend on values ({node.target})")
+        if operator is not None and operator.written:  # what Python writes beside it was written once, by the trace
+            refuse(f"a model that writes into tensors of its own ({node.target})")
     return graph
 
 

@@ -71,6 +71,9 @@ class Linearization:
     variance_by_site: Tensor
     sites: Sites
 
+    def __repr__(self) -> str:
+        return f"Linearization of {len(self.mean)} rows, mean {tuple(self.mean.shape)}, {len(self.sites)} sites"
+
     def variance(self, rate: Rate) -> Tensor:
         """Return `sum_s rate_s / (1 - rate_s) · v_s`, in the shape of `mean`.
 
@@ -295,73 +298,48 @@ def _first_order(
     network: Network, x: Any, sites: Sites, readout: Readout, reduce: _Reduce, rows: int, watch: Any, of: Any
 ) -> _Part:
     """Return the output of the first rows of `x`, and for each entry of it `phi` of every site, reduced."""
+    count, silent = row_count(x), set[str]()
 
-    def run() -> tuple[_Part, set[str]]:
-        copy_inputs = False
-        while True:
+    def run(copy_inputs: bool = False) -> _Part:
+        derives = network.notes.get("derives")
+        watcher = None if watch is None else watch()
+        record = _Record(watcher, copy_inputs=copy_inputs, factors=bool(derives))
+        guard = Guard(bare(network.model)) if derives is None and not being_traced() else None
+        now = network.begin(sites, record, count, shared=False)
+        with network.passing(now):
             try:
-                return _pass(network, x, sites, readout, reduce, rows, watch, of, copy_inputs=copy_inputs)
-            except _Again as again:
-                copy_inputs = again.copy_inputs
+                with guard or nullcontext():
+                    output = read(call(network.copy, copied(x)), readout, count)
+            except RuntimeError as error:
+                if _IN_PLACE in str(error) or "nference tensor" in str(error):
+                    raise _cannot_differentiate(error) from error
+                raise
+            if 0 in now.times.values():
+                network.warn_of_idle(now)
+            if guard is not None:
+                if "cuts" in guard.deeds:
+                    raise OutputError(
+                        "expected a model that keeps the graph of its derivatives; it takes some without "
+                        "create_graph=True, and first order would count nothing there. Use method='sample', or pass "
+                        "create_graph=True to torch.autograd."
+                    )
+                network.notes["derives"] = "derives" in guard.deeds
+                if network.notes["derives"]:  # masks act on its derivatives, too, so that `phi` is not `h · dy/dh`
+                    return run(copy_inputs)
+            mean, flat = _checked(output, output if of is None else of(output), record)
+            if record.ends_overwritten():
+                return run(copy_inputs=True)
+            columns = _differentiated(flat, sites, reduce, rows, record)
+        silent.update({name for name, _ in record.inputs} - record.reached)
+        return _Part(mean if len(mean) == rows else mean[:rows], columns, watcher)
 
     # cuDNN's recurrent functions have no backward pass in eval mode.
     recurrent = network.weight.is_cuda and any(site.layer in _RECURRENT for site in sites)
     with without_cudnn() if recurrent else nullcontext():
-        result, silent = network.quietly(run, gradients=True)
+        part = network.quietly(run, gradients=True)
     if silent and not being_traced():
         _warn_of_silent(network, [site for site in sites if site.name in silent], x, readout)
-    return result
-
-
-class _Again(Exception):  # noqa: N818
-    """A pass tells how it should have been made; with copies of what sites read, where that is written over later."""
-
-    def __init__(self, *, copy_inputs: bool) -> None:
-        super().__init__()
-        self.copy_inputs = copy_inputs
-
-
-def _pass(
-    network: Network,
-    x: Any,
-    sites: Sites,
-    readout: Readout,
-    reduce: _Reduce,
-    rows: int,
-    watch: Any,
-    of: Any,
-    *,
-    copy_inputs: bool,
-) -> tuple[_Part, set[str]]:
-    """Return what one pass forward and back gives, and the sites that no output has gradients of."""
-    count = row_count(x)
-    derives = network.notes.get("derives")
-    record = _Record(None if watch is None else watch(), copy_inputs=copy_inputs, factors=bool(derives))
-    watcher = record.watcher
-    guard = Guard(bare(network.model)) if derives is None and not being_traced() else None
-    now = network.begin(sites, record, count, shared=False)
-    with network.passing(now):
-        try:
-            with guard or nullcontext():
-                output = read(call(network.copy, copied(x)), readout, count)
-        except RuntimeError as error:
-            if _IN_PLACE in str(error) or "nference tensor" in str(error):
-                raise _cannot_differentiate(error) from error
-            raise
-        network.warn_of_idle(now)
-        if guard is not None:
-            if "cuts" in guard.deeds:
-                raise OutputError(
-                    "expected a model that keeps the graph of its derivatives; it takes some without "
-                    "create_graph=True, and first order would count nothing there. Use method='sample', or pass "
-                    "create_graph=True to torch.autograd."
-                )
-            network.notes["derives"] = "derives" in guard.deeds
-            if network.notes["derives"]:  # masks act on its derivatives, too, so that `phi` is not `h · dy/dh`
-                raise _Again(copy_inputs=copy_inputs)
-        record.watcher = None  # checkpointed parts run once more in the backward pass
-        mean, columns = _differentiated(output, output if of is None else of(output), sites, reduce, rows, record)
-    return _Part(mean, columns, watcher), {name for name, _ in record.inputs} - record.reached
+    return part
 
 
 class _Input(NamedTuple):
@@ -413,15 +391,18 @@ class _Record:
             self.inputs.setdefault((site.name, call), []).append(noted)
         return value
 
-    def end(self) -> None:
-        """Take no more notes; raise where an input was written over."""
-        self._done = True
-        if not self._copy and any(i.version != version_of(i.value) for i in chain.from_iterable(self.inputs.values())):
-            raise _Again(copy_inputs=True)
+    def ends_overwritten(self) -> bool:
+        """Take no more notes; return True if an input was written over since."""
+        self.watcher, self._done = None, True  # checkpointed parts run once more in the backward pass
+        inputs = chain.from_iterable(self.inputs.values())
+        return not self._copy and any(item.version != version_of(item.value) for item in inputs)
 
     def gradients(self, outputs: Tensor, *, last: bool) -> Iterator[list[Tensor]]:
         """Yield, for each of `outputs` `(n, k)`, `phi` of every call of every site, in the order of `inputs`."""
         values, k = [item.value for item in chain.from_iterable(self.inputs.values())], outputs.shape[1]
+        if not values:  # no site's layer ran
+            yield from ([] for _ in range(k))
+            return
         if k > 1 and (not outputs.is_cpu or sum(value.numel() for value in values) < _LARGE):
             each = torch.eye(k, dtype=outputs.dtype, device=outputs.device)[:, None].expand(k, *outputs.shape)
             try:
@@ -456,24 +437,17 @@ class _Record:
         return result
 
 
-def _differentiated(
-    output: Tensor, scalars: Tensor, sites: Sites, reduce: _Reduce, rows: int, record: _Record
-) -> tuple[Tensor, list[Any]]:
-    """Return mean and columns of a `_Part`, from the output, and from what is differentiated, with its graph."""
+def _checked(output: Tensor, scalars: Tensor, record: _Record) -> tuple[Tensor, Tensor]:
+    """Return the output without its graph, and what is differentiated, with it, as `(rows, k)`."""
     mean = widened(output.detach())
     check_finite(mean, "without dropout")
-    mean = mean if len(mean) == rows else mean[:rows]
     flat = scalars if scalars.dim() == 2 else scalars.reshape(len(scalars), -1)
     if flat.shape[1] > _MOST_OUTPUTS:
         raise ArgumentError(
             f"expected at most {_MOST_OUTPUTS} outputs per example, each costs a backward pass; found "
             f"{flat.shape[1]}. Use a readout such as a map's sum, or method='propagate' or 'sample' for maps."
         )
-    if not record.inputs:  # no site's layer ran
-        nothing = flat.new_zeros(rows, len(sites))
-        column = nothing if reduce is None else {site.name: reduce(flat.new_zeros(rows, 1)) for site in sites}
-        return mean, [column for _ in range(flat.shape[1])]
-    if not flat.requires_grad:
+    if record.inputs and not flat.requires_grad:
         raise OutputError(
             "expected an output that autograd can differentiate with respect to the sites; found one without a "
             "graph: the model or the readout detaches it or runs without gradients. Use method='sample'."
@@ -484,18 +458,22 @@ def _differentiated(
             "torch.no_grad(), or in a function with a backward pass of its own. Use method='sample', or leave these "
             "out with select=."
         )
-    record.end()
+    return mean, flat
+
+
+def _differentiated(flat: Tensor, sites: Sites, reduce: _Reduce, rows: int, record: _Record) -> list[Any]:
+    """Return the columns of a `_Part`, from the output with its graph."""
     columns: list[Any] = []
     for start in range(0, flat.shape[1], _OUTPUTS_AT_ONCE):
         part = flat[:, start : start + _OUTPUTS_AT_ONCE] if flat.shape[1] > 1 else flat
         last = start + part.shape[1] == flat.shape[1]
         try:
-            columns += [_by_site(record, phi, sites, reduce, rows) for phi in record.gradients(part, last=last)]
+            columns += [_by_site(record, phi, sites, reduce, rows, flat) for phi in record.gradients(part, last=last)]
         except (RuntimeError, NotImplementedError) as error:
             if out_of_memory(error):
                 raise
             raise _cannot_differentiate(error) from error
-    return mean, columns
+    return columns
 
 
 def _cannot_differentiate(error: Exception) -> OutputError:
@@ -518,12 +496,12 @@ def _cannot_differentiate(error: Exception) -> OutputError:
     )
 
 
-def _by_site(record: _Record, phi: Sequence[Tensor], sites: Sites, reduce: _Reduce, rows: int) -> Any:
+def _by_site(record: _Record, phi: Sequence[Tensor], sites: Sites, reduce: _Reduce, rows: int, like: Tensor) -> Any:
     """Return `phi` of every site, reduced; the calls of one layer are joined."""
     calls: dict[str, list[Tensor]] = {site.name: [] for site in sites}
     for ((name, _), items), value in zip(record.inputs.items(), phi, strict=True):
         calls[name].append(_rows_first(widened(value.detach()), items[0].axis, rows))
-    zero = phi[0].new_zeros(rows, 1)  # where a layer did not run
+    zero = like.new_zeros(rows, 1, dtype=torch.promote_types(like.dtype, torch.float32))  # where a layer did not run
     if reduce is not None:
         return {name: reduce(torch.cat(units or [zero], 1)) for name, units in calls.items()}
     norms = [torch.linalg.vector_norm(part, dim=1) for units in calls.values() for part in units or [zero]]

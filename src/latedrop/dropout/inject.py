@@ -13,7 +13,7 @@ from threading import Lock
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from latedrop.data.rows import row_count
 from latedrop.dropout.masks import DrawMasks, checked_seed
@@ -39,7 +39,6 @@ class Injection:
         self.draw = draw or 0
         self.sites = [site for site in sites if self.rates[site.name] > 0]
         self._fixed = draw is not None
-        self._outer = _injection_of(model)
         self._network = Network(model, gradients=True)
         self._network.begin(self.sites, None, None)  # what is wrong with the sites is said at once
         plain = plain_names(model)
@@ -51,34 +50,15 @@ class Injection:
         """Run what stands for a module of the model; a pass of the whole model is a draw."""
         copy = self.copies[module]
         whole = copy is self._root
-        thinner = _Stack([injection for injection in self._lineage() if injection.sites])
-        sites = {site.name: site for injection in self._lineage() for site in injection.sites}
-        now = self._network.begin(list(sites.values()), thinner, _rows((args, kwargs)) if whole else None)
+        draw = range(self.draw, self.draw + 1)
+        masks = DrawMasks(self.seed, self.rates, draw, draw)
+        now = self._network.begin(self.sites, masks, _rows((args, kwargs)) if whole else None)
         with self._network.passing(now):
             output = plain_call(copy)(*args, **kwargs)  # past a `__call__` of its class, which runs already
         if whole:
             self._network.warn_of_idle(now)
-            for injection in self._lineage():
-                injection.draw += not injection._fixed
+            self.draw += not self._fixed
         return output
-
-    def _lineage(self) -> list[Injection]:
-        """Return the injections around this one, the outermost first, and itself."""
-        return [*(self._outer._lineage() if self._outer is not None else ()), self]
-
-
-class _Stack:
-    """Thins by one injection after the other: a `Thinner`."""
-
-    def __init__(self, injections: Sequence[Injection]) -> None:
-        spans = [range(injection.draw, injection.draw + 1) for injection in injections]
-        self._masks = [DrawMasks(i.seed, i.rates, span, span) for i, span in zip(injections, spans, strict=True)]
-
-    def thin(self, site: Site, call: int, value: Tensor, shape: tuple[int, ...], axis: int | None) -> Tensor:
-        """See `Thinner`."""
-        for masks in self._masks:
-            value = masks.thin(site, call, value, shape, axis) if site.name in masks.rates else value
-        return value
 
 
 @contextmanager
@@ -86,6 +66,8 @@ def inject(
     model: nn.Module, sites: Sequence[Site], rate: Rate, seed: int = 0, *, draw: int | None = None
 ) -> Iterator[Injection]:
     """Run `model` as one thinned network per forward pass while the context lasts, for the calling thread or task.
+
+    Of several contexts around a call the innermost counts.
 
     Args:
         model: it runs in eval mode inside, as a private copy that is made when the context is entered. The hooks of its

@@ -74,18 +74,14 @@ class DrawMasks:
         if one and not _worth_a_kernel(value, draws, shape):
             return _times(value, self._masks(site, call, shape[1:], value), rate)  # one row: the same, in one operator
         if axis is None:
-            return self._split(site, call, value[None], shape, 0)[0]
-        return self._split(site, call, split(value, axis, len(draws)), shape, axis).flatten(axis, axis + 1)
+            return self.thin_split(site, call, value[None], shape, 0)[0]
+        return self.thin_split(site, call, split(value, axis, len(draws)), shape, axis).flatten(axis, axis + 1)
 
-    def thin_rows(self, site: Site, call: int, rows: Tensor, shape: tuple[int, ...]) -> Tensor:
-        """Thin rows `(N, ...)` that are the same for all draws: `(draws · N, ...)`."""
-        if self.rates[site.name] == 0:
-            return torch.cat([rows] * len(self.draws))
-        return self._split(site, call, rows.expand(len(self.draws), *rows.shape), shape, 0).flatten(0, 1)
-
-    def _split(self, site: Site, call: int, value: Tensor, shape: tuple[int, ...], axis: int) -> Tensor:
+    def thin_split(self, site: Site, call: int, value: Tensor, shape: tuple[int, ...], axis: int) -> Tensor:
         """Thin a value with an axis of draws before that of the examples."""
         rate, draws = self.rates[site.name], self.draws
+        if rate == 0:
+            return value
         if axis == 0 and _worth_a_kernel(value, draws, shape):
             keys = keys_for(self.seed, self.of, site.name, call, value.device)
             product = thinned(value, keys[draws.start - self.of.start : draws.stop - self.of.start], shape, rate)

@@ -9,27 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Annotated, Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
-from latedrop.dropout.masks import checked_seed
 from latedrop.errors import ArgumentError
 from latedrop.network.calling import Readout
+from latedrop.options import AtLeast, check_options, shown
 from latedrop.torch_private import being_traced
 
 __all__ = [
-    *("ENGINES", "MOST_DRAWS", "Engine", "Moments", "Part", "Sampling", "Stream"),
-    *("checked_draws", "merged", "moments_of", "out_of_memory"),
+    *("MOST_DRAWS", "Engine", "Moments", "Sampling", "Stream", "checked_draws", "moments_of", "out_of_memory"),
 ]
 
 Engine: TypeAlias = Literal["auto", "rows", "loop", "compiled"]
-ENGINES = get_args(Engine)
 MOST_DRAWS = 1_000_000
 """More would take days, and come from a slip of the pen or a file that was tampered with."""
 
-_NOTHING = torch.empty(0)
 _FEW = 2**12  # outputs for which one operator is quicker than three; it takes longer for each
 
 
@@ -50,18 +47,14 @@ class Sampling:
     draws: int = 100
     seed: int = 0
     readout: Readout = None
-    chunk: int | None = None
+    chunk: Annotated[int, AtLeast(1)] | None = None
     shared: bool = True
     keep: bool = False
     engine: Engine = "auto"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "draws", checked_draws(self.draws))
-        object.__setattr__(self, "seed", checked_seed(self.seed))
-        if self.chunk is not None and self.chunk < 1:
-            raise ArgumentError(f"expected chunk to be at least 1 draw; found {self.chunk}.")
-        if self.engine not in ENGINES:
-            raise ArgumentError(f"expected engine to be one of {ENGINES}; found {self.engine!r}.")
+        check_options(self, "latedrop.sample")
         if self.engine == "compiled" and self.keep:
             raise ArgumentError("expected another engine with keep_draws=True; the compiled one has moments alone.")
 
@@ -69,9 +62,9 @@ class Sampling:
 def checked_draws(draws: Any) -> int:
     """The number of draws as an int, or `ArgumentError`."""
     if isinstance(draws, bool) or not hasattr(draws, "__index__") or int(draws) < 2:
-        raise ArgumentError(f"expected at least 2 draws, as one has no variance; found {draws!r}.")
+        raise ArgumentError(f"expected at least 2 draws, as one has no variance; found {shown(draws)}.")
     if int(draws) > MOST_DRAWS:
-        raise ArgumentError(f"expected at most {MOST_DRAWS} draws; found {draws!r}. A few hundred are enough.")
+        raise ArgumentError(f"expected at most {MOST_DRAWS} draws; found {shown(draws)}. A few hundred are enough.")
     return int(draws)
 
 
@@ -90,6 +83,10 @@ class Moments:
     variance: Tensor
     draws: int
     outputs: Tensor | None = None
+
+    def __repr__(self) -> str:
+        kept = "" if self.outputs is None else ", every draw kept"
+        return f"Moments of {self.draws} draws, mean {tuple(self.mean.shape)}{kept}"
 
     def first(self, rows: int) -> Moments:
         """Those of the first rows."""
@@ -110,36 +107,36 @@ class Moments:
         return cls(mean, torch.zeros_like(mean), draws, mean.expand(draws, *mean.shape).clone() if keep else None)
 
 
-Part: TypeAlias = "tuple[Tensor, Tensor, int]"
-"""Mean, sum of squared deviations from it, and number of some draws."""
-
-
-def merged(a: Part, b: Part) -> Part:
-    """Of two sets of draws together (Chan, Golub, LeVeque 1983)."""
-    (mean, squares, done), (part, spread, count) = a, b
-    delta, total = part - mean, done + count
-    return mean + delta * (count / total), squares + spread + delta.square() * (done * count / total), total
-
-
 class Stream:
-    """Running mean and sum of squared deviations over chunks of draws; there must be one before either is asked for."""
+    """Running mean and sum of squared deviations over chunks of draws; there must be one before they are asked for.
+
+    Means are relative to the first draw: draws that are all equal then have a variance of exactly 0.
+    """
 
     def __init__(self) -> None:
-        self._origin = _NOTHING
-        self._part: Part = (self._origin, self._origin, 0)
+        self._origin = torch.empty(0)
+        self._part: tuple[Tensor, Tensor, int] | None = None
 
     def add(self, outputs: Tensor) -> None:
         """Take a chunk `(t, N, ...)`."""
-        if self._part[2] == 0:
-            self._origin = outputs[0].clone()
-        # Relative to the first draw: draws that are all equal then have a variance of exactly 0.
-        outputs = outputs - self._origin
+        origin = outputs[0].clone() if self._part is None else self._origin
+        outputs = outputs - origin
         mean = outputs.mean(0)
-        part = mean, (outputs - mean).square_().sum(0), len(outputs)
-        self._part = part if self._part[2] == 0 else merged(self._part, part)
+        self.merge(origin, mean, (outputs - mean).square_().sum(0), len(outputs))
+
+    def merge(self, origin: Tensor, mean: Tensor, squares: Tensor, count: int) -> None:
+        """Take the mean of some draws, relative to `origin`, and the sum of their squared deviations from it."""
+        if self._part is None:
+            self._origin, self._part = origin, (mean, squares, count)
+            return
+        before, spread, done = self._part  # as in Chan, Golub, LeVeque (1983)
+        delta, total = mean + (origin - self._origin) - before, done + count
+        spread = spread + squares + delta.square() * (done * count / total)
+        self._part = before + delta * (count / total), spread, total
 
     def moments(self) -> tuple[Tensor, Tensor]:
         """Mean and variance, `(N, ...)`."""
+        assert self._part is not None
         mean, squares, draws = self._part
         return self._origin + mean, squares / (draws - 1)
 

@@ -1,239 +1,145 @@
-"""Layers before the first site run once: on N rows instead of T times N.
+"""What comes before the first site runs once: on N rows instead of T times N.
 
-Draws are rows: a batch holds T copies of N rows. As long as no site has touched them all copies are the same, so a
-layer that comes before every site runs on the first N rows, and what it gives is repeated. Which calls of which layers
-those are is found by autograd, in one pass in which the input of every site is multiplied by a 1 that asks for
-gradients: a layer whose input does not require grad comes before all sites. What goes from one such layer straight to
-the next is never repeated; what leaves them is remembered for later chunks of draws and for other rates, as far as
-memory allows.
+Draws are rows: a batch holds T copies of N rows. As long as no site has touched them all copies are the same, so a pass
+starts with N rows, and each site makes T copies of an input that has none yet. A mode follows all torch functions:
+where one takes rows with copies and rows without, as a skip connection does, the latter are copied. What functions
+before the sites gave is remembered for later chunks of draws and for other rates, as far as memory allows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import cache
-from typing import Any, TypeAlias
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
-from latedrop.data.rows import copied, row_count, take_rows, tensors
-from latedrop.network.network import Network, Pass
-from latedrop.network.probe import Following
+from latedrop.data.arrays import map_values
+from latedrop.data.rows import tensors
+from latedrop.network.functional import operands
+from latedrop.network.network import Pass
 from latedrop.network.sites import Site
 from latedrop.torch_private import version_of
-from latedrop.wrappers import bare
 
-__all__ = ["Prefix", "Repeating", "worth_it"]
+__all__ = ["Copying", "Prefix", "worth_it"]
 
-Call: TypeAlias = "tuple[str, int]"
-"""A layer, and which of its calls in a pass."""
 _FEW = {"cpu": 2**13}  # numbers in the inputs of all draws below which it takes longer to keep track than to compute
 _FEW_ELSEWHERE = 2**18  # the same on devices that compute more in the time that Python needs
-_REMEMBERED = {"cpu": 2**28, "cuda": 2**31}  # bytes of what layers gave
-_ASKS = ("__get__", "size", "dim", "numel", "__len__", "is_floating_point", "ndimension")
-_NOT_BY_ROW = (nn.RNNCellBase, nn.RNNBase, nn.Bilinear, nn.MultiheadAttention, nn.TransformerEncoderLayer)
+_REMEMBERED = {"cpu": 2**29, "cuda": 2**31}  # bytes of what functions gave
+_MARK = "latedrop_rows"
 
 
 def worth_it(x: Any, draws: int, passes: int) -> bool:
-    """Return True if layers before the first site take long enough to keep track of them."""
-    if passes > 1:
-        return True
+    """Return True if what comes before the first site takes long enough to keep track of it."""
     values = tensors(x)
-    return draws * sum(value.numel() for value in values) > _FEW.get(values[0].device.type, _FEW_ELSEWHERE)
+    few = _FEW.get(values[0].device.type, _FEW_ELSEWHERE)
+    return passes > 1 or draws * sum(value.numel() for value in values) > few
 
 
 class Prefix:
-    """The calls of layers before every one of some sites, and what they gave for one batch.
-
-    Args:
-        network: whose layers they are.
-        x: the batch, placed.
-        sites: those with a mask.
-        remember: whether to keep what they give for other passes.
+    """What functions before the sites gave for one batch.
 
     Attributes:
-        repeats: which calls these are, and whether the result of each is read by others than such calls and sites.
         rows: of the batch.
+        mark: what tensors with these rows are marked with.
+        results: in the order of the calls; empty before the first pass, or where they would take too much memory.
+        versions: how often each tensor of the results had been written into after the pass.
     """
 
-    def __init__(self, network: Network, x: Any, sites: Sequence[Site], *, remember: bool = True) -> None:
-        key = _key(sites)
-        if key not in network.notes:
-            network.notes[key] = _calls_before(network, x, sites)
-        self.repeats: dict[Call, bool] = network.notes[key]
-        self.rows = row_count(x)
-        self._results: dict[Call, Tensor] = {}
-        self._shapes: dict[Call, tuple[torch.Size, torch.dtype]] = {}
-        self._room = _REMEMBERED.get(network.weight.device.type, 0) if remember else 0
-
-    @staticmethod
-    def is_known(network: Network, sites: Sequence[Site]) -> bool:
-        """Return True if it was found out before; while a function is traced it cannot be."""
-        return _key(sites) in network.notes
-
-    def result(self, call: Call, make: Callable[[], Any]) -> Tensor:
-        """Return what a call gives for the N rows."""
-        if call in self._results:
-            return self._results[call]
-        given = make()
-        if not isinstance(given, Tensor) or given.shape[:1] != (self.rows,):
-            raise ValueError(f"layer {call[0]!r} does not give one row for each")
-        self._shapes[call] = given.shape, given.dtype
-        return given
-
-    def remember(self, call: Call, given: Tensor) -> Tensor:
-        """Keep what a call gave for other passes, as far as there is room."""
-        if call not in self._results and given.nbytes <= self._room:
-            self._results[call] = given
-            self._room -= given.nbytes
-        return given
-
-    def stand_in(self, call: Call, copies: int, device: torch.device) -> Tensor | None:
-        """Return a tensor without memory that has the shape of all copies of a result; None where it is unknown."""
-        if call not in self._shapes:
-            return None
-        (rows, *rest), dtype = self._shapes[call]
-        filler = torch.full((), torch.nan if dtype.is_floating_point else 0, dtype=dtype, device=device)
-        return filler.expand(rows * copies, *rest)
+    def __init__(self, rows: int) -> None:
+        self.rows, self.mark = rows, object()
+        self.results: list[Any] = []
+        self.versions: list[int] = []
 
 
-def _key(sites: Sequence[Site]) -> tuple[str, tuple[str, ...]]:
-    return "prefix", tuple(site.name for site in sites)
+class Copying(Pass):
+    """A pass over the N rows of `x` in which the sites make the copies, one for each draw."""
 
+    mode: _Following
 
-class Repeating(Pass):
-    """A pass over copies of the rows of `x`, which are `batch`, in which layers before all sites run once."""
+    def __init__(
+        self, prefix: Prefix, x: Any, sites: Sequence[Site], thinner: Any, copies: int, *, shared: bool = True
+    ) -> None:
+        super().__init__(sites, thinner, prefix.rows * copies, copies, shared=shared)
+        self._uncopied = Pass(sites, _Spread(thinner, copies), prefix.rows, shared=shared)
+        self.mode = _Following(prefix, copies)
+        _mark((value for value in tensors(x) if value.shape[:1] == (prefix.rows,)), prefix.mark)
 
-    def __init__(self, prefix: Prefix, batch: Any, x: Any, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._prefix, self._counts = prefix, dict[str, int]()
-        self._pending: dict[int, tuple[Tensor, Call, Callable[[], Tensor]]] = {}  # what stands for results, and these
-        self._inputs: dict[int, tuple[Tensor, int, Tensor]] = {}  # layers that read a batch as it is run on `x`
-        for copies, rows in zip(tensors(batch), tensors(x), strict=True):
-            if copies.dim() and len(copies) == len(rows) * self._copies:
-                self._inputs[id(copies)] = copies, version_of(copies), rows
-
-    def run(self, name: str, layer: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """See `Pass`."""
-        if name not in self.sites:
-            call = name, self._counts.get(name, 0) + 1
-            self._counts[name] = call[1]
-            if call in self._prefix.repeats and len(args[0]) == self._prefix.rows * self._copies:
-                return self._once(call, forward, args[0])
-        return super().run(name, layer, forward, args, kwargs)
-
-    def _once(self, call: Call, forward: Any, value: Tensor) -> Tensor:
-        prefix, first = self._prefix, self._first(value)  # no function below holds the pass: its tensors go with it
-        _, _, rows = self._pending.get(id(value), (None, None, lambda: first))
-        given = cache(lambda: prefix.result(call, lambda: forward(rows())))
-        if prefix.repeats[call]:
-            return torch.cat([prefix.remember(call, given())] * self._copies)
-        stand_in = prefix.stand_in(call, self._copies, value.device)
-        if stand_in is None:
-            given()
-            stand_in = prefix.stand_in(call, self._copies, value.device)
-            assert stand_in is not None
-        self._pending[id(stand_in)] = stand_in, call, given
-        return stand_in
-
-    def _first(self, value: Tensor) -> Tensor:
-        """Return the rows of the first copy."""
-        _, version, rows = self._inputs.get(id(value), (None, None, value))
-        return rows if version == version_of(value) else value[: self._prefix.rows]
+    def remember(self) -> None:
+        """Remember what was computed before the sites for another pass; raise where a draw has written into it."""
+        prefix, results = self.mode.prefix, self.mode.results
+        held = tensors(results)
+        versions = [version_of(tensor) for tensor in held]
+        if prefix.results and versions != prefix.versions:
+            raise ValueError("a draw writes into what comes before the first site")
+        if held and sum(tensor.nbytes for tensor in held) <= _REMEMBERED.get(held[-1].device.type, 0):
+            prefix.results, prefix.versions = results, versions
 
     def _thin(self, site: Site, number: int, value: Tensor, channels: tuple[int, ...]) -> Tensor:
-        """Multiply the N rows by the masks of all draws, where they are the same in all copies."""
-        if id(value) not in self._pending:
-            return super()._thin(site, number, value, channels)
-        _, call, given = self._pending[id(value)]
-        rows, thin = self._prefix.remember(call, given()), getattr(self.thinner, "thin_rows", None)
-        if thin is None or site.batch_axis != 0:
-            return super()._thin(site, number, torch.cat([rows] * self._copies), channels)
-        axes = [channel % rows.dim() for channel in channels]
-        examples = 1 if self._shared else self._prefix.rows
-        shape = [size if not axes or i in axes else 1 for i, size in enumerate(rows.shape)]
-        thinned: Tensor = thin(site, number, rows, (examples, *shape[1:]))
-        return thinned
+        """See `Pass`; rows that have no copies yet are copied."""
+        self.mode.inside = True
+        try:
+            thin = super()._thin if vars(value).get(_MARK) is self.mode.mark else self._uncopied._thin
+            return _mark([thin(site, number, value, channels)], self.mode.mark)[0]
+        finally:
+            self.mode.inside = False
 
 
-def _calls_before(network: Network, x: Any, sites: Sequence[Site]) -> dict[Call, bool]:
-    """Return the calls of torch's own layers that come before all sites, but for those that change their input."""
-    network.route(name for name, layer in network.layers.items() if _takes_rows(layer))
-    network.route(site.name for site in sites)
-    marking, few = _Marking(sites), take_rows(x, slice(0, 2))
+class _Spread(NamedTuple):
+    """Thins rows that are the same for all draws: a `Thinner`."""
 
-    def passed() -> None:
-        with _Reading(bare(network.model), marking):
-            network.output(copied(few), marking)
+    thinner: Any
+    copies: int
 
-    network.quietly(passed, gradients=True)
-    return {call: id(result) in marking.read for call, result in marking.results.items()}
+    def thin(self, site: Site, call: int, value: Tensor, shape: tuple[int, ...], axis: int) -> Tensor:
+        several = value.unsqueeze(axis).expand(*value.shape[:axis], self.copies, *value.shape[axis:])
+        thinned: Tensor = self.thinner.thin_split(site, call, several, shape, axis)
+        return thinned.flatten(axis, axis + 1)
 
 
-def _takes_rows(layer: nn.Module) -> bool:
-    """Return True for a layer of torch's own that gives one row for each row of its one input."""
-    plain = type(layer).__module__.startswith("torch.nn.modules.") and not any(True for _ in layer.children())
-    return plain and not isinstance(layer, _NOT_BY_ROW) and not getattr(layer, "inplace", False)
-
-
-class _Marking(Pass):
-    """A pass that lets all that depends on a site require grad, and notes the calls of layers that do not.
+class _Following(TorchFunctionMode):
+    """Copies rows without copies where they meet others, and returns what another pass has computed before the sites.
 
     Attributes:
-        results: what these calls gave.
-        read: the identities of tensors that something else than such a call, or a site of one input, has read.
-        inside: whether such a call runs now, or this pass itself reads something.
+        mark: what tensors with all copies are marked with.
+        results: what functions gave in this pass that no draw had touched.
+        inside: whether a site is thinned now: what it calls is not followed.
     """
 
-    def __init__(self, sites: Sequence[Site]) -> None:
+    def __init__(self, prefix: Prefix, copies: int) -> None:
         super().__init__()
-        self.results: dict[Call, Any] = {}
-        self.read: set[int] = set()
-        self.inside = False
-        self._names = {site.name for site in sites}
-        self._counts: dict[str, int] = {}
-        self._one = torch.ones((), requires_grad=True)
-
-    def run(self, name: str, layer: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """See `Pass`."""
-        number = self._counts[name] = self._counts.get(name, 0) + 1
-        given = tensors((args, kwargs))
-        if name in self._names:
-            if len(args) != len(given) or len(args) != 1 or kwargs or type(args[0]) is not Tensor:
-                self.read.update(map(id, given))
-            args = tuple(self._marked(value) for value in args)
-            return forward(*args, **{key: self._marked(value) for key, value in kwargs.items()})
-        if not _takes_rows(layer) or len(args) != 1 or kwargs or len(given) != 1 or given[0].requires_grad:
-            return forward(*args, **kwargs)
-        self.inside = True
-        try:
-            result = forward(*args)
-        finally:
-            self.inside = False
-        if result is not args[0]:  # as dropout that is off gives its input
-            self.results[name, number] = result
-        return result
-
-    def _marked(self, value: Any) -> Any:
-        if not isinstance(value, Tensor) or not value.is_floating_point():
-            return value
-        self.inside = True
-        try:
-            return value * self._one.to(value)
-        finally:
-            self.inside = False
-
-
-class _Reading(Following):
-    """Also notes which tensors are read by torch functions outside of the layers that come before all sites."""
-
-    def __init__(self, model: nn.Module, marking: _Marking) -> None:
-        super().__init__(model)
-        self._marking = marking
+        self.prefix, self.results, self.inside, self.mark = prefix, list[Any](), False, object()
+        self._copies, self._remembered = copies, iter(prefix.results)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        asks = getattr(func, "__name__", "") in _ASKS  # which a stand-in answers, too
-        if not asks and not self._marking.inside:
-            self._marking.read.update(map(id, tensors((args, kwargs))))
-        return super().__torch_function__(func, types, args, kwargs)
+        """See `TorchFunctionMode`."""
+        kwargs = kwargs or {}
+        if self.inside:
+            return func(*args, **kwargs)
+        marks = {vars(value).get(_MARK) for value in operands(args, kwargs)}
+        drawn, rows = self.mark in marks, self.prefix.mark in marks
+        if drawn and rows:
+            args, kwargs = map_values((args, kwargs), self._copied)
+        if drawn:
+            result = func(*args, **kwargs)
+        else:
+            result = next(self._remembered, self)
+            result = func(*args, **kwargs) if result is self else result
+            self.results.append(result)
+        if drawn or rows:
+            written = args[:1] if func is Tensor.__setitem__ else ()
+            _mark(operands((result, *written), {}), self.mark if drawn else self.prefix.mark)
+        return result
+
+    def _copied(self, value: Any) -> Any:
+        if not isinstance(value, Tensor) or vars(value).get(_MARK) is not self.prefix.mark:
+            return value
+        return torch.cat([value] * self._copies, value.shape.index(self.prefix.rows))
+
+
+def _mark(values: Iterable[Tensor], mark: Any) -> list[Tensor]:
+    values = list(values)
+    for value in values:
+        vars(value)[_MARK] = mark
+    return values

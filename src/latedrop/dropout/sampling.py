@@ -24,7 +24,7 @@ from latedrop.data.rows import copied, repeated, row_count, some_rows, take_rows
 from latedrop.dropout.compiled import compiled_moments
 from latedrop.dropout.masks import DrawMasks, split
 from latedrop.dropout.moments import Engine, Moments, Sampling, Stream, moments_of, out_of_memory
-from latedrop.dropout.prefix import Prefix, Repeating, worth_it
+from latedrop.dropout.prefix import Copying, Prefix, worth_it
 from latedrop.errors import ArgumentError, LatedropWarning
 from latedrop.network.calling import Readout, check_finite
 from latedrop.network.find_sites import find_sites
@@ -32,7 +32,7 @@ from latedrop.network.network import Network, Pass
 from latedrop.network.sites import Rate, Site, rates_by_site
 from latedrop.torch_private import being_traced
 
-__all__ = ["fitting_chunk", "own_output", "plain_output", "sample", "sample_rates"]
+__all__ = ["fitting_chunk", "own_output", "plain_output", "sample", "sample_rates", "try_prefix"]
 
 _log = logging.getLogger(__name__)
 _SOME = 8  # rows that are run alone, to see whether draws may be rows
@@ -163,6 +163,11 @@ def own_output(model: nn.Module | Network, x: Any, readout: Readout = None, *, c
     return output
 
 
+def try_prefix(network: Network, x: Any, sites: Sequence[Site], readout: Readout) -> None:
+    """Find out whether what comes before the first site can run once: while a function is traced nobody can look."""
+    _ThinnedNetworks(network, x, sites, Sampling(2, readout=readout), 2).tries_prefix()
+
+
 class _ThinnedNetworks:
     """Thinned networks of one model on one batch, run chunk by chunk.
 
@@ -180,25 +185,24 @@ class _ThinnedNetworks:
         draws, self._traced = options.draws, being_traced()  # a graph has all draws as rows
         chunk = draws if self._traced else options.chunk
         self._chunk = min(draws, chunk) if chunk else fitting_chunk(network, x, sites, draws)
-        self._rates: Mapping[str, float] = {}
+        self._rates: Mapping[str, float] = {site.name: 0.5 for site in sites}
         self._reason = ""  # for draws that run one by one
         self._as_rows = options.engine != "loop" and self._may_be_rows()
         self._prefix: Prefix | None = None
-        if options.engine == "compiled" or not self._as_rows or "no prefix" in network.notes or isinstance(x, Items):
-            return
-        chunks = passes * -(-draws // self._chunk)
-        known = Prefix.is_known(network, sites) if self._traced else worth_it(x, draws, chunks)
-        if known and all(site.weight is None for site in sites):
-            self._prefix = Prefix(network, x, sites, remember=not self._traced)
-        once = ", first layers once" if self._prefix else ""
+        known, passes = network.notes.get("prefix"), passes * -(-draws // self._chunk)
+        if self._as_rows and known is not False and not isinstance(x, Items):
+            asked = options.engine == "compiled" or worth_it(x, draws, passes)
+            if known if self._traced else asked:
+                self._prefix, self._again = Prefix(self._rows), passes > 1
+        once = ", what comes before the first site once" if self._prefix else ""
         _log.debug("%d draws of %d rows, %d at once%s", draws, self._rows, self._chunk, once)
 
     def moments(self, rates: Mapping[str, float]) -> Moments:
         """Return mean and variance over all draws, at a rate for each site."""
+        self._rates = rates
         if self._options.engine == "compiled":
             chunk = self._chunk if self._as_rows else 1
-            return compiled_moments(self._network, self._x, self._sites, rates, self._options, chunk)
-        self._rates = rates
+            return compiled_moments(self._network, self._x, self._sites, rates, self._options, chunk, self.tries_prefix)
         stream, outputs_by_chunk, draws = Stream(), [], self._options.draws
         for outputs in self._chunks():
             outputs = widened(outputs)
@@ -208,6 +212,12 @@ class _ThinnedNetworks:
             if self._options.keep:
                 outputs_by_chunk.append(outputs.clone())  # a model may write every output to one place
         return Moments(*stream.moments(), draws, torch.cat(outputs_by_chunk) if outputs_by_chunk else None)
+
+    def tries_prefix(self) -> bool:
+        """Return True if what comes before the first site can run once, after trying it."""
+        if self._prefix is not None:
+            next(self._chunks())
+        return self._prefix is not None
 
     def _chunks(self) -> Iterator[Tensor]:
         """Yield outputs `(t, N, ...)` until all draws are done."""
@@ -221,9 +231,8 @@ class _ThinnedNetworks:
             except Exception as error:
                 self._recover(error, size)
                 continue
-            if not alike and self._prefix is not None:  # rows lie elsewhere than where the prefix looks for them
-                self._prefix = None
-                self._network.notes["no prefix"] = True
+            if self._prefix is not None and (not alike or self._network.random):
+                self._without_prefix("the draws were others")
             elif not alike:
                 self._as_rows, self._reason = False, "a row of its output changes with the rows beside it"
             else:
@@ -240,14 +249,17 @@ class _ThinnedNetworks:
         elif out_of_memory(error):
             raise error
         elif self._prefix is not None:
-            self._prefix = None
-            _log.debug("the first layers run with every draw, as running them once raised %s", error)
+            self._without_prefix(error)
         elif self._as_rows and self._options.engine == "auto" and not self._traced:
             self._as_rows = False
             first = str(error).partition("\n")[0]
             self._reason = f"with the rows of several draws it raised {type(error).__name__}: {first}"
         else:
             raise error
+
+    def _without_prefix(self, why: Any) -> None:
+        self._prefix, self._network.notes["prefix"] = None, False
+        _log.debug("what comes before the first site runs with every draw, as running it once failed: %s", why)
 
     def _warn_of_loop(self) -> None:
         if self._reason:
@@ -279,15 +291,20 @@ class _ThinnedNetworks:
         """Return the output of one pass over the `rows` examples of `x` for each draw, `(draws · rows, ...)`."""
         network, options, copies = self._network, self._options, len(draws)
         masks = DrawMasks(options.seed, self._rates, draws, range(options.draws))
+        now: Pass = Pass()
 
         def run() -> Tensor:
-            now: Pass = network.begin(self._sites, masks, rows * copies, copies, shared=options.shared)
-            batch = repeated(x, copies)
+            nonlocal now
+            batch = repeated(x, 1 if prefix else copies)
+            now = network.begin(self._sites, masks, rows * copies, copies, shared=options.shared)
             if prefix is not None:
-                now = Repeating(prefix, batch, x, self._sites, masks, rows * copies, copies, shared=options.shared)
+                now = Copying(prefix, batch, self._sites, masks, copies, shared=options.shared)
             return network.read(batch, options.readout, rows * copies, now).detach()
 
-        return network.quietly(run)
+        output = network.quietly(run)
+        if isinstance(now, Copying) and self._again and not network.writes:
+            now.remember()
+        return output
 
     def _alike(self, outputs: Tensor, draws: range) -> bool:
         """Return True if the last draw, run alone, is what it was among others; asked once for a kind of batch.
@@ -314,6 +331,8 @@ class _ThinnedNetworks:
             if not bool(off <= 0.05 * spread + _ROUNDING.get(outputs.dtype, 0.05) * most):
                 return False
         self._network.notes[key] = True
+        if self._prefix is not None:
+            self._network.notes["prefix"] = True
         return True
 
 

@@ -7,12 +7,11 @@ mask can serve them all. A weight layer is a module, or a call of a torch functi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from fractions import Fraction
-from functools import partial
-from itertools import chain
+from itertools import chain, zip_longest
 from typing import Any, TypeAlias
 
 import torch
@@ -25,14 +24,13 @@ from latedrop.errors import ArgumentError, SiteError
 from latedrop.network.network import Network, check_module
 from latedrop.network.probe import Probe, Run, Runs
 from latedrop.network.sites import DROPOUTS, LAYERS, Kind, Site, Sites, refuse_nested
+from latedrop.options import shown
 from latedrop.wrappers import bare, plain_names
 
 __all__ = ["Select", "find_sites", "own_dropouts"]
 
-Select: TypeAlias = (
-    "str | type[nn.Module] | Callable[[str, nn.Module], bool] | "
-    "Sequence[str | type[nn.Module] | Callable[[str, nn.Module], bool]] | None"
-)
+_Selector: TypeAlias = str | type[nn.Module] | Callable[[str, nn.Module], bool]
+Select: TypeAlias = _Selector | Sequence[_Selector] | None
 
 
 def find_sites(
@@ -188,7 +186,9 @@ def _laid_out(name: str, kind: Kind, calls: list[list[Run]], probe: Probe) -> tu
     try:
         if not first or second == []:
             raise SiteError(_varying(name))
-        axis, interleaved = (0, False) if second is None else _common_layout(name, first, second)
+        axis, interleaved = (
+            (0, False) if second is None else _common_layout(name, first, second, probe.turned.get(name, []))
+        )
         folded = axis is not None and first[0].value.shape[axis] != first[0].rows
         if folded and (probe.structured or ("counts" in probe.deeds and kind == "element")):  # as many, by chance
             raise SiteError(_varying(name))
@@ -214,7 +214,7 @@ def _moves(name: str, axis: int, interleaved: bool, probe: Probe) -> bool:
     return len(there) != len(back) or not all(_follows(a, b, axis, interleaved) for a, b in pairs)
 
 
-def _common_layout(name: str, first: list[Run], second: list[Run]) -> tuple[int | None, bool]:
+def _common_layout(name: str, first: list[Run], second: list[Run], turned: list[Run]) -> tuple[int | None, bool]:
     """Return the batch axis of all calls of a layer, and whether folded examples alternate along it."""
     if len(first) != len(second):
         raise SiteError(
@@ -222,7 +222,7 @@ def _common_layout(name: str, first: list[Run], second: list[Run]) -> tuple[int 
             f"{second[0].rows} examples and {len(first)} times for {first[0].rows}. Use kind='channel', or leave it "
             "out with select=."
         )
-    layouts = {_layout(name, a, b) for a, b in zip(second, first, strict=True)}
+    layouts = {_layout(name, *runs) for runs in zip_longest(first, second, turned[: len(first)])}
     if len(layouts) > 1:
         raise SiteError(
             f"expected the examples along one axis in every call of layer {name!r}; found axes "
@@ -231,38 +231,32 @@ def _common_layout(name: str, first: list[Run], second: list[Run]) -> tuple[int 
     return layouts.pop()
 
 
-def _layout(name: str, small: Run, large: Run) -> tuple[int | None, bool]:
-    """Return the same of one call, from two passes of several sizes, or of rows in another order."""
-    a, b = small.value, large.value
-    if small.rows == large.rows:
-        if torch.equal(a, b):
-            return None, False
-        axes = [axis for axis, size in enumerate(a.shape) if size % small.rows == 0]
-        layouts = ((axis, interleaved) for axis in axes for interleaved in (False, True))
-        # Else these are rows that act on each other, such as the nodes of a graph.
-        return next((layout for layout in layouts if _follows(large, small, *layout)), (0, False))
-    axes = [i for i, (m, n) in enumerate(zip(a.shape, b.shape, strict=True)) if m != n]
-    if not axes:
+def _layout(name: str, first: Run, second: Run, turned: Run | None) -> tuple[int | None, bool]:
+    """Return the same of one call: from the axis that grows with the rows, and from the rows in another order."""
+    rows, (a, b) = first.rows, (first.value, second.value)
+    if second.rows < rows:
+        axes = [i for i, (m, n) in enumerate(zip(a.shape, b.shape, strict=True)) if m != n]
+        if len(axes) > 1 or (axes and a.shape[axes[0]] * second.rows != b.shape[axes[0]] * rows):
+            raise SiteError(
+                f"expected the input of layer {name!r} to grow along one axis with the number of examples; found shape "
+                f"{tuple(b.shape)} for {second.rows} examples and {tuple(a.shape)} for {rows}. Use kind='channel', or "
+                "leave the layer out with select=."
+            )
+        if not axes or a.shape[axes[0]] == rows:
+            return axes[0] if axes else None, False
+    elif torch.equal(a, b):
         return None, False
-    axis = axes[0]
-    if len(axes) > 1 or a.shape[axis] * large.rows != b.shape[axis] * small.rows:
-        raise SiteError(
-            f"expected the input of layer {name!r} to grow along one axis with the number of examples; found shape "
-            f"{tuple(a.shape)} for two examples and {tuple(b.shape)} for three. Use kind='channel', or leave the layer "
-            "out with select=."
-        )
-    inner = a.shape[axis] // small.rows
-    if inner == 1:
-        return axis, False
-    a, b = a.movedim(axis, 0).float(), b.movedim(axis, 0).float()
-    close = partial(torch.allclose, rtol=1e-2, atol=_rounding(a))
-    if close(a, b[: len(a)]):
-        return axis, False
-    if close(a.unflatten(0, (inner, small.rows)), b.unflatten(0, (inner, large.rows))[:, : small.rows]):
-        return axis, True
+    else:
+        axes = [axis for axis, size in enumerate(a.shape) if size % rows == 0]
+    for axis in axes:
+        for interleaved in (False, True):
+            if turned is not None and _follows(first, turned, axis, interleaved):
+                return axis, interleaved
+    if second.rows == rows:  # these are rows that act on each other, such as the nodes of a graph
+        return 0, False
     raise SiteError(
-        f"expected the examples to be folded in order into axis {axis} of the input of layer {name!r}, of shape "
-        f"{tuple(small.value.shape)}; found another order. Use kind='channel', or leave it out with select=."
+        f"expected the examples to be folded in order into axis {axes[0]} of the input of layer {name!r}, of shape "
+        f"{tuple(a.shape)}; found another order. Use kind='channel', or leave it out with select=."
     )
 
 
@@ -298,6 +292,11 @@ def _selected(select: Select, name: str, module: nn.Module) -> bool:
         return isinstance(module, select)
     if callable(select):
         return bool(select(name, module))
+    if not isinstance(select, Iterable):
+        raise ArgumentError(
+            "expected sites by a name pattern, a type of layers, a function of name and layer, or a list of these; "
+            f"found {shown(select)}. print(find_sites(model, x)) lists all names."
+        )
     return any(_selected(item, name, module) for item in select)
 
 

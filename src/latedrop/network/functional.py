@@ -25,7 +25,7 @@ from latedrop.data.rows import tensors
 from latedrop.torch_private import operator_of
 from latedrop.wrappers import plain_names
 
-__all__ = ["RECURRENT", "Place", "WeightCall", "WeightCalls", "operator_name", "weight_names"]
+__all__ = ["RECURRENT", "Place", "WeightCall", "WeightCalls", "operands", "operator_name", "weight_names"]
 
 Place: TypeAlias = "tuple[int | str, ...]"
 """Where an argument stands: its position or keyword, then its index where it is in a list."""
@@ -135,14 +135,14 @@ class WeightCalls(TorchFunctionMode):
 
     def _follow(self, name: str, args: Any, kwargs: Any, result: Any, writes: bool) -> Any:
         """Note what a call that is no weight call computes from fixed tensors, and return its result."""
-        operands = _operands(args, kwargs)
-        fixed = all(map(self._is_fixed, operands[:1] if name in _LIKE_ANOTHER else operands))
-        if name in _LOOKUPS or (name in _PICKS and not fixed and self._source(operands[0]) is not None):
+        given = operands(args, kwargs)
+        fixed = all(map(self._is_fixed, given[:1] if name in _LIKE_ANOTHER else given))
+        if name in _LOOKUPS or (name in _PICKS and not fixed and self._source(given[0]) is not None):
             return self.after(result)
         if fixed:
-            sources = [source for source in map(self._source, operands) if source is not None]
+            sources = [source for source in map(self._source, given) if source is not None]
             first = min(sources, key=lambda source: source.order, default=None)
-            for tensor in (*tensors(result), *(operands[:1] if writes else ())):
+            for tensor in (*tensors(result), *(given[:1] if writes else ())):
                 address = _address(tensor)
                 whole, weights = self._fixed.get(address, (None, None))
                 if address and (weights is None or (writes and not weights)):
@@ -154,7 +154,7 @@ class WeightCalls(TorchFunctionMode):
 
     def _release(self, args: Any, kwargs: Any) -> None:
         """Forget what a call has written activations into."""
-        for tensor in (*_operands(args, kwargs)[:1], *tensors(kwargs.get("out"))):
+        for tensor in (*operands(args, kwargs)[:1], *tensors(kwargs.get("out"))):
             self._fixed.pop(_address(tensor), None)
 
 
@@ -229,15 +229,15 @@ def _fixed_tensors(model: nn.Module) -> dict[int, tuple[Tensor, list[_Stretch]]]
     return fixed
 
 
-def _operands(args: Any, kwargs: Mapping[str, Any]) -> list[Tensor]:
+def operands(args: Any, kwargs: Mapping[str, Any]) -> list[Tensor]:
     """Return the tensors among the arguments of a call, in order."""
-    operands: list[Tensor] = []
+    result: list[Tensor] = []
     for value in (*args, *kwargs.values()) if kwargs else args:
         if isinstance(value, Tensor):
-            operands.append(value)
+            result.append(value)
         elif isinstance(value, (tuple, list, dict)):
-            operands += tensors(value)
-    return operands
+            result += tensors(value)
+    return result
 
 
 def _replaced(args: Any, kwargs: Any, new: Mapping[Place, Any]) -> tuple[list[Any], dict[str, Any]]:

@@ -63,9 +63,11 @@ class Pass:
     Attributes:
         times: how often each site has run.
         calls: follows weights without a module, where a site is one.
+        mode: follows all torch functions of the pass, if something has to.
     """
 
     calls: WeightCalls | None = None
+    mode: TorchFunctionMode | None = None
 
     def __init__(
         self,
@@ -87,7 +89,9 @@ class Pass:
         if site is not None:
             channels = (channel_axis(layer),) if site.kind == "channel" else ()
             if args and type(args[0]) is Tensor and not isinstance(layer, _SEVERAL_INPUTS):
-                args = (self.thinned(site, args[:1], channels)[id(args[0])], *args[1:])
+                time = 0 if channels else self.times[name]
+                args = (self._thin(site, time * 3, args[0], channels), *args[1:])
+                self.times[name] += 1
             else:
                 inputs = layer_inputs(layer, args, kwargs)
                 thinned = self.thinned(site, inputs.values(), channels)
@@ -188,8 +192,10 @@ class Network:
         model: the user's; it is read, never run and never changed.
         copy: in eval mode; layers that are sites look up the current pass.
         layers: the modules of the copy by name, without what wrappers add.
-        derives: whether the model differentiates inside its `forward` (forces, physics-informed networks).
-        random: whether it draws random numbers of its own; None as long as no pass has told.
+        derives: whether the model differentiates inside its `forward` (forces, physics-informed networks); None as
+            long as no pass has told.
+        random: whether it draws random numbers of its own; likewise.
+        writes: whether a pass writes attributes or buffers of its own; likewise.
         weight: its first floating parameter, which tells device and dtype.
         row_limits: the least and the largest number of rows that it takes; None: any.
         notes: what others remember of this network: it goes with it.
@@ -200,15 +206,15 @@ class Network:
         self.model = model
         self.copy = private_copy(model, gradients=gradients, buffers=buffers)
         self.layers = dict(self.copy.named_modules())
-        self.derives = False
+        self.derives: bool | None = None
         self.random: bool | None = None
+        self.writes: bool | None = None
         self.notes: dict[Any, Any] = {}
         self.weight = next((p for p in self.copy.parameters() if p.is_floating_point()), torch.empty(0))
         self.row_limits = row_limits(bare(model))
         self._marks = _marks(model)
         self._routed: set[str] = set()
         self._routing = Lock()
-        self._writes: bool | None = None
         self._turn = RLock()
         self.route(name for name, layer in self.layers.items() if isinstance(layer, _FUSED))
 
@@ -254,7 +260,7 @@ class Network:
         token = _CURRENT.set(now)
         weights = any(site.weight is not None for site in now.sites.values())
         try:
-            with self._weight_calls(now) if weights else nullcontext():
+            with now.mode or nullcontext(), self._weight_calls(now) if weights else nullcontext():
                 yield
         finally:
             _CURRENT.reset(token)
@@ -264,7 +270,8 @@ class Network:
         now = Pass() if now is None else now
         with self.passing(now):
             output = call(self.copy, x)
-        self.warn_of_idle(now)
+        if 0 in now.times.values():
+            self.warn_of_idle(now)
         return output
 
     def read(self, x: Any, readout: Readout, rows: int, now: Pass | None = None) -> Tensor:
@@ -290,21 +297,24 @@ class Network:
         A model that differentiates by itself gets the gradients that it needs: what `run` does is then done again.
         """
         with torch.inference_mode(False):
-            if self._writes is False:
-                return self._quietly(run, gradients)
+            if self.writes is False and self.random is False and (gradients or self.derives is not None):
+                with torch.set_grad_enabled(gradients or bool(self.derives)):
+                    return run()
             with self._turn:  # what a pass writes into the copy, the pass of another thread must not read
-                before = _contents(self.copy) if self._writes is None else None
-                result = self._quietly(run, gradients)
+                before = _contents(self.copy) if self.writes is None else None
+                result = self._watched(run, gradients)
                 if before is not None:
-                    self._writes = _contents(self.copy) != before
+                    self.writes = _contents(self.copy) != before
                 return result
 
-    def _quietly(self, run: Callable[[], _Result], gradients: bool) -> _Result:
+    def _watched(self, run: Callable[[], _Result], gradients: bool) -> _Result:
+        """Return `run()`, and find out whether it draws random numbers or differentiates."""
         generators = self._generators() if self.random is not False else []
         before = [generator.get_state() for generator in generators]
         try:
-            with torch.set_grad_enabled(gradients or self.derives):
+            with torch.set_grad_enabled(gradients or bool(self.derives)):
                 result = run()
+                self.derives = self.derives if gradients else bool(self.derives)
                 if self.random is None and _rolled(generators, before):
                     drawn: list[bool] = []
                     with Watching(lambda operator, *call: drawn.append(draws_numbers(operator, *call[:2]))):
@@ -316,9 +326,9 @@ class Network:
                 raise
             self.derives = True
             try:
-                return self._quietly(run, gradients)
+                return self._watched(run, gradients)
             except RuntimeError:
-                self.derives = False
+                self.derives = None
                 raise
         finally:
             failed = self.random is None  # before the first pass could tell

@@ -78,6 +78,7 @@ class Probe:
     Attributes:
         passes: the runs of each pass; the second has fewer rows than the first, or these in another order.
         compared: whether there is a second pass.
+        turned: the runs of the first pass's rows in another order.
         orders: the runs of a pass over some rows, and of one over these in another order, if there were such.
         together: whether the rows of a batch belong together: they act on each other, or their number is fixed.
         random: whether the output changes with random numbers of the model's own.
@@ -110,6 +111,7 @@ class Probe:
             with self._in_words(x):
                 first, second = self._of_one_size(x)
         self.compared = second is not None
+        self.turned = (turn or second or first).runs
         self.passes = [made.runs for made in (first, second) if made is not None]
         if self.random:
             warn(
@@ -146,7 +148,7 @@ class Probe:
         if network.random:
             self.deeds.add("reads")
             self.random |= self._varies(x, output)
-        network.derives |= "derives" in now.following.deeds
+        network.derives = network.derives or "derives" in now.following.deeds
         self.deeds |= now.following.deeds
         self._reached |= now.ran
         for run in chain.from_iterable(now.runs.values()):

@@ -16,11 +16,14 @@ import torch
 from torch import Tensor
 
 from latedrop.errors import ArgumentError
+from latedrop.torch_private import decompositions_of
 
 __all__ = ["decompositions", "refuse"]
 
 aten = torch.ops.aten
 _RULES: dict[Any, Callable[..., Any]] = {}
+_WITH_NUMBERS = (aten.elu, aten.hardtanh, aten.leaky_relu, aten.native_group_norm, aten.native_layer_norm)
+"""Operators that ONNX has with plain numbers, which it holds in single precision."""
 
 
 def refuse(reason: str, error: Exception | None = None) -> NoReturn:
@@ -34,7 +37,13 @@ def refuse(reason: str, error: Exception | None = None) -> NoReturn:
 @cache
 def decompositions() -> dict[Any, Any]:
     """How torch writes most operators and all derivatives by simpler ones, with the rules of this file."""
-    return {**torch.export.default_decompositions(), **_RULES}
+    double = {name: _in_double(rule) for name, rule in decompositions_of(list(_WITH_NUMBERS)).items()}
+    return {**torch.export.default_decompositions(), **double, **_RULES}
+
+
+def _in_double(rule: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a rule for tensors in double precision alone."""
+    return lambda x, *args, **kwargs: rule(x, *args, **kwargs) if x.dtype == torch.float64 else NotImplemented
 
 
 def _rule(*operators: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -192,6 +201,15 @@ def _embedding(weight: Tensor, index: Tensor, *_: Any) -> Tensor:
     """Send an index below 0 beyond the end: an error, as in torch, where ONNX would count from the end."""
     beyond = torch.tensor(weight.shape[0], dtype=index.dtype, device=index.device)
     return weight[torch.where(index < 0, beyond, index)]
+
+
+@_rule(aten.clamp.default)
+def _clamp(x: Tensor, low: float | None = None, high: float | None = None) -> Any:
+    """Compare in double precision, for whose bounds ONNX takes tensors that `onnxscript` mixes up."""
+    if x.dtype != torch.float64:
+        return NotImplemented
+    x = x if low is None else torch.where(x < low, low, x)
+    return x if high is None else torch.where(x > high, high, x)
 
 
 @_rule(aten.log1p.default)

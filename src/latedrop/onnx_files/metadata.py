@@ -24,7 +24,7 @@ __all__ = [
 
 WHOLE = "latedrop.calibration"
 """The whole calibration, but for the tensors that the graph holds."""
-AGAIN = "Write it again with predictor.to_onnx(path, example)."
+AGAIN = "Write the file again with predictor.to_onnx(path, example)."
 _SEAL = b"latedrop.sha256"
 
 _Scores: TypeAlias = tuple[Annotated[float, Limits(-10, 1e6)], ...]
@@ -104,8 +104,9 @@ METADATA = Format(
     Metadata,
     "latedrop",
     "the metadata of an ONNX file",
-    "Write the file again with predictor.to_onnx(path, example).",
+    AGAIN,
     "metadata",
+    sealed=False,
 )
 
 

@@ -6,7 +6,7 @@ the prediction says that nothing is known.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 from warnings import warn
@@ -21,6 +21,7 @@ from latedrop.data.items import Items
 from latedrop.data.rows import map_rows, replaced, row_count, take_rows, tensors
 from latedrop.dropout.moments import out_of_memory
 from latedrop.errors import DataError, LatedropError, LatedropWarning
+from latedrop.network.sites import Site
 
 __all__ = [
     "LARGEST",
@@ -48,23 +49,23 @@ def checked_novelty(novelty: Tensor) -> Tensor:
 
 
 def predicted_rows(
-    run: Callable[[Any], _Predicted], x: Any, batch_size: int, alone: Callable[[Any], object] | None = None
+    run: Callable[[Any], _Predicted], x: Any, batch_size: int, sites: Sequence[Site], alone: Callable[[Any], object]
 ) -> tuple[list[_Predicted], Tensor | None]:
-    """What `run` makes of each batch, and which rows are beyond, `(N,)`: another stood in for them; None: no row.
+    """Return what `run` makes of each batch, and the rows that are beyond, `(N,)`, for which another stood in; or None.
 
-    An error that names no rows stays one. `alone` says whether a single row works, where that is not what `run` is for.
+    An error that names no rows stays one, and any where rows see each other. `alone` tries a single row.
     """
-    alone = alone or run
+    apart = not any(site.coupled for site in sites)
     parts: list[_Predicted] = []
     masks: list[Tensor] = []
     spare = None
-    for part in row_batches(x, batch_size):
+    for part in [x] if 0 < row_count(x) <= batch_size else row_batches(x, batch_size):
         standing, beyond = part, torch.zeros(row_count(part), dtype=torch.bool)
         while len(parts) == len(masks):
             try:
                 parts.append(run(standing))
             except LatedropError as error:
-                spare = _working(alone, x) if spare is None and error.rows is not None else spare
+                spare = _working(alone, x) if apart and spare is None and error.rows is not None else spare
                 more = beyond if spare is None else _named(error, alone, standing) & ~beyond
                 if not bool(more.any()):
                     raise

@@ -27,7 +27,7 @@ from latedrop.calibration.measure import MeasuredTerms, measure_rates, measure_t
 from latedrop.calibration.measure_classes import MeasuredClasses, measure_classes
 from latedrop.calibration.methods import Classification, Method, Plan, Sampling, Scaling, Task, Terms
 from latedrop.calibration.record import Calibration
-from latedrop.calibration.scale_fit import CrossValidated, ScaleFit, fit_scale
+from latedrop.calibration.scale_fit import CrossValidated, CrossValidatedClasses, ScaleFit, fit_scale
 from latedrop.calibration.seen import marks_of, sketch
 from latedrop.calibration.transforms import Transform
 from latedrop.calibration.weights import fingerprint
@@ -319,7 +319,8 @@ def _classifier(network: Network, rows: MeasuredClasses, plan: Plan) -> ClassPre
         seen="" if rows.image is not None else sketch(marks_of(rows.logits, rows.labels)),
         **_about(network, plan, rows.sites),
     )
-    return ClassPredictor(network.model, record, plan.readout, cross_validated=p, **_running(plan))
+    held_out = CrossValidatedClasses(p, rows.labels)
+    return ClassPredictor(network.model, record, plan.readout, cross_validated=held_out, **_running(plan))
 
 
 def _about(network: Network, plan: Plan, sites: Sites) -> dict[str, Any]:

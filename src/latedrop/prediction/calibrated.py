@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from copy import copy
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -22,12 +22,10 @@ from latedrop.dropout.moments import Engine
 from latedrop.dropout.sampling import own_output
 from latedrop.network.calling import Readout, check_finite
 from latedrop.network.network import Network
-from latedrop.prediction.beyond import predicted_rows
 
 __all__ = ["Calibrated"]
 
 _Record = TypeVar("_Record", Calibration, ClassCalibration)
-_Found = TypeVar("_Found")
 _Own = TypeVar("_Own", bound="Calibrated[Calibration] | Calibrated[ClassCalibration]")
 
 
@@ -37,8 +35,9 @@ class Calibrated(Generic[_Record]):
     Attributes:
         model: as the user has it.
         calibration: what was chosen and measured.
-        cross_validated: the validation rows, each predicted by a fit to other rows: `CrossValidated` of numbers,
-            with the scale of least NLL; probabilities `(N, K)` of classes. None after `load`, as a file holds no rows.
+        cross_validated: the validation rows, each predicted by a fit to other rows: a `CrossValidated` with `mean`,
+            `variance`, `target` and `errors`, or a `CrossValidatedClasses` with `probabilities` and `labels`. None
+            after `load`, as a file holds no rows.
     """
 
     def __init__(
@@ -93,14 +92,6 @@ class Calibrated(Generic[_Record]):
             seed: fixes the halves.
         """
         return detector(self, usual, scores, strange=strange, seed=seed)  # type: ignore[arg-type]
-
-    def _predicted_rows(
-        self, run: Callable[[Any], _Found], x: Any, alone: Callable[[Any], object] | None = None
-    ) -> tuple[list[_Found], Tensor | None]:
-        """Batch by batch, and the rows that are beyond numbers; these are an error where rows see each other."""
-        if any(site.coupled for site in self.calibration.sites):
-            return [run(part) for part in row_batches(x, self.batch_size)], None
-        return predicted_rows(run, x, self.batch_size, alone)
 
     def _own_output(self, x: Any) -> Tensor:
         """Of the model itself, where rows are beyond numbers; an error where it is finite for none."""

@@ -198,7 +198,7 @@ class ClassPrediction:
         return type(first)(**{name: together(name) for name in _TENSORS}, calibration=first.calibration)  # type: ignore[arg-type]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class MapPrediction(ClassPrediction):
     """Predictions of N images: `(N, K, H, W)` where rows have `(N, K)`, `(N, H, W)` where rows have `(N,)`.
 

@@ -27,7 +27,7 @@ from latedrop.dropout.moments import Sampling as DrawOptions
 from latedrop.dropout.sampling import sample_rates
 from latedrop.errors import ArgumentError, DataError
 from latedrop.network.calling import check_finite
-from latedrop.prediction.beyond import checked_novelty, failures_explained, warn_of_rows_beyond
+from latedrop.prediction.beyond import checked_novelty, failures_explained, predicted_rows, warn_of_rows_beyond
 from latedrop.prediction.calibrated import Calibrated
 from latedrop.prediction.class_prediction import DRAWS, ClassPrediction, predicted_maps
 from latedrop.prediction.exporting import export
@@ -67,12 +67,14 @@ class ClassPredictor(Calibrated[ClassCalibration]):
         if gives_batches(x) and self.collate is None:
             each = inputs_in(x, self.model, self.batch_size)
             return ClassPrediction.joined([self.predict(part, rate=rate) for part in each])
-        self._weights.check(self.model)
-        self._network = self._network.current()
+        if not self._weights.are_same(self.model):
+            self._network = self._network.current()
+            self._weights.check(self.model)
         x = place(as_items(in_order(x, self.calibration.columns), self.collate), self.model, cut=True)
         with failures_explained(x, self.model):
             step = partial(self._batch, rate=rate)
-            parts, beyond = self._predicted_rows(self._whole if self._can_compile(rate) else step, x, step)
+            run = self._whole if self._can_compile(rate) else step
+            parts, beyond = predicted_rows(run, x, self.batch_size, self.calibration.sites, step)
         found = ClassPrediction.joined(parts)
         if beyond is not None:
             found = found.unknown(beyond, self._own_output(x))

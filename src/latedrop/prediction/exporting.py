@@ -15,7 +15,8 @@ from latedrop.calibration.class_record import ClassCalibration
 from latedrop.calibration.record import Calibration
 from latedrop.calibration.transforms import Log, Standardized
 from latedrop.data.items import Items
-from latedrop.data.rows import map_rows, row_count
+from latedrop.data.rows import map_rows, row_count, tensors
+from latedrop.dropout.compiled import batch_function
 from latedrop.errors import ArgumentError
 from latedrop.network.sites import Sites
 from latedrop.onnx_files.metadata import METADATA, WHOLE, ClassRecord, Metadata, RegressionRecord, TargetUnit
@@ -26,7 +27,6 @@ from latedrop.prediction.prediction import Prediction
 from latedrop.quantiles import checked_level
 from latedrop.stored_tensors import elsewhere
 from latedrop.terms import LocalErrors, Neighbours
-from latedrop.torch_private import leaves_and_structure
 
 __all__ = ["export"]
 
@@ -47,21 +47,16 @@ def export(
     if isinstance(calibration, ClassCalibration) and calibration.maps:
         refuse("that gives a map of classes for every image")
     _check_terms(calibration)
-    flat, structure = leaves_and_structure(example)
-    where = [i for i, value in enumerate(flat) if isinstance(value, Tensor)]
     names = _names(model, example)
+    function, _ = batch_function(example, predicted)
 
     def run(*inputs: Tensor) -> dict[str, Tensor]:
-        leaves = list(flat)
-        for i, value in zip(where, inputs, strict=True):
-            leaves[i] = value
-        found = predicted(structure.unflatten(leaves))
+        found = function(*inputs)
         return _classes(found) if isinstance(found, ClassPrediction) else _outputs(found, level)
 
     def rows(count: int) -> list[Tensor]:
         index = (torch.arange(count) + count) % row_count(example)  # others each time
-        taken = map_rows(example, lambda t: t[index.to(t.device)])
-        return [value for value in leaves_and_structure(taken)[0] if isinstance(value, Tensor)]
+        return tensors(map_rows(example, lambda t: t[index.to(t.device)]))
 
     own = METADATA.to_json(Metadata(_record(calibration, level)))
     metadata = {METADATA.key: own, WHOLE: calibration.to_json(elsewhere({}, "graph"))}

@@ -216,8 +216,6 @@ def _known(values: Tensor, sign: float = 1) -> Tensor:
 
 def warn_of_overflow(prediction: Prediction, stacklevel: int) -> None:
     """Warn where numbers of the model's unit are too large in the original one, as the exponential of 1000 is."""
-    if prediction.calibration.target is None:
-        return
     ends = torch.stack([prediction.mean, prediction.std, *(end.abs() for end in prediction.interval(0.9))])
     most = torch.finfo(ends.dtype).max
     rows = int((ends >= most).any(0).reshape(len(prediction), -1).any(1).sum())

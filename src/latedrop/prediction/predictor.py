@@ -24,11 +24,10 @@ from latedrop.data.datasets import Unpack, first_inputs, gives_batches, inputs_i
 from latedrop.data.items import as_items
 from latedrop.data.names import in_order, index_of, pair_in_order
 from latedrop.dropout.moments import Sampling as DrawOptions
-from latedrop.dropout.prefix import Prefix
-from latedrop.dropout.sampling import own_output
+from latedrop.dropout.sampling import own_output, try_prefix
 from latedrop.errors import ArgumentError, DataError
 from latedrop.metrics import align_target
-from latedrop.prediction.beyond import failures_explained, warn_of_rows_beyond
+from latedrop.prediction.beyond import failures_explained, predicted_rows, warn_of_rows_beyond
 from latedrop.prediction.calibrated import Calibrated
 from latedrop.prediction.explaining import explained
 from latedrop.prediction.exporting import export
@@ -64,20 +63,24 @@ class Predictor(Calibrated[Calibration]):
         (`shared=False`). A data frame may have its columns in any order, where the calibration knows their names. Warns
         where the model's weights were changed since then, and of rows so far off that nothing can be known of them.
         """
-        if gives_batches(x) and self.collate is None:
-            return Prediction.joined(list(self.predict_batches(x)))
-        self._weights.check(self.model)
-        self._network = self._network.current()
-        x, index = in_order(x, self.calibration.columns), index_of(x)
-        x = place(as_items(x, self.collate), self.model, check=False, cut=True)
+        index = None
+        if not isinstance(x, Tensor) or self.collate is not None:
+            if self.collate is None and gives_batches(x):
+                return Prediction.joined(list(self.predict_batches(x)))
+            index, x = index_of(x), as_items(in_order(x, self.calibration.columns), self.collate)
+        if not self._weights.are_same(self.model):
+            self._network = self._network.current()
+            self._weights.check(self.model)
+        x = place(x, self.model, check=False, cut=True)
         with failures_explained(x, self.model):
-            parts, beyond = self._predicted_rows(self._run, x, self._predicted)
-        found = replace(Prediction.joined(parts), index=index)
+            parts, beyond = predicted_rows(self._run, x, self.batch_size, self.calibration.sites, self._predicted)
+        found = replace(parts[0] if len(parts) == 1 else Prediction.joined(parts), index=index)
         if beyond is not None:
             found = found.unknown(beyond, self._own_output(x))
             warn_of_rows_beyond(beyond, stacklevel=3)
             return found
-        warn_of_overflow(found, stacklevel=3)
+        if self.calibration.target is not None:
+            warn_of_overflow(found, stacklevel=3)
         return found
 
     def predict_batches(
@@ -181,8 +184,8 @@ class Predictor(Calibrated[Calibration]):
         example = first_inputs(example, self.model, self.collate)
         expected = self.predict(example)  # also tells what is wrong with the example
         placed = place(as_items(in_order(example, self.calibration.columns), self.collate), self.model)
-        if self.calibration.method == "sample" and all(site.weight is None for site in self.calibration.sites):
-            Prefix(self._network, placed, self.calibration.sites)  # layers before the first site run once in the file
+        if self.calibration.method == "sample":
+            try_prefix(self._network, placed, self.calibration.sites, self.readout)
         return export(path, self.model, expected.calibration, self._predicted, placed, level)
 
     def _run(self, x: Any) -> Prediction:

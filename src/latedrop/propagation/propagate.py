@@ -29,16 +29,15 @@ from latedrop.errors import ArgumentError, LatedropWarning, SiteError
 from latedrop.network.calling import Readout, check_finite
 from latedrop.network.find_sites import find_sites
 from latedrop.network.functional import RECURRENT, operator_name
-from latedrop.network.network import Network, Pass
+from latedrop.network.network import Network
 from latedrop.network.sites import Rate, Site, rates_by_site
 from latedrop.propagation.rules import NoRule, Pair, has_pair
 from latedrop.torch_private import Operator, Watching
 
 __all__ = ["propagate"]
 
-_REFUSED = (nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)
+_REFUSED = (*RECURRENT, *(f"{name}_cell" for name in RECURRENT), "multi_head_attention_forward")
 """Layers that pairs are stopped before: some devices break them up into operators with rules."""
-_REFUSED_CALLS = (*RECURRENT, *(f"{name}_cell" for name in RECURRENT), "multi_head_attention_forward")
 _DERIVATIVES = (torch.autograd.grad, Tensor.backward, torch.autograd.backward)
 _WINDOWS = ("avg_pool2d", "avg_pool3d")
 _REDUCTIONS = ("sum", "mean", "_adaptive_avg_pool2d", "_adaptive_avg_pool3d", *_WINDOWS)
@@ -121,8 +120,6 @@ def _passed(
     """Return the output of one pass, a `Pair` where noise reaches it, and the modules that sum or average units."""
     names = {module: name for name, module in network.layers.items()}
     rows, noise = row_count(x), _Noise(rates)
-    network.begin(sites, noise, rows)  # checks and routes them
-    network.route(name for name, layer in network.layers.items() if isinstance(layer, _REFUSED))
 
     def run() -> tuple[Tensor, list[str]]:
         places: list[str] = []
@@ -135,8 +132,9 @@ def _passed(
                     places.append(owner)
 
         inputs = copied(x) if std is None else _noisy(copied(x), std)
-        with _RefusedCalls(), Watching(seen):
-            return network.read(inputs, readout, rows, _Carrying(sites, noise, rows)), places
+        now = network.begin(sites, noise, rows)
+        with _Refusing(), Watching(seen):
+            return network.read(inputs, readout, rows, now), places
 
     try:
         return network.quietly(run)
@@ -193,22 +191,12 @@ class _Noise(NamedTuple):
         return Pair(m.clone(), v + (m.square() + v) * odds, value.dtype)
 
 
-class _Carrying(Pass):
-    """A pass of pairs; it stops before layers that cannot take them."""
-
-    def run(self, name: str, layer: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """See `Pass`."""
-        if isinstance(layer, _REFUSED) and (name in self.sites or has_pair(args, kwargs)):
-            raise NoRule(f"a layer of type {type(layer).__name__}")
-        return super().run(name, layer, forward, args, kwargs)
-
-
-class _RefusedCalls(TorchFunctionMode):
-    """Stops pairs before such layers where they are called as functions, and before derivatives."""
+class _Refusing(TorchFunctionMode):
+    """Stops pairs before recurrent layers and attention, which have no rule, and before derivatives."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = operator_name(func)
-        if (name in _REFUSED_CALLS or func in _DERIVATIVES) and has_pair(args, kwargs):
+        if (name in _REFUSED or func in _DERIVATIVES) and has_pair(args, kwargs):
             raise NoRule("a derivative (torch.autograd.grad)" if func in _DERIVATIVES else f"a layer of type {name}")
         return func(*args, **(kwargs or {}))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +29,24 @@ _KINDS = {
 }
 
 
-def make_pages(title: str, folder: Path, token: str | None = None, lifespan: Any = None) -> FastAPI:
-    """An application that serves `index.html` of a folder, and by name its other files and those that pages share."""
+def make_pages(
+    title: str,
+    folder: Path,
+    tokens: Mapping[str, str] = {},
+    lifespan: Any = None,
+    forbidden: Callable[[Request], str | None] = lambda request: None,
+) -> FastAPI:
+    """An application that serves `index.html` of a folder, and by name its other files and those that pages share.
+
+    Args:
+        title: of the application.
+        folder: with `index.html` and what it loads.
+        tokens: by role; without any the page is for this machine alone.
+        lifespan: of the application, as FastAPI takes it.
+        forbidden: why a request may not be answered, in words; None where it may. See `access.ROLE`.
+    """
     app = FastAPI(title=title, lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
-    app.add_middleware(_Guard, token=token)
+    app.add_middleware(_Guard, tokens=tokens, forbidden=forbidden)
     # Nothing that is asked for becomes a path.
     files = {path.name: path for where in (_SHARED, folder) for path in where.iterdir() if path.suffix in _KINDS}
 
@@ -67,8 +81,8 @@ def make_pages(title: str, folder: Path, token: str | None = None, lifespan: Any
 class _Guard:
     """Lets in who may ask, and no more bytes than `LARGEST`, counted as they come: a length need not be told."""
 
-    def __init__(self, app: Any, token: str | None) -> None:
-        self._app, self._token = app, token
+    def __init__(self, app: Any, tokens: Mapping[str, str], forbidden: Callable[[Request], str | None]) -> None:
+        self._app, self._tokens, self._forbidden = app, tokens, forbidden
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -91,7 +105,10 @@ class _Guard:
                     headers.setdefault(name, value)
             await send(message)
 
-        answer = refused(request, self._token)
+        answer = refused(request, self._tokens)
+        why = self._forbidden(request) if answer is None else None
+        if why is not None:
+            answer = _said(403, why)
         told = request.headers.get("content-length", "")
         if answer is None and told.isdecimal() and int(told) > LARGEST:
             answer = _said(413, _TOO_LARGE)

@@ -29,6 +29,7 @@ from latedrop_crowd.mcnn import load_weights, shipped  # noqa: E402
 from latedrop_crowd.scenes import make_scenes  # noqa: E402
 
 TOKEN = "a-long-enough-token"
+TOKENS = {"view": "only-to-look", "label": "to-label-frames", "configure": TOKEN}
 SQUARE = [[0.0, 0.0], [0.6, 0.0], [0.6, 1.0], [0.0, 1.0]]
 SCENES = [frame.pixels for frame in make_scenes(0, 6, 0).frames]
 
@@ -50,7 +51,7 @@ class Console:
         settings = Settings(rule=Rule(hold=0.0), stretch=0.5)
         store = Store(path)
         self.watch = Watch([Source("=door", True, walking)], trained, calibration, store, settings, Notices([]))
-        config = uvicorn.Config(make_app(self.watch, TOKEN), port=0, log_level="error", timeout_graceful_shutdown=1)
+        config = uvicorn.Config(make_app(self.watch, TOKENS), port=0, log_level="error", timeout_graceful_shutdown=1)
         self.server = uvicorn.Server(config)
         self.thread = Thread(target=self.server.run, daemon=True)
         self.thread.start()
@@ -93,6 +94,77 @@ def console(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Console]:
     waited(lambda: running.state()["sources"][0]["message"])
     yield running
     running.close()
+
+
+CHANGES = [
+    ("POST", "/api/alarms/999/acknowledge", "label"),
+    ("POST", "/api/sources/0/freeze", "label"),
+    ("POST", "/api/sources/0/snapshot", "label"),
+    ("POST", "/api/sources/0/frames/999/label", "label"),
+    ("DELETE", "/api/sources/0/frames/999/label", "label"),
+    ("DELETE", "/api/sources/0/frames/999", "label"),
+    ("POST", "/api/sources/0/zones", "configure"),
+    ("PUT", "/api/sources/0/zones/1", "configure"),
+    ("DELETE", "/api/sources/0/zones/999", "configure"),
+    ("POST", "/api/sources/0/calibrations/999/restore", "configure"),
+    ("POST", "/api/alarms/../sources/0/zones", "configure or nothing"),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "wanted"), CHANGES, ids=lambda value: str(value).replace("/", "."))
+def test_a_token_allows_what_its_role_does(console: Console, method: str, path: str, wanted: str) -> None:
+    for role in ("view", "label"):
+        status, said, _ = console.ask(path, method, {"points": []}, Authorization=f"Bearer {TOKENS[role]}")
+        if role == "label" and wanted != "configure":
+            assert status != 403
+            assert wanted == "label" or status in (404, 405)
+        else:
+            assert status == 403
+            assert f"this one is to {role}" in said["error"]
+        assert console.ask("/api/state", Authorization=f"Bearer {TOKENS[role]}")[1]["role"] == role
+
+
+def test_every_route_that_changes_something_is_in_the_table(console: Console) -> None:
+    """A new one is refused to all but `configure`, unless the table says otherwise."""
+    routes = {
+        (method, "/".join("{}" if part.startswith("{") or part.isdigit() else part for part in path.split("/")))
+        for route in make_app(console.watch).routes
+        for path, methods in [(getattr(route, "path", ""), getattr(route, "methods", None) or set())]
+        for method in methods - {"GET", "HEAD"}
+    }
+    listed = {(m, "/".join("{}" if part.isdigit() else part for part in p.split("/"))) for m, p, _ in CHANGES[:-1]}
+    assert routes == listed
+
+
+def test_the_report_of_a_day(console: Console) -> None:
+    status, page, headers = console.ask("/api/sources/0/report.html")
+    assert (status, headers["content-type"].partition(";")[0]) == (200, "text/html")
+    assert headers["content-disposition"].startswith("attachment")
+    assert b"Whole picture" in page
+    assert console.ask("/api/sources/0/report.csv?day=2020-01-01")[1].startswith(b"day,zone,limit,hour,mean,peak,")
+    assert console.ask("/api/sources/0/report.csv?day=yesterday")[0] == 422
+    assert console.ask("/api/sources/0/report.exe")[0] == 422
+
+
+def test_every_change_leaves_a_line(console: Console) -> None:
+    def lines() -> list[str]:
+        return [event["text"] for event in console.state()["events"] if event["kind"] == "change"]
+
+    zone = console.ask("/api/sources/0/zones", "POST", {"name": "audit", "points": SQUARE, "limit": 7})[1]["id"]
+    assert lines()[0] == "zone 'audit' added, limit 7 (by configure from 127.0.0.1)"
+    console.ask(f"/api/sources/0/zones/{zone}", "PUT", {"name": "audited", "points": [], "limit": None})
+    assert lines()[0].startswith("zone 'audited' changed, limit none (by")
+    frame = console.ask("/api/sources/0/freeze", "POST")[1]["id"]
+    for method, body, said in (("POST", {"people": 3}, f"frame {frame} labelled, 3 people"),
+                               ("DELETE", None, f"label of frame {frame} deleted")):  # fmt: skip
+        sent = {"Authorization": f"Bearer {TOKENS['label']}"}
+        assert console.ask(f"/api/sources/0/frames/{frame}/label", method, body, **sent)[0] == 200
+        assert lines()[0] == f"{said} (by label from 127.0.0.1)"
+    console.ask(f"/api/sources/0/zones/{zone}", "DELETE")
+    assert lines()[0].startswith("zone 'audited' removed (by configure")
+    before = lines()
+    console.ask("/api/sources/0/zones", "POST", {"name": "none", "points": SQUARE}, Authorization="Bearer only-to-look")
+    assert lines() == before
 
 
 @pytest.mark.parametrize("host", ["console.example", "192.168.0.7:8765", "127.0.0.1:8765", "localhost", "[", ""])

@@ -23,6 +23,8 @@ pytest.importorskip("fastapi", reason="the console is an extra")
         (["--demo", "--keep", "nan"], "at least 5 MB"),
         (["--demo", "--token", "short"], "8 plain characters"),
         (["--demo", "--token", "schlüssel-der-tür"], "8 plain characters"),
+        (["--demo", "--view-token", "short"], "8 plain characters"),
+        (["--demo", "--token", "the-same-one", "--view-token", "the-same-one"], "another token for each role"),
         (["--demo", "--notify", "ftp://x"], "http"),
         (["--demo", "--threads", "0"], "--threads 1 or more"),
         (["--demo", "--propose", "0"], "--propose above 0"),

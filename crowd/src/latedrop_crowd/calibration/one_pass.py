@@ -24,7 +24,7 @@ def count_in_one_pass(trained: Trained, calibration: Calibration, x: Tensor) -> 
     terms = calibration.terms
     if terms is None:
         raise DataError("expected a calibration by terms; found one by draws. Run `crowd calibrate` again.")
-    rows = BatchContext(trained.model, x.to(trained.device), calibration.sites, count_of, terms.features)
+    rows = BatchContext(trained.network, x.to(trained.device), calibration.sites, count_of, terms.features)
     _, variance, strangeness, shares = terms.predicted(rows)
     fitted = Prediction(rows.mean, sum(terms.parts(rows).values(), torch.zeros_like(rows.mean)), calibration)
     count = Prediction(rows.mean, variance, calibration, strangeness, shares=shares)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from latedrop import Calibration, Prediction, Predictor, fingerprint, sample
+from latedrop import Calibration, Prediction, fingerprint, propagate, sample
 from latedrop.errors import DataError, FileError, OutputError
 from latedrop.json_text import read_text
 from latedrop.metrics.levels import central_quantile
@@ -156,7 +156,7 @@ class CrowdCalibration:
         x, cells = image[None], Cells(trained)
         if self.method == "sample":
             moments = sample(
-                trained.model,
+                trained.network,
                 x,
                 self.count.rate,
                 self.count.draws,
@@ -171,12 +171,11 @@ class CrowdCalibration:
             mean = cells(density)
         std = torch.zeros_like(mean)
         if deviations and self.pixels is not None:
-            sampled = self.method == "sample"
-            std = (
-                self.pixels.variance(moments.variance[:, :-1]).sqrt()
-                if sampled
-                else Predictor(trained.model, self.pixels, cells).predict(x).std
-            )
+            if self.method == "sample":
+                raw = moments.variance[:, :-1]
+            else:
+                raw = propagate(trained.network, x, self.pixels.rate, self.pixels.sites, cells).variance
+            std = self.pixels.variance(raw).sqrt()
         maps = (cells.spread(part[0], image) for part in (mean, std))
         return self.judge(count, fitted, image, *maps)
 

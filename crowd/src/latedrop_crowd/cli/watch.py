@@ -25,6 +25,9 @@ class AlarmOptions(NamedTuple):
         list[str] | None, option("Send alarms to http(s)://... or mqtt(s)://host/topic; can be repeated.")
     ] = None
     propose: Annotated[float, option("Propose at most one frame for a label within this many seconds.")] = 120.0
+    reports: Annotated[
+        Path | None, option("Folder for a report of every day, HTML and CSV; written after midnight.")
+    ] = None
 
     def settings(self, level: float) -> "Settings":
         """What can be chosen; `ArgumentError` where it cannot be so."""
@@ -34,10 +37,24 @@ class AlarmOptions(NamedTuple):
 
         if not self.propose > 0:
             raise ArgumentError(f"expected --propose above 0 seconds; found {self.propose}.")
-        return Settings(checked_level(level), Rule(self.sure, self.hold), self.propose)
+        return Settings(checked_level(level), Rule(self.sure, self.hold), self.propose, reports=self.reports)
 
 
-_USUAL = AlarmOptions()
+class TokenOptions(NamedTuple):
+    """The options about who may do what, which `command.bundled` makes of one parameter."""
+
+    token: Annotated[
+        str | None, option("Token that a browser must know to do all; generated where others can reach it.")
+    ] = None
+    label_token: Annotated[str | None, option("Token to look, label and acknowledge.")] = None
+    view_token: Annotated[str | None, option("Token to look.")] = None
+
+    def by_role(self) -> dict[str, str | None]:
+        """The tokens by what they allow."""
+        return {"view": self.view_token, "label": self.label_token, "configure": self.token}
+
+
+_USUAL, _NO_TOKENS = AlarmOptions(), TokenOptions()
 
 
 def crowd_watch(
@@ -53,7 +70,7 @@ def crowd_watch(
     keep: Annotated[float, option("Megabytes that it may grow to.")] = 500.0,
     host: Annotated[str, option("Address to listen on; others than the local one need a token.")] = "127.0.0.1",
     port: Annotated[int, option("Port to listen on; 0 takes a free one.")] = 8765,
-    token: Annotated[str | None, option("Token that a browser must know; generated where others can reach it.")] = None,
+    tokens: TokenOptions = _NO_TOKENS,
     alarms: AlarmOptions = _USUAL,
     fps: Annotated[float | None, option("Frames per second of folders, or of videos instead of their own.")] = None,
     loop: Annotated[bool, option("Begin videos and folders again when they end.", "--loop")] = False,
@@ -81,7 +98,7 @@ def crowd_watch(
         notices = Notices(alarms.notify or [])
         store = Store(memory, keep * 1e6)
         watch = Watch(found, faster(trained), used, store, settings, notices)
-        serve(watch, host, port, token, say)
+        serve(watch, host, port, tokens.by_role(), say)
 
 
 def _opened(sources: list[str], demo: bool, weights: str | None, fps: float | None, loop: bool) -> "list[Source]":

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from datetime import datetime, timezone
+from datetime import date, datetime, timezone
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from fastapi import FastAPI, Query
+from fastapi import FastAPI, Query, Request
 from fastapi import Path as InPath
 from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel, Field
@@ -17,12 +18,18 @@ from pydantic import BaseModel, Field
 from latedrop import LatedropError
 from latedrop.errors import DataError
 from latedrop.files import csv_line
+from latedrop.web.access import ROLE
 from latedrop.web.pages import make_pages
+from latedrop_crowd.console.daily import day_page, hours_table
 from latedrop_crowd.console.hub import Hub
 from latedrop_crowd.console.watch import View, Watch
 from latedrop_crowd.console.zones import cells_of, drawn_points
 
-__all__ = ["make_app"]
+__all__ = ["ROLES", "forbidden", "make_app"]
+
+ROLES = ("view", "label", "configure")
+"""What a token allows: to look; also to label frames, acknowledge alarms and take snapshots; also all else."""
+_LABELLING = re.compile(r"/api/(alarms/.*|sources/\d+/(freeze|snapshot|frames/.*))")
 
 _LONGEST = 86400.0 * 31
 _Id = Annotated[int, InPath(ge=0, lt=2**63)]
@@ -45,8 +52,8 @@ class LabelWords(BaseModel):
     heads: list[tuple[_Part, _Part]] | None = Field(default=None, max_length=5000)
 
 
-def make_app(watch: Watch, token: str | None = None) -> FastAPI:
-    """The application; `watch` begins when it does, and ends with it."""
+def make_app(watch: Watch, tokens: Mapping[str, str] = {}) -> FastAPI:
+    """The application; `watch` begins when it does, and ends with it. `tokens` are by role, see `ROLES`."""
     hub = Hub()
 
     @asynccontextmanager
@@ -57,7 +64,7 @@ def make_app(watch: Watch, token: str | None = None) -> FastAPI:
         yield
         watch.close()
 
-    app = make_pages("latedrop console", Path(__file__).parent / "page", token, life)
+    app = make_pages("latedrop console", Path(__file__).parent / "page", tokens, life, forbidden)
     app.state.hub = hub
 
     @app.get("/api/stream")
@@ -71,11 +78,29 @@ def make_app(watch: Watch, token: str | None = None) -> FastAPI:
     return app
 
 
+def forbidden(request: Request) -> str | None:
+    """Why the role of a request does not allow it, in words; None where it does."""
+    role = request.scope.get(ROLE, ROLES[-1])
+    if request.method in ("GET", "HEAD"):
+        return None
+    wanted = "label" if _LABELLING.fullmatch(request.scope["path"]) else "configure"
+    if ROLES.index(role) >= ROLES.index(wanted):
+        return None
+    return f"expected the token to {wanted}; this one is to {role}. Open the console with another token."
+
+
+def _note(watch: Watch, request: Request, source: str, text: str, zone: int | None = None) -> None:
+    """Write an audit line: what was changed, by whom and from where."""
+    client = "" if request.client is None else f" from {request.client.host}"
+    watch.store.add_event(source, "change", f"{text} (by {request.scope.get(ROLE, ROLES[-1])}{client})", zone)
+
+
 def _looking(app: FastAPI, watch: Watch) -> None:
     @app.get("/api/state")
-    def state() -> dict[str, Any]:
+    def state(request: Request) -> dict[str, Any]:
         rule = watch.settings.rule
         return {
+            "role": request.scope.get(ROLE, ROLES[-1]),
             "level": watch.settings.level,
             "sure": rule.sure,
             "hold": rule.hold,
@@ -109,33 +134,41 @@ def _looking(app: FastAPI, watch: Watch) -> None:
         return {"since": since, "until": until, "rows": [[_short(value) for value in row] for row in rows]}
 
     @app.post("/api/alarms/{event}/acknowledge")
-    def acknowledge(event: _Id) -> dict[str, Any]:
-        return {"done": watch.store.acknowledge(event), "alarms": watch.store.open_alarms()}
+    def acknowledge(event: _Id, request: Request) -> dict[str, Any]:
+        done = watch.store.acknowledge(event)
+        if done:
+            _note(watch, request, "", f"alarm {event} acknowledged")
+        return {"done": done, "alarms": watch.store.open_alarms()}
 
 
 def _zones(app: FastAPI, watch: Watch) -> None:
     @app.post("/api/sources/{number}/zones")
-    def add(number: int, words: ZoneWords) -> dict[str, Any]:
+    def add(number: int, words: ZoneWords, request: Request) -> dict[str, Any]:
         view = watch.view(number)
         _check_cells(view, words.points)
         zone = watch.store.add_zone(view.name, words.name.strip() or "Zone", words.points, words.limit)
         watch.zones_changed(view)
+        _note(watch, request, view.name, f"zone {words.name.strip()!r} added, limit {_limit(words)}", zone)
         return {"id": zone, "zones": [z.to_dict() for z in view.zones]}
 
     @app.put("/api/sources/{number}/zones/{zone}")
-    def change(number: int, zone: _Id, words: ZoneWords) -> dict[str, Any]:
+    def change(number: int, zone: _Id, words: ZoneWords, request: Request) -> dict[str, Any]:
         view = _with_zone(watch, number, zone)
         if words.points:
             _check_cells(view, words.points)
         watch.store.change_zone(zone, words.name.strip() or "Zone", words.limit, words.points)
         watch.zones_changed(view)
+        corners = ", other corners" if words.points else ""
+        _note(watch, request, view.name, f"zone {words.name.strip()!r} changed, limit {_limit(words)}{corners}", zone)
         return {"zones": [z.to_dict() for z in view.zones]}
 
     @app.delete("/api/sources/{number}/zones/{zone}")
-    def remove(number: int, zone: _Id) -> dict[str, Any]:
+    def remove(number: int, zone: _Id, request: Request) -> dict[str, Any]:
         view = _with_zone(watch, number, zone)
+        name = next(z.name for z in view.zones if z.id == zone)
         watch.store.remove_zone(zone)
         watch.zones_changed(view)
+        _note(watch, request, view.name, f"zone {name!r} removed", zone)
         return {"zones": [z.to_dict() for z in view.zones]}
 
 
@@ -151,19 +184,23 @@ def _labels(app: FastAPI, watch: Watch) -> None:
         return {"id": found, **_learned(watch, view)}
 
     @app.post("/api/sources/{number}/frames/{frame}/label")
-    def label(number: int, frame: _Id, words: LabelWords) -> dict[str, Any]:
+    def label(number: int, frame: _Id, words: LabelWords, request: Request) -> dict[str, Any]:
         view = watch.view(number)
         heads = None if words.heads is None else float(len(words.heads))
         people = heads if words.people is None else words.people
         if people is None or heads not in (None, people):
             found = "neither" if people is None else f"{people:g} people and {heads:g} heads"
             raise DataError(f"expected the number of people, or their heads, as many of both; found {found}.")
-        return {"said": watch.label(view, frame, people, words.heads), **_learned(watch, view)}
+        said = watch.label(view, frame, people, words.heads)
+        _note(watch, request, view.name, f"frame {frame} labelled, {people:g} people")
+        return {"said": said, **_learned(watch, view)}
 
     @app.delete("/api/sources/{number}/frames/{frame}/label")
-    def unlabel(number: int, frame: _Id) -> dict[str, Any]:
+    def unlabel(number: int, frame: _Id, request: Request) -> dict[str, Any]:
         view = watch.view(number)
-        return {"said": watch.unlabel(view, frame), **_learned(watch, view)}
+        said = watch.unlabel(view, frame)
+        _note(watch, request, view.name, f"label of frame {frame} deleted")
+        return {"said": said, **_learned(watch, view)}
 
     @app.delete("/api/sources/{number}/frames/{frame}")
     def drop(number: int, frame: _Id) -> dict[str, Any]:
@@ -176,9 +213,10 @@ def _labels(app: FastAPI, watch: Watch) -> None:
         return _image(None if found is None else bytes(found["jpeg"]), "image/jpeg")
 
     @app.post("/api/sources/{number}/calibrations/{calibration}/restore")
-    def restore(number: int, calibration: _Id) -> dict[str, Any]:
+    def restore(number: int, calibration: _Id, request: Request) -> dict[str, Any]:
         view = watch.view(number)
         watch.restore(view, calibration)
+        _note(watch, request, view.name, f"calibration {calibration} restored")
         return _learned(watch, view)
 
 
@@ -203,6 +241,15 @@ def _files(app: FastAPI, watch: Watch) -> None:
         rows = ([_clock(e["time"]), e["source"], e["kind"], e["text"], _clock(e["acknowledged"]), _clock(e["ended"])]
                 for e in watch.store.events(5000))  # fmt: skip
         return _csv("events.csv", head, rows)
+
+    @app.get("/api/sources/{number}/report.{kind}")
+    def report(number: int, kind: Literal["html", "csv"], day: date | None = None) -> Response:
+        view, day = watch.view(number), day or date.today()
+        if kind == "csv":
+            text = hours_table(watch.store, view.zones, day)
+        else:
+            text = day_page(watch.store, view.name, view.zones, day, watch.settings.level)
+        return _download(f"report-{day}.{kind}", text)
 
     @app.get("/api/sources/{number}/counts.csv")
     def counts_file(number: int, seconds: _Seconds = 86400.0) -> Response:
@@ -254,6 +301,10 @@ def _learned(watch: Watch, view: View) -> dict[str, Any]:
     }
 
 
+def _limit(words: ZoneWords) -> str:
+    return "none" if words.limit is None else f"{words.limit:g}"
+
+
 def _with_zone(watch: Watch, number: int, zone: int) -> View:
     view = watch.view(number)
     if zone not in {z.id for z in view.zones}:
@@ -277,8 +328,12 @@ def _image(content: bytes | None, kind: str) -> Response:
 
 
 def _csv(name: str, head: tuple[str, ...], rows: Any) -> Response:
-    text = "".join(map(csv_line, (head, *rows)))
-    return Response(text, media_type="text/csv", headers={"Content-Disposition": f'attachment; filename="{name}"'})
+    return _download(name, "".join(map(csv_line, (head, *rows))))
+
+
+def _download(name: str, text: str) -> Response:
+    kind = f"text/{name.rpartition('.')[2]}"
+    return Response(text, media_type=kind, headers={"Content-Disposition": f'attachment; filename="{name}"'})
 
 
 def _clock(seconds: float | None) -> str:

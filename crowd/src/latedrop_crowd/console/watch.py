@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from threading import Condition, Event, RLock, Thread
 from typing import Any
 
@@ -20,6 +21,7 @@ from latedrop_crowd.calibration.usual import STRANGE
 from latedrop_crowd.console.alarms import Alarm, Rule
 from latedrop_crowd.console.camera import Camera, Shot
 from latedrop_crowd.console.counter import Count, LiveCounter
+from latedrop_crowd.console.daily import write_reports
 from latedrop_crowd.console.labelling import Proposals, forget, frame_name, learn, lossless, restored
 from latedrop_crowd.console.notices import Notices
 from latedrop_crowd.console.pictures import density_layer, doubt_layer, jpeg, regions_layer
@@ -32,6 +34,7 @@ __all__ = ["Settings", "View", "Watch"]
 
 _LOOKED_AT = 4.0  # seconds after which a layer that nobody asked for is no longer worked out
 _MAP_PART = 0.5  # of a source's time that maps of doubt may take
+_REPORTS_EVERY = 60.0  # seconds between two looks whether a day is over
 _KINDS = ("density", "doubt", "faint")
 _logger = logging.getLogger(__name__)
 
@@ -45,12 +48,14 @@ class Settings:
         rule: how sure, and for how long, before a colour changes.
         stretch: seconds; of each such stretch one frame is proposed for a label.
         wait: seconds before a broken stream is opened again.
+        reports: folder for a report of every day; None: none is written.
     """
 
     level: float = 0.9
     rule: Rule = field(default_factory=Rule)
     stretch: float = 120.0
     wait: float = 1.0
+    reports: Path | None = None
 
 
 class View:
@@ -234,7 +239,7 @@ class Watch:
         return noted
 
     def _run(self) -> None:
-        told = 0.0
+        told = reported = 0.0
         while not self._stop.is_set():
             busy = False
             for view in self.views:
@@ -245,11 +250,25 @@ class Watch:
             if not busy:
                 with self._arrived:
                     self._arrived.wait(0.5)
+            if time.monotonic() > reported + _REPORTS_EVERY or not reported:
+                reported = time.monotonic()
+                self._report()
             if time.monotonic() > told + 1:
                 told = time.monotonic()
                 for view in self.views:
                     if view.camera is not None:
                         self.tell({"kind": "state", "source": view.number, "camera": view.camera.about()})
+
+    def _report(self) -> None:
+        """Write the reports of yesterday, if they are wanted and not there yet."""
+        if self.settings.reports is None:
+            return
+        try:
+            sources = [(view.name, view.zones) for view in self.views]
+            for path in write_reports(self.store, sources, self.settings.reports, self.settings.level):
+                _logger.info("written: %s", path)
+        except (LatedropError, OSError) as error:  # a full disk must not stop the counting
+            self.tell({"kind": "bad", "source": 0, "text": f"no report was written: {error}"})
 
     def _tried(self, view: View, shot: Shot) -> None:
         """Count a frame; whatever goes wrong is shown, and the next frame is counted."""

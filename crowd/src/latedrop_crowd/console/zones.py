@@ -178,7 +178,7 @@ def first_order_shares(
         return torch.einsum("nhw,zhw->nz", trained.masked(density)[:, 0], chosen.to(density))
 
     sites, terms = calibration.count.sites, calibration.count.terms
-    found = linearize(trained.model, image[None], sites, sums).variance_by_site[0].double()
+    found = linearize(trained.network, image[None], sites, sums).variance_by_site[0].double()
     odds = [] if terms is None else terms.odds([site.name for site in sites], 0)
     weights = torch.tensor(odds if any(odds) else [1.0] * len(sites), dtype=torch.float64)
     variances = (found.cpu() @ weights).numpy()

@@ -142,6 +142,7 @@ async function events() {
 
 async function refresh() {
   const state = await ask("/api/state");
+  document.body.dataset.role = state.role;
   Object.assign(known, { level: state.level, sure: state.sure, events: state.events, alarms: state.alarms });
   known.sources = state.sources.map((one) => ({ ...one, top: known.sources[one.number]?.top }));
   known.current = Math.min(known.current, known.sources.length - 1);

@@ -4,7 +4,7 @@ import uPlot from "./uPlot.js";
 import { $, ask, css } from "./dom.js";
 
 const hour = (seconds, span) => new Date(seconds * 1000).toLocaleTimeString([], {
-  hour: "2-digit", minute: "2-digit", second: span > 60 ? undefined : "2-digit", hourCycle: "h23",
+  weekday: span > 86400 ? "short" : undefined, hour: "2-digit", minute: "2-digit", second: span > 60 ? undefined : "2-digit", hourCycle: "h23",
 });
 
 export class Timeline {
@@ -37,6 +37,7 @@ export class Timeline {
     const select = $("timeline-zone");
     select.replaceChildren(...source.zones.map((zone) => new Option(zone.name, zone.id, false, zone.id === this.zone)));
     $("counts-csv").href = `/api/sources/${source.number}/counts.csv?seconds=${this.span}`;
+    $("report").href = `/api/sources/${source.number}/report.html`;
     this.draw();
   }
 
