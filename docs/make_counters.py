@@ -17,9 +17,9 @@ FOLDERS = {"": shipped("scenes").parent, "study/": DOCS.parent / "studies" / "cr
 def read_logs() -> dict[str, dict[str, Any]]:
     """The logs by the name of their weights: first those that are shipped, then those of the study."""
     return {
-        f"{prefix}{path.name.removesuffix('.log.json')}": read_log(path)
+        f"{prefix}{name}": read_log(folder / f"{name}.log.json")
         for prefix, folder in FOLDERS.items()
-        for path in sorted(folder.glob("*.log.json"))
+        for name in sorted(path.name.removesuffix(".log.json") for path in folder.glob("*.log.json"))
     }
 
 

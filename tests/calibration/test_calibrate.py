@@ -427,9 +427,10 @@ def test_the_record_prints_as_a_table_with_the_choice_marked() -> None:
     model = deep(2)
     lines = str(quietly(model, data_for(model)).calibration).splitlines()
     assert "one constant variance" in lines[0]
-    assert f"scaled criterion, 120 rows, {DRAWS} draws" in lines[1]
-    assert lines[2].split()[:2] == ["rate", "rmse"]
-    assert sum(line.startswith("*") for line in lines[3:]) == 1
+    assert lines[1].startswith("next: the default")
+    assert f"scaled criterion, 120 rows, {DRAWS} draws" in lines[2]
+    assert lines[3].split()[:2] == ["rate", "rmse"]
+    assert sum(line.startswith("*") for line in lines[4:]) == 1
 
 
 def test_few_rows_are_warned_of() -> None:

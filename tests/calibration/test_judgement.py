@@ -47,7 +47,7 @@ class TestGrades:
             (0.95, 0.01, "weak", "somewhat too wide"),
             (0.70, 0.01, "bad", "far too narrow"),
             (0.99, 0.001, "bad", "far too wide"),
-            (0.90, 0.06, "weak", "too few rows to tell"),
+            (0.90, 0.06, "good", "not used for fitting"),
         ],
     )
     def test_coverage(self, coverage: float, error: float, grade: str, word: str) -> None:

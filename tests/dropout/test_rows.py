@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from weakref import ref
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from counting import Runs
 from latedrop import Network, find_sites, sample
+from latedrop.errors import LatedropWarning
 from rounding import assert_same_up_to_rounding
 
 pytestmark = [
@@ -272,3 +275,114 @@ def test_layers_that_differ_by_draw_are_left_to_torch(
     layer: nn.Module, use: Callable[[nn.Module, Tensor], Tensor]
 ) -> None:
     agree(Second(layer, use).eval(), torch.randn(3, 5), select=["second"])
+
+
+class Before(nn.Module):
+    """Something functional before the first site, which is the second layer, and something that uses it after."""
+
+    def __init__(self, use: Callable[[Any, Tensor], Tensor]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second, self.head, self.use = nn.Linear(5, 6), nn.Linear(6, 6), nn.Linear(6, 1), use
+        self.register_buffer("factor", torch.arange(1.0, 7))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.use(self, x))
+
+
+def added(net: Any, x: Tensor) -> Tensor:
+    h = net.first(x).tanh()
+    return net.second(h) + h * net.factor
+
+
+def added_in_place(net: Any, x: Tensor) -> Tensor:
+    h = net.first(x).tanh_()
+    out = net.second(h)
+    out += h
+    return out
+
+
+def joined(net: Any, x: Tensor) -> Tensor:
+    h = F.gelu(net.first(x))
+    return torch.cat([net.second(h)[:, :3], h[:, 3:]], 1)
+
+
+def time_first(net: Any, x: Tensor) -> Tensor:
+    h = net.first(x)[:, None].repeat(1, 4, 1).transpose(0, 1).sin()
+    return (net.second(h) + h).mean(0)
+
+
+def filled(net: Any, x: Tensor) -> Tensor:
+    h = net.first(x).tanh()
+    out = torch.zeros(len(net.second(h)), 6)
+    out[:, :3] += net.second(h)[:, :3]
+    out[:, 3:] = h[:, 3:]
+    return out
+
+
+def counted(net: Any, x: Tensor) -> Tensor:
+    rows = len(x)
+    h = net.second(net.first(x).tanh())
+    return h.view(rows, 2, 3).flip(1).reshape(rows, 6)
+
+
+def typed(net: Any, x: Tensor) -> Tensor:
+    h = net.first(x).tanh()
+    return net.second(h) @ net.second.weight.type_as(x) + h
+
+
+@pytest.mark.parametrize("use", [added, added_in_place, joined, time_first, filled, counted, typed])
+@pytest.mark.parametrize("rows", [1, 3, 6])
+def test_what_was_computed_before_a_site_is_used_after_it(use: Callable[[Any, Tensor], Tensor], rows: int) -> None:
+    agree(Before(use), torch.randn(rows, 5), select=["second", "head"])
+
+
+@pytest.mark.parametrize("use", [added, added_in_place, joined, time_first])
+@pytest.mark.parametrize("chunk", [None, 10])
+def test_functions_before_the_first_site_run_once(use: Callable[[Any, Tensor], Tensor], chunk: int | None) -> None:
+    model, x = Before(use), torch.randn(40, 5)
+    sites, network = find_sites(model, x), Network(model)
+    sample(network, x, 0.2, 50, sites=sites, chunk=chunk)
+    seen: list[tuple[str, int]] = []
+
+    class Counting(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if getattr(func, "__name__", "") in ("tanh", "tanh_", "gelu", "sin"):
+                seen.append((func.__name__, args[0].numel()))
+            return func(*args, **(kwargs or {}))
+
+    with Counting():
+        sample(network, x, 0.2, 50, sites=sites, chunk=chunk)
+    assert len(seen) == 1
+    assert seen[0][1] in (40 * 6, 4 * 40 * 6)
+
+
+def test_noise_of_the_model_before_the_first_site_differs_by_draw() -> None:
+    def noisy(net: Any, x: Tensor) -> Tensor:
+        return net.second(net.first(x) + torch.randn(len(x), 6))
+
+    torch.manual_seed(0)
+    model, x = Before(noisy), torch.randn(40, 5)
+    with pytest.warns(LatedropWarning, match="draws random numbers by itself"):
+        sites = find_sites(model, x)
+    moments = sample(model, x, 1e-6, 50, sites=sites)
+    assert float(moments.variance.min()) > 1e-3
+
+
+def test_what_runs_once_is_not_held_where_no_pass_follows() -> None:
+    alive: list[bool] = []
+
+    def noting(net: Any, x: Tensor) -> Tensor:
+        h = net.first(x)
+        first = ref(h)
+        h = h.tanh()
+        alive.append(first() is not None)
+        return net.second(h)
+
+    model, x = Before(noting), torch.randn(40, 5)
+    sites, network = find_sites(model, x), Network(model)
+    for chunk, held in ((50, False), (10, True)):
+        sample(network, x, 0.2, 50, sites=sites, chunk=chunk)
+        alive.clear()
+        sample(network, x, 0.2, 50, sites=sites, chunk=chunk)
+        assert set(alive) == {held}

@@ -122,7 +122,7 @@ def test_examples_folded_into_another_axis() -> None:
             assert bool((sample(model, x, 0.3, 5, sites=sites, shared=shared).variance > 0).all())
         whole, alone = sample(model, x, 0.3, 5, sites=sites), sample(model, x[2:3], 0.3, 5, sites=sites)
         assert_same_up_to_rounding(whole.mean[2:3], alone.mean)
-    with pytest.raises(SiteError, match=r"found another order\. Use kind='channel'"):
+    with pytest.raises(SiteError, match=r"folded in another order\. Use kind='channel'"):
         find_sites(Windows("other"), x)
     assert find_sites(Windows("other"), x, kind="channel")[0].units == (4,)
 

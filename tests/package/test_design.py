@@ -17,7 +17,7 @@ REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 ROOMS = [
     {"errors"},
     {"files", "json_text", "numerals", "wrappers"},
-    {"records"},
+    {"options", "records"},
     {"quantiles", "stored_tensors", "torch_private", "devices", "addresses", "terminal", "progress"},
     {"metrics", "plots", "web"},
     {"data"},

@@ -242,7 +242,7 @@ def test_random_damage_of_bytes_is_noticed(name: str) -> None:
             "nowhere",
             r"calibration.terms.features.sites to be some of the s",
         ),
-        ("terms", ("terms", "features"), None, "calibration.terms.features to be the sites that the guard looks at"),
+        ("terms", ("terms", "features"), None, "calibration.terms.features to be the sites that terms look at"),
         ("terms", ("terms", "columns", 0), "night", "calibration.terms.columns to be columns of the terms"),
         ("terms", ("terms", "floors"), [1.0, 2.0], "calibration.terms.coefficients to be 2 rows, as floors; found 1"),
         (

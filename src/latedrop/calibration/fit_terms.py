@@ -5,13 +5,14 @@
 The coefficients are fitted, shrunk to a typical shape, by `latedrop.calibration.shape`.
 
 Nested candidates are compared by cross-validation: the floor alone, then one term after the other, then a coefficient
-for every site. All terms with one rate for all sites are used unless another candidate is better by more than a
-standard error. The tails are fitted to the standardised errors of rows left out (`latedrop.calibration.tails`).
+for every site. All terms with one rate for all sites are used, or those before the forest where these are better,
+unless another candidate is better by more than a standard error. The tails are fitted to the standardised errors of
+rows left out (`latedrop.calibration.tails`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -36,6 +37,7 @@ from latedrop.calibration.shape import Block, TermFit, blocks_of, fit_terms
 from latedrop.calibration.tails import Tail, fit_tail
 from latedrop.calibration.targets import warn_of_poor_fit
 from latedrop.calibration.verdict import Slice, Verdict, judged, losses, off_slices
+from latedrop.metrics.entries import average
 from latedrop.streams.usual import Usual, usual_of_rows
 
 __all__ = [
@@ -119,7 +121,7 @@ def choose(
         tails[name] = fit_tail_of(shaped, variance, left) if student else Tail()
         trivial = trivial or (fit_tail_of(shaped, constant, left) if student else Tail())
         scores[name] = losses(shaped, constant, trivial) - losses(shaped, variance, tails[name])
-    name = leading(scores, _name(names), left)
+    name = leading(scores, _home(scores, tried, names, left), left)
     values = (part[..., 0] if inner == 1 else part for part in (shaped, *crossed_fits[name]))
     verdict = judged(*values, fitted="cross-validation", rows=left, tail=tails[name], gain=scores[name])
     listed = tuple(left.candidate(each, gain) for each, gain in scores.items())
@@ -148,6 +150,15 @@ def _candidates(names: Sequence[str], groups: Sequence[Sequence[Block]], *, apar
             for place in block.places
         ]
     return found
+
+
+def _home(
+    scores: Mapping[str, Tensor], tried: Mapping[str, Sequence[Block]], names: Sequence[str], left: CrossValidation
+) -> str:
+    """The candidate to beat: all terms, or those before a forest where these are better: a forest can fit noise."""
+    before = [name for name, blocks in tried.items() if not any(block.of_forest for block in blocks)]
+    all_but_sites = [name for name in (before[-1], _name(names)) if "apart" not in name]
+    return max(all_but_sites, key=lambda name: float(average(scores[name], left.weights)))
 
 
 def _name(names: Sequence[str]) -> str:

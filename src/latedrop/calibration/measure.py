@@ -36,7 +36,7 @@ from latedrop.dropout.first_order import linearize
 from latedrop.dropout.moments import Moments, out_of_memory
 from latedrop.dropout.moments import Sampling as DrawOptions
 from latedrop.dropout.sampling import own_output, sample_rates
-from latedrop.errors import ArgumentError, DataError, LatedropError, LatedropWarning, SiteError
+from latedrop.errors import ArgumentError, DataError, LatedropError, LatedropWarning
 from latedrop.network.find_sites import find_sites
 from latedrop.network.network import Network
 from latedrop.network.sites import Rate, Sites
@@ -511,7 +511,7 @@ class Reference:
                     if gradients:
                         sums = rows.linear.variance_by_site.double().sum(0).cpu()
                         total, run = sums if total is None else total + sums, run + row_count(rows.x)
-            except (SiteError, RuntimeError, TypeError, ValueError, IndexError, AssertionError) as error:
+            except (LatedropError, RuntimeError, TypeError, ValueError, IndexError, AssertionError) as error:
                 if out_of_memory(error):
                     raise
                 raise DataError(

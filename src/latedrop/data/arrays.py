@@ -34,13 +34,13 @@ __all__ = [
 ]
 
 
-def place(x: Any, model: nn.Module, *, check: bool = True, cut: bool = False) -> Any:
-    """Move inputs to the model's device; numpy arrays, tables and float64 tensors also take its floating dtype.
+def place(x: Any, model: nn.Module | Tensor, *, check: bool = True, cut: bool = False) -> Any:
+    """Move inputs to the device of a model, or of its first weight; numpy arrays, tables and float64 take its dtype.
 
     With `check`, raises `DataError` where a floating input has NaN or inf. Numbers that do not fit the dtype raise one,
     too; with `cut` they are cut at the largest, unless no row fits.
     """
-    parameter = first_weight(model)
+    parameter = model if isinstance(model, Tensor) else first_weight(model)
     device = parameter.device if parameter is not None else torch.device("cpu")
 
     def move(value: Any) -> Tensor:

@@ -24,6 +24,7 @@ __all__ = [
     "filled_up",
     "fitting_batches",
     "map_rows",
+    "operands",
     "reordered",
     "reordering",
     "repeated",
@@ -63,6 +64,17 @@ def _collect(value: Any, found: list[Tensor], around: list[Any]) -> None:
         for item in items:
             _collect(item, found, around)
         around.pop()
+
+
+def operands(args: Any, kwargs: Mapping[str, Any]) -> list[Tensor]:
+    """Return the tensors among the arguments of a call, in order."""
+    result: list[Tensor] = []
+    for value in (*args, *kwargs.values()) if kwargs else args:
+        if isinstance(value, Tensor):
+            result.append(value)
+        elif isinstance(value, (tuple, list, dict)):
+            result += tensors(value)
+    return result
 
 
 def row_count(x: Any) -> int:

@@ -23,7 +23,7 @@ from torch import Tensor, fx
 
 from latedrop.data.arrays import map_values
 from latedrop.data.items import Items
-from latedrop.data.rows import repeated, row_count, tensors
+from latedrop.data.rows import copied, repeated, row_count, tensors
 from latedrop.dropout.masks import draw_keys, hashes, keys_on, split, threshold
 from latedrop.dropout.moments import Moments, Sampling, Stream, out_of_memory
 from latedrop.dropout.prefix import Copying, Prefix
@@ -185,7 +185,7 @@ def _chunk_program(
 
     def of_chunk(batch: Any, limits: Tensor, scales: Tensor, weights: Tensor, keys: Tensor) -> list[Tensor]:
         thinner = _Hashed(sites, keys, limits, scales)
-        batch = repeated(batch, 1 if once else chunk)
+        batch = copied(batch) if once else repeated(batch, chunk)
         now: Pass = network.begin(sites, thinner, rows * chunk, chunk, shared=options.shared)
         if once:
             now = Copying(Prefix(rows), batch, sites, thinner, chunk, shared=options.shared)

@@ -125,7 +125,7 @@ def linearize(
     """
     network = Network.of(model)
     loads = not isinstance(x, Tensor) and collate is None and is_loader(x)
-    x = x if loads else place(x if collate is None else as_items(x, collate), network.copy)
+    x = x if loads else place(x if collate is None else as_items(x, collate), network.weight)
     sites = Sites(find_sites(network, x) if sites is None else sites)
     if loads:
         batches = (place(part, network.copy) for part in inputs_loaded(x, network.model))
@@ -419,7 +419,8 @@ class _Record:
         for i in range(k):
             more = not last or i + 1 < k
             output = outputs if k == 1 else outputs[:, i]
-            yield self._phi(torch.autograd.grad(output.sum(), values, retain_graph=more, allow_unused=True))
+            total = output if output.numel() == 1 else output.sum()
+            yield self._phi(torch.autograd.grad(total, values, retain_graph=more, allow_unused=True))
 
     def _phi(self, grads: Sequence[Tensor | None]) -> list[Tensor]:
         """Return `h · dy/dh` of every call, summed to the shape of its mask and over its values."""
@@ -500,11 +501,13 @@ def _by_site(record: _Record, phi: Sequence[Tensor], sites: Sites, reduce: _Redu
     """Return `phi` of every site, reduced; the calls of one layer are joined."""
     calls: dict[str, list[Tensor]] = {site.name: [] for site in sites}
     for ((name, _), items), value in zip(record.inputs.items(), phi, strict=True):
-        calls[name].append(_rows_first(widened(value.detach()), items[0].axis, rows))
-    zero = like.new_zeros(rows, 1, dtype=torch.promote_types(like.dtype, torch.float32))  # where a layer did not run
+        calls[name].append(_rows_first(widened(value), items[0].axis, rows))
+    for units in calls.values():
+        if not units:  # its layer did not run
+            units.append(like.new_zeros(rows, 1, dtype=torch.promote_types(like.dtype, torch.float32)))
     if reduce is not None:
-        return {name: reduce(torch.cat(units or [zero], 1)) for name, units in calls.items()}
-    norms = [torch.linalg.vector_norm(part, dim=1) for units in calls.values() for part in units or [zero]]
+        return {name: reduce(torch.cat(units, 1)) for name, units in calls.items()}
+    norms = [torch.linalg.vector_norm(part, dim=1) for units in calls.values() for part in units]
     squares = torch.stack([norm.to(norms[0].dtype) for norm in norms], 1).square()  # few operators for all sites
     if len(norms) == len(calls):
         return squares

@@ -12,12 +12,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from latedrop.data.arrays import map_values
-from latedrop.data.rows import tensors
-from latedrop.network.functional import operands
+from latedrop.data.rows import operands, tensors
 from latedrop.network.network import Pass
 from latedrop.network.sites import Site
 from latedrop.torch_private import version_of
@@ -40,15 +39,20 @@ def worth_it(x: Any, draws: int, passes: int) -> bool:
 class Prefix:
     """What functions before the sites gave for one batch.
 
-    Attributes:
+    Args:
         rows: of the batch.
+        remembers: the device whose memory may hold results for another pass, if there will be one.
+
+    Attributes:
         mark: what tensors with these rows are marked with.
-        results: in the order of the calls; empty before the first pass, or where they would take too much memory.
+        room: how many bytes results may take.
+        results: in the order of the calls; empty before the first pass, or where there is no room for all.
         versions: how often each tensor of the results had been written into after the pass.
     """
 
-    def __init__(self, rows: int) -> None:
+    def __init__(self, rows: int, remembers: torch.device | None = None) -> None:
         self.rows, self.mark = rows, object()
+        self.room = 0 if remembers is None else _REMEMBERED.get(remembers.type, 0)
         self.results: list[Any] = []
         self.versions: list[int] = []
 
@@ -69,12 +73,10 @@ class Copying(Pass):
     def remember(self) -> None:
         """Remember what was computed before the sites for another pass; raise where a draw has written into it."""
         prefix, results = self.mode.prefix, self.mode.results
-        held = tensors(results)
-        versions = [version_of(tensor) for tensor in held]
+        versions = [version_of(tensor) for tensor in tensors(results)]
         if prefix.results and versions != prefix.versions:
             raise ValueError("a draw writes into what comes before the first site")
-        if held and sum(tensor.nbytes for tensor in held) <= _REMEMBERED.get(held[-1].device.type, 0):
-            prefix.results, prefix.versions = results, versions
+        prefix.results, prefix.versions = results, versions
 
     def _thin(self, site: Site, number: int, value: Tensor, channels: tuple[int, ...]) -> Tensor:
         """See `Pass`; rows that have no copies yet are copied."""
@@ -92,7 +94,9 @@ class _Spread(NamedTuple):
     thinner: Any
     copies: int
 
-    def thin(self, site: Site, call: int, value: Tensor, shape: tuple[int, ...], axis: int) -> Tensor:
+    def thin(self, site: Site, call: int, value: Tensor, shape: tuple[int, ...], axis: int | None) -> Tensor:
+        if axis is None:
+            raise ValueError("these entries are of no rows")
         several = value.unsqueeze(axis).expand(*value.shape[:axis], self.copies, *value.shape[axis:])
         thinned: Tensor = self.thinner.thin_split(site, call, several, shape, axis)
         return thinned.flatten(axis, axis + 1)
@@ -103,14 +107,14 @@ class _Following(TorchFunctionMode):
 
     Attributes:
         mark: what tensors with all copies are marked with.
-        results: what functions gave in this pass that no draw had touched.
+        results: what functions gave in this pass that no draw had touched, where there is room for all of it.
         inside: whether a site is thinned now: what it calls is not followed.
     """
 
     def __init__(self, prefix: Prefix, copies: int) -> None:
         super().__init__()
         self.prefix, self.results, self.inside, self.mark = prefix, list[Any](), False, object()
-        self._copies, self._remembered = copies, iter(prefix.results)
+        self._copies, self._remembered, self._room = copies, iter(prefix.results), prefix.room
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """See `TorchFunctionMode`."""
@@ -126,7 +130,11 @@ class _Following(TorchFunctionMode):
         else:
             result = next(self._remembered, self)
             result = func(*args, **kwargs) if result is self else result
-            self.results.append(result)
+            self._room -= sum(value.nbytes for value in operands((result,), {}))
+            if self._room < 0:  # all or nothing: what is written in place must not be written twice
+                self.results.clear()
+            else:
+                self.results.append(result)
         if drawn or rows:
             written = args[:1] if func is Tensor.__setitem__ else ()
             _mark(operands((result, *written), {}), self.mark if drawn else self.prefix.mark)
@@ -141,5 +149,6 @@ class _Following(TorchFunctionMode):
 def _mark(values: Iterable[Tensor], mark: Any) -> list[Tensor]:
     values = list(values)
     for value in values:
-        vars(value)[_MARK] = mark
+        if not isinstance(value, nn.Parameter):  # which a function such as `w.type_as(x)` may return as it is
+            vars(value)[_MARK] = mark
     return values

@@ -21,7 +21,7 @@ from latedrop.data.arrays import check_inputs, floating, place, widened
 from latedrop.data.datasets import inputs_loaded, is_loader
 from latedrop.data.items import Collate, Items, as_items
 from latedrop.data.rows import copied, repeated, row_count, some_rows, take_rows
-from latedrop.dropout.compiled import compiled_moments
+from latedrop.dropout.compiled import compiled_moments, refuse
 from latedrop.dropout.masks import DrawMasks, split
 from latedrop.dropout.moments import Engine, Moments, Sampling, Stream, moments_of, out_of_memory
 from latedrop.dropout.prefix import Copying, Prefix, worth_it
@@ -95,7 +95,7 @@ def sample(
         sites = find_sites(network, x) if sites is None else sites
         placed = (place(part, network.copy, check=False) for part in inputs_loaded(x, network.model))
         return Moments.joined([sample_rates(network, part, [rate], sites, options)[0] for part in placed])
-    x = place(x if collate is None else as_items(x, collate), network.copy, check=sites is None)
+    x = place(x if collate is None else as_items(x, collate), network.weight, check=sites is None)
     sites = find_sites(network, x) if sites is None else sites
     return sample_rates(network, x, [rate], sites, options)[0]
 
@@ -193,7 +193,7 @@ class _ThinnedNetworks:
         if self._as_rows and known is not False and not isinstance(x, Items):
             asked = options.engine == "compiled" or worth_it(x, draws, passes)
             if known if self._traced else asked:
-                self._prefix, self._again = Prefix(self._rows), passes > 1
+                self._prefix = Prefix(self._rows, network.weight.device if passes > 1 else None)
         once = ", what comes before the first site once" if self._prefix else ""
         _log.debug("%d draws of %d rows, %d at once%s", draws, self._rows, self._chunk, once)
 
@@ -217,6 +217,8 @@ class _ThinnedNetworks:
         """Return True if what comes before the first site can run once, after trying it."""
         if self._prefix is not None:
             next(self._chunks())
+            if not self._as_rows:
+                refuse("rows that affect each other")
         return self._prefix is not None
 
     def _chunks(self) -> Iterator[Tensor]:
@@ -226,7 +228,7 @@ class _ThinnedNetworks:
             size = self._chunk if self._as_rows else 1
             span = range(done, min(done + size, draws))
             try:
-                outputs = self._outputs(span)
+                outputs = split(self._pass(self._x, span, self._rows, self._prefix), 0, len(span))
                 alike = not self._as_rows or self._alike(outputs, span)
             except Exception as error:
                 self._recover(error, size)
@@ -283,10 +285,6 @@ class _ThinnedNetworks:
             self._chunk = min(self._chunk, most // max(self._rows, 1))
         return not together and self._chunk > 0 and (most is None or self._chunk > 1)
 
-    def _outputs(self, draws: range) -> Tensor:
-        """Return `(t, N, ...)` of some draws."""
-        return split(self._pass(self._x, draws, self._rows, self._prefix), 0, len(draws))
-
     def _pass(self, x: Any, draws: range, rows: int, prefix: Prefix | None) -> Tensor:
         """Return the output of one pass over the `rows` examples of `x` for each draw, `(draws · rows, ...)`."""
         network, options, copies = self._network, self._options, len(draws)
@@ -295,14 +293,14 @@ class _ThinnedNetworks:
 
         def run() -> Tensor:
             nonlocal now
-            batch = repeated(x, 1 if prefix else copies)
+            batch = copied(x) if prefix is not None else repeated(x, copies)
             now = network.begin(self._sites, masks, rows * copies, copies, shared=options.shared)
             if prefix is not None:
                 now = Copying(prefix, batch, self._sites, masks, copies, shared=options.shared)
             return network.read(batch, options.readout, rows * copies, now).detach()
 
         output = network.quietly(run)
-        if isinstance(now, Copying) and self._again and not network.writes:
+        if isinstance(now, Copying) and not network.writes:
             now.remember()
         return output
 

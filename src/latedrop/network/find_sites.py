@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from fractions import Fraction
-from itertools import chain, zip_longest
+from itertools import chain, product, zip_longest
 from typing import Any, TypeAlias
 
 import torch
@@ -217,17 +217,11 @@ def _moves(name: str, axis: int, interleaved: bool, probe: Probe) -> bool:
 def _common_layout(name: str, first: list[Run], second: list[Run], turned: list[Run]) -> tuple[int | None, bool]:
     """Return the batch axis of all calls of a layer, and whether folded examples alternate along it."""
     if len(first) != len(second):
-        raise SiteError(
-            f"expected layer {name!r} to run equally often for every batch size; it ran {len(second)} times for "
-            f"{second[0].rows} examples and {len(first)} times for {first[0].rows}. Use kind='channel', or leave it "
-            "out with select=."
-        )
+        counts = f"{len(second)} calls for {second[0].rows} examples and {len(first)} for {first[0].rows}"
+        raise SiteError(_irregular(name, counts))
     layouts = {_layout(name, *runs) for runs in zip_longest(first, second, turned[: len(first)])}
     if len(layouts) > 1:
-        raise SiteError(
-            f"expected the examples along one axis in every call of layer {name!r}; found axes "
-            f"{sorted(str(axis) for axis, _ in layouts)}. Use kind='channel', or leave it out with select=."
-        )
+        raise SiteError(_irregular(name, f"axes {sorted(str(axis) for axis, _ in layouts)}"))
     return layouts.pop()
 
 
@@ -237,26 +231,26 @@ def _layout(name: str, first: Run, second: Run, turned: Run | None) -> tuple[int
     if second.rows < rows:
         axes = [i for i, (m, n) in enumerate(zip(a.shape, b.shape, strict=True)) if m != n]
         if len(axes) > 1 or (axes and a.shape[axes[0]] * second.rows != b.shape[axes[0]] * rows):
-            raise SiteError(
-                f"expected the input of layer {name!r} to grow along one axis with the number of examples; found shape "
-                f"{tuple(b.shape)} for {second.rows} examples and {tuple(a.shape)} for {rows}. Use kind='channel', or "
-                "leave the layer out with select=."
-            )
+            shapes = f"shape {tuple(b.shape)} for {second.rows} examples and {tuple(a.shape)} for {rows}"
+            raise SiteError(_irregular(name, shapes))
         if not axes or a.shape[axes[0]] == rows:
             return axes[0] if axes else None, False
     elif torch.equal(a, b):
         return None, False
     else:
         axes = [axis for axis, size in enumerate(a.shape) if size % rows == 0]
-    for axis in axes:
-        for interleaved in (False, True):
-            if turned is not None and _follows(first, turned, axis, interleaved):
-                return axis, interleaved
+    for axis, interleaved in product(axes, (False, True)):
+        if turned is not None and _follows(first, turned, axis, interleaved):
+            return axis, interleaved
     if second.rows == rows:  # these are rows that act on each other, such as the nodes of a graph
         return 0, False
-    raise SiteError(
-        f"expected the examples to be folded in order into axis {axes[0]} of the input of layer {name!r}, of shape "
-        f"{tuple(a.shape)}; found another order. Use kind='channel', or leave it out with select=."
+    raise SiteError(_irregular(name, f"shape {tuple(a.shape)}, with examples folded in another order"))
+
+
+def _irregular(name: str, found: str) -> str:
+    return (
+        f"expected the examples in order along one axis of the input of layer {name!r}, in every call; found {found}. "
+        "Use kind='channel', or leave it out with select=."
     )
 
 

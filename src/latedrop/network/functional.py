@@ -21,11 +21,11 @@ from typing import Any, NamedTuple, TypeAlias
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from latedrop.data.rows import tensors
+from latedrop.data.rows import operands, tensors
 from latedrop.torch_private import operator_of
 from latedrop.wrappers import plain_names
 
-__all__ = ["RECURRENT", "Place", "WeightCall", "WeightCalls", "operands", "operator_name", "weight_names"]
+__all__ = ["RECURRENT", "Place", "WeightCall", "WeightCalls", "operator_name", "weight_names"]
 
 Place: TypeAlias = "tuple[int | str, ...]"
 """Where an argument stands: its position or keyword, then its index where it is in a list."""
@@ -227,17 +227,6 @@ def _fixed_tensors(model: nn.Module) -> dict[int, tuple[Tensor, list[_Stretch]]]
         fixed.setdefault(_address(constant), (constant, []))
     fixed.pop(0, None)
     return fixed
-
-
-def operands(args: Any, kwargs: Mapping[str, Any]) -> list[Tensor]:
-    """Return the tensors among the arguments of a call, in order."""
-    result: list[Tensor] = []
-    for value in (*args, *kwargs.values()) if kwargs else args:
-        if isinstance(value, Tensor):
-            result.append(value)
-        elif isinstance(value, (tuple, list, dict)):
-            result += tensors(value)
-    return result
 
 
 def _replaced(args: Any, kwargs: Any, new: Mapping[Place, Any]) -> tuple[list[Any], dict[str, Any]]:

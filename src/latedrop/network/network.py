@@ -296,7 +296,7 @@ class Network:
 
         A model that differentiates by itself gets the gradients that it needs: what `run` does is then done again.
         """
-        with torch.inference_mode(False):
+        with torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext():
             if self.writes is False and self.random is False and (gradients or self.derives is not None):
                 with torch.set_grad_enabled(gradients or bool(self.derives)):
                     return run()

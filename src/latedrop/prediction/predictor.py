@@ -71,7 +71,7 @@ class Predictor(Calibrated[Calibration]):
         if not self._weights.are_same(self.model):
             self._network = self._network.current()
             self._weights.check(self.model)
-        x = place(x, self.model, check=False, cut=True)
+        x = place(x, self._network.weight, check=False, cut=True)
         with failures_explained(x, self.model):
             parts, beyond = predicted_rows(self._run, x, self.batch_size, self.calibration.sites, self._predicted)
         found = replace(parts[0] if len(parts) == 1 else Prediction.joined(parts), index=index)

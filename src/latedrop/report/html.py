@@ -10,7 +10,12 @@ from latedrop.calibration.verdict import Finding
 
 __all__ = ["Figure", "figures", "heading", "light", "lights", "paragraph", "table"]
 
-_ABOUT = {"coverage": "Do the intervals hold?", "worth": "Better than a constant?", "ranking": "Does it rank errors?"}
+_ABOUT = {
+    "coverage": "Do the intervals hold?",
+    "ranges": "Do they hold everywhere?",
+    "worth": "Better than a constant?",
+    "ranking": "Does it rank errors?",
+}
 
 
 @dataclass(frozen=True)

@@ -73,12 +73,14 @@ def output_table(outputs: Sequence[JudgedOutput]) -> list[list[str]]:
         if found is None:
             lines.append([output.name, percent(output.used.coverage), *["-"] * 6])
             continue
-        coverage, worth, ranking = (finding.grade for finding in found.findings)
+        grades = {finding.about: finding.grade for finding in found.findings}
+        held = "bad" if "bad" in (grades["coverage"], grades.get("ranges")) else grades["coverage"]
         gain = f"{'-' if found.gain <= -0.0005 else '+'}{nats(abs(found.gain))} ± {nats(found.gain_error)}"
         share = _share(found.coverage, found.coverage_error)
         order = f"{found.correlation:.2f} ± {found.correlation_error:.2f}"
         constant = next((row.coverage for row in output.evaluations if row.label == "constant"), None)
-        lines.append([output.name, share, coverage, percent(constant), gain, worth, order, ranking])
+        ranking = grades["ranking"]
+        lines.append([output.name, share, held, percent(constant), gain, grades["worth"], order, ranking])
     return lines
 
 

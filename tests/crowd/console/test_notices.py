@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from latedrop.errors import ArgumentError
-from latedrop_crowd.console.notices import Notices, publish
+from latedrop_crowd.console.notices import Notices, mail, publish
 
 
 def waited(for_what: Callable[[], object], seconds: float = 10.0) -> None:
@@ -74,6 +74,57 @@ def test_a_target_that_is_not_there_holds_up_no_other() -> None:
     listening.close()
     notices.close()
     assert len(got) == 2  # an answer that is no HTTP is tried again, too
+
+
+def mail_server(got: list[str]) -> tuple[socket.socket, Thread]:
+    """A server for one connection, which notes all lines."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    answers = {"DATA": b"354 go on\r\n", "QUIT": b"221 bye\r\n"}
+
+    def serve() -> None:
+        wire, _ = listening.accept()
+        with wire, wire.makefile("rwb", buffering=0) as file:
+            file.write(b"220 here\r\n")
+            content = False
+            for line in file:
+                got.append(line.decode().rstrip("\r\n"))
+                content = content and got[-1] != "."
+                if not content:
+                    word = got[-1].partition(" ")[0].upper()
+                    content = word == "DATA"
+                    file.write(answers.get(word, b"250 good\r\n"))
+                if got[-1].upper() == "QUIT":
+                    return
+
+    thread = Thread(target=serve, daemon=True)
+    thread.start()
+    return listening, thread
+
+
+def test_an_alarm_by_mail() -> None:
+    got: list[str] = []
+    listening, thread = mail_server(got)
+    target = f"smtp://127.0.0.1:{listening.getsockname()[1]}/guard@example.org"
+    zone = "Stairs\r\nBcc: others@example.org"
+    mail(target, json.dumps({"event": "alarm", "source": "square", "zone": zone, "count": 13.2}).encode())
+    thread.join(5)
+    listening.close()
+    assert "rcpt TO:<guard@example.org>" in got
+    assert sum(line.lower().startswith("rcpt") for line in got) == 1
+    head = got[got.index("data") + 1 : got.index("")]
+    assert "Subject: latedrop: alarm square Stairs Bcc: others@example.org" in head
+    assert not any(line.startswith("Bcc") for line in head)
+    assert "count: 13.2" in got
+
+
+def test_no_password_without_tls() -> None:
+    got: list[str] = []
+    listening, thread = mail_server(got)
+    with pytest.raises(OSError, match="offers no TLS"):
+        mail(f"smtp://me:secret@127.0.0.1:{listening.getsockname()[1]}/guard@example.org", b'{"event": "alarm"}')
+    thread.join(5)
+    listening.close()
+    assert not any("secret" in line or line.upper().startswith("AUTH") for line in got)
 
 
 def test_a_message_to_a_broker() -> None:

@@ -22,7 +22,8 @@ class AlarmOptions(NamedTuple):
     sure: Annotated[float, option("Probability from which on a zone is red; as sure of the opposite, green.")] = 0.9
     hold: Annotated[float, option("Seconds that a change of colour must last.")] = 2.0
     notify: Annotated[
-        list[str] | None, option("Send alarms to http(s)://... or mqtt(s)://host/topic; can be repeated.")
+        list[str] | None,
+        option("Send alarms to http(s)://..., mqtt(s)://host/topic or smtp(s)://host/me@example.org; repeatable."),
     ] = None
     propose: Annotated[float, option("Propose at most one frame for a label within this many seconds.")] = 120.0
     reports: Annotated[

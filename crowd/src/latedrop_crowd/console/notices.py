@@ -1,6 +1,7 @@
-"""Alarms told to others: a web hook (HTTP POST of JSON), or an MQTT broker; with retries, and a bound on what waits.
+"""Alarms told to others by a web hook (HTTP POST of JSON), MQTT or e-mail; with retries, and a bound on what waits.
 
-MQTT is version 3.1.1 with quality of service 1: a connection is made, one message is published and acknowledged.
+MQTT is version 3.1.1 with quality of service 1: a connection is made, one message is published and acknowledged. A
+password goes to a mail server over TLS alone.
 """
 
 from __future__ import annotations
@@ -8,21 +9,25 @@ from __future__ import annotations
 import json
 import logging
 import queue
+import re
+import smtplib
 import socket
 import ssl
 import struct
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from email.message import EmailMessage
 from threading import Event, Thread
 from typing import Any
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from latedrop.errors import ArgumentError
 
-__all__ = ["Notices", "publish"]
+__all__ = ["Notices", "mail", "publish"]
 
 _WAITING, _TRIES, _TIMEOUT, _LONGEST = 100, 6, 10.0, 60.0
+_ADDRESS = re.compile(r"[^@\s<>,;\"]+@[^@\s<>,;\"]+")
 _logger = logging.getLogger(__name__)
 
 
@@ -30,7 +35,8 @@ class Notices:
     """Delivers messages, each target in a thread of its own: never in the way of counting, nor of another target.
 
     Args:
-        targets: `http://`, `https://` or `mqtt://[user:password@]host[:port]/topic` addresses (`mqtts://` with TLS).
+        targets: `http://`, `https://`, `mqtt://[user:password@]host[:port]/topic` (`mqtts://` with TLS) or
+            `smtp://[user:password@]host[:port]/someone@example.org` (`smtps://` with TLS from the start).
         wait: seconds before a message is tried again the first time; doubled each time.
     """
 
@@ -87,7 +93,8 @@ class _Line:
                 self._deliver(self._queue.get(timeout=0.5))
 
     def _deliver(self, body: bytes) -> None:
-        deliver: Callable[[str, bytes], None] = _post if self._target.lower().startswith("http") else publish
+        ways: dict[str, Callable[[str, bytes], None]] = {"http": _post, "mqtt": publish, "smtp": mail}
+        deliver = ways[self._target[:4].lower()]
         wait = self._wait
         for _ in range(_TRIES):
             try:
@@ -110,14 +117,17 @@ def _checked(target: str) -> SplitResult:
     except ValueError:
         parts = urlsplit("")
     topic = parts.path.strip("/")
-    if parts.scheme not in ("http", "https", "mqtt", "mqtts") or not parts.hostname:
+    if parts.scheme not in ("http", "https", "mqtt", "mqtts", "smtp", "smtps") or not parts.hostname:
         raise ArgumentError(
-            f"expected an http(s):// or mqtt(s):// address to notify, with a host; found {parts.scheme or 'another'!r}."
+            "expected an http(s)://, mqtt(s):// or smtp(s):// address to notify, with a host; found "
+            f"{parts.scheme or 'another'!r}."
         )
     if parts.scheme.startswith("http") and (parts.username is not None or not target.isprintable() or " " in target):
         raise ArgumentError("expected an http(s):// address without user, password and spaces; found one with them.")
     if parts.scheme.startswith("mqtt") and (not topic or "#" in target or "+" in topic):
         raise ArgumentError("expected mqtt://host/topic, without # and + in the topic.")
+    if parts.scheme.startswith("smtp") and not _ADDRESS.fullmatch(unquote(topic)):
+        raise ArgumentError("expected smtp://host/someone@example.org, with the address that alarms are sent to.")
     return parts
 
 
@@ -125,6 +135,33 @@ def _post(target: str, body: bytes) -> None:
     request = urllib.request.Request(target, body, {"Content-Type": "application/json"}, method="POST")
     with urllib.request.urlopen(request, timeout=_TIMEOUT) as answer:
         answer.read(1024)
+
+
+def mail(target: str, body: bytes) -> None:
+    """One e-mail, from the address that it goes to; `OSError` unless the server takes it."""
+    parts, known = _checked(target), json.loads(body)
+    message = EmailMessage()
+    message["To"] = message["From"] = unquote(parts.path.strip("/"))
+    subject = " ".join(str(known.get(key, "")) for key in ("event", "source", "zone"))
+    message["Subject"] = f"latedrop: {' '.join(subject.split())}"
+    message.set_content("".join(f"{name}: {value}\n" for name, value in known.items()))
+    secure = parts.scheme == "smtps"
+    context = ssl.create_default_context()
+    wire: smtplib.SMTP
+    if secure:
+        wire = smtplib.SMTP_SSL(parts.hostname or "", parts.port or 465, timeout=_TIMEOUT, context=context)
+    else:
+        wire = smtplib.SMTP(parts.hostname or "", parts.port or 587, timeout=_TIMEOUT)
+    with wire:
+        wire.ehlo()
+        if not secure and wire.has_extn("starttls"):
+            wire.starttls(context=context)
+            secure = True
+        if parts.username is not None:
+            if not secure:
+                raise OSError("the mail server offers no TLS, without which no password is sent")
+            wire.login(unquote(parts.username), unquote(parts.password or ""))
+        wire.send_message(message)
 
 
 def publish(target: str, body: bytes) -> None:

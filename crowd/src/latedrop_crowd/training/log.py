@@ -155,6 +155,7 @@ def read_log(path: Path) -> dict[str, Any]:
     log = read_json(path, "the log of a training", SCHEMA, again, finite=False)
     with understood(path, "the log of a training", again):
         said(path.with_suffix(".safetensors"), log)
+        _ = log["data"]["frames"]["train"], log["settings"]["rate"]  # tables of weights have them
     return log
 
 
