@@ -278,5 +278,5 @@ class TestBadInput:
             latedrop.calibrate(net, (x, y), row_weights=torch.ones(30))
         with pytest.raises(ArgumentError, match="expected different names of classes"):
             latedrop.Classification(["a", "a"])
-        with pytest.raises(ArgumentError, match="'dropout' and 'leverage' for classes"):
+        with pytest.raises(ArgumentError, match="'dropout', 'leverage' and 'gradients' for classes"):
             latedrop.calibrate(net, (x, y), method=latedrop.Terms(["size"]), progress=False)

@@ -272,7 +272,12 @@ def test_random_damage_of_bytes_is_noticed(name: str) -> None:
         ("classes", ("names",), ["a"], r"calibration.names to be 3 names, or none; found \('a',\)"),
         ("classes", ("features", "sites", 0), "another", "calibration.features.sites to be some of the sites"),
         ("classes", ("rate",), 0.5, "calibration.draws to be how many draws are averaged, 2 or more; found 0"),
-        ("classes", ("leverage",), {}, "calibration.leverage"),
+        ("classes", ("guard", "limits"), [1.0], r"calibration.guard.limits to be 2 numbers, as terms; found \(1.0,\)"),
+        ("classes", ("guard", "limits", 0), 0.0, r"calibration.guard.limits\[0\] to be at least"),
+        ("classes", ("guard", "terms"), [], "calibration.guard.terms to"),
+        ("classes", ("guard", "terms", 0, "name"), "forest", "calibration.guard.terms"),
+        ("classes", ("guard", "terms", 1, "root"), None, "calibration.guard.terms to be all that leverage has learned"),
+        ("classes", ("features",), None, "calibration.features to be the sites that the leverage looks at"),
         ("classes", ("sets", "score"), "another", "calibration.sets.score to be 'lac', 'aps' or 'raps'"),
         ("classes", ("sets", "scores"), [[0.2, 0.1]], r"calibration.sets.scores\[0\] to be scores in rising order"),
         (

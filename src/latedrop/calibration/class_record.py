@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
+import torch
 from torch import Tensor
 
 from latedrop.calibration.class_sets import ClassSets, Rejection
@@ -15,12 +16,14 @@ from latedrop.calibration.fitted_terms import aligned
 from latedrop.calibration.record import Columns
 from latedrop.calibration.seen import Sketch
 from latedrop.network.sites import StoredSites
-from latedrop.records import Format, Limits, match, record
+from latedrop.records import Format, Limits, Tagged, match, record
 from latedrop.stored_tensors import Beside, inline
-from latedrop.terms import Leverage
+from latedrop.terms import BatchContext, GradientLeverage, Leverage
 from latedrop.terms.features import Features
 
-__all__ = ["CLASSES", "ClassCalibration", "ClassVerdict"]
+__all__ = ["CLASSES", "ClassCalibration", "ClassVerdict", "Novelty"]
+
+_Kind: TypeAlias = Annotated[Leverage | GradientLeverage, Tagged("name")]
 
 
 @record
@@ -68,6 +71,37 @@ class ClassVerdict:
 
 @record
 @dataclass(frozen=True)
+class Novelty:
+    """How far rows lie outside the reference rows.
+
+    Attributes:
+        terms: kinds of leverage, after they learned from the reference rows.
+        limits: for each what 95 % of the reference rows stay below.
+    """
+
+    terms: Annotated[tuple[_Kind, ...], Limits(1)]
+    limits: tuple[Annotated[float, Limits(1e-300, 1e300)], ...]
+
+    def checked(self) -> Novelty:
+        """Check names and lengths against each other after reading."""
+        names = [term.name for term in self.terms]
+        match(len(set(names)) == len(names), "terms", "terms of different names", names)
+        match(len(self.limits) == len(names), "limits", f"{len(names)} numbers, as terms", self.limits)
+        for term in self.terms:
+            match(term.root is not None, "terms", f"all that {term.name} has learned", None)
+        return self
+
+    def values(self, rows: BatchContext) -> Tensor:
+        """Return the largest leverage of each row `(N,)`, each kind in units of its limit.
+
+        Mask gradients come first, as their pass notes the features too.
+        """
+        ordered = sorted(zip(self.terms, self.limits, strict=True), key=lambda pair: not pair[0].needs_gradients)
+        return torch.stack([term.values(rows).reshape(-1) / limit for term, limit in ordered]).amax(0)
+
+
+@record
+@dataclass(frozen=True)
 class ClassCalibration:
     """The frozen record of a calibrated classifier.
 
@@ -81,8 +115,7 @@ class ClassCalibration:
         draws, seed: of these.
         sites: where dropout goes.
         features: which the leverage looks at; None where there are none.
-        leverage: what it has learned from reference rows.
-        limit: what 90 % of the validation rows' leverages stay below.
+        guard: what tells novel rows, and flattens their probabilities; None where nothing can.
         reference_rows: how many reference rows there were; 0 where the validation rows stood in.
         rows: validation rows, or images.
         choice: the candidate in use.
@@ -109,8 +142,7 @@ class ClassCalibration:
     seed: int
     sites: StoredSites
     features: Features | None
-    leverage: Leverage | None
-    limit: Annotated[float, Limits(1e-300, 1e300)]
+    guard: Novelty | None
     reference_rows: Annotated[int, Limits(0)]
     rows: Annotated[int, Limits(2)]
     choice: str
@@ -136,8 +168,7 @@ class ClassCalibration:
             match(len(values) in (0, classes), f"fit.{name}", f"{classes} numbers, or none", values)
         looked = () if self.features is None else self.features.sites
         match(set(looked) <= set(sites), "features.sites", f"some of the sites {sites}", looked)
-        match(bool(looked) or self.leverage is None, "features", "the sites that the leverage looks at", None)
-        match(self.leverage is None or self.leverage.root is not None, "leverage.root", "what it has learned", None)
+        match(bool(looked) or self.guard is None, "features", "the sites that the leverage looks at", None)
         match(self.rate is None or self.draws >= 2, "draws", "how many draws are averaged, 2 or more", self.draws)
         match(self.choice in [c.name for c in self.candidates], "choice", "the name of a candidate", self.choice)
         if self.sets is not None:

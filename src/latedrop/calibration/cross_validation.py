@@ -102,18 +102,24 @@ class CrossValidation:
         return Candidate(name, float(average(gain, self.weights)), standard_error(gain, self))
 
 
-def leading(scores: Mapping[str, Tensor], home: str, left: CrossValidation, among: Iterable[str] | None = None) -> str:
-    """The candidate in use: `home`, unless another leads by more than a standard error.
+def leading(
+    scores: Mapping[str, Tensor],
+    home: str,
+    left: CrossValidation,
+    among: Iterable[str] | None = None,
+    least: float = 0.0,
+) -> str:
+    """The candidate in use: `home`, unless another leads by more than a standard error, and by the `least` gain.
 
     `scores` `(N,)` are large where a candidate is good; `among` are those that may be taken.
     """
     names = list(scores if among is None else among)
-    return max(names, key=lambda name: lead(scores[name] - scores[home], left))
+    return max(names, key=lambda name: lead(scores[name] - scores[home], left, least))
 
 
-def lead(difference: Tensor, left: CrossValidation, errors: float = 1.0) -> float:
-    """By how much a difference `(N,)` is above so many of its standard errors; 0 where it is 0 in every row."""
-    found = float(average(difference, left.weights)) - errors * standard_error(difference, left)
+def lead(difference: Tensor, left: CrossValidation, least: float = 0.0) -> float:
+    """By how much a difference `(N,)` is above its standard error, or the least gain; 0 where it is 0 in every row."""
+    found = float(average(difference, left.weights)) - max(standard_error(difference, left), least)
     return found if bool(difference.any()) else 0.0
 
 

@@ -1,12 +1,13 @@
 """The temperature of every row, and which candidate is worth it.
 
-With `r = log(leverage / limit)`, `limit` what 90 % of the validation rows stay below, the temperature is
+With `r = log(novelty)`, the novelty being leverage over what 95 % of the reference rows stay below, the temperature is
 
     log T(x) = a + b · min(r, 0) + max(b, 1) · max(r, 0):
 
-inside the validation rows' range it may grow with the leverage (`b >= 0`, fitted), beyond it grows in proportion, as
-the guard of a regression does. Dropout adds the spread of the logits (`softmax`). `a`, `b` and the sites' odds minimise
-the NLL of the labels; what they cost, `price / n` each, shrinks them where rows are few.
+inside their range it may grow with the novelty (`b >= 0`, fitted), beyond it grows in proportion, as the guard of a
+regression does. No comparison of candidates drops that, as usual rows hardly show what it is worth. Dropout adds the
+spread of the logits (`softmax`). `a`, `b` and the sites' odds minimise the NLL of the labels; what they cost,
+`price / n` each, shrinks them where rows are few.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from latedrop.calibration.cross_validation import Candidate, CrossValidation, lead, leading
+from latedrop.calibration.cross_validation import Candidate, CrossValidation, leading
 from latedrop.calibration.methods import Scaling
 from latedrop.calibration.softmax import log_mean_softmax
 from latedrop.records import Limits, record
@@ -29,8 +30,7 @@ __all__ = ["ALONE", "Chosen", "ClassFit", "Measured", "Scaling", "chosen", "fitt
 ALONE = "temperature alone"
 _PRICE = 2.0
 _FOLDS = 5
-_CLEARLY = 2.0  # standard errors
-_LEAST_GAIN = 1e-3  # nats, below which nothing is worth adding
+_LEAST_GAIN = 1e-3  # nats by which a candidate has to lead, or nothing is added
 _STARTS = (-2.0, 1.0)  # of the log of a site's odds
 _FARTHEST = 60.0  # logs of temperatures: labels that are all right ask for 0, and a step of the search may go anywhere
 _LARGEST = 30.0  # likewise, logs of slopes and odds
@@ -45,7 +45,7 @@ class Measured:
     Attributes:
         logits: `(N, K)`, or of draws `(T, N, K)`.
         labels: `(N,)`.
-        novelty: `(N,)`, leverage over its limit; None where there are no features.
+        novelty: `(N,)`, leverage over its limit; None where nothing tells it.
         spread: `(N, sites, K, K)`, variances of the logits' differences; None where they were not measured.
         image: `(N,)`, which image each row is a pixel of; None where rows stand for themselves.
     """
@@ -73,7 +73,7 @@ class ClassFit:
     """From logits to probabilities.
 
     Attributes:
-        temperature: of rows at the limit of the leverage, or of all rows.
+        temperature: of rows at a novelty of 1, or of all rows.
         slope: `b` above; None: one temperature for all rows.
         odds: one per site; empty: no dropout.
         weights, biases: of each class's logit, before the temperature; empty: 1 and 0.
@@ -267,9 +267,8 @@ def chosen(rows: Measured, drawn: Mapping[float, Tensor], *, guard: bool, scalin
     """Compare candidates on rows that were left out of their fits.
 
     The one in use is the temperature that follows the leverage, unless another with a guard is better by more than a
-    standard error and by 0.001 nats. Usual rows hardly show what a guard is worth, so it is dropped only where one
-    temperature is better by more than two. `drawn` has the logits of draws `(T, N, K)` by rate; `scaling` may add
-    candidates.
+    standard error and 0.001 nats. One temperature for all rows is in use only where there is no guard. `drawn` has the
+    logits of draws `(T, N, K)` by rate; `scaling` may add candidates.
     """
     tried, home = _candidates(rows, drawn, guard, scaling)
     left = rows.left_out
@@ -279,10 +278,7 @@ def chosen(rows: Measured, drawn: Mapping[float, Tensor], *, guard: bool, scalin
             fit, apart = candidate.fitted(candidate.rows.at(rest)), candidate.rows.at(out)
             held[name][out] = fit.log_probabilities(apart.logits.double(), apart.novelty, apart.spread)
     scores = {name: -losses(value, rows.labels) for name, value in held.items()}
-    worth = [name for name in _guarded(tried) if float((scores[name] - scores[home]).mean()) > _LEAST_GAIN]
-    name = leading(scores, home, left, among=[home, *worth])
-    if lead(scores[ALONE] - scores[name], left, _CLEARLY) > 0:
-        name = ALONE
+    name = leading(scores, home, left, _guarded(tried), _LEAST_GAIN)
     listed = tuple(left.candidate(each, score - scores[ALONE]) for each, score in scores.items())
     fit = tried[name].fitted(tried[name].rows)
     one = tried[ALONE].fitted(tried[ALONE].rows).temperature

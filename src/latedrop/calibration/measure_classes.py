@@ -1,12 +1,13 @@
-"""The validation rows of a classifier, measured: logits and labels, leverage, and what dropout does to the logits.
+"""The validation rows of a classifier, measured: logits and labels, novelty, and what dropout does to the logits.
 
-The data are read once. Logits of draws are kept for all rates, as every temperature is tried on them. Of maps some
-pixels of every image are kept.
+The data are read once. Novelty comes from leverage of features and, where the model can be differentiated, of the mask
+gradients of the largest logit: one backward pass, whatever the number of classes. Logits of draws are kept for all
+rates, as every temperature is tried on them. Of maps some pixels of every image are kept.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from latedrop.calibration.class_record import Novelty
 from latedrop.calibration.fit_classes import Measured
 from latedrop.calibration.fit_terms import upper_quantile
 from latedrop.calibration.labels import (
@@ -36,10 +38,10 @@ from latedrop.errors import ArgumentError, DataError, LatedropError
 from latedrop.network.calling import Readout, part_of
 from latedrop.network.network import Network
 from latedrop.network.sites import Sites
-from latedrop.terms import Leverage
+from latedrop.terms import BatchContext, GradientLeverage, Leverage
 from latedrop.terms.features import Features
 
-__all__ = ["MeasuredClasses", "classes_of", "measure_classes", "spread_of"]
+__all__ = ["MeasuredClasses", "classes_of", "largest_logit", "measure_classes", "spread_of"]
 
 RATES = (0.01, 0.05, 0.1, 0.2, 0.3)
 _MOST_NUMBERS = 2**28  # of logits of draws that are kept
@@ -53,14 +55,13 @@ class MeasuredClasses:
     Attributes:
         logits: `(N, K)`.
         labels: `(N,)`.
-        novelty: `(N,)`, leverage over its limit; None where there are no features.
+        novelty: `(N,)`, the largest leverage over its limit; None where nothing tells it.
         spread: `(N, sites, k, k)`, variances of the logits' differences; None where they were not measured.
         image: `(N,)`, which image each row is a pixel of; None where rows stand for themselves.
         drawn: logits of draws `(T, N, K)` by rate.
         sites: where dropout goes.
         features: which the leverage looks at; None where there are none.
-        leverage: what tells novel rows, after it learned.
-        limit: what 90 % of the leverages stay below.
+        guard: what tells novel rows, after it learned.
         reference_rows: how many there were; 0 where the validation rows stood in.
         binary: whether the model has one logit for two classes.
     """
@@ -73,8 +74,7 @@ class MeasuredClasses:
     drawn: dict[float, Tensor] = field(default_factory=dict)
     sites: Sites = field(default_factory=Sites)
     features: Features | None = None
-    leverage: Leverage | None = None
-    limit: float = 1.0
+    guard: Novelty | None = None
     reference_rows: int = 0
     binary: bool = False
 
@@ -94,7 +94,7 @@ def measure_classes(network: Network, data: Any, plan: Plan) -> MeasuredClasses:
     assert isinstance(task, Classification)
     names = _names(method)
     features: Features | None = None
-    first, dropout, binary, sites = True, False, False, Sites()
+    first, dropout, gradients, binary, sites = True, False, False, False, Sites()
     pixels: Pixels | None = None
     logits: list[Tensor] = []
     labels: list[Tensor] = []
@@ -103,16 +103,21 @@ def measure_classes(network: Network, data: Any, plan: Plan) -> MeasuredClasses:
     drawn: dict[float, list[Tensor]] = {}
     with closing(validation_batches(network.model, data, plan)) as stream:
         for x, y, sites, tick in stream:
-            output = own_output(network, x, plan.readout)
             if first:
-                first, binary = False, output.dim() == 1 or output.shape[1] == 1
+                first, output = False, own_output(network, x, plan.readout)
+                binary = output.dim() == 1 or output.shape[1] == 1
                 pixels = _pixels(output, y, plan, task)
                 if pixels is None:
                     check_row_count(total, 2 if binary else output.shape[1])
-                features = usable_features(network, x, sites) if "leverage" in names else None
-                dropout = pixels is None and "dropout" in names and _differentiable(network, x, sites, plan)
+                features = usable_features(network, x, sites)
+                apart = pixels is None and not any(site.coupled for site in sites)
+                dropout = apart and "dropout" in names
+                gradients = apart and features is not None and "gradients" in names
+                gradients = gradients and _has_gradients(network, x, sites, plan)
+            rows = BatchContext(network, x, sites, plan.readout, features, of=largest_logit)
             if features is not None:
-                noted.append(RowParts(features.of(network, x, sites).cpu()))
+                noted.append(RowParts.of(rows, features=True, gradients=gradients))
+            output = rows.mean
             if pixels is not None:
                 _add_pixels(pixels, output, y, network, x, sites, plan)
                 tick()
@@ -140,20 +145,34 @@ def measure_classes(network: Network, data: Any, plan: Plan) -> MeasuredClasses:
     check_labels(found["labels"], found["logits"].shape[1])
     check_logits(found["logits"], found["labels"], binary=binary)
     if features is not None:
-        found |= _novelty(Reference(network, plan, sites, features, noted), found.get("image"))
+        if gradients and not all(bool(part.gradients.isfinite().all()) for part in noted):  # type: ignore[union-attr]
+            gradients, noted = False, [RowParts(part.features) for part in noted]
+        kinds: list[GradientLeverage | Leverage] = [GradientLeverage()] if gradients else []
+        if "leverage" in names or not gradients:
+            kinds.append(Leverage())
+        scalar = replace(plan, readout=lambda output: largest_logit(part_of(output, plan.readout)))
+        reference = Reference(network, scalar if gradients else plan, sites, features, noted)
+        rows = reference.validation_rows(found["logits"] if gradients else None)
+        found |= _novelty(reference, rows, kinds, found.get("image"))
     return MeasuredClasses(**found)
 
 
-def _novelty(reference: Reference, image: Tensor | None) -> dict[str, Any]:
-    """What tells novel rows, and its values of the validation rows."""
-    guard = Leverage()
-    learned = reference.teach([guard])[guard]
-    assert isinstance(learned, Leverage)
-    values = learned.values(reference.validation_rows()).double()
-    limit = upper_quantile(values)
-    novelty = values / limit
-    found = {"leverage": learned, "limit": limit, "reference_rows": reference.count}
-    return {**found, "novelty": novelty if image is None else novelty[image]}
+def _novelty(
+    reference: Reference, rows: BatchContext, kinds: Sequence[GradientLeverage | Leverage], image: Tensor | None
+) -> dict[str, Any]:
+    """Teach what tells novel rows, set its limits, and measure the validation rows."""
+    learned: list[Any] = list(reference.teach(kinds).values())
+    usual = [term.values(rows).reshape(-1) if term.sample is None else term.sample[:, 0] for term in learned]
+    guard = Novelty(tuple(learned), tuple(map(upper_quantile, usual)))
+    novelty = guard.values(rows).double()
+    values = novelty if image is None else novelty[image]
+    return {"guard": guard, "reference_rows": reference.count, "novelty": values}
+
+
+def largest_logit(output: Tensor) -> Tensor:
+    """Return `(N, 1)`, the logit of the likeliest class; of a binary classifier with one logit, its size."""
+    flat = output.reshape(len(output), -1)
+    return flat.abs() if flat.shape[1] == 1 else flat.amax(1, keepdim=True)
 
 
 def classes_of(readout: Readout) -> Callable[[Any], Tensor]:
@@ -172,9 +191,11 @@ def _pixels(output: Tensor, labels: Tensor, plan: Plan, task: Classification) ->
         return None
     if task.scaling != "temperature":
         raise ArgumentError(f"expected scaling='temperature' for maps of classes; found {task.scaling!r}.")
-    if isinstance(plan.method, Terms) and plan.method.chosen and "dropout" in _names(plan.method):
+    named = {term.name for term in plan.method.objects} if isinstance(plan.method, Terms) else set()
+    costly = sorted(named & {"dropout", "gradients"})
+    if isinstance(plan.method, Terms) and plan.method.chosen and costly:
         raise ArgumentError(
-            "expected Terms(['leverage']) for maps of classes; found 'dropout', which to first order would take a "
+            f"expected Terms(['leverage']) for maps of classes; found {costly}, which to first order would take a "
             "backward pass for every pixel. Pass method='sample' for dropout by draws."
         )
     return Pixels(task.ignore_index)
@@ -213,22 +234,23 @@ def spread_of(network: nn.Module | Network, x: Any, sites: Sites, readout: Reado
 
 
 def _names(method: Any) -> set[str]:
-    """The names of the terms; draws have leverage alone beside them."""
-    names = {term.name for term in method.objects} if isinstance(method, Terms) else {"leverage"}
-    if isinstance(method, Terms) and not method.chosen:
-        names = {"dropout", "leverage"}
-    unknown = names - {"dropout", "leverage"}
+    """Return the names of the terms; both kinds of leverage tell novel rows unless one of them was named."""
+    guard = {"leverage", "gradients"}
+    names = {term.name for term in method.objects} if isinstance(method, Terms) and method.chosen else guard
+    unknown = names - guard - {"dropout"}
     if unknown:
-        raise ArgumentError(f"expected terms 'dropout' and 'leverage' for classes; found {sorted(unknown)}.")
-    return names
+        raise ArgumentError(
+            f"expected terms 'dropout', 'leverage' and 'gradients' for classes; found {sorted(unknown)}."
+        )
+    return names if names & guard else names | guard
 
 
-def _differentiable(network: Network, x: Any, sites: Sites, plan: Plan) -> bool:
-    """Return True if the logits have derivatives by what enters the sites; an error where dropout was asked for."""
-    if any(site.coupled for site in sites):
+def _has_gradients(network: Network, x: Any, sites: Sites, plan: Plan) -> bool:
+    """Return True if the largest logit has mask gradients, row by row; raise where these were asked for and fail."""
+    if any(site.moved or site.batch_axis is None for site in sites):
         return False
     try:
-        differences(network, take_rows(x, slice(1)), sites, classes_of(plan.readout))
+        _ = BatchContext(network, take_rows(x, slice(1)), sites, plan.readout, None, of=largest_logit).gradients
     except LatedropError:
         if isinstance(plan.method, Terms) and plan.method.chosen:
             raise

@@ -114,7 +114,7 @@ def _class_names(c: ClassCalibration, level: float | None, *, flat: bool) -> lis
             f"expected at most {_MOST_COLUMNS} classes for csv or parquet; found {c.classes}. Write npz."
         )
     names = ["label", "confidence", "entropy"]
-    names += ["strangeness"] if c.leverage is not None else []
+    names += ["strangeness"] if c.guard is not None else []
     names += ["mutual_information"] if c.rate is not None or c.fit.odds else []
     names += ["set"] if level is not None else []
     names += ["kept"] if c.rule is not None else []

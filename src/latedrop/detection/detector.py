@@ -278,7 +278,7 @@ def _checked(uq: Scored, scores: Sequence[str] | None) -> tuple[str, ...]:
     c = uq.calibration
     classes = isinstance(c, ClassCalibration)
     known = list(_CLASSES if classes else _NUMBERS)
-    strange = c.leverage is not None if classes else c.terms is not None and c.terms.guard is not None
+    strange = c.guard is not None if classes else c.terms is not None and c.terms.guard is not None
     if not strange:
         known.remove("strangeness")
     if isinstance(c, ClassCalibration) and c.maps:  # a backward pass for every pixel
@@ -293,7 +293,9 @@ def _checked(uq: Scored, scores: Sequence[str] | None) -> tuple[str, ...]:
 def _mark(calibration: Calibration | ClassCalibration) -> str:
     """What the scores of rows depend on besides the weights: not on intervals, sets or a scale for these."""
     if isinstance(calibration, ClassCalibration):
-        facts: tuple[Any, ...] = (calibration.fit, calibration.limit, calibration.rate, calibration.draws)
+        known = calibration.guard
+        limits = None if known is None else known.limits
+        facts: tuple[Any, ...] = (calibration.fit, limits, calibration.rate, calibration.draws)
     elif calibration.terms is not None:
         terms, guard = calibration.terms, calibration.terms.guard
         facts = (terms.columns, terms.coefficients, terms.floors, None if guard is None else guard.limits)

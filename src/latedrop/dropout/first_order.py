@@ -163,10 +163,18 @@ class MaskGradients(NamedTuple):
 
 
 def mask_gradients(
-    network: Network, x: Any, sites: Sites, readout: Readout = None, watch: Callable[[], Thinner] | None = None
+    network: Network,
+    x: Any,
+    sites: Sites,
+    readout: Readout = None,
+    watch: Callable[[], Thinner] | None = None,
+    of: Callable[[Tensor], Tensor] | None = None,
 ) -> Iterator[MaskGradients]:
-    """Yield first order of some rows after the others; the inputs must have been placed."""
-    for mean, phi, watcher in _by_rows(network, x, sites, readout, None, lambda phi: phi, watch):
+    """Yield first order of some rows after the others; the inputs must have been placed.
+
+    `of` gives what of the output is differentiated, `(N, k)`; each of its entries where None.
+    """
+    for mean, phi, watcher in _by_rows(network, x, sites, readout, None, lambda phi: phi, watch, of):
         by_site = [torch.stack([entry[site.name].square().sum(1) for site in sites], 1) for entry in phi]
         yield MaskGradients(Linearization(mean.clone(), torch.stack(by_site, 1), sites), phi, watcher)
 
@@ -253,6 +261,7 @@ def _by_rows(
     chunk: int | None,
     reduce: _Reduce = None,
     watch: Callable[[], Thinner] | None = None,
+    of: Callable[[Tensor], Tensor] | None = None,
 ) -> Iterator[_Part]:
     """Yield first order of some rows after the others; `x` was placed."""
     rows = some_rows(x)
@@ -274,7 +283,7 @@ def _by_rows(
         part = x if chunk == rows else take_rows(x, slice(done, done + chunk))
         full = part if least == 1 else filled_up(part, least)
         try:
-            result = _first_order(network, full, sites, readout, reduce, row_count(part), watch)
+            result = _first_order(network, full, sites, readout, reduce, row_count(part), watch, of)
         except Exception as error:
             if not out_of_memory(error) or chunk == 1:
                 raise
@@ -286,7 +295,7 @@ def _by_rows(
 
 
 def _first_order(
-    network: Network, x: Any, sites: Sites, readout: Readout, reduce: _Reduce, rows: int, watch: Any
+    network: Network, x: Any, sites: Sites, readout: Readout, reduce: _Reduce, rows: int, watch: Any, of: Any
 ) -> _Part:
     """Return the output of the first rows of `x`, and for each entry of it `phi` of every site, reduced."""
     count, silent = row_count(x), set[str]()
@@ -317,7 +326,7 @@ def _first_order(
                 network.notes["derives"] = "derives" in guard.deeds
                 if network.notes["derives"]:  # masks act on its derivatives, too, so that `phi` is not `h · dy/dh`
                     return run(copy_inputs)
-            mean, flat = _checked(output, record)
+            mean, flat = _checked(output, output if of is None else of(output), record)
             if record.ends_overwritten():
                 return run(copy_inputs=True)
             columns = _differentiated(flat, sites, reduce, rows, record)
@@ -429,11 +438,11 @@ class _Record:
         return result
 
 
-def _checked(output: Tensor, record: _Record) -> tuple[Tensor, Tensor]:
-    """Return the output without its graph, and with it as `(rows, outputs)`; raise where autograd cannot be used."""
+def _checked(output: Tensor, scalars: Tensor, record: _Record) -> tuple[Tensor, Tensor]:
+    """Return the output without its graph, and what is differentiated, with it, as `(rows, k)`."""
     mean = widened(output.detach())
     check_finite(mean, "without dropout")
-    flat = output if output.dim() == 2 else output.reshape(len(output), -1)
+    flat = scalars if scalars.dim() == 2 else scalars.reshape(len(scalars), -1)
     if flat.shape[1] > _MOST_OUTPUTS:
         raise ArgumentError(
             f"expected at most {_MOST_OUTPUTS} outputs per example, each costs a backward pass; found "

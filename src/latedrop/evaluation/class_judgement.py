@@ -110,7 +110,7 @@ class ClassJudgement:
         ranking: AUROC of telling right from wrong rows by the confidence; None where all rows are right, or wrong.
         probabilities: `(N, K)` each, by label.
         labels: `(N,)`.
-        strange: share of the rows beyond nine in ten of the validation rows; None where it is not known.
+        strange: share of the rows of a novelty above 1, as 5 % of the reference rows have; None where it is not known.
         sets: of the level that was asked for; None where the calibration has none.
         maker: what makes sets at any level; None where the calibration cannot.
         rule: what the calibration's rule does; None where it has none.

@@ -53,7 +53,7 @@ class ClassPrediction:
         log_probabilities: `(N, K)`, calibrated.
         logits: `(N, K)`, the model's own.
         calibration: what turned them into probabilities.
-        novelty: `(N,)`, how far a row lies outside the validation rows: below 1 for 90 % of these; None where the
+        novelty: `(N,)`, how far a row lies outside the reference rows: below 1 for 95 % of these; None where the
             calibration cannot tell.
         mutual_information: `(N,)` in nats, how much thinned networks disagree (BALD); None where no dropout was run,
             see `ClassPredictor.predict`.
@@ -259,7 +259,7 @@ def predicted_maps(
         network: of the user's model.
         x: its inputs.
         logits: what it gives, `(N, K, ...)`.
-        strange: `(N,)`, leverage over its limit.
+        strange: `(N,)`, how novel each image is.
         c: the calibration.
         rate: of draws for `mutual_information`, where the calibration has none.
         how: draws are run.

@@ -15,7 +15,7 @@ from torch import Tensor
 from latedrop.calibration.class_record import ClassCalibration
 from latedrop.calibration.class_sets import ClassSets, Rejection, Score, checked_score, rejection
 from latedrop.calibration.labels import as_labels, as_logit_maps, as_logits
-from latedrop.calibration.measure_classes import spread_of
+from latedrop.calibration.measure_classes import largest_logit, spread_of
 from latedrop.calibration.seen import marks_of, warn_of_fitted_rows
 from latedrop.calibration.softmax import information, mutual_information
 from latedrop.data.arrays import check_inputs, floating, place
@@ -171,7 +171,8 @@ class ClassPredictor(Calibrated[ClassCalibration]):
         """One batch; without `simulated`, nothing that takes random numbers of its own."""
         c = self.calibration
         check_inputs(floating(x))
-        rows = BatchContext(self._network, x, c.sites, self.readout, c.features)
+        rows = BatchContext(self._network, x, c.sites, self.readout, c.features, of=largest_logit)
+        strange = None if c.guard is None else c.guard.values(rows)  # first, as the same pass gives the logits
         output = rows.mean
         logits = as_logit_maps(output) if c.maps else as_logits(output)
         if logits.shape[1] != c.classes:
@@ -180,10 +181,7 @@ class ClassPredictor(Calibrated[ClassCalibration]):
                 "readout that the calibration was made with."
             )
         logits = logits.float() if c.maps else logits.double()
-        strange = None
-        if c.leverage is not None:
-            strange = c.leverage.values(rows) / c.limit
-            strange = checked_novelty(strange).to(logits)
+        strange = None if strange is None else checked_novelty(strange).to(logits)
         if c.maps:
             how = DrawOptions(c.draws or DRAWS, c.seed, self.readout, self.chunk, True, False, self.engine)
             return predicted_maps(self._network, x, logits, strange, c, rate, how)

@@ -98,7 +98,7 @@ def _scores(found: ClassJudgement) -> str:
         shares = [percent(value, 1) for value in (row.accuracy, row.ece, row.selective_risk)]
         lines.append([row.label, f"{row.nll:.4f}", f"{row.brier:.4f}", *shares])
     strange = (
-        "" if found.strange is None else f" {percent(found.strange, 0)} of them lie beyond 90 % of the validation rows."
+        "" if found.strange is None else f" {percent(found.strange, 0)} of them lie beyond 95 % of the reference rows."
     )
     said = f"{found.verdict.rows:,} test rows, used for nothing else; what is in use is marked.{strange}"
     return table(lines, said, marked=found.scores[0].label)

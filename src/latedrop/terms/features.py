@@ -2,26 +2,26 @@
 
 Positions (pixels, steps) are pooled to mean and standard deviation of each channel; calls of one layer are averaged;
 the sites stand one after the other. Where some sites have no positions, only these are looked at: of positions some may
-be padding. Features that depend on the other rows of a batch are left out. More than `WIDEST` are projected to that
-many by a fixed random matrix.
+be padding. Features that depend on the other rows of a batch are left out. More than `WIDEST` are folded into that
+many, as mask gradients are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
 from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
-from latedrop.data.arrays import apart, widened
+from latedrop.data.arrays import widened
 from latedrop.data.rows import copied, row_count, take_rows
 from latedrop.errors import ArgumentError, SiteError
 from latedrop.network.network import Network
 from latedrop.network.sites import Site, Sites, channel_axis
 from latedrop.records import Limits, record
+from latedrop.terms.gradients import folded
 
 __all__ = ["Features", "Noted", "pooled"]
 
@@ -73,9 +73,7 @@ class Features:
     def gathered(self, noted: Noted) -> Tensor:
         """`(N, features)`, after the pass."""
         parts = [noted.features(name) for name in self.sites]
-        features = torch.cat(parts, 1) if len(parts) > 1 else parts[0]
-        wide = features.shape[1]
-        return features if wide <= WIDEST else features @ _matrix(wide, features.dtype, features.device)
+        return folded(torch.cat(parts, 1) if len(parts) > 1 else parts[0], WIDEST)
 
     def steady(self, network: Network, x: Any, sites: Sites) -> Features | None:
         """Those that a row has alone as in its batch `x`: not of padded positions, nor where rows see each other.
@@ -157,15 +155,3 @@ class Noted:
                 f"{[tuple(part.shape) for part in found]}. Leave the site out with select=, or name others with at=."
             )
         return found[0] if len(found) == 1 else torch.stack(found).mean(0)
-
-
-@lru_cache(maxsize=4)
-def _matrix(wide: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Made once, as it takes longer to make than to use."""
-    return apart(partial(_drawn, wide, dtype, device))  # a graph would hold the draw of the numbers in place of these
-
-
-def _drawn(wide: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    generator = torch.Generator().manual_seed(wide)
-    drawn: Tensor = torch.randn(wide, WIDEST, dtype=torch.float32, generator=generator) / wide**0.5
-    return drawn.to(device, dtype)

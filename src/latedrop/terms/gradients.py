@@ -1,8 +1,8 @@
 """Mask gradients of a row: what first order makes of every unit, `phi = h · dy/dh`, one number per unit or channel.
 
-Positions (pixels, steps) and calls of one layer are summed. More than `WIDEST` units are folded into that many: they
-are permuted, signs are flipped, and every `width`-th is added up, which keeps inner products on average. Order and
-signs follow from a hash, so they are the same on every machine and in every version.
+Positions (pixels, steps) and calls of one layer are summed. More than `WIDEST` units are folded into that many: some
+signs are flipped, and every `width`-th unit is added up, which keeps inner products on average. The signs follow from a
+hash, so they are the same on every machine and in every version.
 """
 
 from __future__ import annotations
@@ -38,10 +38,8 @@ def folded(phi: Tensor, width: int) -> Tensor:
     units = phi.shape[-1]
     if units <= width:
         return phi
-    order, signs = (part.to(phi.device) for part in _fold(units))
-    shuffled = phi.index_select(-1, order) * signs.to(phi.dtype)
     layers = -(-units // width)
-    padded = pad(shuffled, (0, layers * width - units))
+    padded = pad(phi * _signs(units).to(phi), (0, layers * width - units))
     return padded.reshape(*phi.shape[:-1], layers, width).sum(-2)
 
 
@@ -59,16 +57,13 @@ def _by_channel(network: Network, site: Site, phi: Tensor) -> Tensor:
 
 
 @lru_cache(maxsize=8)
-def _fold(units: int) -> tuple[Tensor, Tensor]:
-    both = apart(partial(_drawn, units))  # a graph would hold how they are made in place of them
-    return both[0].long(), both[1]
+def _signs(units: int) -> Tensor:
+    """Return 1 or -1 for each unit."""
+    return apart(partial(_drawn, units))  # a graph would hold how they are made in place of them
 
 
 def _drawn(units: int) -> Tensor:
-    """Return the order of the units and their signs, `(2, units)`."""
     with np.errstate(over="ignore"):
         start = mixed(np.array([1], np.uint64))
         keys = mixed(start + np.arange(1, units + 1, dtype=np.uint64) * STEP)
-    order = np.argsort(keys, kind="stable")
-    signs = np.where(keys[order] & np.uint64(1), 1.0, -1.0)
-    return torch.from_numpy(np.stack([order.astype(np.float64), signs]))
+    return torch.from_numpy(np.where(keys & np.uint64(1), 1.0, -1.0))

@@ -160,7 +160,8 @@ class GradientLeverage(_Leverage):
 
     def values(self, rows: BatchContext) -> Tensor:
         """See `Term`."""
-        return self._measured(rows.gradients, rows.index).reshape(rows.mean.shape)
+        value = self._measured(rows.gradients, rows.index)
+        return value.reshape(rows.mean.shape) if value.numel() == rows.mean.numel() else value[:, 0]
 
 
 def _with_one(part: Tensor) -> Tensor:

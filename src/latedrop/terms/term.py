@@ -59,6 +59,7 @@ class BatchContext:
         index: Tensor | None = None,
         *,
         gradients: bool = False,
+        of: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         self.network = Network.of(model)
         self.model = self.network.model
@@ -70,6 +71,7 @@ class BatchContext:
         self.totals: dict[str, Tensor] = {}
         self._which = features
         self._wants_gradients = gradients
+        self._of = of
         self._gradients: Tensor | None = None
         self._table: Tensor | None = None
         self._linear: Linearization | None = None
@@ -126,7 +128,7 @@ class BatchContext:
 
     @property
     def gradients(self) -> Tensor:
-        """The mask gradients of each of K outputs, `(N, K, D)`; see `latedrop.terms.gradients`."""
+        """The mask gradients of each of K outputs, or of what `of` makes of the output, `(N, K, D)`."""
         if self._gradients is None:
             self._differentiate()
         assert self._gradients is not None
@@ -137,7 +139,7 @@ class BatchContext:
         wanted, network = self._which, self.network
         noting = None if wanted is None else partial(wanted.noting, network, self.sites)
         linear, phi, noted = [], [], []
-        for part in mask_gradients(network, self.x, self.sites, self.readout, noting):
+        for part in mask_gradients(network, self.x, self.sites, self.readout, noting, self._of):
             linear.append(part.linear)
             phi.append(joined_gradients(network, self.sites, part.phi))
             if wanted is not None:

@@ -1,0 +1,372 @@
+"""Which score tells novel rows of a classifier, and what a temperature that follows it is worth.
+
+`python -m benchmarks.novelty` trains small networks, each on some classes of a set, and compares scores of rows:
+leverage of the features of the last site and of all sites, leverage of mask gradients of the largest logit, mean
+squared distance to ten reference rows, the larger of two of them, each in units of what 95 % of the reference rows stay
+below, and the entropy. Rows are novel by noise in the place of values, by permuted values, and by classes never seen.
+Under shift rows are noisy, turned, blurred or larger, and have their labels. The default was chosen on the sets
+`CHOICE`; `OTHER` were run afterwards.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.default_data import SHARED
+from benchmarks.nets import ViT
+from benchmarks.softmax import timed_nets
+from benchmarks.timing import machine, write
+from latedrop import calibrate, find_sites
+from latedrop.calibration.fit_classes import Measured, fitted, losses
+from latedrop.calibration.fit_terms import upper_quantile
+from latedrop.calibration.softmax import entropy
+from latedrop.metrics import auroc
+from latedrop.metrics.classes import ece
+from latedrop.network.network import Network
+from latedrop.network.sites import Sites
+from latedrop.terms import BatchContext, GradientLeverage, Leverage, Neighbours
+from latedrop.terms.features import Features
+from studies.classification.data import blurred, letters, noisy, turned
+
+CHOICE = ("digits, MLP", "digits, CNN", "two digits, MLP", "tumours, MLP")
+OTHER = ("letters, MLP", "letters, CNN", "letters, transformer", "wine, MLP", "wine quality, MLP")
+SEEDS = 3
+Rows = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Split:
+    """A trained network, its rows and labels, and other rows by name."""
+
+    net: nn.Module
+    train: Rows
+    validation: Rows
+    test: Rows
+    novel: dict[str, Tensor]
+    shifted: dict[str, Rows]
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser("python -m benchmarks.novelty", description="Scores of novel rows of classifiers.")
+    parser.add_argument("--sets", choices=("choice", "other"), nargs="+", default=["choice", "other"])
+    parser.add_argument("--seeds", type=int, default=SEEDS)
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    record: dict[str, Any] = {"machine": machine(torch.device("cpu")), "seeds": options.seeds, "sets": {}}
+    for name in (*(CHOICE if "choice" in options.sets else ()), *(OTHER if "other" in options.sets else ())):
+        record["sets"][name] = mean([measured(NETS[name](seed)) for seed in range(options.seeds)])
+        print(name, record["sets"][name], flush=True)
+    record["cost"] = {name: cost(net, x) for name, net, x in timed_nets(10)}
+    print(record["cost"])
+    write("novelty", record)
+
+
+def cost(net: nn.Module, x: Tensor, rows: int = 64, repeats: int = 9) -> dict[str, float]:
+    """Processor time of a default prediction of many rows and of one, in plain passes of as many."""
+    dice = torch.Generator().manual_seed(0)
+    many = torch.randn(rows * (64 if x.dim() == 2 else 1), *x.shape[1:], generator=dice)
+    labels = torch.randint(10, (rows,), generator=dice)
+    uq = calibrate(net, (many[:rows], labels), progress=False)
+    found = {}
+    for name, batch in (("many", many), ("one", many[:1])):
+
+        def plain(batch: Tensor = batch) -> Any:
+            with torch.no_grad():
+                return net(batch)
+
+        runs: dict[str, Callable[[], Any]] = {"plain": plain, "predict": partial(uq.predict, batch)}
+        times: dict[str, list[float]] = {run: [] for run in runs}
+        for turn in range(repeats + 1):
+            for run, function in runs.items():
+                start = time.process_time()
+                for _ in range(1 if name == "many" else 20):
+                    function()
+                times[run] += [time.process_time() - start] if turn else []
+        found[name] = statistics.median(times["predict"]) / statistics.median(times["plain"])
+    return {"rows": len(many), **{name: round(value, 1) for name, value in found.items()}}
+
+
+def measured(split: Split) -> dict[str, Any]:
+    """Return AUROC of every score for novel rows, and NLL and calibration error of temperatures that follow it."""
+    scores = scores_of(split)
+    parts = {"test": split.test, **split.shifted}
+    with torch.no_grad():
+        logits = {name: split.net(x).double() for name, (x, _) in {**parts, "validation": split.validation}.items()}
+        novel = {name: split.net(x).double() for name, x in split.novel.items()}
+    labels = split.validation[1]
+    alone = fitted(Measured(logits["validation"], labels), sloped=None)
+    doubt = {name: entropy(alone.log_probabilities(z, None, None)) for name, z in {**logits, **novel}.items()}
+    found: dict[str, Any] = {"auroc": {}, "nll": {}, "ece": {}}
+    for name, values in {**scores, "entropy": doubt}.items():
+        found["auroc"][name] = {kind: _auroc(values[kind], values["test"]) for kind in split.novel}
+    fits = {"one temperature": (alone, None)}
+    for name, values in scores.items():
+        rows = Measured(logits["validation"], labels, values["validation"])
+        fits |= {f"{name}, guard": (fitted(rows, sloped=False), values), name: (fitted(rows, sloped=True), values)}
+    for name, (fit, values) in fits.items():
+        logs = {p: fit.log_probabilities(logits[p], None if values is None else values[p], None) for p in parts}
+        found["nll"][name] = {p: float(losses(logs[p], y).mean()) for p, (_, y) in parts.items()}
+        found["ece"][name] = {p: float(ece(logs[p].exp(), y, mass=True)) for p, (_, y) in parts.items()}
+    found["accuracy"] = {p: float((logits[p].argmax(1) == y).double().mean()) for p, (_, y) in parts.items()}
+    return found
+
+
+def scores_of(split: Split) -> dict[str, dict[str, Tensor]]:
+    """By name and part, each score in units of its limit."""
+    network, reference = Network(split.net), split.train[0]
+    sites = Sites(find_sites(split.net, reference[:64]))
+    known = Features.all(sites)
+    assert known is not None
+    ways = {"last features": Features(known.sites[-1:]), "features": known}
+    parts = {"validation": split.validation[0], "test": split.test[0], **split.novel}
+    parts |= {name: x for name, (x, _) in split.shifted.items()}
+
+    def rows(x: Tensor, which: Features) -> BatchContext:
+        return BatchContext(network, x, sites, None, which, of=lambda z: z.amax(1, keepdim=True))
+
+    seen: dict[str, dict[str, Tensor]] = {}
+    for name, which in ways.items():
+        term = Leverage().learned_from([rows(reference, which).features], own=False)
+        limit = upper_quantile(term.sample[:, 0])  # type: ignore[index]
+        seen[name] = {part: term.values(rows(x, which)).double() / limit for part, x in parts.items()}
+    term = GradientLeverage().learned_from([rows(reference, known).gradients], own=False)
+    limit = upper_quantile(term.sample[:, 0])  # type: ignore[index]
+    seen["mask gradients"] = {part: term.values(rows(x, known)).double() / limit for part, x in parts.items()}
+    features = rows(reference, known).features
+    near = Neighbours().learned_from([features], own=True)
+    limit = upper_quantile(near.distances(features, torch.arange(len(features))))
+    seen["neighbours"] = {part: near.distances(rows(x, known).features).double() / limit for part, x in parts.items()}
+    for other in ("last features", "features", "neighbours"):
+        seen[f"gradients or {other}"] = {p: torch.maximum(seen["mask gradients"][p], seen[other][p]) for p in parts}
+    return seen
+
+
+def _auroc(novel: Tensor, usual: Tensor) -> float:
+    positive = torch.arange(len(novel) + len(usual)) < len(novel)
+    return float(auroc(torch.cat([novel, usual]), positive))
+
+
+def mean(found: list[Any]) -> Any:
+    """Of numbers in mappings of one shape, rounded."""
+    if isinstance(found[0], dict):
+        return {key: mean([each[key] for each in found]) for key in found[0]}
+    return round(statistics.fmean(found), 4)
+
+
+def _trained(net: nn.Module, rows: Rows, steps: int, seed: int) -> nn.Module:
+    optimiser, dice = torch.optim.Adam(net.parameters(), 2e-3), torch.Generator().manual_seed(seed)
+    for _ in range(steps):
+        batch = torch.randint(len(rows[0]), (64,), generator=dice)
+        optimiser.zero_grad()
+        nn.functional.cross_entropy(net(rows[0][batch]), rows[1][batch]).backward()
+        optimiser.step()
+    return net.eval().requires_grad_(False)
+
+
+def _images(
+    x: Tensor,
+    y: Tensor,
+    unseen: Tensor,
+    build: Callable[[int], nn.Module],
+    sizes: tuple[int, int],
+    steps: int,
+    seed: int,
+) -> Split:
+    """Images `(N, 1, h, w)` from 0 to 1, and those of classes that the network never sees; `sizes` leave test rows."""
+    torch.manual_seed(seed)
+    dice = torch.Generator().manual_seed(seed)
+    train, validation, test = _parts(x, y, sizes, dice)
+    images = test[0]
+    order = torch.rand(len(images), images[0].numel(), generator=dice).argsort(1)
+    novel = {
+        "noise": torch.rand(images.shape, generator=dice),
+        "permuted": images.flatten(1).gather(1, order).reshape(images.shape),
+        "new classes": unseen[torch.randperm(len(unseen), generator=dice)[:500]],
+    }
+    shifts: dict[str, Callable[[Tensor, int, torch.Generator], Tensor]]
+    shifts = {"noise": noisy, "turned": turned, "blurred": blurred}
+    shifted = {f"{name} {s}": (shift(images, s, dice), test[1]) for name, shift in shifts.items() for s in (2, 4)}
+    net = _trained(build(int(y.max()) + 1), train, steps, seed)
+    return Split(net, train, validation, test, novel, shifted)
+
+
+def _table(x: Tensor, y: Tensor, unseen: Tensor, sizes: tuple[int, int], steps: int, seed: int) -> Split:
+    torch.manual_seed(seed)
+    dice = torch.Generator().manual_seed(seed)
+    train, validation, test = _parts(x, y, sizes, dice)
+    spread, center = torch.std_mean(train[0], 0)
+    train, validation, test = (((rows - center) / spread, labels) for rows, labels in (train, validation, test))
+    values = test[0]
+    low, high = train[0].amin(0), train[0].amax(0)
+    novel = {
+        "noise": low + (high - low) * torch.rand(values.shape, generator=dice),
+        "permuted": values.gather(0, torch.rand(values.shape, generator=dice).argsort(0)),
+    }
+    novel |= {"new classes": (unseen - center) / spread} if len(unseen) else {}
+    draw = torch.randn(values.shape, generator=dice)
+    shifted = {f"noise {s}": (values + s * draw, test[1]) for s in (0.5, 1.0)}
+    shifted["larger"] = 2 * values, test[1]
+    net = _trained(_mlp(x.shape[1], int(y.max()) + 1), train, steps, seed)
+    return Split(net, train, validation, test, novel, shifted)
+
+
+def _parts(x: Tensor, y: Tensor, sizes: tuple[int, int], dice: torch.Generator) -> Iterable[Rows]:
+    order = torch.randperm(len(x), generator=dice)
+    return [(x[at], y[at]) for at in order.split([*sizes, len(x) - sum(sizes)])]
+
+
+def _digits() -> Rows:
+    from sklearn.datasets import load_digits
+
+    x, y = (torch.tensor(part) for part in load_digits(return_X_y=True))
+    return x.float().reshape(-1, 1, 8, 8) / 16, y.long()
+
+
+def _digit_split(build: Callable[[int], nn.Module], steps: int, seed: int) -> Split:
+    """Three of the digits are never seen, others with every seed."""
+    x, y = _digits()
+    hidden = torch.isin(y, torch.tensor([seed, seed + 3, seed + 6]))
+    names = y[~hidden].unique()
+    return _images(x[~hidden], torch.searchsorted(names, y[~hidden]), x[hidden], build, (600, 300), steps, seed)
+
+
+def _pair_split(build: Callable[[int], nn.Module], steps: int, seed: int) -> Split:
+    """Two digits side by side from 0 to 6, 49 classes; pairs with 7, 8 or 9 are never seen."""
+    x, y = _digits()
+    dice = torch.Generator().manual_seed(100 + seed)
+
+    def pairs(pool: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        at = pool[torch.randint(len(pool), (count, 2), generator=dice)]
+        return torch.cat([x[at[:, 0]], x[at[:, 1]]], 3), 7 * y[at[:, 0]] + y[at[:, 1]]
+
+    images, labels = pairs((y < 7).nonzero()[:, 0], 6000)
+    unseen, _ = pairs((y >= 7).nonzero()[:, 0], 500)
+    return _images(images, labels, unseen, build, (4000, 1000), steps, seed)
+
+
+def _letter_split(build: Callable[[int], nn.Module], steps: int, seed: int) -> Split:
+    """Twelve letters in all fonts, shifted and turned a little; other letters are never seen."""
+    every = letters().float() / 255
+    fonts = len(every) // 48
+    order = torch.randperm(len(every), generator=torch.Generator().manual_seed(0)).argsort()
+    x = nn.functional.interpolate(every[order], size=(14, 14), mode="area")  # by font, then by letter
+    y = torch.arange(48).repeat(fonts)
+    dice = torch.Generator().manual_seed(200 + seed)
+
+    def moved(part: Tensor) -> Tensor:
+        by = torch.randint(-1, 2, (2,), generator=dice).tolist()
+        return turned(part, 1, dice).roll(by, (2, 3)) if torch.rand((), generator=dice) < 0.5 else part.roll(by, (2, 3))
+
+    first, rest = y < 12, (y >= 12) & (y < 24)
+    images = torch.cat([moved(x[first]) for _ in range(6)])
+    return _images(images, y[first].repeat(6), x[rest], build, (600, 300), steps, seed)
+
+
+def _tumours(seed: int) -> Split:
+    from sklearn.datasets import load_breast_cancer
+
+    x, y = (torch.tensor(part) for part in load_breast_cancer(return_X_y=True))
+    return _table(x.float(), y.long(), x[:0].float(), (200, 150), 200, seed)
+
+
+def _wine(seed: int) -> Split:
+    """One of the three growers is never seen, another with every seed."""
+    from sklearn.datasets import load_wine
+
+    x, y = (torch.tensor(part) for part in load_wine(return_X_y=True))
+    hidden = y == seed % 3
+    names = y[~hidden].unique()
+    return _table(x[~hidden].float(), torch.searchsorted(names, y[~hidden]), x[hidden].float(), (50, 40), 150, seed)
+
+
+def _wine_quality(seed: int) -> Split:
+    """Up to 5, 6, and 7 and more of the marks of red wines, from the folder of data beside the repository."""
+    table = torch.tensor(
+        [[float(v) for v in line.split()] for line in (SHARED / "uci" / "wine-quality-red.txt").open()]
+    )
+    return _table(table[:, :-1], (table[:, -1] - 5).clamp(0, 2).long(), table[:0, :-1], (700, 400), 300, seed)
+
+
+def _mlp(inputs: int, classes: int, width: int = 64) -> nn.Module:
+    hidden = [nn.Linear(inputs, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU()]
+    return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(width, classes))
+
+
+def _cnn(side: int, classes: int) -> nn.Module:
+    layers = [nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 32, 3, stride=2, padding=1), nn.ReLU()]
+    flat = 32 * (-(-side // 2)) ** 2
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(flat, 64), nn.ReLU(), nn.Linear(64, classes))
+
+
+def _transformer(classes: int) -> nn.Module:
+    net = ViT(14, 2, 32, 2, 2)
+    net.embed, net.head = nn.Conv2d(1, 32, 2, 2), nn.Linear(32, classes)
+    return net
+
+
+NETS: dict[str, Callable[[int], Split]] = {
+    "digits, MLP": lambda seed: _digit_split(lambda k: _mlp(64, k), 600, seed),
+    "digits, CNN": lambda seed: _digit_split(lambda k: _cnn(8, k), 400, seed),
+    "two digits, MLP": lambda seed: _pair_split(lambda k: _mlp(128, k, 128), 1200, seed),
+    "tumours, MLP": _tumours,
+    "letters, MLP": lambda seed: _letter_split(lambda k: _mlp(196, k), 600, seed),
+    "letters, CNN": lambda seed: _letter_split(lambda k: _cnn(14, k), 400, seed),
+    "letters, transformer": lambda seed: _letter_split(_transformer, 400, seed),
+    "wine, MLP": _wine,
+    "wine quality, MLP": _wine_quality,
+}
+
+
+_DEFAULT = "gradients or features"
+_KINDS = ("noise", "permuted", "new classes")
+
+
+def table(record: dict[str, Any], names: tuple[str, ...]) -> str:
+    """Means over some sets; NLL and calibration errors in distribution and under shift."""
+    sets = [record["sets"][name] for name in names]
+    lines = [
+        "| follows | noise | permuted | new classes | NLL | NLL, shifted | ECE | ECE, shifted |",
+        "| --- " + "| ---: " * 7 + "|",
+    ]
+    for name in ("one temperature", *sets[0]["auroc"]):
+        each = [s["auroc"].get(name, {}) for s in sets]
+        cells = [_mean([one[kind] for one in each if kind in one], ".3f") for kind in _KINDS]
+        if name in sets[0]["nll"]:
+            nll = [
+                [_at(s["nll"][name], part) - _at(s["nll"]["one temperature"], part) for s in sets] for part in (0, 1)
+            ]
+            error = [[_at(s["ece"][name], part) for s in sets] for part in (0, 1)]
+            cells += [_mean(values, "+.4f") for values in nll] + [_mean(values, ".3f") for values in error]
+        else:
+            cells += [""] * 4
+        shown = f"**{name}**" if name == _DEFAULT else name
+        lines.append(f"| {shown} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def cost_table(record: dict[str, Any]) -> str:
+    """Plain passes."""
+    lines = ["| network | rows | plain passes | of one row |", "| --- | ---: | ---: | ---: |"]
+    lines += [f"| {name} | {row['rows']} | {row['many']} | {row['one']} |" for name, row in record["cost"].items()]
+    return "\n".join(lines)
+
+
+def _mean(values: list[float], form: str) -> str:
+    return format(statistics.fmean(values) + 0.0, form) if values else ""
+
+
+def _at(values: dict[str, float], shifted: int) -> float:
+    return statistics.fmean(value for part, value in values.items() if part != "test") if shifted else values["test"]
+
+
+if __name__ == "__main__":
+    main()

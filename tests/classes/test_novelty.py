@@ -1,0 +1,173 @@
+"""How novel a row of a classifier is: leverage of features and of mask gradients of the largest logit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import latedrop
+from latedrop.errors import ArgumentError, OutputError
+from latedrop.metrics import auroc
+from rounding import assert_same_up_to_rounding
+
+
+def made(classes: int = 3, rows: int = 200, seed: int = 0) -> tuple[nn.Module, Tensor, Tensor]:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Linear(4, 12), nn.Tanh(), nn.Linear(12, 8), nn.Tanh(), nn.Linear(8, classes))
+        return model, torch.randn(rows, 4), torch.arange(rows) % max(classes, 2)
+
+
+def calibrated(model: nn.Module, x: Tensor, y: Tensor, **options: Any) -> latedrop.ClassPredictor:
+    found = latedrop.calibrate(model, (x, y), task="classification", progress=False, **options)
+    assert isinstance(found, latedrop.ClassPredictor)
+    return found
+
+
+def gradients(model: nn.Module, x: Tensor) -> Tensor:
+    """`h · dz/dh` of the likeliest class at both sites, row by row, by autograd alone."""
+    found = []
+    for row in x.split(1):
+        first = model[1](model[0](row)).detach().requires_grad_()
+        second = model[3](model[2](first))
+        z = model[4](second)
+        scalar = z.abs().sum() if z.shape[1] == 1 else z.max()
+        parts = torch.autograd.grad(scalar, [first, second])
+        found.append(torch.cat([first * parts[0], second * parts[1]], 1).detach())
+    return torch.cat(found)
+
+
+def features(model: nn.Module, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        first = model[1](model[0](x))
+        return torch.cat([first, model[3](model[2](first))], 1)
+
+
+def leverage(reference: Tensor, new: Tensor) -> tuple[Tensor, Tensor]:
+    """Of new rows, and of the reference rows, each from the others, with the ridge of all of them."""
+    reference, new = reference.double(), new.double()
+    size = reference.square().sum(1).mean().sqrt()
+    h, g = (torch.cat([part, size.expand(len(part), 1)], 1) for part in (reference, new))
+    gram = h.T @ h / len(h)
+    gram += 1e-3 * gram.diagonal().mean() * torch.eye(len(gram), dtype=torch.float64)
+
+    def of(rows: Tensor, inverse: Tensor) -> Tensor:
+        return torch.einsum("ni,ij,nj->n", rows, inverse, rows)
+
+    n = len(h)
+    apart = [of(row[None], torch.linalg.inv((gram - row[:, None] * row / n) * n / (n - 1))) for row in h]
+    return of(g, torch.linalg.inv(gram)), torch.cat(apart)
+
+
+@pytest.mark.parametrize("classes", [1, 3])
+def test_the_larger_of_both_in_units_of_its_limit(classes: int) -> None:
+    model, x, y = made(classes)
+    uq, new = calibrated(model, x[:100], y[:100], reference=x[100:]), 2 * x[:30]
+    expected = []
+    for vectors in (features, gradients):
+        values, usual = leverage(vectors(model, x[100:]), vectors(model, new))
+        expected.append(values / usual.quantile(0.95, interpolation="higher"))
+    assert_same_up_to_rounding(uq.predict(new).novelty, torch.stack(expected).amax(0))
+
+
+def test_either_alone_by_its_name() -> None:
+    model, x, y = made()
+    both, *alone = (
+        calibrated(model, x[:100], y[:100], reference=x[100:], **options).predict(2 * x[:30]).novelty
+        for options in ({}, *({"method": latedrop.Terms([name])} for name in ("leverage", "gradients")))
+    )
+    assert_same_up_to_rounding(both, torch.stack(alone).amax(0))
+    assert not torch.allclose(*alone, rtol=0.01)
+
+
+def test_classes_never_seen_are_told_where_features_do_not() -> None:
+    """Digits from 7 on lie within the features of the others: these say that nothing is new."""
+    load = pytest.importorskip("sklearn.datasets").load_digits
+    x, y = (torch.tensor(part) for part in load(return_X_y=True))
+    x, y = x.float() / 16, y.long()
+    seen, unseen = x[y < 7], x[y >= 7]
+    labels = y[y < 7]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 7))
+        optimiser = torch.optim.Adam(net.parameters(), 3e-3)
+        for _ in range(200):
+            optimiser.zero_grad()
+            nn.functional.cross_entropy(net(seen[:600]), labels[:600]).backward()
+            optimiser.step()
+    found = {}
+    for name in ("leverage", "gradients"):
+        uq = calibrated(net, seen[600:900], labels[600:900], reference=seen[:600], method=latedrop.Terms([name]))
+        usual, novel = uq.predict(seen[900:]).novelty, uq.predict(unseen).novelty
+        assert usual is not None
+        assert novel is not None
+        found[name] = float(auroc(torch.cat([novel, usual]), torch.arange(len(novel) + len(usual)) < len(novel)))
+    assert found["gradients"] > 0.9
+    assert found["gradients"] > found["leverage"] + 0.1
+
+
+def test_dropout_is_compared_only_where_it_is_asked_for() -> None:
+    model, x, y = made()
+    names = [candidate.name for candidate in calibrated(model, x, y).calibration.candidates]
+    assert names == ["temperature alone", "guard", "leverage"]
+    uq = calibrated(model, x, y, method=latedrop.Terms(["dropout"]))
+    assert any("dropout" in candidate.name for candidate in uq.calibration.candidates)
+    assert uq.calibration.fit.slope is not None  # guarded all the same
+    assert uq.predict(x, rate=0.1).mutual_information is not None
+
+
+class Detached(nn.Module):
+    """A classifier without derivatives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = made()[0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            return self.inner(x)
+
+
+def test_a_model_without_derivatives_has_features_alone() -> None:
+    _, x, y = made()
+    uq = calibrated(Detached(), x, y)
+    assert uq.calibration.guard is not None
+    assert [term.name for term in uq.calibration.guard.terms] == ["leverage"]
+    assert uq.predict(x).novelty is not None
+    with pytest.raises(OutputError, match="expected an output that autograd can differentiate"):
+        calibrated(Detached(), x, y, method=latedrop.Terms(["gradients"]))
+
+
+class Roots(nn.Module):
+    """A classifier whose derivatives are not finite where a unit is off."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = made()[0]
+        self.head = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.inner(x)
+        return self.head((z * (z > 0)).sqrt())
+
+
+def test_derivatives_that_are_not_finite_leave_features() -> None:
+    _, x, y = made()
+    uq = calibrated(Roots(), x, y)
+    assert uq.calibration.guard is not None
+    assert [term.name for term in uq.calibration.guard.terms] == ["leverage"]
+    assert bool(uq.predict(x).probabilities.isfinite().all())
+
+
+def test_maps_have_features_alone() -> None:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 3, 3, padding=1))
+        x = torch.randn(20, 1, 5, 5)
+    uq = latedrop.calibrate(net, (x, net(x).argmax(1)), progress=False)
+    assert [term.name for term in uq.calibration.guard.terms] == ["leverage"]
+    with pytest.raises(ArgumentError, match=r"for maps of classes; found \['gradients'\], which to first order"):
+        latedrop.calibrate(net, (x, net(x).argmax(1)), method=latedrop.Terms(["gradients"]), progress=False)
