@@ -194,7 +194,7 @@ class _ThinnedNetworks:
             asked = options.engine == "compiled" or worth_it(x, draws, passes)
             if known if self._traced else asked:
                 self._prefix = Prefix(self._rows, network.weight.device if passes > 1 else None)
-        once = ", what comes before the first site once" if self._prefix else ""
+        once = ", first layers once" if self._prefix else ""
         _log.debug("%d draws of %d rows, %d at once%s", draws, self._rows, self._chunk, once)
 
     def moments(self, rates: Mapping[str, float]) -> Moments:
