@@ -481,6 +481,7 @@ def page(record: dict[str, Any]) -> str:
         "- *conformal* methods are written here after MAPIE and crepes; they have no likelihood, so no gain.",
         "- The sets that served no choice had been looked at once before, with other choices: held were 69 % then.",
         "",
+        *([record["note"], ""] if "note" in record else []),
     ]
     return "\n".join([*head, tables(record, HALVES)]) + "\n"
 

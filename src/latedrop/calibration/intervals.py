@@ -53,8 +53,7 @@ class Isotonic(IsotonicKnots):
             from sklearn.isotonic import IsotonicRegression
         except ImportError as error:
             raise LatedropError(
-                "expected scikit-learn for isotonic intervals; it is not installed. "
-                "Run: pip install 'latedrop[isotonic]'"
+                "expected scikit-learn for isotonic intervals; it is not installed. Run: pip install scikit-learn"
             ) from error
         all_knots, all_observed = [], []
         for residual in _finite(residuals):

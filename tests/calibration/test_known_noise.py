@@ -1,0 +1,114 @@
+"""The whole road on three kinds of known noise: what there is to find is found, said, and better than a constant."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import latedrop
+from latedrop.evaluation.judgement import judge
+
+
+def trained(x: Tensor, y: Tensor) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(x.shape[1], 40), nn.Tanh(), nn.Linear(40, 40), nn.Tanh(), nn.Linear(40, 1))
+        optimiser = torch.optim.Adam(net.parameters(), 1e-2)
+        for _ in range(200):
+            optimiser.zero_grad()
+            nn.functional.mse_loss(net(x), y).backward()
+            optimiser.step()
+    return net.eval()
+
+
+def step(x: Tensor) -> Tensor:
+    """A standard deviation ten times as large where the third input is above 0."""
+    return torch.where(x[:, 2:] > 0, 0.5, 0.05)
+
+
+def growing(x: Tensor) -> Tensor:
+    """A standard deviation that grows with the first input."""
+    return 0.05 + 0.4 * (x[:, :1] + 1) / 2
+
+
+def even(x: Tensor) -> Tensor:
+    """The same for all rows."""
+    return torch.full_like(x[:, :1], 0.2)
+
+
+def rows(count: int, std: Callable[[Tensor], Tensor], seed: int, degrees: float = math.inf) -> tuple[Tensor, Tensor]:
+    rng = np.random.default_rng(seed)
+    x = torch.from_numpy(rng.uniform(-1, 1, (count, 3))).float()
+    noise = rng.normal(size=(count, 1)) if math.isinf(degrees) else rng.standard_t(degrees, (count, 1))
+    return x, (2 * x[:, :1]).sin() + x[:, 1:2] + std(x) * torch.from_numpy(noise).float()
+
+
+def calibrated(std: Callable[[Tensor], Tensor], degrees: float = math.inf) -> latedrop.Predictor:
+    x, y = rows(600, std, 0, degrees)
+    found: latedrop.Predictor = latedrop.calibrate(
+        trained(x, y), rows(500, std, 1, degrees), reference=x, progress=False
+    )
+    return found
+
+
+@pytest.mark.parametrize(("std", "correlation"), [(step, 0.9), (growing, 0.8)], ids=["step", "growing"])
+def test_noise_that_varies_is_found(std: Callable[[Tensor], Tensor], correlation: float) -> None:
+    uq = calibrated(std)
+    found = uq.calibration.verdict
+    assert found is not None
+    assert found.better
+    assert uq.calibration.terms is not None
+    assert "forest" in uq.calibration.terms.choice
+    x, y = rows(3000, std, 2)
+    p = uq.predict(x)
+    assert float(torch.corrcoef(torch.stack([p.std[:, 0].log(), std(x)[:, 0].log()]))[0, 1]) > correlation
+    judged = judge(p, y, inputs=x).together
+    assert judged.verdict is not None
+    assert judged.verdict.gain > 0.05
+    # Standard errors: 0.005 of 3000 rows, 0.013 of a deviation that was fitted to 500.
+    assert judged.verdict.coverage == pytest.approx(0.9, abs=0.04)
+
+
+def test_even_noise_is_left_alone() -> None:
+    uq = calibrated(even)
+    x, y = rows(3000, even, 2)
+    p = uq.predict(x)
+    judged = judge(p, y, inputs=x).together.verdict
+    assert judged is not None
+    assert judged.gain > -0.02
+    assert judged.coverage == pytest.approx(0.9, abs=0.04)
+    usual = p.std[p.novelty <= 1]  # type: ignore[operator]
+    assert float(usual.max() / usual.min()) < 2
+
+
+def test_heavy_tails_are_seen() -> None:
+    uq = calibrated(even, degrees=3)
+    assert uq.calibration.degrees is not None
+    assert uq.calibration.degrees <= 7
+    x, y = rows(3000, even, 2, 3)
+    p = uq.predict(x)
+    for level in (0.5, 0.9, 0.99):
+        low, high = p.interval(level)
+        held = float(((low <= y) & (y <= high)).double().mean())
+        assert held == pytest.approx(level, abs=0.05 if level < 0.95 else 0.01)
+
+
+def test_a_range_that_is_off_is_the_headline() -> None:
+    """One width for noise that varies: right on average, and in no range."""
+    x, y = rows(600, step, 0)
+    net = trained(x, y)
+    uq = latedrop.calibrate(net, rows(500, step, 1), reference=x, progress=False, method=latedrop.Terms(["size"]))
+    verdict = uq.calibration.verdict
+    assert verdict is not None
+    assert verdict.coverage == pytest.approx(0.9, abs=0.05)
+    test_x, test_y = rows(2000, step, 2)
+    found = judge(uq.predict(test_x), test_y, inputs={"age": test_x[:, 2]}).together.verdict
+    assert found is not None
+    assert found.grade == "bad"
+    assert any(part.by == "age" for part in found.slices)
+    assert "not everywhere" in found.sentence
