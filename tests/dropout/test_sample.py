@@ -144,7 +144,7 @@ def test_bad_arguments() -> None:
     for rate in (1.0, -0.1, 7):
         with pytest.raises(ArgumentError, match=r"rate in \[0, 1\)"):
             sample(model, x, rate)
-    with pytest.raises(ArgumentError, match="chunk to be at least 1"):
+    with pytest.raises(ArgumentError, match="chunk to be a whole number of at least 1"):
         sample(model, x, 0.1, chunk=0)
     with pytest.raises(ArgumentError, match="engine"):
         sample(model, x, 0.1, engine="fast")

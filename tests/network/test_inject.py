@@ -67,5 +67,5 @@ def test_foreign_sites_are_errors_and_silent_ones_are_warned_about() -> None:
 
 def test_seed_must_be_an_integer() -> None:
     model, x = mlp(), torch.randn(4, 5)
-    with pytest.raises(ArgumentError, match="integer seed"):
+    with pytest.raises(ArgumentError, match="expected seed to be a whole number"):
         sample(model, x, 0.1, 5, seed=0.5)

@@ -68,7 +68,7 @@ def test_a_calibration_costs_its_rates_and_nothing_more() -> None:
         model,
     )
     passes = 3 * len(PAPER_RATES) * 20 // 5
-    looks = 2  # on few rows: one finds what comes before all sites, one runs a draw alone
+    looks = 1  # on few rows, where a draw runs alone
     assert runs.layers == {"first": 3 + looks, "second": passes + looks, "head": passes + looks}
 
 

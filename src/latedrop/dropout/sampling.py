@@ -194,7 +194,7 @@ class _ThinnedNetworks:
             asked = options.engine == "compiled" or worth_it(x, draws, passes)
             if known if self._traced else asked:
                 self._prefix = Prefix(self._rows, network.weight.device if passes > 1 else None)
-        once = ", what comes before the first site once" if self._prefix else ""
+        once = ", first layers once" if self._prefix else ""
         _log.debug("%d draws of %d rows, %d at once%s", draws, self._rows, self._chunk, once)
 
     def moments(self, rates: Mapping[str, float]) -> Moments:
@@ -228,7 +228,7 @@ class _ThinnedNetworks:
             size = self._chunk if self._as_rows else 1
             span = range(done, min(done + size, draws))
             try:
-                outputs = split(self._pass(self._x, span, self._rows, self._prefix), 0, len(span))
+                outputs = self._outputs(span)
                 alike = not self._as_rows or self._alike(outputs, span)
             except Exception as error:
                 self._recover(error, size)
@@ -284,6 +284,10 @@ class _ThinnedNetworks:
         if most is not None:
             self._chunk = min(self._chunk, most // max(self._rows, 1))
         return not together and self._chunk > 0 and (most is None or self._chunk > 1)
+
+    def _outputs(self, draws: range) -> Tensor:
+        """Return `(t, N, ...)` of some draws."""
+        return split(self._pass(self._x, draws, self._rows, self._prefix), 0, len(draws))
 
     def _pass(self, x: Any, draws: range, rows: int, prefix: Prefix | None) -> Tensor:
         """Return the output of one pass over the `rows` examples of `x` for each draw, `(draws · rows, ...)`."""
