@@ -9,7 +9,8 @@ The service is a process of its own; eight clients send rows as JSON and npy, ma
 `/metrics`. One request in twenty goes to a second service with `--stream`, and is followed by its label. The console
 looks at synthetic frames as a camera would send them over two days, while a client asks for pages, pictures and
 timelines of 24 hours, moves zones and labels frames. Every label fits the counts to all labels anew, which takes memory
-for each of them: at most eight are kept, the oldest is taken back.
+for each of them: at most eight are kept, the oldest is taken back. A fit leaves memory to the allocator in pieces of
+other sizes, so that one label in 2000 frames makes steps; `labels` has many of them, with three frames before each.
 """
 
 from __future__ import annotations
@@ -45,12 +46,18 @@ from latedrop_crowd.mcnn import faster, load_weights, shipped
 from latedrop_crowd.scenes import make_scenes
 
 FIGURE = Path(__file__).parents[1] / "docs" / "images" / "soak.png"
-TITLES = {"service": "requests to the service", "stream": "requests with --stream", "console": "frames of the console"}
+TITLES = {
+    "service": "requests to the service",
+    "stream": "requests with --stream",
+    "console": "frames of the console",
+    "labels": "labels of the console",
+}
 PARTS = tuple(TITLES)
 SAMPLES = 100
 CLIENTS = 8
 DAYS = 2  # of the console's frames: the timeline of one is full after half of them
 LABELS = 8
+FITS = 400  # labels of the part with many
 SIZE = (72, 112)  # of the console's frames, in pixels
 HERE = "http://127.0.0.1:8765"
 
@@ -84,6 +91,8 @@ def measured(part: str, folder: Path, requests: int, frames: int, seconds: float
     """One part: memory over its work."""
     if part == "console":
         return console(folder / "console.sqlite", frames, seconds)
+    if part == "labels":
+        return console(folder / "console.sqlite", 3 * min(frames // 10, FITS), seconds, label_every=3)
     _, rows = prepared(folder)
     if part == "stream":
         return service(folder, rows, requests // 20, seconds, "--stream", "state.json")
@@ -170,7 +179,7 @@ async def client(port: int, rows: Any, count: int, seed: str, stream: bool) -> C
     return answers
 
 
-def console(path: Path, frames: int, limit: float) -> dict[str, Any]:
+def console(path: Path, frames: int, limit: float, label_every: int = 2000) -> dict[str, Any]:
     """A console that counts `frames` frames, with somebody who looks at it."""
     from starlette.testclient import TestClient
 
@@ -191,6 +200,8 @@ def console(path: Path, frames: int, limit: float) -> dict[str, Any]:
         watch._look(view, Shot(number, begun + step * number, pixels[number % len(pixels)], step * number))
         if number % 10 == 0:
             answers.update(str(status) for status in asked(page, number, dice))
+        if number % label_every == 0:
+            answers.update(str(status) for status in labelled(page, dice))
         if (number + 1) % max(1, frames // SAMPLES) == 0:
             store.tidy()
             gc.collect()
@@ -198,6 +209,8 @@ def console(path: Path, frames: int, limit: float) -> dict[str, Any]:
             print(samples[-1], file=sys.stderr, flush=True)
             if time.perf_counter() - start > limit:
                 break
+    if label_every < 10:
+        samples = [(count // label_every, value) for count, value in samples]
     found = summary(samples, time.perf_counter() - start, answers)
     store.close()
     return {**found, "file_mb": round(path.stat().st_size / 1e6, 2)}
@@ -214,13 +227,16 @@ def asked(page: Any, number: int, dice: random.Random) -> list[int]:
         zones = made.json()["zones"]
         gone = page.delete(f"/api/sources/0/zones/{zones[1]['id']}") if len(zones) > 4 else made
         found += [made.status_code, gone.status_code]
-    if number % 2000 == 0:
-        frame = page.post("/api/sources/0/freeze").json()["id"]
-        made = page.post(f"/api/sources/0/frames/{frame}/label", json={"people": dice.randrange(30)})
-        labelled = [row["id"] for row in made.json()["labelled"]]
-        gone = page.delete(f"/api/sources/0/frames/{min(labelled)}/label") if len(labelled) > LABELS else made
-        found += [made.status_code, gone.status_code]
     return found
+
+
+def labelled(page: Any, dice: random.Random) -> list[int]:
+    """The answers to a label for the last frame, and to taking the oldest label back."""
+    frame = page.post("/api/sources/0/freeze").json()["id"]
+    made = page.post(f"/api/sources/0/frames/{frame}/label", json={"people": dice.randrange(30)})
+    labels = [row["id"] for row in made.json()["labelled"]]
+    gone = page.delete(f"/api/sources/0/frames/{min(labels)}/label") if len(labels) > LABELS else made
+    return [made.status_code, gone.status_code]
 
 
 def figure(record: dict[str, Any], path: Path) -> Path:

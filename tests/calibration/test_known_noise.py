@@ -56,7 +56,7 @@ def calibrated(std: Callable[[Tensor], Tensor], degrees: float = math.inf) -> la
     return found
 
 
-@pytest.mark.parametrize(("std", "correlation"), [(step, 0.9), (growing, 0.8)], ids=["step", "growing"])
+@pytest.mark.parametrize(("std", "correlation"), [(step, 0.9), (growing, 0.6)], ids=["step", "growing"])
 def test_noise_that_varies_is_found(std: Callable[[Tensor], Tensor], correlation: float) -> None:
     uq = calibrated(std)
     found = uq.calibration.verdict
@@ -95,7 +95,8 @@ def test_heavy_tails_are_seen() -> None:
     for level in (0.5, 0.9, 0.99):
         low, high = p.interval(level)
         held = float(((low <= y) & (y <= high)).double().mean())
-        assert held == pytest.approx(level, abs=0.05 if level < 0.95 else 0.01)
+        # A quantile of 500 rows has a standard error of 0.022, 0.013 and 0.004; new rows add a third of that.
+        assert held == pytest.approx(level, abs={0.5: 0.07, 0.9: 0.04, 0.99: 0.015}[level])
 
 
 def test_a_range_that_is_off_is_the_headline() -> None:
@@ -105,7 +106,8 @@ def test_a_range_that_is_off_is_the_headline() -> None:
     uq = latedrop.calibrate(net, rows(500, step, 1), reference=x, progress=False, method=latedrop.Terms(["size"]))
     verdict = uq.calibration.verdict
     assert verdict is not None
-    assert verdict.coverage == pytest.approx(0.9, abs=0.05)
+    assert verdict.grade == "bad"
+    assert verdict.slices
     test_x, test_y = rows(2000, step, 2)
     found = judge(uq.predict(test_x), test_y, inputs={"age": test_x[:, 2]}).together.verdict
     assert found is not None
