@@ -13,8 +13,8 @@ import latedrop
 from latedrop import metrics
 from latedrop.calibration.cross_validation import CrossValidation, effective_rows, standard_error
 from latedrop.calibration.fit_sites import fit_sites
-from latedrop.calibration.fit_terms import fit_terms
 from latedrop.calibration.scale import fit_floor, optimal_scale, relaxed_scale, tradeoff
+from latedrop.calibration.shape import Block, fit_terms
 from latedrop.errors import ArgumentError, DataError
 from latedrop.evaluation.evaluation import compare, verdict
 from rounding import assert_same_doubles, rounding
@@ -100,8 +100,9 @@ def test_fits_count_a_row_as_often_as_its_weight(loss: Any) -> None:
         torch.testing.assert_close(
             found.variance(columns), again.variance(columns), rtol=0.05 if per_site else 1e-3, atol=1e-4
         )
-    found_terms = fit_terms(error, columns, [[0], [1]], loss, normal)
-    again_terms = fit_terms(repeated(error, weights), repeated(columns, weights), [[0], [1]], loss)
+    blocks = [Block([0], 0.2), Block([1], 0.2)]
+    found_terms = fit_terms(error, columns, blocks, loss=loss, weights=normal)
+    again_terms = fit_terms(repeated(error, weights), repeated(columns, weights), blocks, loss=loss)
     assert_same_doubles(found_terms.constants, again_terms.constants)
     torch.testing.assert_close(found_terms.variance(columns), again_terms.variance(columns), rtol=0.1, atol=1e-3)
 

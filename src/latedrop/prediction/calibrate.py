@@ -156,6 +156,7 @@ def calibrate_cross_fitted(
     method: Terms | Literal["terms"] = "terms",
     readout: Readout = None,
     sites: Sites | Select = None,
+    intervals: Literal["student", "gaussian", "isotonic"] | None = None,
     progress: bool = True,
 ) -> Predictor:
     """Fit the variance of a model to the errors of networks that did not see the rows: no row is lost to validation.
@@ -171,12 +172,14 @@ def calibrate_cross_fitted(
         method: `Terms(...)` with its options.
         readout: from the raw output to the quantity that `y` holds, for all networks.
         sites: as in `calibrate`.
+        intervals: as in `calibrate`.
         progress: show a bar on work longer than two seconds.
     """
     check_module(model)
     if not folds:
         raise ArgumentError("expected the networks of at least one fold; found none. Call calibrate() instead.")
-    plan = Plan(method=method, reference=reference, readout=readout, sites=sites, progress=progress).for_numbers()  # type: ignore[arg-type]
+    options: dict[str, Any] = {"readout": readout, "sites": sites, "intervals": intervals, "progress": progress}
+    plan = Plan(method=method, reference=reference, **options).for_numbers()  # type: ignore[arg-type]
     if not isinstance(plan.method, Terms):
         raise ArgumentError(f"expected method=Terms(...) for folds; found {plan.method.name!r}.")
     learners = [term.name for term in plan.method.objects if term.needs_errors]

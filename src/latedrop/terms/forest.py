@@ -36,6 +36,7 @@ _SPLIT_INPUTS = 16  # tried for each split at most
 _COMPONENTS = 32
 _MOST_OUTPUTS = 16
 _LEAST = 1e-6  # of the mean squared error
+_GRAIN = 2.0**-16  # of squared errors of mean 1: their sums are exact, whatever the order
 _TINY, _HUGE = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
 
 
@@ -102,7 +103,7 @@ class ErrorForest(Term):
                 "'forest' out."
             )
         found = self.looking_at(rows)
-        inputs = found.numbers(rows).cpu().numpy()
+        inputs = _coarse(found.numbers(rows).cpu().numpy())
         squares = error.reshape(len(error), -1).double().square().cpu().numpy()
         weights = None if rows.weights is None else rows.weights.double().cpu().numpy()
         size = np.average(squares, 0, weights)
@@ -162,6 +163,13 @@ class ErrorForest(Term):
         return self.basis is not None
 
 
+def _coarse(inputs: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """Round each column to 4096 steps of its spread: splits then do not follow the last bit of a number."""
+    spread = np.maximum(np.std(inputs.astype(np.float64), 0), _TINY)
+    steps: npt.NDArray[np.float32] = (np.round(inputs / spread * 4096) * (spread / 4096)).astype(np.float32)
+    return steps
+
+
 def grow(
     inputs: npt.NDArray[np.float32],
     squares: npt.NDArray[np.float64],
@@ -173,6 +181,7 @@ def grow(
     from sklearn.ensemble import RandomForestRegressor
 
     count = len(squares)
+    squares = np.round(squares / _GRAIN) * _GRAIN
     drawn = min(count, _TREE_ROWS)
     forest = RandomForestRegressor(
         trees,

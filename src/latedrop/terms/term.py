@@ -20,7 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from latedrop.data.arrays import widened
-from latedrop.data.rows import row_count
+from latedrop.data.items import Items
+from latedrop.data.rows import row_count, tensors
 from latedrop.dropout.first_order import Linearization, linearize, mask_gradients, watched
 from latedrop.dropout.sampling import own_output
 from latedrop.network.calling import Readout, check_finite, read
@@ -97,9 +98,12 @@ class BatchContext:
 
     @property
     def table(self) -> Tensor | None:
-        """The inputs as they are, `(N, columns)`, where they are one table of at most 256 columns; else None."""
-        if self._table is None and isinstance(self.x, Tensor) and self.x.dim() == 2 and self.x.is_floating_point():
-            self._table = self.x if self.x.shape[1] <= _WIDEST_TABLE else None
+        """The inputs as they are, `(N, columns)`, where they are tables of at most 256 columns; else None."""
+        if self._table is None and self.x is not None and not isinstance(self.x, Items):
+            parts = [part if part.dim() == 2 else part[:, None] for part in tensors(self.x) if part.dim() in (1, 2)]
+            alike = len(parts) == len(tensors(self.x)) > 0 and all(part.is_floating_point() for part in parts)
+            if alike and len({len(part) for part in parts}) == 1 and sum(p.shape[1] for p in parts) <= _WIDEST_TABLE:
+                self._table = torch.cat(parts, 1) if len(parts) > 1 else parts[0]
         return self._table
 
     def values_of(self, term: Term) -> Tensor:

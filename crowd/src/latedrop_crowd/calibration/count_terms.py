@@ -60,6 +60,7 @@ def count_by_terms(
         "reference": reference if len(reference) else None,
         "readout": trained.count_of,
         "sites": sites,
+        "intervals": "gaussian",  # as the console's probabilities are
         "progress": progress,
     }
     if folds:
