@@ -271,7 +271,9 @@ def size_control(parts: Mapping[str, Counted]) -> dict[str, Any]:
 
 def _size_fit(error: Tensor, count: Tensor) -> tuple[float, float]:
     """The a and b of most likelihood, as if 5 rows more had the average error, and at a price of 2 / n for a."""
-    rows, size, mean = len(error), error.square().mean(), count.mean().clamp_min(torch.finfo(count.dtype).tiny)
+    rows, size, mean = len(error), error.square().mean(), count.mean()
+    if not float(mean) > 0:
+        return 0.0, float(size)
     unit = torch.stack([count / mean, torch.ones_like(count)], 1)
     shrunk = (rows * error.square() / size + 5) / (rows + 5)
     start, charge = unit.new_tensor([0.0, 1.0]), unit.new_tensor([2 / rows, 0.0])

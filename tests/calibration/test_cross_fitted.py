@@ -40,7 +40,8 @@ def test_folds_of_the_model_itself_are_a_plain_calibration() -> None:
     others = torch.randn(120, 2, generator=torch.Generator().manual_seed(2))
     folds = [(model, (X[rows], Y[rows]), others) for rows in FOLDS]
     fitted = latedrop.calibrate_cross_fitted(model, (X, Y), folds, reference=others, progress=False)
-    plain: latedrop.Predictor = latedrop.calibrate(model, (X, Y), reference=others, progress=False)
+    method = latedrop.Terms(["dropout", "leverage", "gradients"])  # a forest would have seen the errors
+    plain: latedrop.Predictor = latedrop.calibrate(model, (X, Y), reference=others, method=method, progress=False)
     torch.testing.assert_close(fitted.predict(X).variance, plain.predict(X).variance, rtol=rounding(), atol=0)
 
 
@@ -49,3 +50,6 @@ def test_wrong_arguments() -> None:
         latedrop.calibrate_cross_fitted(network(0), (X, Y), [])
     with pytest.raises(ArgumentError, match=r"expected method=Terms\(\.\.\.\) for folds; found 'sample'"):
         latedrop.calibrate_cross_fitted(network(0), (X, Y), [fold(0, FOLDS[0])], method=latedrop.Sampling())  # type: ignore[arg-type]
+    forest = latedrop.Terms(["dropout", "forest"])
+    with pytest.raises(ArgumentError, match=r"expected terms that learn nothing from errors for folds"):
+        latedrop.calibrate_cross_fitted(network(0), (X, Y), [fold(0, FOLDS[0])], method=forest)

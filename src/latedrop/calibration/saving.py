@@ -23,7 +23,7 @@ from latedrop.stored_tensors import elsewhere
 
 __all__ = ["read_calibration", "save_calibration"]
 
-_LARGE = 20_000  # numbers; below, they stay readable in the JSON
+_LARGE = 100_000  # numbers; below, they stay readable in the JSON
 _NAME = re.compile("[0-9a-f]{16}")
 
 

@@ -83,7 +83,7 @@ def _memo(model: nn.Module, gradients: bool, buffers: bool) -> dict[int, Any]:
                 memo[id(parameter)] = parameter if shared else _alias(parameter, own=written)
         if buffers and type(module).__module__.startswith("torch.nn.modules."):
             memo.update({id(buffer): buffer.detach() for buffer in module.buffers(recurse=False)})
-        for name, value in vars(module).items():
+        for name, value in list(vars(module).items()):  # another thread may set attributes meanwhile
             if isinstance(value, Tensor) and not value.is_leaf:  # which deepcopy refuses; old-style weight_norm has one
                 memo[id(value)] = value.detach().clone()
             elif name in _SHARED and value is not None:

@@ -62,7 +62,8 @@ class RegressionRecord:
         names: of the outputs; empty where they have none.
         level: of the intervals that the graph gives.
         target: None where the targets were not transformed.
-        intervals: None is Gaussian.
+        intervals: None is Gaussian, or a Student t with `degrees`.
+        degrees: of freedom; None where intervals are Gaussian.
     """
 
     columns: tuple[str, ...]
@@ -71,6 +72,7 @@ class RegressionRecord:
     level: Annotated[float, Limits(0, 1)]
     target: TargetUnit | None
     intervals: Annotated[IsotonicKnots | ConformalScores, Tagged()] | None
+    degrees: Annotated[float, Limits(3, 1e6)] | None = None
     _: KW_ONLY
     task: Literal["regression"] = "regression"
 

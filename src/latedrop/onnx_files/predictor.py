@@ -3,7 +3,7 @@
     low = location + z((1 - level) / 2) · spread,      high = location + z((1 + level) / 2) · spread,
 
 then back into the original unit of the targets. `location` and `spread` are the mean and the standard deviation, where
-the targets were not transformed and intervals are Gaussian.
+the targets were not transformed and intervals are those of a Gaussian or a Student t.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from latedrop.onnx_files.metadata import AGAIN, ClassRecord, RegressionRecord, c
 from latedrop.quantiles import (
     checked_level,
     conformal_score,
-    gaussian_quantile,
+    student_quantile,
 )
 from latedrop.terminal import need
 
@@ -230,7 +230,7 @@ class OnnxPrediction:
 
     def _quantiles(self, q: float) -> list[float]:
         fitted = self.record.intervals
-        return [gaussian_quantile(q)] if fitted is None else fitted.quantiles(q)
+        return [student_quantile(q, self.record.degrees)] if fitted is None else fitted.quantiles(q)
 
 
 @dataclass(frozen=True)

@@ -107,7 +107,7 @@ def _record(calibration: Calibration | ClassCalibration, level: float) -> Regres
         unit = TargetUnit("log" if isinstance(target, Log) else "own")
         if isinstance(target, Standardized):
             unit = TargetUnit("standardized", target.mean, target.std)
-    return RegressionRecord(columns, verdict, names, level, unit, calibration.intervals)
+    return RegressionRecord(columns, verdict, names, level, unit, calibration.intervals, calibration.degrees)
 
 
 def _names(model: nn.Module, example: Any) -> list[str]:

@@ -1,11 +1,10 @@
-"""Leverage and neighbours are those of `latedrop.terms`."""
+"""Neighbours are those of `latedrop.terms`; leverage is too, with a constant of 1 beside the features."""
 
 import torch
 from torch import nn
 
 from latedrop.network.find_sites import find_sites
 from latedrop.terms.features import Features
-from latedrop.terms.leverage import Leverage
 from latedrop.terms.neighbours import Neighbours
 from latedrop.terms.term import BatchContext
 from studies.regression.methods import leverage, neighbours, network
@@ -19,8 +18,12 @@ def test_they_are_the_library_terms() -> None:
     sites = find_sites(net, x["train"][:5])
     rows = {part: BatchContext(net, values, sites, None, Features.all(sites)) for part, values in x.items()}
     found = network(member, x, {part: values[:, 0] for part, values in x.items()})
-    for ours, theirs in ((leverage, Leverage()), (neighbours, Neighbours())):
-        wanted = theirs.learned_from([rows["train"].features], False).values(rows["shifted"])
+    h, new = (torch.cat([part.features, torch.ones(len(part.features), 1)], 1) for part in rows.values())
+    gram = h.T @ h / len(h)
+    gram = gram + 1e-3 * gram.trace() / len(gram) * torch.eye(len(gram))
+    of_rows = (new * torch.linalg.solve(gram, new.T).T).sum(1)
+    nearest = Neighbours().learned_from([rows["train"].features], False).values(rows["shifted"])
+    for ours, wanted in ((leverage, of_rows), (neighbours, nearest)):
         moments = ours(found)
         assert set(moments) == {"shifted"}
         mean, variance = moments["shifted"]
