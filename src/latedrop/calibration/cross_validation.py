@@ -1,7 +1,7 @@
 """Rows that a fit has not seen: folds, standard errors over rows, and which of several candidates leads.
 
 Candidates are compared by a score of every row, from fits to the rows of the other folds. One is in use unless another
-leads by more than a standard error of the difference.
+leads by more than a standard error of the difference, and by 0.001 nats.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from latedrop.metrics.entries import average
 from latedrop.records import Limits, record
 
 __all__ = [
+    "LEAST_GAIN",
     "Candidate",
     "CrossValidation",
     "Folds",
@@ -33,6 +34,8 @@ __all__ = [
 Folds: TypeAlias = Literal["shuffled", "blocks"]
 """Which rows are left out of a fit together: some of a shuffle, or a run of neighbours."""
 
+LEAST_GAIN = 1e-3
+"""Nats by which a candidate has to lead, or nothing is added."""
 _FOLDS = 10
 _LEAST = 1e-4  # of the mean squared error
 
@@ -107,7 +110,7 @@ def leading(
     home: str,
     left: CrossValidation,
     among: Iterable[str] | None = None,
-    least: float = 0.0,
+    least: float = LEAST_GAIN,
 ) -> str:
     """The candidate in use: `home`, unless another leads by more than a standard error, and by the `least` gain.
 

@@ -30,7 +30,6 @@ __all__ = ["ALONE", "Chosen", "ClassFit", "Measured", "Scaling", "chosen", "fitt
 ALONE = "temperature alone"
 _PRICE = 2.0
 _FOLDS = 5
-_LEAST_GAIN = 1e-3  # nats by which a candidate has to lead, or nothing is added
 _STARTS = (-2.0, 1.0)  # of the log of a site's odds
 _FARTHEST = 60.0  # logs of temperatures: labels that are all right ask for 0, and a step of the search may go anywhere
 _LARGEST = 30.0  # likewise, logs of slopes and odds
@@ -278,7 +277,7 @@ def chosen(rows: Measured, drawn: Mapping[float, Tensor], *, guard: bool, scalin
             fit, apart = candidate.fitted(candidate.rows.at(rest)), candidate.rows.at(out)
             held[name][out] = fit.log_probabilities(apart.logits.double(), apart.novelty, apart.spread)
     scores = {name: -losses(value, rows.labels) for name, value in held.items()}
-    name = leading(scores, home, left, _guarded(tried), _LEAST_GAIN)
+    name = leading(scores, home, left, _guarded(tried))
     listed = tuple(left.candidate(each, score - scores[ALONE]) for each, score in scores.items())
     fit = tried[name].fitted(tried[name].rows)
     one = tried[ALONE].fitted(tried[ALONE].rows).temperature
