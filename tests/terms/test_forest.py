@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,8 +13,9 @@ from sklearn.decomposition import PCA
 from sklearn.ensemble import RandomForestRegressor
 from torch import Tensor, nn
 
+import latedrop
 from latedrop import find_sites
-from latedrop.errors import DataError
+from latedrop.errors import DataError, LatedropError, LatedropWarning
 from latedrop.records import FieldError
 from latedrop.terms import BatchContext, ErrorForest, forest
 from latedrop.terms.trees import Trees
@@ -185,3 +188,30 @@ def test_rows_that_are_no_table_have_components_of_features() -> None:
     expected = PCA(32, svd_solver="full").fit_transform(features)
     np.testing.assert_allclose(numbers[:, :32].abs(), np.abs(expected), rtol=1e-4, atol=1e-4)
     assert numbers.shape == (80, 33)
+
+
+def test_without_scikit_learn_the_default_goes_without_it_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+    x = torch.randn(80, 4)
+    data = x, x[:, :1] + 0.1 * torch.randn(80, 1)
+    with pytest.warns(LatedropWarning, match="it is not installed.*the default goes without it"):
+        uq = latedrop.calibrate(net, data, progress=False)
+    assert "forest" not in uq.calibration.terms.choice
+    with pytest.raises(LatedropError, match="expected scikit-learn, which fits the error forest"):
+        latedrop.calibrate(net, data, method=latedrop.Terms(["forest"]), progress=False)
+
+
+def test_predictions_do_not_need_scikit_learn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+    x, error = rows_of(200)
+    table = torch.from_numpy(x).float()
+    with torch.no_grad():
+        y = net(table) + torch.from_numpy(error).float()
+    uq = latedrop.calibrate(net, (table, y), progress=False)
+    assert "forest" in uq.calibration.terms.choice
+    uq.save(tmp_path / "uq.json")
+    expected = uq.predict(table).std
+    for name in ("sklearn", "sklearn.ensemble"):
+        monkeypatch.setitem(sys.modules, name, None)
+    torch.testing.assert_close(latedrop.load(tmp_path / "uq.json", net).predict(table).std, expected)
