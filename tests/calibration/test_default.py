@@ -428,7 +428,7 @@ class TestVerdict:
 class TestFiles:
     def test_what_is_large_lies_beside(self, tmp_path: Path) -> None:
         pytest.importorskip("safetensors")
-        model = network(width=100)
+        model = network(width=300)
         x, y = noisy(model, 60)
         uq = default(model, (x, y))
         path = tmp_path / "c.json"
@@ -450,7 +450,7 @@ class TestFiles:
 
     def test_a_file_of_a_save_that_did_not_end_does_no_harm(self, tmp_path: Path) -> None:
         pytest.importorskip("safetensors")
-        model = network(width=100)
+        model = network(width=300)
         path, (x, y) = tmp_path / "c.json", noisy(model, 60)
         uq = default(model, (x, y))
         uq.save(path)
@@ -464,7 +464,7 @@ class TestFiles:
 
     def test_saving_leaves_other_calibrations_alone(self, tmp_path: Path) -> None:
         pytest.importorskip("safetensors")
-        model = network(width=100)
+        model = network(width=300)
         x, y = noisy(model, 60)
         uq = default(model, (x, y))
         for name in ("model.v2", "model"):
