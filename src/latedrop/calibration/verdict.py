@@ -173,7 +173,8 @@ class Verdict:
         if self.rows < _FEW_ROWS:
             return Finding("coverage", "weak", f"{text}: too few rows to tell", value, _MORE_ROWS)
         if off <= COVERAGE_GOOD:
-            return Finding("coverage", "good", text, value, "The intervals can be taken as they are.")
+            advice = "On average over all rows they hold." if self.slices else "The intervals can be taken as they are."
+            return Finding("coverage", "good", text, value, advice)
         advice = f"Read a {100 * level:.0f} % interval as one of about {100 * share:.0f} %, or calibrate on more rows."
         return Finding("coverage", "weak", f"{text}: somewhat too {way}", value, advice)
 
