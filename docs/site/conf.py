@@ -17,7 +17,14 @@ author = copyright = "The latedrop authors"
 version = release = latedrop.__version__
 
 root_doc = "README"
-include_patterns = ["*.md", "benchmarks/NOTES.md", "docs/*.md", "docs/reference/*.md", "docs/results/*/*.md"]
+include_patterns = [
+    "*.md",
+    "benchmarks/NOTES.md",
+    "benchmarks/results/instead.md",
+    "docs/*.md",
+    "docs/reference/*.md",
+    "docs/results/*/*.md",
+]
 include_patterns += ["crowd/README.md", "studies/README.md", "studies/results/*/*.md"]
 exclude_patterns = ["build", "dist", "data", "tests", "src", "examples", "**/.*", ".*"]
 

@@ -134,3 +134,14 @@ def test_it_needs_mask_gradients_and_a_forest(biased: tuple[nn.Module, Tensor, T
         latedrop.calibrate(net, (x, y), method=latedrop.Terms(["dropout"], mean="corrected"), progress=False)
     with pytest.raises(DataError, match="at least 60 validation rows for a corrected mean; found 40"):
         latedrop.calibrate(net, (x[:40], y[:40]), method=latedrop.Terms(mean="corrected"), progress=False)
+
+
+def test_rows_of_no_weight_and_perfect_rows(biased: tuple[nn.Module, Tensor, Tensor]) -> None:
+    net, x, y = biased
+    method = latedrop.Terms(mean="corrected")
+    weights = torch.ones(300)
+    weights[200:] = 0
+    uq = latedrop.calibrate(net, (x, y), method=method, row_weights=weights, progress=False)
+    assert bool(uq.predict(x).mean.isfinite().all())
+    with pytest.raises(DataError, match="expected errors to fit a variance to"), torch.no_grad():
+        latedrop.calibrate(net, (x, net(x)), method=method, progress=False)

@@ -174,7 +174,8 @@ def test_it_looks_at_logarithms_of_terms_before_it() -> None:
     assert found.beside == ("leverage", "dropout")
     numbers = found.numbers(rows)
     assert numbers.shape == (400, 4 + 1 + 2)
-    torch.testing.assert_close(numbers[:60, 5], torch.arange(60.0))
+    assert found.spread is not None
+    torch.testing.assert_close(numbers[:60, 5] * float(found.spread[5]), torch.arange(60.0), rtol=1e-5, atol=1e-5)
     assert bool(numbers.isfinite().all())
 
 
@@ -186,7 +187,7 @@ def test_rows_that_are_no_table_have_components_of_features() -> None:
     rows.remember(torch.from_numpy(features), torch.zeros(80, 1))
     numbers = ErrorForest().looking_at(rows).numbers(rows)
     expected = PCA(32, svd_solver="full").fit_transform(features)
-    np.testing.assert_allclose(numbers[:, :32].abs(), np.abs(expected), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(numbers[:, :32].abs(), np.abs(expected / expected.std(0)), rtol=1e-4, atol=1e-4)
     assert numbers.shape == (80, 33)
 
 
@@ -215,3 +216,11 @@ def test_predictions_do_not_need_scikit_learn(monkeypatch: pytest.MonkeyPatch, t
     for name in ("sklearn", "sklearn.ensemble"):
         monkeypatch.setitem(sys.modules, name, None)
     torch.testing.assert_close(latedrop.load(tmp_path / "uq.json", net).predict(table).std, expected)
+
+
+@pytest.mark.parametrize("unit", [1e-8, 1e6])
+def test_the_units_of_inputs_do_not_matter(unit: float) -> None:
+    x, error = rows_of(200)
+    one = columns_of(learned(x, error, trees=20))
+    other = columns_of(learned(x * unit, error, trees=20))
+    np.testing.assert_allclose(other, one, rtol=0.02)

@@ -163,7 +163,7 @@ def _ridge(phi: _Floats, target: _Floats, weight: _Floats) -> tuple[_Floats, _Fl
         own = np.minimum(np.square(turned) @ (1 / (values + penalty)), 1 - 1e-9)
         left = (wanted - turned @ coefficients) / (1 - own)
         if (cost := np.mean(left**2)) < lowest:
-            lowest, best = cost, (axes @ coefficients, target - left / root)
+            lowest, best = cost, (axes @ coefficients, target - left / np.where(root > 0, root, 1))
     return best
 
 

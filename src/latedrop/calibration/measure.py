@@ -23,6 +23,7 @@ from latedrop.calibration.corrected_mean import Correction, fit_correction
 from latedrop.calibration.cross_validation import CrossValidation
 from latedrop.calibration.fitted_terms import KINDS, add_totals, measured_columns, term_of
 from latedrop.calibration.methods import PAPER_RATES, FirstOrder, Plan, Sampling, Terms
+from latedrop.calibration.scale_fit import refuse_no_errors
 from latedrop.calibration.seen import feature_marks, warn_of_training_rows
 from latedrop.calibration.shape import blocks_of, fit_terms
 from latedrop.calibration.targets import as_output, check_rows, joined
@@ -377,7 +378,7 @@ def _with_learned(
     add_totals(rows, columns)
     for i, term in enumerate(terms):
         if isinstance(term, ErrorForest) and method.mean == "corrected":
-            correction, added = _corrected(term, terms[:i], rows, columns, error)
+            correction, added = _corrected(term.looking_at(rows), terms[:i], rows, columns, error)
             error = error - added.to(error)
         try:
             terms[i] = learned.get(term, term).learned_from_errors(rows, error)
@@ -434,7 +435,9 @@ def _corrected(
     for rest, out in CrossValidation(weights=rows.weights).splits(len(flat)):
         weights = None if rows.weights is None else rows.weights[rest]
         variance[out] = fit_terms(flat[rest], stacked[rest], blocks, weights=weights).variance(stacked[out])
-    inputs, directions = forest.looking_at(rows).numbers(rows), metric.directions(rows.gradients)
+    if not bool(flat.any(0).all()):
+        refuse_no_errors()
+    inputs, directions = forest.numbers(rows), metric.directions(rows.gradients)
     correction, added = fit_correction(inputs, directions, flat, variance, rows.weights)
     return correction, added.reshape(error.shape)
 

@@ -325,7 +325,7 @@ class Calibration:
         if fitted is None:
             return "" if found.grade == "good" else "the default, method='terms', adds what dropout cannot see."
         if not fitted.reference_rows:
-            return "pass reference=, the inputs of training rows: they tell which rows are usual."
+            return "give the inputs of training rows as reference: they tell which rows are usual."
         forest = any(isinstance(term, ErrorForest) for term in fitted.terms)
         if not forest and found.rows < LEAST_ROWS:
             return f"pass {LEAST_ROWS} validation rows or more: a forest then learns where errors are large."

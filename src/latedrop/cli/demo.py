@@ -165,7 +165,7 @@ class Demo:
         """Read what `to_json` wrote."""
         try:
             record = parsed(text, "a demo", "Run the demo again.")
-            learned = {name: torch.zeros(shape) for name, shape in record.pop("learned").items()}
+            learned = {name: torch.ones(shape) for name, shape in record.pop("learned").items()}
             calibration = Calibration.from_json(json.dumps(record.pop("calibration")), lambda file: learned)
             paper = Calibration.from_json(json.dumps(record.pop("paper")))
             test = {name: torch.tensor(values)[:, None] for name, values in record.pop("test").items()}

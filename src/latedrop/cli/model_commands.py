@@ -152,7 +152,7 @@ def calibrate(
         used, held = conformal_rows(rows, conformal_data, halve=intervals == "conformal" or classes.holds_out)
         if conformal_data is not None and intervals not in (None, "conformal"):
             raise ArgumentError(f"expected --conformal-data with --intervals conformal; found {intervals}.")
-        kept_as = intervals if intervals is not None and held is None else "gaussian"
+        kept_as = intervals if held is None else None
         options: dict[str, Any] = {"method": fitting.method_of(seed), "target": learned.of(), "intervals": kept_as}
         options |= {"reference": usual_rows(source, reference, rows), "batches": latedrop.Batches(batch_size)}
         options |= {"row_weights": used.weights_to_come(), "task": classes.task_of(task, source.class_names())}

@@ -42,7 +42,7 @@ _METHODS = ["terms", "sample", "linear", "propagate"]
 _SCALES = ["optimal", "relaxed"]
 _TASKS = ["auto", "regression", "classification"]
 _SETS = ["lac", "aps", "raps"]
-_INTERVALS = ["gaussian", "isotonic", "conformal"]
+_INTERVALS = ["student", "gaussian", "isotonic", "conformal"]
 
 Model = Annotated[str, argument("package.module:callable, or a .pt2 file of torch.export.", metavar="MODEL")]
 Record = Annotated[str, argument("What `latedrop calibrate` wrote.", metavar="CALIBRATION")]
@@ -154,7 +154,9 @@ Scale = Annotated[str, option("optimal: least NLL; relaxed: balanced curve.", au
 OtherScale = Annotated[
     str | None, option("optimal, relaxed or a number; as calibrated by default.", autocompletion=lambda: _SCALES)
 ]
-Intervals = Annotated[str | None, option("gaussian, isotonic or conformal.", autocompletion=lambda: _INTERVALS)]
+Intervals = Annotated[
+    str | None, option("student, gaussian, isotonic or conformal.", autocompletion=lambda: _INTERVALS)
+]
 Seed = Annotated[int, option("Fixes all masks, and which rows are held out.")]
 Written = Annotated[str, option("The calibration to write, JSON.", "--output", "-o", **_OUTPUT)]
 Exported = Annotated[str, option("The ONNX file to write.", "--output", "-o", **_OUTPUT)]

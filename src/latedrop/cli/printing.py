@@ -113,7 +113,7 @@ def print_calibration(c: "Calibration | ClassCalibration", dropped: int, files: 
             "ratio_to_draws",
         )
         record: dict[str, Any] = {key: getattr(c, key) for key in keys}
-        intervals = "gaussian" if c.intervals is None else c.intervals.kind
+        intervals = c.kind
         table = [asdict(row) for row in c.table]
         record |= {"intervals": intervals, "dropped": dropped, "table": table, "files": list(files)}
         record |= {"verdict": None if c.verdict is None else {**asdict(c.verdict), "text": str(c.verdict)}}

@@ -50,6 +50,7 @@ class ErrorForest(Term):
         seed: of the draws of rows.
         beside: the terms whose logarithms it looks at.
         center, basis: of the principal components `(features - center) @ basis`; None where it looks at the row itself.
+        spread: `(inputs,)`, what the numbers that it looks at are divided by.
         grown: the trees, whose sum is the squared error of each output.
         least: the least squared error that it gives, one per output.
 
@@ -67,6 +68,7 @@ class ErrorForest(Term):
     beside: tuple[str, ...] = ()
     center: StoredTensor | None = field(default=None, repr=False)
     basis: StoredTensor | None = field(default=None, repr=False)
+    spread: StoredTensor | None = field(default=None, repr=False)
     grown: Trees | None = field(default=None, repr=False)
     least: tuple[Annotated[float, Limits(0, 1e300)], ...] = ()
     name: Literal["forest"] = "forest"
@@ -115,16 +117,18 @@ class ErrorForest(Term):
 
     def looking_at(self, rows: BatchContext) -> ErrorForest:
         """The same, looking at the table of the rows or at components of their features, and at terms before it."""
-        found = replace(self, beside=tuple(rows.totals))
-        if rows.table is not None:
-            return found
-        features = rows.features.double()
-        center = features.mean(0)
-        basis = torch.linalg.svd(features - center, full_matrices=False)[2][:_COMPONENTS].T.contiguous()
-        return replace(found, center=center, basis=basis)
+        found = replace(self, beside=tuple(rows.totals), spread=None)
+        if rows.table is None:
+            features = rows.features.double()
+            center = features.mean(0)
+            basis = torch.linalg.svd(features - center, full_matrices=False)[2][:_COMPONENTS].T.contiguous()
+            found = replace(found, center=center, basis=basis)
+        plain = found.numbers(rows, narrow=False)
+        spread = (plain / plain.abs().amax(0).clamp_min(1e-300)).std(0, correction=0) * plain.abs().amax(0)
+        return replace(found, spread=torch.where(spread > 0, spread, 1.0))
 
-    def numbers(self, rows: BatchContext) -> Tensor:
-        """What trees look at, `(n, inputs)` in float32."""
+    def numbers(self, rows: BatchContext, *, narrow: bool = True) -> Tensor:
+        """What trees look at, `(n, inputs)` in float32, in units of its spread over the validation rows once known."""
         mean = rows.mean.reshape(len(rows.mean), -1).double()
         own = rows.table
         if self.basis is not None and self.center is not None:
@@ -134,7 +138,15 @@ class ErrorForest(Term):
             raise DataError("expected inputs in one table, as in the calibration; found others. Calibrate again.")
         totals = [rows.totals[name].reshape(len(mean), -1).double() for name in self.beside]
         logs = [total.clamp_min(_TINY).log() for total in totals]
-        return torch.cat([own.double(), mean, *logs], 1).clamp(-_HUGE, _HUGE).float()
+        joined = torch.cat([own.double(), mean, *logs], 1)
+        if self.spread is not None:
+            if joined.shape[1] != len(self.spread):
+                raise DataError(
+                    f"expected rows of {len(self.spread)} numbers for trees; found {joined.shape[1]}. Calibrate again "
+                    "with inputs like these."
+                )
+            joined = joined / self.spread.to(joined)
+        return joined.clamp(-_HUGE, _HUGE).float() if narrow else joined
 
     def values(self, rows: BatchContext) -> Tensor:
         """See `Term`."""
@@ -152,6 +164,9 @@ class ErrorForest(Term):
             outputs = self.grown.leaves.shape[1]
             match(len(self.least) == outputs, "least", f"{outputs} numbers, as outputs of the trees", self.least)
             match(bool((self.grown.leaves >= 0).all()), "grown.leaves", "squared errors", "some below 0")
+            count, spread = self.grown.inputs, self.spread
+            fits = spread is not None and spread.shape == (count,) and bool((spread > 0).all())
+            match(fits, "spread", f"{count} numbers above 0", "others")
         both = None if self.center is None else self.center.shape, None if self.basis is None else self.basis.shape
         fits = both == (None, None) or (None not in both and len(both[1]) == 2 and both[1][:1] == both[0])  # type: ignore
         match(fits, "basis", "one row for each number of center", both)
@@ -164,9 +179,8 @@ class ErrorForest(Term):
 
 
 def _coarse(inputs: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """Round each column to 4096 steps of its spread: splits then do not follow the last bit of a number."""
-    spread = np.maximum(np.std(inputs.astype(np.float64), 0), _TINY)
-    steps: npt.NDArray[np.float32] = (np.round(inputs / spread * 4096) * (spread / 4096)).astype(np.float32)
+    """Round columns of spread 1 to steps of 1/4096: splits then do not follow the last bit of a number."""
+    steps: npt.NDArray[np.float32] = np.round(inputs * np.float32(4096)) / np.float32(4096)
     return steps
 
 
