@@ -180,9 +180,14 @@ class OnnxPrediction:
         return self.std**2
 
     @property
-    def strangeness(self) -> Array | None:
-        """`(N,)`, below 1 for 90 % of the validation rows; None where the calibration cannot tell."""
+    def novelty(self) -> Array | None:
+        """`(N,)`, below 1 for nine in ten of the reference rows; None where the calibration cannot tell."""
         return self.outputs.get("strangeness")
+
+    @property
+    def strangeness(self) -> Array | None:
+        """The same as `novelty`, by its name of earlier versions."""
+        return self.novelty
 
     def interval(self, level: float | None = None) -> tuple[Array, Array]:
         """Both ends, `(N, ...)` each, of the central interval at a level; that of the file where None."""
@@ -277,9 +282,14 @@ class OnnxClassPrediction:
         return self.outputs["energy"]
 
     @property
-    def strangeness(self) -> Array | None:
-        """`(N,)`, below 1 for 90 % of the validation rows; None where the calibration cannot tell."""
+    def novelty(self) -> Array | None:
+        """`(N,)`, below 1 for nine in ten of the reference rows; None where the calibration cannot tell."""
         return self.outputs.get("strangeness")
+
+    @property
+    def strangeness(self) -> Array | None:
+        """The same as `novelty`, by its name of earlier versions."""
+        return self.novelty
 
     def kept(self) -> Array:
         """`(N,)`, True for rows that the rule of the file keeps, which `ClassPredictor.reject` made."""
