@@ -58,14 +58,14 @@ Data: TypeAlias = tuple[Tensor, Tensor]
 
 UNIT = "dB"
 NOTES = {
-    "terms": "the default of calibrate, training inputs as reference: dropout to first order, leverage, a floor.",
+    "terms": "the default, with training inputs: dropout, leverage, a forest of errors, a floor; Student tails.",
     "raw": "the variance over draws as it is (method='sample'), at the rate that is best after scaling.",
     "scaled": "the same times one number, fitted to the validation rows: the paper's way.",
     "relaxed": "the same times the number that balances the calibration curve.",
     "raw, best rate": "the variance over draws as it is, at the rate that is best so (Loquercio et al. 2020).",
     "linear": "first-order variance: no draws; a rate for each site and a constant floor, fitted by NLL.",
     "conformal": "linear, fitted on half of the validation rows; intervals from the ranked errors of the other half.",
-    "constant": "no dropout: the network's own prediction, and the validation RMSE as standard deviation of every row.",
+    "constant": "no dropout: the network's own prediction, and one Student t for all rows.",
 }
 _ABOUT = (
     "NASA measured the noise of airfoils in a wind tunnel (Brooks, Pope, Marcolini 1989): sound pressure level in dB, "
