@@ -224,3 +224,18 @@ def test_the_units_of_inputs_do_not_matter(unit: float) -> None:
     one = columns_of(learned(x, error, trees=20))
     other = columns_of(learned(x * unit, error, trees=20))
     np.testing.assert_allclose(other, one, rtol=0.02)
+
+
+def test_what_a_forest_looks_at_does_not_grow_when_terms_are_measured_again() -> None:
+    net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+    x, error = rows_of(200)
+    table = torch.from_numpy(x).float()
+    with torch.no_grad():
+        y = net(table) + torch.from_numpy(error).float()
+    uq = latedrop.calibrate(net, (table, y), progress=False)
+    terms = uq.calibration.terms
+    rows = BatchContext(net, table, uq.calibration.sites, None, terms.features, gradients=True)
+    assert "forest" in terms.parts(rows)
+    first = dict(rows.totals)
+    terms.parts(rows)
+    torch.testing.assert_close(rows.totals, first)

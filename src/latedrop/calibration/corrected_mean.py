@@ -25,11 +25,11 @@ from torch import Tensor
 from latedrop.errors import DataError
 from latedrop.records import Limits, match, record
 from latedrop.stored_tensors import StoredTensor
+from latedrop.terms.forest import LEAST_ROWS
 from latedrop.terms.trees import Trees, require_sklearn
 
-__all__ = ["LEAST_ROWS", "Correction", "fit_correction"]
+__all__ = ["Correction", "fit_correction"]
 
-LEAST_ROWS = 60
 _ROUNDS, _LEAVES, _RATE = 80, 8, 0.05
 _ERRORS = 2.0  # standard errors by which a correction has to be better
 _PENALTIES = tuple(10.0 ** (i / 2) for i in range(9))

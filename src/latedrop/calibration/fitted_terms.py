@@ -405,9 +405,11 @@ def measured_columns(terms: Sequence[Term], rows: BatchContext) -> dict[str, Ten
 
 def add_totals(rows: BatchContext, columns: Mapping[str, Tensor]) -> None:
     """Note the sum of each term's columns, for terms that look at others."""
+    totals: dict[str, Tensor] = {}
     for name, column in columns.items():
-        total = rows.totals.get(term_of(name))
-        rows.totals[term_of(name)] = column if total is None else total + column
+        total = totals.get(term_of(name))
+        totals[term_of(name)] = column if total is None else total + column
+    rows.totals |= totals  # measured again, a term has the same
 
 
 def shares_of_terms(parts: Mapping[str, Tensor]) -> dict[str, Tensor]:

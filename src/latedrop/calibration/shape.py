@@ -20,6 +20,7 @@ from torch import Tensor
 
 from latedrop.calibration.cross_validation import effective_rows
 from latedrop.calibration.fit_sites import Loss, polished
+from latedrop.calibration.fitted_terms import term_of
 from latedrop.terms import ErrorForest, Term
 
 __all__ = ["TYPICAL", "Block", "TermFit", "blocks_of", "fit_terms"]
@@ -154,7 +155,7 @@ def _shrunk(squares: Tensor, units: Tensor, typical: Tensor, counts: Tensor) -> 
 
 def blocks_of(term: Term, names: Sequence[str]) -> list[Block]:
     """The places of a term's columns among those of these names, those that share a coefficient together."""
-    places = [i for i, name in enumerate(names) if name.partition(":")[0] == term.name]
+    places = [i for i, name in enumerate(names) if term_of(name) == term.name]
     together = [places] if term.is_block and places else [[place] for place in places]
     share = TYPICAL.get(term.name, _OTHER) / max(1, len(together))
     return [Block(each, share, isinstance(term, ErrorForest)) for each in together]
