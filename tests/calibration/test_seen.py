@@ -14,7 +14,8 @@ from torch import Tensor, nn
 import latedrop
 from latedrop import LatedropWarning, Log
 from latedrop.calibration.seen import feature_marks, marks_of, merged, share_seen, sketch
-from latedrop.evaluation.evaluation import compare
+from latedrop.evaluation.class_judgement import judge_classes
+from latedrop.evaluation.evaluation import compare, verdict
 
 OWN = "of the test rows are rows that the calibration was fitted to"
 TRAINED = "of the validation rows are among the reference rows"
@@ -135,3 +136,24 @@ def test_a_rejection_by_the_rows_of_the_calibration_itself(tmp_path: Path) -> No
             with pytest.warns(LatedropWarning, match=HELD):
                 use((x[:100], y[:100]))
             use((x[100:], y[100:]))
+
+
+def test_a_verdict_on_the_calibrations_own_rows_says_so() -> None:
+    x, y = rows(0)
+    uq = latedrop.calibrate(network(), (x, y), progress=False)
+    own, other = verdict(uq.predict(x), y), verdict(uq.predict(rows(1)[0]), rows(1)[1])
+    assert (own.fitted, other.fitted) == ("own rows", "other rows")
+    assert "60 rows that the calibration was fitted to" in str(own)
+    assert "60 rows not used for fitting" in str(other)
+
+
+def test_a_classifiers_own_rows_are_noticed() -> None:
+    model = nn.Sequential(network(), nn.Linear(1, 3))
+    dice = torch.Generator().manual_seed(2)
+    x, new = torch.randn(2, 90, 3, generator=dice)
+    y, labels = torch.randint(3, (2, 90), generator=dice)
+    uq = latedrop.calibrate(model, (x, y), task="classification", progress=False)
+    with pytest.warns(LatedropWarning, match=OWN):
+        own = judge_classes(uq.predict(x), y)
+    assert "90 rows that the calibration was fitted to" in str(own.verdict)
+    assert "90 rows not used for fitting" in str(judge_classes(uq.predict(new), labels).verdict)

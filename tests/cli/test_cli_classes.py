@@ -210,6 +210,7 @@ def test_an_order_worse_than_chance_is_warned_of(call: Run) -> None:
     assert "less than by chance" in err
 
 
+@pytest.mark.filterwarnings("always::latedrop.LatedropWarning")
 def test_images_with_labels(call: Run) -> None:
     image = pytest.importorskip("PIL.Image")
     dice = np.random.default_rng(0)
@@ -226,8 +227,9 @@ def test_images_with_labels(call: Run) -> None:
     assert (code, json.loads(out)["names"], json.loads(out)["verdict"]["accuracy"] > 0.5) == (0, ["a", "b", "c"], True)
     code, out, _ = call("predict", "user_classes:shades", "cal.json", *pictures, "--keep", "file")
     assert (code, out.splitlines()[0]) == (0, "file,label,confidence,entropy,strangeness,p_a,p_b,p_c")
-    code, out, _ = call("evaluate", "user_classes:shades", "cal.json", *pictures, "--json")
+    code, out, err = call("evaluate", "user_classes:shades", "cal.json", *pictures, "--json")
     assert (code, json.loads(out)["rows"]) == (0, 30)
+    assert "of the test rows are rows that the calibration was fitted to" in err
 
 
 @pytest.mark.parametrize("end", ["csv", "parquet", "npz"])

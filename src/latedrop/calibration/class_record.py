@@ -15,6 +15,7 @@ from latedrop.calibration.fit_classes import ALONE, ClassFit
 from latedrop.calibration.fitted_terms import aligned
 from latedrop.calibration.record import Columns
 from latedrop.calibration.seen import Sketch
+from latedrop.calibration.verdict import said_of_rows
 from latedrop.network.sites import StoredSites
 from latedrop.records import Format, Limits, Tagged, match, record
 from latedrop.stored_tensors import Beside, inline
@@ -62,10 +63,9 @@ class ClassVerdict:
         worth = f"no better than one temperature ({self.gain:+.4f} ± {self.gain_error:.4f} nats)"
         if self.better is not None:
             worth = f"{words[self.better]} {size}"
-        where = "by cross-validation" if self.fitted == "cross-validation" else "not used for fitting"
         return (
             f"{worth}; NLL {self.nll:.4f}, accuracy {self.accuracy:.1%}, calibration error {self.ece:.1%} on "
-            f"{self.rows} {self.unit} {where}"
+            f"{self.rows} {self.unit} {said_of_rows(self.fitted)}"
         )
 
 

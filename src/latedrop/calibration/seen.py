@@ -28,6 +28,7 @@ from latedrop.records import Limits
 __all__ = [
     "Sketch",
     "feature_marks",
+    "fitted_to",
     "marks_of",
     "merged",
     "share_seen",
@@ -82,10 +83,15 @@ def share_seen(kept: str, marks: Marks) -> float | None:
     return float(np.isin(told, known).mean()) if len(told) >= _LEAST else None
 
 
+def fitted_to(kept: str, output: Tensor, target: Tensor) -> bool:
+    """Return True if at least half of the rows are rows that the calibration was fitted to."""
+    return _share(kept, marks_of(output, target)) >= _HALF
+
+
 def warn_of_seen(kept: str, output: Tensor, target: Tensor, *, stacklevel: int) -> None:
     """Warn where test rows are the calibration's own."""
-    share = share_seen(kept, marks_of(output, target)) if kept else None
-    if share is not None and share >= _HALF:
+    share = _share(kept, marks_of(output, target))
+    if share >= _HALF:
         warn(
             f"{share:.0%} of the test rows are rows that the calibration was fitted to: the scores are too good. "
             "Evaluate on other rows; what cross-validation found is in the calibration's verdict.",
@@ -96,8 +102,8 @@ def warn_of_seen(kept: str, output: Tensor, target: Tensor, *, stacklevel: int) 
 
 def warn_of_fitted_rows(kept: str, marks: Marks, *, stacklevel: int) -> None:
     """Warn where rows that must have served for nothing else are the calibration's own."""
-    share = share_seen(kept, marks) if kept else None
-    if share is not None and share >= _HALF:
+    share = _share(kept, marks)
+    if share >= _HALF:
         warn(
             f"{share:.0%} of these rows are rows that the calibration was fitted to: what conformal intervals, sets "
             "and a rejection promise does not hold with them. Pass rows that were used for nothing else.",
@@ -116,6 +122,11 @@ def warn_of_training_rows(share: float, *, stacklevel: int) -> None:
             LatedropWarning,
             stacklevel=stacklevel + 1,
         )
+
+
+def _share(kept: str, marks: Marks) -> float:
+    """Return `share_seen`, or 0 where rows cannot tell."""
+    return (share_seen(kept, marks) or 0.0) if kept else 0.0
 
 
 def _summed(values: Tensor, part: int) -> npt.NDArray[np.float64]:

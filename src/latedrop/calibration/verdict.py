@@ -36,6 +36,7 @@ __all__ = [
     "judged",
     "losses",
     "off_slices",
+    "said_of_rows",
 ]
 
 Grade: TypeAlias = Literal["good", "weak", "bad"]
@@ -77,6 +78,12 @@ class Finding:
     advice: str
 
 
+def said_of_rows(fitted: str) -> str:
+    """Return what to say of the rows of a verdict: how they were kept apart from the fit, or that they were not."""
+    said = {"cross-validation": "by cross-validation", "own rows": "that the calibration was fitted to"}
+    return said.get(fitted, "not used for fitting")
+
+
 @record
 @dataclass(frozen=True)
 class Slice:
@@ -106,7 +113,7 @@ class Verdict:
 
     Attributes:
         rows: how many.
-        fitted: how they were kept apart: `"cross-validation"` or `"other rows"`.
+        fitted: how they were kept apart: `"cross-validation"` or `"other rows"`; `"own rows"` where they were not.
         gain: nats per value by which it is better than the constant.
         gain_error: standard error of the gain over rows.
         correlation: rank correlation of standard deviation and size of the error.
@@ -160,9 +167,9 @@ class Verdict:
         return "; ".join(finding.text for finding in self.findings)
 
     def _coverage(self) -> Finding:
-        where = "by cross-validation" if self.fitted == "cross-validation" else "not used for fitting"
         value = f"{100 * self.coverage:.0f} % (± {100 * self.coverage_error:.1f})"
-        text = f"{100 * _LEVEL:.0f} % intervals hold {value} of {self.rows:,} row{'s' * (self.rows > 1)} {where}"
+        rows = f"{self.rows:,} row{'s' * (self.rows > 1)} {said_of_rows(self.fitted)}"
+        text = f"{100 * _LEVEL:.0f} % intervals hold {value} of {rows}"
         level, share, off = self._worst_level()
         if level != _LEVEL and off > COVERAGE_GOOD:
             text += f", and {100 * level:.0f} % intervals {100 * share:.0f} %"

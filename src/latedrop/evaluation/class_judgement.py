@@ -15,7 +15,8 @@ from latedrop.calibration.class_sets import ClassSets, Rejection
 from latedrop.calibration.cross_validation import standard_error
 from latedrop.calibration.fit_classes import ALONE, ClassFit, losses
 from latedrop.calibration.labels import as_labels
-from latedrop.calibration.verdict import Finding, Grade
+from latedrop.calibration.seen import fitted_to, warn_of_seen
+from latedrop.calibration.verdict import Finding, Grade, said_of_rows
 from latedrop.errors import ArgumentError, DataError
 from latedrop.evaluation.requirements import Requirement, checked_requirements, level_of, parsed_requirements
 from latedrop.metrics import auroc
@@ -193,9 +194,11 @@ def judge_classes(prediction: ClassPrediction, labels: Any, *, level: float | No
     if bool(right.any()) and not bool(right.all()):
         ranking = float(auroc(prediction.confidence, right))
     used = scores[0]
+    seen = prediction.calibration.seen
+    warn_of_seen(seen, prediction.logits, y, stacklevel=2)
     verdict = ClassVerdict(
         rows=len(y),
-        fitted="other rows",
+        fitted="own rows" if fitted_to(seen, prediction.logits, y) else "other rows",
         gain=float(gain.mean()),
         gain_error=standard_error(gain),
         nll=used.nll,
@@ -235,7 +238,7 @@ def _scored(label: str, p: Tensor, y: Tensor) -> ClassScores:
 
 
 def _calibration(v: ClassVerdict) -> Finding:
-    where = "by cross-validation" if v.fitted == "cross-validation" else "not used for fitting"
+    where = said_of_rows(v.fitted)
     value = f"{100 * v.ece:.1f} %"
     text = (
         f"probabilities are off by {value} on average over {v.rows:,} rows {where}, accuracy {100 * v.accuracy:.1f} %"

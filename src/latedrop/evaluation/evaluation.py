@@ -21,7 +21,7 @@ from latedrop.calibration.cross_validation import CrossValidation, share_error, 
 from latedrop.calibration.intervals import Conformal
 from latedrop.calibration.record import Calibration, Choice
 from latedrop.calibration.scale import along_outputs
-from latedrop.calibration.seen import warn_of_seen
+from latedrop.calibration.seen import fitted_to, warn_of_seen
 from latedrop.calibration.tails import Tail
 from latedrop.calibration.targets import as_output, warn_of_poor_fit
 from latedrop.calibration.verdict import Verdict, correlation, judged, losses
@@ -330,7 +330,8 @@ def verdict(
         return _of((low <= target) & (target <= high), output)
 
     left = CrossValidation(weights=counts)
-    return judged(error, variance, constant, fitted="other rows", inside=within, rows=left, gain=gain)
+    fitted = "own rows" if fitted_to(record.seen, prediction.mean, target) else "other rows"
+    return judged(error, variance, constant, fitted=fitted, inside=within, rows=left, gain=gain)
 
 
 def likelihood(prediction: Prediction, target: Tensor) -> float:
