@@ -30,7 +30,6 @@ from benchmarks import (
     softmax,
     stream_figure,
     stream_pages,
-    versions,
 )
 from benchmarks.headline import headline
 from benchmarks.speed_pages import IMAGES, memory_table, rows_for_readme
@@ -58,22 +57,6 @@ def filled(text: str) -> str:
     return _BLOCK.sub(lambda found: f"{found[1]}{TABLES[found[2]]()}\n{found[3]}", text)
 
 
-def by_device(module: Any, stem: str, results: Path = RESULTS) -> str:
-    """The table of the CPU; where there is a GPU's as well, each under the name of its device."""
-    records = {
-        kind: _read(results / f"{stem}_{kind}.json")
-        for kind in ("cpu", "gpu")
-        if (results / f"{stem}_{kind}.json").exists()
-    }
-    if list(records) == ["cpu"]:
-        return str(module.markdown(records["cpu"]))
-    names = {
-        kind: "CPU" if kind == "cpu" else record.get("machine", {}).get("device", "GPU")
-        for kind, record in records.items()
-    }
-    return "\n\n".join(f"{names[kind]}:\n\n{module.markdown(record)}" for kind, record in records.items())
-
-
 def _read(path: Path) -> dict[str, Any]:
     record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return record
@@ -84,7 +67,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "benchmarks.memory": memory_table,
     "benchmarks.linear.cost": lambda: linear.markdown().split("\n\n")[0],
     "benchmarks.linear.ranks": lambda: linear.markdown().split("\n\n")[1],
-    "benchmarks.versions": lambda: by_device(versions, "versions"),
     "benchmarks.console.gpu": lambda: console.gpu_table(_read(RESULTS / "console.json")),
     "benchmarks.long_table": lambda: long_table.markdown(_read(RESULTS / "long_table.json")),
     "benchmarks.default.in": lambda: default_summary.table(_read(RESULTS / "default.json"), "in", "gain"),
