@@ -19,7 +19,7 @@ from torch import Tensor
 
 from latedrop.errors import DataError
 from latedrop.metrics import miscalibration_area, nll
-from latedrop.metrics.entries import average, by_output, columns, weights_of
+from latedrop.metrics.entries import average, by_output, columns
 from latedrop.metrics.levels import Levels, central_quantile, checked_levels, fraction_inside
 from latedrop.records import Limits, record
 
@@ -165,14 +165,13 @@ def _squares(
 ) -> list[tuple[Tensor, Tensor, Tensor | None]]:
     """Squared error, variance and weight, flat and in float64: once, or for each index of axis 1."""
     mean, variance, target = (torch.as_tensor(values).double() for values in (mean, variance, target))
-    used = columns(mean, variance, target, None, per_output, positive)
-    if not all(bool(error.any()) for error, _ in used):
+    used = columns(mean, variance, target, None, per_output, weights, positive=positive)
+    if not all(bool(error.any()) for error, _, _ in used):
         raise DataError(
             "expected errors to fit a scale to; found every prediction equal to its target. "
             "Pass held-out data, not what the model was fitted to."
         )
-    counted = weights_of(weights, mean, None, per_output)
-    return [(error.square(), v, w) for (error, v), w in zip(used, counted, strict=True)]
+    return [(error.square(), v, w) for error, v, w in used]
 
 
 def _balanced(ratio2: Tensor, levels: Tensor, tol: float, weights: Tensor | None) -> Tensor:

@@ -16,9 +16,8 @@ from typing import Annotated
 
 from latedrop import __version__
 from latedrop.cli.command import bundled, typed
-from latedrop.cli.evaluating import evaluate
 from latedrop.cli.export_command import export
-from latedrop.cli.model_commands import calibrate, predict, sites, with_examples
+from latedrop.cli.model_commands import calibrate, evaluate, predict, sites, with_examples
 from latedrop.cli.printing import print_demo
 from latedrop.cli.serving import serve
 from latedrop.errors import ArgumentError, LatedropError

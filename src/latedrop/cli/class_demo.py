@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from latedrop import plots
 from latedrop.calibration.class_sets import Rejection
-from latedrop.cli.class_printing import print_class_judgement
 from latedrop.cli.demo import Data, checked_run, shuffled
+from latedrop.cli.printing import print_class_judgement
 from latedrop.detection.detection import DetectorScores
 from latedrop.devices import one_thread, versions
 from latedrop.evaluation.class_judgement import ClassJudgement, judge_classes

@@ -30,7 +30,7 @@ typed: ContextVar[str] = ContextVar("typed", default="")
 def bundled(function: Callable[..., None]) -> Callable[..., None]:
     """A command for typer: parameters whose annotation is a tuple of options are these options, and -v is added.
 
-    The function gets the tuple under the name of its parameter.
+    The function gets the tuple under the name of its parameter, whose default holds the options' defaults.
     """
     bundles: dict[str, type] = {}
     options: list[Parameter] = []
@@ -38,7 +38,7 @@ def bundled(function: Callable[..., None]) -> Callable[..., None]:
         kind = parameter.annotation
         if isinstance(kind, type) and hasattr(kind, "_fields"):
             bundles[parameter.name] = kind
-            hints, defaults = get_type_hints(kind, include_extras=True), kind._field_defaults  # type: ignore[attr-defined]
+            hints, defaults = get_type_hints(kind, include_extras=True), parameter.default._asdict()
             options += [Parameter(n, Parameter.KEYWORD_ONLY, default=defaults[n], annotation=hints[n]) for n in hints]
         else:
             options.append(parameter.replace(kind=Parameter.KEYWORD_ONLY))

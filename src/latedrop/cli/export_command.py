@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from latedrop.cli import options as opt
 from latedrop.cli.command import command
-from latedrop.cli.options import example_rows, readout_of, split
+from latedrop.cli.options import example_rows, split
 from latedrop.errors import ArgumentError
 from latedrop.terminal import need
 
@@ -30,11 +30,7 @@ def export(
     ignore: opt.Ignore = None,
     images: opt.Pictured = opt.NO_IMAGES,
     level: opt.Level = opt.LEVEL,
-    weights: opt.Weights = None,
-    trust: opt.Trust = False,
-    untrained: opt.Untrained = False,
-    device: opt.Device = "cpu",
-    readout: opt.ReadOut = None,
+    loading: opt.Loading = opt.ON_CPU,
     as_json: opt.Json = False,
     debug: opt.Debug = False,
 ) -> None:
@@ -47,23 +43,20 @@ def export(
         need("onnx", "onnx", "onnxruntime")
         from latedrop.cli.feed import Source
         from latedrop.cli.writing import check_apart, check_output
-        from latedrop.named import load_model
-        from latedrop.prediction.loading import load
         from latedrop.quantiles import checked_level
 
         checked_level(level)
         check_output(output, ".onnx")
-        sources = {"MODEL": model, "CALIBRATION": calibration, "--weights": weights, "--data": data}
-        check_apart({"--output": output}, {**sources, "--readout": readout})
+        sources = {"MODEL": model, "CALIBRATION": calibration, "--weights": loading.weights, "--data": data}
+        check_apart({"--output": output}, {**sources, "--readout": loading.readout})
         if data is not None and input_shape:
             raise ArgumentError("expected --data or --input-shape; found both. Leave one out.")
-        network = load_model(model, weights, trust=trust, device=device, untrained=untrained)
-        uq: Any = load(calibration, network, readout_of(readout))
+        uq: Any = loading.load_calibrated(model, calibration)
         columns: dict[str, Any] = {"ignored": split(ignore), "record": uq.calibration}
         pictures = images.of(uq.calibration) if data is not None else None
         source = None if data is None else Source.of(data, split(inputs), **columns, images=pictures)
         with nullcontext() if source is None else source.explained():
-            x = _rows(network, uq.calibration, input_shape) if source is None else source.example(network)
+            x = _rows(uq.model, uq.calibration, input_shape) if source is None else source.example(uq.model)
             chosen = {} if hasattr(uq.calibration, "classes") else {"level": level}
             path = uq.to_onnx(output, x, **chosen)
         _print(path, out, as_json)

@@ -10,10 +10,13 @@ import numpy.typing as npt
 from torch import Tensor
 
 from latedrop.calibration.groups import Inputs
+from latedrop.cli.columns import check_sets
 from latedrop.cli.command import again, read_files, typed
 from latedrop.cli.feed import Labelled, Source
 from latedrop.cli.options import LEVEL, split
+from latedrop.cli.printing import draw_curves, draw_reliability
 from latedrop.cli.tables import Place, Rows
+from latedrop.errors import ArgumentError
 from latedrop.evaluation.class_judgement import ClassJudgement, judge_classes
 from latedrop.evaluation.judgement import Judgement, judge, output_units
 from latedrop.prediction.class_predictor import ClassPredictor
@@ -22,7 +25,7 @@ from latedrop.prediction.predictor import Predictor
 from latedrop.progress import progress
 from latedrop.report import write_class_report, write_report
 
-__all__ = ["Noticed", "calibration_report", "judged", "judged_numbers", "report_on", "units_of"]
+__all__ = ["calibration_report", "check_options", "curves", "judged", "report_on", "units_of"]
 
 _MOST_VALUES = 20_000_000
 _MOST_COLUMNS = 200
@@ -75,6 +78,16 @@ class Noticed:
         whole = np.concatenate(self._parts).astype(np.float64)
         columns = dict(zip(self._names, whole.T, strict=True)) if whole.shape[1] == len(self._names) else {}
         return Inputs(columns, np.concatenate(self._rows))
+
+
+def check_options(uq: Predictor | ClassPredictor, *, level: float | None, **regression: str | None) -> None:
+    """`ArgumentError` where options of a regression were given for classes, or a level without sets."""
+    if not isinstance(uq, ClassPredictor):
+        return
+    wrong = [f"--{name.replace('_', '-')}" for name, value in regression.items() if value is not None]
+    if wrong:
+        raise ArgumentError(f"expected options that classes have; found {', '.join(wrong)}. Leave them out.")
+    check_sets(uq.calibration, level)
 
 
 def judged(
@@ -142,4 +155,15 @@ def report_on(path: str | None, found: Judgement | ClassJudgement, **facts: Any)
         write_class_report(path, judgement=found, **facts)
     else:
         write_report(path, judgement=found, **facts)
+    return [path]
+
+
+def curves(path: str | None, found: Judgement | ClassJudgement) -> list[str]:
+    """Draw what the probabilities or intervals are worth, where that is asked for; the files that were written."""
+    if path is None:
+        return []
+    if isinstance(found, ClassJudgement):
+        draw_reliability(path, found)
+    else:
+        draw_curves(path, found.together.evaluations)
     return [path]

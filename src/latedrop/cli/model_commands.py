@@ -1,4 +1,4 @@
-"""The commands on the user's own model and files: `latedrop sites`, `calibrate`, `predict`.
+"""The commands on the user's own model and files: `latedrop sites`, `calibrate`, `predict`, `evaluate`.
 
 Plain functions that parse, call and print; `cli` hands them to typer. What a command needs is imported inside it. Rows
 are read, predicted and written a batch at a time.
@@ -8,12 +8,13 @@ import json
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, redirect_stdout
 from inspect import getdoc
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from latedrop.cli import options as opt
-from latedrop.cli.command import command
-from latedrop.cli.options import example_rows, readout_of, scale_of, split
-from latedrop.cli.printing import print_calibration, print_sites
+from latedrop.cli.command import again, command, read_files, typed
+from latedrop.cli.options import example_rows, readout_of, split
+from latedrop.cli.printing import broken, print_calibration, print_judgement, print_sites
 from latedrop.errors import ArgumentError, DataError
 from latedrop.progress import progress
 from latedrop.terminal import say
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from latedrop.prediction.class_predictor import ClassPredictor
     from latedrop.prediction.predictor import Predictor
 
-__all__ = ["calibrate", "predict", "sites", "with_examples"]
+__all__ = ["calibrate", "evaluate", "predict", "sites", "with_examples"]
 
 _STANDARD = "-"  # as in `tables`, which is imported late
 _SOME, _MANY, _NUMBERS = 256, 8192, 1 << 20  # rows at once; the most rows of a table, and the most of its numbers
@@ -116,11 +117,7 @@ def calibrate(
     images: opt.Pictured = opt.NO_IMAGES,
     drop_nan: opt.DropNan = False,
     batch_size: opt.BatchSize = 256,
-    weights: opt.Weights = None,
-    trust: opt.Trust = False,
-    untrained: opt.Untrained = False,
-    device: opt.Device = "auto",
-    readout: opt.ReadOut = None,
+    loading: opt.Loading = opt.AUTO_DEVICE,
     select: opt.Select = None,
     kind: opt.Kind = "element",
     reference: opt.Reference = None,
@@ -140,14 +137,13 @@ def calibrate(
         from latedrop.cli.feed import Labelled, Source, conformal_rows, usual_rows
         from latedrop.cli.judging import calibration_report, units_of
         from latedrop.cli.tasks import remembering, with_labels
-        from latedrop.named import load_model
 
-        read = dict(zip(_READ, (data, conformal_data, reference, model, weights), strict=True))
-        _check_written(output, report, detector, {**read, "--readout": readout})
-        network = load_model(model, weights, trust=trust, device=device, untrained=untrained)
+        read = dict(zip(_READ, (data, conformal_data, reference, model, loading.weights), strict=True))
+        _check_written(output, report, detector, {**read, "--readout": loading.readout})
+        network, readout = loading.load(model), readout_of(loading.readout)
         columns = split(inputs), split(target), (), split(ignore), row_weights
         source = Source.of(data, *columns, labelled=True, images=images.of())
-        source, task = with_labels(source, network, classes, readout_of(readout))
+        source, task = with_labels(source, network, classes, readout)
         rows, units = Labelled(source, network, batch_size, drop_nan, seed=seed), units_of(unit, source)
         used, held = conformal_rows(rows, conformal_data, halve=intervals == "conformal" or classes.holds_out)
         if conformal_data is not None and intervals not in (None, "conformal"):
@@ -160,7 +156,7 @@ def calibrate(
             found = select or None
             if kind != "element":
                 found = latedrop.find_sites(network, source.example(network), select=found, kind=kind)  # type: ignore
-            made = latedrop.calibrate(network, used, readout=readout_of(readout), sites=found, **options)
+            made = latedrop.calibrate(network, used, readout=readout, sites=found, **options)
             made = fitting.scaled(made)
             made = made if held is None or classes.holds_out else made.conformal(held)
             uq = remembering(made, source, classes, held, units)
@@ -183,11 +179,7 @@ def predict(
     batch_size: opt.RowsAtOnce = None,
     scale: opt.OtherScale = None,
     detector: opt.UsedDetector = None,
-    weights: opt.Weights = None,
-    trust: opt.Trust = False,
-    untrained: opt.Untrained = False,
-    device: opt.Device = "auto",
-    readout: opt.ReadOut = None,
+    loading: opt.Loading = opt.AUTO_DEVICE,
     ray: opt.OnRay = None,
     as_json: opt.Json = False,
     debug: opt.Debug = False,
@@ -204,16 +196,13 @@ def predict(
         from latedrop.cli.writing import check_apart
         from latedrop.detection.detector import Detector
         from latedrop.metrics.levels import checked_level
-        from latedrop.named import load_calibrated, load_model
 
         _ = level is None or checked_level(level)
         _check_rows_out(output, as_json, ray, images, detector)
-        sources = {"MODEL": model, "CALIBRATION": calibration, "--weights": weights, "--data": data}
-        check_apart({"--output": output}, {**sources, "--readout": readout, "--detector": detector})
-        network = load_model(model, weights, trust=trust, device=device, untrained=untrained)
-        other = None if scale is None else scale_of(scale)
+        sources = {"MODEL": model, "CALIBRATION": calibration, "--weights": loading.weights, "--data": data}
+        check_apart({"--output": output}, {**sources, "--readout": loading.readout, "--detector": detector})
         rows = _SOME if batch_size is None else batch_size
-        uq = load_calibrated(calibration, network, readout_of(readout), rows, other)
+        uq = loading.load_calibrated(model, calibration, rows, scale)
         known: dict[str, Any] = {"images": images.of(uq.calibration), "record": uq.calibration}
         source = Source.of(data, split(inputs), kept=split(*keep or ()), ignored=split(ignore), **known)
         if batch_size is None and not source.table.arrays:
@@ -223,12 +212,62 @@ def predict(
         names = [*output_names(uq.calibration, level, flat=flat), *([] if told is None else ["p_value"])]
         check_kept(source.columns.kept, names)
         if ray is not None:
-            given = {"weights": weights, "readout": readout, "device": device, "trust": trust, "untrained": untrained}
-            given |= {"model": model, "calibration": calibration}
+            given = {**loading._asdict(), "model": model, "calibration": calibration}
             count, empty = on_ray(ray, uq, source, output, level, batch_size, scale, **given), Places("index")
         else:
             count, empty = _write_predictions(uq, source, output, out, level, told, flat=flat)
         _print_predicted(count, empty, level, names, output, out, as_json)
+
+
+def evaluate(
+    model: opt.Model,
+    calibration: opt.Record,
+    data: opt.Test,
+    target: opt.Target = None,
+    inputs: opt.Inputs = None,
+    ignore: opt.Ignore = None,
+    row_weights: opt.RowWeights = None,
+    images: opt.Pictured = opt.NO_IMAGES,
+    drop_nan: opt.DropNan = False,
+    level: opt.Level = None,
+    unit: opt.Unit = None,
+    require: opt.Require = None,
+    plot: opt.Plot = None,
+    report: opt.Report = None,
+    batch_size: opt.BatchSize = 256,
+    loading: opt.Loading = opt.AUTO_DEVICE,
+    as_json: opt.Json = False,
+    debug: opt.Debug = False,
+) -> None:
+    """Say what the uncertainty is worth on test rows, beside one constant variance, or one temperature for classes."""
+    with command(debug) as out:
+        from latedrop.cli.feed import Labelled, Source
+        from latedrop.cli.judging import check_options, curves, judged, report_on, units_of
+        from latedrop.cli.writing import check_apart, check_drawn, check_page
+        from latedrop.evaluation.requirements import parsed_requirements
+        from latedrop.metrics.levels import checked_level
+
+        _ = level is None or checked_level(level)
+        _ = require is None or parsed_requirements(require)
+        check_drawn(plot)
+        check_page(report)
+        sources = {"--data": data, "CALIBRATION": calibration, "MODEL": model, "--weights": loading.weights}
+        check_apart({"--plot": plot, "--report": report}, {**sources, "--readout": loading.readout})
+        uq = loading.load_calibrated(model, calibration, batch_size)
+        check_options(uq, level=level, row_weights=row_weights, unit=unit)
+        known: dict[str, Any] = {"images": images.of(uq.calibration), "record": uq.calibration}
+        columns = split(inputs), split(target), (), split(ignore), row_weights
+        source = Source.of(data, *columns, labelled=True, **known)
+        rows, units = Labelled(source, uq.model, batch_size, drop_nan), units_of(unit, source)
+        found, page = judged(uq, rows, level, units)
+        held = () if require is None else found.require(require)
+        read = read_files(sources)
+        page |= {"title": f"{model} on {Path(data).name}", "reproduce": again(typed.get(), read)}
+        files = [*curves(plot, found), *report_on(report, found, **page)]
+        with redirect_stdout(out):
+            facts = {"command": typed.get(), "read": read, "dropped": rows.dropped}
+            print_judgement(found, held, files, as_json, facts)
+        broken(held)
 
 
 def _saved(detector: "Detector | None", path: str | None) -> list[str]:

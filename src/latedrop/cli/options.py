@@ -17,15 +17,20 @@ if TYPE_CHECKING:
     from latedrop.calibration.transforms import Transform
     from latedrop.cli.feed import Pictures
     from latedrop.network.calling import Readout
+    from latedrop.prediction.class_predictor import ClassPredictor
+    from latedrop.prediction.predictor import Predictor
 
 __all__ = [
     "ANY_TASK",
     "AS_THEY_ARE",
+    "AUTO_DEVICE",
     "BY_DEFAULT",
     "LEVEL",
     "NO_IMAGES",
+    "ON_CPU",
     "Classes",
     "Fitting",
+    "Loading",
     "Pictured",
     "TargetUnit",
     "example_rows",
@@ -187,6 +192,35 @@ Verbose = Annotated[
     option("Say what is done, on stderr; -vv says more.", "--verbose", "-v", count=True, show_default=False, **_OUTPUT),
 ]
 Debug = Annotated[bool, option("Show the traceback of an error.", "--debug", **_OUTPUT)]
+
+
+class Loading(NamedTuple):
+    """The options that say how a model is loaded and which part of its output is used, of one parameter."""
+
+    weights: Weights = None
+    trust: Trust = False
+    untrained: Untrained = False
+    device: Device = "auto"
+    readout: ReadOut = None
+
+    def load(self, model: str) -> "nn.Module":
+        """Load the network that MODEL names."""
+        from latedrop.named import load_model
+
+        return load_model(model, self.weights, trust=self.trust, device=self.device, untrained=self.untrained)
+
+    def load_calibrated(
+        self, model: str, calibration: str, rows: int = 256, scale: str | None = None
+    ) -> "Predictor | ClassPredictor":
+        """Load the network with its calibration, to be run on `rows` rows at once."""
+        from latedrop.named import load_calibrated
+
+        other = None if scale is None else scale_of(scale)
+        return load_calibrated(calibration, self.load(model), readout_of(self.readout), rows, other)
+
+
+AUTO_DEVICE = Loading()
+ON_CPU = Loading(device="cpu")
 
 
 class Pictured(NamedTuple):

@@ -7,12 +7,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from latedrop.cli.class_printing import print_class_calibration, print_class_judgement, print_findings
-from latedrop.terminal import print_table, say
+from latedrop.terminal import listed, print_table, say
 
 if TYPE_CHECKING:
     from latedrop.calibration.class_record import ClassCalibration
     from latedrop.calibration.record import Calibration
+    from latedrop.calibration.verdict import Finding
     from latedrop.evaluation.class_judgement import ClassJudgement
     from latedrop.evaluation.evaluation import Evaluation
     from latedrop.evaluation.judgement import Judgement
@@ -24,10 +24,13 @@ __all__ = [
     "draw_curves",
     "draw_reliability",
     "print_calibration",
+    "print_class_judgement",
     "print_demo",
     "print_judgement",
     "print_sites",
 ]
+
+_SHOWN = 10  # names of classes in one line
 
 
 def draw_curves(path: str, rows: "Sequence[Evaluation]") -> None:
@@ -96,7 +99,7 @@ def print_calibration(c: "Calibration | ClassCalibration", dropped: int, files: 
     from latedrop.calibration.intervals import Conformal
 
     if isinstance(c, ClassCalibration):
-        print_class_calibration(c, dropped, files, as_json)
+        _print_class_calibration(c, dropped, files, as_json)
         return
     if as_json:
         keys = (
@@ -146,6 +149,33 @@ def print_calibration(c: "Calibration | ClassCalibration", dropped: int, files: 
     print(f"written: {', '.join(files)}")
 
 
+def _print_class_calibration(c: "ClassCalibration", dropped: int, files: Sequence[str], as_json: bool) -> None:
+    """Every candidate with what it gains over one temperature, the chosen one marked, and the files written."""
+    held = 0 if c.sets is None else sum(map(len, c.sets.scores))
+    if as_json:
+        kept = ("classes", "names", "choice", "rate", "draws", "rows", "reference_rows", "columns")
+        record: dict[str, Any] = {"task": "classification", **{name: getattr(c, name) for name in kept}}
+        record |= {"fit": asdict(c.fit), "alone": c.alone, "dropped": dropped, "files": list(files)}
+        record |= {"sets": None if c.sets is None else {"score": c.sets.score, "rows": held}}
+        rule = None if c.rule is None else {**asdict(c.rule), "threshold": c.rule.threshold if c.rule.kept else None}
+        record |= {"rule": rule}
+        record |= {"candidates": [asdict(found) for found in c.candidates]}
+        record |= {"verdict": {**asdict(c.verdict), "text": str(c.verdict)}}
+        print(json.dumps(record, indent=1))
+        return
+    lines = [["candidate", "gain over one temperature [nats]"]]
+    lines += [[found.name, f"{found.gain:+.4f} ± {found.gain_error:.4f}"] for found in c.candidates]
+    print_table(lines, marked=[found.name for found in c.candidates].index(c.choice))
+    left = f", {dropped} left out" if dropped else ""
+    left += f", {held} more for the prediction sets" if held else ""
+    print(f"{c.rows} validation rows{left}; each was left out of the fit that it was scored with.")
+    print(f"{c.classes} classes in the order of the outputs: {listed(c.known_names, _SHOWN, quote=True)}")
+    print(f"In use: {c.choice}. {str(c.verdict)[0].upper()}{str(c.verdict)[1:]}.")
+    if c.rule is not None:
+        print(f"Rule: {c.rule}.")
+    print(f"written: {', '.join(files)}")
+
+
 def _rate_table(c: "Calibration") -> list[list[str]]:
     from latedrop.calibration.record import rate_text
 
@@ -189,7 +219,7 @@ def print_judgement(
         return
     print(f"{found.rows:,} test row{'s' * (found.rows > 1)}{left}")
     if found.together.verdict is not None:
-        print_findings(found.together.verdict.findings)
+        _print_findings(found.together.verdict.findings)
     if len(found.outputs) > 1:
         print_table(output_table(found.outputs))
     for output in found.outputs:
@@ -198,6 +228,34 @@ def print_judgement(
         print_table(table(output.evaluations, output.unit))
     if files:
         print(f"written: {', '.join(files)}")
+
+
+def print_class_judgement(found: "ClassJudgement", left: str, files: Sequence[str]) -> None:
+    """The verdict on test rows, and the scores beside those of one temperature and of the model's own softmax."""
+    rows = found.verdict.rows
+    print(f"{rows:,} test row{'s' * (rows > 1)}{left}")
+    _print_findings(found.findings)
+    lines = [["", "accuracy", "NLL", "Brier", "ECE", "class-wise ECE", "risk over coverage"]]
+    for row in found.scores:
+        shares = [f"{row.accuracy:.1%}", f"{row.nll:.4f}", f"{row.brier:.4f}", f"{row.ece:.1%}"]
+        lines.append([row.label, *shares, f"{row.classwise_ece:.1%}", f"{row.selective_risk:.2%}"])
+    print_table(lines, marked=0)
+    if found.strange is not None:
+        print(f"{found.strange:.0%} of the rows lie beyond 90 % of the validation rows.")
+    if files:
+        print(f"written: {', '.join(files)}")
+
+
+def _print_findings(findings: "Sequence[Finding]") -> None:
+    """A line for each thing that a verdict looks at, with its grade; in colours on a terminal."""
+    from rich.console import Console
+    from rich.text import Text
+
+    colours = {"good": "bold green", "weak": "bold yellow", "bad": "bold red"}
+    width = max(len(found.about) for found in findings) + 2
+    for found in findings:
+        line = Text.assemble(f"{found.about:<{width}}", (f"{found.grade:<6}", colours[found.grade]), found.text)
+        Console(highlight=False).print(line, soft_wrap=True)
 
 
 def broken(held: "Sequence[Requirement]") -> None:

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from latedrop.cli import options as opt
 from latedrop.cli.command import command
-from latedrop.cli.options import readout_of, scale_of
 from latedrop.errors import ArgumentError
 from latedrop.files import readable
 from latedrop.terminal import need, option, say
@@ -64,11 +63,7 @@ def serve(
     transform: opt.ImageTransform = None,
     bounds: Bounds = _USUAL,
     scale: opt.OtherScale = None,
-    weights: opt.Weights = None,
-    trust: opt.Trust = False,
-    untrained: opt.Untrained = False,
-    device: opt.Device = "auto",
-    readout: opt.ReadOut = None,
+    loading: opt.Loading = opt.AUTO_DEVICE,
     debug: opt.Debug = False,
 ) -> None:
     """Answer requests over HTTP: POST /predict, GET /healthz, /metrics and /docs; with --stream, POST /update.
@@ -83,8 +78,7 @@ def serve(
         token = _token(token_file)
         check_address(host, token)
         limits = bounds.of()
-        given = {"weights": weights, "trust": trust, "untrained": untrained, "device": device}
-        uq = _predictor(model, calibration, readout, scale, limits.batch_rows, given)
+        uq = _predictor(model, calibration, loading, scale, limits.batch_rows)
         options: dict[str, Any] = {"level": level, "stream": stream, "exact": exact, "transform": transform}
         service = _service(uq, limits, **options)
         listen(
@@ -92,12 +86,11 @@ def serve(
         )
 
 
-def _predictor(
-    model: str, calibration: str | None, readout: str | None, scale: str | None, rows: int, given: dict[str, Any]
-) -> Any:
+def _predictor(model: str, calibration: str | None, loading: opt.Loading, scale: str | None, rows: int) -> Any:
     """What is served: anything with `predict(rows)`."""
     if model.endswith(".onnx"):
-        others = {"CALIBRATION": calibration, "--readout": readout, "--scale": scale, "--weights": given["weights"]}
+        others = {"CALIBRATION": calibration, "--readout": loading.readout, "--scale": scale}
+        others |= {"--weights": loading.weights}
         found = [name for name, value in others.items() if value is not None]
         if found:
             raise ArgumentError(
@@ -108,14 +101,7 @@ def _predictor(
         return load_onnx(model, batch_size=rows)
     if calibration is None:
         raise ArgumentError("expected MODEL and CALIBRATION, or an .onnx file; found no calibration.")
-    from latedrop.named import load_model
-    from latedrop.prediction.loading import load
-
-    uq = load(calibration, load_model(model, **given), readout_of(readout))
-    uq.batch_size = rows
-    if scale is not None and not hasattr(uq, "scaled"):
-        raise ArgumentError("expected a regression model for --scale; found a classifier. Leave it out.")
-    return uq if scale is None else uq.scaled(scale_of(scale))
+    return loading.load_calibrated(model, calibration, rows, scale)
 
 
 def _service(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from latedrop.metrics.entries import Array, average, columns, joined, weights_of
+from latedrop.metrics.entries import Array, average, columns, joined
 
 __all__ = ["mae", "rmse"]
 
@@ -25,8 +25,8 @@ def rmse(
     >>> rmse([0.0, 0.0], None, [3.0, 4.0])
     tensor(3.5355)
     """
-    used = zip(columns(mean, None, target, mask, per_output), weights_of(weights, mean, mask, per_output), strict=True)
-    return joined([average(error.square(), w).sqrt() for (error, _), w in used], per_output)
+    used = columns(mean, None, target, mask, per_output, weights)
+    return joined([average(error.square(), w).sqrt() for error, _, w in used], per_output)
 
 
 def mae(
@@ -45,5 +45,5 @@ def mae(
     >>> mae([0.0, 0.0], None, [3.0, -4.0])
     tensor(3.5000)
     """
-    used = zip(columns(mean, None, target, mask, per_output), weights_of(weights, mean, mask, per_output), strict=True)
-    return joined([average(error.abs(), w) for (error, _), w in used], per_output)
+    used = columns(mean, None, target, mask, per_output, weights)
+    return joined([average(error.abs(), w) for error, _, w in used], per_output)

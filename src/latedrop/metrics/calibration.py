@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from latedrop.errors import ArgumentError
-from latedrop.metrics.entries import Array, average, columns, joined, weights_of
+from latedrop.metrics.entries import Array, average, columns, joined
 from latedrop.metrics.levels import Levels, central_quantile, checked_level, checked_levels, fraction_inside
 
 __all__ = ["balance", "calibration_curve", "coverage", "ence", "interval_width", "miscalibration_area"]
@@ -38,8 +38,7 @@ def calibration_curve(
     """
     grid = checked_levels(levels)
     observed = []
-    used = columns(mean, variance, target, mask, per_output)
-    for (error, var), w in zip(used, weights_of(weights, mean, mask, per_output), strict=True):
+    for error, var, w in columns(mean, variance, target, mask, per_output, weights):
         size, var = error.detach().abs(), var.detach()
         # An interval of no width holds only error 0.
         ratio, order = torch.where(size == 0, 0, size / var.sqrt()).sort()
@@ -137,10 +136,8 @@ def interval_width(
     tensor(4.9346)
     """
     z = central_quantile(checked_level(level))
-    used = zip(
-        columns(mean, variance, target, mask, per_output), weights_of(weights, mean, mask, per_output), strict=True
-    )
-    return joined([2 * z * average(var.sqrt(), w) for (_, var), w in used], per_output)
+    used = columns(mean, variance, target, mask, per_output, weights)
+    return joined([2 * z * average(var.sqrt(), w) for _, var, w in used], per_output)
 
 
 def ence(
@@ -162,14 +159,14 @@ def ence(
     tensor(0.5000)
     """
     used = columns(mean, variance, target, mask, per_output, positive=True)
-    fewest = min(error.numel() for error, _ in used)
+    fewest = min(error.numel() for error, _, _ in used)
     if not 1 <= bins <= fewest:
         raise ArgumentError(
             f"expected bins between 1 and the number of entries, {fewest}, found {bins}; "
             "take fewer bins or more validation rows"
         )
     scores = []
-    for error, var in used:
+    for error, var, _ in used:
         order = var.argsort(stable=True)
         rmv = torch.stack([part.mean().sqrt() for part in var[order].tensor_split(bins)])
         root = torch.stack([part.square().mean().sqrt() for part in error[order].tensor_split(bins)])

@@ -52,18 +52,24 @@ def columns(
     target: Array,
     mask: Array | None,
     per_output: bool,
+    weights: Array | None = None,
+    *,
     positive: bool = False,
-) -> list[tuple[Tensor, Tensor]]:
-    """The used entries' (error, variance), flat and checked: one pair, or one for each output.
+) -> list[tuple[Tensor, Tensor, Tensor | None]]:
+    """Check and flatten the used entries' (error, variance, weight): once for all, or once for each output.
 
-    For a variance of None, which the caller does not look at, ones stand in.
+    A variance of None, for callers that do not read it, becomes ones. The weight is None where all count the same.
     """
     checked = _checked(mean, variance, target, mask, positive)
     outputs = list(zip(*(by_output(part, per_output) for part in checked), strict=True))
     empty = [k for k, (_, _, kept) in enumerate(outputs) if not kept.any()]
     if empty:
         raise DataError(f"expected a mask that keeps part of every output, found none of {empty}; widen it")
-    return [(error.masked_select(kept), var.masked_select(kept)) for error, var, kept in outputs]
+    counted = weights_of(weights, mean, mask, per_output)
+    return [
+        (error.masked_select(kept), var.masked_select(kept), w)
+        for (error, var, kept), w in zip(outputs, counted, strict=True)
+    ]
 
 
 def joined(scores: list[Tensor], per_output: bool) -> Tensor:

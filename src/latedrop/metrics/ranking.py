@@ -23,7 +23,7 @@ def rank_correlation(
     tensor(1.)
     """
     used = columns(mean, variance, target, mask, per_output)
-    return joined([_correlation(_ranks(error.abs()), _ranks(var)).to(var.dtype) for error, var in used], per_output)
+    return joined([_correlation(_ranks(error.abs()), _ranks(var)).to(var.dtype) for error, var, _ in used], per_output)
 
 
 def ause(mean: Array, variance: Array, target: Array, *, mask: Array | None = None, per_output: bool = False) -> Tensor:
@@ -38,7 +38,7 @@ def ause(mean: Array, variance: Array, target: Array, *, mask: Array | None = No
     tensor(0.)
     """
     scores = []
-    for error, var in columns(mean, variance, target, mask, per_output):
+    for error, var, _ in columns(mean, variance, target, mask, per_output):
         size = error.abs().double()
         if not bool(size.any()):
             raise DataError("expected errors to rank; found every prediction equal to its target.")
@@ -58,7 +58,7 @@ def aurc(mean: Array, variance: Array, target: Array, *, mask: Array | None = No
     tensor(1.5000)
     """
     used = columns(mean, variance, target, mask, per_output)
-    return joined([_kept_means(e.abs().double(), var).mean().to(var.dtype) for e, var in used], per_output)
+    return joined([_kept_means(e.abs().double(), var).mean().to(var.dtype) for e, var, _ in used], per_output)
 
 
 def auroc(score: Array, positive: Array) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from latedrop.errors import DataError, LatedropWarning
-from latedrop.metrics.entries import Array, average, columns, joined, weights_of
+from latedrop.metrics.entries import Array, average, columns, joined
 from latedrop.metrics.levels import central_quantile, checked_level
 
 __all__ = ["crps", "ideal_nll", "interval_score", "nll"]
@@ -35,9 +35,8 @@ def nll(
     >>> nll([0.0, 0.0], [1.0, 4.0], [1.0, 2.0], constant=False)
     tensor(0.8466)
     """
-    used = columns(mean, variance, target, mask, per_output, positive=True)
-    pairs = zip(used, weights_of(weights, mean, mask, per_output), strict=True)
-    scores = [average(error.square() / var + var.log(), w) / 2 for (error, var), w in pairs]
+    used = columns(mean, variance, target, mask, per_output, weights, positive=True)
+    scores = [average(error.square() / var + var.log(), w) / 2 for error, var, w in used]
     return joined(scores, per_output) + (_CONSTANT if constant else 0.0)
 
 
@@ -59,7 +58,8 @@ def ideal_nll(
     >>> ideal_nll([0.0, 0.0], None, [1.0, 2.0], constant=False)
     tensor(0.8466)
     """
-    sizes = [error.abs() for error, _ in columns(mean, None, target, mask, per_output)]
+    used = columns(mean, None, target, mask, per_output, weights)
+    sizes = [error.abs() for error, _, _ in used]
     zeros, entries = sum(int((size == 0).sum()) for size in sizes), sum(size.numel() for size in sizes)
     if any(not size.any() for size in sizes):
         raise DataError(
@@ -74,8 +74,8 @@ def ideal_nll(
             stacklevel=2,
         )
     floored = [torch.where(size > 0, size, size[size > 0].min()) for size in sizes]
-    pairs = zip(floored, weights_of(weights, mean, mask, per_output), strict=True)
-    return joined([average(size.log(), w) + 0.5 for size, w in pairs], per_output) + (_CONSTANT if constant else 0.0)
+    scores = [average(size.log(), w) + 0.5 for size, (_, _, w) in zip(floored, used, strict=True)]
+    return joined(scores, per_output) + (_CONSTANT if constant else 0.0)
 
 
 def crps(
@@ -97,8 +97,7 @@ def crps(
     tensor(1.6168)
     """
     scores = []
-    used = columns(mean, variance, target, mask, per_output)
-    for (error, var), w in zip(used, weights_of(weights, mean, mask, per_output), strict=True):
+    for error, var, w in columns(mean, variance, target, mask, per_output, weights):
         # The inner `where` keeps 0 / 0, and so NaN gradients, out of the branch that is not taken.
         std = torch.where(var > 0, var, 1).sqrt()
         z = error / std
@@ -130,8 +129,7 @@ def interval_score(
     level = checked_level(level)
     z = central_quantile(level)
     scores = []
-    used = columns(mean, variance, target, mask, per_output)
-    for (error, var), w in zip(used, weights_of(weights, mean, mask, per_output), strict=True):
+    for error, var, w in columns(mean, variance, target, mask, per_output, weights):
         half = z * var.sqrt()
         scores.append(average(2 * half + 2 / (1 - level) * torch.relu(error.abs() - half), w))
     return joined(scores, per_output)
